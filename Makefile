@@ -1,6 +1,6 @@
-# Everything is made in .venv from requirements.lock, and in filters/target from filters/Cargo.lock; Debian packages
-# are installed where they are missing (as root; else one sentence names them). A Rust toolchain must be there.
-# ARGS goes to the command: make run ARGS="--port 6001"
+# Python packages are installed into .venv from requirements.lock; Rust code is built in filters/target from
+# filters/Cargo.lock. Missing Debian packages are installed (as root; otherwise a message names them). A Rust
+# toolchain must be installed. ARGS is passed to the command: make run ARGS="--port 6001"
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -9,22 +9,22 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' filters/Cargo.toml)
 MODULE := filters/target/release/libtidevoy.so
-# With the directories, whose times tell of files that are gone.
+# Includes directories: their modification times show that a file was deleted.
 MODULE_SOURCES := $(shell find filters \( -name target -o -name fuzz \) -prune -o -print)
-# The target directory is named since a user's settings may name another.
+# --target-dir is set because a user's cargo settings may set another directory.
 CARGO := --manifest-path filters/Cargo.toml --locked --target-dir filters/target
-# The load client of the benchmarks is no part of that workspace, but needs much that was built for it.
+# The benchmarks' load client is not part of that workspace, but shares the dependencies built there.
 CLIENT := --manifest-path bench/client/Cargo.toml --locked --target-dir filters/target
 FUZZ := --manifest-path filters/fuzz/Cargo.toml --locked --target-dir filters/target
-# What waits for the network, for one compiler or for the linker leaves a core to the others.
+# Jobs that wait for the network, for one compiler or for the linker leave a core to the others.
 AT_ONCE := $(MAKE) --no-print-directory --jobs=3 --output-sync=line
-# In all, for `make fuzz`.
+# Total time of `make fuzz`.
 SECONDS ?= 1800
 
-# Where rustup puts cargo, and Go's own package puts go, in case that no login has added them yet.
+# Where rustup installs cargo, and Go's own package installs go, in case the login shell has not added them yet.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/go/bin
 
-# Whether `make run` starts real TiDB servers, so that etcd and MariaDB need not be installed.
+# Whether `make run` starts real TiDB servers; then etcd and MariaDB need not be installed.
 REAL_TIDB = $(if $(findstring --stand-ins,$(ARGS)),,$(or $(findstring --tidb-bin,$(ARGS)),\
 	$(shell $(BIN)/python -m sandbox.tidb_binaries >/dev/null 2>&1 && echo yes)))
 
@@ -35,7 +35,7 @@ REAL_TIDB = $(if $(findstring --stand-ins,$(ARGS)),,$(or $(findstring --tidb-bin
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-run: $(READY) $(MODULE) ## start a whole cluster on this machine; Ctrl-C ends it
+run: $(READY) $(MODULE) ## start a whole cluster on this machine; Ctrl-C stops it
 	@PYTHON=$(PYTHON) sandbox/install.sh $(if $(REAL_TIDB),python,run)
 	@exec $(BIN)/tidevoy run $(ARGS)
 
@@ -44,7 +44,7 @@ test: $(READY) ## run all tests
 	@$(AT_ONCE) --silent $(MODULE) packages-for-tests test-rust
 	@$(if $(ARGS),exec $(BIN)/pytest $(ARGS),$(AT_ONCE) --silent --output-sync=none test-python test-python-beside)
 
-# Looks for the programs first: without them nothing needs to be installed or built.
+# Checks for the TiDB binaries first: without them nothing needs to be installed or built.
 test-tidb: $(READY) ## run the tests on real TiDB servers, from TIDEVOY_TIDB_BIN or TiUP; not part of `make test`
 	@$(BIN)/python -m sandbox.tidb_binaries
 	@PYTHON=$(PYTHON) sandbox/install.sh tidb
@@ -54,9 +54,9 @@ test-tidb: $(READY) ## run the tests on real TiDB servers, from TIDEVOY_TIDB_BIN
 test-python:
 	@exec $(BIN)/pytest -m 'not beside'
 
-# Of tests/support/slow_marker.py: told in one piece at their end, and they leave to others the time that those want.
+# The tests marked by tests/support/slow_marker.py: they run with lower priority, and their output is printed at the end.
 test-python-beside:
-	@told=$$(nice -n 5 $(BIN)/pytest -m beside -p no:cacheprovider 2>&1); ended=$$?; echo "$$told"; exit $$ended
+	@output=$$(nice -n 5 $(BIN)/pytest -m beside -p no:cacheprovider 2>&1); code=$$?; echo "$$output"; exit $$code
 
 packages-for-tests:
 	@PYTHON=$(PYTHON) sandbox/install.sh test
@@ -75,7 +75,7 @@ lint-python:
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# libFuzzer is C++ and only needed to link the fuzz targets. The path, where no file is, keeps it from being compiled.
+# libFuzzer is C++ and only needed to link the fuzz targets. The path of a missing file keeps it from being compiled.
 lint-rust:
 	cargo fmt --all --manifest-path filters/Cargo.toml --check
 	cargo fmt --manifest-path filters/fuzz/Cargo.toml --check
@@ -84,7 +84,7 @@ lint-rust:
 	cargo fmt --manifest-path bench/client/Cargo.toml --check
 	cargo clippy --quiet --all-targets $(CLIENT) -- -D warnings
 
-audit: $(READY) ## look for known weaknesses and licences of all dependencies; ARGS=--strict: skip nothing
+audit: $(READY) ## check all dependencies for known vulnerabilities and licences; ARGS=--strict: skip nothing
 	@exec $(BIN)/python -m tests.support.dependency_audit $(ARGS)
 
 fmt: $(READY) ## format the code
@@ -94,11 +94,11 @@ fmt: $(READY) ## format the code
 	cargo fmt --manifest-path filters/fuzz/Cargo.toml
 	cargo fmt --manifest-path bench/client/Cargo.toml
 
-bench: $(READY) $(MODULE) ## measure; ARGS names what, e.g. ARGS=proxies
+bench: $(READY) $(MODULE) ## run a benchmark; ARGS names it, e.g. ARGS=proxies
 	@PYTHON=$(PYTHON) sandbox/install.sh bench
 	@exec $(BIN)/tidevoy bench $(or $(ARGS),--help)
 
-fuzz: ## fuzz what reads foreign bytes, for SECONDS=1800 in all; wants Rust's nightly toolchain too
+fuzz: ## fuzz the parsers of untrusted bytes, for SECONDS=1800 in total; also needs Rust's nightly toolchain
 	@RUST=$(RUST) sandbox/install.sh rust
 	@filters/fuzz.sh $(SECONDS)
 
@@ -106,7 +106,7 @@ matrix: $(READY) $(MODULE) ## run every client library through Envoy and the mod
 	@PYTHON=$(PYTHON) sandbox/install.sh test
 	@exec $(BIN)/pytest --capture=no tests/e2e/clients/test_matrix.py $(ARGS)
 
-soak: $(READY) $(MODULE) ## millions of packets, 200,000 statements that move, rolling restarts, nodes in trouble, killed leaders, 30 GB of states; prints what was found
+soak: $(READY) $(MODULE) ## run the long tests: millions of packets, 200,000 migrated statements, rolling restarts, unhealthy nodes, killed leaders, 30 GB of session states; prints the results
 	@PYTHON=$(PYTHON) sandbox/install.sh test
 	@TIDEVOY_SOAK=1 exec $(BIN)/pytest --capture=no $(addprefix tests/e2e/,module/test_load.py module/test_migration_load.py engine/test_rolling_restart.py decide/test_unhealthy_node_balance.py rollouts/test_killed_leader.py) $(addprefix tests/integration/module/test_,live_config_stress.py large_states.py) $(ARGS)
 	@if $(BIN)/python -m sandbox.tidb_binaries; then TIDEVOY_SOAK=1 $(MAKE) --no-print-directory test-tidb ARGS="--capture=no $(addprefix tests/tidb/test_,kill.py unreachable_nodes.py connection_limit.py)"; else echo "The long tests on real TiDB servers were not run."; fi
@@ -116,12 +116,12 @@ lock: $(READY) ## lock the newest allowed versions of all dependencies
 		--generate-hashes --no-header --no-emit-index-url --no-emit-find-links \
 		--output-file requirements.lock pyproject.toml
 
-clean: ## remove what was built, and .venv
+clean: ## remove all build outputs and .venv
 	rm -rf .venv dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .schemathesis
 	rm -rf filters/target filters/fuzz/target
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Touched, since cargo leaves a module as it is that a change does not concern.
+# `touch`, since cargo does not rewrite a module that a change does not affect.
 $(MODULE): $(MODULE_SOURCES)
 	@RUST=$(RUST) sandbox/install.sh rust
 	@echo "Building the module for Envoy, $@ (the first time takes about two minutes)"

@@ -1,4 +1,4 @@
-"""The REST API as one ASGI app over a running control plane."""
+"""The ASGI app of the REST API and web console over a running control plane."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from controlplane.engine.engine import Engine
 
 
 def create_app(engine: Engine) -> FastAPI:
-    """The app. Set `app.state.stopping` (an asyncio.Event) to end the event streams before a shutdown."""
+    """Create the app. Set the event `app.state.stopping` to end the event streams before a shutdown."""
     app = FastAPI(
         title="Tidevoy",
         version=version("tidevoy"),
-        description="Operate the TiDB servers behind Tidevoy. Failures are `application/problem+json`.",
-        docs_url=None,  # that page loads its scripts from elsewhere
+        description="Operate the TiDB servers behind Tidevoy. Errors are `application/problem+json`.",
+        docs_url=None,  # that page loads scripts from third-party servers
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -41,27 +41,30 @@ def create_app(engine: Engine) -> FastAPI:
     app.state.auditor = Auditor(engine.record_event, lambda: app.routes)
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(AuthMiddleware, access=app.state.access, auditor=app.state.auditor)
-    _declare_models(app)
+    _extend_openapi(app)
     return app
 
 
-def _declare_models(app: FastAPI) -> None:
-    """Add the models that routes only refer to: FastAPI collects only those of plain JSON."""
+def _extend_openapi(app: FastAPI) -> None:
+    """Add to the OpenAPI document the security part and the schemas that routes only reference.
+
+    FastAPI collects only the schemas of plain JSON responses.
+    """
     generate = app.openapi
 
-    made: tuple[ApiSettings, dict[str, Any]] | None = None
+    cached: tuple[ApiSettings, dict[str, Any]] | None = None
 
     def openapi() -> dict[str, Any]:
-        nonlocal made
+        nonlocal cached
         api: ApiSettings = app.state.access.api
-        if made is not None and made[0] is api:
-            return made[1]
+        if cached is not None and cached[0] is api:
+            return cached[1]
         document = generate()
         for model in (problems.ProblemDetails, schemas.EventSchema):
             schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
-            parts = schema.pop("$defs", {})
-            document["components"]["schemas"] |= {model.__name__: schema, **parts}
-        made = api, add_security(document, api)
-        return made[1]
+            definitions = schema.pop("$defs", {})
+            document["components"]["schemas"] |= {model.__name__: schema, **definitions}
+        cached = api, add_security(document, api)
+        return cached[1]
 
     app.openapi = openapi  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""What the routes share: the engine behind the app, who calls, and the event that ends long answers."""
+"""FastAPI dependencies of the routes: the engine, the caller, and the event that ends streams."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ async def _get_caller(request: Request) -> Caller:
 
 
 async def _require_json_body(request: Request) -> None:
-    """A body that does not say it is JSON is refused.
+    """Reject a body whose content type is not JSON.
 
-    Besides being clear, it keeps web pages of other origins out: a browser sends them JSON only after asking.
+    This also blocks cross-origin web pages: browsers send JSON for them only after a CORS preflight request.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and await request.body():
         raise ProblemError(
             ProblemKind.UNSUPPORTED_MEDIA_TYPE,
-            f"the body is {media_type or 'of no named type'}; send it with `Content-Type: application/json`",
+            f"the body has {f'the type {media_type}' if media_type else 'no content type'};"
+            " send it with `Content-Type: application/json`",
         )
 
 

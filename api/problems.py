@@ -1,6 +1,6 @@
-"""Every failure as RFC 9457 `application/problem+json`: one table of kinds, one way to answer them.
+"""Errors as RFC 9457 `application/problem+json`: the table of problem types, and the exception handlers.
 
-`type` is a URN that never changes, so that programs can compare it; docs/reference/api.md lists them all.
+`type` is a URN that never changes, so that programs can compare it; docs/reference/api.md lists all of them.
 """
 
 from __future__ import annotations
@@ -39,29 +39,29 @@ class _ProblemType:
 
 
 class ProblemKind(Enum):
-    """The kinds of problems. The name in kebab case is the end of the `type` URN."""
+    """The problem types. The name in kebab case is the last part of the `type` URN."""
 
-    INVALID_REQUEST = _ProblemType(422, "The request holds a value that cannot be used")
-    BAD_CONFIGURATION = _ProblemType(422, "The configuration cannot be used")
+    INVALID_REQUEST = _ProblemType(422, "The request contains an invalid value")
+    BAD_CONFIGURATION = _ProblemType(422, "The configuration is invalid")
     UNKNOWN_NODE = _ProblemType(404, "No node has that address")
-    NODE_EXISTS = _ProblemType(409, "The node is there already")
+    NODE_EXISTS = _ProblemType(409, "The node already exists")
     UNKNOWN_ENVOY = _ProblemType(404, "No Envoy has that id")
-    ENVOY_CONNECTED = _ProblemType(409, "The Envoy is connected, so it has not ended")
-    NEEDS_MODULE = _ProblemType(409, "It takes Tidevoy's module in every Envoy")
+    ENVOY_CONNECTED = _ProblemType(409, "The Envoy is still connected")
+    NEEDS_MODULE = _ProblemType(409, "The operation requires Tidevoy's module in every Envoy")
     UNKNOWN_ROLLOUT = _ProblemType(404, "No rollout has that id")
-    ROLLOUT_REFUSED = _ProblemType(409, "The rollout cannot be started, or not be moved on, as things are")
-    UNAUTHENTICATED = _ProblemType(401, "It is not known who is calling")
-    FORBIDDEN = _ProblemType(403, "The caller may not do that")
+    ROLLOUT_REFUSED = _ProblemType(409, "The rollout cannot be started or continued in the current state")
+    UNAUTHENTICATED = _ProblemType(401, "The caller is not authenticated")
+    FORBIDDEN = _ProblemType(403, "The caller is not authorized for this operation")
     FOREIGN_ORIGIN = _ProblemType(403, "A web page of another origin may not change anything")
-    NOT_FOUND = _ProblemType(404, "There is nothing at this path")
-    METHOD_NOT_ALLOWED = _ProblemType(405, "This path does not know that method")
-    TOO_SLOW = _ProblemType(408, "The request did not come in time")
+    NOT_FOUND = _ProblemType(404, "This path does not exist")
+    METHOD_NOT_ALLOWED = _ProblemType(405, "This path does not support that method")
+    TOO_SLOW = _ProblemType(408, "The request was not received in time")
     TOO_LARGE = _ProblemType(413, "The request body is too large")
     UNSUPPORTED_MEDIA_TYPE = _ProblemType(415, "The request body is not JSON")
-    MISDIRECTED = _ProblemType(421, "The host name that was asked for is not known here")
+    MISDIRECTED = _ProblemType(421, "The requested host name is not allowed")
     TOO_MANY_REQUESTS = _ProblemType(429, "The caller sends too many requests")
-    INTERNAL = _ProblemType(500, "Something went wrong inside the control plane")
-    UNAVAILABLE = _ProblemType(503, "It cannot be done at the moment")
+    INTERNAL = _ProblemType(500, "An internal error occurred in the control plane")
+    UNAVAILABLE = _ProblemType(503, "The operation is temporarily unavailable")
     NOT_READY = _ProblemType(503, "The control plane is not ready")
 
     @property
@@ -70,26 +70,26 @@ class ProblemKind(Enum):
 
 
 class FieldProblem(BaseModel):
-    """One value that cannot be used."""
+    """One invalid value."""
 
     field: str = Field(description="Path of the value in the request, e.g. `labels.zone`.")
     problem: str
 
 
 class ProblemDetails(BaseModel):
-    """A failure (RFC 9457)."""
+    """An error (RFC 9457)."""
 
-    type: str = Field(description="What kind of problem it is; stable.")
-    title: str = Field(description="The kind in words; the same for all problems of one type.")
-    status: int = Field(description="The HTTP status, again.")
-    detail: str = Field(description="What happened here, and what can be done.")
-    instance: str | None = Field(None, description="The path that was asked for.")
-    errors: list[FieldProblem] | None = Field(None, description="The values that cannot be used.")
-    reasons: list[str] | None = Field(None, description="Each reason by itself.")
+    type: str = Field(description="The problem type, a URN that never changes.")
+    title: str = Field(description="Summary of the problem type; the same for all problems of one type.")
+    status: int = Field(description="The HTTP status of the response.")
+    detail: str = Field(description="What went wrong, and what to do.")
+    instance: str | None = Field(None, description="The requested path.")
+    errors: list[FieldProblem] | None = Field(None, description="The invalid values.")
+    reasons: list[str] | None = Field(None, description="The reasons as a list.")
 
 
 class ProblemError(Exception):
-    """Raised by routes for problems that have no error type of their own in the control plane."""
+    """An error that a route raises when the control plane has no specific error class for the problem."""
 
     def __init__(self, kind: ProblemKind, detail: str, *, reasons: list[str] | None = None) -> None:
         self.kind, self.detail, self.reasons = kind, detail, reasons
@@ -105,7 +105,7 @@ def problem_response(
     reasons: list[str] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> JSONResponse:
-    """The response for one problem."""
+    """Return the response for one problem."""
     problem = ProblemDetails(
         type=kind.type,
         title=kind.value.title,
@@ -124,11 +124,11 @@ def problem_response(
 
 
 def openapi_responses(*kinds: ProblemKind) -> dict[int | str, dict[str, Any]]:
-    """What a route declares in OpenAPI for the problems that it may answer; 500 is always among them."""
+    """Return the OpenAPI responses of a route for these problems; always includes 500."""
     by_status: dict[int, list[str]] = {}
     for kind in (*kinds, ProblemKind.INTERNAL):
         by_status.setdefault(kind.value.status, []).append(kind.value.title)
-    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
     return {
         status: {"description": "; or: ".join(titles), "content": content}
         for status, titles in sorted(by_status.items())
@@ -136,7 +136,7 @@ def openapi_responses(*kinds: ProblemKind) -> dict[int | str, dict[str, Any]]:
 
 
 def install(app: FastAPI) -> None:
-    """Make the app answer every failure as a problem."""
+    """Register the handlers that answer every error as a problem."""
     app.add_exception_handler(ProblemError, _on_problem)
     app.add_exception_handler(TidevoyError, _on_tidevoy_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
@@ -145,7 +145,7 @@ def install(app: FastAPI) -> None:
 
 
 async def error_response(request: Request, error: Exception) -> JSONResponse:
-    """The answer for a failure that a caller can be told of; any other is raised."""
+    """Return the response for an error that is meant for callers; re-raise any other."""
     match error:
         case ProblemError():
             return await _on_problem(request, error)
@@ -182,7 +182,10 @@ async def _on_tidevoy_error(request: Request, error: Exception) -> JSONResponse:
             )
         case ConfigError():
             errors = error.errors if isinstance(error, ConfigErrors) else (error,)
-            field_problems = [FieldProblem(field=one.key or one.where, problem=one.problem) for one in errors]
+            field_problems = [
+                FieldProblem(field=config_error.key or config_error.where, problem=config_error.problem)
+                for config_error in errors
+            ]
             return problem_response(request, ProblemKind.BAD_CONFIGURATION, str(error), errors=field_problems)
         case TidevoyError(retryable=True):
             return problem_response(
@@ -204,8 +207,10 @@ def _field_problem(entry: Mapping[str, Any]) -> FieldProblem:
     if entry["type"] == "json_invalid":
         return FieldProblem(field="body", problem=f"not JSON: {entry['ctx']['error']}")
     problem = str(entry["ctx"]["error"]) if entry["type"] == "value_error" else entry["msg"]
-    if path and path[-1] == "[key]":  # pydantic's mark for what is wrong with a name, not with its value
-        return FieldProblem(field=".".join(str(part) for part in path[:-1]), problem=f"as a name: {problem}")
+    if path and path[-1] == "[key]":  # pydantic's mark for an invalid key, as opposed to an invalid value
+        return FieldProblem(
+            field=".".join(str(part) for part in path[:-1]), problem=f"invalid name: {problem}"
+        )
     return FieldProblem(field=".".join(str(part) for part in path) or location, problem=problem)
 
 
@@ -218,11 +223,11 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
     match _KIND_BY_STATUS.get(error.status_code):
         case ProblemKind.NOT_FOUND:
             return problem_response(
-                request, ProblemKind.NOT_FOUND, f"there is nothing at {path}; /openapi.json lists all paths"
+                request, ProblemKind.NOT_FOUND, f"{path} does not exist; /openapi.json lists all paths"
             )
         case ProblemKind.METHOD_NOT_ALLOWED:
             allowed = ", ".join(_allowed_methods(request)) or (error.headers or {}).get("Allow", "")
-            detail = f"{path} does not know {request.method}; it knows {allowed}"
+            detail = f"{path} does not support {request.method}; it supports {allowed}"
             return problem_response(
                 request, ProblemKind.METHOD_NOT_ALLOWED, detail, headers={"Allow": allowed}
             )
@@ -233,12 +238,13 @@ async def _on_http_exception(request: Request, error: Exception) -> JSONResponse
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """All methods of the path: the framework names only those of the first route that has it."""
+    """Return all methods of the path; the framework reports only those of the first matching route."""
     route = request.scope.get("route")
     operations = request.app.openapi()["paths"].get(getattr(route, "path", None), {})
     return sorted(method.upper() for method in operations)
 
 
 async def _on_unexpected_error(request: Request, error: Exception) -> JSONResponse:
-    # The server logs the error with its traceback; the caller learns nothing of our insides.
-    return problem_response(request, ProblemKind.INTERNAL, "this is a bug in Tidevoy; its log says more")
+    # The server logs the error with its traceback; the response must not reveal internals.
+    detail = "this is a bug in Tidevoy; see the control plane's log for details"
+    return problem_response(request, ProblemKind.INTERNAL, detail)

@@ -1,4 +1,4 @@
-"""The control plane as a server: the engine and the REST API in one event loop, ended in order."""
+"""Run the engine and the REST API in one event loop, with an orderly shutdown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from controlplane.errors import CannotListen, ConfigError, TidevoyError
 log = structlog.get_logger("tidevoy.serve")
 
 _LISTEN_BACKLOG = 1024
-_SHUTDOWN_GRACE_SECONDS = 3  # seconds that answers under way may take once we stop
+_SHUTDOWN_GRACE_SECONDS = 3  # for responses in progress at a shutdown
 
 
 async def serve(
@@ -38,26 +38,27 @@ async def serve(
     *,
     handle_signals: bool = False,
 ) -> None:
-    """Run until cancelled; with `signals` also until SIGINT or SIGTERM, and reload on SIGHUP.
+    """Run the control plane until cancelled.
 
-    `ready` is called once both ports are open. Raises TidevoyError when it cannot start. Signal handlers
-    belong to the process: only its main program asks for them.
+    With `handle_signals`, SIGINT and SIGTERM also stop it, and SIGHUP reloads the settings. Signal handlers
+    belong to the process, so only its main program may set this. `on_ready` is called once both ports are
+    open. Raises TidevoyError if the control plane cannot start.
     """
     stop, hangup = asyncio.Event(), asyncio.Event()
     listener = await _open_listener("api.listen", settings.api.listen)
     engine = Engine(settings, load_settings=load_settings)
     try:
-        # Tried before gRPC does it, which writes noise to standard error and does not tell the reason.
+        # Check the port before gRPC opens it: gRPC writes to standard error and does not report the reason.
         if not settings.xds.listen.endswith(":0"):
             (await _open_listener("xds.listen", settings.xds.listen)).close()
         with _signal_handlers(stop, hangup) if handle_signals else nullcontext():
             async with asyncio.TaskGroup() as tasks:
-                running = tasks.create_task(engine.run())
-                serving = tasks.create_task(_serve_api(engine, listener, on_ready))
-                reloading = tasks.create_task(_reload_on_hangup(engine, hangup))
+                engine_task = tasks.create_task(engine.run())
+                api_task = tasks.create_task(_serve_api(engine, listener, on_ready))
+                reload_task = tasks.create_task(_reload_on_hangup(engine, hangup))
                 await stop.wait()
-                # The API first: while it ends its answers, the engine behind it is whole.
-                for task in (reloading, serving, running):
+                # Stop the API first: while it finishes its responses, the engine must still run.
+                for task in (reload_task, api_task, engine_task):
                     task.cancel()
                     await asyncio.wait({task})
     except BaseExceptionGroup as group:
@@ -67,12 +68,12 @@ async def serve(
 
 
 async def _serve_api(engine: Engine, listener: socket.socket, on_ready: Callable[[], None] | None) -> None:
-    """Answer REST calls until cancelled; then let those under way finish."""
+    """Serve the REST API until cancelled, then let the requests in progress finish."""
     await engine.wait_started()
 
     def on_started() -> None:
         host, port = listener.getsockname()[:2]
-        log.info("the REST API answers", address=addresses.join(host, port))
+        log.info("the REST API is ready", address=addresses.join(host, port))
         if on_ready is not None:
             on_ready()
 
@@ -82,22 +83,22 @@ async def _serve_api(engine: Engine, listener: socket.socket, on_ready: Callable
     certificate = None if tls_files is None else ReloadingServerContext(tls_files, access)
     server = _ApiServer(app, listener, access, certificate, on_started)
     async with contextlib.AsyncExitStack() as cleanups:
-        watching = asyncio.create_task(app.state.console.run())
-        cleanups.callback(watching.cancel)
+        console_task = asyncio.create_task(app.state.console.run())
+        cleanups.callback(console_task.cancel)
         if certificate is not None:
-            following = asyncio.create_task(certificate.reload_on_change())
-            cleanups.callback(following.cancel)
-        serving = asyncio.create_task(server.serve())
+            certificate_task = asyncio.create_task(certificate.reload_on_change())
+            cleanups.callback(certificate_task.cancel)
+        server_task = asyncio.create_task(server.serve())
         try:
-            await asyncio.shield(serving)
+            await asyncio.shield(server_task)
         finally:
             app.state.stopping.set()
             server.should_exit = True
-            await serving
+            await server_task
 
 
 class _ApiServer(uvicorn.Server):
-    """uvicorn behind our own doors: without its acceptor and signal handlers. It tells when it answers."""
+    """uvicorn with our own acceptor, without its signal handlers. Calls `on_started` when it is ready."""
 
     def __init__(
         self,
@@ -114,7 +115,7 @@ class _ApiServer(uvicorn.Server):
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                log_level="error",  # its warnings are of requests that are counted as refused
+                log_level="error",  # its warnings are about requests that are already counted as denied
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
@@ -131,7 +132,7 @@ class _ApiServer(uvicorn.Server):
         self._acceptor = Acceptor(
             self._listener,
             self._access,
-            lambda leave: EarlyAuthProtocol(self._access, leave, self.config, self.server_state),
+            lambda on_close: EarlyAuthProtocol(self._access, on_close, self.config, self.server_state),
             lambda: None if certificate is None else certificate.context(),
         )
         self._acceptor.start()
@@ -146,7 +147,7 @@ class _ApiServer(uvicorn.Server):
 
 
 async def _reload_on_hangup(engine: Engine, hangup: asyncio.Event) -> None:
-    await engine.wait_started()  # there is nothing to apply settings to before
+    await engine.wait_started()  # before, there is nothing to apply settings to
     while True:
         await hangup.wait()
         hangup.clear()
@@ -155,13 +156,13 @@ async def _reload_on_hangup(engine: Engine, hangup: asyncio.Event) -> None:
 
 
 async def _open_listener(key: str, address: str) -> socket.socket:
-    """A port that the setting `key` names, opened. CannotListen."""
+    """Open the port that the setting `key` names. Raises CannotListen if that fails."""
     host, port = addresses.split(address)
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(
+        candidates = await asyncio.get_running_loop().getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        family, kind, protocol, _, endpoint = found[0]
+        family, kind, protocol, _, endpoint = candidates[0]
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setblocking(False)
@@ -191,7 +192,7 @@ def _signal_handlers(stop: asyncio.Event, hangup: asyncio.Event) -> Iterator[Non
 
 
 def _unwrap_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one error that a person can act on, when that is all there is; else the group as it is."""
+    """Return the first error for the user if the group has only such errors; otherwise the group itself."""
     user_errors, unexpected = group.split(TidevoyError)
     if user_errors is None or unexpected is not None:
         return group

@@ -1,1 +1,1 @@
-"""Measurements of Tidevoy, each with its target: `tidevoy bench`, `make bench`."""
+"""Benchmarks of Tidevoy, each with a target: `tidevoy bench`, `make bench`."""

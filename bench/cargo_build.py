@@ -1,4 +1,4 @@
-"""Rust programs that benchmarks need are built when they are needed."""
+"""Build the Rust programs that benchmarks need, on demand."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _BUILD_TIMEOUT_SECONDS = 1200.0
 
 
 async def build(manifest: Path, target: Path, directory: Path, *arguments: str) -> None:
-    """Build what a `Cargo.toml` describes, into the folder `target`. The log is in `directory`.
+    """Build the package of a `Cargo.toml` into the folder `target`. The log is written to `directory`.
 
-    ProgramMissing without cargo; ProcessFailed when cargo fails; TimeoutError.
+    Raises ProgramMissing without cargo, ProcessFailed if cargo fails, TimeoutError.
     """
     command = [_find_cargo(), "build", "--quiet", "--release", "--locked", *arguments]
     command += ["--manifest-path", str(manifest), "--target-dir", str(target)]
@@ -22,7 +22,7 @@ async def build(manifest: Path, target: Path, directory: Path, *arguments: str) 
         async with asyncio.timeout(_BUILD_TIMEOUT_SECONDS):
             code = await cargo.wait()
     finally:
-        await cargo.kill()  # nothing, when it has ended
+        await cargo.kill()  # no effect if it has exited
     if code != 0:
         raise ProcessFailed("cargo", describe_exit(code), cargo.tail())
 
@@ -31,7 +31,8 @@ def _find_cargo() -> str:
     try:
         return find_program("cargo", "cargo")
     except ProgramMissing:
-        rustup_path = Path.home() / ".cargo/bin/cargo"  # where rustup puts it, if no login has added that yet
+        # Where rustup installs it, in case the login shell has not added it to PATH yet.
+        rustup_path = Path.home() / ".cargo/bin/cargo"
         if rustup_path.exists():
             return str(rustup_path)
-        raise ProgramMissing("cargo", "rustup (rustup.rs), which brings Rust") from None
+        raise ProgramMissing("cargo", "rustup (rustup.rs), which installs Rust") from None

@@ -1,4 +1,4 @@
-"""`tidevoy bench`: measures Tidevoy on this machine, shows what was found, and keeps it."""
+"""`tidevoy bench`: measure Tidevoy on this machine, print the results and write them to files."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from cli.output import print_note, show_json
 RESULTS = Path(__file__).with_name("results")
 _ResultsOption = Annotated[
     Path | None,
-    typer.Option(help="Directory for the results.", show_default="bench/results beside the code"),
+    typer.Option(help="Directory for the results.", show_default="bench/results next to the code"),
 ]
 _JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A module with `METHOD`, a text, and `async measure(...) -> list[Figure] | Findings`.
+    """A module with the text `METHOD` and `async measure(...) -> list[BenchmarkFigure] | Findings`.
 
-    The benchmarks of a suite are kept together, in one file of results.
+    The results of all benchmarks of a suite are in one file.
     """
 
     name: str
@@ -47,14 +47,14 @@ CONTROL_PLANE = (
         "loop", "CPU of the control plane for 5,000 nodes and 100 Envoys", "bench.control_plane.steady_load"
     ),
 )
-BALANCE = Benchmark("balance", "how evenly simulated fleets share out sessions", "bench.balance")
-MOVES = Benchmark("moves", "what moving sessions costs", "bench.migration.benchmark")
+BALANCE = Benchmark("balance", "how evenly simulated fleets distribute sessions", "bench.balance")
+MOVES = Benchmark("moves", "cost of session migration", "bench.migration.benchmark")
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app` (entry point group `tidevoy.commands`)."""
     bench = typer.Typer(
-        help="Measure Tidevoy on this machine. A missed target is shown and is no failure of the command.",
+        help="Measure Tidevoy on this machine. The command reports a missed target, but does not fail.",
         no_args_is_help=True,
     )
     bench.command("control-plane")(_control_plane)
@@ -70,7 +70,7 @@ def _control_plane(
         list[str] | None,
         typer.Argument(
             metavar="[NAME]...",
-            help=f"Which: {', '.join(f'{each.name} ({each.description})' for each in CONTROL_PLANE)}.",
+            help=f"Which: {', '.join(f'{item.name} ({item.description})' for item in CONTROL_PLANE)}.",
             show_default=False,
         ),
     ] = None,
@@ -78,14 +78,14 @@ def _control_plane(
     print_json: _JsonOption = False,
 ) -> None:
     """Measure the control plane: decisions, latency of changes, a large fleet. About ten minutes."""
-    wanted = select_benchmarks(names or [])
+    selected = select_benchmarks(names or [])
     _run_and_report(
         "control-plane",
-        wanted,
+        selected,
         {},
         results,
         print_json=print_json,
-        is_whole_suite=len(wanted) == len(CONTROL_PLANE),
+        is_whole_suite=len(selected) == len(CONTROL_PLANE),
     )
 
 
@@ -93,29 +93,34 @@ def _moves(
     sessions: Annotated[
         int | None, typer.Option(help="Idle sessions; default: 10,000.", min=10, max=100_000)
     ] = None,
-    moves: Annotated[int | None, typer.Option(help="Moves to and fro; default: 100,000.", min=10)] = None,
+    moves: Annotated[
+        int | None, typer.Option(help="Migrations back and forth; default: 100,000.", min=10)
+    ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rolling restarts; default: 3.", min=1)] = None,
     results: _ResultsOption = None,
     print_json: _JsonOption = False,
 ) -> None:
-    """Measure what moving sessions costs. About six minutes."""
-    given = {"sessions": sessions, "moves": moves, "rounds": rounds}
-    options = {name: value for name, value in given.items() if value is not None}
+    """Measure the cost of session migration. About six minutes."""
+    parameters = {"sessions": sessions, "moves": moves, "rounds": rounds}
+    options = {name: value for name, value in parameters.items() if value is not None}
     _run_and_report("moves", [MOVES], options, results, print_json=print_json, is_whole_suite=not options)
 
 
 def _balance(results: _ResultsOption = None, print_json: _JsonOption = False) -> None:
-    """Simulate how evenly fleets share out sessions. About ten minutes."""
+    """Simulate how evenly fleets distribute sessions. About ten minutes."""
     _run_and_report("balance", [BALANCE], {}, results, print_json=print_json)
 
 
 def select_benchmarks(names: Sequence[str]) -> list[Benchmark]:
-    """The benchmarks with these names, in our order; without names, all of CONTROL_PLANE. BadParameter."""
-    known = [benchmark.name for benchmark in CONTROL_PLANE]
+    """Return the benchmarks with these names in the order of CONTROL_PLANE; without names, all of them.
+
+    Raises BadParameter for an unknown name.
+    """
+    all_names = [benchmark.name for benchmark in CONTROL_PLANE]
     for name in names:
-        if name not in known:
-            raise typer.BadParameter(f"there is no benchmark {name!r}; choose from {', '.join(known)}")
-    return [each for each in CONTROL_PLANE if not names or each.name in names]
+        if name not in all_names:
+            raise typer.BadParameter(f"there is no benchmark {name!r}; choose from {', '.join(all_names)}")
+    return [benchmark for benchmark in CONTROL_PLANE if not names or benchmark.name in names]
 
 
 def _run_and_report(
@@ -127,8 +132,8 @@ def _run_and_report(
     print_json: bool,
     is_whole_suite: bool = True,
 ) -> None:
-    """Measure, show, and keep the results of a whole suite."""
-    # gRPC would write a line for every connection that ends; it reads this when it is first used.
+    """Run benchmarks, print the results, and write them to files if the suite is complete."""
+    # Without this, gRPC logs every closed connection; it reads the variable at its first use.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     document = run_suite(suite, benchmarks, options)
     if print_json:
@@ -141,7 +146,10 @@ def _run_and_report(
 
 
 def run_suite(suite: str, benchmarks: Sequence[Benchmark], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Run benchmarks of one suite, one after the other; their report as plain data. BenchmarkFailed."""
+    """Run benchmarks of one suite one after another, and return the report as JSON data.
+
+    Raises BenchmarkFailed.
+    """
     machine = Machine.here()
     sections = tuple(asyncio.run(_measure_section(benchmark, options)) for benchmark in benchmarks)
     return report_as_json(Report(suite, machine, sections))

@@ -1,4 +1,4 @@
-"""Failures of benchmarks, as errors that say what the user can do."""
+"""Errors of benchmarks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandbox.local_cluster import WaitTimeout
 
 
 class BenchmarkFailed(TidevoyError):
-    """A benchmark could not be completed, so there is no figure."""
+    """A benchmark could not be completed, so it has no result."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"benchmark {name} failed: {reason}")
@@ -20,7 +20,7 @@ class BenchmarkFailed(TidevoyError):
 
 @contextmanager
 def translate_errors(name: str) -> Iterator[None]:
-    """Raises BenchmarkFailed instead of errors that do not name the benchmark."""
+    """Translate errors that do not name the benchmark into BenchmarkFailed."""
     try:
         yield
     except httpx2.HTTPError as error:

@@ -1,7 +1,7 @@
-"""Our own clients of a MySQL server (`bench/client`, Rust): thousands of them cost little CPU beside a proxy.
+"""Run the load client (`bench/client`, Rust): thousands of MySQL connections at a low CPU cost.
 
-Unlike sysbench they keep to a rate, come and go, hold idle connections, speak TLS inside and outside of
-MySQL's handshake, and know what each byte of an answer must be.
+Unlike sysbench it keeps a fixed rate, opens and closes connections, holds idle connections, speaks TLS inside
+and outside of MySQL's handshake, and checks every byte of each response.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from sandbox.child_process import ProcessFailed, ProgramMissing, describe_exit
 
 PROGRAM_NAME = "tidevoy-load"
 _SOURCE_DIRECTORY = Path(__file__).parent / "client"
-_PROTOCOL_CRATE = _SOURCE_DIRECTORY.parents[1] / "filters" / "wire"  # what it is built with
+_PROTOCOL_CRATE = _SOURCE_DIRECTORY.parents[1] / "filters" / "wire"  # a dependency of the client
 _EXTRA_TIMEOUT_SECONDS = 60.0
-"""Seconds beyond those that were asked for."""
+"""Time that a run may take in addition to its requested duration."""
 _MAX_LINE_BYTES = 64 << 20
-"""Bytes. A slice prints some for each answer."""
+"""Limit of an output line: a slice prints one number per response."""
 
 Tls = Literal["none", "mysql", "first"]
-"""Where TLS begins: nowhere, within MySQL's handshake, with the first byte."""
+"""Where TLS starts: nowhere, within MySQL's handshake, with the first byte."""
 
 
 async def build(directory: Path) -> Path:
-    """The program, built when it is missing or older than its sources. The log is in `directory`.
+    """Build the program if it is missing or older than its sources. The log is written to `directory`.
 
-    ProgramMissing without cargo or without the sources, which only a checkout has; ProcessFailed when cargo
+    Raises ProgramMissing without cargo or the sources, which only a checkout has; ProcessFailed if cargo
     fails; TimeoutError.
     """
     if not (_SOURCE_DIRECTORY / "Cargo.toml").exists() or not _PROTOCOL_CRATE.exists():
         raise ProgramMissing(PROGRAM_NAME, "a checkout of Tidevoy: its benchmarks run from there")
-    target = _PROTOCOL_CRATE.parent / "target"  # where much of what it needs has been built for the module
+    target = _PROTOCOL_CRATE.parent / "target"  # shared with the module's dependencies
     await cargo_build.build(_SOURCE_DIRECTORY / "Cargo.toml", target, directory)
     return target / "release" / PROGRAM_NAME
 
 
 @dataclass(frozen=True, slots=True)
 class LoadClientResult:
-    """What one run found. `figures`: all that it printed, times in seconds."""
+    """The result of one run. `figures`: all values that it printed, times in seconds."""
 
     figures: Mapping[str, Any]
 
     @classmethod
     def parse(cls, output: str) -> Self:
-        """From the last line of what it prints. ValueError when that is none of its objects."""
+        """Parse the last line of the output. Raises ValueError if it is not a result."""
         lines = output.strip().splitlines()
         figures = json.loads(lines[-1] if lines else "")
         if not isinstance(figures, dict) or "errors" not in figures:
@@ -59,21 +59,21 @@ class LoadClientResult:
 
     @property
     def errors(self) -> int:
-        """How often something went wrong."""
+        """The number of errors."""
         return int(self.figures["errors"])
 
     @property
     def error_text(self) -> str:
-        """The errors by kind, and what the first of them said; empty without any."""
+        """The errors by kind and the details of the first ones; empty without errors."""
         kinds = ", ".join(f"{kind}: {count}" for kind, count in self.figures["errors_by_kind"].items())
         return "\n".join([kinds, *self.figures["details"]]).strip()
 
 
 @dataclass(frozen=True, slots=True)
 class LoginOptions:
-    """How clients come in. The account is one of mysql_native_password, or has no password.
+    """How clients log in. The account uses mysql_native_password or has no password.
 
-    `ca`: the authorities by which the server's certificate is checked; without it, any certificate will do.
+    `ca`: CA file that verifies the server's certificate; without it, any certificate is accepted.
     """
 
     tls: Tls = "none"
@@ -82,18 +82,18 @@ class LoginOptions:
     password: str = ""
 
     def command_options(self, port: int) -> list[str]:
-        """As the command line has it, for a server on loopback."""
+        """Return the command line options for a server on loopback."""
         return ["--address", f"127.0.0.1:{port}", "--tls", self.tls, *self.account_options()]
 
     def account_options(self) -> list[str]:
-        """The same for any server."""
+        """Return the command line options that do not depend on the server."""
         ca_options = [] if self.ca is None else ["--ca", str(self.ca)]
         return ["--user", self.user, "--password", self.password, *ca_options]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """One of the servers on loopback that take turns in `LoadClient.slices`."""
+    """One of the servers on loopback that `LoadClient.slices` loads alternately."""
 
     port: int
     tls: Tls = "none"
@@ -104,10 +104,10 @@ class LoadTarget:
 
 @dataclass(frozen=True, slots=True)
 class SliceResult:
-    """What one slice has measured.
+    """The measurements of one slice.
 
-    `seconds`: from the first send to the last answer. `latencies`: of all statements on open connections, in
-    milliseconds; `new_connections`: how long each of them took from beginning to end, in milliseconds.
+    `seconds`: from the first request to the last response. `latencies`: of all statements on open
+    connections, in milliseconds. `new_connections`: total time of each new connection, in milliseconds.
     """
 
     seconds: float
@@ -116,71 +116,72 @@ class SliceResult:
 
     @classmethod
     def from_result(cls, result: LoadClientResult) -> Self:
-        """As the program printed it, in microseconds."""
+        """Convert a result, whose times are in microseconds."""
         latencies, new_connections = (
-            [each / 1000 for each in result.figures[name]] for name in ("latencies_us", "new_connections_us")
+            [microseconds / 1000 for microseconds in result.figures[name]]
+            for name in ("latencies_us", "new_connections_us")
         )
         return cls(float(result.figures["seconds"]), latencies, new_connections)
 
 
 class SliceRunner:
-    """Connections to several targets, one of which at a time is put under load; see `LoadClient.slices`."""
+    """Open connections to several targets, of which one at a time is loaded; see `LoadClient.slices`."""
 
     def __init__(self, child: asyncio.subprocess.Process) -> None:
         self._process = child
 
     @property
     def pid(self) -> int:
-        """Process id of the load client, which uses no CPU between two slices."""
+        """Process id of the load client. It uses no CPU between two slices."""
         return self._process.pid
 
     async def run(
         self, target: int, seconds: float, *, rate: float | None = None, new_connections: float | None = None
     ) -> SliceResult:
-        """Put one target, given by its index, under load for so long, then wait for its last answers.
+        """Load one target (an index) for `seconds`, then wait for the last responses.
 
-        `rate`: statements per second of all its connections together, whose latencies count from when each
-        was due; without it all ask at full speed, and with 0 none asks. `new_connections`: so many per second
-        beside that, each with a login and one statement.
+        `rate`: statements per second over all connections; latencies then count from each statement's
+        scheduled time. None: full speed; 0: no statements. `new_connections`: additional connections per
+        second, each with a login and one statement.
 
-        ProcessFailed when anything goes wrong, be it one answer; TimeoutError. Where no measurement was
-        printed, further slices fail too.
+        Raises ProcessFailed on any error, even one wrong response, and TimeoutError. If no measurement was
+        printed, further slices also fail.
         """
-        order = {"target": target, "seconds": seconds, "rate": rate, "new_connections": new_connections}
+        request = {"target": target, "seconds": seconds, "rate": rate, "new_connections": new_connections}
         try:
             async with asyncio.timeout(seconds + _EXTRA_TIMEOUT_SECONDS):
-                found = await self._execute(json.dumps(order))
+                result = await self._execute(json.dumps(request))
         except BaseException:
-            # What it still prints would be taken for the answer to the next order.
+            # A late result would be read as the result of the next request.
             _kill(self._process)
             raise
-        if found.errors:
-            raise ProcessFailed(PROGRAM_NAME, f"met {found.errors} errors", found.error_text)
-        return SliceResult.from_result(found)
+        if result.errors:
+            raise ProcessFailed(PROGRAM_NAME, f"met {result.errors} errors", result.error_text)
+        return SliceResult.from_result(result)
 
     async def wait_ready(self) -> None:
-        """Wait until all connections are logged in. ProcessFailed."""
+        """Wait until all connections are logged in. Raises ProcessFailed."""
         await self._read_line()
 
-    async def _execute(self, order: str) -> LoadClientResult:
+    async def _execute(self, request: str) -> LoadClientResult:
         assert self._process.stdin is not None
-        with suppress(ConnectionError):  # it has ended, and reading tells why
-            self._process.stdin.write(order.encode() + b"\n")
+        with suppress(ConnectionError):  # the process has exited; reading its output gives the reason
+            self._process.stdin.write(request.encode() + b"\n")
             await self._process.stdin.drain()
         return LoadClientResult.parse(await self._read_line())
 
     async def _read_line(self) -> str:
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
-        if not line.endswith(b"\n"):  # it has ended, maybe within a line
+        if not line.endswith(b"\n"):  # the process has exited, maybe within a line
             line += await _read_output(self._process)
         return line.decode()
 
 
 class LoadClient:
-    """The program, ready to be run. Made by `ready`.
+    """The built program; see `create`.
 
-    All runs raise ProcessFailed when the program fails, and TimeoutError when it does not end.
+    All runs raise ProcessFailed if the program fails, and TimeoutError if it does not exit.
     """
 
     def __init__(self, program: Path, login: LoginOptions | None = None) -> None:
@@ -189,17 +190,17 @@ class LoadClient:
 
     @classmethod
     async def create(cls, directory: Path, login: LoginOptions | None = None) -> Self:
-        """With the program built; errors as those of `build`."""
+        """Build the program and return its client. Raises the errors of `build`."""
         return cls(await build(directory), login)
 
     @asynccontextmanager
     async def slices(
         self, targets: Sequence[LoadTarget], *, connections: int, statement: str = "", numbers: int = 1
     ) -> AsyncIterator[SliceRunner]:
-        """Holds so many logged-in connections to each target, and puts one target at a time under load.
+        """Hold `connections` logged-in connections to each target, and load one target at a time.
 
-        Each `{}` in the statement becomes a random number from 1 to `numbers`, all of one statement the same.
-        Where TLS begins is said by the targets, and not by how clients come in.
+        Each `{}` in the statement becomes a random number from 1 to `numbers`, the same one within a
+        statement. The targets decide where TLS starts, not the login options.
         """
         options = [option for target in targets for option in ("--target", str(target))]
         options += [
@@ -222,7 +223,7 @@ class LoadClient:
     async def nonce(
         self, port: int, *, sessions: int, parallel: int, kill: float | None = None, seconds: float = 600.0
     ) -> LoadClientResult:
-        """Sessions that know each byte of their answers. `kill`: the share that ends by a reset."""
+        """Run sessions that check every byte of their responses. `kill`: the share that ends by a reset."""
         options = ["--sessions", str(sessions), "--parallel", str(parallel)]
         options += ["--kill", str(kill)] if kill is not None else []
         return await self._run_subcommand("nonce", port, options, seconds)
@@ -230,14 +231,14 @@ class LoadClient:
     async def gaps(
         self, port: int, *, statements: int, connections: int, seconds: float = 600.0
     ) -> LoadClientResult:
-        """Small packets in pieces, with pauses of microseconds between them."""
+        """Send small packets in pieces, with pauses of microseconds between them."""
         options = ["--statements", str(statements), "--connections", str(connections)]
         return await self._run_subcommand("gaps", port, options, seconds)
 
     async def slow(
         self, port: int, *, connections: int, size: int, seconds: float = 600.0
     ) -> LoadClientResult:
-        """Clients that read a result of `size` bytes slowly."""
+        """Run clients that read a result of `size` bytes slowly."""
         options = ["--connections", str(connections), "--bytes", str(size)]
         return await self._run_subcommand("slow", port, options, seconds)
 
@@ -245,25 +246,25 @@ class LoadClient:
     async def idle(
         self, port: int, *, connections: int, ramp: float | None = None, seconds: float = 60.0
     ) -> AsyncIterator[list[LoadClientResult]]:
-        """Holds logged-in connections. The list holds their result after the block, unless it raised.
+        """Hold logged-in connections. After the block the list holds their result, unless the block raised.
 
-        `ramp`: new ones per second at most; `seconds`: until all are there.
+        `ramp`: maximum of new connections per second; `seconds`: time until all are logged in.
         """
         options = ["--connections", str(connections)]
         options += ["--ramp", str(ramp)] if ramp is not None else []
-        found: list[LoadClientResult] = []
+        results: list[LoadClientResult] = []
         options += self._login.command_options(port)
         process = await self._start_subcommand("idle", options, stdin=asyncio.subprocess.PIPE)
         assert process.stdin is not None
         assert process.stdout is not None
         try:
             async with asyncio.timeout(seconds):
-                if not await process.stdout.readline():  # it says that they are there
+                if not await process.stdout.readline():  # a line reports that all are logged in
                     await _read_result(process)
-            yield found
+            yield results
             process.stdin.close()
             async with asyncio.timeout(_EXTRA_TIMEOUT_SECONDS):
-                found.append(await _read_result(process))
+                results.append(await _read_result(process))
         finally:
             await _kill_and_wait(process)
 
@@ -280,7 +281,8 @@ class LoadClient:
     async def _start_subcommand(
         self, subcommand: str, options: Sequence[str], stdin: int = asyncio.subprocess.DEVNULL
     ) -> asyncio.subprocess.Process:
-        # Not a sandbox.child_process.Process: some need a standard input, and all others end by themselves.
+        # Not a sandbox.child_process.ChildProcess: some need a standard input, and the others exit by
+        # themselves.
         return await asyncio.create_subprocess_exec(
             *(str(self.program), subcommand, *options),
             limit=_MAX_LINE_BYTES,
@@ -291,12 +293,12 @@ class LoadClient:
 
 
 async def _read_result(child: asyncio.subprocess.Process) -> LoadClientResult:
-    """What it prints last."""
+    """Return the result in the rest of the output."""
     return LoadClientResult.parse((await _read_output(child)).decode())
 
 
 async def _read_output(child: asyncio.subprocess.Process) -> bytes:
-    """All that it still prints. ProcessFailed when it does not end well."""
+    """Return the rest of the output. Raises ProcessFailed if the exit code is not 0."""
     output, errors = await child.communicate()
     if child.returncode != 0:
         raise ProcessFailed(PROGRAM_NAME, describe_exit(child.returncode or 0), errors.decode().strip())
@@ -310,5 +312,5 @@ def _kill(child: asyncio.subprocess.Process) -> None:
 
 async def _kill_and_wait(child: asyncio.subprocess.Process) -> None:
     _kill(child)
-    # Also closes its pipes.
+    # `communicate` also closes the pipes.
     await child.communicate()

@@ -1,4 +1,4 @@
-"""The machine that a figure belongs to, how busy it was with other things, and what a process costs."""
+"""The machine of a measurement, its load from other programs, and the resource usage of processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _IDLE_COLUMN, _IOWAIT_COLUMN = 3, 4  # columns of the first line of /proc/stat (
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What figures depend on beside the code."""
+    """The hardware and software that figures depend on besides the code."""
 
     cpu: str
     cores: int
@@ -41,7 +41,7 @@ class Machine:
 
     @classmethod
     def here(cls) -> Machine:
-        """This machine. ProgramMissing when Envoy or etcd is not installed."""
+        """Describe this machine. Raises ProgramMissing if Envoy or etcd is not installed."""
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
         return cls(
             cpu=_cpu_model(),
@@ -60,12 +60,12 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class MachineCondition:
-    """When something was measured, and what else the machine did then.
+    """The time of a measurement, and the load from other programs at that time.
 
-    `others_busy` is the share of all cores, from 0 to 1, that was not idle in the second before.
+    `others_busy` is the share of all cores, from 0 to 1, that was busy in the second before.
     """
 
-    MAX_OTHERS_BUSY: ClassVar[float] = 0.10  # above this share figures are marked
+    MAX_OTHERS_BUSY: ClassVar[float] = 0.10  # above this share, figures get a warning
 
     at: str
     load_average: float
@@ -73,7 +73,7 @@ class MachineCondition:
 
     @classmethod
     async def now(cls) -> MachineCondition:
-        """Look at the machine for a second."""
+        """Observe the machine for a second."""
         busy, total = _cpu_times()
         await asyncio.sleep(1.0)
         later_busy, later_total = _cpu_times()
@@ -96,26 +96,27 @@ class CpuUsage:
 
     @classmethod
     def now(cls) -> CpuUsage:
-        """Since the machine's start, for processes since theirs."""
-        this = psutil.Process()
-        own = sum(cpu_seconds(process.pid) for process in (this, *this.children(recursive=True)))
+        """Read the CPU seconds since the machine's start, and since the start of each process."""
+        current = psutil.Process()
+        own = sum(cpu_seconds(process.pid) for process in (current, *current.children(recursive=True)))
         busy, total = _cpu_times()
         return cls(total / _TICKS_PER_SECOND, busy / _TICKS_PER_SECOND, own)
 
     def since(self, before: CpuUsage) -> CpuUsage:
-        """What was used in between, while the benchmark's processes stayed the same."""
+        """Return the CPU seconds used since `before`. The benchmark's processes must be the same."""
         return CpuUsage(self.total - before.total, self.busy - before.busy, self.own - before.own)
 
     @property
     def others_share(self) -> float:
-        """The share of the machine, from 0 to 1, that other programs used, or that its host took away."""
+        """The share of the machine, from 0 to 1, that other programs or its host used."""
         return max(0.0, self.busy - self.own) / self.total
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process and all its threads so far, from the kernel's scheduler, to the nanosecond.
+    """Return the CPU time of a process and all its threads so far, from the kernel's scheduler, in nanosecond
+    resolution.
 
-    0 when it has ended. Each process has such a clock, see clock_getcpuclockid(3).
+    Returns 0 if it has exited. Each process has such a clock, see clock_getcpuclockid(3).
     """
     try:
         return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)
@@ -124,12 +125,12 @@ def cpu_seconds(pid: int) -> float:
 
 
 def cpu_wait_seconds(pid: int) -> float:
-    """Time that the main thread of a process has waited for a CPU so far (second field of `schedstat`)."""
+    """Return how long a process's main thread has waited for a CPU so far (second field of `schedstat`)."""
     return int((_PROC / str(pid) / "schedstat").read_text().split()[1]) / 1e9
 
 
 def processes_of_session(leader: int) -> list[int]:
-    """The processes of the session that process `leader` leads, itself included, while they live."""
+    """Return the live processes of the session led by process `leader`, including itself."""
     return [
         int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit() and _in_session(entry, leader)
     ]
@@ -139,26 +140,26 @@ def _in_session(process: Path, leader: int) -> bool:
     try:
         return int(_stat_fields(process)[3]) == leader
     except (FileNotFoundError, ProcessLookupError):
-        return False  # it has ended meanwhile
+        return False  # it has exited meanwhile
 
 
 def peak_memory_mib(pid: int) -> float:
-    """The most resident memory that a process has had since its start or `forget_peak_memory`, in MiB."""
+    """Return the peak resident memory of a process since its start or `reset_peak_memory`, in MiB."""
     return _status_kib(pid, "VmHWM") / 1024
 
 
 def reset_peak_memory(pid: int) -> None:
-    """Let `peak_memory_mib` begin anew (proc(5), clear_refs). PermissionError for another user's process."""
+    """Reset `peak_memory_mib` (proc(5), clear_refs). Raises PermissionError for another user's process."""
     (_PROC / str(pid) / "clear_refs").write_text("5")
 
 
 def memory_mib(pid: int) -> float:
-    """The resident memory of a process now, in MiB."""
+    """Return the current resident memory of a process, in MiB."""
     return _status_kib(pid, "VmRSS") / 1024
 
 
 def _stat_fields(process: Path) -> list[str]:
-    # The name, in brackets, may hold spaces: fields are counted from behind it (proc(5)).
+    # The name in brackets may contain spaces, so fields are counted after it (proc(5)).
     return (process / "stat").read_text().rpartition(")")[2].split()
 
 
@@ -167,11 +168,11 @@ def _status_kib(pid: int, key: str) -> int:
         name, _, value = line.partition(":")
         if name == key:
             return int(value.split()[0])
-    raise ValueError(f"process {pid} has no {key}: it has ended")
+    raise ValueError(f"process {pid} has no {key}: it has exited")
 
 
 def _cpu_times() -> tuple[int, int]:
-    """Ticks of all cores since start: busy, and in total."""
+    """Return the ticks of all cores since the machine's start: busy ones and all."""
     columns = [int(field) for field in (_PROC / "stat").read_text().splitlines()[0].split()[1:9]]
     return sum(columns) - columns[_IDLE_COLUMN] - columns[_IOWAIT_COLUMN], sum(columns)
 
@@ -185,16 +186,16 @@ def _cpu_model() -> str:
 
 
 def version_of(program: str, option: str = "--version") -> str:
-    """The first three numbers with dots between them that a program tells about itself."""
-    shown = subprocess.run([program, option], capture_output=True, text=True, check=True, timeout=10)
-    found = _VERSION_PATTERN.search(shown.stdout)
-    return found[0] if found else "of unknown version"
+    """Return the first version (three numbers with dots) in a program's version output."""
+    result = subprocess.run([program, option], capture_output=True, text=True, check=True, timeout=10)
+    match = _VERSION_PATTERN.search(result.stdout)
+    return match[0] if match else "of unknown version"
 
 
 class MachineBusy(TidevoyError):
-    """Something else used the machine while it was measured."""
+    """Other programs used the machine during the measurement."""
 
     def __init__(self, share: float) -> None:
         super().__init__(
-            f"the results are not kept: other programs used {share:.0%} of the machine; end them first"
+            f"the results are discarded: other programs used {share:.0%} of the machine; stop them first"
         )

@@ -1,4 +1,4 @@
-"""What a process holds: memory, open files, and what its epoll descriptors watch."""
+"""The resources of a process: memory, open files and epoll entries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EPOLL_ENTRY_PREFIX = "tfd:"
 
 @dataclass(frozen=True, slots=True)
 class ResourceUsage:
-    """At one moment. `watched`: entries of all epoll descriptors (proc(5), `tfd` in /proc/PID/fdinfo)."""
+    """One sample. `epoll_entries`: of all epoll descriptors (proc(5), `tfd` in /proc/PID/fdinfo)."""
 
     memory_mib: float
     open_files: int
@@ -24,23 +24,24 @@ class ResourceUsage:
 
     @classmethod
     def of_process(cls, pid: int) -> Self:
-        """What this process holds now."""
-        files = watched = 0
+        """Sample a process."""
+        open_files = epoll_entries = 0
         for file in Path(f"/proc/{pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # closed just now
+            with suppress(FileNotFoundError):  # closed meanwhile
                 if str(file.readlink()) == _EPOLL_LINK:
-                    watched += count_epoll_entries(Path(f"/proc/{pid}/fdinfo/{file.name}").read_text())
-                files += 1
-        return cls(memory_mib(pid), files, watched)
+                    fdinfo = Path(f"/proc/{pid}/fdinfo/{file.name}").read_text()
+                    epoll_entries += count_epoll_entries(fdinfo)
+                open_files += 1
+        return cls(memory_mib(pid), open_files, epoll_entries)
 
 
-def count_epoll_entries(information: str) -> int:
-    """The entries of an epoll descriptor, from its fdinfo."""
-    return sum(line.startswith(_EPOLL_ENTRY_PREFIX) for line in information.splitlines())
+def count_epoll_entries(fdinfo: str) -> int:
+    """Return the number of entries of an epoll descriptor from its fdinfo."""
+    return sum(line.startswith(_EPOLL_ENTRY_PREFIX) for line in fdinfo.splitlines())
 
 
 def raise_file_limit() -> int:
-    """How many files a child of ours may open: all that the hard limit allows, from now on also for us."""
+    """Raise the limit of open files to the hard limit, which child processes inherit, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

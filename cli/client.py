@@ -1,4 +1,4 @@
-"""Calls to a control plane: JSON in and out, every failure as one sentence."""
+"""HTTP client of the control plane's REST API: JSON in and out, every error as one sentence."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from cli.credentials import TOKEN_FILE_VARIABLE, TOKEN_VARIABLE, load_credential
 from cli.errors import EXIT_FAILED, EXIT_USAGE, CliError
 from controlplane import address as addresses
 
-_REQUEST_TIMEOUT_SECONDS = 15.0  # seconds; an intent has to reach a disk
-_STREAM_IDLE_TIMEOUT_SECONDS = 45.0  # seconds; event streams send a heartbeat every 15
+_REQUEST_TIMEOUT_SECONDS = 15.0  # the control plane writes an intent to disk before it answers
+_STREAM_IDLE_TIMEOUT_SECONDS = 45.0  # event streams send a heartbeat every 15 s
 
 
 class ControlPlaneUnreachable(CliError):
-    """The control plane does not answer; it may later."""
+    """The control plane does not answer; a retry may succeed."""
 
 
 class NotFound(CliError):
-    """What was asked for is not there."""
+    """The requested resource does not exist."""
 
 
 def node_path(address: str) -> str:
-    """The path of a node. Failure (usage) when the address is none."""
+    """Return the REST path of a node. Raises CliError (usage) if `address` is invalid."""
     try:
         canonical = addresses.join(*addresses.split(address))
     except ValueError as error:
@@ -35,16 +35,18 @@ def node_path(address: str) -> str:
 
 
 class ControlPlaneClient:
-    """A connection to one control plane; a context manager."""
+    """Connection to one control plane; a context manager. Each call raises CliError on failure."""
 
     def __init__(self, url: str) -> None:
         scheme = url.partition("://")[0]
         if scheme not in ("http", "https"):
-            raise CliError(f"{url!r} is no URL of a control plane; write it as http://host:3080", EXIT_USAGE)
+            raise CliError(f"{url!r} is not a control plane URL; write it as http://host:3080", EXIT_USAGE)
         self._url = url.rstrip("/")
         self._credentials = load_credentials(self._url)
         try:
-            # Proxies of the environment are for the internet; and loading CAs takes longer than a plain call.
+            # `trust_env=False`: proxies in the environment are meant for the internet, and loading the
+            # system's
+            # CAs takes longer than a plain call.
             self._http = httpx2.Client(
                 base_url=self._url,
                 timeout=_REQUEST_TIMEOUT_SECONDS,
@@ -53,7 +55,7 @@ class ControlPlaneClient:
                 verify=self._credentials.tls,
             )
         except httpx2.InvalidURL as error:
-            raise CliError(f"{url!r} is no URL of a control plane: {error}", EXIT_USAGE) from None
+            raise CliError(f"{url!r} is not a control plane URL: {error}", EXIT_USAGE) from None
 
     def __enter__(self) -> Self:
         return self
@@ -74,7 +76,10 @@ class ControlPlaneClient:
         return self._call("DELETE", path, params=query)
 
     def events(self, *, after: int | None, follow: bool) -> Iterator[dict[str, Any]]:
-        """Events, first those kept after the id `after`; with `follow` until the server ends. Unreachable."""
+        """Yield the stored events with an id above `after`; with `follow`, then new ones as they happen.
+
+        Raises ControlPlaneUnreachable if the connection fails.
+        """
         headers = {} if after is None else {"Last-Event-ID": str(after)}
         query = {"follow": "true" if follow else "false"}
         with self._translate_transport_errors():
@@ -96,7 +101,7 @@ class ControlPlaneClient:
         try:
             return response.json()
         except ValueError:
-            raise CliError(f"{self._url} answers, but not as a Tidevoy control plane; check --url") from None
+            raise CliError(f"{self._url} answers, but is not a Tidevoy control plane; check --url") from None
 
     @contextmanager
     def _translate_transport_errors(self) -> Iterator[None]:
@@ -107,18 +112,19 @@ class ControlPlaneClient:
             reason = "no answer in time" if isinstance(error, httpx2.TimeoutException) else text.lower()
             raise ControlPlaneUnreachable(
                 f"the control plane at {self._url} does not answer ({reason}); "
-                "start it with `tidevoy serve`, or name another with --url or TIDEVOY_URL"
+                "start it with `tidevoy serve`, or set another URL with --url or TIDEVOY_URL"
             ) from None
 
     def _unauthorized_message(self) -> str:
         if self._credentials.token:
             return (
-                f"{self._url} does not know the token of {self._credentials.token_variable}; ask for one that it knows"
-                " (`tidevoy token create` makes them)"
+                f"{self._url} does not accept the token from {self._credentials.token_variable}; use a"
+                " configured"
+                " token (`tidevoy token create` creates one)"
             )
         return (
-            f"{self._url} asks who is calling; put a token into {TOKEN_VARIABLE}, the path of its file into"
-            f" {TOKEN_FILE_VARIABLE}, or name a certificate that it knows with --cert and --key"
+            f"{self._url} requires authentication; set {TOKEN_VARIABLE} to a token or"
+            f" {TOKEN_FILE_VARIABLE} to a token file, or name a client certificate with --cert and --key"
         )
 
     def _raise_error(self, response: httpx2.Response) -> NoReturn:
@@ -126,7 +132,7 @@ class ControlPlaneClient:
             detail = response.json()["detail"]
         except (ValueError, KeyError, TypeError):
             raise CliError(
-                f"{self._url} answers {response.status_code}, but not as a Tidevoy control plane; check --url"
+                f"{self._url} answers {response.status_code}, but is not a Tidevoy control plane; check --url"
             ) from None
         if response.status_code == 401:
             raise CliError(self._unauthorized_message(), EXIT_FAILED)

@@ -1,4 +1,4 @@
-"""Commands on the configuration: config check, config show, reload."""
+"""Configuration commands: config check, config show, reload."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from controlplane.errors import ConfigError, ConfigErrors
 
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
-    config = typer.Typer(help="Check a configuration, or show the one in force.", no_args_is_help=True)
+    config = typer.Typer(help="Check a configuration, or show the active one.", no_args_is_help=True)
     config.command("check")(check)
     config.command("show")(show)
     app.add_typer(config, name="config")
@@ -30,7 +30,7 @@ def check(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Check a configuration file. The environment is checked with it; nothing is started."""
+    """Check a configuration file together with the environment. Starts nothing."""
     from controlplane.config.loader import read_settings
 
     try:
@@ -39,12 +39,12 @@ def check(
         if not as_json:
             raise
         errors = error.errors if isinstance(error, ConfigErrors) else (error,)
-        show_json([_error_as_json(fault) for fault in errors])
+        show_json([_error_as_json(setting_error) for setting_error in errors])
         raise typer.Exit(EXIT_USAGE) from None
     if as_json:
         show_json([])
     else:
-        print_result(f"{file} can be used")
+        print_result(f"{file} is valid")
 
 
 def _error_as_json(error: ConfigError) -> dict[str, str]:
@@ -52,7 +52,7 @@ def _error_as_json(error: ConfigError) -> dict[str, str]:
 
 
 def show(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """Show the settings in force, secrets masked."""
+    """Show the active settings, with secrets masked."""
     with ControlPlaneClient(url) as client:
         settings = client.get("/v1/config")
     if as_json:
@@ -64,7 +64,7 @@ def show(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
 
 
 def reload(url: Url = DEFAULT_URL) -> None:
-    """Make the control plane read its configuration again."""
+    """Reload the control plane's configuration."""
     with ControlPlaneClient(url) as client:
         answer = client.post("/v1/config/reload")
     for line in describe_reload(answer):
@@ -72,11 +72,11 @@ def reload(url: Url = DEFAULT_URL) -> None:
 
 
 def describe_reload(answer: dict[str, Any]) -> list[str]:
-    """What a reload changed, as lines."""
-    parts = (
-        ("now", "in force now"),
-        ("new_envoys", "in force for each Envoy once that Envoy is started again"),
+    """Return what a reload changed, one line for each kind of change."""
+    categories = (
+        ("now", "applied now"),
+        ("new_envoys", "applies to each Envoy after that Envoy restarts"),
         ("restart", "needs a restart of the control plane"),
     )
-    lines = [f"{meaning}: {', '.join(answer[key])}" for key, meaning in parts if answer[key]]
+    lines = [f"{meaning}: {', '.join(answer[key])}" for key, meaning in categories if answer[key]]
     return lines or ["nothing has changed"]

@@ -1,6 +1,6 @@
-"""How the command line says who it is: a token or a certificate, named by the environment.
+"""The command line's credentials: a token or a client certificate, named by environment variables.
 
-A token is never an argument: every user of the machine sees those (`ps`).
+A token is never an argument: every user of the machine can read arguments (`ps`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE = "TIDEVOY_CA", "TIDEVOY_CERT", "TIDEVO
 
 @dataclass(frozen=True, slots=True)
 class ClientCredentials:
-    """What is shown to a control plane. `source`: the variable that the token is from."""
+    """The credentials sent to a control plane. `token_variable`: the variable that the token comes from."""
 
     token: str = ""
     token_variable: str = ""
@@ -27,18 +27,20 @@ class ClientCredentials:
 
     @property
     def headers(self) -> dict[str, str]:
-        """What is sent with each request."""
+        """The HTTP headers of each request."""
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
 
 def load_credentials(url: str, environ: Mapping[str, str] | None = None) -> ClientCredentials:
-    """What the environment says for this URL. Failure (usage) when a file of it cannot be used."""
+    """Load the credentials for `url` from the environment. Raises CliError (usage) if a file is unusable."""
     variables = os.environ if environ is None else environ
     token, source = variables.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE
     if not token and (file := variables.get(TOKEN_FILE_VARIABLE)):
         token, source = _read_token_file(file), TOKEN_FILE_VARIABLE
     if token and not (token.isascii() and token.isprintable() and " " not in token):
-        raise CliError(f"what {source} gives is no token; `tidevoy token create` makes one", EXIT_USAGE)
+        raise CliError(
+            f"{source} does not hold a valid token; `tidevoy token create` creates one", EXIT_USAGE
+        )
     tls = _make_tls_context(variables) if url.startswith("https://") else False
     return ClientCredentials(token, source if token else "", tls)
 
@@ -47,7 +49,7 @@ def _read_token_file(file: str) -> str:
     try:
         token = Path(file).read_text("ascii").strip()
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
         raise CliError(f"{TOKEN_FILE_VARIABLE}: {file} cannot be read: {reason}", EXIT_USAGE) from None
     if not token:
         raise CliError(f"{TOKEN_FILE_VARIABLE}: {file} is empty; write the token into it", EXIT_USAGE)
@@ -57,17 +59,19 @@ def _read_token_file(file: str) -> str:
 def _make_tls_context(variables: Mapping[str, str]) -> ssl.SSLContext:
     ca, cert, key = (variables.get(name) or None for name in (CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE))
     if (cert is None) != (key is None):
-        raise CliError(f"{CERT_VARIABLE} and {KEY_VARIABLE} (--cert and --key) go together", EXIT_USAGE)
+        raise CliError(
+            f"{CERT_VARIABLE} and {KEY_VARIABLE} (--cert and --key) must be set together", EXIT_USAGE
+        )
     try:
         context = ssl.create_default_context(cafile=ca)
     except OSError:
         raise CliError(
-            f"{CA_VARIABLE}: {ca} cannot be read, or holds no certificate in PEM", EXIT_USAGE
+            f"{CA_VARIABLE}: {ca} cannot be read, or contains no PEM certificate", EXIT_USAGE
         ) from None
     if cert is not None:
         try:
             context.load_cert_chain(cert, key)
         except OSError:
-            problem = f"{cert} and {key} cannot be read, or are no certificate and its key in PEM"
+            problem = f"{cert} and {key} cannot be read, or are not a PEM certificate and its key"
             raise CliError(f"{CERT_VARIABLE}, {KEY_VARIABLE}: {problem}", EXIT_USAGE) from None
     return context

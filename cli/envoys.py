@@ -1,4 +1,4 @@
-"""The commands on Envoys: envoys, envoys recycle, envoys forget."""
+"""Envoy commands: envoys, envoys recycle, envoys forget."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cli.replace_envoy import replace_envoy
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
+    """Add the commands to `app`."""
     envoys = typer.Typer(help="Show the Envoys, or replace one.", invoke_without_command=True)
     envoys.callback()(show_envoys)
     envoys.command("recycle")(replace_envoy)
@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 def show_envoys(context: typer.Context, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Show the Envoys, and whether each is up to date."""
     if context.invoked_subcommand is not None:
-        os.environ["TIDEVOY_URL"] = url  # where the command's own option looks next
+        os.environ["TIDEVOY_URL"] = url  # the default of the subcommand's --url
         return
     with ControlPlaneClient(url) as client:
         answer = client.get("/v1/envoys")
@@ -40,18 +40,21 @@ def show_envoys(context: typer.Context, url: Url = DEFAULT_URL, as_json: AsJson 
     for envoy in answer["envoys"]:
         if nack := envoy["last_nack"]:
             print_note(
-                f"{envoy['id']} refused {nack['type_url']} at {format_time(nack['at'])}: {nack['message']}"
+                f"{envoy['id']} rejected {nack['type_url']} at {format_time(nack['at'])}: {nack['message']}"
             )
-        if refusal := envoy["refusal"]:
-            at, part = format_time(refusal["at"]), refusal["extension"]
-            print_note(f"{envoy['id']}: its module refused its {part} at {at}: {refusal['text']}")
+        if rejection := envoy["refusal"]:
+            at, extension = format_time(rejection["at"]), rejection["extension"]
+            print_note(
+                f"{envoy['id']}: its module rejected the configuration of `{extension}` at {at}:"
+                f" {rejection['text']}"
+            )
         if envoy["problem"]:
             print_note(f"{envoy['id']}: {envoy['problem']}")
         if envoy["outdated"]:
             outdated = ", ".join(envoy["outdated"])
             print_note(
-                f"{envoy['id']} runs older settings until that Envoy is started again: {outdated};"
-                " `tidevoy envoys recycle` on its machine applies them and cuts no session"
+                f"{envoy['id']} uses older settings until that Envoy restarts: {outdated};"
+                " `tidevoy envoys recycle` on its machine applies them without cutting a session"
             )
 
 
@@ -59,10 +62,10 @@ def forget_envoy(
     envoy: Annotated[str, typer.Argument(metavar="ID", help="Id of the Envoy.", show_default=False)],
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Say that an Envoy has ended for good, so that no drain waits for sessions that it may have."""
+    """Remove an Envoy that has stopped for good, so that no drain waits for its sessions."""
     with ControlPlaneClient(url) as client:
         client.delete(f"/v1/envoys/{quote(envoy, safe='')}")
-    print_result(sanitize(f"{envoy} is forgotten"))
+    print_result(sanitize(f"{envoy} is removed"))
 
 
 def _envoy_row(envoy: dict[str, Any]) -> tuple[str, ...]:
@@ -78,11 +81,11 @@ def _envoy_row(envoy: dict[str, Any]) -> tuple[str, ...]:
 
 
 def describe_state(envoy: dict[str, Any]) -> str:
-    """Whether an Envoy is there, and runs what is published."""
+    """Return whether an Envoy is connected and runs the published version, as text."""
     if envoy["connected_since"] is None:
-        return f"away since {format_time(envoy['last_seen'])}"
+        return f"disconnected since {format_time(envoy['last_seen'])}"
     if not envoy["published_version"]:
-        return "waits for a first plan"
+        return "waiting for the first plan"
     if envoy["acked_version"] == envoy["published_version"]:
         return f"up to date ({envoy['acked_version']})"
     return f"at {envoy['acked_version'] or 'nothing'}, published {envoy['published_version']}"

@@ -1,4 +1,4 @@
-"""How a command fails: with one line on standard error and an exit code."""
+"""The error that ends a command, and the exit codes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 
 
 class CliError(Exception):
-    """A command cannot do what it was asked; the message says what, where and the remedy."""
+    """A command failed; the message says what is wrong, where, and what to do."""
 
     def __init__(self, message: str, exit_code: int = EXIT_FAILED) -> None:
         self.exit_code = exit_code

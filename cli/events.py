@@ -1,4 +1,4 @@
-"""The command on events: events."""
+"""The `events` command."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cli.client import ControlPlaneClient, ControlPlaneUnreachable
 from cli.options import DEFAULT_URL, Url
 from cli.output import format_time, print_note, print_result, sanitize
 
-_RETRY_SECONDS = 1.0  # seconds
+_RETRY_SECONDS = 1.0
 
 
 def register(app: typer.Typer) -> None:
@@ -22,12 +22,12 @@ def register(app: typer.Typer) -> None:
 
 def show_events(
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on as events happen, until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Show new events as they happen, until Ctrl-C.")
     ] = False,
     url: Url = DEFAULT_URL,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
 ) -> None:
-    """Show what happened lately."""
+    """Show recent events."""
     with ControlPlaneClient(url) as client:
         if not follow:
             for event in client.events(after=0, follow=False):
@@ -51,7 +51,7 @@ def _follow(client: ControlPlaneClient, as_json: bool) -> None:
             if not has_connected:
                 raise
             if not is_disconnected:
-                print_note(f"{error}; still trying")
+                print_note(f"{error}; retrying")
             is_disconnected = True
         time.sleep(_RETRY_SECONDS)
 

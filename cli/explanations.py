@@ -1,4 +1,4 @@
-"""`tidevoy nodes --explain`: each node's factors in columns, and why it has its share in a sentence."""
+"""The table of `tidevoy nodes --explain`: each node's factors, and a sentence that explains its share."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from cli.output import show_table
 
-# Those that take something of a share; of the others the sentence tells what there is to tell.
+# The factors that can reduce a share; the sentence covers the others.
 _FACTOR_COLUMNS = ("health", "memory", "cpu")
 
 
 def show_explanations(nodes: Sequence[dict[str, Any]]) -> None:
-    """A table of nodes, as the API shows them with their explanations."""
+    """Print a table of nodes from the API's nodes with explanations."""
     headers = (
         *("ADDRESS", "STATE", "SHARE", "WEIGHT", "ZONE", "SESSIONS"),
         *(name.upper() for name in _FACTOR_COLUMNS),
@@ -38,9 +38,11 @@ def _explanation_row(node: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _factor_cell(metrics: dict[str, Any], factor: dict[str, Any]) -> str:
-    """What was read, and in brackets what it leaves of the share when that is not all."""
-    read, remaining_share = _format_reading(metrics, factor), factor["share"]
-    return read if remaining_share is None or remaining_share >= 1 else f"{read} ({remaining_share:.0%})"
+    """Return the measured value and, in brackets, the share that this factor leaves if it is below 100 %."""
+    reading, remaining_share = _format_reading(metrics, factor), factor["share"]
+    if remaining_share is None or remaining_share >= 1:
+        return reading
+    return f"{reading} ({remaining_share:.0%})"
 
 
 def _format_reading(metrics: dict[str, Any], factor: dict[str, Any]) -> str:

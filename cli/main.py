@@ -1,4 +1,4 @@
-"""The `tidevoy` command: one file a noun, and commands of packages above by entry point."""
+"""The `tidevoy` command: one file per subject, plus commands that other packages add by entry point."""
 
 from __future__ import annotations
 
@@ -20,24 +20,26 @@ _OPTIONS_WITH_VALUE = frozenset({"--url", "--token-file", "--ca", "--cert", "--k
 
 
 def main() -> None:
-    """The console script."""
+    """Run the console script and exit."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line. Answers the exit code: 0 done, 1 failed, 2 usage or a bad configuration."""
+    """Run one command line. Returns the exit code: 0 done, 1 failed, 2 wrong usage or configuration."""
     try:
         build_app(arguments)(list(arguments), prog_name="tidevoy")
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else EXIT_FAILED
-    except CliError as failure:
-        return _print_error(str(failure), failure.exit_code)
+    except SystemExit as exit_request:
+        return exit_request.code if isinstance(exit_request.code, int) else EXIT_FAILED
+    except CliError as error:
+        return _print_error(str(error), error.exit_code)
     except ConfigError as error:
         return _print_error(str(error), EXIT_USAGE)
     except TidevoyError as error:
         return _print_error(str(error), EXIT_FAILED)
     except BrokenPipeError:
-        # The reader has enough (`tidevoy events | head`); keep the interpreter from complaining at exit.
+        # The reader closed the pipe (`tidevoy events | head`). Without this, the interpreter fails again
+        # at exit
+        # when it flushes standard output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     return EXIT_OK
@@ -50,7 +52,7 @@ def _print_error(message: str, code: int) -> int:
 
 
 def build_app(arguments: Sequence[str]) -> typer.Typer:
-    """The app with all commands that `arguments` may mean."""
+    """Return the app with all commands that `arguments` may name."""
     app = typer.Typer(
         help="A load balancer for TiDB: operate the control plane.",
         no_args_is_help=True,
@@ -78,7 +80,7 @@ def _global_options(
         str | None,
         typer.Option(
             metavar="PATH",
-            help="File with a caller's token [env var: TIDEVOY_TOKEN_FILE; TIDEVOY_TOKEN: the token].",
+            help="File with your API token [env var: TIDEVOY_TOKEN_FILE; TIDEVOY_TOKEN: the token].",
         ),
     ] = None,
     ca: Annotated[
@@ -86,7 +88,7 @@ def _global_options(
         typer.Option(metavar="PATH", help="CA file for the control plane's TLS [env var: TIDEVOY_CA]."),
     ] = None,
     cert: Annotated[
-        str | None, typer.Option(metavar="PATH", help="Certificate of a caller [env var: TIDEVOY_CERT].")
+        str | None, typer.Option(metavar="PATH", help="Your client certificate [env var: TIDEVOY_CERT].")
     ] = None,
     key: Annotated[
         str | None, typer.Option(metavar="PATH", help="The key of that certificate [env var: TIDEVOY_KEY].")
@@ -97,7 +99,7 @@ def _global_options(
     ] = False,
 ) -> None:
     if url is not None:
-        os.environ["TIDEVOY_URL"] = url  # where the command's own option looks next
+        os.environ["TIDEVOY_URL"] = url  # the default of each command's --url
     for variable, path in (
         (TOKEN_FILE_VARIABLE, token_file),
         (CA_VARIABLE, ca),
@@ -111,7 +113,7 @@ def _global_options(
 
 
 def _register_extensions(app: typer.Typer, arguments: Sequence[str]) -> None:
-    """Commands of other packages. Each is imported only when it is meant, or when all are to be listed."""
+    """Add the commands of other packages, importing each only if it is requested or all are listed."""
     requested = _requested_command(arguments)
     groups = (group.name for group in app.registered_groups)
     if requested in {*groups, *(command.name for command in app.registered_commands)}:
@@ -122,7 +124,7 @@ def _register_extensions(app: typer.Typer, arguments: Sequence[str]) -> None:
 
 
 def _requested_command(arguments: Sequence[str]) -> str | None:
-    """The command that the arguments name, behind the global options; None when they name none."""
+    """Return the command name that follows the global options, or None."""
     rest = iter(arguments)
     for argument in rest:
         if argument in _OPTIONS_WITH_VALUE:
@@ -147,7 +149,7 @@ def _register_extension(app: typer.Typer, entry: EntryPoint) -> None:
         def missing_command() -> None:
             raise CliError(
                 f"`tidevoy {entry.name}` needs {missing}, which is not installed: "
-                "install Tidevoy with its extra `sandbox`, or add it by itself"
+                "install Tidevoy with the extra `sandbox`, or install that package alone"
             )
     else:
         register(app)

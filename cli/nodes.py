@@ -1,4 +1,4 @@
-"""Commands on nodes: nodes, add, remove, drain, undrain, weight."""
+"""Node commands: nodes, add, remove, drain, undrain, weight."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Deadline = Annotated[
     ),
 ]
 Weight = Annotated[
-    int, typer.Argument(metavar="WEIGHT", min=1, max=10_000, help="Capacity in relation to other nodes.")
+    int, typer.Argument(metavar="WEIGHT", min=1, max=10_000, help="Capacity relative to other nodes.")
 ]
 
 
@@ -69,20 +69,20 @@ def show_nodes(
     for node in listing["nodes"]:
         show_ejections(node)
         if node["rebalance"]:
-            print_note(f"{node['address']}: {node['rebalance']} sessions are asked to move to other nodes")
+            print_note(f"{node['address']}: {node['rebalance']} sessions are to migrate to other nodes")
     for problem in listing["problems"]:
         print_note(f"{problem['source']}: {problem['subject']} cannot be used: {problem['reason']}")
     for foreign in listing["foreign"]:
         print_note(f"{foreign['address']} belongs to keyspace {foreign['keyspace']}; nothing is sent to it")
     for excluded in listing["excluded"]:
-        print_note(f"{excluded} was removed and is kept out; `tidevoy add {excluded}` takes that back")
+        print_note(f"{excluded} was removed and stays excluded; `tidevoy add {excluded}` adds it again")
 
 
 def show_ejections(node: dict[str, Any]) -> None:
-    """Who ejects a node: one line for each reason, however many Envoys there are."""
-    for reason in sorted({each["reason"] for each in node["ejected_by"]}):
-        ejections = [each for each in node["ejected_by"] if each["reason"] == reason]
-        first = min(ejections, key=lambda each: datetime.fromisoformat(each["since"]))
+    """Print which Envoys eject a node: one line per reason, however many Envoys there are."""
+    for reason in sorted({ejection["reason"] for ejection in node["ejected_by"]}):
+        ejections = [ejection for ejection in node["ejected_by"] if ejection["reason"] == reason]
+        first = min(ejections, key=lambda ejection: datetime.fromisoformat(ejection["since"]))
         others = f" and {len(ejections) - 1} more" if len(ejections) > 1 else ""
         print_note(
             f"{node['address']}: ejected by Envoy {first['envoy']}{others}"
@@ -107,15 +107,15 @@ def _node_row(node: dict[str, Any]) -> tuple[str, ...]:
 def add(
     address: Address,
     status_address: Annotated[
-        str | None, typer.Option(help="Status address, host:port; default: status is not checked.")
+        str | None, typer.Option(help="Status address, host:port; default: no status checks.")
     ] = None,
     weight: Annotated[int | None, typer.Option(min=1, max=10_000, help="Capacity; default 100.")] = None,
     label: Annotated[
-        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A label; may be given again.")
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="A label; repeatable.")
     ] = None,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Add a node by hand, or take its removal back."""
+    """Add a node by hand, or add a removed node again."""
     body = {
         "address": address,
         "status_address": status_address,
@@ -133,7 +133,7 @@ def remove(
     ] = False,
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Drain a node and then forget it."""
+    """Drain a node, then remove it."""
     with ControlPlaneClient(url) as client:
         _print_node(client.delete(node_path(address), **({"force": "true"} if force else {})), "removed")
 
@@ -144,17 +144,18 @@ def drain(
     on_deadline: Annotated[
         Literal["keep", "close"],
         typer.Option(
-            help="What happens to sessions left then: they stay, or they are ended (every Envoy must have"
-            " Tidevoy's module)."
+            help="What happens to sessions that are left at the deadline: keep them, or close them (every"
+            " Envoy"
+            " must have Tidevoy's module)."
         ),
     ] = "keep",
     wait: Annotated[bool, typer.Option("--wait", help="Show progress until no session is left.")] = False,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Keep new sessions off a node, and let its own move to others.
+    """Stop new sessions on a node, and migrate its sessions to other nodes.
 
-    Without Tidevoy's module in an Envoy, and where a session cannot move, it goes on until it ends.
+    A session that cannot migrate, or whose Envoy does not have Tidevoy's module, stays until it ends.
     """
     with ControlPlaneClient(url) as client:
         body: dict[str, Any] = {"on_deadline": on_deadline}
@@ -173,9 +174,9 @@ def drain(
 
 
 def undrain(address: Address, url: Url = DEFAULT_URL) -> None:
-    """Take a drain back."""
+    """Cancel a drain."""
     with ControlPlaneClient(url) as client:
-        _print_node(client.post(f"{node_path(address)}/undrain"), "takes sessions again once it is healthy")
+        _print_node(client.post(f"{node_path(address)}/undrain"), "accepts sessions again once it is healthy")
 
 
 def set_weight(address: Address, weight: Weight, url: Url = DEFAULT_URL) -> None:
@@ -185,10 +186,11 @@ def set_weight(address: Address, weight: Weight, url: Url = DEFAULT_URL) -> None
 
 
 def _print_migration_blockers(node: dict[str, Any]) -> None:
-    for hindrance in node["hindrances"]:
-        print_note(f"{node['address']}: {hindrance}")
+    for blocker in node["hindrances"]:
+        print_note(f"{node['address']}: {blocker}")
 
 
 def _print_node(node: dict[str, Any], outcome: str) -> None:
-    text = f"{node['address']} {outcome}: {node['state']}, sessions: {format_count(node['sessions'])} ({node['reason']})"
+    sessions = format_count(node["sessions"])
+    text = f"{node['address']} {outcome}: {node['state']}, sessions: {sessions} ({node['reason']})"
     print_result(sanitize(text))

@@ -1,4 +1,4 @@
-"""Options and arguments that several commands have, and how their values are read."""
+"""Options and arguments that several commands share, and the parsers of their values."""
 
 from __future__ import annotations
 
@@ -13,28 +13,31 @@ _MAX_DURATION_SECONDS = 604_800.0  # a week
 
 
 def parse_duration(text: str) -> float:
-    """A duration as seconds: `600`, `10m`, `1h30m`, `2d`. BadParameter when it is none, or over a week."""
+    """Parse a duration such as `600`, `10m`, `1h30m` or `2d` into seconds.
+
+    Raises BadParameter if it is invalid or longer than a week.
+    """
     if re.fullmatch(r"\d+(\.\d+)?", text):
         total = float(text)
     elif text and (match := _DURATION_PATTERN.fullmatch(text)):
         parts = (float(part or 0) for part in match.groups())
         total = sum(part * unit for part, unit in zip(parts, (86_400, 3_600, 60, 1), strict=True))
     else:
-        raise typer.BadParameter(f"{text!r} is no duration; write it as 600, 10m or 1h30m")
+        raise typer.BadParameter(f"{text!r} is not a duration; write it as 600, 10m or 1h30m")
     if total > _MAX_DURATION_SECONDS:
         raise typer.BadParameter(f"{text!r} is longer than a week (7d)")
     return total
 
 
 def parse_labels(pairs: list[str]) -> dict[str, str]:
-    """`zone=a` options as a mapping. BadParameter when one has no `=`."""
-    found: dict[str, str] = {}
+    """Parse `zone=a` options into a mapping. Raises BadParameter if one has no name or no `=`."""
+    labels: dict[str, str] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not (name and equals):
-            raise typer.BadParameter(f"{pair!r} is no label; write it as name=value")
-        found[name] = value
-    return found
+            raise typer.BadParameter(f"{pair!r} is not a label; write it as name=value")
+        labels[name] = value
+    return labels
 
 
 Url = Annotated[
@@ -51,7 +54,7 @@ ConfigFile = Annotated[
         "--config",
         "-c",
         envvar="TIDEVOY_CONFIG",
-        help="Configuration file (YAML); without one the environment alone counts.",
+        help="Configuration file (YAML); without it, only the environment is used.",
         show_default=False,
     ),
 ]

@@ -1,4 +1,4 @@
-"""What commands print: tables and JSON on standard output, remarks on standard error."""
+"""Output of commands: tables and JSON on standard output, notes on standard error."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _STYLE_BY_STATE |= {"done": "green", "failed": "red", "paused": "yellow", "abort
 
 
 def print_result(text: str) -> None:
-    """A line of the answer, at once: whoever reads a pipe waits for it."""
+    """Print a line of the result to standard output and flush, since a reader of a pipe may wait for it."""
     print(text, flush=True)
 
 
 def print_note(text: str) -> None:
-    """A line beside the answer."""
+    """Print a line that is not part of the result to standard error."""
     print(f"tidevoy: {sanitize(text)}", file=sys.stderr)
 
 
 def sanitize(text: str) -> str:
-    """Text that others wrote, without what a terminal would take for commands."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+    """Replace characters in foreign text that a terminal may interpret as control sequences."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def show_json(value: Any) -> None:
-    """The answer as indented JSON."""
+    """Print a value as indented JSON."""
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def show_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table: fitted to a terminal; elsewhere one whole line a row, for `grep` and `awk`."""
+    """Print a table: fitted to a terminal; elsewhere one full line per row, for `grep` and `awk`."""
     from rich.console import Console
     from rich.table import Table
 
@@ -48,15 +48,15 @@ def show_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         print("\n".join(format_plain_table(headers, rows)))
         return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for head in headers:
-        table.add_column(head, no_wrap=head != headers[-1])
+    for header in headers:
+        table.add_column(header, no_wrap=header != headers[-1])
     for row in rows:
         table.add_row(*(_styled_cell(cell) for cell in row))
     console.print(table)
 
 
 def format_plain_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table in columns two spaces apart."""
+    """Return the lines of a table whose columns are two spaces apart."""
     lines = [list(headers), *([sanitize(cell) for cell in row] for row in rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(headers))]
     return [
@@ -72,17 +72,17 @@ def _styled_cell(cell: str) -> Any:
 
 
 def format_count(value: int | None) -> str:
-    """A number that may be unknown."""
+    """Format a number; None (unknown) gives `-`."""
     return "-" if value is None else str(value)
 
 
 def format_time(text: str | None) -> str:
-    """An RFC 3339 time in the reader's time zone, to the second."""
+    """Format an RFC 3339 time in the local time zone, to the second; None gives `-`."""
     return "-" if text is None else datetime.fromisoformat(text).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
 def format_duration(duration: float) -> str:
-    """Seconds as `1:02:03` or `2:03`."""
+    """Format seconds as `1:02:03` or `2:03`."""
     minutes, second = divmod(int(duration), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

@@ -1,4 +1,4 @@
-"""Waiting for a drain: progress on a terminal, a line a change elsewhere."""
+"""Wait for a drain: a progress bar on a terminal, one line per change elsewhere."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from cli.client import ControlPlaneClient, ControlPlaneUnreachable, NotFound, no
 from cli.errors import CliError
 from cli.output import format_count, format_duration, print_note, print_result
 
-_POLL_SECONDS = 0.5  # seconds
-_OUTAGE_TIMEOUT_SECONDS = 60.0  # seconds that the control plane may be away, as while it is restarted
-_CLOSE_GRACE_SECONDS = 60.0  # seconds within which sessions that are to be ended at the deadline surely are
+_POLL_SECONDS = 0.5
+_OUTAGE_TIMEOUT_SECONDS = 60.0  # how long the control plane may be unreachable, e.g. during its restart
+_CLOSE_GRACE_SECONDS = 60.0  # time after the deadline within which all sessions to close are closed
 
 ShowProgress = Callable[[dict[str, Any]], None]
 
 
 def wait_until_drained(client: ControlPlaneClient, node: dict[str, Any], *, as_json: bool = False) -> None:
-    """Return when no session is left. Failure at the deadline, on Ctrl-C, or when the drain is taken back.
+    """Return when no session is left.
 
-    `as_json`: each change as a line of JSON on standard output.
+    Raises CliError at the deadline, on Ctrl-C, or if the drain is cancelled.
+    `as_json`: print each change as a line of JSON on standard output.
     """
     address, start = node["address"], time.monotonic()
     try:
@@ -37,52 +38,56 @@ def wait_until_drained(client: ControlPlaneClient, node: dict[str, Any], *, as_j
                 show(node)
     except KeyboardInterrupt:
         raise CliError(
-            f"stopped waiting; the drain of {address} goes on, `tidevoy undrain {address}` takes it back"
+            f"stopped waiting; the drain of {address} continues, `tidevoy undrain {address}` cancels it"
         ) from None
     if result:
         raise CliError(result)
     if not as_json:
         print_result(
-            f"{address} is drained after {format_duration(time.monotonic() - start)}: no session is left{_migrations_suffix(node)}"
+            f"{address} is drained after {format_duration(time.monotonic() - start)}: no session is"
+            f" left{_migrations_suffix(node)}"
         )
 
 
 def drain_result(node: dict[str, Any]) -> str | None:
-    """None: wait on. Empty: drained. Else why waiting is over."""
+    """Return None to keep waiting, "" if the node is drained, else why the wait failed."""
     address, drain = node["address"], node["drain"]
     if _is_drained(node):
         return ""
     if drain is None:
-        return None if node["state"] == "gone" else f"the drain of {address} was taken back: {node['reason']}"
+        return None if node["state"] == "gone" else f"the drain of {address} was cancelled: {node['reason']}"
     closes = drain.get("on_deadline") == "close"
     deadline = datetime.fromisoformat(drain["deadline"])
     if datetime.now(UTC) < deadline + timedelta(seconds=_CLOSE_GRACE_SECONDS if closes else 0):
         return None
     advice = "wait again with a longer --deadline, or stop the server"
     if node["sessions"] is None:
-        return f"the deadline came and no Envoy has reported whether {address} has sessions; {advice}"
+        return f"the deadline has passed and no Envoy has reported whether {address} has sessions; {advice}"
     problem = (
-        f"the deadline came and {address} still has sessions ({node['sessions']}{_not_movable_suffix(node)})"
+        f"the deadline has passed and {address} still has sessions"
+        f" ({node['sessions']}{_not_movable_suffix(node)})"
     )
     if closes:
         return (
-            f"{problem}, although they are to be ended: `tidevoy envoys` shows which Envoy is away, or has no"
-            " module"
+            f"{problem}, although they should be closed: `tidevoy envoys` shows which Envoy is disconnected"
+            " or"
+            " has no module"
         )
-    return f"{problem}; they go on, and no new one comes: {advice}, or drain with --on-deadline close"
+    return f"{problem}; they stay open, and no new ones start: {advice}, or drain with --on-deadline close"
 
 
 def _is_drained(node: dict[str, Any]) -> bool:
-    """Whether it is known to have no session.
+    """Return whether the node certainly has no session.
 
-    Of one that is gone Envoys are told until that is sure, whatever the count of those that have reported is.
+    A `gone` node stays published to Envoys until that is certain, whatever the reported count is.
     """
-    is_sure = node["state"] == "drained" or (node["state"] == "gone" and node["advice"] is None)
-    return is_sure and (node["sessions"] == 0 or node["endpoint"] is None)  # without one, it never had any
+    is_confirmed = node["state"] == "drained" or (node["state"] == "gone" and node["advice"] is None)
+    # A node without an endpoint never had sessions.
+    return is_confirmed and (node["sessions"] == 0 or node["endpoint"] is None)
 
 
 def progress_summary(node: dict[str, Any]) -> dict[str, Any]:
-    """What is known of how far a drain has come: counts, and seconds that are left at the pace so far."""
+    """Return a drain's progress: session counts, and the seconds left at the current rate."""
     drain_progress = node.get("departure") or {}
     return {
         "address": node["address"],
@@ -96,7 +101,7 @@ def progress_summary(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fetch_node(client: ControlPlaneClient, node: dict[str, Any]) -> dict[str, Any]:
-    """The node as it is now; one that is forgotten by now has no session left."""
+    """Return the node's current state; a node that no longer exists has no session left."""
     try:
         answer: dict[str, Any] = retry_until_available(lambda: client.get(node_path(node["address"])))
     except NotFound:
@@ -105,7 +110,7 @@ def _fetch_node(client: ControlPlaneClient, node: dict[str, Any]) -> dict[str, A
 
 
 def retry_until_available(request: Callable[[], Any]) -> Any:
-    """What `ask` answers; while the control plane is away, as when it is restarted, it is asked again."""
+    """Return what `request` returns; retry while the control plane is unreachable, as during a restart."""
     deadline = time.monotonic() + _OUTAGE_TIMEOUT_SECONDS
     was_reported = False
     while True:
@@ -115,7 +120,7 @@ def retry_until_available(request: Callable[[], Any]) -> Any:
             if time.monotonic() > deadline:
                 raise
             if not was_reported:
-                print_note(f"{error}; still trying")
+                print_note(f"{error}; retrying")
                 was_reported = True
             time.sleep(_POLL_SECONDS)
 
@@ -139,16 +144,16 @@ def _terminal_progress() -> Iterator[ShowProgress]:
         task = bar.add_task("", total=None, counts="-")
         most_sessions = 0
 
-        def show(now: dict[str, Any]) -> None:
+        def show(node: dict[str, Any]) -> None:
             nonlocal most_sessions
-            left = now["sessions"]
-            most_sessions = max(most_sessions, left or 0)
+            sessions, summary = node["sessions"], progress_summary(node)
+            most_sessions = max(most_sessions, sessions or 0)
             bar.update(
                 task,
-                description=f"{now['address']} {now['state']}",
+                description=f"{node['address']} {node['state']}",
                 total=most_sessions or None,
-                completed=0 if left is None else most_sessions - left,
-                counts=_format_counts(progress_summary(now)) + _format_time_left(progress_summary(now)),
+                completed=0 if sessions is None else most_sessions - sessions,
+                counts=_format_counts(summary) + _format_time_left(summary),
             )
 
         yield show
@@ -157,11 +162,12 @@ def _terminal_progress() -> Iterator[ShowProgress]:
 def _line_progress() -> ShowProgress:
     last_line = ""
 
-    def show(now: dict[str, Any]) -> None:
+    def show(node: dict[str, Any]) -> None:
         nonlocal last_line
-        line = f"{now['address']} {now['state']}, {_format_counts(progress_summary(now))}"
+        summary = progress_summary(node)
+        line = f"{node['address']} {node['state']}, {_format_counts(summary)}"
         if line != last_line:
-            print_note(line + _format_time_left(progress_summary(now)))
+            print_note(line + _format_time_left(summary))
             last_line = line
 
     return show
@@ -171,9 +177,9 @@ def _line_progress() -> ShowProgress:
 def _json_progress() -> Iterator[ShowProgress]:
     last_line: dict[str, Any] = {}
 
-    def show(now: dict[str, Any]) -> None:
+    def show(node: dict[str, Any]) -> None:
         nonlocal last_line
-        line = progress_summary(now)
+        line = progress_summary(node)
         if line | {"seconds_left": None} != last_line:
             print_result(json.dumps(line))
             last_line = line | {"seconds_left": None}
@@ -181,31 +187,32 @@ def _json_progress() -> Iterator[ShowProgress]:
     yield show
 
 
-def _format_counts(now: Mapping[str, Any]) -> str:
-    """`sessions left: 3, moved: 97, failed: 2, not movable: 3 (cursor 1, transaction 2)`."""
-    parts = [f"sessions left: {format_count(now['left'])}"]
-    if now["moved"] or now["failed"]:
-        parts += [f"moved: {now['moved']}", f"failed: {now['failed']}"]
-    if now["not_movable"]:
-        parts.append(f"not movable: {_format_by_reason(now['not_movable'])}")
+def _format_counts(summary: Mapping[str, Any]) -> str:
+    """Format as `sessions left: 3, migrated: 97, failed: 2, not movable: 3 (cursor 1, transaction 2)`."""
+    parts = [f"sessions left: {format_count(summary['left'])}"]
+    if summary["moved"] or summary["failed"]:
+        parts += [f"migrated: {summary['moved']}", f"failed: {summary['failed']}"]
+    if summary["not_movable"]:
+        parts.append(f"not movable: {_format_by_reason(summary['not_movable'])}")
     return ", ".join(parts)
 
 
-def _format_time_left(now: Mapping[str, Any]) -> str:
-    return (
-        f", about {format_duration(now['seconds_left'])} left" if now["left"] and now["seconds_left"] else ""
-    )
+def _format_time_left(summary: Mapping[str, Any]) -> str:
+    seconds_left = summary["seconds_left"]
+    return f", about {format_duration(seconds_left)} left" if summary["left"] and seconds_left else ""
 
 
 def _format_by_reason(counts: Mapping[str, int]) -> str:
-    return f"{sum(counts.values())} ({', '.join(f'{why} {counts[why]}' for why in sorted(counts))})"
+    return f"{sum(counts.values())} ({', '.join(f'{reason} {counts[reason]}' for reason in sorted(counts))})"
 
 
 def _not_movable_suffix(node: dict[str, Any]) -> str:
-    pinned = progress_summary(node)["not_movable"]
-    return f", not movable: {_format_by_reason(pinned)}" if pinned else ""
+    not_movable = progress_summary(node)["not_movable"]
+    return f", not movable: {_format_by_reason(not_movable)}" if not_movable else ""
 
 
 def _migrations_suffix(node: dict[str, Any]) -> str:
-    now = progress_summary(node)
-    return f"; moved: {now['moved']}, failed: {now['failed']}" if now["moved"] or now["failed"] else ""
+    summary = progress_summary(node)
+    if not (summary["moved"] or summary["failed"]):
+        return ""
+    return f"; migrated: {summary['moved']}, failed: {summary['failed']}"

@@ -1,4 +1,4 @@
-"""The command `envoys recycle`: one Envoy takes over from another on this machine."""
+"""The command `envoys recycle`: replace an Envoy by another one on this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cli.output import format_duration, print_note, print_result, sanitize
 
 OldAdmin = Annotated[
     str,
-    typer.Option("--old-admin", metavar="HOST:PORT", help="Admin port of the Envoy that is to be replaced."),
+    typer.Option("--old-admin", metavar="HOST:PORT", help="Admin port of the Envoy to replace."),
 ]
 NewAdmin = Annotated[
     str, typer.Option("--new-admin", metavar="HOST:PORT", help="Admin port of the Envoy that takes over.")
@@ -32,7 +32,8 @@ Start = Annotated[
     str,
     typer.Option(
         metavar="COMMAND",
-        help="Starts the new Envoy where it does not run yet: it returns, or is the Envoy itself.",
+        help="Command that starts the new Envoy if it does not run yet: it returns, or it is the Envoy"
+        " itself.",
         show_default=False,
     ),
 ]
@@ -40,7 +41,8 @@ Undo = Annotated[
     str,
     typer.Option(
         metavar="COMMAND",
-        help="Ends the new Envoy when it cannot take over; default: its admin port is told to.",
+        help="Command that stops the new Envoy if it cannot take over; default: stop it through its admin"
+        " port.",
         show_default=False,
     ),
 ]
@@ -48,7 +50,8 @@ Stop = Annotated[
     str,
     typer.Option(
         metavar="COMMAND",
-        help="Ends the old Envoy when it has no session any more; default: its admin port is told to.",
+        help="Command that stops the old Envoy when it has no sessions left; default: stop it through its"
+        " admin port.",
         show_default=False,
     ),
 ]
@@ -57,7 +60,7 @@ StartTimeout = Annotated[
     typer.Option(
         parser=options.parse_duration,
         metavar="DURATION",
-        help="Time for the new Envoy to become able to take over; default 1m.",
+        help="Time for the new Envoy to become ready to take over; default 1m.",
         show_default=False,
     ),
 ]
@@ -73,7 +76,7 @@ Deadline = Annotated[
 OnDeadlineOption = Annotated[
     Literal["keep", "cut"],
     typer.Option(
-        help="What happens to sessions left then: they stay and the command fails, or they are cut."
+        help="What happens to sessions that are left at the deadline: keep them and fail, or cut them."
     ),
 ]
 OptionalListeners = Annotated[
@@ -81,10 +84,10 @@ OptionalListeners = Annotated[
     typer.Option(
         "--without",
         metavar="LISTENER",
-        help="A listener of the old Envoy that the new one need not have; may be given again.",
+        help="A listener of the old Envoy that the new one does not need; repeatable.",
     ),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Check, and say what would be done.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check, and show what would be done.")]
 
 
 def replace_envoy(
@@ -101,10 +104,11 @@ def replace_envoy(
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Replace an Envoy of this machine by another one without cutting a session.
+    """Replace an Envoy on this machine by another one without cutting a session.
 
-    The new one is started beside the old one and checked; then the old one accepts no new sessions, and ends
-    when it has none left. What fails before that leaves the old one serving. Run it again to go on.
+    Starts the new Envoy beside the old one and checks it; then the old Envoy stops accepting sessions, and
+    stops when it has none left. If an earlier step fails, the old Envoy keeps serving. Run the command again
+    to continue.
     """
     spec = ReplacementSpec(
         old_admin,
@@ -125,24 +129,25 @@ def replace_envoy(
             else:
                 replacement.run()
         except KeyboardInterrupt:
-            raise CliError("stopped; run it again to go on") from None
+            raise CliError("interrupted; run the command again to continue") from None
 
 
 class _ControlPlaneApi:
-    """The control plane, as far as a recycle needs it."""
+    """The control plane calls that a replacement needs."""
 
     def __init__(self, client: ControlPlaneClient) -> None:
         self._client = client
 
     def envoys(self) -> Mapping[str, RegisteredEnvoy]:
-        return {each["id"]: parse_registered_envoy(each) for each in self._client.get("/v1/envoys")["envoys"]}
+        envoys = self._client.get("/v1/envoys")["envoys"]
+        return {envoy["id"]: parse_registered_envoy(envoy) for envoy in envoys}
 
     def forget(self, envoy: str) -> None:
         forget(self._client, envoy)
 
 
 def forget(client: ControlPlaneClient, envoy: str) -> None:
-    """Tell the control plane that an Envoy has ended for good. One that it does not know it has forgotten."""
+    """Remove an Envoy that has stopped for good from the control plane. An unknown Envoy is no error."""
     try:
         client.delete(f"/v1/envoys/{quote(envoy, safe='')}")
     except NotFound:
@@ -153,15 +158,16 @@ def forget(client: ControlPlaneClient, envoy: str) -> None:
 def _json_progress() -> Iterator[ReportProgress]:
     last_line = ""
 
-    def tell(told: ProgressMessage) -> None:
+    def report(progress: ProgressMessage) -> None:
         nonlocal last_line
-        line = {"step": told.step, "message": told.message, **told.data}
-        now = json.dumps(line | {"seconds": None}, ensure_ascii=False)
-        if now != last_line:  # that time passes is no news
+        line = {"step": progress.step, "message": progress.message, **progress.data}
+        # A line that differs only in the remaining time is not printed.
+        line_without_time = json.dumps(line | {"seconds": None}, ensure_ascii=False)
+        if line_without_time != last_line:
             print_result(json.dumps(line, ensure_ascii=False))
-            last_line = now
+            last_line = line_without_time
 
-    yield tell
+    yield report
 
 
 @contextmanager
@@ -172,20 +178,20 @@ def _terminal_progress() -> Iterator[ReportProgress]:
     from rich.console import Console
     from rich.status import Status
 
-    status, lines = Status("", console=Console(stderr=True)), _line_progress()
+    status, report_line = Status("", console=Console(stderr=True)), _line_progress()
 
-    def tell(told: ProgressMessage) -> None:
-        if told.step == "watch" and "sessions" in told.data:
+    def report(progress: ProgressMessage) -> None:
+        if progress.step == "watch" and "sessions" in progress.data:
             status.start()
-            left = format_duration(told.data["seconds"])
-            status.update(f"{sanitize(told.message)}, {left} until the deadline")
+            time_left = format_duration(progress.data["seconds"])
+            status.update(f"{sanitize(progress.message)}, {time_left} until the deadline")
             return
-        if told.step != "watch":
-            status.stop()  # else it would take what goes to standard output, too
-        lines(told)
+        if progress.step != "watch":
+            status.stop()  # a running Status also captures standard output
+        report_line(progress)
 
     try:
-        yield tell
+        yield report
     finally:
         status.stop()
 
@@ -193,14 +199,14 @@ def _terminal_progress() -> Iterator[ReportProgress]:
 def _line_progress() -> ReportProgress:
     last_message = ""
 
-    def tell(told: ProgressMessage) -> None:
+    def report(progress: ProgressMessage) -> None:
         nonlocal last_message
-        if told.message == last_message:
+        if progress.message == last_message:
             return
-        last_message = told.message
-        if told.step == "done" or told.message.startswith("would "):
-            print_result(sanitize(told.message))
+        last_message = progress.message
+        if progress.step == "done" or progress.message.startswith("would "):
+            print_result(sanitize(progress.message))
         else:
-            print_note(told.message)
+            print_note(progress.message)
 
-    return tell
+    return report

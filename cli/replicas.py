@@ -1,4 +1,4 @@
-"""The command on control planes: replicas."""
+"""The `replicas` command: the control planes that share one state."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def replicas(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
         [_replica_row(replica) for replica in answer["replicas"]],
     )
     if not answer["replicas"]:
-        print_note("replicas.enabled is false there, so that control plane shares nothing with others")
+        print_note("replicas.enabled is false on that control plane, so it shares no state with others")
     for replica in answer["replicas"]:
         if replica["unheard"] and not replica["is_us"]:
             print_note(f"{replica['name']} {replica['unheard']}")
 
 
 def _replica_row(replica: dict[str, Any]) -> tuple[str, ...]:
-    role = f"leads since {format_time(replica['led_since'])}" if replica["leads"] else "follows"
-    name = f"{replica['name']} (asked)" if replica["is_us"] else replica["name"]
+    role = f"leader since {format_time(replica['led_since'])}" if replica["leads"] else "follower"
+    name = f"{replica['name']} (this one)" if replica["is_us"] else replica["name"]
     return (name, replica["address"], replica["version"], format_time(replica["since"]), role)

@@ -1,4 +1,4 @@
-"""How rollouts read in a terminal and in a log. Pure."""
+"""Format rollouts as table rows and lines of text. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEP_HEADERS = ("ADDRESS", "STAGE", "DURATION", "SESSIONS", "MOVED", "FAILED", "
 
 
 def rollout_row(rollout: Mapping[str, Any]) -> tuple[str, ...]:
-    """A rollout in one line."""
+    """Return the table row of a rollout."""
     steps = rollout["steps"]
     return (
         rollout["id"],
@@ -30,7 +30,7 @@ def rollout_row(rollout: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def step_row(step: Mapping[str, Any], now: datetime) -> tuple[str, ...]:
-    """A node of a rollout in one line."""
+    """Return the table row of one node's step; `now` ends the duration of a step that still runs."""
     return (
         step["address"],
         step["stage"],
@@ -43,51 +43,52 @@ def step_row(step: Mapping[str, Any], now: datetime) -> tuple[str, ...]:
 
 
 def summary_line(rollout: Mapping[str, Any]) -> str:
-    """What it is, and where it is, in one sentence."""
-    order = rollout["order"]
-    why = f": {rollout['reason']}" if rollout["reason"] else ""
-    to = f" to {order['version']}" if order["version"] else ""
+    """Return one sentence with the rollout's action, selector, author, phase and reason."""
+    spec = rollout["order"]
+    reason = f": {rollout['reason']}" if rollout["reason"] else ""
+    target = f" to {spec['version']}" if spec["version"] else ""
     return (
-        f"rollout {rollout['id']} ({order['action']}{to}, {order['selector']}, by {rollout['by']})"
-        f" is {rollout['phase']}{why}"
+        f"rollout {rollout['id']} ({spec['action']}{target}, {spec['selector']}, by {rollout['by']})"
+        f" is {rollout['phase']}{reason}"
     )
 
 
 def plan_lines(plan: Mapping[str, Any]) -> list[str]:
-    """What a rollout would do, a line each."""
-    order = plan["order"]
-    total, at_once, budget = len(order["nodes"]), order["max_unavailable"], order["failure_budget"]
-    leftover_sessions = "stay until the action ends them" if order["on_deadline"] == "keep" else "are ended"
-    back = f"back with version {order['version']}" if order["version"] else "back"
-    drained, returned, healthy = (
-        format_duration(order[f"{name}_seconds"])
+    """Return what a rollout would do, one line per step."""
+    spec = plan["order"]
+    total, at_once, budget = len(spec["nodes"]), spec["max_unavailable"], spec["failure_budget"]
+    leftover_sessions = "stay until the action ends them" if spec["on_deadline"] == "keep" else "are closed"
+    back = f"back with version {spec['version']}" if spec["version"] else "back"
+    drain_time, return_time, healthy_time = (
+        format_duration(spec[f"{name}_seconds"])
         for name in ("drain_deadline", "return_deadline", "healthy_for")
     )
-    many = f"{total} node" if total == 1 else f"{total} nodes"
+    node_count = f"{total} node" if total == 1 else f"{total} nodes"
     return [
-        f"{many}, {at_once} at a time: {', '.join(order['nodes']) or 'none'}",
-        f"1. drain it, {drained} at most; sessions that are left then {leftover_sessions}",
-        f"2. run the action {order['action']}",
-        f"3. wait until it is {back}, {returned} at most, and has passed its checks for {healthy}",
+        f"{node_count}, {at_once} at a time: {', '.join(spec['nodes']) or 'none'}",
+        f"1. drain it, for at most {drain_time}; sessions that are left then {leftover_sessions}",
+        f"2. run the action {spec['action']}",
+        f"3. wait until it is {back}, for at most {return_time}, and has passed its checks for"
+        f" {healthy_time}",
         "4. undrain it, and let it warm up",
         "pause at the first node that fails"
         if not budget
-        else f"pause when more than {budget} nodes have failed, or at the end when fewer have",
+        else f"pause when more than {budget} nodes have failed, or at the end if fewer have",
     ]
 
 
 def count_in_stages(steps: Iterable[Mapping[str, Any]], *stages: str) -> int:
-    """How many nodes are in one of these stages."""
+    """Return how many steps are in one of these stages."""
     return sum(step["stage"] in stages for step in steps)
 
 
 def count_finished(steps: Iterable[Mapping[str, Any]]) -> int:
-    """How many nodes have had their turn."""
+    """Return how many steps are finished, successfully or not."""
     return count_in_stages(steps, *_FINISHED_STAGES)
 
 
 def active_steps(rollout: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The nodes whose turn it is."""
+    """Return the steps that have started and are not finished."""
     return [step for step in rollout["steps"] if step["stage"] not in {*_FINISHED_STAGES, "pending"}]
 
 

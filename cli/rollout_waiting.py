@@ -1,4 +1,4 @@
-"""Watching a rollout: progress on a terminal, a line a change elsewhere, a report at the end."""
+"""Wait for a rollout: a progress bar on a terminal, one line per change elsewhere, a report at the end."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from cli.rollout_tables import (
     summary_line,
 )
 
-_POLL_SECONDS = 0.5  # seconds
+_POLL_SECONDS = 0.5
 
 ShowProgress = Callable[[Mapping[str, Any]], None]
 
 
 def rollout_path(name: str) -> str:
-    """The path of a rollout."""
+    """Return the REST path of a rollout."""
     from urllib.parse import quote
 
     return f"/v1/rollouts/{quote(name, safe='')}"
@@ -38,9 +38,9 @@ def rollout_path(name: str) -> str:
 def wait_until_finished(
     client: ControlPlaneClient, rollout: Mapping[str, Any], *, as_json: bool = False
 ) -> None:
-    """Return when all its nodes are done. Failure when it pauses, is aborted or a node failed, and on Ctrl-C.
+    """Return when all nodes are done. Raises CliError if the rollout pauses or is aborted, and on Ctrl-C.
 
-    `as_json`: each change as a line of JSON on standard output.
+    `as_json`: print each change as a line of JSON on standard output.
     """
     name = rollout["id"]
     try:
@@ -52,7 +52,8 @@ def wait_until_finished(
                 show(rollout)
     except KeyboardInterrupt:
         raise CliError(
-            f"stopped watching; the rollout {name} goes on: `tidevoy rollout status {name} --follow` shows it"
+            f"stopped waiting; the rollout {name} continues: `tidevoy rollout status {name} --follow` shows"
+            " it"
             f", `tidevoy rollout pause {name}` or `abort {name}` stops it"
         ) from None
     if not as_json:
@@ -62,20 +63,20 @@ def wait_until_finished(
 
 
 def rollout_result(rollout: Mapping[str, Any]) -> str | None:
-    """None: wait on. Empty: all nodes are done. Else why not."""
-    name, phase, why = rollout["id"], rollout["phase"], rollout["reason"]
+    """Return None to keep waiting, "" if all nodes are done, else why the rollout stopped."""
+    name, phase, reason = rollout["id"], rollout["phase"], rollout["reason"]
     if phase == "paused":
         return (
-            f"the rollout {name} is paused: {why}; `tidevoy rollout resume {name}` goes on, `tidevoy rollout"
-            f" abort {name}` ends it"
+            f"the rollout {name} is paused: {reason}; `tidevoy rollout resume {name}` continues it,"
+            f" `tidevoy rollout abort {name}` ends it"
         )
     if phase == "aborted":
-        return f"the rollout {name} was aborted: {why}"
+        return f"the rollout {name} was aborted: {reason}"
     return "" if phase == "done" else None
 
 
 def print_report(rollout: Mapping[str, Any]) -> None:
-    """What became of each node, and of it all."""
+    """Print the table of all nodes, and the summary line."""
     now = datetime.now(UTC)
     show_table(STEP_HEADERS, [step_row(step, now) for step in rollout["steps"]])
     print_result(sanitize(summary_line(rollout)))
@@ -117,15 +118,15 @@ def _terminal_progress() -> Iterator[ShowProgress]:
 
 
 def _line_progress(print_line: Callable[[str], None]) -> ShowProgress:
-    """A line for each node that comes into another stage, and for the rollout's phases."""
+    """Print one line when a node enters another stage, and when the rollout enters another phase."""
     stages: dict[str, str] = {}
     phase = ""
 
     def show(rollout: Mapping[str, Any]) -> None:
         nonlocal phase
         for step in rollout["steps"]:
-            before = stages.get(step["address"], "pending")
-            if step["stage"] != before:
+            previous_stage = stages.get(step["address"], "pending")
+            if step["stage"] != previous_stage:
                 print_line(f"{step['address']} {_format_stage(step)}")
             stages[step["address"]] = step["stage"]
         if rollout["phase"] != phase:
@@ -148,7 +149,10 @@ def _json_progress() -> Iterator[ShowProgress]:
 
 
 def changes_since(previous: dict[str, Any], rollout: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What is new since the last call with the same `said`, which is brought up to date; None: nothing."""
+    """Return what changed since the last call with the same `previous`, and update `previous`.
+
+    Returns None if nothing changed.
+    """
     steps = {step["address"]: step for step in rollout["steps"]}
     head = {key: rollout[key] for key in ("id", "phase", "reason")}
     changed = [step for address, step in steps.items() if previous.get("steps", {}).get(address) != step]
@@ -159,10 +163,10 @@ def changes_since(previous: dict[str, Any], rollout: Mapping[str, Any]) -> dict[
 
 
 def _active_nodes(rollout: Mapping[str, Any]) -> str:
-    """`10.0.0.1:4000 draining: 3 sessions are left`, of the nodes whose turn it is."""
-    working = active_steps(rollout)
-    more = f" and {len(working) - 2} more" if len(working) > 2 else ""
-    return ", ".join(f"{step['address']} {_format_stage(step)}" for step in working[:2]) + more
+    """Format the active nodes as `10.0.0.1:4000 draining: 3 sessions are left, ...`."""
+    steps = active_steps(rollout)
+    more = f" and {len(steps) - 2} more" if len(steps) > 2 else ""
+    return ", ".join(f"{step['address']} {_format_stage(step)}" for step in steps[:2]) + more
 
 
 def _format_stage(step: Mapping[str, Any]) -> str:

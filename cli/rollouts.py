@@ -1,4 +1,4 @@
-"""Commands on rollouts: rollout start, status, pause, resume, abort."""
+"""Rollout commands: rollout start, status, pause, resume, abort."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _duration_option(text: str) -> Any:
 def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     rollout = typer.Typer(
-        help="Restart or upgrade nodes one after the other, without a disconnect.", no_args_is_help=True
+        help="Restart or upgrade nodes one after another without disconnecting clients.", no_args_is_help=True
     )
     rollout.command("start")(start)
     rollout.command("status")(status)
@@ -40,7 +40,7 @@ def start(
         str,
         typer.Option(
             metavar="all|NAME=VALUE,...|ADDRESS,...",
-            help="All nodes, those with all these labels, or these in this order.",
+            help="All nodes, the nodes with all these labels, or these nodes in this order.",
             show_default=False,
         ),
     ],
@@ -48,53 +48,55 @@ def start(
         str,
         typer.Option(
             metavar="NAME",
-            help="A name in `rollouts.actions` of the control plane's configuration; `manual`: somebody else"
-            " restarts the nodes.",
+            help="Action in `rollouts.actions` of the control plane's configuration; `manual`: you restart"
+            " the"
+            " nodes yourself.",
         ),
     ] = "manual",
     max_unavailable: Annotated[
-        int, typer.Option(min=1, help="Nodes that may be out of service at a time.")
+        int, typer.Option(min=1, help="Nodes that may be out of service at the same time.")
     ] = 1,
-    drain_deadline: Annotated[float, _duration_option("Time for the sessions of a node to leave.")] = "10m",  # type: ignore[assignment]
+    drain_deadline: Annotated[float, _duration_option("Time for sessions to leave a node.")] = "10m",  # type: ignore[assignment]
     on_deadline: Annotated[
         Literal["keep", "close"],
         typer.Option(
-            help="What happens to sessions left then: they stay until the action ends them, or they are ended"
-            " (every Envoy must have Tidevoy's module)."
+            help="What happens to sessions that are left at the deadline: keep them until the action ends"
+            " them,"
+            " or close them (every Envoy must have Tidevoy's module)."
         ),
     ] = "keep",
     return_deadline: Annotated[
-        float, _duration_option("Time for a node to be back and steady after its action.")
+        float, _duration_option("Time for a node to be back and stable after its action.")
     ] = "10m",  # type: ignore[assignment]
     healthy_for: Annotated[
-        float, _duration_option("How long a node that is back must pass its checks before it gets sessions.")
+        float, _duration_option("How long a returned node must pass its checks before it gets sessions.")
     ] = "10s",  # type: ignore[assignment]
     version: Annotated[
-        str, typer.Option(help="That each node is to have afterwards, e.g. v8.5.4; default: any.")
+        str, typer.Option(help="Version that each node must have afterwards, e.g. v8.5.4; default: any.")
     ] = "",
     failure_budget: Annotated[
         int, typer.Option(min=0, help="Nodes that may fail before the rollout pauses.")
     ] = 0,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be done, and what is against it.")
+        bool, typer.Option("--dry-run", help="Show what would be done, and what prevents it.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Start in spite of what is against it, as far as that can be.")
+        bool, typer.Option("--force", help="Start in spite of failed checks, if that is possible.")
     ] = False,
     wait: Annotated[
         bool | None,
         typer.Option(
             "--wait/--no-wait",
-            help="Show progress until it is over or pauses. Default: on a terminal.",
+            help="Show progress until the rollout ends or pauses. Default: only on a terminal.",
             show_default=False,
         ),
     ] = None,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Take nodes out of service in turns, run an action for each, and put it back.
+    """Take nodes out of service one after another, run an action for each, and put it back.
 
-    Exit code 0: done (without waiting: started); 1: paused, aborted, refused, or a node failed.
+    Exit code 0: done (without waiting: started); 1: paused, aborted, rejected, or a node failed.
     """
     spec = {
         "nodes": nodes,
@@ -112,8 +114,8 @@ def start(
         if dry_run:
             _print_plan(plan, as_json)
             return
-        for caution in plan["cautions"]:
-            print_note(caution)
+        for warning in plan["cautions"]:
+            print_note(warning)
         rollout = client.post("/v1/rollouts", {**spec, "force": force})
         if sys.stderr.isatty() if wait is None else wait:
             wait_until_finished(client, rollout, as_json=as_json)
@@ -122,16 +124,17 @@ def start(
 
 
 def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
-    """Failure when it would be refused."""
+    """Print what a rollout would do. Raises CliError if it would be rejected."""
     if as_json:
         show_json(plan)
     else:
         for line in plan_lines(plan):
             print_result(sanitize(line))
-        for caution in plan["cautions"]:
-            print_note(caution)
+        for warning in plan["cautions"]:
+            print_note(warning)
     if plan["problems"]:
-        raise CliError("\n".join(sanitize(f"it would be refused: {problem}") for problem in plan["problems"]))
+        problems = (f"the rollout would be rejected: {problem}" for problem in plan["problems"])
+        raise CliError("\n".join(sanitize(problem) for problem in problems))
 
 
 def status(
@@ -139,12 +142,12 @@ def status(
         str | None, typer.Argument(metavar="ID", help="Only this rollout.", show_default=False)
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Show progress until it is over or pauses.")
+        bool, typer.Option("--follow", "-f", help="Show progress until the rollout ends or pauses.")
     ] = False,
     url: Url = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Show the rollouts that go on and the last that ended, or one with its nodes."""
+    """Show active and recently finished rollouts, or one rollout with its nodes."""
     with ControlPlaneClient(url) as client:
         if name is None:
             if follow:
@@ -168,17 +171,17 @@ def _print_rollouts(answer: dict[str, Any], as_json: bool) -> None:
 
 
 def pause(name: RolloutId, url: Url = DEFAULT_URL) -> None:
-    """Begin with no further node; an action that runs goes on to its end."""
+    """Pause a rollout: start no further node. A running action continues to its end."""
     _post_command(url, name, "pause")
 
 
 def resume(name: RolloutId, url: Url = DEFAULT_URL) -> None:
-    """Go on after a pause. A node that failed is taken first."""
+    """Resume a paused rollout. It retries failed nodes first."""
     _post_command(url, name, "resume")
 
 
 def abort(name: RolloutId, url: Url = DEFAULT_URL) -> None:
-    """End a rollout early, and take back the drains that are its own."""
+    """Abort a rollout, and cancel the drains that it started."""
     _post_command(url, name, "abort")
 
 

@@ -1,4 +1,4 @@
-"""Commands that start things: serve, bootstrap."""
+"""Commands that start processes: serve (the control plane) and bootstrap (an Envoy's configuration)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cli.options import ConfigFile
 from cli.output import print_result
 from controlplane import address as addresses
 
-_WILDCARD_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - what is not bound here but refused
+_WILDCARD_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - rejected, not bound
 
 
 def register(app: typer.Typer) -> None:
@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 
 def serve(config: ConfigFile = None) -> None:
-    """Run the control plane. SIGINT or SIGTERM ends it, SIGHUP reloads the configuration."""
+    """Run the control plane. SIGINT or SIGTERM stops it, SIGHUP reloads the configuration."""
     import asyncio
 
     import structlog
@@ -41,22 +41,22 @@ def serve(config: ConfigFile = None) -> None:
     settings = load_settings()
     logs.configure(settings.log)
     _raise_descriptor_limit()
-    for caution in startup_warnings(settings):
-        structlog.get_logger("tidevoy.serve").warning(caution)
+    for warning in startup_warnings(settings):
+        structlog.get_logger("tidevoy.serve").warning(warning)
     asyncio.run(run(settings, load_settings, _freeze_garbage_collection, handle_signals=True))
 
 
 def _freeze_garbage_collection() -> None:
     """Exclude all objects that exist now, such as modules and the API, from later garbage collections.
 
-    They live until the end. To search them takes some 100 ms, in which nothing else runs.
+    They live until the process ends. Scanning them takes about 100 ms, during which nothing else runs.
     """
     gc.collect()
     gc.freeze()
 
 
 def _raise_descriptor_limit() -> None:
-    """Take all descriptors that we may: checks use up to two a node, and the soft limit is often 1024."""
+    """Raise the descriptor limit to its maximum: checks use up to two per node, the default is often 1024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
@@ -67,12 +67,12 @@ def bootstrap(
         list[str] | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="xDS address of a control plane; may be given again. Default: xds.listen.",
+            help="xDS address of a control plane; repeatable. Default: xds.listen.",
         ),
     ] = None,
     node_id: Annotated[
         str | None,
-        typer.Option("--id", help="Name of the Envoy; without it, start Envoy with `--service-node NAME`."),
+        typer.Option("--id", help="Id of the Envoy; without it, start Envoy with `--service-node ID`."),
     ] = None,
     admin: Annotated[str, typer.Option(help="Loopback address of the Envoy's admin port.")] = (
         "127.0.0.1:9901"
@@ -81,43 +81,45 @@ def bootstrap(
         str | None,
         typer.Option(
             metavar="PATH",
-            help="Tidevoy's module, libtidevoy.so of this version; `auto`: the one on this machine.",
+            help="Path of Tidevoy's module, libtidevoy.so of this version; `auto`: the one on this machine.",
         ),
     ] = None,
-    delta: Annotated[bool, typer.Option("--delta", help="Use the incremental form of xDS.")] = False,
+    delta: Annotated[bool, typer.Option("--delta", help="Use incremental (delta) xDS.")] = False,
     group: Annotated[
         str,
-        typer.Option(help="The only group of nodes that the Envoy is to serve, on sql.listen. Default: all."),
+        typer.Option(help="The only node group that the Envoy serves, on sql.listen. Default: all groups."),
     ] = "",
-    zone: Annotated[str, typer.Option(help="Where the Envoy is; it prefers nodes of that zone.")] = "",
+    zone: Annotated[str, typer.Option(help="Zone of the Envoy; it prefers nodes of that zone.")] = "",
     ca: Annotated[
         str | None,
-        typer.Option(help="CA file for the control plane's certificate; with it the Envoy connects by TLS."),
+        typer.Option(
+            help="CA file for the control plane's certificate; with it, the Envoy connects with TLS."
+        ),
     ] = None,
     server_name: Annotated[
         str | None,
         typer.Option(
-            help="Name that the certificates of all control planes hold; default: the host of any of them."
+            help="Name in the certificates of all control planes; default: the host of any of them."
         ),
     ] = None,
     cert: Annotated[str | None, typer.Option(help="The Envoy's certificate file, for mutual TLS.")] = None,
-    key: Annotated[str | None, typer.Option(help="The key file of that certificate.")] = None,
+    key: Annotated[str | None, typer.Option(help="Key file of that certificate.")] = None,
 ) -> None:
-    """Print a bootstrap configuration for an Envoy. Paths are those on the Envoy's machine."""
+    """Print a bootstrap configuration for an Envoy. Paths are paths on the Envoy's machine."""
     from controlplane.config.loader import read_settings
     from controlplane.xds.bootstrap.bootstrap import ControlPlaneTls, render_bootstrap
 
     if (cert is None) != (key is None) or (cert is not None and ca is None):
-        raise CliError("--cert and --key go together, and with --ca", EXIT_USAGE)
+        raise CliError("--cert and --key must be set together, and need --ca", EXIT_USAGE)
     settings = read_settings(config, os.environ)
     tls_settings = settings.xds.tls
     if tls_settings is not None and ca is None:
         raise CliError(
-            "xds.tls is set, so an Envoy connects by TLS alone; name its CA file with --ca", EXIT_USAGE
+            "xds.tls is set, so Envoys must connect with TLS; name the CA file with --ca", EXIT_USAGE
         )
     if tls_settings is not None and tls_settings.client_ca is not None and cert is None:
         raise CliError(
-            "xds.tls.client_ca is set, so an Envoy needs a certificate; name its files with --cert and --key",
+            "xds.tls.client_ca is set, so Envoys need a certificate; name its files with --cert and --key",
             EXIT_USAGE,
         )
     control_planes = control_plane or [settings.xds.listen]
@@ -139,8 +141,9 @@ def bootstrap(
         )
         if not _is_loopback(admin):
             raise ValueError(
-                f"{admin} can be no admin address: Envoy's admin port obeys whoever reaches it; "
-                "name a loopback address, such as 127.0.0.1:9901"
+                f"{admin} is not a valid admin address: anyone who reaches Envoy's admin port controls"
+                " Envoy; "
+                "use a loopback address, such as 127.0.0.1:9901"
             )
     except ValueError as error:
         raise CliError(str(error), EXIT_USAGE) from None
@@ -152,8 +155,9 @@ def _find_local_module() -> str:
 
     if (file := find_module()) is None:
         raise ValueError(
-            f"there is no {MODULE_FILE_NAME} on this machine; build it with `cargo build --release` in filters/,"
-            " or name the path that it has on the Envoy's machine"
+            f"there is no {MODULE_FILE_NAME} on this machine; build it with `cargo build --release` in"
+            " filters/,"
+            " or name its path on the Envoy's machine"
         )
     return str(file)
 

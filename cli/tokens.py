@@ -1,4 +1,4 @@
-"""The command on tokens: token create."""
+"""Token commands: token create."""
 
 from __future__ import annotations
 
@@ -15,26 +15,30 @@ from cli.output import print_note, print_result, show_json
 
 def register(app: typer.Typer) -> None:
     """Add the command to `app`."""
-    tokens = typer.Typer(help="Tokens by which the control plane knows its callers.", no_args_is_help=True)
+    tokens = typer.Typer(
+        help="API tokens that authenticate callers to the control plane.", no_args_is_help=True
+    )
     tokens.callback()(_token_group)
     tokens.command("create")(create)
     app.add_typer(tokens, name="token")
 
 
 def _token_group() -> None:
-    """Tokens by which the control plane knows its callers."""
+    """API tokens that authenticate callers to the control plane."""
 
 
 def create(
-    name: Annotated[str, typer.Option(help="Who gets it: audit events name the caller so.")],
-    role: Annotated[Literal["viewer", "operator"], typer.Option(help="viewer: reads. operator: all.")],
+    name: Annotated[str, typer.Option(help="Name of the caller, as audit events show it.")],
+    role: Annotated[
+        Literal["viewer", "operator"], typer.Option(help="viewer: may read. operator: may do everything.")
+    ],
     file: Annotated[
         Path | None,
-        typer.Option(help="Write the token to this new file, readable by you alone; default: print it."),
+        typer.Option(help="Write the token to this new file, readable only by you; default: print it."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a random token. It is shown once: the configuration holds only its SHA-256."""
+    """Create a random token. It is shown only once: the configuration holds only its SHA-256."""
     from pydantic import ValidationError
 
     from api.auth.credentials import new_token, sha256
@@ -56,7 +60,7 @@ def create(
         return
     print_result(f"# For the configuration of the control plane:\napi:\n  tokens:\n  {line}")
     if file is not None:
-        print_note(f"the token is in {file}: TIDEVOY_TOKEN_FILE={file} tidevoy nodes")
+        print_note(f"the token is in {file}; use it with TIDEVOY_TOKEN_FILE={file} tidevoy nodes")
     else:
         print_result(f"# The token; it is not shown again:\n{token}")
 
@@ -65,8 +69,8 @@ def _write_token_file(file: Path, token: str) -> None:
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise CliError(f"{file} is there already; name a new file", EXIT_USAGE) from None
+        raise CliError(f"{file} already exists; name a new file", EXIT_USAGE) from None
     except OSError as error:
         raise CliError(f"{file} cannot be written: {error.strerror}", EXIT_USAGE) from None
-    with os.fdopen(descriptor, "w") as opened:
-        opened.write(f"{token}\n")
+    with os.fdopen(descriptor, "w") as stream:
+        stream.write(f"{token}\n")

@@ -1,4 +1,4 @@
-"""Reading and writing `host:port`, IPv6 in brackets: the only place that knows the syntax."""
+"""Parse and format `host:port` addresses, IPv6 in brackets. No other file knows the syntax."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 import re
 from functools import lru_cache
 
-# Every decision reads the addresses of all nodes again; this many are remembered.
+# Every planner run parses the addresses of all nodes again; this many results are cached.
 _ADDRESS_CACHE_SIZE = 32_768
 
 _HOST_NAME = re.compile(
@@ -16,7 +16,7 @@ _HOST_NAME = re.compile(
 
 @lru_cache(_ADDRESS_CACHE_SIZE)
 def split(address: str) -> tuple[str, int]:
-    """`host:port` as (host, port), the host without brackets. ValueError, with a sentence, if it is none."""
+    """Split `host:port` into (host, port), the host without brackets. Raises ValueError with a sentence."""
     host, colon, port = address.rpartition(":")
     if not colon:
         raise ValueError(f"{address!r} has no port; write it as host:port")
@@ -26,7 +26,7 @@ def split(address: str) -> tuple[str, int]:
         try:
             return str(ipaddress.IPv6Address(host[1:-1])), int(port)
         except ValueError:
-            raise ValueError(f"{host} in {address!r} is no IPv6 address") from None
+            raise ValueError(f"{host} in {address!r} is not an IPv6 address") from None
     if ":" in host:
         raise ValueError(f"{address!r} is ambiguous; write an IPv6 host in brackets, as [fd00::1]:4000")
     if not host or (literal_ip(host) is None and not _HOST_NAME.fullmatch(host)):
@@ -35,13 +35,13 @@ def split(address: str) -> tuple[str, int]:
 
 
 def join(host: str, port: int) -> str:
-    """The text form of a host (without brackets) and a port."""
+    """Return `host:port` for a host (without brackets) and a port."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @lru_cache(_ADDRESS_CACHE_SIZE)
 def literal_ip(host: str) -> str | None:
-    """The canonical text of a literal IP, or None when the host is a name that DNS must answer."""
+    """Return the canonical text of a literal IP address, or None if the host is a DNS name."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Work that must not be left half done when whoever waits for it gives up."""
+"""Run coroutines that must finish even if their caller is cancelled."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 async def run_to_completion(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end; a cancellation that comes meanwhile is raised after it.
+    """Run `work` to its end; a cancellation during it is raised afterwards.
 
-    `asyncio.shield` would let the caller go on at once, while the work still writes behind its back.
+    `asyncio.shield` would let the caller continue at once, while the work still writes in the background.
     """
     task = asyncio.create_task(work)
     cancellation: asyncio.CancelledError | None = None

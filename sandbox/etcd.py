@@ -1,4 +1,4 @@
-"""etcd servers in PD's place: one, or a cluster, plain or with TLS (Debian package etcd-server)."""
+"""etcd servers in place of PD: one, or a cluster, plain or with TLS (Debian package etcd-server)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EtcdTls:
 
 @dataclass(frozen=True, slots=True)
 class EtcdPorts:
-    """Where one etcd listens, all on 127.0.0.1. `metrics` answers /health without TLS."""
+    """Ports of one etcd, all on 127.0.0.1. `metrics` answers /health without TLS."""
 
     client: int
     peer: int
@@ -36,7 +36,7 @@ class EtcdPorts:
 
     @classmethod
     def allocate(cls, ports: Ports, client: int | None = None) -> Self:
-        """Three ports out of `ports`; `client` when that one is already claimed."""
+        """Allocate three ports from `ports`; `client` replaces the first if it is already claimed."""
         return cls(client or ports.allocate(), ports.allocate(), ports.allocate())
 
 
@@ -74,7 +74,7 @@ class Etcd(Server):
         tls: EtcdTls | None = None,
         pd_timings: bool = False,
     ) -> Etcd:
-        """A single etcd on free ports, to be used as `async with Etcd.start(directory) as etcd`."""
+        """Create a single etcd on free ports, for use as `async with Etcd.start(directory) as etcd`."""
         ports = Ports()
         etcd = cls(directory, EtcdPorts.allocate(ports), name=name, tls=tls, pd_timings=pd_timings)
         etcd.ports = ports
@@ -95,11 +95,11 @@ class Etcd(Server):
         return "https" if self._tls else "http"
 
     def listen_ports(self) -> list[int]:
-        """Its client, peer and metrics ports."""
+        """Return its client, peer and metrics ports."""
         return [self._listen_ports.client, self._listen_ports.peer, self._listen_ports.metrics]
 
     def command(self) -> list[str]:
-        """etcd with everything said on the command line."""
+        """Return the etcd command with all settings as options."""
         peer = f"http://127.0.0.1:{self._listen_ports.peer}"
         members = [f"{name}=http://127.0.0.1:{ports.peer}" for name, ports in self._cluster.items()]
         command = [
@@ -124,16 +124,16 @@ class Etcd(Server):
         return command
 
     def environment(self) -> Mapping[str, str]:
-        """Ours without ETCD_*, which etcd would read as flags."""
+        """Return our environment without ETCD_*, which etcd would read as flags."""
         return {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
 
     async def is_serving(self) -> bool:
-        """Whether it has a leader and answers."""
+        """Return whether it has a leader and answers."""
         return await http_responds(f"http://127.0.0.1:{self._listen_ports.metrics}/health")
 
 
 class EtcdCluster:
-    """Several etcd servers that form one cluster. `async with` starts all and ends all."""
+    """Several etcd servers that form one cluster. `async with` starts and stops all of them."""
 
     def __init__(
         self, directory: Path, *, size: int = 3, tls: EtcdTls | None = None, pd_timings: bool = False
@@ -152,10 +152,10 @@ class EtcdCluster:
 
     async def __aenter__(self) -> Self:
         try:
-            # All at once: none serves before a majority is there.
-            async with asyncio.TaskGroup() as starting:
+            # In parallel: none serves before a majority runs.
+            async with asyncio.TaskGroup() as tasks:
                 for member in self.members:
-                    starting.create_task(member.launch())
+                    tasks.create_task(member.launch())
         except BaseException:
             await self._stop()
             raise
@@ -168,9 +168,9 @@ class EtcdCluster:
 
     async def _stop(self) -> None:
         try:
-            async with asyncio.TaskGroup() as ending:
+            async with asyncio.TaskGroup() as tasks:
                 for member in self.members:
                     if member.is_running:
-                        ending.create_task(member.terminate())
+                        tasks.create_task(member.terminate())
         finally:
             self._ports.close()

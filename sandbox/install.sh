@@ -1,30 +1,30 @@
 #!/bin/sh
 # Installs the Debian packages that are missing: sandbox/install.sh python|rust|run|test|tidb|bench
-#   python  what makes a virtual environment
-#   rust    what builds the module for Envoy beside a Rust toolchain, which must be there
-#   run     what `make run` starts
-#   test    what `make test` needs beside that
-#   tidb    what `make test-tidb` needs beside `run`; PD, TiKV and TiDB are for the user to install
-#   bench   what `make bench` needs beside `run`
-# As root it installs them, without starting a service; else it says in one sentence what to install.
+#   python  for creating a virtual environment
+#   rust    for building the module for Envoy, in addition to a Rust toolchain, which must be installed
+#   run     for `make run`
+#   test    for `make test`, in addition to `run`
+#   tidb    for `make test-tidb`, in addition to `run`; the user installs PD, TiKV and TiDB
+#   bench   for `make bench`, in addition to `run`
+# As root it installs them, without starting a service; otherwise it prints one line with the missing packages.
 set -eu
 PATH="$PATH:/usr/sbin:/sbin"
 python="${PYTHON:-python3}"
-rust="${RUST:-}" # the oldest that will do
+rust="${RUST:-}" # The oldest sufficient version.
 
 missing=""
 need() { # need COMMAND PACKAGE
     command -v "$1" >/dev/null 2>&1 || missing="$missing $2"
 }
 
-need_driver() { # need_driver PACKAGE COMMAND..., which fails without it
+need_driver() { # need_driver PACKAGE COMMAND..., where COMMAND fails without PACKAGE
     package="$1"
     shift
     "$@" >/dev/null 2>&1 || missing="$missing $package"
 }
 
-# What the clients of the matrix are compiled and run with. mysqlclient comes as C source, which wants the headers
-# of this Python; one that is not Debian's has brought its own.
+# The packages to compile and run the clients of the matrix. mysqlclient is C source and needs the headers of this
+# Python; a Python that is not from Debian has its own.
 need_for_clients() {
     need mariadb_config libmariadb-dev
     need gcc "gcc libc6-dev"
@@ -46,7 +46,7 @@ if sys.base_prefix == "/usr" and not os.path.exists(header):
     print(" python%d.%d-dev" % sys.version_info[:2])' 2>/dev/null)" || true
 }
 
-look() {
+find_missing() {
     missing=""
     if [ "$1" = rust ]; then
         need cc "gcc libc6-dev"
@@ -86,43 +86,43 @@ look() {
     fi
 }
 
-refuse() {
+fail_missing() {
     echo "Some Debian packages are missing$1; install them with: apt-get install --no-install-recommends$missing" >&2
     exit 1
 }
 
-# Not packages: Debian's are often too old, and how to have newer ones is for the user to choose.
-is_at_least() { # is_at_least OLDEST FOUND
+# Not installed as packages: Debian's are often too old, and the user chooses how to install newer ones.
+is_at_least() { # is_at_least MINIMUM VERSION
     [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]
 }
 
-toolchain() {
+check_rust() {
     found="$(command -v cargo >/dev/null 2>&1 && rustc --version 2>/dev/null | cut -d ' ' -f 2)" || found=""
     is_at_least "$rust" "$found" && return
-    echo "make needs Rust $rust or newer to build the module for Envoy, and finds ${found:-none}; install it," \
+    echo "make needs Rust $rust or newer to build the module for Envoy, but found ${found:-none}; install it," \
         "for example with rustup (installing a wheel of tidevoy needs no Rust)" >&2
     exit 1
 }
 
-# One client of many needs it, so the other tests go on. Go 1.21 and newer fetch 1.24 by themselves.
-look_for_go() {
+# Only one client needs Go, so the other tests run without it. Go 1.21 and newer fetch 1.24 by themselves.
+check_go() {
     found="$(go version 2>/dev/null | cut -d ' ' -f 3)" || found=""
     is_at_least 1.21 "${found#go}" && return
-    echo "The tests with go-sql-driver need Go 1.24 or newer, and there is ${found:-none}; they are skipped until it" \
-        "is installed (go.dev/doc/install says how)" >&2
+    echo "The tests with go-sql-driver need Go 1.24 or newer, but found ${found:-none}; they are skipped until it" \
+        "is installed (see go.dev/doc/install)" >&2
 }
 
-if [ "${1:-}" = rust ]; then toolchain; fi
-if [ "${1:-}" = test ]; then look_for_go; fi
-look "${1:-}"
+if [ "${1:-}" = rust ]; then check_rust; fi
+if [ "${1:-}" = test ]; then check_go; fi
+find_missing "${1:-}"
 [ -n "$missing" ] || exit 0
-[ "$(id -u)" = 0 ] || refuse " and only root can install them"
-command -v apt-get >/dev/null 2>&1 || refuse " and there is no apt-get here"
+[ "$(id -u)" = 0 ] || fail_missing " and only root can install them"
+command -v apt-get >/dev/null 2>&1 || fail_missing " and there is no apt-get here"
 
 # Packages start their services when they are installed unless this program forbids it (invoke-rc.d(8)).
-# One that is there already is put back afterwards.
+# An existing one is restored afterwards.
 policy=/usr/sbin/policy-rc.d
-mark="put here by tidevoy while it installs packages"
+mark="created by tidevoy while it installs packages"
 restore() {
     if grep -qs "$mark" "$policy"; then rm -f "$policy"; fi
     if [ -e "$policy.before-tidevoy" ]; then mv -f "$policy.before-tidevoy" "$policy"; fi
@@ -131,7 +131,7 @@ trap restore EXIT
 trap 'exit 129' HUP
 trap 'exit 130' INT
 trap 'exit 143' TERM
-restore # what a run that was killed left behind
+restore # Undo what a killed run has left behind.
 if [ -e "$policy" ]; then mv "$policy" "$policy.before-tidevoy"; fi
 printf '#!/bin/sh\n# %s\nexit 101\n' "$mark" >"$policy"
 chmod 755 "$policy"
@@ -139,8 +139,8 @@ chmod 755 "$policy"
 echo "Installing$missing"
 export DEBIAN_FRONTEND=noninteractive
 apt-get -q -o DPkg::Lock::Timeout=300 update
-# shellcheck disable=SC2086 # a list of words
+# shellcheck disable=SC2086 # A list of words.
 apt-get -q -y -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 install --no-install-recommends $missing
 
-look "$1"
-[ -z "$missing" ] || refuse " although they were just installed"
+find_missing "$1"
+[ -z "$missing" ] || fail_missing " although they were just installed"

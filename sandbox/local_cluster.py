@@ -1,4 +1,4 @@
-"""A whole cluster on this machine: PD, TiDB and its data, real or stand-ins; control plane, Envoy."""
+"""A whole cluster on this machine: PD, TiDB and its data, real or simulated; control plane, Envoy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _POLL_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class AdvertisedPorts:
-    """The ports that people and scripts know, all on 127.0.0.1."""
+    """The ports that users and scripts connect to, all on 127.0.0.1."""
 
     sql: int
     api: int
@@ -41,16 +41,16 @@ class AdvertisedPorts:
 
     @classmethod
     def allocate(cls, ports: Ports) -> Self:
-        """Free ones."""
+        """Allocate free ports."""
         return cls(ports.allocate(), ports.allocate(), ports.allocate(), ports.allocate())
 
 
 class WaitTimeout(AssertionError):
-    """What was waited for did not come true in time."""
+    """A condition did not become true in time."""
 
 
 class LocalCluster:
-    """The running parts. Each can be ended and started again by itself, on its ports and data."""
+    """The running parts. Each can be stopped and restarted by itself, on its ports and data."""
 
     def __init__(
         self,
@@ -108,17 +108,18 @@ class LocalCluster:
         control_plane: type[ControlPlaneProcess] = ControlPlaneProcess,
         on_progress: ProgressCallback = lambda text: None,
     ) -> AsyncIterator[LocalCluster]:
-        """Start everything; yield once `nodes` nodes are active and a client is greeted through Envoy.
+        """Start everything; yield once `nodes` nodes are active and Envoy forwards a server greeting.
 
-        `ports`: where ports come from, `advertised` claimed there already; default: free ones. `mariadb`: one
-        that runs, to be shared and left running. `settings`: laid over the control plane's defaults.
-        `graceful_wait`: seconds a TiDB waits at SIGTERM. `node_arguments`: of all nodes. `delta`: Envoy
-        asks for incremental xDS. `module`: Tidevoy's module for Envoy; "auto": the one that is built here, if
-        any; None: none. `control_plane`: the class of the control plane. `step` hears what is being done. A
-        directory that was used before brings its data and nodes' addresses back.
+        `ports`: the source of ports, in which `advertised` are already claimed; default: free ports.
+        `mariadb`: a running server to share, left running. `settings`: merged over the control plane's
+        defaults. `graceful_wait`: seconds a TiDB server waits after SIGTERM. `node_arguments`: passed to all
+        nodes. `delta`: Envoy uses incremental xDS. `module`: Tidevoy's module for Envoy; "auto": the one
+        built here, if any; None: none. `control_plane`: the class of the control plane. `on_progress`
+        receives a text before each step. A directory that was used before restores its data and the nodes'
+        addresses.
 
-        `tidb_bin`: real PD, store and TiDB servers instead of stand-ins. `cluster`: a running one, which this
-        stack neither starts nor ends; the other options about nodes do not apply then.
+        `tidb_bin`: real PD, store and TiDB servers instead of simulated ones. `cluster`: a running cluster,
+        which is neither started nor stopped here; the other options about nodes do not apply then.
         """
         with Ports() as own_ports:
             port_source = ports or own_ports
@@ -154,12 +155,12 @@ class LocalCluster:
                 await stack._launch(nodes, on_progress)
                 yield stack
             finally:
-                on_progress("Ending")
+                on_progress("Stopping")
                 await stack._stop()
 
     @property
     def sql_port(self) -> int:
-        """Where SQL clients connect: Envoy's listener."""
+        """The port where SQL clients connect: Envoy's listener."""
         return self.advertised.sql
 
     @property
@@ -169,43 +170,46 @@ class LocalCluster:
 
     @property
     def etcd(self) -> Etcd:
-        """In place of PD; a cluster of real servers has none."""
+        """The etcd in place of PD. Raises RuntimeError for a cluster of real servers."""
         return self._fake_cluster.etcd
 
     @property
     def mariadb(self) -> MariaDb:
-        """The data of stand-ins; a cluster of real servers has none."""
+        """The database of simulated TiDB servers. Raises RuntimeError for a cluster of real servers."""
         return self._fake_cluster.mariadb
 
     @property
     def graceful_wait(self) -> float:
-        """Seconds that a TiDB waits at SIGTERM."""
+        """Seconds that a TiDB server waits after SIGTERM."""
         return self.cluster.graceful_wait
 
     def servers(self) -> Iterator[Server]:
-        """All parts that are this stack's own, in the order of their start."""
+        """Yield all parts that this cluster owns, in start order."""
         if self._own_cluster:
             yield from self.cluster.servers()
         yield self.control_plane
         yield self.envoy
 
     async def add_tidb(self, *arguments: str) -> Tidb:
-        """Start one more TiDB with these arguments beside its usual ones, until it serves."""
+        """Start one more TiDB server with these arguments after its usual ones, and wait until it serves."""
         node = self.cluster.new_node(arguments)
         await node.launch()
         return node
 
     async def nodes(self) -> dict[str, dict[str, Any]]:
-        """What `GET /v1/nodes` says, by address."""
-        answer = (await self.api.get("/v1/nodes")).raise_for_status()
-        return {node["address"]: node for node in answer.json()["nodes"]}
+        """Return the nodes of `GET /v1/nodes` by address."""
+        response = (await self.api.get("/v1/nodes")).raise_for_status()
+        return {node["address"]: node for node in response.json()["nodes"]}
 
     async def states(self) -> dict[str, str]:
-        """The state of each node by address."""
+        """Return the state of each node by address."""
         return {address: node["state"] for address, node in (await self.nodes()).items()}
 
     def violations(self) -> list[str]:
-        """What nodes have logged since the start about clients that broke the protocol. Tests expect none."""
+        """Return the log lines of nodes, since the start, about protocol violations of clients.
+
+        Tests expect none.
+        """
         return [
             line
             for node in self.tidb
@@ -215,7 +219,7 @@ class LocalCluster:
     async def wait_until(
         self, predicate: Callable[[], bool | Awaitable[bool]], what: str, timeout: float = 15.0
     ) -> None:
-        """Wait for `predicate` to hold. NotInTime, with the last error if there was one, when it never does.
+        """Wait until `predicate` is true. Raises WaitTimeout, with the last error if there was one.
 
         A control plane that does not answer counts as "not yet": it may be starting.
         """
@@ -223,10 +227,10 @@ class LocalCluster:
         reason = ""
         while True:
             try:
-                held = predicate()
-                if inspect.isawaitable(held):
-                    held = await held
-                if held:
+                result = predicate()
+                if inspect.isawaitable(result):
+                    result = await result
+                if result:
                     return
                 reason = ""
             except (httpx2.HTTPError, OSError) as error:
@@ -236,15 +240,15 @@ class LocalCluster:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def wait_for_first_failure(self) -> ProcessFailed:
-        """Wait until any part that runs now ends, and tell of it as an error."""
-        watching = [asyncio.create_task(server.wait_for_failure()) for server in self.servers()]
+        """Wait until any running part exits, and return that as an error."""
+        tasks = [asyncio.create_task(server.wait_for_failure()) for server in self.servers()]
         try:
-            done, _ = await asyncio.wait(watching, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             return done.pop().result()
         finally:
-            for task in watching:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*watching, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _defaults(self) -> dict[str, Any]:
         return {
@@ -253,7 +257,7 @@ class LocalCluster:
             "xds": {"listen": f"127.0.0.1:{self.advertised.xds}"},
             "api": {"listen": f"127.0.0.1:{self.advertised.api}"},
             "state_dir": str(self.directory / "state"),
-            # The one Envoy is back at once.
+            # The only Envoy reconnects at once.
             "drain": {"fleet_return": 2.0},
         }
 
@@ -280,7 +284,7 @@ class LocalCluster:
         return nodes == 0 or await sends_mysql_greeting(self.sql_port)
 
     async def _stop(self) -> None:
-        """End all parts, whatever state they are in, from the clients' side to the data."""
+        """Stop all parts, whatever state they are in, from the clients' side to the data."""
         try:
             await stop_all([self.envoy], gracefully=True)
             await stop_all([self.control_plane], gracefully=True)
@@ -294,10 +298,10 @@ class LocalCluster:
 
 
 def _deep_merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid over `base`, mapping by mapping."""
+    """Return `base` with `overrides` merged over it, mapping by mapping."""
     result = dict(base)
     for key, value in overrides.items():
-        below = result.get(key)
-        both = isinstance(below, Mapping) and isinstance(value, Mapping)
-        result[key] = _deep_merge(below, value) if both else value  # type: ignore[arg-type]
+        existing = result.get(key)
+        both = isinstance(existing, Mapping) and isinstance(value, Mapping)
+        result[key] = _deep_merge(existing, value) if both else value  # type: ignore[arg-type]
     return result

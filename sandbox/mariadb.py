@@ -1,4 +1,4 @@
-"""One MariaDB server for tests and the sandbox (Debian package mariadb-server). Data is not meant to last."""
+"""One MariaDB server for tests and the sandbox (Debian package mariadb-server). Its data is not durable."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sandbox.server import Server, sends_mysql_greeting
 
 PACKAGE = "mariadb-server"
 _SOCKET = "mariadb.sock"
-_MAX_UNIX_SOCKET_PATH_BYTES = 107  # bytes
+_MAX_UNIX_SOCKET_PATH_BYTES = 107
 
-# A small memory, and no waiting for the disk: nobody misses this data after a crash of the machine.
+# Little memory and no waiting for the disk: nobody needs this data after the machine crashes.
 _LOW_RESOURCE_OPTIONS = (
     "--innodb-buffer-pool-size=64M",
     "--innodb-log-file-size=16M",
@@ -41,7 +41,7 @@ class MariaDb(Server):
 
     @classmethod
     def start(cls, directory: Path, *, max_connections: int = 2000) -> Self:
-        """A server on a free port, to be used as `async with MariaDb.start(directory) as mariadb`."""
+        """Create a server on a free port, for use as `async with MariaDb.start(directory) as mariadb`."""
         ports = Ports()
         server = cls(directory, ports.allocate(), max_connections=max_connections)
         server.ports = ports
@@ -54,7 +54,7 @@ class MariaDb(Server):
 
     @property
     def address(self) -> str:
-        """How to reach it fastest: the path of its socket, or `host:port` when that is too long (unix(7))."""
+        """Its fastest address: the path of its socket, or `host:port` if that path is too long (unix(7))."""
         path = str(self.socket)
         return path if len(os.fsencode(path)) <= _MAX_UNIX_SOCKET_PATH_BYTES else f"127.0.0.1:{self.port}"
 
@@ -67,17 +67,17 @@ class MariaDb(Server):
         return self.directory / "mariadb.installed"
 
     def listen_ports(self) -> list[int]:
-        """Its port."""
+        """Return its port."""
         return [self.port]
 
     def command(self) -> list[str]:
-        """mariadbd with everything said on the command line."""
+        """Return the mariadbd command with all settings as options."""
         return [
             find_program("mariadbd", PACKAGE),
             "--no-defaults",
             *self._user_option(),
             f"--datadir={self._data_directory}",
-            # Of its own: a server that starts removes the temporary tables that it finds, also another's.
+            # A private directory: a starting server removes the temporary tables there, including another's.
             f"--tmpdir={self._data_directory}",
             # Relative to the data directory, whose whole path may not fit into a socket address (unix(7)).
             f"--socket={_SOCKET}",
@@ -94,11 +94,11 @@ class MariaDb(Server):
         ]
 
     def environment(self) -> Mapping[str, str]:
-        """Ours without MYSQL_*, some of which the server would take as settings."""
+        """Return our environment without MYSQL_*, some of which the server would take as settings."""
         return {name: value for name, value in os.environ.items() if not name.startswith("MYSQL_")}
 
     async def prepare(self) -> None:
-        """Make the system tables, once."""
+        """Create the system tables, once."""
         if self._installed_marker.exists():
             return
         find_program("mariadbd", PACKAGE)
@@ -118,9 +118,9 @@ class MariaDb(Server):
         try:
             async with asyncio.timeout(self.start_timeout_seconds):
                 code = await install.wait()
-        except BaseException as problem:
+        except BaseException as error:
             await install.kill()
-            if isinstance(problem, TimeoutError):
+            if isinstance(error, TimeoutError):
                 reason = f"took more than {self.start_timeout_seconds:.0f} s"
                 raise ProcessFailed(install.name, reason, install.tail()) from None
             raise
@@ -129,7 +129,7 @@ class MariaDb(Server):
         self._installed_marker.touch()
 
     async def is_serving(self) -> bool:
-        """Whether it greets."""
+        """Return whether it sends a greeting."""
         return await sends_mysql_greeting(self.port)
 
     def _user_option(self) -> list[str]:

@@ -1,10 +1,11 @@
-"""Free TCP ports that stay ours while a server is down.
+"""Free TCP ports that stay reserved while a server is down.
 
-Asking the kernel (bind to port 0) and closing the socket again is a race: until the server binds it, and
-each time the server is restarted, any outgoing connection may be given the same port. So ports are taken
-from outside the kernel's ephemeral range, where nothing lands by chance, and are claimed among the processes
-of this machine by an abstract Unix socket per port, which vanishes with the process that holds it. What is
-left is a foreign server that picks just this fixed port in the short time before ours binds it.
+Asking the kernel for a port (bind to port 0) and closing the socket is a race: until the server binds the
+port, and at each restart of the server, any outgoing connection may be given the same port. So ports are
+taken from outside the kernel's ephemeral range, where no connection lands by chance, and are claimed among
+the processes of this machine by one abstract Unix socket per port, which vanishes with the process that holds
+it. The remaining risk is a foreign server that picks exactly this fixed port in the short time before ours
+binds it.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ _EPHEMERAL_RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class PortTaken(OSError):
-    """A port that was asked for by number is in use."""
+    """A specific port that was requested is in use."""
 
 
 class Ports:
-    """Ports claimed by one owner; `close` gives them all back."""
+    """Ports claimed by one owner; `close` releases them all."""
 
     def __init__(self) -> None:
         self._claims: dict[int, socket.socket] = {}
 
     def allocate(self) -> int:
-        """A free port on loopback, claimed until `release` or `close`."""
+        """Return a free port on loopback, claimed until `release` or `close`."""
         candidates = _non_ephemeral_ports()
         for port in random.sample(candidates, len(candidates)):
             if self._try_claim(port):
@@ -39,17 +40,17 @@ class Ports:
         raise OSError("no TCP port is free on this machine")
 
     def claim(self, port: int) -> int:
-        """Claim `port` itself. PortTaken when something listens on it or somebody else claimed it."""
+        """Claim `port` itself. Raises PortTaken if a process listens on it or has claimed it."""
         if not self._try_claim(port):
             raise PortTaken(f"port {port} is taken")
         return port
 
     def release(self, port: int) -> None:
-        """Give one port back."""
+        """Release one port."""
         self._claims.pop(port).close()
 
     def close(self) -> None:
-        """Give all ports back."""
+        """Release all ports."""
         for claim in self._claims.values():
             claim.close()
         self._claims.clear()
@@ -77,9 +78,9 @@ class Ports:
 
 
 def is_port_free(port: int) -> bool:
-    """Whether nothing listens on `port`, on any IPv4 address."""
+    """Return whether nothing listens on `port`, on any IPv4 address."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As servers do it: a port with only closing connections is free.
+        # With the option that servers set: a port that only has closing connections is free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("", port))
@@ -90,5 +91,5 @@ def is_port_free(port: int) -> bool:
 
 
 def _non_ephemeral_ports() -> Sequence[int]:
-    low, high = (int(word) for word in _EPHEMERAL_RANGE_FILE.read_text().split())
+    low, high = (int(field) for field in _EPHEMERAL_RANGE_FILE.read_text().split())
     return [port for port in _CANDIDATE_PORTS if not low <= port <= high] or _CANDIDATE_PORTS

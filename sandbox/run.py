@@ -1,4 +1,4 @@
-"""`tidevoy run`: a whole cluster on this machine, for as long as the command runs."""
+"""`tidevoy run`: run a whole cluster on this machine until the command is stopped."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _DEFAULT_API_PORT = 3080
 
 
 class RunError(TidevoyError):
-    """The cluster cannot be started here, for a reason that the user can remove."""
+    """The cluster cannot be started here, for a reason that the user can fix."""
 
 
 class FilterChoice(StrEnum):
-    """What is to be between clients and nodes in Envoy."""
+    """The MySQL filter between clients and nodes in Envoy."""
 
     AUTO = "auto"
     MODULE = "module"
@@ -77,13 +77,13 @@ def run(
         int, typer.Option(help="Port of the REST API.", min=1, max=65535)
     ] = _DEFAULT_API_PORT,
     xds_port: Annotated[
-        int, typer.Option(help="Port on which Envoy is configured.", min=1, max=65535)
+        int, typer.Option(help="Port of the xDS server that configures Envoy.", min=1, max=65535)
     ] = 18000,
     admin_port: Annotated[int, typer.Option(help="Envoy's admin port.", min=1, max=65535)] = 9901,
     directory: Annotated[
         Path | None,
         typer.Option(
-            "--dir", help="Where data and logs are kept; default: a temporary directory, removed at the end."
+            "--dir", help="Directory for data and logs; default: a temporary directory, removed at the end."
         ),
     ] = None,
     graceful_wait: Annotated[
@@ -92,38 +92,41 @@ def run(
     filter: Annotated[
         FilterChoice,
         typer.Option(
-            help="MySQL filter in Envoy: Tidevoy's module if it is built (auto), demanded, or none.",
+            help="MySQL filter in Envoy: Tidevoy's module if it is built (auto), required (module), or none.",
         ),
     ] = FilterChoice.AUTO,
     config: Annotated[
         Path | None,
-        typer.Option(help="Settings (YAML) beside the cluster's own, for example a section tls."),
+        typer.Option(
+            help="Additional settings (YAML), merged over the cluster's own, for example a section tls."
+        ),
     ] = None,
     tidb_bin: Annotated[
         Path | None,
         typer.Option(
-            help="Real servers instead of stand-ins: a folder with tidb-server, pd-server and tikv-server;"
+            help="Use real servers: a folder with tidb-server, pd-server and tikv-server;"
             f" default: {BINARIES_FOLDER_VARIABLE} in the environment, else TiUP's newest release, if any."
         ),
     ] = None,
     tidb_store: Annotated[
         str | None,
         typer.Option(
-            help="With real servers, another store than tikv-server: its program, or its whole command with"
+            help="With real servers, a store other than tikv-server: its program, or its whole command with"
             " {address}, {status_address}, {pd}, {data} and {log};"
             f" default: {STORE_VARIABLE} in the environment."
         ),
     ] = None,
     stand_ins: Annotated[
-        bool, typer.Option("--stand-ins", help="Stand-ins, even if there are real servers.")
+        bool,
+        typer.Option("--stand-ins", help="Use simulated TiDB servers, even if real servers are installed."),
     ] = False,
 ) -> None:
-    """Run a whole cluster here until Ctrl-C: PD, TiDB servers or stand-ins for them, control plane, Envoy."""
+    """Run a whole cluster until Ctrl-C: PD, TiDB servers (real or simulated), control plane, Envoy."""
     binaries = _find_binaries(tidb_bin, tidb_store, stand_ins)
     if binaries is None:
         _require_programs()
     envoy_binary()
-    wanted = _RunOptions(
+    options = _RunOptions(
         nodes,
         AdvertisedPorts(sql=port, api=api_port, xds=xds_port, admin=admin_port),
         directory,
@@ -133,13 +136,13 @@ def run(
         binaries,
     )
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    with Ports() as ports, _locked_directory(directory) as home:
-        _claim_ports(ports, wanted.advertised)
-        asyncio.run(_run_until_signal(_supervise(wanted, ports, home, console)))
+    with Ports() as ports, _locked_directory(directory) as run_directory:
+        _claim_ports(ports, options.advertised)
+        asyncio.run(_run_until_signal(_supervise(options, ports, run_directory, console)))
 
 
 async def _supervise(options: _RunOptions, ports: Ports, directory: Path, console: Console) -> NoReturn:
-    """Start everything, say how to use it, and wait for a part to end by itself: ProcessFailed."""
+    """Start everything, print how to use it, and wait for a part to exit. Raises ProcessFailed."""
     with console.status("Starting") as status:
 
         def on_progress(text: str) -> None:
@@ -155,7 +158,7 @@ async def _supervise(options: _RunOptions, ports: Ports, directory: Path, consol
             ports=ports,
             advertised=options.advertised,
             graceful_wait=options.graceful_wait,
-            # A cluster of real servers makes its own certificate.
+            # A cluster of real servers creates its own certificate.
             node_arguments=()
             if options.tidb_bin
             else SessionCertificate.load_or_create(directory / "session-certificate").arguments,
@@ -163,71 +166,75 @@ async def _supervise(options: _RunOptions, ports: Ports, directory: Path, consol
             settings=options.settings,
             module=options.module,
             on_progress=on_progress,
-        ) as stack:
+        ) as cluster:
             status.stop()
-            console.print(_ready_message(stack))
-            raise await stack.wait_for_first_failure()
+            console.print(_ready_message(cluster))
+            raise await cluster.wait_for_first_failure()
 
 
-def _ready_message(stack: LocalCluster) -> str:
-    ports = stack.advertised
+def _ready_message(cluster: LocalCluster) -> str:
+    ports = cluster.advertised
     url_option = "" if ports.api == _DEFAULT_API_PORT else f"--url http://127.0.0.1:{ports.api} "
-    first = stack.tidb[0].address
+    first_node = cluster.tidb[0].address
     rows = (
         ("SQL", f"mysql -h127.0.0.1 -P{ports.sql} -uroot"),
         ("nodes", f"{_command_name()} {url_option}nodes"),
-        ("drain one", f"{_command_name()} {url_option}drain {first} --wait"),
+        ("drain one", f"{_command_name()} {url_option}drain {first_node} --wait"),
         ("console", f"http://127.0.0.1:{ports.api}/"),
         ("REST API", f"http://127.0.0.1:{ports.api}/openapi.json"),
         ("Envoy admin", f"http://127.0.0.1:{ports.admin}"),
-        ("logs", f"{stack.directory}/*.log"),
+        ("logs", f"{cluster.directory}/*.log"),
     )
     lines = "\n".join(f"  {name:<12} {value}" for name, value in rows)
-    count = len(stack.tidb)
+    node_count = len(cluster.tidb)
     return (
-        f"Ready: {count} {'node' if count == 1 else 'nodes'} behind one port.\n\n{lines}\n\nCtrl-C ends it."
+        f"Ready: {node_count} {'node' if node_count == 1 else 'nodes'} behind one port.\n\n{lines}\n\n"
+        "Press Ctrl-C to stop."
     )
 
 
 def _command_name() -> str:
-    """How the reader calls `tidevoy`: in a checkout it is not on the PATH."""
+    """Return how the user calls `tidevoy`: in a checkout it is not on the PATH."""
     return "tidevoy" if shutil.which("tidevoy") else os.path.relpath(sys.argv[0])
 
 
-async def _run_until_signal(work: Coroutine[None, None, NoReturn]) -> None:
-    """Let `work` run until a signal to end comes; then cancel it, once, and wait until it has cleaned up."""
+async def _run_until_signal(coroutine: Coroutine[None, None, NoReturn]) -> None:
+    """Run `coroutine` until a stop signal arrives; then cancel it, once, and wait until it has cleaned up."""
     stop_requested = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in _STOP_SIGNALS:
         loop.add_signal_handler(number, stop_requested.set)
-    working = asyncio.create_task(work)
-    waiting = asyncio.create_task(stop_requested.wait())
+    work = asyncio.create_task(coroutine)
+    stop = asyncio.create_task(stop_requested.wait())
     try:
-        await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        waiting.cancel()
-        working.cancel()
-        await asyncio.wait({working, waiting})
+        stop.cancel()
+        work.cancel()
+        await asyncio.wait({work, stop})
         for number in _STOP_SIGNALS:
             loop.remove_signal_handler(number)
-    if not working.cancelled():
-        working.result()
+    if not work.cancelled():
+        work.result()
 
 
 def _find_binaries(folder: Path | None, store: str | None, stand_ins: bool) -> TidbBinaries | None:
-    """The programs of real servers; None for stand-ins. TidevoyError if the requested ones are missing."""
+    """Return the programs of real servers, or None to simulate.
+
+    Raises TidevoyError if requested ones are missing.
+    """
     if stand_ins:
         if folder is not None or store is not None:
             raise typer.BadParameter("--stand-ins excludes --tidb-bin and --tidb-store")
         return None
-    found = find_binaries(folder, store)
-    if found is None and store is not None:
-        raise RunError(f"--tidb-store is for real servers, and {NO_BINARIES_MESSAGE}")
-    return found
+    binaries = find_binaries(folder, store)
+    if binaries is None and store is not None:
+        raise RunError(f"--tidb-store requires real servers, but {NO_BINARIES_MESSAGE}")
+    return binaries
 
 
 def _require_programs() -> None:
-    """CannotRun, naming all packages, when programs for stand-ins are missing."""
+    """Check the programs of simulated clusters. Raises RunError, naming all packages, if some are missing."""
     missing: dict[str, str] = {}
     for program, package in (
         ("etcd", etcd.PACKAGE),
@@ -247,19 +254,19 @@ def _require_programs() -> None:
 
 
 def _find_module(choice: FilterChoice) -> Path | None:
-    """The module's file. CannotRun when it is demanded and not there."""
+    """Return the module's file. Raises RunError if it is required and missing."""
     file = module_path.find_module() if choice is not FilterChoice.NONE else None
     if file is None and choice is FilterChoice.MODULE:
         raise RunError(
-            f"there is no {module_path.MODULE_FILE_NAME}; build it with `cargo build --release` in filters/,"
+            f"{module_path.MODULE_FILE_NAME} is missing; build it with `cargo build --release` in filters/,"
             " or run with --filter auto"
         )
     return file
 
 
 def _claim_ports(ports: Ports, advertised: AdvertisedPorts) -> None:
-    """Claim the advertised ports. CannotRun, naming the option to change, when one is taken."""
-    for number, what, option in (
+    """Claim the advertised ports. Raises RunError, naming the option to change, if one is taken."""
+    for number, purpose, option in (
         (advertised.sql, "SQL clients", "--port"),
         (advertised.api, "the REST API", "--api-port"),
         (advertised.xds, "xDS", "--xds-port"),
@@ -269,16 +276,16 @@ def _claim_ports(ports: Ports, advertised: AdvertisedPorts) -> None:
             ports.claim(number)
         except PortTaken:
             raise RunError(
-                f"port {number} for {what} is taken; free it, or choose another with {option}"
+                f"port {number} for {purpose} is taken; free it, or choose another with {option}"
             ) from None
 
 
 @contextmanager
 def _locked_directory(directory: Path | None) -> Iterator[Path]:
-    """The directory for data and logs, ours alone: the given one, or a new one that is removed at the end."""
+    """Yield a locked directory for data and logs: the given one, or a temporary one."""
     if directory is None:
-        with tempfile.TemporaryDirectory(prefix="tidevoy-", ignore_cleanup_errors=True) as made:
-            yield Path(made)
+        with tempfile.TemporaryDirectory(prefix="tidevoy-", ignore_cleanup_errors=True) as path:
+            yield Path(path)
         return
     try:
         directory.mkdir(parents=True, exist_ok=True)

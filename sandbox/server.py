@@ -1,4 +1,4 @@
-"""A server process as tests and the sandbox use one: started until it serves, killed, started again."""
+"""A server process for tests and the sandbox: start it and wait until it serves, kill it, restart it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _POLL_SECONDS = 0.03
 
 
 async def http_responds(url: str) -> bool:
-    """Whether a GET of `url` (plain HTTP) is answered with 200."""
+    """Return whether a GET of `url` is answered with 200."""
     try:
         async with httpx2.AsyncClient(trust_env=False, timeout=2.0, verify=False) as client:
             return (await client.get(url)).status_code == 200
@@ -28,7 +28,7 @@ async def http_responds(url: str) -> bool:
 
 
 async def accepts_connections(port: int) -> bool:
-    """Whether something listens on `port`."""
+    """Return whether a process listens on `port`."""
     try:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
     except ConnectionError:
@@ -38,7 +38,7 @@ async def accepts_connections(port: int) -> bool:
 
 
 async def sends_mysql_greeting(port: int) -> bool:
-    """Whether a MySQL server greets on `port`: a packet of protocol version 10 (MySQL, HandshakeV10)."""
+    """Return whether `port` sends a MySQL greeting of protocol version 10 (MySQL, HandshakeV10)."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except ConnectionError:
@@ -49,15 +49,15 @@ async def sends_mysql_greeting(port: int) -> bool:
     except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
         return False
     finally:
-        # Reset, not a polite end: the server must not wait for a login that never comes.
+        # Reset instead of a clean close: the server must not wait for a login that never comes.
         writer.transport.abort()
     return greeting[4] == 10
 
 
 class Server(ABC):
-    """One server on this machine. `async with server:` starts and ends it; ports and data outlive a restart.
+    """One server on this machine. `async with server:` starts and stops it; ports and data survive a restart.
 
-    Subclasses say how to run it (`command`) and how to see that it serves (`serves`).
+    Subclasses define how to run it (`command`) and how to check that it serves (`is_serving`).
     """
 
     start_timeout_seconds = 60.0
@@ -71,25 +71,25 @@ class Server(ABC):
 
     @abstractmethod
     def command(self) -> list[str]:
-        """The program (absolute path) and its arguments."""
+        """Return the program (absolute path) and its arguments."""
 
     def listen_ports(self) -> list[int]:
-        """The fixed ports that it will listen on."""
+        """Return the fixed ports that it listens on."""
         return []
 
     @abstractmethod
     async def is_serving(self) -> bool:
-        """Whether it serves now. Connection errors (OSError) count as no."""
+        """Return whether it serves now. Connection errors (OSError) count as no."""
 
     def environment(self) -> Mapping[str, str] | None:
-        """The environment it runs in; None: ours."""
+        """Return the environment that it runs in; None: ours."""
         return None
 
     async def prepare(self) -> None:  # noqa: B027 - most have nothing to do
-        """What has to be done before each start."""
+        """Prepare a start, before each one."""
 
     def failure_summary(self, process: ChildProcess) -> str:
-        """What it wrote that tells best why it failed."""
+        """Return the part of its output that best explains a failure."""
         return process.tail()
 
     @property
@@ -106,20 +106,20 @@ class Server(ABC):
 
     @property
     def has_started(self) -> bool:
-        """Whether it has been started at all."""
+        """Whether it has ever been started."""
         return self._process is not None
 
     @property
     def is_running(self) -> bool:
-        """Whether its process is there."""
+        """Whether its process runs."""
         return self._process is not None and self._process.returncode is None
 
     async def launch(self) -> None:
-        """Start it and return when it serves. ProcessFailed, with what it wrote, when it does not."""
+        """Start it and wait until it serves. Raises ProcessFailed, with its output, if it does not."""
         if self.is_running:
-            raise RuntimeError(f"{self.name} runs already")
+            raise RuntimeError(f"{self.name} is already running")
         for port in self.listen_ports():
-            # Not left to the server to find out: until then, whoever listens there would pass for it.
+            # Checked here, because until the server notices, the other program would be mistaken for it.
             if not is_port_free(port):
                 raise ProcessFailed(
                     self.display_name, f"cannot start: port {port} is taken by another program", ""
@@ -135,21 +135,21 @@ class Server(ABC):
             raise
 
     async def kill(self) -> None:
-        """End it with SIGKILL."""
+        """Stop it with SIGKILL."""
         await self.process.kill()
 
     async def terminate(self, grace: float | None = None) -> int:
-        """End it with SIGTERM, after `grace` seconds with SIGKILL; its return code."""
+        """Stop it with SIGTERM, and after `grace` seconds with SIGKILL; return its return code."""
         return await self.process.terminate(self.stop_timeout if grace is None else grace)
 
     async def restart(self) -> None:
-        """Start it again on the same ports and data; ends it first when it still runs."""
+        """Start it again on the same ports and data; stop it first if it still runs."""
         if self.is_running:
             await self.terminate()
         await self.launch()
 
     async def wait_for_failure(self) -> ProcessFailed:
-        """Wait for its end, and tell of it as an error with its last words."""
+        """Wait for its exit, and return that as an error with its last output."""
         process = self.process
         code = await process.wait()
         return ProcessFailed(self.display_name, describe_exit(code), self.failure_summary(process))

@@ -1,4 +1,4 @@
-"""The certificate that all nodes of a cluster share: they sign session tokens with it when sessions move."""
+"""The certificate that all nodes of a cluster share to sign the session tokens of migrations."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ class SessionCertificate:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """For the command of a stand-in."""
+        """The command-line options of a simulated TiDB server."""
         return f"--session-token-signing-cert={self.cert}", f"--session-token-signing-key={self.key}"
 
     @property
     def settings(self) -> dict[str, Any]:
-        """For a stand-in's SimSettings."""
+        """The values for a simulated TiDB server's SimSettings."""
         return {"signing_cert": str(self.cert), "signing_key": str(self.key)}
 
     @classmethod
     def load_or_create(cls, directory: Path, *, rsa: bool = False) -> Self:
-        """Returns the certificate in `directory`. A missing one is made, with an Ed25519 key unless `rsa`."""
+        """Return the certificate in `directory`. Create it if missing, with an Ed25519 key unless `rsa`."""
         files = cls(directory / "session.crt", directory / "session.key")
         if files.cert.exists():
             return files
@@ -53,10 +53,10 @@ class SessionCertificate:
                 serialization.NoEncryption(),
             )
         )
-        # The certificate appears last, and complete: if it exists, the key is complete, too.
-        new = files.cert.with_suffix(".new")
-        new.write_bytes(_self_signed(key).public_bytes(serialization.Encoding.PEM))
-        new.replace(files.cert)
+        # The certificate is written last and atomically: if it exists, the key is complete, too.
+        temporary = files.cert.with_suffix(".new")
+        temporary.write_bytes(_self_signed(key).public_bytes(serialization.Encoding.PEM))
+        temporary.replace(files.cert)
         return files
 
 

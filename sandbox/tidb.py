@@ -1,4 +1,4 @@
-"""One TiDB server as a child process, and the stand-in for it (sandbox/tidb_sim)."""
+"""One TiDB server as a child process, real or simulated (sandbox/tidb_sim)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MODULE = "sandbox.tidb_sim"
 
 
 class TidbOptions(TypedDict, total=False):
-    """What every TiDB server is started with, real or not.
+    """The options of every TiDB server, real or simulated.
 
     `pd`: URLs to register at. `graceful_wait`: seconds between SIGTERM and the close of the SQL port.
-    `arguments` go to the program as they are.
+    `arguments` are passed to the program unchanged.
     """
 
     name: Required[str]
@@ -28,7 +28,10 @@ class TidbOptions(TypedDict, total=False):
 
 
 class Tidb(Server):
-    """One TiDB server on 127.0.0.1, real or not. `terminate` is TiDB's graceful shutdown, `kill` a crash."""
+    """One TiDB server on 127.0.0.1, real or simulated.
+
+    `terminate` shuts it down gracefully, `kill` is a crash.
+    """
 
     def __init__(self, directory: Path, port: int, status_port: int, **options: Unpack[TidbOptions]) -> None:
         super().__init__(options["name"], directory)
@@ -40,12 +43,12 @@ class Tidb(Server):
 
     @property
     def stop_timeout(self) -> float:  # type: ignore[override]
-        """The longest that a graceful shutdown takes: the wait, then 15 s for transactions."""
+        """Upper bound in seconds of a graceful shutdown: the wait, then 15 s for transactions."""
         return self.graceful_wait + 20.0
 
     @property
     def address(self) -> str:
-        """Its name in PD, and everywhere."""
+        """Its name in PD and in the API."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -55,30 +58,30 @@ class Tidb(Server):
 
     @property
     def pd_path(self) -> str:
-        """PD as TiDB takes it: without the scheme, which follows from its TLS settings."""
+        """PD's addresses in TiDB's format: without the scheme, which follows from TiDB's TLS settings."""
         return ",".join(url.partition("://")[2] for url in self._pd)
 
     def listen_ports(self) -> list[int]:
-        """Its SQL and status ports."""
+        """Return its SQL and status ports."""
         return [self.port, self.status_port]
 
     @abstractmethod
     def violations(self) -> list[str]:
-        """The lines of its log about clients that broke the protocol, over all its runs."""
+        """Return the log lines, of all its runs, about clients that violated the protocol."""
 
     def log_lines_containing(self, *texts: str) -> list[str]:
-        """The lines of its log that contain any of these texts, over all its runs."""
+        """Return the log lines, of all its runs, that contain any of these texts."""
         log = self.directory / f"{self.name}.log"
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
         return [line for line in lines if any(text in line for text in texts)]
 
     async def is_serving(self) -> bool:
-        """Whether `GET /status` is answered with 200, which a server that shuts down does not do."""
+        """Return whether `GET /status` is answered with 200, which a server that shuts down does not do."""
         return await http_responds(f"{self.status_url}/status")
 
 
 class FakeTidb(Tidb):
-    """One stand-in. `mariadb`: address of the server with the data."""
+    """One simulated TiDB server. `mariadb`: address of the server with the data."""
 
     def __init__(
         self, directory: Path, port: int, status_port: int, *, mariadb: str, **options: Unpack[TidbOptions]
@@ -87,7 +90,7 @@ class FakeTidb(Tidb):
         self._mariadb = mariadb
 
     def command(self) -> list[str]:
-        """The stand-in; its command line holds all settings."""
+        """Return the command of the simulated server, with all settings as options."""
         return [
             *(sys.executable, "-P", "-m", _MODULE),
             *("--host", "127.0.0.1", "-P", str(self.port)),
@@ -100,9 +103,9 @@ class FakeTidb(Tidb):
         ]
 
     def environment(self) -> Mapping[str, str]:
-        """Ours, with output that is not held back."""
+        """Return our environment with unbuffered output."""
         return dict(os.environ) | {"PYTHONUNBUFFERED": "1"}
 
     def violations(self) -> list[str]:
-        """The stand-in reports each of them."""
+        """Return the protocol violations, each of which the simulated server logs."""
         return self.log_lines_containing("protocol violation")

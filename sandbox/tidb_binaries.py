@@ -1,4 +1,4 @@
-"""Finds the programs of a real TiDB cluster: in a given folder, or where TiUP has installed them."""
+"""Finds the programs of a real TiDB cluster: in a given folder, or where TiUP installs them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _STORE_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
         *("-data={data}", "-log-file={log}", "-L=error"),
     ),
 }
-"""The arguments of known stores, by the program's name. For others the user gives the whole command."""
-NO_BINARIES_MESSAGE = f"there are no programs of TiDB here; {INSTALL_HINT}"
+"""The arguments of known stores, by the program's name. For other stores the user gives the whole command."""
+NO_BINARIES_MESSAGE = f"no TiDB programs were found; {INSTALL_HINT}"
 
 
 class BinariesMissing(TidevoyError):
@@ -51,29 +51,29 @@ class StoreProgram:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From the path of a known store, or from a command with placeholders.
+        """Parse the path of a known store, or a command with placeholders.
 
-        BinariesMissing when there is no such program, or its arguments are unknown or wrong.
+        Raises BinariesMissing if the program does not exist, or its arguments are unknown or invalid.
         """
         try:
             words = shlex.split(text)
         except ValueError as error:
-            raise BinariesMissing(f"the store's command cannot be read: {str(error).lower()}") from None
+            raise BinariesMissing(f"the store's command cannot be parsed: {str(error).lower()}") from None
         if not words:
             raise BinariesMissing("the store's command is empty")
         program = Path(words[0]).expanduser().absolute()
         if not _is_program(program):
-            raise BinariesMissing(f"there is no program {program} to be the store")
+            raise BinariesMissing(f"the store program {program} does not exist or is not executable")
         arguments = tuple(words[1:])
         if not arguments:
-            known = _STORE_ARGUMENTS.get(program.name)
-            if known is None:
+            known_arguments = _STORE_ARGUMENTS.get(program.name)
+            if known_arguments is None:
                 raise BinariesMissing(
-                    f"it is not known how to start {program.name}; give its whole command, for example"
+                    f"{program.name} is not a known store; give its whole command, for example"
                     f" '{program} --addr {{address}} --status-addr {{status_address}} --pd {{pd}}"
                     " --data-dir {data} --log-file {log}'"
                 )
-            arguments = known
+            arguments = known_arguments
         try:
             for word in arguments:
                 word.format(address="", status_address="", pd="", data="", log="", config="")
@@ -83,16 +83,16 @@ class StoreProgram:
 
     @property
     def program(self) -> Path:
-        """The program itself."""
+        """The program's path."""
         return Path(self.command_template[0])
 
     @property
     def is_tikv(self) -> bool:
-        """Whether it is TiKV. Other stores may lack some features."""
+        """Whether the store is TiKV. Other stores may lack some features."""
         return self.program.name == _TIKV
 
     def command(self, **values: str) -> list[str]:
-        """Program and arguments, filled in."""
+        """Return the program and its arguments with the placeholders filled in."""
         return [self.command_template[0], *(word.format(**values) for word in self.command_template[1:])]
 
 
@@ -105,7 +105,7 @@ class TidbBinaries:
     store: StoreProgram
 
     def describe(self) -> dict[str, str]:
-        """Version, if known, and path, of `PD`, `store` and `TiDB`."""
+        """Return version, if known, and path of `PD`, `store` and `TiDB`."""
         programs = {"PD": self.pd, "store": self.store.program, "TiDB": self.tidb}
         return {name: f"{read_version(path)} ({path})".strip() for name, path in programs.items()}
 
@@ -113,33 +113,33 @@ class TidbBinaries:
 def find_binaries(
     folder: Path | None = None, store: str | None = None, environment: Mapping[str, str] = os.environ
 ) -> TidbBinaries | None:
-    """The programs in `folder`, else in the folder of the environment, else TiUP's; None if there are none.
+    """Return the programs in `folder`, else in the environment's folder, else TiUP's; None if there are none.
 
-    `store`: program or command of another store than the folder's own; also from the environment.
-    BinariesMissing: the given folder or store does not exist or is not complete.
+    `store`: program or command of a store other than the folder's own; also from the environment.
+    Raises BinariesMissing if the given folder or store does not exist or is incomplete.
     """
-    named = folder or (
+    binaries_folder = folder or (
         Path(environment[BINARIES_FOLDER_VARIABLE]) if environment.get(BINARIES_FOLDER_VARIABLE) else None
     )
-    wanted_store = store or environment.get(STORE_VARIABLE)
-    program = StoreProgram.parse(wanted_store) if wanted_store else None
-    if named is not None:
-        return _from_folder(named.expanduser().absolute(), program)
+    store_text = store or environment.get(STORE_VARIABLE)
+    program = StoreProgram.parse(store_text) if store_text else None
+    if binaries_folder is not None:
+        return _from_folder(binaries_folder.expanduser().absolute(), program)
     return _from_tiup(Path(environment.get("TIUP_HOME") or Path.home() / ".tiup"), program)
 
 
 def require_binaries(
     folder: Path | None = None, store: str | None = None, environment: Mapping[str, str] = os.environ
 ) -> TidbBinaries:
-    """As `find`, but BinariesMissing, with advice on how to get them, if there are none."""
-    found = find_binaries(folder, store, environment)
-    if found is None:
+    """Like `find_binaries`, but raises BinariesMissing, with installation advice, if there are none."""
+    binaries = find_binaries(folder, store, environment)
+    if binaries is None:
         raise BinariesMissing(NO_BINARIES_MESSAGE)
-    return found
+    return binaries
 
 
 def read_version(program: Path) -> str:
-    """The release of a program, for example `v8.5.3`; empty when the program does not report one."""
+    """Return the release of a program, for example `v8.5.3`; empty if the program does not report one."""
     try:
         result = subprocess.run(
             [str(program), "-V"],
@@ -170,13 +170,13 @@ def _from_folder(folder: Path, store: StoreProgram | None) -> TidbBinaries:
 
 
 def _from_tiup(home: Path, store: StoreProgram | None) -> TidbBinaries | None:
-    """The newest release of which TiUP has all components: components/NAME/vX.Y.Z/NAME-server."""
+    """Return the newest release of which TiUP has all components: components/NAME/vX.Y.Z/NAME-server."""
     names = ("tidb", "pd") if store is not None else ("tidb", "pd", "tikv")
     releases = [dict(_releases(home / "components" / name, f"{name}-server")) for name in names]
     common = set(releases[0]).intersection(*releases[1:])
     if not common:
         return None
-    paths = [found[max(common)] for found in releases]
+    paths = [release[max(common)] for release in releases]
     return TidbBinaries(paths[0], paths[1], store or StoreProgram.parse(shlex.quote(str(paths[2]))))
 
 
@@ -192,13 +192,13 @@ def _is_program(path: Path) -> bool:
 
 
 def main() -> int:
-    """`python -m sandbox.tidb_binaries`: print the programs; or what is missing, with exit code 2."""
+    """Print the programs, or what is missing (exit code 2): `python -m sandbox.tidb_binaries`."""
     try:
-        found = require_binaries()
+        binaries = require_binaries()
     except BinariesMissing as missing:
         print(missing, file=sys.stderr)
         return 2
-    print("\n".join(f"{name}: {program}" for name, program in found.describe().items()))
+    print("\n".join(f"{name}: {program}" for name, program in binaries.describe().items()))
     return 0
 
 

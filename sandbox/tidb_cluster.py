@@ -28,7 +28,7 @@ _TIKV_ONLY_VARIABLES = (
 class TidbCluster(Cluster):
     """PD, the store and TiDB servers. The user root has no password.
 
-    All TiDB servers share `certificate`: sessions can move between them, and they offer TLS.
+    All TiDB servers share `certificate`: sessions can migrate between them, and they offer TLS.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class TidbCluster(Cluster):
         graceful_wait: float = 0.0,
         on_progress: ProgressCallback = lambda text: None,
     ) -> AsyncIterator[TidbCluster]:
-        """A cluster on free ports. Several `Stack` can use it."""
+        """Start a cluster on free ports. Several `LocalCluster` can use it."""
         with Ports() as ports:
             cluster = cls(directory, ports, binaries, graceful_wait=graceful_wait)
             try:
@@ -68,15 +68,15 @@ class TidbCluster(Cluster):
 
     @property
     def pd_url(self) -> str:
-        """PD's."""
+        """The URL of PD."""
         return self.pd.url
 
     def dependencies(self) -> list[Server]:
-        """PD and the store."""
+        """Return PD and the store."""
         return [self.pd, self.store]
 
     async def launch(self, nodes: int, on_progress: ProgressCallback) -> None:
-        """Start PD, the store, one TiDB, which makes the system tables, then the others."""
+        """Start PD, the store, one TiDB server, which creates the system tables, then the others."""
         programs = await asyncio.to_thread(self.binaries.describe)
         on_progress(f"Starting PD {programs['PD']}")
         await self.pd.launch()
@@ -93,11 +93,11 @@ class TidbCluster(Cluster):
             await launch_all(servers[1:])
 
     async def restore(self, nodes: int) -> None:
-        """Undo all changes to PD, the store and the first `nodes` TiDB servers; end the other servers."""
+        """Undo all changes to PD, the store and the first `nodes` TiDB servers; stop the other servers."""
         for server in self.servers():
             if server.is_running:
                 server.process.send_signal(signal.SIGCONT)
-        # In this order, since a TiDB neither starts nor ends well without PD.
+        # In this order, since a TiDB server neither starts nor stops properly without PD.
         for server in self.dependencies():
             if not server.is_running:
                 await server.launch()
@@ -111,7 +111,7 @@ class TidbCluster(Cluster):
     async def _restore_node(self, node: Tidb) -> None:
         assert isinstance(node, TidbServer)
         node.graceful_wait, node.arguments = self.graceful_wait, self._arguments
-        # One that does not serve is shutting down.
+        # A server that does not serve is shutting down.
         if not node.is_running or node.has_changed_settings() or not await node.is_serving():
             await node.restart()
 
@@ -127,18 +127,18 @@ class TidbCluster(Cluster):
         )
 
     def _write_bootstrap_sql(self) -> Path:
-        """What the first server of a cluster runs, once (`initialize-sql-file`, pkg/session/bootstrap.go)."""
+        """Write the first server's initial statements (`initialize-sql-file`, pkg/session/bootstrap.go)."""
         file = self.directory / "bootstrap.sql"
-        off = () if self.binaries.store.is_tikv else _TIKV_ONLY_VARIABLES
+        variables = () if self.binaries.store.is_tikv else _TIKV_ONLY_VARIABLES
         self.directory.mkdir(parents=True, exist_ok=True)
-        file.write_text("".join(f"set global {name} = off;\n" for name in off))
+        file.write_text("".join(f"set global {name} = off;\n" for name in variables))
         return file
 
 
 async def _remove_node(node: Tidb) -> None:
-    """End a node so that its registration ends, too.
+    """Stop a node in a way that also removes its registration.
 
-    Each change of a schema waits for all registered servers (pkg/ddl/schemaver/syncer.go), and the
+    Each schema change waits for all registered servers (pkg/ddl/schemaver/syncer.go), and the
     registration of a killed one lasts 90 s (SessionTTL in pkg/ddl/util).
     """
     if node.has_started and not node.is_running and node.process.returncode != 0:

@@ -19,14 +19,17 @@ from sandbox.tidb_binaries import StoreProgram
 
 _BOOTSTRAP_TIMEOUT_SECONDS = 300.0
 _VIOLATION_TEXTS = ("invalid sequence", "malformed packet", "panic")
-"""What TiDB logs about clients that break the protocol (pkg/server/internal/packetio.go), and its panics."""
+"""TiDB's log texts for protocol violations (pkg/server/internal/packetio.go) and panics."""
 _OWNER_LEASE_SECONDS = "5"
 
 
 def to_toml(settings: Mapping[str, Any], table: str = "") -> str:
-    """`settings` as TOML, mappings as tables. Strings, numbers and booleans look as they do in JSON."""
+    """Return `settings` as TOML, mappings as tables.
+
+    Strings, numbers and booleans look as they do in JSON.
+    """
     values = {key: value for key, value in settings.items() if not _is_table(value)}
-    # TOML has no surrogate pairs, which JSON would escape other letters with.
+    # TOML has no surrogate pairs, with which JSON would escape non-BMP characters.
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
     tables = {key: value for key, value in settings.items() if _is_table(value)}
     for key, value in tables.items():
@@ -35,20 +38,20 @@ def to_toml(settings: Mapping[str, Any], table: str = "") -> str:
 
 
 class ConfiguredServer(Server):
-    """A server that reads its settings from a TOML file, which each start writes."""
+    """A server that reads its settings from a TOML file, written at each start."""
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """All that its next start will read."""
+        """Return the settings for its next start."""
 
     @property
     def display_name(self) -> str:
-        """With the program, which is the user's choice."""
+        """Its name and its program, which the user chooses."""
         return f"{self.name} ({self.command()[0]})"
 
     @property
     def config_file(self) -> Path:
-        """Where its settings are."""
+        """Path of its settings file."""
         return self.directory / f"{self.name}.toml"
 
     async def prepare(self) -> None:
@@ -58,7 +61,7 @@ class ConfiguredServer(Server):
 
 
 class DependencyServer(ConfiguredServer):
-    """PD or the store. `second_port`: of PD's peers, or of the store's status."""
+    """PD or the store. `peer_or_status_port`: PD's peer port, or the store's status port."""
 
     start_timeout_seconds = 120.0
 
@@ -69,7 +72,7 @@ class DependencyServer(ConfiguredServer):
 
     @property
     def address(self) -> str:
-        """Where its clients connect."""
+        """The address for its clients."""
         return f"127.0.0.1:{self.port}"
 
     @property
@@ -78,7 +81,7 @@ class DependencyServer(ConfiguredServer):
         return self.directory / f"{self.name}.data"
 
     def listen_ports(self) -> list[int]:
-        """Both ports. Not every store listens on the second one."""
+        """Return both ports. Not every store listens on the second one."""
         return [self.port, self.peer_or_status_port]
 
 
@@ -95,7 +98,7 @@ class PdServer(DependencyServer):
         return f"http://{self.address}"
 
     def command(self) -> list[str]:
-        """pd-server."""
+        """Return the command of pd-server."""
         return [
             str(self._program),
             f"--name={self.name}",
@@ -106,18 +109,18 @@ class PdServer(DependencyServer):
         ]
 
     def settings(self) -> dict[str, Any]:
-        """With one store there is nothing to schedule."""
+        """Return the settings; with one store there is nothing to schedule."""
         limits = ("leader", "region", "replica", "merge", "hot-region")
-        schedule = {f"{each}-schedule-limit": 0 for each in limits}
+        schedule = {f"{name}-schedule-limit": 0 for name in limits}
         return {"log": {"level": "warn"}, "replication": {"max-replicas": 1}, "schedule": schedule}
 
     async def is_serving(self) -> bool:
-        """Whether it has elected itself."""
+        """Return whether it has elected itself."""
         return await http_responds(f"{self.url}/pd/api/v1/leader")
 
 
 class StoreServer(DependencyServer):
-    """TiKV, or another program with its gRPC."""
+    """TiKV, or another program with TiKV's gRPC service."""
 
     stop_timeout = 30.0
 
@@ -129,7 +132,7 @@ class StoreServer(DependencyServer):
         self._pd = pd
 
     def command(self) -> list[str]:
-        """The program with its arguments filled in."""
+        """Return the program with its arguments filled in."""
         return self._program.command(
             address=self.address,
             status_address=f"127.0.0.1:{self.peer_or_status_port}",
@@ -140,7 +143,7 @@ class StoreServer(DependencyServer):
         )
 
     def settings(self) -> dict[str, Any]:
-        """Little memory and few open files. Only TiKV reads them."""
+        """Return settings for little memory and few open files. Only TiKV reads them."""
         return {
             "storage": {"reserve-space": "0MB", "block-cache": {"capacity": "256MB"}},
             "rocksdb": {"max-open-files": 256},
@@ -148,23 +151,23 @@ class StoreServer(DependencyServer):
         }
 
     async def is_serving(self) -> bool:
-        """Whether PD lists it as up, and it accepts connections."""
+        """Return whether PD lists it as up, and it accepts connections."""
         try:
             async with httpx2.AsyncClient(trust_env=False, timeout=5.0) as client:
-                answer = await client.get(f"{self._pd.url}/pd/api/v1/stores")
+                response = await client.get(f"{self._pd.url}/pd/api/v1/stores")
         except httpx2.TransportError:
             return False
-        if answer.status_code != 200:
+        if response.status_code != 200:
             return False
-        stores = [each["store"] for each in answer.json().get("stores") or []]
+        stores = [entry["store"] for entry in response.json().get("stores") or []]
         up = any(store["address"] == self.address and store["state_name"] == "Up" for store in stores)
         return up and await accepts_connections(self.port)
 
 
 class TidbServer(Tidb, ConfiguredServer):
-    """One real TiDB.
+    """One real TiDB server.
 
-    `certificate`: what it signs session tokens with, and shows to clients that ask for TLS.
+    `certificate`: signs session tokens, and is the server certificate for clients that ask for TLS.
     `bootstrap_sql`: a file of statements that the first server of a new cluster runs, once.
     """
 
@@ -188,7 +191,7 @@ class TidbServer(Tidb, ConfiguredServer):
         self._started_with: tuple[dict[str, Any], list[str]] | None = None
 
     def settings(self) -> dict[str, Any]:
-        """All that its next start will read."""
+        """Return the settings for its next start."""
         temporary, cert, key = (
             str(self._temporary_directory),
             str(self._certificate.cert),
@@ -200,7 +203,7 @@ class TidbServer(Tidb, ConfiguredServer):
             "port": self.port,
             "store": "tikv",
             "path": self.pd_path,
-            # Another user's server may have the default path.
+            # Another user's server may use the default path.
             "socket": "",
             "temp-dir": temporary,
             "tmp-storage-path": temporary,
@@ -221,28 +224,28 @@ class TidbServer(Tidb, ConfiguredServer):
         }
 
     def command(self) -> list[str]:
-        """tidb-server."""
+        """Return the command of tidb-server."""
         return [str(self._program), f"--config={self.config_file}", *self.arguments]
 
     def environment(self) -> Mapping[str, str]:
-        """Ours, with a short lease for the owner of DDL: after its crash the others wait until it expires.
+        """Return our environment with a short lease for the DDL owner: after a crash others wait for it.
 
         pkg/owner/manager.go reads the variable; the default is 60.
         """
         return dict(os.environ) | {"tidb_manager_ttl": _OWNER_LEASE_SECONDS}
 
     def has_changed_settings(self) -> bool:
-        """Whether its settings have changed since its last start."""
+        """Return whether its settings have changed since its last start."""
         return (self.settings(), self.command()) != self._started_with
 
     async def prepare(self) -> None:
-        """Write the settings, and make its directory."""
+        """Write the settings, and create its directory."""
         await super().prepare()
         self._started_with = (self.settings(), self.command())
         self._temporary_directory.mkdir(exist_ok=True)
 
     def violations(self) -> list[str]:
-        """What it logs about broken packets, and its own panics."""
+        """Return its log lines about broken packets, and its own panics."""
         return self.log_lines_containing(*_VIOLATION_TEXTS)
 
     @property

@@ -1,1 +1,1 @@
-"""Who may come in: callers, what they may do, and how much of it; before FastAPI sees a request."""
+"""Authentication, authorization, and rate limits of the REST API, applied before FastAPI sees a request."""

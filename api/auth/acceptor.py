@@ -1,6 +1,6 @@
-"""Takes connections to the REST API, paced, so that no flood of them keeps the control plane from its work.
+"""Accept connections to the REST API at a limited rate, so that a flood cannot starve the control plane.
 
-asyncio's own acceptor takes as many as there are, before anything else in the loop has its turn.
+asyncio's own acceptor accepts all waiting connections before any other task in the loop can run.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from api.auth.access_control import AccessController
 from api.auth.rate_limit import TokenBucket
 from api.auth.source_tracker import SourceTracker, source_key
 
-log = structlog.get_logger("tidevoy.doors")
+log = structlog.get_logger("tidevoy.auth")
 
-_MAX_ACCEPTS_PER_TURN = 8  # connections that are taken before others in the loop have their turn
-_MAX_ACCEPTS_PER_SECOND = 2000.0  # connections that are looked at; to close one at once takes about 20 µs
-_PAUSE_SECONDS = 0.005  # seconds until the next look when there were too many
-_DESCRIPTOR_RETRY_SECONDS = 1.0  # seconds to wait when the process may open no more
-_TLS_HANDSHAKE_TIMEOUT_SECONDS = 5.0  # seconds
-_TCP_USER_TIMEOUT_MILLISECONDS = 60_000  # milliseconds without an acknowledgement of what we send
+_MAX_ACCEPTS_PER_CALLBACK = 8  # connections accepted before other tasks in the loop can run
+_MAX_ACCEPTS_PER_SECOND = 2000.0  # accepting and closing a rejected connection takes about 20 µs
+_PAUSE_SECONDS = 0.005  # pause after the accept rate was exceeded
+_DESCRIPTOR_RETRY_SECONDS = 1.0  # pause when the process has no file descriptor left
+_TLS_HANDSHAKE_TIMEOUT_SECONDS = 5.0
+_TCP_USER_TIMEOUT_MILLISECONDS = 60_000  # sent data may stay unacknowledged for this long
 
 ProtocolFactory = Callable[[Callable[[], None]], asyncio.Protocol]
 
 
 class _ConnectionSlot:
-    """One connection in the count of its source, until it is left."""
+    """One connection in the connection count of its source, until it is released."""
 
     def __init__(self, sources: SourceTracker, source: str) -> None:
         self._sources, self._source = sources, source
         self._is_released = False
 
     def release(self) -> None:
-        """The connection has ended; may be called again."""
+        """Remove the closed connection from the count. Further calls have no effect."""
         if not self._is_released:
             self._is_released = True
             self._sources.release_connection(self._source)
 
 
 class Acceptor:
-    """Takes connections from a listening socket until closed."""
+    """Accept connections from a listening socket until closed."""
 
     def __init__(
         self,
@@ -53,7 +53,11 @@ class Acceptor:
         make_protocol: ProtocolFactory,
         ssl_context: Callable[[], ssl.SSLContext | None],
     ) -> None:
-        """`make_protocol` gets what to call at the connection's end; `context` is asked for each."""
+        """Create the acceptor.
+
+        `make_protocol` receives the callback for the connection's end. `ssl_context` is called once per
+        connection.
+        """
         self._listener, self._access = listener, access
         self._make_protocol, self._ssl_context = make_protocol, ssl_context
         self._loop = asyncio.get_running_loop()
@@ -63,13 +67,13 @@ class Acceptor:
         self._is_closed = self._has_warned = False
 
     def start(self) -> None:
-        """Begin to take connections."""
+        """Start to accept connections."""
         self._listener.setblocking(False)
         self._access.on_ban = self._apply_bans
         self._loop.add_reader(self._listener, self._accept_ready)
 
     def close(self) -> None:
-        """Take no more. Connections that are open stay; those that are being opened are given up."""
+        """Stop accepting. Open connections stay; TLS handshakes in progress are cancelled."""
         self._is_closed = True
         self._loop.remove_reader(self._listener)
         self._access.on_ban = lambda: None
@@ -79,7 +83,7 @@ class Acceptor:
             task.cancel()
 
     def _accept_ready(self) -> None:
-        for _ in range(_MAX_ACCEPTS_PER_TURN):
+        for _ in range(_MAX_ACCEPTS_PER_CALLBACK):
             if self._accept_rate.take(
                 _MAX_ACCEPTS_PER_SECOND, _MAX_ACCEPTS_PER_SECOND * _PAUSE_SECONDS, self._access.now
             ):
@@ -105,7 +109,7 @@ class Acceptor:
         return None
 
     def _start_connection(self, connection: socket.socket, slot: _ConnectionSlot, client_ip: str) -> None:
-        """Make a transport of it, in a task of its own: with TLS, that is the handshake."""
+        """Create the transport in a task of its own, because with TLS this includes the handshake."""
         protocols: list[asyncio.Protocol] = []
 
         def protocol() -> asyncio.Protocol:
@@ -118,7 +122,7 @@ class Acceptor:
             if failed:
                 slot.release()
             if not protocols:
-                connection.close()  # else it is its transport's to close
+                connection.close()  # otherwise the transport closes it
             if failed and not task.cancelled():
                 self._access.record_denial(client_ip, "handshake")
 
@@ -129,14 +133,14 @@ class Acceptor:
     async def _connect_transport(
         self, connection: socket.socket, protocol: Callable[[], asyncio.Protocol]
     ) -> None:
-        """Any error that this ends with is the client's."""
+        """Create the transport. Any exception is the client's fault."""
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TCP_USER_TIMEOUT_MILLISECONDS)
         context = self._ssl_context()
-        limit = _TLS_HANDSHAKE_TIMEOUT_SECONDS if context is not None else None
+        handshake_timeout = _TLS_HANDSHAKE_TIMEOUT_SECONDS if context is not None else None
         await self._loop.connect_accepted_socket(
-            protocol, connection, ssl=context, ssl_handshake_timeout=limit
+            protocol, connection, ssl=context, ssl_handshake_timeout=handshake_timeout
         )
 
     def _pause(self, seconds: float) -> None:
@@ -148,13 +152,16 @@ class Acceptor:
             self._loop.add_reader(self._listener, self._accept_ready)
 
     def _apply_bans(self) -> None:
-        """Let the kernel keep out those that are shut out now, until the first of them is not any more."""
+        """Install a kernel filter for the banned sources, and renew it when the next ban ends."""
         now = self._access.now
         is_filtered = kernel_filter.drop_sources(self._listener, self._access.sources.banned_sources(now))
         if not is_filtered and not self._has_warned:
             self._has_warned = True
-            log.warning("the kernel takes no filter for api.listen; who is shut out is closed here instead")
+            log.warning(
+                "the kernel rejects the socket filter for api.listen;"
+                " connections from banned addresses are closed in user space"
+            )
         if (timer := self._timers.pop("bans", None)) is not None:
             timer.cancel()
-        if (end := self._access.sources.next_ban_end(now)) is not None:
-            self._timers["bans"] = self._loop.call_later(end - now + 0.01, self._apply_bans)
+        if (ban_end := self._access.sources.next_ban_end(now)) is not None:
+            self._timers["bans"] = self._loop.call_later(ban_end - now + 0.01, self._apply_bans)

@@ -1,4 +1,4 @@
-"""What the doors know while the control plane runs: keys in force, sources, limits, figures."""
+"""Access control of the REST API at run time: current credentials, client sources, rate limits, metrics."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ from api.problems import ProblemKind
 from controlplane.config.api import ApiSettings
 from controlplane.engine.engine import Engine
 
-log = structlog.get_logger("tidevoy.doors")
+log = structlog.get_logger("tidevoy.auth")
 
-_REQUEST_BURST_FACTOR = 5  # times the requests of a second that a caller may send together
-_ANONYMOUS_REQUESTS_PER_SECOND = (
-    20.0  # requests a second of an address for what is open to all, where others have to say who they are
-)
-_MAX_TRACKED_CALLERS = 4096  # whose requests are counted
-_SOURCE_EVENTS_PER_SECOND, _SOURCE_EVENT_BURST = 1.0, 1.0  # refusals told of one source ...
-_MAX_EVENTS_PER_SECOND = 5.0  # ... and of all
+_REQUEST_BURST_FACTOR = 5  # burst size, as a multiple of the requests per second
+# Limit per source address for public paths, where authentication is required for all others.
+_ANONYMOUS_REQUESTS_PER_SECOND = 20.0
+_MAX_TRACKED_CALLERS = 4096
+_SOURCE_EVENTS_PER_SECOND, _SOURCE_EVENT_BURST = 1.0, 1.0  # denial events for one source ...
+_MAX_EVENTS_PER_SECOND = 5.0  # ... and for all sources together
 
 
 class AccessController:
-    """Lets requests in or refuses them. All methods belong to the event loop of the engine."""
+    """Admit or deny requests. All methods must run in the event loop of the engine."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
         self._engine = engine
@@ -44,7 +43,7 @@ class AccessController:
         self._suppressed_events = 0
         self._denials = Counter(
             "tidevoy_api_refused",
-            "Requests and connections that the REST API's doors refused, by reason.",
+            "Requests and connections that the REST API denied, by reason.",
             ["reason"],
             registry=engine.registry,
         )
@@ -53,34 +52,34 @@ class AccessController:
         ).set_function(lambda: self.sources.connections)
         Gauge(
             "tidevoy_api_sources_shut_out",
-            "Addresses that the REST API takes no connections from at the moment.",
+            "Addresses that are banned from the REST API at the moment.",
             registry=engine.registry,
         ).set_function(lambda: len(self.sources.banned_sources(self._clock())))
 
     @property
     def api(self) -> ApiSettings:
-        """The settings in force."""
+        """The current settings of the REST API."""
         return self._engine.settings.api
 
     @property
     def requires_auth(self) -> bool:
-        """Whether callers have to say who they are."""
+        """Whether callers must authenticate."""
         return self.api.requires_auth
 
     @property
     def now(self) -> float:
-        """The time of the doors' clock, in seconds."""
+        """The time of the monotonic clock, in seconds."""
         return self._clock()
 
     def evaluate(self, request: AuthRequest) -> Caller | Denial:
-        """Who calls, or why not; changes nothing. For the first look at a connection."""
+        """Return the caller or the denial without counting the request; for a connection's first head."""
         api = self.api
-        if api is not self._api:  # it is replaced as a whole by a reload
+        if api is not self._api:  # a reload replaces the settings object
             self._api, self._credentials = api, CredentialStore(api)
         return authorize(request, api, self._credentials)
 
     def authorize(self, request: AuthRequest) -> Caller | Denial:
-        """Who calls, or why not; counts the request against what its caller may ask for, let in or not."""
+        """Return the caller or the denial, and count the request against the caller's rate limit."""
         verdict = self.evaluate(request)
         caller = verdict.caller if isinstance(verdict, Denial) else verdict
         if caller is None:
@@ -93,12 +92,12 @@ class AccessController:
             rate = min(rate, _ANONYMOUS_REQUESTS_PER_SECOND)
         if wait := self._request_rates.take(key, rate, _REQUEST_BURST_FACTOR * rate, self.now):
             detail = f"{caller.name} sends more than {rate:g} requests a second; send fewer (api.limits)"
-            after = {"Retry-After": str(int(wait) + 1)}
+            headers = {"Retry-After": str(int(wait) + 1)}
             return Denial(
                 ProblemKind.TOO_MANY_REQUESTS,
                 "rate",
                 detail,
-                after,
+                headers,
                 caller=caller,
                 penalize_source=is_untrusted,
             )
@@ -107,7 +106,7 @@ class AccessController:
         return verdict
 
     def record_denial(self, client_ip: str, reason: str, *, penalize_source: bool = True) -> None:
-        """Something from that address was refused: it is counted, told, and may shut the address out."""
+        """Count a denied request or connection, emit an event, and ban a source that has too many denials."""
         source = source_key(client_ip)
         self._denials.labels(reason).inc()
         if not penalize_source or not self.requires_auth:
@@ -115,29 +114,30 @@ class AccessController:
         now = self.now
         if seconds := self.sources.record_denial(source, self.api.limits, now):
             self.on_ban()
-            self._emit("audit.shut_out", source, f"nothing is taken from {source} for {seconds:g} s", reason)
+            message = f"connections from {source} are rejected for {seconds:g} s"
+            self._emit("audit.shut_out", source, message, reason)
         elif self._source_event_rates.take(source, _SOURCE_EVENTS_PER_SECOND, _SOURCE_EVENT_BURST, now):
             self._suppressed_events += 1
         else:
-            self._emit("audit.unauthenticated", source, f"a caller from {source} was refused", reason)
+            self._emit("audit.unauthenticated", source, f"a request from {source} was denied", reason)
 
     def is_trusted(self, client_ip: str) -> bool:
-        """Whether a right token or certificate came from that address lately."""
+        """Whether a valid token or certificate recently came from that address."""
         return self.sources.is_trusted(source_key(client_ip), self.now)
 
     def count_rejected_connection(self, reason: str) -> None:
-        """A connection was closed before anything was read of it."""
+        """Count a connection that was closed before any data was read."""
         self._denials.labels(reason).inc()
 
     def _emit(self, kind: str, source: str, message: str, reason: str) -> None:
         if self._event_rate.take(_MAX_EVENTS_PER_SECOND, _MAX_EVENTS_PER_SECOND, self.now):
             self._suppressed_events += 1
             return
-        more = (
-            f"; {self._suppressed_events} more were refused since the last such message"
+        suppressed = (
+            f"; {self._suppressed_events} more denials since the last such message"
             if self._suppressed_events
             else ""
         )
         data = {"who": ANONYMOUS, "role": None, "from": source, "outcome": "refused", "reason": reason}
-        self._engine.record_event(kind, source, f"{message} ({reason.replace('_', ' ')}){more}", data)
+        self._engine.record_event(kind, source, f"{message} ({reason.replace('_', ' ')}){suppressed}", data)
         self._suppressed_events = 0

@@ -1,7 +1,7 @@
-"""Who changed what, from where, and what came of it: for each write an event `audit.<verb>`, also in the log.
+"""Audit events: for each write, an event `audit.<verb>` with caller, address, and outcome; also logged.
 
-A request's body is never told: it may hold what nobody else is to know. Nor is everything that a caller had
-refused, or each login: who sends many would wash away what others did.
+Request bodies are never recorded, because they may contain secrets. Denials and logins are rate-limited per
+caller: otherwise one caller could flood the log and displace the events of others.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from api.auth.policy import LOGIN_PATH, LOGOUT_PATH
 from api.auth.rate_limit import TokenBuckets
 from controlplane.model.nodes import EMPTY_MAP
 
-_SUBJECT_PARAMETERS = ("address", "id", "envoy")  # path parameters that name what is acted on, in this order
+_SUBJECT_PARAMETERS = ("address", "id", "envoy")  # path parameters that identify the subject, by priority
 
 _TOKEN_PATTERN = re.compile(rf"{TOKEN_PREFIX}[A-Za-z0-9_-]+")
 _MAX_SUBJECT_LENGTH = 255  # characters
-_EVENTS_PER_SECOND, _EVENT_BURST = 1.0, 10.0  # refusals and logins that are told of one caller
+_EVENTS_PER_SECOND, _EVENT_BURST = 1.0, 10.0  # denial and login events for one caller
 _MAX_TRACKED_CALLERS = 512
 
 RecordEvent = Callable[[str, str, str, Mapping[str, Any]], None]
 
 
 class Auditor:
-    """Tells of writes. `routes`: those of the app, as they are when a request comes."""
+    """Record writes as audit events. `routes` returns the current routes of the app."""
 
     def __init__(
         self,
@@ -43,14 +43,14 @@ class Auditor:
         self._event_rates = TokenBuckets(_MAX_TRACKED_CALLERS)
 
     def record_write(self, scope: Scope, caller: Caller, status: int) -> None:
-        """A write was let in, and answered with this status."""
+        """Record an authorized write that was answered with this status."""
         if "endpoint" not in scope or scope["path"] in (LOGIN_PATH, LOGOUT_PATH):
-            return  # there is nothing at that path; and what becomes of a login is told where it is known
+            return  # no such path, or a login, which its own route records
         outcome = scope["state"].get("audit_outcome") or ("done" if status < 400 else "failed")
         self._emit(scope, scope["endpoint"].__name__, caller, outcome, status)
 
     def record_denial(self, scope: Scope, caller: Caller, status: int) -> None:
-        """A write by a caller that we know was not let in."""
+        """Record a denied write by an authenticated caller."""
         if scope["path"] in (LOGIN_PATH, LOGOUT_PATH) or self._is_rate_limited(caller):
             return
         for route in _iter_routes(self._routes()):
@@ -61,7 +61,7 @@ class Auditor:
                 return
 
     def record_login(self, caller: Caller, verb: str = "login") -> None:
-        """A person has shown a token in the console, or has left it."""
+        """Record a login to the console or, with the verb `logout`, a logout from it."""
         if caller.name == ANONYMOUS or self._is_rate_limited(caller):
             return
         data = {"who": caller.name, "role": caller.role.value, "from": caller.client_ip, "outcome": "done"}
@@ -82,7 +82,7 @@ class Auditor:
             (str(parameters[key]) for key in _SUBJECT_PARAMETERS if key in parameters), scope["path"]
         )
         subject = _redacted_subject(scope.get("state", {}).get("audit_subject") or default_subject)
-        who = f"{caller.name} ({caller.role.value}, from {caller.client_ip or 'nowhere'})"
+        caller_text = f"{caller.name} ({caller.role.value}, from {caller.client_ip or 'unknown address'})"
         data = {
             "who": caller.name,
             "role": caller.role.value,
@@ -90,17 +90,17 @@ class Auditor:
             "outcome": outcome,
             "status": status,
         }
-        message = f"{who}: {verb.replace('_', ' ')} {subject}: {outcome}"
+        message = f"{caller_text}: {verb.replace('_', ' ')} {subject}: {outcome}"
         self._record_event(f"audit.{verb}", subject, message, data)
 
 
 def _redacted_subject(subject: str) -> str:
-    """What somebody asked for, as it may be told: not at any length, and without a token in a path."""
+    """Truncate the subject, and mask a token that a path may contain."""
     return _TOKEN_PATTERN.sub(f"{TOKEN_PREFIX}...", subject)[:_MAX_SUBJECT_LENGTH]
 
 
 def _iter_routes(routes: Iterable[BaseRoute]) -> Iterator[BaseRoute]:
-    """All routes, also those of routers that the app includes, which FastAPI keeps as one route each."""
+    """Iterate over all routes, including those of included routers, which FastAPI keeps as one route each."""
     for route in routes:
         included = getattr(route, "original_router", None)
         if included is None:

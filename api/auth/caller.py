@@ -1,4 +1,4 @@
-"""Who calls the REST API, and what that caller may do."""
+"""The caller of the REST API and its role."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ANONYMOUS = "anonymous"
 
 
 class CallerRole(Enum):
-    """What a caller may do. A viewer reads; an operator also changes."""
+    """The permissions of a caller. A viewer can only read; an operator can also write."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -17,13 +17,13 @@ class CallerRole(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request. Where nobody is asked who is calling, everybody is the operator `anonymous`."""
+    """The sender of a request. Without authentication, every caller is the operator `anonymous`."""
 
-    name: str  # of the token or the client certificate, as the configuration has it
+    name: str  # of the token or the client certificate in the configuration
     role: CallerRole
     client_ip: str  # the peer's IP address; empty when there is none
 
     @property
     def may_write(self) -> bool:
-        """Whether it may change anything."""
+        """Whether the caller may send write requests."""
         return self.role is CallerRole.OPERATOR

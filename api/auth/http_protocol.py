@@ -1,7 +1,8 @@
-"""One connection: its first request is judged here, on its raw bytes, before HTTP's machinery looks at it.
+"""The HTTP protocol of one connection: authorizes the first request on its raw bytes, before it is parsed.
 
-A refusal costs some microseconds so, and ends the connection. It is a shortcut, never the judge: what passes
-is parsed in full and judged again, with every request that follows on the connection (api.auth.middleware).
+A denial this early costs only some microseconds, and closes the connection. This is only a shortcut: a
+request that passes is parsed in full and authorized again, like every later request on the connection
+(api.auth.middleware).
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from api.auth.credentials import certificate_names, read_credentials
 from api.auth.policy import AuthRequest, Denial
 from api.auth.security_headers import raw_denial_response
 
-_HEAD_TIMEOUT_SECONDS = 10.0  # seconds from the first byte (or the connection) to the end of a request's head
-_LINGER_SECONDS = 1.0  # seconds for which a refused client may still send, so that it gets to read why
-_MAX_HEAD_BYTES = 16_384  # bytes
-_MAX_HEAD_LINES = 128  # of a head; to parse 3,000 would take 10 ms
-_END_OF_HEAD = re.compile(rb"\n\r?\n")  # as h11 has it: some clients leave the CR out
+_HEAD_TIMEOUT_SECONDS = 10.0  # from the first byte (or the connection) to the end of a request head
+_LINGER_SECONDS = 1.0  # a denied client may still send for this long, so that it can read the response
+_MAX_HEAD_BYTES = 16_384
+_MAX_HEAD_LINES = 128  # parsing 3,000 lines would take 10 ms
+_END_OF_HEAD = re.compile(rb"\n\r?\n")  # the same as in h11: some clients omit the CR
 _REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e]+) HTTP/1\.[01]\r?\n")
 
 
 class EarlyAuthProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1, behind a first look, with a limit of time for heads."""
+    """uvicorn's HTTP/1.1 protocol with an early authorization check and a timeout for request heads."""
 
     def __init__(
         self, access: AccessController, on_close: Callable[[], None], config: Config, state: ServerState
     ) -> None:
-        """`leave` is called at the end."""
+        """Create the protocol. It calls `on_close` when the connection is lost."""
         super().__init__(config, state, {})
         self.conn = _LimitedH11Connection(h11.SERVER, _MAX_HEAD_BYTES)
         self._access, self._on_close = access, on_close
@@ -54,7 +55,7 @@ class EarlyAuthProtocol(H11Protocol):
         tls = transport.get_extra_info("ssl_object")
         if isinstance(tls, ssl.SSLObject):
             self._certificate_names = certificate_names(tls.getpeercert())
-        # Each request's scope gets a copy: there the names are found again.
+        # uvicorn copies the state into the scope of each request, where the middleware reads the names.
         self.app_state["certificate_names"] = self._certificate_names
         self._start_head_timer()
 
@@ -65,7 +66,7 @@ class EarlyAuthProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._is_denied:
-            return  # it has its answer
+            return  # the response has been sent
         if not self._is_admitted:
             self._head_buffer += data
             is_complete = _is_head_complete(self._head_buffer)
@@ -80,7 +81,7 @@ class EarlyAuthProtocol(H11Protocol):
             self._is_admitted = True
             data, self._head_buffer = bytes(self._head_buffer), bytearray()
         super().data_received(data)
-        # No head is under way, or it has just begun: a client that never ends one would stay for ever.
+        # The next head has started: without a timeout, a client that never ends it could stay forever.
         if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
             if self._timer is None:
                 self._start_head_timer()
@@ -88,20 +89,20 @@ class EarlyAuthProtocol(H11Protocol):
             self._cancel_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """Nothing that speaks HTTP: its answer is text, and it counts as a refusal."""
+        """Answer a client that does not speak valid HTTP with plain text, and count it as a denial."""
         self._access.record_denial(self._client_ip, "no_http")
         super().send_400_response(msg)
 
     def _evaluate_head(self, head: bytearray) -> Denial | None:
-        """Why the first request goes no further. What cannot be read here is left to the parser."""
+        """Return the denial of the first request, or None. Heads not readable here are left to the parser."""
         if not self._access.requires_auth or (line := _REQUEST_LINE.match(head)) is None:
             return None
         method, target = line[1].decode("ascii"), line[2].partition(b"?")[0].decode("ascii")
         end = _END_OF_HEAD.search(head)
-        fields = bytes(head[line.end() : end.start() if end else None]).split(b"\n")
+        header_lines = bytes(head[line.end() : end.start() if end else None]).split(b"\n")
         headers = [
             (name.strip().lower(), value.strip())
-            for name, _, value in (each.partition(b":") for each in fields)
+            for name, _, value in (header_line.partition(b":") for header_line in header_lines)
         ]
         header_by_name = dict(headers)
         request = AuthRequest(
@@ -113,7 +114,7 @@ class EarlyAuthProtocol(H11Protocol):
             is_htmx=header_by_name.get(b"hx-request") == b"true",
         )
         verdict = self._access.evaluate(request)
-        # Callers that are known get their answer, and their audit event, from the middleware.
+        # The middleware answers authenticated callers and emits their audit events.
         return verdict if isinstance(verdict, Denial) and verdict.caller is None else None
 
     def _deny(self, denial: Denial) -> None:
@@ -123,7 +124,7 @@ class EarlyAuthProtocol(H11Protocol):
         self._access.record_denial(self._client_ip, denial.reason, penalize_source=denial.penalize_source)
         self._cancel_timer()
         self.transport.write(raw_denial_response(denial, unquote(target.decode("ascii"))))
-        # To close with unread bytes would reset the connection, and the client could lose its answer.
+        # Closing with unread bytes would reset the connection, and the client could lose the response.
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._timer = self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
@@ -138,7 +139,7 @@ class EarlyAuthProtocol(H11Protocol):
         self._timer = self.loop.call_later(_HEAD_TIMEOUT_SECONDS, self._on_head_timeout)
 
     def _on_head_timeout(self) -> None:
-        # Browsers open connections that they may need, and a person who uses one is no attacker.
+        # Browsers open spare connections in advance; those of a trusted source are not an attack.
         is_spare = not self._is_admitted and not self._head_buffer
         self._abort_denied(
             "slow_head", penalize_source=not (is_spare and self._access.is_trusted(self._client_ip))
@@ -151,7 +152,7 @@ class EarlyAuthProtocol(H11Protocol):
 
 
 class _LimitedH11Connection(h11.Connection):
-    """HTTP/1.1 that has a limit also for heads that come in one piece, or behind another request."""
+    """An h11 connection that also limits heads that arrive in one piece or behind another request."""
 
     def next_event(self) -> Any:
         if self.their_state is h11.IDLE and _is_head_complete(self.trailing_data[0]) is None:
@@ -160,7 +161,7 @@ class _LimitedH11Connection(h11.Connection):
 
 
 def _is_head_complete(data: bytes | bytearray) -> bool | None:
-    """Whether the head that these bytes begin with has its end among them; None: it is too large."""
+    """Whether these bytes contain a complete request head; None: the head is too large."""
     end = _END_OF_HEAD.search(data)
     size = len(data) if end is None else end.start()
     if size > _MAX_HEAD_BYTES or data.count(b"\n", 0, size) > _MAX_HEAD_LINES:
@@ -169,5 +170,5 @@ def _is_head_complete(data: bytes | bytearray) -> bool | None:
 
 
 def uvicorn_options() -> dict[str, Any]:
-    """What uvicorn's own configuration has to say so that gates work as written above."""
+    """Return the uvicorn settings that EarlyAuthProtocol needs."""
     return {"timeout_keep_alive": 60}

@@ -1,4 +1,4 @@
-"""`POST /login` and `POST /logout`: a browser trades a token for a cookie that holds it, or gives it back."""
+"""`POST /login` and `POST /logout`: set or delete the cookie that holds a browser's token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_FORM_FIELDS = 64
 
 
 async def read_form(request: Request) -> dict[str, str]:
-    """The fields of a form as browsers send it; nothing when it is none."""
+    """Return the fields of a URL-encoded form; an empty dict if the body is not such a form."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/x-www-form-urlencoded":
         return {}
@@ -31,45 +31,45 @@ async def read_form(request: Request) -> dict[str, str]:
         return {}
 
 
-def safe_return_path(wanted: str) -> str:
-    """Where to go to after the login: a path of ours, whatever was asked for."""
-    # Browsers read a backslash as a slash, drop control characters, and take //host for another host.
-    is_local = wanted.startswith("/") and not wanted.startswith("//") and "\\" not in wanted
-    return wanted if is_local and wanted.isascii() and wanted.isprintable() and " " not in wanted else "/"
+def safe_return_path(path: str) -> str:
+    """Return `path` if it is a path on this server, else `/`; prevents open redirects after a login."""
+    # Browsers read a backslash as a slash, drop control characters, and treat //host as another host.
+    is_local = path.startswith("/") and not path.startswith("//") and "\\" not in path
+    return path if is_local and path.isascii() and path.isprintable() and " " not in path else "/"
 
 
 @router.post(LOGIN_PATH)
 async def post_login(request: Request) -> RedirectResponse:
-    """Ends with the console, or with the login page again."""
+    """Check the token and redirect to the console, or back to the login page if the token is wrong."""
     access, auditor = _get_auth(request)
     fields = await read_form(request)
     return_path = safe_return_path(fields.get("next", "/"))
     if not access.requires_auth:
         return RedirectResponse(return_path, 303)
-    origin = request.client.host if request.client is not None else ""
+    client_ip = request.client.host if request.client is not None else ""
     token = fields.get("token", "").strip().encode()
-    verdict = access.evaluate(AuthRequest("GET", "/v1/nodes", origin, PresentedCredentials(bearer=token)))
+    verdict = access.evaluate(AuthRequest("GET", "/v1/nodes", client_ip, PresentedCredentials(bearer=token)))
     if isinstance(verdict, Denial):
-        access.record_denial(origin, "wrong_login")
+        access.record_denial(client_ip, "wrong_login")
         retry_url = f"{LOGIN_PATH}?refused=1" + (
             f"&next={quote(return_path, safe='/')}" if return_path != "/" else ""
         )
         return RedirectResponse(retry_url, 303)
     auditor.record_login(verdict)
-    answer = RedirectResponse(return_path, 303)
-    answer.set_cookie(COOKIE_NAME, token.decode(), **_cookie_attributes(request))
-    return answer
+    response = RedirectResponse(return_path, 303)
+    response.set_cookie(COOKIE_NAME, token.decode(), **_cookie_attributes(request))
+    return response
 
 
 @router.post(LOGOUT_PATH)
 async def post_logout(request: Request, caller: CallerDep) -> RedirectResponse:
-    """Ends with the login page."""
+    """Delete the cookie and redirect to the login page."""
     access, auditor = _get_auth(request)
     if access.requires_auth:
         auditor.record_login(caller, "logout")
-    answer = RedirectResponse(f"{LOGIN_PATH}?left=1", 303)
-    answer.delete_cookie(COOKIE_NAME, **_cookie_attributes(request))
-    return answer
+    response = RedirectResponse(f"{LOGIN_PATH}?left=1", 303)
+    response.delete_cookie(COOKIE_NAME, **_cookie_attributes(request))
+    return response
 
 
 def _cookie_attributes(request: Request) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The judge of every request, on its parsed head; behind it, `scope["state"]["caller"]` tells who calls."""
+"""ASGI middleware that authorizes every parsed request and sets `scope["state"]["caller"]`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from api.auth.policy import SAFE_METHODS, AuthRequest, Denial
 from api.auth.security_headers import denial_response
 from api.problems import ProblemKind
 
-# Bytes; 64 labels whose 512 characters each are written as escapes of 12 bytes are a bit less.
+# Bytes. Enough for 64 labels of 512 characters, each character written as an escape of 12 bytes.
 _MAX_BODY_BYTES = 524_288
-_MAX_LOGIN_BODY_BYTES = 8_192  # of callers who may send nothing else
-_MAX_DISCARDED_BYTES = 4_194_304  # before a connection is closed whose request is too large
-_BODY_TIMEOUT_SECONDS = 30.0  # seconds in which all of it has to come
+_MAX_LOGIN_BODY_BYTES = 8_192  # for callers without write permission, who send only login forms
+_MAX_DISCARDED_BYTES = 4_194_304  # of a too large body, before the connection is closed
+_BODY_TIMEOUT_SECONDS = 30.0  # for the whole body
 _CONNECTION_CLOSE = {"Connection": "close"}
 
 
 class AuthMiddleware:
-    """Lets a request in, or answers it; tells of each write what became of it."""
+    """Admit a request or answer it with a denial, and record the outcome of each write."""
 
     def __init__(self, app: ASGIApp, access: AccessController, auditor: Auditor) -> None:
         self._app, self._access, self._auditor = app, access, auditor
@@ -37,30 +37,30 @@ class AuthMiddleware:
         verdict = self._access.authorize(request)
         is_write = scope["method"] not in SAFE_METHODS
         if isinstance(verdict, Denial):
-            origin = scope["client"][0] if scope.get("client") else ""
-            self._access.record_denial(origin, verdict.reason, penalize_source=verdict.penalize_source)
+            client_ip = scope["client"][0] if scope.get("client") else ""
+            self._access.record_denial(client_ip, verdict.reason, penalize_source=verdict.penalize_source)
             if is_write and verdict.caller is not None and verdict.kind is not ProblemKind.TOO_MANY_REQUESTS:
                 self._auditor.record_denial(scope, verdict.caller, verdict.kind.value.status)
             return await denial_response(Request(scope), verdict)(scope, receive, send)
         scope.setdefault("state", {})["caller"] = verdict
         if not is_write:
             return await self._app(scope, receive, _RevocableSend(self._access, request, send))
-        status = 500  # what the caller gets when the app raises
+        status = 500  # the response if the app raises
 
-        async def send_observed(message: Message) -> None:
+        async def send_and_record_status(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            return await self._app(scope, receive, send_observed)
+            return await self._app(scope, receive, send_and_record_status)
         finally:
             self._auditor.record_write(scope, verdict, status)
 
 
 class _RevocableSend:
-    """Sends an answer as long as its caller may have it: one without end ends when a token is taken back."""
+    """Send a response while its caller is authorized: an endless stream ends when the token is revoked."""
 
     def __init__(self, access: AccessController, request: AuthRequest, send: Send) -> None:
         self._access, self._request, self._send = access, request, send
@@ -79,7 +79,7 @@ class _RevocableSend:
 
 
 def to_auth_request(scope: Scope) -> AuthRequest:
-    """The request, as the rules look at it."""
+    """Convert an ASGI scope into the request that the policy evaluates."""
     headers = Headers(scope=scope)
     client = scope.get("client")
     return AuthRequest(
@@ -96,7 +96,7 @@ def to_auth_request(scope: Scope) -> AuthRequest:
 
 
 class BodyLimitMiddleware:
-    """Request bodies are read whole, up to a limit of bytes and time, before anything else looks at them."""
+    """Read whole request bodies, limited in size and time, before the app receives them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -109,27 +109,29 @@ class BodyLimitMiddleware:
         body, size, more = bytearray(), 0, True
         try:
             async with asyncio.timeout(_BODY_TIMEOUT_SECONDS):
-                # Also what is too large is read, up to a point: to answer at once and close the connection
-                # could lose the answer, and to leave it open would let a client send on for ever.
+                # A too large body is read up to a point: closing the connection at once could lose the
+                # response, and leaving it open would let a client send forever.
                 while more and size <= _MAX_DISCARDED_BYTES:
                     message = await receive()
                     if message["type"] != "http.request":
-                        return None  # the client is gone
+                        return None  # the client has disconnected
                     chunk = message.get("body", b"")
                     size += len(chunk)
                     more = message.get("more_body", False)
                     if size <= limit:
                         body += chunk
         except TimeoutError:
-            detail = f"the request body did not come within {_BODY_TIMEOUT_SECONDS:g} s"
-            late = problems.problem_response(request, ProblemKind.TOO_SLOW, detail, headers=_CONNECTION_CLOSE)
-            return await late(scope, receive, send)
+            detail = f"the request body was not received within {_BODY_TIMEOUT_SECONDS:g} s"
+            timed_out = problems.problem_response(
+                request, ProblemKind.TOO_SLOW, detail, headers=_CONNECTION_CLOSE
+            )
+            return await timed_out(scope, receive, send)
         if size > limit:
             detail = f"the request body is larger than {limit} bytes"
-            large = problems.problem_response(
+            too_large = problems.problem_response(
                 request, ProblemKind.TOO_LARGE, detail, headers=_CONNECTION_CLOSE if more else None
             )
-            return await large(scope, receive, send)
+            return await too_large(scope, receive, send)
         messages = iter([{"type": "http.request", "body": bytes(body), "more_body": False}])
 
         async def replay() -> Message:

@@ -1,4 +1,4 @@
-"""What the OpenAPI document says of the doors: how to say who is calling, and what a refusal looks like."""
+"""The security part of the OpenAPI document: how to authenticate, and the responses for denied requests."""
 
 from __future__ import annotations
 
@@ -23,26 +23,31 @@ _SECURITY_SCHEMES = {
 
 
 def add_security(document: dict[str, Any], api: ApiSettings) -> dict[str, Any]:
-    """The document with what the doors add to each operation, as the settings in force have it."""
+    """Return the document with security schemes and denial responses, as the current settings require."""
     schemes = [*(["token", "cookie"] if api.tokens else []), *(["certificate"] if api.clients else [])]
     paths = {
-        path: {method: _secured_operation(found, path, method, api) for method, found in operations.items()}
+        path: {
+            method: _secured_operation(operation, path, method, api)
+            for method, operation in operations.items()
+        }
         for path, operations in document["paths"].items()
     }
     if not schemes:
         return {**document, "paths": paths}
     components = {
         **document["components"],
-        "securitySchemes": {way: _SECURITY_SCHEMES[way] for way in schemes},
+        "securitySchemes": {scheme: _SECURITY_SCHEMES[scheme] for scheme in schemes},
     }
-    return {**document, "paths": paths, "components": components, "security": [{way: []} for way in schemes]}
+    security: list[dict[str, list[str]]] = [{scheme: []} for scheme in schemes]
+    return {**document, "paths": paths, "components": components, "security": security}
 
 
 def _secured_operation(operation: dict[str, Any], path: str, method: str, api: ApiSettings) -> dict[str, Any]:
-    added = {
-        str(status): text for status, text in openapi_responses(*_denial_kinds(path, method, api)).items()
+    denials = {
+        str(status): response
+        for status, response in openapi_responses(*_denial_kinds(path, method, api)).items()
     }
-    responses = {**operation["responses"], **added}
+    responses = {**operation["responses"], **denials}
     secured = {**operation, "responses": dict(sorted(responses.items()))}
     return secured | {"security": []} if api.requires_auth and is_public(path, api) else secured
 

@@ -1,4 +1,4 @@
-"""What a request may do, from what it shows: a pure decision."""
+"""The authorization policy: a pure function from a request and its credentials to a caller or a denial."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 LOGIN_PATH, LOGOUT_PATH = "/login", "/logout"
 _PUBLIC_PATHS = frozenset({"/healthz", "/readyz", LOGIN_PATH, LOGOUT_PATH})
 _PUBLIC_PREFIX = "/static/"
-_HOST_PATTERN = re.compile(r"(\[[^\]]*\]|[^:]*)(?::\d*)?")  # a name or IP address, and a port
-_MAX_HOST_LENGTH = 255  # characters of one that are told
-_MAX_RETURN_PATH_LENGTH = 512  # characters of a path to come back to after the login
+_HOST_PATTERN = re.compile(r"(\[[^\]]*\]|[^:]*)(?::\d*)?")  # a name or IP address, and an optional port
+_MAX_HOST_LENGTH = 255  # characters
+_MAX_RETURN_PATH_LENGTH = 512  # characters of the path to return to after the login
 
 
 @dataclass(frozen=True, slots=True)
 class AuthRequest:
-    """A request, as far as the doors look at it."""
+    """The parts of a request that the policy evaluates."""
 
     method: str
-    path: str  # decoded, as routes are matched
+    path: str  # decoded, as in route matching
     client_ip: str  # the peer's IP address
     credentials: PresentedCredentials
-    origin_header: str | None = None  # the header `Origin`: the page of a browser that sends it
+    origin_header: str | None = None  # the header `Origin`: the origin of the page that sends the request
     host: str = ""  # the header `Host`
     is_tls: bool = False
     wants_html: bool = False
@@ -39,7 +39,10 @@ class AuthRequest:
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """Why a request is not let in. `reason` is a label of a metric; `counts`: against its address."""
+    """Why a request is denied.
+
+    `reason` is a metric label. With `penalize_source`, the denial counts towards a ban of the source address.
+    """
 
     kind: ProblemKind
     reason: str
@@ -47,18 +50,18 @@ class Denial:
     headers: Mapping[str, str] = field(default_factory=dict)
     caller: Caller | None = None
     penalize_source: bool = True
-    redirect_to: str | None = None  # where a person's browser is sent instead
+    redirect_to: str | None = None  # the page that a browser is redirected to instead
 
 
 def is_public(path: str, api: ApiSettings) -> bool:
-    """Whether anybody may ask for this."""
+    """Whether the path needs no authentication."""
     return (
         path in _PUBLIC_PATHS or path.startswith(_PUBLIC_PREFIX) or (api.open_metrics and path == "/metrics")
     )
 
 
 def authorize(request: AuthRequest, api: ApiSettings, credentials: CredentialStore) -> Caller | Denial:
-    """Who calls; or why the request goes no further."""
+    """Return the caller of an admitted request, or the denial."""
     if not api.requires_auth:
         caller = Caller(ANONYMOUS, CallerRole.OPERATOR, request.client_ip)
         if not is_allowed_host(request.host, api):
@@ -75,16 +78,16 @@ def authorize(request: AuthRequest, api: ApiSettings, credentials: CredentialSto
         and not caller.may_write
         and request.path not in (LOGIN_PATH, LOGOUT_PATH)
     ):
-        detail = f"{caller.name} is a viewer, and may only read; ask for a token with the role operator"
+        detail = f"{caller.name} is a viewer and may only read; use a token with the role operator"
         return Denial(ProblemKind.FORBIDDEN, "forbidden", detail, caller=caller, penalize_source=False)
     return _check_origin(request, caller, principal)
 
 
 def _check_origin(request: AuthRequest, caller: Caller, principal: Principal | None) -> Caller | Denial:
-    """No web page but our own may change anything through the browser of somebody who may.
+    """Deny writes that a page of another origin sends through a user's browser (CSRF).
 
-    Browsers name the page's origin in every request that is not a plain read; other clients name none, and
-    send no cookie either.
+    Browsers send the page's origin with every request that is not a plain read. Other clients send neither an
+    origin nor a cookie.
     """
     if request.method in SAFE_METHODS:
         return caller
@@ -92,23 +95,24 @@ def _check_origin(request: AuthRequest, caller: Caller, principal: Principal | N
     if request.origin_header is None:
         if not by_cookie:
             return caller
-        page, remedy = "a page that the browser does not name", "send the token as `Authorization: Bearer`"
-    # Without TLS here there may be some before us, and a browser names what it sees.
+        page, remedy = "pages without an Origin header", "send the token as `Authorization: Bearer`"
+    # Without TLS here, a proxy before this server may terminate TLS, and the browser then sends https.
     elif request.origin_header == f"https://{request.host}" or (
         request.origin_header == f"http://{request.host}" and not request.is_tls
     ):
         return caller
     else:
-        page, remedy = f"pages of {request.origin_header}", "open the control plane's own page"
+        page, remedy = f"pages of {request.origin_header}", "use the control plane's own console"
     detail = f"{page} may only read; {remedy}"
     return Denial(ProblemKind.FOREIGN_ORIGIN, "foreign_origin", detail, caller=caller, penalize_source=False)
 
 
 def is_allowed_host(host: str, api: ApiSettings) -> bool:
-    """Whether the header `Host` is none that somebody else's name would give.
+    """Whether the header `Host` is acceptable; prevents DNS rebinding.
 
-    Who owns a name can let it lead here, and to a browser his page is then one of ours (DNS rebinding). An IP
-    address is no name, nobody on the internet owns one without a dot, and programs may leave the header out.
+    The owner of a domain can point it at this server, and browsers then treat the owner's page as
+    same-origin. IP addresses and names without a dot are safe, since nobody on the internet owns those, and
+    programs may omit the header.
     """
     if len(host) > _MAX_HOST_LENGTH or (parts := _HOST_PATTERN.fullmatch(host.lower())) is None:
         return False
@@ -123,23 +127,23 @@ def is_allowed_host(host: str, api: ApiSettings) -> bool:
 
 def _deny_host(request: AuthRequest, caller: Caller) -> Denial:
     name = request.host[:_MAX_HOST_LENGTH]
-    detail = f"{name} is not known to lead here; use an IP address, or add the name to api.host_names"
+    detail = f"host name {name} is not allowed; use an IP address, or add the name to api.host_names"
     return Denial(ProblemKind.MISDIRECTED, "misdirected", detail, caller=caller, penalize_source=False)
 
 
 def _deny_unauthenticated(request: AuthRequest, api: ApiSettings) -> Denial:
     if request.credentials.bearer is not None:
-        reason, detail = "wrong_token", "the token is not known here; `tidevoy token create` makes one"
+        reason, detail = "wrong_token", "the token is unknown; `tidevoy token create` makes one"
     elif request.credentials.cookie is not None:
-        reason, detail = "wrong_token", "the login is no longer good; log in again"
+        reason, detail = "wrong_token", "the login is no longer valid; log in again"
     elif request.credentials.certificate_names:
         reason = "unknown_certificate"
-        detail = "no name in the client certificate is known here; name it in api.clients"
+        detail = "no name in the client certificate is known; add one to api.clients"
     else:
         reason = "no_token"
         remedies = [*(["send `Authorization: Bearer TOKEN`"] if api.tokens else [])]
-        remedies += ["show a client certificate"] if api.clients else []
-        detail = f"it is not known who is calling; {' or '.join(remedies)}"
+        remedies += ["use a client certificate"] if api.clients else []
+        detail = f"the request has no credentials; {' or '.join(remedies)}"
     headers = {"WWW-Authenticate": 'Bearer realm="tidevoy"'}
     if request.is_htmx:
         headers["HX-Redirect"] = LOGIN_PATH

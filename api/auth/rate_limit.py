@@ -1,4 +1,4 @@
-"""Token buckets: how often something may happen, for any number of keys in a bounded table."""
+"""Token buckets that limit rates, for any number of keys in a bounded table."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class TokenBucket:
-    """So many at once, refilled at a rate. Times are seconds of a clock that never goes back."""
+    """A token bucket. Times are seconds of a monotonic clock."""
 
     tokens: float
     updated_at: float
 
     def take(self, rate: float, burst: float, now: float) -> float:
-        """Take one. 0: it was there. Else seconds until one will be, and nothing was taken."""
+        """Take one token. Returns 0 on success, otherwise the seconds until a token is available."""
         self.tokens = min(burst, self.tokens + (now - self.updated_at) * rate)
         self.updated_at = now
         if self.tokens < 1.0:
@@ -25,7 +25,7 @@ class TokenBucket:
 
 
 class TokenBuckets:
-    """A bucket for each key; the ones that were asked for last stay."""
+    """A bucket for each key. When the table is full, the least recently used bucket is removed."""
 
     def __init__(self, max_keys: int) -> None:
         self._max_keys = max_keys
@@ -35,7 +35,7 @@ class TokenBuckets:
         return len(self._buckets)
 
     def take(self, key: Hashable, rate: float, burst: float, now: float) -> float:
-        """Take one of the key's bucket, which is full when it is new; as `Bucket.take`."""
+        """Take one token from the key's bucket, like `TokenBucket.take`. A new bucket is full."""
         bucket = self._buckets.get(key)
         if bucket is None:
             if len(self._buckets) >= self._max_keys:

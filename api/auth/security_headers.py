@@ -1,4 +1,4 @@
-"""What the doors answer themselves: problems, and the headers that stand on every answer."""
+"""The security headers of every response, and the responses for denied requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONTENT_SECURITY_POLICY = (
 _SECURITY_HEADERS = {
     "Content-Security-Policy": _CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
-    # Not `no-referrer`: a browser would then call the origin of our own forms `null`.
+    # Not `no-referrer`: browsers would then send `Origin: null` for the console's own forms.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -27,7 +27,7 @@ _NO_STORE_HEADERS = {"Cache-Control": "no-store"}
 
 
 class SecurityHeaders:
-    """Puts the headers on every answer that guard a browser which shows it."""
+    """ASGI middleware that adds the security headers for browsers to every response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -50,7 +50,7 @@ class SecurityHeaders:
 
 
 def denial_response(request: Request, denial: Denial) -> Response:
-    """The answer to a request that is not let in; the last on its connection, unless we know the caller."""
+    """Return the response to a denied request; it closes the connection unless the caller is known."""
     headers = dict(denial.headers)
     if denial.caller is None or denial.penalize_source:
         headers["Connection"] = "close"
@@ -60,7 +60,7 @@ def denial_response(request: Request, denial: Denial) -> Response:
 
 
 def raw_denial_response(denial: Denial, path: str) -> bytes:
-    """The same as bytes, for a connection on which no request has been let in; it ends with it."""
+    """Return the response as raw bytes, for the first request of a connection, which it closes."""
     if denial.redirect_to is not None:
         status, body, headers = "303 See Other", b"", {"Location": denial.redirect_to}
     else:

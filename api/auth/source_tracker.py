@@ -1,7 +1,7 @@
-"""Addresses that callers come from: how many connections each has, which are known, which are shut out.
+"""Track the source addresses of connections: open connections, trusted sources, and banned sources.
 
-Nothing here is about who somebody is: an address may have many callers, and a caller many addresses. It is
-what can be judged before anything of a request has been read. All tables are bounded.
+An address does not identify a caller: one address may have many callers, and one caller many addresses. It
+is what can be checked before any data of a request is read. All tables are bounded.
 """
 
 from __future__ import annotations
@@ -13,22 +13,18 @@ from dataclasses import dataclass
 from api.auth.rate_limit import TokenBucket, TokenBuckets
 from controlplane.config.api import ApiLimitSettings
 
-_DENIAL_BURST_FACTOR = 15  # times the refusals of a second
-_INITIAL_BAN_SECONDS, _MAX_BAN_SECONDS = 10.0, 60.0  # seconds
-_BAN_MEMORY_SECONDS = 600.0  # seconds without a ban, after which the next one is a first one again
-_TRUST_SECONDS = 3600.0  # seconds that an address is known after a right token came from it
-_MAX_TRACKED_SOURCES = (
-    4096  # addresses of which refusals are remembered, and of which it is known that they are good
-)
-MAX_BANS = 256  # addresses that are shut out at a time
-_UNTRUSTED_CONNECTION_SHARE = 0.75  # of all connections; the others are kept for addresses that are known
-_UNTRUSTED_CONNECTIONS_PER_SECOND = (
-    100.0  # connections a second from addresses that are not known, all together; and at once
-)
+_DENIAL_BURST_FACTOR = 15  # denials before a ban, as a multiple of the allowed denials per second
+_INITIAL_BAN_SECONDS, _MAX_BAN_SECONDS = 10.0, 60.0
+_BAN_MEMORY_SECONDS = 600.0  # after this time without a ban, the next ban has the initial duration again
+_TRUST_SECONDS = 3600.0  # a source stays trusted for this long after a valid token or certificate
+_MAX_TRACKED_SOURCES = 4096  # in the table of denials and in the table of trusted sources
+MAX_BANS = 256  # sources that are banned at the same time
+_UNTRUSTED_CONNECTION_SHARE = 0.75  # of all connections; the rest is reserved for trusted sources
+_UNTRUSTED_CONNECTIONS_PER_SECOND = 100.0  # from all untrusted sources together; also the burst size
 
 
 def source_key(ip: str) -> str:
-    """What one caller cannot change at will: an IPv4 address, or the /64 of an IPv6 address."""
+    """Return the part of an address that a caller cannot freely choose: IPv4 address, or the /64 of IPv6."""
     try:
         address = ipaddress.ip_address(ip.partition("%")[0])
     except ValueError:
@@ -47,7 +43,7 @@ class _Ban:
 
 
 class SourceTracker:
-    """The addresses that connect, or tried to. Times are seconds of a clock that never goes back."""
+    """The sources of connections. Times are seconds of a monotonic clock."""
 
     def __init__(self) -> None:
         self._connection_counts: Counter[str] = Counter()
@@ -58,15 +54,16 @@ class SourceTracker:
 
     @property
     def connections(self) -> int:
-        """All that are open."""
+        """The number of open connections."""
         return self._connection_counts.total()
 
     def admit_connection(
         self, source: str, limits: ApiLimitSettings, now: float, *, requires_auth: bool
     ) -> str:
-        """Why no connection from there is taken; empty: it is, and `left` has to be called at its end.
+        """Count a new connection, or return the reason to reject it.
 
-        `asks`: callers have to say who they are. Where they have not, nobody is a stranger.
+        An empty reason admits the connection; call `release_connection` when it ends. Without
+        `requires_auth`, all sources are trusted.
         """
         if self.is_banned(source, now):
             return "banned"
@@ -87,24 +84,24 @@ class SourceTracker:
         return ""
 
     def release_connection(self, source: str) -> None:
-        """A connection from there has ended."""
+        """Remove a closed connection from the count of its source."""
         self._connection_counts[source] -= 1
         if self._connection_counts[source] <= 0:
             del self._connection_counts[source]
 
     def is_trusted(self, source: str, now: float) -> bool:
-        """Whether somebody there has lately shown that he is one of ours."""
+        """Whether valid credentials recently came from the source."""
         return self._trusted_until.get(source, now) > now
 
     def mark_trusted(self, source: str, now: float) -> None:
-        """Somebody there has shown that he is one of ours."""
+        """Record that valid credentials came from the source."""
         self._trusted_until[source] = now + _TRUST_SECONDS
         self._trusted_until.move_to_end(source)
         if len(self._trusted_until) > _MAX_TRACKED_SOURCES:
             self._trusted_until.popitem(last=False)
 
     def record_denial(self, source: str, limits: ApiLimitSettings, now: float) -> float:
-        """Something from there was refused. Seconds for which it is shut out from now on; 0: it is not."""
+        """Count a denial, and return the duration in seconds of the ban that it causes; 0: no new ban."""
         rate = float(limits.refusals_per_second)
         if self.is_banned(source, now) or not self._denial_rates.take(
             source, rate, _DENIAL_BURST_FACTOR * rate, now
@@ -123,14 +120,14 @@ class SourceTracker:
         return duration
 
     def is_banned(self, source: str, now: float) -> bool:
-        """Whether nothing is taken from there at the moment."""
+        """Whether the source is banned at the moment."""
         ban = self._bans.get(source)
         return ban is not None and now < ban.until
 
     def banned_sources(self, now: float) -> list[str]:
-        """The addresses that are shut out."""
+        """Return the sources that are banned at the moment."""
         return [source for source, ban in self._bans.items() if now < ban.until]
 
     def next_ban_end(self, now: float) -> float | None:
-        """When the next ban ends; None: there is none."""
+        """Return the time when the next ban ends; None: no source is banned."""
         return min((ban.until for ban in self._bans.values() if now < ban.until), default=None)

@@ -1,4 +1,4 @@
-"""TLS of the REST server: one context, whose files are read again when they change."""
+"""The TLS context of the REST server, reloaded when its files change."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ import structlog
 from api.auth.access_control import AccessController
 from controlplane.config.api import ApiTls
 
-log = structlog.get_logger("tidevoy.doors")
+log = structlog.get_logger("tidevoy.auth")
 
-_POLL_SECONDS = 10.0  # seconds
+_POLL_SECONDS = 10.0
 
 
 class ReloadingServerContext:
-    """The context for connections to come. The files have been checked when the settings were read."""
+    """The TLS context for new connections. The config loader has already validated the files."""
 
     def __init__(self, files: ApiTls, access: AccessController) -> None:
-        """OSError (ssl.SSLError too) when they cannot be read any more."""
+        """Load the files. Raises OSError (of which ssl.SSLError is a subclass) if they cannot be read."""
         self._files, self._access = files, access
         self._stamps = self._file_stamps()
         self._context = _load_context(files)
 
     def context(self) -> ssl.SSLContext:
-        """The context for the next connection."""
-        # Tokens may come and go by a reload; while there are any, a certificate is one way of two.
+        """Return the context for the next connection."""
+        # A reload may add or remove tokens; while any are configured, a client certificate is optional.
         if self._files.client_ca is not None:
             tokens_suffice = bool(self._access.api.tokens)
             self._context.verify_mode = ssl.CERT_OPTIONAL if tokens_suffice else ssl.CERT_REQUIRED
         return self._context
 
     async def reload_on_change(self) -> None:
-        """Read the files again when they change, until cancelled. What cannot be used changes nothing."""
+        """Reload the files when they change, until cancelled. Invalid files leave the context unchanged."""
         while True:
             await asyncio.sleep(_POLL_SECONDS)
             stamps = self._file_stamps()
@@ -46,9 +46,13 @@ class ReloadingServerContext:
                 self._context = await asyncio.to_thread(_load_context, self._files)
             except OSError as error:
                 reason = error.strerror or type(error).__name__
-                log.warning("the old certificate of REST stays in use", setting="api.tls", error=reason)
+                log.warning(
+                    "cannot reload the REST API certificate; the previous one stays in use",
+                    setting="api.tls",
+                    error=reason,
+                )
             else:
-                log.info("the certificate of REST was read again", setting="api.tls")
+                log.info("reloaded the REST API certificate", setting="api.tls")
 
     def _file_stamps(self) -> list[tuple[int, int, int] | None]:
         files = (self._files.cert, self._files.key, self._files.client_ca)
@@ -57,10 +61,10 @@ class ReloadingServerContext:
 
 def _file_stamp(file: Path) -> tuple[int, int, int] | None:
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _load_context(files: ApiTls) -> ssl.SSLContext:

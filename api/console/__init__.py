@@ -1,1 +1,1 @@
-"""The web console: pages made on the server, which refresh themselves where there is JavaScript."""
+"""The web console: pages rendered on the server, which refresh themselves if JavaScript is enabled."""

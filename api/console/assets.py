@@ -1,4 +1,4 @@
-"""The files that pages are made of: each at a path that changes with its content, so that it can be kept."""
+"""Static files of the console, each at a path that contains a content hash, so that browsers can cache it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Asset:
 
 
 def asset_url(name: str) -> str:
-    """Where the file of that name is, such as `console.css` or `vendor/htmx.min.js`. KeyError."""
+    """Return the URL of a file such as `console.css` or `vendor/htmx.min.js`. Raises KeyError."""
     return _urls()[name]
 
 
@@ -40,7 +40,7 @@ async def get_asset(name: str) -> Response:
     try:
         asset = _assets()[_URL_PREFIX + name]
     except KeyError:
-        detail = "there is no such file in this version; load the page again"
+        detail = "this version has no such file; reload the page"
         raise ProblemError(ProblemKind.NOT_FOUND, detail) from None
     return Response(asset.content, media_type=asset.media_type, headers={"Cache-Control": _CACHE_CONTROL})
 
@@ -63,9 +63,9 @@ def _assets() -> Mapping[str, Asset]:
 @cache
 def _files() -> Mapping[str, bytes]:
     root = files(__package__) / "static"
-    found = {each.name: each.read_bytes() for each in root.iterdir() if each.is_file()}
-    found |= {f"vendor/{each.name}": each.read_bytes() for each in (root / "vendor").iterdir()}
-    return {name: content for name, content in found.items() if PurePosixPath(name).suffix in _SUFFIXES}
+    contents = {file.name: file.read_bytes() for file in root.iterdir() if file.is_file()}
+    contents |= {f"vendor/{file.name}": file.read_bytes() for file in (root / "vendor").iterdir()}
+    return {name: content for name, content in contents.items() if PurePosixPath(name).suffix in _SUFFIXES}
 
 
 def _asset_path(name: str, content: bytes) -> str:

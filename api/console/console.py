@@ -1,4 +1,4 @@
-"""What the console remembers beside the engine: the last events, and what nodes carried."""
+"""The state that the console keeps in addition to the engine: recent events and traffic history."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ log = structlog.get_logger("tidevoy.console")
 
 
 class ConsoleState:
-    """Up to date as long as `run` runs."""
+    """The recent events and traffic history, kept up to date while `run` runs."""
 
     def __init__(self, engine: Engine, clock: Clock | None = None) -> None:
         self.history = History()
@@ -25,14 +25,14 @@ class ConsoleState:
         self._clock = clock or monotonic_unix_clock()
 
     def now(self) -> float:
-        """Unix seconds."""
+        """Return the time in Unix seconds."""
         return self._clock()
 
     async def run(self) -> None:
-        """Look and listen until cancelled. What goes wrong here is told, and stops nothing else."""
+        """Collect events and samples until cancelled. Errors are logged and stop nothing else."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(run_sampler(self._engine, self.history, self._clock))
                 tasks.create_task(self.recent_events.collect(self._engine))
         except Exception:
-            log.exception("the console shows nothing new any more; restart the control plane")
+            log.exception("the console no longer receives updates; restart the control plane")

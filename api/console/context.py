@@ -1,4 +1,4 @@
-"""What the console's routes share."""
+"""FastAPI dependencies of the console's routes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Failures as people read them: the sentence that programs get as a problem, on a page or in a dialog."""
+"""Errors on a page or in a dialog, with the same text as the REST API's problem details."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from api.problems import ProblemError
 from controlplane.errors import TidevoyError
 
 USER_ERRORS = (ProblemError, TidevoyError, RequestValidationError, ValidationError)
-"""Failures that a person can be told of; all others are bugs."""
+"""Errors whose text is meant for users; all others are bugs."""
 
 
 class ConsoleRoute(APIRoute):
-    """A route whose failures are pages. What is a bug goes on to whoever logs it."""
+    """A route that shows user errors as pages. Other exceptions propagate to the server, which logs them."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -32,15 +32,17 @@ class ConsoleRoute(APIRoute):
             except USER_ERRORS as error:
                 status, detail = await describe(request, error)
                 if pages.is_dialog_request(request):
-                    return pages.form_page(request, "_refused.html", status, refused=detail)
+                    return pages.form_page(request, "_refused.html", status, error=detail)
                 return pages.page(request, "error.html", status, detail=detail)
 
         return handle_as_page
 
 
 async def describe(request: Request, error: Exception) -> tuple[int, str]:
-    """Status and sentence of a failure, as the REST API has them; what is none of its is raised."""
+    """Return the HTTP status and text of an error, as in the REST API; re-raise errors that are bugs."""
     if isinstance(error, ValidationError):  # of a form
-        error = RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in error.errors()])
-    answer = await problems.error_response(request, error)
-    return answer.status_code, json.loads(bytes(answer.body))["detail"]
+        error = RequestValidationError(
+            [{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors()]
+        )
+    response = await problems.error_response(request, error)
+    return response.status_code, json.loads(bytes(response.body))["detail"]

@@ -1,4 +1,4 @@
-"""The page of events: what happened lately, the newest first."""
+"""The events page: recent events, newest first."""
 
 from __future__ import annotations
 
@@ -19,15 +19,19 @@ _MAX_QUERY_LENGTH = 256
 
 @router.get("/console/events")
 async def show_events(request: Request, console: ConsoleDep) -> Response:
-    """Events; `text` and `topic` (the first word of their kind) find some of them."""
+    """Show the events, filtered by `text` and `topic` (the first word of the event kind)."""
     text = request.query_params.get("text", "").strip()[:_MAX_QUERY_LENGTH]
     topic = request.query_params.get("topic", "")
-    kept = console.recent_events.since()
-    topics = sorted({_topic(event) for event in kept})
-    found = [event for event in reversed(kept) if _matches(event, text, topic)]
+    recent_events = console.recent_events.since()
+    topics = sorted({_topic(event) for event in recent_events})
+    matching = [event for event in reversed(recent_events) if _matches(event, text, topic)]
     params = {"text": text, "topic": topic if topic in topics else ""}
     link = "/console/events?" + urlencode({name: value for name, value in params.items() if value})
-    values = {"events": found[:_MAX_EVENTS], "found": len(found), "kept": len(kept)}
+    values = {
+        "events": matching[:_MAX_EVENTS],
+        "match_count": len(matching),
+        "total": len(recent_events),
+    }
     return pages.live_page(
         request, "events.html", "events", link, values, text=text, topic=topic, topics=topics
     )
@@ -41,4 +45,5 @@ def _matches(event: Event, text: str, topic: str) -> bool:
     if topic and _topic(event) != topic:
         return False
     needle = text.casefold()
-    return not text or any(needle in each.casefold() for each in (event.kind, event.subject, event.message))
+    searchable = (event.kind, event.subject, event.message)
+    return not text or any(needle in value.casefold() for value in searchable)

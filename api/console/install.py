@@ -1,4 +1,4 @@
-"""Puts the console into the app."""
+"""Install the console into the app."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _fallback_router = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 
 @_fallback_router.get("/console/{rest:path}")
 async def not_found(request: Request, rest: str) -> Response:
-    """Whoever follows an old link reads a page, too."""
-    raise ProblemError(ProblemKind.NOT_FOUND, f"there is no page at {request.url.path}")
+    """Show an error page for an unknown path of the console."""
+    raise ProblemError(ProblemKind.NOT_FOUND, f"{request.url.path} does not exist")
 
 
 def install(app: FastAPI, engine: Engine) -> None:
-    """Add the pages; before the routes of the REST API, which has the path `/` too."""
+    """Add the pages. Call it before adding the REST routes, because `/` must first match the console."""
     app.state.console = ConsoleState(engine)
     for page in (nodes, node_forms, envoys, rollouts, events, login, live_updates, assets):
         app.include_router(page.router)

@@ -1,4 +1,4 @@
-"""The paths of pages that are about one thing."""
+"""Paths of the pages about one node or one rollout."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from urllib.parse import quote
 
 
 def node(address: str) -> str:
-    """A node's page; its forms are below it."""
+    """Return the path of a node's page; its forms are below this path."""
     return f"/console/nodes/{quote(address, safe=':[]')}"
 
 
 def rollout(name: str) -> str:
-    """A rollout's page; its forms are below it."""
+    """Return the path of a rollout's page; its forms are below this path."""
     return f"/console/rollouts/{quote(name, safe='')}"

@@ -1,4 +1,4 @@
-"""`/console/changes`: tells pages that something has changed, so that they ask for it again."""
+"""`/console/changes`: a stream that notifies pages of changes, so that they refresh their content."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from controlplane.model.events import Event
 
 router = APIRouter(include_in_schema=False)
 
-_POLL_SECONDS = 2.0  # seconds after which counts are looked at again although nothing has happened
-_MIN_INTERVAL_SECONDS = 1.0  # seconds between two words at least: pages have to be made, too
-_MAX_ANNOUNCEMENTS = 3  # sentences at a time; nobody listens to more
+_POLL_SECONDS = 2.0  # counters change without events, so pages refresh at least this often
+_MIN_INTERVAL_SECONDS = 1.0  # between two messages, because each makes the server render pages
+_MAX_ANNOUNCEMENTS = 3  # per message; users do not read more
 
-# What each kind of event may have changed on a page, by the first word of the kind.
+# The topic that an event changes, by the first word of its kind.
 _TOPIC_BY_EVENT = {"envoy": "envoys", "rollout": "rollouts"}
 _POLLED_TOPICS = ("nodes", "envoys", "rollouts")
-# What is said to those who cannot see it.
+# Events that are announced as text, also to screen readers.
 _ANNOUNCED_EVENTS = (
     "node.state",
     "rollout.",
@@ -49,24 +49,24 @@ async def iter_sse_changes(
     poll_seconds: float = _POLL_SECONDS,
     min_interval: float = _MIN_INTERVAL_SECONDS,
 ) -> AsyncGenerator[str, None]:
-    """The stream's text, until the client leaves (which cancels us) or the server stops."""
+    """Yield the stream's text until the client disconnects (which cancels the task) or the server stops."""
     stop_task = asyncio.create_task(stopping.wait())
     last_id = recent_events.last_id
     try:
         yield ": tidevoy\n\n"
         while not stop_task.done():
-            waiting = asyncio.create_task(recent_events.wait_after(last_id))
+            event_task = asyncio.create_task(recent_events.wait_after(last_id))
             try:
                 await asyncio.wait(
-                    {stop_task, waiting}, timeout=poll_seconds, return_when=asyncio.FIRST_COMPLETED
+                    {stop_task, event_task}, timeout=poll_seconds, return_when=asyncio.FIRST_COMPLETED
                 )
             finally:
-                waiting.cancel()
+                event_task.cancel()
             events, last_id = recent_events.since(last_id), recent_events.last_id
             yield _change_message(events)
             await asyncio.wait({stop_task}, timeout=min_interval)
     finally:
-        # Shielded, because the framework cancels again at every await once the client is gone.
+        # Shielded, because after a disconnect the framework cancels again at every await.
         with anyio.CancelScope(shield=True):
             stop_task.cancel()
             with suppress(asyncio.CancelledError):
@@ -80,9 +80,8 @@ def _change_message(events: Sequence[Event]) -> str:
             *announcements[:_MAX_ANNOUNCEMENTS],
             f"and {len(announcements) - _MAX_ANNOUNCEMENTS} more events",
         ]
-    return (
-        f"event: changed\ndata: {json.dumps({'topics': changed_topics(events), 'told': announcements})}\n\n"
-    )
+    data = json.dumps({"topics": changed_topics(events), "announcements": announcements})
+    return f"event: changed\ndata: {data}\n\n"
 
 
 def _announcement(event: Event) -> str:
@@ -90,7 +89,7 @@ def _announcement(event: Event) -> str:
 
 
 def changed_topics(events: Iterable[Event]) -> list[str]:
-    """What these events may have changed; counts may have changed without any."""
+    """Return the topics that may have changed; the polled ones always may, because counters need no event."""
     topics = dict.fromkeys(_POLLED_TOPICS)
     for event in events:
         topics |= {_TOPIC_BY_EVENT.get(event.kind.partition(".")[0], "nodes"): None, "events": None}

@@ -1,4 +1,4 @@
-"""The page that asks for a token; what becomes of it is the doors' business (api/doors)."""
+"""The login page with the form for a token; api/auth/login.py handles the submitted form."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/login")
 async def show_login(request: Request) -> Response:
-    """`next`: where to go afterwards; `refused` and `left` say why one is here again."""
+    """Show the login page.
+
+    `next` is the path to return to. `refused` marks a failed login, `left` a logout.
+    """
     params = request.query_params
     return pages.page(
         request,
         "login.html",
-        then=params.get("next", "/"),
-        refused=params.get("refused") == "1",
-        left=params.get("left") == "1",
+        next_path=params.get("next", "/"),
+        login_failed=params.get("refused") == "1",
+        signed_out=params.get("left") == "1",
     )

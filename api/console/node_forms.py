@@ -1,4 +1,4 @@
-"""What operators do to nodes: the forms that say what will happen, and what they do."""
+"""Forms for the operations on nodes: add, drain, undrain, remove, and set the weight."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ async def show_add_form(request: Request) -> Response:
 @router.post("/console/nodes")
 async def add_node(request: Request, engine: EngineDep) -> Response:
     async def add(form: forms.FormFields) -> Response:
-        wanted = nodes.AddNodeRequest(
+        node = nodes.AddNodeRequest(
             address=form.get("address", ""),
             status_address=form.get("status_address"),
             weight=forms.integer(form, "weight", "Weight", 0) if "weight" in form else None,
             labels=forms.labels(form, "labels") or None,
         )
-        request.state.audit_subject = wanted.address
+        request.state.audit_subject = node.address
         await engine.add(
-            wanted.address,
-            status_address=wanted.status_address,
-            weight=wanted.weight,
-            labels=wanted.labels,
+            node.address,
+            status_address=node.status_address,
+            weight=node.weight,
+            labels=node.labels,
         )
-        text = f"{wanted.address} is known now; it gets sessions when it passes its checks"
-        return pages.success(request, text, links.node(wanted.address))
+        text = f"{node.address} was added; it gets sessions once it passes its checks"
+        return pages.success(request, text, links.node(node.address))
 
-    return await forms.submit(request, add, lambda *again: _add_form(request, *again))
+    return await forms.submit(request, add, lambda *args: _add_form(request, *args))
 
 
 def _add_form(request: Request, form: forms.FormFields, status: int = 200, error: str = "") -> Response:
-    return pages.form_page(request, "_add.html", status, form=form, refused=error)
+    return pages.form_page(request, "_add.html", status, form=form, error=error)
 
 
 @router.get("/console/nodes/{address}/drain")
@@ -58,14 +58,16 @@ async def show_drain_form(request: Request, engine: EngineDep, address: NodeAddr
 @router.post("/console/nodes/{address}/drain")
 async def drain_node(request: Request, engine: EngineDep, address: NodeAddressPath) -> Response:
     async def drain(form: forms.FormFields) -> Response:
-        wanted = nodes.DrainRequest.model_validate(
+        parameters = nodes.DrainRequest.model_validate(
             {
                 "deadline_seconds": forms.number(form, "minutes", "Minutes", 10.0) * _SECONDS_PER_MINUTE,
                 "on_deadline": form.get("on_deadline", OnDeadline.KEEP.value),
             }
         )
         await engine.drain(
-            address, deadline_seconds=wanted.deadline_seconds, on_deadline=OnDeadline(wanted.on_deadline)
+            address,
+            deadline_seconds=parameters.deadline_seconds,
+            on_deadline=OnDeadline(parameters.on_deadline),
         )
         return pages.success(request, f"{address} is being drained", links.node(address))
 
@@ -81,7 +83,7 @@ async def show_undrain_form(request: Request, engine: EngineDep, address: NodeAd
 async def undrain_node(request: Request, engine: EngineDep, address: NodeAddressPath) -> Response:
     async def undrain(form: forms.FormFields) -> Response:
         await engine.undrain(address)
-        return pages.success(request, f"the drain of {address} is taken back", links.node(address))
+        return pages.success(request, f"the drain of {address} is cancelled", links.node(address))
 
     return await _submit(request, engine, "_undrain.html", address, undrain)
 
@@ -107,17 +109,17 @@ async def show_weight_form(request: Request, engine: EngineDep, address: NodeAdd
 
 @router.post("/console/nodes/{address}/weight")
 async def weigh_node(request: Request, engine: EngineDep, address: NodeAddressPath) -> Response:
-    async def weigh(form: forms.FormFields) -> Response:
+    async def set_weight(form: forms.FormFields) -> Response:
         change = nodes.UpdateNodeRequest(weight=forms.integer(form, "weight", "Weight", 0), labels=None)
         await engine.update(address, weight=change.weight)
-        return pages.success(request, f"the weight of {address} is {change.weight} now", links.node(address))
+        return pages.success(request, f"the weight of {address} is now {change.weight}", links.node(address))
 
-    return await _submit(request, engine, "_weight.html", address, weigh)
+    return await _submit(request, engine, "_weight.html", address, set_weight)
 
 
 async def _submit(request: Request, engine: EngineDep, template: str, address: str, action: Any) -> Response:
     return await forms.submit(
-        request, action, lambda *again: _node_form(request, engine, template, address, *again)
+        request, action, lambda *args: _node_form(request, engine, template, address, *args)
     )
 
 
@@ -131,7 +133,7 @@ def _node_form(
     error: str = "",
 ) -> Response:
     view = engine.node(address)
-    others = sum(
+    other_nodes = sum(
         planned.eds_health is not None and planned.weight > 0 and planned.node.address != address
         for planned in engine.plan_and_facts()[0].nodes.values()
     )
@@ -142,7 +144,7 @@ def _node_form(
         view=view,
         address=address,
         action=links.node(address),
-        others=others,
+        other_nodes=other_nodes,
         form=form,
-        refused=error,
+        error=error,
     )

@@ -1,4 +1,4 @@
-"""The pages of nodes: all of them at `/`, and one with its charts."""
+"""The pages of nodes: the table of all nodes at `/`, and one page per node with its charts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DRAINING_STATES = (State.DRAINING, State.DRAINED)
 
 
 class _BrowserOnlyRoute(ConsoleRoute):
-    """Is there only for who wants a page: programs get JSON at the same path."""
+    """A route that only matches browsers: at the same path, programs get JSON."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         headers = dict(scope.get("headers", ()))
@@ -32,7 +32,7 @@ class _BrowserOnlyRoute(ConsoleRoute):
 
 
 async def show_nodes(request: Request, engine: EngineDep, console: ConsoleDep) -> Response:
-    """All nodes."""
+    """Show the table of all nodes."""
     query = table.TableQuery.from_params(request.query_params)
     plan, facts = engine.plan_and_facts()
     all_rows = table.build_rows(plan, facts, console.history, engine.now())
@@ -48,7 +48,7 @@ async def show_nodes(request: Request, engine: EngineDep, console: ConsoleDep) -
         "trends": history.to_columns(fleet),
         "slots": history.MAX_POINTS,
         "notices": _notices(engine),
-        "leaving": {
+        "draining": {
             row.address: engine.node(row.address) for row in page.rows if row.state in _DRAINING_STATES
         },
     }
@@ -62,14 +62,14 @@ router.routes.append(_BrowserOnlyRoute("/", show_nodes, methods=["GET"], include
 async def show_node(
     request: Request, engine: EngineDep, console: ConsoleDep, address: NodeAddressPath
 ) -> Response:
-    """One node."""
+    """Show one node."""
     view = engine.node(address)
     values = {
         "view": view,
         "node": view.plan.node,
         "explanation": engine.explain([address]).get(address),
         "latest": console.history.latest(address),
-        "departure": view.drain_progress,
+        "progress": view.drain_progress,
     }
     return pages.live_page(request, "node.html", "nodes", links.node(address), values, address=address)
 
@@ -78,7 +78,7 @@ async def show_node(
 async def show_history(
     console: ConsoleDep, node: Annotated[str, Query(max_length=255)] = FLEET_KEY
 ) -> JSONResponse:
-    """What a node carried in the last minutes, as columns for charts; of all nodes by default."""
+    """Return the traffic history of a node, by default of all nodes together, as columns for charts."""
     return JSONResponse(dict(history.to_columns(console.history.points(node))))
 
 
@@ -88,7 +88,7 @@ def _sum_known(counts: Any) -> int | None:
 
 
 def _notices(engine: Engine) -> list[str]:
-    """What is wrong with all of it, a sentence each."""
+    """Return the problems of the control plane and its sources, a sentence each."""
     plan, facts = engine.plan_and_facts()
     notices = [*engine.readiness_problems(), plan.panic_threshold_reason, facts.node_metrics_outage]
     notices += [topology.outage for topology in facts.topologies.values()]

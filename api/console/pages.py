@@ -1,4 +1,4 @@
-"""Templates become answers: whole pages, the parts of them that refresh themselves, and dialogs."""
+"""Render templates to responses: whole pages, their live parts that refresh themselves, and dialogs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from api.console import assets, formatting, links, sparkline
 from controlplane.model.nodes import State
 from controlplane.version import VERSION
 
-# What a page is made of depends on who asks for which part of it.
+# The content at one URL depends on these headers: JSON, whole page, live part, or dialog.
 _VARY = {"Vary": "Accept, HX-Request, HX-Target"}
 _DIALOG_ID = "dialog-body"
 
@@ -40,55 +40,56 @@ _templates.filters |= {
     "latency": formatting.format_latency,
     "percent": formatting.format_percent,
     "duration": formatting.format_duration,
-    "clock": formatting.format_time,
-    "machine": formatting.format_iso_time,
-    "words": formatting.humanize,
+    "time": formatting.format_time,
+    "iso_time": formatting.format_iso_time,
+    "humanize": formatting.humanize,
 }
 
 
 def page(request: Request, template: str, status: int = 200, /, **values: Any) -> Response:
-    """A whole page."""
+    """Return a whole page."""
     return HTMLResponse(_render(request, template, values), status, headers=_VARY)
 
 
 def live_page(
     request: Request, template: str, topics: str, link: str, /, values: Mapping[str, Any], **page_values: Any
 ) -> Response:
-    """A page with a part, `template` with `_` before its name, which is asked for again after changes.
+    """Return a page with a live part, rendered from `_{template}`, which is requested again after changes.
 
-    `topics` are those of `api.console.live_updates`, `link` is the page's address. The part knows what it shows:
-    asked for again with that, it comes only when there is something else to show (else 204). `more` is for
-    the rest of the page.
+    `topics` are those of `api.console.live_updates`; `link` is the page's address. The refresh URL of the
+    live part contains a digest of its content; if the content has not changed, the response is 204.
+    `page_values` are for the rest of the page.
     """
-    inner = _render(request, f"_{template}", values)
-    digest = hashlib.sha256(inner.encode()).hexdigest()[:16]
+    content = _render(request, f"_{template}", values)
+    digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     if request.query_params.get("seen") == digest:
         return Response(status_code=204, headers=_VARY)
     separator = "&" if "?" in link else "?"
     part = _templates.get_template("live.html").render(
-        inner=Markup(inner),  # noqa: S704 - rendered above, with everything escaped
-        again=f"{link}{separator}seen={digest}",
+        content=Markup(content),  # noqa: S704 - rendered above, with everything escaped
+        refresh_url=f"{link}{separator}seen={digest}",
         triggers=", ".join(f"changed-{topic} from:body" for topic in topics.split()),
     )
     if request.headers.get("hx-target") == "live":
-        # Only what somebody asked for by a click is another page; what refreshes itself is not.
-        moved = {} if "seen" in request.query_params else {"HX-Push-Url": link}
-        return HTMLResponse(part, headers=_VARY | moved)
+        # Only a user's navigation changes the address in the browser; a refresh does not.
+        push_url = {} if "seen" in request.query_params else {"HX-Push-Url": link}
+        return HTMLResponse(part, headers=_VARY | push_url)
     return page(request, template, **{**values, **page_values, "live": Markup(part)})  # noqa: S704 - as above
 
 
 def form_page(request: Request, template: str, status: int = 200, /, **values: Any) -> Response:
-    """A form: in the page's dialog when it is asked for by one, else as a page of its own."""
+    """Return a form: in the page's dialog if the dialog requested it, otherwise as a page of its own."""
     if is_dialog_request(request):
         return HTMLResponse(_render(request, template, values), status, headers=_VARY)
-    inner = Markup(_render(request, template, values))  # noqa: S704 - rendered with everything escaped
-    return page(request, "form.html", status, inner=inner)
+    content = Markup(_render(request, template, values))  # noqa: S704 - rendered with everything escaped
+    return page(request, "form.html", status, content=content)
 
 
 def success(request: Request, text: str, next_path: str, *, leave_page: bool = False) -> Response:
-    """It is done: the dialog closes and says so, or a browser without JavaScript goes to the page `then`.
+    """Return the response after a successful form.
 
-    With `leave`, the page with the dialog is left for `then`, too.
+    The dialog closes and shows `text`; with `leave_page`, or without JavaScript, the browser goes to
+    `next_path`.
     """
     if not is_dialog_request(request):
         return RedirectResponse(next_path, 303)
@@ -98,19 +99,19 @@ def success(request: Request, text: str, next_path: str, *, leave_page: bool = F
 
 
 def is_dialog_request(request: Request) -> bool:
-    """Whether the answer goes into the dialog of a page that is there already."""
+    """Whether the response goes into the dialog of an open page."""
     return request.headers.get("hx-target") == _DIALOG_ID
 
 
 def is_htmx_request(request: Request) -> bool:
-    """Whether a script asks for something to put into a page."""
+    """Whether htmx requests content for an open page."""
     return request.headers.get("hx-request") == "true"
 
 
 def _render(request: Request, template: str, values: Mapping[str, Any]) -> str:
     return _templates.get_template(template).render(
         caller=request.state.caller,
-        asks=request.app.state.access.requires_auth,
+        requires_auth=request.app.state.access.requires_auth,
         path=request.url.path,
         **values,
     )

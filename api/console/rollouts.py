@@ -1,4 +1,4 @@
-"""The pages of rollouts: all that are known, one with its nodes, and the forms that start and steer them."""
+"""The pages of rollouts: the list, one page per rollout, and the forms that start and control them."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _FINAL_STAGES = (Stage.DONE, Stage.FAILED, Stage.SKIPPED)
 
 @router.get("/console/rollouts")
 async def show_rollouts(request: Request, engine: EngineDep) -> Response:
-    rollouts = sorted(engine.rollouts.all(), key=lambda each: (each.created, each.id), reverse=True)
-    values = {"rollouts": [_progress_values(each) for each in rollouts]}
+    rollouts = sorted(engine.rollouts.all(), key=lambda rollout: (rollout.created, rollout.id), reverse=True)
+    values = {"rollouts": [_progress_values(rollout) for rollout in rollouts]}
     return pages.live_page(request, "rollouts.html", "rollouts", "/console/rollouts", values)
 
 
@@ -37,7 +37,7 @@ async def show_rollout(
     request: Request, engine: EngineDep, console: ConsoleDep, rollout_id: _RolloutIdPath
 ) -> Response:
     rollout = engine.rollouts.get(rollout_id)
-    # Steps that are under way show how long they have been so far, to some seconds only: it is no clock.
+    # Running steps show their duration, rounded to 5 s so that the content does not change every second.
     now = console.now() // 5 * 5
     values = {**_progress_values(rollout), "durations": _durations(rollout, now)}
     return pages.live_page(request, "rollout.html", "rollouts", links.rollout(rollout_id), values)
@@ -45,7 +45,7 @@ async def show_rollout(
 
 @router.get("/console/start-rollout")
 async def show_start_form(request: Request, engine: EngineDep) -> Response:
-    """The form; with fields in the query, also what would be done (a dry run)."""
+    """Show the form; with fields in the query, also the result of a dry run."""
     form = {name: text for name, value in request.query_params.items() if (text := value.strip())}
     if "nodes" not in form:
         return _start_form(request, engine, form)
@@ -63,12 +63,12 @@ async def start_rollout(request: Request, engine: EngineDep, caller: CallerDep) 
         spec = _read_spec(engine, form)
         rollout = await engine.rollouts.start(spec, caller.name, force=form.get("force") == "yes")
         request.state.audit_subject = rollout.id
-        return pages.success(request, "the rollout has begun", links.rollout(rollout.id), leave_page=True)
+        return pages.success(request, "the rollout has started", links.rollout(rollout.id), leave_page=True)
 
-    return await forms.submit(request, start, lambda *again: _start_form(request, engine, *again))
+    return await forms.submit(request, start, lambda *args: _start_form(request, engine, *args))
 
 
-@router.get("/console/rollouts/{id}/{turn}")
+@router.get("/console/rollouts/{id}/{command}")
 async def show_command_form(
     request: Request, engine: EngineDep, rollout_id: _RolloutIdPath, command: _Command
 ) -> Response:
@@ -84,7 +84,7 @@ async def pause_rollout(
         return pages.success(request, "the rollout is paused", links.rollout(rollout_id))
 
     return await forms.submit(
-        request, pause, lambda _, *why: _command_form(request, engine, rollout_id, "pause", *why)
+        request, pause, lambda _, *args: _command_form(request, engine, rollout_id, "pause", *args)
     )
 
 
@@ -94,10 +94,10 @@ async def resume_rollout(
 ) -> Response:
     async def resume(form: forms.FormFields) -> Response:
         await engine.rollouts.resume(rollout_id, caller.name)
-        return pages.success(request, "the rollout goes on", links.rollout(rollout_id))
+        return pages.success(request, "the rollout continues", links.rollout(rollout_id))
 
     return await forms.submit(
-        request, resume, lambda _, *why: _command_form(request, engine, rollout_id, "resume", *why)
+        request, resume, lambda _, *args: _command_form(request, engine, rollout_id, "resume", *args)
     )
 
 
@@ -110,7 +110,7 @@ async def abort_rollout(
         return pages.success(request, "the rollout is being aborted", links.rollout(rollout_id))
 
     return await forms.submit(
-        request, abort, lambda _, *why: _command_form(request, engine, rollout_id, "abort", *why)
+        request, abort, lambda _, *args: _command_form(request, engine, rollout_id, "abort", *args)
     )
 
 
@@ -120,7 +120,13 @@ def _command_form(
     rollout = engine.rollouts.get(rollout_id)
     drained_nodes = [step.address for step in rollout.steps.values() if step.drained_by_us]
     return pages.form_page(
-        request, "_turn.html", status, rollout=rollout, turn=command, ours=drained_nodes, refused=error
+        request,
+        "_turn.html",
+        status,
+        rollout=rollout,
+        command=command,
+        drained_nodes=drained_nodes,
+        error=error,
     )
 
 
@@ -138,14 +144,14 @@ def _start_form(
         status,
         form=form,
         actions=engine.rollouts.action_names(),
-        usual=RolloutSpec(()),
-        checks=preflight,
-        refused=error,
+        defaults=RolloutSpec(()),
+        preflight=preflight,
+        error=error,
     )
 
 
 def _read_spec(engine: Engine, form: forms.FormFields) -> RolloutSpec:
-    """What was filled in. ProblemError, ValidationError."""
+    """Read the spec from the form. Raises ProblemError or ValidationError if a field is invalid."""
     defaults = RolloutSpec(())
     request = schemas.StartRolloutRequest.model_validate(
         {
@@ -170,14 +176,14 @@ def _minutes(form: forms.FormFields, name: str, default: float) -> float:
 
 
 def _progress_values(rollout: Rollout) -> Mapping[str, Any]:
-    """How far it is."""
+    """Return the rollout's progress as template values."""
     stages = [step.stage for step in rollout.steps.values()]
     return {
         "rollout": rollout,
         "steps": list(rollout.steps.values()),
         "ended": sum(stage in _FINAL_STAGES for stage in stages),
         "failed": stages.count(Stage.FAILED),
-        "turns": [turn for turn, phases in _COMMAND_PHASES.items() if rollout.phase in phases],
+        "commands": [command for command, phases in _COMMAND_PHASES.items() if rollout.phase in phases],
         "moved": sum(step.moved for step in rollout.steps.values()),
         "closed": sum(step.closed for step in rollout.steps.values()),
     }

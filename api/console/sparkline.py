@@ -1,4 +1,4 @@
-"""A small line for a row of numbers, as the points of an SVG polyline. Pure."""
+"""Sparklines: convert a series of numbers to the points of SVG polylines. Pure functions."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ _MARGIN = 2
 
 
 def polyline_points(values: Sequence[float | None], slots: int) -> list[str]:
-    """`points` of each stretch that is known, newest at the right edge; the scale begins at 0."""
-    known = [value for value in values if value is not None]
-    top = max(known, default=0.0) or 1.0
+    """Return the `points` of each run of known values, newest at the right; the scale starts at 0."""
+    known_values = [value for value in values if value is not None]
+    max_value = max(known_values, default=0.0) or 1.0
     step = WIDTH / max(slots - 1, 1)
-    found: list[str] = []
-    stretch: list[str] = []
+    lines: list[str] = []
+    segment: list[str] = []
     for index, value in enumerate(values, start=slots - len(values)):
         if value is None:
-            found += _polyline(stretch)
-            stretch = []
+            lines += _polyline(segment)
+            segment = []
         else:
-            height = HEIGHT - _MARGIN - value / top * (HEIGHT - 2 * _MARGIN)
-            stretch.append(f"{index * step:.1f},{height:.1f}")
-    return found + _polyline(stretch)
+            height = HEIGHT - _MARGIN - value / max_value * (HEIGHT - 2 * _MARGIN)
+            segment.append(f"{index * step:.1f},{height:.1f}")
+    return lines + _polyline(segment)
 
 
-def _polyline(stretch: list[str]) -> list[str]:
-    return [" ".join(stretch)] if len(stretch) > 1 else []
+def _polyline(segment: list[str]) -> list[str]:
+    return [" ".join(segment)] if len(segment) > 1 else []

@@ -1,4 +1,4 @@
-"""The rows of the table of nodes: what they show, and which of them, in which order. Pure."""
+"""The table of nodes: its rows, and their filtering, sorting, and pagination. Pure functions."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class NodeRow:
     """One node in the table."""
 
     node_plan: NodePlan
-    sessions: int | None  # of all Envoys; None: not known
-    rate: float | None = None  # commands a second, lately
+    sessions: int | None  # of all Envoys; None: unknown
+    rate: float | None = None  # commands per second at the last sample
     p95: float | None = None  # seconds
     ejected_by: int = 0  # number of Envoys
 
@@ -51,7 +51,7 @@ class SortColumn(Enum):
     VERSION = "version"
 
 
-# What needs a look comes first.
+# States that need attention come first.
 _STATES_BY_URGENCY = (State.UNHEALTHY, State.DRAINING, State.DRAINED, State.JOINING, State.GONE, State.ACTIVE)
 _SORT_KEYS: Mapping[SortColumn, Callable[[NodeRow], Any]] = {
     SortColumn.NODE: lambda row: _natural_key(row.address),
@@ -66,9 +66,9 @@ _SORT_KEYS: Mapping[SortColumn, Callable[[NodeRow], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class TableQuery:
-    """Which nodes are shown, and how; from the address of the page."""
+    """The filter, sort order, and page number in the URL of the page."""
 
-    text: str = ""  # that stands in the address, the reason, the version, the group, the zone or a label
+    text: str = ""  # searched in address, reason, version, group, zone, and labels
     state: State | None = None  # None: any
     sort: SortColumn = SortColumn.NODE
     descending: bool = False
@@ -76,7 +76,7 @@ class TableQuery:
 
     @classmethod
     def from_params(cls, params: Mapping[str, str]) -> TableQuery:
-        """What was asked for; what cannot be understood is as if it had not been asked for."""
+        """Parse the query parameters. Invalid values count as absent."""
         states = {state.value: state for state in State}
         sorts = {sort.value: sort for sort in SortColumn}
         page = params.get("page", "")
@@ -89,16 +89,16 @@ class TableQuery:
         )
 
     def sorted_by(self, sort: SortColumn) -> TableQuery:
-        """The same nodes by that column; the other way round when they are by it already."""
+        """Sort by that column; reverse the order if the table is already sorted by it."""
         return replace(self, sort=sort, descending=sort is self.sort and not self.descending, page=1)
 
     def at_page(self, page: int) -> TableQuery:
-        """Another page of the same."""
+        """Return the query for another page."""
         return replace(self, page=page)
 
     @property
     def link(self) -> str:
-        """The page's address, without what is as usual."""
+        """The URL of the page, without default values."""
         params = {
             "text": self.text,
             "state": self.state.value if self.state else "",
@@ -111,21 +111,23 @@ class TableQuery:
 
 @dataclass(frozen=True, slots=True)
 class TablePage:
-    """The rows of one page, and how many there are beside them."""
+    """The rows of one page, and the totals over all pages."""
 
     rows: Sequence[NodeRow]
     query: TableQuery
     pages: int
     match_count: int  # rows on all pages
-    max_sessions: int  # that any node has, for bars that can be compared
+    max_sessions: int  # of any node, so that the bars of all pages have the same scale
 
 
 def build_rows(plan: Plan, facts: Facts, history: History, now: float) -> list[NodeRow]:
-    """All nodes."""
-    ejected = Counter(address for report in ejecting_reports(facts, now) for address in report.ejections)
+    """Build the rows of all nodes."""
+    ejection_counts = Counter(
+        address for report in ejecting_reports(facts, now) for address in report.ejections
+    )
     return [
-        _build_row(planned, facts, history.latest(address), ejected[address])
-        for address, planned in plan.nodes.items()
+        _build_row(node_plan, facts, history.latest(address), ejection_counts[address])
+        for address, node_plan in plan.nodes.items()
     ]
 
 
@@ -136,14 +138,14 @@ def _build_row(node_plan: NodePlan, facts: Facts, latest: HistoryPoint | None, e
 
 
 def paginate(all_rows: Iterable[NodeRow], query: TableQuery, per_page: int = ROWS_PER_PAGE) -> TablePage:
-    """One page of what was asked for; the last one when there are fewer pages."""
+    """Return the requested page of the matching rows, or the last page if the number is too high."""
     row_list = list(all_rows)
     matching = _sorted_rows([row for row in row_list if _matches(row, query)], query)
     pages = max(1, -(-len(matching) // per_page))
     page = min(query.page, pages)
-    shown = matching[(page - 1) * per_page : page * per_page]
+    page_rows = matching[(page - 1) * per_page : page * per_page]
     max_sessions = max((row.sessions or 0 for row in row_list), default=0)
-    return TablePage(shown, query.at_page(page), pages, len(matching), max_sessions)
+    return TablePage(page_rows, query.at_page(page), pages, len(matching), max_sessions)
 
 
 def _matches(row: NodeRow, query: TableQuery) -> bool:
@@ -159,16 +161,16 @@ def _searchable_texts(node_plan: NodePlan) -> Iterable[str]:
 
 
 def _sorted_rows(matching: list[NodeRow], query: TableQuery) -> list[NodeRow]:
-    """By the column, then by address; what is not known comes last, whichever way."""
+    """Sort by the column, then by address. Unknown values come last in both directions."""
     key = _SORT_KEYS[query.sort]
     matching.sort(key=lambda row: _natural_key(row.address))
-    known = [row for row in matching if key(row) is not None]
-    known.sort(key=key, reverse=query.descending)
-    return known + [row for row in matching if key(row) is None]
+    rows_with_value = [row for row in matching if key(row) is not None]
+    rows_with_value.sort(key=key, reverse=query.descending)
+    return rows_with_value + [row for row in matching if key(row) is None]
 
 
 def _natural_key(text: str) -> list[tuple[int, int, str]]:
-    """Numbers in a text by their size: `tidb-9` before `tidb-10`."""
+    """Return a sort key that orders numbers in a text by value: `tidb-9` before `tidb-10`."""
     parts: list[tuple[int, int, str]] = []
     digits = ""
     for letter in [*text, ""]:

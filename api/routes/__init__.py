@@ -1,1 +1,1 @@
-"""The REST calls, one file a noun."""
+"""The routes of the REST API, one file for each resource."""

@@ -1,4 +1,4 @@
-"""`/v1/config`: the settings in force."""
+"""`/v1/config`: show and reload the settings."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from controlplane.config.loader import dump_masked
 router = APIRouter(tags=["config"])
 
 
-@router.get("/v1/config", summary="The settings in force, secrets masked", responses=openapi_responses())
+@router.get("/v1/config", summary="Show the current settings, secrets masked", responses=openapi_responses())
 async def show_config(engine: EngineDep) -> dict[str, Any]:
     return dump_masked(engine.settings)
 
 
 @router.post(
     "/v1/config/reload",
-    summary="Read the configuration again",
-    description="Validated as a whole first; when it cannot be used, the old one stays in force.",
+    summary="Reload the configuration",
+    description="The new configuration is validated as a whole; if it is invalid, the old one stays active.",
     responses=openapi_responses(
         ProblemKind.BAD_CONFIGURATION, ProblemKind.UNAVAILABLE, ProblemKind.FOREIGN_ORIGIN
     ),

@@ -1,4 +1,4 @@
-"""`/v1/envoys`: the fleet."""
+"""`/v1/envoys`: list the Envoys of the fleet, and forget stopped ones."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from api.schemas import nodes
 router = APIRouter(tags=["envoys"])
 
 
-@router.get("/v1/envoys", summary="The fleet", responses=openapi_responses())
+@router.get("/v1/envoys", summary="List all Envoys", responses=openapi_responses())
 async def list_envoys(engine: EngineDep) -> nodes.EnvoyList:
     return nodes.EnvoyList(envoys=[nodes.to_envoy_schema(view) for view in engine.envoys()])
 
 
 @router.delete(
     "/v1/envoys/{envoy:path}",
-    summary="Forget an Envoy that has ended for good",
-    description="Drains wait no longer for sessions that it may have, which they else do for ten minutes.",
+    summary="Forget an Envoy that has stopped for good",
+    description="Drains no longer wait for its possible sessions, which they otherwise do for ten minutes.",
     responses=openapi_responses(
         ProblemKind.UNKNOWN_ENVOY,
         ProblemKind.ENVOY_CONNECTED,

@@ -1,4 +1,4 @@
-"""`/v1/events`: what happens, as server-sent events (https://html.spec.whatwg.org/#server-sent-events)."""
+"""`/v1/events`: the event log as server-sent events (https://html.spec.whatwg.org/#server-sent-events)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from controlplane.model.events import Event
 
 router = APIRouter(tags=["events"])
 
-HEARTBEAT_SECONDS = 15.0  # seconds; below the idle limits that proxies commonly have
-_BACKLOG_IDLE_SECONDS = 0.1  # seconds without an event after which the kept ones have all been sent
+HEARTBEAT_SECONDS = 15.0  # below the common idle timeouts of proxies
+_BACKLOG_IDLE_SECONDS = 0.1  # after this time without an event, all stored events have been sent
 
 
 _EVENT_STREAM_RESPONSE: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "A stream that ends with the server.",
+        "description": "A stream that ends when the server stops.",
         "content": {
             "text/event-stream": {
                 "schema": {
@@ -38,7 +38,7 @@ _EVENT_STREAM_RESPONSE: dict[int | str, dict[str, Any]] = {
                         "data": {
                             "type": "string",
                             "contentMediaType": "application/json",
-                            "contentSchema": {"$ref": "#/components/schemas/Event"},
+                            "contentSchema": {"$ref": "#/components/schemas/EventSchema"},
                         },
                     },
                 }
@@ -49,29 +49,29 @@ _EVENT_STREAM_RESPONSE: dict[int | str, dict[str, Any]] = {
 
 
 class EventsQuery(BaseModel):
-    """How long to listen."""
+    """The query of the event stream."""
 
     model_config = ConfigDict(extra="forbid")
 
-    follow: bool = Field(True, description="false: end after the events that are kept.")
+    follow: bool = Field(True, description="false: end after the stored events.")
 
 
 _MAX_EVENT_ID = 2**63 - 1
 _LastEventId = Annotated[
     int | None,
     Header(ge=0, le=_MAX_EVENT_ID),
-    # A header is there or it is not; it cannot be null.
+    # A header is present or absent; it cannot be null.
     WithJsonSchema({"type": "integer", "minimum": 0, "maximum": _MAX_EVENT_ID}),
 ]
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events."""
+    """A response of server-sent events."""
 
     media_type = "text/event-stream"
 
     async def stream_response(self, send: Send) -> None:
-        """Also lets go of the events when the client leaves while a chunk is on its way."""
+        """Send the stream, and close the event iterator even if the client disconnects during a chunk."""
         assert isinstance(self.body_iterator, AsyncGenerator)
         async with aclosing(self.body_iterator):
             await super().stream_response(send)
@@ -79,10 +79,10 @@ class EventStream(StreamingResponse):
 
 @router.get(
     "/v1/events",
-    summary="Events as they happen",
+    summary="Stream events as they happen",
     description=(
         "`event` is the first word of the kind (node, envoy, session, rollout ...), `data` an Event as JSON. "
-        "With `Last-Event-ID` the kept events after it come first; 0 gives all kept ones."
+        "With `Last-Event-ID`, the stored events after it are sent first; 0 sends all stored events."
     ),
     response_class=EventStream,
     responses=_EVENT_STREAM_RESPONSE | openapi_responses(ProblemKind.INVALID_REQUEST),
@@ -104,11 +104,11 @@ async def iter_sse_events(
     follow: bool,
     heartbeat: float = HEARTBEAT_SECONDS,
 ) -> AsyncGenerator[str, None]:
-    """The stream's text, until the client leaves (which cancels us) or the server stops."""
+    """Yield the stream's text until the client disconnects (which cancels the task) or the server stops."""
     stop = asyncio.create_task(stopping.wait())
     next_event = asyncio.create_task(_next_event(events))
     try:
-        yield ": tidevoy\n\n"  # headers and a first byte leave at once, whatever stands in between
+        yield ": tidevoy\n\n"  # makes proxies forward the headers and a first byte at once
         while not stop.done():
             await asyncio.wait(
                 {stop, next_event},
@@ -125,7 +125,7 @@ async def iter_sse_events(
             elif not stop.done():
                 yield ": alive\n\n"
     finally:
-        # Shielded, because the framework cancels again at every await once the client is gone.
+        # Shielded, because after a disconnect the framework cancels again at every await.
         with anyio.CancelScope(shield=True):
             await _cancel_tasks(stop, next_event)
             if isinstance(events, AsyncGenerator):
@@ -144,6 +144,6 @@ async def _cancel_tasks(*tasks: asyncio.Task[Any]) -> None:
 
 
 def format_sse(event: Event) -> str:
-    """One event in the wire format."""
+    """Return one event in the wire format of server-sent events."""
     topic = event.kind.partition(".")[0]
     return f"id: {event.id}\nevent: {topic}\ndata: {nodes.to_event_schema(event).model_dump_json()}\n\n"

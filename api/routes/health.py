@@ -1,4 +1,4 @@
-"""What supervisors and Prometheus ask, and what stands at `/`."""
+"""Liveness, readiness, and Prometheus metrics, and the overview at `/`."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _METRICS_RESPONSE: dict[int | str, dict[str, Any]] = {
 }
 
 
-@router.get("/", summary="What answers here", responses=openapi_responses())
+@router.get("/", summary="Show the version and the main paths", responses=openapi_responses())
 async def about() -> nodes.About:
     return nodes.About(
         version=version("tidevoy"), openapi="/openapi.json", nodes="/v1/nodes", envoys="/v1/envoys"
     )
 
 
-@router.get("/healthz", summary="The process answers", responses=openapi_responses())
+@router.get("/healthz", summary="Check that the process responds", responses=openapi_responses())
 async def healthz() -> nodes.Alive:
     return nodes.Alive()
 
 
 @router.get(
     "/readyz",
-    summary="The control plane does its work, or why not",
+    summary="Check that the control plane is ready; lists the reasons if it is not",
     responses=openapi_responses(ProblemKind.NOT_READY),
 )
 async def readyz(engine: EngineDep) -> nodes.Ready:
@@ -52,8 +52,8 @@ async def readyz(engine: EngineDep) -> nodes.Ready:
     responses=_METRICS_RESPONSE | openapi_responses(),
 )
 async def metrics(engine: EngineDep) -> Response:
-    # Facts must not change while they are looked at. The text takes most of the time, and with many nodes and
-    # Envoys it would keep everybody waiting.
+    # Collecting runs in the event loop, because facts must not change meanwhile. Formatting takes most of the
+    # time and, with many nodes and Envoys, would block the loop.
     text = await asyncio.to_thread(generate_latest, _CollectedMetrics(list(engine.registry.collect())))
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 

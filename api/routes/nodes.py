@@ -1,4 +1,4 @@
-"""`/v1/nodes`: the TiDB servers, and what operators ask for them."""
+"""`/v1/nodes`: list, add, change, drain, and remove nodes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from controlplane.model.nodes import EMPTY_MAP
 
 router = APIRouter(tags=["nodes"])
 
-_AddressPath = Annotated[nodes.Address, Path(description="`host:port`, percent-encoded where a client must.")]
+_AddressPath = Annotated[nodes.Address, Path(description="`host:port`, percent-encoded where needed.")]
 _BODY_PROBLEMS = (ProblemKind.FOREIGN_ORIGIN, ProblemKind.TOO_LARGE, ProblemKind.UNSUPPORTED_MEDIA_TYPE)
 _CREATED_RESPONSE: dict[int | str, dict[str, Any]] = {
     201: {"headers": {"Location": {"description": "The node's path.", "schema": {"type": "string"}}}}
 }
 
 
-@router.get("/v1/nodes", summary="All nodes", responses=openapi_responses(ProblemKind.INVALID_REQUEST))
+@router.get("/v1/nodes", summary="List all nodes", responses=openapi_responses(ProblemKind.INVALID_REQUEST))
 async def list_nodes(engine: EngineDep, query: Annotated[nodes.ListNodesQuery, Query()]) -> nodes.NodeList:
-    explained = engine.explain() if query.explain else EMPTY_MAP
+    explanations = engine.explain() if query.explain else EMPTY_MAP
     return nodes.NodeList(
-        nodes=[nodes.to_node_schema(view, explained.get(view.plan.node.address)) for view in engine.nodes()],
+        nodes=[
+            nodes.to_node_schema(view, explanations.get(view.plan.node.address)) for view in engine.nodes()
+        ],
         problems=[nodes.to_source_problem_schema(problem) for problem in engine.topology_problems()],
         foreign=[
             nodes.OtherKeyspaceNode(address=address, keyspace=keyspace)
@@ -38,7 +40,7 @@ async def list_nodes(engine: EngineDep, query: Annotated[nodes.ListNodesQuery, Q
 
 @router.get(
     "/v1/nodes/{address}",
-    summary="One node",
+    summary="Show one node",
     responses=openapi_responses(ProblemKind.UNKNOWN_NODE, ProblemKind.INVALID_REQUEST),
 )
 async def get_node(engine: EngineDep, address: _AddressPath) -> nodes.NodeSchema:
@@ -69,7 +71,7 @@ async def add_node(engine: EngineDep, body: nodes.AddNodeRequest, response: Resp
 
 @router.delete(
     "/v1/nodes/{address}",
-    summary="Drain a node and then forget it",
+    summary="Drain a node, then remove it",
     status_code=202,
     responses=openapi_responses(
         ProblemKind.UNKNOWN_NODE,
@@ -101,9 +103,9 @@ async def change_node(
 
 @router.post(
     "/v1/nodes/{address}/drain",
-    summary="Keep new sessions off a node, and let its own move to others",
-    description="Idempotent. Sessions move where Envoys have Tidevoy's module. A later call with other values"
-    " replaces the earlier one.",
+    summary="Stop new sessions on a node, and migrate its sessions to other nodes",
+    description="Idempotent. Sessions migrate if their Envoys have Tidevoy's module. A later call with other"
+    " values replaces the earlier one.",
     status_code=202,
     dependencies=[RequireJsonBody],
     responses=openapi_responses(
@@ -126,7 +128,7 @@ async def drain_node(
 
 @router.post(
     "/v1/nodes/{address}/undrain",
-    summary="Take a drain back",
+    summary="Cancel the drain of a node",
     description="Idempotent.",
     status_code=202,
     responses=openapi_responses(

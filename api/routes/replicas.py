@@ -1,4 +1,4 @@
-"""`/v1/replicas`: the control planes that share one state."""
+"""`/v1/replicas`: list the control-plane replicas that share one state."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from api.schemas import replicas as schemas
 router = APIRouter(tags=["replicas"])
 
 
-@router.get(
-    "/v1/replicas", summary="The control planes, and which of them leads", responses=openapi_responses()
-)
+@router.get("/v1/replicas", summary="List the control planes and their leader", responses=openapi_responses())
 async def list_replicas(engine: EngineDep) -> schemas.ReplicaList:
     return schemas.ReplicaList(replicas=[schemas.to_replica_schema(view) for view in engine.replicas()])

@@ -1,4 +1,4 @@
-"""`/v1/rollouts`: rolling operations over nodes."""
+"""`/v1/rollouts`: start and control rolling operations over nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RolloutIdPath = Annotated[schemas.RolloutId, Path(alias="id", description="Its 
 _START_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "model": schemas.PreflightResultSchema,
-        "description": "With `dry_run`: what would be done. Nothing is started.",
+        "description": "With `dry_run`: the nodes and the preflight checks. No rollout is started.",
     },
     201: {"headers": {"Location": {"description": "The rollout's path.", "schema": {"type": "string"}}}},
 }
@@ -31,7 +31,9 @@ _COMMAND_RESPONSES = openapi_responses(
 
 
 @router.get(
-    "/v1/rollouts", summary="All rollouts that go on, and the last that ended", responses=openapi_responses()
+    "/v1/rollouts",
+    summary="List active and recently finished rollouts",
+    responses=openapi_responses(),
 )
 async def list_rollouts(engine: EngineDep) -> schemas.RolloutList:
     return schemas.to_rollout_list(engine.rollouts.all())
@@ -39,7 +41,7 @@ async def list_rollouts(engine: EngineDep) -> schemas.RolloutList:
 
 @router.get(
     "/v1/rollouts/{id}",
-    summary="One rollout",
+    summary="Show one rollout",
     responses=openapi_responses(ProblemKind.UNKNOWN_ROLLOUT, ProblemKind.INVALID_REQUEST),
 )
 async def get_rollout(engine: EngineDep, rollout_id: _RolloutIdPath) -> schemas.RolloutSchema:
@@ -48,7 +50,7 @@ async def get_rollout(engine: EngineDep, rollout_id: _RolloutIdPath) -> schemas.
 
 @router.post(
     "/v1/rollouts",
-    summary="Drain nodes in turns, run an action for each, and put it back into service",
+    summary="Start a rollout: for each node, drain it, run an action, and return it to service",
     status_code=201,
     dependencies=[RequireJsonBody],
     response_model=schemas.RolloutSchema,
@@ -76,16 +78,16 @@ async def start_rollout(
         return JSONResponse(
             schemas.to_preflight_schema(await engine.rollouts.check(spec)).model_dump(mode="json")
         )
-    started = await engine.rollouts.start(spec, by=caller.name, force=body.force)
-    request.state.audit_subject = started.id
-    response.headers["Location"] = f"/v1/rollouts/{started.id}"
-    return schemas.to_rollout_schema(started)
+    rollout = await engine.rollouts.start(spec, by=caller.name, force=body.force)
+    request.state.audit_subject = rollout.id
+    response.headers["Location"] = f"/v1/rollouts/{rollout.id}"
+    return schemas.to_rollout_schema(rollout)
 
 
 @router.post(
     "/v1/rollouts/{id}/pause",
-    summary="Begin with no further node",
-    description="An action that runs goes on to its end.",
+    summary="Pause a rollout: start no further node",
+    description="A running action continues to its end.",
     responses=_COMMAND_RESPONSES,
 )
 async def pause_rollout(
@@ -96,9 +98,8 @@ async def pause_rollout(
 
 @router.post(
     "/v1/rollouts/{id}/resume",
-    summary="Go on after a pause",
-    description="A node that failed is taken first. If it is back and right meanwhile, its action is not run"
-    " again.",
+    summary="Resume a paused rollout",
+    description="Failed nodes are retried first. If such a node has recovered, its action is not run again.",
     responses=_COMMAND_RESPONSES,
 )
 async def resume_rollout(
@@ -109,7 +110,7 @@ async def resume_rollout(
 
 @router.post(
     "/v1/rollouts/{id}/abort",
-    summary="End it early, and take back the drains that are its own",
+    summary="Abort a rollout, and cancel the drains that it requested",
     responses=_COMMAND_RESPONSES,
 )
 async def abort_rollout(

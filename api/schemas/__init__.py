@@ -1,1 +1,1 @@
-"""The JSON bodies of the REST API, and how they are made from what the control plane knows."""
+"""The JSON schemas of the REST API, and their conversion from the control plane's model."""

@@ -1,4 +1,4 @@
-"""Times as the API shows them."""
+"""Conversion of times for the REST API."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from datetime import UTC, datetime
 
 
 def utc_datetime(timestamp: float) -> datetime:
-    """Unix seconds as a date in UTC."""
+    """Convert Unix seconds to a datetime in UTC."""
     return datetime.fromtimestamp(timestamp, UTC)

@@ -1,4 +1,4 @@
-"""What becomes of the sessions of a node that is being left, as the API shows it."""
+"""Schema of the drain progress of a node."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from controlplane.model import views
 
 
 class DrainProgressSchema(BaseModel):
-    """What has come of the sessions of a node since it is being left, as Envoys with the module tell."""
+    """Drain progress of a node's sessions since the drain or removal started, from Envoys with the module."""
 
     since: datetime
-    left: int | None = Field(description="Sessions that are still there; null: not known.")
-    moved: int = Field(description="Sessions that have moved to other nodes.")
+    left: int | None = Field(description="Sessions that are still on the node; null: unknown.")
+    moved: int = Field(description="Sessions that have migrated to other nodes.")
     failed: dict[str, int] = Field(
-        description="Tries to move a session after which it stayed, by why; each may be tried again."
+        description="Migration attempts after which the session stayed, by reason; may be retried."
     )
-    lost: int = Field(description="Sessions that ended because of a try to move them.")
-    not_movable: dict[str, int] = Field(description="Sessions that cannot move now, by why.")
+    lost: int = Field(description="Sessions that a migration attempt ended.")
+    not_movable: dict[str, int] = Field(description="Sessions that cannot migrate at the moment, by reason.")
     seconds_left: float | None = Field(
-        description="How long those that can move will take at the pace so far; null: it cannot be told."
+        description="Estimated seconds until all movable sessions have migrated; null: unknown."
     )
 
 
 def to_drain_progress_schema(progress: views.DrainProgress | None) -> DrainProgressSchema | None:
-    """A departure as the API shows it."""
+    """Convert a drain progress to its schema."""
     if progress is None:
         return None
     return DrainProgressSchema(

@@ -1,4 +1,4 @@
-"""Why a node has the share of the new sessions that it has, as the API shows it."""
+"""Schema of the explanation of a node's share of new sessions."""
 
 from __future__ import annotations
 
@@ -8,40 +8,41 @@ from controlplane.decide import explain
 
 
 class FactorSchema(BaseModel):
-    """One thing that bears on a node's share."""
+    """One factor that influences a node's share."""
 
     name: str = Field(description="state, labels, health, memory, cpu, location or connections.")
-    score: float | None = Field(description="0 is best; null: not known, or it does not count.")
+    score: float | None = Field(description="0 is best; null: unknown, or not considered.")
     share: float | None = Field(
-        description="What it leaves of the node's share of the sessions; null: it does not act by shares."
+        description="The fraction of the node's share that remains after this factor; null: the factor does"
+        " not reduce shares."
     )
-    reason: str = Field(description="What it is, as a sentence.")
+    reason: str = Field(description="An explanation of the factor, as a sentence.")
 
 
 class ExplanationSchema(BaseModel):
-    """Why a node has its share."""
+    """Why a node has its share of new sessions."""
 
-    factors: list[FactorSchema] = Field(description="In the order in which they are taken.")
-    weight: int = Field(description="What Envoys are told; 0: no new sessions.")
+    factors: list[FactorSchema] = Field(description="In the order in which they are applied.")
+    weight: int = Field(description="The weight published to Envoys; 0: no new sessions.")
     share: float = Field(
-        description="Of the new sessions of its group or, where Envoys keep to their zone, of those there."
+        description="Share of the new sessions of its group or, with zone-aware routing, of its zone."
     )
     sentence: str
 
 
 def to_explanation_schema(explanation: explain.NodeExplanation | None) -> ExplanationSchema | None:
-    """An explanation as the API shows it."""
+    """Convert an explanation to its schema."""
     if explanation is None:
         return None
     return ExplanationSchema(
         factors=[
             FactorSchema(
-                name=each.name,
-                score=each.score,
-                share=None if each.share is None else round(each.share, 4),
-                reason=each.reason,
+                name=factor.name,
+                score=factor.score,
+                share=None if factor.share is None else round(factor.share, 4),
+                reason=factor.reason,
             )
-            for each in explanation.factors
+            for factor in explanation.factors
         ],
         weight=explanation.weight,
         share=round(explanation.share, 4),

@@ -1,4 +1,4 @@
-"""What a node tells of its own load and health, as the API shows it."""
+"""Schema of the load and health metrics that a node reports."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from controlplane.model import node_metrics as metrics_model
 
 
 class NodeMetricsSchema(BaseModel):
-    """Ratios as last read; null: not known, which is neither 0 nor full."""
+    """The last known values, as ratios unless noted otherwise; null: unknown, which is neither 0 nor 1."""
 
-    cpu: float | None = Field(description="CPU that it uses, of what it may use.")
-    cpu_quota: float | None = Field(description="Cores that it may use.")
-    memory: float | None = Field(description="Memory that it uses, of what it may use.")
+    cpu: float | None = Field(description="CPU usage, as a fraction of the CPU quota.")
+    cpu_quota: float | None = Field(description="CPU quota in cores.")
+    memory: float | None = Field(description="Memory usage, as a fraction of the memory limit.")
     pd_failures: float | None = Field(
-        description="Requests to PD that failed, by those that did not, in two minutes."
+        description="Ratio of failed to successful requests to PD in two minutes."
     )
     tikv_failures: float | None = Field(
-        description="Failures of requests to TiKV, by requests, in two minutes; may exceed 1."
+        description="Ratio of failures to requests to TiKV in two minutes; may exceed 1."
     )
-    at: datetime | None = Field(description="As of when the newest of them was true.")
+    at: datetime | None = Field(description="Time of the newest of these values.")
 
 
 def to_node_metrics_schema(metrics: metrics_model.NodeMetrics | None) -> NodeMetricsSchema | None:
-    """Vitals as the API shows them."""
+    """Convert node metrics to their schema."""
     if metrics is None:
         return None
     values = (metrics.cpu, metrics.memory, metrics.pd_failures, metrics.tikv_failures)
-    at = max((reading.at for reading in values if reading is not None), default=None)
+    at = max((value.at for value in values if value is not None), default=None)
     return NodeMetricsSchema(
         cpu=_rounded_value(metrics.cpu),
         cpu_quota=metrics.cpu_quota,
@@ -41,5 +41,5 @@ def to_node_metrics_schema(metrics: metrics_model.NodeMetrics | None) -> NodeMet
     )
 
 
-def _rounded_value(reading: metrics_model.MetricValue | None) -> float | None:
-    return None if reading is None else round(reading.value, 4)
+def _rounded_value(value: metrics_model.MetricValue | None) -> float | None:
+    return None if value is None else round(value.value, 4)

@@ -1,4 +1,4 @@
-"""What goes over the wire: strict requests, and responses made from the control plane's words."""
+"""Schemas of nodes, Envoys, events, and config: strict requests, and responses converted from the model."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from api.schemas.traffic import (
     to_traffic_fields,
 )
 from controlplane import address as addresses
-from controlplane.decide.explain import NodeExplanation as Explained
+from controlplane.decide.explain import NodeExplanation
 from controlplane.model import envoys, events, health, intents, nodes, plan, views
 
 MAX_LABELS = 64
-MAX_DEADLINE_SECONDS = 604_800.0  # seconds: a week
+MAX_DEADLINE_SECONDS = 604_800.0  # a week
 
 
 def address_pattern() -> str:
-    """`controlplane.address` as a regular expression, for clients that check before they send."""
+    """Return the rules of `controlplane.address` as a regular expression, for validation by clients."""
     label = "[A-Za-z0-9_][A-Za-z0-9_-]{0,62}"
     name = rf"{label}(?:\.{label})*\.?"
     group = "[0-9A-Fa-f]{1,4}"
@@ -69,13 +69,13 @@ Labels = Annotated[dict[LabelName, LabelValue], Field(max_length=MAX_LABELS)]
 
 
 def coerce_integer(value: Any) -> Any:
-    """To JSON Schema 7.0 is an integer too, as a client without integers writes it."""
+    """Convert an integral float to int: for JSON Schema 7.0 is an integer, and some clients send floats."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 Weight = Annotated[
     int,
-    Field(ge=1, le=10_000, description="Capacity in relation to other nodes."),
+    Field(ge=1, le=10_000, description="Capacity relative to other nodes."),
     BeforeValidator(coerce_integer),
 ]
 
@@ -88,24 +88,24 @@ class AddNodeRequest(_StrictRequest):
     """A node to add by hand."""
 
     address: Address
-    status_address: Address | None = Field(None, description="Default: status is not checked.")
+    status_address: Address | None = Field(None, description="Default: no status checks.")
     weight: Weight | None = None
     labels: Labels | None = None
 
 
 class UpdateNodeRequest(_StrictRequest):
-    """What to change of a node; what is absent or null stays."""
+    """Changes to a node; absent or null fields stay unchanged."""
 
     weight: Weight | None = None
     labels: Labels | None = Field(
         None,
-        description="Labels laid over those that the node has from its source. They replace all that were"
-        " laid over before; `{}` takes those back.",
+        description="Labels that override those from the node's source. They replace all earlier overrides;"
+        " `{}` removes the overrides.",
     )
 
 
 class DrainRequest(_StrictRequest):
-    """How to drain a node."""
+    """The parameters of a drain."""
 
     deadline_seconds: Annotated[
         float,
@@ -113,57 +113,57 @@ class DrainRequest(_StrictRequest):
             ge=0,
             le=MAX_DEADLINE_SECONDS,
             allow_inf_nan=False,
-            description="How long sessions may take to leave.",
+            description="Maximum time for the sessions to leave the node.",
         ),
     ] = 600.0
     on_deadline: Annotated[
         Literal["keep", "close"],
         Field(
-            description="What happens to sessions that are left then: they stay, or they are ended, for which"
-            " every Envoy must have Tidevoy's module."
+            description="What happens to the remaining sessions at the deadline: `keep` leaves them, `close`"
+            " ends them, for which every Envoy must have Tidevoy's module."
         ),
     ] = "keep"
 
 
 class RemoveNodeQuery(BaseModel):
-    """How to remove a node."""
+    """The query of a node's removal."""
 
     model_config = ConfigDict(extra="forbid")
 
     force: bool = Field(
-        False, description="End its sessions now; every Envoy must have Tidevoy's module for that."
+        False, description="End its sessions at once; requires Tidevoy's module in every Envoy."
     )
 
 
 class ListNodesQuery(BaseModel):
-    """What to tell of each node."""
+    """The query of the node list."""
 
     model_config = ConfigDict(extra="forbid")
 
-    explain: bool = Field(False, description="Tell why each node has its share of the new sessions.")
+    explain: bool = Field(False, description="Include the explanation of each node's share of new sessions.")
 
 
 # --- responses --------------------------------------------------------------------------------------------
 
 
 class CheckResultSchema(BaseModel):
-    """The latest outcome of one kind of check."""
+    """The latest result of one kind of check."""
 
     outcome: health.CheckStatus
     reason: str
-    streak: int = Field(description="How many times in a row the outcome was this one.")
+    streak: int = Field(description="Number of consecutive checks with this outcome.")
     at: datetime
 
 
 class Checks(BaseModel):
-    """What the checks say; null: switched off, or not run yet."""
+    """The latest check results; null: disabled, or not run yet."""
 
     status: CheckResultSchema | None
     sql: CheckResultSchema | None
 
 
 class DrainSchema(BaseModel):
-    """A drain that an operator asked for."""
+    """A requested drain."""
 
     since: datetime
     deadline: datetime
@@ -176,34 +176,41 @@ class _NodeFields(BaseModel):
     source: nodes.Source
     state: nodes.State
     reason: str = Field(description="Why it is in this state, as a sentence.")
-    since: datetime = Field(description="When it came into this state.")
+    since: datetime = Field(description="When it entered this state.")
     health: Checks
     hindrances: list[str] = Field(
-        description="What the node's own configuration lacks for sessions to move from it, a sentence each."
+        description="Reasons in the node's own configuration why sessions cannot migrate from it, a sentence"
+        " each."
     )
     version: str
     labels: dict[str, str]
     weight: int = Field(description="Configured capacity.")
-    published_weight: int = Field(description="What Envoys are told; 0: no new sessions.")
-    advice: plan.EdsHealth | None = Field(description="What Envoys are told; null: they are not told of it.")
+    published_weight: int = Field(description="The weight published to Envoys; 0: no new sessions.")
+    advice: plan.EdsHealth | None = Field(
+        description="The EDS health status published to Envoys; null: the node is not published."
+    )
     endpoint: str | None = Field(
-        description="`ip:port` that Envoys connect to; null: its name has no IP yet."
+        description="`ip:port` that Envoys connect to; null: its host name is not resolved yet."
     )
-    connections: int | None = Field(description="TiDB's own count of client connections; null: not known.")
+    connections: int | None = Field(description="TiDB's own count of client connections; null: unknown.")
     sessions: int | None = Field(description="Sessions of all Envoys on it; null: no Envoy has reported yet.")
-    started_at: datetime | None = Field(description="When the TiDB server started; null: not known.")
+    started_at: datetime | None = Field(description="When the TiDB server started; null: unknown.")
     drain: DrainSchema | None
-    departure: DrainProgressSchema | None = Field(description="null: it is not being left.")
-    rebalance: int = Field(description="Sessions that are asked to move to other nodes, in this round.")
-    ejected_by: list[EjectionSchema] = Field(
-        description="Envoys with the module that have ejected it: they give it no new sessions for a while."
+    departure: DrainProgressSchema | None = Field(
+        description="Progress while the node is drained or removed; otherwise null."
     )
-    group: str = Field(description="The group that its labels put it in; empty: none.")
-    backup: bool = Field(description="It serves only when no other node of its group does.")
-    zone: str | None = Field(description="Where it is, by its label; null: not known.")
-    vitals: NodeMetricsSchema | None = Field(description="null: nothing is known of its load and health.")
+    rebalance: int = Field(
+        description="Sessions that the current rebalancing round is to migrate to other nodes."
+    )
+    ejected_by: list[EjectionSchema] = Field(
+        description="Envoys with the module that have ejected it: they send it no new sessions for a while."
+    )
+    group: str = Field(description="The group that its labels assign it to; empty: none.")
+    backup: bool = Field(description="Whether it serves only while no other node of its group does.")
+    zone: str | None = Field(description="The zone from its label; null: unknown.")
+    vitals: NodeMetricsSchema | None = Field(description="Its load and health metrics; null: unknown.")
     explanation: ExplanationSchema | None = Field(
-        description="Why it has its share of the new sessions; null: not asked for."
+        description="Why it has its share of the new sessions; null: not requested."
     )
 
 
@@ -212,7 +219,7 @@ class NodeSchema(TrafficSchema, _NodeFields):  # the fields of the last base com
 
 
 class SourceProblem(BaseModel):
-    """Something in a source of nodes that could not be used."""
+    """An invalid entry in a source of nodes."""
 
     source: nodes.Source
     subject: str
@@ -227,18 +234,18 @@ class OtherKeyspaceNode(BaseModel):
 
 
 class NodeList(BaseModel):
-    """All nodes, and what could not be used."""
+    """All nodes, and the invalid entries of their sources."""
 
     nodes: list[NodeSchema]
     problems: list[SourceProblem]
     foreign: list[OtherKeyspaceNode]
     excluded: list[str] = Field(
-        description="Addresses that were removed and stay out until they are added again."
+        description="Removed addresses, which stay excluded until they are added again."
     )
 
 
 class NackSchema(BaseModel):
-    """An Envoy's refusal of what it was sent."""
+    """An Envoy's rejection (NACK) of an xDS response."""
 
     at: datetime
     type_url: str
@@ -251,24 +258,24 @@ class _EnvoyFields(BaseModel):
     address: str
     version: str
     filter: str = Field(description="module, contrib or none.")
-    group: str = Field(description="The only group of nodes that it serves; empty: all.")
-    zone: str | None = Field(description="Where it is, as it says; null: it does not.")
+    group: str = Field(description="The only group of nodes that it serves; empty: all groups.")
+    zone: str | None = Field(description="The zone that it reports; null: none.")
     module_version: str | None = Field(
-        description="Of Tidevoy's module, as the Envoy says; null: it has none."
+        description="Version of Tidevoy's module that it reports; null: it has no module."
     )
     problem: str | None = Field(
-        description="Why it serves nobody, or without what it should have; null: all is well."
+        description="Why it serves no clients, or lacks a feature that it should have; null: no problem."
     )
     connected_since: datetime | None = Field(description="null: not connected now.")
     last_seen: datetime
     acked_version: str
     published_version: str
     outdated: list[str] = Field(
-        description="What it runs in an older form until that Envoy is started again."
+        description="Resources that it has in an older version until this Envoy is restarted."
     )
     last_nack: NackSchema | None
     refusal: ConfigRejectionSchema | None = Field(
-        description="The last configuration that its module would not take."
+        description="The last configuration that its module rejected."
     )
     sessions: int | None = Field(description="null: it has not reported yet.")
 
@@ -278,7 +285,7 @@ class EnvoySchema(TrafficSchema, _EnvoyFields):
 
 
 class ForgottenEnvoy(BaseModel):
-    """An Envoy that has ended for good."""
+    """An Envoy that was forgotten because it has stopped for good."""
 
     id: str
 
@@ -301,7 +308,7 @@ class EventSchema(BaseModel):
 
 
 class ReloadResultSchema(BaseModel):
-    """Paths of the settings that a reload changed, by when they take effect."""
+    """The keys of the settings that a reload changed, by when they take effect."""
 
     now: list[str]
     new_envoys: list[str]
@@ -309,19 +316,19 @@ class ReloadResultSchema(BaseModel):
 
 
 class Alive(BaseModel):
-    """The process answers."""
+    """The process responds."""
 
     status: Literal["ok"] = "ok"
 
 
 class Ready(BaseModel):
-    """The control plane does its work."""
+    """The control plane is ready."""
 
     ready: Literal[True] = True
 
 
 class About(BaseModel):
-    """What answers here, and where to go on."""
+    """The version and the main paths of this server."""
 
     name: Literal["tidevoy"] = "tidevoy"
     version: str
@@ -330,20 +337,20 @@ class About(BaseModel):
     envoys: str
 
 
-# --- from the control plane's words ------------------------------------------------------------------------
+# --- conversion from the model -----------------------------------------------------------------------------
 
 
 def _optional_utc_datetime(timestamp: float | None) -> datetime | None:
     return None if timestamp is None else utc_datetime(timestamp)
 
 
-def to_node_schema(view: views.NodeView, explained: Explained | None = None) -> NodeSchema:
-    """A node as the API shows it."""
-    plan, facts = view.plan, view.plan.node
+def to_node_schema(view: views.NodeView, explanation: NodeExplanation | None = None) -> NodeSchema:
+    """Convert a node to its schema."""
+    plan, node = view.plan, view.plan.node
     return NodeSchema(
-        address=facts.address,
-        status_address=facts.status_address,
-        source=facts.source,
+        address=node.address,
+        status_address=node.status_address,
+        source=node.source,
         state=plan.state,
         reason=plan.reason,
         since=utc_datetime(plan.since),
@@ -351,24 +358,24 @@ def to_node_schema(view: views.NodeView, explained: Explained | None = None) -> 
             status=_to_check_result_schema(view.health.status), sql=_to_check_result_schema(view.health.sql)
         ),
         hindrances=list(view.health.migration_blockers),
-        version=facts.version or view.health.version,
-        labels=dict(facts.labels),
+        version=node.version or view.health.version,
+        labels=dict(node.labels),
         weight=view.weight,
         published_weight=plan.weight,
         advice=plan.eds_health,
         endpoint=plan.endpoint,
         connections=view.connections,
         sessions=view.sessions,
-        started_at=_optional_utc_datetime(facts.started_at),
+        started_at=_optional_utc_datetime(node.started_at),
         drain=_to_drain_schema(view.drain),
         departure=to_drain_progress_schema(view.drain_progress),
         rebalance=view.rebalancing_sessions,
-        ejected_by=[to_ejection_schema(each) for each in view.ejections],
+        ejected_by=[to_ejection_schema(ejection) for ejection in view.ejections],
         group=plan.group,
         backup=plan.backup,
         zone=plan.zone or None,
         vitals=to_node_metrics_schema(view.metrics),
-        explanation=to_explanation_schema(explained),
+        explanation=to_explanation_schema(explanation),
         **to_traffic_fields(view.traffic),
     )
 
@@ -389,12 +396,12 @@ def _to_drain_schema(drain: intents.DrainIntent | None) -> DrainSchema | None:
 
 
 def to_source_problem_schema(problem: nodes.TopologyProblem) -> SourceProblem:
-    """A source's problem as the API shows it."""
+    """Convert a source's problem to its schema."""
     return SourceProblem(source=problem.source, subject=problem.subject, reason=problem.reason)
 
 
 def to_envoy_schema(view: views.EnvoyView) -> EnvoySchema:
-    """An Envoy as the API shows it."""
+    """Convert an Envoy to its schema."""
     status = view.status
     return EnvoySchema(
         id=status.id,
@@ -426,7 +433,7 @@ def _to_nack_schema(nack: envoys.Nack | None) -> NackSchema | None:
 
 
 def to_event_schema(event: events.Event) -> EventSchema:
-    """An event as the API shows it."""
+    """Convert an event to its schema."""
     return EventSchema(
         id=event.id,
         at=utc_datetime(event.at),
@@ -438,7 +445,7 @@ def to_event_schema(event: events.Event) -> EventSchema:
 
 
 def to_reload_result_schema(result: views.ReloadResult) -> ReloadResultSchema:
-    """A reload's outcome as the API shows it."""
+    """Convert the result of a reload to its schema."""
     return ReloadResultSchema(
         now=list(result.applied), new_envoys=list(result.needs_new_envoys), restart=list(result.needs_restart)
     )

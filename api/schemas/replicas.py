@@ -1,4 +1,4 @@
-"""JSON of the control planes that share one state."""
+"""Schema of the control-plane replicas that share one state."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ class ReplicaSchema(BaseModel):
     """One control plane."""
 
     name: str
-    address: str = Field(description="At which other control planes reach its xDS server.")
-    version: str = Field(description="Of Tidevoy.")
-    since: datetime = Field(description="When it started.")
-    leads: bool = Field(description="Whether it decides, and runs rollouts.")
-    led_since: datetime | None = Field(description="Null: it does not lead.")
-    is_us: bool = Field(description="Whether it is the one that answers.")
-    unheard: str = Field(description="Why nothing is heard of its Envoys; empty: it tells of them.")
+    address: str = Field(description="Address at which other control planes reach its xDS server.")
+    version: str = Field(description="Tidevoy's version.")
+    since: datetime = Field(description="Start time of the control plane.")
+    leads: bool = Field(description="Whether it is the leader, which decides and runs rollouts.")
+    led_since: datetime | None = Field(description="When it became the leader; null: it is not the leader.")
+    is_us: bool = Field(description="Whether it is the control plane that sends this response.")
+    unheard: str = Field(
+        description="Why this control plane receives no reports about its Envoys; empty: it receives them."
+    )
 
 
 class ReplicaList(BaseModel):
-    """All control planes; none where `replicas.enabled` is false."""
+    """All control planes; empty if `replicas.enabled` is false."""
 
     replicas: list[ReplicaSchema]
 
 
 def to_replica_schema(view: ReplicaView) -> ReplicaSchema:
-    """A control plane as JSON."""
+    """Convert a replica to its schema."""
     return ReplicaSchema(
         name=view.name,
         address=view.address,

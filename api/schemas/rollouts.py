@@ -1,4 +1,4 @@
-"""Rollouts over the wire: strict orders, and answers made from the control plane's words."""
+"""Schemas of rollouts: strict requests, and responses converted from the control plane's model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from controlplane.model import rollout as model
 from controlplane.model.intents import OnDeadline
 from controlplane.rollouts.preflight import PreflightResult
 
-# Characters, each of which may be written as an escape of 12 bytes: with more, the body would be too large.
+# Characters. Each may be written as an escape of 12 bytes, so a longer selector could exceed the body limit.
 MAX_SELECTOR_LENGTH = 32_768
 MAX_NODE_COUNT = 10_000
 
 
 def _selector_pattern() -> str:
-    """`all`, addresses, or labels; names and values of labels as far as they need no quoting."""
+    """Return a regular expression for `all`, addresses, or labels whose names and values need no quoting."""
     address = address_pattern()[1:-1]
     label = r"[!-+\x2d-<>-~]+=[!-+\x2d-<>-~]*"
     return rf"^(?:all|{address}(?:,{address})*|{label}(?:,{label})*)$"
@@ -32,7 +32,7 @@ _SELECTOR_PATTERN = re.compile(_selector_pattern()[1:-1])
 
 def _check_selector(value: str) -> str:
     if _SELECTOR_PATTERN.fullmatch(value) is None:
-        raise ValueError("write it as all, as name=value,..., or as host:port,... without spaces")
+        raise ValueError("must be all, name=value,..., or host:port,... without spaces")
     return value
 
 
@@ -53,50 +53,51 @@ Seconds = Annotated[float, Field(ge=0, le=MAX_DEADLINE_SECONDS, allow_inf_nan=Fa
 
 
 class StartRolloutRequest(BaseModel):
-    """What is to be done to which nodes, and how carefully."""
+    """The nodes, action, limits, and deadlines of a rollout to start."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     nodes: Selector = Field(
-        description="`all`, labels that a node must have (`zone=a,disk=ssd`), or addresses in the order of"
-        " their turns (`host:port,host:port`).",
+        description="`all`, labels that a node must have (`zone=a,disk=ssd`), or addresses in the order in"
+        " which they are processed (`host:port,host:port`).",
         max_length=MAX_SELECTOR_LENGTH,
     )
     action: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")] = Field(
         model.MANUAL,
-        description="A name in `rollouts.actions` of the configuration; `manual`: somebody else restarts the"
-        " nodes.",
+        description="A name in `rollouts.actions` of the configuration; `manual`: the nodes are restarted"
+        " outside of Tidevoy.",
     )
     max_unavailable: Annotated[int, Field(ge=1, le=MAX_NODE_COUNT), BeforeValidator(coerce_integer)] = Field(
-        1, description="Nodes that may be out of service at a time."
+        1, description="Number of nodes that may be out of service at the same time."
     )
     drain_deadline_seconds: Seconds = Field(
-        600.0, description="How long the sessions of a node may take to leave."
+        600.0, description="Maximum time to drain the sessions of a node."
     )
     on_deadline: Literal["keep", "close"] = Field(
         "keep",
-        description="What happens to sessions that are left then: they stay until the action ends them, or"
-        " they are ended, for which every Envoy must have Tidevoy's module.",
+        description="What happens to the remaining sessions at the deadline: `keep` leaves them until the"
+        " action ends them; `close` ends them, for which every Envoy must have Tidevoy's module.",
     )
     return_deadline_seconds: Seconds = Field(
-        600.0, description="How long a node may take after the action to be back and steady."
+        600.0, description="Maximum time after the action until the node is back and stable."
     )
     healthy_for_seconds: Seconds = Field(
-        10.0, description="How long a node that is back must pass its checks before it gets sessions."
+        10.0, description="How long a node that is back must pass its checks before it gets new sessions."
     )
     version: Annotated[str, Field(pattern=r"^[!-~]{0,64}$")] = Field(
-        "", description="That each node is to have afterwards, as it registers it (`v8.5.4`); empty: any."
+        "",
+        description="Required version of each node afterwards, as registered (`v8.5.4`); empty: any.",
     )
     failure_budget: Annotated[int, Field(ge=0, le=MAX_NODE_COUNT), BeforeValidator(coerce_integer)] = Field(
-        0, description="Nodes that may fail before the rollout pauses."
+        0, description="Number of nodes that may fail before the rollout pauses."
     )
     dry_run: bool = Field(
-        False, description="Start nothing; answer what would be done, and what is against it."
+        False, description="Only run the preflight checks and return their result; start no rollout."
     )
-    force: bool = Field(False, description="Start in spite of what is against it, as far as that can be.")
+    force: bool = Field(False, description="Start despite preflight problems, except those in `refusals`.")
 
     def to_spec(self, addresses: tuple[str, ...]) -> model.RolloutSpec:
-        """As the control plane takes it, with the addresses of the nodes that are meant."""
+        """Convert the request to a rollout spec with the selected addresses."""
         return model.RolloutSpec(
             nodes=addresses,
             action=self.action,
@@ -112,10 +113,10 @@ class StartRolloutRequest(BaseModel):
 
 
 class RolloutSpecSchema(BaseModel):
-    """What was asked for."""
+    """The spec of a rollout."""
 
-    selector: str = Field(description="The nodes as they were asked for.")
-    nodes: list[str] = Field(description="Their addresses, in the order of their turns.")
+    selector: str = Field(description="The node selector of the request.")
+    nodes: list[str] = Field(description="The selected addresses, in processing order.")
     action: str
     max_unavailable: int
     drain_deadline_seconds: float
@@ -127,12 +128,14 @@ class RolloutSpecSchema(BaseModel):
 
 
 class PreflightResultSchema(BaseModel):
-    """What a rollout would do, and what speaks against it."""
+    """The result of a rollout's preflight checks."""
 
     order: RolloutSpecSchema
-    problems: list[str] = Field(description="Why it would be refused without `force`, a sentence each.")
-    refusals: list[str] = Field(description="Those of the problems that `force` does not help against.")
-    cautions: list[str] = Field(description="What to know before it is started, a sentence each.")
+    problems: list[str] = Field(
+        description="Reasons why the rollout is refused without `force`, a sentence each."
+    )
+    refusals: list[str] = Field(description="The problems that `force` does not override.")
+    cautions: list[str] = Field(description="Warnings to consider before the start, a sentence each.")
 
 
 class RolloutStepSchema(BaseModel):
@@ -141,49 +144,49 @@ class RolloutStepSchema(BaseModel):
     address: str
     stage: model.Stage
     reason: str = Field(description="Why it is in this stage, as a sentence.")
-    since: datetime | None = Field(description="When it came into this stage; null: its turn has not come.")
-    begun: datetime | None = Field(description="When its drain was asked for.")
+    since: datetime | None = Field(description="When it entered this stage; null: not started yet.")
+    begun: datetime | None = Field(description="When its drain was requested.")
     ended: datetime | None
-    drained_by_rollout: bool = Field(description="It is drained, and the rollout is to take that back.")
+    drained_by_rollout: bool = Field(description="Whether the rollout drained it and must undrain it.")
     attempts: int = Field(description="How often its action was started.")
-    cut_off: bool = Field(description="Its action may have been cut off, since the control plane ended.")
+    cut_off: bool = Field(description="Whether a stop of the control plane may have interrupted its action.")
     started_before: datetime | None = Field(
-        description="When the TiDB server started that was to be replaced."
+        description="Start time of the TiDB server process before the action."
     )
     version_before: str
     version_after: str
-    sessions: int | None = Field(description="That it had when its drain was asked for; null: not known.")
-    moved: int = Field(description="Sessions that moved to other nodes.")
-    failed: int = Field(description="Tries to move a session after which it stayed; each may be tried again.")
-    closed: int = Field(description="Sessions that were still there when the action began.")
+    sessions: int | None = Field(description="Sessions when its drain was requested; null: unknown.")
+    moved: int = Field(description="Sessions that migrated to other nodes.")
+    failed: int = Field(description="Migration attempts after which the session stayed; may be retried.")
+    closed: int = Field(description="Sessions that were still on the node when the action started.")
 
 
 class RolloutSchema(BaseModel):
-    """A rollout, and how far it is."""
+    """A rollout and its progress."""
 
     id: str
     phase: model.RolloutPhase
     reason: str = Field(description="Why it is in this phase, as a sentence.")
-    since: datetime = Field(description="When it came into this phase.")
-    by: str = Field(description="Who asked for it.")
+    since: datetime = Field(description="When it entered this phase.")
+    by: str = Field(description="The caller that requested it.")
     created: datetime
     ended: datetime | None
-    forced: bool = Field(description="It was started in spite of what was against it.")
+    forced: bool = Field(description="Whether it was started despite preflight problems.")
     order: RolloutSpecSchema
-    steps: list[RolloutStepSchema] = Field(description="In the order of their turns.")
+    steps: list[RolloutStepSchema] = Field(description="In processing order.")
 
 
 class RolloutList(BaseModel):
-    """The rollouts that are known: all that go on, and the last that ended."""
+    """All active rollouts and the last finished ones."""
 
-    rollouts: list[RolloutSchema] = Field(description="The newest first.")
+    rollouts: list[RolloutSchema] = Field(description="Newest first.")
 
 
-# --- from the control plane's words ------------------------------------------------------------------------
+# --- conversion from the model -----------------------------------------------------------------------------
 
 
 def to_rollout_schema(rollout: model.Rollout) -> RolloutSchema:
-    """A rollout as the API shows it."""
+    """Convert a rollout to its schema."""
     return RolloutSchema(
         id=rollout.id,
         phase=rollout.phase,
@@ -199,13 +202,13 @@ def to_rollout_schema(rollout: model.Rollout) -> RolloutSchema:
 
 
 def to_rollout_list(rollouts: Iterable[model.Rollout]) -> RolloutList:
-    """All rollouts as the API shows them."""
+    """Convert rollouts to their schemas, newest first."""
     newest_first = sorted(rollouts, key=lambda rollout: (rollout.created, rollout.id), reverse=True)
-    return RolloutList(rollouts=[to_rollout_schema(one) for one in newest_first])
+    return RolloutList(rollouts=[to_rollout_schema(rollout) for rollout in newest_first])
 
 
 def to_preflight_schema(result: PreflightResult) -> PreflightResultSchema:
-    """What a dry run tells."""
+    """Convert the result of a dry run to its schema."""
     return PreflightResultSchema(
         order=_to_spec_schema(result.spec),
         problems=list(result.problems),

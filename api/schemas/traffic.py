@@ -1,4 +1,4 @@
-"""What the modules in Envoys tell of the traffic, as the API shows it: of a node, and of an Envoy."""
+"""Schemas of the traffic that Envoys' modules report, per node and per Envoy."""
 
 from __future__ import annotations
 
@@ -13,43 +13,45 @@ from controlplane.model import traffic as traffic_model
 
 
 class Latency(BaseModel):
-    """Seconds from a command to the end of its response, guessed within a bucket; 10 stands for more too."""
+    """Seconds from a command to the end of its response, interpolated in a bucket; 10 means 10 or more."""
 
     p50: float
     p99: float
 
 
 class Migrations(BaseModel):
-    """Tries to move sessions away from a node."""
+    """Attempts to migrate sessions away from a node."""
 
     moved: int
-    stayed: dict[str, int] = Field(description="Sessions that stayed where they were, by why.")
-    lost: int = Field(description="Sessions that ended because of it.")
+    stayed: dict[str, int] = Field(description="Failed attempts, after which the session stayed, by reason.")
+    lost: int = Field(description="Sessions that a migration attempt ended.")
 
 
 class TrafficSchema(BaseModel):
-    """What the modules in the Envoys tell, each since its Envoy started; null: none has told anything yet."""
+    """Traffic reported by the Envoys' modules, counted since each Envoy's start; null: no report yet."""
 
-    sessions_by_state: dict[str, int] | None = Field(description="What sessions are doing now.")
-    pinned: dict[str, int] | None = Field(description="Sessions that cannot be moved now, by why.")
-    logins: int | None = Field(description="Logins that succeeded.")
-    login_failures: dict[str, int] | None = Field(description="Logins that failed, by why.")
+    sessions_by_state: dict[str, int] | None = Field(description="Current sessions, by state.")
+    pinned: dict[str, int] | None = Field(
+        description="Sessions that cannot migrate at the moment, by reason."
+    )
+    logins: int | None = Field(description="Successful logins.")
+    login_failures: dict[str, int] | None = Field(description="Failed logins, by reason.")
     connect_failures: dict[str, int] | None = Field(
-        description="Connections to a node that came to nothing before a client saw them, by why."
+        description="Connections to a node that failed before they were used for a client, by reason."
     )
-    commands: dict[str, int] | None = Field(description="Commands by kind.")
+    commands: dict[str, int] | None = Field(description="Commands, by kind.")
     latency: Latency | None = Field(
-        description="Of the commands of the last one to two minutes; null when there were none, too."
+        description="Latency of the commands in the last one to two minutes; also null without commands."
     )
-    bytes: dict[str, int] | None = Field(description="Bytes carried, by direction.")
-    errors: dict[str, int] | None = Field(description="Errors that nodes answered, by class.")
+    bytes: dict[str, int] | None = Field(description="Bytes transferred, by direction.")
+    errors: dict[str, int] | None = Field(description="Error responses of nodes, by class.")
     migrations: Migrations | None = Field(
-        description="Tries to move sessions from the node to another, by how they ended."
+        description="Attempts to migrate sessions from the node to another, by result."
     )
 
 
 class EjectionSchema(BaseModel):
-    """An Envoy has ejected a node: it could not use the node, or lost it, and sends it no new sessions."""
+    """An Envoy's ejection of a node whose connections failed or were lost; it sends it no new sessions."""
 
     envoy: str
     reason: Literal["connect", "closed", "error", "invalid", "tls", "vanished"]
@@ -57,7 +59,7 @@ class EjectionSchema(BaseModel):
 
 
 class ConfigRejectionSchema(BaseModel):
-    """A configuration that the module in an Envoy would not take."""
+    """A configuration that the module of an Envoy has rejected."""
 
     at: datetime
     extension: str
@@ -65,7 +67,7 @@ class ConfigRejectionSchema(BaseModel):
 
 
 def to_traffic_fields(traffic: traffic_model.Traffic | None) -> dict[str, Any]:
-    """The fields of `Traffic`, every word of the module among them."""
+    """Return the fields of `TrafficSchema`, with zeros for names that were not reported."""
     if traffic is None:
         return dict.fromkeys(TrafficSchema.model_fields)
     return {
@@ -82,14 +84,14 @@ def to_traffic_fields(traffic: traffic_model.Traffic | None) -> dict[str, Any]:
     }
 
 
-def _to_migrations(moves: traffic_model.MigrationCounts) -> Migrations:
+def _to_migrations(counts: traffic_model.MigrationCounts) -> Migrations:
     failure_reasons = [
-        why for result, why in traffic_model.MIGRATION_RESULTS if result == traffic_model.FAILED
+        reason for result, reason in traffic_model.MIGRATION_RESULTS if result == traffic_model.FAILED
     ]
     return Migrations(
-        moved=sum(traffic_model.migrations_by_reason(moves, traffic_model.MOVED).values()),
-        stayed=_with_zeros(failure_reasons, traffic_model.migrations_by_reason(moves, traffic_model.FAILED)),
-        lost=sum(traffic_model.migrations_by_reason(moves, traffic_model.LOST).values()),
+        moved=sum(traffic_model.migrations_by_reason(counts, traffic_model.MOVED).values()),
+        stayed=_with_zeros(failure_reasons, traffic_model.migrations_by_reason(counts, traffic_model.FAILED)),
+        lost=sum(traffic_model.migrations_by_reason(counts, traffic_model.LOST).values()),
     )
 
 
@@ -103,7 +105,7 @@ def _with_zeros(names: Iterable[str], counts: traffic_model.Counts) -> dict[str,
 
 
 def to_ejection_schema(ejection: traffic_model.Ejection) -> EjectionSchema:
-    """An ejection as the API shows it."""
+    """Convert an ejection to its schema."""
     return EjectionSchema.model_validate(
         {"envoy": ejection.envoy, "reason": ejection.reason, "since": utc_datetime(ejection.since)}
     )
@@ -112,7 +114,7 @@ def to_ejection_schema(ejection: traffic_model.Ejection) -> EjectionSchema:
 def to_config_rejection_schema(
     rejection: traffic_model.ConfigRejection | None,
 ) -> ConfigRejectionSchema | None:
-    """A refusal as the API shows it."""
+    """Convert a configuration rejection to its schema."""
     if rejection is None:
         return None
     return ConfigRejectionSchema(

@@ -1,4 +1,4 @@
-"""How evenly balancers share sessions out, in simulated fleets with the real decisions."""
+"""Benchmark of how evenly balancers distribute sessions, in simulated fleets with the real decisions."""
 
 from bench.balance.benchmark import METHOD, measure
 

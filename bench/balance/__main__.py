@@ -1,4 +1,4 @@
-"""`python -m bench.balance`: some cases, shown and not kept."""
+"""`python -m bench.balance`: simulate some cases and print the results."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from bench.balance.summary import JOINED_SHARE_TARGET, SimulationSummary, summar
 
 def main(
     letters: Annotated[list[str] | None, typer.Argument(metavar="[CASE]...", help="Default: all.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Only balancers with this in their name.")] = None,
-    minutes: Annotated[float, typer.Option(help="That are measured, after five to warm up.")] = 60.0,
-    seed: Annotated[int, typer.Option(help="Of all random numbers.")] = 1,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only balancers whose name contains this text.")
+    ] = None,
+    minutes: Annotated[float, typer.Option(help="Measured minutes, after a warm-up of five.")] = 60.0,
+    seed: Annotated[int, typer.Option(help="Seed of all random numbers.")] = 1,
     lifetime: Annotated[
-        float | None, typer.Option(help="Mean seconds of a session, instead of the case's own.")
+        float | None, typer.Option(help="Mean lifetime of a session in seconds; default: the case's.")
     ] = None,
 ) -> None:
-    """Simulate cases."""
+    """Simulate cases and print their figures."""
     names = [name for name in BALANCERS if not only or any(part in name for part in only)]
     for letter in letters or CASES:
         case = CASES[letter]
@@ -31,25 +33,29 @@ def main(
         print(f"{letter}: {case.description}; {case.arrivals:.1f} arrivals a second")
         for name in names:
             start = time.perf_counter()
-            found = summarize(Simulation(case, name, minutes * 60, seed).run())
-            print(f"  {name:12}{format_summary(found)}; took {time.perf_counter() - start:.0f} s", flush=True)
+            summary = summarize(Simulation(case, name, minutes * 60, seed).run())
+            print(
+                f"  {name:12}{format_summary(summary)}; took {time.perf_counter() - start:.0f} s", flush=True
+            )
 
 
-def format_summary(found: SimulationSummary) -> str:
-    """The figures in a few lines."""
-    stay = "-" if found.shortest_stay is None else f"{found.shortest_stay:.1f} s"
+def format_summary(summary: SimulationSummary) -> str:
+    """Format the figures in a few lines."""
+    stay = "-" if summary.shortest_stay is None else f"{summary.shortest_stay:.1f} s"
     lines = [
-        f"max/mean median {found.median:.3f} mean {found.mean:.3f} p99 {found.p99:.3f} most {found.highest:.3f}"
-        f" steady {found.steady_median:.3f}, above {UNEVEN_THRESHOLD:.2f} {found.uneven_fraction:.1%}",
-        f"    {found.moves_per_hour:,.0f} moves/h, {found.hasty_moves} hasty, shortest stay {stay};"
-        f" swing {found.oscillation:.3f}; {found.sessions:,.0f} sessions",
+        f"max/mean median {summary.median:.3f} mean {summary.mean:.3f} p99 {summary.p99:.3f} most"
+        f" {summary.highest:.3f}"
+        f" steady {summary.steady_median:.3f}, above {UNEVEN_THRESHOLD:.2f} {summary.uneven_fraction:.1%}",
+        f"    {summary.moves_per_hour:,.0f} moves/h, {summary.hasty_moves} hasty, shortest stay {stay};"
+        f" swing {summary.oscillation:.3f}; {summary.sessions:,.0f} sessions",
     ]
-    for each in found.recoveries:
-        settled = "never" if each.settled_after is None else f"after {each.settled_after} s"
-        shared = "never" if each.shared_after is None else f"after {each.shared_after} s"
+    for recovery in summary.recoveries:
+        settled = "never" if recovery.settled_after is None else f"after {recovery.settled_after} s"
+        shared = "never" if recovery.shared_after is None else f"after {recovery.shared_after} s"
         lines.append(
-            f"    {each.name} at {each.at} s: below {UNEVEN_THRESHOLD:.2f} {settled}, worst {each.worst_imbalance:.3f}"
-            + (f", {JOINED_SHARE_TARGET} of the share {shared}" if each.is_join else "")
+            f"    {recovery.name} at {recovery.at} s: below {UNEVEN_THRESHOLD:.2f} {settled}, worst"
+            f" {recovery.worst_imbalance:.3f}"
+            + (f", {JOINED_SHARE_TARGET} of the share {shared}" if recovery.is_join else "")
         )
     return "\n".join(lines)
 

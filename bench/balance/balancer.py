@@ -1,4 +1,4 @@
-"""What a simulation asks of those who share sessions out."""
+"""The interface of a simulated balancer."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import Protocol
 
 
 class Balancer(Protocol):
-    """One way to balance. Nodes and Envoys are told of by their positions in the world."""
+    """A balancing algorithm. Nodes and Envoys are numbered by their positions in the cluster."""
 
     def pick_node(self, envoy: int) -> int:
-        """The node that a new session of that Envoy goes to; it is there at once."""
+        """Return the node for a new session of the Envoy; the session starts there at once."""
 
     def on_count_changed(self, envoy: int, node: int, delta: int) -> None:
-        """That Envoy has one session more (1) or less (-1) on that node."""
+        """The Envoy has one session more (`delta` 1) or fewer (-1) on the node."""
 
     def on_node_joined(self, node: int) -> None:
-        """A node has come, and serves."""
+        """A node has joined and serves."""
 
     def on_node_drained(self, node: int) -> None:
-        """A node is drained: it serves no new sessions any more."""
+        """A node is drained: it accepts no new sessions."""
 
     def on_second_passed(self) -> None:
-        """Another second has passed."""
+        """One second has passed."""

@@ -1,4 +1,4 @@
-"""Simple balancers that Tidevoy is compared with, each in the form that is best for it."""
+"""Simple balancers that Tidevoy is compared with, each in its best form."""
 
 from __future__ import annotations
 
@@ -10,91 +10,97 @@ from bench.balance.event_queue import EventQueue
 
 
 class _PassiveBalancer:
-    """One that picks, and does nothing else."""
+    """A balancer that only picks nodes for new sessions."""
 
-    def __init__(self, case: Case, world: SimulatedCluster, agenda: EventQueue, random: Random) -> None:
-        self._world = world
-        self._agenda = agenda
+    def __init__(
+        self, case: Case, cluster: SimulatedCluster, event_queue: EventQueue, random: Random
+    ) -> None:
+        self._cluster = cluster
+        self._event_queue = event_queue
         self._random = random
 
     def on_count_changed(self, envoy: int, node: int, delta: int) -> None:
-        """The world has the counts."""
+        """Nothing to do: the cluster holds the counts."""
 
     def on_node_joined(self, node: int) -> None:
-        """The world knows it."""
+        """Nothing to do: the cluster holds the nodes."""
 
     def on_node_drained(self, node: int) -> None:
-        """Its sessions stay until they end."""
+        """Nothing to do: sessions stay until they end."""
 
     def on_second_passed(self) -> None:
-        """Nothing is moved."""
+        """Nothing to do: no session migrates."""
 
 
 class LeastConnections(_PassiveBalancer):
-    """Each Envoy picks the node on which it has the fewest sessions by weight, any one of equal ones."""
+    """Each Envoy picks the node on which it has the fewest sessions by weight; ties are random."""
 
     def pick_node(self, envoy: int) -> int:
-        """By that Envoy's own counts."""
-        return least_loaded(self._world, self._world.counts[envoy], self._random)
+        """Pick by the Envoy's own counts."""
+        return least_loaded(self._cluster, self._cluster.counts[envoy], self._random)
 
 
 class RoundRobin(_PassiveBalancer):
-    """In each Envoy nodes take turns by weight, from a random beginning on."""
+    """Each Envoy picks nodes in weighted turns with a random start."""
 
-    def __init__(self, case: Case, world: SimulatedCluster, agenda: EventQueue, random: Random) -> None:
-        super().__init__(case, world, agenda, random)
+    def __init__(
+        self, case: Case, cluster: SimulatedCluster, event_queue: EventQueue, random: Random
+    ) -> None:
+        super().__init__(case, cluster, event_queue, random)
         self._next_turns: list[list[float]] = [
-            [random.random() / width for width in world.capacities] for _ in range(world.envoys)
+            [random.random() / capacity for capacity in cluster.capacities] for _ in range(cluster.envoys)
         ]
 
     def on_node_joined(self, node: int) -> None:
-        """It has a turn within the next one."""
+        """Give the node its first turn within the next round."""
         for due in self._next_turns:
-            due.append(min(due) + self._random.random() / self._world.capacities[node])
+            due.append(min(due) + self._random.random() / self._cluster.capacities[node])
 
     def pick_node(self, envoy: int) -> int:
-        """Who is first."""
-        due, serving = self._next_turns[envoy], self._world.serving
+        """Pick the node whose turn is next."""
+        due, serving = self._next_turns[envoy], self._cluster.serving
         node = min((node for node in range(len(due)) if serving[node]), key=due.__getitem__)
-        due[node] += 1 / self._world.capacities[node]
+        due[node] += 1 / self._cluster.capacities[node]
         return node
 
 
 class Ideal(_PassiveBalancer):
-    """One balancer that sees all sessions at once, and evens them out each second at no cost."""
+    """One balancer that sees all sessions at once, and balances them each second at no cost."""
 
     def pick_node(self, envoy: int) -> int:
-        """By the sessions that there are."""
-        return least_loaded(self._world, self._world.totals, self._random)
+        """Pick by the sessions of the whole fleet."""
+        return least_loaded(self._cluster, self._cluster.totals, self._random)
 
     def on_node_drained(self, node: int) -> None:
-        """Its sessions go at once."""
-        for envoy in range(self._world.envoys):
-            for session in list(self._world.sessions(envoy, node)):
-                self._world.move(session, self.pick_node(envoy), self._agenda.now)
+        """Migrate all its sessions at once."""
+        for envoy in range(self._cluster.envoys):
+            for session in list(self._cluster.sessions(envoy, node)):
+                self._cluster.move(session, self.pick_node(envoy), self._event_queue.now)
 
     def on_second_passed(self) -> None:
-        """Move sessions until none is better off elsewhere."""
-        world = self._world
-        nodes = [node for node in range(world.nodes) if world.serving[node]]
-        movable = {node: [s for e in range(world.envoys) for s in world.sessions(e, node)] for node in nodes}
+        """Migrate sessions until no migration improves the balance."""
+        cluster = self._cluster
+        nodes = [node for node in range(cluster.nodes) if cluster.serving[node]]
+        movable = {
+            node: [s for e in range(cluster.envoys) for s in cluster.sessions(e, node)] for node in nodes
+        }
         while True:
-            to = min(nodes, key=lambda node: (world.totals[node] + 1) / world.capacities[node])
+            target = min(nodes, key=lambda node: (cluster.totals[node] + 1) / cluster.capacities[node])
             donors = [node for node in nodes if movable[node]]
             if not donors:
                 return
-            fullest = max(donors, key=lambda node: world.totals[node] / world.capacities[node])
-            after = (world.totals[to] + 1) / world.capacities[to]
-            if world.totals[fullest] / world.capacities[fullest] <= after:
+            fullest = max(donors, key=lambda node: cluster.totals[node] / cluster.capacities[node])
+            after = (cluster.totals[target] + 1) / cluster.capacities[target]
+            if cluster.totals[fullest] / cluster.capacities[fullest] <= after:
                 return
-            world.move(movable[fullest].pop(), to, self._agenda.now)
+            cluster.move(movable[fullest].pop(), target, self._event_queue.now)
 
 
-def least_loaded(world: SimulatedCluster, counts: list[int], random: Random) -> int:
-    """The node in service that would have least by weight with one session more; any one of equal ones."""
+def least_loaded(cluster: SimulatedCluster, counts: list[int], random: Random) -> int:
+    """Return the serving node with the least load by weight after one more session; ties are random."""
     loads = [
-        (count + 1) / width if serves else float("inf")
-        for count, width, serves in zip(counts, world.capacities, world.serving, strict=True)
+        (count + 1) / capacity if serves else float("inf")
+        for count, capacity, serves in zip(counts, cluster.capacities, cluster.serving, strict=True)
     ]
     least = min(loads)
     if loads.count(least) == 1:

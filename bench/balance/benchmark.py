@@ -1,4 +1,4 @@
-"""The benchmark `balance`: all cases with all balancers, for an hour each, and what is to come of it."""
+"""The benchmark `balance`: simulate all cases with all balancers for an hour each, with targets."""
 
 from __future__ import annotations
 
@@ -32,14 +32,11 @@ METHOD = (
     " max/mean stays below 1.10 for ten seconds."
 )
 MINUTES, SEED = 60.0, 1
-_EVEN_LIMIT_PERCENT, _SETTLE_LIMIT_SECONDS, _OSCILLATION_LIMIT = (
-    5.0,
-    10.0,
-    0.1,
-)  # targets: %, seconds, an autocorrelation
+_EVEN_LIMIT_PERCENT, _SETTLE_LIMIT_SECONDS = 5.0, 10.0
+_OSCILLATION_LIMIT = 0.1  # an autocorrelation
 _STEADY_STATE_CASES = ("a", "b", "c", "g")  # cases whose steady state has a target
-_LEAST_CONNECTIONS_CASE = "d"  # the case in which a balancer alone does well
-_CHANGES_CASE = "e"  # the one whose changes are drawn
+_LEAST_CONNECTIONS_CASE = "d"  # the case in which least connections per Envoy is good
+_CHANGES_CASE = "e"  # the case whose changes have charts
 _HEADERS = (
     *("", "median", "mean", "99th percentile", "most", f"above {UNEVEN_THRESHOLD:.2f}", "moves per hour"),
     *("shortest stay", "swing", "settles after a join", "after a leave"),
@@ -49,7 +46,7 @@ SummariesByRun = Mapping[tuple[str, str], SimulationSummary]  # by case and bala
 
 
 class SimulationRun(NamedTuple):
-    """What is simulated in one go."""
+    """The parameters of one simulation."""
 
     case: str
     balancer: str
@@ -58,11 +55,11 @@ class SimulationRun(NamedTuple):
 
 
 async def measure() -> Findings:
-    """Simulate all of it, as many at a time as there are cores."""
+    """Run all simulations, one per core at a time."""
     runs = [SimulationRun(case, balancer, MINUTES * 60, SEED) for case in CASES for balancer in BALANCERS]
     other_seed_run = SimulationRun(_LEAST_CONNECTIONS_CASE, LEAST_CONNECTIONS, MINUTES * 60, SEED + 1)
-    *found, other_seed = await run_simulations([*runs, other_seed_run])
-    outcomes = {(each.case, each.balancer): each for each in found}
+    *results, other_seed = await run_simulations([*runs, other_seed_run])
+    outcomes = {(summary.case, summary.balancer): summary for summary in results}
     return Findings(
         tuple(target_figures(outcomes, other_seed)),
         tuple(case_tables(outcomes)),
@@ -71,54 +68,58 @@ async def measure() -> Findings:
 
 
 async def run_simulations(runs: Sequence[SimulationRun]) -> list[SimulationSummary]:
-    """What comes of these, in their order."""
+    """Run simulations in parallel; return their summaries in the same order."""
     loop = asyncio.get_running_loop()
-    # Not forked: who runs this may have threads.
+    # Not forked, because the calling process may have threads.
     workers = len(os.sched_getaffinity(0))
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
     try:
         return list(await asyncio.gather(*(loop.run_in_executor(pool, run_simulation, run) for run in runs)))
     finally:
-        pool.shutdown(cancel_futures=True)  # who interrupts this does not wait for what has not begun
+        pool.shutdown(cancel_futures=True)  # after an interrupt, do not start the remaining simulations
 
 
 def run_simulation(run: SimulationRun) -> SimulationSummary:
-    """One simulation."""
-    found = summarize(Simulation(CASES[run.case], run.balancer, run.seconds, run.seed).run())
-    print_note(f"case {run.case}, {run.balancer}: median {found.median:.3f}, 99th percentile {found.p99:.3f}")
-    return found
+    """Run one simulation and summarize it."""
+    summary = summarize(Simulation(CASES[run.case], run.balancer, run.seconds, run.seed).run())
+    figures = f"median {summary.median:.3f}, 99th percentile {summary.p99:.3f}"
+    print_note(f"case {run.case}, {run.balancer}: {figures}")
+    return summary
 
 
 # --- targets -----------------------------------------------------------------------------------------------
 
 
 def target_figures(outcomes: SummariesByRun, other_seed: SimulationSummary) -> list[BenchmarkFigure]:
-    """What has a target. `again`: a balancer alone in the case in which it does well, with other chances."""
+    """Return the figures with targets. `other_seed`: the least connections run with another seed."""
     tidevoy_summaries = {case: outcomes[case, TIDEVOY] for case, balancer in outcomes if balancer == TIDEVOY}
-    found = [
+    figures = [
         _steady_state_figure(tidevoy_summaries[case], outcomes[case, LEAST_CONNECTIONS])
         for case in _STEADY_STATE_CASES
         if case in tidevoy_summaries
     ]
-    for case, each in tidevoy_summaries.items():
-        found += _settling_figures(
-            each, f"{case}: longest until below {UNEVEN_THRESHOLD:.2f} after a join", joins=True
+    for case, summary in tidevoy_summaries.items():
+        figures += _settling_figures(
+            summary, f"{case}: longest until below {UNEVEN_THRESHOLD:.2f} after a join", joins=True
         )
-        found += _settling_figures(each, f"{case}: the same after a leave", joins=False)
-    found += [
-        BenchmarkFigure(f"{case}: swing", each.oscillation, "", _OSCILLATION_LIMIT)
-        for case, each in tidevoy_summaries.items()
+        figures += _settling_figures(summary, f"{case}: the same after a leave", joins=False)
+    figures += [
+        BenchmarkFigure(f"{case}: swing", summary.oscillation, "", _OSCILLATION_LIMIT)
+        for case, summary in tidevoy_summaries.items()
     ]
-    found += [
-        BenchmarkFigure(f"{case}: sessions that moved twice in a minute", each.hasty_moves, "", 0.0)
-        for case, each in tidevoy_summaries.items()
+    figures += [
+        BenchmarkFigure(f"{case}: sessions that moved twice in a minute", summary.hasty_moves, "", 0.0)
+        for case, summary in tidevoy_summaries.items()
     ]
     if _LEAST_CONNECTIONS_CASE in tidevoy_summaries:
-        alone = outcomes[_LEAST_CONNECTIONS_CASE, LEAST_CONNECTIONS]
-        target, other = _percent_above_mean(alone.mean), _percent_above_mean(other_seed.mean)
-        name = f"{_LEAST_CONNECTIONS_CASE}: fullest node above the mean, mean over time, against a balancer alone"
+        least_connections = outcomes[_LEAST_CONNECTIONS_CASE, LEAST_CONNECTIONS]
+        target, other = _percent_above_mean(least_connections.mean), _percent_above_mean(other_seed.mean)
+        name = (
+            f"{_LEAST_CONNECTIONS_CASE}: fullest node above the mean, mean over time,"
+            " against a balancer alone"
+        )
         tolerance = abs(target - other)
-        found.append(
+        figures.append(
             BenchmarkFigure(
                 name,
                 _percent_above_mean(tidevoy_summaries[_LEAST_CONNECTIONS_CASE].mean),
@@ -127,30 +128,32 @@ def target_figures(outcomes: SummariesByRun, other_seed: SimulationSummary) -> l
                 tolerance=tolerance,
             )
         )
-    return found
+    return figures
 
 
-def _steady_state_figure(ours: SimulationSummary, least_connections: SimulationSummary) -> BenchmarkFigure:
-    name = f"{ours.case}: fullest node above the mean, median"
-    note = f"each Envoy alone {_percent_above_mean(least_connections.steady_median):.0f} %; without two minutes behind each join or leave"
-    return BenchmarkFigure(name, _percent_above_mean(ours.steady_median), "%", _EVEN_LIMIT_PERCENT, note=note)
+def _steady_state_figure(tidevoy: SimulationSummary, least_connections: SimulationSummary) -> BenchmarkFigure:
+    name = f"{tidevoy.case}: fullest node above the mean, median"
+    note = (
+        f"each Envoy alone {_percent_above_mean(least_connections.steady_median):.0f} %;"
+        " without two minutes after each join or leave"
+    )
+    value = _percent_above_mean(tidevoy.steady_median)
+    return BenchmarkFigure(name, value, "%", _EVEN_LIMIT_PERCENT, note=note)
 
 
-def _settling_figures(found: SimulationSummary, name: str, *, joins: bool) -> list[BenchmarkFigure]:
-    recoveries = [each for each in found.recoveries if each.is_join is joins]
+def _settling_figures(summary: SimulationSummary, name: str, *, joins: bool) -> list[BenchmarkFigure]:
+    recoveries = [recovery for recovery in summary.recoveries if recovery.is_join is joins]
     if not recoveries:
         return []
-    worst = max(
-        recoveries, key=lambda each: _NEVER_SECONDS if each.settled_after is None else each.settled_after
-    )
+    worst = max(recoveries, key=lambda recovery: _seconds_or_never(recovery.settled_after))
     note = f"when {worst.name}"
     if joins:
-        late = max(_NEVER_SECONDS if each.shared_after is None else each.shared_after for each in recoveries)
-        note += f"; {JOINED_SHARE_TARGET:.0%} of their share after {_format_seconds(late)} at most"
+        latest = max(_seconds_or_never(recovery.shared_after) for recovery in recoveries)
+        note += f"; {JOINED_SHARE_TARGET:.0%} of their share after {_format_seconds(latest)} at most"
     return [
         BenchmarkFigure(
             name,
-            _NEVER_SECONDS if worst.settled_after is None else worst.settled_after,
+            _seconds_or_never(worst.settled_after),
             "s",
             _SETTLE_LIMIT_SECONDS,
             note=note,
@@ -159,7 +162,11 @@ def _settling_figures(found: SimulationSummary, name: str, *, joins: bool) -> li
 
 
 _NEVER_SECONDS = 3_600.0
-"""Seconds that stand for never: the whole hour."""
+"""Represents "never": the whole hour."""
+
+
+def _seconds_or_never(seconds: float | None) -> float:
+    return _NEVER_SECONDS if seconds is None else seconds
 
 
 def _percent_above_mean(imbalance: float) -> float:
@@ -170,36 +177,36 @@ def _percent_above_mean(imbalance: float) -> float:
 
 
 def case_tables(outcomes: SummariesByRun) -> list[ResultTable]:
-    """A table for each case."""
+    """Return a table per case."""
     return [
         ResultTable(
             f"{letter}: {case.description}",
             _HEADERS,
-            tuple(_row(each) for (of, _), each in outcomes.items() if of == letter),
+            tuple(_row(summary) for summary in _summaries_of_case(outcomes, letter)),
         )
         for letter, case in CASES.items()
-        if any(of == letter for of, _ in outcomes)
+        if _summaries_of_case(outcomes, letter)
     ]
 
 
-def _row(found: SimulationSummary) -> tuple[str, ...]:
+def _row(summary: SimulationSummary) -> tuple[str, ...]:
     return (
-        found.balancer,
-        *(f"{value:.3f}" for value in (found.median, found.mean, found.p99, found.highest)),
-        f"{found.uneven_fraction:.1%}",
-        f"{found.moves_per_hour:,.0f}",
-        "-" if found.shortest_stay is None else _format_seconds(found.shortest_stay),
-        f"{found.oscillation:.2f}",
-        _longest_settling(found.recoveries, lambda each: each.is_join),
-        _longest_settling(found.recoveries, lambda each: not each.is_join),
+        summary.balancer,
+        *(f"{value:.3f}" for value in (summary.median, summary.mean, summary.p99, summary.highest)),
+        f"{summary.uneven_fraction:.1%}",
+        f"{summary.moves_per_hour:,.0f}",
+        "-" if summary.shortest_stay is None else _format_seconds(summary.shortest_stay),
+        f"{summary.oscillation:.2f}",
+        _longest_settling(summary.recoveries, lambda recovery: recovery.is_join),
+        _longest_settling(summary.recoveries, lambda recovery: not recovery.is_join),
     )
 
 
 def _longest_settling(recoveries: Sequence[Recovery], predicate: Callable[[Recovery], bool]) -> str:
-    times = [each.settled_after for each in recoveries if predicate(each)]
+    times = [recovery.settled_after for recovery in recoveries if predicate(recovery)]
     if not times:
         return "-"
-    settled = [each for each in times if each is not None]
+    settled = [seconds for seconds in times if seconds is not None]
     return _format_seconds(max(settled)) if len(settled) == len(times) else "never"
 
 
@@ -208,23 +215,28 @@ def _format_seconds(seconds: float) -> str:
 
 
 def case_charts(outcomes: SummariesByRun) -> list[LineChart]:
-    """Each case over the hour, and what comes behind a change."""
+    """Return two charts: each case over the hour, and the time after each change."""
     cases = [
-        Panel(sheet.title, 1.0, tuple(Line(each.balancer, each.minute_medians) for each in of))
-        for sheet, of in (
-            (sheet, _summaries_of_case(outcomes, sheet.title[0])) for sheet in case_tables(outcomes)
+        Panel(
+            table.title,
+            1.0,
+            tuple(
+                Line(summary.balancer, summary.minute_medians)
+                for summary in _summaries_of_case(outcomes, table.title[0])
+            ),
         )
+        for table in case_tables(outcomes)
     ]
     changes = [
         Panel(
             change.name,
             1.0,
             tuple(
-                Line(each.balancer, each.recoveries[n].imbalances)
-                for each in _summaries_of_case(outcomes, _CHANGES_CASE)
+                Line(summary.balancer, summary.recoveries[index].imbalances)
+                for summary in _summaries_of_case(outcomes, _CHANGES_CASE)
             ),
         )
-        for n, change in enumerate(CASES[_CHANGES_CASE].changes)
+        for index, change in enumerate(CASES[_CHANGES_CASE].changes)
         if _summaries_of_case(outcomes, _CHANGES_CASE)
     ]
     hour_chart = LineChart(
@@ -249,8 +261,8 @@ def case_charts(outcomes: SummariesByRun) -> list[LineChart]:
         limit=UNEVEN_THRESHOLD,
         panels=tuple(changes),
     )
-    return [each for each in (hour_chart, changes_chart) if each.panels]
+    return [chart for chart in (hour_chart, changes_chart) if chart.panels]
 
 
 def _summaries_of_case(outcomes: SummariesByRun, letter: str) -> list[SimulationSummary]:
-    return [each for (of, _), each in outcomes.items() if of == letter]
+    return [summary for (case, _), summary in outcomes.items() if case == letter]

@@ -1,4 +1,4 @@
-"""What is simulated: fleets, the sessions that come to them, and what happens to them meanwhile."""
+"""The simulated cases: fleets, their sessions, and changes during the simulation."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from dataclasses import dataclass, replace
 class TopologyChange:
     """Nodes that join, and nodes that are drained, at one moment."""
 
-    at_fraction: float  # as a part of the time that is measured
+    at_fraction: float  # of the measured time
     joins: int = 0
     leaves: int = 0
 
     @property
     def name(self) -> str:
-        """What happens, in words."""
-        count, does = (self.joins, "join") if self.joins else (self.leaves, "leave")
-        return f"{count} {'nodes' if count > 1 else 'node'} {does if count > 1 else does + 's'}"
+        """Describe the change in words."""
+        count, verb = (self.joins, "join") if self.joins else (self.leaves, "leave")
+        return f"{count} nodes {verb}" if count > 1 else f"{count} node {verb}s"
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One fleet and its load. Times in seconds.
+    """One fleet and its load. Times are in seconds.
 
-    Sessions come at random (Poisson), at a rate at which there are `sessions` of them at a time. Half of them
-    last a tenth of the mean (exponential), the others are lognormal with a heavy tail (sigma 1.5).
+    Sessions arrive at random (Poisson), at a rate that keeps `sessions` of them open. Half of them last a
+    tenth of the mean (exponential), the others are lognormal with a heavy tail (sigma 1.5).
     """
 
     letter: str
@@ -34,25 +34,23 @@ class Case:
     nodes: int = 50
     sessions: int = 1_800
     lifetime: float = 600.0  # mean
-    direct_fraction: float = 0.0  # the part of the sessions that come past all Envoys
-    direct_nodes: int = 16  # how many nodes these come to
-    pools: int = 20  # clients that close all their sessions at once are so many ...
-    pool_close_interval: float | None = (
-        None  # ... and one of them does this often on average; None: none does
-    )
-    arrival_factor: float = 1.0  # so many times the sessions come for that, since there would be fewer
+    direct_fraction: float = 0.0  # the share of sessions that bypass all Envoys
+    direct_nodes: int = 16  # number of nodes that get direct sessions
+    pools: int = 20  # number of client pools; a pool closes all its sessions at once
+    pool_close_interval: float | None = None  # mean time between two pool closes; None: never
+    arrival_factor: float = 1.0  # multiplies the arrival rate to compensate for closed pools
     skew: float = 0.0  # Envoys get new sessions in proportion to 1 / rank ** skew
     changes: tuple[TopologyChange, ...] = ()
-    slow_nodes: int = 0  # on which sessions last ...
-    slowness: float = 3.0  # ... so many times as long
-    half_weight_nodes: int = 0  # nodes of half the weight
-    report_delay: float = 1.0  # how late a report arrives, at least
-    report_delay_spread: float = 0.0  # and what may come on top of it
-    silent_envoys: int = 0  # Envoys that report nothing for 30 s, others every 60 s
+    slow_nodes: int = 0  # number of nodes on which sessions last `slowness` times as long
+    slowness: float = 3.0
+    half_weight_nodes: int = 0  # number of nodes with half the weight
+    report_delay: float = 1.0  # minimum delay of a report
+    report_delay_spread: float = 0.0  # maximum of the additional random delay
+    silent_envoys: int = 0  # number of Envoys that report nothing for 30 s; others are chosen every 60 s
 
     @property
     def arrivals(self) -> float:
-        """New sessions per second, also those that come past all Envoys."""
+        """New sessions per second, including direct ones."""
         return self.arrival_factor * self.sessions / self.lifetime
 
 

@@ -1,4 +1,4 @@
-"""Where every session of a simulation is: the truth, of which balancers know a part."""
+"""The true state of a simulated cluster, of which balancers know only a part."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from itertools import islice
 
 NEVER = float("-inf")
 MIN_STAY_SECONDS = 60.0
-"""Seconds that a session is to stay where it has moved to, unless its node is left."""
+"""Minimum time between two migrations of a session, unless its node drains."""
 
 
 class SimulatedSession:
-    """One session through an Envoy. `moved_at`: when it came to its node by a move, or never."""
+    """One session through an Envoy. `moved_at`: when it migrated to its node, or NEVER."""
 
     __slots__ = ("envoy", "is_over", "moved_at", "node", "number")
 
@@ -24,62 +24,61 @@ class SimulatedSession:
 
 
 class SimulatedCluster:
-    """Envoys and nodes by their positions, and what is between them."""
+    """Envoys, nodes and sessions; Envoys and nodes are numbered by position."""
 
     def __init__(self, envoys: int) -> None:
         self.capacities: list[int] = []
-        self.slowness: list[float] = []  # how much longer than elsewhere sessions last there
-        self.serving: list[bool] = []  # False: it is to get no sessions, and to lose those that it has
-        self.direct_sessions: list[int] = []  # sessions that come past all Envoys
-        self.totals: list[int] = []  # those, and the ones through Envoys
+        self.slowness: list[float] = []  # factor of the lifetime of sessions on the node
+        self.serving: list[bool] = []  # False: the node drains
+        self.direct_sessions: list[int] = []  # sessions that bypass all Envoys
+        self.totals: list[int] = []  # all sessions, direct ones included
         self.counts: list[list[int]] = [[] for _ in range(envoys)]  # by Envoy, then by node
-        self.moves = 0  # of sessions whose node went on serving
-        self.hasty_moves = 0  # of these, those of sessions that had moved less than a minute ago
-        self.evictions = 0  # of sessions whose node was to be left
-        self.shortest_stay = float("inf")  # least seconds between two moves of one session
-        self.on_count_changed: Callable[[int, int, int], None] = (
-            _ignore_change  # hears of Envoy, node, and one more or less
-        )
+        self.moves = 0  # migrations from nodes that kept serving
+        self.hasty_moves = 0  # those of them less than MIN_STAY_SECONDS after the session's last migration
+        self.evictions = 0  # migrations from draining nodes
+        self.shortest_stay = float("inf")  # shortest time between two migrations of one session, in seconds
+        # Called with Envoy, node and +1 or -1.
+        self.on_count_changed: Callable[[int, int, int], None] = _ignore_change
         self._sessions: list[list[dict[int, SimulatedSession]]] = [[] for _ in range(envoys)]
         self._opened = 0
 
     @property
     def envoys(self) -> int:
-        """How many there are."""
+        """The number of Envoys."""
         return len(self.counts)
 
     @property
     def nodes(self) -> int:
-        """How many there are, with those that have left."""
+        """The number of nodes, including those that have left."""
         return len(self.totals)
 
     def add_node(self, capacity: int, slowness: float = 1.0) -> int:
-        """One more node; its position."""
+        """Add a node and return its position."""
         self.capacities.append(capacity)
         self.slowness.append(slowness)
         self.serving.append(True)
         self.direct_sessions.append(0)
         self.totals.append(0)
-        for counts, held in zip(self.counts, self._sessions, strict=True):
+        for counts, sessions_by_node in zip(self.counts, self._sessions, strict=True):
             counts.append(0)
-            held.append({})
+            sessions_by_node.append({})
         return len(self.totals) - 1
 
     def open(self, envoy: int, node: int) -> SimulatedSession:
-        """A session begins."""
+        """Open a session."""
         self._opened += 1
         session = SimulatedSession(self._opened, envoy, node)
         self._attach(session, node)
         return session
 
     def close(self, session: SimulatedSession) -> None:
-        """A session ends, wherever it is by now; nothing, when it has ended before."""
+        """Close a session on its current node; no effect if it is closed."""
         if not session.is_over:
             session.is_over = True
             self._detach(session)
 
     def move(self, session: SimulatedSession, node: int, now: float) -> None:
-        """A session goes on at another node."""
+        """Migrate a session to another node."""
         if self.serving[session.node]:
             self.moves += 1
             self.hasty_moves += now - session.moved_at < MIN_STAY_SECONDS
@@ -91,20 +90,20 @@ class SimulatedCluster:
         self._attach(session, node)
 
     def add_direct(self, node: int, delta: int) -> None:
-        """Sessions begin (or end) there that no Envoy sees."""
+        """Add (or with a negative `delta` remove) direct sessions of a node."""
         self.direct_sessions[node] += delta
         self.totals[node] += delta
 
     def sessions(self, envoy: int, node: int) -> Iterator[SimulatedSession]:
-        """The sessions of an Envoy on a node, those that came first before the others."""
+        """Iterate over the sessions of an Envoy on a node, oldest first."""
         return iter(self._sessions[envoy][node].values())
 
     def oldest(self, envoy: int, node: int, count: int) -> list[SimulatedSession]:
-        """As many of these, at most."""
+        """Return at most `count` of these sessions."""
         return list(islice(self.sessions(envoy, node), count))
 
     def imbalance(self) -> float:
-        """Sessions by capacity of the fullest node in service, in parts of the mean of these; 1: even."""
+        """Return the load (sessions by capacity) of the fullest serving node divided by the mean; 1: even."""
         sessions = capacity = 0
         most = 0.0
         for serves, total, node_capacity in zip(self.serving, self.totals, self.capacities, strict=True):
@@ -130,4 +129,4 @@ class SimulatedCluster:
 
 
 def _ignore_change(envoy: int, node: int, delta: int) -> None:
-    """Nobody wants to know."""
+    """Do nothing: the default callback."""

@@ -1,4 +1,4 @@
-"""What is to happen when: the clock of a simulation."""
+"""The event queue and clock of a simulation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class EventQueue:
-    """Actions by time, in seconds since the beginning; those of one time in the order of their asking."""
+    """Actions by time, in seconds since the start; simultaneous ones in the order of scheduling."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -16,16 +16,16 @@ class EventQueue:
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
 
     def at(self, time: float, action: Callable[..., None], *arguments: Any) -> None:
-        """Call `action` then; at once, when that is past."""
+        """Schedule `action` at `time`; if that is past, for the next run."""
         self._sequence_number += 1
         heapq.heappush(self._events, (time, self._sequence_number, action, arguments))
 
     def after(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
-        """Call `action` so many seconds from now."""
+        """Schedule `action` in `seconds`."""
         self.at(self.now + seconds, action, *arguments)
 
     def run_until(self, end: float) -> None:
-        """Do all that is due before `end`, which is the time then."""
+        """Run all actions due before `end`, then set the clock to `end`."""
         due = self._events
         while due and due[0][0] < end:
             time, _, action, arguments = heapq.heappop(due)

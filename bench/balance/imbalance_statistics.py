@@ -1,4 +1,4 @@
-"""What the samples of a simulation amount to. Pure."""
+"""Statistics of a simulation's samples. Pure."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from operator import mul
 from statistics import fmean
 
 UNEVEN_THRESHOLD = 1.10
-_SETTLED_SAMPLES = 10  # samples in a row below that, for it to be over
+_SETTLED_SAMPLES = 10  # consecutive samples below the threshold that count as settled
 _OSCILLATION_LAGS = range(1, 61)
 
 
 def quantile(share: float, samples: Sequence[float]) -> float:
-    """The smallest sample that so many do not exceed; at least one sample."""
+    """Return the smallest sample that `share` of the samples do not exceed; needs at least one sample."""
     ordered = sorted(samples)
     return ordered[max(0, -int(-share * len(ordered) // 1) - 1)]
 
 
 def fraction_above(limit: float, samples: Sequence[float]) -> float:
-    """Which part of the samples exceeds a limit."""
+    """Return the fraction of samples above a limit."""
     return sum(sample > limit for sample in samples) / len(samples)
 
 
 def samples_until_settled(samples: Sequence[float], limit: float = UNEVEN_THRESHOLD) -> int | None:
-    """After how many samples they are below the limit, and stay so for ten; None: never."""
+    """Return the number of samples until ten consecutive ones are below the limit; None: never."""
     below = 0
     for position, sample in enumerate(samples):
         below = below + 1 if sample < limit else 0
@@ -34,21 +34,24 @@ def samples_until_settled(samples: Sequence[float], limit: float = UNEVEN_THRESH
 
 
 def autocorrelations(series: Sequence[Sequence[float]], lags: range) -> list[float]:
-    """By lag, how far all series repeat themselves after so many samples: 1 wholly, -1 turned round."""
-    centred = []
-    for each in series:
-        mean = fmean(each)
-        centred.append([sample - mean for sample in each])
-    power = sum(sum(map(mul, each, each)) for each in centred)
+    """Return the joint autocorrelation of all series by lag in samples: 1 identical, -1 inverted."""
+    centered = []
+    for samples in series:
+        mean = fmean(samples)
+        centered.append([sample - mean for sample in samples])
+    power = sum(sum(map(mul, samples, samples)) for samples in centered)
     if not power:
         return [0.0 for _ in lags]
-    return [sum(sum(map(mul, each, islice(each, lag, None))) for each in centred) / power for lag in lags]
+    return [
+        sum(sum(map(mul, samples, islice(samples, lag, None))) for samples in centered) / power
+        for lag in lags
+    ]
 
 
 def oscillation(series: Sequence[Sequence[float]]) -> float:
-    """How much of a swing comes back: by how much the autocorrelation, up to 60 samples, rises again.
+    """Return how much of an oscillation recurs: the rise of the autocorrelation within 60 samples.
 
-    What is off by chance fades away, so there is none; what is slow may carry one, all above 0.
+    A random deviation only fades, so it has none; a slow deviation may carry an oscillation above 0.
     """
     rise, lowest = 0.0, 1.0
     for value in autocorrelations(series, _OSCILLATION_LAGS):

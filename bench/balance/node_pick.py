@@ -1,4 +1,4 @@
-"""How the module in an Envoy picks a node, as `filters/module/src/policy.rs` does it. Pure."""
+"""The node pick of the Envoy module, as in `filters/module/src/policy.rs`. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from math import inf
 def choose_node(
     added_sessions: Sequence[int], weights: Sequence[int], next_turns: Sequence[float]
 ) -> int | None:
-    """The position of the node whose turn is first, of those that are not ahead.
+    """Return the position of the node with the earliest turn among those that are not ahead.
 
-    A node is ahead when another, given one session more, would still have no more for its weight. `added`:
-    sessions that each got since its weight arrived (below 0: it lost some, which does not count); one of
-    weight 0 may not be chosen; `due`: when the next turn of each is.
+    A node is ahead if another one, after one more session, would still have no more sessions for its weight.
+    `added_sessions`: sessions that each node gained since its weight arrived (negative values count as 0);
+    `weights`: nodes of weight 0 are excluded; `next_turns`: the time of each node's next turn.
     """
     best, best_sessions, best_weight = inf, 0, 0
     for gained, weight in zip(added_sessions, weights, strict=True):

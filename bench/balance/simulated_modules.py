@@ -1,4 +1,4 @@
-"""The module in each Envoy of a simulated fleet: picks by the weights that it was told, moves sessions."""
+"""The modules of a simulated fleet's Envoys: they pick nodes by published weights and migrate sessions."""
 
 from __future__ import annotations
 
@@ -11,42 +11,44 @@ from bench.balance.event_queue import EventQueue
 from bench.balance.node_pick import choose_node
 
 MOVE_SECONDS = 0.05
-"""Seconds that a move takes; an Envoy makes one after the other."""
+"""Duration of a migration; an Envoy runs one at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvoyUpdate:
-    """What Envoys are told of all nodes, which are called by their positions.
+    """A published update for all Envoys; nodes are numbered by position.
 
-    `moves` and `wants`: by node, then by Envoy, how many sessions are to leave it or to come to it.
+    `outgoing` and `incoming`: number of sessions to migrate from or to a node, by node and Envoy.
     """
 
     weights: tuple[int, ...] = ()  # 0: no new sessions
-    draining: frozenset[int] = frozenset()  # whose sessions are to go elsewhere
+    draining: frozenset[int] = frozenset()
     round: int = 0
     outgoing: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     incoming: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
 
 
 class SimulatedModules:
-    """All Envoys of the fleet, each with what it knows itself."""
+    """The modules of all Envoys, each with its own knowledge."""
 
-    def __init__(self, world: SimulatedCluster, agenda: EventQueue, random: Random) -> None:
-        self._world = world
-        self._agenda = agenda
+    def __init__(self, cluster: SimulatedCluster, event_queue: EventQueue, random: Random) -> None:
+        self._cluster = cluster
+        self._event_queue = event_queue
         self._random = random
         self._update = EnvoyUpdate()
-        self._added_sessions: list[list[int]] = [[] for _ in range(world.envoys)]
-        self._next_turns: list[list[float] | None] = [None] * world.envoys  # None: turns begin anew
-        self._move_phases: list[list[float] | None] = [None] * world.envoys  # of moves, in the same way
-        # By Envoy, then by node: sessions that may still leave, and that may still come.
-        self._outgoing_left: list[dict[int, int]] = [{} for _ in range(world.envoys)]
-        self._incoming_left: list[dict[int, int]] = [{} for _ in range(world.envoys)]
-        self._is_moving = [False] * world.envoys
-        self.moved: list[dict[int, int]] = [{} for _ in range(world.envoys)]  # sessions by the node they left
+        self._added_sessions: list[list[int]] = [[] for _ in range(cluster.envoys)]
+        self._next_turns: list[list[float] | None] = [None] * cluster.envoys  # None: draw new turns
+        self._move_phases: list[list[float] | None] = [None] * cluster.envoys  # None: draw new phases
+        # By Envoy, then by node: sessions that are still to leave and to arrive.
+        self._outgoing_left: list[dict[int, int]] = [{} for _ in range(cluster.envoys)]
+        self._incoming_left: list[dict[int, int]] = [{} for _ in range(cluster.envoys)]
+        self._is_moving = [False] * cluster.envoys
+        self.moved: list[dict[int, int]] = [
+            {} for _ in range(cluster.envoys)
+        ]  # sessions by the node they left
 
     def apply_update(self, update: EnvoyUpdate) -> None:
-        """What was published arrives."""
+        """Apply a published update."""
         before, self._update = self._update, update
         if _same_weights(before.weights, update.weights):
             self._keep_turns(before)
@@ -59,24 +61,24 @@ class SimulatedModules:
         elif update.outgoing != before.outgoing or update.incoming != before.incoming:
             self._cancel_moves(update)
         if update.draining:
-            for envoy in range(self._world.envoys):
+            for envoy in range(self._cluster.envoys):
                 self._start_moving(envoy)
 
     def on_count_changed(self, envoy: int, node: int, delta: int) -> None:
-        """An Envoy has one session more or less on a node."""
+        """Track an Envoy's session count on a node."""
         added = self._added_sessions[envoy]
         if node < len(added):
             added[node] += delta
 
     def pick_node(self, envoy: int) -> int:
-        """The node of a new session."""
+        """Pick the node of a new session."""
         weights = self._update.weights
         due = self._next_turns[envoy]
         if due is None:
             due = self._next_turns[envoy] = [self._first_turn(weight) for weight in weights]
         chosen = choose_node(self._added_sessions[envoy], weights, due)
         if chosen is None:
-            raise AssertionError("the control plane has told of no node to go to")
+            raise AssertionError("the control plane has published no usable node")
         due[chosen] += 1 / weights[chosen]
         return chosen
 
@@ -84,7 +86,7 @@ class SimulatedModules:
         return self._random.random() / (weight or 1)
 
     def _keep_turns(self, before: EnvoyUpdate) -> None:
-        """The weights are as they were; there may be more nodes, or fewer."""
+        """Keep the turns when weights are unchanged but nodes were added or removed."""
         weights = self._update.weights
         if weights == before.weights:
             return
@@ -106,7 +108,7 @@ class SimulatedModules:
                 if phases is not None:
                     phases[node] = 1.0 - self._random.random()
 
-    # --- moves ---
+    # --- migrations ---
 
     def _start_round(self, update: EnvoyUpdate) -> None:
         self._outgoing_left = [{} for _ in self._outgoing_left]
@@ -122,7 +124,7 @@ class SimulatedModules:
             self._start_moving(envoy)
 
     def _cancel_moves(self, update: EnvoyUpdate) -> None:
-        """What is not asked for any more."""
+        """Drop migrations that are no longer requested."""
         for remaining, requested in (
             (self._outgoing_left, update.outgoing),
             (self._incoming_left, update.incoming),
@@ -136,39 +138,39 @@ class SimulatedModules:
             self._begin_next_move(envoy)
 
     def _begin_next_move(self, envoy: int) -> None:
-        """The next session begins to move, if there is one."""
-        found = self._next_from_draining(envoy) or self._next_for_rebalance(envoy)
-        self._is_moving[envoy] = found is not None
-        if found is not None:
-            self._agenda.after(MOVE_SECONDS, self._finish_move, *found)
+        """Start the migration of the next session, if there is one."""
+        move = self._next_from_draining(envoy) or self._next_for_rebalance(envoy)
+        self._is_moving[envoy] = move is not None
+        if move is not None:
+            self._event_queue.after(MOVE_SECONDS, self._finish_move, *move)
 
     def _next_from_draining(self, envoy: int) -> tuple[SimulatedSession, int] | None:
         for node in self._update.draining:
-            for session in self._world.sessions(envoy, node):
+            for session in self._cluster.sessions(envoy, node):
                 target = self._least_added(envoy, self._update.weights)
                 return None if target is None else (session, target)
         return None
 
     def _next_for_rebalance(self, envoy: int) -> tuple[SimulatedSession, int] | None:
-        spared, wanted = self._outgoing_left[envoy], self._incoming_left[envoy]
-        latest = self._agenda.now - MIN_STAY_SECONDS
-        for node in [node for node, count in spared.items() if count > 0]:
-            movable = (s for s in self._world.sessions(envoy, node) if s.moved_at <= latest)
+        outgoing, incoming = self._outgoing_left[envoy], self._incoming_left[envoy]
+        latest = self._event_queue.now - MIN_STAY_SECONDS
+        for node in [node for node, count in outgoing.items() if count > 0]:
+            movable = (s for s in self._cluster.sessions(envoy, node) if s.moved_at <= latest)
             weights = [
-                weight if position != node and wanted.get(position, 0) > 0 else 0
+                weight if position != node and incoming.get(position, 0) > 0 else 0
                 for position, weight in enumerate(self._update.weights)
             ]
             session, target = next(movable, None), self._least_added(envoy, weights)
             if session is None or target is None:
-                del spared[node]
+                del outgoing[node]
                 continue
-            spared[node] -= 1
-            wanted[target] -= 1
+            outgoing[node] -= 1
+            incoming[target] -= 1
             return session, target
         return None
 
     def _least_added(self, envoy: int, weights: tuple[int, ...] | list[int]) -> int | None:
-        """Who got least by weight; of those that give sessions away, only when there is no other."""
+        """Return the node that gained least by weight; nodes with outgoing sessions are the last choice."""
         moves, added = self._update.outgoing, self._added_sessions[envoy]
         phases = self._move_phases[envoy]
         if phases is None:
@@ -181,16 +183,16 @@ class SimulatedModules:
         return min(usable)[-1] if usable else None
 
     def _finish_move(self, session: SimulatedSession, target: int) -> None:
-        # Who is told meanwhile that its target is left has its sessions stay.
+        # The session stays if its target has lost its weight meanwhile.
         if not session.is_over and self._update.weights[target]:
             moved, node = self.moved[session.envoy], session.node
             moved[node] = moved.get(node, 0) + 1
-            self._world.move(session, target, self._agenda.now)
+            self._cluster.move(session, target, self._event_queue.now)
         self._begin_next_move(session.envoy)
 
 
 def _same_weights(before: tuple[int, ...], now: tuple[int, ...]) -> bool:
-    """Whether no node that had a weight, and has one, has another."""
+    """Return whether all nodes with a weight before and now have the same one."""
     return bool(before) and all(
         new == old or not new or not old for old, new in zip(before, now, strict=False)
     )

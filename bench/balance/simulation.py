@@ -1,4 +1,4 @@
-"""One balancer in one case: runs it, looks each second, and keeps what it saw."""
+"""Simulate one balancer in one case and sample the cluster every second."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.balance.tiproxy import TiProxyBalancer
 from bench.balance.workload import SessionWorkload, add_common_node, build_cluster
 
 WARM_UP_SECONDS = 300.0
-"""Seconds from the beginning that are not measured."""
+"""Initial time that is not measured."""
 
 TIDEVOY, LEAST_CONNECTIONS = "tidevoy", "alone"
 BALANCERS: Mapping[str, Callable[[Case, SimulatedCluster, EventQueue, Random], Balancer]] = {
@@ -30,47 +30,49 @@ BALANCERS: Mapping[str, Callable[[Case, SimulatedCluster, EventQueue, Random], B
 
 @dataclass(frozen=True, slots=True)
 class ObservedChange:
-    """A change, and what was seen from that second until the next one, or the end."""
+    """A topology change and the samples from then until the next change or the end."""
 
     change: TopologyChange
     at: int  # seconds since the warm-up
     imbalances: tuple[float, ...]
-    # By second, what the nodes that joined have of their share; empty: none joined.
+    # By second, which fraction of their share the joined nodes have; empty: none joined.
     shares: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationRecord:
-    """What was seen of one balancer in one case, each second after the warm-up."""
+    """The samples of one balancer in one case, one per second after the warm-up."""
 
     case: Case
     balancer: str
     imbalances: tuple[float, ...]
-    # Of each node that was there all the time, how far it was off the mean, in parts of it.
+    # For each node that served all the time, its relative deviation from the mean.
     deviations: tuple[tuple[float, ...], ...]
     events: tuple[ObservedChange, ...]
     sessions: float  # mean number
-    moves: int  # of sessions whose node went on serving
-    hasty_moves: int  # of these, those of sessions that had moved less than a minute ago
-    shortest_stay: float  # least seconds between two moves of one session; infinite: none moved twice
+    moves: int  # migrations from nodes that kept serving
+    hasty_moves: int  # those of them less than a minute after the session's last migration
+    shortest_stay: float  # shortest seconds between two migrations of a session; infinite: no session had two
 
 
 class Simulation:
-    """A case on its way."""
+    """One run of a case."""
 
     def __init__(
         self, case: Case, balancer: str, seconds: float, seed: int, warm_up: float = WARM_UP_SECONDS
     ) -> None:
         self.case = case
         self.balancer = balancer
-        self.world = build_cluster(case)
+        self.cluster = build_cluster(case)
         self._warm_up, self._seconds = warm_up, seconds
-        self._agenda = EventQueue()
-        # Each has random numbers of its own, so that all balancers get the same sessions.
-        self.strategy = BALANCERS[balancer](case, self.world, self._agenda, Random(f"{seed} {balancer}"))
-        self.world.on_count_changed = self.strategy.on_count_changed
+        self._event_queue = EventQueue()
+        # Balancer and workload have separate random numbers, so that all balancers get the same sessions.
+        self.strategy = BALANCERS[balancer](
+            case, self.cluster, self._event_queue, Random(f"{seed} {balancer}")
+        )
+        self.cluster.on_count_changed = self.strategy.on_count_changed
         self._workload = SessionWorkload(
-            case, self.world, self._agenda, self.strategy, Random(f"{seed} {case.letter}")
+            case, self.cluster, self._event_queue, self.strategy, Random(f"{seed} {case.letter}")
         )
         self._imbalances: list[float] = []
         self._relative_loads: list[list[float]] = []
@@ -80,17 +82,17 @@ class Simulation:
         self._applied_changes: list[tuple[TopologyChange, int]] = []
 
     def run(self) -> SimulationRecord:
-        """From the beginning to the end."""
-        agenda, world = self._agenda, self.world
+        """Run the simulation and return its samples."""
+        event_queue, cluster = self._event_queue, self.cluster
         self._workload.start()
-        agenda.at(1.0, self._tick)
+        event_queue.at(1.0, self._tick)
         for change in self.case.changes:
-            agenda.at(self._warm_up + change.at_fraction * self._seconds, self._apply_change, change)
-        agenda.run_until(self._warm_up)
-        moves_before, hasty_before = world.moves, world.hasty_moves
-        world.shortest_stay = float("inf")
+            event_queue.at(self._warm_up + change.at_fraction * self._seconds, self._apply_change, change)
+        event_queue.run_until(self._warm_up)
+        moves_before, hasty_before = cluster.moves, cluster.hasty_moves
+        cluster.shortest_stay = float("inf")
         for second in range(round(self._seconds)):
-            agenda.run_until(self._warm_up + second + 1)
+            event_queue.run_until(self._warm_up + second + 1)
             self._sample()
         return SimulationRecord(
             case=self.case,
@@ -99,39 +101,39 @@ class Simulation:
             deviations=self._deviations(),
             events=self._events(),
             sessions=sum(self._sessions) / len(self._sessions),
-            moves=world.moves - moves_before,
-            hasty_moves=world.hasty_moves - hasty_before,
-            shortest_stay=world.shortest_stay,
+            moves=cluster.moves - moves_before,
+            hasty_moves=cluster.hasty_moves - hasty_before,
+            shortest_stay=cluster.shortest_stay,
         )
 
     def _tick(self) -> None:
-        self._agenda.after(1.0, self._tick)
+        self._event_queue.after(1.0, self._tick)
         self.strategy.on_second_passed()
 
     def _apply_change(self, change: TopologyChange) -> None:
-        world = self.world
+        cluster = self.cluster
         self._applied_changes.append((change, len(self._imbalances)))
         if change.joins:
-            self._joined_nodes = tuple(add_common_node(world) for _ in range(change.joins))
+            self._joined_nodes = tuple(add_common_node(cluster) for _ in range(change.joins))
             for node in self._joined_nodes:
                 self.strategy.on_node_joined(node)
-        # Nodes with clients past the fleet stay: no balancer can empty them.
-        removable = [n for n in range(self.case.direct_nodes, self.case.nodes) if world.serving[n]]
+        # Nodes with direct clients stay: no balancer can empty them.
+        removable = [n for n in range(self.case.direct_nodes, self.case.nodes) if cluster.serving[n]]
         leaving = removable[: change.leaves]
         for node in leaving:
-            world.serving[node] = False
+            cluster.serving[node] = False
         for node in leaving:
             self.strategy.on_node_drained(node)
 
     def _sample(self) -> None:
-        world = self.world
-        self._imbalances.append(world.imbalance())
-        self._sessions.append(sum(world.totals))
+        cluster = self.cluster
+        self._imbalances.append(cluster.imbalance())
+        self._sessions.append(sum(cluster.totals))
         capacity_in_service = sum(
-            c for c, serves in zip(world.capacities, world.serving, strict=True) if serves
+            c for c, serves in zip(cluster.capacities, cluster.serving, strict=True) if serves
         )
         mean = (
-            sum(t for t, serves in zip(world.totals, world.serving, strict=True) if serves)
+            sum(t for t, serves in zip(cluster.totals, cluster.serving, strict=True) if serves)
             / capacity_in_service
             or 1.0
         )
@@ -139,19 +141,19 @@ class Simulation:
             [
                 total / capacity / mean - 1
                 for total, capacity, _ in zip(
-                    world.totals, world.capacities, range(self.case.nodes), strict=False
+                    cluster.totals, cluster.capacities, range(self.case.nodes), strict=False
                 )
             ]
         )
-        newest = self._joined_nodes
-        joined_sessions = sum(world.totals[n] for n in newest)
+        joined = self._joined_nodes
+        joined_sessions = sum(cluster.totals[n] for n in joined)
         self._joined_shares.append(
-            joined_sessions / (mean * sum(world.capacities[n] for n in newest)) if newest else 0.0
+            joined_sessions / (mean * sum(cluster.capacities[n] for n in joined)) if joined else 0.0
         )
 
     def _deviations(self) -> tuple[tuple[float, ...], ...]:
-        stayed = [node for node in range(self.case.nodes) if self.world.serving[node]]
-        return tuple(tuple(levels[node] for levels in self._relative_loads) for node in stayed)
+        permanent_nodes = [node for node in range(self.case.nodes) if self.cluster.serving[node]]
+        return tuple(tuple(loads[node] for loads in self._relative_loads) for node in permanent_nodes)
 
     def _events(self) -> tuple[ObservedChange, ...]:
         ends = [at for _, at in self._applied_changes[1:]] + [len(self._imbalances)]

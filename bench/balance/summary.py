@@ -1,4 +1,4 @@
-"""What one simulation amounts to, small enough to be kept. Pure."""
+"""Summary of one simulation. Pure."""
 
 from __future__ import annotations
 
@@ -16,34 +16,33 @@ from bench.balance.imbalance_statistics import (
 from bench.balance.simulation import ObservedChange, SimulationRecord
 
 JOINED_SHARE_TARGET = 0.9
-"""Of its share of the sessions, what a node has that has joined well."""
+"""Fraction of its share of sessions that a joined node must reach."""
 _MINUTE_SECONDS = 60
-_RECOVERY_SECONDS = 120  # seconds behind a change that are kept
-_UNSTEADY_SECONDS = 120  # seconds behind a change that are no steady state
+_RECOVERY_SECONDS = 120  # time after a change whose samples are kept
+_UNSTEADY_SECONDS = 120  # time after a change that does not count as steady state
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What came of nodes that joined or left."""
+    """The time after nodes joined or left."""
 
     name: str
     at: int  # seconds since the warm-up
-    settled_after: (
-        int | None
-    )  # seconds until max/mean is below 1.10 for ten seconds; None: not before the next change
-    shared_after: int | None  # seconds until those that joined have nine tenths of their share
-    worst_imbalance: float  # max/mean of the minute behind it
-    imbalances: tuple[float, ...]  # by second, of two minutes
+    # Seconds until max/mean is below 1.10 for ten seconds; None: not before the next change.
+    settled_after: int | None
+    shared_after: int | None  # seconds until the joined nodes have nine tenths of their share
+    worst_imbalance: float  # max/mean in the minute after the change
+    imbalances: tuple[float, ...]  # by second, for two minutes
 
     @property
     def is_join(self) -> bool:
-        """Whether nodes joined, and none left."""
+        """Whether nodes joined rather than left."""
         return "join" in self.name
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationSummary:
-    """The figures of one balancer in one case. Imbalances are max/mean, 1 where nothing could be better."""
+    """The figures of one balancer in one case. Imbalances are max/mean; 1 is optimal."""
 
     case: str  # its letter
     balancer: str
@@ -52,11 +51,11 @@ class SimulationSummary:
     mean: float
     p99: float
     highest: float
-    steady_median: float  # median of the time that is over two minutes behind any change
-    uneven_fraction: float  # part of the time above 1.10
+    steady_median: float  # median without the two minutes after each change
+    uneven_fraction: float  # fraction of the time above 1.10
     moves_per_hour: float
-    hasty_moves: int  # moves of a session less than a minute after the one before
-    shortest_stay: float | None  # seconds between two moves of one session; None: none has moved twice
+    hasty_moves: int  # migrations of a session less than a minute after its last one
+    shortest_stay: float | None  # seconds between two migrations of a session; None: no session had two
     oscillation: float  # by how much the autocorrelation of deviations rises again
     sessions: float
     minute_medians: tuple[float, ...]  # the median of each minute
@@ -64,7 +63,7 @@ class SimulationSummary:
 
 
 def summarize(record: SimulationRecord) -> SimulationSummary:
-    """The figures of what was seen."""
+    """Summarize the samples of a simulation."""
     imbalances = record.imbalances
     return SimulationSummary(
         case=record.case.letter,
@@ -91,7 +90,7 @@ def summarize(record: SimulationRecord) -> SimulationSummary:
 
 def _steady_samples(imbalances: Sequence[float], events: Sequence[ObservedChange]) -> list[float]:
     changing = {second for event in events for second in range(event.at, event.at + _UNSTEADY_SECONDS)}
-    return [each for second, each in enumerate(imbalances) if second not in changing]
+    return [imbalance for second, imbalance in enumerate(imbalances) if second not in changing]
 
 
 def _make_recovery(event: ObservedChange) -> Recovery:
@@ -100,7 +99,7 @@ def _make_recovery(event: ObservedChange) -> Recovery:
         at=event.at,
         settled_after=samples_until_settled(event.imbalances),
         shared_after=next(
-            (second for second, part in enumerate(event.shares) if part >= JOINED_SHARE_TARGET), None
+            (second for second, share in enumerate(event.shares) if share >= JOINED_SHARE_TARGET), None
         ),
         worst_imbalance=max(event.imbalances[:_MINUTE_SECONDS]),
         imbalances=event.imbalances[:_RECOVERY_SECONDS],

@@ -1,4 +1,4 @@
-"""The sessions that come and go, the same for every balancer: nothing here asks where a session is."""
+"""The simulated sessions, the same for every balancer: nothing here depends on where a session is."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from bench.balance.cluster_state import SimulatedCluster, SimulatedSession
 from bench.balance.event_queue import EventQueue
 
 FILL_SECONDS = 60.0
-"""Seconds from the beginning until there are as many sessions as there are to be."""
+"""Time until the intended number of sessions is open."""
 _NODE_CAPACITY = 100
 _LOGNORMAL_SIGMA = 1.5
-_SHORT_MEAN_RATIO = 0.1  # the mean of a short session, of that of all; half of all sessions are short
+_SHORT_MEAN_RATIO = 0.1  # mean of short sessions by the mean of all; half of all sessions are short
 
 
 class LifetimeDistribution:
-    """How long sessions last: mostly shortly, some very long."""
+    """The lifetimes of sessions: mostly short, some very long."""
 
     def __init__(self, mean: float, random: Random) -> None:
         self._random = random
@@ -29,13 +29,13 @@ class LifetimeDistribution:
         self._lognormal_mu = math.log((2 - _SHORT_MEAN_RATIO) * mean) - _LOGNORMAL_SIGMA**2 / 2
 
     def sample(self) -> float:
-        """Of a session that begins."""
+        """Draw the lifetime of a new session."""
         if self._random.random() < 0.5:
             return self._random.expovariate(1 / self._short_mean)
         return self._random.lognormvariate(self._lognormal_mu, _LOGNORMAL_SIGMA)
 
     def sample_remaining(self) -> float:
-        """What is left for one that is found at a random moment: long ones are found more often."""
+        """Draw the remaining lifetime of an open session; long sessions are more likely to be open."""
         if self._random.random() < _SHORT_MEAN_RATIO / 2:
             return self._random.expovariate(1 / self._short_mean)
         return self._random.random() * self._random.lognormvariate(
@@ -47,11 +47,16 @@ class SessionWorkload:
     """Opens and closes sessions."""
 
     def __init__(
-        self, case: Case, world: SimulatedCluster, agenda: EventQueue, balancer: Balancer, random: Random
+        self,
+        case: Case,
+        cluster: SimulatedCluster,
+        event_queue: EventQueue,
+        balancer: Balancer,
+        random: Random,
     ) -> None:
         self._case = case
-        self._world = world
-        self._agenda = agenda
+        self._cluster = cluster
+        self._event_queue = event_queue
         self._balancer = balancer
         self._random = random
         self._lifetimes = LifetimeDistribution(case.lifetime, random)
@@ -61,60 +66,62 @@ class SessionWorkload:
         self._pools: list[dict[int, SimulatedSession]] = [{} for _ in range(case.pools)]
 
     def start(self) -> None:
-        """Sessions come from now on."""
+        """Schedule the arrival of sessions from now on."""
         for _ in range(self._case.sessions):
-            self._agenda.at(
+            self._event_queue.at(
                 self._random.uniform(2.0, FILL_SECONDS),
                 self._open_session,
                 self._lifetimes.sample_remaining(),
             )
-        self._agenda.at(FILL_SECONDS, self._next_arrival)
+        self._event_queue.at(FILL_SECONDS, self._next_arrival)
         if self._case.pool_close_interval is not None:
-            self._agenda.at(FILL_SECONDS, self._close_pool, None)
+            self._event_queue.at(FILL_SECONDS, self._close_pool, None)
 
     def _next_arrival(self) -> None:
         self._open_session(self._lifetimes.sample())
-        self._agenda.after(self._random.expovariate(self._case.arrivals), self._next_arrival)
+        self._event_queue.after(self._random.expovariate(self._case.arrivals), self._next_arrival)
 
     def _open_session(self, lifetime: float) -> None:
-        random, world = self._random, self._world
+        random, cluster = self._random, self._cluster
         is_direct = random.random() < self._case.direct_fraction
         envoy = bisect(self._cumulative_envoy_load, random.random() * self._cumulative_envoy_load[-1])
         pool = self._pools[random.randrange(self._case.pools)]
         node = random.randrange(self._case.direct_nodes)
         if is_direct:
-            world.add_direct(node, 1)
-            self._agenda.after(lifetime, world.add_direct, node, -1)
+            cluster.add_direct(node, 1)
+            self._event_queue.after(lifetime, cluster.add_direct, node, -1)
             return
-        session = world.open(envoy, self._balancer.pick_node(envoy))
+        session = cluster.open(envoy, self._balancer.pick_node(envoy))
         pool[session.number] = session
-        self._agenda.after(lifetime * world.slowness[session.node], self._close_session, session, pool)
+        self._event_queue.after(lifetime * cluster.slowness[session.node], self._close_session, session, pool)
 
     def _close_session(self, session: SimulatedSession, pool: dict[int, SimulatedSession]) -> None:
         pool.pop(session.number, None)
-        self._world.close(session)
+        self._cluster.close(session)
 
     def _close_pool(self, pool: dict[int, SimulatedSession] | None) -> None:
         if pool is not None:
             for session in pool.values():
-                self._world.close(session)
+                self._cluster.close(session)
             pool.clear()
         pause = self._random.expovariate(1 / (self._case.pool_close_interval or math.inf))
-        self._agenda.after(pause, self._close_pool, self._random.choice(self._pools))
+        self._event_queue.after(pause, self._close_pool, self._random.choice(self._pools))
 
 
 def build_cluster(case: Case) -> SimulatedCluster:
-    """The nodes and Envoys of a case."""
-    world = SimulatedCluster(case.envoys)
+    """Build the nodes and Envoys of a case."""
+    cluster = SimulatedCluster(case.envoys)
     for position in range(case.nodes):
-        # The last ones are different: direct clients come to the first.
+        # Special nodes are the last ones, because direct clients use the first ones.
         from_end = case.nodes - 1 - position
         is_half = from_end < case.half_weight_nodes
         is_slow = case.half_weight_nodes <= from_end < case.half_weight_nodes + case.slow_nodes
-        world.add_node(_NODE_CAPACITY // 2 if is_half else _NODE_CAPACITY, case.slowness if is_slow else 1.0)
-    return world
+        cluster.add_node(
+            _NODE_CAPACITY // 2 if is_half else _NODE_CAPACITY, case.slowness if is_slow else 1.0
+        )
+    return cluster
 
 
-def add_common_node(world: SimulatedCluster) -> int:
-    """One more node of the common kind; its position."""
-    return world.add_node(_NODE_CAPACITY)
+def add_common_node(cluster: SimulatedCluster) -> int:
+    """Add a node of normal capacity and return its position."""
+    return cluster.add_node(_NODE_CAPACITY)

@@ -1,1 +1,1 @@
-"""How fast, and at what cost, the control plane decides and publishes."""
+"""Benchmarks of the control plane: speed and cost of decisions and publishing."""

@@ -1,4 +1,4 @@
-"""What single changes spent their time on: the stages of each, and which process waited for a CPU."""
+"""The stages of a single measured change, and which process waited for a CPU during it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from bench.control_plane.tracing import TraceEvent
 
 @dataclass(frozen=True, slots=True)
 class MeasuredChange:
-    """A change that was asked for by REST; times by `time.perf_counter`.
+    """A change requested by REST; times are of `time.perf_counter`.
 
-    `passed`: the message with it was read from the control plane. `waits`: seconds that each process's main
-    thread waited for a CPU from the request to the ACK.
+    `relayed_at`: when the message with the change was read from the control plane. `cpu_wait_seconds`: how
+    long each process's main thread waited for a CPU from the request to the ACK.
     """
 
     number: int
@@ -25,19 +25,19 @@ class MeasuredChange:
 
     @property
     def seconds(self) -> float:
-        """From the request to the ACK."""
+        """Seconds from the request to the ACK."""
         return self.acked_at - self.sent_at
 
     @property
     def seconds_without_cpu_waits(self) -> float:
-        """The same without the time in which one of the processes waited for a CPU."""
+        """`seconds` without the time that the processes waited for a CPU."""
         return max(0.0, self.seconds - sum(self.cpu_wait_seconds.values()))
 
 
 def describe_slowest(
     changes: Iterable[MeasuredChange], trace: Sequence[TraceEvent], limit: int
 ) -> Iterator[str]:
-    """The slowest changes, each with its stages in milliseconds since the request was sent."""
+    """Yield a line for each of the slowest changes, with its stages in milliseconds since the request."""
     for change in sorted(changes, key=lambda change: change.seconds, reverse=True)[:limit]:
         own = [
             TraceEvent("answered", change.answered_at),
@@ -45,7 +45,9 @@ def describe_slowest(
             TraceEvent("ACK", change.acked_at),
         ]
         stages = sorted([*_events_during(change, trace), *own], key=lambda event: event.at)
-        waits = ", ".join(f"{who} {1000 * seconds:.1f}" for who, seconds in change.cpu_wait_seconds.items())
+        waits = ", ".join(
+            f"{process} {1000 * seconds:.1f}" for process, seconds in change.cpu_wait_seconds.items()
+        )
         yield (
             f"change {change.number} took {1000 * change.seconds:.1f} ms: "
             + ", ".join(_format_event(event, change.sent_at) for event in stages)
@@ -59,5 +61,5 @@ def _events_during(change: MeasuredChange, trace: Sequence[TraceEvent]) -> Itera
 
 
 def _format_event(event: TraceEvent, start: float) -> str:
-    took = f" (took {1000 * event.seconds:.1f})" if event.seconds else ""
-    return f"{event.name} {1000 * (event.at - start):.1f}{took}"
+    duration = f" (took {1000 * event.seconds:.1f})" if event.seconds else ""
+    return f"{event.name} {1000 * (event.at - start):.1f}{duration}"

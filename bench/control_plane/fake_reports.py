@@ -1,4 +1,4 @@
-"""What simulated Envoys tell of their sessions, as bytes: load reports, and the stats of the module."""
+"""Serialized reports of simulated Envoys on their sessions: load reports and module stats."""
 
 from __future__ import annotations
 
@@ -17,33 +17,32 @@ from controlplane.version import VERSION
 from controlplane.xds.any_encoding import serialise, socket_address
 from controlplane.xds.protobuf_encoding import delimited, varint
 
-# Field numbers of endpoint.v3: the endpoints of a locality; what an endpoint has in progress, and was issued.
+# Field numbers of endpoint.v3: a locality's endpoints; an endpoint's requests in progress and issued
+# requests.
 _ENDPOINT_STATS_FIELD, _IN_PROGRESS_FIELD, _ISSUED_FIELD = 7, 3, 7
 # Field numbers of StreamMetricsMessage, and of io.prometheus.client: MetricFamily, Metric, Counter and Gauge.
 _FAMILIES_FIELD, _TYPE_FIELD, _METRIC_FIELD, _GAUGE_FIELD, _COUNTER_FIELD, _TIMESTAMP_FIELD = 2, 3, 4, 2, 3, 6
 _DOUBLE_TAG = b"\x09"  # field 1 of Counter and Gauge
-_VALUE_PLACEHOLDER, _TIME_PLACEHOLDER = (
-    b"<value>.",
-    b"<time>",
-)  # of the length of a double, and of a time in milliseconds
-_FAMILIES_PER_MESSAGE = 2_000  # families a message, as the bootstrap says
-_ENVOY_FAMILY_COUNT = 400  # families of Envoy itself
-_EMPTY_FAST_BUCKETS = 3  # buckets of latency that no command is in
+# As long as a double, and as a varint of milliseconds.
+_VALUE_PLACEHOLDER, _TIME_PLACEHOLDER = b"<value>.", b"<time>"
+_FAMILIES_PER_MESSAGE = 2_000  # the value in the bootstrap
+_ENVOY_FAMILY_COUNT = 400  # Envoy's own families
+_EMPTY_FAST_BUCKETS = 3  # the fastest latency buckets, which stay empty
 
 
 class FakeLoadReports:
-    """Load reports (LRS) of nodes that are given by number."""
+    """Builds load reports (LRS) for nodes given by number."""
 
     def __init__(self, endpoints: Sequence[str]) -> None:
         self._addresses = [
-            load_report_pb2.UpstreamEndpointStats(address=socket_address(each)).SerializeToString()
-            for each in endpoints
+            load_report_pb2.UpstreamEndpointStats(address=socket_address(endpoint)).SerializeToString()
+            for endpoint in endpoints
         ]
         self._request = lrs_pb2.LoadStatsRequest()
         self._request.cluster_stats.add(cluster_name=CLUSTER_NAME).load_report_interval.seconds = 5
 
     def report(self, counts: Iterable[tuple[int, int, int]]) -> bytes:
-        """A report of these nodes: number, live sessions, and those opened since the report before."""
+        """Build a report. `counts`: node number, live sessions, and sessions opened since the last report."""
         locality = b"".join(
             delimited(
                 _ENDPOINT_STATS_FIELD,
@@ -60,10 +59,9 @@ class FakeLoadReports:
 
 
 class FakeModuleStats:
-    """Flushes of Envoy's stats with the module's: counters first, then gauges, in messages of one size.
+    """Builds stats flushes of an Envoy with the module: counters first, then gauges, in messages of one size.
 
-    Of a node they hold what queries lead to, or sessions alone. Values change, their places in the bytes do
-    not.
+    A flush holds all series that queries change, or only the sessions. Values are filled into prepared bytes.
     """
 
     def __init__(self, nodes: Sequence[str], *, with_all_series: bool) -> None:
@@ -95,7 +93,7 @@ class FakeModuleStats:
         self._nodes_per_message = _FAMILIES_PER_MESSAGE // len(series)
 
     def flush(self, envoy: int, counts: Sequence[tuple[int, int, int]]) -> Iterator[bytes]:
-        """The messages of a flush. `counts`: node by number, live sessions, and commands so far."""
+        """Yield the messages of a flush. `counts`: node number, live sessions, and commands so far."""
         timestamp = varint(int(time.time() * 1000))
         yield _fill_placeholders(self._envoy_families, 1, timestamp)
         for batch in _batches(counts if self._with_all_series else (), self._nodes_per_message):
@@ -114,16 +112,16 @@ class FakeModuleStats:
 
 
 def _encode_family(name: str, kind: int, labels: Mapping[str, str], *, is_zero: bool = False) -> bytes:
-    """A series as a family of a message, with its value and time left open. A zero has no value."""
+    """Encode a series as a metric family with placeholders for value and time. A zero has no value."""
     metric = MetricFamily().metric.add()
     for label, text in labels.items():
         metric.label.append(LabelPair(name=label, value=text).SerializeToString())
     number = delimited(kind, b"" if is_zero else _DOUBLE_TAG + _VALUE_PLACEHOLDER)
     body = metric.SerializeToString() + number + varint(_TIMESTAMP_FIELD << 3) + _TIME_PLACEHOLDER
-    head = MetricFamily(name=name).SerializeToString() + _encode_varint_field(
+    header = MetricFamily(name=name).SerializeToString() + _encode_varint_field(
         _TYPE_FIELD, int(kind == _GAUGE_FIELD)
     )
-    return delimited(_FAMILIES_FIELD, head + delimited(_METRIC_FIELD, body))
+    return delimited(_FAMILIES_FIELD, header + delimited(_METRIC_FIELD, body))
 
 
 def _fill_placeholders(families: bytes, value: int, timestamp: bytes) -> bytes:

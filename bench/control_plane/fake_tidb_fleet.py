@@ -1,6 +1,6 @@
-"""As many TiDB servers as a benchmark wants for the control plane to discover and probe, in one process.
+"""Thousands of fake TiDB servers in one process, for the control plane to discover and probe.
 
-One pair of ports on all of 127.0.0.0/8: each address there is a node that greets and answers `GET /status`.
+One pair of ports on all of 127.0.0.0/8: each address is a node with a MySQL greeting and `GET /status`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from controlplane.etcd.client import EtcdClient
 from sandbox.ports import Ports
 from sandbox.tidb_sim.greeting import build_greeting, new_salt
 
-_MAX_CONCURRENT_REGISTRATIONS = 50  # side by side
+_MAX_CONCURRENT_REGISTRATIONS = 50
 _VERSION = "8.0.11-TiDB-v8.5.3"
 TOPOLOGY_PREFIX = "/topology/tidb/"
 
 
 class FakeTidbFleet:
-    """Nodes by number. They have no sessions and take none."""
+    """Fake nodes by number. They accept no sessions."""
 
     def __init__(self, sql_port: int, status_port: int) -> None:
         self.sql_port, self.status_port = sql_port, status_port
@@ -34,7 +34,7 @@ class FakeTidbFleet:
     @classmethod
     @contextlib.asynccontextmanager
     async def listening(cls, ports: Ports) -> AsyncIterator[FakeTidbFleet]:
-        """Nodes that serve."""
+        """Serve on all addresses while the block runs."""
         nodes = cls(ports.allocate(), ports.allocate())
         async with contextlib.AsyncExitStack() as stack:
             for serve, port in ((nodes._serve_sql, nodes.sql_port), (nodes._serve_status, nodes.status_port)):
@@ -47,7 +47,7 @@ class FakeTidbFleet:
                     writer.transport.abort()
 
     def address(self, number: int) -> str:
-        """The SQL address of a node, from 0 to 64,515."""
+        """Return the SQL address of node `number`, from 0 to 64,515."""
         return f"{_ip_address(number)}:{self.sql_port}"
 
     async def register(self, client: EtcdClient, number: int) -> None:
@@ -83,7 +83,7 @@ class FakeTidbFleet:
 
 
 async def register(client: EtcdClient, address: str, status_port: int) -> None:
-    """Write both keys of one node, `info` first as TiDB does (pingcap/tidb pkg/domain/serverinfo/syncer.go).
+    """Write both keys of a node, `info` first as TiDB does (pingcap/tidb pkg/domain/serverinfo/syncer.go).
 
     `ttl` has no lease here: it stays until it is deleted.
     """
@@ -105,13 +105,13 @@ def _ip_address(number: int) -> str:
 
 
 async def register_all(client: EtcdClient, addresses: Iterable[str], status_port: int) -> None:
-    """The same of many nodes, some of them at a time."""
-    left = iter(addresses)
+    """Register many nodes concurrently."""
+    remaining = iter(addresses)
 
-    async def registrar() -> None:
-        for address in left:
+    async def register_remaining() -> None:
+        for address in remaining:
             await register(client, address, status_port)
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(_MAX_CONCURRENT_REGISTRATIONS):
-            tasks.create_task(registrar())
+            tasks.create_task(register_remaining())

@@ -1,7 +1,7 @@
-"""A fleet of 200 Envoys over 1,000 nodes: how fast all have a snapshot or a change, and at what memory.
+"""Benchmark of 200 Envoys over 1,000 nodes: time until all have a snapshot or a change, and memory.
 
-The control plane is a real `tidevoy serve` child with a real etcd. The Envoys are simulated on the wire, and
-repeat in every request the node that a real Envoy sends (about 61 kB), which they need not do.
+The control plane is a real `tidevoy serve` child with a real etcd. The Envoys are simulated on the wire; each
+request repeats the node message of a real Envoy (about 61 kB), although that is optional.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ METHOD = (
 )
 _ENVOYS = 200
 _NODES = 1_000
-_NODES_PER_GROUP = 250  # nodes whose addresses begin alike
-_CONNECT_REPETITIONS, _WEIGHT_REPETITIONS, _SNAPSHOT_REPETITIONS = 5, 10, 3  # repetitions
-_SNAPSHOT_LIMIT_SECONDS, _WEIGHT_LIMIT_SECONDS = 2.0, 1.0  # seconds
-_MEMORY_LIMIT_MIB = 400.0  # MiB
+_NODES_PER_GROUP = 250  # nodes with a common address prefix
+_CONNECT_REPETITIONS, _WEIGHT_REPETITIONS, _SNAPSHOT_REPETITIONS = 5, 10, 3
+_SNAPSHOT_LIMIT_SECONDS, _WEIGHT_LIMIT_SECONDS = 2.0, 1.0
+_MEMORY_LIMIT_MIB = 400.0
 _POLL_SECONDS = 0.010
-_STEP_TIMEOUT_SECONDS = 60.0  # seconds that any step may take before the run is given up
-_PAUSE_SECONDS = 0.5  # seconds between two repetitions
+_STEP_TIMEOUT_SECONDS = 60.0  # a step that takes longer fails the run
+_PAUSE_SECONDS = 0.5  # between two repetitions
 
 
 async def measure() -> list[BenchmarkFigure]:
-    """Measure everything, about a minute."""
-    with Ports() as ports, tempfile.TemporaryDirectory(prefix="tidevoy-bench-") as made:
-        directory = Path(made)
+    """Take all measurements, about a minute."""
+    with Ports() as ports, tempfile.TemporaryDirectory(prefix="tidevoy-bench-") as temporary_directory:
+        directory = Path(temporary_directory)
         request = await record_first_request(directory / "recorder")
         async with Etcd.start(directory) as etcd:
             settings = _settings(etcd.url, ports, directory)
@@ -60,7 +60,7 @@ async def measure() -> list[BenchmarkFigure]:
 
 
 class _FleetTrial:
-    """The measurements of one control plane."""
+    """Takes the measurements with one control plane."""
 
     def __init__(self, control_plane: ControlPlaneProcess, client: EtcdClient, request: bytes) -> None:
         self._control_plane = control_plane
@@ -75,7 +75,7 @@ class _FleetTrial:
             base_url=self._control_plane.api_url, trust_env=False, timeout=_STEP_TIMEOUT_SECONDS
         ) as self._api:
             await self._wait_until(self._nodes_are_active)
-            before = memory_mib(pid)
+            memory_before = memory_mib(pid)
             connects = await self._measure_connects()
             fleet = SimulatedFleet(self._port, self._request, _ENVOYS)
             async with fleet.connected():
@@ -102,7 +102,8 @@ class _FleetTrial:
                 peak_memory_mib(pid),
                 "MiB",
                 _MEMORY_LIMIT_MIB,
-                note=f"{before:.0f} MiB before the first Envoy connected; a request has {size:,} bytes",
+                note=f"{memory_before:.0f} MiB before the first Envoy connected; a request has {size:,}"
+                " bytes",
             )
         return [connects, snapshots, weights, memory]
 
@@ -121,33 +122,36 @@ class _FleetTrial:
             return time.perf_counter() - start
 
     async def _time_removed_nodes(self, fleet: SimulatedFleet, group: int) -> float:
-        before = {envoy: envoy.acked[ENDPOINTS] for envoy in fleet.envoys}
+        acked_before = {envoy: envoy.acked[ENDPOINTS] for envoy in fleet.envoys}
         start = time.perf_counter()
         await self._client.delete(f"{TOPOLOGY_PREFIX}10.0.{group}.", prefix=True)
-        await self._wait_acknowledged(fleet, lambda envoy: envoy.acked[ENDPOINTS] != before[envoy])
+        await self._wait_acknowledged(fleet, lambda envoy: envoy.acked[ENDPOINTS] != acked_before[envoy])
         return time.perf_counter() - start
 
     async def _time_weight_change(self, fleet: SimulatedFleet, round_: int) -> float:
-        before = {envoy: envoy.acked[ENDPOINTS] for envoy in fleet.envoys}
+        acked_before = {envoy: envoy.acked[ENDPOINTS] for envoy in fleet.envoys}
         start = time.perf_counter()
-        changed = await self._api.patch(f"/v1/nodes/{_address(round_)}", json={"weight": 200})
-        changed.raise_for_status()
-        await self._wait_acknowledged(fleet, lambda envoy: envoy.acked[ENDPOINTS] != before[envoy])
+        response = await self._api.patch(f"/v1/nodes/{_address(round_)}", json={"weight": 200})
+        response.raise_for_status()
+        await self._wait_acknowledged(fleet, lambda envoy: envoy.acked[ENDPOINTS] != acked_before[envoy])
         return time.perf_counter() - start
 
     async def _repeat(self, name: str, trials: Sequence[Callable[[], Any]], limit: float) -> BenchmarkFigure:
         pids = (self._control_plane.process.pid, os.getpid())
-        before = [cpu_seconds(pid) for pid in pids]
+        cpu_before = [cpu_seconds(pid) for pid in pids]
         seconds = []
         for trial in trials:
             await asyncio.sleep(_PAUSE_SECONDS)
             async with asyncio.timeout(_STEP_TIMEOUT_SECONDS):
                 seconds.append(await trial())
-        theirs, ours = (
-            (cpu_seconds(pid) - start) / len(trials) for pid, start in zip(pids, before, strict=True)
+        control_plane_cpu, envoys_cpu = (
+            (cpu_seconds(pid) - start) / len(trials) for pid, start in zip(pids, cpu_before, strict=True)
         )
         spread = Spread.of(seconds)
-        note = f"CPU time a repetition: control plane {theirs:.2f} s, all simulated Envoys {ours:.2f} s"
+        note = (
+            f"CPU time per repetition: control plane {control_plane_cpu:.2f} s,"
+            f" all simulated Envoys {envoys_cpu:.2f} s"
+        )
         return BenchmarkFigure(name, spread.high, "s", limit, spread, note)
 
     async def _wait_acknowledged(
@@ -158,7 +162,7 @@ class _FleetTrial:
 
     async def _are_all_acked(self) -> bool:
         envoys = (await self._api.get("/v1/envoys")).raise_for_status().json()["envoys"]
-        current = sum(each["acked_version"] == each["published_version"] != "" for each in envoys)
+        current = sum(envoy["acked_version"] == envoy["published_version"] != "" for envoy in envoys)
         return bool(current == _ENVOYS)
 
     async def _nodes_are_active(self) -> bool:
@@ -167,7 +171,7 @@ class _FleetTrial:
 
     async def _wait_until(self, condition: Callable[[], Any]) -> None:
         async with asyncio.timeout(_STEP_TIMEOUT_SECONDS):
-            while not await condition():  # noqa: ASYNC110 - the other process tells us nothing by itself
+            while not await condition():  # noqa: ASYNC110 - the other process sends no event
                 await asyncio.sleep(_POLL_SECONDS)
 
 

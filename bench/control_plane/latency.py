@@ -1,7 +1,7 @@
-"""How long a change takes until Envoy runs with it: a drain by REST beside load, and a new node in etcd.
+"""Benchmark of the time until Envoy applies a change: a drain by REST under load, and a new node in etcd.
 
-The real stack: etcd, a `tidevoy serve` child, Envoy, TiDB stand-ins. A tap on the wire between control plane
-and Envoy tells when the ACK passed; it sits in the way, so it can only make the figures worse.
+Runs real etcd, a `tidevoy serve` child, Envoy and simulated TiDB servers. A relay between control plane and
+Envoy records when the ACK passes; as a relay, it can only make the figures worse.
 """
 
 from __future__ import annotations
@@ -50,23 +50,21 @@ _WARM_UP_SAMPLES = 20
 _DRAIN_SAMPLES, _JOIN_SAMPLES = 1_000, 100
 _LIMITS_MS = (15.0, 100.0)  # median, 99th percentile
 _MAX_DRAIN_MS = 150.0  # the slowest drain
-_CHANGE_TIMEOUT_SECONDS = 15.0  # seconds that one change may take before the run is given up
-_PAUSE_RANGE_SECONDS = (0.07, 0.2)  # seconds
-_SCRAPE_INTERVAL_SECONDS = 5.0  # seconds between two reads of the metrics
+_CHANGE_TIMEOUT_SECONDS = 15.0  # a change that takes longer fails the run
+_PAUSE_RANGE_SECONDS = (0.07, 0.2)
+_SCRAPE_INTERVAL_SECONDS = 5.0  # between two reads of the metrics
 _ROWS = 10_000
 _STEADY_LOAD = SysbenchLoad(_ROWS, threads=8, rate=10)
 _SHORT_SESSION_LOAD = SysbenchLoad(_ROWS, threads=4, rate=20, prepared=False, script=SHORT_SESSIONS_SCRIPT)
-_PROGRESS_EVERY_SAMPLES = 100  # changes from one line about the progress to the next
-_MAX_SLOWEST_SHOWN = 5  # drains whose stages are shown
+_PROGRESS_EVERY_SAMPLES = 100  # changes between two progress lines
+_MAX_SLOWEST_SHOWN = 5  # drains whose stages are printed
 
 
 async def measure() -> list[BenchmarkFigure]:
     """Take all samples, about six minutes."""
     with Ports() as ports, tempfile.TemporaryDirectory(prefix="tidevoy-bench-") as directory:
         advertised = AdvertisedPorts.allocate(ports)
-        control_plane_port = (
-            ports.allocate()
-        )  # where the control plane listens: Envoy knows the tap's port instead
+        control_plane_port = ports.allocate()  # Envoy connects to the tap's port instead
         async with (
             XdsTap.listening(advertised.xds, control_plane_port) as tap,
             LocalCluster.start(
@@ -80,25 +78,21 @@ async def measure() -> list[BenchmarkFigure]:
             EtcdClient([stack.etcd.url]) as client,
             _background_load(stack) as (steady_load, short_load),
         ):
-            drains = [
-                each
-                async for each in _take_samples("drains", _DRAIN_SAMPLES, partial(_sample_drain, stack, tap))
-            ]
+            drain_sampler = partial(_sample_drain, stack, tap)
+            drains = [drain async for drain in _take_samples("drains", _DRAIN_SAMPLES, drain_sampler)]
             short_counts = await short_load.stop()  # a new node accepts connections, but no login
-            joins = [
-                each
-                async for each in _take_samples(
-                    "new nodes", _JOIN_SAMPLES, partial(_sample_join, nodes, client, tap)
-                )
-            ]
+            join_sampler = partial(_sample_join, nodes, client, tap)
+            joins = [seconds async for seconds in _take_samples("new nodes", _JOIN_SAMPLES, join_sampler)]
             steady_counts = await steady_load.stop()
         assert isinstance(stack.control_plane, TracedControlPlane)
         for line in describe_slowest(drains, stack.control_plane.events(), _MAX_SLOWEST_SHOWN):
             print_note(line)
+    without_waits = 1000 * max(drain.seconds_without_cpu_waits for drain in drains)
     note = (
-        f"at least {1000 * max(drain.seconds_without_cpu_waits for drain in drains):.1f} ms without what control plane, Envoy"
-        f" and benchmark waited for a CPU; clients sent {steady_counts.statements:,} statements on sessions that"
-        f" stayed, with {steady_counts.errors} errors, and opened {short_counts.transactions:,} sessions"
+        f"at least {without_waits:.1f} ms without the time that control plane, Envoy and benchmark waited"
+        " for a"
+        f" CPU; clients sent {steady_counts.statements:,} statements on long sessions,"
+        f" with {steady_counts.errors} errors, and opened {short_counts.transactions:,} short sessions"
     )
     return [
         *latency_figures(
@@ -117,20 +111,20 @@ async def measure() -> list[BenchmarkFigure]:
 
 @asynccontextmanager
 async def _background_load(stack: LocalCluster) -> AsyncIterator[tuple[RunningSysbench, RunningSysbench]]:
-    """Run both loads of sysbench: long sessions and short sessions. ProcessFailed, TimeoutError."""
+    """Run both sysbench loads: long and short sessions. Raises ProcessFailed or TimeoutError."""
     directory = stack.directory / "clients"
     await make_table(stack.sql_port, directory, rows=_ROWS)
     async with (
         _STEADY_LOAD.running(stack.sql_port, directory / "steady") as steady,
         _SHORT_SESSION_LOAD.running(stack.sql_port, directory / "short") as short,
     ):
-        scraping = asyncio.create_task(_scrape(stack.control_plane.api_url))
+        scrape_task = asyncio.create_task(_scrape(stack.control_plane.api_url))
         try:
             yield steady, short
         finally:
-            scraping.cancel()
+            scrape_task.cancel()
             with suppress(asyncio.CancelledError):
-                await scraping
+                await scrape_task
 
 
 async def _scrape(url: str) -> None:
@@ -143,35 +137,35 @@ async def _scrape(url: str) -> None:
 async def _take_samples(
     plural_name: str, samples: int, sample: Callable[[int], Awaitable[T]]
 ) -> AsyncIterator[T]:
-    """All samples after warming up. TimeoutError when one does not end."""
+    """Yield all samples after the warm-up. Raises TimeoutError if one does not finish."""
     for number in range(-_WARM_UP_SAMPLES, samples):
-        # At random, so that no timer of the control plane keeps step with us.
+        # A random pause, so that samples do not synchronize with a timer of the control plane.
         await asyncio.sleep(random.uniform(*_PAUSE_RANGE_SECONDS))
         async with asyncio.timeout(_CHANGE_TIMEOUT_SECONDS):
-            taken = await sample(_WARM_UP_SAMPLES + number)
+            result = await sample(_WARM_UP_SAMPLES + number)
         if number < 0:
             continue
-        yield taken
+        yield result
         if (number + 1) % _PROGRESS_EVERY_SAMPLES == 0:
             print_note(f"{number + 1} of {samples} {plural_name}")
 
 
 async def _sample_drain(stack: LocalCluster, tap: XdsTap, number: int) -> MeasuredChange:
-    """Drain one node, then take it back; what came of the drain."""
+    """Drain one node and measure that, then undrain it."""
     address = stack.tidb[number % len(stack.tidb)].address
     main_threads = {
         "control plane": stack.control_plane.process.pid,
         "Envoy": stack.envoy.process.pid,
         "benchmark": os.getpid(),
     }
-    before = {who: cpu_wait_seconds(pid) for who, pid in main_threads.items()}
+    waits_before = {process: cpu_wait_seconds(pid) for process, pid in main_threads.items()}
     acked = tap.expect_ack(partial(_has_health, address, DRAINING))
-    sent = time.perf_counter()
+    sent_at = time.perf_counter()
     (await stack.api.post(f"/v1/nodes/{address}/drain", json={})).raise_for_status()
-    answered = time.perf_counter()
-    at = await acked
-    waits = {who: cpu_wait_seconds(pid) - before[who] for who, pid in main_threads.items()}
-    change = MeasuredChange(number - _WARM_UP_SAMPLES, sent, answered, tap.relayed_at, at, waits)
+    answered_at = time.perf_counter()
+    acked_at = await acked
+    waits = {process: cpu_wait_seconds(pid) - waits_before[process] for process, pid in main_threads.items()}
+    change = MeasuredChange(number - _WARM_UP_SAMPLES, sent_at, answered_at, tap.relayed_at, acked_at, waits)
     await asyncio.sleep(random.uniform(*_PAUSE_RANGE_SECONDS))
     acked = tap.expect_ack(partial(_has_health, address, HEALTHY))
     (await stack.api.post(f"/v1/nodes/{address}/undrain")).raise_for_status()
@@ -180,17 +174,17 @@ async def _sample_drain(stack: LocalCluster, tap: XdsTap, number: int) -> Measur
 
 
 async def _sample_join(nodes: FakeTidbFleet, client: EtcdClient, tap: XdsTap, number: int) -> float:
-    """Register a node that was never seen, then delete it; seconds that it took to reach Envoy."""
+    """Register a new node, return the seconds until it reaches Envoy, and delete it again."""
     address = nodes.address(number)
     acked = tap.expect_ack(partial(_has_health, address, HEALTHY))
     start = time.perf_counter()
     await nodes.register(client, number)
-    taken = await acked - start
-    # It stays in Envoy as DRAINING until it is surely empty, some seconds; no need to wait for that.
+    seconds = await acked - start
+    # It stays in Envoy as DRAINING for some seconds, until it is certainly empty; no need to wait for that.
     acked = tap.expect_ack(partial(_has_health, address, DRAINING))
     await nodes.unregister(client, number)
     await acked
-    return taken
+    return seconds
 
 
 def _has_health(address: str, health: int, endpoints: HealthByEndpoint) -> bool:

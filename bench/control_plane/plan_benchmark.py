@@ -1,4 +1,4 @@
-"""How long one decision takes: `plan()` for 5,000 nodes, with reports of the fleet and vital signs."""
+"""Benchmark of one decision: `plan()` for 5,000 nodes, with the fleet's reports and node metrics."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _RUNS = 21
 _WARM_UP = 3
 _TARGET_MS = 50.0
 _NOW = 1_700_000_000.0
-_BEFORE_SLOW_START = _NOW - 3_600  # slow start is over
+_BEFORE_SLOW_START = _NOW - 3_600  # early enough that slow start is over at _NOW
 
 
 @dataclass(frozen=True, slots=True)
 class _PlanCase:
-    """What changes between the last plan and the one that is timed."""
+    """The changes between the previous plan and the timed one."""
 
     name: str
     facts: Facts
     intents: Intents
-    states: dict[State, int]  # how many nodes must be in which state
+    states: dict[State, int]  # expected number of nodes by state
     health_before: Mapping[str, Health]
-    expects_moves: bool = False  # whether sessions must be asked to move
+    expects_moves: bool = False  # whether the plan must migrate sessions
 
 
 async def measure() -> list[BenchmarkFigure]:
@@ -55,7 +55,7 @@ def _time_case(case: _PlanCase) -> BenchmarkFigure:
     before = replace(case.facts, health=case.health_before)
     policy_without_rebalance = replace(Policy(), rebalance_enabled=False)
     previous = plan(Plan(), before, Intents(), policy_without_rebalance, _BEFORE_SLOW_START)
-    # The second pass has the weights of the first in hand, as in a control plane that has run for long.
+    # The second pass reuses the weights of the first, as in a control plane that has run for a while.
     previous = plan(previous, before, Intents(), policy_without_rebalance, _NOW)
     milliseconds = []
     for _ in range(_WARM_UP + _RUNS):
@@ -64,23 +64,23 @@ def _time_case(case: _PlanCase) -> BenchmarkFigure:
         milliseconds.append((time.perf_counter() - start) * 1000)
     _check_states(next_plan, case.states)
     if bool(next_plan.rebalance.outgoing) is not case.expects_moves:
-        raise AssertionError(f"sessions are asked to move: {not case.expects_moves}")
+        raise AssertionError(f"the plan migrates sessions: {not case.expects_moves}")
     spread = Spread.of(milliseconds[_WARM_UP:])
     return BenchmarkFigure(f"plan(), {case.name}", spread.median, "ms", _TARGET_MS, spread)
 
 
 def _check_states(next_plan: Plan, states: dict[State, int]) -> None:
-    found = [planned.state for planned in next_plan.nodes.values()]
+    planned_states = [planned.state for planned in next_plan.nodes.values()]
     for state, count in states.items():
-        if found.count(state) != count:
-            raise AssertionError(f"the plan has {found.count(state)} nodes {state}, not {count}")
+        if planned_states.count(state) != count:
+            raise AssertionError(f"the plan has {planned_states.count(state)} nodes {state}, not {count}")
 
 
 def _cases(facts: Facts) -> list[_PlanCase]:
-    # Unchanged nodes are the very objects of the last plan, as observers keep them.
-    one = _address(_NODES // 2)
-    down = Health(status=_check_result(CheckStatus.FAIL, 3), sql=_check_result(CheckStatus.FAIL, 3))
-    changed = replace(facts, health=MappingProxyType({**facts.health, one: down}))
+    # Unchanged nodes are the same objects as in the previous plan, as observers keep them.
+    failed_node = _address(_NODES // 2)
+    failed_health = Health(status=_check_result(CheckStatus.FAIL, 3), sql=_check_result(CheckStatus.FAIL, 3))
+    changed = replace(facts, health=MappingProxyType({**facts.health, failed_node: failed_health}))
     drains = {_address(index): DrainIntent(_NOW - 1, 600.0) for index in range(_DRAINED_NODES)}
     fleet = _with_module_reports(facts)
     return [
@@ -143,11 +143,11 @@ def _make_facts() -> Facts:
 
 
 def _with_module_reports(facts: Facts) -> Facts:
-    """The modules of all Envoys, with 20 sessions a node in all, and 30 on some; TiDB counts the same."""
+    """Add reports of all Envoys' modules: 20 sessions per node, 30 on some; TiDB reports the same counts."""
     addresses = [_address(index) for index in range(_NODES)]
     sessions_by_address = {address: 30 if index % 100 == 0 else 20 for index, address in enumerate(addresses)}
     everywhere = frozenset(addresses)
-    censuses = {}
+    session_counts = {}
     for envoy in range(_ENVOYS):
         sessions = {
             address: sessions_by_address[address] // _ENVOYS
@@ -156,24 +156,24 @@ def _with_module_reports(facts: Facts) -> Facts:
         }
         reported_sessions = MappingProxyType({address: count for address, count in sessions.items() if count})
         name = f"envoy-{envoy}"
-        censuses[name] = SessionCounts(
+        session_counts[name] = SessionCounts(
             _NOW + 1, _NOW, reported_sessions, everywhere, instance=f"{envoy:016x}"
         )
     health = {
-        a: replace(h, connections=sessions_by_address[a], connections_at=_NOW + 1)
-        for a, h in facts.health.items()
+        address: replace(node_health, connections=sessions_by_address[address], connections_at=_NOW + 1)
+        for address, node_health in facts.health.items()
     }
     return replace(
         facts,
         health=MappingProxyType(health),
-        session_counts=MappingProxyType(censuses),
+        session_counts=MappingProxyType(session_counts),
         sessions_by_address=MappingProxyType(sessions_by_address),
     )
 
 
 def _with_node_metrics(facts: Facts) -> Facts:
-    """CPU from 40 to 60 % on all nodes, memory and failures as they should be."""
-    vitals = {
+    """Add metrics of all nodes: CPU from 40 to 60 %, normal memory, no failures."""
+    node_metrics = {
         _address(index): NodeMetrics(
             cpu=MetricValue(0.4 + index % 20 / 100, _NOW),
             cpu_quota=16.0,
@@ -183,12 +183,12 @@ def _with_node_metrics(facts: Facts) -> Facts:
         )
         for index in range(_NODES)
     }
-    return replace(facts, node_metrics=MappingProxyType(vitals))
+    return replace(facts, node_metrics=MappingProxyType(node_metrics))
 
 
 def _address(index: int) -> str:
     return f"10.{index // 62_500}.{index // 250 % 250}.{index % 250 + 1}:4000"
 
 
-def _check_result(outcome: CheckStatus, consecutive: int) -> CheckResult:
-    return CheckResult(outcome, "a sentence", consecutive, _NOW)
+def _check_result(status: CheckStatus, consecutive: int) -> CheckResult:
+    return CheckResult(status, "a sentence", consecutive, _NOW)

@@ -1,4 +1,4 @@
-"""What a stock Envoy of this machine really says first: a gRPC server that listens once."""
+"""Record the first xDS request of this machine's stock Envoy with a one-shot gRPC server."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from controlplane.xds.bootstrap.bootstrap import render_bootstrap
 from sandbox.envoy import EnvoyProcess
 
 _ADS_SERVICE = "envoy.service.discovery.v3.AggregatedDiscoveryService"
-_REQUEST_TIMEOUT_SECONDS = 30.0  # seconds
+_REQUEST_TIMEOUT_SECONDS = 30.0
 
 
 async def record_first_request(directory: Path) -> bytes:
-    """The serialised DiscoveryRequest that Envoy opens its stream with. TimeoutError when none comes."""
+    """Return the serialized DiscoveryRequest that opens Envoy's stream. Raises TimeoutError without one."""
     received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
-    async def listen(_: object, context: grpc.aio.ServicerContext) -> None:
+    async def record_request(_: object, context: grpc.aio.ServicerContext) -> None:
         message = await context.read()
         if message is not grpc.aio.EOF and not received.done():
             received.set_result(message)
 
     server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-    handler = grpc.stream_stream_rpc_method_handler(listen)
+    handler = grpc.stream_stream_rpc_method_handler(record_request)
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(_ADS_SERVICE, {"StreamAggregatedResources": handler}),)
     )

@@ -1,4 +1,4 @@
-"""The sessions of a simulated fleet: they open where weights say, end by chance, and move when asked to."""
+"""Sessions of a simulated fleet: they open by weight, end at random, and migrate on request."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _INSTANCE_ID_FORMAT = "{:016x}"
 
 
 def instance_id(envoy: int) -> str:
-    """The name of an Envoy's process, as its module tells it."""
+    """Return the id of an Envoy's process, as its module reports it."""
     return _INSTANCE_ID_FORMAT.format(envoy + 1)
 
 
 class SessionSimulator:
-    """Sessions by Envoy and node, both by number. There are as many all the time, on average.
+    """A constant number of sessions by Envoy and node, both by number.
 
-    Of each Envoy: `live` sessions now, and `opened` ones since the simulation began.
+    For each Envoy: the `live` sessions now, and the sessions `opened` since the simulation started, by node.
     """
 
     def __init__(self, envoys: int, nodes: Sequence[str], sessions: int, arrivals_per_second: float) -> None:
-        """`nodes` by address, which are IP addresses; `arrivals`: of the whole fleet, a second."""
+        """`nodes`: addresses with IPs; `arrivals_per_second`: new sessions of the whole fleet."""
         self._random = random.Random(_SEED)
         self._node_numbers = {address: number for number, address in enumerate(nodes)}
         self._arrivals_per_second = arrivals_per_second
@@ -42,7 +42,7 @@ class SessionSimulator:
             self._open(self._random.randrange(envoys), number % len(nodes))
 
     def advance(self, seconds: float) -> None:
-        """As many sessions open as end."""
+        """Simulate `seconds`: end sessions at random, and open as many by weight."""
         self._pending_arrivals += seconds * self._arrivals_per_second
         count, self._pending_arrivals = int(self._pending_arrivals), self._pending_arrivals % 1
         nodes = self._random.choices(
@@ -53,20 +53,19 @@ class SessionSimulator:
             self._open(self._random.randrange(len(self.live)), node)
 
     def apply_endpoints(self, response: bytes) -> None:
-        """Go by the weights of these endpoints from now on."""
+        """Use the weights of these endpoints from now on."""
         (body,) = discovery_pb2.DiscoveryResponse.FromString(response).resources
         assignment = endpoint_pb2.ClusterLoadAssignment.FromString(body.value)
         weights = [0] * len(self._cumulative_weights)
         for locality in assignment.endpoints:
-            for each in locality.lb_endpoints:
-                socket_address = each.endpoint.address.socket_address
-                weights[
-                    self._node_numbers[addresses.join(socket_address.address, socket_address.port_value)]
-                ] = each.load_balancing_weight.value
+            for endpoint in locality.lb_endpoints:
+                socket_address = endpoint.endpoint.address.socket_address
+                address = addresses.join(socket_address.address, socket_address.port_value)
+                weights[self._node_numbers[address]] = endpoint.load_balancing_weight.value
         self._cumulative_weights = list(accumulate(weights))
 
     def apply_live_config(self, response: bytes) -> None:
-        """Move the sessions that this live configuration asks for."""
+        """Migrate the sessions that this live configuration requests."""
         (body,) = discovery_pb2.DiscoveryResponse.FromString(response).resources
         outgoing: dict[str, list[int]] = {}
         incoming: dict[str, list[int]] = {}
@@ -98,7 +97,10 @@ class SessionSimulator:
 
 
 def _parse_move_counts(text: str, node: int, nodes: dict[str, list[int]]) -> None:
-    """Take in `ROUND:INSTANCE=COUNT,...`. A round that is told again finds nobody left whom it could ask."""
-    for each in text.partition(":")[2].split(","):
-        name, _, count = each.partition("=")
-        nodes.setdefault(name, []).extend([node] * int(count))
+    """Append a node as often as `ROUND:INSTANCE=COUNT,...` says to the list of each instance.
+
+    A repeated round has no effect, because its sessions have left the node already.
+    """
+    for part in text.partition(":")[2].split(","):
+        instance, _, count = part.partition("=")
+        nodes.setdefault(instance, []).extend([node] * int(count))

@@ -1,8 +1,8 @@
-"""An Envoy's side of a state-of-the-world ADS stream, without the Envoy: what it asks and acknowledges.
+"""A simulated Envoy: the client side of a state-of-the-world ADS stream.
 
-Messages go over the wire as bytes. A request is the node, serialised once, with the fields of that request
-behind it; of a response only the fields around the resources are looked at. So a fleet of these costs little
-beside the control plane that it measures.
+Messages are handled as bytes. A request is the node message, serialized once, followed by the fields of that
+request; in a response only the fields around the resources are parsed. So a simulated fleet costs little
+compared to the control plane that it measures.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ _CHANNEL_OPTIONS = (
 # Field numbers of discovery.v3.DiscoveryRequest and DiscoveryResponse; 3 is in the request only.
 _VERSION_FIELD, _RESOURCES_FIELD, _NAMES_FIELD, _TYPE_URL_FIELD, _NONCE_FIELD = 1, 2, 3, 4, 5
 _LENGTH_DELIMITED_WIRE_TYPE = 2
-# The types of which it requests a single resource, and the name of that resource.
+# The types of which it requests a single resource, with the name of that resource.
 _RESOURCE_NAMES = {ENDPOINTS: CLUSTER_NAME, LIVE_CONFIG: LIVE_CONFIG_NAME}
 
 
 class StreamLost(TidevoyError):
-    """The stream of a simulated Envoy ended, which a healthy control plane never does."""
+    """The control plane ended the stream of a simulated Envoy, which a healthy one never does."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"a simulated Envoy lost its stream, so nothing was measured: {reason}")
 
 
 class SimulatedFleet:
-    """Simulated Envoys, all connected at once, and what they have acknowledged."""
+    """Simulated Envoys that are connected at the same time."""
 
     def __init__(
         self, port: int, first_request: bytes, count: int, *, module: str = "", repeat_node: bool = True
     ) -> None:
-        """`port` of the control plane; `first_request`: a real Envoy's, whose node all of them carry.
+        """`port`: xDS port of the control plane; `first_request`: a real Envoy's, whose node message is used.
 
-        `module`: the version that they say they have; empty: none. `repeats`: the node is in every request.
+        `module`: reported module version; empty: no module. `repeat_node`: send the node in every request.
         """
         self._port = port
         self._changed = asyncio.Event()
@@ -69,20 +69,20 @@ class SimulatedFleet:
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
-        """They connect, and stay until the end. StreamLost when one cannot."""
+        """Connect all of them while the block runs. Raises StreamLost if one cannot connect."""
         try:
-            async with asyncio.TaskGroup() as streams:
-                running = [streams.create_task(envoy.run(self._port)) for envoy in self.envoys]
+            async with asyncio.TaskGroup() as group:
+                streams = [group.create_task(envoy.run(self._port)) for envoy in self.envoys]
                 try:
                     yield
                 finally:
-                    for stream in running:
+                    for stream in streams:
                         stream.cancel()
-        except BaseExceptionGroup as group:
-            raise group.exceptions[0] from None
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
 
     async def wait_for_all(self, condition: Callable[[SimulatedEnvoy], bool]) -> None:
-        """Returns as soon as every one of them has met the condition."""
+        """Return as soon as each of them has met the condition."""
         for envoy in self.envoys:
             while not condition(envoy):
                 self._changed.clear()
@@ -90,10 +90,10 @@ class SimulatedFleet:
 
 
 class SimulatedEnvoy:
-    """One of them. `acked` is the version that was acknowledged last, `acks` how many were, by type.
+    """One simulated Envoy. `acked`: last acknowledged version by type; `acks`: number of ACKs by type.
 
-    `on_response`, by type, is called with each serialised response; `beside` is what it does beside, over
-    the same connection.
+    `on_response`, by type, is called with each serialized response. `background_tasks` run during the stream,
+    over the same connection.
     """
 
     def __init__(
@@ -125,16 +125,16 @@ class SimulatedEnvoy:
         self.acks: Counter[ResourceType] = Counter()
 
     def has_acked_all_types(self) -> bool:
-        """Whether it has acknowledged a response of each type that it requests."""
+        """Return whether it has acknowledged a response of each subscribed type."""
         return self.acked.keys() == self._subscribed_types
 
     @property
     def request_bytes(self) -> int:
-        """Size of a request, without what little differs from one to the next."""
+        """Size of a request's constant part, the node message."""
         return len(self._node_bytes)
 
     async def run(self, port: int) -> None:
-        """Ask, take and acknowledge until cancelled. StreamLost when the control plane ends it."""
+        """Subscribe and acknowledge until cancelled. Raises StreamLost if the stream ends."""
         try:
             async with (
                 grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=_CHANNEL_OPTIONS) as channel,
@@ -158,7 +158,7 @@ class SimulatedEnvoy:
         first = kind not in self.acked
         self.acked[kind], self._nonces[kind] = version, nonce
         await call.write(self._request(kind))
-        # In Envoy's order: a cluster waits for its endpoints, and the first of them for the listener.
+        # In Envoy's order: endpoints after their cluster, and the listener after the first endpoints.
         if kind is CLUSTER:
             await call.write(self._request(ENDPOINTS))
         elif kind is ENDPOINTS and first:
@@ -180,17 +180,17 @@ class SimulatedEnvoy:
 
 
 def _parse_response_header(response: bytes) -> tuple[ResourceType, str, str]:
-    """Type, version and nonce of a serialised DiscoveryResponse, whose resources are skipped."""
-    found: dict[int, bytes] = {}
+    """Return type, version and nonce of a serialized DiscoveryResponse without parsing its resources."""
+    fields: dict[int, bytes] = {}
     offset = 0
     while offset < len(response):
         key, offset = _read_varint(response, offset)
         value, offset = _read_varint(response, offset)
         if key & 7 == _LENGTH_DELIMITED_WIRE_TYPE:
-            found[key >> 3] = response[offset : offset + value] if key >> 3 != _RESOURCES_FIELD else b""
+            fields[key >> 3] = response[offset : offset + value] if key >> 3 != _RESOURCES_FIELD else b""
             offset += value
     version, url, nonce = (
-        found.get(field, b"").decode() for field in (_VERSION_FIELD, _TYPE_URL_FIELD, _NONCE_FIELD)
+        fields.get(field, b"").decode() for field in (_VERSION_FIELD, _TYPE_URL_FIELD, _NONCE_FIELD)
     )
     return RESOURCE_TYPES_BY_URL[url], version, nonce
 

@@ -1,6 +1,6 @@
-"""What the control plane costs with 5,000 nodes, 100 Envoys and 100,000 sessions, while nothing breaks.
+"""Benchmark of the control plane's CPU and memory with 5,000 nodes, 100 Envoys and 100,000 sessions.
 
-A real `tidevoy serve` child with a real etcd, without checks of the nodes; Envoys are simulated on the wire.
+Runs a real `tidevoy serve` child with a real etcd, without health checks; Envoys are simulated on the wire.
 """
 
 from __future__ import annotations
@@ -38,16 +38,14 @@ from sandbox.ports import Ports
 _ENVOYS = 100
 _NODES = 5_000
 _SESSIONS = 100_000
-_ARRIVALS_PER_SECOND = 500.0  # sessions that open, and that end, a second
-_REPORT_INTERVAL_SECONDS = 5.0  # seconds between two reports
-_SETTLE_SECONDS = (
-    30.0  # seconds: slow start and the wait for Envoys that return are over, and weights have settled
-)
-_MEASURE_SECONDS = 60.0  # seconds
-_CPU_LIMIT_PERCENT = 15.0  # percent of a core
-_COMMANDS_PER_SESSION = 50  # of a session, from one report to the next
-_TICK_SECONDS = 0.5  # seconds between two looks at who comes and goes
-_STEP_TIMEOUT_SECONDS = 60.0  # seconds that any step may take before the run is given up
+_ARRIVALS_PER_SECOND = 500.0  # sessions that open, and sessions that end
+_REPORT_INTERVAL_SECONDS = 5.0
+_SETTLE_SECONDS = 30.0  # until slow start and the reconnect grace are over and weights have settled
+_MEASURE_SECONDS = 60.0
+_CPU_LIMIT_PERCENT = 15.0  # of a core
+_COMMANDS_PER_SESSION = 50  # between two reports
+_TICK_SECONDS = 0.5  # between two steps of the session simulation
+_STEP_TIMEOUT_SECONDS = 60.0  # a step that takes longer fails the run
 METHOD = (
     "5,000 nodes registered in a real etcd, whose checks are switched off; 100 simulated Envoys in this"
     " process, each with a connection of its own; a `tidevoy serve` child with `balance.report_interval: 5`."
@@ -61,11 +59,11 @@ METHOD = (
 
 @dataclass(frozen=True, slots=True)
 class _FleetCase:
-    """A kind of fleet."""
+    """A fleet of Envoys with or without the module."""
 
     name: str
     slug: str
-    module: str = ""  # the version; empty: none
+    module: str = ""  # module version; empty: no module
     with_all_series: bool = False
     limit: float | None = _CPU_LIMIT_PERCENT
 
@@ -78,9 +76,9 @@ _CASES = (
 
 
 async def measure() -> list[BenchmarkFigure]:
-    """Measure each kind of fleet, about five minutes."""
-    with Ports() as ports, tempfile.TemporaryDirectory(prefix="tidevoy-bench-") as made:
-        directory = Path(made)
+    """Measure each case, about five minutes."""
+    with Ports() as ports, tempfile.TemporaryDirectory(prefix="tidevoy-bench-") as temporary_directory:
+        directory = Path(temporary_directory)
         request = await record_first_request(directory / "recorder")
         async with Etcd.start(directory) as etcd:
             async with EtcdClient([etcd.url]) as client:
@@ -96,7 +94,7 @@ async def measure() -> list[BenchmarkFigure]:
 
 
 class _SteadyLoadTrial:
-    """One control plane with one kind of fleet."""
+    """Measures one control plane with the fleet of one case."""
 
     def __init__(self, control_plane: ControlPlaneProcess, request: bytes, case: _FleetCase) -> None:
         nodes = [_address(number) for number in range(_NODES)]
@@ -110,7 +108,7 @@ class _SteadyLoadTrial:
         )
         port = control_plane.listen_ports()[1]
         self._fleet = SimulatedFleet(port, request, _ENVOYS, module=case.module, repeat_node=False)
-        self._bytes_sent = 0  # bytes
+        self._bytes_sent = 0
 
     async def run(self) -> list[BenchmarkFigure]:
         for envoy in self._fleet.envoys:
@@ -139,8 +137,9 @@ class _SteadyLoadTrial:
                 100 * share,
                 "% of a core",
                 self._case.limit,
-                note=f"endpoints were published {updates} times, and {bytes_sent / elapsed / 2**20:.2f} MiB/s told;"
-                f" all simulated Envoys took {100 * own_cpu:.0f} % of a core",
+                note=f"endpoints were published {updates} times, Envoys reported"
+                f" {bytes_sent / elapsed / 2**20:.2f} MiB/s; all simulated Envoys took {100 * own_cpu:.0f} %"
+                " of a core",
             ),
             BenchmarkFigure(
                 f"resident memory, {self._case.name}",
@@ -152,7 +151,7 @@ class _SteadyLoadTrial:
 
     @asynccontextmanager
     async def _sessions_running(self) -> AsyncIterator[None]:
-        """Sessions come and go meanwhile."""
+        """Simulate sessions while the block runs."""
         task = asyncio.create_task(self._run_sessions())
         try:
             yield
@@ -168,34 +167,34 @@ class _SteadyLoadTrial:
         call = channel.stream_stream("/envoy.service.load_stats.v3.LoadReportingService/StreamLoadStats")()
         await call.write(lrs_pb2.LoadStatsRequest(node=envoy.node).SerializeToString())
         live, opened = self._simulator.live[envoy.number], self._simulator.opened[envoy.number]
-        before = opened.copy()
+        opened_before = opened.copy()
         async for _ in _report_ticks(envoy):
             counts = [
-                (node, live[node], total - before[node])
+                (node, live[node], total - opened_before[node])
                 for node, total in opened.items()
-                if live[node] or total > before[node]
+                if live[node] or total > opened_before[node]
             ]
-            before = opened.copy()
+            opened_before = opened.copy()
             message = self._load_reports.report(counts)
             self._bytes_sent += len(message)
             await call.write(message)
 
     async def _flush_stats(self, envoy: SimulatedEnvoy, channel: grpc.aio.Channel) -> None:
         call = channel.stream_unary("/envoy.service.metrics.v3.MetricsService/StreamMetrics")()
-        introduction = StreamMetricsMessage()
-        introduction.identifier.node.id = envoy.node.id
-        head = introduction.SerializeToString()
+        first_message = StreamMetricsMessage()
+        first_message.identifier.node.id = envoy.node.id
+        identifier = first_message.SerializeToString()
         live, opened = self._simulator.live[envoy.number], self._simulator.opened[envoy.number]
         commands: Counter[int] = Counter()
         async for _ in _report_ticks(envoy):
-            visited = sorted(live.keys() | opened.keys())
-            for node in visited:
+            nodes = sorted(live.keys() | opened.keys())
+            for node in nodes:
                 commands[node] += _COMMANDS_PER_SESSION * live[node] or (not commands[node])
-            counts = [(node, live[node], commands[node]) for node in visited]
+            counts = [(node, live[node], commands[node]) for node in nodes]
             for message in self._module_stats.flush(envoy.number, counts):
                 self._bytes_sent += len(message)
-                await call.write(head + message)
-                head = b""
+                await call.write(identifier + message)
+                identifier = b""
 
     async def _wait_nodes_active(self) -> None:
         async with (
@@ -206,11 +205,11 @@ class _SteadyLoadTrial:
                 nodes = (await api.get("/v1/nodes")).raise_for_status().json()["nodes"]
                 if sum(node["state"] == "active" for node in nodes) == _NODES:
                     return
-                await asyncio.sleep(_TICK_SECONDS)  # the other process tells us nothing by itself
+                await asyncio.sleep(_TICK_SECONDS)  # the other process sends no event
 
 
 async def _report_ticks(envoy: SimulatedEnvoy) -> AsyncIterator[None]:
-    """Once an interval, each Envoy at a time of its own."""
+    """Yield once per report interval; Envoys are evenly spread over the interval."""
     loop = asyncio.get_running_loop()
     next_tick = loop.time() + _REPORT_INTERVAL_SECONDS * envoy.number / _ENVOYS
     while True:

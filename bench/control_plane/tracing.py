@@ -1,9 +1,9 @@
-"""Runs `tidevoy` and records when it reaches each stage of a change, and what takes long meanwhile.
+"""Run `tidevoy` and record when it reaches each stage of a change, and slow operations meanwhile.
 
     python -m bench.control_plane.tracing FILE serve --config FILE
 
-Events are kept in memory, so that they cost next to nothing, and written to FILE when the process ends,
-one line of JSON each. Their times are of `time.perf_counter`, which all processes of a machine share.
+Events are kept in memory, so that they cost almost nothing, and written to FILE when the process exits, one
+line of JSON each. Their times are of `time.perf_counter`, which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 
 from sandbox.control_plane import ControlPlaneProcess
 
-_MIN_RECORDED_SECONDS = 0.001  # seconds; shorter garbage collections and writes to disk are not recorded
+_MIN_RECORDED_SECONDS = 0.001  # shorter garbage collections and writes to disk are not recorded
 _original_fsync = os.fsync
 
 
 class TraceEvent(NamedTuple):
-    """Something that happened. `seconds`: how long it took, where that is known."""
+    """An event. `seconds`: its duration if known, else 0."""
 
     name: str
     at: float
@@ -35,10 +35,10 @@ class TraceEvent(NamedTuple):
 
 
 class TracedControlPlane(ControlPlaneProcess):
-    """A control plane whose events can be read when it has ended."""
+    """A control plane whose trace events can be read after it has exited."""
 
     def command(self) -> list[str]:
-        """`tidevoy serve` by way of this module."""
+        """Return the command that runs `tidevoy serve` through this module."""
         arguments = super().command()
         return [
             sys.executable,
@@ -50,7 +50,7 @@ class TracedControlPlane(ControlPlaneProcess):
         ]
 
     def events(self) -> list[TraceEvent]:
-        """All events in the order of their times."""
+        """Return all events in the order of their times."""
         return sorted(
             (TraceEvent(*json.loads(line)) for line in self._trace_file.read_text().splitlines()),
             key=lambda event: event.at,
@@ -62,7 +62,7 @@ class TracedControlPlane(ControlPlaneProcess):
 
 
 class _TraceRecorder:
-    """Records events."""
+    """Records events in memory."""
 
     def __init__(self) -> None:
         self._events: list[TraceEvent] = []
@@ -72,24 +72,24 @@ class _TraceRecorder:
         self._events.append(TraceEvent(name, time.perf_counter(), seconds))
 
     def on_gc(self, phase: str, info: dict[str, int]) -> None:
-        """See `gc.callbacks`."""
+        """Record a slow garbage collection (a callback of `gc.callbacks`)."""
         if phase == "start":
             self._gc_started_at = time.perf_counter()
-        elif (took := time.perf_counter() - self._gc_started_at) > _MIN_RECORDED_SECONDS:
-            self.record(f"garbage of generation {info['generation']} collected", took)
+        elif (seconds := time.perf_counter() - self._gc_started_at) > _MIN_RECORDED_SECONDS:
+            self.record(f"garbage of generation {info['generation']} collected", seconds)
 
     def timed_fsync(self, fd: Any) -> None:
-        """`os.fsync`, which any thread may call."""
+        """Replace `os.fsync` and record slow calls. Any thread may call it."""
         start = time.perf_counter()
         _original_fsync(fd)
-        if (took := time.perf_counter() - start) > _MIN_RECORDED_SECONDS:
-            self.record("synced to disk", took)
+        if (seconds := time.perf_counter() - start) > _MIN_RECORDED_SECONDS:
+            self.record("synced to disk", seconds)
 
     def write(self, file: Path) -> None:
         file.write_text("".join(json.dumps(event) + "\n" for event in self._events))
 
     def instrument(self) -> None:
-        """Note the stages of a change, from the request to the message that goes to Envoy."""
+        """Record the stages of a change, from the REST request to the message for Envoy."""
         from api.auth.middleware import AuthMiddleware
         from controlplane.storage.file_store import FileStore
         from controlplane.xds.server import XdsServer
@@ -103,29 +103,29 @@ class _TraceRecorder:
         self._wrap_method(Stream, "next", after="message for Envoy")
 
     def _wrap_method(self, cls: type, name: str, *, before: str = "", after: str = "") -> None:
-        inner: Callable[..., Any] = getattr(cls, name)
+        method: Callable[..., Any] = getattr(cls, name)
 
-        async def awaited(*args: Any) -> Any:
+        async def async_wrapper(*args: Any) -> Any:
             if before:
                 self.record(before)
-            answer = await inner(*args)
+            result = await method(*args)
             self.record(after)
-            return answer
+            return result
 
-        def called(*args: Any) -> Any:
+        def sync_wrapper(*args: Any) -> Any:
             if before:
                 self.record(before)
-            answer = inner(*args)
-            if after and (answer is not None or before):  # else there was nothing to send
+            result = method(*args)
+            if after and (result is not None or before):  # None: there was nothing to send
                 self.record(after)
-            return answer
+            return result
 
-        outer = awaited if asyncio.iscoroutinefunction(inner) else called
-        setattr(cls, name, functools.wraps(inner)(outer))
+        wrapper = async_wrapper if asyncio.iscoroutinefunction(method) else sync_wrapper
+        setattr(cls, name, functools.wraps(method)(wrapper))
 
 
 def main() -> None:
-    """The arguments: the file for the events, then the command line of `tidevoy`."""
+    """Run `tidevoy` with tracing. Arguments: the file for the events, then the command line of `tidevoy`."""
     trace = _TraceRecorder()
     atexit.register(trace.write, Path(sys.argv.pop(1)))
     gc.callbacks.append(trace.on_gc)

@@ -1,8 +1,8 @@
-"""A tap on the wire between an Envoy and its control plane: sees every xDS message, and when it passed.
+"""A TCP relay between an Envoy and its control plane that observes every xDS message and its time.
 
-The tap is a TCP relay, so both sides speak HTTP/2 with each other as ever: settings, flow control and pings
-are their own. Only the DATA frames (RFC 9113, 6.1) are read, and in them gRPC's messages: one byte that says
-whether it is compressed, four of length, the message (grpc/grpc doc/PROTOCOL-HTTP2.md).
+Both sides speak HTTP/2 with each other: the relay does not change settings, flow control or pings. It parses
+only the DATA frames (RFC 9113, 6.1) and the gRPC messages in them: one byte for compression, four bytes of
+length, the message (grpc/grpc doc/PROTOCOL-HTTP2.md).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from controlplane import address as addresses
 from controlplane.xds.resource_type import ENDPOINTS
 
-_CLIENT_PREFACE_BYTES = 24  # bytes that a client sends before its first frame
+_CLIENT_PREFACE_BYTES = 24  # sent by a client before its first frame
 _FRAME_HEADER_BYTES = 9
 _MESSAGE_HEADER_BYTES = 5
 _DATA_FRAME_TYPE, _PADDED_FLAG = 0x0, 0x8
@@ -34,11 +34,11 @@ DRAINING = health_check_pb2.DRAINING
 
 
 class EndpointsRejected(Exception):
-    """The Envoy refused what a benchmark waited for."""
+    """The Envoy rejected the endpoints that a benchmark waits for."""
 
 
 class GrpcMessageReader:
-    """The gRPC messages in one direction of an HTTP/2 connection."""
+    """Extracts the gRPC messages of one direction of an HTTP/2 connection."""
 
     def __init__(self, *, skip: int = 0) -> None:
         """`skip`: bytes before the first frame."""
@@ -47,7 +47,7 @@ class GrpcMessageReader:
         self._streams: defaultdict[int, bytearray] = defaultdict(bytearray)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Take in what was read; the messages that it completes."""
+        """Process received bytes and yield the messages that they complete."""
         self._frames += data
         if self._skip:
             skipped = min(self._skip, len(self._frames))
@@ -81,7 +81,7 @@ class XdsTap:
     """Waits for Envoy's ACK of endpoints that satisfy a condition. One condition at a time."""
 
     def __init__(self, control_plane_port: int) -> None:
-        """`control_plane`: its xDS port on 127.0.0.1."""
+        """`control_plane_port`: the control plane's xDS port on 127.0.0.1."""
         self._control_plane_port = control_plane_port
         self._condition: Callable[[HealthByEndpoint], bool] | None = None
         self._ack_future: asyncio.Future[float] | None = None
@@ -92,7 +92,7 @@ class XdsTap:
     @classmethod
     @contextlib.asynccontextmanager
     async def listening(cls, port: int, control_plane_port: int) -> AsyncIterator[XdsTap]:
-        """A tap that Envoy reaches on `port`."""
+        """Relay connections to `port` while the block runs."""
         tap = cls(control_plane_port)
         server = await asyncio.start_server(tap._relay, "127.0.0.1", port)
         try:
@@ -101,9 +101,9 @@ class XdsTap:
             server.close()
 
     def expect_ack(self, condition: Callable[[HealthByEndpoint], bool]) -> asyncio.Future[float]:
-        """When (`time.perf_counter`) the ACK of the next response with such endpoints was read from Envoy.
+        """Return a future of the time when Envoy's ACK of the next response with such endpoints is read.
 
-        Raises Refused when Envoy refused it.
+        The time is of `time.perf_counter`. The future raises EndpointsRejected if Envoy rejects the response.
         """
         self._condition, self._nonce = condition, ""
         self._ack_future = asyncio.get_running_loop().create_future()
@@ -113,7 +113,7 @@ class XdsTap:
         try:
             upstream = await asyncio.open_connection("127.0.0.1", self._control_plane_port)
         except OSError:
-            writer.transport.abort()  # Envoy tries again, as it would without us
+            writer.transport.abort()  # Envoy retries, as it does without the relay
             return
         try:
             async with asyncio.TaskGroup() as pumps:
@@ -158,7 +158,7 @@ async def _pump(
     messages: GrpcMessageReader,
     on_message: Callable[[bytes, float], None],
 ) -> None:
-    """Hand on first, look afterwards. Ends the other direction too when this one ends."""
+    """Forward bytes first, then parse them. At the end, raise to end the other direction, too."""
     while data := await reader.read(_READ_SIZE_BYTES):
         at = time.perf_counter()
         writer.write(data)
@@ -169,7 +169,7 @@ async def _pump(
 
 
 def _parse(message_type: Any, message: bytes) -> Any:
-    """None for a message of another service: load reports share the connection."""
+    """Parse a message; None for a message of another service: load reports share the connection."""
     try:
         return message_type.FromString(message)
     except DecodeError:
@@ -181,7 +181,8 @@ def _health_by_endpoint(response: Any) -> HealthByEndpoint:
     for resource in response.resources:
         assignment = endpoint_pb2.ClusterLoadAssignment.FromString(resource.value)
         for locality in assignment.endpoints:
-            for each in locality.lb_endpoints:
-                socket_address = each.endpoint.address.socket_address
-                health[addresses.join(socket_address.address, socket_address.port_value)] = each.health_status
+            for endpoint in locality.lb_endpoints:
+                socket_address = endpoint.endpoint.address.socket_address
+                address = addresses.join(socket_address.address, socket_address.port_value)
+                health[address] = endpoint.health_status
     return health

@@ -1,1 +1,1 @@
-"""What it costs to move sessions, and what clients notice of it."""
+"""Benchmark of session migration: its cost, and its effect on clients."""

@@ -1,4 +1,4 @@
-"""What moving sessions costs: others on the same worker, Envoy in the long run, and who is moved."""
+"""Benchmark of session migration: effect on other sessions, Envoy's resources, and migrated sessions."""
 
 from __future__ import annotations
 
@@ -38,9 +38,11 @@ DEFAULT_MOVES = 100_000
 DEFAULT_ROUNDS = 3
 METHOD = (
     "One Envoy with one worker, configured by a real control plane with default settings, in front of small"
-    " stand-ins that answer at once (`bench/migration/fake_node.py`), all on one machine. A crowd: idle sessions on"
+    " stand-ins that answer at once (`bench/migration/fake_node.py`), all on one machine. A crowd: idle"
+    " sessions on"
     " ten nodes of equal weight, one of which is drained. Meanwhile one more session of the same worker asks"
-    " a statement each millisecond (`bench/migration/stopwatch.py`); its node takes hardly any part and is a process of"
+    " a statement each millisecond (`bench/migration/stopwatch.py`); its node takes hardly any part and is a"
+    " process of"
     " its own. Shown are its slowest statement and the longest turn of the worker's event loop as Envoy"
     " counts it (`enable_dispatcher_stats`), and both in a while without a drain. To and fro: sessions that"
     " move between two nodes, drained in turn, at most 5,000 a second; what Envoy holds after a tenth, a half"
@@ -51,24 +53,24 @@ METHOD = (
 )
 _NODE_COUNT = 10
 _ENVOY_RESERVED_FILES = 200
-"""Files that Envoy needs beside two for each session."""
+"""Open files that Envoy needs in addition to two per session."""
 _BASELINE_SECONDS = 5.0
-"""Seconds without a drain."""
+"""Duration of the phase without a drain."""
 _MAX_REPEATED_SESSIONS = 2_000
-"""Sessions that move so, if so many moves are wanted."""
+"""Maximum of sessions that migrate repeatedly."""
 _FAST_MIGRATION_SETTINGS = {"per_second": 5_000, "at_once": 256}
 _SAMPLE_FRACTIONS = (0.1, 0.5, 1.0)
 _WARM_UP_SESSIONS = 20
 _LOGINS_PER_SECOND = 1_000.0
-"""New sessions a second while a crowd comes."""
+"""Rate of new sessions while the idle sessions connect."""
 
 
 async def measure(
     sessions: int = DEFAULT_SESSIONS, moves: int = DEFAULT_MOVES, rounds: int = DEFAULT_ROUNDS
 ) -> list[BenchmarkFigure]:
-    """So many idle sessions, moves to and fro, and rolling restarts: about six minutes with all as it is.
+    """Measure idle sessions, repeated migrations and rolling restarts: about six minutes with the defaults.
 
-    ProgramMissing without the module, or without what is needed to build the load client.
+    Raises ProgramMissing without the module, or without the tools to build the load client.
     """
     module = module_path.find_module()
     if module is None:
@@ -79,20 +81,23 @@ async def measure(
         crowd = await measure_crowd(
             directory / "crowd", module, client, fit_session_count(sessions, raise_file_limit())
         )
-        long = await measure_repeated_moves(directory / "long", module, client, moves)
-        roll = await _measure_rolling_restart(directory / "rolling", module, rounds)
-    return [*crowd_figures(crowd), *repeated_moves_figures(long), *rolling_figures(roll, rounds)]
+        repeated = await measure_repeated_moves(directory / "long", module, client, moves)
+        rolling = await _measure_rolling_restart(directory / "rolling", module, rounds)
+    return [*crowd_figures(crowd), *repeated_moves_figures(repeated), *rolling_figures(rolling, rounds)]
 
 
 def fit_session_count(sessions: int, files: int) -> int:
-    """As many of these sessions as an Envoy can have that may open so many files; the same on each node."""
+    """Reduce `sessions` to what an Envoy with `files` open files can hold, equally many on each node."""
     return max(_NODE_COUNT, min(sessions, (files - _ENVOY_RESERVED_FILES) // 2) // _NODE_COUNT * _NODE_COUNT)
 
 
 async def measure_crowd(directory: Path, module: Path, client: LoadClient, sessions: int) -> CrowdResult:
-    """Drain one of ten nodes on which these sessions are. ProcessFailed: one of them noticed; NotInTime."""
+    """Drain one of ten nodes that hold `sessions` idle sessions.
+
+    Raises ProcessFailed if a session was affected, and WaitTimeout.
+    """
     async with run_cluster(directory, module, _NODE_COUNT, with_isolated_node=True) as (cluster, [*nodes, _]):
-        # The session beside comes while no other node takes one.
+        # The measuring session connects while all other nodes are drained.
         await cluster.drain(*nodes)
         await cluster.wait_envoy_up_to_date()
         async with run_stopwatch(cluster.port, directory, prepared=False) as stopwatch:
@@ -100,34 +105,38 @@ async def measure_crowd(directory: Path, module: Path, client: LoadClient, sessi
             idle_sessions = client.idle(
                 cluster.port, connections=sessions, ramp=_LOGINS_PER_SECOND, seconds=sessions / 100 + 30
             )
-            async with idle_sessions as found:
+            async with idle_sessions as idle_results:
                 sessions_on_node = (await cluster.fetch_nodes_report()).sessions[nodes[0]]
                 await asyncio.sleep(STATS_FLUSH_WAIT_SECONDS)
-                first, begin = await cluster.fetch_loop_durations(), time.monotonic()
+                loops_at_start, begin = await cluster.fetch_loop_durations(), time.monotonic()
                 await asyncio.sleep(_BASELINE_SECONDS)
                 without_drain = TimeWindow(begin, time.monotonic())
                 await asyncio.sleep(STATS_FLUSH_WAIT_SECONDS)
-                second = await cluster.fetch_loop_durations()
+                loops_before_drain = await cluster.fetch_loop_durations()
                 begin = await cluster.drain(nodes[0])
                 during_drain = TimeWindow(begin, await cluster.wait_empty(nodes[0]))
                 await asyncio.sleep(STATS_FLUSH_WAIT_SECONDS)
-                third, nodes_report = await cluster.fetch_loop_durations(), await cluster.fetch_nodes_report()
-            check_all_alive(found, sessions)
+                loops_after_drain = await cluster.fetch_loop_durations()
+                nodes_report = await cluster.fetch_nodes_report()
+            check_all_alive(idle_results, sessions)
             statements = await stopwatch.stop()
     _check_no_reconnects(nodes_report.logins.total(), sessions + 1)
     return CrowdResult(
         sessions,
         sessions_on_node,
         statements,
-        ObservedPhase(without_drain, event_loop_latency.subtract(second, first)),
-        ObservedPhase(during_drain, event_loop_latency.subtract(third, second)),
+        ObservedPhase(without_drain, event_loop_latency.subtract(loops_before_drain, loops_at_start)),
+        ObservedPhase(during_drain, event_loop_latency.subtract(loops_after_drain, loops_before_drain)),
     )
 
 
 async def measure_repeated_moves(
     directory: Path, module: Path, client: LoadClient, moves: int
 ) -> RepeatedMovesResult:
-    """Drain two nodes in turn until sessions have moved so often. ProcessFailed as above; NotInTime."""
+    """Drain two nodes alternately until `moves` migrations have happened.
+
+    Raises ProcessFailed if a session was affected, and WaitTimeout.
+    """
     async with run_cluster(directory, module, 2, settings={"migration": _FAST_MIGRATION_SETTINGS}) as (
         cluster,
         [source, target],
@@ -135,28 +144,26 @@ async def measure_repeated_moves(
         await cluster.drain(target)
         await cluster.wait_envoy_up_to_date()
         source, target = await _warm_up(cluster, client, source, target)
-        before, sessions = (
-            await cluster.wait_stable_resources(),
-            max(1, min(_MAX_REPEATED_SESSIONS, moves // 10)),
-        )
+        resources_before = await cluster.wait_stable_resources()
+        sessions = max(1, min(_MAX_REPEATED_SESSIONS, moves // 10))
         samples: list[tuple[int, ResourceUsage]] = []
-        moved, took = 0, 0.0
-        async with client.idle(cluster.port, connections=sessions, ramp=_LOGINS_PER_SECOND) as found:
+        moved, seconds = 0, 0.0
+        async with client.idle(cluster.port, connections=sessions, ramp=_LOGINS_PER_SECOND) as idle_results:
             while moved < moves:
                 begin = time.monotonic()
                 source, target = await _move_all_sessions(cluster, source, target)
-                took += time.monotonic() - begin
+                seconds += time.monotonic() - begin
                 moved += sessions
                 if moved >= moves * _SAMPLE_FRACTIONS[len(samples)]:
                     samples.append((moved, await cluster.wait_stable_resources()))
             nodes_report = await cluster.fetch_nodes_report()
-        check_all_alive(found, sessions)
+        check_all_alive(idle_results, sessions)
         _check_no_reconnects(nodes_report.logins.total(), sessions + _WARM_UP_SESSIONS)
         await _wait_all_closed(cluster)
         return RepeatedMovesResult(
             sessions,
-            took,
-            before,
+            seconds,
+            resources_before,
             samples,
             await cluster.wait_stable_resources(),
             await cluster.count_module_sessions(),
@@ -166,7 +173,7 @@ async def measure_repeated_moves(
 async def _warm_up(
     cluster: MigrationCluster, client: LoadClient, source: str, target: str
 ) -> tuple[str, str]:
-    """A few sessions come, move and go: what Envoy and the module keep for good is there then."""
+    """Migrate a few sessions and close them, so that Envoy's and the module's permanent allocations exist."""
     async with client.idle(cluster.port, connections=_WARM_UP_SESSIONS):
         source, target = await _move_all_sessions(cluster, source, target)
     await _wait_all_closed(cluster)
@@ -174,7 +181,7 @@ async def _warm_up(
 
 
 async def _move_all_sessions(cluster: MigrationCluster, source: str, target: str) -> tuple[str, str]:
-    """All sessions move; where they are now, and where they were."""
+    """Migrate all sessions from `source` to `target`; return their new and their old node."""
     await cluster.undrain(target)
     await cluster.drain(source)
     await cluster.wait_empty(source)
@@ -182,8 +189,8 @@ async def _move_all_sessions(cluster: MigrationCluster, source: str, target: str
 
 
 async def _wait_all_closed(cluster: MigrationCluster) -> None:
-    await cluster.wait_until(lambda seen: not seen.sessions.total(), "all sessions to be gone")
-    # The module takes its time to say so, and Envoy to close what it closes late.
+    await cluster.wait_until(lambda report: not report.sessions.total(), "all sessions to be closed")
+    # The module reports with a delay, and Envoy closes some descriptors late.
     await asyncio.sleep(STATS_FLUSH_WAIT_SECONDS)
 
 
@@ -201,14 +208,14 @@ async def _measure_rolling_restart(directory: Path, module: Path, rounds: int) -
 
         await stack.wait_until(serves, f"{NODE_COUNT} active nodes behind Envoy", 60.0)
         combination = Combination(prepared=True, tls=False, workers=2)
-        found = await run_rolling_restart(
+        result = await run_rolling_restart(
             stack, combination, directory / "load", rounds=rounds, rate=MODERATE_TRANSACTIONS_PER_SECOND
         )
         if violations := stack.violations():
             raise ProcessFailed("Envoy", "has broken the protocol towards a node", "\n".join(violations))
-        return found
+        return result
 
 
 def _check_no_reconnects(logins: int, expected: int) -> None:
     if logins != expected:
-        raise ProcessFailed("Envoy", f"has lost sessions: {expected} came, {logins} have logged in", "")
+        raise ProcessFailed("Envoy", f"has lost sessions: {expected} sessions, but {logins} logins", "")

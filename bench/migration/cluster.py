@@ -1,4 +1,4 @@
-"""Stand-in nodes with thousands of sessions behind one Envoy with one worker, and its control plane."""
+"""Run fake nodes with thousands of sessions behind one single-worker Envoy, and its control plane."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from sandbox.server import Server, http_responds, sends_mysql_greeting
 _STEP_TIMEOUT_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 _STABLE_READINGS = 10
-"""Readings in a row that must agree: Envoy closes a connection a moment after its session has left it."""
-_NODE_WEIGHT = 100  # of a node in relation to the one apart
+"""Consecutive equal samples: Envoy closes a connection a moment after its session has migrated."""
+_NODE_WEIGHT = 100  # the isolated node has 1
 _SESSIONS_METRIC = "envoy_tidevoy_sessions"
 STATS_FLUSH_WAIT_SECONDS = 2.5
-"""Seconds after which Envoy's own statistics, flushed every second here, tell all that was."""
+"""Time until Envoy's own statistics, flushed every second here, are complete."""
 _FLUSH_INTERVAL_REPLACEMENT = ("stats_flush_interval: 5s", "stats_flush_interval: 1s")
 
 
 class FakeNodeProcess(Server):
-    """Stand-ins in one process (bench/migration/fake_node.py), each an address of 127.0.0.0/8."""
+    """Fake nodes in one process (bench/migration/fake_node.py), each with an address of 127.0.0.0/8."""
 
     def __init__(self, directory: Path, ports: Ports, *, name: str, key: str) -> None:
         super().__init__(name, directory)
@@ -48,33 +48,33 @@ class FakeNodeProcess(Server):
         self._key = key
 
     def command(self) -> list[str]:
-        """The stand-ins."""
+        """Return the command that runs the fake nodes."""
         arguments = [f"--port={self.port}", f"--status={self.status}", f"--key={self._key}"]
         return [sys.executable, "-P", "-m", "bench.migration.fake_node", *arguments]
 
     def listen_ports(self) -> list[int]:
-        """Both ports."""
+        """Return both ports."""
         return [self.port, self.status]
 
     async def is_serving(self) -> bool:
-        """Whether it tells of its sessions."""
+        """Return whether it serves its report."""
         return await http_responds(f"http://127.0.0.1:{self.status}/")
 
     def address(self, number: int) -> str:
-        """Of a node, from 0 to 253."""
+        """Return the address of a node, from 0 to 253."""
         return f"127.9.0.{number + 1}:{self.port}"
 
     async def fetch_report(self) -> Mapping[str, Any]:
-        """See `House.report`."""
+        """Return the JSON of `SharedNodeState.report_as_json`."""
         async with httpx2.AsyncClient(trust_env=False, timeout=10.0, verify=False) as client:
-            answer = (await client.get(f"http://127.0.0.1:{self.status}/")).raise_for_status()
-        report: dict[str, Any] = answer.json()
+            response = (await client.get(f"http://127.0.0.1:{self.status}/")).raise_for_status()
+        report: dict[str, Any] = response.json()
         return report
 
 
 @dataclass(frozen=True)
 class NodesReport:
-    """What all nodes tell: their sessions, logins with a password, and sessions that have moved there."""
+    """The reports of all nodes: sessions, logins with a password, and sessions that have migrated there."""
 
     sessions: Counter[str] = field(default_factory=Counter)
     logins: Counter[str] = field(default_factory=Counter)
@@ -83,7 +83,7 @@ class NodesReport:
     violations: list[str] = field(default_factory=list)
 
     def merge(self, report: Mapping[str, Any]) -> None:
-        """What one process tells."""
+        """Add the report of one process."""
         self.sessions.update(report["sessions"])
         self.logins.update(report["logins"])
         self.moved_in.update(report["arrivals"])
@@ -92,7 +92,7 @@ class NodesReport:
 
 
 class MigrationCluster:
-    """It runs. Made by `site`."""
+    """The running cluster; see `run_cluster`."""
 
     def __init__(
         self,
@@ -107,20 +107,18 @@ class MigrationCluster:
 
     @property
     def pid(self) -> int:
-        """Of Envoy."""
+        """Process id of Envoy."""
         return self.envoy.process.pid
 
     async def wait_stable_resources(self) -> ResourceUsage:
-        """What Envoy holds once it has closed what it closes late. NotInTime."""
+        """Return Envoy's resources once they no longer change. Raises WaitTimeout."""
         deadline = time.monotonic() + _STEP_TIMEOUT_SECONDS
         readings: list[ResourceUsage] = []
         while True:
             readings.append(ResourceUsage.of_process(self.pid))
             latest = readings[-_STABLE_READINGS:]
-            if (
-                len(latest) == _STABLE_READINGS
-                and len({(each.open_files, each.epoll_entries) for each in latest}) == 1
-            ):
+            descriptor_counts = {(usage.open_files, usage.epoll_entries) for usage in latest}
+            if len(latest) == _STABLE_READINGS and len(descriptor_counts) == 1:
                 return latest[-1]
             if time.monotonic() > deadline:
                 raise WaitTimeout(
@@ -129,7 +127,7 @@ class MigrationCluster:
             await asyncio.sleep(_POLL_SECONDS)
 
     async def fetch_nodes_report(self) -> NodesReport:
-        """What the nodes have seen. ProcessFailed: the proxy did what it must not do."""
+        """Return the reports of all nodes. Raises ProcessFailed if the proxy has violated the protocol."""
         report = NodesReport()
         for process in self._node_processes:
             report.merge(await process.fetch_report())
@@ -140,49 +138,53 @@ class MigrationCluster:
         return report
 
     async def fetch_loop_durations(self) -> LoopDurations:
-        """Those of its worker, of which Envoy tells a few seconds late (`FLUSHED`)."""
+        """Return the worker's loop durations. They are up to STATS_FLUSH_WAIT_SECONDS old."""
         return event_loop_latency.parse_stats((await self.envoy.get(event_loop_latency.STATS_PATH)).json())
 
     async def drain(self, *addresses: str) -> float:
-        """The sessions of these nodes are to leave; when it was asked for (time.monotonic)."""
+        """Drain nodes; return when the drain was requested (time.monotonic)."""
         requested_at = time.monotonic()
         await self._post("drain", addresses)
         return requested_at
 
     async def undrain(self, *addresses: str) -> None:
-        """They get sessions again. Returns when Envoy knows."""
+        """Undrain nodes, and wait until Envoy applies that."""
         await self._post("undrain", addresses)
         await self.wait_envoy_up_to_date()
 
     async def wait_empty(self, address: str) -> float:
-        """Returns when the node has no session any more: since when (time.monotonic). NotInTime."""
-        seen = await self.wait_until(lambda seen: address in seen.emptied_at, f"{address} to be empty")
-        return seen.emptied_at[address]
+        """Wait until the node has no session; return since when (time.monotonic). Raises WaitTimeout."""
+        report = await self.wait_until(lambda report: address in report.emptied_at, f"{address} to be empty")
+        return report.emptied_at[address]
 
-    async def wait_until(self, predicate: Callable[[NodesReport], bool], what: str) -> NodesReport:
-        """Wait until it holds for what the nodes have seen. NotInTime."""
+    async def wait_until(self, predicate: Callable[[NodesReport], bool], goal: str) -> NodesReport:
+        """Wait until the predicate is true for the nodes' report. Raises WaitTimeout."""
         deadline = time.monotonic() + _STEP_TIMEOUT_SECONDS
-        while not predicate(seen := await self.fetch_nodes_report()):
+        while not predicate(report := await self.fetch_nodes_report()):
             if time.monotonic() > deadline:
-                raise WaitTimeout(f"not within {_STEP_TIMEOUT_SECONDS:.0f} s: {what}; {dict(seen.sessions)}")
+                raise WaitTimeout(
+                    f"not within {_STEP_TIMEOUT_SECONDS:.0f} s: {goal}; {dict(report.sessions)}"
+                )
             await asyncio.sleep(_POLL_SECONDS)
-        return seen
+        return report
 
     async def wait_envoy_up_to_date(self) -> None:
-        """Returns when Envoy has what was published last. TimeoutError."""
+        """Wait until Envoy has acknowledged the published version. Raises TimeoutError."""
         async with asyncio.timeout(_STEP_TIMEOUT_SECONDS), self._client() as api:
             while True:
-                answer = (await api.get("/v1/envoys")).raise_for_status()
-                if any(map(_is_up_to_date, answer.json()["envoys"])):
+                response = (await api.get("/v1/envoys")).raise_for_status()
+                if any(map(_is_up_to_date, response.json()["envoys"])):
                     return
                 await asyncio.sleep(_POLL_SECONDS)
 
     async def count_module_sessions(self) -> int:
-        """The sessions that the module knows of, in all states at all nodes."""
+        """Return the number of sessions that the module counts, in all states on all nodes."""
         page = (await self.envoy.get("/stats/prometheus?filter=^tidevoy")).text
-        families = text_string_to_metric_families(page)
         return sum(
-            int(one.value) for all_ in families for one in all_.samples if one.name == _SESSIONS_METRIC
+            int(sample.value)
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+            if sample.name == _SESSIONS_METRIC
         )
 
     async def _post(self, verb: str, addresses: Sequence[str]) -> None:
@@ -203,10 +205,10 @@ async def run_cluster(
     with_isolated_node: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[tuple[MigrationCluster, list[str]]]:
-    """An Envoy before so many nodes, and their addresses.
+    """Run an Envoy in front of `nodes` fake nodes; yield the cluster and the nodes' addresses.
 
-    `apart`: there is one more, the last, in a process of its own, which gets hardly any sessions. `settings`:
-    sections of the control plane's configuration beside those that are needed. Only what is drained moves.
+    `with_isolated_node`: add a last node in its own process, which gets hardly any sessions. `settings`:
+    additional sections of the configuration. Rebalancing is off: only drains migrate sessions.
     """
     key = secrets.token_hex(16)
     async with AsyncExitStack() as running:
@@ -253,22 +255,22 @@ async def run_cluster(
         cluster = MigrationCluster(node_processes, control_plane, envoy, listen)
         await cluster.wait_envoy_up_to_date()
         async with asyncio.timeout(_STEP_TIMEOUT_SECONDS):
-            while not await sends_mysql_greeting(listen):  # noqa: ASYNC110 - Envoy tells us nothing by itself
+            while not await sends_mysql_greeting(listen):  # noqa: ASYNC110 - Envoy sends no event
                 await asyncio.sleep(_POLL_SECONDS)
         yield cluster, addresses
         await cluster.fetch_nodes_report()
         if "a bug:" in envoy.process.output():
-            raise ProcessFailed("Envoy", "has told of a bug of the module", envoy.process.tail())
+            raise ProcessFailed("Envoy", "has logged a bug of the module", envoy.process.tail())
 
 
 def _is_up_to_date(envoy: Mapping[str, Any]) -> bool:
     return bool(envoy["filter"] == "module" and envoy["acked_version"] == envoy["published_version"] != "")
 
 
-def check_all_alive(found: Sequence[LoadClientResult], sessions: int) -> None:
-    """ProcessFailed unless each session that was held has answered at its end."""
-    (one,) = found
-    if one.errors or one.figures["alive"] != sessions:
+def check_all_alive(results: Sequence[LoadClientResult], sessions: int) -> None:
+    """Raise ProcessFailed unless every idle session has answered at its end."""
+    (result,) = results
+    if result.errors or result.figures["alive"] != sessions:
         raise ProcessFailed(
-            PROGRAM_NAME, f"lost sessions: {one.figures['alive']} of {sessions} answer", one.error_text
+            PROGRAM_NAME, f"lost sessions: {result.figures['alive']} of {sessions} answer", result.error_text
         )

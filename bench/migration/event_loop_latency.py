@@ -1,7 +1,7 @@
-"""How long the turns of an Envoy worker's event loop take, as Envoy itself counts them.
+"""Durations of the event loop iterations of an Envoy worker, from Envoy's dispatcher statistics.
 
-Its dispatcher statistics (`enable_dispatcher_stats` in the bootstrap): one turn is all that a worker does
-between two looks at its sockets. No other session is served meanwhile.
+`enable_dispatcher_stats` in the bootstrap: one iteration is all that a worker does between two polls of its
+sockets. No other session is served meanwhile.
 """
 
 from __future__ import annotations
@@ -10,34 +10,34 @@ from collections.abc import Mapping
 from typing import Any
 
 ENABLE_STATS_YAML = "enable_dispatcher_stats: true\n"
-"""What a bootstrap needs for it."""
+"""The bootstrap setting that enables these statistics."""
 STATS_PATH = "/stats?format=json&histogram_buckets=detailed&filter=worker_.*loop_duration_us"
 
 LoopDurations = Mapping[float, int]
-"""How many so far, by the longest that they may have taken (microseconds)."""
+"""Number of iterations so far, by upper bound of their duration (microseconds)."""
 
 
 def parse_stats(page: Mapping[str, Any]) -> LoopDurations:
-    """What `PAGE` says of all workers."""
-    found: dict[float, int] = {}
+    """Parse the JSON of STATS_PATH, all workers together."""
+    durations: dict[float, int] = {}
     for stat in page.get("stats", []):
-        for one in stat.get("histograms", {}).get("details", []):
-            for bucket in one.get("totals", []):
+        for histogram in stat.get("histograms", {}).get("details", []):
+            for bucket in histogram.get("totals", []):
                 end = float(bucket["lower_bound"]) + float(bucket["width"])
-                found[end] = found.get(end, 0) + int(bucket["count"])
-    return found
+                durations[end] = durations.get(end, 0) + int(bucket["count"])
+    return durations
 
 
 def subtract(now: LoopDurations, before: LoopDurations) -> LoopDurations:
-    """Those in between."""
+    """Return the iterations between two readings."""
     return {end: count - before.get(end, 0) for end, count in now.items() if count > before.get(end, 0)}
 
 
 def longest_ms(durations: LoopDurations) -> float:
-    """At most so many milliseconds took the longest of them; 0 when there is none."""
+    """Return the upper bound of the longest iteration in milliseconds; 0 without iterations."""
     return max(durations, default=0.0) / 1000
 
 
 def count_longer(durations: LoopDurations, milliseconds: float) -> int:
-    """How many took longer than that."""
+    """Return how many iterations may have taken longer than `milliseconds`."""
     return sum(count for end, count in durations.items() if end > milliseconds * 1000)

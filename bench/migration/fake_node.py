@@ -1,9 +1,9 @@
-"""Stand-in nodes whose sessions can move, thousands of them in one process that does little else.
+"""Fake nodes whose sessions can migrate, with thousands of sessions in one process.
 
-`python -m bench.migration.fake_node --port P --status S --key K`: each address of 127.0.0.0/8 is a node at port P.
-They let root in, answer `select connection_id()` at once, and take part in moves as TiDB does: SHOW
-SESSION_STATES, login with a session token, SET SESSION_STATES. All with the same key are one cluster. What a
-proxy may not do is counted as a violation; `GET /` at port S tells of it, and of the sessions.
+`python -m bench.migration.fake_node --port P --status S --key K`: each address of 127.0.0.0/8 is a node at
+port P. The nodes admit root, answer `select connection_id()` at once, and migrate sessions as TiDB does: SHOW
+SESSION_STATES, login with a session token, SET SESSION_STATES. Nodes with the same key form a cluster.
+Protocol violations of the proxy are recorded; `GET /` at port S reports them and the sessions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MAX_VIOLATIONS = 20
 
 
 def make_signer(key: bytes) -> Signer:
-    """All nodes with the same key believe each other's tokens."""
+    """Return a token signer; nodes with the same key accept each other's tokens."""
 
     def sign(content: bytes) -> bytes:
         return hmac.digest(key, content, hashlib.sha256)
@@ -58,9 +58,9 @@ def make_signer(key: bytes) -> Signer:
 
 @dataclass
 class SharedNodeState:
-    """All nodes of this process. `sessions`, `logins`, `arrivals`: by the node's address.
+    """The state of all nodes of this process, by node address.
 
-    `emptied`: when the last session left a node (time.monotonic).
+    `emptied_at`: when the last session left a node (time.monotonic).
     """
 
     signer: Signer
@@ -72,30 +72,30 @@ class SharedNodeState:
     connections: int = 0
 
     def session_opened(self, node: str, *, moved: bool) -> None:
-        """A session is there now."""
+        """Count a session that has logged in or migrated to the node."""
         self.sessions[node] += 1
         (self.moved_in if moved else self.logins)[node] += 1
         self.emptied_at.pop(node, None)
 
     def session_closed(self, node: str) -> None:
-        """One has gone."""
+        """Count a session that has left the node."""
         self.sessions[node] -= 1
         if not self.sessions[node]:
             self.emptied_at[node] = time.monotonic()
 
     def report_as_json(self) -> bytes:
-        """All of it as JSON."""
+        """Return the report as JSON."""
         counts = {"sessions": self.sessions, "logins": self.logins, "arrivals": self.moved_in}
         content = counts | {"emptied": self.emptied_at, "violations": self.violations[:_MAX_VIOLATIONS]}
         return json.dumps(content).encode()
 
 
 class ProtocolViolation(Exception):
-    """What no proxy may do; it ends the connection."""
+    """The proxy violated the protocol; this ends the connection."""
 
 
 class NodeSession(asyncio.Protocol):
-    """One connection. `who` is what a session is known by wherever it is; it is all that its states hold."""
+    """One connection. `_identity` names the session on every node, and is the only content of its states."""
 
     def __init__(self, state: SharedNodeState) -> None:
         self._state = state
@@ -120,10 +120,10 @@ class NodeSession(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._data += data
         try:
-            while found := parse_payload(
+            while packet := parse_payload(
                 self._data, check_sequence=self._handle_packet != self._handle_login
             ):
-                payload, size = found
+                payload, size = packet
                 del self._data[:size]
                 self._handle_packet(payload)
         except (ProtocolViolation, BadSequence, MalformedPacket, ValueError) as problem:
@@ -139,7 +139,7 @@ class NodeSession(asyncio.Protocol):
             try:
                 verify_token(self._state.signer, login.auth_response, login.user, time.time_ns())
             except TokenRejected as reason:
-                raise ProtocolViolation(f"a token that is none: {reason}") from reason
+                raise ProtocolViolation(f"an invalid token: {reason}") from reason
         elif login.plugin != NATIVE_PASSWORD or login.auth_response:
             raise ProtocolViolation(f"a login with {login.plugin} and {len(login.auth_response)} bytes")
         self._handle_packet = self._handle_before_restore if moved else self._handle_command
@@ -149,14 +149,14 @@ class NodeSession(asyncio.Protocol):
         self._transport.write(frame(2, ok(AUTOCOMMIT)))
 
     def _handle_before_restore(self, payload: bytes) -> None:
-        """Behind a login by token nothing may come before the states."""
+        """Handle a command after a token login, before the states are restored."""
         if payload == bytes((MySqlCommand.QUERY,)) + _BEFORE_RESTORE_STATEMENT:
             self._send_payloads([ok(AUTOCOMMIT)])
         elif payload.startswith(bytes((MySqlCommand.QUERY,)) + _RESTORE_PREFIX):
             self._restore_states(payload[1:])
             self._handle_packet = self._handle_command
         elif payload != bytes((MySqlCommand.QUIT,)):
-            raise ProtocolViolation(f"{payload[:40]!r} before the states of a session that has moved")
+            raise ProtocolViolation(f"{payload[:40]!r} before the states of a migrated session")
 
     def _handle_command(self, payload: bytes) -> None:
         match payload[0], payload[1:]:
@@ -172,10 +172,10 @@ class NodeSession(asyncio.Protocol):
             case MySqlCommand.QUERY, statement if statement == _EXPORT_STATEMENT:
                 self._send_payloads(self._export_states())
             case MySqlCommand.QUERY, statement if statement.startswith(_RESTORE_PREFIX):
-                # What the export may have changed is put back: the session stays.
+                # Undoes changes of the export: the session stays.
                 self._send_payloads([ok(AUTOCOMMIT)])
             case _:
-                self._send_payloads([err(1105, "this stand-in knows no such statement", "HY000")])
+                self._send_payloads([err(1105, "this fake node does not know the statement", "HY000")])
                 raise ProtocolViolation(f"command {payload[:60]!r}")
 
     def _export_states(self) -> list[bytes]:
@@ -185,16 +185,16 @@ class NodeSession(asyncio.Protocol):
         }
         token = issue_token(self._state.signer, _USER, time.time_ns())
         columns = [("Session_states", TYPE_JSON), ("Session_token", TYPE_JSON)]
-        row = [json.dumps(one).encode() for one in (states, token)]
+        row = [json.dumps(value).encode() for value in (states, token)]
         return result_set(columns, [row], AUTOCOMMIT, deprecate_eof=False)
 
     def _restore_states(self, statement: bytes) -> None:
-        """What came is what another node has exported, byte for byte."""
+        """Restore the states that another node has exported."""
         literal = statement.removeprefix(_RESTORE_PREFIX)
         if not literal.endswith(b"'"):
-            raise ProtocolViolation("a literal without an end")
-        stored = json.loads(literal[:-1].replace(b"\\\\", b"\\").replace(b"\\'", b"'"))
-        self._identity = bytes.fromhex(stored["user-var-values"]["who"]).decode()
+            raise ProtocolViolation("an unterminated literal")
+        states = json.loads(literal[:-1].replace(b"\\\\", b"\\").replace(b"\\'", b"'"))
+        self._identity = bytes.fromhex(states["user-var-values"]["who"]).decode()
         self._send_payloads([ok(AUTOCOMMIT)])
 
     def _send_payloads(self, payloads: list[bytes]) -> None:
@@ -207,8 +207,8 @@ async def _serve_report(
     try:
         await reader.readuntil(b"\r\n\r\n")
         body = state.report_as_json()
-        head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        writer.write(head.encode() + body)
+        headers = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        writer.write(headers.encode() + body)
         await writer.drain()
     except (OSError, EOFError):
         pass
@@ -217,20 +217,20 @@ async def _serve_report(
 
 
 async def serve(port: int, status: int, key: bytes) -> None:
-    """Until the process is ended."""
+    """Serve until the process ends."""
     state = SharedNodeState(make_signer(key))
     loop = asyncio.get_running_loop()
     sql = await loop.create_server(lambda: NodeSession(state), "0.0.0.0", port, backlog=4096)
     report_server = await asyncio.start_server(
         lambda reader, writer: _serve_report(state, reader, writer), "127.0.0.1", status
     )
-    gc.disable()  # nothing here is a cycle, and its pauses would be taken for the proxy's
+    gc.disable()  # there are no reference cycles, and its pauses would be attributed to the proxy
     async with sql, report_server:
         await asyncio.gather(sql.serve_forever(), report_server.serve_forever())
 
 
 def main() -> None:
-    """The command line."""
+    """Parse the command line and serve."""
     parser = argparse.ArgumentParser(prog="python -m bench.migration.fake_node", description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--status", type=int, required=True)
@@ -239,7 +239,7 @@ def main() -> None:
     try:
         asyncio.run(serve(options.port, options.status, options.key.encode()))
     except OSError as error:
-        sys.exit(f"moves_node: {error}")
+        sys.exit(f"fake_node: {error}")
 
 
 if __name__ == "__main__":

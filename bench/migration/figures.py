@@ -1,4 +1,4 @@
-"""The figures of moving sessions, from what was seen. Pure."""
+"""Figures of session migration from the measurements. Pure."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from bench.reporting.report import BenchmarkFigure, Spread
 from bench.resource_usage import ResourceUsage
 
 MAX_EMPTYING_SECONDS = 5.0
-"""Seconds in which 1,000 sessions are to have left a node; at 500 a second it takes 2."""
+"""Target for 1,000 sessions to leave a node; at 500 per second it takes 2 s."""
 MAX_STALL_MS = 10.0
-"""Milliseconds that a worker may be busy with one thing."""
+"""Target for the longest time that a worker serves no other session."""
 MAX_STATEMENT_MS = 100.0
-"""Milliseconds that a statement may take while sessions move."""
+"""Target for the slowest statement while sessions migrate."""
 MEMORY_TOLERANCE_PERCENT = 5.0
-"""Percent by which memory may differ and still be called flat: allocators give back when they like."""
+"""Growth that still counts as flat: allocators return memory at unpredictable times."""
 _MAX_LISTED_STATEMENTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedPhase:
-    """What was seen in a while: statements of the session beside, and turns of the worker's event loop."""
+    """A time window with the iterations of the worker's event loop in it."""
 
     window: TimeWindow
     loop_durations: LoopDurations
 
     @property
     def seconds(self) -> float:
-        """How long it was."""
+        """The length of the window."""
         return self.window.end - self.window.begin
 
 
 @dataclass(frozen=True, slots=True)
 class CrowdResult:
-    """`moved` of these sessions were on the node that was drained. `asked`: what the one beside has asked."""
+    """The drain of a node with `moved` of `sessions` sessions. `statements`: of the measuring session."""
 
     sessions: int
     moved: int
@@ -54,33 +54,35 @@ class CrowdResult:
 
 
 def crowd_figures(result: CrowdResult) -> list[BenchmarkFigure]:
-    """How long the node took to be empty, and how long others waited meanwhile."""
+    """Return how long the node took to be empty, and how long others waited meanwhile."""
     target = MAX_EMPTYING_SECONDS * max(1.0, result.moved / 1000)
     name = f"{result.moved:,} of {result.sessions:,} sessions leave a node"
     note = "none reconnected, and all answered afterwards"
     figures = [
         BenchmarkFigure(f"{name}: until it is empty", result.during_drain.seconds, "s", target, note=note)
     ]
-    for one, how, limit in (
+    for phase, phase_name, limit in (
         (result.during_drain, "meanwhile", MAX_STALL_MS),
         (result.without_drain, "without a drain", None),
     ):
-        found = statements_during(result.statements, [one.window])
+        statements = statements_during(result.statements, [phase.window])
+        latencies = latencies_ms(statements)
+        slow_iterations = event_loop_latency.count_longer(phase.loop_durations, 1.0)
         figures += [
             BenchmarkFigure(
-                f"slowest statement of a session beside, {how}",
-                slowest_ms(found),
+                f"slowest statement of a session beside, {phase_name}",
+                slowest_ms(statements),
                 "ms",
                 limit,
-                Spread.of(latencies_ms(found)),
-                f"the slowest of all: {_format_numbers(latencies_ms(found)[:_MAX_LISTED_STATEMENTS])} ms",
+                Spread.of(latencies),
+                f"the slowest of all: {_format_numbers(latencies[:_MAX_LISTED_STATEMENTS])} ms",
             ),
             BenchmarkFigure(
-                f"longest turn of the worker, {how}",
-                event_loop_latency.longest_ms(one.loop_durations),
+                f"longest turn of the worker, {phase_name}",
+                event_loop_latency.longest_ms(phase.loop_durations),
                 "ms",
                 limit,
-                note=f"of {sum(one.loop_durations.values()):,}; longer than 1 ms: {event_loop_latency.count_longer(one.loop_durations, 1.0):,}",
+                note=f"of {sum(phase.loop_durations.values()):,}; longer than 1 ms: {slow_iterations:,}",
             ),
         ]
     return figures
@@ -88,9 +90,10 @@ def crowd_figures(result: CrowdResult) -> list[BenchmarkFigure]:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedMovesResult:
-    """Sessions that moved to and fro. `before`: Envoy before they came; `after`: when all had gone.
+    """Sessions that migrated repeatedly.
 
-    `samples`: moves so far, and what Envoy held then. `left`: sessions that the module counts at the end.
+    `before`: Envoy's resources before the sessions connected; `after`: after all were closed; `samples`:
+    migrations so far, and Envoy's resources then; `sessions_left`: the module's count at the end.
     """
 
     sessions: int
@@ -102,12 +105,13 @@ class RepeatedMovesResult:
 
 
 def repeated_moves_figures(result: RepeatedMovesResult) -> list[BenchmarkFigure]:
-    """Whether what Envoy holds is flat."""
+    """Return the growth of Envoy's resources over the migrations."""
     (first_moves, first), (moves, last) = result.samples[0], result.samples[-1]
     named = f"after {moves:,} moves against {first_moves:,}"
     samples_text = "; ".join(
-        f"{count:,}: {held.memory_mib:.1f} MiB, {held.open_files:,} files, {held.epoll_entries:,} watched"
-        for count, held in result.samples
+        f"{count:,}: {usage.memory_mib:.1f} MiB, {usage.open_files:,} files,"
+        f" {usage.epoll_entries:,} epoll entries"
+        for count, usage in result.samples
     )
     rate_text = f"{result.sessions:,} sessions, {moves / result.seconds:,.0f} moves/s"
     growth_percent = (last.memory_mib / first.memory_mib - 1) * 100
@@ -138,9 +142,9 @@ def repeated_moves_figures(result: RepeatedMovesResult) -> list[BenchmarkFigure]
 
 
 def rolling_figures(result: RollingRestartResult, rounds: int) -> list[BenchmarkFigure]:
-    """What the clients of restarted nodes noticed."""
-    counts, others = result.counts, latencies_ms(result.statements)
-    note = f"{sum(result.moved.values()):,} sessions moved, {counts.statements:,} statements of sysbench"
+    """Return the effect of rolling restarts on clients."""
+    counts, latencies = result.counts, latencies_ms(result.statements)
+    note = f"{sum(result.moved.values()):,} sessions migrated, {counts.statements:,} statements of sysbench"
     name = f"{rounds} rolling restarts"
     return [
         BenchmarkFigure(
@@ -162,8 +166,8 @@ def rolling_figures(result: RollingRestartResult, rounds: int) -> list[Benchmark
             f"{name}: slowest statement while none leaves",
             result.slowest_at_rest,
             "ms",
-            spread=Spread.of(others),
-            note="what the machine makes of the load alone; the spread is of all statements",
+            spread=Spread.of(latencies),
+            note="the effect of the load alone; the spread is of all statements",
         ),
     ]
 

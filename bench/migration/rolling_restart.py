@@ -1,4 +1,4 @@
-"""Rolling restarts of all nodes under sysbench's oltp_read_write, and a stopwatch beside it."""
+"""Rolling restarts of all nodes under sysbench's oltp_read_write, measured by a stopwatch session."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ NODE_COUNT = 3
 THREADS = 32
 ROWS = 10_000
 MODERATE_TRANSACTIONS_PER_SECOND = 100
-"""Transactions a second, 2,000 statements, which leave the machine room: else each statement waits in a queue
-at the stand-ins, and how long it took says nothing of moves."""
+"""Rate of transactions (2,000 statements per second) that does not saturate the machine: otherwise each
+statement queues at the simulated TiDB servers, and its latency says nothing about migration."""
 _STOPWATCH_INTERVAL_SECONDS = 0.002
-"""Seconds between two statements of the stopwatch: sysbench needs the machine, too."""
+"""Interval of the stopwatch's statements: sysbench needs the machine, too."""
 _STEP_TIMEOUT_SECONDS = 60.0
 _STATS_WAIT_SECONDS = 1.5
-"""Seconds after which all that was counted has been told."""
+"""Time until all counts are reported."""
 _MIGRATIONS_METRIC = "envoy_tidevoy_migrations"
 MIGRATED = ("moved", "ok")
 
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """How clients and nodes speak. `tls`: on both sides of the Envoy."""
+    """The protocol options of a run. `tls`: on both sides of the Envoy."""
 
     prepared: bool
     tls: bool
@@ -49,7 +49,7 @@ class Combination:
 
     @property
     def name(self) -> str:
-        """`prepared, TLS, 2 workers`."""
+        """A name such as `prepared, TLS, 2 workers`."""
         workers = "1 worker" if self.workers == 1 else f"{self.workers} workers"
         return f"{'prepared' if self.prepared else 'text'}, {'TLS' if self.tls else 'plain'}, {workers}"
 
@@ -62,10 +62,10 @@ ALL_COMBINATIONS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class RollingRestartResult:
-    """What came of it.
+    """The result of a run.
 
-    `moves`: how many, by node and by result and reason. `asked`: what the stopwatch has asked; `left`: when
-    sessions left nodes.
+    `migrations`: counts by node, then by result and reason. `statements`: of the stopwatch. `drain_windows`:
+    when sessions left nodes.
     """
 
     combination: Combination
@@ -76,15 +76,15 @@ class RollingRestartResult:
 
     @property
     def moved(self) -> dict[str, int]:
-        """Sessions that have moved away, by node."""
-        return {node: ended.get(MIGRATED, 0) for node, ended in self.migrations.items()}
+        """Sessions that have migrated away, by node."""
+        return {node: counts.get(MIGRATED, 0) for node, counts in self.migrations.items()}
 
     @property
     def failed_by_reason(self) -> dict[str, int]:
-        """Attempts that came to nothing, by reason."""
+        """Failed attempts by reason."""
         reasons: dict[str, int] = {}
-        for ended in self.migrations.values():
-            for (result, reason), count in ended.items():
+        for counts in self.migrations.values():
+            for (result, reason), count in counts.items():
                 if (result, reason) != MIGRATED and count:
                     name = reason or result
                     reasons[name] = reasons.get(name, 0) + count
@@ -97,15 +97,14 @@ class RollingRestartResult:
 
     @property
     def slowest_while_moving(self) -> float:
-        """The slowest of those during which, or just before which, the stopwatch's own session moved."""
-        return slowest_ms(one for one in self.statements if one.moved)
+        """The slowest statement during or just after a migration of the stopwatch's own session, in ms."""
+        return slowest_ms(statement for statement in self.statements if statement.moved)
 
     @property
     def slowest_at_rest(self) -> float:
-        """The slowest while no node was drained, which the machine makes of the load alone."""
-        return slowest_ms(
-            one for one in statements_outside(self.statements, self.drain_windows) if not one.moved
-        )
+        """The slowest statement without any drain or migration, in milliseconds: the effect of the load."""
+        undisturbed = statements_outside(self.statements, self.drain_windows)
+        return slowest_ms(statement for statement in undisturbed if not statement.moved)
 
 
 async def run_rolling_restart(
@@ -117,23 +116,23 @@ async def run_rolling_restart(
     rate: int = 0,
     ca: Path | None = None,
 ) -> RollingRestartResult:
-    """Restart all nodes of `stack` so often, one after the other, under load. `ca`: of the Envoy, with TLS.
+    """Restart all nodes of `stack` one after another under load, `rounds` times.
 
-    `rate`: transactions a second; 0: as many as there can be.
+    `rate`: transactions per second, 0: full speed; `ca`: the Envoy's CA, with TLS.
 
-    ProcessFailed: sysbench or the stopwatch has met what it does not pass over; NotInTime, TimeoutError.
+    Raises ProcessFailed if sysbench or the stopwatch fails, WaitTimeout and TimeoutError.
     """
     await make_table(stack.mariadb.port, directory, rows=ROWS)
     load = SysbenchLoad(ROWS, THREADS, combination.prepared, combination.tls, rate)
     drain_windows: list[TimeWindow] = []
     async with (
         run_stopwatch(stack.sql_port, directory, interval=_STOPWATCH_INTERVAL_SECONDS, ca=ca) as stopwatch,
-        load.running(stack.sql_port, directory, ca) as working,
+        load.running(stack.sql_port, directory, ca) as sysbench,
     ):
         for _ in range(rounds):
             for node in stack.tidb:
-                drain_windows.append(await restart_node(stack, node, working))
-        counts = await working.stop()
+                drain_windows.append(await restart_node(stack, node, sysbench))
+        counts = await sysbench.stop()
         statements = await stopwatch.stop()
     return RollingRestartResult(
         combination, counts, await _read_migration_counts(stack), statements, drain_windows
@@ -141,37 +140,39 @@ async def run_rolling_restart(
 
 
 async def restart_node(stack: LocalCluster, node: Tidb, clients: RunningSysbench) -> TimeWindow:
-    """Drain it, stop it, start it, and put it into service again; when its sessions left."""
+    """Drain, stop, start and undrain a node; return when its sessions left."""
 
-    async def is_in(state: str) -> bool:
+    async def is_in_state(state: str) -> bool:
         clients.raise_if_ended()
         return (await stack.states()).get(node.address) == state
 
     begin = time.monotonic()
     (await stack.api.post(f"/v1/nodes/{node.address}/drain")).raise_for_status()
-    await stack.wait_until(lambda: is_in("drained"), f"{node.address} to be empty", _STEP_TIMEOUT_SECONDS)
+    await stack.wait_until(
+        lambda: is_in_state("drained"), f"{node.address} to be empty", _STEP_TIMEOUT_SECONDS
+    )
     window = TimeWindow(begin, time.monotonic())
     await node.terminate()
     await node.launch()
     (await stack.api.post(f"/v1/nodes/{node.address}/undrain")).raise_for_status()
-    await stack.wait_until(lambda: is_in("active"), f"{node.address} in service", _STEP_TIMEOUT_SECONDS)
+    await stack.wait_until(lambda: is_in_state("active"), f"{node.address} in service", _STEP_TIMEOUT_SECONDS)
     return window
 
 
 async def _read_migration_counts(stack: LocalCluster) -> dict[str, dict[tuple[str, str], int]]:
-    """As the module has told Envoy, all of them: it does once a second."""
+    """Return the module's migration counts, which it reports to Envoy once a second."""
     await asyncio.sleep(_STATS_WAIT_SECONDS)
     page = (await stack.envoy.get("/stats/prometheus?filter=^tidevoy")).text
-    found: dict[str, dict[tuple[str, str], int]] = {node.address: {} for node in stack.tidb}
+    counts: dict[str, dict[tuple[str, str], int]] = {node.address: {} for node in stack.tidb}
     for node, result, reason, count in parse_migration_counts(page):
-        found.setdefault(node, {})[result, reason] = count
-    return found
+        counts.setdefault(node, {})[result, reason] = count
+    return counts
 
 
 def parse_migration_counts(page: str) -> Iterator[tuple[str, str, str, int]]:
-    """Node, result, reason and count of each series of moves on Envoy's page for Prometheus."""
+    """Yield node, result, reason and count of each migration series on Envoy's Prometheus page."""
     for family in text_string_to_metric_families(page):
-        for one in family.samples:
-            if one.name in (_MIGRATIONS_METRIC, f"{_MIGRATIONS_METRIC}_total"):
-                labels = one.labels
-                yield labels["node"], labels["result"], labels["reason"], int(one.value)
+        for sample in family.samples:
+            if sample.name in (_MIGRATIONS_METRIC, f"{_MIGRATIONS_METRIC}_total"):
+                labels = sample.labels
+                yield labels["node"], labels["result"], labels["reason"], int(sample.value)

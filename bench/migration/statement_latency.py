@@ -1,4 +1,4 @@
-"""A stopwatch as benchmarks and tests use it, and which of its statements were slow when."""
+"""Run the stopwatch program, and analyze the latencies of its statements."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import NamedTuple
 from bench.migration.stopwatch import READY_LINE
 from sandbox.child_process import ChildProcess, ProcessFailed, describe_exit
 
-_START_STOP_TIMEOUT_SECONDS = 30.0  # seconds until it is ready, and until it has ended
+_START_STOP_TIMEOUT_SECONDS = 30.0  # until it is ready, and until it has stopped
 _POLL_SECONDS = 0.02
 
 
 class TimedStatement(NamedTuple):
-    """One statement: when it was sent (time.monotonic), and how long its answer took; seconds.
+    """One statement: when it was sent (time.monotonic), and its latency in seconds.
 
-    `moved`: the session was at another node when the one before was answered.
+    `moved`: the session has migrated since the previous response.
     """
 
     sent_at: float
@@ -29,64 +29,64 @@ class TimedStatement(NamedTuple):
 
 
 class TimeWindow(NamedTuple):
-    """A while in which something was done, by time.monotonic."""
+    """A time window of time.monotonic."""
 
     begin: float
     end: float
 
     def overlaps(self, statement: TimedStatement) -> bool:
-        """Whether a statement was under way in it."""
+        """Return whether a statement was in progress in the window."""
         return statement.sent_at < self.end and statement.sent_at + statement.seconds > self.begin
 
 
 def statements_during(
     statements: Iterable[TimedStatement], windows: Sequence[TimeWindow]
 ) -> list[TimedStatement]:
-    """Those that were under way in any of these."""
+    """Return the statements that were in progress in any of these windows."""
     return [statement for statement in statements if any(window.overlaps(statement) for window in windows)]
 
 
 def statements_outside(
     statements: Iterable[TimedStatement], windows: Sequence[TimeWindow]
 ) -> list[TimedStatement]:
-    """All others."""
+    """Return the statements that were in progress in none of these windows."""
     return [
         statement for statement in statements if not any(window.overlaps(statement) for window in windows)
     ]
 
 
 def latencies_ms(statements: Iterable[TimedStatement]) -> list[float]:
-    """How long they took, the slowest first."""
+    """Return the latencies in milliseconds, slowest first."""
     return sorted((statement.seconds * 1000 for statement in statements), reverse=True)
 
 
 def slowest_ms(statements: Iterable[TimedStatement]) -> float:
-    """How long the slowest took, in milliseconds; 0 when there is none."""
+    """Return the highest latency in milliseconds; 0 without statements."""
     return max(latencies_ms(statements), default=0.0)
 
 
 class Stopwatch:
-    """One that runs. Made by `timing`."""
+    """A running stopwatch; see `run_stopwatch`."""
 
     def __init__(self, process: ChildProcess) -> None:
         self._process = process
 
     async def stop(self) -> list[TimedStatement]:
-        """All that it has asked. ProcessFailed: something went wrong meanwhile, be it one answer."""
+        """Stop it and return all statements. Raises ProcessFailed on any error, even one wrong response."""
         code = await self._process.terminate(_START_STOP_TIMEOUT_SECONDS)
         if code != 0:
             raise ProcessFailed("the stopwatch", describe_exit(code), self._process.tail(3)[-2000:])
         lines = self._process.output().splitlines()
-        return [TimedStatement(*one) for one in json.loads(lines[-1])["asked"]]
+        return [TimedStatement(*timing) for timing in json.loads(lines[-1])["asked"]]
 
 
 @asynccontextmanager
 async def run_stopwatch(
     port: int, directory: Path, *, interval: float = 0.001, ca: Path | None = None, prepared: bool = True
 ) -> AsyncIterator[Stopwatch]:
-    """A stopwatch that asks at 127.0.0.1:`port`, one statement in `every` seconds; over TLS with `ca`.
+    """Run a stopwatch against 127.0.0.1:`port` with one statement per `interval` seconds; `ca` enables TLS.
 
-    ProcessFailed when it is not let in, TimeoutError.
+    Raises ProcessFailed if the login fails, and TimeoutError.
     """
     command = [
         sys.executable,
@@ -107,4 +107,4 @@ async def run_stopwatch(
                 await asyncio.sleep(_POLL_SECONDS)
         yield Stopwatch(process)
     finally:
-        await process.kill()  # nothing, when it has ended
+        await process.kill()  # no effect if it has exited

@@ -1,1 +1,1 @@
-"""Where the CPU time goes: perf, flame graphs, `docs/internals/profiles.md`."""
+"""CPU profiles with perf: flame graphs and `docs/internals/profiles.md`."""

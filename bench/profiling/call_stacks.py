@@ -1,4 +1,4 @@
-"""Call stacks as `perf script` prints them, and on what their time goes."""
+"""Parse call stacks of `perf script`, and classify their CPU time."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
-CallStack = tuple[
-    str, ...
-]  # from the thread's name to the function that ran; those of the kernel end in KERNEL
+# From the thread's name to the running function; kernel functions end in KERNEL_SUFFIX.
+CallStack = tuple[str, ...]
 
-PERF_FIELDS = "comm,ip,sym,dso"  # what `fold` wants of `perf script`
-KERNEL_SUFFIX = "_[k]"  # as other tools for flame graphs mark them
+PERF_FIELDS = "comm,ip,sym,dso"  # the fields of `perf script` that `fold_stacks` needs
+KERNEL_SUFFIX = "_[k]"  # the mark that other flame graph tools use
 
 USER_AREA = "user code"
 OTHER_KERNEL_AREA = "other kernel"
 
-# The first pattern that matches a function tells its area.
+# The first pattern that matches a function decides its area.
 _AREAS = (
     (
         "wake-ups",
@@ -53,14 +52,14 @@ _UNKNOWN = "[unknown]"
 _FRAME_PATTERN = re.compile(r"[0-9a-f]+ (?P<name>.+) \((?P<file>[^()]*)(?: \(deleted\))?\)")
 
 
-def fold_stacks(printed: str) -> Counter[CallStack]:
-    """How many samples each stack has in what `perf script -F FIELDS` printed.
+def fold_stacks(output: str) -> Counter[CallStack]:
+    """Count the samples of each stack in the output of `perf script -F PERF_FIELDS`.
 
-    A function without a symbol is called by its file. Equal ones that follow each other are one, which makes
-    little of a stripped program but what is known of it; addresses in no file are left out.
+    A function without a symbol gets the name of its file. Consecutive equal frames are merged, so a stripped
+    program appears as one frame; addresses in no file are omitted.
     """
     stacks: Counter[CallStack] = Counter()
-    for sample in re.split(r"\n\s*\n", printed.strip("\n")):
+    for sample in re.split(r"\n\s*\n", output.strip("\n")):
         thread, *lines = sample.splitlines() or [""]
         frames = [frame for line in reversed(lines) if (frame := _parse_frame(line))]
         if frames:
@@ -69,7 +68,7 @@ def fold_stacks(printed: str) -> Counter[CallStack]:
 
 
 def classify_stack(stack: Sequence[str]) -> str:
-    """On what the last function of a stack spends its time: the innermost function of a known area tells."""
+    """Return the area of a stack, which its innermost kernel function with a known area decides."""
     for function in reversed(stack):
         if not function.endswith(KERNEL_SUFFIX):
             break
@@ -80,18 +79,18 @@ def classify_stack(stack: Sequence[str]) -> str:
 
 
 def area_shares(stacks: Mapping[CallStack, int]) -> dict[str, float]:
-    """The part of all samples, from 0 to 1, that each of AREAS has. ValueError without samples."""
+    """Return the share of all samples, from 0 to 1, of each of AREAS. Raises ValueError without samples."""
     total = sum(stacks.values())
     if not total:
         raise ValueError("there are no samples")
-    found: Counter[str] = Counter()
+    samples_by_area: Counter[str] = Counter()
     for stack, samples in stacks.items():
-        found[classify_stack(stack)] += samples
-    return {name: found[name] / total for name in AREAS}
+        samples_by_area[classify_stack(stack)] += samples
+    return {area: samples_by_area[area] / total for area in AREAS}
 
 
 def _parse_frame(line: str) -> str | None:
-    """The function in a line like `  ffffffff8200b81b tcp_sendmsg ([kernel.kallsyms])`."""
+    """Return the function in a line like `  ffffffff8200b81b tcp_sendmsg ([kernel.kallsyms])`."""
     parts = _FRAME_PATTERN.fullmatch(line.strip())
     if parts is None or parts["file"] == _UNKNOWN:
         return None

@@ -1,4 +1,4 @@
-"""`tidevoy profile`: where HAProxy, Envoy and Tidevoy spend their CPU, as flame graphs and as a table."""
+"""`tidevoy profile`: profile the CPU time of HAProxy, Envoy and Tidevoy as flame graphs and tables."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from sandbox.child_process import ChildProcess, ProcessFailed, describe_exit, fi
 PERF_PACKAGE = "linux-perf"
 _PROFILED_WORKLOADS = ("point select, 16 clients", "10,000 rows", "300 new connections/s")
 _RECORD_SECONDS = 10
-_PERF_TIMEOUT_SECONDS = 30.0  # seconds for perf to write its file, and to read it
+_PERF_TIMEOUT_SECONDS = 30.0  # for perf to write its file, and to read it
 _DOCS_DIRECTORY = Path(__file__).parents[2] / "docs" / "internals"
 
-# All processes, of which those of one proxy are looked at afterwards: a clock that belongs to a process is
-# set anew at every task switch, and that would be a good part of what is seen. No hardware counter, since not
-# every machine has one.
+# All processes are recorded, and filtered to one proxy afterwards: a clock of one process is reprogrammed at
+# every task switch, which would be a large part of the profile. No hardware counter, since not every machine
+# has one.
 _PERF_RECORD_ARGUMENTS = ("record", "--all-cpus", "--event=cpu-clock", "--freq=997", "-g", "--quiet")
 
 
@@ -41,12 +41,12 @@ class NoSamples(TidevoyError):
     """A proxy used so little CPU that no sample hit it."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"perf has no sample of {name}; record it for longer: tidevoy profile --seconds 30")
+        super().__init__(f"perf has no sample of {name}; record longer: tidevoy profile --seconds 30")
 
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    """What perf wrote while a proxy, with these processes, carried a load. `cpu`: seconds for each query."""
+    """A perf recording of a proxy's processes under load."""
 
     workload: ProxyWorkload
     contender: Contender
@@ -63,12 +63,12 @@ def register(app: typer.Typer) -> None:
 
 
 def command(
-    seconds: Annotated[int, typer.Option(help="How long each proxy is looked at.", min=1)] = _RECORD_SECONDS,
+    seconds: Annotated[int, typer.Option(help="How long each proxy is recorded.", min=1)] = _RECORD_SECONDS,
     directory: Annotated[
-        Path, typer.Option(help="Where the page profiles.md and its pictures are written.")
+        Path, typer.Option(help="Directory for the page profiles.md and its images.")
     ] = _DOCS_DIRECTORY,
 ) -> None:
-    """Show with perf on what HAProxy, Envoy and Tidevoy spend their CPU; wants root."""
+    """Profile the CPU time of HAProxy, Envoy and Tidevoy with perf; needs root."""
     machine = Machine.here()
     with translate_errors("profile"):
         profiles = asyncio.run(profile_proxies(seconds))
@@ -77,11 +77,11 @@ def command(
 
 
 async def profile_proxies(seconds: int) -> list[Profile]:
-    """Profile each proxy under each load for so many seconds.
+    """Profile each proxy under each workload for `seconds`.
 
-    NothingSeen, ProcessFailed, ProgramMissing, TimeoutError.
+    Raises NoSamples, ProcessFailed, ProgramMissing or TimeoutError.
     """
-    find_program("perf", PERF_PACKAGE)  # before anything is started for nothing
+    find_program("perf", PERF_PACKAGE)  # fail before anything is started
     workloads = [workload for workload in WORKLOADS if workload.name in _PROFILED_WORKLOADS]
     contenders = standard_contenders()
     async with (
@@ -115,16 +115,16 @@ async def _record_proxy(
             directory=directory,
         )
         try:
-            before = proxy.cpu_seconds()
+            cpu_seconds_before = proxy.cpu_seconds()
             slice_result = await slices.run(
                 0, seconds, rate=workload.rate, new_connections=workload.new_connections
             )
-            cpu_seconds = proxy.cpu_seconds() - before
+            cpu_seconds = proxy.cpu_seconds() - cpu_seconds_before
             perf.send_signal(signal.SIGINT)
             async with asyncio.timeout(_PERF_TIMEOUT_SECONDS):
                 code = await perf.wait()
         finally:
-            await perf.kill()  # nothing, when it has ended
+            await perf.kill()  # no effect if it has exited
     if code not in (0, -signal.SIGINT):
         raise ProcessFailed("perf", f"{describe_exit(code)} (it needs root)", perf.tail())
     queries = len(slice_result.latencies)
@@ -159,7 +159,7 @@ def _read_stacks(recording: _Recording) -> Counter[CallStack]:
         *(find_program("perf", PERF_PACKAGE), "script"),
         *(f"--input={recording.data}", f"--fields={PERF_FIELDS}"),
         f"--pid={','.join(str(pid) for pid in recording.processes)}",
-        "--no-inline",  # what the compiler inlined would be looked up address by address
+        "--no-inline",  # resolving inlined functions looks up every address, which is slow
     ]
     perf_script = subprocess.run(
         command, check=True, capture_output=True, text=True, errors="replace", timeout=_PERF_TIMEOUT_SECONDS

@@ -1,4 +1,4 @@
-"""A flame graph as SVG: a box for each function, as wide as its share of samples, above what called it."""
+"""Draw a flame graph as SVG: a box per function, as wide as its share of samples, above its caller."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from bench.profiling.call_stacks import AREAS, KERNEL_SUFFIX, CallStack, classify_stack
 from bench.reporting.svg import as_svg
 
-_WIDTH_INCHES, _ROW_HEIGHT_INCHES, _HEADER_HEIGHT_INCHES = 13, 0.22, 0.9  # inches
-_LETTERS_PER_WIDTH = 175  # of a box's name in the whole width
-_MIN_SHARE = 0.005  # narrower boxes are left out, and so is what stands on them
-# With black text on them, in the order of AREAS.
+_WIDTH_INCHES, _ROW_HEIGHT_INCHES, _HEADER_HEIGHT_INCHES = 13, 0.22, 0.9
+_LETTERS_PER_WIDTH = 175  # letters of a name that fit into the full width
+_MIN_SHARE = 0.005  # narrower boxes and their callees are omitted
+# Background colors for black text, in the order of AREAS.
 _COLOUR_BY_AREA = (
     *("#d0d7de", "#ffab70", "#d2a8ff", "#f692ce", "#79c0ff", "#7ee787", "#ffdf5d", "#ff9a94", "#b6a999"),
 )
@@ -20,14 +20,14 @@ _COLOUR_BY_AREA = (
 
 @dataclass(slots=True)
 class _CallTreeNode:
-    """A function as it is called by what is below it."""
+    """A function in one call path."""
 
     samples: int = 0
     callees: dict[str, _CallTreeNode] = field(default_factory=dict)
 
 
 def flame_graph_svg(stacks: Mapping[CallStack, int], title: str) -> str:
-    """The picture. ValueError without samples."""
+    """Return the flame graph. Raises ValueError without samples."""
     root = _build_call_tree(stacks)
     if not root.samples:
         raise ValueError("there are no samples")
@@ -59,7 +59,7 @@ def flame_graph_svg(stacks: Mapping[CallStack, int], title: str) -> str:
             text = name if len(name) <= room else f"{name[: room - 1]}…"
             label = axes.text(x + samples / 2, y + 0.5, text, fontsize=8, parse_math=False, gid=tooltip)
             label.set(horizontalalignment="center", verticalalignment="center")
-    # Browsers show titles where the pointer is.
+    # Browsers show a title as a tooltip.
     return re.sub(r'<g id="([^"]+%)">', r"<g><title>\1</title>", as_svg(figure, title))
 
 
@@ -75,9 +75,9 @@ def _build_call_tree(stacks: Mapping[CallStack, int]) -> _CallTreeNode:
 
 
 def _boxes(node: _CallTreeNode, path: CallStack, x: int, total: int) -> Iterator[tuple[CallStack, int, int]]:
-    """What is above a node, by name, and in samples where each begins and how wide it is.
+    """Yield the call path, start and width of each box above a node; start and width are in samples.
 
-    `path` is how the node was reached, `total` are all samples.
+    `path` is the node's own call path, `total` the number of all samples.
     """
     for function, callee in sorted(node.callees.items()):
         if callee.samples / total >= _MIN_SHARE:

@@ -1,4 +1,4 @@
-"""Profiles as a page, `profiles.md`, and a flame graph each in `profiles/` beside it."""
+"""Write profiles as the page `profiles.md` and one flame graph each in `profiles/`."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _METHOD = (
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Where a proxy spent its CPU: `cpu_us` per query, and samples by stack, at least one.
+    """The CPU profile of a proxy: the CPU time per query, and samples by stack (at least one).
 
-    `per_second` are queries. `condition` is that of the machine just before.
+    `condition` is the machine's condition just before.
     """
 
     workload: str
@@ -43,14 +43,14 @@ class Profile:
 
     @property
     def file(self) -> str:
-        """The name of its flame graph."""
-        words = re.sub(r"[^a-z0-9]+", "-", f"{self.workload} {self.proxy}".lower().replace(",", ""))
-        return f"{words.strip('-')}.svg"
+        """The file name of its flame graph."""
+        slug = re.sub(r"[^a-z0-9]+", "-", f"{self.workload} {self.proxy}".lower().replace(",", ""))
+        return f"{slug.strip('-')}.svg"
 
 
 def profiles_as_markdown(profiles: Sequence[Profile], machine: Machine) -> str:
-    """The page; tables have a column for each proxy. At least one profile."""
-    busiest = max((each.condition for each in profiles), key=lambda condition: condition.others_busy)
+    """Return the page of at least one profile; its tables have one column per proxy."""
+    busiest = max((profile.condition for profile in profiles), key=lambda condition: condition.others_busy)
     paragraphs = [
         "# Profiles",
         "Made by `tidevoy profile`; do not edit.",
@@ -58,42 +58,44 @@ def profiles_as_markdown(profiles: Sequence[Profile], machine: Machine) -> str:
         f" {describe_condition(busiest.as_json())}",
         _METHOD,
     ]
-    for workload in dict.fromkeys(each.workload for each in profiles):
-        of_workload = [each for each in profiles if each.workload == workload]
+    for workload in dict.fromkeys(profile.workload for profile in profiles):
+        workload_profiles = [profile for profile in profiles if profile.workload == workload]
         paragraphs += [
             f"## {workload[0].upper()}{workload[1:]}",
             "CPU per query in µs, and its share:",
-            "\n".join(_table(of_workload)),
-            *(f"![{each.proxy}, {workload}]({_PICTURES_DIRECTORY}/{each.file})" for each in of_workload),
+            "\n".join(_table(workload_profiles)),
+            *(
+                f"![{profile.proxy}, {workload}]({_PICTURES_DIRECTORY}/{profile.file})"
+                for profile in workload_profiles
+            ),
         ]
     return "\n\n".join(paragraphs) + "\n"
 
 
 def write_profiles(profiles: Sequence[Profile], machine: Machine, directory: Path) -> list[Path]:
-    """Write page and flame graphs into `directory`; what was written."""
+    """Write the page and the flame graphs to `directory`, and return the written files."""
     pictures = directory / _PICTURES_DIRECTORY
     pictures.mkdir(parents=True, exist_ok=True)
     written = [directory / _PAGE_FILE]
     written[0].write_text(profiles_as_markdown(profiles, machine), encoding="utf-8")
-    for each in profiles:
-        path = pictures / each.file
-        path.write_text(
-            flame_graph_svg(each.stacks, f"{each.proxy} {each.version}: {each.workload}"), encoding="utf-8"
-        )
+    for profile in profiles:
+        path = pictures / profile.file
+        title = f"{profile.proxy} {profile.version}: {profile.workload}"
+        path.write_text(flame_graph_svg(profile.stacks, title), encoding="utf-8")
         written.append(path)
     return written
 
 
 def _table(profiles: Sequence[Profile]) -> Iterator[str]:
-    area_shares_by_profile = [area_shares(each.stacks) for each in profiles]
-    yield f"| | {' | '.join(f'{each.proxy} {each.version}' for each in profiles)} |"
+    shares_by_profile = [area_shares(profile.stacks) for profile in profiles]
+    yield f"| | {' | '.join(f'{profile.proxy} {profile.version}' for profile in profiles)} |"
     yield f"|---|{'---:|' * len(profiles)}"
     for area in AREAS:
         cells = (
-            f"{each.cpu_us_per_query * parts[area]:,.1f} ({parts[area]:.1%})"
-            for each, parts in zip(profiles, area_shares_by_profile, strict=True)
+            f"{profile.cpu_us_per_query * shares[area]:,.1f} ({shares[area]:.1%})"
+            for profile, shares in zip(profiles, shares_by_profile, strict=True)
         )
         yield f"| {area} | {' | '.join(cells)} |"
-    yield f"| all | {' | '.join(f'{each.cpu_us_per_query:,.1f}' for each in profiles)} |"
-    yield f"| queries/s | {' | '.join(f'{each.queries_per_second:,.0f}' for each in profiles)} |"
-    yield f"| samples | {' | '.join(f'{sum(each.stacks.values()):,}' for each in profiles)} |"
+    yield f"| all | {' | '.join(f'{profile.cpu_us_per_query:,.1f}' for profile in profiles)} |"
+    yield f"| queries/s | {' | '.join(f'{profile.queries_per_second:,.0f}' for profile in profiles)} |"
+    yield f"| samples | {' | '.join(f'{sum(profile.stacks.values()):,}' for profile in profiles)} |"

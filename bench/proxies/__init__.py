@@ -1,6 +1,6 @@
-"""Compares MySQL proxies under the same load: CPU per query, latency, memory.
+"""Comparison of MySQL proxies under the same load: CPU per query, latency, memory.
 
-`workloads` says what clients do, `contenders` starts the proxies, `slices` measures them in turn, `ratios`
-turns the measurements into intervals and verdicts, `command` is `tidevoy bench proxies`, `against` is
+`workloads` defines what clients do, `contenders` starts the proxies, `interleaving` measures them in turns,
+`significance` computes intervals and verdicts, `command` is `tidevoy bench proxies`, `build_comparison` is
 `tidevoy bench against`.
 """

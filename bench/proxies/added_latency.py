@@ -1,4 +1,4 @@
-"""What a proxy adds to the latency of the server itself, with few and with many clients."""
+"""Measure the latency that a proxy adds to the server's own, with few and with many clients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cli.output import print_note
 
 QUANTILES = (0.5, 0.95, 0.99, 0.999)
 STATEMENTS_PER_SECOND = 1_000.0
-"""Statements per second of all clients: few enough that none waits for another's answer."""
+"""Rate of all clients together: low enough that no statement waits for another one."""
 _CLIENT_COUNTS = (1, 16, 64, 1_000, 10_000)
 _BLOCKS = 20
 _SLICE_SECONDS = 0.1
@@ -29,7 +29,7 @@ _RESERVED_FILES = 2_000
 class AddedLatency:
     """Milliseconds that `contender` adds to this quantile of the server's latency.
 
-    `others_busy`: the share of the machine, from 0 to 1, that something else used meanwhile.
+    `others_busy`: the share of the machine, from 0 to 1, that other programs used meanwhile.
     """
 
     clients: int
@@ -40,15 +40,15 @@ class AddedLatency:
     others_busy: float
 
     def as_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return JSON data."""
         return asdict(self)
 
 
 def client_counts(max_files: int) -> list[int]:
-    """The numbers of clients, of which the last is reduced to what `files` open files of a process allow.
+    """Return the client counts to measure, limited to what `max_files` open files per process allow.
 
-    The load client and the server need two files for each client: one directly, one through the proxy. A
-    proxy needs two as well.
+    The load client and the server need two files per client: one directly, one through the proxy. A proxy
+    needs two as well.
     """
     max_clients = max(1, (max_files - _RESERVED_FILES) // 2)
     return sorted({min(count, max_clients) for count in _CLIENT_COUNTS})
@@ -64,35 +64,33 @@ async def measure(
     counts: Sequence[int] = (),
     blocks: int = _BLOCKS,
 ) -> list[AddedLatency]:
-    """Compare each contender with the server itself, in short slices in turn.
+    """Compare each contender with the server itself, in short alternating slices.
 
-    ProcessFailed, TimeoutError.
-
-    `counts`: of clients; without, as many as open files allow.
+    `counts`: client counts; default: `client_counts`. Raises ProcessFailed or TimeoutError.
     """
-    import numpy as np  # takes long, and most commands do not need it
+    import numpy as np  # the import is slow, and most commands do not need it
 
-    found = []
+    results = []
     async with start_all([server, *contenders], site, Encryption.NONE, pinning) as proxies:
         for clients in counts or client_counts(raise_file_limit()):
             for contender in contenders:
                 print_note(f"latency that {contender.name} adds, {clients:,} clients")
                 pair = {name: proxies[name] for name in (server.name, contender.name)}
                 workload = ProxyWorkload("", clients, rate=STATEMENTS_PER_SECOND, seconds=_SLICE_SECONDS)
-                measured = await interleaving.measure(workload, pair, client, pinning, blocks=blocks)
-                direct, through = (
-                    [block.latencies for block in measured.blocks[name]]
+                measurement = await interleaving.measure(workload, pair, client, pinning, blocks=blocks)
+                direct, proxied = (
+                    [block.latencies for block in measurement.blocks[name]]
                     for name in (server.name, contender.name)
                 )
                 for quantile in QUANTILES:
-                    found.append(
+                    results.append(
                         AddedLatency(
                             clients,
                             contender.name,
                             quantile,
                             float(np.quantile(np.concatenate(direct), quantile)),
-                            LatencyDifference.of(through, direct, quantile),
-                            measured.cpu_usage.others_share,
+                            LatencyDifference.of(proxied, direct, quantile),
+                            measurement.cpu_usage.others_share,
                         )
                     )
-    return found
+    return results

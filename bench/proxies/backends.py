@@ -1,7 +1,7 @@
 """The server behind all proxies: MariaDB, or a real TiDB with PD and a store.
 
-One server, not several: how many clients meet on each of several servers is chance, and differs between
-proxies, but four clients of one server are answered faster than two clients of each of two.
+One server, not several: the distribution of clients over several servers is random and differs between
+proxies, and one server answers four clients faster than two servers answer two clients each.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ _MAX_CONNECTIONS = 25_000
 
 @dataclass(frozen=True, slots=True)
 class DatabaseBackend:
-    """A running server whose user root has no password. `name`: in results; `pd`: address of PD, or empty.
+    """A running server whose user root has no password.
 
-    `ca`: the CA of its certificate. `cluster`: the TiDB cluster, if it is one.
+    `name`: its name in results; `ca`: CA of its certificate; `pd`: address of PD, or empty; `cluster`: the
+    TiDB cluster, or None.
     """
 
     name: str
@@ -40,32 +41,32 @@ class DatabaseBackend:
     cluster: TidbCluster | None = None
 
     def settings(self) -> dict[str, Any]:
-        """How a control plane finds it."""
+        """Return the control plane settings by which it discovers the server."""
         if self.pd:
             return {"pd": {"urls": [f"http://{self.pd}"]}}
-        unchecked = {"status": {"enabled": False}, "sql": {"enabled": False}}
-        return {"nodes": [{"address": f"127.0.0.1:{self.port}"}], "health": unchecked}
+        no_checks = {"status": {"enabled": False}, "sql": {"enabled": False}}
+        return {"nodes": [{"address": f"127.0.0.1:{self.port}"}], "health": no_checks}
 
 
 class _MariaDbWithTls(MariaDb):
-    """A MariaDB that offers TLS."""
+    """A MariaDB server with TLS."""
 
     certificate: SessionCertificate
 
     def command(self) -> list[str]:
-        """With the certificate."""
+        """Return the command with the certificate's options."""
         return [
             *super().command(),
             f"--ssl-cert={self.certificate.cert}",
             f"--ssl-key={self.certificate.key}",
-            # Else MariaDB reserves thousands of open files for tables, which connections then lack.
+            # Otherwise MariaDB reserves thousands of open files for tables, which connections then lack.
             "--table-open-cache-instances=1",
         ]
 
 
 @asynccontextmanager
 async def start_mariadb(directory: Path, certificate: SessionCertificate) -> AsyncIterator[DatabaseBackend]:
-    """A MariaDB with sysbench's table. ProcessFailed, ProgramMissing, TimeoutError."""
+    """Run a MariaDB with sysbench's table. Raises ProcessFailed, ProgramMissing or TimeoutError."""
     version = f"MariaDB {version_of(find_program('mariadbd', PACKAGE))}"
     server = _MariaDbWithTls.start(directory / "mariadb", max_connections=_MAX_CONNECTIONS)
     server.certificate = certificate
@@ -76,9 +77,15 @@ async def start_mariadb(directory: Path, certificate: SessionCertificate) -> Asy
 
 @asynccontextmanager
 async def start_tidb(directory: Path, binaries: TidbBinaries) -> AsyncIterator[DatabaseBackend]:
-    """A cluster with one TiDB server and sysbench's table. ProcessFailed, ProgramMissing, TimeoutError."""
+    """Run a cluster with one TiDB server and sysbench's table.
+
+    Raises ProcessFailed, ProgramMissing or TimeoutError.
+    """
     store = Path(binaries.store.program).name
-    version = f"TiDB {tidb_binaries.read_version(binaries.tidb)}, PD {tidb_binaries.read_version(binaries.pd)}, {store}"
+    tidb_version, pd_version = (
+        tidb_binaries.read_version(program) for program in (binaries.tidb, binaries.pd)
+    )
+    version = f"TiDB {tidb_version}, PD {pd_version}, {store}"
     async with TidbCluster.start(directory / "tidb", binaries, nodes=1) as cluster:
         node = cluster.tidb[0]
         await make_table(node.port, directory / "table", rows=ROWS)

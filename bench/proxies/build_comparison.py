@@ -1,4 +1,4 @@
-"""`tidevoy bench against`: this build of the module against another one."""
+"""`tidevoy bench against`: compare this build of the module with another one."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def command(
     rev: Annotated[
         str | None,
         typer.Option(
-            help="The other build is that of this git revision, with its control plane.", show_default=False
+            help="Compare with the module and control plane of this git revision.", show_default=False
         ),
     ] = None,
     module: Annotated[
         Path | None,
         typer.Option(
-            help="The other build is this file, with the control plane of this checkout.",
+            help="Compare with this module file and the control plane of this checkout.",
             exists=True,
             dir_okay=False,
             resolve_path=True,
@@ -43,11 +43,12 @@ def command(
         ),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Only workloads with this in their name.", show_default=False)
+        list[str] | None,
+        typer.Option(help="Only workloads whose name contains this text.", show_default=False),
     ] = None,
     print_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Compare this checkout's module with another build, before MariaDB. About 7 minutes.
+    """Compare this checkout's module with another build, in front of MariaDB. About 7 minutes.
 
     Exit code 0: equal or better in everything; 1: worse in something; 3: unclear in something, but not worse.
     """
@@ -55,12 +56,13 @@ def command(
         raise typer.BadParameter("name the other build: either --rev REVISION or --module FILE")
     workloads = select_workloads(only or [], whole=False)
     with translate_errors("against"):
-        found = asyncio.run(_measure(module, rev, workloads))
-    verdict = overall_verdict(each.verdict for each in found)
+        comparisons = asyncio.run(_measure(module, rev, workloads))
+    verdict = overall_verdict(comparison.verdict for comparison in comparisons)
     if print_json:
-        show_json({"verdict": str(verdict), "comparisons": [each.as_json() for each in found]})
+        comparisons_json = [comparison.as_json() for comparison in comparisons]
+        show_json({"verdict": str(verdict), "comparisons": comparisons_json})
     else:
-        show_table(column_titles(_OTHER_BUILD), [table_row(each) for each in found])
+        show_table(column_titles(_OTHER_BUILD), [table_row(comparison) for comparison in comparisons])
         print_result(f"This build is {_SENTENCES[verdict]}.")
     raise typer.Exit(EXIT_CODES[verdict])
 
@@ -69,18 +71,19 @@ _SENTENCES = {
     RatioVerdict.BETTER: "better in something, and equal in everything else",
     RatioVerdict.EQUAL: "equal in everything",
     RatioVerdict.WORSE: "worse in something",
-    RatioVerdict.UNCLEAR: "not worse as far as can be seen, but some comparisons are unclear",
+    RatioVerdict.UNCLEAR: "not worse in the clear comparisons, but some comparisons are unclear",
 }
 
 
 async def _measure(
     module: Path | None, rev: str | None, workloads: Sequence[ProxyWorkload]
 ) -> list[Comparison]:
-    ours = ModuleBuild(find_built_module())
+    this_build = ModuleBuild(find_built_module())
     async with _open_other_build(module, rev) as other_build, prepare_setup() as bench:
-        contenders = [_contender(_OTHER_BUILD, other_build), _contender(_THIS_BUILD, ours)]
+        contenders = [_contender(_OTHER_BUILD, other_build), _contender(_THIS_BUILD, this_build)]
         print_note(
-            f"{len(workloads)} workloads: about {format_duration(estimate_seconds(workloads, len(contenders), _BLOCKS))}"
+            f"{len(workloads)} workloads: about"
+            f" {format_duration(estimate_seconds(workloads, len(contenders), _BLOCKS))}"
         )
         return await compare(contenders, workloads, bench.site, bench.client, bench.pinning, blocks=_BLOCKS)
 

@@ -1,4 +1,4 @@
-"""`tidevoy bench proxies`: Tidevoy beside HAProxy, Envoy and others, before MariaDB or real TiDB."""
+"""`tidevoy bench proxies`: compare Tidevoy with HAProxy, Envoy and others, in front of MariaDB or TiDB."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bench.errors import translate_errors
 from bench.load_client import LoadClient
 from bench.machine import Machine, MachineBusy, MachineCondition
 from bench.proxies import added_latency, memory, page
-from bench.proxies import drains as moving
+from bench.proxies import drains as drain_benchmark
 from bench.proxies.backends import start_mariadb, start_tidb
 from bench.proxies.comparison import column_titles, compare, estimate_seconds, table_row
 from bench.proxies.contenders import (
@@ -47,7 +47,7 @@ README_FILE = Path(__file__).parents[2] / "README.md"
 
 
 class BackendName(StrEnum):
-    """What stands behind the proxies."""
+    """The server behind the proxies."""
 
     MARIADB = "mariadb"
     TIDB = "tidb"
@@ -55,7 +55,7 @@ class BackendName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProxyBenchSetup:
-    """What every comparison needs: a site for the proxies, the load client, and the cores."""
+    """The resources of every comparison: a site for the proxies, the load client, and the CPU cores."""
 
     site: ProxySite
     client: LoadClient
@@ -64,7 +64,7 @@ class ProxyBenchSetup:
 
 @asynccontextmanager
 async def prepare_setup(binaries: TidbBinaries | None = None) -> AsyncIterator[ProxyBenchSetup]:
-    """Build the load client and start the server: MariaDB, or TiDB with `binaries`. ProcessFailed."""
+    """Build the load client and run the server: MariaDB, or TiDB with `binaries`. Raises ProcessFailed."""
     with Ports() as ports, tempfile.TemporaryDirectory(prefix="tidevoy-bench-") as temporary_directory:
         directory = Path(temporary_directory)
         certificate = SessionCertificate.load_or_create(directory, rsa=True)
@@ -84,33 +84,36 @@ def command(
     whole: Annotated[
         bool,
         typer.Option(
-            "--whole", help="All workloads, latency with up to 10,000 clients, and memory; keeps the results."
+            "--whole",
+            help="All workloads, latency with up to 10,000 clients, and memory; writes the results to files.",
         ),
     ] = False,
     backend: Annotated[
         BackendName, typer.Option(help="The server behind all proxies.")
     ] = BackendName.MARIADB,
     tidb_bin: Annotated[
-        Path | None, typer.Option(help="Folder with tidb-server and pd-server; default: TiUP's newest.")
+        Path | None,
+        typer.Option(help="Folder with tidb-server and pd-server; default: the newest of TiUP."),
     ] = None,
     tidb_store: Annotated[
         str | None,
-        typer.Option(help="The store's program or command, if it is not tikv-server in that folder."),
+        typer.Option(help="Program or command of the store; default: tikv-server in that folder."),
     ] = None,
     peer: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=COMMAND",
-            help="One more proxy. In the command {listen}, {server}, {pd} and {directory} are filled in.",
+            help="An additional proxy. {listen}, {server}, {pd} and {directory} in the command are replaced.",
         ),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="Only workloads with this in their name.", show_default=False)
+        list[str] | None,
+        typer.Option(help="Only workloads whose name contains this text.", show_default=False),
     ] = None,
     results: Annotated[
         Path | None,
         typer.Option(
-            help="Directory for the results; default: with --whole bench/results, else they are not kept."
+            help="Directory for the results; default: bench/results with --whole, otherwise no files."
         ),
     ] = None,
     print_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -119,11 +122,11 @@ def command(
     workloads = select_workloads(only or [], whole=whole)
     try:
         peers = [contender_from_command(text) for text in peer or ()]
-    except InvalidPeer as problem:
-        raise typer.BadParameter(str(problem)) from None
-    names = [HAPROXY, ENVOY, TIDEVOY, *(each.name for each in peers)]
-    if twice := {name for name in names if names.count(name) > 1}:
-        raise typer.BadParameter(f"there are two proxies with the name {twice.pop()}; give yours another one")
+    except InvalidPeer as error:
+        raise typer.BadParameter(str(error)) from None
+    names = [HAPROXY, ENVOY, TIDEVOY, *(peer_contender.name for peer_contender in peers)]
+    if duplicates := {name for name in names if names.count(name) > 1}:
+        raise typer.BadParameter(f"two proxies have the name {duplicates.pop()}; give yours another one")
     contenders = [*standard_contenders(), *peers]
     if backend is BackendName.MARIADB and any("{pd}" in text for text in peer or ()):
         raise typer.BadParameter("a --peer with {pd} needs PD: add --backend tidb")
@@ -133,21 +136,22 @@ def command(
     )
     machine = Machine.here()
     with translate_errors("proxies"):
-        found = asyncio.run(_measure(machine, contenders, workloads, binaries, whole=whole and not only))
+        measured = asyncio.run(_measure(machine, contenders, workloads, binaries, whole=whole and not only))
     if print_json:
-        show_json(found.as_json())
+        show_json(measured.as_json())
     else:
-        show_table(column_titles(found.reference), [table_row(each) for each in found.comparisons])
-        if found.moves is not None:
+        rows = [table_row(comparison) for comparison in measured.comparisons]
+        show_table(column_titles(measured.reference), rows)
+        if measured.moves is not None:
             print_result(
-                f"{found.moves.per_second:,.0f} sessions moved per second;"
-                f" slowest statement {found.moves.slowest:.1f} ms"
+                f"{measured.moves.per_second:,.0f} sessions migrated per second;"
+                f" slowest statement {measured.moves.slowest:.1f} ms"
             )
     directory = results or (RESULTS_DIRECTORY if whole and not only else None)
-    if directory is not None and found.others_busy > MachineCondition.MAX_OTHERS_BUSY:
-        raise MachineBusy(found.others_busy)
+    if directory is not None and measured.others_busy > MachineCondition.MAX_OTHERS_BUSY:
+        raise MachineBusy(measured.others_busy)
     if directory is not None:
-        for path in page.write_results(found, directory):
+        for path in page.write_results(measured, directory):
             print_note(f"wrote {path}")
         if directory == RESULTS_DIRECTORY and page.write_readme(README_FILE, RESULTS_DIRECTORY):
             print_note(f"wrote {README_FILE}")
@@ -171,15 +175,15 @@ async def _measure(
         )
         comparisons = await compare(contenders, workloads, *setup_parts)
         # Last, since it starts a second server.
-        drains = whole and backend.cluster is not None
-        tidevoy = next(each for each in contenders if each.name == TIDEVOY)
-        moves = await moving.measure(tidevoy, *setup_parts) if drains else None
+        measures_drains = whole and backend.cluster is not None
+        tidevoy = next(contender for contender in contenders if contender.name == TIDEVOY)
+        moves = await drain_benchmark.measure(tidevoy, *setup_parts) if measures_drains else None
     return Results(
         backend.name,
         backend.version,
         at,
         machine.as_json(),
-        {each.name: each.version for each in contenders},
+        {contender.name: contender.version for contender in contenders},
         tuple(comparisons),
         tuple(latencies),
         memory_by_contender,

@@ -1,4 +1,4 @@
-"""Compares contenders under several workloads, in ratios to one of them."""
+"""Compare contenders under several workloads, as ratios to one of them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from bench.proxies.significance import Ratio, RatioVerdict
 from bench.proxies.workloads import Encryption, ProxyWorkload
 from cli.output import format_duration, print_note
 
-_STARTUP_SECONDS = 8.0  # of all contenders
-_OVERHEAD_FACTOR = 1.15  # slices wait for their last answers
+_STARTUP_SECONDS = 8.0  # of all contenders together
+_OVERHEAD_FACTOR = 1.15  # slices wait for the last responses
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One figure of one contender under one workload, in proportion to that of the reference.
+    """One figure of one contender under one workload, compared with the reference.
 
     `value` and `reference_value`: medians of all blocks, in the unit of the figure. `others_busy`: the share
-    of the machine, from 0 to 1, that something else used meanwhile.
+    of the machine, from 0 to 1, that other programs used meanwhile.
     """
 
     workload: str
@@ -43,40 +43,43 @@ class Comparison:
 
     @property
     def verdict(self) -> RatioVerdict:
-        """Unclear, whatever the ratio is, if something else used the machine."""
+        """The ratio's verdict, or unclear if other programs used the machine."""
         return RatioVerdict.UNCLEAR if self.is_disturbed else self.ratio.verdict
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether something else used too much of the machine."""
+        """Whether other programs used too much of the machine."""
         return self.others_busy > MachineCondition.MAX_OTHERS_BUSY
 
     def describe_verdict(self) -> str:
-        """The verdict with its reason."""
+        """Return the verdict with its reason."""
         if self.is_disturbed:
             return f"unclear: other programs used {self.others_busy:.0%} of the machine"
         return self.ratio.describe_verdict()
 
     def as_json(self) -> dict[str, Any]:
-        """As plain data; numbers are not rounded."""
+        """Return JSON data; numbers are not rounded."""
         return {**asdict(self), "verdict": str(self.verdict)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Comparison:
-        """The reverse of `as_json`."""
+        """Parse the JSON data of `as_json`."""
         fields = {name: value for name, value in data.items() if name != "verdict"}
         return cls(**{**fields, "ratio": Ratio.from_json(data["ratio"])})
 
 
-def compare_measurement(workload: ProxyWorkload, measured: Measurement, reference: str) -> list[Comparison]:
-    """The workload's figures of all contenders but the reference."""
-    found = []
-    figures = [figure for figure in measured.figure_names() if figure in workload.figures]
-    for figure, contender in itertools.product(figures, measured.blocks):
+def compare_measurement(
+    workload: ProxyWorkload, measurement: Measurement, reference: str
+) -> list[Comparison]:
+    """Compare each figure of the workload of each contender with the reference."""
+    comparisons = []
+    figures = [figure for figure in measurement.figure_names() if figure in workload.figures]
+    for figure, contender in itertools.product(figures, measurement.blocks):
         if contender == reference:
             continue
-        values, reference_values = measured.values(figure, contender), measured.values(figure, reference)
-        found.append(
+        values = measurement.values(figure, contender)
+        reference_values = measurement.values(figure, reference)
+        comparisons.append(
             Comparison(
                 workload.name,
                 figure,
@@ -85,17 +88,17 @@ def compare_measurement(workload: ProxyWorkload, measured: Measurement, referenc
                 statistics.median(values),
                 statistics.median(reference_values),
                 Ratio.of(values, reference_values),
-                measured.cpu_usage.others_share,
+                measurement.cpu_usage.others_share,
             )
         )
-    return found
+    return comparisons
 
 
 def estimate_seconds(workloads: Sequence[ProxyWorkload], contenders: int, blocks: int = BLOCKS) -> float:
-    """How many seconds comparing will take, about."""
-    stages = len({workload.encryption for workload in workloads})
-    slices_of_each = sum(workload.seconds for workload in workloads) * blocks * SLICES_PER_BLOCK
-    return slices_of_each * contenders * _OVERHEAD_FACTOR + stages * _STARTUP_SECONDS
+    """Estimate the seconds that a comparison takes."""
+    startups = len({workload.encryption for workload in workloads})
+    slice_seconds = sum(workload.seconds for workload in workloads) * blocks * SLICES_PER_BLOCK
+    return slice_seconds * contenders * _OVERHEAD_FACTOR + startups * _STARTUP_SECONDS
 
 
 async def compare(
@@ -107,42 +110,43 @@ async def compare(
     *,
     blocks: int = BLOCKS,
 ) -> list[Comparison]:
-    """Ratios to the first contender, in the order of the workloads. Shows progress on standard error.
+    """Compare all contenders with the first one, in the order of the workloads.
 
-    A contender takes no part in workloads with TLS that it cannot end. ProcessFailed, TimeoutError.
+    Prints progress on standard error. Skips workloads with TLS for contenders that cannot terminate it.
+    Raises ProcessFailed or TimeoutError.
     """
-    found = []
+    comparisons = []
     ends_at = time.monotonic() + estimate_seconds(workloads, len(contenders), blocks)
     number = 0
     for encryption, group in itertools.groupby(workloads, lambda workload: workload.encryption):
-        participants = [each for each in contenders if encryption in each.encryptions]
+        participants = [contender for contender in contenders if encryption in contender.encryptions]
         async with start_all(participants, site, encryption, pinning) as proxies:
             for workload in group:
                 number += 1
-                left = format_duration(max(0.0, ends_at - time.monotonic()))
-                print_note(f"{number} of {len(workloads)}: {workload.name} ({left} left)")
-                measured = await interleaving.measure(workload, proxies, client, pinning, blocks=blocks)
-                found += compare_measurement(workload, measured, participants[0].name)
-    return found
+                time_left = format_duration(max(0.0, ends_at - time.monotonic()))
+                print_note(f"{number} of {len(workloads)}: {workload.name} ({time_left} left)")
+                measurement = await interleaving.measure(workload, proxies, client, pinning, blocks=blocks)
+                comparisons += compare_measurement(workload, measurement, participants[0].name)
+    return comparisons
 
 
 @asynccontextmanager
 async def start_all(
     contenders: Sequence[Contender], site: ProxySite, encryption: Encryption, pinning: CpuPinning | None
 ) -> AsyncIterator[dict[str, RunningProxy]]:
-    """All of them, started and pinned, by name."""
+    """Run all contenders, pinned to their cores; yield them by name."""
     async with AsyncExitStack() as stack:
         proxies = {}
         for contender in contenders:
-            site_of_proxy = replace(site, encryption=encryption).for_proxy(contender.name)
-            proxies[contender.name] = proxy = await stack.enter_async_context(contender.start(site_of_proxy))
+            proxy_site = replace(site, encryption=encryption).for_proxy(contender.name)
+            proxies[contender.name] = proxy = await stack.enter_async_context(contender.start(proxy_site))
             if pinning is not None:
                 pinning.pin_proxies(proxy.processes())
         yield proxies
 
 
 def table_row(comparison: Comparison) -> tuple[str, ...]:
-    """A row of a table on the terminal."""
+    """Return a comparison's row of the terminal table."""
     figure = FIGURES[comparison.figure]
     return (
         comparison.workload,
@@ -156,5 +160,5 @@ def table_row(comparison: Comparison) -> tuple[str, ...]:
 
 
 def column_titles(reference: str) -> tuple[str, ...]:
-    """The heads of that table."""
+    """Return the headers of the terminal table."""
     return ("workload", "contender", "figure", reference, "contender's", "ratio (99 % interval)", "verdict")

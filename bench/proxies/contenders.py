@@ -1,4 +1,4 @@
-"""Starts what is compared: the server itself, HAProxy, Envoy, Tidevoy, and any other proxy by its command."""
+"""Start the compared proxies: the server itself, HAProxy, Envoy, Tidevoy, and any other proxy by command."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from sandbox.server import Server, sends_mysql_greeting
 from sandbox.session_certificate import SessionCertificate
 
 DIRECT, HAPROXY, ENVOY, TIDEVOY = "direct", "HAProxy", "Envoy", "Tidevoy"
-_STARTUP_TIMEOUT_SECONDS = 30.0  # seconds until an Envoy has its configuration
+_STARTUP_TIMEOUT_SECONDS = 30.0  # until an Envoy has its configuration
 _POLL_SECONDS = 0.05
 _KB_PER_MIB = 1024 * 1024 / 1000
 _KEEPALIVE_IDLE_SECONDS = 7_200
-"""Seconds, longer than any run: thousands of sessions that became idle together are else probed in one
-moment, which overflows loopback's queue (net.core.netdev_max_backlog), and those whose probes were lost are
-closed."""
+"""Longer than any run: otherwise the kernel probes thousands of sessions that became idle together at the
+same moment, which overflows loopback's queue (net.core.netdev_max_backlog), and closes sessions whose probes
+are lost."""
 
 
 class InvalidPeer(TidevoyError):
-    """A `--peer` cannot be understood."""
+    """A `--peer` option is invalid."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProxySite:
-    """What a proxy needs to start: a directory of its own, ports, the server behind it, and TLS."""
+    """The resources to start a proxy: its own directory, ports, the server behind it, and TLS."""
 
     directory: Path
     ports: Ports
@@ -55,15 +55,16 @@ class ProxySite:
     encryption: Encryption = Encryption.NONE
 
     def for_proxy(self, name: str) -> ProxySite:
-        """The same with a directory for this proxy."""
+        """Return the same site with a directory for this proxy."""
         return replace(self, directory=self.directory / re.sub(r"[^\w-]", "-", f"{name}-{self.encryption}"))
 
 
 @dataclass(frozen=True, slots=True)
 class RunningProxy:
-    """A running proxy: how clients reach it, and the process that leads its session; None: there is no proxy.
+    """A running proxy.
 
-    `api`: base URL of its control plane, if it has one.
+    `target`: where clients connect; `leader`: the process that leads its session, None without a proxy;
+    `api`: base URL of its control plane, or empty.
     """
 
     target: LoadTarget
@@ -71,25 +72,25 @@ class RunningProxy:
     api: str = ""
 
     def processes(self) -> list[int]:
-        """All of its processes."""
+        """Return all its processes."""
         return [] if self.leader is None else processes_of_session(self.leader)
 
     def cpu_seconds(self) -> float:
-        """CPU time that its processes have used, from the kernel's scheduler.
+        """Return the CPU time of its processes, from the kernel's scheduler.
 
-        It includes the network's soft interrupts that the proxy caused: over loopback, the kernel handles a
-        packet within the system call that sends it, and charges that to the sender.
+        Includes the network soft interrupts that the proxy causes: over loopback, the kernel handles a packet
+        within the system call that sends it, and charges the sender.
         """
         return sum(cpu_seconds(pid) for pid in self.processes())
 
     def resident_kb(self) -> float:
-        """Resident memory in 1,000 bytes."""
+        """Return the resident memory in 1,000 bytes."""
         return sum(memory_mib(pid) for pid in self.processes()) * _KB_PER_MIB
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A proxy that can be started. `encryptions`: those with which it can be measured."""
+    """A proxy that can be started. `encryptions`: the TLS modes that it supports."""
 
     name: str
     version: str
@@ -99,18 +100,18 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class ModuleBuild:
-    """A module's file, or None for Envoy alone. `root`: the checkout of its control plane; None: this one."""
+    """A module file, or None for Envoy without it. `checkout`: that of its control plane; None: this one."""
 
     module: Path | None
     checkout: Path | None = None
 
     def environment(self) -> dict[str, str]:
-        """For programs of its checkout."""
+        """Return the environment variables for programs of its checkout."""
         return {} if self.checkout is None else {"PYTHONPATH": str(self.checkout)}
 
 
 def direct_contender(backend: DatabaseBackend) -> Contender:
-    """The server itself."""
+    """Return the contender that is the server itself."""
 
     @asynccontextmanager
     async def start(site: ProxySite) -> AsyncIterator[RunningProxy]:
@@ -120,7 +121,7 @@ def direct_contender(backend: DatabaseBackend) -> Contender:
 
 
 def standard_contenders() -> list[Contender]:
-    """HAProxy, Envoy and Tidevoy. ProgramMissing: one of them is not installed, or not built."""
+    """Return HAProxy, Envoy and Tidevoy. Raises ProgramMissing if one is not installed or not built."""
     envoy = version_of(str(envoy_binary()))
     return [
         Contender(HAPROXY, haproxy.installed_version(), _start_haproxy, tuple(Encryption)),
@@ -135,7 +136,7 @@ def standard_contenders() -> list[Contender]:
 
 
 def find_built_module() -> Path:
-    """The module of this checkout. ProgramMissing: it is not built."""
+    """Return the module of this checkout. Raises ProgramMissing if it is not built."""
     module = module_path.find_module()
     if module is None:
         raise ProgramMissing("Tidevoy's module for Envoy", "make bench, which builds it")
@@ -146,24 +147,25 @@ def find_built_module() -> Path:
 async def _start_haproxy(site: ProxySite) -> AsyncIterator[RunningProxy]:
     async with _tls_terminator(site) as server:
         port = site.ports.allocate()
-        ends_tls = site.encryption is not Encryption.NONE
+        terminates_tls = site.encryption is not Encryption.NONE
         text = haproxy.render_configuration(
             listen=port,
             server=server,
             log=site.ports.allocate(),
             maxconn=haproxy.max_connections(),
-            certificate=site.certificate.cert if ends_tls else None,
+            certificate=site.certificate.cert if terminates_tls else None,
             server_ca=site.certificate.cert if site.encryption is Encryption.BOTH else None,
         )
-        async with HaProxy(site.directory, port, text, tls=ends_tls) as process:
-            yield RunningProxy(LoadTarget(port, "first" if ends_tls else "none"), process.process.pid)
+        async with HaProxy(site.directory, port, text, tls=terminates_tls) as process:
+            yield RunningProxy(LoadTarget(port, "first" if terminates_tls else "none"), process.process.pid)
 
 
 @asynccontextmanager
 async def _tls_terminator(site: ProxySite) -> AsyncIterator[int]:
-    """The port for a proxy that does not know MySQL's handshake, and so starts TLS with the first byte.
+    """Yield the server port for a proxy that cannot start TLS within MySQL's handshake.
 
-    No MySQL server accepts that. A second HAProxy, whose CPU is not counted, ends this TLS before the server.
+    Its TLS starts with the first byte, which no MySQL server accepts. A second HAProxy, whose CPU is not
+    counted, terminates this TLS.
     """
     if site.encryption is not Encryption.BOTH:
         yield site.backend.port
@@ -177,7 +179,7 @@ async def _tls_terminator(site: ProxySite) -> AsyncIterator[int]:
 
 
 def envoy_starter(build: ModuleBuild) -> Callable[[ProxySite], AbstractAsyncContextManager[RunningProxy]]:
-    """An Envoy that runs what a control plane of its own publishes. ProcessFailed: it does not serve."""
+    """Return a starter of an Envoy with its own control plane. It raises ProcessFailed on timeout."""
 
     @asynccontextmanager
     async def start(site: ProxySite) -> AsyncIterator[RunningProxy]:
@@ -189,19 +191,19 @@ def envoy_starter(build: ModuleBuild) -> Callable[[ProxySite], AbstractAsyncCont
             async with EnvoyProcess(bootstrap, site.directory) as process:
                 try:
                     async with asyncio.timeout(_STARTUP_TIMEOUT_SECONDS):
-                        wanted = "none" if build.module is None else "module"
-                        while not (
-                            await _is_up_to_date(control_plane, wanted) and await sends_mysql_greeting(port)
+                        filter_name = "none" if build.module is None else "module"
+                        while not (  # noqa: ASYNC110 - neither process sends an event
+                            await _is_up_to_date(control_plane, filter_name)
+                            and await sends_mysql_greeting(port)
                         ):
                             await asyncio.sleep(_POLL_SECONDS)
                 except TimeoutError:
-                    reason = f"with {build.module or 'no module'} did not serve within {_STARTUP_TIMEOUT_SECONDS:.0f} s"
-                    advice = (
-                        "; a module of another revision may need the control plane of that revision: --rev"
+                    reason = (
+                        f"with {build.module or 'no module'} did not serve within"
+                        f" {_STARTUP_TIMEOUT_SECONDS:.0f} s;"
+                        " a module of another revision may need the control plane of that revision: --rev"
                     )
-                    raise ProcessFailed(
-                        "Envoy", reason + advice, process.failure_summary(process.process)
-                    ) from None
+                    raise ProcessFailed("Envoy", reason, process.failure_summary(process.process)) from None
                 tls: Tls = "none" if site.encryption is Encryption.NONE else "mysql"
                 yield RunningProxy(LoadTarget(port, tls), process.process.pid, control_plane.api_url)
 
@@ -212,12 +214,12 @@ class _ControlPlaneOfBuild(ControlPlaneProcess):
     build: ModuleBuild
 
     def environment(self) -> Mapping[str, str]:
-        """With the code of the build's checkout."""
+        """Return the environment with the code of the build's checkout."""
         return {**super().environment(), **self.build.environment()}
 
 
 def control_plane_settings(site: ProxySite, listen: int) -> dict[str, Any]:
-    """A control plane for one Envoy: defaults, but for what this machine and the benchmark need."""
+    """Return settings for one Envoy: the defaults, except for what this machine and the benchmark need."""
     certificate = {"cert": str(site.certificate.cert), "key": str(site.certificate.key)}
     tls: dict[str, Any] = {}
     if site.encryption is not Encryption.NONE:
@@ -236,7 +238,7 @@ def control_plane_settings(site: ProxySite, listen: int) -> dict[str, Any]:
 
 
 def _make_bootstrap(control_plane: _ControlPlaneOfBuild) -> str:
-    """As the command `tidevoy bootstrap` of the build's checkout prints it."""
+    """Return the output of `tidevoy bootstrap` of the build's checkout."""
     options = ["--config", str(control_plane.config_file), "--id", "measured", "--admin", "127.0.0.1:0"]
     module = control_plane.build.module
     options += [] if module is None else ["--module", str(module)]
@@ -250,7 +252,7 @@ def _make_bootstrap(control_plane: _ControlPlaneOfBuild) -> str:
 
 
 async def _is_up_to_date(control_plane: ControlPlaneProcess, filter_name: str) -> bool:
-    """Whether its Envoy runs what is published, with the right filter."""
+    """Return whether its Envoy runs the published version with the right filter."""
     async with httpx2.AsyncClient(base_url=control_plane.api_url, trust_env=False) as api:
         envoys = (await api.get("/v1/envoys")).raise_for_status().json()["envoys"]
     return any(
@@ -263,16 +265,16 @@ _PLACEHOLDERS = re.compile(r"\{(listen|server|pd|directory)\}")
 
 
 def contender_from_command(text: str) -> Contender:
-    """A contender from `NAME=COMMAND`. PeerUnusable."""
+    """Parse `NAME=COMMAND` into a contender. Raises InvalidPeer."""
     name, _, command = text.partition("=")
     name = name.strip()
     if not name or "{listen}" not in command or not re.search(r"\{(server|pd)\}", command):
         raise InvalidPeer(
-            f"cannot use the peer {text!r}: write NAME=COMMAND, where the command has {{listen}} for the"
-            " address on which it must listen, and {server} for that of the server or {pd} for that of PD"
+            f"cannot use the peer {text!r}: write NAME=COMMAND, where the command contains {{listen}} for the"
+            " address on which it must listen, and {server} for the server's address or {pd} for PD's"
         )
     try:
-        program, *words = shlex.split(command)
+        program, *parameters = shlex.split(command)
         path = find_program(program, "")
     except ValueError as error:
         raise InvalidPeer(f"cannot read the command of peer {name}: {error}") from None
@@ -283,40 +285,40 @@ def contender_from_command(text: str) -> Contender:
     async def start(site: ProxySite) -> AsyncIterator[RunningProxy]:
         port = site.ports.allocate()
         site.directory.mkdir(parents=True, exist_ok=True)
-        arguments = fill_placeholders(words, port, site)
+        arguments = fill_placeholders(parameters, port, site)
         async with _PeerProxy(name, site.directory, port, [path, *arguments]) as server:
             yield RunningProxy(LoadTarget(port), server.process.pid)
 
     return Contender(name, "", start)
 
 
-def fill_placeholders(words: Sequence[str], listen: int, site: ProxySite) -> list[str]:
-    """The words of a command with its placeholders filled in; other braces stay."""
+def fill_placeholders(arguments: Sequence[str], listen: int, site: ProxySite) -> list[str]:
+    """Replace the placeholders in a command's arguments; other braces stay."""
     values: Mapping[str, str] = {
         "listen": f"127.0.0.1:{listen}",
         "server": f"127.0.0.1:{site.backend.port}",
         "pd": site.backend.pd,
         "directory": str(site.directory),
     }
-    return [_PLACEHOLDERS.sub(lambda found: values[found[1]], word) for word in words]
+    return [_PLACEHOLDERS.sub(lambda match: values[match[1]], argument) for argument in arguments]
 
 
 class _PeerProxy(Server):
-    """A proxy that the user's command starts in the foreground."""
+    """A proxy that a command of the user runs in the foreground."""
 
     def __init__(self, name: str, directory: Path, port: int, command: list[str]) -> None:
         super().__init__(re.sub(r"[^\w.-]", "-", name), directory)
         self._port = port
-        self._command_words = command
+        self._command = command
 
     def command(self) -> list[str]:
-        """As it was given."""
-        return self._command_words
+        """Return the user's command."""
+        return self._command
 
     def listen_ports(self) -> list[int]:
-        """Its port."""
+        """Return its port."""
         return [self._port]
 
     async def is_serving(self) -> bool:
-        """Whether a server behind it greets."""
+        """Return whether the server behind it sends a greeting."""
         return await sends_mysql_greeting(self._port)

@@ -1,4 +1,4 @@
-"""Drains of a real TiDB server: how fast its sessions move, and what a client notices of it."""
+"""Measure drains of a real TiDB server: session migrations per second, and the slowest statement."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _POLL_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class DrainResult:
-    """Of `drains` drains, each of `sessions` sessions. Rates per second, times in milliseconds.
+    """The result of `drains` drains of `sessions` sessions each. Times are in milliseconds.
 
-    `slowest`: of all statements of other sessions at a fixed rate while nodes were drained;
-    `slowest_at_rest`: of as many while nothing happened.
+    `per_second`: migrated sessions; `slowest`: of all statements of other sessions at a fixed rate during the
+    drains; `slowest_at_rest`: the same without drains.
     """
 
     drains: int
@@ -43,7 +43,7 @@ class DrainResult:
     slowest_at_rest: float
 
     def as_json(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return JSON data."""
         return asdict(self)
 
 
@@ -57,9 +57,9 @@ async def measure(
     drains: int = DRAINS,
     seconds: float = _LOAD_SECONDS,
 ) -> DrainResult:
-    """Start a second TiDB server, then drain both in turn, each beside statements for so many seconds.
+    """Start a second TiDB server, then drain both alternately, each during `seconds` of statements.
 
-    Errors as of `Server.launch`; TimeoutError.
+    Raises the errors of `Server.launch` and TimeoutError.
     """
     cluster = site.backend.cluster
     assert cluster is not None
@@ -71,7 +71,7 @@ async def measure(
             pinning.pin_proxies(proxy.processes())
         async with (
             httpx2.AsyncClient(base_url=proxy.api, trust_env=False, timeout=10.0) as api,
-            client.idle(proxy.target.port, connections=sessions) as ended,
+            client.idle(proxy.target.port, connections=sessions) as idle_results,
             client.slices(
                 [proxy.target], connections=_CLIENTS, statement=POINT_SELECT, numbers=ROWS // 2
             ) as slices,
@@ -81,12 +81,13 @@ async def measure(
             trial = _DrainTrial(api, slices, seconds)
             await trial.wait_until(lambda: trial.are_active((first, second)))
             at_rest = [await trial.measure_slowest() for _ in range(drains)]
-            # One drain that is not counted puts all sessions on one node.
+            # The first drain is not counted: it puts all sessions on one node.
             await trial.drain(first, counted=False)
             for number in range(drains):
                 await trial.drain((second, first)[number % 2])
-        if ended[0].errors:
-            raise ProcessFailed(PROGRAM_NAME, f"met {ended[0].errors} errors", ended[0].error_text)
+        idle_result = idle_results[0]
+        if idle_result.errors:
+            raise ProcessFailed(PROGRAM_NAME, f"met {idle_result.errors} errors", idle_result.error_text)
     rate, slowest = statistics.median(trial.sessions_per_second), max(trial.slowest_statements)
     return DrainResult(drains, sessions + _CLIENTS, rate, slowest, max(at_rest))
 
@@ -98,24 +99,24 @@ class _DrainTrial:
         self._api, self._slices, self._seconds = api, slices, seconds
 
     async def measure_slowest(self) -> float:
-        """The slowest statement of some seconds."""
-        taken = await self._slices.run(0, self._seconds, rate=_STATEMENTS_PER_SECOND)
-        return max(taken.latencies)
+        """Run statements and return the highest latency."""
+        result = await self._slices.run(0, self._seconds, rate=_STATEMENTS_PER_SECOND)
+        return max(result.latencies)
 
     async def drain(self, node: Tidb, *, counted: bool = True) -> None:
-        """Drain a node beside statements, then return it to service."""
+        """Drain a node while statements run, then undrain it."""
         try:
             async with asyncio.TaskGroup() as group:
                 slowest = group.create_task(self.measure_slowest())
                 sessions = await _count_connections(node)
-                begin = time.monotonic()
+                start = time.monotonic()
                 (await self._api.post(f"/v1/nodes/{node.address}/drain", json={})).raise_for_status()
                 await self.wait_until(lambda: _is_empty(node))
-                seconds = time.monotonic() - begin
+                seconds = time.monotonic() - start
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
         if seconds > self._seconds:
-            raise TimeoutError  # no statements were sent at its end
+            raise TimeoutError  # the statements ended before the drain
         if counted:
             self.sessions_per_second.append(sessions / seconds)
             self.slowest_statements.append(slowest.result())
@@ -123,23 +124,23 @@ class _DrainTrial:
         await self.wait_until(lambda: self.are_active((node,)))
 
     async def are_active(self, nodes: tuple[Tidb, ...]) -> bool:
-        """Whether these nodes may get sessions."""
-        found = (await self._api.get("/v1/nodes")).raise_for_status().json()["nodes"]
-        states = {each["address"]: each["state"] for each in found}
+        """Return whether these nodes are active."""
+        response = (await self._api.get("/v1/nodes")).raise_for_status()
+        states = {node["address"]: node["state"] for node in response.json()["nodes"]}
         return all(states.get(node.address) == "active" for node in nodes)
 
     async def wait_until(self, condition: Callable[[], Awaitable[bool]]) -> None:
-        """Return when it holds. TimeoutError."""
+        """Return when the condition is true. Raises TimeoutError."""
         async with asyncio.timeout(_STEP_TIMEOUT_SECONDS):
             while not await condition():  # noqa: ASYNC110 - TiDB sends no event
                 await asyncio.sleep(_POLL_SECONDS)
 
 
 async def _count_connections(node: Tidb) -> int:
-    """TiDB's own count of its sessions."""
+    """Return TiDB's own session count."""
     async with httpx2.AsyncClient(trust_env=False) as client:
-        answer = await client.get(f"http://127.0.0.1:{node.status_port}/status")
-    return int(answer.raise_for_status().json()["connections"])
+        response = await client.get(f"http://127.0.0.1:{node.status_port}/status")
+    return int(response.raise_for_status().json()["connections"])
 
 
 async def _is_empty(node: Tidb) -> bool:

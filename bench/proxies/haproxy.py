@@ -1,4 +1,4 @@
-"""HAProxy (Debian package) as a TCP proxy before a MySQL server, configured as TiDB's guide says."""
+"""HAProxy (Debian package) as a TCP proxy in front of a MySQL server, configured as in TiDB's guide."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from sandbox.server import Server, sends_mysql_greeting
 
 PACKAGE = "haproxy"
 _GUIDE_MAXCONN = 4_096
-_GREETING_TIMEOUT_SECONDS = 5.0  # seconds for a greeting
+_GREETING_TIMEOUT_SECONDS = 5.0
 
 
 def installed_version() -> str:
-    """The installed version. ProgramMissing."""
+    """Return the installed version. Raises ProgramMissing."""
     return version_of(find_program("haproxy", PACKAGE), "-v")
 
 
 def max_connections() -> int:
-    """So many connections, up to 11,000, as open files allow; each needs two files."""
+    """Return the connection limit that open files allow, at most 11,000; each connection needs two files."""
     return min(11_000, max(1, (raise_file_limit() - 500) // 2))
 
 
@@ -35,12 +35,12 @@ def render_configuration(
     certificate: Path | None = None,
     server_ca: Path | None = None,
 ) -> str:
-    """The configuration of TiDB's guide "Best Practices for Using HAProxy in TiDB", with ports on loopback.
+    """Return the configuration of TiDB's guide "Best Practices for Using HAProxy in TiDB", on loopback.
 
-    Left out: what makes a service of it (user, chroot, daemon, statistics page). `log`: a UDP port for
-    syslog, where nothing need listen. `certificate`: a file ending in .crt, beside its key ending in .key;
-    TLS of clients ends here, and begins with the first byte, since HAProxy does not know MySQL's handshake.
-    `server_ca`: TLS to the server, which begins with the first byte, too.
+    Omits the service options (user, chroot, daemon, statistics page). `log`: a UDP port for syslog, where
+    nothing needs to listen. `certificate`: a file `*.crt` next to its key `*.key`; terminates client TLS,
+    which starts with the first byte, since HAProxy does not know MySQL's handshake. `server_ca`: TLS to the
+    server, which starts with the first byte, too.
     """
     bind = "" if certificate is None else f" ssl crt {certificate}"
     to_server = "" if server_ca is None else f" ssl verify required ca-file {server_ca}"
@@ -82,30 +82,30 @@ class HaProxy(Server):
         return self.directory / f"{self.name}.cfg"
 
     def command(self) -> list[str]:
-        """One process (`-db`: it neither goes into the background nor forks)."""
+        """Return the command for one foreground process (`-db`: no daemon, no fork)."""
         return [find_program("haproxy", PACKAGE), "-db", "-f", str(self._file)]
 
     def listen_ports(self) -> list[int]:
-        """Its port."""
+        """Return its port."""
         return [self.port]
 
     async def prepare(self) -> None:
-        """Write its configuration."""
+        """Write the configuration file."""
         self.directory.mkdir(parents=True, exist_ok=True)
         self._file.write_text(self._text)
 
     async def is_serving(self) -> bool:
-        """Whether a server behind it greets."""
+        """Return whether the server behind it sends a greeting."""
         return await (_greets_over_tls(self.port) if self._tls else sends_mysql_greeting(self.port))
 
     def failure_summary(self, process: ChildProcess) -> str:
-        """The lines by which it refuses a configuration when there are some, else its last ones."""
+        """Return the lines that reject the configuration if there are any, else the last output lines."""
         alerts = [line for line in process.output().splitlines() if line.startswith("[ALERT]")]
         return "\n".join(alerts[-5:]) or process.tail()
 
 
 async def _greets_over_tls(port: int) -> bool:
-    """Whether a MySQL server greets inside TLS on `port`, whatever certificate it shows."""
+    """Return whether a MySQL server sends a greeting inside TLS on `port`, with any certificate."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)

@@ -1,7 +1,7 @@
-"""Measures proxies in turn, in slices so short that noise of the machine meets all of them alike.
+"""Measure proxies alternately, in slices so short that machine noise affects all of them equally.
 
-A block has several slices of each proxy: A, B, B, A, A, B, ... Everything in a block happens within about a
-second, and all connections stay open from the first block to the last one.
+A block has several slices of each proxy: A, B, B, A, A, B, ... A block takes about a second, and all
+connections stay open from the first block to the last one.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ from bench.proxies.pinning import CpuPinning
 from bench.proxies.workloads import ProxyWorkload
 
 BLOCKS = 80
-SLICES_PER_BLOCK = (
-    6  # slices of each proxy in a block; even, so that each is as often before the others as behind them
-)
+SLICES_PER_BLOCK = 6  # per proxy; even, so that each proxy is equally often before and after the others
 _WARM_UP_SECONDS = 0.5
 
 
 @dataclass(slots=True)
 class Block:
-    """What the slices of one proxy in one block gave. CPU in seconds, latencies in milliseconds."""
+    """The results of one proxy's slices in one block. CPU in seconds, latencies in milliseconds."""
 
     cpu: float = 0.0
     latencies: list[float] = field(default_factory=list)
@@ -34,24 +32,30 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """All blocks of a workload, by proxy, and what else used the CPU meanwhile."""
+    """All blocks of a workload, by proxy, and the CPU usage of the machine meanwhile."""
 
     blocks: Mapping[str, Sequence[Block]]
     cpu_usage: CpuUsage
 
     def values(self, figure: str, proxy: str) -> list[float]:
-        """One value for each block: see `FIGURES`."""
+        """Return one value of a figure (a key of `FIGURES`) per block."""
         return [FIGURES[figure].compute(block) for block in self.blocks[proxy]]
 
     def figure_names(self) -> list[str]:
-        """The names of the figures that it has."""
-        some = all(block.new_connections for each in self.blocks.values() for block in each)
-        return [name for name, figure in FIGURES.items() if some or not figure.needs_new_connections]
+        """Return the names of the figures that the measurement has."""
+        has_new_connections = all(
+            block.new_connections for proxy_blocks in self.blocks.values() for block in proxy_blocks
+        )
+        return [
+            name
+            for name, figure in FIGURES.items()
+            if has_new_connections or not figure.needs_new_connections
+        ]
 
 
 @dataclass(frozen=True, slots=True)
 class FigureDefinition:
-    """A figure of a block. Less is better for all of them."""
+    """Definition of a figure of a block. Lower is better for all figures."""
 
     title: str
     unit: str
@@ -73,7 +77,10 @@ FIGURES: Mapping[str, FigureDefinition] = {
 
 
 def measuring_order(names: Sequence[str], block: int) -> Iterator[str]:
-    """Who is measured when in a block: forwards and backwards in turn; who begins changes by block."""
+    """Yield the proxies in measuring order: forwards and backwards alternately.
+
+    Each block starts with another proxy.
+    """
     first = block % len(names)
     rotated = [*names[first:], *names[:first]]
     for number in range(SLICES_PER_BLOCK):
@@ -88,7 +95,10 @@ async def measure(
     *,
     blocks: int = BLOCKS,
 ) -> Measurement:
-    """Measure all proxies under one workload. ProcessFailed when a single statement fails; TimeoutError."""
+    """Measure all proxies under one workload.
+
+    Raises ProcessFailed if a single statement fails, and TimeoutError.
+    """
     targets = [proxy.target for proxy in proxies.values()]
     async with client.slices(
         targets,
@@ -100,12 +110,13 @@ async def measure(
             pinning.pin_clients(slices.pid)
         for name in proxies:
             await _measure_slice(slices, proxies, name, workload, Block(), _WARM_UP_SECONDS)
-        found: dict[str, list[Block]] = {name: [Block() for _ in range(blocks)] for name in proxies}
-        before = CpuUsage.now()
+        results: dict[str, list[Block]] = {name: [Block() for _ in range(blocks)] for name in proxies}
+        usage_before = CpuUsage.now()
         for number in range(blocks):
             for name in measuring_order(list(proxies), number):
-                await _measure_slice(slices, proxies, name, workload, found[name][number], workload.seconds)
-        return Measurement(found, CpuUsage.now().since(before))
+                block = results[name][number]
+                await _measure_slice(slices, proxies, name, workload, block, workload.seconds)
+        return Measurement(results, CpuUsage.now().since(usage_before))
 
 
 async def _measure_slice(
@@ -116,10 +127,10 @@ async def _measure_slice(
     block: Block,
     seconds: float,
 ) -> None:
-    before = proxies[name].cpu_seconds()
+    cpu_before = proxies[name].cpu_seconds()
     result = await slices.run(
         list(proxies).index(name), seconds, rate=workload.rate, new_connections=workload.new_connections
     )
-    block.cpu += proxies[name].cpu_seconds() - before
+    block.cpu += proxies[name].cpu_seconds() - cpu_before
     block.latencies += result.latencies
     block.new_connections += result.new_connections

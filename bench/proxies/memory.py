@@ -1,4 +1,4 @@
-"""How much memory a proxy needs for each idle session."""
+"""Measure the memory that a proxy needs per idle session."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ IDLE_SESSIONS = 1_000
 async def measure(
     contenders: Sequence[Contender], site: ProxySite, client: LoadClient, pinning: CpuPinning | None
 ) -> dict[str, float]:
-    """By contender, 1,000 bytes of resident memory for each of the first `SESSIONS` sessions."""
-    found = {}
+    """Return the resident memory per session in 1,000 bytes, by contender, for IDLE_SESSIONS sessions."""
+    memory_by_contender = {}
     async with start_all(contenders, site, Encryption.NONE, pinning) as proxies:
         for name, proxy in proxies.items():
             print_note(f"memory of {name} for {IDLE_SESSIONS:,} idle sessions")
-            before = proxy.resident_kb()
+            memory_before = proxy.resident_kb()
             async with client.idle(proxy.target.port, connections=IDLE_SESSIONS) as client_results:
-                found[name] = (proxy.resident_kb() - before) / IDLE_SESSIONS
+                memory_by_contender[name] = (proxy.resident_kb() - memory_before) / IDLE_SESSIONS
             if client_results[0].errors:
                 raise ProcessFailed(
                     PROGRAM_NAME, f"met {client_results[0].errors} errors", client_results[0].error_text
                 )
-    return found
+    return memory_by_contender

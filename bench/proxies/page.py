@@ -1,4 +1,4 @@
-"""The page and the chart that are made from kept results, and README's table."""
+"""Render stored results as a page, a chart and README's table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from bench.reporting.svg import as_svg
 METHOD = f"""\
 All proxies stand before the same server, on one machine and on loopback, with one worker each. All
 connections stay open, and one proxy works at a time, in slices of 30 to 100 ms: A, B, C, C, B, A, and so
-on. {SLICES_PER_BLOCK} slices of each proxy are a block, {BLOCKS} blocks are a measurement. A ratio compares two
+on. {SLICES_PER_BLOCK} slices of each proxy are a block, {BLOCKS} blocks are a\
+ measurement. A ratio compares two
 proxies within each block. The tables show the geometric mean of these ratios, without the highest and the
 lowest fifth, and its 99 % confidence interval, bootstrapped over blocks. Added latencies have 20 blocks.
 CPU is what the kernel's scheduler accounts to the proxy's processes, with the soft interrupts that it
@@ -48,13 +49,13 @@ _README_WORKLOADS = (
 
 
 def format_number(value: float) -> str:
-    """At least three significant digits from 1 on, three decimals below."""
+    """Format with at least three significant digits, or with three decimals below 1."""
     whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
     return f"{value:,.{max(0, 3 - whole)}f}"
 
 
 def write_results(results: Results, directory: Path) -> list[Path]:
-    """Write the results, their page and their chart; where they are."""
+    """Write the results, their page and their chart, and return the paths."""
     directory.mkdir(parents=True, exist_ok=True)
     name = f"proxies-{results.backend}"
     data, page, chart = (directory / f"{name}.{ending}" for ending in ("json", "md", "svg"))
@@ -65,7 +66,7 @@ def write_results(results: Results, directory: Path) -> list[Path]:
 
 
 def results_as_markdown(results: Results, chart: str) -> str:
-    """The page."""
+    """Return the page of the results."""
     lines = [
         *_introduction(results),
         "",
@@ -94,28 +95,28 @@ def _introduction(results: Results) -> Iterator[str]:
 def _ratio_tables(results: Results) -> Iterator[str]:
     reference = results.reference
     for name, figure in FIGURES.items():
-        found = [each for each in results.comparisons if each.figure == name]
-        if not found:
+        comparisons = [comparison for comparison in results.comparisons if comparison.figure == name]
+        if not comparisons:
             continue
-        others = [each for each in results.versions if each != reference]
+        others = [contender for contender in results.versions if contender != reference]
         yield ""
         yield f"## {figure.title}"
         yield ""
         yield from _table(
             ["workload", f"{reference}, {figure.unit}", *(f"{other} / {reference}" for other in others)],
-            (_row(workload, each, others) for workload, each in _group_by_workload(found)),
+            (_row(workload, group, others) for workload, group in _group_by_workload(comparisons)),
         )
 
 
-def _row(workload: str, found: Sequence[Comparison], others: Sequence[str]) -> list[str]:
-    by_name = {each.contender: each for each in found}
+def _row(workload: str, comparisons: Sequence[Comparison], others: Sequence[str]) -> list[str]:
+    by_name = {comparison.contender: comparison for comparison in comparisons}
     cells = [str(by_name[other].ratio) if other in by_name else "" for other in others]
-    return [workload, format_number(found[0].reference_value), *cells]
+    return [workload, format_number(comparisons[0].reference_value), *cells]
 
 
-def _group_by_workload(found: Sequence[Comparison]) -> Iterator[tuple[str, list[Comparison]]]:
-    for workload in dict.fromkeys(each.workload for each in found):
-        yield workload, [each for each in found if each.workload == workload]
+def _group_by_workload(comparisons: Sequence[Comparison]) -> Iterator[tuple[str, list[Comparison]]]:
+    for workload in dict.fromkeys(comparison.workload for comparison in comparisons):
+        yield workload, [comparison for comparison in comparisons if comparison.workload == workload]
 
 
 def _latency_tables(results: Results) -> Iterator[str]:
@@ -125,15 +126,15 @@ def _latency_tables(results: Results) -> Iterator[str]:
     yield "## Latency that is added to the server's own"
     yield ""
     yield "Milliseconds, with 99 % intervals; 1,000 point selects/s, spread over all clients."
-    names = list(dict.fromkeys(each.contender for each in results.latencies))
-    for quantile in dict.fromkeys(each.quantile for each in results.latencies):
-        found = [each for each in results.latencies if each.quantile == quantile]
+    names = list(dict.fromkeys(latency.contender for latency in results.latencies))
+    for quantile in dict.fromkeys(latency.quantile for latency in results.latencies):
+        latencies = [latency for latency in results.latencies if latency.quantile == quantile]
         yield ""
         yield f"### {quantile * 100:g}th percentile"
         yield ""
         rows = []
-        for clients in dict.fromkeys(each.clients for each in found):
-            cells = {each.contender: each for each in found if each.clients == clients}
+        for clients in dict.fromkeys(latency.clients for latency in latencies):
+            cells = {latency.contender: latency for latency in latencies if latency.clients == clients}
             direct = format_number(next(iter(cells.values())).direct)
             added = [str(cells[name].added) for name in names]
             rows.append([f"{clients:,}", direct, *added])
@@ -167,19 +168,19 @@ def _single_figures(results: Results) -> Iterator[str]:
         )
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(heads)} |"
-    yield "|---|" + "---:|" * (len(heads) - 1)
+def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(headers)} |"
+    yield "|---|" + "---:|" * (len(headers) - 1)
     for row in rows:
         yield f"| {' | '.join(row)} |"
 
 
 def draw_chart(results: Results) -> str:
-    """The SVG of CPU per query: a point with its interval for each workload and contender."""
+    """Return the SVG of CPU per query: a point with its interval per workload and contender."""
     from matplotlib.figure import Figure as Canvas
 
-    found = [each for each in results.comparisons if each.figure == "cpu"]
-    workloads = list(dict.fromkeys(each.workload for each in found))
+    comparisons = [comparison for comparison in results.comparisons if comparison.figure == "cpu"]
+    workloads = list(dict.fromkeys(comparison.workload for comparison in comparisons))
     names = [name for name in results.versions if name != results.reference]
     others = [name for name in names if name not in _COLOURS]
     colours = dict(zip(others, itertools.cycle(_OTHER_COLOURS), strict=False)) | _COLOURS
@@ -188,13 +189,14 @@ def draw_chart(results: Results) -> str:
     axes.axvline(1.0, color=_COLOURS[HAPROXY], linewidth=1.2, label=results.reference)
     for index, name in enumerate(names):
         shift = (index - (len(names) - 1) / 2) * 0.22
-        own = [each for each in found if each.contender == name]
+        own = [comparison for comparison in comparisons if comparison.contender == name]
+        ratios = [comparison.ratio for comparison in own]
         axes.errorbar(
-            [each.ratio.value for each in own],
-            [workloads.index(each.workload) + shift for each in own],
+            [ratio.value for ratio in ratios],
+            [workloads.index(comparison.workload) + shift for comparison in own],
             xerr=[
-                [each.ratio.value - each.ratio.low for each in own],
-                [each.ratio.high - each.ratio.value for each in own],
+                [ratio.value - ratio.low for ratio in ratios],
+                [ratio.high - ratio.value for ratio in ratios],
             ],
             fmt="o",
             markersize=4.5,
@@ -213,15 +215,15 @@ def draw_chart(results: Results) -> str:
 
 
 def readme_section(results: Results, pages: Sequence[str]) -> str:
-    """README's part, with its two comments: five rows and the chart. `pages`: names of all pages."""
+    """Return README's section with its two markers: five rows and the chart. `pages`: names of all pages."""
     rows = []
     for workload in _README_WORKLOADS:
-        found = {
-            each.figure: str(each.ratio)
-            for each in results.comparisons
-            if each.workload == workload and each.contender == TIDEVOY
+        ratios = {
+            comparison.figure: str(comparison.ratio)
+            for comparison in results.comparisons
+            if comparison.workload == workload and comparison.contender == TIDEVOY
         }
-        rows.append([workload, found["cpu"], found["p95"]])
+        rows.append([workload, ratios["cpu"], ratios["p95"]])
     links = " and ".join(f"[{page}](bench/results/{page}.md)" for page in pages)
     return "\n".join(
         [
@@ -243,8 +245,11 @@ def readme_section(results: Results, pages: Sequence[str]) -> str:
 
 
 def write_readme(readme_file: Path, directory: Path) -> bool:
-    """Renew README's part from the kept results with MariaDB; whether it has changed. ValueError."""
-    kept = [path.stem for path in sorted(directory.glob("proxies-*.json"))]
+    """Update README's section from the stored results with MariaDB; return whether it has changed.
+
+    Raises ValueError if README has no section markers.
+    """
+    pages = [path.stem for path in sorted(directory.glob("proxies-*.json"))]
     mariadb_results = directory / "proxies-mariadb.json"
     if not mariadb_results.exists():
         return False
@@ -252,7 +257,7 @@ def write_readme(readme_file: Path, directory: Path) -> bool:
     before, begin, rest = old.partition(README_BEGIN)
     _, end, after = rest.partition(README_END)
     if not begin or not end:
-        raise ValueError(f"{readme_file} has no place for the table: {README_BEGIN} and {README_END}")
-    new = before + readme_section(Results.read(mariadb_results), kept) + after
+        raise ValueError(f"{readme_file} lacks the markers {README_BEGIN} and {README_END}")
+    new = before + readme_section(Results.read(mariadb_results), pages) + after
     readme_file.write_text(new, encoding="utf-8")
     return new != old

@@ -1,4 +1,4 @@
-"""Gives proxies, clients and servers cores of their own, where a machine has enough of them."""
+"""Pin proxies, clients and servers to separate CPU cores if the machine has enough of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MIN_CORES = 4
 
 @dataclass(frozen=True, slots=True)
 class CpuPinning:
-    """One core for the proxies, of which one works at a time, one for the clients, the others for servers."""
+    """One core for the proxies, of which one works at a time, one for the clients, the rest for servers."""
 
     proxy_core: int
     client_core: int
@@ -22,27 +22,27 @@ class CpuPinning:
 
     @classmethod
     def of(cls, cores: Iterable[int]) -> Self | None:
-        """None with less than four cores: then the kernel shares them out better."""
+        """Assign the cores; None with fewer than four: then the kernel distributes them better."""
         ordered = sorted(cores)
         if len(ordered) < _MIN_CORES:
             return None
         return cls(ordered[-1], ordered[-2], frozenset(ordered[:-2]))
 
     def pin_proxies(self, processes: Sequence[int]) -> None:
-        """All threads of these processes."""
+        """Pin all threads of these processes."""
         for pid in processes:
             _pin(pid, {self.proxy_core})
 
     def pin_clients(self, pid: int) -> None:
-        """All threads of the load client."""
+        """Pin all threads of the load client."""
         _pin(pid, {self.client_core})
 
     def pin_servers(self) -> None:
-        """This process, and all that it starts from now on, until they are pinned elsewhere."""
+        """Pin this process and its future children, until they are pinned to other cores."""
         os.sched_setaffinity(0, self.server_cores)
 
 
 def _pin(pid: int, cores: Iterable[int]) -> None:
     for task in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has just ended
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has exited
             os.sched_setaffinity(int(task.name), cores)

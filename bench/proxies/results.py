@@ -1,4 +1,4 @@
-"""What a run of `tidevoy bench proxies` found, as it is kept in JSON."""
+"""Results of `tidevoy bench proxies`, and their JSON file."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from bench.proxies.significance import LatencyDifference
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """One run. `versions` by contender, the reference first; `memory`: 1,000 bytes for each idle session.
+    """The results of one run.
 
+    `versions`: by contender, the reference first; `memory`: 1,000 bytes per idle session by contender.
     `latencies`, `memory` and `moves` are empty in the short form.
     """
 
@@ -33,42 +34,42 @@ class Results:
 
     @property
     def reference(self) -> str:
-        """What the others are compared with."""
+        """The contender that the others are compared with."""
         return next(iter(self.versions))
 
     @property
     def others_busy(self) -> float:
-        """The greatest share of the machine, from 0 to 1, that something else used during a measurement."""
-        compared = (each.others_busy for each in self.comparisons)
-        return max(*compared, *(each.others_busy for each in self.latencies), 0.0)
+        """The largest share of the machine, from 0 to 1, that other programs used during a measurement."""
+        compared = (comparison.others_busy for comparison in self.comparisons)
+        return max(*compared, *(latency.others_busy for latency in self.latencies), 0.0)
 
     def as_json(self) -> dict[str, Any]:
-        """As plain data; numbers are not rounded."""
+        """Return JSON data; numbers are not rounded."""
         return {
             "backend": self.backend,
             "backend_version": self.backend_version,
             "at": self.at,
             "machine": dict(self.machine),
             "versions": dict(self.versions),
-            "comparisons": [each.as_json() for each in self.comparisons],
-            "latencies": [each.as_json() for each in self.latencies],
+            "comparisons": [comparison.as_json() for comparison in self.comparisons],
+            "latencies": [latency.as_json() for latency in self.latencies],
             "memory": None if self.memory is None else dict(self.memory),
             "moves": None if self.moves is None else self.moves.as_json(),
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Results:
-        """The reverse of `as_json`."""
+        """Parse the JSON data of `as_json`."""
         return cls(
             data["backend"],
             data["backend_version"],
             data["at"],
             data["machine"],
             data["versions"],
-            tuple(Comparison.from_json(each) for each in data["comparisons"]),
+            tuple(Comparison.from_json(comparison) for comparison in data["comparisons"]),
             tuple(
-                AddedLatency(**{**each, "added": LatencyDifference(**each["added"])})
-                for each in data["latencies"]
+                AddedLatency(**{**latency, "added": LatencyDifference(**latency["added"])})
+                for latency in data["latencies"]
             ),
             data["memory"],
             None if data["moves"] is None else DrainResult(**data["moves"]),
@@ -76,16 +77,16 @@ class Results:
 
     @classmethod
     def read(cls, path: Path) -> Results:
-        """From a file that `write` made."""
+        """Read a file of `write`."""
         return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
 
     def write(self, path: Path) -> None:
-        """To a file."""
+        """Write a JSON file."""
         text = json.dumps(self.as_json(), indent=1, ensure_ascii=False)
         path.write_text(text + "\n", encoding="utf-8")
 
 
 def machine_sentence(data: Mapping[str, Any]) -> str:
-    """What figures depend on beside the code; `data` as of `bench.machine.Machine.as_json`."""
+    """Describe the machine; `data` is that of `bench.machine.Machine.as_json`."""
     memory = data["memory_mib"] / 1024
     return f"{data['cores']} cores ({data['cpu']}), {memory:.0f} GiB of memory, {data['kernel']}"

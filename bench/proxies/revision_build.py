@@ -1,4 +1,4 @@
-"""Builds the module of a git revision, to be compared with this checkout's."""
+"""Build the module of a git revision, to compare it with this checkout's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sandbox.child_process import find_program
 
 _ROOT = Path(__file__).parents[2]
 _TARGET_DIRECTORY = _ROOT / "filters" / "target" / "against"
-"""Where other revisions are built: what they have in common is built once."""
+"""Shared build directory of other revisions, so that common dependencies are built once."""
 _MODULE_PATH = "release/libtidevoy.so"
 
 
@@ -28,26 +28,27 @@ class RevisionNotBuildable(TidevoyError):
 
 
 async def build_revision(name: str, directory: Path) -> ModuleBuild:
-    """The module of a git revision with its control plane, in a directory; minutes when much of it is new.
+    """Build the module of a git revision in `directory`, with its control plane; may take minutes.
 
-    RevisionUnusable, ProgramMissing without git or cargo, ProcessFailed: it does not build; TimeoutError.
+    Raises RevisionNotBuildable, ProgramMissing without git or cargo, ProcessFailed if the build fails, and
+    TimeoutError.
     """
     root = directory / "checkout"
     await asyncio.to_thread(_extract_checkout, name, root)
     await cargo_build.build(
         root / "filters" / "Cargo.toml", _TARGET_DIRECTORY, directory, "--package", "module"
     )
-    # The next revision is built at the same place.
+    # Copied, because the next revision is built in the same directory.
     module = root / "libtidevoy.so"
     shutil.copyfile(_TARGET_DIRECTORY / _MODULE_PATH, module)
     return ModuleBuild(module, root)
 
 
 def _extract_checkout(name: str, root: Path) -> None:
-    """The files of a revision, and what is generated from them."""
+    """Extract the files of a revision, and generate its protobuf code."""
     git = find_program("git", "git")
     if not re.fullmatch(r"[\w./~^@{}-]+", name) or name.startswith("-"):
-        raise RevisionNotBuildable(name, "that is no name of a revision")
+        raise RevisionNotBuildable(name, "the name is not a git revision")
     archive = subprocess.run(
         [git, "-C", str(_ROOT), "archive", name], capture_output=True, timeout=60, check=False
     )

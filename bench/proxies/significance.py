@@ -1,4 +1,4 @@
-"""Ratios between two proxies, their confidence intervals, and what may be concluded from them.
+"""Ratios between two proxies, their confidence intervals and verdicts.
 
 All functions are pure. Blocks are paired: value i of one proxy was measured within a second of value i of the
 other one. scipy is imported where it is used: it would double the time that `tidevoy --help` takes.
@@ -15,18 +15,18 @@ from typing import Any, Self
 
 CONFIDENCE = 0.99
 NEGLIGIBLE_DIFFERENCE = 0.02
-"""A difference up to this is called equal, however narrow its interval: two processes of one build differ by
-up to 1.6 %, since their memory lies elsewhere."""
+"""A difference up to this counts as equal, however narrow its interval: two processes of one build differ by
+up to 1.6 %, since their memory layouts differ."""
 MAX_EQUAL_DEVIATION = 0.05
-"""An interval that reaches further from 1 than this cannot show that two things are equal."""
-_TRIMMED_FRACTION = 0.2  # at each end: blocks in which the host took the CPU away
+"""An interval that extends further from 1 than this cannot prove equality."""
+_TRIMMED_FRACTION = 0.2  # at each end: removes blocks in which the host took the CPU away
 _MIN_SPREAD = 1e-9
 _RESAMPLES = 4_000
 _SEED = 17  # so that the same measurements always give the same interval
 
 
 class RatioVerdict(StrEnum):
-    """What a ratio shows, if less is better."""
+    """The conclusion from a ratio, where lower is better."""
 
     BETTER = "better"
     EQUAL = "equal"
@@ -44,10 +44,10 @@ class Ratio:
 
     @classmethod
     def of(cls, values: Sequence[float], reference: Sequence[float]) -> Self:
-        """The geometric mean of the ratios of all blocks, without the fifths at both ends; values above 0.
+        """Return the trimmed geometric mean of the blocks' ratios (without the highest and the lowest fifth).
 
-        The interval is bootstrapped (BCa) over blocks. ValueError: different numbers of blocks, or less than
-        3.
+        Values must be above 0. The interval is bootstrapped (BCa) over blocks. Raises ValueError if the
+        numbers of blocks differ or are below 3.
         """
         if len(values) != len(reference) or len(values) < 3:
             raise ValueError(f"{len(values)} and {len(reference)} blocks cannot be compared")
@@ -57,7 +57,7 @@ class Ratio:
         logarithms = np.log(values) - np.log(reference)
         mean = partial(stats.trim_mean, proportiontocut=_TRIMMED_FRACTION)
         value = math.exp(mean(logarithms))
-        if np.ptp(logarithms) < _MIN_SPREAD:  # the bootstrap needs some difference
+        if np.ptp(logarithms) < _MIN_SPREAD:  # the bootstrap fails without any spread
             return cls(value, value, value)
         interval = stats.bootstrap(
             (logarithms,),
@@ -70,17 +70,17 @@ class Ratio:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        """From what `dataclasses.asdict` has made of it."""
+        """Parse the data of `dataclasses.asdict`."""
         return cls(data["value"], data["low"], data["high"])
 
     @property
     def max_deviation(self) -> float:
-        """How far the interval reaches from 1."""
+        """How far the interval extends from 1."""
         return max(abs(self.low - 1), abs(self.high - 1))
 
     @property
     def verdict(self) -> RatioVerdict:
-        """Worse and better need an interval beyond 1 and a value that is not negligible."""
+        """The verdict; worse and better need an interval that excludes 1 and a difference that matters."""
         if self.low > 1 and self.value > 1 + NEGLIGIBLE_DIFFERENCE:
             return RatioVerdict.WORSE
         if self.high < 1 and self.value < 1 - NEGLIGIBLE_DIFFERENCE:
@@ -88,7 +88,7 @@ class Ratio:
         return RatioVerdict.EQUAL if self.max_deviation <= MAX_EQUAL_DEVIATION else RatioVerdict.UNCLEAR
 
     def describe_verdict(self) -> str:
-        """The verdict as a phrase, such as `equal within 1.4 %`."""
+        """Return the verdict as a phrase, such as `equal within 1.4 %`."""
         if self.verdict is RatioVerdict.EQUAL:
             return f"equal within {self.max_deviation:.1%}".replace("%", " %")
         if self.verdict is RatioVerdict.UNCLEAR:
@@ -101,17 +101,17 @@ class Ratio:
 
 
 def overall_verdict(verdicts: Iterable[RatioVerdict]) -> RatioVerdict:
-    """Worse if any is worse, else unclear if any is, else better if any is, else equal."""
-    found = set(verdicts)
+    """Return worse if any is worse, else unclear if any is, else better if any is, else equal."""
+    present = set(verdicts)
     for verdict in (RatioVerdict.WORSE, RatioVerdict.UNCLEAR, RatioVerdict.BETTER):
-        if verdict in found:
+        if verdict in present:
             return verdict
     return RatioVerdict.EQUAL
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyDifference:
-    """What a percentile has more than the same one of another proxy: milliseconds, with the interval."""
+    """The difference of a latency percentile between two proxies in milliseconds, with its interval."""
 
     value: float
     low: float
@@ -121,18 +121,21 @@ class LatencyDifference:
     def of(
         cls, blocks: Sequence[Sequence[float]], reference: Sequence[Sequence[float]], quantile: float
     ) -> Self:
-        """From latencies by block, as many of both sides. The interval is bootstrapped over blocks."""
+        """Compare latencies by block; both need as many blocks. The interval is bootstrapped over blocks."""
         import numpy as np
 
-        ours, theirs = ([np.asarray(block) for block in side] for side in (blocks, reference))
+        values, reference_values = ([np.asarray(block) for block in side] for side in (blocks, reference))
 
-        def difference(chosen: Iterable[int]) -> float:
-            picked = list(chosen)
-            high = np.quantile(np.concatenate([ours[block] for block in picked]), quantile)
-            return float(high - np.quantile(np.concatenate([theirs[block] for block in picked]), quantile))
+        def difference(block_numbers: Iterable[int]) -> float:
+            numbers = list(block_numbers)
+            value, reference_value = (
+                np.quantile(np.concatenate([side[number] for number in numbers]), quantile)
+                for side in (values, reference_values)
+            )
+            return float(value - reference_value)
 
         random = np.random.default_rng(_SEED)
-        count = len(ours)
+        count = len(values)
         resampled = [difference(random.integers(count, size=count)) for _ in range(_RESAMPLES // 4)]
         tail = (1 - CONFIDENCE) / 2
         low, high = np.quantile(resampled, [tail, 1 - tail])

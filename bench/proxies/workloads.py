@@ -1,7 +1,7 @@
-"""What clients do while proxies are compared: one line for each workload.
+"""The workloads under which proxies are compared.
 
 Results of several rows are read at a fixed rate. At full speed, the kernel's choice of a core for each
-process lasts for seconds and changes the figures, so that two processes of one build differed by up to 8 %.
+process lasts for seconds and changes the figures: two processes of one build differed by up to 8 %.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ class Encryption(StrEnum):
 
     NONE = "none"
     CLIENTS = "clients"  # from clients to the proxy
-    BOTH = "both"  # and from the proxy to the server
+    BOTH = "both"  # also from the proxy to the server
 
 
 @dataclass(frozen=True, slots=True)
 class ProxyWorkload:
-    """`clients` connections that send `statement` again and again; `{}` in it is a random row's id.
+    """`clients` connections that send `statement` repeatedly; `{}` in it is a random row's id.
 
-    `rate`: statements per second of all together; None: each client sends its next statement at once.
-    `new_connections`: per second beside that, each with one statement. `seconds`: of one slice.
-    `short`: it belongs to the short form, too. `figures`: what is compared (`bench.proxies.interleaving.FIGURES`).
+    `rate`: statements per second of all clients; None: each client sends its next statement at once.
+    `new_connections`: additional connections per second, each with one statement. `seconds`: of one slice.
+    `in_short_form`: it is also part of the short form. `figures`: the compared keys of
+    `bench.proxies.interleaving.FIGURES`.
     """
 
     name: str
@@ -49,7 +50,7 @@ class ProxyWorkload:
 
     @property
     def highest_id(self) -> int:
-        """Random ids are from 1 to this, so that every range of ids is complete."""
+        """The upper limit of random ids, low enough that every range of rows is complete."""
         return ROWS // 2
 
 
@@ -85,11 +86,16 @@ WORKLOADS = (
 
 
 def select_workloads(only: Sequence[str], *, whole: bool) -> list[ProxyWorkload]:
-    """Those of a form, or with `only` all whose name contains one of these. BadParameter: there is none."""
+    """Return the workloads of the short or whole form, or all whose name contains a text of `only`.
+
+    Raises BadParameter if there is none.
+    """
     if not only:
-        return [each for each in WORKLOADS if whole or each.in_short_form]
-    found = [each for each in WORKLOADS if any(part.lower() in each.name.lower() for part in only)]
-    if not found:
-        names = "; ".join(each.name for each in WORKLOADS)
-        raise typer.BadParameter(f"--only leaves no workload; there are: {names}")
-    return found
+        return [workload for workload in WORKLOADS if whole or workload.in_short_form]
+    selected = [
+        workload for workload in WORKLOADS if any(part.lower() in workload.name.lower() for part in only)
+    ]
+    if not selected:
+        names = "; ".join(workload.name for workload in WORKLOADS)
+        raise typer.BadParameter(f"--only selects no workload; there are: {names}")
+    return selected

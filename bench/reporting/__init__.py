@@ -1,1 +1,1 @@
-"""Figures, tables and charts of results."""
+"""Reports of benchmarks: figures, tables and charts."""

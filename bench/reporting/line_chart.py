@@ -1,4 +1,4 @@
-"""Charts of what changes with time: panels with a stepped line for each of those that are compared."""
+"""Charts over time: panels with a stepped line for each compared item."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 from bench.reporting.svg import as_svg
 
 _PANEL_COLUMNS = 2
-_WIDTH_INCHES, _PANEL_HEIGHT_INCHES, _HEADER_HEIGHT_INCHES = 12, 2.3, 0.9  # inches
+_WIDTH_INCHES, _PANEL_HEIGHT_INCHES, _HEADER_HEIGHT_INCHES = 12, 2.3, 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line: a value for each step of time."""
+    """One line: a value for each time step."""
 
     name: str
     points: tuple[float, ...]
@@ -22,7 +22,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Lines in one frame. `step`: how long a point holds, in the unit of the drawing."""
+    """Lines in one frame. `step`: the time between two points, in the chart's unit."""
 
     title: str
     step: float
@@ -31,9 +31,9 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class LineChart:
-    """Panels that belong together, as plain data; all have the same lines, in the same order.
+    """Panels of one chart; all have the same lines in the same order.
 
-    Values below `low` or above `high` are drawn there. `limit`: what values are to be below.
+    Values are clipped to the range from `low` to `high`. `limit`: the target that values should stay below.
     """
 
     file: str
@@ -47,12 +47,12 @@ class LineChart:
     panels: tuple[Panel, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """As plain data, from which it can be drawn."""
+        """Return the JSON data that `render_svg` draws."""
         return asdict(self)
 
 
 def render_svg(chart: Mapping[str, Any]) -> str:
-    """The SVG of a drawing's plain data."""
+    """Return the SVG of a chart's JSON data."""
     from matplotlib.figure import Figure
 
     panels, low, high, limit = (chart[key] for key in ("panels", "low", "high", "limit"))
@@ -69,7 +69,7 @@ def render_svg(chart: Mapping[str, Any]) -> str:
         for line in panel["lines"]:
             values = [min(max(value, low), high) for value in line["points"]]
             edges = [panel["step"] * step for step in range(len(values) + 1)]
-            # Drawn over the frame, on which the lowest and the highest values lie.
+            # Drawn over the frame, because the lowest and the highest values lie on it.
             axes.stairs(values, edges, baseline=None, label=line["name"], zorder=3, clip_on=False)
         axes.axhline(limit, color="black", linestyle="--", linewidth=1, label=f"limit, {limit:.2f}")
         axes.margins(x=0)

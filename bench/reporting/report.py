@@ -1,4 +1,4 @@
-"""Figures with targets and verdicts, and the forms in which they are kept and shown."""
+"""Figures with targets and verdicts, and reports of them as JSON, Markdown and tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _HEADERS = ("benchmark", "figure", "result", "target", "verdict", "how spread")
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How samples of one figure lie. All but `count` are in the figure's unit."""
+    """The distribution of one figure's samples. All fields but `count` are in the figure's unit."""
 
     count: int
     low: float
@@ -31,7 +31,7 @@ class Spread:
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Spread:
-        """At least one sample. The 99th percentile is a sample: the smallest that 99 % do not exceed."""
+        """Summarize at least one sample. `p99` is the smallest sample that 99 % of them do not exceed."""
         ordered = sorted(samples)
         rank = -(-99 * len(ordered) // 100)
         return cls(len(ordered), ordered[0], median(ordered), ordered[rank - 1], ordered[-1])
@@ -39,9 +39,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkFigure:
-    """One measured number. `target` is the most that it may be; None: it has none.
+    """One measured number. `target` is its upper limit; None: no target.
 
-    `tolerance` is what the same measurement makes of two equal things: less than that tells nothing.
+    `tolerance` is the difference that the same measurement shows between two equal items: smaller differences
+    are not significant.
     """
 
     name: str
@@ -56,7 +57,7 @@ class BenchmarkFigure:
     def verdict(self) -> str:
         """`met`, `missed`, `undecided`, or empty without a target.
 
-        Undecided: the target is exceeded by no more than the tolerance, or the tolerance alone exceeds it.
+        Undecided: the value exceeds the target by no more than the tolerance, or the tolerance exceeds it.
         """
         if self.target is None:
             return ""
@@ -72,19 +73,22 @@ def latency_figures(
     limits: tuple[float, float] | tuple[float, float, float],
     note: str = "",
 ) -> list[BenchmarkFigure]:
-    """Median, 99th percentile and, with a third target, maximum of the same samples. `note`: of the last."""
+    """Return median, 99th percentile and, with a third target, maximum of the samples.
+
+    `note` belongs to the last figure.
+    """
     spread = Spread.of(milliseconds)
     values = {"median": spread.median, "99th percentile": spread.p99, "maximum": spread.high}
     figures = [
-        BenchmarkFigure(f"{name}, {what}", value, "ms", limit, spread)
-        for (what, value), limit in zip(values.items(), limits, strict=False)
+        BenchmarkFigure(f"{name}, {statistic}", value, "ms", limit, spread)
+        for (statistic, value), limit in zip(values.items(), limits, strict=False)
     ]
     return [*figures[:-1], replace(figures[-1], note=note)]
 
 
 @dataclass(frozen=True, slots=True)
 class ResultTable:
-    """A table beside the figures, of things that are compared: the first cell of a row says which."""
+    """A table of compared items next to the figures; the first cell of a row names the item."""
 
     title: str
     heads: tuple[str, ...]
@@ -93,7 +97,7 @@ class ResultTable:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a benchmark has found, when that is more than figures."""
+    """The results of a benchmark that has more than figures."""
 
     figures: tuple[BenchmarkFigure, ...]
     sheets: tuple[ResultTable, ...] = ()
@@ -102,7 +106,7 @@ class Findings:
 
 @dataclass(frozen=True, slots=True)
 class ReportSection:
-    """What one benchmark measured, how, and how busy the machine was otherwise."""
+    """The results of one benchmark, its method, and the condition of the machine."""
 
     benchmark: str
     method: str
@@ -114,7 +118,7 @@ class ReportSection:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A run of the benchmarks of one suite."""
+    """The results of one suite's run."""
 
     suite: str
     machine: Machine
@@ -122,7 +126,7 @@ class Report:
 
     @property
     def missed(self) -> list[str]:
-        """One sentence for every target that was missed."""
+        """One sentence per missed target."""
         return [
             f"{section.benchmark}: {figure.name} is {_format_number(figure.value)} {figure.unit}, "
             f"the target is at most {_format_number(figure.target)} {figure.unit}"
@@ -133,7 +137,7 @@ class Report:
 
 
 def report_as_json(report: Report) -> dict[str, Any]:
-    """The report as plain data; numbers are not rounded."""
+    """Return the report as JSON data; numbers are not rounded."""
     return {
         "suite": report.suite,
         "machine": report.machine.as_json(),
@@ -145,7 +149,7 @@ def report_as_json(report: Report) -> dict[str, Any]:
                 "condition": section.condition.as_json(),
                 "figures": [_figure_json(figure) for figure in section.figures],
                 **({"sheets": [asdict(sheet) for sheet in section.sheets]} if section.sheets else {}),
-                **({"drawings": [each.as_json() for each in section.drawings]} if section.drawings else {}),
+                **({"drawings": [chart.as_json() for chart in section.drawings]} if section.drawings else {}),
             }
             for section in report.sections
         ],
@@ -153,7 +157,7 @@ def report_as_json(report: Report) -> dict[str, Any]:
 
 
 def report_as_markdown(document: dict[str, Any]) -> str:
-    """The page that is made of a report's JSON, so that the page can say nothing else."""
+    """Return the Markdown page of a report's JSON data, so that page and JSON always agree."""
     machine = document["machine"]
     lines = [
         f"# Benchmark: {document['suite']}",
@@ -181,9 +185,9 @@ def report_as_markdown(document: dict[str, Any]) -> str:
 
 
 def print_report(document: dict[str, Any]) -> None:
-    """The report as a table on standard output, with the missed targets in plain words below it."""
+    """Print the report as tables on standard output, followed by the missed targets."""
     unfolded_console = Console(highlight=False, markup=False, emoji=False)
-    # A pipe or a log gets whole lines, not lines folded at 80 columns.
+    # A pipe or a log gets full lines, not lines folded at 80 columns.
     console = (
         unfolded_console
         if unfolded_console.is_terminal
@@ -209,16 +213,17 @@ def print_report(document: dict[str, Any]) -> None:
 
 
 def write_report(document: dict[str, Any], directory: Path) -> list[Path]:
-    """Write `<suite>.json`, `<suite>.md` and the drawings in it; where they are."""
+    """Write `<suite>.json`, `<suite>.md` and the charts to `directory`, and return their paths."""
     directory.mkdir(parents=True, exist_ok=True)
     data, page = (directory / f"{document['suite']}.{ending}" for ending in ("json", "md"))
     data.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     page.write_text(report_as_markdown(document), encoding="utf-8")
     written = [data, page]
-    for drawing in (each for section in document["benchmarks"] for each in section.get("drawings", ())):
-        picture = directory / drawing["file"]
-        picture.write_text(render_svg(drawing), encoding="utf-8")
-        written.append(picture)
+    for section in document["benchmarks"]:
+        for chart in section.get("drawings", ()):
+            svg_path = directory / chart["file"]
+            svg_path.write_text(render_svg(chart), encoding="utf-8")
+            written.append(svg_path)
     return written
 
 
@@ -257,7 +262,7 @@ def _figure_cells(figure: dict[str, Any]) -> tuple[str, ...]:
 
 
 def describe_condition(condition: dict[str, Any]) -> str:
-    """When something was measured, and what else the machine did."""
+    """Return a sentence on the time of a measurement and the machine's load from other programs."""
     busy = condition["others_busy"]
     warning = "; others had a share in these figures" if busy > MachineCondition.MAX_OTHERS_BUSY else ""
     return (
@@ -267,6 +272,6 @@ def describe_condition(condition: dict[str, Any]) -> str:
 
 
 def _format_number(value: float) -> str:
-    """Three digits that count, never in scientific notation."""
+    """Format with three significant digits, never in scientific notation."""
     whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
     return f"{value:,.{max(0, _SIGNIFICANT_DIGITS - whole)}f}"

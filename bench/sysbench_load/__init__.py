@@ -1,1 +1,1 @@
-"""Load by sysbench."""
+"""Load with sysbench."""

@@ -1,4 +1,4 @@
-"""sysbench's clients, which work until they are stopped, and then report what went wrong."""
+"""Run sysbench clients until they are stopped, and read their counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sandbox.child_process import ChildProcess, ProcessFailed, describe_exit, fi
 from sandbox.session_certificate import SessionCertificate
 
 READ_WRITE_SCRIPT = Path(__file__).with_name("read_write.lua")
-"""Transactions of about 20 statements each, on sessions that stay."""
+"""Transactions of about 20 statements each, on long sessions."""
 SHORT_SESSIONS_SCRIPT = Path(__file__).with_name("short_sessions.lua")
 """Each transaction is a session with one statement."""
 _STOP_FILE = "stop"
@@ -25,13 +25,13 @@ _COUNT_PATTERNS = {
     "errors": r"ignored errors",
     "reconnects": r"reconnects",
 }
-_START_STOP_TIMEOUT_SECONDS = 60.0  # seconds until it begins, and until it has ended
+_START_STOP_TIMEOUT_SECONDS = 60.0  # until it starts, and until it has stopped
 _POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class SysbenchCounts:
-    """What sysbench has counted. `errors`: statements that failed, all of which it would have tried again."""
+    """The counts of sysbench. `errors`: failed statements, which sysbench retries."""
 
     transactions: int
     statements: int
@@ -40,20 +40,20 @@ class SysbenchCounts:
 
     @classmethod
     def parse(cls, output: str) -> Self | None:
-        """From what it prints at its end; None when a count is missing."""
-        found = {
-            name: re.search(rf"^\s*{words}:\s+(\d+)", output, re.MULTILINE)
-            for name, words in _COUNT_PATTERNS.items()
+        """Parse sysbench's final output; None if a count is missing."""
+        matches = {
+            name: re.search(rf"^\s*{label}:\s+(\d+)", output, re.MULTILINE)
+            for name, label in _COUNT_PATTERNS.items()
         }
-        counts = {name: int(match[1]) for name, match in found.items() if match}
+        counts = {name: int(match[1]) for name, match in matches.items() if match}
         return cls(**counts) if len(counts) == len(_COUNT_PATTERNS) else None
 
 
 @dataclass(frozen=True, slots=True)
 class SysbenchLoad:
-    """Clients of the table that `make_table` has made, with so many rows.
+    """Clients of the table of `make_table` with `rows` rows.
 
-    `rate`: transactions a second; 0: as many as there can be.
+    `rate`: transactions per second; 0: full speed.
     """
 
     rows: int
@@ -64,7 +64,7 @@ class SysbenchLoad:
     script: Path = READ_WRITE_SCRIPT
 
     def command(self, port: int) -> list[str]:
-        """sysbench itself."""
+        """Return the command line of sysbench."""
         return [
             find_program("sysbench", "sysbench"),
             str(self.script),
@@ -79,9 +79,9 @@ class SysbenchLoad:
     async def running(
         self, port: int, directory: Path, ca: Path | None = None
     ) -> AsyncIterator[RunningSysbench]:
-        """They work inside the block; `Working.stop` ends them. `ca`: of the server, with TLS.
+        """Run the clients during the block; `RunningSysbench.stop` stops them. `ca`: the server's, with TLS.
 
-        ProcessFailed: it ended before its first second; TimeoutError.
+        Raises ProcessFailed if sysbench exits within its first second, and TimeoutError.
         """
         _prepare_directory(directory, ca, tls=self.tls)
         process = ChildProcess.start("sysbench-read-write", self.command(port), directory=directory)
@@ -91,30 +91,33 @@ class SysbenchLoad:
                 await clients.wait_started()
             yield clients
         finally:
-            await process.kill()  # nothing, when it has ended
+            await process.kill()  # no effect if it has exited
 
 
 class RunningSysbench:
-    """Clients at work."""
+    """Running sysbench clients."""
 
     def __init__(self, process: ChildProcess, stop: Path) -> None:
         self.process = process
         self._stop_file = stop
 
     async def wait_started(self) -> None:
-        """Returns when they have worked for a second. ProcessFailed."""
+        """Return when the clients have run for a second. Raises ProcessFailed."""
         while "[ 1s ]" not in self.process.output():
             self.raise_if_ended()
             await asyncio.sleep(_POLL_SECONDS)
 
     def raise_if_ended(self) -> None:
-        """ProcessFailed when they have ended: an error that sysbench does not pass over ends it."""
+        """Raise ProcessFailed if sysbench has exited: it exits on errors that it does not ignore."""
         code = self.process.returncode
         if code is not None:
             raise ProcessFailed("sysbench", describe_exit(code), self.process.tail())
 
     async def stop(self) -> SysbenchCounts:
-        """Let each end its transaction; what they did. ProcessFailed, TimeoutError."""
+        """Let each client finish its transaction, and return the counts.
+
+        Raises ProcessFailed or TimeoutError.
+        """
         self.raise_if_ended()
         self._stop_file.touch()
         async with asyncio.timeout(_START_STOP_TIMEOUT_SECONDS):
@@ -126,7 +129,7 @@ class RunningSysbench:
 
 
 def _prepare_directory(directory: Path, ca: Path | None, *, tls: bool) -> None:
-    """sysbench finds its side of TLS under fixed names in its directory; what it shows, nobody asks for."""
+    """Write the TLS files that sysbench reads under fixed names. No server verifies its certificate."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / _STOP_FILE).unlink(missing_ok=True)
     if not tls:

@@ -1,4 +1,4 @@
-"""The table that sysbench (Debian package) makes and its clients read."""
+"""Create the table that sysbench's clients use."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from sandbox.child_process import ChildProcess, ProcessFailed, describe_exit, fi
 
 DATABASE = "sbtest"
 TEXT_PROTOCOL_OPTION = "--db-ps-mode=disable"
-"""The text protocol, without prepared statements."""
-_PROGRAM_TIMEOUT_SECONDS = 120.0  # seconds; TiDB needs half a minute for 100,000 rows
+"""Selects the text protocol, without prepared statements."""
+_PROGRAM_TIMEOUT_SECONDS = 120.0  # TiDB needs half a minute for 100,000 rows
 
 
 async def make_table(port: int, directory: Path, *, rows: int) -> None:
-    """Make sysbench's database and its table sbtest1 on a server whose user root has no password.
+    """Create sysbench's database and its table sbtest1 on a server whose user root has no password.
 
-    `directory`: for logs. ProcessFailed, ProgramMissing, TimeoutError.
+    `directory`: for logs. Raises ProcessFailed, ProgramMissing or TimeoutError.
     """
     server = ("--no-defaults", "--host=127.0.0.1", f"--port={port}", "--user=root")
     mariadb = find_program("mariadb", "mariadb-client")
@@ -36,6 +36,6 @@ async def _run_program(name: str, command: Sequence[str], directory: Path) -> No
         async with asyncio.timeout(_PROGRAM_TIMEOUT_SECONDS):
             code = await process.wait()
     finally:
-        await process.kill()  # nothing, when it has ended
+        await process.kill()  # no effect if it has exited
     if code != 0:
         raise ProcessFailed(name, describe_exit(code), process.tail())

@@ -1,4 +1,4 @@
-"""A command that starts or ends an Envoy: one that returns (`systemctl start …`), or the Envoy itself."""
+"""A command that starts or stops an Envoy: one that returns (`systemctl start …`), or the Envoy itself."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from pathlib import Path
 
 from cli.errors import EXIT_USAGE, CliError
 
-_TAIL_LINES = 5  # lines of its output that are told
-_TERMINATE_GRACE_SECONDS = 10.0  # seconds that it has to end
+_TAIL_LINES = 5  # last lines of the output that an error message quotes
+_TERMINATE_GRACE_SECONDS = 10.0  # from SIGTERM to SIGKILL
 
 
 def split_command(option: str, text: str) -> tuple[str, ...]:
-    """A command line as its words; no shell is between. Failure (usage)."""
+    """Split a command line into arguments, without a shell. Raises CliError (usage) if that is impossible."""
     try:
         arguments = tuple(shlex.split(text))
     except ValueError as error:
-        raise CliError(f"{option} {text!r} is no command: {error}", EXIT_USAGE) from None
+        raise CliError(f"{option} {text!r} is not a command: {error}", EXIT_USAGE) from None
     if text and not arguments:
         raise CliError(f"{option} names no command", EXIT_USAGE)
     return arguments
 
 
 class ChildCommand:
-    """A running command, in a session of its own: neither Ctrl-C nor the end of the terminal reaches it."""
+    """A running command in its own session: Ctrl-C and the end of the terminal do not reach it."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        """Failure when it cannot be run."""
+        """Start the command. Raises CliError if it cannot be run."""
         self.command_line = shlex.join(arguments)
         with tempfile.NamedTemporaryFile("wb", prefix="tidevoy-recycle-", suffix=".log", delete=False) as log:
             self.log_path = Path(log.name)
@@ -49,20 +49,20 @@ class ChildCommand:
                 raise CliError(f"`{self.command_line}` cannot be run: {error.strerror}") from None
 
     def exit_failure(self) -> CliError | None:
-        """Why it came to nothing; None: it runs, or has returned 0."""
+        """Return the error if the command failed; None if it runs or has returned 0."""
         code = self._process.poll()
         if not code:
             return None
-        how = f"returned {code}" if code > 0 else f"was ended by signal {-code}"
-        return CliError(f"`{self.command_line}` {how}{self._output_tail()}")
+        outcome = f"returned {code}" if code > 0 else f"was killed by signal {-code}"
+        return CliError(f"`{self.command_line}` {outcome}{self._output_tail()}")
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not returned yet: then it may be the Envoy itself."""
+        """Whether the command still runs; then it may be the Envoy itself."""
         return self._process.poll() is None
 
     def terminate(self) -> None:
-        """End it, and what it has started in its session."""
+        """Stop the command and its process group: SIGTERM, then SIGKILL."""
         if self.is_running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGTERM)
@@ -74,9 +74,9 @@ class ChildCommand:
                 self._process.wait()
 
     def detach(self) -> Path | None:
-        """Leave it alone. Where its output goes on; None: it has returned, and its output is deleted."""
+        """Stop managing the command. Returns its log file; None if it has returned and the log is deleted."""
         if self.is_running:
-            # Nobody waits for it any more, which is no mistake of ours.
+            # Without a return code, Popen would warn that nobody waited for the process.
             self._process.returncode = 0
             return self.log_path
         self.log_path.unlink(missing_ok=True)
@@ -87,7 +87,7 @@ class ChildCommand:
         return f": {' | '.join(lines[-_TAIL_LINES:])}" if lines else ""
 
     def wait(self, seconds: float) -> None:
-        """Returns when it has returned 0. Failure, also when it takes longer; then it is ended."""
+        """Wait until the command returns 0. Raises CliError if it fails, or on timeout, and then stops it."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -101,5 +101,5 @@ class ChildCommand:
 
 
 def run_command(arguments: Sequence[str], seconds: float) -> None:
-    """Run a command that returns. Failure."""
+    """Run a command and wait until it returns. Raises CliError if it fails or takes longer than `seconds`."""
     ChildCommand(arguments).wait(seconds)

@@ -1,4 +1,4 @@
-"""Whether an Envoy can take over from another one, and what a recycle has to do. Pure."""
+"""Decide whether an Envoy can take over from another one, and parse what both report. Pure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ _FILTERS_BEST_FIRST = ("module", "contrib", "none")
 
 
 def permanent_problems(old: EnvoyState, new: EnvoyState) -> tuple[str, ...]:
-    """Why these two cannot be meant: no waiting makes that good."""
+    """Return why `new` can never replace `old`, however long the command waits."""
     if old.id == new.id:
         return (
-            f"both admin ports are of an Envoy with the id {old.id}: name two, and start the new one with an"
-            " id of its own (--service-node)",
+            f"both admin ports belong to an Envoy with the id {old.id}: name two different Envoys, and start"
+            " the new one with its own id (--service-node)",
         )
     if new.has_stopped_accepting:
         return (
-            f"the new Envoy {new.id} was told earlier to accept no sessions; if the two are not swapped, end"
-            " it and start it again",
+            f"the new Envoy {new.id} has already stopped accepting sessions; if --old-admin and --new-admin"
+            " are"
+            " not swapped, restart it",
         )
     return ()
 
@@ -34,7 +35,7 @@ def takeover_blockers(
     registered: Mapping[str, RegisteredEnvoy],
     optional_listeners: frozenset[str] = frozenset(),
 ) -> tuple[str, ...]:
-    """Why the new one cannot take over now, as sentences; empty: it can."""
+    """Return why the new Envoy cannot take over now, as sentences; empty if it can."""
     if new is None:
         return ("the new Envoy's admin port does not answer",)
     return (*_admin_blockers(old, new, optional_listeners), *_registration_blockers(old, new, registered))
@@ -47,7 +48,7 @@ def _admin_blockers(old: EnvoyState, new: EnvoyState, optional_listeners: frozen
         yield f"{new.id} has no listener"
     elif missing := sorted(old.listeners.keys() - new.listeners.keys() - optional_listeners):
         names = ", ".join(missing)
-        yield f"{new.id} lacks what {old.id} has: {names} (--without NAME when nobody needs it any more)"
+        yield f"{new.id} lacks listeners that {old.id} has: {names} (--without NAME if nobody needs them)"
 
 
 def _registration_blockers(
@@ -62,15 +63,15 @@ def _registration_blockers(
     if not new_entry.published_version:
         yield "the control plane has published nothing yet"
     elif new_entry.acked_version != new_entry.published_version:
-        yield f"{new.id} has not acknowledged {new_entry.published_version}, which is published"
+        yield f"{new.id} has not acknowledged the published version {new_entry.published_version}"
     if new_entry.stale_resources:
-        yield f"{new.id} runs older settings itself: {', '.join(new_entry.stale_resources)}"
+        yield f"{new.id} itself uses older settings: {', '.join(new_entry.stale_resources)}"
     if old_entry is None:
         return
     if _filter_rank(new_entry.filter) > _filter_rank(old_entry.filter):
-        yield f"{new.id} has the filter {new_entry.filter}, and {old.id} has {old_entry.filter}"
+        yield f"{new.id} has the filter {new_entry.filter}, but {old.id} has {old_entry.filter}"
     if new_entry.group != old_entry.group:
-        yield f"{new.id} serves {_group_text(new_entry)}, and {old.id} serves {_group_text(old_entry)}"
+        yield f"{new.id} serves {_group_text(new_entry)}, but {old.id} serves {_group_text(old_entry)}"
 
 
 def _filter_rank(name: str) -> int:
@@ -82,49 +83,55 @@ def _group_text(envoy: RegisteredEnvoy) -> str:
 
 
 def shares_a_port(old: EnvoyState, new: EnvoyState | None) -> bool:
-    """Whether both listen at one address, where the kernel deals connections out; so it is taken to be before
-    there is a new one."""
+    """Return whether both listen on a common address, where the kernel distributes connections.
+
+    True if there is no new Envoy yet.
+    """
     return new is None or bool(set(old.listeners.values()) & set(new.listeners.values()))
 
 
 def warnings(old: EnvoyState, new: EnvoyState | None, *, kernel_migrates: bool | None) -> tuple[str, ...]:
-    """What an operator should know first. `migrates`: whether the kernel hands waiting connections on
-    (net.ipv4.tcp_migrate_req); None: not known."""
+    """Return warnings for the operator.
+
+    `kernel_migrates`: whether the kernel hands queued connections to another listener of the same port
+    (net.ipv4.tcp_migrate_req); None if unknown.
+    """
     texts = []
     if kernel_migrates is False and not old.has_stopped_accepting and shares_a_port(old, new):
         texts.append(
-            "connections that wait to be accepted when the old Envoy closes its port will be reset:"
-            " `sysctl -w net.ipv4.tcp_migrate_req=1` first, and the kernel hands them to the new one"
+            "connections in the accept queue when the old Envoy closes its port will be reset: run"
+            " `sysctl -w net.ipv4.tcp_migrate_req=1` first, so that the kernel hands them to the new Envoy"
         )
     if new is not None and not old.has_stopped_accepting:
         uncovered = sorted(set(old.listeners.values()) - set(new.listeners.values()))
         if uncovered and new.listeners:
             texts.append(
-                f"nobody accepts at {', '.join(uncovered)} when {old.id} has closed its port: clients have to be"
-                f" led to {', '.join(sorted(new.listeners.values()))}"
+                f"nobody accepts connections at {', '.join(uncovered)} after {old.id} has closed its port:"
+                " direct"
+                f" clients to {', '.join(sorted(new.listeners.values()))}"
             )
     return tuple(texts)
 
 
 def describe_steps(spec: ReplacementSpec, old: EnvoyState, new: EnvoyState | None) -> Iterator[str]:
-    """What a recycle would do from here on, as sentences without a subject."""
+    """Yield what a replacement would do from here on, as sentences without a subject."""
     if new is None:
         yield f"start the new Envoy: {' '.join(spec.start_command)}"
-        yield f"wait until it is ready and runs what is published, for {spec.start_timeout:g} s at most"
+        yield f"wait until it is ready and runs the published version, for at most {spec.start_timeout:g} s"
     if not old.has_stopped_accepting:
-        listens = ", ".join(sorted(old.listeners.values()))
-        yield f"let {old.id} accept no new sessions at {listens or 'any port'}"
-    yield f"wait until its sessions are gone ({old.sessions} now), for {spec.deadline:g} s at most"
+        listen_addresses = ", ".join(sorted(old.listeners.values()))
+        yield f"make {old.id} stop accepting sessions at {listen_addresses or 'any port'}"
+    yield f"wait until its sessions have ended ({old.sessions} now), for at most {spec.deadline:g} s"
     if spec.on_deadline == "cut":
-        yield "cut what is left then"
+        yield "cut the sessions that are left then"
     else:
-        yield "leave what is left then alone, and fail"
-    yield f"end {old.id}: {' '.join(spec.stop_command) or f'POST /quitquitquit at {spec.old_admin}'}"
-    yield f"tell the control plane that {old.id} is no more"
+        yield "keep the sessions that are left then, and fail"
+    yield f"stop {old.id}: {' '.join(spec.stop_command) or f'POST /quitquitquit at {spec.old_admin}'}"
+    yield f"remove {old.id} from the control plane"
 
 
 def is_same_process(previous: EnvoyState, current: EnvoyState) -> bool:
-    """Whether these are of one process: none grows younger, or accepts again."""
+    """Return whether both states are of one process: it never reduces its uptime or accepts again."""
     return (
         current.id == previous.id
         and current.uptime_seconds >= previous.uptime_seconds
@@ -135,23 +142,23 @@ def is_same_process(previous: EnvoyState, current: EnvoyState) -> bool:
 def parse_envoy_state(
     info: Mapping[str, Any], listeners: Mapping[str, Any], stats: Mapping[str, Any]
 ) -> EnvoyState:
-    """What an Envoy's `/server_info`, `/listeners` and `/stats` (all as JSON) tell together.
+    """Combine the JSON of an Envoy's `/server_info`, `/listeners` and `/stats`.
 
-    KeyError, TypeError, ValueError when that is no Envoy's answer.
+    Raises KeyError, TypeError or ValueError if they are not responses of an Envoy.
     """
-    counts = {each["name"]: int(each["value"]) for each in stats["stats"] if "value" in each}
+    values = {stat["name"]: int(stat["value"]) for stat in stats["stats"] if "value" in stat}
     return EnvoyState(
         id=str(info["node"].get("id", "")),
         version=str(info["version"]).split("/")[1] if "/" in info["version"] else str(info["version"]),
         is_live=info["state"] == "LIVE",
         uptime_seconds=float(info["uptime_current_epoch"].removesuffix("s")),
         listeners={
-            each["name"]: _join_address(each["local_address"]["socket_address"])
-            for each in listeners.get("listener_statuses", [])
-            if "socket_address" in each["local_address"]
+            listener["name"]: _join_address(listener["local_address"]["socket_address"])
+            for listener in listeners.get("listener_statuses", [])
+            if "socket_address" in listener["local_address"]
         },
-        has_stopped_accepting=counts.get("listener_manager.listener_stopped", 0) > 0,
-        sessions=sum(count for name, count in counts.items() if _is_client_gauge(name)),
+        has_stopped_accepting=values.get("listener_manager.listener_stopped", 0) > 0,
+        sessions=sum(value for name, value in values.items() if _is_client_gauge(name)),
     )
 
 
@@ -160,9 +167,9 @@ def _join_address(socket_address: Mapping[str, Any]) -> str:
 
 
 def _is_client_gauge(name: str) -> bool:
-    """Whether a gauge counts connections of clients: one a listener, not its workers' parts of that.
+    """Return whether a gauge counts client connections: those of a listener, not those of one worker.
 
-    And those that clients have left, while their last bytes are still on their way to a node.
+    Also true for connections that the client has closed while their last bytes are still sent to a node.
     """
     head, *_, last = parts = name.split(".")
     if head == "tcp":
@@ -177,14 +184,16 @@ def _is_client_gauge(name: str) -> bool:
 
 
 def parse_registered_envoy(envoy: Mapping[str, Any]) -> RegisteredEnvoy:
-    """An entry of `GET /v1/envoys`."""
+    """Parse an entry of `GET /v1/envoys`."""
     since = envoy["connected_since"]
     problems = [envoy["problem"]] if envoy["problem"] else []
-    # What an earlier Envoy of that id refused is none of this one's.
+    # A rejection before the current connection came from an earlier Envoy with the same id.
     if (nack := envoy["last_nack"]) and _is_since_connect(nack, since):
-        problems.append(f"it refused {nack['type_url']}: {nack['message']}")
-    if (refusal := envoy["refusal"]) and _is_since_connect(refusal, since):
-        problems.append(f"its module refused its {refusal['extension']}: {refusal['text']}")
+        problems.append(f"it rejected {nack['type_url']}: {nack['message']}")
+    if (rejection := envoy["refusal"]) and _is_since_connect(rejection, since):
+        problems.append(
+            f"its module rejected the configuration of `{rejection['extension']}`: {rejection['text']}"
+        )
     return RegisteredEnvoy(
         id=envoy["id"],
         is_connected=since is not None,
@@ -202,5 +211,5 @@ def _is_since_connect(rejection: Mapping[str, Any], since: str | None) -> bool:
 
 
 def seconds_left(deadline: float, now: float) -> int:
-    """Whole seconds until the deadline, never under 0."""
+    """Return the whole seconds until the deadline, at least 0."""
     return max(0, math.ceil(deadline - now))

@@ -1,4 +1,4 @@
-"""An Envoy by its admin port: what it is doing, and the two things that a recycle asks of it.
+"""Client of an Envoy's admin port: read its state, drain its listeners, stop it.
 
 Envoy's admin interface: https://www.envoyproxy.io/docs/envoy/v1.40.0/operations/admin
 """
@@ -15,24 +15,25 @@ from cli.envoy_replacement.model import EnvoyState
 from cli.errors import EXIT_USAGE, CliError
 from controlplane import address as addresses
 
-_TIMEOUT_SECONDS = 5.0  # seconds; a busy main thread answers late
+_TIMEOUT_SECONDS = 5.0  # a busy main thread answers late
 _STATS_FILTER = r"^(listener\..*|tcp\..*\.upstream_flush_active|listener_manager\.listener_stopped)$"
 
 
 class EnvoyAdmin:
-    """The admin port at `host:port`. Failure (usage) when that is no address."""
+    """The admin port at `host:port`."""
 
     def __init__(self, address: str) -> None:
+        """Raises CliError (usage) if `address` is invalid."""
         try:
             self.address = addresses.join(*addresses.split(address))
         except ValueError as error:
             raise CliError(f"{error}; write an admin port as 127.0.0.1:9901", EXIT_USAGE) from None
 
     def fetch_state(self) -> EnvoyState | None:
-        """The Envoy there; None: nobody listens. Failure when it does not answer as an Envoy does.
+        """Return the Envoy's state, or None if no Envoy listens. Raises CliError if the answer is no Envoy's.
 
-        An Envoy that is only starting, or already ending, may take a connection and then say nothing: that
-        counts as nobody, too.
+        An Envoy that is starting or stopping may accept a connection and close it without an answer: that
+        also returns None.
         """
         try:
             with self._http() as http:
@@ -56,13 +57,13 @@ class EnvoyAdmin:
             raise self._not_envoy_error() from None
 
     def drain_listeners(self) -> None:
-        """Let it accept nobody any more. Who is connected stays. Failure."""
-        with self._wrap_errors("to accept no new sessions"):
+        """Make the Envoy stop accepting connections; existing ones stay. Raises CliError."""
+        with self._wrap_errors("did not stop accepting sessions"):
             self._post("/drain_listeners")
 
     def quit(self) -> None:
-        """Let it end at once, with all that is connected. Failure."""
-        with self._wrap_errors("to end"):
+        """Stop the Envoy at once, with all its connections. Raises CliError."""
+        with self._wrap_errors("did not stop"):
             self._post("/quitquitquit")
 
     def _post(self, path: str) -> None:
@@ -75,14 +76,16 @@ class EnvoyAdmin:
         )
 
     @contextmanager
-    def _wrap_errors(self, action: str) -> Iterator[None]:
+    def _wrap_errors(self, problem: str) -> Iterator[None]:
         try:
             yield
         except (httpx2.TransportError, httpx2.HTTPStatusError) as error:
-            raise CliError(f"the Envoy at {self.address} could not be told {action}: {error}") from None
+            raise CliError(f"the Envoy at {self.address} {problem}: {error}") from None
 
     def _timeout_error(self) -> CliError:
-        return CliError(f"what listens at {self.address} does not answer within {_TIMEOUT_SECONDS:g} s")
+        return CliError(
+            f"the process that listens at {self.address} does not answer within {_TIMEOUT_SECONDS:g} s"
+        )
 
     def _not_envoy_error(self) -> CliError:
-        return CliError(f"what listens at {self.address} is not the admin port of an Envoy")
+        return CliError(f"{self.address} is not the admin port of an Envoy")

@@ -1,4 +1,4 @@
-"""What a recycle knows and is asked for: frozen data, no I/O."""
+"""Data of an Envoy replacement: its specification, the Envoys' states and progress messages. No I/O."""
 
 from __future__ import annotations
 
@@ -11,46 +11,45 @@ DeadlineAction = Literal["keep", "cut"]
 
 @dataclass(frozen=True, slots=True)
 class EnvoyState:
-    """An Envoy as its admin port tells of it."""
+    """An Envoy as its admin port reports it."""
 
     id: str
     version: str
     is_live: bool  # it has its first configuration
-    uptime_seconds: float  # seconds
+    uptime_seconds: float
     listeners: Mapping[str, str]  # name -> `ip:port`
-    has_stopped_accepting: bool  # it was told to accept nobody any more, which it never takes back
-    sessions: int  # connections of clients, also such as are not yet, or only on their way to a node
+    has_stopped_accepting: bool  # it accepts no more connections; irreversible in one process
+    sessions: int  # client connections, including those that have no node yet
 
 
 @dataclass(frozen=True, slots=True)
 class RegisteredEnvoy:
-    """An Envoy as the control plane tells of it."""
+    """An Envoy as the control plane reports it."""
 
     id: str
     is_connected: bool
-    acked_version: str  # version of what it runs; empty: it has told of nothing
-    published_version: str  # version of what it is to run; empty: there is nothing yet
+    acked_version: str  # version that it runs; empty: it has acknowledged nothing
+    published_version: str  # version that it should run; empty: nothing is published yet
     filter: str
     group: str = ""
-    problems: tuple[str, ...] = ()  # what is wrong with the Envoy that is connected now, as clauses
-    stale_resources: tuple[str, ...] = ()  # what it runs in an older form than an Envoy that starts now
+    problems: tuple[str, ...] = ()  # problems of the Envoy that is connected now, as clauses
+    stale_resources: tuple[str, ...] = ()  # resources that are older than those of an Envoy that starts now
 
 
 @dataclass(frozen=True, slots=True)
 class ReplacementSpec:
-    """What to do. Admin ports are `host:port`; commands are lists of arguments; times are seconds."""
+    """Which Envoy replaces which, and how. Admin ports are `host:port`; times are in seconds."""
 
     old_admin: str
     new_admin: str
-    start_command: tuple[str, ...] = ()  # starts the new one; empty: somebody else does
-    undo_command: tuple[str, ...] = ()  # ends it again when it is of no use
-    stop_command: tuple[str, ...] = ()  # ends the old one; empty: its admin port is told to
+    start_command: tuple[str, ...] = ()  # starts the new Envoy; empty: the operator starts it
+    undo_command: tuple[str, ...] = ()  # stops the new Envoy if it cannot take over
+    stop_command: tuple[str, ...] = ()  # stops the old Envoy; empty: use its admin port
     start_timeout: float = 60.0
     deadline: float = 3600.0
     on_deadline: DeadlineAction = "keep"
-    optional_listeners: frozenset[str] = (
-        frozenset()
-    )  # listeners of the old one that the new one need not have
+    # Listeners of the old Envoy that the new one does not need.
+    optional_listeners: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

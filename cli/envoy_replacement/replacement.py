@@ -1,8 +1,8 @@
-"""One Envoy takes over from another: start, check, close, watch, end; each step may be repeated.
+"""Replace one Envoy by another: start, check, close, watch, end; each step is repeatable.
 
-Until the old Envoy is closed it serves as before, whatever fails. Envoy cannot take that back, so all that
-can be checked comes first. What was done shows in the two Envoys themselves, and so a recycle that was
-interrupted goes on where it was when it is run again.
+Until the old Envoy closes its listeners it serves as before, whatever fails. Envoy cannot reopen listeners,
+so all checks come before that. The progress is visible in the two Envoys themselves, so an interrupted
+replacement continues where it stopped when the command runs again.
 """
 
 from __future__ import annotations
@@ -18,37 +18,35 @@ from cli.envoy_replacement.envoy_admin import EnvoyAdmin
 from cli.envoy_replacement.model import EnvoyState, ProgressMessage, RegisteredEnvoy, ReplacementSpec
 from cli.errors import CliError
 
-_POLL_SECONDS = 0.25  # seconds
-_END_TIMEOUT_SECONDS = 30.0  # seconds that an Envoy, or a command that ends one, may take
-_DRAIN_TIMEOUT_SECONDS = 10.0  # seconds until all workers have closed their ports
-_FORGET_TIMEOUT_SECONDS = 10.0  # seconds within which the control plane notices that an Envoy is gone
-_UNRESPONSIVE_TIMEOUT_SECONDS = 60.0  # seconds that an Envoy may be too busy to answer
-_MAX_FAILED_POLLS = (
-    2  # times in a row that an admin port may turn a look away before its Envoy counts as gone
-)
-_ROLLBACK_WAIT_SECONDS = 5.0  # seconds in which short sessions leave an Envoy that is of no use
+_POLL_SECONDS = 0.25
+_END_TIMEOUT_SECONDS = 30.0  # for an Envoy to stop, or for a command that stops one
+_DRAIN_TIMEOUT_SECONDS = 10.0  # until all workers have closed their ports
+_FORGET_TIMEOUT_SECONDS = 10.0  # until the control plane notices that an Envoy is disconnected
+_UNRESPONSIVE_TIMEOUT_SECONDS = 60.0  # how long an Envoy may be too busy to answer
+_MAX_FAILED_POLLS = 2  # consecutive polls that may find no Envoy before it counts as gone
+_ROLLBACK_WAIT_SECONDS = 5.0  # time for short sessions to leave a new Envoy that cannot take over
 _TCP_MIGRATE_REQ = Path("/proc/sys/net/ipv4/tcp_migrate_req")
 
 ReportProgress = Callable[[ProgressMessage], None]
 
 
 class ControlPlaneApi(Protocol):
-    """What a recycle needs of one. Each call may raise Failure."""
+    """The control plane calls that a replacement needs. Each may raise CliError."""
 
     def envoys(self) -> Mapping[str, RegisteredEnvoy]:
-        """All Envoys that it knows, by id."""
+        """Return all registered Envoys by id."""
         ...
 
     def forget(self, envoy: str) -> None:
-        """It has ended for good."""
+        """Remove an Envoy that has stopped for good."""
         ...
 
 
 class EnvoyReplacement:
-    """One recycle; `run` it, or ask `rehearse` what it would do."""
+    """One replacement: `run` performs it, `dry_run` reports what it would do."""
 
     def __init__(self, spec: ReplacementSpec, control_plane: ControlPlaneApi, report: ReportProgress) -> None:
-        """Failure (usage) when the order makes no sense."""
+        """Raises CliError (usage) if the specification is invalid."""
         self._spec = spec
         self._old_admin, self._new_admin = EnvoyAdmin(spec.old_admin), EnvoyAdmin(spec.new_admin)
         if self._old_admin.address == self._new_admin.address:
@@ -57,7 +55,7 @@ class EnvoyReplacement:
         self._report = report
 
     def dry_run(self) -> None:
-        """Check what can be checked, and tell what would be done. Failure when it would be refused."""
+        """Check both Envoys and report what would be done. Raises CliError if `run` would be rejected now."""
         old, new = self._check_pair()
         if old is None:
             return
@@ -68,37 +66,38 @@ class EnvoyReplacement:
                 old, new, self._control_plane.envoys(), self._spec.optional_listeners
             )
         ):
-            raise CliError("it would be refused now: " + "; ".join(blockers))
+            raise CliError("the replacement would be rejected now: " + "; ".join(blockers))
 
     def run(self) -> None:
-        """Do it. Failure, and then what is left as it is stands in it."""
+        """Replace the old Envoy. Raises CliError, whose text says which Envoys still run."""
         old, new = self._check_pair()
         if old is None:
             return
         if old.has_stopped_accepting:
-            self._emit("close", f"{old.id} accepts no new sessions already", sessions=old.sessions)
-        # An old one that is closed cannot go back, so that there is a new one at all is enough then.
+            self._emit("close", f"{old.id} already accepts no new sessions", sessions=old.sessions)
+        # A closed old Envoy cannot serve again, so then any running new Envoy is good enough.
         if not old.has_stopped_accepting or (new is None and self._spec.start_command):
             self._bring_up_new(old, new)
         if not old.has_stopped_accepting:
             self._close_old(old)
-        is_there = self._wait_until_empty(old)
-        self._end_old(old.id, is_running=is_there)
+        is_running = self._wait_until_empty(old)
+        self._end_old(old.id, is_running=is_running)
 
-    # --- before the old one is touched ---
+    # --- before any change to the old Envoy ---
 
     def _check_pair(self) -> tuple[EnvoyState | None, EnvoyState | None]:
-        """Both as they are; no old one: there is nothing to do, and that is told. Failure."""
+        """Return both states. Without an old Envoy, report that there is nothing to do. Raises CliError."""
         old, new = self._old_admin.fetch_state(), self._new_admin.fetch_state()
         if old is None:
             if new is None:
                 raise CliError(
-                    f"no Envoy answers at {self._old_admin.address}, nor at {self._new_admin.address}: name the admin"
-                    " port of the Envoy that is to be replaced with --old-admin"
+                    f"no Envoy answers at {self._old_admin.address} or {self._new_admin.address}: set"
+                    " --old-admin"
+                    " to the admin port of the Envoy to replace"
                 )
             self._emit(
                 "done",
-                f"nothing to do: no Envoy is left at {self._old_admin.address}, and {new.id} runs",
+                f"nothing to do: no Envoy runs at {self._old_admin.address} any more, and {new.id} runs",
                 new=new.id,
             )
             return None, new
@@ -106,18 +105,21 @@ class EnvoyReplacement:
             raise CliError("; ".join(problems))
         if new is None and not self._spec.start_command and not old.has_stopped_accepting:
             raise CliError(
-                f"no Envoy answers at {self._new_admin.address}: start the new one first, or say how with --start"
+                f"no Envoy answers at {self._new_admin.address}: start the new Envoy first, or set --start"
             )
-        message = f"{old.id} at {self._old_admin.address} is to be replaced: Envoy {old.version}"
+        message = f"replacing {old.id} at {self._old_admin.address}: Envoy {old.version}"
         self._emit("check", message, old=old.id, sessions=old.sessions, listeners=dict(old.listeners))
         self._warn(old, new, kernel_migrates=_kernel_migrates())
         return old, new
 
     def _bring_up_new(self, old: EnvoyState, new: EnvoyState | None) -> None:
-        """Bring the new one up to serving. Failure: the old one is as it was."""
-        self._control_plane.envoys()  # without it no Envoy can be checked, so none need be started
+        """Start the new Envoy if needed, and wait until it is ready.
+
+        Raises CliError; the old Envoy is then unchanged.
+        """
+        self._control_plane.envoys()  # fail before the start: no check works without the control plane
         old_status = (
-            f"{old.id} accepts no new sessions" if old.has_stopped_accepting else f"{old.id} serves on"
+            f"{old.id} accepts no new sessions" if old.has_stopped_accepting else f"{old.id} keeps serving"
         )
         command = None
         try:
@@ -125,33 +127,39 @@ class EnvoyReplacement:
                 self._emit("start", f"starting the new Envoy: {' '.join(self._spec.start_command)}")
                 command = ChildCommand(self._spec.start_command)
             ready = self._await_ready(old, command)
-        except CliError as failure:
-            new_status = "and the new Envoy is left as it is"
+        except CliError as error:
+            new_status = "and the new Envoy is left unchanged"
             if command is not None and not old.has_stopped_accepting:
                 new_status = self._roll_back_new(command)
             elif command is not None:
                 command.detach()
-            raise CliError(f"{failure}; {old_status}, {new_status}", failure.exit_code) from None
+            raise CliError(f"{error}; {old_status}, {new_status}", error.exit_code) from None
         except KeyboardInterrupt:
             log = command.detach() if command is not None else None
-            kept = f" (its output is in {log})" if log else ""
+            log_note = f" (its output is in {log})" if log else ""
             raise CliError(
-                f"stopped; {old_status}, and the new Envoy is left as it is{kept}: run it again to go on"
+                f"interrupted; {old_status}, and the new Envoy is left unchanged{log_note}: run the command"
+                " again"
+                " to continue"
             ) from None
         log = command.detach() if command is not None else None
-        more = f"; its output is in {log}" if log else ""
-        listens = ", ".join(sorted(ready.listeners.values()))
-        self._emit("ready", f"{ready.id} is ready at {listens}: Envoy {ready.version}{more}", new=ready.id)
-        if new is None:  # else that was told at first
+        log_note = f"; its output is in {log}" if log else ""
+        listen_addresses = ", ".join(sorted(ready.listeners.values()))
+        self._emit(
+            "ready",
+            f"{ready.id} is ready at {listen_addresses}: Envoy {ready.version}{log_note}",
+            new=ready.id,
+        )
+        if new is None:  # else `_check_pair` has reported these warnings
             self._warn(old, ready, kernel_migrates=None)
 
     def _await_ready(self, old: EnvoyState, command: ChildCommand | None) -> EnvoyState:
-        """The new one, once nothing speaks against it. Failure."""
+        """Return the new Envoy's state once nothing blocks the takeover. Raises CliError, also on timeout."""
         deadline, last_reasons = time.monotonic() + self._spec.start_timeout, ""
         while True:
             new = self._new_admin.fetch_state()
-            if new is not None and (wrong := compatibility.permanent_problems(old, new)):
-                raise CliError("; ".join(wrong))
+            if new is not None and (problems := compatibility.permanent_problems(old, new)):
+                raise CliError("; ".join(problems))
             blockers = compatibility.takeover_blockers(
                 old, new, self._control_plane.envoys(), self._spec.optional_listeners
             )
@@ -170,14 +178,15 @@ class EnvoyReplacement:
             time.sleep(_POLL_SECONDS)
 
     def _roll_back_new(self, command: ChildCommand) -> str:
-        """End the new one, which is of no use. What has become of it, as a clause."""
+        """Stop a new Envoy that cannot take over. Returns its final state as a clause."""
         sessions = self._drain_new()
         if sessions:
             log = command.detach()
-            kept = f", its output is in {log}" if log else ""
+            log_note = f", its output is in {log}" if log else ""
             return (
-                f"and the new Envoy accepts no more, but has {sessions} sessions, so it is left running{kept}"
-                ": end it when they are gone"
+                f"and the new Envoy accepts no more sessions, but has {sessions}, so it is left"
+                f" running{log_note}"
+                ": stop it when they have ended"
             )
         try:
             was_ours = command.is_running or command.exit_failure() is not None
@@ -187,19 +196,19 @@ class EnvoyReplacement:
             elif self._new_admin.fetch_state() is not None:
                 self._new_admin.quit()
             elif not was_ours:
-                return "and whether the new Envoy is still to come is not known: see to it, or give --undo"
-        except CliError as failure:
-            return f"and the new Envoy could not be ended ({failure}): end it yourself"
+                return "and the new Envoy may still start: check it, or set --undo"
+        except CliError as error:
+            return f"and the new Envoy could not be stopped ({error}): stop it yourself"
         finally:
             command.detach()
         if self._wait_until_gone(
             self._new_admin, _END_TIMEOUT_SECONDS if self._spec.undo_command else 2 * _POLL_SECONDS
         ):
-            return "and the new Envoy is ended again"
-        return f"but an Envoy still answers at {self._new_admin.address}: end it yourself, or give --undo"
+            return "and the new Envoy is stopped again"
+        return f"but an Envoy still answers at {self._new_admin.address}: stop it yourself, or set --undo"
 
     def _drain_new(self) -> int:
-        """Keep further sessions off the new one, and wait a moment; how many it has."""
+        """Make the new Envoy stop accepting, wait for short sessions, and return how many are left."""
         deadline = time.monotonic() + _ROLLBACK_WAIT_SECONDS
         try:
             if (new := self._new_admin.fetch_state()) is None:
@@ -212,65 +221,74 @@ class EnvoyReplacement:
             ):
                 time.sleep(_POLL_SECONDS)
         except CliError:
-            return 0  # it is in no state to serve anybody
+            return 0  # an Envoy with a failing admin port serves nobody
         return new.sessions if new is not None else 0
 
-    # --- from here on there is no way back ---
+    # --- from here on the replacement is irreversible ---
 
     def _close_old(self, old: EnvoyState) -> None:
         try:
             self._old_admin.drain_listeners()
-        except CliError as failure:
-            raise CliError(f"{failure}; both Envoys run: run it again") from None
+        except CliError as error:
+            raise CliError(f"{error}; both Envoys run: run the command again") from None
         deadline = time.monotonic() + _DRAIN_TIMEOUT_SECONDS
-        while (now := self._old_admin.fetch_state()) is not None and not now.has_stopped_accepting:
+        while (state := self._old_admin.fetch_state()) is not None and not state.has_stopped_accepting:
             if time.monotonic() > deadline:
-                raise CliError(f"{old.id} was told to accept no new sessions, and does not say that it obeys")
+                raise CliError(
+                    f"{old.id} did not stop accepting sessions within {_DRAIN_TIMEOUT_SECONDS:g} s: run the"
+                    " command again"
+                )
             time.sleep(_POLL_SECONDS)
-        left = now.sessions if now is not None else 0
-        self._emit("close", f"{old.id} accepts no new sessions", sessions=left)
+        sessions = state.sessions if state is not None else 0
+        self._emit("close", f"{old.id} accepts no new sessions", sessions=sessions)
 
     def _wait_until_empty(self, old: EnvoyState) -> bool:
-        """Wait until it has no session; False: and it has ended by itself. Failure."""
+        """Wait until the old Envoy has no session. Returns False if it has stopped. Raises CliError."""
         start = time.monotonic()
         deadline, previous, is_new_down = start + self._spec.deadline, old, False
         try:
-            while (now := self._poll(self._old_admin)) is not None:
-                if not now.has_stopped_accepting or not compatibility.is_same_process(previous, now):
+            while (state := self._poll(self._old_admin)) is not None:
+                if not state.has_stopped_accepting or not compatibility.is_same_process(previous, state):
                     raise CliError(
-                        f"the Envoy at {self._old_admin.address} was started again meanwhile, and accepts sessions:"
-                        " see who restarts it, then run this again"
+                        f"the Envoy at {self._old_admin.address} was restarted meanwhile, and accepts"
+                        " sessions:"
+                        " find out what restarts it, then run the command again"
                     )
-                previous = now
-                left = compatibility.seconds_left(deadline, time.monotonic())
+                previous = state
                 self._emit(
-                    "watch", f"sessions left at {now.id}: {now.sessions}", sessions=now.sessions, seconds=left
+                    "watch",
+                    f"sessions left at {state.id}: {state.sessions}",
+                    sessions=state.sessions,
+                    seconds=compatibility.seconds_left(deadline, time.monotonic()),
                 )
-                if now.sessions == 0:
+                if state.sessions == 0:
                     return True
                 is_new_down = self._report_new_serving(is_new_down)
                 if time.monotonic() >= deadline:
-                    self._handle_deadline(now)
+                    self._handle_deadline(state)
                     return True
                 time.sleep(_POLL_SECONDS)
         except KeyboardInterrupt:
             raise CliError(
-                f"stopped waiting; {previous.id} accepts no new sessions and keeps those that it has"
-                f" ({previous.sessions}): run it again to go on"
+                f"stopped waiting; {previous.id} accepts no new sessions and keeps its {previous.sessions}"
+                " sessions: run the command again to continue"
             ) from None
         if previous.sessions:
             raise CliError(
-                f"{old.id} has ended by itself, with {previous.sessions} sessions when it was last looked at"
+                f"{old.id} has stopped on its own; it had {previous.sessions} sessions at the last check"
             )
         return False
 
     def _poll(self, admin: EnvoyAdmin) -> EnvoyState | None:
-        """The Envoy there, which may be busy for a while. None: it is surely gone. Failure: it stays mute."""
+        """Return the Envoy's state, or None once it is certainly gone; wait while it is too busy to answer.
+
+        Raises CliError if it does not answer within _UNRESPONSIVE_TIMEOUT_SECONDS.
+        """
         deadline, failed_polls = time.monotonic() + _UNRESPONSIVE_TIMEOUT_SECONDS, 0
         while True:
             try:
-                if (found := admin.fetch_state()) is not None or failed_polls == _MAX_FAILED_POLLS:
-                    return found
+                if (state := admin.fetch_state()) is not None or failed_polls == _MAX_FAILED_POLLS:
+                    return state
                 failed_polls += 1
             except CliError:
                 if time.monotonic() > deadline:
@@ -278,28 +296,30 @@ class EnvoyReplacement:
             time.sleep(_POLL_SECONDS)
 
     def _handle_deadline(self, state: EnvoyState) -> None:
-        """Returns when its sessions are to be cut. Failure: they stay."""
-        still = f"the deadline came and {state.id} still has sessions ({state.sessions})"
+        """Return if the sessions are to be cut. Raises CliError if they are to stay."""
+        problem = f"the deadline has passed and {state.id} still has sessions ({state.sessions})"
         if self._spec.on_deadline == "keep":
             raise CliError(
-                f"{still}; they go on, and no new ones come: run it again to wait on, or with"
+                f"{problem}; they stay open, and no new ones start: run the command again to keep waiting,"
+                " or with"
                 " --on-deadline cut"
             )
         if not self._is_new_serving():
             raise CliError(
-                f"{still}; they are not cut, because the new Envoy at {self._new_admin.address} does not serve"
+                f"{problem}; they are not cut, because the new Envoy at {self._new_admin.address} does not"
+                " serve"
             )
-        self._emit("end", f"{still}, which are cut now", sessions=state.sessions)
+        self._emit("end", f"{problem}, which are cut now", sessions=state.sessions)
 
     def _is_new_serving(self) -> bool:
-        """Whether the new one surely accepts sessions."""
+        """Return whether the new Envoy certainly accepts sessions."""
         try:
             return _is_accepting(self._poll(self._new_admin))
         except CliError:
             return False
 
     def _report_new_serving(self, was_down: bool) -> bool:
-        """Whether the new one does not serve; told when that changes."""
+        """Return whether the new Envoy does not serve, and report when that changes."""
         try:
             is_down = not _is_accepting(self._new_admin.fetch_state())
         except CliError:
@@ -315,48 +335,52 @@ class EnvoyReplacement:
 
     def _end_old(self, envoy: str, *, is_running: bool) -> None:
         if is_running:
-            self._emit("end", f"ending {envoy}")
+            self._emit("end", f"stopping {envoy}")
             if self._spec.stop_command:
                 run_command(self._spec.stop_command, _END_TIMEOUT_SECONDS)
             else:
                 self._old_admin.quit()
             if not self._wait_until_gone(self._old_admin, _END_TIMEOUT_SECONDS):
                 raise CliError(
-                    f"an Envoy still answers at {self._old_admin.address} after {_END_TIMEOUT_SECONDS:g} s: see who restarts it,"
-                    " and name the command that stops it with --stop"
+                    f"an Envoy still answers at {self._old_admin.address} after {_END_TIMEOUT_SECONDS:g} s:"
+                    " find out"
+                    " what restarts it, and set --stop to the command that stops it"
                 )
         self._forget_old(envoy)
-        self._emit("done", "the old Envoy has ended")
+        self._emit("done", "the old Envoy has stopped")
 
     def _forget_old(self, envoy: str) -> None:
-        """Let nothing wait for what it may still have. That fails without harm: it is forgotten in time."""
-        until = time.monotonic() + _FORGET_TIMEOUT_SECONDS
+        """Remove the old Envoy from the control plane, so that no drain waits for its sessions.
+
+        A failure is harmless: the control plane removes the Envoy later by itself.
+        """
+        deadline = time.monotonic() + _FORGET_TIMEOUT_SECONDS
         while True:
             try:
                 self._control_plane.forget(envoy)
-            except CliError as failure:
-                if time.monotonic() < until:
+            except CliError as error:
+                if time.monotonic() < deadline:
                     time.sleep(_POLL_SECONDS)
                     continue
-                self._emit("forget", f"the control plane was not told that {envoy} is no more: {failure}")
+                self._emit("forget", f"{envoy} could not be removed from the control plane: {error}")
             return
 
     def _wait_until_gone(self, admin: EnvoyAdmin, seconds: float) -> bool:
-        """Whether nobody answers there any more, and stays away for a moment."""
-        until, failed_polls = time.monotonic() + seconds, 0
+        """Return whether no Envoy answers any more, in three consecutive polls."""
+        deadline, failed_polls = time.monotonic() + seconds, 0
         while failed_polls < 3:
             try:
                 failed_polls = failed_polls + 1 if admin.fetch_state() is None else 0
             except CliError:
-                failed_polls = 0  # it is busy, maybe with ending
-            if time.monotonic() > until:
+                failed_polls = 0  # it is busy, maybe while it stops
+            if time.monotonic() > deadline:
                 return failed_polls > 0
             time.sleep(_POLL_SECONDS)
         return True
 
     def _warn(self, old: EnvoyState, new: EnvoyState | None, *, kernel_migrates: bool | None) -> None:
-        for caution in compatibility.warnings(old, new, kernel_migrates=kernel_migrates):
-            self._emit("check", f"caution: {caution}", caution=caution)
+        for warning in compatibility.warnings(old, new, kernel_migrates=kernel_migrates):
+            self._emit("check", f"warning: {warning}", caution=warning)
 
     def _emit(self, step: str, message: str, **data: object) -> None:
         self._report(ProgressMessage(step, message, data))
@@ -370,4 +394,4 @@ def _kernel_migrates() -> bool | None:
     try:
         return _TCP_MIGRATE_REQ.read_text().strip() != "0"
     except OSError:
-        return None  # a kernel before 5.14, or none of Linux's
+        return None  # a Linux kernel before 5.14, or another system

@@ -1,1 +1,1 @@
-"""The settings: what there is, how a file and the environment set it, and how it is documented."""
+"""The settings: their definitions, how they are read from a file and the environment, and their docs."""

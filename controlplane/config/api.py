@@ -1,7 +1,7 @@
-"""Who may call the REST API, over what, and how much of it: the section `api`.
+"""The section `api`: authentication, TLS and rate limits of the REST API.
 
-Tokens are known by their SHA-256 alone. They are random (`tidevoy token create`), so nobody finds one for a
-hash, and a hash that is read by somebody opens nothing.
+Tokens are stored as SHA-256 only. They are random (`tidevoy token create`), so a leaked hash does not reveal
+a token.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from controlplane.config.types import (
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CALLER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@/:*-]{0,127}")
-_ANONYMOUS = "anonymous"  # audit events name callers so who are not known
-_MAX_CALLERS = 256  # tokens or clients; each is compared with each that comes
+_ANONYMOUS = "anonymous"  # name of unauthenticated callers in audit events
+_MAX_CALLERS = 256  # tokens or clients; each one is compared with each request
 
 
 def _validate_sha256(value: SecretStr) -> SecretStr:
     if not _SHA256.fullmatch(value.get_secret_value()):
-        raise SettingError(  # not shown: somebody may have written the token itself
-            "this is no SHA-256",
+        raise SettingError(  # not shown: it may be the token itself
+            "this is not a SHA-256 hash",
             "write the 64 characters (0-9, a-f) that `tidevoy token create` prints",
         )
     return value
@@ -41,11 +41,13 @@ def _validate_sha256(value: SecretStr) -> SecretStr:
 def _validate_caller_name(value: str) -> str:
     if not _CALLER_NAME.fullmatch(value):
         raise SettingError(
-            "this is no name of a caller",
-            "write up to 128 letters, digits and . _ @ / : * -, the first one a letter or digit",
+            "this is not a valid caller name",
+            "write up to 128 letters, digits and . _ @ / : * -, beginning with a letter or digit",
         )
     if value == _ANONYMOUS:
-        raise SettingError(f"audit events call those {_ANONYMOUS} who are not known", "choose another name")
+        raise SettingError(
+            f"{_ANONYMOUS} is reserved for unauthenticated callers in audit events", "choose another name"
+        )
     return value
 
 
@@ -54,7 +56,7 @@ def _validate_host_name(value: str) -> str:
         return addresses.split(f"{value}:1")[0].lower()
     except ValueError:
         raise SettingError(
-            f"{value!r} is no host name", "leave out scheme and port, as in tidevoy.example.org"
+            f"{value!r} is not a host name", "write it without scheme and port, as in tidevoy.example.org"
         ) from None
 
 
@@ -69,14 +71,14 @@ RoleName = Literal["viewer", "operator"]
 
 
 class ApiTls(SettingsSection):
-    """How the REST server presents itself. The files are read again when they change."""
+    """TLS of the REST server. The files are read again when they change."""
 
-    cert: File = required("Its certificate (PEM, with its chain).", "restart")
-    key: File = required("The key (PEM) of that certificate.", "restart")
+    cert: File = required("Server certificate (PEM, with its chain).", "restart")
+    key: File = required("Private key (PEM) of that certificate.", "restart")
     client_ca: File | None = setting(
         None,
-        "CA (PEM) of client certificates. Without api.tokens each client needs one; with them, one or the"
-        " other.",
+        "CA (PEM) of client certificates. Without api.tokens every client needs a certificate; with them, a"
+        " certificate or a token.",
         "restart",
     )
 
@@ -84,41 +86,45 @@ class ApiTls(SettingsSection):
 class ApiTokenSettings(SettingsSection):
     """A token that callers send as `Authorization: Bearer ...`."""
 
-    name: CallerName = required("Who has it; audit events name the caller so.", "now")
-    role: RoleName = required("viewer: reads. operator: also changes.", "now")
+    name: CallerName = required("Name of the caller in audit events.", "now")
+    role: RoleName = required("viewer: may read. operator: may also change.", "now")
     sha256: Sha256 = required("SHA-256 of the token, in hexadecimal.", "now")
 
 
 class ApiClientSettings(SettingsSection):
-    """A caller known by its certificate."""
+    """A caller identified by its client certificate."""
 
     name: CallerName = required(
-        "A DNS name, URI or e-mail address among the certificate's alternative names; of a certificate"
-        " without any, its common name.",
+        "A DNS name, URI or e-mail address among the certificate's subject alternative names, or its common"
+        " name if it has none.",
         "now",
     )
-    role: RoleName = required("viewer: reads. operator: also changes.", "now")
+    role: RoleName = required("viewer: may read. operator: may also change.", "now")
 
 
 class ApiLimitSettings(SettingsSection):
-    """How much callers may ask of the REST server. What goes beyond is refused, and nobody else notices."""
+    """Limits per caller of the REST server. Excess requests are rejected without effect on other callers."""
 
-    connections: int = setting(512, "Connections at a time.", "now", ge=8, le=65_536)
+    connections: int = setting(512, "Maximum number of concurrent connections.", "now", ge=8, le=65_536)
     connections_per_source: int = setting(
         64,
-        "Connections at a time from one address (IPv6: from one /64).",
+        "Maximum number of concurrent connections from one address (IPv6: from one /64).",
         "now",
         ge=4,
         le=65_536,
     )
     requests_per_second: int = setting(
-        200, "Requests a second of one caller; five times as many at once.", "now", ge=1, le=100_000
+        200,
+        "Requests per second of one caller; bursts of five times as many are allowed.",
+        "now",
+        ge=1,
+        le=100_000,
     )
     refusals_per_second: int = setting(
         2,
-        "Requests a second without a right token or certificate from one address; fifteen times as many at"
-        " once. An address that has more is shut out for ten seconds, and each time for longer, up to a"
-        " minute.",
+        "Requests per second from one address without a valid token or certificate; bursts of fifteen times"
+        " as many are allowed. An address that exceeds this is blocked for ten seconds, and longer each"
+        " time, up to a minute.",
         "now",
         ge=1,
         le=100_000,
@@ -126,35 +132,40 @@ class ApiLimitSettings(SettingsSection):
 
 
 class ApiSettings(SettingsSection):
-    """REST and console. Nobody is asked who is calling unless there are `tokens` or `clients`."""
+    """REST and console. Callers are authenticated only if `tokens` or `clients` are set."""
 
     listen: ListenAddress = setting("127.0.0.1:3080", "Address of the REST server.", "restart")
-    tls: ApiTls | None = setting(None, "TLS of the REST server; default: plain.", "restart")
+    tls: ApiTls | None = setting(None, "TLS of the REST server; default: no TLS.", "restart")
     tokens: tuple[ApiTokenSettings, ...] = setting(
-        (), "Tokens that callers may send; `tidevoy token create` makes one.", "now", max_length=_MAX_CALLERS
+        (),
+        "Tokens that callers may send; `tidevoy token create` creates one.",
+        "now",
+        max_length=_MAX_CALLERS,
     )
     clients: tuple[ApiClientSettings, ...] = setting(
-        (), "Callers known by a certificate of api.tls.client_ca.", "now", max_length=_MAX_CALLERS
+        (), "Callers identified by a certificate of api.tls.client_ca.", "now", max_length=_MAX_CALLERS
     )
     allow_cleartext_tokens: bool = setting(
         False,
-        "Let tokens be sent beyond loopback without TLS, where whoever sees the traffic can use them.",
+        "Allow tokens on other addresses than loopback without TLS, where anyone who sees the traffic can use"
+        " them.",
         "restart",
     )
     host_names: tuple[HostName, ...] = setting(
         (),
-        "Names by which the REST server is called where nobody is asked who is calling, beside IP addresses,"
-        " names without a dot, and that of `listen`. Requests with another name in `Host` are refused:"
-        " whoever owns one could let it lead here, and use the browsers of those who may call.",
+        "Host names under which the REST server is used without authentication, besides IP addresses, names"
+        " without a dot, and that of `listen`. Requests with another `Host` are rejected: a foreign web site"
+        " could otherwise point its own name to this server and call it through an operator's browser (DNS"
+        " rebinding).",
         "now",
         max_length=_MAX_CALLERS,
     )
-    open_metrics: bool = setting(False, "Let /metrics be read without a token or certificate.", "now")
-    limits: ApiLimitSettings = section(ApiLimitSettings, "How much callers may ask.")
+    open_metrics: bool = setting(False, "Allow reading /metrics without a token or certificate.", "now")
+    limits: ApiLimitSettings = section(ApiLimitSettings, "Request limits.")
 
     @property
     def requires_auth(self) -> bool:
-        """Whether callers have to say who they are."""
+        """Whether callers must authenticate."""
         return bool(self.tokens or self.clients)
 
     @model_validator(mode="after")
@@ -166,13 +177,13 @@ class ApiSettings(SettingsSection):
             for index, name in enumerate(names):
                 if name in names[:index]:
                     raise SettingError(
-                        f"{name} stands there twice", "give each its own name", key=f"{key}.{index}.name"
+                        f"{name} is listed twice", "give each its own name", key=f"{key}.{index}.name"
                     )
         hashes = [token.sha256.get_secret_value() for token in self.tokens]
         for index, sha256 in enumerate(hashes):
             if sha256 in hashes[:index]:
                 raise SettingError(
-                    "two callers have the same token", "make a token for each", key=f"tokens.{index}.sha256"
+                    "two callers have the same token", "create a token for each", key=f"tokens.{index}.sha256"
                 )
         return self
 
@@ -181,30 +192,30 @@ class ApiSettings(SettingsSection):
         requests_certificates = self.tls is not None and self.tls.client_ca is not None
         if self.clients and not requests_certificates:
             raise SettingError(
-                "are set, but nobody is asked for a certificate", "set api.tls.client_ca", key="clients"
+                "are set, but clients are not asked for a certificate", "set api.tls.client_ca", key="clients"
             )
         if requests_certificates and not self.requires_auth:
             raise SettingError(
-                "is set, but no certificate is known",
-                "name those that may call in api.clients",
+                "is set, but no client is authorized",
+                "list the authorized certificates in api.clients",
                 key="tls.client_ca",
             )
         return self
 
     def exposure_problem(self) -> tuple[str, str, str] | None:
-        """Why this may not be reached from other machines: (key, problem, remedy); None when it may."""
+        """Return (key, problem, remedy) if listening beyond loopback is unsafe, else None."""
         if not self.requires_auth:
             return (
                 "listen",
-                "can be reached from other machines, and the REST server does not ask who is calling",
-                "set api.tokens and api.tls, listen on 127.0.0.1, or set allow_unauthenticated: true when"
-                " the network keeps others out",
+                "can be reached from other machines, and the REST server does not authenticate callers",
+                "set api.tokens and api.tls, listen on 127.0.0.1, or set allow_unauthenticated: true if the"
+                " network itself restricts access",
             )
         if self.tls is None and not self.allow_cleartext_tokens:
             return (
                 "listen",
-                "can be reached from other machines, and tokens would be sent there in clear text",
-                "set api.tls, listen on 127.0.0.1, or set api.allow_cleartext_tokens: true when something"
-                " before it does TLS",
+                "can be reached from other machines, and tokens would be sent in clear text",
+                "set api.tls, listen on 127.0.0.1, or set api.allow_cleartext_tokens: true if a proxy in"
+                " front terminates TLS",
             )
         return None

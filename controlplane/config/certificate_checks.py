@@ -1,4 +1,4 @@
-"""Whether the certificate files that the settings name can be used, before anything is started with them."""
+"""Check the certificate files that the settings name, before anything starts with them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from controlplane.config.api import ApiTls
 from controlplane.config.settings import ClientTls, ServerTls, Settings
 from controlplane.config.validation_errors import InvalidSetting
 
-_PEM = "name a PEM file, which begins with -----BEGIN"
+_PEM_REMEDY = "name a PEM file, which begins with -----BEGIN"
 
 
 class _EncryptedKeyError(Exception):
@@ -21,41 +21,41 @@ class _EncryptedKeyError(Exception):
 
 
 def check_certificates(settings: Settings) -> list[InvalidSetting]:
-    """The certificates, keys and CAs that cannot be used. Reads files."""
-    found: list[InvalidSetting] = []
+    """Return the problems of all certificates, keys and CAs. Reads files."""
+    problems: list[InvalidSetting] = []
     for path, tls in tls_sections(settings):
-        found.extend(check_section(path, tls))
+        problems.extend(check_section(path, tls))
     if (ca := settings.balance.prometheus.ca) is not None:
-        found.extend(_check_certificate(("balance", "prometheus", "ca"), ca, "a CA bundle"))
+        problems.extend(_check_certificate(("balance", "prometheus", "ca"), ca, "a CA bundle"))
     if (ca := settings.rollouts.probe.ca) is not None:
-        found.extend(_check_certificate(("rollouts", "probe", "ca"), ca, "a CA bundle"))
-    return found
+        problems.extend(_check_certificate(("rollouts", "probe", "ca"), ca, "a CA bundle"))
+    return problems
 
 
 def check_section(path: schema.SettingPath, tls: ClientTls | ServerTls | ApiTls) -> list[InvalidSetting]:
-    """The files of one section, which stands at `path`, that cannot be used. Reads files."""
-    found: list[InvalidSetting] = []
+    """Return the problems of the files in the section at `path`. Reads files."""
+    problems: list[InvalidSetting] = []
     ca_name, ca = ca_setting(tls)
     if ca is not None:
-        found.extend(_check_certificate((*path, ca_name), ca, "a CA bundle"))
+        problems.extend(_check_certificate((*path, ca_name), ca, "a CA bundle"))
     if tls.cert is not None and tls.key is not None:
         unusable = [
             *_check_certificate((*path, "cert"), tls.cert, "a certificate"),
             *_check_readable((*path, "key"), tls.key),
         ]
-        found.extend(unusable or _check_key((*path, "key"), tls.cert, tls.key))
-    return found
+        problems.extend(unusable or _check_key((*path, "key"), tls.cert, tls.key))
+    return problems
 
 
 def ca_setting(tls: ClientTls | ServerTls | ApiTls) -> tuple[str, Path | None]:
-    """The CA that the other side must chain to, behind the name of its setting."""
+    """Return the name of the CA setting, and the CA that the peer's certificate must chain to."""
     return ("ca", tls.ca) if isinstance(tls, ClientTls) else ("client_ca", tls.client_ca)
 
 
 def tls_sections(
     section: BaseModel, parent: schema.SettingPath = ()
 ) -> Iterator[tuple[schema.SettingPath, ClientTls | ServerTls | ApiTls]]:
-    """The settings of TLS whose files are on this machine, with their paths."""
+    """Yield the TLS sections whose files are on this machine, with their paths."""
     for name in type(section).model_fields:
         value = getattr(section, name)
         if isinstance(value, ClientTls | ServerTls | ApiTls):
@@ -66,8 +66,8 @@ def tls_sections(
 
 def _check_readable(path: schema.SettingPath, file: Path) -> Iterator[InvalidSetting]:
     try:
-        with file.open("rb") as opened:
-            opened.read(1)
+        with file.open("rb") as stream:
+            stream.read(1)
     except FileNotFoundError:
         yield InvalidSetting(path, f"there is no file {file}", "name an existing PEM file")
     except IsADirectoryError:
@@ -77,18 +77,18 @@ def _check_readable(path: schema.SettingPath, file: Path) -> Iterator[InvalidSet
         yield InvalidSetting(path, f"{file} cannot be read: {error.strerror}", remedy)
 
 
-def _check_certificate(path: schema.SettingPath, file: Path, what: str) -> Iterator[InvalidSetting]:
+def _check_certificate(path: schema.SettingPath, file: Path, description: str) -> Iterator[InvalidSetting]:
     unreadable = list(_check_readable(path, file))
     yield from unreadable
     if not unreadable:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=file)
         except ssl.SSLError:
-            yield InvalidSetting(path, f"{file} is not {what} in PEM", _PEM)
+            yield InvalidSetting(path, f"{file} is not {description} in PEM format", _PEM_REMEDY)
 
 
 def _check_key(path: schema.SettingPath, cert: Path, key: Path) -> Iterator[InvalidSetting]:
-    def password() -> str:  # without it OpenSSL would ask on the terminal
+    def password() -> str:  # without this callback, OpenSSL would prompt on the terminal
         raise _EncryptedKeyError
 
     try:
@@ -98,7 +98,7 @@ def _check_key(path: schema.SettingPath, cert: Path, key: Path) -> Iterator[Inva
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             yield InvalidSetting(
-                path, f"the key in {key} does not belong to the certificate in {cert}", "name its own key"
+                path, f"the key in {key} does not match the certificate in {cert}", "name the matching key"
             )
         else:
-            yield InvalidSetting(path, f"{key} is not a key in PEM", _PEM)
+            yield InvalidSetting(path, f"{key} is not a key in PEM format", _PEM_REMEDY)

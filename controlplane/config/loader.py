@@ -1,8 +1,8 @@
-"""Reading the settings: a YAML file, then environment variables, then one check of the whole.
+"""Read the settings from a YAML file and environment variables, and validate them.
 
-The order of force is: default, file, environment. `TIDEVOY_PD__URLS` is `pd.urls`; a list is written with
-commas or as JSON, mappings as JSON; a variable with an empty value counts as not set. Whatever
-cannot be used is a ConfigError of one line: where it stands, the key, what is wrong, what would be right.
+Precedence, lowest first: default, file, environment. `TIDEVOY_PD__URLS` is `pd.urls`; a list is written with
+commas or as JSON, mappings as JSON; a variable with an empty value counts as not set. An unusable setting is
+a ConfigError of one line: location, key, problem, remedy.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from controlplane.errors import ConfigError, ConfigErrors
 from controlplane.model.views import ReloadResult
 
 ENV_PREFIX = "TIDEVOY_"
-# Read by the command line itself; they say where the settings and the control plane are.
+# Options of the command line, not settings.
 CLI_VARIABLES = frozenset(
     f"TIDEVOY_{name}" for name in ("URL", "CONFIG", "TOKEN", "TOKEN_FILE", "CA", "CERT", "KEY")
 )
-# Kubernetes sets such variables in every pod beside a Service named `tidevoy` or `tidevoy-...`
+# Kubernetes sets such variables in every pod if there is a Service named `tidevoy` or `tidevoy-...`
 # (https://kubernetes.io/docs/concepts/services-networking/service/#environment-variables).
 _KUBERNETES_VARIABLE = re.compile(
     r"TIDEVOY(_[A-Z0-9]+)*?_(SERVICE_(HOST|PORT)(_.*)?|PORT_[0-9]+_(TCP|UDP|SCTP)(_.*)?)"
@@ -41,55 +41,63 @@ _MAX_FILE_BYTES = 1 << 20
 
 
 def read_settings(path: Path | None, environ: Mapping[str, str]) -> Settings:
-    """The settings from a file (None: none) and the environment. ConfigError, or ConfigErrors for several."""
+    """Read the settings from a file (None: none) and the environment. Raises ConfigError or ConfigErrors."""
     document = YamlDocument() if path is None else yaml_loader.parse_yaml(_read_file(path), str(path))
     name = "settings" if path is None else str(path)
     variables = _read_environment(environ)
     data = document.data
     for key, value in variables.values():
         data = _with_value(data, key, value)
-    origin = _SourceLocations(
+    locations = _SourceLocations(
         name, document.lines, {key: variable for variable, (key, _) in variables.items()}
     )
     try:
         settings = Settings.model_validate(data)
-    except ValidationError as invalid:
-        faults = [translate_error(Settings, error) for error in invalid.errors(include_url=False)]
+    except ValidationError as error:
+        invalid_settings = [translate_error(Settings, detail) for detail in error.errors(include_url=False)]
     else:
-        faults = certificate_checks.check_certificates(settings)
+        invalid_settings = certificate_checks.check_certificates(settings)
     _raise_errors(
-        [ConfigError(origin.locate(f.path), format_path(f.path), f.problem, f.remedy) for f in faults]
+        [
+            ConfigError(
+                locations.locate(invalid.path), format_path(invalid.path), invalid.problem, invalid.remedy
+            )
+            for invalid in invalid_settings
+        ]
     )
     return settings
 
 
 def startup_warnings(settings: Settings) -> list[str]:
-    """What is allowed and yet worth a warning at start, one sentence each."""
-    found: list[str] = []
+    """Return warnings about valid but questionable settings, one sentence each."""
+    warnings: list[str] = []
     if not settings.pd.urls and not settings.nodes:
-        found.append("pd.urls and nodes are both empty; until nodes are added by REST, clients reach no TiDB")
+        warnings.append(
+            "pd.urls and nodes are both empty; clients reach no TiDB until nodes are added by REST"
+        )
     if settings.allow_unauthenticated:
-        found.append(
-            "allow_unauthenticated is true; whoever reaches api.listen or xds.listen commands the balancer"
+        warnings.append(
+            "allow_unauthenticated is true; anyone who can reach api.listen or xds.listen controls the"
+            " balancer"
         )
     if not settings.health.status.enabled and not settings.health.sql.enabled:
-        found.append(
-            "both health checks are off; a dead node is noticed only by each Envoy's failed connections"
+        warnings.append(
+            "both health checks are off; a dead node is detected only by each Envoy's failed connections"
         )
-    return found
+    return warnings
 
 
 def apply_reload(old: Settings, wanted: Settings) -> tuple[Settings, ReloadResult]:
-    """What is in force after a reload, and what changed, as dotted paths by the time of taking effect.
+    """Return the settings in force after a reload, and what changed, as dotted paths by when it takes effect.
 
-    What needs a restart keeps its old value, and every reload names it again until there was one.
+    Settings that need a restart keep their old value, and every reload reports them until a restart.
     """
     changed = changed_settings(old, wanted)
     return _merge_reloadable(old, wanted), changed
 
 
 def changed_settings(old: Settings, new: Settings) -> ReloadResult:
-    """The settings that differ, as dotted paths by the time at which they take effect."""
+    """Return the settings that differ, as dotted paths by when a change takes effect."""
     differing: dict[str, list[str]] = {"now": [], "new envoys": [], "restart": []}
     for path, when in _differences(old, new, ()):
         differing[when].append(format_path(path))
@@ -101,12 +109,12 @@ def changed_settings(old: Settings, new: Settings) -> ReloadResult:
 
 
 def dump_masked(settings: BaseModel) -> dict[str, Any]:
-    """The effective settings as JSON data; secrets (SecretStr) show as asterisks."""
+    """Return the settings as JSON data; secrets (SecretStr) show as asterisks."""
     return settings.model_dump(mode="json")
 
 
 class _SourceLocations:
-    """Knows where each setting was written: in which variable, on which line, or in no place at all."""
+    """Where each setting comes from: a variable, a line of the file, or neither."""
 
     def __init__(
         self, name: str, lines: Mapping[schema.SettingPath, int], variables: Mapping[schema.SettingPath, str]
@@ -120,10 +128,10 @@ class _SourceLocations:
                 return self._variables[part]
             if part in self._lines:
                 return f"{self._name}:{self._lines[part]}"
-            # A variable may have opened this section, in which something else is missing or amiss.
-            inside = [name for key, name in self._variables.items() if key[: len(part)] == part]
-            if inside:
-                return inside[0]
+            # A variable may have set another key of this section, in which this one is missing or wrong.
+            related = [name for key, name in self._variables.items() if key[: len(part)] == part]
+            if related:
+                return related[0]
         return self._name
 
 
@@ -133,9 +141,9 @@ def _read_file(path: Path) -> str:
         with path.open("rb") as file:
             raw = file.read(_MAX_FILE_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(where, "", "there is no such file", "name an existing YAML file") from None
+        raise ConfigError(where, "", "the file does not exist", "name an existing YAML file") from None
     except IsADirectoryError:
-        raise ConfigError(where, "", "this is a directory", "name a YAML file in it") from None
+        raise ConfigError(where, "", "it is a directory", "name a YAML file in it") from None
     except OSError as error:
         problem = f"the file cannot be read: {error.strerror}"
         raise ConfigError(where, "", problem, "make it readable for the user that Tidevoy runs as") from None
@@ -150,31 +158,31 @@ def _read_file(path: Path) -> str:
 
 
 def _read_environment(environ: Mapping[str, str]) -> dict[str, tuple[schema.SettingPath, Any]]:
-    """The settings in the environment: variable -> (path, value). ConfigError for names that mean nothing."""
+    """Return the settings in the environment, variable -> (path, value). Raises ConfigError if unknown."""
     known = {
         ENV_PREFIX + "__".join(map(str, path)).upper(): (path, field)
         for path, field in schema.leaves(Settings)
     }
-    found: dict[str, tuple[schema.SettingPath, Any]] = {}
+    values: dict[str, tuple[schema.SettingPath, Any]] = {}
     errors: list[ConfigError] = []
     for variable, text in sorted(environ.items()):
         if not variable.startswith(ENV_PREFIX) or _is_foreign_variable(variable, text) or not text.strip():
             continue
         if variable not in known:
-            inside = [name for name in known if name.startswith(f"{variable}__")]
-            near = inside or difflib.get_close_matches(variable.upper(), known, n=1, cutoff=0.7)
-            remedy = f"did you mean {near[0]}?" if near else "docs/reference/configuration.md lists all"
+            children = [name for name in known if name.startswith(f"{variable}__")]
+            similar = children or difflib.get_close_matches(variable.upper(), known, n=1, cutoff=0.7)
+            remedy = f"did you mean {similar[0]}?" if similar else "docs/reference/configuration.md lists all"
             remedy += " (levels are joined by __)"
             errors.append(ConfigError(variable, "", "no setting has this name", remedy))
             continue
         path, field = known[variable]
         try:
-            found[variable] = path, _parse_value(text.strip(), field)
+            values[variable] = path, _parse_value(text.strip(), field)
         except ValueError:
             problem, remedy = "the value is not JSON", f"write JSON: {schema.describe_expected(field)}"
             errors.append(ConfigError(variable, format_path(path), problem, remedy))
     _raise_errors(errors)
-    return found
+    return values
 
 
 def _is_foreign_variable(variable: str, text: str) -> bool:
@@ -186,7 +194,7 @@ def _is_foreign_variable(variable: str, text: str) -> bool:
 
 
 def _parse_value(text: str, field: FieldInfo) -> Any:
-    """The value that a variable's text stands for. ValueError when it must be JSON and is not."""
+    """Parse the text of a variable. Raises ValueError if it must be JSON and is not."""
     item = schema.item_field(field)
     if schema.is_mapping(field):
         return json.loads(text)
@@ -198,7 +206,7 @@ def _parse_value(text: str, field: FieldInfo) -> Any:
 
 
 def _with_value(data: Any, path: schema.SettingPath, value: Any) -> Any:
-    """The data with one value put in, in new mappings; what is no mapping there stays, to be refused."""
+    """Return a copy of the data with one value set; a non-mapping on the path stays, to be rejected later."""
     if not path:
         return value
     if data is not None and not isinstance(data, dict):
@@ -208,15 +216,15 @@ def _with_value(data: Any, path: schema.SettingPath, value: Any) -> Any:
 
 
 def _merge_reloadable(old: Any, new: Any) -> Any:
-    """The new settings, with the old value where the control plane has to be started again for a change."""
-    kept: dict[str, Any] = {}
+    """Return the new settings with the old values of those that need a restart."""
+    overrides: dict[str, Any] = {}
     for name, field in type(old).model_fields.items():
         before, after = getattr(old, name), getattr(new, name)
         if isinstance(before, BaseModel) and isinstance(after, BaseModel):
-            kept[name] = _merge_reloadable(before, after)
+            overrides[name] = _merge_reloadable(before, after)
         elif schema.takes_effect(field) == "restart":
-            kept[name] = before
-    return new.model_copy(update=kept)
+            overrides[name] = before
+    return new.model_copy(update=overrides)
 
 
 def _differences(
@@ -231,12 +239,12 @@ def _differences(
 
 
 def _effect_times(field: FieldInfo, before: Any, after: Any) -> set[str]:
-    """When a change takes effect; that of a list of sections as its items say, unless some come or go."""
+    """Return when a change takes effect; for a list of the same length, that of the changed items' keys."""
     item = schema.item_field(field)
     if item is None or schema.section_model(item) is None or len(before) != len(after):
         return {schema.takes_effect(field)}
     pairs = zip(before, after, strict=True)
-    return {when for past, now in pairs for _, when in _differences(past, now, ())}
+    return {when for old_item, new_item in pairs for _, when in _differences(old_item, new_item, ())}
 
 
 def _raise_errors(errors: list[ConfigError]) -> None:

@@ -1,4 +1,4 @@
-"""Sessions that move from one node to another: how fast, and for which reasons beside a drain."""
+"""Settings of session migration: rate limits, and rebalancing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _MIB = 1 << 20
 
 
 class MigrationSettings(SettingsSection):
-    """How fast the sessions of one Envoy move (module only), whatever the reason is."""
+    """How fast the sessions of one Envoy migrate (module only), for any reason."""
 
     per_second: float = setting(
         500.0,
-        "Most sessions of one Envoy that begin to move in a second; 0: none ever moves.",
+        "Maximum number of migrations that one Envoy starts per second; 0: sessions never migrate.",
         "new envoys",
         unit="sessions",
         ge=0,
@@ -22,7 +22,7 @@ class MigrationSettings(SettingsSection):
     )
     at_once: int = setting(
         64,
-        "Most sessions of one Envoy that are moving at the same time.",
+        "Maximum number of concurrent migrations of one Envoy.",
         "new envoys",
         unit="sessions",
         ge=1,
@@ -30,8 +30,8 @@ class MigrationSettings(SettingsSection):
     )
     states_max_bytes: int = setting(
         4 * _MIB,
-        "Most bytes of states (variables, prepared statements and so on) of one session; a session with more"
-        " is not moved.",
+        "Maximum size of the session states (variables, prepared statements and so on) of one session; a"
+        " session with more does not migrate.",
         "new envoys",
         unit="bytes",
         ge=65_536,
@@ -39,8 +39,8 @@ class MigrationSettings(SettingsSection):
     )
     states_budget_bytes: int = setting(
         256 * _MIB,
-        "Most memory of one Envoy for states: of sessions that are moving and, in at most half of it, states"
-        " that are kept for a while in case a server goes away. At least four times `states_max_bytes`.",
+        "Memory limit of one Envoy for session states: of migrating sessions and, up to half of it, states"
+        " kept for a while in case a server goes away. At least four times `states_max_bytes`.",
         "new envoys",
         unit="bytes",
         ge=262_144,
@@ -49,26 +49,27 @@ class MigrationSettings(SettingsSection):
 
     @model_validator(mode="after")
     def _check_states_budget(self) -> MigrationSettings:
-        # Escaping quotes may double the states, and moves may count on one half of the budget only.
+        # Escaping quotes may double the states, and migrations are guaranteed only one half of the budget.
         if self.states_budget_bytes < 4 * self.states_max_bytes:
             raise SettingError(
                 f"{self.states_budget_bytes} is less than four times states_max_bytes"
                 f" ({self.states_max_bytes})",
-                f"set {4 * self.states_max_bytes} or more, or a smaller states_max_bytes",
+                f"set {4 * self.states_max_bytes} or more, or reduce states_max_bytes",
                 key="states_budget_bytes",
             )
         return self
 
 
 class RebalanceSettings(SettingsSection):
-    """How sessions that there are move to nodes that have fewer than their share (module only)."""
+    """How existing sessions migrate to nodes that are below their fair share (module only)."""
 
     enabled: bool = setting(
-        True, "Whether sessions move from nodes that have too many to nodes that have too few.", "now"
+        True, "Whether sessions migrate from nodes above their fair share to nodes below it.", "now"
     )
     per_second: float = setting(
         200.0,
-        "Most sessions of the whole fleet that are asked to move for that, for each second of a round (5 s).",
+        "Maximum number of sessions of the whole fleet that migrate for rebalancing, per second of a round"
+        " (5 s).",
         "now",
         unit="sessions",
         ge=1,
@@ -76,8 +77,8 @@ class RebalanceSettings(SettingsSection):
     )
     threshold: float = setting(
         0.05,
-        "By which part of its share a node may have more sessions without giving any away; it may lack twice"
-        " as much. A few that chance explains never move.",
+        "Tolerance: a node may exceed its fair share by this fraction, or be below it by twice as much,"
+        " before sessions migrate. Differences within random noise never cause migrations.",
         "now",
         ge=0,
         le=10,

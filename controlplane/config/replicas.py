@@ -1,4 +1,4 @@
-"""Several control planes that share one state in PD."""
+"""Settings of replicas: several control planes that share their state in PD."""
 
 from __future__ import annotations
 
@@ -22,23 +22,25 @@ _MAX_NAME_LENGTH = 64
 
 
 def _validate_replica_name(value: str) -> str:
-    if not value or len(value) > _MAX_NAME_LENGTH or not all(_is_name_character(letter) for letter in value):
-        raise SettingError(f"{value!r} is no name of a replica")
+    if (
+        not value
+        or len(value) > _MAX_NAME_LENGTH
+        or not all(_is_name_character(character) for character in value)
+    ):
+        raise SettingError(f"{value!r} is not a valid replica name")
     return value
 
 
-def _is_name_character(letter: str) -> bool:
-    return letter.isascii() and (letter.isalnum() or letter in "._-")
+def _is_name_character(character: str) -> bool:
+    return character.isascii() and (character.isalnum() or character in "._-")
 
 
 def _validate_key_prefix(value: str) -> str:
     inner = value[1:-1]
     if not (value.startswith("/") and value.endswith("/") and inner) or "//" in value or not value.isascii():
-        raise SettingError(f"{value!r} is no prefix of keys")
+        raise SettingError(f"{value!r} is not a valid key prefix")
     if value.startswith(("/topology/", "/keyspaces/", "/tidb/", "/pd/")):
-        raise SettingError(
-            f"{value!r} belongs to TiDB or PD", "choose a prefix that nobody else uses, /tidevoy/"
-        )
+        raise SettingError(f"{value!r} belongs to TiDB or PD", "choose an unused prefix, such as /tidevoy/")
     return value
 
 
@@ -53,24 +55,26 @@ KeyPrefix = Annotated[
 
 
 class ReplicaSettings(SettingsSection):
-    """Control planes beside this one, on the same PD (`docs/operate/replicas.md`). All have the same settings but for
+    """Several control planes on the same PD (`docs/operate/replicas.md`). All have the same settings except
     addresses, names and directories.
     """
 
     enabled: bool = setting(
-        False, "Whether intents, rollouts and the plan are shared with others, in PD's etcd.", "restart"
+        False,
+        "Whether this control plane shares intents, rollouts and the plan with other replicas in PD's etcd.",
+        "restart",
     )
     name: ReplicaName | None = setting(
-        None, "What this one is called; each has a name of its own. Default: the host name.", "restart"
+        None, "Unique name of this replica. Default: the host name.", "restart"
     )
     advertise: Address | None = setting(
         None, "Address at which other replicas reach xds.listen. Default: xds.listen itself.", "restart"
     )
-    prefix: KeyPrefix = setting("/tidevoy/", "What all keys begin with.", "restart")
+    prefix: KeyPrefix = setting("/tidevoy/", "Prefix of all keys.", "restart")
     lease: int = setting(
         5,
-        "Seconds after which a replica that is not heard of has left, and another one leads. PD grants no"
-        " shorter ones.",
+        "Seconds without contact after which a replica counts as lost, and another one becomes leader. PD"
+        " grants no shorter lease.",
         "restart",
         unit="seconds",
         ge=5,
@@ -79,36 +83,38 @@ class ReplicaSettings(SettingsSection):
 
     @property
     def effective_name(self) -> str:
-        """The name, or the host name as far as it can be one."""
+        """The configured name, or the host name with invalid characters replaced."""
         if self.name is not None:
             return self.name
-        plain = "".join(letter if _is_name_character(letter) else "-" for letter in socket.gethostname())
-        return plain[:_MAX_NAME_LENGTH] or "tidevoy"
+        host_name = "".join(
+            character if _is_name_character(character) else "-" for character in socket.gethostname()
+        )
+        return host_name[:_MAX_NAME_LENGTH] or "tidevoy"
 
     def advertised_address(self, listen: str, port: int) -> str:
-        """The address that others are told, when the xDS server listens on `listen` and has that port."""
+        """Return the address for other replicas if the xDS server listens on `listen` with that port."""
         return self.advertise or addresses.join(listen.rpartition(":")[0].strip("[]"), port)
 
     def check_usable(self, *, listen: str, has_pd: bool, requires_client_certs: bool | None) -> None:
-        """Wrong when it is enabled and cannot work.
+        """Raise SettingError if replicas are enabled and cannot work.
 
-        `asks`: whether the xDS server asks its clients for certificates; None: it has no TLS.
+        `requires_client_certs`: whether the xDS server requires client certificates; None: it has no TLS.
         """
         if not self.enabled:
             return
         if not has_pd:
             raise SettingError(
-                "is true, but there is no PD to share a state in", "set pd.urls", key="replicas.enabled"
+                "is true, but there is no PD to share the state in", "set pd.urls", key="replicas.enabled"
             )
         if self.advertise is None and _is_wildcard_address(listen):
             raise SettingError(
                 f"is not set, and other replicas cannot connect to {listen}",
-                "write the address at which they reach this one",
+                "write the address at which they reach this replica",
                 key="replicas.advertise",
             )
         if requires_client_certs is False:
             raise SettingError(
-                "is not set, but replicas that connect to each other have to show certificates",
+                "is not set, but replicas authenticate to each other by client certificates",
                 "set it",
                 key="xds.tls.client_ca",
             )

@@ -1,4 +1,4 @@
-"""Rollouts: what may be done to nodes, and how it is seen that they are back."""
+"""Settings of rollouts: the actions on nodes, and the login probe after them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from controlplane.config.types import File, SettingError, SettingsSection, Value
 from controlplane.model.rollout import MANUAL
 
 PLACEHOLDERS = ("address", "host", "port", "version", "rollout", "attempt")
-"""What is filled in where an argument of a command has it in braces."""
+"""Names in braces that are replaced in the arguments of a command."""
 
 PLACEHOLDER_PATTERN = re.compile(r"\{([a-z_]+)\}")
 _ACTION_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -22,18 +22,18 @@ def _validate_argument(value: str) -> str:
     for placeholder in PLACEHOLDER_PATTERN.findall(value):
         if placeholder not in PLACEHOLDERS:
             raise SettingError(
-                f"nothing is known as {{{placeholder}}}",
-                f"write {', '.join(f'{{{each}}}' for each in PLACEHOLDERS)}",
+                f"{{{placeholder}}} is not a placeholder",
+                f"write {', '.join(f'{{{name}}}' for name in PLACEHOLDERS)}",
             )
     if "\0" in value:
-        raise SettingError("no argument of a command may hold a NUL", "leave it out")
+        raise SettingError("an argument of a command contains a NUL character", "remove it")
     return value
 
 
 def _validate_webhook_url(value: str) -> str:
     if "@" in value or "?" in value or "#" in value:  # not shown: it may hold a secret
         raise SettingError(
-            "the URL has a user, a query or a fragment", "leave these out, and put a secret into token_file"
+            "the URL has a user, a query or a fragment", "remove them, and put a secret into token_file"
         )
     scheme, separator, rest = value.partition("://")
     if not separator or scheme not in ("http", "https"):
@@ -58,26 +58,23 @@ WebhookUrl = Annotated[
 
 
 class ActionSettings(SettingsSection):
-    """What restarts or upgrades a node, under the name that orders have it by: a command or a webhook.
+    """A named action that restarts or upgrades a node: a command or a webhook.
 
-    The leader runs it, at most once for each attempt, when the node is drained. A command is run without a
-    shell; one that outlasts `timeout` is ended with all that it started. A webhook gets a POST with JSON
+    The leader runs it at most once per attempt, when the node is drained. A command runs without a shell; if
+    it exceeds `timeout`, it is killed with all its child processes. A webhook gets a POST with JSON
     (`rollout`, `node`, `version`, `attempt`) and an `Idempotency-Key`; 2xx is success.
     """
 
     command: tuple[Argument, ...] = setting(
         (),
-        "The program and its arguments; {address}, {host}, {port}, {version}, {rollout} and {attempt} are"
-        " filled in.",
+        "Program and arguments; {address}, {host}, {port}, {version}, {rollout} and {attempt} are replaced.",
         "now",
     )
-    webhook: WebhookUrl | None = setting(None, "Where to POST to, in place of a command.", "now")
+    webhook: WebhookUrl | None = setting(None, "URL for a POST request, instead of a command.", "now")
     token_file: File | None = setting(
-        None, "File with a token that the webhook gets as `Authorization: Bearer`; read each time.", "now"
+        None, "File with a token that the webhook gets as `Authorization: Bearer`; read for each call.", "now"
     )
-    timeout: float = setting(
-        300.0, "Seconds after which it has failed.", "now", unit="seconds", gt=0, le=86_400
-    )
+    timeout: float = setting(300.0, "Timeout of the action.", "now", unit="seconds", gt=0, le=86_400)
 
     @model_validator(mode="after")
     def _check_command_or_webhook(self) -> ActionSettings:
@@ -93,29 +90,28 @@ class ActionSettings(SettingsSection):
 
 
 class LoginProbeSettings(SettingsSection):
-    """A session that is opened on a node that came back, before clients are led to it."""
+    """A session that is opened on a restarted node before it gets clients again."""
 
-    user: str | None = setting(None, "User to log in as; default: nobody logs in, and no SQL is run.", "now")
+    user: str | None = setting(None, "User to log in as; default: no login, and no statement is run.", "now")
     password_file: File | None = setting(
-        None, "File with the user's password; default: an empty one. Read each time.", "now"
+        None, "File with the user's password, read for each login; default: empty password.", "now"
     )
     statement: str = setting("SELECT 1", "Statement that must succeed.", "now", max_length=65_536)
     ca: File | None = setting(
         None, "CA bundle (PEM) that nodes' certificates must chain to; default: without TLS.", "now"
     )
-    timeout: float = setting(
-        5.0, "Seconds that each step of it may take.", "now", unit="seconds", ge=1, le=60
-    )
+    timeout: float = setting(5.0, "Timeout of each step of the probe.", "now", unit="seconds", ge=1, le=60)
 
 
 def _validate_action_names(value: dict[str, Any]) -> dict[str, Any]:
     for name in value:
         if _ACTION_NAME.fullmatch(name) is None:
             raise SettingError(
-                f"{name!r} is no name of an action", "take up to 64 letters, digits, hyphens and underscores"
+                f"{name!r} is not a valid action name",
+                "use up to 64 letters, digits, hyphens and underscores",
             )
         if name == MANUAL:
-            raise SettingError(f"{name!r} is the action that nobody runs", "choose another name")
+            raise SettingError(f"{name!r} is reserved for the built-in action", "choose another name")
     return value
 
 
@@ -129,5 +125,5 @@ Actions = Annotated[
 class RolloutSettings(SettingsSection):
     """Rolling operations (`tidevoy rollout`)."""
 
-    actions: Actions = setting({}, "What may be done to nodes, by name; `manual` is always there.", "now")
-    probe: LoginProbeSettings = section(LoginProbeSettings, "Whether a node serves SQL.")
+    actions: Actions = setting({}, "Actions on nodes by name; `manual` is built in.", "now")
+    probe: LoginProbeSettings = section(LoginProbeSettings, "Login probe of a node.")

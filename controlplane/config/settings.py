@@ -1,13 +1,12 @@
-"""Every setting, with its meaning, unit, default and what a change of it needs; no I/O here.
+"""All settings with meaning, unit, default, and when a change takes effect; no I/O here.
 
-A file in YAML and environment variables (`TIDEVOY_` + path, `__` between levels) fill these models;
-`controlplane.config.loader` reads them. Unknown keys are refused; a key without a value means its default.
-`docs/reference/configuration.md` is made from this file and its parts, `config_*.py`. Each setting says when a change
-takes effect:
+These models are filled from a YAML file and environment variables (`TIDEVOY_` + path, `__` between levels),
+read by `controlplane.config.loader`. Unknown keys are rejected; a key without a value means its default.
+`docs/reference/configuration.md` is generated from this package. A change takes effect:
 
 * `now`: a reload (SIGHUP, or `POST /v1/config/reload`) applies it;
-* `new envoys`: an Envoy gets it once, and keeps the old value until that Envoy is started again;
-* `restart`: the control plane has to be started again.
+* `new envoys`: an Envoy gets it once, and keeps the old value until that Envoy is restarted;
+* `restart`: the control plane has to be restarted.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ from controlplane.model.plan import BalancePolicy, Policy
 
 
 class ClientTls(SettingsSection):
-    """How we present ourselves to a TLS server. A certificate and its key go together."""
+    """The client certificate and its key must be set together."""
 
     ca: File | None = setting(
         None, "CA bundle (PEM) that the server's certificate must chain to; default: the system's.", "restart"
     )
-    cert: File | None = setting(None, "Our certificate (PEM), for mutual TLS.", "restart")
-    key: File | None = setting(None, "The key (PEM) of our certificate.", "restart")
+    cert: File | None = setting(None, "Tidevoy's client certificate (PEM), for mutual TLS.", "restart")
+    key: File | None = setting(None, "Private key (PEM) of the certificate.", "restart")
 
     @model_validator(mode="after")
     def _check_cert_has_key(self) -> ClientTls:
@@ -62,22 +61,24 @@ class ClientTls(SettingsSection):
 
 
 class ServerTls(SettingsSection):
-    """How we present ourselves to TLS clients."""
+    """TLS of Tidevoy as a server."""
 
-    cert: File = required("Our certificate (PEM).", "restart")
-    key: File = required("The key (PEM) of our certificate.", "restart")
+    cert: File = required("Tidevoy's server certificate (PEM).", "restart")
+    key: File = required("Private key (PEM) of the certificate.", "restart")
     client_ca: File | None = setting(
-        None, "CA (PEM) that client certificates must chain to; set: clients need one.", "restart"
+        None,
+        "CA (PEM) that client certificates must chain to; if set, clients need a certificate.",
+        "restart",
     )
 
 
 class XdsTls(ServerTls):
-    """TLS with Envoys. The files are looked at every second: who connects from then on gets the new ones."""
+    """TLS with Envoys. The files are checked every second; new connections use the new certificates."""
 
     identity: Literal["node_id", "any"] = setting(
         "node_id",
-        "What a client certificate is good for. node_id: for the Envoy whose id it holds, as a DNS name, as"
-        " the last part of a URI, or, without any such name, as common name. any: for every id.",
+        "Which Envoy ids a client certificate authorizes. node_id: only the ids it contains as a DNS name,"
+        " as the last path segment of a URI, or, without any such name, as common name. any: every id.",
         "now",
     )
 
@@ -85,7 +86,7 @@ class XdsTls(ServerTls):
     def _check_identity_has_client_ca(self) -> XdsTls:
         if "identity" in self.model_fields_set and self.client_ca is None:
             raise SettingError(
-                "is set, but without client_ca nobody shows a certificate",
+                "is set, but without client_ca no client sends a certificate",
                 "set client_ca too, or remove identity",
                 key="identity",
             )
@@ -112,11 +113,11 @@ class PdSettings(SettingsSection):
         schemes = {url.partition(":")[0] for url in self.urls}
         if len(schemes) > 1:
             raise SettingError(
-                "mixes http and https", "PD serves one of them on all members: write that", key="urls"
+                "mixes http and https", "use the scheme that PD serves on all members", key="urls"
             )
         if len(set(self.urls)) < len(self.urls):
-            twice = next(url for url in self.urls if self.urls.count(url) > 1)
-            raise SettingError(f"{twice} stands there twice", "write each member once", key="urls")
+            duplicate = next(url for url in self.urls if self.urls.count(url) > 1)
+            raise SettingError(f"{duplicate} is listed twice", "write each member once", key="urls")
         if schemes == {"http"} and self.tls != ClientTls():
             raise SettingError(
                 "are http URLs, but pd.tls is set", "write https:// URLs, or remove pd.tls", key="urls"
@@ -125,20 +126,20 @@ class PdSettings(SettingsSection):
 
 
 class StaticNodeSettings(SettingsSection):
-    """A TiDB server named in the configuration."""
+    """Tidevoy does not discover these nodes; it only checks and serves them."""
 
     address: Address = required("SQL address, host:port.", "now")
     status_address: Address | None = setting(
         None, "Status address, host:port; default: status is not checked.", "now"
     )
-    weight: int = setting(100, "Capacity in relation to other nodes.", "now", ge=1, le=10_000)
+    weight: int = setting(100, "Capacity relative to other nodes.", "now", ge=1, le=10_000)
     labels: dict[str, str] = setting({}, "Labels.", "now")
 
 
 class CheckSettings(SettingsSection):
-    """One kind of check. A node is probed every `interval` seconds, all nodes independently.
+    """One kind of health check. Each node is probed every `interval` seconds, independently of other nodes.
 
-    No node ever has two probes of a kind under way, so a silent one is found out after about `fall` times the
+    A node never has two probes of a kind in flight, so a silent node is detected after about `fall` times the
     longer of `interval` and `timeout`.
     """
 
@@ -153,16 +154,18 @@ class CheckSettings(SettingsSection):
     )
     timeout: float = setting(
         1.0,
-        "Seconds after which a probe has failed; it may exceed `interval`, and then delays the next probe.",
+        "Timeout of a probe; it may exceed `interval`, and then delays the next probe.",
         "now",
         unit="seconds",
         ge=0.01,
         le=60,
     )
     rise: int = setting(
-        2, "Passes in a row after which an unhealthy node is healthy again.", "now", ge=1, le=100
+        2, "Number of consecutive passes after which an unhealthy node is healthy again.", "now", ge=1, le=100
     )
-    fall: int = setting(3, "Failures in a row after which a node is unhealthy.", "now", ge=1, le=100)
+    fall: int = setting(
+        3, "Number of consecutive failures after which a node is unhealthy.", "now", ge=1, le=100
+    )
 
 
 class StatusCheckSettings(CheckSettings):
@@ -171,7 +174,7 @@ class StatusCheckSettings(CheckSettings):
     tls: bool = setting(
         False, "Whether the status port speaks HTTPS (TiDB: security.cluster-ssl-*).", "restart"
     )
-    client_tls: ClientTls = section(ClientTls, "Our side of that TLS.")
+    client_tls: ClientTls = section(ClientTls, "Tidevoy's side of that TLS.")
 
     @model_validator(mode="after")
     def _check_client_tls_is_used(self) -> StatusCheckSettings:
@@ -183,22 +186,22 @@ class StatusCheckSettings(CheckSettings):
 
 
 class SqlCheckSettings(CheckSettings):
-    """A connection to the SQL port, on which the node must greet."""
+    """A connection to the SQL port, on which the node must send its greeting."""
 
 
 class HealthCheckSettings(SettingsSection):
-    """How nodes are checked."""
+    """Health checks of nodes."""
 
-    status: StatusCheckSettings = section(StatusCheckSettings, "What a node says of itself.")
-    sql: SqlCheckSettings = section(SqlCheckSettings, "Whether a node would serve clients.")
+    status: StatusCheckSettings = section(StatusCheckSettings, "Checks the status that a node reports.")
+    sql: SqlCheckSettings = section(SqlCheckSettings, "Checks whether a node accepts clients.")
 
 
 class DrainSettings(SettingsSection):
-    """How nodes leave."""
+    """Grace periods for nodes that leave, and for Envoys that reconnect."""
 
     registration_grace: float = setting(
         60.0,
-        "Seconds a node that passes its checks stays active without `ttl` in PD.",
+        "Seconds for which a node that passes its checks stays active after its `ttl` in PD is lost.",
         "now",
         unit="seconds",
         ge=0,
@@ -206,7 +209,7 @@ class DrainSettings(SettingsSection):
     )
     gone_grace: float = setting(
         600.0,
-        "Seconds after which a node without `info` in PD is forgotten, sessions or not.",
+        "Seconds after which a node without `info` in PD is removed, even if it still has sessions.",
         "now",
         unit="seconds",
         ge=0,
@@ -214,7 +217,8 @@ class DrainSettings(SettingsSection):
     )
     fleet_return: float = setting(
         15.0,
-        "Seconds after a start in which Envoys may come back; no node counts as drained before.",
+        "Seconds after a start of the control plane for Envoys to reconnect; no node counts as drained"
+        " before.",
         "now",
         unit="seconds",
         ge=0,
@@ -223,15 +227,15 @@ class DrainSettings(SettingsSection):
 
 
 class EnvoyOverloadSettings(SettingsSection):
-    """Limits by which an Envoy protects itself.
+    """Limits that protect an Envoy from overload.
 
-    They are part of its bootstrap: after a change, render that again with `tidevoy bootstrap` and start the
+    They are part of its bootstrap: after a change, render it again with `tidevoy bootstrap` and restart the
     Envoy with it.
     """
 
     max_heap_bytes: int = setting(
         2_147_483_648,
-        "Heap at which an Envoy stops accepting (it shrinks caches at 95 %).",
+        "Heap size at which an Envoy stops accepting connections (it shrinks caches at 95 %).",
         "new envoys",
         unit="bytes",
         ge=67_108_864,
@@ -239,7 +243,7 @@ class EnvoyOverloadSettings(SettingsSection):
     )
     max_connections: int = setting(
         50_000,
-        "Client connections at which an Envoy resets new ones, over all its ports.",
+        "Number of client connections over all ports at which an Envoy resets new ones.",
         "new envoys",
         ge=1,
         le=10_000_000,
@@ -252,21 +256,21 @@ class XdsSettings(SettingsSection):
     listen: ListenAddressAnyPort = setting(
         "127.0.0.1:18000", "Address of the xDS server; port 0: any free one.", "restart"
     )
-    tls: XdsTls | None = setting(None, "TLS of the xDS server; default: plain.", "restart")
+    tls: XdsTls | None = setting(None, "TLS of the xDS server; default: no TLS.", "restart")
     filter: Literal["auto", "module", "contrib", "none"] = setting(
         "auto",
-        "MySQL filter of new Envoys. auto: Tidevoy's module where an Envoy says that it has one that fits,"
-        " else contrib's where it is built in, else none. `module` and `contrib` are tried whatever an Envoy"
-        " says; one that refuses falls back.",
+        "MySQL filter of new Envoys. auto: Tidevoy's module if an Envoy reports a compatible version of it,"
+        " else contrib's filter if it is built in, else none. `module` and `contrib` are tried whatever an"
+        " Envoy reports; if the Envoy rejects it, it falls back.",
         "new envoys",
     )
 
 
 class LogSettings(SettingsSection):
-    """What is written to standard error."""
+    """Log lines on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = setting(
-        "info", "Least severe line that is written.", "now"
+        "info", "Lowest level that is written.", "now"
     )
     format: Literal["auto", "console", "json"] = setting(
         "auto", "auto: console on a terminal, else json.", "restart"
@@ -278,31 +282,33 @@ class Settings(SettingsSection):
 
     pd: PdSettings = section(PdSettings, "Discovery.")
     nodes: tuple[StaticNodeSettings, ...] = setting(
-        (), "TiDB servers named by hand, beside those from PD.", "now"
+        (), "Static TiDB servers, in addition to those from PD.", "now"
     )
     sql: SqlSettings = section(SqlSettings, "The port for SQL clients.")
     backend: BackendSettings = section(BackendSettings, "Connections to TiDB.")
     tls: SqlTlsSettings = section(SqlTlsSettings, "TLS of SQL traffic.")
-    health: HealthCheckSettings = section(HealthCheckSettings, "Checks.")
-    balance: BalanceSettings = section(BalanceSettings, "Sharing out connections.")
-    groups: tuple[GroupSettings, ...] = setting((), "Groups of nodes, in the order of choice.", "now")
-    zones: ZoneSettings = section(ZoneSettings, "Nodes nearby.")
-    backup: BackupSettings = section(BackupSettings, "Nodes that stand in.")
-    drain: DrainSettings = section(DrainSettings, "Leaving nodes.")
-    migration: MigrationSettings = section(MigrationSettings, "Moving sessions.")
-    rebalance: RebalanceSettings = section(RebalanceSettings, "Sessions for nodes that have too few.")
+    health: HealthCheckSettings = section(HealthCheckSettings, "Health checks.")
+    balance: BalanceSettings = section(BalanceSettings, "Load balancing.")
+    groups: tuple[GroupSettings, ...] = setting(
+        (), "Groups of nodes; a node belongs to the first one that it matches.", "now"
+    )
+    zones: ZoneSettings = section(ZoneSettings, "Preference of local nodes.")
+    backup: BackupSettings = section(BackupSettings, "Backup nodes.")
+    drain: DrainSettings = section(DrainSettings, "Draining and removal of nodes.")
+    migration: MigrationSettings = section(MigrationSettings, "Session migration.")
+    rebalance: RebalanceSettings = section(RebalanceSettings, "Rebalancing of existing sessions.")
     rollouts: RolloutSettings = section(RolloutSettings, "Rolling operations.")
-    overload: EnvoyOverloadSettings = section(EnvoyOverloadSettings, "An Envoy's own protection.")
+    overload: EnvoyOverloadSettings = section(EnvoyOverloadSettings, "Overload protection of an Envoy.")
     xds: XdsSettings = section(XdsSettings, "The port for Envoys.")
     api: ApiSettings = section(ApiSettings, "REST and console.")
-    replicas: ReplicaSettings = section(ReplicaSettings, "Control planes beside this one.")
+    replicas: ReplicaSettings = section(ReplicaSettings, "Replicas of the control plane.")
     log: LogSettings = section(LogSettings, "Logging.")
     state_dir: Directory = setting(
         Path("/var/lib/tidevoy"), "Directory for intents and the last plan.", "restart"
     )
     allow_unauthenticated: bool = setting(
         False,
-        "Let xds.listen and api.listen be other than loopback although nothing there asks who is calling.",
+        "Allow xds.listen and api.listen on other addresses than loopback without authentication.",
         "restart",
     )
 
@@ -312,7 +318,7 @@ class Settings(SettingsSection):
         for index, node in enumerate(self.nodes):
             if node.address in seen:
                 raise SettingError(
-                    f"{node.address} stands there twice", "write each node once", key=f"nodes.{index}.address"
+                    f"{node.address} is listed twice", "write each node once", key=f"nodes.{index}.address"
                 )
             seen.add(node.address)
         return self
@@ -323,18 +329,20 @@ class Settings(SettingsSection):
         for index, name in enumerate(names):
             if name in names[:index]:
                 raise SettingError(
-                    f"{name} stands there twice", "give each group its own name", key=f"groups.{index}.name"
+                    f"{name} is listed twice", "give each group its own name", key=f"groups.{index}.name"
                 )
         return self
 
     @model_validator(mode="after")
     def _check_distinct_ports(self) -> Settings:
-        for (one, first), (other, second) in itertools.combinations(self._listeners(), 2):
+        for (first_key, first), (second_key, second) in itertools.combinations(self._listeners(), 2):
             if _has_port_conflict(first.listen, second.listen):
-                chosen = "listen" in second.model_fields_set
-                key, rival, taken = (other, one, first) if chosen else (one, other, second)
+                is_second_explicit = "listen" in second.model_fields_set
+                key, other_key, other = (
+                    (second_key, first_key, first) if is_second_explicit else (first_key, second_key, second)
+                )
                 raise SettingError(
-                    f"{key} and {rival} ({taken.listen}) have the same port",
+                    f"{key} and {other_key} ({other.listen}) have the same port",
                     "choose another port for one of them",
                     key=key,
                 )
@@ -344,13 +352,16 @@ class Settings(SettingsSection):
     def _check_exposure(self) -> Settings:
         if self.allow_unauthenticated:
             return self
-        if not _is_loopback(self.api.listen) and (exposure := self.api.exposure_problem()) is not None:
-            key, problem, remedy = exposure
+        if (
+            not _is_loopback(self.api.listen)
+            and (exposure_problem := self.api.exposure_problem()) is not None
+        ):
+            key, problem, remedy = exposure_problem
             raise SettingError(f"{self.api.listen} {problem}", remedy, key=f"api.{key}")
         if not _is_loopback(self.xds.listen) and (self.xds.tls is None or self.xds.tls.client_ca is None):
             raise SettingError(
-                f"{self.xds.listen} can be reached from other machines, and the xDS server does not ask who"
-                " is calling",
+                f"{self.xds.listen} can be reached from other machines, and the xDS server does not"
+                " authenticate clients",
                 "set xds.tls.client_ca, listen on 127.0.0.1, or set allow_unauthenticated: true",
                 key="xds.listen",
             )
@@ -370,8 +381,8 @@ class Settings(SettingsSection):
     def _check_sql_tls_has_module(self) -> Settings:
         if self.tls.tls_requirement and self.xds.filter in ("contrib", "none"):
             raise SettingError(
-                f"is {self.xds.filter}, but {self.tls.tls_requirement}, which takes Tidevoy's module",
-                "write auto or module",
+                f"is {self.xds.filter}, but {self.tls.tls_requirement}, which needs Tidevoy's module",
+                "set auto or module",
                 key="xds.filter",
             )
         return self
@@ -387,7 +398,7 @@ def _is_loopback(address: str) -> bool:
 
 
 def _has_port_conflict(one: str, other: str) -> bool:
-    """Whether two listeners on one machine would ask for the same port of the same address."""
+    """Whether two listeners on one machine would bind the same port of the same address."""
     port = one.rpartition(":")[2]
     if port == "0" or port != other.rpartition(":")[2]:
         return False
@@ -396,7 +407,7 @@ def _has_port_conflict(one: str, other: str) -> bool:
 
 
 def build_policy(settings: Settings) -> Policy:
-    """The part of the settings that decisions depend on."""
+    """Return the part of the settings that plans depend on."""
     return Policy(
         status_check=settings.health.status.enabled,
         sql_check=settings.health.sql.enabled,

@@ -1,4 +1,4 @@
-"""Connections that carry SQL: from clients to the Envoys, and from the Envoys to TiDB."""
+"""Settings of SQL connections: from clients to the Envoys, and from the Envoys to TiDB."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class SqlSettings(SettingsSection):
     )
     max_connections: int = setting(
         0,
-        "Most client connections of one Envoy; 0: no limit of ours. Over it the module answers error 1040; an"
-        " Envoy without it closes.",
+        "Maximum number of client connections of one Envoy; 0: unlimited. Over the limit, clients get error"
+        " 1040; an Envoy without the module closes the connection.",
         "new envoys",
         ge=0,
         le=10_000_000,
     )
     login_timeout: float = setting(
-        # Below the `connect_timeout` of MariaDB and MySQL (10 s), which close without an error.
+        # Below the `connect_timeout` of MariaDB and MySQL (10 s), after which they close without an error.
         8.0,
-        "Seconds a client has to log in (module only). If a node closes earlier because the client is silent,"
+        "Timeout of a client's login (module only). If a node closes earlier because the client is silent,"
         " the client gets the same error.",
         "now",
         unit="seconds",
@@ -51,7 +51,7 @@ class SqlSettings(SettingsSection):
     idle_timeout: float = setting(
         0.0,
         "Seconds without traffic after which a session is closed; 0: never. With the module, a session that"
-        " waits for an answer is not idle, and a change applies to new sessions. Envoys without the module"
+        " waits for a response is not idle, and a change applies to new sessions. Envoys without the module"
         " apply a change when they start.",
         "now",
         unit="seconds",
@@ -67,24 +67,30 @@ class SqlSettings(SettingsSection):
         le=32767,
     )
     keepalive_interval: int = setting(
-        10, "Seconds between two such probes.", "new envoys", unit="seconds", ge=1, le=32767
+        10, "Seconds between two TCP keepalive probes.", "new envoys", unit="seconds", ge=1, le=32767
     )
     keepalive_probes: int = setting(
-        3, "Unanswered probes after which the connection counts as dead.", "new envoys", ge=1, le=127
+        3,
+        "Number of unanswered TCP keepalive probes after which a connection counts as dead.",
+        "new envoys",
+        ge=1,
+        le=127,
     )
     proxy_protocol: Literal["off", "optional", "required"] = setting(
-        "off", "PROXY protocol from clients (v1 and v2); `optional` trusts whoever sends one.", "new envoys"
+        "off",
+        "PROXY protocol from clients (v1 and v2); `optional` trusts every client that sends a header.",
+        "new envoys",
     )
     compression: Literal["off", "passthrough"] = setting(
         "off",
-        "Compression of the MySQL protocol (module only): `off` does not offer it, and refuses clients that"
-        " use it anyway; `passthrough` leaves it to client and node, and compressed sessions are not"
-        " followed.",
+        "Compression of the MySQL protocol (module only): `off` does not offer it, and rejects clients that"
+        " use it anyway; `passthrough` leaves it to client and node, and the module does not track"
+        " compressed sessions, so they do not migrate.",
         "new envoys",
     )
     access_log: AccessLog | None = setting(
         None,
-        "File to which each Envoy writes a line of JSON for each session, when it has ended; default: none.",
+        "File to which each Envoy writes one line of JSON when a session ends; default: no access log.",
         "new envoys",
     )
 
@@ -94,7 +100,7 @@ class BackendSettings(SettingsSection):
 
     connect_timeout: float = setting(
         1.0,
-        "Seconds an Envoy waits for a TCP connection to a node; with the module, for its greeting too.",
+        "Timeout of a TCP connection to a node; with the module, it includes the node's greeting.",
         "new envoys",
         unit="seconds",
         gt=0,
@@ -102,15 +108,15 @@ class BackendSettings(SettingsSection):
     )
     max_connect_attempts: int = setting(
         3,
-        "Nodes an Envoy tries for one client before it gives up; with the module, full nodes (error 1040) do"
-        " not count.",
+        "Number of nodes that an Envoy tries for one client before it gives up; with the module, nodes that"
+        " return error 1040 (too many connections) do not count.",
         "new envoys",
         ge=1,
         le=20,
     )
     max_connections: int = setting(
         0,
-        "Most connections of one Envoy to all nodes; 0: no limit of ours.",
+        "Maximum number of connections of one Envoy to all nodes; 0: unlimited.",
         "new envoys",
         ge=0,
         le=10_000_000,
@@ -126,7 +132,7 @@ class BackendSettings(SettingsSection):
     sentinels: bool = setting(
         True,
         "Whether each Envoy with the module keeps an idle connection to each node, to detect within 4 s that"
-        " the node cannot be reached any more.",
+        " the node has become unreachable.",
         "new envoys",
     )
     keepalive_idle: int = setting(
@@ -138,11 +144,15 @@ class BackendSettings(SettingsSection):
         le=32767,
     )
     keepalive_interval: int = setting(
-        3, "Seconds between two such probes.", "new envoys", unit="seconds", ge=1, le=32767
+        3, "Seconds between two TCP keepalive probes.", "new envoys", unit="seconds", ge=1, le=32767
     )
     keepalive_probes: int = setting(
-        5, "Unanswered probes after which the connection counts as dead.", "new envoys", ge=1, le=127
+        5,
+        "Number of unanswered TCP keepalive probes after which a connection counts as dead.",
+        "new envoys",
+        ge=1,
+        le=127,
     )
     proxy_protocol: Literal["off", "v1", "v2"] = setting(
-        "off", "PROXY protocol to TiDB (its `proxy-protocol.networks` must name the Envoys).", "new envoys"
+        "off", "PROXY protocol to TiDB (its `proxy-protocol.networks` must include the Envoys).", "new envoys"
     )

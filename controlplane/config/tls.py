@@ -1,7 +1,7 @@
-"""TLS of SQL traffic, on both sides of the Envoys. Only Tidevoy's module does it; files are the Envoys'.
+"""TLS of SQL traffic on both sides of the Envoys. It needs Tidevoy's module; the files are on the Envoys.
 
-The control plane never sees these files, so it cannot look into them: the module reads them, refuses what it
-cannot use with a text that shows as a NACK, and reads them again when they change.
+The control plane cannot check these files: the module reads them, rejects unusable ones with an error that
+shows as a NACK, and reads them again when they change.
 """
 
 from __future__ import annotations
@@ -30,25 +30,27 @@ EnvoyFile = Annotated[
 class SqlClientTls(SettingsSection):
     """An Envoy without the module gets no listener while `mode` is `required`.
 
-    Else it passes TLS on as it is, and clients negotiate it with TiDB itself.
+    Otherwise it passes TLS through, and clients negotiate it with TiDB itself.
     """
 
     mode: Literal["disabled", "optional", "required"] = setting(
         "disabled",
-        "`optional` offers TLS to clients; `required` answers a login without it with an error.",
+        "`optional` offers TLS to clients; `required` rejects logins without TLS.",
         "new envoys",
     )
     cert: EnvoyFile | None = setting(
-        None, "Certificate (PEM, with its chain) that clients are shown.", "new envoys"
+        None, "Certificate (PEM, with its chain) that clients see.", "new envoys"
     )
-    key: EnvoyFile | None = setting(None, "The key (PEM) of that certificate.", "new envoys")
+    key: EnvoyFile | None = setting(None, "Private key (PEM) of that certificate.", "new envoys")
     client_ca: EnvoyFile | None = setting(
-        None, "CA (PEM) that client certificates must chain to; set: TLS clients need one.", "new envoys"
+        None,
+        "CA (PEM) that client certificates must chain to; if set, TLS clients need a certificate.",
+        "new envoys",
     )
     rsa_key: EnvoyFile | None = setting(
         None,
-        "RSA key (PEM) with which a client without TLS sends its password when the way to TiDB has TLS;"
-        " default: each Envoy makes one when it starts.",
+        "RSA key (PEM) with which a client without TLS encrypts its password when the connection to TiDB uses"
+        " TLS; default: each Envoy generates one when it starts.",
         "new envoys",
     )
 
@@ -60,7 +62,7 @@ class SqlClientTls(SettingsSection):
             )
         elif self.cert is None or self.key is None:
             missing = "cert" if self.cert is None else "key"
-            raise SettingError(f"is {self.mode}, but there is no {missing}", f"set {missing} too", key="mode")
+            raise SettingError(f"is {self.mode}, but {missing} is not set", f"set {missing} too", key="mode")
         return self
 
 
@@ -69,7 +71,7 @@ class NodeTls(SettingsSection):
 
     mode: Literal["disabled", "preferred", "required"] = setting(
         "disabled",
-        "`preferred` uses TLS with the nodes that offer it; `required` uses no node that does not.",
+        "`preferred` uses TLS with nodes that offer it; `required` uses only nodes that offer it.",
         "new envoys",
     )
     ca: EnvoyFile | None = setting(
@@ -79,13 +81,13 @@ class NodeTls(SettingsSection):
     )
     verify: Literal["full", "ca", "none"] = setting(
         "full",
-        "What of a node's certificate must be right: CA and name, the CA alone, or nothing.",
+        "What is verified of a node's certificate: CA and name, only the CA, or nothing.",
         "new envoys",
     )
     cert: EnvoyFile | None = setting(
-        None, "The Envoys' certificate (PEM), for nodes that ask for one.", "new envoys"
+        None, "The Envoys' client certificate (PEM), for nodes that require one.", "new envoys"
     )
-    key: EnvoyFile | None = setting(None, "The key (PEM) of that certificate.", "new envoys")
+    key: EnvoyFile | None = setting(None, "Private key (PEM) of that certificate.", "new envoys")
 
     @model_validator(mode="after")
     def _check_complete(self) -> NodeTls:
@@ -102,30 +104,30 @@ class NodeTls(SettingsSection):
 
 
 def _reject_unused_files(files: dict[str, Path | None], modes: str) -> None:
-    """Wrong when a file is named for TLS that is off: who names one expects that it is used."""
+    """Raise SettingError if a file is set although TLS is off: the operator expects that it is used."""
     for key, file in files.items():
         if file is not None:
             raise SettingError("is set, but mode is disabled", f"set mode: {modes}, or remove {key}", key=key)
 
 
 class SqlTlsSettings(SettingsSection):
-    """TLS of SQL traffic takes Tidevoy's module in the Envoys.
+    """TLS of SQL traffic needs Tidevoy's module in the Envoys.
 
-    All files are on the machines of the Envoys, which read them again when they change; sessions go on.
+    All files are on the Envoys' machines. Envoys read them again when they change, without ending sessions.
     """
 
     client: SqlClientTls = section(SqlClientTls, "TLS between SQL clients and Envoys.")
     backend: NodeTls = section(NodeTls, "TLS between Envoys and TiDB.")
     allow_cleartext_backend: bool = setting(
         False,
-        "Let a password that a client sends in clear text, protected by its own TLS, go on to a node without"
-        " TLS. Accounts with caching_sha2_password need it when only the client's side has TLS.",
+        "Forward a password that a client sends in clear text over TLS to a node without TLS. Accounts with"
+        " caching_sha2_password need this if only the client's side uses TLS.",
         "new envoys",
     )
 
     @property
     def tls_requirement(self) -> str:
-        """Which setting forbids an Envoy without the module, as the start of a sentence; empty: none."""
+        """The settings that forbid Envoys without the module, as the start of a sentence; empty: none."""
         sides = (("client", self.client.mode), ("backend", self.backend.mode))
         return " and ".join(
             f"tls.{side}.mode is set to required" for side, mode in sides if mode == "required"

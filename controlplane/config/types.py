@@ -1,4 +1,4 @@
-"""What settings are made of: documented fields, checked kinds of text, sections that refuse unknown keys."""
+"""Building blocks of settings: documented fields, validated types, sections that reject unknown keys."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ TakesEffect = Literal["now", "new envoys", "restart"]
 
 
 class SettingError(ValueError):
-    """A value that cannot be used: what is wrong and what would be right.
+    """An unusable value, with problem and remedy.
 
-    `key` leads from the part that was looked at down to the setting. Without a remedy the reader of the
-    settings says which values the setting takes.
+    `key` is the path from the validated section to the setting. Without a remedy, the loader describes the
+    values that the setting accepts.
     """
 
     def __init__(self, problem: str, remedy: str = "", key: str = "") -> None:
@@ -35,25 +35,25 @@ class SettingError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class ValueFormat:
-    """How a value of this type is written, for messages and documentation."""
+    """Description of how a value of this type is written, for messages and documentation."""
 
     text: str
 
 
 def setting(default: Any, meaning: str, takes_effect: TakesEffect, unit: str = "", **limits: Any) -> Any:
-    """A documented field. `limits` are pydantic's (`ge`, `le`, `min_length`, ...)."""
+    """Define a documented field. `limits` are pydantic's (`ge`, `le`, `min_length`, ...)."""
     return Field(
         default, description=meaning, json_schema_extra={"change": takes_effect, "unit": unit}, **limits
     )
 
 
 def required(meaning: str, takes_effect: TakesEffect) -> Any:
-    """A documented field without a default."""
+    """Define a documented field without a default."""
     return setting(..., meaning, takes_effect)
 
 
 def section(model: type[BaseModel], meaning: str) -> Any:
-    """A documented group of settings, each of which says for itself what a change needs."""
+    """Define a documented section; each of its settings says when a change takes effect."""
     return Field(default_factory=model, description=meaning)
 
 
@@ -73,7 +73,7 @@ def _validate_listen(value: str) -> str:
     host, colon, port = value.rpartition(":")
     if colon and host in ("", "*"):
         raise SettingError(
-            f"{value!r} names no address", f"write 0.0.0.0:{port} for every IPv4 address of the machine"
+            f"{value!r} has no address", f"write 0.0.0.0:{port} for every IPv4 address of the machine"
         )
     return _validate_address(value)
 
@@ -99,7 +99,8 @@ def _validate_pd_url(value: str) -> str:
     scheme, sep, rest = value.partition("://")
     if "@" in value:  # not shown: it may hold a password
         raise SettingError(
-            "the URL names a user", "leave out what stands before the @; PD asks for certificates (pd.tls)"
+            "the URL contains a user",
+            "remove the part before the @; PD authenticates by certificates (pd.tls)",
         )
     if not sep or scheme not in ("http", "https"):
         raise SettingError(f"{value!r} does not begin with http:// or https://")
@@ -107,14 +108,14 @@ def _validate_pd_url(value: str) -> str:
 
 
 def validate_envoy_path(path: Path) -> Path:
-    """Checks a path on the Envoys' machines, which the control plane cannot look into."""
+    """Validate a path on the Envoys' machines, which the control plane cannot access."""
     if not path.is_absolute():
         raise SettingError(f"'{path}' is a relative path, and an Envoy may be started in any directory")
     return path
 
 
 def literal_host(address: str) -> str | None:
-    """The literal IP that a listening address binds to, without brackets; None when it has a host name."""
+    """Return the literal IP address of a listening address without brackets; None for a host name."""
     return addresses.literal_ip(address.rpartition(":")[0].strip("[]"))
 
 
@@ -136,14 +137,14 @@ Directory = Annotated[Path, ValueFormat("the path of a directory")]
 
 
 class SettingsSection(BaseModel):
-    """A group of settings. Unknown keys are refused, and a key without a value means its default."""
+    """A group of settings. Unknown keys are rejected, and a key without a value means its default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=False, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _drop_nulls(cls, data: Any) -> Any:
-        # A section stays valid when its settings are commented out one by one, down to the last.
+        # A section stays valid when all of its settings are commented out.
         if not isinstance(data, dict):
             return data
         return {key: value for key, value in data.items() if value is not None or key not in cls.model_fields}
@@ -152,8 +153,8 @@ class SettingsSection(BaseModel):
     @classmethod
     def _reject_lookalikes(cls, value: Any, info: ValidationInfo) -> Any:
         # pydantic would read true as 1, and the empty path as the working directory.
-        wanted = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(value, bool) and wanted in (int, float):
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and annotation in (int, float):
             raise SettingError(f"{str(value).lower()} is not a number")
         if value == "":
             raise SettingError("the text is empty")

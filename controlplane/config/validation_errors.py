@@ -1,4 +1,4 @@
-"""What pydantic found wrong with the settings, in words of ours: what is wrong, and what would be right."""
+"""Translate pydantic's validation errors into a problem and a remedy for operators."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_ECHO_LENGTH = 60
 
 @dataclass(frozen=True, slots=True)
 class InvalidSetting:
-    """One setting that cannot be used."""
+    """One unusable setting."""
 
     path: SettingPath
     problem: str
@@ -26,16 +26,16 @@ class InvalidSetting:
 
 
 def translate_error(model: type[BaseModel], error: ErrorDetails) -> InvalidSetting:
-    """One error of pydantic's about a model, told for a person. `error` is an item of `errors()`."""
+    """Translate one validation error of a model. `error` is an item of pydantic's `errors()`."""
     path: SettingPath = error["loc"]
     kind, value = error["type"], error["input"]
     if kind == "extra_forbidden":
         return InvalidSetting(path, "there is no such setting", _suggest_key(model, path))
-    wrong = error.get("ctx", {}).get("error")
-    if isinstance(wrong, SettingError):
-        steps = tuple(int(step) if step.isdigit() else step for step in wrong.key.split(".") if step)
-        path = (*path, *steps)
-        return InvalidSetting(path, wrong.problem, wrong.remedy or _expected_remedy(model, path))
+    cause = error.get("ctx", {}).get("error")
+    if isinstance(cause, SettingError):
+        subpath = tuple(int(step) if step.isdigit() else step for step in cause.key.split(".") if step)
+        path = (*path, *subpath)
+        return InvalidSetting(path, cause.problem, cause.remedy or _expected_remedy(model, path))
     if kind == "missing":
         return InvalidSetting(path, "is missing", _expected_remedy(model, path))
     if kind == "string_type" and not isinstance(value, (dict, list)):
@@ -46,14 +46,14 @@ def translate_error(model: type[BaseModel], error: ErrorDetails) -> InvalidSetti
     elif kind in ("less_than", "less_than_equal"):
         problem = f"{format_value(value)} is too large"
     elif kind == "literal_error":
-        problem = f"{format_value(value)} is not one of the values to choose from"
+        problem = f"{format_value(value)} is not an allowed value"
     else:
         problem = f"{format_value(value)} is not {schema.type_name(field) if field else 'a value'}"
     return InvalidSetting(path, problem, _expected_remedy(model, path))
 
 
 def format_value(value: Any) -> str:
-    """A value as its writer would recognise it, on one line and never long."""
+    """Format a value as it was written, on one line and shortened."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):
@@ -70,15 +70,15 @@ def _expected_remedy(model: type[BaseModel], path: SettingPath) -> str:
 
 
 def _suggest_key(model: type[BaseModel], path: SettingPath) -> str:
-    """Where an unknown key may belong: a similar name beside it, the same name elsewhere, or the list."""
+    """Suggest a similar key in the same section, the same key elsewhere, or list the known keys."""
     parent, name = path[:-1], str(path[-1])
-    holder = schema.find_field(model, parent)
-    section = schema.section_model(holder) if holder else None
+    parent_field = schema.find_field(model, parent)
+    section = schema.section_model(parent_field) if parent_field else None
     names = list(section.model_fields) if section else []
-    close = difflib.get_close_matches(name.lower(), names, n=1)
-    if close:
-        return f"did you mean {format_path((*parent, close[0]))}?"
+    similar = difflib.get_close_matches(name.lower(), names, n=1)
+    if similar:
+        return f"did you mean {format_path((*parent, similar[0]))}?"
     elsewhere = [format_path(leaf) for leaf, _ in schema.leaves(model) if leaf[-1] == name.lower()]
     if elsewhere:
         return f"did you mean {' or '.join(elsewhere[:4])}?"
-    return f"known here are {', '.join(names)}"
+    return f"the known settings here are {', '.join(names)}"

@@ -1,8 +1,8 @@
-"""A YAML text as plain data, with the line on which each key stands.
+"""Parse YAML into plain data, with the line number of each key.
 
-Scalars follow the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), but for numbers
-with leading zeros: those, `off`, `no`, `12:30` and dates are text. PyYAML alone would read them by YAML 1.1,
-and `proxy_protocol: off` would become false.
+Scalars follow the core schema of YAML 1.2 (https://yaml.org/spec/1.2.2/#103-core-schema), except numbers with
+leading zeros: those, `off`, `no`, `12:30` and dates are text. PyYAML alone would apply YAML 1.1, and
+`proxy_protocol: off` would become false.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _NOT_YAML_REMEDY = (
 )
 _YAML_ERROR_TEXTS: Mapping[str, tuple[str, str]] = {
     "found character '\\t' that cannot start any token": (
-        "a tab stands where YAML allows only spaces",
+        "a tab is used where YAML allows only spaces",
         "indent with spaces",
     ),
     "mapping values are not allowed here": (
-        "there is a colon where no key can stand",
+        "there is a colon where a key is not allowed",
         "check the indentation, and put text that contains a colon in quotes",
     ),
     "but found another document": (
-        "a second document begins",
-        "leave one document and remove the --- lines between",
+        "the file contains a second document",
+        "keep one document and remove the --- lines",
     ),
 }
 
@@ -60,25 +60,25 @@ for _tag, _pattern, _first in (
 
 @dataclass(frozen=True, slots=True)
 class YamlDocument:
-    """What a file says, and where it says it (lines count from 1)."""
+    """The data of a file, and the line of each key (counted from 1)."""
 
     data: dict[str, Any] = field(default_factory=dict)
     lines: Mapping[SettingPath, int] = field(default_factory=dict)
 
 
 def parse_yaml(text: str, name: str) -> YamlDocument:
-    """The mapping in a YAML text; an empty text is an empty mapping. ConfigError with `name` and the line."""
+    """Parse the mapping in a YAML text, empty for an empty text. Raises ConfigError with `name` and line."""
     try:
         loader = _CoreLoader(text)
         root = loader.get_single_node()
         if root is None or root.tag == "tag:yaml.org,2002:null":
             return YamlDocument()
         if not isinstance(root, yaml.MappingNode):
-            kind = "a list" if isinstance(root, yaml.SequenceNode) else "one text"
+            kind = "a list" if isinstance(root, yaml.SequenceNode) else "a text"
             raise ConfigError(
                 _location(name, root),
                 "",
-                f"the file holds {kind}, not settings",
+                f"the file contains {kind}, not settings",
                 "write `key: value` lines, such as `pd:`",
             )
         lines: dict[SettingPath, int] = {}
@@ -95,15 +95,12 @@ def parse_yaml(text: str, name: str) -> YamlDocument:
         line = text.count("\n", 0, error.position) + 1
         problem = f"the character U+{int(error.character):04X} is not allowed in YAML"
         raise ConfigError(f"{name}:{line}", "", problem, "remove it") from None
-    except (
-        ValueError,
-        KeyError,
-        AttributeError,
-    ):  # what PyYAML's constructors raise on `!!int x`, `!!bool x` ...
+    except (ValueError, KeyError, AttributeError):
+        # PyYAML's constructors raise these on `!!int x`, `!!bool x` ...
         raise ConfigError(name, "", "a value does not fit its !! tag", "remove the tag") from None
     except RecursionError:
         raise ConfigError(
-            name, "", "the values are nested too deeply", "no setting needs over 5 levels"
+            name, "", "the values are nested too deeply", "no setting has more than 5 levels"
         ) from None
 
 
@@ -114,17 +111,20 @@ def _record_lines(
     lines: dict[SettingPath, int],
     ancestors: tuple[yaml.Node, ...],
 ) -> None:
-    """Notes the line of every key below a node, and refuses what PyYAML would let pass."""
+    """Record the line of every key below a node, and reject what PyYAML would accept silently."""
     if node in ancestors:
         raise ConfigError(
-            _location(name, node), format_path(path), "an alias contains itself", "write the value out"
+            _location(name, node),
+            format_path(path),
+            "an alias contains itself",
+            "write the value without an alias",
         )
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             lines[(*path, index)] = item.start_mark.line + 1
             _record_lines(item, (*path, index), name, lines, (*ancestors, node))
     elif isinstance(node, yaml.MappingNode):
-        seen: dict[str, int] = {}
+        first_lines: dict[str, int] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise ConfigError(
@@ -132,15 +132,15 @@ def _record_lines(
                 )
             if key.tag == "tag:yaml.org,2002:merge":
                 continue
-            here = (*path, key.value)
+            key_path = (*path, key.value)
             if key.tag != "tag:yaml.org,2002:str":
                 problem = f"the key {key.value} is not text"
-                raise ConfigError(_location(name, key), format_path(here), problem, "put it in quotes")
-            if key.value in seen:
-                problem = f"the key stands there twice (first on line {seen[key.value]})"
-                raise ConfigError(_location(name, key), format_path(here), problem, "keep one of the two")
-            seen[key.value] = lines[here] = key.start_mark.line + 1
-            _record_lines(value, here, name, lines, (*ancestors, node))
+                raise ConfigError(_location(name, key), format_path(key_path), problem, "put it in quotes")
+            if key.value in first_lines:
+                problem = f"the key occurs twice (first on line {first_lines[key.value]})"
+                raise ConfigError(_location(name, key), format_path(key_path), problem, "keep one of the two")
+            first_lines[key.value] = lines[key_path] = key.start_mark.line + 1
+            _record_lines(value, key_path, name, lines, (*ancestors, node))
 
 
 def _location(name: str, node: yaml.Node) -> str:

@@ -1,1 +1,1 @@
-"""Pure decisions: facts, intents and policy in; a plan out. No I/O, no clock."""
+"""Pure decisions: from facts, intents and policy to a plan. No I/O, no clock."""

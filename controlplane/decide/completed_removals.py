@@ -1,4 +1,4 @@
-"""When what was asked for a removed node has been done, so that it need not be remembered. Pure."""
+"""Detect completed removals of nodes, so that their intents can be dropped. Pure."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from controlplane.model.plan import Plan
 
 
 def forget_completed_removals(intents: Intents, plan: Plan, facts: Facts) -> Intents:
-    """The intents that are left when those for nodes that have gone are forgotten.
+    """Return the intents without those of removed nodes that have left the plan.
 
-    Nothing is forgotten before each source has said which nodes there are.
+    Nothing is dropped before every source has delivered a complete list of nodes.
     """
     if not all_sources_complete(facts):
         return intents
     remaining = intents
     for address in intents.removed.keys() - plan.nodes.keys():
-        # What operators did not add is excluded until they do, however often it registers anew.
-        is_named_elsewhere = has_other_source(address, facts) or address not in intents.added
-        remaining = intent_changes.forget(remaining, address, has_other_source=is_named_elsewhere)
+        # A node that no operator added stays excluded until one adds it, however often it registers again.
+        is_defined_elsewhere = has_other_source(address, facts) or address not in intents.added
+        remaining = intent_changes.forget(remaining, address, has_other_source=is_defined_elsewhere)
     return remaining

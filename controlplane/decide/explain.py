@@ -1,4 +1,4 @@
-"""Why a node has the share of the new sessions that it has: every factor in words, and one sentence. Pure."""
+"""Explain a node's share of the new sessions: every factor, and a summary in one sentence. Pure."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from controlplane.model.plan import BalancePolicy, EdsHealth, Factor, NodePlan, 
 
 STATE, LABELS, LOCATION, CONNECTIONS = "state", "labels", "location", "connections"
 
-# The order in which they are taken, as in TiProxy.
+# The order in which the factors apply, as in TiProxy.
 _FACTOR_ORDER = {
     BalancePolicy.RESOURCE: (STATE, LABELS, *resource_factors.NAMES, LOCATION, CONNECTIONS),
     BalancePolicy.LOCATION: (STATE, LABELS, LOCATION, *resource_factors.NAMES, CONNECTIONS),
     BalancePolicy.CONNECTION: (STATE, LABELS, *resource_factors.NAMES, LOCATION, CONNECTIONS),
 }
-_FACTOR_DISABLED = "does not count: `balance.policy` is `connection`"
+_FACTOR_DISABLED = "not used: `balance.policy` is `connection`"
 _NOT_KNOWN = "not known"
-_CPU_SCORE_STEP = 0.05  # of all CPU, for which the score rises by one
+_CPU_SCORE_STEP = 0.05  # CPU usage per point of the score
 
 _UNKNOWN_METRICS = NodeMetrics()
 
 
 @dataclass(frozen=True, slots=True)
 class FactorExplanation:
-    """One factor of one node in words."""
+    """The explanation of one factor of one node."""
 
     name: str
-    score: float | None  # 0 is best; None: not known, or it does not count
-    reason: str  # what it is, as a sentence
-    share: float | None = None  # what it leaves of the node's share; None: it does not act by shares
+    score: float | None  # 0 is best; None: not known or not used
+    reason: str  # the current value, as a sentence
+    share: float | None = None  # multiplier of the node's share; None: it does not scale the share
 
 
 @dataclass(frozen=True, slots=True)
 class NodeExplanation:
-    """Why one node has the share that it has."""
+    """The explanation of one node's share."""
 
-    factors: tuple[FactorExplanation, ...]  # in the order in which they are taken
-    weight: int  # that Envoys are told; 0: no new sessions
-    share: float  # of the new sessions that come by Envoys that may use the node, from 0 to 1
+    factors: tuple[FactorExplanation, ...]  # in the order in which they apply
+    weight: int  # weight in EDS; 0: no new sessions
+    share: float  # part of the new sessions of the Envoys that may use the node, 0 to 1
     sentence: str
 
 
 def explain(
     plan: Plan, facts: Facts, policy: Policy, now: float, addresses: Iterable[str] | None = None
 ) -> dict[str, NodeExplanation]:
-    """By address; of all nodes when none are named."""
+    """Return the explanations by address, for `addresses` or all nodes."""
     serving = {a: p for a, p in plan.nodes.items() if p.eds_health is EdsHealth.HEALTHY}
     serving_addresses = locality.serving_addresses(serving)
     wanted = [plan.nodes[a] for a in (plan.nodes if addresses is None else addresses)]
@@ -66,24 +66,26 @@ def explain(
 
 @dataclass(frozen=True, slots=True)
 class _ExplanationContext:
-    """What the explanations of all nodes rest on."""
+    """The inputs shared by the explanations of all nodes."""
 
     plan: Plan
     facts: Facts
     policy: Policy
     now: float
-    serving: Collection[str]  # nodes that get new sessions
+    serving: Collection[str]  # nodes that receive new sessions
     load_statuses: Mapping[str, LoadStatus]
-    weight_totals: Mapping[tuple[str, str | None], int]  # weights by group, and by group and zone
+    weight_totals: Mapping[
+        tuple[str, str | None], int
+    ]  # sum of weights per group (zone None), and per group and zone
 
 
 def _load_statuses(plan: Plan, facts: Facts, policy: Policy, now: float) -> dict[str, LoadStatus]:
     served = {a: p for a, p in plan.nodes.items() if p.state is State.ACTIVE}
     _, incapable = session_counts.migration_capable(facts, policy, now)
-    found: dict[str, LoadStatus] = {}
+    statuses: dict[str, LoadStatus] = {}
     for balancing_group in balancing_groups(served, plan.overloaded_zones, facts.envoy_zones, policy, now):
-        found |= load_statuses(served, balancing_group.capacities, incapable, facts, policy, now)
-    return found
+        statuses |= load_statuses(served, balancing_group.capacities, incapable, facts, policy, now)
+    return statuses
 
 
 def _weight_totals(plan: Plan, serving: Collection[str]) -> dict[tuple[str, str | None], int]:
@@ -113,13 +115,13 @@ def _explain_node(planned: NodePlan, context: _ExplanationContext) -> NodeExplan
 
 
 def _share_of_new_sessions(planned: NodePlan, context: _ExplanationContext) -> tuple[float, str]:
-    """A node's part of the new sessions, and of which they are, in words."""
+    """Return a node's share of the new sessions, and a phrase that says which sessions these are."""
     if planned.node.address not in context.serving:
         return 0.0, ""
     group = f' of group "{planned.group}"' if planned.group else ""
     if planned.local_weight and (planned.group, planned.zone) not in context.plan.overloaded_zones:
         total = context.weight_totals[planned.group, planned.zone]
-        return planned.local_weight / total, f'{group} that come by Envoys of its zone "{planned.zone}"'
+        return planned.local_weight / total, f'{group} through Envoys of its zone "{planned.zone}"'
     total = context.weight_totals[planned.group, None]
     return (planned.weight / total if total else 0.0), group
 
@@ -128,13 +130,13 @@ def _summarize(planned: NodePlan, share: float, share_scope: str, context: _Expl
     if planned.eds_health is not EdsHealth.HEALTHY:
         return f"gets no new sessions: {planned.reason}"
     if planned.node.address not in context.serving:
-        return "gets no new sessions: it stands in only when no other node of its group is in service"
+        return "gets no new sessions: it is a backup, used only when no other node of its group is in service"
     parts = [_describe_sessions(planned, context)]
     if planned.state is not State.ACTIVE:
         parts.append(context.plan.panic_threshold_reason or planned.reason)
     since = planned.active_since
-    if since is not None and (grown := ramp(context.now - since, context.policy.slow_start)) < 1:
-        parts.append(f"it is in its slow start, at {grown:.0%} of its share")
+    if since is not None and (ramped := ramp(context.now - since, context.policy.slow_start)) < 1:
+        parts.append(f"it is in its slow start, at {ramped:.0%} of its share")
     parts += [_describe_factor(name, factor) for name, factor in planned.factors.items() if factor.share < 1]
     return f"gets {share:.0%} of the new sessions{share_scope}: {'; '.join(parts)}"
 
@@ -148,26 +150,23 @@ def _describe_factor(name: str, factor: Factor) -> str:
 def _describe_cause(name: str, factor: Factor) -> str:
     label = "CPU" if name == resource_factors.CPU else name
     if not factor.reason:
-        return f"its {label} is no reason any more to give it less"
+        return f"its {label} no longer reduces its share"
     return f"its {label} is {factor.reason}" if factor.reason == resource_factors.NOT_KNOWN else factor.reason
 
 
 def _describe_sessions(planned: NodePlan, context: _ExplanationContext) -> str:
-    """Sessions of a node, and how many more or fewer these are than its share."""
+    """Describe how many sessions a node has, and how many more or fewer than its share."""
     status = context.load_statuses.get(planned.node.address)
     count = _session_count(planned, context)
     if count is None:
-        return "how many sessions it has is not known"
+        return "its session count is not known"
     if status is None:
         return f"it has {_pluralize_sessions(count)}"
-    count, fair = status.max_sessions, status.max_share
-    if count == fair:
+    count, share = status.max_sessions, status.max_share
+    if count == share:
         return f"it has {_pluralize_sessions(count)}, which is its share"
-    return f"it has {_pluralize_sessions(count)}, {abs(count - fair)} {_more_or_fewer(count, fair)} than its share of {fair}"
-
-
-def _more_or_fewer(count: int, fair: int) -> str:
-    return "more" if count > fair else "fewer"
+    comparison = f"{abs(count - share)} {'more' if count > share else 'fewer'}"
+    return f"it has {_pluralize_sessions(count)}, {comparison} than its share of {share}"
 
 
 def _pluralize_sessions(count: int) -> str:
@@ -198,10 +197,10 @@ def _explain_labels(planned: NodePlan, context: _ExplanationContext) -> FactorEx
         return FactorExplanation(LABELS, 0, group)
     if planned.node.address in context.serving:
         return FactorExplanation(
-            LABELS, 0, f"{group}; it stands in, since no other node of its group is in service"
+            LABELS, 0, f"{group}; it is a backup, in use because no other node of its group is in service"
         )
     return FactorExplanation(
-        LABELS, 1, f"{group}; it stands in only when no other node of its group is in service"
+        LABELS, 1, f"{group}; it is a backup, used only when no other node of its group is in service"
     )
 
 
@@ -214,13 +213,11 @@ def _explain_location(planned: NodePlan, context: _ExplanationContext) -> Factor
         )
     envoy_zones = [zone for zone in context.facts.envoy_zones.values() if zone]
     if not envoy_zones:
-        return FactorExplanation(LOCATION, None, f'in zone "{planned.zone}"; no Envoy says where it is')
+        return FactorExplanation(LOCATION, None, f'in zone "{planned.zone}"; no Envoy reports its zone')
     local_envoys = envoy_zones.count(planned.zone)
-    overload_note = "; the zone is full, so its Envoys use nodes elsewhere, too"
+    overload_note = "; the zone is overloaded, so its Envoys also use nodes in other zones"
     is_overloaded = (planned.group, planned.zone) in context.plan.overloaded_zones
-    reason = (
-        f'in zone "{planned.zone}", as {local_envoys} of {len(envoy_zones)} Envoys that say where they are'
-    )
+    reason = f'in zone "{planned.zone}", like {local_envoys} of {len(envoy_zones)} Envoys that report a zone'
     return FactorExplanation(
         LOCATION, 0 if local_envoys else 1, reason + (overload_note if is_overloaded else "")
     )
@@ -243,7 +240,7 @@ def _explain_metric(name: str, planned: NodePlan, context: _ExplanationContext) 
             name, score, description or _why_unknown(context.facts), None if score is None else 1.0
         )
     if name != resource_factors.CPU and score is not None:
-        score = factor.level  # it may still be what it was
+        score = factor.level  # hysteresis may keep the previous level
     reason = _describe_factor(name, factor) if factor.share < 1 else factor.reason
     return FactorExplanation(name, score, reason, factor.share)
 
@@ -261,11 +258,11 @@ def _memory_score(metrics: NodeMetrics, now: float) -> tuple[float | None, str]:
 
 
 def _cpu_score(metrics: NodeMetrics, now: float) -> tuple[float | None, str]:
-    used = metric_levels.cpu_usage(metrics, now)
-    if used is None:
+    usage = metric_levels.cpu_usage(metrics, now)
+    if usage is None:
         return None, ""
     cores = f" of {metrics.cpu_quota:g} cores" if metrics.cpu_quota is not None else ""
-    return float(round(used / _CPU_SCORE_STEP)), f"{used:.0%}{cores} in use"
+    return float(round(usage / _CPU_SCORE_STEP)), f"{usage:.0%}{cores} in use"
 
 
 _METRIC_SCORES = {

@@ -1,4 +1,4 @@
-"""From the outcomes of checks to one verdict on a node. Pure."""
+"""Combine the check results of a node into one verdict. Pure."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from controlplane.model.plan import Policy
 
 
 class VerdictKind(Enum):
-    """What the checks together say."""
+    """What the checks of a node say together."""
 
     UP = "up"
     DOWN = "down"
-    STOPPING = "stopping"  # it serves, and says that it will not for long
-    UNDECIDED = "hold"  # not enough is known to change anything
+    STOPPING = "stopping"  # it still serves, and reports that it will stop
+    UNDECIDED = "hold"  # not enough results to change the state
 
 
 @dataclass(frozen=True, slots=True)
 class HealthVerdict:
-    """A verdict and, unless all is well, the sentence of the check that decided it."""
+    """A verdict and, unless the node is up, the reason from the check that decided it."""
 
     kind: VerdictKind
     reason: str = ""
@@ -29,12 +29,12 @@ class HealthVerdict:
 def evaluate_health(
     health: Health, *, has_status_address: bool, recovering: bool, serving: bool, policy: Policy
 ) -> HealthVerdict:
-    """Judge a node.
+    """Evaluate the check results of a node.
 
-    `recovering` nodes need `rise` passes in a row, others one. `serving` nodes are down after `fall` failures
-    in a row, others after one. A node that answers "starting up or shutting down" is STOPPING as long as its
-    SQL port is not known to be down: new sessions would soon be cut (TiDB sets its status to HTTP 500 before
-    it closes the listener; pingcap/tidb pkg/server/server.go).
+    `recovering` nodes need `rise` consecutive passes, others one. `serving` nodes are down after `fall`
+    consecutive failures, others after one. A node that responds "starting up or shutting down" is STOPPING
+    as long as its SQL port is not known to be down: new sessions would soon be cut (TiDB sets its status to
+    HTTP 500 before it closes the listener; pingcap/tidb pkg/server/server.go).
     """
     sql = (
         _evaluate_check(health.sql, policy.sql_rise, policy.sql_fall, recovering, serving)
@@ -52,7 +52,7 @@ def evaluate_health(
 
 
 def checks_pending(health: Health, *, has_status_address: bool, policy: Policy) -> bool:
-    """Whether a check that is to be made has not ended once yet."""
+    """Return whether an enabled check has not completed once yet."""
     return (policy.sql_check and health.sql is None) or (
         policy.status_check and has_status_address and health.status is None
     )
@@ -69,11 +69,8 @@ def _evaluate_check(
     if probe.status is CheckStatus.STOPPING:
         return HealthVerdict(VerdictKind.STOPPING, probe.reason)
     if probe.status is CheckStatus.FAIL:
-        down = probe.consecutive >= (fall if serving else 1)
-        return HealthVerdict(VerdictKind.DOWN if down else VerdictKind.UNDECIDED, probe.reason)
-    up = probe.consecutive >= (rise if recovering else 1)
-    return (
-        _UP
-        if up
-        else HealthVerdict(VerdictKind.UNDECIDED, "it passes its checks again, but not for long enough yet")
-    )
+        is_down = probe.consecutive >= (fall if serving else 1)
+        return HealthVerdict(VerdictKind.DOWN if is_down else VerdictKind.UNDECIDED, probe.reason)
+    if probe.consecutive >= (rise if recovering else 1):
+        return _UP
+    return HealthVerdict(VerdictKind.UNDECIDED, "it passes its checks again, but not for long enough yet")

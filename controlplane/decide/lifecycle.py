@@ -1,4 +1,4 @@
-"""One node's life: from what is known of it to its next state, what Envoys are told, and why. Pure."""
+"""The state machine of one node: from its observation to its next state, EDS health and reason. Pure."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ _SERVING_STATES = (State.ACTIVE, State.DRAINING, State.DRAINED)
 
 
 class NodeObservation(NamedTuple):
-    """All that the decision on one node depends on, beside its past.
+    """Everything that the decision on one node depends on, beside its previous plan.
 
-    A tuple, because thousands are made a second and a frozen dataclass costs five times as much to make.
+    A tuple: thousands are created per second, and creating a frozen dataclass takes five times as long.
     """
 
     node: Node
-    is_listed: bool  # some source names it, or the source that did is silent
-    removed_since: float | None  # an operator removed it
+    is_listed: bool  # a source defines it, or its source has no complete list yet
+    removed_since: float | None  # when an operator removed it
     drain: DrainIntent | None
     health: Health
-    endpoint: str | None  # where its name leads; None when the name has never resolved
-    resolve_error: str  # why not; empty when it does
-    is_confirmed_empty: bool  # surely no session is left
-    has_sessions: bool  # a session is known to be there
-    version: str = ""  # release of its TiDB; empty: not known
+    endpoint: str | None  # resolved SQL address; None: the name has never resolved
+    resolve_error: str  # why the name does not resolve; empty: it does
+    is_confirmed_empty: bool  # every Envoy has confirmed that no session is left
+    has_sessions: bool  # at least one session is reported on it
+    version: str = ""  # TiDB release; empty: not known
     is_overdue: bool = False  # the deadline of its drain has passed
 
 
 def advance(
     past: NodePlan | None, observation: NodeObservation, policy: Policy, now: float
 ) -> NodePlan | None:
-    """The next plan for a node, its weight as it was; None when the node is forgotten.
+    """Return the next plan for a node with its weight unchanged, or None when the node leaves the plan.
 
-    The rules in the order in which they win: an operator removed it; its `info` is gone; an operator drains
-    it; it has no endpoint; its checks; its registration.
+    Rules by precedence: an operator removed it; its `info` was deleted; an operator drains it; it has no
+    endpoint; its checks; its registration.
     """
     if observation.removed_since is not None or not observation.is_listed:
         return _removing(past, observation, policy, now)
@@ -59,7 +59,7 @@ def _removing(
 ) -> NodePlan | None:
     if past is None or past.state is State.JOINING:
         return None
-    # What still serves, if only because the floor keeps it, does not leave: the grace begins after that.
+    # A node that the panic threshold keeps in service is not leaving yet: the grace period starts afterwards.
     is_still_serving = past.eds_health is EdsHealth.HEALTHY and observation.removed_since is None
     since = now if is_still_serving or past.removal_since is None else past.removal_since
     is_finished = not is_still_serving and (
@@ -73,7 +73,7 @@ def _removing(
     if is_finished and observation.drain is None:
         return None
     if is_finished:
-        # A node that restarts may delete its entry and come back: it must come back drained.
+        # A restarting node may delete its entry and register again: it must come back drained.
         planned = _transition(
             past, observation, State.GONE, f"{reason}; it will be drained when it comes back", now
         )
@@ -99,7 +99,7 @@ def _by_health(past: NodePlan | None, observation: NodeObservation, policy: Poli
             return _transition(past, observation, State.UNHEALTHY, verdict.reason, now)
         return _transition(past, observation, _drain_state(past, observation), verdict.reason, now)
     if verdict.kind is VerdictKind.UNDECIDED and previous_state is not State.ACTIVE:
-        # Keep the reason that it came with: it still explains the state.
+        # Keep the reason of the last transition: it still explains the state.
         return _transition(past, observation, previous_state, past.reason, now)
     return _by_registration(past, observation, policy, now)
 
@@ -112,7 +112,7 @@ def _admit(
     reason = verdict.reason
     if verdict.kind is VerdictKind.UP:
         reason = "PD has its `info` but no `ttl`, so it may be dead"
-    # An endpoint that Envoys are told of stays: taken away, they would never report its sessions again.
+    # A published endpoint stays: without it Envoys would never report the sessions on it again.
     is_published = past is not None and past.eds_health is not None and not observation.is_confirmed_empty
     state = State.GONE if is_published else State.JOINING
     return _transition(past, observation, state, f"not in service yet: {reason}", now)
@@ -128,7 +128,7 @@ def _by_registration(past: NodePlan, observation: NodeObservation, policy: Polic
     missing_since = past.unregistered_since if past.unregistered_since is not None else now
     if now - missing_since < policy.registration_grace and past.state is State.ACTIVE:
         reason = (
-            f"it passes its checks; its `ttl` in PD is missing, borne for {policy.registration_grace:g} s"
+            f"it passes its checks; its `ttl` in PD is missing, tolerated for {policy.registration_grace:g} s"
         )
         return _transition(past, observation, State.ACTIVE, reason, now)
     reason = f"its `ttl` in PD has been missing for over {policy.registration_grace:g} s"
@@ -136,7 +136,7 @@ def _by_registration(past: NodePlan, observation: NodeObservation, policy: Polic
 
 
 def _drain_state(past: NodePlan | None, observation: NodeObservation) -> State:
-    """Drained once it is surely empty; from then on until a session shows, for none can have come since."""
+    """Return DRAINED once the node is confirmed empty, and from then on until a session is reported on it."""
     was_drained = (
         past is not None and past.state is State.DRAINED and past.eds_health is not EdsHealth.HEALTHY
     )
@@ -152,11 +152,11 @@ def _drain_reason(drain: DrainIntent) -> str:
 
 
 def _overdue_note(observation: NodeObservation) -> str:
-    """What a reason says of a deadline that has passed while sessions may be left."""
+    """Return the suffix of the reason if the drain deadline has passed while sessions may remain."""
     if not observation.is_overdue:
         return ""
     if _terminates_sessions(observation):
-        return "; the deadline has passed, and the sessions that are left are ended"
+        return "; the deadline has passed, and the remaining sessions are terminated"
     return "; the deadline has passed, and it still has sessions"
 
 

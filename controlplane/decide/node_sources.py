@@ -1,4 +1,4 @@
-"""Several sources and the operators' wishes, merged into one list of nodes. Pure."""
+"""Merge the nodes of all sources and the overrides of operators into one list of nodes. Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from controlplane.model.plan import Plan
 
 
 def merged_nodes(facts: Facts, intents: Intents) -> Mapping[str, Node]:
-    """The nodes that some source names now, by address, with capacity and labels as operators want them.
+    """Return the nodes that any source defines now, by address, with the overrides of operators applied.
 
-    Where sources agree on an address the first of `Source` describes it; labels of the others fill gaps.
+    If several sources define an address, the first in `Source` wins; labels of the others fill gaps.
     """
     nodes: dict[str, Node] = {}
     for source in reversed(Source):
@@ -32,7 +32,7 @@ def merged_nodes(facts: Facts, intents: Intents) -> Mapping[str, Node]:
 
 
 def with_overrides(node: Node, intents: Intents) -> Node:
-    """A node with capacity and labels as operators want them; the same object when they want nothing."""
+    """Return the node with weight and labels from the intents; the same object if there are none."""
     if node.address in intents.weights:
         node = replace(node, weight=intents.weights[node.address])
     if node.address in intents.labels:
@@ -42,9 +42,10 @@ def with_overrides(node: Node, intents: Intents) -> Node:
 
 
 def retained(facts: Facts, previous: Plan) -> frozenset[str]:
-    """Addresses of nodes that are named by no source now but may not count as gone.
+    """Return addresses in the previous plan that no source may be taken to have dropped.
 
-    A source that has not delivered a whole list since start (its server is away) proves nothing by silence.
+    While a source has not delivered a complete list since start (its server is unreachable), a missing node
+    does not mean that it is gone.
     """
     incomplete_sources = {source for source in Source if not _is_complete(facts, source)}
     return frozenset(
@@ -53,7 +54,7 @@ def retained(facts: Facts, previous: Plan) -> frozenset[str]:
 
 
 def has_other_source(address: str, facts: Facts) -> bool:
-    """Whether PD or the configuration names the node, so that it is not an operator's alone."""
+    """Return whether PD or the configuration defines the node, not only an operator."""
     return any(
         address in facts.topologies[source].nodes
         for source in (Source.PD, Source.STATIC)
@@ -62,7 +63,7 @@ def has_other_source(address: str, facts: Facts) -> bool:
 
 
 def all_sources_complete(facts: Facts) -> bool:
-    """Whether every source has delivered a whole list since start."""
+    """Return whether every source has delivered a complete list since start."""
     return all(_is_complete(facts, source) for source in Source)
 
 
@@ -76,6 +77,6 @@ def _merge_node(first: Node, second: Node) -> Node:
         first,
         status_address=first.status_address or second.status_address,
         labels=MappingProxyType({**second.labels, **first.labels}),
-        # PD knows no capacity: what the configuration or an operator says of the same address counts.
+        # PD knows no weights: the weight from the configuration or an operator applies.
         weight=second.weight if first.source is Source.PD else first.weight,
     )

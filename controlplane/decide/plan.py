@@ -1,4 +1,4 @@
-"""From facts and intents to the plan: the one decision that everything else serves. Pure."""
+"""Compute the plan for all nodes from facts and intents. Pure."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _UNCHECKED_HEALTH = Health()
 
 
 def plan(previous: Plan, facts: Facts, intents: Intents, policy: Policy, now: float) -> Plan:
-    """The next plan. `previous` is the last one, also one that was saved before a restart.
+    """Return the next plan. `previous` is the last one, which may have been saved before a restart.
 
-    Equal facts and intents give an equal plan, but for what time alone changes (slow start, graces).
+    Equal facts and intents give an equal plan, except for changes over time (slow start, grace periods).
     """
     nodes = node_sources.merged_nodes(facts, intents)
     retained = node_sources.retained(facts, previous)
@@ -31,14 +31,14 @@ def plan(previous: Plan, facts: Facts, intents: Intents, policy: Policy, now: fl
     for address in sorted(nodes.keys() | previous.nodes.keys()):
         past = previous.nodes.get(address)
         node = nodes.get(address)
-        listed = node is not None or address in retained
+        is_listed = node is not None or address in retained
         if past is not None and node is not None and _is_unchanged(past, node, facts, intents, policy):
             planned[address] = past
             continue
         current = node or (node_sources.with_overrides(past.node, intents) if past is not None else None)
         if current is None:  # pragma: no cover - an address comes from one of the two
             continue
-        observation = _observe_node(current, listed, past, facts, intents, policy, now)
+        observation = _observe_node(current, is_listed, past, facts, intents, policy, now)
         next_node_plan = lifecycle.advance(past, observation, policy, now)
         if next_node_plan is not None:
             planned[address] = next_node_plan
@@ -53,30 +53,30 @@ def plan(previous: Plan, facts: Facts, intents: Intents, policy: Policy, now: fl
 
 
 def _with_groups(planned: Mapping[str, NodePlan], policy: Policy) -> dict[str, NodePlan]:
-    """Which nodes each one serves with, and where it is."""
+    """Return the node plans with group, backup role and zone set from their labels."""
     grouped = {}
-    for address, each in planned.items():
-        group, backup, zone = locality.classify(each.node, policy)
-        same = group == each.group and backup is each.backup and zone == each.zone
-        grouped[address] = each if same else replace(each, group=group, backup=backup, zone=zone)
+    for address, node_plan in planned.items():
+        group, backup, zone = locality.classify(node_plan.node, policy)
+        is_same = group == node_plan.group and backup is node_plan.backup and zone == node_plan.zone
+        grouped[address] = node_plan if is_same else replace(node_plan, group=group, backup=backup, zone=zone)
     return grouped
 
 
 def has_completed_first_checks(planned: Plan, facts: Facts, policy: Policy) -> bool:
-    """Whether no node is absent from the plan merely because its first checks have not ended."""
+    """Return whether no node is out of service only because its first checks have not completed."""
     return not any(
-        each.state is State.JOINING
+        node_plan.state is State.JOINING
         and health_verdict.checks_pending(
             facts.health.get(address, _UNCHECKED_HEALTH),
-            has_status_address=each.node.status_address is not None,
+            has_status_address=node_plan.node.status_address is not None,
             policy=policy,
         )
-        for address, each in planned.nodes.items()
+        for address, node_plan in planned.nodes.items()
     )
 
 
 def _is_unchanged(past: NodePlan, node: Node, facts: Facts, intents: Intents, policy: Policy) -> bool:
-    """Whether a node in service stays as it is: what nearly all nodes do nearly always, told cheaply."""
+    """Return whether a node in service stays unchanged: a cheap test for the common case."""
     health = facts.health.get(node.address, _UNCHECKED_HEALTH)
     sql, status = health.sql, health.status
     return (
@@ -93,21 +93,21 @@ def _is_unchanged(past: NodePlan, node: Node, facts: Facts, intents: Intents, po
             or node.status_address is None
             or (status is not None and status.status is CheckStatus.PASS)
         )
-        # An address that is an endpoint, too, has no name that could lead elsewhere.
+        # An address that equals its endpoint is a literal IP: it needs no resolution.
         and (past.endpoint == node.address or resolve_endpoint(node, past, facts)[0] == past.endpoint)
         and _node_version(node, health) == past.version
     )
 
 
 def _node_version(node: Node, health: Health) -> str:
-    """Its release, by PD or by itself."""
+    """Return the release of a node as registered in PD, or else as reported by `GET /status`."""
     return parse_release(node.version) or parse_release(health.version)
 
 
 def resolve_endpoint(node: Node, past: NodePlan | None, facts: Facts) -> tuple[str | None, str]:
-    """Where a node's SQL address leads (`ip:port`), and why it leads nowhere.
+    """Return the endpoint (`ip:port`) of a node's SQL address, or None and the reason why it has none.
 
-    A name that does not resolve (any more) keeps the endpoint that it had.
+    A name that no longer resolves keeps its last endpoint.
     """
     host, port = addresses.split(node.address)
     literal = addresses.literal_ip(host)
@@ -119,7 +119,7 @@ def resolve_endpoint(node: Node, past: NodePlan | None, facts: Facts) -> tuple[s
     if past is not None and past.endpoint is not None:
         return past.endpoint, ""
     reason = resolution.reason if resolution is not None else ""
-    return None, reason or f"the name {host} has not been looked up yet"
+    return None, reason or f"the name {host} has not been resolved yet"
 
 
 def _observe_node(
@@ -159,45 +159,47 @@ def _observe_node(
 def _apply_panic_threshold(
     planned: dict[str, NodePlan], previous: Plan, facts: Facts, intents: Intents, policy: Policy
 ) -> tuple[dict[str, NodePlan], str]:
-    """Keep nodes in service that look down when so many do at once that the checks are the likelier cause.
+    """Keep failing nodes in service when so many fail at once that the checks are the more likely cause.
 
-    Only nodes that somebody vouches for count: those whose registration has lapsed are down for good. When
-    nothing at all would be in service, nodes that leave of their own accord but still greet serve on.
+    Only registered nodes count: a node whose registration has expired is taken to be down. If no node would
+    be in service, nodes that leave without an operator's request but still accept logins stay in service.
     """
     active = sum(p.state is State.ACTIVE for p in planned.values())
     failed = [p for p in planned.values() if p.state is State.UNHEALTHY and p.node.registered]
-    kept, reason = [], ""
+    kept_healthy, reason = [], ""
     if failed and active < policy.panic_threshold * (active + len(failed)):
-        kept = failed
+        kept_healthy = failed
         reason = (
-            f"only {active} of {active + len(failed)} nodes pass their checks, below the floor "
+            f"only {active} of {active + len(failed)} nodes pass their checks, below the panic threshold "
             f"of {policy.panic_threshold:.0%}, so those that fail are kept in service"
         )
     if not active:
         requested = intents.drains.keys() | intents.removed.keys()
-        greeting = [
+        accepting = [
             p
             for a, p in planned.items()
             if _is_leaving_unasked(p, a in requested)
-            and _may_greet(facts.health.get(a, _UNCHECKED_HEALTH).sql, previous.nodes.get(a), policy)
+            and _may_accept_logins(facts.health.get(a, _UNCHECKED_HEALTH).sql, previous.nodes.get(a), policy)
         ]
-        kept = [*kept, *greeting]
-        if greeting and not reason:
-            reason = "no other node is left, so those that are leaving but still greet are kept in service"
-    return planned | {p.node.address: _keep_healthy(p) for p in kept}, reason
+        kept_healthy = [*kept_healthy, *accepting]
+        if accepting and not reason:
+            reason = "no other node is left, so leaving nodes that still accept logins are kept in service"
+    return planned | {p.node.address: _keep_healthy(p) for p in kept_healthy}, reason
 
 
 def _is_leaving_unasked(planned: NodePlan, is_requested: bool) -> bool:
-    """Whether it is out of service, or leaves, for other reasons than that an operator asked for it."""
+    """Return whether the node is out of service or leaving without an operator's request."""
     return not is_requested and planned.state not in (State.ACTIVE, State.JOINING)
 
 
-def _may_greet(probe: CheckResult | None, past: NodePlan | None, policy: Policy) -> bool:
-    """Whether it greets or, when it was in service and a start has left it unchecked, may well do."""
+def _may_accept_logins(probe: CheckResult | None, past: NodePlan | None, policy: Policy) -> bool:
+    """Return whether the SQL check passes, or has not run since start and the node was in service before."""
     if probe is None:
         return policy.sql_check and past is not None and past.eds_health is EdsHealth.HEALTHY
     return probe.status is CheckStatus.PASS
 
 
 def _keep_healthy(planned: NodePlan) -> NodePlan:
-    return replace(planned, eds_health=EdsHealth.HEALTHY, closed_since=None)  # `weigh` gives it a weight
+    return replace(
+        planned, eds_health=EdsHealth.HEALTHY, closed_since=None
+    )  # `assign_weights` sets the weight

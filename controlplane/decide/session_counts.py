@@ -1,9 +1,9 @@
-"""How many sessions a node has, and whether it is surely empty. Pure.
+"""Count the sessions of a node, and decide whether it is confirmed empty. Pure.
 
-Two witnesses tell of an Envoy's sessions. Its module, once it has had any, counts each at the node where it
-is. Load reports, which every Envoy sends, keep a session for ever at the node that it came to first; so they
-count where there is no module, or where it has never had a session, and none can have moved
-(docs/internals/decisions/0007-the-module-reports-session-counts.md).
+Two sources report the sessions of an Envoy. Its module, once it has served a session, counts each session at
+its current node. Load reports, which every Envoy sends, keep counting a session at its first node; so they
+are used only where there is no module or where the module has never had a session, and none can have
+migrated (docs/internals/decisions/0007-the-module-reports-session-counts.md).
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from controlplane.model.nodes import EMPTY_MAP, NodeKey, State
 from controlplane.model.plan import Plan, Policy
 from controlplane.model.traffic import SessionCounts
 
-# Seconds until what a module counts stands among the stats of its Envoy.
+# Seconds until a count of the module appears in the stats of its Envoy.
 COUNT_DELAY_SECONDS = 1.0
 
 
 def reported(address: str, endpoint: str | None, facts: Facts) -> int:
-    """Sessions of all Envoys that are known to be on a node."""
+    """Return the sessions of all Envoys that are reported on a node."""
     return facts.sessions_by_address.get(address, 0) + facts.sessions_by_endpoint.get(endpoint or "", 0)
 
 
 def session_count(address: str, endpoint: str | None, facts: Facts) -> int | None:
-    """Sessions of all Envoys on a node; None while no Envoy has reported anything."""
+    """Return the sessions of all Envoys on a node, or None while no Envoy has reported anything."""
     if endpoint is None or not (facts.loads or facts.session_counts):
         return None
     return reported(address, endpoint, facts)
 
 
 def for_envoy(envoy: str, facts: Facts) -> int | None:
-    """Sessions of an Envoy on all nodes; None while it has reported nothing."""
+    """Return the sessions of an Envoy on all nodes, or None while it has reported nothing."""
     source = _session_source(envoy, facts)
     if isinstance(source, SessionCounts):
         return sum(source.sessions.values())
@@ -40,7 +40,7 @@ def for_envoy(envoy: str, facts: Facts) -> int | None:
 
 
 def tidb_count(address: str, facts: Facts, fresh_from: float) -> int | None:
-    """Connections of a node by its own count, whoever they are of; None when that is older than this."""
+    """Return TiDB's own count of all client connections, or None if it is older than `fresh_from`."""
     health = facts.health.get(address)
     if health is None or health.connections_at is None or health.connections_at < fresh_from:
         return None
@@ -48,45 +48,48 @@ def tidb_count(address: str, facts: Facts, fresh_from: float) -> int | None:
 
 
 def best_session_count(address: str, endpoint: str | None, facts: Facts, fresh_from: float) -> int | None:
-    """Sessions on a node: by its own count while that is fresh, else by the Envoys'; None: not known."""
-    own = tidb_count(address, facts, fresh_from)
-    return session_count(address, endpoint, facts) if own is None else own
+    """Return TiDB's own count while it is fresh, else the Envoys' count; None if neither is known."""
+    count = tidb_count(address, facts, fresh_from)
+    return session_count(address, endpoint, facts) if count is None else count
 
 
 def tidb_count_stale_before(policy: Policy, now: float) -> float:
-    """What a TiDB server has counted before then is not believed any more."""
+    """Return the time before which a TiDB server's own count is stale."""
     return now - 3 * max(policy.status_interval, 1.0)
 
 
 def report_stale_before(policy: Policy, now: float) -> float:
-    """Whose last report is from before then has fallen silent."""
+    """Return the time before which the latest report of an Envoy is stale."""
     return now - max(5.0, 3 * policy.report_interval)
 
 
 def migration_capable(
     facts: Facts, policy: Policy, now: float
 ) -> tuple[dict[str, SessionCounts], list[SessionCounts]]:
-    """Modules that can be asked for sessions, by Envoy; and others: silent ones, and such as have no name."""
+    """Return the counts of modules that can migrate sessions, by Envoy, and the counts of all other modules.
+
+    The others have stale reports, or do not report the `instance` of their Envoy process.
+    """
     fresh_from = report_stale_before(policy, now)
     capable: dict[str, SessionCounts] = {}
     incapable: list[SessionCounts] = []
-    for envoy, census in facts.session_counts.items():
-        if census.has_served:
-            if census.at >= fresh_from and census.instance:
-                capable[envoy] = census
+    for envoy, counts in facts.session_counts.items():
+        if counts.has_served:
+            if counts.at >= fresh_from and counts.instance:
+                capable[envoy] = counts
             else:
-                incapable.append(census)
+                incapable.append(counts)
     return capable, incapable
 
 
 def silent_envoys(facts: Facts, since: float) -> list[str]:
-    """Envoys whose sessions were told of before `since` for the last time."""
+    """Return the Envoys whose latest session report is from before `since`."""
     reporting = facts.loads.keys() | facts.session_counts.keys()
-    return [e for e in reporting if (witness := _session_source(e, facts)) is not None and witness.at < since]
+    return [e for e in reporting if (source := _session_source(e, facts)) is not None and source.at < since]
 
 
 def for_envoys(envoys: Collection[str], address: str, endpoint: str | None, facts: Facts) -> int:
-    """Of the sessions that are known to be on a node, those of some Envoys."""
+    """Return the sessions of the given Envoys on a node."""
     count = 0
     for envoy in envoys:
         source = _session_source(envoy, facts)
@@ -98,7 +101,7 @@ def for_envoys(envoys: Collection[str], address: str, endpoint: str | None, fact
 
 
 def nodes_awaiting_empty(plan: Plan) -> frozenset[NodeKey]:
-    """Where a last session is waited for, so that a report that shows none is news."""
+    """Return the nodes that are waiting to become empty: a report of no sessions there changes the plan."""
     return frozenset(
         (address, planned.endpoint)
         for address, planned in plan.nodes.items()
@@ -109,12 +112,13 @@ def nodes_awaiting_empty(plan: Plan) -> frozenset[NodeKey]:
 def is_confirmed_empty(
     address: str, endpoint: str | None, since: float, facts: Facts, policy: Policy, now: float
 ) -> bool:
-    """Whether every Envoy that was seen lately has told that it has no session on the node.
+    """Return whether every recently seen Envoy has confirmed that it has no session on the node.
 
-    Its word counts only when it is recent, and is of long enough after `since`, the time at which the node
-    was taken out of service, and after the Envoy is known to have heard of that. An Envoy that fell silent,
-    or does not follow what we publish, may have sessions, so it counts until it is forgotten. Shortly after
-    our own start nobody knows yet which Envoys there are; those of a control plane that is not heard, never.
+    A report counts only if it is fresh and taken long enough after `since`, when the node was taken out of
+    service, and after the Envoy acknowledged that. An Envoy that is silent, or does not apply what we
+    publish, may have sessions, so no node is confirmed empty until the Envoy is forgotten
+    (`envoy_retention`). The same holds shortly after our own start, when the Envoys are not known yet, and
+    while a control plane replica is unreachable.
     """
     if reported(address, endpoint, facts) > 0:
         return False
@@ -124,42 +128,42 @@ def is_confirmed_empty(
         return False
     return all(
         envoy not in facts.unsynced_envoys and _confirms_empty(envoy, address, since, facts, policy, now)
-        for envoy, seen in facts.envoys_last_seen.items()
-        if now - seen <= policy.envoy_retention
+        for envoy, last_seen in facts.envoys_last_seen.items()
+        if now - last_seen <= policy.envoy_retention
     )
 
 
 def _confirms_empty(envoy: str, address: str, since: float, facts: Facts, policy: Policy, now: float) -> bool:
-    """Whether an Envoy of which no session on the node is known has told that there is none."""
+    """Return whether an Envoy without a reported session on the node has confirmed that it has none."""
     fresh_from = report_stale_before(policy, now)
     acknowledged_at = facts.closed_acks.get(envoy, EMPTY_MAP).get(address)
     if acknowledged_at is None:
         return False
     closed_at = max(since, acknowledged_at)
-    census = facts.session_counts.get(envoy)
-    if census is None and envoy in facts.module_envoys:
-        return False  # its sessions may have moved, and it has not told yet where they are
-    if census is not None:
-        # A session counts at its first node from when it is on its way there, but at another only when its
-        # move is over. Where there was none, none is moving.
-        transit_seconds = policy.migration_timeout if census.has_served else policy.connect_timeout
+    counts = facts.session_counts.get(envoy)
+    if counts is None and envoy in facts.module_envoys:
+        return False  # its sessions may have migrated, and it has not reported yet where they are
+    if counts is not None:
+        # A session counts at its first node as soon as it connects there, but at the target of a migration
+        # only when the migration is complete. A module that has served no session migrates none.
+        transit_seconds = policy.migration_timeout if counts.has_served else policy.connect_timeout
         settled_at = closed_at + transit_seconds + COUNT_DELAY_SECONDS
         if (
-            census.at < fresh_from
-            or census.counting_since < settled_at
-            or address not in census.complete_nodes
+            counts.at < fresh_from
+            or counts.counting_since < settled_at
+            or address not in counts.complete_nodes
         ):
             return False
-        if census.has_served:
+        if counts.has_served:
             return True
-    # Envoys count a connection once it is established, so one that was chosen before the node was closed
-    # shows up to a connect timeout and a report interval later.
+    # Load reports count a connection once it is established. One whose node was picked before the node was
+    # closed may therefore appear up to a connect timeout and a report interval later.
     load = facts.loads.get(envoy)
     settled_at = closed_at + policy.connect_timeout + policy.report_interval
     return load is not None and load.at >= max(fresh_from, settled_at)
 
 
 def _session_source(envoy: str, facts: Facts) -> SessionCounts | EnvoyLoad | None:
-    """Who tells of an Envoy's sessions."""
-    census = facts.session_counts.get(envoy)
-    return census if census is not None and census.has_served else facts.loads.get(envoy)
+    """Return the report that counts an Envoy's sessions: the module's or the load report."""
+    counts = facts.session_counts.get(envoy)
+    return counts if counts is not None and counts.has_served else facts.loads.get(envoy)

@@ -1,4 +1,4 @@
-"""What people are shown of facts, plan and intents: nodes, Envoys, problems, readiness. Pure."""
+"""Build the views that the API shows: nodes, Envoys, problems, readiness. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from controlplane.model.traffic import Ejection, ModuleReport, Traffic, sum_traf
 from controlplane.model.views import DrainProgress, EnvoyView, NodeView
 
 _NO_REBALANCE = RebalanceState()
-# After so long without a report from an Envoy its ejections may be over, and are not shown.
+# Ejections of an Envoy that has not reported for longer may be over, and are not shown.
 _MAX_EJECTION_REPORT_AGE_SECONDS = 60.0
 
 
@@ -28,7 +28,7 @@ def node_view(
     rebalance: RebalanceState = _NO_REBALANCE,
     now: float = 0.0,
 ) -> NodeView:
-    """One node: the plan for it, and the facts behind it."""
+    """Return the view of one node: its plan, and the facts behind the plan."""
     address = planned.node.address
     health = facts.health.get(address, Health())
     return NodeView(
@@ -49,7 +49,7 @@ def node_view(
 
 
 def ejecting_reports(facts: Facts, now: float) -> list[ModuleReport]:
-    """The latest reports of Envoys that eject nodes now."""
+    """Return the latest reports of Envoys that currently eject nodes."""
     reports = facts.module_reports.values()
     return [
         report
@@ -59,9 +59,9 @@ def ejecting_reports(facts: Facts, now: float) -> list[ModuleReport]:
 
 
 def ejections(address: str, facts: Facts, now: float) -> tuple[Ejection, ...]:
-    """The ejections of a node, by the id of the Envoy."""
-    each = (report.ejections.get(address) for report in ejecting_reports(facts, now))
-    return tuple(sorted(filter(None, each), key=lambda ejection: ejection.envoy))
+    """Return the ejections of a node, sorted by Envoy id."""
+    ejections_by_report = (report.ejections.get(address) for report in ejecting_reports(facts, now))
+    return tuple(sorted(filter(None, ejections_by_report), key=lambda ejection: ejection.envoy))
 
 
 def _node_traffic(address: str, facts: Facts) -> Traffic | None:
@@ -79,9 +79,10 @@ def envoy_views(
     *,
     traffic: bool = True,
 ) -> list[EnvoyView]:
-    """The fleet, by id, without Envoys that were not seen since they have `ended`, as an operator says.
+    """Return the views of all Envoys, sorted by id.
 
-    Without `traffic` nothing is added up for each of them.
+    Envoys in `ended_envoys` (by id, with the time from which an operator declared them ended) are left out
+    unless they were seen later. With `traffic` False, no traffic is summed.
     """
     visible = (
         s for s in statuses if s.connected_since is not None or s.last_seen > ended_envoys.get(s.id, -1.0)
@@ -101,25 +102,25 @@ def _envoy_view(status: EnvoyStatus, facts: Facts, *, traffic: bool) -> EnvoyVie
 
 
 def envoys_without_module(statuses: Iterable[EnvoyStatus]) -> list[str]:
-    """Ids of the Envoys that are connected, and serve or are to serve without Tidevoy's module."""
+    """Return the ids of connected Envoys that do not use the Tidevoy module."""
     return [s.id for s in statuses if s.connected_since is not None and s.filter != "module"]
 
 
 def topology_problems(facts: Facts) -> list[TopologyProblem]:
-    """Entries of sources that could not be used."""
+    """Return the unusable entries of all sources."""
     return [problem for topology in facts.topologies.values() for problem in topology.problems]
 
 
 def other_keyspace(facts: Facts) -> Mapping[str, str]:
-    """Nodes of other keyspaces: address -> keyspace."""
+    """Return the keyspace of each node of another keyspace, by address."""
     topology = facts.topologies.get(Source.PD)
     return topology.other_keyspace if topology is not None else EMPTY_MAP
 
 
 def readiness_problems(plan: Plan, facts: Facts, *, is_published: bool) -> list[str]:
-    """Why traffic cannot be served well, one sentence each; empty when it can.
+    """Return why traffic cannot be served, one sentence each; empty if it can.
 
-    An outage of a source alone is no reason: what was last known goes on being served.
+    An outage of a source alone does not count: the last known nodes stay in service.
     """
     outages = [topology.outage for topology in facts.topologies.values() if topology.outage]
     if not is_published:

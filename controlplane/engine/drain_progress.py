@@ -1,4 +1,4 @@
-"""What becomes of the sessions of nodes that are being left, from when that began."""
+"""Tracks what happens to the sessions of draining and removed nodes, from the start of each drain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from controlplane.model.plan import NodePlan, Plan
 from controlplane.model.traffic import FAILED, LOST, MOVED, MigrationCounts, migrations_by_reason, sum_traffic
 from controlplane.model.views import DrainProgress
 
-# Seconds without a session less after which the pace so far says nothing of those that are left.
+# If the session count has not decreased for this long, the pace so far does not predict the time left.
 _STALL_SECONDS = 5.0
 
 _LEAVING_STATES = (State.DRAINING, State.DRAINED, State.GONE)
@@ -20,25 +20,25 @@ _LEAVING_STATES = (State.DRAINING, State.DRAINED, State.GONE)
 
 @dataclass(slots=True)
 class _DrainRecord:
-    """One node's."""
+    """The drain of one node."""
 
     started_at: float
-    migrations_at_start: MigrationCounts  # counted by then
-    max_sessions: int = 0  # sessions that it had when that was first known
-    last_sessions: int = 0  # that it had last
-    last_decrease_at: float = 0.0  # when there was one less for the last time
-    emptied_at: float | None = None  # when the last one was seen to have left
-    is_reported: bool = False  # that it has ended
+    migrations_at_start: MigrationCounts
+    max_sessions: int = 0
+    last_sessions: int = 0  # the latest known count
+    last_decrease_at: float = 0.0  # when the session count last fell
+    emptied_at: float | None = None  # when the node was first observed without sessions
+    is_reported: bool = False  # whether `update` has returned the end of this drain
 
 
 class DrainProgressTracker:
-    """The nodes that are being left, and those that were left and still are kept empty."""
+    """Keeps one record per node that is draining, drained or gone."""
 
     def __init__(self) -> None:
         self._records: dict[str, _DrainRecord] = {}
 
     def update(self, plan: Plan, facts: Facts, now: float) -> list[tuple[str, DrainProgress]]:
-        """Take over a new plan. Whose departure has ended with it, and what came of it."""
+        """Apply a new plan; return address and result of every drain that ended with it and had sessions."""
         finished = []
         for address in list(self._records):
             planned = plan.nodes.get(address)
@@ -66,10 +66,10 @@ class DrainProgressTracker:
             elif not record.is_reported:
                 record.is_reported = True
                 finished.append((address, _drain_progress(address, planned, record, facts, now)))
-        return [(address, told) for address, told in finished if told.had_sessions]
+        return [(address, progress) for address, progress in finished if progress.had_sessions]
 
     def get(self, planned: NodePlan, facts: Facts, now: float) -> DrainProgress | None:
-        """What has come of a node's sessions so far; None when it is not being left."""
+        """Return the progress of a node's drain; None if the node is not draining, drained or gone."""
         address = planned.node.address
         record = self._records.get(address)
         return _drain_progress(address, planned, record, facts, now) if record is not None else None
@@ -79,19 +79,21 @@ def _drain_progress(
     address: str, planned: NodePlan | None, record: _DrainRecord, facts: Facts, now: float
 ) -> DrainProgress:
     migrations = _increase_since(record.migrations_at_start, facts.migrations.get(address, {}))
-    left = session_count(address, planned.endpoint, facts) if planned is not None else None
+    sessions_left = session_count(address, planned.endpoint, facts) if planned is not None else None
     elapsed_seconds = max((now if record.emptied_at is None else record.emptied_at) - record.started_at, 0.0)
     reports = [report.nodes[address] for report in facts.module_reports.values() if address in report.nodes]
-    not_movable = {why: count for why, count in sum_traffic(reports).not_movable.items() if count}
+    not_movable = {reason: count for reason, count in sum_traffic(reports).not_movable.items() if count}
     return DrainProgress(
         since=record.started_at,
         elapsed_seconds=elapsed_seconds,
-        sessions_left=left,
+        sessions_left=sessions_left,
         moved=sum(migrations_by_reason(migrations, MOVED).values()),
         failed=MappingProxyType(migrations_by_reason(migrations, FAILED)),
         lost=sum(migrations_by_reason(migrations, LOST).values()),
         not_movable=MappingProxyType(not_movable),
-        seconds_left=_estimate_seconds_left(left, sum(not_movable.values()), record, elapsed_seconds, now),
+        seconds_left=_estimate_seconds_left(
+            sessions_left, sum(not_movable.values()), record, elapsed_seconds, now
+        ),
         had_sessions=bool(record.max_sessions or migrations),
     )
 
@@ -102,16 +104,16 @@ def _increase_since(before: MigrationCounts, now: MigrationCounts) -> MigrationC
 
 
 def _estimate_seconds_left(
-    left: int | None, not_movable: int, record: _DrainRecord, elapsed_seconds: float, now: float
+    sessions_left: int | None, not_movable: int, record: _DrainRecord, elapsed_seconds: float, now: float
 ) -> float | None:
-    """How long those that can move would take at the pace so far.
+    """Estimate how long the movable sessions need at the pace so far.
 
-    None: nothing is known, none can move, none has left yet, or none has for a while.
+    None if the count is unknown, no session can migrate, none has left yet, or none has left recently.
     """
-    if left == 0:
+    if sessions_left == 0:
         return 0.0
-    if left is None or left <= not_movable or left >= record.max_sessions:
+    if sessions_left is None or sessions_left <= not_movable or sessions_left >= record.max_sessions:
         return None
-    if left >= record.last_sessions and now - record.last_decrease_at >= _STALL_SECONDS:
+    if sessions_left >= record.last_sessions and now - record.last_decrease_at >= _STALL_SECONDS:
         return None
-    return elapsed_seconds * (left - not_movable) / (record.max_sessions - left)
+    return elapsed_seconds * (sessions_left - not_movable) / (record.max_sessions - sessions_left)

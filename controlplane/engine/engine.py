@@ -1,4 +1,4 @@
-"""The loop that joins observers, decisions and the publisher; the only place that knows all of them."""
+"""The control plane: connects observers, planner and xDS server; no other module knows them all."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ log = structlog.get_logger("tidevoy.engine")
 
 
 class Engine:
-    """A running control plane. All methods belong to the event loop that `run` runs in."""
+    """A running control plane. Call every method from the event loop that runs `run`."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Engine:
         self.settings = settings
         self._load_settings = load_settings
         self._clock = clock or monotonic_unix_clock()
-        self._wake = asyncio.Event()  # a decision may be due
+        self._wake = asyncio.Event()  # set when a decision may be due
         self._started = asyncio.Event()
         self._reload_lock = asyncio.Lock()
         self._events = EventLog(self._clock)
@@ -148,16 +148,16 @@ class Engine:
 
     @property
     def registry(self) -> CollectorRegistry:
-        """What `GET /metrics` shows."""
+        """The metrics that `GET /metrics` serves."""
         return self._metrics.registry
 
     @property
     def xds_port(self) -> int:
-        """The port that the xDS server is bound to, once started."""
+        """The port that the xDS server is bound to; valid after the start."""
         return self._xds.port
 
     async def run(self) -> None:
-        """Observe, decide and publish until cancelled. TidevoyError when it cannot start."""
+        """Observe, decide and publish until cancelled. Raises TidevoyError if it cannot start."""
         async with self._store.lock():
             await self._restore_state()
             self._observers.load_static_nodes(self._intents.current)
@@ -184,18 +184,18 @@ class Engine:
                         await self._plan_saver.save()
 
     async def wait_started(self) -> None:
-        """Returns when state is read back and the xDS port is open."""
+        """Return when the saved state is restored and the xDS port is open."""
         await self._started.wait()
 
     # --- reading ---
 
     def nodes(self) -> list[NodeView]:
-        """All nodes, by address."""
+        """Return all nodes."""
         facts = self._facts.view()
         return [self._node_view(planned, facts) for planned in self._plan.nodes.values()]
 
     def node(self, address: str) -> NodeView:
-        """One node. UnknownNode."""
+        """Return one node. Raises UnknownNode."""
         if address not in self._plan.nodes:
             raise UnknownNode(address)
         return self._node_view(self._plan.nodes[address], self._facts.view())
@@ -208,28 +208,28 @@ class Engine:
         )
 
     def explain(self, addresses: Iterable[str] | None = None) -> Mapping[str, NodeExplanation]:
-        """Why nodes have the share of new sessions that they have, by address; of all by default."""
+        """Explain each node's share of new sessions, by address; all nodes by default."""
         return explain(self._plan, self._facts.view(), self._planner.policy, self._clock(), addresses)
 
     def topology_problems(self) -> list[TopologyProblem]:
-        """Entries of sources that could not be used."""
+        """Return the source entries that are invalid."""
         return views.topology_problems(self._facts.view())
 
     def excluded_addresses(self) -> list[str]:
-        """Addresses that an operator removed and that are kept out, whoever names them."""
+        """Return the removed addresses that stay excluded even if a source still lists them."""
         return sorted(self._intents.current.removed.keys() - self._plan.nodes.keys())
 
     def other_keyspace(self) -> Mapping[str, str]:
-        """Nodes of other keyspaces: address -> keyspace. Never routed to."""
+        """Return the nodes of other keyspaces, address -> keyspace. They never get traffic."""
         return views.other_keyspace(self._facts.view())
 
     def envoys(self, *, traffic: bool = True) -> list[EnvoyView]:
-        """The fleet, by id; without `traffic` it costs little whatever there is."""
+        """Return the fleet, sorted by id. Without `traffic` the call is cheap at any size."""
         ended = self._intents.current.ended_envoys
         return views.envoy_views(self._envoy_statuses(), self._facts.view(), ended, traffic=traffic)
 
     def readiness_problems(self) -> list[str]:
-        """Why this control plane is not ready, one sentence each; empty when it is."""
+        """Return why this control plane is not ready, one sentence each; empty if it is ready."""
         if not self._started.is_set():
             return ["the control plane is starting"]
         return views.readiness_problems(
@@ -237,21 +237,21 @@ class Engine:
         )
 
     def now(self) -> float:
-        """The time, by the clock of the facts."""
+        """Return the time by the clock that the facts use."""
         return self._clock()
 
     def plan_and_facts(self) -> tuple[Plan, Facts]:
-        """The plan in force and the facts, for who looks often; facts may change at the next await."""
+        """Return the current plan and facts, for frequent readers. The facts may change at the next await."""
         return self._plan, self._facts.view()
 
     def events(self, after_id: int | None = None) -> AsyncIterator[Event]:
-        """Events as they happen; first those kept that are newer than the id `after`, when it is given."""
+        """Stream events; with `after_id`, first replay the retained events that are newer than that id."""
         return self._events.subscribe(after_id)
 
     # --- the configuration ---
 
     async def reload(self) -> ReloadResult:
-        """Read the configuration again. ConfigError, and then the old one stays in force."""
+        """Reload the configuration. Raises ConfigError; the old configuration then stays in force."""
         if self._load_settings is None:
             return ReloadResult()
         async with self._reload_lock:
@@ -274,7 +274,7 @@ class Engine:
         self.record_event("config.reloaded", "config", reload_message(result))
         return result
 
-    # --- what is kept ---
+    # --- persistent state ---
 
     async def _restore_state(self) -> None:
         stored = await self._store.load()
@@ -289,14 +289,12 @@ class Engine:
             self._planner.restore(stored.plan)
 
     def _on_plan_changed(self, before: Plan, after: Plan) -> None:
-        """There is another plan."""
         self._plan_saver.mark_changed()
         self.rollouts.wake()
         if self._replicas is not None:
             self._replicas.notify_plan_changed(before, after)
 
     def _on_shared_state_changed(self, stored: LoadedState) -> None:
-        """What control planes share may have changed."""
         now = self._clock()
         stored_intents = stored.intents
         if stored_intents.version > self._intents.version:
@@ -320,7 +318,6 @@ class Engine:
         )
 
     def _on_intents_changed(self, before: Intents, by_operator: bool) -> None:
-        """Other intents are kept, and so in force."""
         if self._replicas is not None:
             self._replicas.intents_backup.notify_changed()
         if by_operator:
@@ -330,22 +327,22 @@ class Engine:
         self._planner.decide(at_once=True)
 
     async def _forget_completed_removals(self) -> None:
-        """Forget what was asked for nodes that have left. What cannot be written is tried again later."""
+        """Delete the intents of removed nodes that are gone. A failed write is retried later."""
 
-        def without_finished(intents: Intents) -> Intents:
+        def without_completed(intents: Intents) -> Intents:
             if self.leadership.term is None:
                 return intents
             return forget_completed_removals(intents, self._plan, self._facts.view())
 
         try:
-            await self._intents.change(without_finished, by_operator=False)
+            await self._intents.change(without_completed, by_operator=False)
         except (StateUnavailable, VersionConflict) as error:
-            log.warning("a finished removal could not be recorded", error=str(error))
+            log.warning("could not record a completed removal", error=str(error))
 
     # --- other control planes ---
 
     def replicas(self) -> list[ReplicaView]:
-        """All control planes, by name; none where there is only one."""
+        """Return all control planes, sorted by name; empty if replication is off."""
         return self._replicas.views() if self._replicas is not None else []
 
     def _create_replicas(self) -> ReplicaSet | None:
@@ -371,18 +368,18 @@ class Engine:
         return [ReplicaEnvoy(status, "") for status in self._xds.statuses()]
 
     def _envoy_statuses(self) -> list[EnvoyStatus]:
-        return [placed.status for placed in self._fleet()]
+        return [envoy.status for envoy in self._fleet()]
 
     def _on_own_envoys_changed(self) -> None:
         if self._replicas is not None:
             self._replicas.peer_sync.notify_fleet_changed()
 
-    # --- telling ---
+    # --- events and metrics ---
 
     def record_event(
         self, kind: str, subject: str, message: str, data: Mapping[str, Any] = EMPTY_MAP
     ) -> None:
-        """Something has happened: an event, a metric and a line in the log."""
+        """Record an event: publish it, count it, log it, and send it to the other replicas."""
         self._publish_event(kind, subject, message, data)
         if self._replicas is not None:
             self._replicas.peer_sync.send_event(kind, subject, message, data)

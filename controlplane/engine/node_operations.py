@@ -1,4 +1,4 @@
-"""What operators ask for, and whether it can be: steps from one set of intents to the next."""
+"""Node operations of operators: validates each request and turns it into a change of the intents."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ from controlplane.model.nodes import State
 from controlplane.model.views import EnvoyView, NodeView
 from controlplane.observe.fact_store import FactStore
 
-_APPLY_TIMEOUT_SECONDS = 2.0  # seconds that are waited for what comes of what an operator asked for
+_APPLY_TIMEOUT_SECONDS = 2.0  # how long a call waits for the leader to apply an intent
 
 
 class Views(Protocol):
-    """Who shows nodes and Envoys as they are."""
+    """Current views of nodes and Envoys."""
 
     def node(self, address: str) -> NodeView:
-        """UnknownNode."""
+        """Return one node. Raises UnknownNode."""
 
     def envoys(self) -> list[EnvoyView]:
-        """All Envoys."""
+        """Return all Envoys."""
 
 
 class NodeOperations:
-    """Each call returns when the intent is kept, and is in force here. StateUnavailable, Superseded."""
+    """Each call returns once the intent is stored and applied here.
+
+    Every call raises StateUnavailable or VersionConflict if the intent cannot be stored.
+    """
 
     def __init__(
         self, clock: Clock, intents: IntentRepository, planner: Planner, facts: FactStore, view_source: Views
@@ -52,12 +55,12 @@ class NodeOperations:
         weight: int | None = None,
         labels: Mapping[str, str] | None = None,
     ) -> NodeView:
-        """Add a node by hand, or take its removal back. NodeExists."""
+        """Add a node, or cancel its removal. Raises NodeExists."""
 
         def added(intents: Intents) -> Intents:
-            known = self._planner.plan.nodes.get(address)
-            if known is not None and address not in intents.removed and known.state is not State.GONE:
-                raise NodeExists(address, known.node.source.value)
+            planned = self._planner.plan.nodes.get(address)
+            if planned is not None and address not in intents.removed and planned.state is not State.GONE:
+                raise NodeExists(address, planned.node.source.value)
             if has_other_source(address, self._facts.view()) and address in intents.removed:
                 return intent_changes.restore(intents, address, weight=weight, labels=labels)
             return intent_changes.add(
@@ -68,80 +71,97 @@ class NodeOperations:
         return self._view_source.node(address)
 
     async def remove(self, address: str, *, force: bool = False) -> NodeView:
-        """Drain a node and then forget it; `force`: end its sessions at once. UnknownNode, NeedsModule."""
+        """Drain a node, then delete it; `force` ends its sessions at once.
+
+        Raises UnknownNode or NeedsModule.
+        """
         if force:
-            self._require_module("ending sessions", "remove the node without force: its sessions may move")
+            self._require_module(
+                "ending sessions", "remove the node without force, so that its sessions can migrate"
+            )
 
         def removed(intents: Intents) -> Intents:
-            wanted = intent_changes.remove(intents, address, self._clock())
-            return (
-                intent_changes.drain(wanted, address, self._clock(), 0.0, OnDeadline.CLOSE)
-                if force
-                else wanted
-            )
+            intents = intent_changes.remove(intents, address, self._clock())
+            if not force:
+                return intents
+            return intent_changes.drain(intents, address, self._clock(), 0.0, OnDeadline.CLOSE)
 
         return await self._apply_to_node(address, removed)
 
     async def drain(
         self, address: str, *, deadline_seconds: float = 600.0, on_deadline: OnDeadline = OnDeadline.KEEP
     ) -> NodeView:
-        """Keep new sessions off a node, and let its own move. Idempotent. UnknownNode, NeedsModule."""
+        """Stop new sessions on a node and migrate its sessions. Idempotent.
+
+        Raises UnknownNode or NeedsModule.
+        """
         if on_deadline is OnDeadline.CLOSE:
             self._require_module("ending sessions at the deadline", "drain with on_deadline: keep")
         return await self._apply_to_node(
             address,
-            lambda now: intent_changes.drain(now, address, self._clock(), deadline_seconds, on_deadline),
+            lambda intents: intent_changes.drain(
+                intents, address, self._clock(), deadline_seconds, on_deadline
+            ),
         )
 
     async def undrain(self, address: str) -> NodeView:
-        """Take a drain back. Idempotent. UnknownNode."""
-        return await self._apply_to_node(address, lambda now: intent_changes.undrain(now, address))
+        """Cancel a drain. Idempotent. Raises UnknownNode."""
+        return await self._apply_to_node(address, lambda intents: intent_changes.undrain(intents, address))
 
     async def update(
         self, address: str, *, weight: int | None = None, labels: Mapping[str, str] | None = None
     ) -> NodeView:
-        """Change a node's capacity or labels. UnknownNode."""
+        """Change a node's weight or labels. Raises UnknownNode."""
         return await self._apply_to_node(
-            address, lambda now: intent_changes.update(now, address, weight=weight, labels=labels)
+            address, lambda intents: intent_changes.update(intents, address, weight=weight, labels=labels)
         )
 
     async def forget_envoy(self, envoy: str) -> None:
-        """An Envoy has ended for good: nothing waits for what it may have. UnknownEnvoy, EnvoyConnected."""
+        """Forget an Envoy that has ended for good, so that drains no longer wait for its sessions.
+
+        Raises UnknownEnvoy or EnvoyConnected.
+        """
 
         def ended(intents: Intents) -> Intents:
             status = next(
                 (view.status for view in self._view_source.envoys() if view.status.id == envoy), None
             )
-            seen = self._facts.view().envoys_last_seen.get(envoy)
+            last_seen = self._facts.view().envoys_last_seen.get(envoy)
             if status is not None and status.connected_since is not None:
                 raise EnvoyConnected(envoy)
-            if status is None and seen is None:
+            if status is None and last_seen is None:
                 raise UnknownEnvoy(envoy)
-            ended_at = max(self._clock(), seen or 0.0, status.last_seen if status is not None else 0.0)
+            ended_at = max(self._clock(), last_seen or 0.0, status.last_seen if status is not None else 0.0)
             return intent_changes.forget_envoy(intents, envoy, ended_at, self._planner.policy.envoy_retention)
 
         await self._apply(ended)
 
     def _require_module(self, operation: str, alternative: str) -> None:
-        """NeedsModule when an Envoy that is connected serves, or is to serve, without the module."""
+        """Raise NeedsModule if a connected Envoy runs, or would run, without the module."""
         if without := views.envoys_without_module([view.status for view in self._view_source.envoys()]):
             raise NeedsModule(operation, without, alternative)
 
     async def _apply_to_node(self, address: str, change: IntentChange) -> NodeView:
-        """A step for a node that is there; the node after it, or before it when it is forgotten now."""
+        """Apply a change to an existing node.
+
+        Return the node after the change, or before it if the change deleted the node.
+        """
         before = self._view_source.node(address)
 
-        def known(intents: Intents) -> Intents:
-            self._view_source.node(address)  # it may have gone while others changed something
+        def checked(intents: Intents) -> Intents:
+            self._view_source.node(address)  # a concurrent change may have deleted it
             return change(intents)
 
-        await self._apply(known)
+        await self._apply(checked)
         return self._view_source.node(address) if address in self._planner.plan.nodes else before
 
     async def _apply(self, change: IntentChange) -> None:
-        """Take a step; returns when the plan heeds it. StateUnavailable, Superseded: nothing has changed."""
+        """Store a change and wait until the plan applies it, or for the timeout.
+
+        Raises StateUnavailable or VersionConflict; then nothing has changed.
+        """
         version = await self._intents.change(change)
-        # Where another control plane decides, who asked is to see what came of it, if that is soon.
+        # If another replica leads, wait for its plan, so that the caller sees the effect.
         with suppress(TimeoutError):
             async with asyncio.timeout(_APPLY_TIMEOUT_SECONDS):
                 await self._planner.wait_applied(version)

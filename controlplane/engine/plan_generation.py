@@ -1,4 +1,4 @@
-"""Which plan it is that Envoys are offered, and since which one nodes are closed to new sessions."""
+"""The stamp (term, serial) of the current plan, and the stamp at which each node was closed."""
 
 from __future__ import annotations
 
@@ -10,28 +10,29 @@ _NO_STAMP: Stamp = (0, 0)
 
 
 class PlanGeneration:
-    """Keeps the stamp of the plan. `origin` is that of the last shared plan that ours is made of."""
+    """Tracks the stamp of the plan. `base_stamp` is the stamp of the shared plan that ours derives from."""
 
     def __init__(self) -> None:
-        self.stamp: Stamp | None = None  # None: nobody else knows of this plan
+        self.stamp: Stamp | None = None  # None: this plan is not shared
         self.base_stamp: Stamp = _NO_STAMP
-        self.intents_version = 0  # that the last shared plan heeds
-        self._term: int | None = None  # in which we lead
-        self._is_standalone = False  # we have decided by ourselves since the last plan of a leader
-        self._closed: dict[str, tuple[float, Stamp | None]] = {}  # with when it was closed
+        self.intents_version = 0  # the version of the intents that the last shared plan applies
+        self._term: int | None = None  # the term in which this replica leads
+        self._is_standalone = False  # decided for its own Envoys since the last plan of a leader
+        # address -> (closed at, stamp of the closing plan)
+        self._closed: dict[str, tuple[float, Stamp | None]] = {}
 
     @property
     def is_leader(self) -> bool:
-        """Whether what is decided is for all."""
+        """Whether this replica decides for all replicas."""
         return self._term is not None
 
     @property
     def closed(self) -> Collection[str]:
-        """The nodes that the plan keeps new sessions off."""
+        """The nodes that the plan closes to new sessions."""
         return self._closed.keys()
 
     def known_closed(self, stamp: Stamp | None) -> Collection[str]:
-        """The nodes that are closed now, and were in the plan of that stamp, too."""
+        """Return the nodes that are closed now and already were in the plan with this stamp."""
         if stamp is None:
             return ()
         return [
@@ -39,7 +40,7 @@ class PlanGeneration:
         ]
 
     def adopt(self, plan: Plan, stamp: Stamp, intents_version: int = 0) -> None:
-        """It is a leader's plan."""
+        """Adopt a plan of a leader."""
         self._term, self._is_standalone = None, False
         self.base_stamp = stamp
         self.stamp = stamp if stamp > _NO_STAMP else None
@@ -47,7 +48,7 @@ class PlanGeneration:
         self._update_closed(plan)
 
     def become_leader(self, term: int, plan: Plan) -> None:
-        """We lead from now on, or again in the same term: numbers never fall."""
+        """Start to lead in a term, possibly again in the same term. Stamps never decrease."""
         self._term, self._is_standalone = term, False
         self.stamp = self.base_stamp = max((term, 1), (self.base_stamp[0], self.base_stamp[1] + 1))
         for address, (at, since) in self._closed.items():
@@ -55,27 +56,28 @@ class PlanGeneration:
         self._update_closed(plan)
 
     def go_standalone(self) -> None:
-        """What is decided from now on is for our own Envoys."""
+        """From now on decide only for the Envoys that are connected here."""
         self._term, self.stamp, self._is_standalone = None, None, True
 
     def advance(self, plan: Plan, intents_version: int = 0) -> None:
-        """We have made another plan, or one that looks the same and heeds more."""
+        """Advance the serial: the plan has changed, or an equal plan applies newer intents."""
         if self._term is not None:
             self.stamp = self.base_stamp = (self._term, self.base_stamp[1] + 1)
             self.intents_version = intents_version
         self._update_closed(plan)
 
     def is_newer(self, stamp: Stamp, term: int) -> bool:
-        """Whether the plan of a leader is to take the place of ours, when the leader's term is that one.
+        """Return whether a plan of the leader of `term` replaces ours.
 
-        When we have strayed, that is one of that term, known or not; else any later one.
+        After standalone decisions, any plan of that term does; otherwise only a newer plan.
         """
         return stamp[0] == term if self._is_standalone else stamp > self.base_stamp
 
     def _update_closed(self, plan: Plan) -> None:
-        # A node may have been open in between, in plans that we have not seen.
+        # Compare the closing times: the node may have been open in a plan that was not seen here.
         before, self._closed = self._closed, {}
         for address, planned in plan.nodes.items():
             if (at := planned.closed_since) is not None:
-                known = before.get(address)
-                self._closed[address] = known if known is not None and known[0] == at else (at, self.stamp)
+                previous = before.get(address)
+                is_same = previous is not None and previous[0] == at
+                self._closed[address] = previous if previous is not None and is_same else (at, self.stamp)

@@ -1,4 +1,4 @@
-"""When the plan is saved: soon after it changed, and not all the time."""
+"""Saves the plan to disk soon after each change, at a bounded rate."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from controlplane.storage.store import SavedPlan, Store
 
 log = structlog.get_logger("tidevoy.engine")
 
-# Seconds between two saves. Of many nodes nearly every plan has other weights, and writing it takes long.
+# Time between two saves. With many nodes nearly every plan has new weights, and a write takes long.
 _MIN_INTERVAL_SECONDS = 1.0
 _NODES_PER_SECOND = 500
 _MAX_INTERVAL_SECONDS = 60.0
 
 
 class PlanSaver:
-    """Saves what is current. After one that fails a restart misses what has changed since the last."""
+    """Saves the current plan. If a save fails, a restart loses the changes since the last good save."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class PlanSaver:
         *,
         before_save: Callable[[], Awaitable[None]],
     ) -> None:
-        """`current` is what to save, or None when that is not to be; `first` is done before each save."""
+        """`current` returns the plan to save, or None for no save; `before_save` runs before each save."""
         self._store = store
         self._current = current
         self._failures = failures
@@ -38,11 +38,11 @@ class PlanSaver:
         self._unsaved = asyncio.Event()
 
     def mark_changed(self) -> None:
-        """There is another plan."""
+        """Request a save."""
         self._unsaved.set()
 
     async def run(self) -> None:
-        """Save soon after each change, and now and then for the Envoys that were seen."""
+        """Save soon after each change, and at least every 60 s to record when Envoys were last seen."""
         while True:
             try:
                 async with asyncio.timeout(_MAX_INTERVAL_SECONDS):
@@ -54,7 +54,7 @@ class PlanSaver:
             await asyncio.sleep(max(_MIN_INTERVAL_SECONDS, nodes / _NODES_PER_SECOND))
 
     async def save(self) -> int:
-        """Save now; of how many nodes. What cannot be written is logged, and counted."""
+        """Save now and return the number of nodes. A failed write is logged and counted."""
         self._unsaved.clear()
         current = self._current()
         if current is None:
@@ -63,5 +63,5 @@ class PlanSaver:
             await self._store.save_plan(current)
         except StateUnavailable as error:
             self._failures.inc()
-            log.warning("the plan could not be saved", error=str(error))
+            log.warning("could not save the plan", error=str(error))
         return len(current.plan.nodes)

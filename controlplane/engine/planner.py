@@ -1,4 +1,4 @@
-"""The loop from facts to a plan, and everything that follows from a change of it."""
+"""The planning loop: turns facts into a plan and publishes every change."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from controlplane.storage.clamp_timestamps import clamp_plan_times
 from controlplane.storage.store import SavedPlan
 from controlplane.xds.server import XdsServer
 
-# Time itself changes plans (graces, slow start): a decision is made at least this often, in seconds. Where
-# one takes long it is so many times as long instead, but not longer than until there are new counts.
+# Time alone changes plans (grace periods, slow start), so the loop decides at least this often. If a decision
+# takes long, the interval is the factor times its duration instead, at most the load report interval.
 _TICK_SECONDS, _TICK_FACTOR = 1.0, 100.0
-# After a decision the loop rests this many times as long as the decision took, so that a flood of facts
-# costs at most a third of a core; and this long at least, so that facts that come together are used together.
+# After a decision the loop pauses for this multiple of its duration, so that a flood of facts costs at most
+# a third of a core. The minimum pause lets facts that arrive together go into one decision.
 _REST_FACTOR, _MIN_REST_SECONDS = 2.0, 0.002
 
 
 class Planner:
-    """Decides and publishes, or publishes what another control plane decided.
+    """Decides and publishes plans, or publishes the plans of the leader.
 
-    All methods belong to one event loop.
+    Call every method from one event loop.
     """
 
     def __init__(
@@ -55,15 +55,15 @@ class Planner:
         on_change: Callable[[Plan, Plan], None],
         wake: asyncio.Event,
     ) -> None:
-        """`fleet` has the Envoys of all control planes; replica "" is this one.
+        """`fleet` returns the Envoys of all control planes; replica "" is this one.
 
-        `on_change` gets the plan before and another one now, or one twice when all are to have it at once.
+        `on_change` gets the plans before and after, or the same plan twice to replicate it at once.
         `wake` is set when a decision may be due.
         """
         self.policy = build_policy(settings)
         self.plan = Plan()
         self.publish_gate = InitialPublishGate()
-        self.is_follower = False  # another one decides
+        self.is_follower = False  # another replica decides
         self._clock = clock
         self._intents = intents
         self._observers = observers
@@ -75,15 +75,15 @@ class Planner:
         self._wake = wake
         self._drain_progress_tracker = DrainProgressTracker()
         self._generation = PlanGeneration()
-        self._plan_adopted = asyncio.Event()  # another plan has come; a new one for each
+        self._plan_adopted = asyncio.Event()  # set, then replaced, with each adopted plan
 
     def configure(self, settings: Settings) -> None:
-        """Take over changed settings."""
+        """Apply changed settings."""
         self.policy = build_policy(settings)
 
     @property
     def saved_plan(self) -> SavedPlan | None:
-        """The plan, to be kept. None: not yet, for it would be published with all that it lacks."""
+        """The plan to save. None before the first publish: a restart would publish an incomplete plan."""
         if not self.publish_gate.is_open:
             return None
         term, serial = self._generation.stamp or (0, 0)
@@ -91,11 +91,11 @@ class Planner:
         return SavedPlan(self.plan, envoys, self._applied_intents_version, term, serial)
 
     def drain_progress(self, planned: NodePlan, facts: Facts, now: float) -> DrainProgress | None:
-        """What has come of a node's sessions since it is being left."""
+        """Return the progress of a node's drain; None if it has none."""
         return self._drain_progress_tracker.get(planned, facts, now)
 
     async def run(self) -> None:
-        """Decide when there is a reason to, until cancelled."""
+        """Decide whenever facts change or the tick is due, until cancelled."""
         loop, duration = asyncio.get_running_loop(), 0.0
         while True:
             tick = max(_TICK_SECONDS, min(_TICK_FACTOR * duration, self.policy.report_interval))
@@ -108,17 +108,17 @@ class Planner:
             duration = loop.time() - start
             await asyncio.sleep(max(_MIN_REST_SECONDS, _REST_FACTOR * duration))
 
-    # --- who decides ---
+    # --- role changes ---
 
     def restore(self, saved: SavedPlan) -> None:
-        """Go on from a plan that was kept. Its Envoys are seen now: our absence tells nothing of them."""
+        """Continue from a saved plan. Its Envoys count as seen now: they may have run during our downtime."""
         self.publish_gate.skip()
         self.plan = saved.plan if self.is_follower else clamp_plan_times(saved.plan, self._clock())
         self._mark_envoys_seen(saved)
         self._generation.adopt(self.plan, saved.stamp, saved.intents_version)
 
     def become_leader(self, term: int, saved: SavedPlan | None) -> None:
-        """Decide for all from now on. `saved` is the plan that all go on from, unless ours is made of it."""
+        """Start to decide for all replicas, from the shared plan `saved` if it is newer than ours."""
         now = self._clock()
         before = self.plan
         is_newer = saved is not None and saved.stamp > self._generation.base_stamp
@@ -135,22 +135,22 @@ class Planner:
         self.decide(at_once=True)
 
     def become_standalone(self) -> None:
-        """Decide for the Envoys that are connected here."""
+        """Decide only for the Envoys that are connected here."""
         if self.is_follower:
             self._start_deciding(self._clock())
         self._generation.go_standalone()
         self.decide()
 
     def become_follower(self) -> None:
-        """Another one decides from now on. Until its plan comes the one that there is stays."""
+        """Stop deciding. The current plan stays until the leader's plan arrives."""
         self.is_follower = True
 
     def adopt_plan(self, saved: SavedPlan, term: int) -> None:
-        """The plan that the leader of that term has written last; nothing comes of one that is known."""
+        """Adopt and publish the latest plan of the leader of `term`. A known plan is ignored."""
         if not self._generation.is_newer(saved.stamp, term):
             return
         now = self._clock()
-        self._update_fleet(now)  # what Envoys have acknowledged is of the plan before
+        self._update_fleet(now)  # the current acknowledgements are for the previous plan
         before, self.plan = self.plan, saved.plan
         applies_newer_intents = saved.intents_version > self._generation.intents_version
         self._generation.adopt(self.plan, saved.stamp, saved.intents_version)
@@ -162,7 +162,7 @@ class Planner:
         self._plan_adopted = asyncio.Event()
 
     async def wait_applied(self, version: int) -> None:
-        """Returns when the plan heeds the intents of that version."""
+        """Return when the plan applies the intents of this version."""
         while self._applied_intents_version < version:
             await self._plan_adopted.wait()
 
@@ -171,23 +171,23 @@ class Planner:
         return self._generation.intents_version if self.is_follower else self._intents.version
 
     def _start_deciding(self, now: float) -> None:
-        """The times in the plan may be by another clock, and what Envoys were asked may be so no more."""
+        """Become the decider. Clamp the plan's times: another clock may have set them."""
         self.plan = clamp_plan_times(self.plan, now)
         self._observers.fact_store.reset_start(now)
         self.is_follower = False
 
     def _mark_envoys_seen(self, saved: SavedPlan) -> None:
         now, ended = self._clock(), self._intents.current.ended_envoys
-        for envoy, seen in saved.envoys.items():
-            if seen > ended.get(envoy, 0.0):
+        for envoy, last_seen in saved.envoys.items():
+            if last_seen > ended.get(envoy, 0.0):
                 self._observers.fact_store.mark_envoy_seen(envoy, now)
 
     # --- the decision ---
 
     def decide(self, *, at_once: bool = False) -> None:
-        """One pass from facts to a plan, and everything that follows from a change of it.
+        """Compute a plan from the facts and publish it if it changed.
 
-        `at_once`: a change is pushed without waiting for others, so that who asked for it can rely on it.
+        `at_once` pushes without debouncing, so that the caller can rely on the change.
         """
         now = self._clock()
         self._update_fleet(now)
@@ -197,7 +197,7 @@ class Planner:
         if not self.is_follower:
             with self._metrics.plan_duration.time():
                 self.plan = decide.plan(before, facts, self._intents.current, self.policy, now)
-            # Others wait to hear that what they were asked for is heeded, also when nothing comes of it.
+            # Other replicas wait until their intents are applied, even if the plan does not change.
             applies_newer_intents = (
                 self._generation.is_leader
                 and self._applied_intents_version > self._generation.intents_version
@@ -209,19 +209,19 @@ class Planner:
     def _update_fleet(self, now: float) -> None:
         fleet = self._fleet()
         self._observers.fact_store.put_fleet(
-            [_remote_status(placed) if placed.replica else placed.status for placed in fleet],
+            [_remote_status(envoy) if envoy.replica else envoy.status for envoy in fleet],
             now,
             self.policy.envoy_retention,
             self._generation.closed,
             is_published=self._xds.is_pushed,
             ended_envoys=self._intents.current.ended_envoys,
-            known_closed={p.status.id: self._generation.known_closed(p.stamp) for p in fleet if p.replica},
+            known_closed={e.status.id: self._generation.known_closed(e.stamp) for e in fleet if e.replica},
         )
 
     def _publish_changes(
         self, before: Plan, facts: Facts, now: float, *, at_once: bool, is_new_plan: bool = False
     ) -> None:
-        """What follows from the plan. `is_new`: it is another one, even if it looks the same."""
+        """Emit events, update the observers and publish. `is_new_plan`: also if the plan looks the same."""
         self._observers.awaiting_empty = nodes_awaiting_empty(self.plan)
         changed = self.plan != before
         if changed:
@@ -239,10 +239,13 @@ class Planner:
 
     def _try_open_gate(self, facts: Facts, now: float) -> bool:
         if self.is_follower and not self.publish_gate.is_skipped:
-            return False  # there is no plan yet, and it is not ours to make one
+            return False  # only the leader makes the first plan
         return self.publish_gate.try_open(self.plan, facts, self.policy, now)
 
 
-def _remote_status(placed: ReplicaEnvoy) -> EnvoyStatus:
-    """An Envoy at another control plane. What that one decides by itself is not what we have published."""
-    return placed.status if placed.stamp is not None else replace(placed.status, eds_acked=False)
+def _remote_status(envoy: ReplicaEnvoy) -> EnvoyStatus:
+    """Return the status of an Envoy at another replica.
+
+    A replica without a stamp publishes its own plan, so its Envoys have not acknowledged ours.
+    """
+    return envoy.status if envoy.stamp is not None else replace(envoy.status, eds_acked=False)

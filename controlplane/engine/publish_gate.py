@@ -1,4 +1,4 @@
-"""When the first plan after a start may go out: it must not take away what Envoys rightly hold."""
+"""Decides when the first plan after a start may be published, so that Envoys lose no valid endpoints."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from controlplane.decide.plan import has_completed_first_checks
 from controlplane.model.facts import Facts
 from controlplane.model.plan import Plan, Policy
 
-# Seconds that the first checks of the nodes are waited for, once it is known which nodes there are.
+# How long to wait for the first checks of the nodes after all sources are complete.
 _FIRST_CHECKS_TIMEOUT_SECONDS = 3.0
 
 
 class InitialPublishGate:
     """Opens once, and stays open.
 
-    A plan that was saved goes out at once. Without one, an Envoy may know more than we do until all sources
-    have said which nodes there are, and each node has been checked once: until then they look absent.
+    A saved plan is published at once. Without one, the gate waits until all sources are complete and every
+    node was checked once: until then the nodes look absent, and an Envoy may know more than we do.
     """
 
     def __init__(self) -> None:
@@ -24,11 +24,11 @@ class InitialPublishGate:
         self._sources_complete_at: float | None = None
 
     def skip(self) -> None:
-        """A saved plan is there: nothing has to be waited for."""
+        """Open at the next attempt: there is a saved or shared plan."""
         self.is_skipped = True
 
     def try_open(self, plan: Plan, facts: Facts, policy: Policy, now: float) -> bool:
-        """Whether this is the moment at which it opens."""
+        """Open the gate if the plan is complete; return whether this call opened it."""
         if self.is_open:
             return False
         if all_sources_complete(facts) and self._sources_complete_at is None:

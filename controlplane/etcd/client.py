@@ -1,4 +1,4 @@
-"""The etcd client: reads, writes, transactions, watches and leases, on whichever member answers."""
+"""The etcd client: reads, writes, transactions, watches and leases, on any member that answers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from controlplane.etcd.endpoints import CALL_TIMEOUT_SECONDS, MEMBER_TIMEOUT_SEC
 from controlplane.etcd.stream import Rejected, Unanswered
 from controlplane.etcd.types import Entry, RangeResult, WatchBatch, decode_key, encode_key, prefix_end
 
-MEMBER_REFRESH_SECONDS = 30.0  # between two looks at who the members are
+MEMBER_REFRESH_SECONDS = 30.0  # between two requests for the list of members
 MEMBER_REFRESH_RETRY_SECONDS = 1.0
-_MAX_KEYS_PER_PAGE = 1000  # keys; bounds one answer of a long list
+_MAX_KEYS_PER_PAGE = 1000  # bounds one response of a long listing
 
 _RANGE = RpcMethod("/etcdserverpb.KV/Range", rpc_pb2.RangeResponse)
 _PUT = RpcMethod("/etcdserverpb.KV/Put", rpc_pb2.PutResponse)
@@ -35,14 +35,14 @@ _NO_PUTS: Mapping[str, bytes] = MappingProxyType({})
 
 
 class EtcdClient:
-    """A client of one etcd cluster, for the event loop that uses it first.
+    """A client of one etcd cluster, bound to the event loop that uses it first.
 
-    Every call ends within 5 s with an answer or a PdError. Reads go to another member when one is down,
-    silent or without a leader; writes only while it is certain that they were not carried out.
+    Every call ends within 5 s with a response or a PdError. Reads are retried on another member if one is
+    down, silent or without a leader; writes only if they certainly were not applied.
     """
 
     def __init__(self, endpoints: Sequence[str], *, tls: ClientTls | None = None) -> None:
-        """`endpoints`: at least one URL, `http(s)://host:port`. ConfigError: unreadable file in `tls`."""
+        """`endpoints`: at least one URL, `http(s)://host:port`. Raises ConfigError for unreadable files."""
         self._endpoints = EtcdEndpoints(endpoints, tls)
         self._ttls: dict[int, int] = {}
 
@@ -55,16 +55,16 @@ class EtcdClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close all connections; watches that are open end with PdError."""
+        """Close all connections; open watches end with PdError."""
         await self._endpoints.close()
 
     @property
     def endpoints(self) -> tuple[str, ...]:
-        """The members in use: those configured, then those learned."""
+        """URLs of the members in use: the configured ones, then those reported by the cluster."""
         return self._endpoints.urls
 
     async def range(self, prefix: str, *, revision: int = 0) -> RangeResult:
-        """All keys under `prefix` as of `revision`, 0: now. Compacted when that one is no longer kept."""
+        """Return all keys under `prefix` at `revision` (0: now). Raises Compacted if it is no longer kept."""
         key = encode_key(prefix)
         end = prefix_end(key)
         entries: dict[str, Entry] = {}
@@ -80,19 +80,19 @@ class EtcdClient:
             key = reply.kvs[-1].key + b"\0"
 
     async def get(self, key: str, *, within: float = CALL_TIMEOUT_SECONDS) -> Entry | None:
-        """One key, or None when it is not there."""
+        """Return one key, or None if it does not exist."""
         reply = await self._range(rpc_pb2.RangeRequest(key=encode_key(key)), within)
         return _to_entry(reply.kvs[0]) if reply.kvs else None
 
     async def put(self, key: str, value: bytes, lease: int = 0) -> int:
-        """Write one key; the revision of that. LeaseLost when `lease` has ended."""
+        """Write one key and return the revision of the write. Raises LeaseLost if `lease` has expired."""
         request = rpc_pb2.PutRequest(key=encode_key(key), value=value, lease=lease)
         return cast(int, (await self._write(_PUT, request, lease)).header.revision)
 
     async def delete(self, key: str, *, prefix: bool = False) -> int:
-        """Delete a key, or all keys that begin with it; how many there were."""
-        first = encode_key(key)
-        request = rpc_pb2.DeleteRangeRequest(key=first, range_end=prefix_end(first) if prefix else b"")
+        """Delete a key, or all keys that begin with it, and return how many were deleted."""
+        encoded = encode_key(key)
+        request = rpc_pb2.DeleteRangeRequest(key=encoded, range_end=prefix_end(encoded) if prefix else b"")
         return cast(int, (await self._write(_DELETE, request)).deleted)
 
     async def txn(
@@ -104,10 +104,10 @@ class EtcdClient:
         lease: int = 0,
         within: float = CALL_TIMEOUT_SECONDS,
     ) -> int | None:
-        """Write and delete all or nothing; the revision, or None when an expectation did not hold.
+        """Write and delete atomically; return the revision, or None if an expectation did not hold.
 
-        `expect` gives the `mod_revision` that keys must have, 0: the key must not be there. `lease` is that
-        of the `puts`; LeaseLost when it has ended.
+        `expect` gives the `mod_revision` that keys must have; 0: the key must not exist. `lease` applies to
+        the `puts`. Raises LeaseLost if it has expired.
         """
         request = rpc_pb2.TxnRequest(
             compare=[
@@ -134,42 +134,41 @@ class EtcdClient:
         return reply.header.revision if reply.succeeded else None
 
     def watch(self, prefix: str, start_revision: int) -> AsyncGenerator[WatchBatch, None]:
-        """Every change under `prefix` from `start_revision` on; see `controlplane.etcd.watch.watch`.
+        """Yield every change under `prefix` from `start_revision` on; see `controlplane.etcd.watch.watch`.
 
-        Close it (`contextlib.aclosing`) when it is left before its end.
+        Close the generator (`contextlib.aclosing`) if it is abandoned before its end.
         """
         return watching.watch(self._endpoints, prefix, start_revision)
 
     async def member_urls(self) -> list[str]:
-        """The client URLs that the members advertise, without those of learners: they serve no reads."""
+        """Return the client URLs that the members advertise, without learners, which serve no reads."""
         reply = await self._endpoints.call(_MEMBERS, rpc_pb2.MemberListRequest(), repeatable=True)
         return [url for member in reply.members if not member.isLearner for url in member.clientURLs]
 
     async def set_members(self, urls: Sequence[str]) -> None:
-        """Use these members beside the configured ones, and leave others that were learned before."""
+        """Use these members besides the configured ones, and drop all others."""
         await self._endpoints.set_members(urls)
 
     async def keep_members_current(self) -> None:
-        """Use the members that the cluster has, whoever comes and goes, until cancelled."""
+        """Refresh the list of members from the cluster periodically until cancelled."""
         while True:
             try:
                 await self.set_members(await self.member_urls())
                 pause = MEMBER_REFRESH_SECONDS
             except PdError:
-                pause = (
-                    MEMBER_REFRESH_RETRY_SECONDS  # whoever else uses this client finds the same, and tells it
-                )
+                # Other users of this client get and report the same error.
+                pause = MEMBER_REFRESH_RETRY_SECONDS
             await asyncio.sleep(pause)
 
     async def lease_grant(self, ttl: int) -> int:
-        """A new lease of about `ttl` seconds; etcd grants none shorter than 1.5 of its election timeouts."""
-        # Repeatable: should two be granted, the one that nobody knows of runs out.
+        """Grant a lease of about `ttl` seconds; etcd's minimum is 1.5 times its election timeout."""
+        # Repeatable: if two are granted, the unused one expires.
         reply = await self._endpoints.call(_GRANT, rpc_pb2.LeaseGrantRequest(TTL=ttl), repeatable=True)
         self._ttls[reply.ID] = reply.TTL
         return cast(int, reply.ID)
 
     async def lease_keepalive(self, lease: int) -> None:
-        """Keep a lease of ours alive until cancelled. LeaseLost: it ended, or nobody answered in its time."""
+        """Keep a lease alive until cancelled. Raises LeaseLost if it expired or was not renewed in time."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self._ttls.get(lease, 0)
         while True:
@@ -184,19 +183,19 @@ class EtcdClient:
                 continue
             if ttl <= 0:
                 self._ttls.pop(lease, None)
-                raise LeaseLost(lease, "it has ended")
+                raise LeaseLost(lease, "it has expired")
             end = sent_at + ttl
             await asyncio.sleep(ttl / 3)
 
     async def lease_renew(self, lease: int) -> int:
-        """Keep a lease alive once; the seconds that it has from now on, 0: it has ended. PdError."""
+        """Renew a lease once and return its remaining seconds; 0: it has expired. Raises PdError."""
         try:
             return max(0, await self._renew(lease))
         except Unanswered as error:
             raise PdError(f"the lease {lease:x} could not be kept alive: PD {error}") from error
 
     async def lease_revoke(self, lease: int) -> None:
-        """End a lease and delete its keys; one that has ended already is fine."""
+        """Revoke a lease, which deletes its keys; an expired lease is no error."""
         self._ttls.pop(lease, None)
         try:
             await self._endpoints.call(_REVOKE, rpc_pb2.LeaseRevokeRequest(ID=lease), repeatable=True)
@@ -219,7 +218,7 @@ class EtcdClient:
             return await self._endpoints.call(method, request, repeatable=False, within=within)
         except Rejected as error:
             if lease and error.code is grpc.StatusCode.NOT_FOUND:
-                raise LeaseLost(lease, "it has ended") from error
+                raise LeaseLost(lease, "it has expired") from error
             raise
 
     async def _renew(self, lease: int) -> int:

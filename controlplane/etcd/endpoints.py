@@ -1,4 +1,4 @@
-"""The members of one etcd cluster: channels to them, and calls that move on when one does not answer."""
+"""The members of one etcd cluster: channels to them, and calls that fail over to another member."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from controlplane.config.settings import ClientTls
 from controlplane.errors import ConfigError, OutcomeUnknown, PdError
 from controlplane.etcd.stream import EtcdStream, Unanswered, error_from_status, is_cancelled_by_us
 
-CALL_TIMEOUT_SECONDS = 5.0  # for one call, over all members that are tried
-MEMBER_TIMEOUT_SECONDS = 2.0  # for one member while others are left to try
+CALL_TIMEOUT_SECONDS = 5.0  # for one call over all tried members
+MEMBER_TIMEOUT_SECONDS = 2.0  # for one member, unless it is the last one to try
 
-# With this, a member that has no leader says so at once instead of waiting or, on a watch, being silent for
-# ever (etcd-io/etcd api/v3rpc/rpctypes/md.go).
+# With this, a member without a leader returns an error at once instead of waiting or, on a watch, being
+# silent for ever (etcd-io/etcd api/v3rpc/rpctypes/md.go).
 _METADATA = (("hasleader", "true"),)
 _UNLIMITED = -1
 
 _CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 3_000),  # grpcio 1.85 does not heed keepalive_timeout_ms
-    # etcd ends connections that ping without a call on them; while a stream is open they may go on for ever.
+    ("grpc.http2.ping_timeout_ms", 3_000),  # grpcio 1.85 ignores keepalive_timeout_ms
+    # etcd closes connections that ping without an open call; with an open stream, pings are unlimited.
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 3_000),  # in fact the time that one attempt to connect gets
+    ("grpc.min_reconnect_backoff_ms", 3_000),  # in effect the timeout of one connect attempt
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.max_receive_message_length", _UNLIMITED),  # pages and fragments bound what etcd sends
     ("grpc.enable_http_proxy", 0),
@@ -44,17 +44,17 @@ _SYSTEM_CA = Path("/etc/ssl/certs/ca-certificates.crt")
 
 @dataclass(frozen=True, slots=True)
 class RpcMethod:
-    """One gRPC method: its path, and the message class of its answers."""
+    """One gRPC method: its path, and the message class of its responses."""
 
     path: str
     reply_type: Any
 
 
 class EtcdEndpoints:
-    """The configured members and those learned from them. One of them is current and gets the next call.
+    """The configured members and those reported by the cluster. The current one gets the next call.
 
-    The first answer fixes the cluster; a member of another one is never listened to, since what it lists
-    belongs to somebody else.
+    The first response fixes the cluster id; responses of another cluster are rejected, since its nodes belong
+    to somebody else.
     """
 
     def __init__(self, urls: Sequence[str], tls: ClientTls | None) -> None:
@@ -68,11 +68,11 @@ class EtcdEndpoints:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """All members that are used, the configured ones first."""
+        """URLs of all members in use, the configured ones first."""
         return self._urls
 
     async def set_members(self, urls: Iterable[str]) -> None:
-        """Use these members beside the configured ones, and no other learned ones any more."""
+        """Use these members besides the configured ones, and drop all others."""
         usable = (url for url in urls if self._is_usable(url))
         self._urls = tuple(dict.fromkeys((*self._configured_urls, *usable)))
         if self._current_url not in self._urls:
@@ -81,18 +81,18 @@ class EtcdEndpoints:
             await self._channels.pop(url).close()
 
     def rotate(self, url: str) -> None:
-        """Make the member behind `url` current, if `url` is it: what it was asked for did not succeed."""
+        """Make the member after `url` current if `url` is, because a call to it failed."""
         if url == self._current_url:
             self._current_url = self._urls_from_current()[1 % len(self._urls)]
 
     async def call(
         self, method: RpcMethod, request: Any, *, repeatable: bool, within: float = CALL_TIMEOUT_SECONDS
     ) -> Any:
-        """The answer of the first member that gives one, the current one asked first.
+        """Return the response of the first member that serves the call, starting with the current one.
 
-        While they elect a leader, which takes some seconds, they are asked again and again.
-        A call that is not `repeatable` goes to another member only while it is certain that none has acted on
-        it. Refused; PdError when no member answers, Uncertain when the outcome is not known.
+        While the members elect a leader, which takes some seconds, the call is retried. A call that is not
+        `repeatable` goes to another member only if certainly none has applied it. Raises Rejected, PdError if
+        no member answers, or OutcomeUnknown.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within
@@ -108,18 +108,18 @@ class EtcdEndpoints:
             await asyncio.sleep(pause)
 
     def open_stream(self, method: RpcMethod) -> EtcdStream:
-        """A two-way stream to the current member."""
+        """Open a two-way stream to the current member."""
         call = self._channel(self._current_url).stream_stream(
             method.path, request_serializer=_serialize, response_deserializer=method.reply_type.FromString
         )
         return EtcdStream(self._current_url, call(metadata=_METADATA))
 
     def check_cluster_id(self, header: Any) -> None:
-        """NoAnswer when an answer comes from another cluster than those before it."""
+        """Raise Unanswered if a response comes from another cluster than the earlier ones."""
         if self._cluster_id and header.cluster_id != self._cluster_id:
             raise Unanswered(
-                f"belongs to the cluster {header.cluster_id:x}, not to {self._cluster_id:x} as before; if PD was"
-                " set up anew, restart Tidevoy",
+                f"belongs to the cluster {header.cluster_id:x}, not to {self._cluster_id:x} as before; if PD"
+                " was recreated, restart Tidevoy",
                 not_applied=True,
             )
         self._cluster_id = header.cluster_id
@@ -160,7 +160,7 @@ class EtcdEndpoints:
             remaining = deadline - loop.time()
             member_timeout = remaining if url == order[-1] else min(remaining, MEMBER_TIMEOUT_SECONDS)
             if remaining <= 0:
-                failures.append(f"{url} was not asked, the time was up")
+                failures.append(f"{url} was not tried before the timeout")
                 continue
             try:
                 if not repeatable:
@@ -172,12 +172,12 @@ class EtcdEndpoints:
                 self.rotate(url)
                 if not (repeatable or error.not_applied):
                     raise OutcomeUnknown(
-                        f"PD at {url} {error}, so it is not known whether it did that; read it back"
+                        f"PD at {url} {error}, so it is unknown whether it applied the change; read it back"
                     ) from error
                 failures.append(f"{url} {error}")
                 no_leader |= error.no_leader
                 continue
-            if url in self._urls:  # it may have been left while it was asked
+            if url in self._urls:  # it may have been dropped during the call
                 self._current_url = url
             return reply
         raise Unanswered("; ".join(failures), no_leader=no_leader)
@@ -188,12 +188,12 @@ class EtcdEndpoints:
             async with asyncio.timeout(within):
                 while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
                     if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-                        raise Unanswered("cannot be reached", not_applied=True)
+                        raise Unanswered("is unreachable", not_applied=True)
                     await channel.wait_for_state_change(state)
         except TimeoutError:
-            raise Unanswered(f"could not be connected to within {within:.1f} s", not_applied=True) from None
+            raise Unanswered(f"did not accept a connection within {within:.1f} s", not_applied=True) from None
         except grpc.aio.UsageError:
-            raise Unanswered("was left: the connection was closed", not_applied=True) from None
+            raise Unanswered("was dropped: the connection was closed", not_applied=True) from None
 
     async def _call_member(self, url: str, method: RpcMethod, request: Any, within: float) -> Any:
         call = self._channel(url).unary_unary(
@@ -206,7 +206,7 @@ class EtcdEndpoints:
         except asyncio.CancelledError:
             if is_cancelled_by_us():
                 raise
-            raise Unanswered("was left: the connection was closed") from None
+            raise Unanswered("was dropped: the connection was closed") from None
 
 
 def _serialize(message: Any) -> Any:
@@ -214,7 +214,7 @@ def _serialize(message: Any) -> Any:
 
 
 def _credentials(tls: ClientTls) -> grpc.ChannelCredentials:
-    # gRPC brings a CA bundle of its own; what "the system's" means to an operator is the one of the system.
+    # gRPC brings its own CA bundle; the documented default is the operating system's.
     ca = tls.ca or Path(ssl.get_default_verify_paths().cafile or _SYSTEM_CA)
     return grpc.ssl_channel_credentials(
         root_certificates=_read_pem("pd.tls.ca", ca) if tls.ca or ca.is_file() else None,

@@ -1,4 +1,4 @@
-"""One gRPC exchange with one member: what failures mean, and two-way streams whose waits all have an end."""
+"""gRPC errors of one member, and two-way streams on which every wait has a timeout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import grpc
 
 from controlplane.errors import PdError
 
-# Answers that every member would give, so that asking another one does not help
+# Status codes that every member would return, so that another member does not help
 # (etcd-io/etcd api/v3rpc/rpctypes/error.go).
 _FINAL_CODES = frozenset(
     {
@@ -27,9 +27,10 @@ _NO_LEADER = "etcdserver: no leader"
 
 
 class Unanswered(Exception):
-    """A member did not do what it was asked, and another one might. The message continues "the member ...".
+    """A member did not serve a call, and another one might. The message continues "the member ...".
 
-    `untouched` says that this member certainly changed nothing; `electing`, that it lives and may do it soon.
+    `not_applied`: this member certainly changed nothing; `no_leader`: it is up, but without a leader, and may
+    serve the call soon.
     """
 
     def __init__(self, reason: str, *, not_applied: bool = False, no_leader: bool = False) -> None:
@@ -38,37 +39,37 @@ class Unanswered(Exception):
 
 
 class Rejected(PdError):
-    """PD understood and said no."""
+    """PD rejected a call."""
 
     def __init__(self, url: str, code: grpc.StatusCode, details: str) -> None:
         self.code, self.details = code, details
-        super().__init__(f"PD at {url} refused: {details or code.name}")
+        super().__init__(f"PD at {url} rejected the call: {details or code.name}")
 
 
 def error_from_status(url: str, code: grpc.StatusCode, details: str) -> Unanswered | Rejected:
-    """What a gRPC status other than OK means for the caller."""
+    """Return the error for a gRPC status other than OK."""
     if code in _FINAL_CODES:
         return Rejected(url, code, details)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return Unanswered("did not answer in time")
     unavailable = code is grpc.StatusCode.UNAVAILABLE
     if unavailable and not details.startswith("etcdserver"):
-        return Unanswered(f"cannot be reached ({details})")
+        return Unanswered(f"is unreachable ({details})")
     not_applied = code is grpc.StatusCode.RESOURCE_EXHAUSTED or details.startswith(_NO_LEADER)
     return Unanswered(f"answered {details or code.name}", not_applied=not_applied, no_leader=unavailable)
 
 
 def is_cancelled_by_us() -> bool:
-    """Whether a CancelledError just caught is ours: gRPC raises one, too, when a channel is closed."""
+    """Whether a caught CancelledError cancels this task: gRPC also raises one when a channel is closed."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 class EtcdStream:
-    """A two-way stream to one member.
+    """A two-way stream to one member. `close` must be called.
 
-    gRPC ends a stream when a pending read is cancelled, so a wait that runs out here leaves the read pending
-    and the next `receive` goes on with it. `close` must be called.
+    gRPC ends a stream when a pending read is cancelled, so a timeout here leaves the read pending, and the
+    next `receive` waits for it again.
     """
 
     def __init__(self, url: str, call: Any) -> None:
@@ -78,17 +79,17 @@ class EtcdStream:
         self._pending_tasks: set[asyncio.Task[Any]] = set()
 
     async def send(self, message: Any, within: float) -> None:
-        """Send one message. NoAnswer when it cannot be handed over within so many seconds."""
+        """Send one message. Raises Unanswered if the stream does not accept it within `within` seconds."""
         sending = self._start_task(self._call.write(message))
         await asyncio.wait({sending}, timeout=within)
         if not sending.done():
-            raise Unanswered(f"has taken nothing for {within:g} s")
+            raise Unanswered(f"has accepted nothing for {within:g} s")
         await self._result(sending)
 
     async def receive(self, within: float) -> Any | None:
-        """The next message, or None when none comes within so many seconds.
+        """Return the next message, or None if none comes within `within` seconds.
 
-        NoAnswer, Refused: the stream is over.
+        Raises Unanswered or Rejected if the stream has ended.
         """
         if self._pending_read is None:
             self._pending_read = self._start_task(self._call.read())
@@ -105,9 +106,9 @@ class EtcdStream:
         return message
 
     async def close(self) -> None:
-        """End the stream and everything that still waits on it."""
+        """End the stream and all pending reads and writes."""
         self._call.cancel()
-        # Cancelling the call is not enough: a write waits for ever when the call has not been begun yet.
+        # Cancelling the call is not enough: a write waits for ever if the call has not started yet.
         for task in self._pending_tasks:
             task.cancel()
         if self._pending_tasks:
@@ -122,17 +123,17 @@ class EtcdStream:
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._pending_tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # looked at, so that asyncio does not report one that nobody waits for any more
+            task.exception()  # retrieved, so that asyncio does not log it as never retrieved
 
     async def _result(self, task: asyncio.Task[Any]) -> Any:
         if task.cancelled():
-            raise Unanswered("was left: the connection was closed")
+            raise Unanswered("was dropped: the connection was closed")
         error = task.exception()
         if error is None:
             return task.result()
         if self._call.done():
-            # A write to a stream that is over says only that; the status says why.
+            # The error of a write to an ended stream says only that it ended; the status has the reason.
             raise error_from_status(
                 self.url, await self._call.code(), await self._call.details() or ""
             ) from error
-        raise Unanswered(f"sent what cannot be read ({error!r})") from error
+        raise Unanswered(f"sent an unreadable message ({error!r})") from error

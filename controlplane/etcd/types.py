@@ -1,4 +1,4 @@
-"""What an etcd store holds and how it changes, as frozen data. Keys are text, values are bytes."""
+"""Frozen data types of an etcd store's contents and changes. Keys are text, values are bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The value of one key. `lease` is 0 when the key has none."""
+    """The value of one key. `lease` is 0 if the key has none."""
 
     value: bytes
     mod_revision: int
@@ -17,7 +17,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class RangeResult:
-    """All keys under a prefix, as they were at one revision of the store."""
+    """All keys under a prefix at one revision of the store."""
 
     entries: Mapping[str, Entry]
     revision: int
@@ -25,19 +25,19 @@ class RangeResult:
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """A key that was written, or deleted (its value is None); an expired lease deletes, too."""
+    """A key that was written, or deleted (its value is None), also by an expired lease."""
 
     key: str
     value: bytes | None
-    mod_revision: int = field(default=0, compare=False)  # of the change; changes are known by what they say
+    mod_revision: int = field(default=0, compare=False)  # of the change; not part of its identity
 
 
 @dataclass(frozen=True, slots=True)
 class WatchBatch:
-    """Changes in their order; whoever has seen them has seen everything up to `revision`.
+    """Changes in order; after them, everything up to `revision` is known.
 
-    All changes of one revision are in the same batch. Without changes it only says that nothing happened up
-    to there; the first batch of a watch is such a one: the watch stands.
+    All changes of one revision are in the same batch. A batch without changes only says that nothing changed
+    up to `revision`; the first batch of a watch is empty and says that the watch is established.
     """
 
     revision: int
@@ -45,16 +45,16 @@ class WatchBatch:
 
 
 def encode_key(key: str) -> bytes:
-    """The bytes of a key."""
+    """Return the bytes of a key."""
     return key.encode()
 
 
 def decode_key(key: bytes) -> str:
-    """The text of a key. Bytes that are not UTF-8 become `\\xNN`, which no key of ours has."""
+    """Return the text of a key. Bytes that are not UTF-8 become `\\xNN`, which no Tidevoy key contains."""
     return key.decode(errors="backslashreplace")
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """The first key behind all keys that begin with `prefix`, which has a byte below 0xff."""
+    """Return the first key after all keys that begin with `prefix`, which must have a byte below 0xff."""
     trimmed = prefix.rstrip(b"\xff")
     return trimmed[:-1] + bytes((trimmed[-1] + 1,))

@@ -1,4 +1,4 @@
-"""One watch on one prefix: batches as they happen, and a certain end when the stream cannot be trusted."""
+"""A watch on one prefix: yields batches of changes, and fails as soon as the stream is unreliable."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ from controlplane.etcd.endpoints import CALL_TIMEOUT_SECONDS, EtcdEndpoints, Rpc
 from controlplane.etcd.stream import EtcdStream, Unanswered
 from controlplane.etcd.types import KeyChange, WatchBatch, decode_key, encode_key, prefix_end
 
-IDLE_BEFORE_PROGRESS_SECONDS = (
-    3.0  # of silence, after which the member is asked whether the watch is still served
-)
-PROGRESS_TIMEOUT_SECONDS = 3.0  # that it has to answer that
+IDLE_BEFORE_PROGRESS_SECONDS = 3.0  # after this silence, the member is asked for the watch's progress
+PROGRESS_TIMEOUT_SECONDS = 3.0  # for the response to that
 
 _WATCH = RpcMethod("/etcdserverpb.Watch/Watch", rpc_pb2.WatchResponse)
-_WATCH_ID = 1  # ours; answers to progress requests carry another one
+_WATCH_ID = 1  # chosen here; responses to progress requests carry another id
 
 
 async def watch(
     endpoints: EtcdEndpoints, prefix: str, start_revision: int
 ) -> AsyncGenerator[WatchBatch, None]:
-    """Every change under `prefix` from `start_revision` on, from the current member of `members`.
+    """Yield every change under `prefix` from `start_revision` on, from the current member of `endpoints`.
 
-    Compacted when the changes from there on are not to be had; PdError when the stream is lost: then another
-    member is current, and a new watch from the revision behind the last batch misses nothing.
+    Raises Compacted if the changes from there on are no longer available, PdError if the stream is lost: then
+    another member is current, and a new watch from the revision after the last batch misses nothing.
     """
     stream = endpoints.open_stream(_WATCH)
     try:
@@ -36,14 +34,14 @@ async def watch(
             raise Unanswered("did not answer in time")
         endpoints.check_cluster_id(created.header)
         _raise_if_ended(created)
-        # A store that was restored from a backup or begun anew counts from a lower revision: the watch would
-        # be silent until it has caught up. A member that lags behind looks the same; to list again is right
-        # in both cases.
+        # A store that was restored from a backup or recreated counts from a lower revision: the watch would
+        # be silent until it has caught up. A lagging member looks the same; listing again is right in both
+        # cases.
         known_revision, current_revision = start_revision - 1, created.header.revision
         if current_revision < known_revision:
             raise Compacted(
                 0,
-                f"PD at {stream.url} is at revision {current_revision}, behind {known_revision}, which was seen",
+                f"PD at {stream.url} is at revision {current_revision}, behind the known {known_revision}",
             )
         yield WatchBatch(known_revision)
         events: list[Any] = []
@@ -52,12 +50,12 @@ async def watch(
             _raise_if_ended(reply)
             events.extend(reply.events)
             if reply.fragment:
-                continue  # the rest of a revision comes in the next answer
+                continue  # the next response has the rest of the revision
             if events:
                 yield WatchBatch(max(event.kv.mod_revision for event in events), _to_changes(events))
                 events = []
             elif reply.watch_id == _WATCH_ID:
-                # Only these may be believed: progress that was asked for can run ahead of the events
+                # Only these are reliable: a requested progress notification can run ahead of the events
                 # (etcd-io/etcd issue 15220).
                 yield WatchBatch(reply.header.revision)
     except Unanswered as error:
@@ -95,10 +93,10 @@ def _create_request(prefix: str, start_revision: int) -> Any:
 def _raise_if_ended(reply: Any) -> None:
     if reply.compact_revision:
         raise Compacted(
-            reply.compact_revision, f"PD has forgotten the changes before revision {reply.compact_revision}"
+            reply.compact_revision, f"PD has compacted the changes before revision {reply.compact_revision}"
         )
     if reply.canceled:
-        raise Unanswered(f"ended it ({reply.cancel_reason or 'it gave no reason'})")
+        raise Unanswered(f"cancelled it ({reply.cancel_reason or 'no reason given'})")
 
 
 def _to_changes(events: Sequence[Any]) -> tuple[KeyChange, ...]:

@@ -1,1 +1,1 @@
-"""What happened: the log of recent events, and the texts of events."""
+"""Events: the log of recent events, and the texts of their messages."""

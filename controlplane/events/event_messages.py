@@ -1,4 +1,4 @@
-"""Changes told as sentences: what the log, the events and the console say of the same thing. Pure."""
+"""Turns changes into event messages, as the log, the event feed and the console show them. No I/O."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from controlplane.model.traffic import ConfigRejection
 from controlplane.model.views import DrainProgress, ReloadResult
 
 _FACTOR_NAMES = {"health": "its health", "memory": "its memory", "cpu": "its CPU"}
-_SOURCE_NAMES = {Source.PD: "PD", Source.STATIC: "the configuration", Source.API: "the nodes added by hand"}
+_SOURCE_NAMES = {Source.PD: "PD", Source.STATIC: "the configuration", Source.API: "the API"}
 
-# Kinds that a person should see even where only warnings are logged.
+# Kinds that operators must see even if the log level is "warning".
 _WARNING_KINDS = frozenset(
     {
         "balance.floor",
@@ -44,7 +44,7 @@ _WARNING_KINDS = frozenset(
 
 
 class EventDraft(NamedTuple):
-    """Something to be told: what kind of thing, of whom or what, in words, and in data for programs."""
+    """An event before it gets an id and a time: kind, subject, message for people, data for programs."""
 
     kind: str
     subject: str
@@ -53,17 +53,19 @@ class EventDraft(NamedTuple):
 
 
 def is_warning(kind: str) -> bool:
-    """Whether an event of this kind is logged as a warning."""
+    """Return whether events of this kind are logged as warnings."""
     return kind in _WARNING_KINDS
 
 
 def node_events(before: Plan, after: Plan) -> Iterator[EventDraft]:
-    """What became of the nodes from one plan to the next."""
+    """Yield the changes of nodes from one plan to the next."""
     for address, planned in after.nodes.items():
         past = before.nodes.get(address)
         if past is None:
             yield EventDraft(
-                "node.discovered", address, f"{address} is known from {_SOURCE_NAMES[planned.node.source]}"
+                "node.discovered",
+                address,
+                f"{address} was discovered in {_SOURCE_NAMES[planned.node.source]}",
             )
         if past is None or past.state is not planned.state:
             yield _state_event(address, past, planned)
@@ -73,20 +75,24 @@ def node_events(before: Plan, after: Plan) -> Iterator[EventDraft]:
             yield EventDraft(
                 "node.moved",
                 address,
-                f"{address} resolves to {planned.endpoint} now, before to {past.endpoint}",
+                f"{address} now resolves to {planned.endpoint} (previously {past.endpoint})",
             )
         in_service = planned.eds_health is EdsHealth.HEALTHY
         if past is not None and in_service and past.factors is not planned.factors:
             yield from _factor_events(address, past.factors, planned.factors)
     for address in sorted(before.nodes.keys() - after.nodes.keys()):
         yield EventDraft(
-            "node.forgotten", address, f"{address} is forgotten: it left, and no session is waited for"
+            "node.forgotten",
+            address,
+            f"{address} is forgotten: it was removed and has no sessions to wait for",
         )
     if after.panic_threshold_reason and not before.panic_threshold_reason:
         yield EventDraft("balance.floor", "nodes", after.panic_threshold_reason)
     if before.panic_threshold_reason and not after.panic_threshold_reason:
         yield EventDraft(
-            "balance.floor_over", "nodes", "enough nodes pass their checks again; checks are trusted again"
+            "balance.floor_over",
+            "nodes",
+            "enough nodes pass their checks again; failed checks take nodes out of service again",
         )
 
 
@@ -99,7 +105,7 @@ def _state_event(address: str, past: NodePlan | None, planned: NodePlan) -> Even
 def _factor_events(
     address: str, before: Mapping[str, Factor], after: Mapping[str, Factor]
 ) -> Iterator[EventDraft]:
-    """Vital signs that have become better or worse."""
+    """Yield the factors whose level changed."""
     for name in sorted(before.keys() | after.keys()):
         past, now = before.get(name), after.get(name)
         previous_level, level = past.level if past else 0, now.level if now else 0
@@ -107,111 +113,113 @@ def _factor_events(
             continue
         data = {"factor": name, "from": previous_level, "to": level}
         if now is None or not level:
-            why = f": it is {now.reason}" if now is not None and now.reason else ""
-            message = f"{address}: {_FACTOR_NAMES[name]} is no reason any more to give it fewer sessions{why}"
+            reason = f": it is {now.reason}" if now is not None and now.reason else ""
+            message = f"{address}: {_FACTOR_NAMES[name]} no longer reduces its share of the sessions{reason}"
         else:
-            target = f"its share of the sessions goes to {now.target:.0%}"
+            target = f"its share of the sessions changes to {now.target:.0%}"
             message = f"{address}: {now.reason}" + (f"; {target}" if now.target < 1 else "")
             data["target"] = now.target
         yield EventDraft("node.factor", address, message, data)
 
 
 def rebalance_events(before: Plan, after: Plan) -> Iterator[EventDraft]:
-    """When many sessions begin to move for nodes' shares, and when that is over."""
+    """Yield an event when a rebalance starts or ends."""
     past, now = before.rebalance, after.rebalance
     if past.since is None and now.since is not None:
-        outgoing = {address: sum(moves.values()) for address, moves in now.outgoing.items()}
-        message = f"sessions are asked to move, so that each node has its share: {now.reason}"
+        outgoing = {address: sum(by_envoy.values()) for address, by_envoy in now.outgoing.items()}
+        message = f"rebalancing started: sessions migrate to nodes that are below their share: {now.reason}"
         yield EventDraft("balance.rebalance", "nodes", message, {"asked": outgoing})
     if past.since is not None and now.since is None:
-        yield EventDraft(
-            "balance.rebalance_over", "nodes", f"no more sessions are asked to move: {now.reason}"
-        )
+        yield EventDraft("balance.rebalance_over", "nodes", f"rebalancing ended: {now.reason}")
 
 
 def intent_events(before: Intents, after: Intents) -> Iterator[EventDraft]:
-    """What operators asked for, from one set of intents to the next."""
+    """Yield the intents that operators added or withdrew."""
     for address, drain in after.drains.items():
         if before.drains.get(address) != drain:
-            ended = "are ended" if drain.on_deadline is OnDeadline.CLOSE else "stay"
-            left = f"sessions that are left after {drain.deadline_seconds:g} s {ended}"
-            who = f"the rollout {drain.owner}" if drain.owner else "an operator"
-            yield EventDraft("intent.drain", address, f"{who} drains {address}; {left}")
+            action = "are closed" if drain.on_deadline is OnDeadline.CLOSE else "stay"
+            deadline = f"sessions that remain after {drain.deadline_seconds:g} s {action}"
+            owner = f"the rollout {drain.owner}" if drain.owner else "an operator"
+            yield EventDraft("intent.drain", address, f"{owner} drains {address}; {deadline}")
     for address, since in after.removed.items():
         if before.removed.get(address) != since:
             yield EventDraft("intent.remove", address, f"an operator removes {address}")
     for address, weight in after.weights.items():
         if before.weights.get(address) != weight:
-            yield EventDraft("intent.weight", address, f"an operator gives {address} the weight {weight}")
+            yield EventDraft(
+                "intent.weight", address, f"an operator sets the weight of {address} to {weight}"
+            )
     for address, labels in after.labels.items():
         if before.labels.get(address) != labels:
-            shown = ", ".join(f"{name}={value}" for name, value in labels.items()) or "no labels"
-            yield EventDraft("intent.labels", address, f"an operator gives {address} {shown}")
+            label_text = ", ".join(f"{name}={value}" for name, value in labels.items()) or "none"
+            yield EventDraft(
+                "intent.labels", address, f"an operator sets the labels of {address}: {label_text}"
+            )
     for address, node in after.added.items():
         if before.added.get(address) != node:
             yield EventDraft("intent.add", address, f"an operator adds {address}")
     for envoy, at in after.ended_envoys.items():
         if before.ended_envoys.get(envoy) != at:
-            yield EventDraft("intent.envoy_ended", envoy, f"an operator says that {envoy} has ended for good")
-    # What was added by hand and is no more has left: its removal is finished.
+            yield EventDraft(
+                "intent.envoy_ended", envoy, f"an operator reports that {envoy} has ended for good"
+            )
+    # A node that was added by hand and is not listed any more has left: its removal is complete.
     for address in before.removed.keys() - after.removed.keys() - after.added.keys() - before.added.keys():
-        yield EventDraft("intent.readmit", address, f"an operator takes the removal of {address} back")
+        yield EventDraft("intent.readmit", address, f"an operator cancels the removal of {address}")
     for address in before.drains.keys() - after.drains.keys():
-        yield EventDraft("intent.undrain", address, f"the drain of {address} is over")
+        yield EventDraft("intent.undrain", address, f"the drain of {address} has ended")
 
 
 def topology_events(before: Topology | None, after: Topology) -> Iterator[EventDraft]:
-    """What changed in a source besides its nodes."""
+    """Yield what changed in a source besides its nodes: outage, problems, nodes of other keyspaces."""
     name = _SOURCE_NAMES[after.source]
     outage = before.outage if before is not None else ""
     if after.outage and after.outage != outage:
         yield EventDraft("source.outage", after.source.value, after.outage)
     if outage and not after.outage:
         yield EventDraft("source.recovered", after.source.value, f"{name} answers again")
-    known = set(before.problems) if before is not None else set()
+    known_problems = set(before.problems) if before is not None else set()
     for problem in after.problems:
-        if problem not in known:
+        if problem not in known_problems:
             yield EventDraft(
                 "source.problem",
                 problem.subject,
-                f"{problem.subject} in {name} is left out: {problem.reason}",
+                f"{problem.subject} in {name} is ignored: {problem.reason}",
             )
     known_other_keyspace = before.other_keyspace if before is not None else {}
     for address, keyspace in after.other_keyspace.items():
         if known_other_keyspace.get(address) != keyspace:
             yield EventDraft(
-                "node.foreign", address, f"{address} serves keyspace {keyspace}, so nothing is sent to it"
+                "node.foreign", address, f"{address} serves keyspace {keyspace}, so it gets no sessions"
             )
 
 
 def node_metrics_events(before: str, after: str) -> Iterator[EventDraft]:
-    """When the nodes' vital signs cannot be read any more, and when they can again."""
+    """Yield an event when node metrics become unavailable or available; arguments: the outage, or ""."""
     if after and not before:
         yield EventDraft("vitals.outage", "nodes", after)
     if before and not after:
-        yield EventDraft(
-            "vitals.outage_over", "nodes", "nothing hinders reading CPU, memory and health any more"
-        )
+        yield EventDraft("vitals.outage_over", "nodes", "node metrics are available again")
 
 
 def migration_blocker_events(address: str, before: Health, after: Health) -> Iterator[EventDraft]:
-    """What a node lacks for its sessions to move, and did not lack before."""
+    """Yield the new reasons why the sessions of a node cannot migrate, or not in time."""
     for blocker in after.migration_blockers:
         if blocker not in before.migration_blockers:
             yield EventDraft("node.hindrance", address, f"{address}: {blocker}")
 
 
 def drain_finished(address: str, progress: DrainProgress) -> EventDraft:
-    """What came of the sessions of a node that is not being left any more, or has been left by all."""
+    """Return the summary of a drain that ended: all sessions left, or the drain was cancelled."""
     failed = sum(progress.failed.values())
-    parts = [f"{progress.moved} sessions moved to other nodes in {progress.elapsed_seconds:.0f} s"]
+    parts = [f"{progress.moved} sessions migrated to other nodes in {progress.elapsed_seconds:.0f} s"]
     if failed:
-        reasons = ", ".join(f"{why} {count}" for why, count in progress.failed.items())
-        parts.append(f"{failed} tries to move one failed ({reasons})")
+        reasons = ", ".join(f"{reason} {count}" for reason, count in progress.failed.items())
+        parts.append(f"{failed} migration attempts failed ({reasons})")
     if progress.lost:
         parts.append(f"{progress.lost} sessions were lost")
     if progress.sessions_left:
-        parts.append(f"{progress.sessions_left} sessions are left")
+        parts.append(f"{progress.sessions_left} sessions remain")
     data = {
         "seconds": progress.elapsed_seconds,
         "moved": progress.moved,
@@ -223,19 +231,19 @@ def drain_finished(address: str, progress: DrainProgress) -> EventDraft:
 
 
 def module_config_rejected(envoy: str, rejection: ConfigRejection) -> EventDraft:
-    """A configuration that the module in an Envoy would not take."""
+    """Return the event for a configuration that the module in an Envoy rejected."""
     data = {"extension": rejection.extension, "text": rejection.text}
-    message = f"its module refused the configuration of `{rejection.extension}`: {rejection.text}"
+    message = f"its module rejected the configuration of `{rejection.extension}`: {rejection.text}"
     return EventDraft("envoy.module_refusal", envoy, message, data)
 
 
 def reload_message(result: ReloadResult) -> str:
-    """What a reload did, in one sentence."""
+    """Return one sentence that says when each changed setting takes effect."""
     parts = []
     if result.applied:
-        parts.append(f"in force now: {', '.join(result.applied)}")
+        parts.append(f"applied now: {', '.join(result.applied)}")
     if result.needs_new_envoys:
-        parts.append(f"for Envoys that start from now on: {', '.join(result.needs_new_envoys)}")
+        parts.append(f"applies to Envoys that start from now on: {', '.join(result.needs_new_envoys)}")
     if result.needs_restart:
-        parts.append(f"only after a restart of the control plane: {', '.join(result.needs_restart)}")
-    return "the configuration was read again; " + ("; ".join(parts) if parts else "nothing changed")
+        parts.append(f"applies after a restart of the control plane: {', '.join(result.needs_restart)}")
+    return "the configuration was reloaded; " + ("; ".join(parts) if parts else "nothing changed")

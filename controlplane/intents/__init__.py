@@ -1,1 +1,1 @@
-"""What operators asked for: pure changes, and the repository that saves them."""
+"""Intents of operators: pure functions that change them, and the repository that saves them."""

@@ -1,7 +1,7 @@
-"""What operators ask for, as steps from one set of intents to the next; `storage` saves them.
+"""Pure functions that apply an operator's request to the intents; `IntentRepository` saves the result.
 
-Every step may be repeated: asking again for what is asked for already changes nothing. Whether a node is
-there is for the caller to know; these steps know only what was asked.
+Every function is idempotent: repeating a request changes nothing. They do not check whether a node exists;
+that is up to the caller.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def add(
     weight: int | None = None,
     labels: Mapping[str, str] = EMPTY_MAP,
 ) -> Intents:
-    """A node by hand, as new: what was asked for an earlier node of that address is over."""
+    """Add a node. Earlier requests for its address are dropped."""
     node = AddedNode(address, status_address, weight, MappingProxyType(dict(labels)))
     cleared = forget(intents, address)
     return replace(cleared, added=_with_key(cleared.added, address, node))
@@ -38,7 +38,7 @@ def restore(
     weight: int | None = None,
     labels: Mapping[str, str] | None = None,
 ) -> Intents:
-    """A removal taken back, for a node that PD or the configuration names: they say when it is there."""
+    """Revoke the removal and the drain of a node that PD or the configuration defines."""
     cleared = replace(
         intents, removed=_without_key(intents.removed, address), drains=_without_key(intents.drains, address)
     )
@@ -46,7 +46,7 @@ def restore(
 
 
 def remove(intents: Intents, address: str, at: float) -> Intents:
-    """A node that is to be drained and then forgotten; asked again, the first time (`at`, seconds) counts."""
+    """Drain a node and then forget it. If repeated, the time of the first request stays."""
     if address in intents.removed:
         return intents
     return replace(intents, removed=_with_key(intents.removed, address, at))
@@ -60,20 +60,21 @@ def drain(
     on_deadline: OnDeadline = OnDeadline.KEEP,
     owner: str = "",
 ) -> Intents:
-    """A node that is to be empty. Asked again with another deadline, that deadline counts from then on.
+    """Drain a node. A repeated request with another deadline restarts the deadline at `at`.
 
-    `by`: the rollout that asks. An operator who asks takes over a rollout's drain, never the other way round.
+    `owner` is the id of the rollout that requests it; empty: an operator. An operator takes over the drain of
+    a rollout, but a rollout never takes over an existing drain.
     """
-    known, wanted = intents.drains.get(address), DrainIntent(at, deadline_seconds, on_deadline, owner)
-    if known is not None and (owner or replace(wanted, since=known.since) == known):
+    existing, requested = intents.drains.get(address), DrainIntent(at, deadline_seconds, on_deadline, owner)
+    if existing is not None and (owner or replace(requested, since=existing.since) == existing):
         return intents
-    return replace(intents, drains=_with_key(intents.drains, address, wanted))
+    return replace(intents, drains=_with_key(intents.drains, address, requested))
 
 
 def undrain(intents: Intents, address: str, *, owner: str = "") -> Intents:
-    """A drain taken back, whoever asked for it; by a rollout (`by`), only its own."""
-    known = intents.drains.get(address)
-    if owner and (known is None or known.owner != owner):
+    """Revoke the drain of a node. With `owner` (a rollout id), revoke it only if that rollout owns it."""
+    existing = intents.drains.get(address)
+    if owner and (existing is None or existing.owner != owner):
         return intents
     return replace(intents, drains=_without_key(intents.drains, address))
 
@@ -81,9 +82,9 @@ def undrain(intents: Intents, address: str, *, owner: str = "") -> Intents:
 def update(
     intents: Intents, address: str, *, weight: int | None = None, labels: Mapping[str, str] | None = None
 ) -> Intents:
-    """Another capacity or other labels, whoever told of the node. None leaves as it is.
+    """Set the weight or the labels of a node from any source. None leaves the value unchanged.
 
-    Labels are laid over those of the node's source; they replace all that were laid over before.
+    The labels override those of the node's source, and replace all earlier overrides.
     """
     if weight is not None:
         intents = replace(intents, weights=_with_key(intents.weights, address, weight))
@@ -93,9 +94,10 @@ def update(
 
 
 def forget(intents: Intents, address: str, *, has_other_source: bool = False) -> Intents:
-    """A removal that is finished: nothing more is asked for that address.
+    """Drop all requests for the address of a node whose removal is complete.
 
-    While PD or the configuration names the node (`named_elsewhere`), its removal stays: it would be back.
+    While PD or the configuration defines the node (`has_other_source`), its removal stays: otherwise the node
+    would come back.
     """
     return replace(
         intents,
@@ -108,16 +110,16 @@ def forget(intents: Intents, address: str, *, has_other_source: bool = False) ->
 
 
 def forget_envoy(intents: Intents, envoy: str, at: float, retention: float) -> Intents:
-    """An Envoy that has ended for good. Who ended over `memory` seconds before `at` is forgotten anyway."""
-    retained = {each: since for each, since in intents.ended_envoys.items() if since >= at - retention}
+    """Record that an Envoy has ended for good, and drop records older than `retention` seconds at `at`."""
+    retained = {id_: ended for id_, ended in intents.ended_envoys.items() if ended >= at - retention}
     return replace(intents, ended_envoys=MappingProxyType({**retained, envoy: at}))
 
 
-def _with_key(known: Mapping[str, V], address: str, value: V) -> Mapping[str, V]:
-    return MappingProxyType({**known, address: value})
+def _with_key(mapping: Mapping[str, V], address: str, value: V) -> Mapping[str, V]:
+    return MappingProxyType({**mapping, address: value})
 
 
-def _without_key(known: Mapping[str, V], address: str) -> Mapping[str, V]:
-    if address not in known:
-        return known
-    return MappingProxyType({key: value for key, value in known.items() if key != address})
+def _without_key(mapping: Mapping[str, V], address: str) -> Mapping[str, V]:
+    if address not in mapping:
+        return mapping
+    return MappingProxyType({key: value for key, value in mapping.items() if key != address})

@@ -1,4 +1,4 @@
-"""The intents that are in force, and the one way to change them: as a step that is kept before it counts."""
+"""The intents in force, and the only way to change them: each change is saved before it takes effect."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from controlplane.errors import VersionConflict
 from controlplane.model.intents import Intents
 from controlplane.storage.store import Store, Versioned
 
-IntentChange = Callable[
-    [Intents], Intents
-]  # pure, and may be asked again; raises when the step is not to be taken
+# A pure function that may be called several times; it raises if the change is not permitted.
+IntentChange = Callable[[Intents], Intents]
 
-# Seconds for which a step is tried again and again when others were there before; and how long it is waited
-# at most in between, so that nobody loses all the time.
+# How long a change is retried after version conflicts with other replicas. The delay between attempts is
+# random, up to the maximum, so that no replica loses every time.
 _RETRY_TIMEOUT_SECONDS, _MAX_RETRY_DELAY_SECONDS = 3.0, 0.03
 
 
 class IntentRepository:
-    """What operators asked for. `on_change` gets what was in force before, and whether an operator asked."""
+    """The intents in force. `on_change` gets the previous intents and whether an operator changed them."""
 
     def __init__(self, store: Store, on_change: Callable[[Intents, bool], None]) -> None:
         self._store = store
@@ -31,29 +30,29 @@ class IntentRepository:
 
     @property
     def current(self) -> Intents:
-        """Those in force."""
+        """The intents in force."""
         return self._stored.value
 
     @property
     def version(self) -> int:
-        """Of those in force."""
+        """The version of the intents in force."""
         return self._stored.version
 
     def restore(self, stored: Versioned[Intents]) -> None:
-        """Begin with what was kept; nobody is told."""
+        """Start from saved intents, without calling `on_change`."""
         self._stored = stored
 
     def accept(self, stored: Versioned[Intents]) -> None:
-        """What is kept now, whoever wrote it. What is older than what is in force is passed over."""
+        """Activate intents read from the store, unless they are older than those in force."""
         if stored.version > self._stored.version:
             self._activate(stored, by_operator=True)
 
     async def change(self, apply_change: IntentChange, *, by_operator: bool = True) -> int:
-        """Keep the outcome of a step, then act on it; the version with which it is in force.
+        """Save the result of a change, then activate it; return the version of the intents in force.
 
-        A step that changes nothing is not kept. What the step raises; StateUnavailable, Superseded: then
-        nothing has changed. Also when the caller is cancelled, what is kept and what is in force are never
-        two things.
+        A change without effect is not saved. Raises StateUnavailable, VersionConflict, and whatever
+        `apply_change` raises; then nothing has changed. Cancelling the caller does not leave the saved
+        intents different from those in force.
         """
         async with self._change_lock:
             return await run_to_completion(self._change(apply_change, by_operator))
@@ -73,17 +72,17 @@ class IntentRepository:
                 await asyncio.sleep(random.uniform(0, _MAX_RETRY_DELAY_SECONDS))
                 known_version = self._stored.version
                 stored = await self._store.read_intents()
-                if (
-                    self._stored.version == known_version
-                ):  # else we have heard meanwhile of what may be later still
+                # Otherwise `accept` has meanwhile activated intents that may be newer than those just read.
+                if self._stored.version == known_version:
                     self._accept_stored(stored)
                 continue
-            if version > self._stored.version:  # else it has been heard of already, and maybe of a later one
+            # Otherwise `accept` has already activated these intents or newer ones.
+            if version > self._stored.version:
                 self._activate(Versioned(changed, version), by_operator=by_operator)
             return version
 
     def _accept_stored(self, stored: Versioned[Intents]) -> None:
-        """What is kept in fact. Where nothing is, a hand has deleted it: what is in force stays."""
+        """Activate what the store holds. If someone deleted it there, the intents in force stay."""
         if stored.version:
             self._activate(stored, by_operator=True)
         else:

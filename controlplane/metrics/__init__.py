@@ -1,1 +1,1 @@
-"""Prometheus metrics of the control plane, and its logging."""
+"""Prometheus metrics and logging of the control plane."""

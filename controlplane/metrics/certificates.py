@@ -1,4 +1,4 @@
-"""Until when the certificates are good that the settings name, so that nobody learns it at night."""
+"""Prometheus metrics of the expiry times of the certificates in the settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FileFingerprint = tuple[int, int, int]
 
 
 class CertificateMetrics(Collector):
-    """Reads the files when it is scraped, each anew only when it is another one."""
+    """Collects expiry times at each scrape; parses a file again only after it changed."""
 
     def __init__(self, settings: Callable[[], Settings], registry: CollectorRegistry) -> None:
         self._settings = settings
@@ -26,14 +26,14 @@ class CertificateMetrics(Collector):
         registry.register(self)
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing: the files are not read before the first scrape."""
+        """Describe no metrics, so that registration does not read the files."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """One series a file; none for one that cannot be read."""
+        """Yield one series per certificate file; unreadable files have none."""
         expiry = GaugeMetricFamily(
             "tidevoy_certificate_expiry_timestamp_seconds",
-            "When the certificate in the file of this setting ends, in Unix time; of a bundle the last one.",
+            "Unix time at which the certificate of this setting expires; for a bundle, the latest expiry.",
             labels=["setting"],
         )
         for path, tls in certificate_checks.tls_sections(self._settings()):
@@ -54,7 +54,7 @@ class CertificateMetrics(Collector):
             certs = x509.load_pem_x509_certificates(file.read_bytes())
         except (OSError, ValueError, x509.InvalidVersion):
             return None
-        # What is shown to others stands first, before its chain. Of a bundle a CA that is replaced may end.
-        expiry_times = [each.not_valid_after_utc.timestamp() for each in certs]
+        # The leaf certificate comes before its chain. In a bundle, a CA that is being replaced may expire.
+        expiry_times = [cert.not_valid_after_utc.timestamp() for cert in certs]
         self._expiry_cache[file] = fingerprint, max(expiry_times) if is_bundle else expiry_times[0]
         return self._expiry_cache[file][1]

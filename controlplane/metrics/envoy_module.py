@@ -1,7 +1,7 @@
-"""Prometheus metrics of what the modules in Envoys tell. Pure.
+"""Prometheus metrics from the reports of the modules in the Envoys. No I/O.
 
-Each Envoy has its own series, as it told them: counters that begin again when an Envoy restarts are what
-Prometheus expects of a process, while a sum over Envoys would fall when one of them is forgotten.
+Each Envoy has its own series, with the values that it reported. Prometheus expects that the counters of a
+process restart with it, while a sum over all Envoys would fall when one of them is forgotten.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _LE_BOUNDS = (*(str(bound) for bound in LATENCY_BOUNDS_SECONDS), "+Inf")
 
 
 def module_metric_families(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
-    """One family after the other; a family without series when no module has told anything."""
+    """Yield all metric families; without module reports they have no series."""
     all_reports = list(reports)
     info = GaugeMetricFamily(
-        "tidevoy_module_info", "1 for the version of the module in the Envoy.", labels=["envoy", "version"]
+        "tidevoy_module_info", "Version of the module in the Envoy; always 1.", labels=["envoy", "version"]
     )
     dropped = CounterMetricFamily(
         "tidevoy_telemetry_dropped",
-        "Series of the Envoy's module that were left out: of a node that is not known, or unreadable.",
+        "Series of the Envoy's module that were dropped: of an unknown node, or unreadable.",
         labels=["envoy"],
     )
     for report in all_reports:
@@ -36,18 +36,18 @@ def module_metric_families(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
         dropped.add_metric([report.envoy], report.dropped_series)
     ejected = GaugeMetricFamily(
         "tidevoy_node_ejected_since",
-        "Since when the Envoy has ejected the node, in Unix time; the node gets no new sessions from it."
-        " Without an ejection there is no series.",
+        "Unix time at which the Envoy ejected the node, which gets no new sessions from it."
+        " No series without an ejection.",
         labels=["envoy", "node", "reason"],
     )
     for report in all_reports:
         for node, ejection in report.ejections.items():
             ejected.add_metric([report.envoy, node, ejection.reason], ejection.since)
     yield from (info, dropped, ejected)
-    rows = [(report.envoy, node, part) for report in all_reports for node, part in report.nodes.items()]
+    rows = [(report.envoy, node, traffic) for report in all_reports for node, traffic in report.nodes.items()]
     for family, counts in _count_families():
-        for envoy, node, part in rows:
-            for label_value, count in counts(part).items():
+        for envoy, node, traffic in rows:
+            for label_value, count in counts(traffic).items():
                 family.add_metric([envoy, node, label_value], count)
         yield family
     yield _migrations(rows)
@@ -57,11 +57,11 @@ def module_metric_families(reports: Iterable[ModuleReport]) -> Iterator[Metric]:
 def _migrations(rows: Iterable[tuple[str, str, Traffic]]) -> Metric:
     migrations = CounterMetricFamily(
         "tidevoy_migrations",
-        "Tries to move a session away from the node, by how they ended.",
+        "Attempts to migrate a session away from the node, by result and reason.",
         labels=["envoy", "node", "result", "reason"],
     )
-    for envoy, node, part in rows:
-        for (result, reason), count in part.migrations.items():
+    for envoy, node, traffic in rows:
+        for (result, reason), count in traffic.migrations.items():
             migrations.add_metric([envoy, node, result, reason], count)
     return migrations
 
@@ -69,65 +69,75 @@ def _migrations(rows: Iterable[tuple[str, str, Traffic]]) -> Metric:
 def _count_families() -> Iterator[
     tuple[GaugeMetricFamily | CounterMetricFamily, Callable[[Traffic], Counts]]
 ]:
-    by = ["envoy", "node"]
+    base_labels = ["envoy", "node"]
     yield (
-        GaugeMetricFamily("tidevoy_sessions", "Sessions by what they are doing.", labels=[*by, "state"]),
-        lambda part: part.sessions,
+        GaugeMetricFamily("tidevoy_sessions", "Sessions by state.", labels=[*base_labels, "state"]),
+        lambda traffic: traffic.sessions,
     )
     yield (
         GaugeMetricFamily(
-            "tidevoy_sessions_pinned", "Sessions that cannot be moved, by why.", labels=[*by, "reason"]
+            "tidevoy_sessions_pinned",
+            "Sessions that cannot migrate, by reason.",
+            labels=[*base_labels, "reason"],
         ),
-        lambda part: part.not_movable,
+        lambda traffic: traffic.not_movable,
     )
     yield (
-        CounterMetricFamily("tidevoy_login_failures", "Logins that failed, by why.", labels=[*by, "reason"]),
-        lambda part: part.login_failures,
+        CounterMetricFamily(
+            "tidevoy_login_failures", "Failed logins, by reason.", labels=[*base_labels, "reason"]
+        ),
+        lambda traffic: traffic.login_failures,
     )
     yield (
         CounterMetricFamily(
             "tidevoy_connect_failures",
-            "Connections to the node that came to nothing before a client saw them, by why.",
-            labels=[*by, "reason"],
+            "Connections to the node that failed before the client received data, by reason.",
+            labels=[*base_labels, "reason"],
         ),
-        lambda part: part.connect_failures,
+        lambda traffic: traffic.connect_failures,
     )
     yield (
-        CounterMetricFamily("tidevoy_commands", "Commands of clients, by kind.", labels=[*by, "kind"]),
-        lambda part: part.commands,
+        CounterMetricFamily("tidevoy_commands", "Client commands, by kind.", labels=[*base_labels, "kind"]),
+        lambda traffic: traffic.commands,
     )
     yield (
-        CounterMetricFamily("tidevoy_errors", "Errors that the node answered.", labels=[*by, "class"]),
-        lambda part: part.errors,
+        CounterMetricFamily(
+            "tidevoy_errors",
+            "Error responses of the node, by class.",
+            labels=[*base_labels, "class"],
+        ),
+        lambda traffic: traffic.errors,
     )
     yield (
-        CounterMetricFamily("tidevoy_bytes", "Bytes carried.", labels=[*by, "direction"]),
-        lambda part: part.bytes,
+        CounterMetricFamily(
+            "tidevoy_bytes", "Bytes transferred, by direction.", labels=[*base_labels, "direction"]
+        ),
+        lambda traffic: traffic.bytes,
     )
 
 
 def _logins_and_latency(rows: Iterable[tuple[str, str, Traffic]]) -> Iterator[Metric]:
-    by = ["envoy", "node"]
-    logins = CounterMetricFamily("tidevoy_logins", "Logins that succeeded.", labels=by)
+    base_labels = ["envoy", "node"]
+    logins = CounterMetricFamily("tidevoy_logins", "Successful logins.", labels=base_labels)
     latency = HistogramMetricFamily(
         "tidevoy_command_seconds",
-        "Time from a command to the end of its response, in seconds.",
-        labels=by,
+        "Seconds from a command to the end of its response.",
+        labels=base_labels,
     )
     duration = HistogramMetricFamily(
         "tidevoy_migration_duration_seconds",
-        "Time that sessions took to move away from the node, in seconds.",
-        labels=by,
+        "Duration of session migrations away from the node, in seconds.",
+        labels=base_labels,
     )
-    for envoy, node, part in rows:
+    for envoy, node, traffic in rows:
         if not node:
             continue
-        logins.add_metric([envoy, node], part.logins)
+        logins.add_metric([envoy, node], traffic.logins)
         latency.add_metric(
-            [envoy, node], _with_bounds(part.latency_buckets), sum_value=part.latency_sum_seconds
+            [envoy, node], _with_bounds(traffic.latency_buckets), sum_value=traffic.latency_sum_seconds
         )
         duration.add_metric(
-            [envoy, node], _with_bounds(part.migration_buckets), sum_value=part.migration_sum_seconds
+            [envoy, node], _with_bounds(traffic.migration_buckets), sum_value=traffic.migration_sum_seconds
         )
     yield from (logins, latency, duration)
 

@@ -1,4 +1,4 @@
-"""Logging: one set-up for our own lines and those of the libraries, to standard error, as text or as JSON."""
+"""Logging setup for our own and the libraries' log lines: to standard error, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import structlog
 
 from controlplane.config.settings import LogSettings
 
-# Libraries that tell more than their users want: their floor, whatever our own level is.
+# Minimum levels of libraries that log too much, whatever our own level is.
 _LIBRARY_MIN_LEVELS: Mapping[str, int] = {
     "asyncio": logging.INFO,
     "grpc": logging.INFO,
@@ -25,7 +25,7 @@ _SECRET_KEYS = frozenset({"authorization", "cookie", "passphrase", "passwd", "pa
 
 
 def configure(log: LogSettings, *, stream: TextIO | None = None) -> None:
-    """Sends every log line of this process to `stream`, by default standard error. May be called again."""
+    """Send all log lines of this process to `stream`, by default standard error. May be called repeatedly."""
     out = stream or sys.stderr
     handler = logging.StreamHandler(out)
     handler.setFormatter(
@@ -58,7 +58,7 @@ def configure(log: LogSettings, *, stream: TextIO | None = None) -> None:
 
 
 def set_level(level: str) -> None:
-    """The least severe line that is written from now on, as `log.level` names it."""
+    """Set the minimum level of the lines that are written; `level` is a value of the setting `log.level`."""
     severity = logging.getLevelNamesMapping()[level.upper()]
     logging.getLogger().setLevel(severity)
     for name, min_level in _LIBRARY_MIN_LEVELS.items():
@@ -66,7 +66,7 @@ def set_level(level: str) -> None:
 
 
 def _common_processors() -> list[structlog.typing.Processor]:
-    """What is done to every line, ours or a library's, before it is rendered."""
+    """Return the processors that every line passes before it is rendered."""
     return [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -84,9 +84,9 @@ def _rendering_processors(log_format: str, out: TextIO) -> list[structlog.typing
     return [
         _escape_unprintable,
         structlog.dev.ConsoleRenderer(
-            # https://no-color.org: set to anything but nothing, it asks for none.
+            # https://no-color.org: any value but the empty one disables colors.
             colors=is_terminal and not os.environ.get("NO_COLOR"),
-            # The renderer's default shows the values of local variables, and those may be secrets.
+            # The renderer's default prints the values of local variables, which may be secrets.
             exception_formatter=structlog.dev.plain_traceback,
         ),
     ]
@@ -95,7 +95,7 @@ def _rendering_processors(log_format: str, out: TextIO) -> list[structlog.typing
 def _escape_unprintable(
     _logger: Any, _method: str, line: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """Text of others (an Envoy's refusal, a key in etcd) shall neither forge lines nor steer the terminal."""
+    """Escape control characters: text from outside must neither forge lines nor control the terminal."""
     for key, value in line.items():
         if isinstance(value, str) and not value.isprintable():
             line[key] = "".join(c if c.isprintable() else repr(c)[1:-1] for c in value)
@@ -103,7 +103,7 @@ def _escape_unprintable(
 
 
 def _mask_secrets(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A last guard: what has the name of a secret is not written, whoever passed it."""
+    """Mask the values of keys that are named like secrets, as a last line of defense."""
     for key in line.keys() & _SECRET_KEYS:
         line[key] = "**********"
     return line

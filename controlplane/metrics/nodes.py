@@ -1,4 +1,4 @@
-"""What nodes tell of their load and health, and what that takes of their share, as Prometheus metrics."""
+"""Prometheus metrics of the nodes' load and health, and of how these reduce the nodes' shares."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from controlplane.model.views import NodeView
 
 _RATIO_DOCS = {
-    "cpu": "CPU that the node uses, of what it may use.",
-    "memory": "Memory that the node uses, of what it may use.",
-    "pd_failures": "Requests of the node to PD that failed, by those that did not, in two minutes.",
-    "tikv_failures": "Failures of the node's requests to TiKV, by requests, in two minutes.",
+    "cpu": "CPU usage of the node, as a ratio of its quota.",
+    "memory": "Memory usage of the node, as a ratio of its quota.",
+    "pd_failures": "Failed requests of the node to PD per successful one, over two minutes.",
+    "tikv_failures": "Failures of the node's requests to TiKV per request, over two minutes.",
 }
 
 
 def node_metric_families(nodes: Sequence[NodeView]) -> Iterator[Metric]:
-    """Ratios of each node, as last read, and its factors that are not simply 1."""
+    """Yield the latest ratios of each node, and its factors other than 1."""
     for name, documentation in _RATIO_DOCS.items():
         metric_part = name.replace("failures", "failure")
         ratio = GaugeMetricFamily(f"tidevoy_node_{metric_part}_ratio", documentation, labels=["node"])
@@ -28,7 +28,7 @@ def node_metric_families(nodes: Sequence[NodeView]) -> Iterator[Metric]:
         yield ratio
     share = GaugeMetricFamily(
         "tidevoy_node_factor_share",
-        "What health, memory or CPU leaves of the node's share of the sessions.",
+        "Factor from 0 to 1 by which health, memory or CPU reduces the node's share of the sessions.",
         labels=["node", "factor"],
     )
     for view in nodes:

@@ -1,6 +1,6 @@
-"""Prometheus metrics. Gauges are read from the engine when they are scraped, so none can go stale.
+"""Prometheus metrics of the control plane. Gauges are read from the engine at each scrape, so none is stale.
 
-Label sets are bounded by nodes and Envoys; no client, user or statement ever is a label.
+The label sets are bounded by nodes and Envoys; clients, users and statements are never labels.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from controlplane.model.views import EnvoyView, NodeView
 
 @dataclass(frozen=True, slots=True)
 class MetricsSnapshot:
-    """What a scrape looks at."""
+    """The state that a scrape exports."""
 
     nodes: Sequence[NodeView]
     envoys: Sequence[EnvoyView]
@@ -37,7 +37,7 @@ class MetricsSnapshot:
 
 
 class Metrics:
-    """The registry and the counters that the engine moves."""
+    """The Prometheus registry, with the counters that the engine increments."""
 
     def __init__(self, take_snapshot: Callable[[], MetricsSnapshot]) -> None:
         self.registry = CollectorRegistry()
@@ -46,22 +46,22 @@ class Metrics:
         GCCollector(registry=self.registry)
         self.state_changes = Counter(
             "tidevoy_node_state_changes_total",
-            "Changes of a node's state.",
+            "State changes of the node, by new state.",
             ["node", "state"],
             registry=self.registry,
         )
         self.events = Counter("tidevoy_events_total", "Events by kind.", ["kind"], registry=self.registry)
         for kind in ("envoy.refused", "xds.certificates_rejected"):
-            self.events.labels(kind)  # at 0, or an alert on its growth would not see the first
+            self.events.labels(kind)  # exported as 0, or an alert on an increase would miss the first event
         self.plan_duration = Histogram(
             "tidevoy_plan_duration_seconds",
-            "Time to decide on all nodes once.",
+            "Time to compute the plan for all nodes once.",
             buckets=(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
             registry=self.registry,
         )
         self.reloads = Counter(
             "tidevoy_config_reloads_total",
-            "Reloads of the configuration.",
+            "Configuration reloads, by result.",
             ["result"],
             registry=self.registry,
         )
@@ -70,13 +70,13 @@ class Metrics:
         )
 
     def count_event(self, kind: str) -> None:
-        """Count an event."""
+        """Count one event of this kind."""
         self.events.labels(kind).inc()
 
     def count_state_changes(self, before: Plan, after: Plan) -> None:
-        """Count the changes of state from one plan to the next.
+        """Count the state changes from one plan to the next.
 
-        The series of nodes that are forgotten are dropped: label sets stay bounded by the nodes there are.
+        Removes the series of forgotten nodes, so that the label sets stay bounded by the current nodes.
         """
         for address, planned in after.nodes.items():
             past = before.nodes.get(address)
@@ -104,16 +104,16 @@ class _EngineGauges(Collector):
         yield from module_metric_families(snapshot.module_reports)
         yield _gauge(
             "tidevoy_floor_active",
-            "1 while nodes are kept in service against their checks.",
+            "1 while nodes stay in service although they fail their checks (panic threshold).",
             snapshot.is_panic_threshold_active,
         )
         yield _gauge(
             "tidevoy_vitals_outage",
-            "1 while the load and health of no node can be read.",
+            "1 while node metrics are unavailable from every node.",
             snapshot.has_node_metrics_outage,
         )
         yield _gauge(
-            "tidevoy_published", "1 once a plan has been published since start.", snapshot.is_published
+            "tidevoy_published", "1 once a plan has been published since the start.", snapshot.is_published
         )
 
 
@@ -123,7 +123,7 @@ def _node_families(nodes: Sequence[NodeView]) -> Iterator[Metric]:
         by_state.add_metric([state.value], sum(view.plan.state is state for view in nodes))
     yield by_state
     in_service = GaugeMetricFamily(
-        "tidevoy_node_in_service", "1 if new sessions may go to the node.", labels=["node"]
+        "tidevoy_node_in_service", "1 while the node gets new sessions.", labels=["node"]
     )
     weight = GaugeMetricFamily("tidevoy_node_weight", "Weight of the node in EDS.", labels=["node"])
     capacity = GaugeMetricFamily("tidevoy_node_capacity", "Configured weight of the node.", labels=["node"])
@@ -131,11 +131,11 @@ def _node_families(nodes: Sequence[NodeView]) -> Iterator[Metric]:
         "tidevoy_node_sessions", "Sessions of all Envoys on the node.", labels=["node"]
     )
     connections = GaugeMetricFamily(
-        "tidevoy_node_connections", "Client connections by the node's own count.", labels=["node"]
+        "tidevoy_node_connections", "Client connections as the node itself counts them.", labels=["node"]
     )
     rebalance = GaugeMetricFamily(
         "tidevoy_node_rebalance_sessions",
-        "Sessions that are asked to move from the node to others in this round.",
+        "Sessions that are requested to migrate from the node to others in this round.",
         labels=["node"],
     )
     for view in nodes:
@@ -153,18 +153,18 @@ def _node_families(nodes: Sequence[NodeView]) -> Iterator[Metric]:
 
 def _envoy_families(envoys: Sequence[EnvoyView]) -> Iterator[Metric]:
     connected = GaugeMetricFamily(
-        "tidevoy_envoy_connected", "1 while the Envoy's stream is open.", labels=["envoy"]
+        "tidevoy_envoy_connected", "1 while the Envoy's xDS stream is open.", labels=["envoy"]
     )
     current = GaugeMetricFamily(
         "tidevoy_envoy_up_to_date",
-        "1 while the Envoy has acknowledged what was published last.",
+        "1 while the Envoy has acknowledged the latest published version.",
         labels=["envoy"],
     )
-    nacks = CounterMetricFamily("tidevoy_envoy_nacks", "What the Envoy refused.", labels=["envoy"])
+    nacks = CounterMetricFamily("tidevoy_envoy_nacks", "Updates that the Envoy rejected.", labels=["envoy"])
     sessions = GaugeMetricFamily("tidevoy_envoy_sessions", "Sessions on the Envoy.", labels=["envoy"])
     certificate = GaugeMetricFamily(
         "tidevoy_envoy_certificate_expiry_timestamp_seconds",
-        "When the certificate ends that the Envoy has shown, in Unix time.",
+        "Unix time at which the client certificate of the Envoy expires.",
         labels=["envoy"],
     )
     for view in envoys:
@@ -181,13 +181,15 @@ def _envoy_families(envoys: Sequence[EnvoyView]) -> Iterator[Metric]:
 
 def _source_families(topologies: Sequence[Topology]) -> Iterator[Metric]:
     up = GaugeMetricFamily(
-        "tidevoy_source_up", "1 while the source of nodes is up to date.", labels=["source"]
+        "tidevoy_source_up", "1 while the node source is complete and available.", labels=["source"]
     )
     problems = GaugeMetricFamily(
-        "tidevoy_source_problems", "Entries that could not be used.", labels=["source"]
+        "tidevoy_source_problems",
+        "Invalid entries of the source, which are ignored.",
+        labels=["source"],
     )
     other_keyspace = GaugeMetricFamily(
-        "tidevoy_source_foreign_nodes", "Nodes of other keyspaces.", labels=["source"]
+        "tidevoy_source_foreign_nodes", "Nodes of other keyspaces, which get no sessions.", labels=["source"]
     )
     by_source = {topology.source: topology for topology in topologies}
     for source in Source:

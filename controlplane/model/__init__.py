@@ -1,1 +1,1 @@
-"""The data that the control plane works with: frozen values, no I/O."""
+"""Data types shared by the whole control plane: frozen values, no I/O."""

@@ -1,4 +1,4 @@
-"""An Envoy as its xDS stream shows it."""
+"""State of an Envoy as observed on its xDS stream."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Nack:
-    """An Envoy's refusal of what it was sent."""
+    """An Envoy's rejection (NACK) of a response on its xDS stream."""
 
     at: float
     type_url: str
@@ -17,23 +17,23 @@ class Nack:
 
 @dataclass(frozen=True, slots=True)
 class EnvoyStatus:
-    """One Envoy as its stream shows it."""
+    """Status of one Envoy, taken from its xDS stream."""
 
     id: str
     address: str
     version: str
     filter: str
-    connected_since: float | None  # None: not connected now
+    connected_since: float | None  # None: not connected
     last_seen: float
     acked_version: str = ""
     published_version: str = ""
-    eds_acked: bool = True  # it routes by the endpoints that were published last, or by none at all
-    group: str = ""  # the only one that it is there for; empty: all
-    zone: str = ""  # where it is, as it says itself; empty: not known
-    module_version: str = ""  # of Tidevoy's module, as it says itself; empty: it has none
-    problem: str = ""  # why it serves nobody, or without what it should have; empty: all is well
-    streams: int = 1  # open ones; more than one means that Envoys share an id
-    stale_resources: tuple[str, ...] = ()  # what it runs in an older form until it is started again
+    eds_acked: bool = True  # it acknowledged the endpoints published last, or has none
+    group: str = ""  # the only node group it serves; empty: all groups
+    zone: str = ""  # zone that the Envoy reports for itself; empty: not known
+    module_version: str = ""  # version of the Tidevoy module that it reports; empty: no module
+    problem: str = ""  # why it serves no traffic, or only with reduced function; empty: none
+    streams: int = 1  # open streams; more than one means that several Envoys share an id
+    stale_resources: tuple[str, ...] = ()  # resources that stay outdated until it is restarted
     last_nack: Nack | None = None
     nacks: int = 0
     certificate_expires_at: float | None = None  # when the one ends that it has shown; None: it showed none

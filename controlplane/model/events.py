@@ -1,4 +1,4 @@
-"""An event: something that happened, for people and for `GET /v1/events`."""
+"""The event type of the event log and of `GET /v1/events`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from controlplane.model.nodes import EMPTY_MAP
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened, for people and for `GET /v1/events`.
+    """One entry of the event log, as shown by `GET /v1/events`.
 
-    `kind` is dotted (`node.state`, `envoy.nack`); `subject` is the node's address, the Envoy's id or a key.
+    `kind` is dotted (`node.state`, `envoy.nack`); `subject` is a node address, an Envoy id or a key.
     """
 
     id: int

@@ -1,4 +1,4 @@
-"""Everything that was observed, as one frozen value."""
+"""All observations of the control plane as one frozen value."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from controlplane.model.traffic import ConfigRejection, MigrationCounts, ModuleR
 
 @dataclass(frozen=True, slots=True)
 class EnvoyLoad:
-    """One load report of one Envoy: live connections and connections opened since the report before it.
+    """One load report of one Envoy: open connections, and connections opened since the previous report.
 
-    Keys are endpoints (`ip:port`). An endpoint that is not named has no connection.
+    Keys are endpoints (`ip:port`). An endpoint that is absent has no connection.
     """
 
     envoy: str
@@ -27,45 +27,37 @@ class EnvoyLoad:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything that was observed, as of one moment."""
+    """All observations at one point in time."""
 
     topologies: Mapping[Source, Topology] = field(default_factory=lambda: MappingProxyType({}))
     health: Mapping[str, Health] = field(default_factory=lambda: EMPTY_MAP)  # by address
     resolutions: Mapping[str, Resolution] = field(default_factory=lambda: EMPTY_MAP)  # by host name
     loads: Mapping[str, EnvoyLoad] = field(default_factory=lambda: EMPTY_MAP)  # by Envoy id
-    # Sessions by endpoint, over the `loads` of Envoys that are not counted by their module.
+    # Sessions by endpoint, summed over the `loads` of Envoys whose sessions no module counts.
     sessions_by_endpoint: Mapping[str, int] = field(default_factory=lambda: EMPTY_MAP)
     session_counts: Mapping[str, SessionCounts] = field(default_factory=lambda: EMPTY_MAP)  # by Envoy id
-    # Sessions by address, over the `censuses` of Envoys that are counted by their module.
+    # Sessions by address, summed over the `session_counts` of Envoys whose module counts sessions.
     sessions_by_address: Mapping[str, int] = field(default_factory=lambda: EMPTY_MAP)
-    module_envoys: Set[str] = frozenset()  # ids of Envoys that say they have the module
-    # Tries to move sessions away, by address, since this control plane began to hear of the node.
+    module_envoys: Set[str] = frozenset()  # ids of Envoys that report having the module
+    # Attempted migrations away from a node, by address, since this control plane first observed the node.
     migrations: Mapping[str, MigrationCounts] = field(default_factory=lambda: EMPTY_MAP)
-    new_sessions_per_second: float = (
-        0.0  # new connections per second over the whole fleet, from the latest reports
-    )
-    new_sessions: Mapping[str, int] = field(
-        default_factory=lambda: EMPTY_MAP
-    )  # where these were, by endpoint
+    # New connections per second over the whole fleet, from the latest reports; and their number by endpoint.
+    new_sessions_per_second: float = 0.0
+    new_sessions: Mapping[str, int] = field(default_factory=lambda: EMPTY_MAP)
     envoys_last_seen: Mapping[str, float] = field(default_factory=lambda: EMPTY_MAP)  # Envoy id -> last seen
     module_reports: Mapping[str, ModuleReport] = field(default_factory=lambda: EMPTY_MAP)  # by Envoy id
-    config_rejections: Mapping[str, ConfigRejection] = field(
-        default_factory=lambda: EMPTY_MAP
-    )  # the last one, by Envoy id
-    unsynced_envoys: Set[str] = (
-        frozenset()
-    )  # ids of Envoys that may be opening sessions otherwise than we published
-    unreachable_replicas: Set[str] = (
-        frozenset()
-    )  # control planes that are there, and whose Envoys nobody tells us of
-    # By Envoy, and then by address of a node that is closed to new sessions: since when that Envoy is known
-    # to route by endpoints that say so. Of an Envoy that was away meanwhile it is known anew.
+    # The latest rejection by Envoy id.
+    config_rejections: Mapping[str, ConfigRejection] = field(default_factory=lambda: EMPTY_MAP)
+    # Ids of Envoys that may route new sessions by endpoints other than those published last.
+    unsynced_envoys: Set[str] = frozenset()
+    # Control plane replicas that are registered but do not report their Envoys to this one.
+    unreachable_replicas: Set[str] = frozenset()
+    # By Envoy id, then by address of a node that is closed to new sessions: when the Envoy acknowledged
+    # endpoints that say so. The time starts over after the Envoy was disconnected.
     closed_acks: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: EMPTY_MAP)
-    observing_since: float = 0.0  # when observing began
+    observing_since: float = 0.0  # when observation began
     node_metrics: Mapping[str, NodeMetrics] = field(default_factory=lambda: EMPTY_MAP)  # by address
-    node_metrics_outage: str = (
-        ""  # why there are no (new) vitals of any node, as a sentence; empty: all is well
-    )
-    envoy_zones: Mapping[str, str] = field(
-        default_factory=lambda: EMPTY_MAP
-    )  # Envoy id -> where it says it is
+    # Why no node has (new) metrics, as a sentence; empty: metrics are available.
+    node_metrics_outage: str = ""
+    # Zone that each Envoy reports for itself, by Envoy id.
+    envoy_zones: Mapping[str, str] = field(default_factory=lambda: EMPTY_MAP)

@@ -1,4 +1,4 @@
-"""What operators asked for."""
+"""Intents: the requests of operators that are in force."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from controlplane.model.nodes import EMPTY_MAP
 
 
 class OnDeadline(StrEnum):
-    """What happens to sessions that are left when a drain's deadline comes."""
+    """What happens to sessions that remain when the deadline of a drain passes."""
 
     KEEP = "keep"
     CLOSE = "close"
@@ -18,17 +18,17 @@ class OnDeadline(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DrainIntent:
-    """A node that an operator wants empty."""
+    """A request to empty a node."""
 
     since: float
     deadline_seconds: float
     on_deadline: OnDeadline = OnDeadline.KEEP
-    owner: str = ""  # the id of the rollout that asked for it; empty: an operator did
+    owner: str = ""  # id of the rollout that requested it; empty: an operator did
 
 
 @dataclass(frozen=True, slots=True)
 class AddedNode:
-    """A node that an operator added by hand."""
+    """A node that an operator added through the API."""
 
     address: str
     status_address: str | None = None
@@ -38,13 +38,11 @@ class AddedNode:
 
 @dataclass(frozen=True, slots=True)
 class Intents:
-    """All that operators asked for and have not taken back."""
+    """All requests that are in force. `removed` and `ended_envoys` hold the time of the request."""
 
     added: Mapping[str, AddedNode] = field(default_factory=lambda: EMPTY_MAP)
-    removed: Mapping[str, float] = field(default_factory=lambda: EMPTY_MAP)  # address -> since when
+    removed: Mapping[str, float] = field(default_factory=lambda: EMPTY_MAP)  # by address
     drains: Mapping[str, DrainIntent] = field(default_factory=lambda: EMPTY_MAP)
     weights: Mapping[str, int] = field(default_factory=lambda: EMPTY_MAP)
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: EMPTY_MAP)
-    ended_envoys: Mapping[str, float] = field(
-        default_factory=lambda: EMPTY_MAP
-    )  # id of an Envoy -> since when
+    ended_envoys: Mapping[str, float] = field(default_factory=lambda: EMPTY_MAP)  # by Envoy id

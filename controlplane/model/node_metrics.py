@@ -1,6 +1,6 @@
-"""What TiDB servers tell of their own load and health: readings, and the ratios made of them. Pure data.
+"""Load and health metrics of TiDB servers: raw samples, and the ratios computed from them. Pure data.
 
-Every ratio may be unknown (None), which is neither zero nor full, and has the time as of which it was true.
+An unknown ratio is None, which means neither zero nor full. Every ratio carries the time it is valid for.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CounterSample:
-    """Counters and gauges of one node at one moment. None: it does not export that.
+    """Counters and gauges of one node at one point in time. None: the node does not export the series.
 
-    Names of the series are TiDB's (docs/concepts/balancing.md lists them). Counters begin at zero when it starts.
+    docs/concepts/balancing.md lists the TiDB names of the series. Counters start at zero with the process.
     """
 
     at: float  # Unix seconds, by our clock
     cpu_seconds: float | None = None  # counter: CPU time used
-    cpu_quota: float | None = None  # cores that it may use
+    cpu_quota: float | None = None  # in cores
     memory_bytes: float | None = None  # resident
-    memory_quota_bytes: float | None = None  # 0: it has none
-    pd_requests: float | None = None  # counter: time stamps that PD gave
-    pd_failures: float | None = None  # counter: time stamps that PD failed to give
+    memory_quota_bytes: float | None = None  # 0: no limit
+    pd_requests: float | None = None  # counter: timestamps that PD provided
+    pd_failures: float | None = None  # counter: timestamps that PD failed to provide
     tikv_requests: float | None = None  # counter
-    tikv_failures: float | None = None  # counter: times that it waited before it asked TiKV again
+    tikv_failures: float | None = None  # counter: backoffs before a TiKV request was retried
 
 
 @dataclass(frozen=True, slots=True)
 class MetricValue:
-    """A ratio that was true at a moment."""
+    """A ratio and the time it is valid for."""
 
     value: float
     at: float  # Unix seconds, by our clock
@@ -36,11 +36,11 @@ class MetricValue:
 
 @dataclass(frozen=True, slots=True)
 class NodeMetrics:
-    """What is known of one node. None: nothing, or nothing any more."""
+    """Current metrics of one node. None: not known, or too old."""
 
-    cpu: MetricValue | None = None  # CPU used / quota, over the last 30 s or so; 1: all of it
+    cpu: MetricValue | None = None  # CPU used / quota, over about the last 30 s; 1: all of it
     cpu_quota: float | None = None  # cores
     memory: MetricValue | None = None  # resident memory / quota
-    memory_growth: float = 0.0  # of that ratio, per second; negative: it shrinks
-    pd_failures: MetricValue | None = None  # failed / all requests to PD in the last two minutes
+    memory_growth: float = 0.0  # change of `memory` per second; negative: it shrinks
+    pd_failures: MetricValue | None = None  # failed / all requests to PD over the last two minutes
     tikv_failures: MetricValue | None = None  # the same for TiKV; may exceed 1

@@ -1,11 +1,11 @@
-"""Nodes as their sources describe them, and what identifies them. Frozen data: no I/O, no clock.
+"""Nodes as their sources describe them, and how they are identified. Frozen data: no I/O, no clock.
 
-Times in this package are Unix seconds as floats, taken from one steady clock per process
-(`controlplane.clock`), so that differences are meaningful even when the system clock is set. `None` means
-"never" or "not known".
+Times in this package are Unix seconds as floats, taken from one monotonic clock per process
+(`controlplane.clock`), so that differences stay valid when the system clock is set. `None` means "never" or
+"not known".
 
-An address is the text `host:port`, IPv6 hosts in brackets (`[fd00::1]:4000`), exactly as it stands in the
-topology key; it is the identity of a node. An endpoint is the same shape but always a literal IP.
+An address is the text `host:port`, IPv6 hosts in brackets (`[fd00::1]:4000`), exactly as in the topology key;
+it identifies a node. An endpoint has the same form but always a literal IP.
 """
 
 from __future__ import annotations
@@ -18,19 +18,16 @@ from typing import Any
 
 EMPTY_MAP: Mapping[str, Any] = MappingProxyType({})
 
-
-NodeKey = tuple[
-    str, str
-]  # the address and the endpoint of a node: who counts its sessions goes by one of them
-
+# Address and endpoint of a node: session counts use the one or the other as their key.
+NodeKey = tuple[str, str]
 
 GroupZone = tuple[str, str]  # a group and a zone
 
-CLUSTER_NAME = "tidb"  # of the xDS cluster that holds all nodes; those of groups have a suffix
+CLUSTER_NAME = "tidb"  # name of the xDS cluster with all nodes; clusters of groups add a suffix
 
 
 class Source(StrEnum):
-    """Who told us of a node; where two tell of the same address, the earlier one here wins."""
+    """Where a node is defined. When two sources define the same address, the one listed first here wins."""
 
     PD = "pd"
     STATIC = "static"
@@ -38,7 +35,7 @@ class Source(StrEnum):
 
 
 class State(StrEnum):
-    """Where a node is in its life (the table is in docs/concepts/overview.md)."""
+    """Lifecycle state of a node (docs/concepts/overview.md has the table)."""
 
     JOINING = "joining"
     ACTIVE = "active"
@@ -50,7 +47,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One TiDB server as a source describes it."""
+    """One TiDB server as its source describes it."""
 
     address: str
     source: Source
@@ -60,12 +57,12 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=lambda: EMPTY_MAP)
     started_at: float | None = None
     weight: int = 100
-    registered: bool = True  # False: `info` is there but its `ttl` is not, so nobody vouches for it
+    registered: bool = True  # False: PD has its `info` but no `ttl`, so it may be dead
 
 
 @dataclass(frozen=True, slots=True)
 class TopologyProblem:
-    """Something in a source that could not be used, told so that a person can mend it."""
+    """An unusable entry of a source, described so that an operator can fix it."""
 
     source: Source
     subject: str  # the etcd key or the configuration key
@@ -74,32 +71,31 @@ class TopologyProblem:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """All that one source says, whole: a later one replaces an earlier one of the same source."""
+    """The complete content of one source; a later one replaces an earlier one of the same source."""
 
     source: Source
     nodes: Mapping[str, Node] = field(default_factory=lambda: EMPTY_MAP)
-    other_keyspace: Mapping[str, str] = field(
-        default_factory=lambda: EMPTY_MAP
-    )  # address -> its other keyspace
+    # Keyspace by address, for nodes of other keyspaces than the configured one.
+    other_keyspace: Mapping[str, str] = field(default_factory=lambda: EMPTY_MAP)
     problems: tuple[TopologyProblem, ...] = ()
-    is_complete: bool = False  # a whole list has been read at least once since start
-    outage: str = ""  # why this is not up to date, as a sentence; empty when it is
+    is_complete: bool = False  # a complete list has been read at least once since start
+    outage: str = ""  # why this is out of date, as a sentence; empty: it is current
 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The last answer of DNS for one host name. `ip` is kept when a later look-up fails."""
+    """The last DNS answer for one host name. `ip` keeps its value when a later lookup fails."""
 
     host: str
     ip: str | None
-    reason: str = ""  # why there is no (new) answer; empty when the last look-up succeeded
+    reason: str = ""  # why the last lookup failed; empty: it succeeded
 
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """Nodes that clients of one port, or of some Envoys, are led to: those that have all these labels.
+    """Nodes that serve the clients of one port or of some Envoys: the nodes that have all these labels.
 
-    A node is in the first group that it fits. Those that fit none are in the group that has no name.
+    A node belongs to the first group that it matches, and to the group without a name if it matches none.
     """
 
     name: str

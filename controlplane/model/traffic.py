@@ -1,6 +1,6 @@
-"""What Tidevoy's module in an Envoy tells of the traffic: counts by node, and their sums. Pure data.
+"""Traffic counters that the Tidevoy module in an Envoy reports, by node, and their sums. Pure data.
 
-Counters count since that Envoy started; sessions are those of now.
+Counters start at zero with the Envoy; session counts are current values.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 Counts = Mapping[str, int]
-MigrationCounts = Mapping[tuple[str, str], int]  # by MOVES
+MigrationCounts = Mapping[tuple[str, str], int]  # by MIGRATION_RESULTS
 
-# The words that the module counts by. Others are not taken over, so that nothing an Envoy sends can grow.
+# The label values that the module counts by. Others are dropped, so that no Envoy can add unlimited labels.
 SESSION_STATES = ("login", "idle", "busy", "transaction", "opaque")
 NOT_MOVABLE_REASONS = ("transaction", "cursor", "long_data", "opaque", "endless_transactions")
 LOGIN_FAILURES = (
@@ -28,7 +28,7 @@ EJECT_REASONS = ("connect", "closed", "error", "invalid", "tls", "vanished")
 COMMANDS = ("query", "prepare", "execute", "fetch", "ping", "change_user", "reset", "other")
 ERRORS = ("access", "deadlock", "shutdown", "killed", "limit", "cluster", "syntax", "other")
 DIRECTIONS = ("to_node", "to_client")
-# How a try to move a session away from its node ended, and why.
+# How an attempt to migrate a session ended, and why.
 MOVED, FAILED, LOST = "moved", "stayed", "lost"
 MIGRATION_RESULTS = (
     (MOVED, "ok"),
@@ -36,7 +36,7 @@ MIGRATION_RESULTS = (
     *((FAILED, why) for why in ("refused", "no_token", "states", "states_too_large", "states_budget")),
     (LOST, "lost"),
 )
-# Upper bounds of the buckets of a command's latency, and of a move's, in seconds; the last bucket has none.
+# Upper bounds in seconds of the latency buckets of commands and migrations; the last bucket has none.
 LATENCY_BOUNDS_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
@@ -45,51 +45,48 @@ EMPTY_BUCKETS = (0,) * (len(LATENCY_BOUNDS_SECONDS) + 1)
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Counts of one node, or of several. A word that is not there was never counted.
+    """Counters of one node, or the sum over several. An absent label value was never counted.
 
-    `buckets` are cumulative, as Prometheus has them: commands that took at most that bound, the last all.
+    Buckets are cumulative as in Prometheus: commands that took at most the bound; the last bucket counts all.
     """
 
-    sessions: Counts = field(default_factory=lambda: _EMPTY)  # by STATES
-    not_movable: Counts = field(
-        default_factory=lambda: _EMPTY
-    )  # sessions that cannot be moved, by PIN_REASONS
+    sessions: Counts = field(default_factory=lambda: _EMPTY)  # by SESSION_STATES
+    not_movable: Counts = field(default_factory=lambda: _EMPTY)  # by NOT_MOVABLE_REASONS
     logins: int = 0
     login_failures: Counts = field(default_factory=lambda: _EMPTY)
     connect_failures: Counts = field(default_factory=lambda: _EMPTY)
     commands: Counts = field(default_factory=lambda: _EMPTY)
     latency_buckets: tuple[int, ...] = EMPTY_BUCKETS
-    latency_sum_seconds: float = 0.0  # that all commands together took
-    recent_latency_buckets: tuple[int, ...] = EMPTY_BUCKETS  # as `buckets`, of the last minute or two only
+    latency_sum_seconds: float = 0.0  # total over all commands
+    recent_latency_buckets: tuple[int, ...] = EMPTY_BUCKETS  # only the last one to two minutes
     errors: Counts = field(default_factory=lambda: _EMPTY)
     bytes: Counts = field(default_factory=lambda: _EMPTY)
-    migrations: MigrationCounts = field(
-        default_factory=lambda: MappingProxyType({})
-    )  # of sessions that were on this node
-    migration_buckets: tuple[int, ...] = EMPTY_BUCKETS  # as `buckets`, of those that moved
-    migration_sum_seconds: float = 0.0  # that these together took
+    # Migrations of sessions away from this node; durations are those of successful ones.
+    migrations: MigrationCounts = field(default_factory=lambda: MappingProxyType({}))
+    migration_buckets: tuple[int, ...] = EMPTY_BUCKETS
+    migration_sum_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class SessionCounts:
-    """How many sessions the module in one Envoy has on each node: all of them, at the node where they are.
+    """How many sessions the module in one Envoy has on each node, each counted at its current node.
 
-    There is none before a stream has told all that there is. `sessions` holds the latest numbers, without
-    those that are zero. What is not in it is known to be zero, as of `began` or later, for the nodes in
-    `covered` alone.
+    There is no value before a telemetry stream has reported all series. `sessions` holds the latest counts
+    without zeros. For the nodes in `complete_nodes`, and only for them, an absent count is known to be zero
+    as of `counting_since` or later.
     """
 
-    at: float  # of the latest word
+    at: float  # time of the latest report
     counting_since: float
     sessions: Counts = field(default_factory=lambda: _EMPTY)
     complete_nodes: Set[str] = frozenset()
-    has_served: bool = True  # False: it has counted no session since its Envoy started
-    instance: str = ""  # of the Envoy's process, new with each; empty: its module does not say
+    has_served: bool = True  # False: no session has been counted since the Envoy started
+    instance: str = ""  # id of the Envoy process, new at each start; empty: its module does not report one
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigRejection:
-    """A configuration that the module would not take."""
+    """A configuration that the module rejected."""
 
     at: float
     extension: str
@@ -98,10 +95,10 @@ class ConfigRejection:
 
 @dataclass(frozen=True, slots=True)
 class Ejection:
-    """An Envoy has ejected a node: its attempts to use the node failed, and it gives it no new sessions."""
+    """An Envoy ejected a node: connecting failed, and the Envoy sends no new sessions to the node."""
 
     envoy: str
-    reason: str  # of EJECT_REASONS
+    reason: str  # one of EJECT_REASONS
     since: float
 
 
@@ -109,7 +106,7 @@ V = TypeVar("V")
 
 
 class LazyTrafficByNode(Mapping[str, Traffic], Generic[V]):
-    """Traffic by node, made of what is known whenever somebody looks: of thousands hardly anybody does."""
+    """Traffic by node, built on each access: of thousands of nodes few are ever read."""
 
     def __init__(
         self,
@@ -117,7 +114,7 @@ class LazyTrafficByNode(Mapping[str, Traffic], Generic[V]):
         build: Callable[[str, V], Traffic],
         migrations: Mapping[str, MigrationCounts],
     ) -> None:
-        """`moves` are those of the nodes that have some."""
+        """`migrations` contains only nodes that have any."""
         self._entries, self._build, self.migrations = entries, build, migrations
 
     def __getitem__(self, node: str) -> Traffic:
@@ -133,27 +130,28 @@ class LazyTrafficByNode(Mapping[str, Traffic], Generic[V]):
         return node in self._entries
 
     def filtered(self, nodes: Set[str]) -> LazyTrafficByNode[V]:
-        """Those of some nodes."""
-        kept = {node: each for node, each in self._entries.items() if node in nodes}
+        """Return the entries of the given nodes."""
         return LazyTrafficByNode(
-            kept, self._build, {node: each for node, each in self.migrations.items() if node in nodes}
+            {node: entry for node, entry in self._entries.items() if node in nodes},
+            self._build,
+            {node: counts for node, counts in self.migrations.items() if node in nodes},
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleReport:
-    """What the module in one Envoy has told up to a moment, with all counters of a flush.
+    """All counters that the module in one Envoy reported in one flush of its statistics.
 
-    `nodes` is by address; under "" stands what belongs to no node. `refusals` counts by extension and text.
-    `dropped` are the series that were left out since the stream began, for an unknown node or word. Without
-    a `census`, a part of what there is may still be to come. `is_first`: it is of a stream's first flush, and
-    nobody knows how old its counts are.
+    `nodes` is by address; the key "" holds what belongs to no node. `rejections` counts by extension and
+    text. `dropped_series` counts the series dropped since the stream began because of an unknown node or
+    label value. Without `session_counts`, some series may not have been received yet. `is_first` marks the
+    first flush of a stream: the age of its counts is not known.
     """
 
     envoy: str
     at: float
     version: str = ""
-    instance: str = ""  # of the Envoy's process, new with each; empty: not known
+    instance: str = ""  # id of the Envoy process, new at each start; empty: not known
     nodes: Mapping[str, Traffic] = field(default_factory=lambda: _EMPTY)
     rejections: Mapping[tuple[str, str], int] = field(default_factory=lambda: MappingProxyType({}))
     ejections: Mapping[str, Ejection] = field(default_factory=lambda: MappingProxyType({}))  # by node
@@ -162,28 +160,28 @@ class ModuleReport:
     is_first: bool = False
 
     def migrations(self) -> Mapping[str, MigrationCounts]:
-        """The moves of nodes that have some."""
+        """Return the migration counts of the nodes that have any."""
         if isinstance(self.nodes, LazyTrafficByNode):
             return self.nodes.migrations
-        return {node: part.migrations for node, part in self.nodes.items() if part.migrations}
+        return {node: traffic.migrations for node, traffic in self.nodes.items() if traffic.migrations}
 
     def filtered(self, nodes: Set[str]) -> ModuleReport:
-        """It without what it has of other nodes."""
+        """Return the report limited to the given nodes."""
         if self.nodes.keys() | self.ejections.keys() <= nodes:
             return self
-        ejections = {node: each for node, each in self.ejections.items() if node in nodes}
+        ejections = {node: ejection for node, ejection in self.ejections.items() if node in nodes}
         report = replace(self, ejections=MappingProxyType(ejections))
         if isinstance(self.nodes, LazyTrafficByNode):
             return replace(report, nodes=self.nodes.filtered(nodes))
-        kept = {node: part for node, part in self.nodes.items() if node in nodes}
-        return replace(report, nodes=MappingProxyType(kept))
+        remaining = {node: traffic for node, traffic in self.nodes.items() if node in nodes}
+        return replace(report, nodes=MappingProxyType(remaining))
 
 
 K = TypeVar("K", str, tuple[str, str])
 
 
 def sum_traffic(parts: Iterable[Traffic]) -> Traffic:
-    """The sum of all parts."""
+    """Return the sum of all parts."""
     all_parts = list(parts)
     if len(all_parts) == 1:
         return all_parts[0]
@@ -206,34 +204,36 @@ def sum_traffic(parts: Iterable[Traffic]) -> Traffic:
 
 
 def quantile(q: float, buckets: tuple[int, ...]) -> float | None:
-    """Seconds within which that share of the commands was answered; None when there was none.
+    """Return the latency quantile `q` in seconds, or None if the buckets are empty.
 
-    Between two bounds it is a guess on a straight line, and never more than the last bound, as Prometheus's
-    `histogram_quantile` does it.
+    As in Prometheus's `histogram_quantile`, the value is interpolated linearly between two bounds and never
+    exceeds the last bound.
     """
     if not buckets[-1]:
         return None
     rank = q * buckets[-1]
-    below, lower = 0, 0.0
+    count_below, lower = 0, 0.0
     for count, upper in zip(buckets, LATENCY_BOUNDS_SECONDS, strict=False):
         if count >= rank:
-            return lower + (upper - lower) * (rank - below) / (count - below) if count > below else upper
-        below, lower = count, upper
+            if count <= count_below:
+                return upper
+            return lower + (upper - lower) * (rank - count_below) / (count - count_below)
+        count_below, lower = count, upper
     return LATENCY_BOUNDS_SECONDS[-1]
 
 
 def migrations_by_reason(migrations: MigrationCounts, result: str) -> Counts:
-    """The moves that had that result, by why."""
-    return {reason: count for (had, reason), count in migrations.items() if had == result}
+    """Return the migrations with the given result, by reason."""
+    return {reason: count for (outcome, reason), count in migrations.items() if outcome == result}
 
 
-def _sum_counts(each: Iterable[Mapping[K, int]]) -> Mapping[K, int]:
+def _sum_counts(mappings: Iterable[Mapping[K, int]]) -> Mapping[K, int]:
     sums: dict[K, int] = {}
-    for counts in each:
-        for word, count in counts.items():
-            sums[word] = sums.get(word, 0) + count
+    for counts in mappings:
+        for key, count in counts.items():
+            sums[key] = sums.get(key, 0) + count
     return MappingProxyType(sums)
 
 
-def _sum_buckets(each: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
-    return tuple(map(sum, zip(EMPTY_BUCKETS, *each, strict=True)))
+def _sum_buckets(buckets: Iterable[tuple[int, ...]]) -> tuple[int, ...]:
+    return tuple(map(sum, zip(EMPTY_BUCKETS, *buckets, strict=True)))

@@ -1,4 +1,4 @@
-"""What the API, the CLI and the console show."""
+"""Views of nodes, Envoys and reloads that the API, the CLI and the console show."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from controlplane.model.traffic import ConfigRejection, Ejection, Traffic
 
 @dataclass(frozen=True, slots=True)
 class DrainProgress:
-    """What has come of the sessions of a node since it is being left. Moves are those that Envoys told of."""
+    """Progress of a drain: the sessions of the node since it was closed. Envoys report the migrations."""
 
     since: float
-    elapsed_seconds: float  # how long it took, or has taken so far
-    sessions_left: int | None  # sessions that are still there; None: not known
+    elapsed_seconds: float  # total duration, or the duration so far
+    sessions_left: int | None  # sessions still on the node; None: not known
     moved: int = 0
-    failed: Mapping[str, int] = field(
-        default_factory=lambda: EMPTY_MAP
-    )  # tries after which one stayed, by why
-    lost: int = 0  # sessions that ended because of a try
-    not_movable: Mapping[str, int] = field(default_factory=lambda: EMPTY_MAP)  # that cannot move now, by why
-    seconds_left: float | None = None  # at the pace so far; None: that cannot be told
+    # Migrations that failed with the session kept on its node, by reason.
+    failed: Mapping[str, int] = field(default_factory=lambda: EMPTY_MAP)
+    lost: int = 0  # sessions that a failed migration ended
+    # Sessions that cannot migrate now, by reason.
+    not_movable: Mapping[str, int] = field(default_factory=lambda: EMPTY_MAP)
+    seconds_left: float | None = None  # estimated from the pace so far; None: not known
     had_sessions: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """One node as `GET /v1/nodes` shows it: the plan for it, and the facts behind it."""
+    """One node as `GET /v1/nodes` shows it: its plan, and the facts behind the plan."""
 
     plan: NodePlan
     health: Health
-    weight: int  # configured capacity; what EDS carries is `plan.weight`
+    weight: int  # configured weight; EDS carries `plan.weight`
     connections: int | None  # TiDB's own count; None: not known
-    sessions: int | None  # live connections of all Envoys to it; None: no Envoy has reported yet
+    sessions: int | None  # sessions of all Envoys on it; None: no Envoy has reported yet
     drain: DrainIntent | None = None
-    traffic: Traffic | None = None  # through all Envoys; None: none of them has told of a module
-    drain_progress: DrainProgress | None = None  # None: it is not being left
-    rebalancing_sessions: int = 0  # sessions that are asked to move to other nodes in this round
-    metrics: NodeMetrics | None = None  # None: nothing is known of its load and health
-    ejections: tuple[Ejection, ...] = ()  # by which Envoys
+    traffic: Traffic | None = None  # sum over all Envoys; None: no Envoy has reported a module
+    drain_progress: DrainProgress | None = None  # None: it is not draining
+    rebalancing_sessions: int = 0  # sessions that the current round migrates to other nodes
+    metrics: NodeMetrics | None = None  # None: no metrics are known
+    ejections: tuple[Ejection, ...] = ()  # one per Envoy that ejects it
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ class EnvoyView:
     """One Envoy as `GET /v1/envoys` shows it."""
 
     status: EnvoyStatus
-    sessions: int | None  # live connections to all nodes; None: it has not reported yet
-    traffic: Traffic | None = None  # None: it has told of no module
-    config_rejection: ConfigRejection | None = None  # the last configuration that its module would not take
+    sessions: int | None  # on all nodes; None: it has not reported yet
+    traffic: Traffic | None = None  # None: it has reported no module
+    config_rejection: ConfigRejection | None = None  # the latest configuration that its module rejected
 
 
 @dataclass(frozen=True, slots=True)
 class ReloadResult:
-    """What a reload changed: setting paths by when they take effect."""
+    """Changed setting paths of a configuration reload, by when they take effect."""
 
     applied: tuple[str, ...] = ()
     needs_new_envoys: tuple[str, ...] = ()

@@ -1,1 +1,1 @@
-"""Observers collect facts from PD, from the nodes and from the Envoys."""
+"""Observers: they collect facts from PD, the nodes and the Envoys."""

@@ -1,25 +1,24 @@
-"""What another machine's times are by our clock. No I/O."""
+"""Converts the times of another machine's clock to ours. No I/O."""
 
 from __future__ import annotations
 
-_WINDOW_SECONDS = 30.0  # seconds after which a delay is forgotten; the clocks may have moved apart
+_WINDOW_SECONDS = 30.0  # after this time an offset is dropped, since the clocks may have drifted apart
 
 
 class ClockOffset:
-    """Converts times of one peer, be it a replica or an Envoy, by the shortest way of its messages lately.
+    """Converts times of one peer (a replica or an Envoy), based on its recent message with the lowest delay.
 
-    A message that had to wait (in a queue, or because one of us was stopped) so keeps its age: old counts
-    must not pass for new ones. No time of the past comes out later than now.
+    So a message that waited (in a queue, or because a process was stopped) keeps its age: old counts must not
+    be taken for new ones. A time in the past never converts to a time later than now.
     """
 
     def __init__(self) -> None:
-        self._min_offset = self._previous_min_offset = float(
-            "inf"
-        )  # our time of hearing, less its time of telling
+        # Our receive time minus the peer's send time, the minimum of this window and of the one before.
+        self._min_offset = self._previous_min_offset = float("inf")
         self._window_started_at = float("-inf")
 
     def observe(self, sent_at: float, now: float) -> None:
-        """A message that was told at that time of the peer's has come."""
+        """Record a message that the peer sent at `sent_at`, by its clock, and that we received `now`."""
         if now - self._window_started_at >= _WINDOW_SECONDS:
             self._previous_min_offset, self._min_offset, self._window_started_at = (
                 self._min_offset,
@@ -29,5 +28,5 @@ class ClockOffset:
         self._min_offset = min(self._min_offset, now - sent_at)
 
     def to_local(self, peer_time: float) -> float:
-        """A time of the peer's by our clock; something must have been heard."""
+        """Convert a time of the peer's clock to our clock; `observe` must have been called before."""
         return peer_time + min(self._min_offset, self._previous_min_offset)

@@ -1,4 +1,4 @@
-"""Since when each Envoy has known of each node that it is to open no new sessions there."""
+"""When each Envoy acknowledged, per node, that the node is closed to new sessions."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from controlplane.model.envoys import EnvoyStatus
 
 
 class DrainAcks:
-    """Times by Envoy and address.
+    """Times of acknowledgement by Envoy and node address.
 
-    Not one time an Envoy, of when it began to follow what is published: each change of a weight is published,
-    and would put off the end of every drain.
+    One time per Envoy (since when it has acknowledged the latest version) would not do: every change of a
+    weight is published too, and would delay the end of every drain.
     """
 
     def __init__(self) -> None:
@@ -21,16 +21,16 @@ class DrainAcks:
         self.acked_at: Mapping[str, Mapping[str, float]] = MappingProxyType(self._acked_at)
 
     def retain(self, closed: Collection[str]) -> None:
-        """Forget nodes that are not closed any more: who closes them again has to tell everybody anew."""
+        """Forget nodes that are open again; every Envoy has to acknowledge when they are closed again."""
         for times in self._acked_at.values():
-            for address in [each for each in times if each not in closed]:
+            for address in [address for address in times if address not in closed]:
                 del times[address]
 
     def update(self, status: EnvoyStatus, closed: Collection[str], now: float) -> None:
-        """An Envoy as it is now. It knows that these nodes are `closed`."""
+        """Record that an Envoy in this status has acknowledged that the nodes in `closed` are closed."""
         since = status.connected_since
         if since is None or status.streams != 1 or self._connected_since.get(status.id) != since:
-            self.remove(status.id)  # it may have been told otherwise meanwhile, or be another one
+            self.remove(status.id)  # it may have received something else meanwhile, or be another process
         if since is None or status.streams != 1:
             return
         self._connected_since[status.id] = since
@@ -39,6 +39,6 @@ class DrainAcks:
             times.setdefault(address, now)
 
     def remove(self, envoy: str) -> None:
-        """Nothing is known of that Envoy any more."""
+        """Forget all acknowledgements of an Envoy."""
         self._connected_since.pop(envoy, None)
         self._acked_at.pop(envoy, None)

@@ -1,4 +1,4 @@
-"""Where observers put facts: keeps the sums that decisions need, says when a fact may change a plan."""
+"""Stores the facts of the observers, maintains sums of them, and detects facts that may change the plan."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from controlplane.model.traffic import ConfigRejection, ModuleReport, SessionCou
 from controlplane.observe.drain_acks import DrainAcks
 from controlplane.observe.migration_counters import MigrationCounters
 
-# Seconds: reports nearer to each other have waited for us, and say nothing of a rate.
+# Reports that are closer together than this were queued here, so no rate can be computed from them.
 _MIN_RATE_INTERVAL_SECONDS = 0.05
-_MAX_REJECTIONS_PER_ENVOY = 64  # refusals of one Envoy's module that are remembered
+_MAX_REJECTIONS_PER_ENVOY = 64  # configuration rejections of one Envoy's module that are remembered
 
 
 class FactStore:
-    """The latest fact of every kind. Each `put_` says whether a new decision is due."""
+    """The latest facts of every kind.
+
+    A `put_` method that returns a bool returns whether a new plan has to be computed.
+    """
 
     def __init__(self, observing_since: float = 0.0) -> None:
-        """`began`: when observing begins."""
+        """`observing_since`: Unix time at which observing starts."""
         self._observing_since = observing_since
         self._topologies: dict[Source, Topology] = {}
         self._health: dict[str, Health] = {}
@@ -52,11 +55,11 @@ class FactStore:
         self._node_metrics_outage = ""
 
     def reset_start(self, at: float) -> None:
-        """From now on it is this control plane that decides; Envoys of others may still be on their way."""
+        """Restart the observation time: this replica became leader, and Envoys of others may still arrive."""
         self._observing_since = at
 
     def view(self) -> Facts:
-        """A view of all facts, to be used before the event loop runs on."""
+        """Return a live view of all facts; use it before the next `await`."""
         return Facts(
             topologies=MappingProxyType(self._topologies),
             health=MappingProxyType(self._health),
@@ -82,19 +85,19 @@ class FactStore:
         )
 
     def put_topology(self, topology: Topology) -> Topology | None:
-        """Replace what a source said; returns what it said before."""
+        """Replace the topology of a source and return the previous one."""
         before = self._topologies.get(topology.source)
         self._topologies[topology.source] = topology
         return before
 
     def put_resolution(self, resolution: Resolution) -> bool:
-        """Keep the answer for a host name."""
+        """Store the resolution of a host name; return whether it changed."""
         changed = self._resolutions.get(resolution.host) != resolution
         self._resolutions[resolution.host] = resolution
         return changed
 
     def put_health(self, address: str, health: Health, policy: Policy) -> bool:
-        """Keep the outcome of a check."""
+        """Store the health of a node; return whether its verdict may change."""
         before = self._health.get(address)
         self._health[address] = health
         if before is None:
@@ -104,24 +107,24 @@ class FactStore:
         ) or _may_change_verdict(before.sql, health.sql, policy.sql_rise, policy.sql_fall)
 
     def health(self, address: str) -> Health:
-        """What the checks know of a node."""
+        """Return the health of a node; empty if it has not been checked."""
         return self._health.get(address) or Health()
 
     def put_node_metrics(self, metrics: Mapping[str, NodeMetrics], outage: str) -> str:
-        """Keep what is known of the nodes' vital signs, and why nothing new comes; returns why not before."""
+        """Store the metrics of all nodes and the outage (empty: none); return the previous outage."""
         before, self._node_metrics_outage = self._node_metrics_outage, outage
         self._node_metrics = metrics
         return before
 
     def put_load(self, load: EnvoyLoad, awaiting_empty: Collection[NodeKey]) -> bool:
-        """Keep an Envoy's report and bring the sums up to date. What is older than what is known is no news.
+        """Store an Envoy's load report and update the sums; ignore a report older than the stored one.
 
-        A decision is due when no Envoy has a session on one of the places `awaited`.
+        Returns True if no Envoy has a session on one of the nodes in `awaiting_empty`.
         """
         before = self._loads.get(load.envoy)
         if before is not None:
             if load.at < before.at:
-                return False  # it comes late, by way of another control plane
+                return False  # it was delayed on its way through another replica
             elapsed = load.at - before.at
             if elapsed >= _MIN_RATE_INTERVAL_SECONDS:
                 self._new_session_rates[load.envoy] = sum(load.new_sessions.values()) / elapsed
@@ -134,10 +137,11 @@ class FactStore:
         return self._has_emptied_node(awaiting_empty)
 
     def put_session_counts(self, report: ModuleReport, awaiting_empty: Collection[NodeKey]) -> bool:
-        """Keep how many sessions an Envoy's module has where, if it has told all, and the sums up to date.
+        """Store the session counts of an Envoy's module, if they are complete, and update the sums.
 
-        A decision is due when no Envoy has a session on one of the places `awaited`. What was known before a
-        stream began anew stays until the new one has told all: a part would make nodes look empty.
+        Returns True if no Envoy has a session on one of the nodes in `awaiting_empty`. After a stream
+        restart, the previous counts stay until the new ones are complete: partial counts would make nodes
+        look empty.
         """
         if report.session_counts is None or report.envoy in self._envoys_without_module:
             return False
@@ -149,15 +153,15 @@ class FactStore:
         return self._has_emptied_node(awaiting_empty)
 
     def put_module_report(self, report: ModuleReport) -> list[ConfigRejection]:
-        """Keep what an Envoy's module told of traffic; returns the configurations that it refused since.
+        """Store a report of an Envoy's module; return the configurations that the module newly rejected.
 
-        What is older than what is known would look like the counts of a module that began anew.
+        Ignores a report older than the stored one: it would look like the counters of a restarted module.
         """
         before = self._module_reports.get(report.envoy)
         if before is not None and report.at < before.at:
             return []
         self._migrations.add(report)
-        # By count, for all that were ever refused are told each time, and bit by bit when a stream begins.
+        # Compare counts: each report repeats all rejections, and a new stream delivers them in several parts.
         known_counts = self._rejection_counts.setdefault(report.envoy, {})
         new_rejections = [
             ConfigRejection(report.at, extension, text)
@@ -173,7 +177,7 @@ class FactStore:
         return new_rejections
 
     def mark_envoy_seen(self, envoy: str, at: float) -> None:
-        """An Envoy was there at that time."""
+        """Record that an Envoy was present at that time."""
         self._envoys_last_seen[envoy] = max(at, self._envoys_last_seen.get(envoy, 0.0))
 
     def put_fleet(
@@ -187,13 +191,14 @@ class FactStore:
         ended_envoys: Mapping[str, float] = EMPTY_MAP,
         known_closed: Mapping[str, Collection[str]] = EMPTY_MAP,
     ) -> None:
-        """Keep who is there and where, who follows us and since when, and who has the module.
+        """Store which Envoys are connected, their zones, their acknowledgements, and which have the module.
 
-        `closed` are the nodes that the last plan keeps new sessions off; not `is_published`: what Envoys
-        follow is an earlier plan still. `told` has, by id, for Envoys that another control plane tells what
-        to do, which of these it has told them.
-        Who was seen last over `memory` seconds ago is forgotten, and who was not seen since it `ended`, by
-        id and since when, as an operator says; so is what the module counted in an Envoy that has none now.
+        `closed`: nodes that get no new sessions by the latest plan. Without `is_published`, the Envoys still
+        have an earlier plan. `known_closed`: for Envoys that are connected to another replica, by Envoy id,
+        the closed nodes that the other replica has sent to them.
+        Forgets Envoys that were last seen over `retention` seconds ago, those in `ended_envoys` (id -> time,
+        as operators reported it) that were not seen since, and module counts of Envoys that have no module
+        now.
         """
         synced_envoys = set()
         self._closed_acks.retain(closed)
@@ -222,35 +227,35 @@ class FactStore:
         self._unsynced_envoys = self._envoys_last_seen.keys() - synced_envoys
 
     def set_unreachable_replicas(self, replicas: Set[str]) -> None:
-        """Keep which other control planes are there, and tell nothing of their Envoys."""
+        """Store which other replicas are running but do not report the state of their Envoys."""
         self._unreachable_replicas = replicas
 
     def forget_envoys(self, seen_before: float) -> None:
-        """Forget Envoys that have not been seen since, and the sessions that they reported last."""
-        for envoy in [e for e, seen in self._envoys_last_seen.items() if seen < seen_before]:
+        """Forget Envoys that were last seen before that time, and the sessions that they reported."""
+        for envoy in [e for e, last_seen in self._envoys_last_seen.items() if last_seen < seen_before]:
             self._forget_envoy(envoy)
         for envoy in [e for e, report in self._module_reports.items() if report.at < seen_before]:
             self._forget_module_report(envoy)
 
-    def retain_nodes(self, known: Mapping[str, object]) -> None:
-        """Forget the health and the traffic of nodes that are not known any more."""
-        for address in self._health.keys() - known.keys():
+    def retain_nodes(self, nodes: Mapping[str, object]) -> None:
+        """Forget the health and the traffic of all nodes that are not in `nodes`."""
+        for address in self._health.keys() - nodes.keys():
             del self._health[address]
-        known_or_none = known.keys() | {""}
+        nodes_or_none = nodes.keys() | {""}
         for envoy, report in self._module_reports.items():
-            self._module_reports[envoy] = report.filtered(known_or_none)
+            self._module_reports[envoy] = report.filtered(nodes_or_none)
         for envoy, counts in self._session_counts.items():
-            known_counts = {a: count for a, count in counts.sessions.items() if a in known}
+            retained_sessions = {a: count for a, count in counts.sessions.items() if a in nodes}
             with self._updating_session_sums(envoy):
                 self._session_counts[envoy] = replace(
                     counts,
-                    sessions=MappingProxyType(known_counts),
-                    complete_nodes=counts.complete_nodes & known.keys(),
+                    sessions=MappingProxyType(retained_sessions),
+                    complete_nodes=counts.complete_nodes & nodes.keys(),
                 )
-        self._migrations.retain_nodes(known)
+        self._migrations.retain_nodes(nodes)
 
     def retain_hosts(self, hosts: set[str]) -> None:
-        """Forget names that nobody asks for any more."""
+        """Forget the resolutions of host names that are not in `hosts`."""
         for host in self._resolutions.keys() - hosts:
             del self._resolutions[host]
 
@@ -276,7 +281,7 @@ class FactStore:
 
     @contextmanager
     def _updating_session_sums(self, envoy: str) -> Iterator[None]:
-        """Bring the sums up to date with what changes meanwhile of an Envoy's sessions."""
+        """Update the sums by what the body of the `with` statement changes in an Envoy's sessions."""
         by_module, by_load_report = self._counted_sessions(envoy)
         yield
         by_module_now, by_load_report_now = self._counted_sessions(envoy)
@@ -284,7 +289,7 @@ class FactStore:
         _replace_counts(self._sessions_by_endpoint, by_load_report, by_load_report_now)
 
     def _counted_sessions(self, envoy: str) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        """What an Envoy adds to the sums: sessions by its module, where that counts, else by its reports."""
+        """Return an Envoy's sessions as (by module, by load report): the module's only, if it has counts."""
         counts = self._session_counts.get(envoy)
         if counts is not None and counts.has_served:
             return counts.sessions, EMPTY_MAP
@@ -299,25 +304,25 @@ class FactStore:
 
 
 def _replace_counts(sums: dict[str, int], before: Mapping[str, int], after: Mapping[str, int]) -> None:
-    """Put one Envoy's counts in the place of those that it had: few differ from one report to the next."""
+    """Replace one Envoy's counts in the sums; touches only counts that differ, which few do."""
     if before is after:
         return
-    # `copy`, because a proxy takes twice as long to ask, thousands of times.
+    # `copy`, because a lookup in a proxy takes twice as long, and there are thousands.
     previous = before.copy() if isinstance(before, MappingProxyType) else before
-    changed = {key: count - had for key, count in after.items() if (had := previous.get(key, 0)) != count}
-    changed |= {key: -previous[key] for key in previous.keys() - after.keys()}
-    for key, more in changed.items():
-        left = sums.get(key, 0) + more
-        if left > 0:
-            sums[key] = left
+    deltas = {key: count - old for key, count in after.items() if (old := previous.get(key, 0)) != count}
+    deltas |= {key: -previous[key] for key in previous.keys() - after.keys()}
+    for key, delta in deltas.items():
+        total = sums.get(key, 0) + delta
+        if total > 0:
+            sums[key] = total
         else:
             sums.pop(key, None)
 
 
 def _may_change_verdict(before: CheckResult | None, after: CheckResult | None, rise: int, fall: int) -> bool:
-    """Whether the step from one probe to the next can change a verdict.
+    """Return whether a verdict can differ from one probe to the next.
 
-    It can when the outcome is new, or while the streak still grows towards a threshold.
+    It can if the status changed, or while the number of consecutive results still grows towards a threshold.
     """
     if before is None or after is None:
         return before is not after

@@ -1,4 +1,4 @@
-"""Tries to move sessions, counted over the restarts of the Envoys that tell of them."""
+"""Counts migration attempts by node, across restarts of the Envoys that report them."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from controlplane.model.traffic import MigrationCounts, ModuleReport
 
 
 class _EnvoyCounters:
-    """What an Envoy has said last, by node."""
+    """The latest counters of one Envoy, by node."""
 
     def __init__(self) -> None:
         self.instance = ""
         self.counts_by_node: dict[str, dict[tuple[str, str], int]] = {}
-        self.forgotten_nodes: set[str] = set()  # nodes of which more may have been counted than is known
+        self.forgotten_nodes: set[str] = set()  # nodes whose Envoy-side counters may be above our last values
 
 
 class MigrationCounters:
-    """Sums by node that never fall: an Envoy counts from its start, and begins anew with each.
+    """Sums by node that never decrease, although an Envoy's counters restart at zero with its process.
 
-    They hold what was counted since this control plane heard of that Envoy's process first. How much that is
-    by then says nothing of what came of it lately, so what the first flush of its first stream has is where
-    counting begins.
+    The sums hold what was counted since this control plane received the first report of an Envoy's process.
+    The values in that report say nothing about recent attempts, so they are the baseline.
     """
 
     def __init__(self) -> None:
@@ -31,7 +30,7 @@ class MigrationCounters:
         self.totals: Mapping[str, MigrationCounts] = MappingProxyType(self._totals)
 
     def add(self, report: ModuleReport) -> None:
-        """Take over what an Envoy's module has counted by now."""
+        """Add what an Envoy's module has counted since its previous report."""
         counters = self._envoy_counters.get(report.envoy)
         if counters is None or (report.is_first and report.instance != counters.instance):
             counters = self._envoy_counters[report.envoy] = _EnvoyCounters()
@@ -51,7 +50,7 @@ class MigrationCounters:
     ) -> None:
         totals = self._totals.setdefault(node, {})
         for key, count in migrations.items():
-            # What was not in the first flush was zero then.
+            # A counter that was missing in the first flush was zero then.
             before = last_counts.get(key, count if is_first else 0)
             increase = count - before if count >= before else count
             last_counts[key] = count
@@ -59,18 +58,18 @@ class MigrationCounters:
                 totals[key] = totals.get(key, 0) + increase
 
     def forget_envoy(self, envoy: str) -> None:
-        """That Envoy is not heard of any more. What it has counted stays in the sums."""
+        """Forget the baseline of an Envoy; what it has counted stays in the sums."""
         self._envoy_counters.pop(envoy, None)
 
-    def retain_nodes(self, known: Mapping[str, object]) -> None:
-        """Forget the nodes that are not known any more.
+    def retain_nodes(self, nodes: Mapping[str, object]) -> None:
+        """Forget all nodes that are not in `nodes`.
 
-        Envoys count on where they were when such a node comes back, so its first flush is where counting
-        begins again.
+        When such a node comes back, the Envoys' counters continue from their old values, so the first flush
+        with it becomes the new baseline.
         """
-        for node in self._totals.keys() - known.keys():
+        for node in self._totals.keys() - nodes.keys():
             del self._totals[node]
         for counters in self._envoy_counters.values():
-            for node in counters.counts_by_node.keys() - known.keys():
+            for node in counters.counts_by_node.keys() - nodes.keys():
                 del counters.counts_by_node[node]
                 counters.forgotten_nodes.add(node)

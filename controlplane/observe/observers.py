@@ -1,4 +1,4 @@
-"""All observers, and what they put into the facts: the half of the engine that only writes facts."""
+"""Runs all observers and stores what they report in the fact store."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from controlplane.observe.node_metrics.observer import NodeMetricsObserver
 
 
 class ReportSink(TelemetrySink, Protocol):
-    """Who is told of everything that Envoys send."""
+    """Receives everything that Envoys send, as it came."""
 
     def load(self, envoy: str, at: float, report: bytes) -> None:
-        """A load report."""
+        """Receive a serialized load report that was made at that time."""
 
 
 class Observers:
-    """What is looked at, and what was seen. `wake` is called when a fact may change the plan."""
+    """Owns the observers and the fact store; calls `wake` when a fact may change the plan."""
 
     def __init__(
         self,
@@ -56,16 +56,14 @@ class Observers:
         wake: Callable[[], None],
         report_sink: ReportSink | None = None,
     ) -> None:
-        """`tell` gets what `event_messages.Told` has, `feed` all that Envoys send, as it came."""
+        """`emit` gets the fields of an `EventDraft`, `report_sink` all that Envoys send, as it came."""
         self._settings = settings
         self._policy = build_policy(settings)
         self._emit, self._wake = emit, wake
         self.fact_store = FactStore(clock())
-        self.awaiting_empty: frozenset[NodeKey] = (
-            frozenset()
-        )  # places of which it is to be known that they are left
+        self.awaiting_empty: frozenset[NodeKey] = frozenset()  # nodes that drain until they have no session
         self._known_addresses: frozenset[str] = frozenset()  # addresses of all nodes
-        self._are_targets_stale = True  # what is to be observed may have changed
+        self._are_targets_stale = True  # the hosts and nodes to observe may have changed
         self._resolver = Resolver(self._on_resolution)
         self._health = HealthChecker(
             settings.health,
@@ -87,11 +85,11 @@ class Observers:
 
     @property
     def grpc_services(self) -> Sequence[Callable[[grpc.aio.Server, AuthorizeEnvoy], None]]:
-        """What Envoys send their reports to; to be added to a gRPC server."""
+        """Return the functions that add the report services to a gRPC server."""
         return (self._load_reports.register, self._metrics_service.register)
 
     def new_telemetry_stream(self, resumed_envoy: str) -> TelemetryStream:
-        """What takes in the messages of an Envoy's module that come by way of another control plane."""
+        """Return a parser for the messages of an Envoy's module that another replica forwards."""
         return self._metrics_service.new_stream(resumed_envoy)
 
     async def run(self) -> None:
@@ -105,13 +103,13 @@ class Observers:
                 tasks.create_task(pd.run())
 
     def configure(self, settings: Settings) -> None:
-        """Take over changed settings."""
+        """Apply changed settings."""
         self._settings, self._policy = settings, build_policy(settings)
         self._health.configure(settings.health, proxy_protocol=settings.backend.proxy_protocol != "off")
         self._node_metrics.configure(settings)
 
     def load_static_nodes(self, intents: Intents) -> None:
-        """Nodes that need no observing: those of the configuration and those added by hand."""
+        """Store the nodes of the configuration and those that were added by hand."""
         self.fact_store.put_topology(static_nodes.from_config(self._settings.nodes))
         self.fact_store.put_topology(static_nodes.from_api(intents.added, self._policy.default_weight))
         if not self._settings.pd.urls:
@@ -120,32 +118,35 @@ class Observers:
         self._wake()
 
     def update_targets(self, plan: Plan, intents: Intents, previous_addresses: Collection[str]) -> None:
-        """Names are resolved and nodes are checked exactly as long as there is a use for it."""
+        """Start and stop name resolution and checks so that they match the nodes in use."""
         if not self._are_targets_stale and plan.nodes.keys() == previous_addresses:
             return
         self._are_targets_stale = False
         facts = self.fact_store.view()
         merged = merged_nodes(facts, intents)
-        known = {a: node for a, node in merged.items() if a not in intents.removed}
-        known |= {a: planned.node for a, planned in plan.nodes.items()}
-        hosts = host_names(known.values())
+        nodes = {a: node for a, node in merged.items() if a not in intents.removed}
+        nodes |= {a: planned.node for a, planned in plan.nodes.items()}
+        hosts = host_names(nodes.values())
         self._resolver.set_hosts(hosts)
         self.fact_store.retain_hosts(hosts)
-        check_targets = build_check_targets(known.values(), plan, facts)
+        check_targets = build_check_targets(nodes.values(), plan, facts)
         self._health.set_targets(check_targets)
         self._node_metrics.set_targets(check_targets)
-        self.fact_store.retain_nodes(known)
-        self._known_addresses = frozenset(known)
+        self.fact_store.retain_nodes(nodes)
+        self._known_addresses = frozenset(nodes)
 
-    # --- facts come in; those of Envoys may also be handed on by another control plane ---
+    # --- callbacks for new facts; another replica may forward those of Envoys ---
 
     def on_load_report(self, load: EnvoyLoad) -> None:
-        """An Envoy's load report."""
+        """Store an Envoy's load report."""
         if self.fact_store.put_load(load, self.awaiting_empty):
             self._wake()
 
     def on_module_report(self, report: ModuleReport, *, is_already_reported: bool = False) -> None:
-        """What the module in an Envoy told. `is_told`: somebody else tells of what it refused."""
+        """Store a report of an Envoy's module.
+
+        `is_already_reported`: another replica emits the events for rejected configurations.
+        """
         for rejection in self.fact_store.put_module_report(report):
             if not is_already_reported:
                 self._emit(*module_config_rejected(report.envoy, rejection))
@@ -153,9 +154,9 @@ class Observers:
             self._wake()
 
     def on_xds_request(self) -> None:
-        """An Envoy has asked for something or acknowledged it."""
+        """Recompute the plan after a request or an acknowledgement of an Envoy, if nodes are draining."""
         if self.awaiting_empty:
-            self._wake()  # from now on its silence tells something of the nodes that are being left
+            self._wake()  # from now on, a report of this Envoy without sessions proves that a node is empty
 
     def _on_topology(self, topology: Topology) -> None:
         before = self.fact_store.put_topology(topology)
@@ -182,4 +183,4 @@ class Observers:
 
 
 def _discard_load_report(envoy: str, at: float, report: bytes) -> None:
-    """There is nobody to be told."""
+    """Ignore a load report: there is no sink."""

@@ -1,4 +1,4 @@
-"""Who leads, and what follows from that for this control plane."""
+"""Leader election in PD's etcd, and the role changes that follow from it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from controlplane.storage.store import LoadedState, SavedPlan
 
 log = structlog.get_logger("tidevoy.replicas")
 
-_CHECK_INTERVAL_SECONDS = 0.25  # seconds between two looks at the time: a lease runs out without a word
+_CHECK_INTERVAL_SECONDS = 0.25  # polled, because no event announces that a lease has expired
 _CAMPAIGN_RETRY_SECONDS = 0.5
 _WRITE_TIMEOUT_SECONDS = 2.0
 
 
 class Decider(Protocol):
-    """What decides and publishes here."""
+    """The planner of this replica."""
 
     def become_leader(self, term: int, saved: SavedPlan | None) -> None: ...
 
@@ -39,7 +39,7 @@ class Decider(Protocol):
 
 
 class LeaderElection:
-    """Stands for leader whenever there is none; the `Leadership` of this control plane."""
+    """Campaigns whenever there is no leader; the `Leadership` of this control plane."""
 
     def __init__(
         self,
@@ -58,9 +58,9 @@ class LeaderElection:
         emit: Callable[..., None],
         leader_changes: Counter,
     ) -> None:
-        """`clock` gives Unix seconds, `awake` those by which leases run; `seconds` is how long these are.
+        """`clock` returns Unix seconds; `boottime_clock` times leases, which last `lease_seconds`.
 
-        `on_stored` gets what is kept whenever something of it may have changed.
+        `on_shared_state_changed` gets the shared state whenever it may have changed.
         """
         self._name = name
         self._client = client
@@ -75,38 +75,38 @@ class LeaderElection:
         self._emit = emit
         self._leader_changes = leader_changes
         self._wake = asyncio.Event()
-        self._campaign_due = asyncio.Event()  # whether there is a leader is to be looked at
+        self._campaign_due = asyncio.Event()  # set when a campaign may be possible
         self._role = Role.FOLLOWER
         self._term: int | None = None
-        self._last_led_term: int | None = None  # the last term in which we led
+        self._last_led_term: int | None = None  # the last term in which this replica led
         self._leader_last_seen = boottime_clock()
         self._loaded: LoadedState | None = None
-        self._reported_load_errors: frozenset[str] = frozenset()  # damages that have been told
+        self._reported_load_errors: frozenset[str] = frozenset()  # load errors that were emitted
         self.leader: LeaderRecord | None = None
 
     @property
     def role(self) -> Role:
-        """What we are to the others."""
+        """The current role."""
         return self._role
 
     @property
     def term(self) -> int | None:
-        """The number of the term in which we lead, while the lease of that term surely holds."""
+        """The term in which this replica leads, while its lease is surely valid; else None."""
         ours = self.leader is not None and self._is_own_record(self.leader)
         return self._term if ours and self._lease.is_valid else None
 
     @property
     def fenced_term(self) -> int | None:
-        """The term of what we decide. Whether we still lead in it PD judges, when something is written."""
+        """The term of our decisions. PD rejects a write if this replica no longer leads in it."""
         return self._term
 
     def wake(self) -> None:
-        """Something has changed in the mirror, or with the lease."""
+        """Run a step soon: the mirror or the lease has changed."""
         self._wake.set()
         self._campaign_due.set()
 
     async def run(self) -> None:
-        """Stand for leader, lead and follow, until cancelled."""
+        """Campaign, lead and follow until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._campaign())
             while True:
@@ -117,12 +117,12 @@ class LeaderElection:
                 await self._step()
 
     def resign(self) -> None:
-        """Nothing is led any more."""
+        """Stop leading."""
         self._term = None
 
     async def _step(self) -> None:
-        # All that earlier leaders have written came before the key by which we are the leader: what is handed
-        # on here is whole before anybody hears of our term.
+        # Earlier leaders wrote everything before the key that makes us the leader, so the state applied here
+        # is complete before anyone reads our term.
         entries = self._mirror.entries
         is_current = self._mirror.is_current
         loaded = await self._store.refresh(entries)
@@ -151,13 +151,13 @@ class LeaderElection:
             self._decider.adopt_plan(loaded.plan, self.leader.term)
 
     def _report_standalone(self) -> None:
-        why = "nobody is known to lead" if self._store.is_readable else "it cannot read what replicas share"
-        self._emit("replica.alone", self._name, f"{why}, so this control plane decides for its own Envoys")
+        cause = "no leader is known" if self._store.is_readable else "the shared state cannot be read"
+        self._emit("replica.alone", self._name, f"{cause}, so this control plane decides for its own Envoys")
 
     def _election_view(self, is_current: bool) -> ElectionView:
         ours = self.leader is not None and self._is_own_record(self.leader)
-        # A term of ours in which we do not lead any more is over, though the mirror may still lag behind:
-        # who followed it would take back what was decided since.
+        # Our own ended term does not count, although a lagging mirror may still show it: following its plan
+        # would revert later decisions.
         has_other_leader = (
             self.leader is not None and not ours and is_current and self.leader.term != self._last_led_term
         )
@@ -176,8 +176,10 @@ class LeaderElection:
         before, self.leader = self.leader, now
         if now is not None and (before is None or before.term != now.term):
             self._leader_changes.inc()
-            who = "this control plane" if self._is_own_record(now) else f"the control plane {now.name}"
-            self._emit("replica.leads", now.name, f"{who} leads now, in term {now.term}", {"term": now.term})
+            leader = "this control plane" if self._is_own_record(now) else f"the control plane {now.name}"
+            self._emit(
+                "replica.leads", now.name, f"{leader} now leads, in term {now.term}", {"term": now.term}
+            )
 
     def _report_load_errors(self, loaded: LoadedState) -> None:
         for error in loaded.load_errors:
@@ -186,7 +188,7 @@ class LeaderElection:
         self._reported_load_errors = frozenset(loaded.load_errors)
 
     async def _campaign(self) -> None:
-        """Become the leader when there is none. That it worked is learned from the mirror."""
+        """Become the leader when there is none. The mirror shows the success."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CAMPAIGN_RETRY_SECONDS):
@@ -216,4 +218,4 @@ class LeaderElection:
         except LeaseLost:
             self._lease.expire()
         except PdError as error:
-            log.info("could not stand for leader", error=str(error))
+            log.info("could not campaign for leader", error=str(error))

@@ -1,4 +1,4 @@
-"""A lease in PD that this process keeps alive, and until when it surely holds."""
+"""A lease in PD's etcd that this process keeps alive, and until when it is surely valid."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from collections.abc import Callable
 from controlplane.errors import PdError
 from controlplane.etcd.client import EtcdClient
 
-# Seconds before its end from which a lease counts as over: clocks run differently fast, and what is begun
-# because it holds takes a moment.
+# A lease counts as over this long before its end: clocks run at different speeds, and an operation that
+# starts because the lease is valid takes a moment.
 _SAFETY_MARGIN_SECONDS = 0.5
 _RETRY_SECONDS = 0.2
 _REVOKE_TIMEOUT_SECONDS = 2.0
 
 
 def boottime_clock() -> float:
-    """Seconds that go on while the machine sleeps, which `time.monotonic` does not count."""
+    """Return seconds that include suspend time, which `time.monotonic` does not count."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Lease:
-    """The lease of this process; when it has ended, a new one. `on_change` is called with each."""
+    """The lease of this process, replaced when it ends. `on_change` is called after each change."""
 
     def __init__(
         self,
@@ -41,27 +41,27 @@ class Lease:
 
     @property
     def is_valid(self) -> bool:
-        """Whether PD cannot have ended it yet: judged from when the last answered renewal was sent."""
+        """Whether PD cannot have ended the lease yet, counted from when the last renewal was sent."""
         return self.id is not None and self._clock() < self._valid_until - _SAFETY_MARGIN_SECONDS
 
     async def run(self) -> None:
-        """Have a lease until cancelled."""
+        """Grant and renew a lease until cancelled."""
         while True:
             try:
                 self.id = await self._client.lease_grant(self._ttl_seconds)
             except PdError:
-                await asyncio.sleep(_RETRY_SECONDS)  # whoever follows PD finds the same, and tells it
+                await asyncio.sleep(_RETRY_SECONDS)  # the mirror reports the outage
                 continue
             await self._keep_alive(self.id)
             self.expire()
 
     def expire(self) -> None:
-        """PD says that it has ended."""
+        """Mark the lease as ended, as PD reported."""
         self._valid_until = float("-inf")
         self._on_change()
 
     async def revoke(self) -> None:
-        """End it, and with it the keys that hang on it: nobody need wait until it runs out."""
+        """Revoke the lease and its keys, so that no replica has to wait for the expiry."""
         lease, self.id = self.id, None
         if lease is None:
             return
@@ -69,10 +69,10 @@ class Lease:
             async with asyncio.timeout(_REVOKE_TIMEOUT_SECONDS):
                 await self._client.lease_revoke(lease)
         except (PdError, TimeoutError):
-            pass  # it runs out by itself
+            pass  # it expires by itself
 
     async def _keep_alive(self, lease: int) -> None:
-        """Keep it alive until it has ended. Without an answer it may live on: a late one revives it."""
+        """Renew the lease until PD reports its end. Failed renewals are retried: the lease may still live."""
         is_new = True
         while True:
             sent = self._clock()
@@ -87,5 +87,5 @@ class Lease:
             if is_new:
                 is_new = False
                 self._on_change()
-            # Counted from then, too: after an answer that took long the lease has not much left.
+            # Counted from the sending too: after a slow answer little of the lease is left.
             await asyncio.sleep(max(0.0, sent + seconds / 3 - self._clock()))

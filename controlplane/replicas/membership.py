@@ -1,4 +1,4 @@
-"""Which control planes there are."""
+"""Registers this control plane in etcd and tracks the other registered control planes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from controlplane.storage.etcd_keys import (
 
 log = structlog.get_logger("tidevoy.replicas")
 
-_CHECK_INTERVAL_SECONDS = 0.5  # seconds between two looks at whether there is something to write
+_CHECK_INTERVAL_SECONDS = 0.5  # how often the registration is checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +31,17 @@ class ReplicaView:
     """One control plane as `GET /v1/replicas` shows it."""
 
     name: str
-    address: str  # at which other replicas reach its xDS server
+    address: str  # where other replicas reach its xDS server
     version: str  # of Tidevoy
     since: float  # when it started
     is_leader: bool = False
     leader_since: float | None = None
     is_self: bool = False
-    unreachable: str = ""  # why nothing is heard of its Envoys, as a clause about it; empty: it tells of them
+    unreachable: str = ""  # why it does not report its Envoys, as a clause about it; empty: it does
 
 
 class Membership:
-    """Registers this control plane, and follows which others are."""
+    """Keeps this control plane registered and reports when others join or leave."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Membership:
         on_change: Callable[[Mapping[str, str]], None],
         emit: Callable[..., None],
     ) -> None:
-        """`on_change` gets the advertised addresses of the others by name."""
+        """`on_change` gets the advertised addresses of the other replicas by name."""
         self._own_record = own_record
         self._client = client
         self._keys = keys
@@ -64,14 +64,14 @@ class Membership:
         self._has_notified = False
         self._conflicting_instance = ""
         self._registration_due = asyncio.Event()
-        self._registered_lease: int | None = None  # the lease
+        self._registered_lease: int | None = None  # the lease of the registration
 
     def request_registration(self) -> None:
-        """There may be a reason to register anew."""
+        """Check soon whether this replica has to register again."""
         self._registration_due.set()
 
     async def run(self) -> None:
-        """Be registered until cancelled."""
+        """Keep this replica registered until cancelled."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_CHECK_INTERVAL_SECONDS):
@@ -91,12 +91,12 @@ class Membership:
                 log.info("could not register", error=str(error))
 
     def update(self, entries: Mapping[str, Entry], *, is_current: bool) -> None:
-        """The keys as they are now. While the mirror does not stand, nobody is known to have left."""
-        found = decode_replicas(entries, self._keys)
+        """Apply the current keys. While the mirror is not current, no replica counts as having left."""
+        registered = decode_replicas(entries, self._keys)
         if not is_current:
-            found = {**self._others, **found}
-        self._check_conflict(found.get(self._own_record.name))
-        others = {name: replica for name, replica in found.items() if name != self._own_record.name}
+            registered = {**self._others, **registered}
+        self._check_conflict(registered.get(self._own_record.name))
+        others = {name: replica for name, replica in registered.items() if name != self._own_record.name}
         if is_current:
             self._report_changes(others)
         if others != self._others or not self._has_notified:
@@ -105,7 +105,7 @@ class Membership:
             self._on_change({name: replica.address for name, replica in others.items()})
 
     def views(self, leader: LeaderRecord | None, unreachable: Mapping[str, str]) -> list[ReplicaView]:
-        """All control planes, ours among them, by name."""
+        """Return all control planes including this one, sorted by name."""
         views = []
         for name, replica in sorted({**self._others, self._own_record.name: self._own_record}.items()):
             is_leader = leader is not None and leader.name == name
@@ -127,16 +127,18 @@ class Membership:
         for name, replica in now.items():
             past = self._others.get(name)
             if past is None or past.instance != replica.instance:
-                self._emit("replica.joined", name, f"the control plane {name} is there, at {replica.address}")
+                self._emit(
+                    "replica.joined", name, f"the control plane {name} has joined, at {replica.address}"
+                )
         for name in self._others.keys() - now.keys():
-            self._emit("replica.left", name, f"the control plane {name} has left, or is not heard of by PD")
+            self._emit("replica.left", name, f"the control plane {name} has left or lost its lease")
 
     def _check_conflict(self, registered_record: ReplicaRecord | None) -> None:
         if registered_record is None:
-            self._registered_lease = None  # our lease ran out, or a hand has deleted it
+            self._registered_lease = None  # our lease expired, or someone deleted the key
             self.request_registration()
             return
-        # What a former process of ours wrote is there until we have written.
+        # Until this process has registered, the record may be from its predecessor.
         conflicting = (
             registered_record.instance
             if self._registered_lease is not None and registered_record.instance != self._own_record.instance
@@ -146,7 +148,7 @@ class Membership:
             self._emit(
                 "replica.duplicate",
                 self._own_record.name,
-                f"another control plane, at {registered_record.address}, is registered as {self._own_record.name} too; give each a"
-                " replicas.name of its own",
+                f"another control plane, at {registered_record.address}, is also registered as"
+                f" {self._own_record.name}; give each control plane its own replicas.name",
             )
         self._conflicting_instance = conflicting

@@ -1,4 +1,4 @@
-"""The Envoys of all replicas as one fleet. No I/O."""
+"""Merges the Envoys of all replicas into one fleet. No I/O."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.plan import Stamp
 
-_DUPLICATE_AFTER_SECONDS = 20.0  # seconds: a replica notices within 15 that an Envoy has vanished
+_DUPLICATE_AFTER_SECONDS = 20.0  # a replica detects within 15 s that an Envoy has vanished
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFleet:
-    """The Envoys that are connected to one replica, or were lately; all times by our clock.
+    """The Envoys that are or recently were connected to one replica; all times by our clock.
 
-    `stamp` is of the plan that this replica offers them; None: of none.
+    `stamp` is that of the plan that the replica publishes to them; None: no shared plan.
     """
 
     statuses: tuple[EnvoyStatus, ...] = ()
@@ -24,7 +24,7 @@ class ReplicaFleet:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaEnvoy:
-    """An Envoy, and the replica that speaks for it. `endpoints_acked` is about the plan of `stamp`."""
+    """An Envoy and the replica that reports it. `eds_acked` refers to the plan with `stamp`."""
 
     status: EnvoyStatus
     replica: str
@@ -32,22 +32,22 @@ class ReplicaEnvoy:
 
 
 def merge_fleets(fleets: Mapping[str, ReplicaFleet]) -> list[ReplicaEnvoy]:
-    """Every Envoy once, by id; `fleets` by replica.
+    """Return every Envoy once, sorted by id. `fleets` is keyed by replica.
 
-    The youngest connection speaks: the other is what the Envoy has left and nobody has noticed yet. Still
-    both count as `streams`, for they may be of two Envoys that share an id, and then neither speaks for both.
+    The newest connection wins: the older one is usually left over and not yet detected as closed. Both count
+    as `streams`, because they may belong to two Envoys with the same id.
     """
-    found: dict[str, list[ReplicaEnvoy]] = {}
+    candidates: dict[str, list[ReplicaEnvoy]] = {}
     for replica, fleet in fleets.items():
         for status in fleet.statuses:
-            found.setdefault(status.id, []).append(ReplicaEnvoy(status, replica, fleet.stamp))
-    return [_merge(found[envoy]) for envoy in sorted(found)]
+            candidates.setdefault(status.id, []).append(ReplicaEnvoy(status, replica, fleet.stamp))
+    return [_merge(candidates[envoy]) for envoy in sorted(candidates)]
 
 
 def carry_over_missing(before: ReplicaFleet | None, fleet: ReplicaFleet, at: float) -> ReplicaFleet:
-    """A replica's fleet as it tells it now, and Envoys that it told of before and names no more.
+    """Return a replica's reported fleet plus the Envoys that it reported before but no longer does.
 
-    Those a replica forgets that starts anew, before they have come back to it or to another.
+    A restarted replica does not know these Envoys until they reconnect to it or to another replica.
     """
     named = {status.id for status in fleet.statuses}
     missing = [s for s in (before.statuses if before is not None else ()) if s.id not in named]
@@ -57,20 +57,22 @@ def carry_over_missing(before: ReplicaFleet | None, fleet: ReplicaFleet, at: flo
 
 
 def mark_disconnected(fleet: ReplicaFleet, disconnected_at: float) -> ReplicaFleet:
-    """What is left of a replica's fleet when it has not been heard of since then."""
+    """Return the fleet of an unreachable replica: all its Envoys disconnected, without a stamp."""
     return ReplicaFleet(tuple(_disconnected(status, disconnected_at) for status in fleet.statuses))
 
 
 def without_expired(fleet: ReplicaFleet, expired_before: float) -> ReplicaFleet:
-    """It without Envoys that are gone and were seen last before that time."""
-    kept = tuple(s for s in fleet.statuses if s.connected_since is not None or s.last_seen >= expired_before)
-    return fleet if len(kept) == len(fleet.statuses) else replace(fleet, statuses=kept)
+    """Return the fleet without disconnected Envoys that were last seen before `expired_before`."""
+    remaining = tuple(
+        s for s in fleet.statuses if s.connected_since is not None or s.last_seen >= expired_before
+    )
+    return fleet if len(remaining) == len(fleet.statuses) else replace(fleet, statuses=remaining)
 
 
 class DuplicateIdDetector:
-    """Finds Envoys that share an id and are connected to different replicas.
+    """Detects Envoys that share an id and are connected to different replicas.
 
-    One that goes from one replica to another has streams at both for a moment, or until the old one notices.
+    An Envoy that reconnects to another replica has streams at both until the old replica detects the loss.
     """
 
     def __init__(self) -> None:
@@ -78,7 +80,7 @@ class DuplicateIdDetector:
         self._reported: set[str] = set()
 
     def check(self, fleets: Mapping[str, ReplicaFleet], now: float) -> list[tuple[str, str]]:
-        """Ids that are seen to be shared, each once as long as it is, with a sentence."""
+        """Return each newly detected shared id with a message."""
         replicas_by_envoy: dict[str, list[str]] = {}
         for replica, fleet in fleets.items():
             for status in fleet.statuses:
@@ -86,19 +88,20 @@ class DuplicateIdDetector:
                     replicas_by_envoy.setdefault(status.id, []).append(replica)
         shared = {envoy: replicas for envoy, replicas in replicas_by_envoy.items() if len(replicas) > 1}
         self._shared_since = {envoy: self._shared_since.get(envoy, now) for envoy in shared}
-        found = [
+        detected = [
             e
             for e in sorted(shared)
             if now - self._shared_since[e] >= _DUPLICATE_AFTER_SECONDS and e not in self._reported
         ]
-        self._reported = (self._reported & shared.keys()) | set(found)
+        self._reported = (self._reported & shared.keys()) | set(detected)
         return [
             (
                 envoy,
                 f"the control planes {' and '.join(sorted(shared[envoy]))} have each had an open stream of"
-                f" {envoy} for {_DUPLICATE_AFTER_SECONDS:g} s; if these are two Envoys, give each a node.id of its own",
+                f" {envoy} for {_DUPLICATE_AFTER_SECONDS:g} s; if these are two Envoys, give each its own"
+                " node.id",
             )
-            for envoy in found
+            for envoy in detected
         ]
 
 
@@ -106,24 +109,24 @@ def _merge(candidates: list[ReplicaEnvoy]) -> ReplicaEnvoy:
     if len(candidates) == 1:
         return candidates[0]
     newest = max(candidates, key=_recency_key)
-    nacks = [placed.status.last_nack for placed in candidates if placed.status.last_nack is not None]
+    nacks = [envoy.status.last_nack for envoy in candidates if envoy.status.last_nack is not None]
     status = replace(
         newest.status,
-        streams=sum(placed.status.streams for placed in candidates),
-        last_seen=max(placed.status.last_seen for placed in candidates),
+        streams=sum(envoy.status.streams for envoy in candidates),
+        last_seen=max(envoy.status.last_seen for envoy in candidates),
         last_nack=max(nacks, key=lambda nack: nack.at, default=None),
-        nacks=sum(placed.status.nacks for placed in candidates),
+        nacks=sum(envoy.status.nacks for envoy in candidates),
     )
     return replace(newest, status=status)
 
 
-def _recency_key(placed: ReplicaEnvoy) -> tuple[float, float, str]:
-    since = placed.status.connected_since
-    return (float("-inf") if since is None else since, placed.status.last_seen, placed.replica)
+def _recency_key(envoy: ReplicaEnvoy) -> tuple[float, float, str]:
+    since = envoy.status.connected_since
+    return (float("-inf") if since is None else since, envoy.status.last_seen, envoy.replica)
 
 
 def _disconnected(status: EnvoyStatus, at: float) -> EnvoyStatus:
-    """As it is when its stream has ended."""
+    """Return the status as after the end of its stream."""
     if status.connected_since is None:
         return status
     return replace(status, connected_since=None, last_seen=min(status.last_seen, at), streams=0)

@@ -1,4 +1,4 @@
-"""Which callers of the xDS port are replicas of ours, and may hear of all Envoys. No I/O."""
+"""Decides which callers of the xDS port are replicas that may follow this one. No I/O."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from controlplane import address as addresses
 
 @dataclass(frozen=True, slots=True)
 class PeerCredentials:
-    """What a caller's connection tells of it: its address, and the names that its certificate holds."""
+    """A caller's address and the names in its certificate."""
 
     address: str
     names: frozenset[str] = frozenset()
 
 
 def read_credentials(peer: str, auth: Mapping[str, Iterable[bytes]]) -> PeerCredentials:
-    """Of gRPC's `auth_context`. Without TLS, and without a client's certificate, it holds no names."""
+    """Read the credentials from gRPC's `auth_context`; no names without a client certificate."""
     certificate_names = (*auth.get("peer_dns", ()), *auth.get("peer_ip", ()))
     return PeerCredentials(
-        peer, frozenset(each.decode(errors="replace").casefold() for each in certificate_names)
+        peer, frozenset(name.decode(errors="replace").casefold() for name in certificate_names)
     )
 
 
@@ -32,30 +32,31 @@ def denial_message(
     requires_certificate: bool,
     allows_unauthenticated: bool,
 ) -> str:
-    """Why the caller may not follow us, as a sentence; empty: it may.
+    """Return why the caller may not follow this replica, as a sentence; empty if it may.
 
-    `replicas` are the advertised addresses of the others. `is_checked`: callers show certificates of our
-    authority; else those from this machine may follow, and everybody where `is_open`.
+    `peer_addresses` are the advertised addresses of the other replicas. `requires_certificate`: callers
+    present certificates of our authority. Otherwise callers from this machine may follow, and all callers
+    if `allows_unauthenticated`.
     """
     if not requires_certificate:
         if allows_unauthenticated or _is_loopback(caller.address):
             return ""
         return (
-            f"{caller.address} shows no certificate; set xds.tls with client_ca on all control planes, or"
-            " allow_unauthenticated: true when the network keeps others out"
+            f"{caller.address} presents no certificate; set xds.tls with client_ca on all control planes, or"
+            " set allow_unauthenticated: true if the network is isolated"
         )
-    if any(_is_certificate_for(caller.names, addresses.split(each)[0]) for each in peer_addresses):
+    if any(_is_certificate_for(caller.names, addresses.split(peer)[0]) for peer in peer_addresses):
         return ""
     return (
-        f"the certificate of {caller.address} holds the host of no control plane that is registered; it must"
-        " hold that of its replicas.advertise"
+        f"the certificate of {caller.address} names no registered control plane; it must contain the host of"
+        " that control plane's replicas.advertise"
     )
 
 
 def _is_certificate_for(names: frozenset[str], host: str) -> bool:
-    """Whether a certificate with these names is for that very host.
+    """Return whether a certificate with these names is for exactly this host.
 
-    A wildcard does not do: it may well be in the certificates of Envoys too.
+    A wildcard does not match: certificates of Envoys may contain it too.
     """
     literal = addresses.literal_ip(host)
     if literal is not None:

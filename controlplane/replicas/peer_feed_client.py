@@ -1,4 +1,4 @@
-"""The connection to another replica over which we follow it."""
+"""Client of the peer feed: follows another replica over gRPC."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from controlplane.replicas import peer_feed_pb2
 from controlplane.replicas.peer_feed_server import FOLLOW_METHOD, SERVICE_NAME
 from controlplane.replicas.peer_messages import UnreadableMessage
 
-_SILENCE_TIMEOUT_SECONDS = 5.0  # seconds: a replica tells something every second
+_SILENCE_TIMEOUT_SECONDS = 5.0  # a replica sends its fleet every second
 _CHANNEL_OPTIONS = (
-    # A connection of its own for each try: no waiting for what gRPC thinks is the right time for the next.
+    # A new connection for each attempt, so that gRPC's own reconnect backoff does not apply.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", 32 * 1024 * 1024),
@@ -24,14 +24,14 @@ _CHANNEL_OPTIONS = (
 async def receive_messages(
     address: str, tls: ServerTls | None, name: str, on_message: Callable[[bytes], None]
 ) -> str:
-    """Follow the replica at `address` as `name`; `take` gets each piece of news.
+    """Follow the replica at `address` as `name`; `on_message` gets each serialized message.
 
-    Returns, when that has come to its end, why, as a clause about the replica.
+    Return at the end of the stream with the reason, as a clause about the replica.
     """
     try:
         credentials = await asyncio.to_thread(_credentials, tls) if tls is not None else None
     except OSError as error:
-        return f"cannot be asked, since {error.filename} cannot be read: {error.strerror}"
+        return f"cannot be followed, because {error.filename} cannot be read: {error.strerror}"
     channel = (
         grpc.aio.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
         if credentials is not None
@@ -49,23 +49,23 @@ async def receive_messages(
                 async with asyncio.timeout(_SILENCE_TIMEOUT_SECONDS):
                     batch = await call.read()
                 if batch is grpc.aio.EOF:
-                    return f"ended it: {await call.details() or (await call.code()).name}"
+                    return f"ended the stream: {await call.details() or (await call.code()).name}"
                 for message in batch.news:
                     on_message(message)
         except TimeoutError:
-            return f"has told nothing for {_SILENCE_TIMEOUT_SECONDS:g} s"
+            return f"has sent nothing for {_SILENCE_TIMEOUT_SECONDS:g} s"
         except UnreadableMessage as error:
-            return f"tells what cannot be read: {error}"
+            return f"sent an unreadable message: {error}"
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.PERMISSION_DENIED:
-                return f"refuses us: {error.details()}"
-            return f"cannot be heard ({error.details() or error.code().name})"
+                return f"denied access: {error.details()}"
+            return f"is unreachable ({error.details() or error.code().name})"
         finally:
             call.cancel()
 
 
 def _credentials(tls: ServerTls) -> grpc.ChannelCredentials:
-    """Our server certificate shows who we are here too. Read for each try, since certificates are renewed."""
+    """Use the server certificate as client certificate. Read per attempt: certificates are renewed."""
     return grpc.ssl_channel_credentials(
         root_certificates=tls.client_ca.read_bytes() if tls.client_ca is not None else None,
         private_key=tls.key.read_bytes(),

@@ -1,4 +1,4 @@
-"""The gRPC service by which other replicas hear of our Envoys: `tidevoy.Replicas/Follow`, on the xDS port."""
+"""The gRPC service that reports our Envoys to other replicas: `tidevoy.Replicas/Follow` on the xDS port."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ log = structlog.get_logger("tidevoy.replicas")
 FOLLOW_METHOD = "Follow"
 SERVICE_NAME = "tidevoy.Replicas"
 
-_HEARTBEAT_SECONDS = 1.0  # seconds after which the fleet is told again: by that a follower knows that we live
-# Seconds between two tellings of the fleet, however often it changes; or so many times as long as one takes.
+_HEARTBEAT_SECONDS = 1.0  # the fleet is sent at least this often, so that followers know that we are alive
+# Minimum time between two fleet messages; or this multiple of the time that one takes, if that is longer.
 _MIN_FLEET_INTERVAL_SECONDS, _FLEET_PAUSE_FACTOR = 0.05, 10.0
-_MAX_QUEUED_BYTES = 64 * 1024 * 1024  # bytes: who is that far behind has stopped reading
-_MAX_BATCH_BYTES = 512 * 1024  # bytes after which the rest goes into the next message
-_MESSAGE_OVERHEAD_BYTES = 128  # bytes that a piece of news costs beside its own
+_MAX_QUEUED_BYTES = 64 * 1024 * 1024  # a subscriber that is this far behind has stopped reading
+_MAX_BATCH_BYTES = 512 * 1024  # the rest goes into the next batch
+_MESSAGE_OVERHEAD_BYTES = 128  # memory cost of a queued message beyond its payload
 
 
 class PeerFeed:
-    """Tells every follower what is given to it from when it began to follow."""
+    """Sends every subscriber all messages from its subscription on."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class PeerFeed:
         own_fleet: Callable[[], ReplicaFleet],
         denial_message: Callable[[grpc.aio.ServicerContext], str],
     ) -> None:
-        """`ours` gives our Envoys as they are. `refusal` says why a caller may not follow; empty: it may."""
+        """`own_fleet` gets our Envoys. `denial_message` says why a caller may not follow; empty if it may."""
         self._clock = clock
         self._own_fleet = own_fleet
         self._denial_message = denial_message
@@ -47,7 +47,7 @@ class PeerFeed:
         self._fleet_changed = asyncio.Event()
 
     def register(self, server: grpc.aio.Server, _: AuthorizeEnvoy) -> None:
-        """Add the service to a server that has not been started yet. Who may follow is no Envoy."""
+        """Add the service to a server before its start. Envoy authorization does not apply to replicas."""
         handler = grpc.unary_stream_rpc_method_handler(
             self._serve_subscriber, request_deserializer=peer_feed_pb2.FollowRequest.FromString
         )
@@ -56,7 +56,7 @@ class PeerFeed:
         )
 
     async def run(self) -> None:
-        """Tell the fleet again and again, until cancelled."""
+        """Send the fleet after changes and as a heartbeat, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             with suppress(TimeoutError):
@@ -71,26 +71,26 @@ class PeerFeed:
             await asyncio.sleep(max(_MIN_FLEET_INTERVAL_SECONDS, _FLEET_PAUSE_FACTOR * (loop.time() - start)))
 
     def notify_fleet_changed(self) -> None:
-        """Our own Envoys are not as they were any more."""
+        """Request a fleet message: our own Envoys have changed."""
         self._fleet_changed.set()
 
     def send_load(self, envoy: str, at: float, report: bytes) -> None:
-        """Tell a load report as it came."""
+        """Forward a load report unchanged."""
         if self._subscribers:
             self._send(peer_messages.encode_load(envoy, at, report))
 
     def send_telemetry(self, number: int, envoy: str, at: float, data: bytes, *, first: bool) -> None:
-        """Tell a message of a metrics stream as it came."""
+        """Forward a message of a metrics stream unchanged."""
         if self._subscribers:
             self._send(peer_messages.encode_telemetry(number, envoy, at, data, first=first))
 
     def send_telemetry_end(self, number: int) -> None:
-        """Tell that a metrics stream has ended."""
+        """Send the end of a metrics stream."""
         if self._subscribers:
             self._send(peer_messages.encode_telemetry_end(number, self._clock()))
 
     def send_event(self, kind: str, subject: str, message: str, data: Mapping[str, Any]) -> None:
-        """Tell an event, if it is of a kind that others cannot know of."""
+        """Send an event if other replicas cannot observe events of its kind themselves."""
         if self._subscribers and peer_messages.is_shared_event(kind):
             self._send(peer_messages.encode_event(kind, subject, message, data, self._clock()))
 
@@ -112,18 +112,18 @@ class PeerFeed:
                 await context.write(batch)
         finally:
             self._subscribers.discard(subscriber)
-        log.warning("a replica does not read what it is told, so it has to begin anew", replica=request.name)
+        log.warning("a replica reads its feed too slowly and must subscribe again", replica=request.name)
         await context.abort(
-            grpc.StatusCode.RESOURCE_EXHAUSTED, "it was not read for too long; follow again from now on"
+            grpc.StatusCode.RESOURCE_EXHAUSTED, "the feed was read too slowly; subscribe again"
         )
 
 
 class _Subscriber:
-    """What waits for one follower."""
+    """The queue of messages for one subscriber."""
 
     def __init__(self) -> None:
         self._wake = asyncio.Event()
-        self._latest_fleet = b""  # only the latest is told
+        self._latest_fleet = b""  # only the latest is sent
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         self._has_overflowed = False
@@ -138,13 +138,13 @@ class _Subscriber:
         self._queue.append(message)
         self._queued_bytes += len(message) + _MESSAGE_OVERHEAD_BYTES
         if self._queued_bytes > _MAX_QUEUED_BYTES:
-            # A part of a flush would pass for the whole of it, so nothing of what waits is told any more.
+            # Part of a flush would look like a complete one, so drop the whole queue.
             self._has_overflowed = True
             self._queue.clear()
         self._wake.set()
 
     async def next_batch(self) -> bytes:
-        """What there is to tell, when there is something. Empty: it is cut off."""
+        """Wait for messages and return them as one batch; empty if the queue has overflowed."""
         while not (self._has_overflowed or self._latest_fleet or self._queue):
             self._wake.clear()
             await self._wake.wait()

@@ -1,4 +1,4 @@
-"""What one replica tells another, put into bytes and read again. No I/O."""
+"""Encodes and decodes the messages between replicas. No I/O."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ _SHARED_EVENT_PREFIXES = ("envoy.", "audit.")
 
 
 class UnreadableMessage(Exception):
-    """A peer told something that cannot be read."""
+    """A peer sent a message that cannot be decoded."""
 
 
 def is_shared_event(kind: str) -> bool:
-    """Whether events of that kind are told to other replicas; they find all others out for themselves."""
+    """Return whether other replicas need events of this kind; they observe all other kinds themselves."""
     return kind.startswith(_SHARED_EVENT_PREFIXES)
 
 
-# --- telling ---
+# --- encoding ---
 
 
 def encode_load(envoy: str, at: float, report: bytes) -> bytes:
-    """A load report as it came."""
+    """Encode a load report, unchanged."""
     return _serialize(peer_feed_pb2.News(at=at, load=peer_feed_pb2.Load(envoy=envoy, report=report)))
 
 
 def encode_telemetry(number: int, envoy: str, at: float, message: bytes, *, first: bool) -> bytes:
-    """A message of a metrics stream as it came."""
+    """Encode a message of a metrics stream, unchanged."""
     telemetry = peer_feed_pb2.Telemetry(stream=number, envoy=envoy, message=message, first=first)
     return _serialize(peer_feed_pb2.News(at=at, telemetry=telemetry))
 
 
 def encode_telemetry_end(number: int, at: float) -> bytes:
-    """The end of a metrics stream."""
+    """Encode the end of a metrics stream."""
     return _serialize(peer_feed_pb2.News(at=at, telemetry_ended=number))
 
 
 def encode_event(kind: str, subject: str, message: str, data: Mapping[str, Any], at: float) -> bytes:
-    """An event. What JSON has not in `data` becomes a text."""
+    """Encode an event. Values in `data` that JSON lacks become strings."""
     event = peer_feed_pb2.Event(
         kind=kind, subject=subject, message=message, data=json.dumps(dict(data), default=str)
     )
@@ -59,7 +59,7 @@ def encode_event(kind: str, subject: str, message: str, data: Mapping[str, Any],
 
 
 def encode_fleet(fleet: ReplicaFleet, at: float) -> bytes:
-    """All Envoys of the teller."""
+    """Encode all Envoys of the sender."""
     encoded = peer_feed_pb2.Fleet(envoys=map(_encode_envoy, fleet.statuses))
     if fleet.stamp is not None:
         encoded.publishes = True
@@ -100,14 +100,11 @@ def _serialize(message: Any) -> bytes:
     return serialized
 
 
-# --- hearing ---
+# --- decoding ---
 
 
 class PeerMessageReader:
-    """Takes in what one peer tells from when we began to follow it, and hands on the facts in it.
-
-    All times are converted to our clock.
-    """
+    """Decodes the messages of one peer and passes on the facts in them, with times by our clock."""
 
     def __init__(
         self,
@@ -118,16 +115,16 @@ class PeerMessageReader:
         on_event: Callable[[str, str, str, Mapping[str, Any]], None],
         new_stream: Callable[[str], TelemetryStream],
     ) -> None:
-        """`new_stream` gets the Envoy's id when the beginning of a stream was missed, else an empty text."""
+        """`new_stream` gets the Envoy's id if the start of a stream was missed, else an empty string."""
         self._on_load, self._on_report = on_load, on_report
         self._on_fleet, self._on_event = on_fleet, on_event
         self._new_stream = new_stream
         self._clock = ClockOffset()
         self._streams: dict[int, TelemetryStream] = {}
-        self._connected_since: dict[str, tuple[float, float]] = {}  # by Envoy: since when, there and here
+        self._connected_since: dict[str, tuple[float, float]] = {}  # per Envoy: by the peer's clock, by ours
 
     def receive(self, data: bytes, now: float) -> None:
-        """One piece of news. Unreadable. What a later version tells beyond that is passed over."""
+        """Decode one message. Unknown kinds of later versions are ignored. Raises UnreadableMessage."""
         try:
             message = peer_feed_pb2.News.FromString(data)
             self._clock.observe(message.at, now)
@@ -150,7 +147,7 @@ class PeerMessageReader:
             event = message.event
             event_data = json.loads(event.data or "{}")
             if not isinstance(event_data, dict):
-                raise ValueError("the data of an event is no JSON object")
+                raise ValueError("the data of an event is not a JSON object")
             self._on_event(event.kind, event.subject, event.message, event_data)
 
     def _receive_telemetry(self, telemetry: Any, at: float) -> None:
@@ -164,12 +161,12 @@ class PeerMessageReader:
             self._on_report(report)
 
     def _receive_fleet(self, fleet: Any) -> None:
-        # Of an Envoy that stays connected it is one and the same time for ever, although the clocks' distance
-        # is known ever better: by that time it is told whether there was another connection meanwhile.
+        # Convert the time of a connection only once, although the estimate of the clock offset improves:
+        # a different time means that the Envoy has reconnected.
         self._connected_since = {
-            envoy.id: known
-            if (known := self._connected_since.get(envoy.id)) is not None
-            and known[0] == envoy.connected_since
+            envoy.id: previous
+            if (previous := self._connected_since.get(envoy.id)) is not None
+            and previous[0] == envoy.connected_since
             else (envoy.connected_since, self._clock.to_local(envoy.connected_since))
             for envoy in fleet.envoys
             if envoy.HasField("connected_since")

@@ -1,4 +1,4 @@
-"""Every replica knows the facts of all: each follows each other one, and tells what its own Envoys tell."""
+"""Shares facts between replicas: each replica follows all others and forwards its own Envoys' reports."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from controlplane.xds.envoy_registry import RETENTION_SECONDS
 
 log = structlog.get_logger("tidevoy.replicas")
 
-_MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 2.0  # seconds between two tries to follow a replica
-_CHECK_INTERVAL_SECONDS = 1.0  # seconds between two looks at who is there twice, and who is not heard
-_UNREACHABLE_AFTER_SECONDS = 10.0  # seconds after which it is told that a replica is not heard
+_MIN_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 2.0  # backoff between attempts to follow a replica
+_CHECK_INTERVAL_SECONDS = 1.0  # how often duplicate ids and unreachable replicas are checked
+_UNREACHABLE_AFTER_SECONDS = 10.0  # when an unreachable replica is reported as an event
 
 
 class PeerSync:
-    """The feeds from and to all other replicas. All methods belong to the event loop that `run` runs in."""
+    """The feeds from and to all other replicas. Call every method from the event loop that runs `run`."""
 
     def __init__(
         self,
@@ -55,11 +55,11 @@ class PeerSync:
         on_event: Callable[[str, str, str, Mapping[str, Any]], None],
         new_stream: Callable[[str], TelemetryStream],
     ) -> None:
-        """`name` is ours, `ours` gives our own Envoys. The others are called with what other replicas tell.
+        """`name` is that of this replica; the callbacks get the facts that other replicas send.
 
-        `on_fleet` is called when `fleet` or `unheard` may have changed. `on_event` gets kind, subject,
-        message and data; what it gets is not to be told to others again. `new_stream` gets the Envoy's id
-        when the beginning of a stream was missed, else an empty text.
+        `on_fleet` is called when `fleet` or `unreachable` may have changed. `on_event` gets kind, subject,
+        message and data; its events must not be sent on to other replicas. `new_stream` gets the Envoy's id
+        if the start of a stream was missed, else an empty string.
         """
         self._settings = settings
         self._name = name
@@ -73,10 +73,8 @@ class PeerSync:
         self._addresses_changed = asyncio.Event()
         self._fleets: dict[str, ReplicaFleet] = {}
         self._reachable: set[str] = set()
-        self._unreachable: dict[
-            str, tuple[float, str]
-        ] = {}  # of those that are registered: since when, and why
-        self._reported_unreachable: set[str] = set()  # of which it was told that they are not heard
+        self._unreachable: dict[str, tuple[float, str]] = {}  # registered replicas -> since when, and why
+        self._reported_unreachable: set[str] = set()  # reported as events
         self._duplicate_ids = DuplicateIdDetector()
         self.load = self._feed.send_load
         self.telemetry = self._feed.send_telemetry
@@ -85,36 +83,36 @@ class PeerSync:
         self.notify_fleet_changed = self._feed.notify_fleet_changed
 
     def register(self, server: grpc.aio.Server, admit: AuthorizeEnvoy) -> None:
-        """Let others follow us on a server that has not been started yet."""
+        """Add the feed service to a server before its start."""
         self._feed.register(server, admit)
 
     def set_peers(self, replicas: Mapping[str, str]) -> None:
-        """All replicas that are registered: name -> advertised xDS address. They may follow us.
+        """Set the registered replicas, name -> advertised xDS address. They may follow this one.
 
-        Each is followed until it is neither registered nor heard: that etcd has lost all registrations for a
-        moment does not tell that anybody is gone.
+        A replica is followed until it is neither registered nor reachable: etcd may lose all registrations
+        for a moment while the replicas still run.
         """
         self._addresses = {name: address for name, address in replicas.items() if name != self._name}
         for name in self._unreachable.keys() - self._addresses.keys():
             del self._unreachable[name]
         for name in self._addresses.keys() - self._reachable:
-            self._unreachable.setdefault(name, (self._clock(), "has told nothing yet"))
+            self._unreachable.setdefault(name, (self._clock(), "has sent nothing yet"))
         self._addresses_changed.set()
         self._on_fleet()
 
     async def run(self) -> None:
-        """Follow and be followed until cancelled."""
+        """Follow the other replicas and serve followers until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._feed.run())
             tasks.create_task(self._check_periodically())
             following: dict[tuple[str, str], asyncio.Task[None]] = {}
             while True:
-                following = {each: task for each, task in following.items() if not task.done()}
-                ended = [task for each, task in following.items() if not self._is_wanted(*each)]
+                following = {peer: task for peer, task in following.items() if not task.done()}
+                ended = [task for peer, task in following.items() if not self._is_wanted(*peer)]
                 for task in ended:
                     task.cancel()
                 if ended:
-                    await asyncio.wait(ended)  # one that has another address now is lost before it is heard
+                    await asyncio.wait(ended)  # mark a replica as lost before following its new address
                     continue
                 for name, address in self._addresses.items() - following.keys():
                     following[name, address] = tasks.create_task(self._follow(name, address))
@@ -122,15 +120,14 @@ class PeerSync:
                 self._addresses_changed.clear()
 
     def fleet(self) -> list[ReplicaEnvoy]:
-        """All Envoys of all replicas, by id."""
+        """Return the Envoys of all replicas, sorted by id."""
         return merge_fleets(self._all_fleets())
 
     def unreachable(self) -> Mapping[str, str]:
-        """The replicas of which we hear nothing now: name -> why, as a clause about it."""
-        return {name: why for name, (_, why) in self._unreachable.items()}
+        """Return the unreachable replicas, name -> reason as a clause about the replica."""
+        return {name: reason for name, (_, reason) in self._unreachable.items()}
 
     def _is_wanted(self, name: str, address: str) -> bool:
-        """Whether that replica is to be followed at that address."""
         return self._addresses.get(name, address if name in self._reachable else None) == address
 
     async def _follow(self, name: str, address: str) -> None:
@@ -144,18 +141,18 @@ class PeerSync:
                     on_event=self._on_event,
                     new_stream=self._new_stream,
                 )
-                why = await self._receive(address, reader)
+                reason = await self._receive(address, reader)
                 if name in self._reachable:
-                    log.info("a replica is not heard any more", replica=name, why=why)
+                    log.info("a replica has become unreachable", replica=name, reason=reason)
                     pause = _MIN_RETRY_SECONDS
-                self._mark_lost(name, why)
+                self._mark_lost(name, reason)
                 await asyncio.sleep(random.uniform(0.5, 1.0) * pause)
                 pause = min(2 * pause, _MAX_RETRY_SECONDS)
         finally:
             self._mark_lost(name, "is not followed")
 
     async def _receive(self, address: str, reader: PeerMessageReader) -> str:
-        """Take in what a replica tells, until that ends; why it did."""
+        """Receive the messages of a replica until the stream ends; return why it ended."""
         try:
             return await receive_messages(
                 address,
@@ -164,9 +161,9 @@ class PeerSync:
                 lambda message: reader.receive(message, self._clock()),
             )
         except Exception as error:
-            # What one Envoy sends comes here too, and may not end all replicas at once.
-            log.exception("what a replica told could not be taken in", address=address)
-            return f"told what could not be taken in: {error!r}"
+            # Data of one Envoy arrives at every replica; a bad message must not stop all replicas at once.
+            log.exception("could not process a message of a replica", address=address)
+            return f"sent a message that could not be processed: {error!r}"
 
     def _put_fleet(self, name: str, fleet: ReplicaFleet) -> None:
         self._fleets[name] = carry_over_missing(self._fleets.get(name), fleet, self._clock())
@@ -174,10 +171,10 @@ class PeerSync:
         self._unreachable.pop(name, None)
         self._on_fleet()
 
-    def _mark_lost(self, name: str, why: str) -> None:
+    def _mark_lost(self, name: str, reason: str) -> None:
         if name in self._addresses:
             since, _ = self._unreachable.get(name, (self._clock(), ""))
-            self._unreachable[name] = (since, why)
+            self._unreachable[name] = (since, reason)
         if name in self._reachable:
             self._reachable.discard(name)
             self._fleets[name] = mark_disconnected(self._fleets[name], self._clock())
@@ -200,11 +197,11 @@ class PeerSync:
         for name in self._reported_unreachable - self._unreachable.keys():
             self._reported_unreachable.discard(name)
             if name in self._addresses:
-                self._on_event("replica.heard", name, "it tells of its Envoys again", {})
-        for name, (since, why) in self._unreachable.items():
+                self._on_event("replica.heard", name, "it reports its Envoys again", {})
+        for name, (since, reason) in self._unreachable.items():
             if name not in self._reported_unreachable and now - since >= _UNREACHABLE_AFTER_SECONDS:
                 self._reported_unreachable.add(name)
-                message = f"it is registered, but {why}; its Envoys count as not connected"
+                message = f"it is registered, but {reason}; its Envoys count as not connected"
                 self._on_event("replica.unheard", name, message, {})
 
     def _all_fleets(self) -> Mapping[str, ReplicaFleet]:

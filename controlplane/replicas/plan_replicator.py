@@ -1,4 +1,4 @@
-"""When a leader writes its plan for the others: at once when it matters, else now and then."""
+"""Writes the leader's plan to etcd: urgent changes at once, others at a bounded rate."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from controlplane.storage.store import SavedPlan, Store
 
 log = structlog.get_logger("tidevoy.replicas")
 
-# Seconds between two plans in which only weights or counts differ: that of 5,000 nodes takes long to read.
+# Time between two plans that differ only in weights or counts: a plan of 5,000 nodes takes long to read.
 _MIN_INTERVAL_SECONDS, _NODES_PER_SECOND = 0.2, 2000.0
-_URGENT_NODES_PER_SECOND = 10_000.0  # where more than those differ, for PD keeps each plan for an hour
-_MAX_INTERVAL_SECONDS = 60.0  # for the Envoys that were seen, and should a hand have deleted it
-_RETRY_SECONDS = 1.0  # seconds after a write that failed
+_URGENT_NODES_PER_SECOND = 10_000.0  # limits urgent writes too: PD keeps each plan for an hour
+_MAX_INTERVAL_SECONDS = 60.0  # refreshes when Envoys were last seen, and restores a deleted plan
+_RETRY_SECONDS = 1.0
 
 
 class PlanReplicator:
-    """Writes what is current while we lead."""
+    """Writes the current plan while this replica leads."""
 
     def __init__(self, store: Store, current_plan: Callable[[], SavedPlan | None], failures: Counter) -> None:
-        """`current` is what to write; None: nothing."""
+        """`current_plan` returns the plan to write, or None for no write."""
         self._store = store
         self._current_plan = current_plan
         self._failures = failures
@@ -34,13 +34,13 @@ class PlanReplicator:
         self._urgent = asyncio.Event()
 
     def notify_changed(self, before: Plan, after: Plan) -> None:
-        """There is another plan."""
+        """Request a write: the plan has changed."""
         self._changed.set()
         if not self._urgent.is_set() and is_urgent(before, after):
             self._urgent.set()
 
     async def run(self) -> None:
-        """Write until cancelled."""
+        """Write changed plans until cancelled."""
         pause = 0.0
         while True:
             with suppress(TimeoutError):
@@ -55,14 +55,14 @@ class PlanReplicator:
                 pause = await self._write(saved)
 
     async def _write(self, saved: SavedPlan) -> float:
-        """Write a plan; how long to wait then, unless another one is urgent."""
+        """Write a plan; return how long to wait before the next plan that is not urgent."""
         try:
             await self._store.save_plan(saved)
         except NotLeader:
-            pass  # whoever leads now writes his
+            pass  # the new leader writes its own plan
         except (StateUnavailable, VersionConflict) as error:
             self._failures.inc()
-            log.warning("the plan could not be shared", error=str(error))
+            log.warning("could not write the shared plan", error=str(error))
             self._changed.set()
             await asyncio.sleep(_RETRY_SECONDS)
         nodes = len(saved.plan.nodes)
@@ -71,14 +71,14 @@ class PlanReplicator:
 
 
 def min_interval(nodes: int) -> float:
-    """Seconds between two plans of so many nodes that differ in weights or counts alone."""
+    """Return the seconds between two plans of this many nodes that differ only in weights or counts."""
     return max(_MIN_INTERVAL_SECONDS, nodes / _NODES_PER_SECOND)
 
 
 def is_urgent(before: Plan, after: Plan) -> bool:
-    """Whether Envoys of other control planes are not to wait for what differs.
+    """Return whether the Envoys of other replicas need the change at once.
 
-    The same plan again is: it is the first of a leader.
+    The same plan twice is urgent: it is a new leader's first plan.
     """
     if before is after or before.nodes.keys() != after.nodes.keys():
         return True

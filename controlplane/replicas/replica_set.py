@@ -1,4 +1,4 @@
-"""This control plane as one of several: what it shares with the others, and who of them leads."""
+"""This control plane as one of several replicas: shared state, leader election and peer feeds."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from controlplane.xds.server import XdsServer
 
 
 class ReplicaSet:
-    """The parts of this package, joined. `connect` comes before anything else is called."""
+    """Connects the parts of this package. Call `connect` before any other method."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class ReplicaSet:
         publish_event: Callable[..., None],
         registry: CollectorRegistry,
     ) -> None:
-        """`tell` is for events of ours, `show` for those that other replicas have told of already."""
+        """`emit` gets our own events; `publish_event` gets events that other replicas have sent."""
         replica_settings = settings.replicas
         self._settings = settings
         self._clock = clock
@@ -66,14 +66,14 @@ class ReplicaSet:
             self.name,
             clock,
             own_fleet=self._own_fleet,
-            on_load=lambda load: self._observation.on_load_report(load),
-            on_report=lambda report: self._observation.on_module_report(report, is_already_reported=True),
+            on_load=lambda load: self._observers.on_load_report(load),
+            on_report=lambda report: self._observers.on_module_report(report, is_already_reported=True),
             on_fleet=self._on_fleet_changed,
             on_event=publish_event,
-            new_stream=lambda joined: self._observation.new_telemetry_stream(joined),
+            new_stream=lambda joined: self._observers.new_telemetry_stream(joined),
         )
         self._metrics_registry = registry
-        self._observation: Observers
+        self._observers: Observers
         self._xds: XdsServer
         self._election: LeaderElection
         self._plan_replicator: PlanReplicator
@@ -82,8 +82,8 @@ class ReplicaSet:
 
     def connect(
         self,
-        intentions: IntentRepository,
-        observation: Observers,
+        intents: IntentRepository,
+        observers: Observers,
         xds: XdsServer,
         decider: Decider,
         *,
@@ -91,9 +91,9 @@ class ReplicaSet:
         on_shared_state_changed: Callable[[LoadedState], None],
         write_failures: Counter,
     ) -> None:
-        """What facts of other replicas go to, what publishes and decides here, and the plan of now."""
-        self._observation, self._xds = observation, xds
-        self.intents_backup = LocalIntentsBackup(self.local_store, intentions)
+        """Connect the parts of the engine: consumers of peer facts, the xDS server and the planner."""
+        self._observers, self._xds = observers, xds
+        self.intents_backup = LocalIntentsBackup(self.local_store, intents)
         self._election = LeaderElection(
             self.name,
             self._client,
@@ -108,7 +108,9 @@ class ReplicaSet:
             on_shared_state_changed=on_shared_state_changed,
             emit=self._emit,
             leader_changes=Counter(
-                "tidevoy_leader_changes", "Leaders that were seen.", registry=self._metrics_registry
+                "tidevoy_leader_changes",
+                "Leader changes that this control plane observed.",
+                registry=self._metrics_registry,
             ),
         )
         self._plan_replicator = PlanReplicator(
@@ -118,7 +120,7 @@ class ReplicaSet:
         leader.set_function(lambda: self.term is not None)
         unreachable = Gauge(
             "tidevoy_replicas_unheard",
-            "Control planes that are registered, and tell this one nothing of their Envoys.",
+            "Registered control planes that do not report their Envoys to this one.",
             registry=self._metrics_registry,
         )
         unreachable.set_function(lambda: len(self.peer_sync.unreachable()))
@@ -129,7 +131,7 @@ class ReplicaSet:
         return self._election.term
 
     async def run(self) -> None:
-        """Be one of several until cancelled. The xDS server is open by now."""
+        """Run all parts until cancelled. The xDS server must have been started."""
         address = self._settings.replicas.advertised_address(self._settings.xds.listen, self._xds.port)
         own_record = ReplicaRecord(self.name, address, VERSION, self._clock(), self._instance)
         self._membership = Membership(
@@ -152,37 +154,37 @@ class ReplicaSet:
             tasks.create_task(self.peer_sync.run())
 
     async def resign(self) -> None:
-        """Let another one lead at once. Nothing that runs needs to lead any more."""
+        """Give up leadership so that another replica can lead at once. Call it after `run` has ended."""
         self._election.resign()
         await self._lease.revoke()
         await self.intents_backup.save()
 
     def notify_plan_changed(self, before: Plan, after: Plan) -> None:
-        """There is another plan."""
+        """Replicate a changed plan."""
         self._plan_replicator.notify_changed(before, after)
 
     def fleet(self) -> Sequence[ReplicaEnvoy]:
-        """The Envoys of all control planes; `replica` is empty for ours."""
+        """Return the Envoys of all control planes; `replica` is empty for our own."""
         return [
             replace(envoy, replica="") if envoy.replica == self.name else envoy
             for envoy in self.peer_sync.fleet()
         ]
 
     def views(self) -> list[ReplicaView]:
-        """All control planes, by name."""
+        """Return all control planes, sorted by name."""
         if self._membership is None:
             return []
         return self._membership.views(self._election.leader, self.peer_sync.unreachable())
 
     def _on_fleet_changed(self) -> None:
-        self._observation.fact_store.set_unreachable_replicas(frozenset(self.peer_sync.unreachable()))
-        self._observation.on_xds_request()
+        self._observers.fact_store.set_unreachable_replicas(frozenset(self.peer_sync.unreachable()))
+        self._observers.on_xds_request()
 
     def _own_fleet(self) -> ReplicaFleet:
         return ReplicaFleet(tuple(self._xds.statuses()), self._xds.stamp)
 
     def _plan_to_replicate(self, saved: SavedPlan | None) -> SavedPlan | None:
-        # Not by `term`: a plan that is passed over while the lease is late would never be shared.
+        # Not `term`: a plan that is skipped while a lease renewal is late would never be written.
         return saved if saved is not None and saved.term == self._election.fenced_term else None
 
     def _on_mirror_changed(self) -> None:
@@ -200,7 +202,7 @@ class ReplicaSet:
             self._emit(
                 "replica.outage",
                 self.name,
-                f"what replicas share cannot be read or written, so nothing of it changes: {outage}",
+                f"the shared state cannot be read or written, so it does not change: {outage}",
             )
         else:
-            self._emit("replica.outage_over", self.name, "what replicas share is up to date")
+            self._emit("replica.outage_over", self.name, "the shared state is up to date")

@@ -1,41 +1,39 @@
-"""What a control plane is to the others: it leads, it follows, or it is on its own. Pure."""
+"""Decides the role of a control plane: leader, follower or standalone. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-_STANDALONE_AFTER_LEASES = (
-    3.0  # leases without a leader that is known, after which each decides for its own Envoys
-)
+# After this many lease durations without a known leader, each replica decides for its own Envoys.
+_STANDALONE_AFTER_LEASES = 3.0
 
 
 class Role(StrEnum):
-    """Who decides."""
+    """Which replica decides for our Envoys."""
 
-    LEADER = "leads"  # we do, for all
-    FOLLOWER = "follows"  # the leader does, and we publish its plan; or there will be one in a moment
-    STANDALONE = "alone"  # nobody whom we could hear of: we decide for our own Envoys
+    LEADER = "leads"  # this one, for all replicas
+    FOLLOWER = "follows"  # the leader, whose plan we publish; or an election is under way
+    STANDALONE = "alone"  # no leader is reachable: this one, for its own Envoys only
 
 
 @dataclass(frozen=True, slots=True)
 class ElectionView:
-    """What a control plane knows of who leads."""
+    """What a control plane knows about the leader."""
 
-    is_own_record: bool = False  # the leader in PD is us
-    has_valid_lease: bool = False  # our lease surely has not ended
-    has_other_leader: bool = False  # the leader in PD is another one, and we would hear if that ended
-    leader_last_seen: float = (
-        0.0  # when that was so last; when we began; or never, since we have led ourselves
-    )
-    is_plan_readable: bool = True  # the plan in PD is one that we can follow
+    is_own_record: bool = False  # the leader record in PD is ours
+    has_valid_lease: bool = False  # our lease has surely not ended
+    has_other_leader: bool = False  # another replica leads in PD, and our view of PD is current
+    # When there last was another leader; at first the time of our start; -inf after we have led ourselves.
+    leader_last_seen: float = 0.0
+    is_plan_readable: bool = True  # this version can read the plan in PD
 
 
 def decide_role(view: ElectionView, now: float, lease_seconds: float) -> Role:
-    """What to be now.
+    """Return the role to take now.
 
-    A leader whose lease has run out decides on for its own Envoys: nodes that die do matter to them. One who
-    follows waits for the next leader first, so that plans do not drift apart whenever a leader changes.
+    A leader whose lease has expired goes on deciding for its own Envoys, so that they still learn of failed
+    nodes. A follower waits for the next leader first, so that plans do not diverge at every leader change.
     """
     if view.is_own_record and view.has_valid_lease:
         return Role.LEADER

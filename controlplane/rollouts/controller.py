@@ -1,4 +1,4 @@
-"""The loop that moves rollouts on while this control plane leads: look, decide, write down, do."""
+"""The loop that advances rollouts while this control plane leads: observe, decide, record, act."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from controlplane.rollouts.state_machine import DrainNode, Effect, ProbeLogin, R
 
 log = structlog.get_logger("tidevoy.rollouts")
 
-# Seconds between two looks at least, and at most: time itself moves rollouts on. With thousands of nodes a
-# look takes its time, and is followed by a rest that is so many times as long.
+# Minimum and maximum time between two passes: time alone advances rollouts. With thousands of nodes a pass
+# takes long, and is followed by a pause of this multiple of its duration.
 _MIN_INTERVAL_SECONDS, _MAX_INTERVAL_SECONDS, _PAUSE_PER_RUN_FACTOR = 0.1, 1.0, 5.0
-# Seconds for which a drain of a rollout that is over, or not known, is borne before it is taken back.
+# How long a drain of an ended or unknown rollout is tolerated before it is released.
 _ORPHANED_DRAIN_SECONDS = 10.0
 
 ChangeIntents = Callable[[Callable[[Intents], Intents]], Awaitable[int]]
@@ -44,7 +44,7 @@ EmitMessage = Callable[[str, str, str], None]
 
 
 class RolloutController:
-    """Moves the rollouts on. All methods belong to the event loop that `run` runs in."""
+    """Advances the rollouts. Call every method from the event loop that runs `run`."""
 
     def __init__(
         self,
@@ -68,14 +68,14 @@ class RolloutController:
         self._settings = settings
         self._emit = emit
         self._wake = wake
-        self._observing_since = 0.0  # when we began to look in this term
-        self._last_term: int | None = None  # the term of the last look
+        self._observing_since = 0.0  # when observation began in this term
+        self._last_term: int | None = None  # the term of the last pass
         self._health_streaks: dict[str, Mapping[str, HealthStreak]] = {}  # by rollout
-        self._stuck: set[str] = set()  # rollouts of which it was told that they cannot be recorded
-        self._orphaned_since: dict[str, float] = {}  # drains that nobody stands for -> since when
+        self._stuck: set[str] = set()  # rollouts reported as stuck
+        self._orphaned_since: dict[str, float] = {}  # drains without an active rollout -> since when
 
     async def run(self) -> None:
-        """Move rollouts on until cancelled; then actions that are under way are ended."""
+        """Advance rollouts until cancelled; then stop the running actions."""
         loop = asyncio.get_running_loop()
         try:
             while True:
@@ -123,23 +123,23 @@ class RolloutController:
     async def _advance(self, rollout_id: str, term: int) -> None:
         cluster = self._cluster_state()
         effects: tuple[Effect, ...] = ()
-        finished_actions: list[ActionKey] = []  # actions whose outcome was considered
+        finished_actions: list[ActionKey] = []  # actions whose outcome the decision used
 
         def decide(rollout: Rollout) -> Rollout:
             nonlocal cluster, effects, finished_actions
-            now, cluster = (
-                self._clock(),
-                self._cluster_state(),
-            )  # of now: who was there before may have taken long
+            # Read the state again: waiting for the repository's lock may have taken long.
+            now, cluster = self._clock(), self._cluster_state()
             finished_actions = [key for key in self._action_runner.outcomes if key[0] == rollout_id]
             rollout = self._with_action_results(rollout, now)
-            following, effects = state_machine.advance(rollout, self._observe(rollout, cluster, now), now)
-            return following
+            following_rollout, effects = state_machine.advance(
+                rollout, self._observe(rollout, cluster, now), now
+            )
+            return following_rollout
 
         rollout = await self._repository.change(rollout_id, decide, term)
         for key in finished_actions:
             del self._action_runner.outcomes[key]
-        # Nothing is awaited between the record that says "started" and the start.
+        # Await nothing between the record of `started` and the start of the action.
         for effect in effects:
             if isinstance(effect, RunAction) and self._term() == term:
                 self._start_action(rollout, effect, term)
@@ -148,7 +148,7 @@ class RolloutController:
         await self._apply_drains(rollout, effects, term)
 
     def _with_action_results(self, rollout: Rollout, now: float) -> Rollout:
-        """With what is known here of its actions: those that have ended, and those that nobody runs."""
+        """Record the results of finished actions, and interruptions of actions that nothing runs."""
         for address, step in rollout.steps.items():
             key = (rollout.id, address, step.attempts)
             if step.stage is not Stage.STARTED:
@@ -189,7 +189,7 @@ class RolloutController:
             self._action_runner.probe_login(address, open_session)
 
     async def _apply_drains(self, rollout: Rollout, effects: Iterable[Effect], term: int) -> None:
-        """Drain and undrain; done again with the next look if it fails."""
+        """Drain and undrain nodes; a failure is retried in the next pass."""
         drained = [effect.address for effect in effects if isinstance(effect, DrainNode)]
         undrained = [effect.address for effect in effects if isinstance(effect, UndrainNode)]
         if not drained and not undrained:
@@ -197,20 +197,20 @@ class RolloutController:
 
         def with_drains(intents: Intents) -> Intents:
             self._require_term(term)
-            order, now = rollout.spec, self._clock()
+            spec, now = rollout.spec, self._clock()
             for address in drained:
                 intents = intent_changes.drain(
-                    intents, address, now, order.drain_deadline, order.on_deadline, owner=rollout.id
+                    intents, address, now, spec.drain_deadline, spec.on_deadline, owner=rollout.id
                 )
             for address in undrained:
                 intents = intent_changes.undrain(intents, address, owner=rollout.id)
             return intents
 
         await self._change_intents(with_drains)
-        self._wake.set()  # what was asked for is seen with the next look
+        self._wake.set()  # the next pass observes the new intents
 
     async def _release_orphaned_drains(self, term: int) -> None:
-        """Drains of rollouts that are over or forgotten: a leader that stood still may have left them."""
+        """Release drains of ended or forgotten rollouts, which a stalled leader may have left."""
         active = {rollout.id for rollout in self._repository.active()}
         drains = self._cluster_state().intents.drains
         orphans = {
@@ -234,17 +234,19 @@ class RolloutController:
                 intents = intent_changes.undrain(intents, address, owner=orphans[address])
             return intents
 
-        with suppress(TidevoyError):  # tried again with the next look
+        with suppress(TidevoyError):  # retried in the next pass
             await self._change_intents(without_orphans)
 
     def _require_term(self, term: int) -> None:
-        """NotLeading, when our term is over: then a successor decides."""
+        """Raise NotLeader if our term has ended: then the new leader decides."""
         if self._term() != term:
             raise NotLeader("running a rollout")
 
     def _report_stuck(self, rollout_id: str, problem: str) -> None:
-        """Tell once that a rollout stands still because it cannot be written down."""
+        """Emit once that a rollout is stuck because its next step cannot be recorded."""
         if rollout_id not in self._stuck:
             self._stuck.add(rollout_id)
-            message = f"the rollout {rollout_id} waits, for its next step cannot be recorded: {problem}"
+            message = (
+                f"the rollout {rollout_id} is stuck, because its next step cannot be recorded: {problem}"
+            )
             self._emit("rollout.not_recorded", rollout_id, message)

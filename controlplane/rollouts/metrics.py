@@ -1,4 +1,4 @@
-"""Prometheus metrics of rollouts. Label sets are bounded by phases, stages and the names of actions."""
+"""Prometheus metrics of rollouts. Labels are limited to phases, stages and action names."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ _FINAL_STAGES = (Stage.DONE, Stage.FAILED, Stage.SKIPPED)
 
 
 class RolloutMetrics:
-    """What is counted, and what is looked up when somebody asks."""
+    """Counters of steps and actions, and gauges that are computed at each scrape."""
 
     def __init__(self, registry: CollectorRegistry, list_rollouts: Callable[[], list[Rollout]]) -> None:
         registry.register(_RolloutGauges(list_rollouts))
         self._steps = Counter(
             "tidevoy_rollout_steps_total",
-            "Nodes of rollouts by how they ended; each control plane counts them all.",
+            "Rollout nodes that reached a final stage, by result; each control plane counts all of them.",
             ["result"],
             registry=registry,
         )
         self._actions = Counter(
             "tidevoy_rollout_actions_total",
-            "Actions that this control plane began, by how they ended; cut_off: not by themselves.",
+            "Actions that this control plane started, by result; cut_off: interrupted by the control plane.",
             ["action", "result"],
             registry=registry,
         )
         self._seconds = Histogram(
             "tidevoy_rollout_action_duration_seconds",
-            "Time that actions took which ended by themselves.",
+            "Duration of the actions that were not interrupted.",
             ["action"],
             buckets=(0.1, 0.5, 1, 5, 10, 30, 60, 120, 300, 600, 1800),
             registry=registry,
         )
 
     def count_steps(self, before: Rollout | None, after: Rollout) -> None:
-        """Count nodes that have come to an end since."""
+        """Count the nodes that reached a final stage between the two records."""
         for address, step in after.steps.items():
             past = before.steps.get(address) if before is not None else None
             if step.stage in _FINAL_STAGES and (past is None or past.stage is not step.stage):
                 self._steps.labels(step.stage.value).inc()
 
     def count_action(self, name: str, result: str, seconds: float | None = None) -> None:
-        """Count an action that has ended; `seconds` unless it was cut off."""
+        """Count an ended action; `seconds` is None if it was interrupted."""
         self._actions.labels(name, result).inc()
         if seconds is not None:
             self._seconds.labels(name).observe(seconds)
@@ -63,16 +63,14 @@ class _RolloutGauges(Collector):
     def collect(self) -> Iterator[Metric]:
         rollouts = self._list_rollouts()
         phases = Tally(rollout.phase for rollout in rollouts)
-        by_phase = GaugeMetricFamily("tidevoy_rollouts", "Rollouts that are kept.", labels=["phase"])
+        by_phase = GaugeMetricFamily("tidevoy_rollouts", "Stored rollouts.", labels=["phase"])
         for phase in RolloutPhase:
             by_phase.add_metric([phase.value], phases[phase])
         yield by_phase
         stages = Tally(
             step.stage for rollout in rollouts if not rollout.phase.is_over for step in rollout.steps.values()
         )
-        by_stage = GaugeMetricFamily(
-            "tidevoy_rollout_nodes", "Nodes of rollouts that are not over.", labels=["stage"]
-        )
+        by_stage = GaugeMetricFamily("tidevoy_rollout_nodes", "Nodes of active rollouts.", labels=["stage"])
         for stage in Stage:
             by_stage.add_metric([stage.value], stages[stage])
         yield by_stage

@@ -1,4 +1,4 @@
-"""Which nodes an operator means by `all`, by labels or by addresses. Pure."""
+"""Resolves a node selector: `all`, labels or addresses. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _SELECTOR_REMEDY = "write all, or labels as name=value,name=value, or addresses 
 
 
 def select_nodes(selector: str, nodes: Iterable[NodePlan]) -> tuple[str, ...]:
-    """The addresses that are meant: by themselves in the order given, else by address. RolloutRefused.
+    """Return the selected addresses: listed addresses in the given order, otherwise sorted.
 
-    Addresses need not be known, for the checks tell of those that are not. `all` and labels choose among the
-    nodes that do not leave.
+    Listed addresses may be unknown, which the preflight reports. `all` and labels select among the nodes that
+    are not gone. Raises RolloutRefused if the selector is invalid or matches nothing.
     """
     parts = [part.strip() for part in selector.split(",")]
     if parts == ["all"]:
@@ -26,16 +26,16 @@ def select_nodes(selector: str, nodes: Iterable[NodePlan]) -> tuple[str, ...]:
     else:
         return tuple(dict.fromkeys(_parse_address(part) for part in parts))
     candidates = (planned.node for planned in nodes if planned.state is not State.GONE)
-    chosen = sorted(node.address for node in candidates if labels.items() <= node.labels.items())
-    if not chosen:
+    selected = sorted(node.address for node in candidates if labels.items() <= node.labels.items())
+    if not selected:
         raise RolloutRefused(
-            "no node was chosen", [f"no node fits {selector}; `tidevoy nodes` lists what there is"]
+            "no node was selected", [f"no node matches {selector}; `tidevoy nodes` lists the nodes"]
         )
-    return tuple(chosen)
+    return tuple(selected)
 
 
 def _parse_address(text: str) -> str:
     try:
         return addresses.join(*addresses.split(text))
     except ValueError as error:
-        raise RolloutRefused("the nodes cannot be chosen", [f"{error}; {_SELECTOR_REMEDY}"]) from None
+        raise RolloutRefused("the node selector is invalid", [f"{error}; {_SELECTOR_REMEDY}"]) from None

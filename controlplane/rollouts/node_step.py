@@ -1,4 +1,4 @@
-"""One node's turn in a rollout: from what is seen of the node to its next stage, and why. Pure."""
+"""One node's step in a rollout: computes its next stage and the reason from the node's view. Pure."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from controlplane.model.nodes import State
 from controlplane.model.rollout import MANUAL, Rollout, RolloutPhase, RolloutSpec, Stage, Step
 from controlplane.rollouts.observation import RolloutNodeView, RolloutView
 
-# Seconds after a drain's deadline in which sessions are ended: one that is idle gets its FIN 10 s later.
+# Time after a drain's deadline for ending sessions: an idle session gets its FIN 10 s later.
 _CLOSE_GRACE_SECONDS = 15.0
-# Seconds that a control plane looks before it says that a deadline has passed: it may have been away when the
-# node came back, and has to hear of it from PD and from the first checks.
+# A control plane observes this long before it declares a deadline missed: it may have been down when the
+# node came back, and learns of that from PD and the first checks.
 _MIN_OBSERVATION_SECONDS = 15.0
-# Seconds beyond `healthy_for` in which a node that is steady at its deadline may still fulfil the rest.
+# Time beyond `healthy_for` in which a node that is healthy at its deadline may meet the other conditions.
 _EXTRA_WAIT_SECONDS = 5.0
-_UNKNOWN_NODE_REASON = "it is not known any more; it is waited for"
+_UNKNOWN_NODE_REASON = "it is no longer known; waiting for it to return"
 
 
 def start(step: Step, node: RolloutNodeView, rollout: Rollout, now: float) -> Step:
-    """A pending node's turn comes: it is drained, or, tried again and back meanwhile, is judged anew."""
+    """Start a pending node's step: drain it, or check its return if a retried node was restarted."""
     spec, step = rollout.spec, _with_drain_owner(step, node, rollout.id)
     if node.started_at is None:
-        return failed(step, "its start time is not known, so nobody could tell whether it was restarted", now)
+        return failed(step, "its start time is unknown, so a restart could not be detected", now)
     drain_requested_at = now if step.drain_requested_at is None else step.drain_requested_at
-    # A manual one may have been restarted before its turn, by whoever restarts them all in an order of his.
+    # With manual restarts, the operator may have restarted the node before its turn.
     may_be_restarted = spec.action == MANUAL or (
         step.drain_requested_at is not None and node.healthy_since is not None
     )
     if may_be_restarted and has_restarted(step, node) and not _version_mismatch(node, spec):
-        reason = "it was restarted meanwhile, so it is not restarted again"
+        reason = "it was already restarted, so it is not restarted again"
         return replace(
             step,
             stage=Stage.RETURNING,
@@ -43,7 +43,7 @@ def start(step: Step, node: RolloutNodeView, rollout: Rollout, now: float) -> St
     return replace(
         step,
         stage=Stage.DRAINING,
-        reason="its sessions move to other nodes",
+        reason="its sessions migrate to other nodes",
         since=now,
         drain_requested_at=drain_requested_at,
         ended=None,
@@ -57,7 +57,7 @@ def start(step: Step, node: RolloutNodeView, rollout: Rollout, now: float) -> St
 def advance(
     step: Step, node: RolloutNodeView | None, rollout: Rollout, view: RolloutView, now: float
 ) -> Step:
-    """A node's next stage; the same step when nothing changes. A started one waits for its action's end."""
+    """Return the next step; the same object if nothing changes. A started step waits for its action."""
     match step.stage:
         case Stage.PENDING:
             return _advance_pending(step, node, rollout, view, now)
@@ -73,29 +73,29 @@ def advance(
 
 
 def failed(step: Step, reason: str, now: float) -> Step:
-    """A step that went wrong."""
+    """Return the step as failed."""
     return replace(step, stage=Stage.FAILED, reason=reason, since=now, ended=now)
 
 
 def action_finished(step: Step, action: str, problem: str, now: float) -> Step:
-    """A started step whose action has ended; `problem` says how it failed, and is empty when it did not."""
+    """Return a started step after its action has ended; `problem` is empty if it succeeded."""
     if problem:
         return failed(step, f"the action `{action}` {problem}", now)
-    reason = f"the action `{action}` is over; the node is to come back"
+    reason = f"the action `{action}` has finished; waiting for the node to come back"
     return replace(step, stage=Stage.RETURNING, reason=reason, since=now)
 
 
 def action_interrupted(step: Step, action: str, now: float) -> Step:
-    """A started step that nobody is at: whoever ran its action ended, or does not lead any more."""
+    """Return a started step whose action nothing runs: its runner stopped or lost leadership."""
     reason = (
-        f"the action `{action}` may have been cut off, for the control plane that ran it stopped or lost its"
-        " lead; it is not run again, and the node's start time and version tell what came of it"
+        f"the action `{action}` may have been interrupted, because the control plane that ran it stopped or"
+        " lost leadership; it is not run again, and the node's start time and version show its result"
     )
     return replace(step, stage=Stage.RETURNING, reason=reason, since=now, interrupted=True)
 
 
 def has_restarted(step: Step, node: RolloutNodeView) -> bool:
-    """Whether a node has started since its turn began."""
+    """Return whether a node has restarted since its step began."""
     before = step.started_before
     return before is not None and node.started_at is not None and node.started_at > before
 
@@ -103,7 +103,7 @@ def has_restarted(step: Step, node: RolloutNodeView) -> bool:
 def _advance_pending(
     step: Step, node: RolloutNodeView | None, rollout: Rollout, view: RolloutView, now: float
 ) -> Step:
-    """A node whose turn has not come. One that is not known may be restarting, for others than us."""
+    """Advance a node before its turn. An unknown node may be restarting for another reason."""
     if node is not None and not node.is_removed:
         if step.reason == _UNKNOWN_NODE_REASON:
             step = replace(step, reason="", since=now)
@@ -115,23 +115,23 @@ def _advance_pending(
     if node is None and now < step.since + rollout.spec.return_deadline:
         return step
     if node is None and step.drain_requested_at is not None:
-        return failed(step, "it was gone when it was to be tried again", now)
-    reason = "it was gone before its turn"
+        return failed(step, "it no longer existed when it was to be retried", now)
+    reason = "it no longer existed when its turn came"
     return replace(step, stage=Stage.SKIPPED, reason=reason, since=now, ended=now, drained_by_us=False)
 
 
 def _advance_draining(step: Step, node: RolloutNodeView | None, rollout: Rollout, now: float) -> Step:
     spec = rollout.spec
     if node is None or node.is_removed:
-        return failed(replace(step, drained_by_us=False), "it was removed while it was being drained", now)
+        return failed(replace(step, drained_by_us=False), "it was removed while it was draining", now)
     if step.drained_by_us and node.drain is None:
-        reason = "its drain was taken back by an operator before the action was run"
+        reason = "an operator canceled its drain before the action ran"
         return failed(replace(step, drained_by_us=False), reason, now)
     step = _with_drain_owner(step, node, rollout.id)
     if node.drain is None:
         return step
     if spec.action == MANUAL and has_restarted(step, node):
-        return _to_returning(step, node, "it was restarted; it is to pass its checks", now)
+        return _to_returning(step, node, "it was restarted; waiting for it to pass its checks", now)
     deadline_passed = now >= step.since + spec.drain_deadline
     if deadline_passed and node.sessions and not step.closed:
         step = replace(step, closed=node.sessions)
@@ -143,11 +143,11 @@ def _advance_draining(step: Step, node: RolloutNodeView | None, rollout: Rollout
     if spec.action == MANUAL:
         return _to_returning(step, node, "it can be restarted now; the rollout waits until it is back", now)
     if node.started_at is None:
-        return failed(step, "its start time is not known any more", now)
+        return failed(step, "its start time is no longer known", now)
     return replace(
         _with_session_counts(step, node),
         stage=Stage.STARTED,
-        reason=f"the action `{spec.action}` runs",
+        reason=f"the action `{spec.action}` is running",
         since=now,
         started_before=node.started_at,
         attempts=step.attempts + 1,
@@ -159,14 +159,14 @@ def _to_returning(step: Step, node: RolloutNodeView, reason: str, now: float) ->
 
 
 def _with_session_counts(step: Step, node: RolloutNodeView) -> Step:
-    """With what has come of the node's sessions."""
-    moved, stayed = max(step.moved, node.moved), max(step.failed, node.failed)
+    """Record the node's session counts in the step."""
+    moved, failed_count = max(step.moved, node.moved), max(step.failed, node.failed)
     closed = max(step.closed, 0 if node.is_empty else node.sessions or 0)
-    return replace(step, moved=moved, failed=stayed, closed=closed)
+    return replace(step, moved=moved, failed=failed_count, closed=closed)
 
 
 def _with_drain_owner(step: Step, node: RolloutNodeView, rollout_id: str) -> Step:
-    """With whether the drain is the rollout's: an operator may drain a node that it has drained, too."""
+    """Record whether the rollout owns the drain: an operator's drain of the node takes it over."""
     drained_by_us = node.drain is not None and node.drain.owner == rollout_id
     return step if step.drained_by_us is drained_by_us else replace(step, drained_by_us=drained_by_us)
 
@@ -179,7 +179,7 @@ def _advance_returning(
     if node is not None and node.is_removed:
         return failed(replace(step, drained_by_us=False), "an operator removed it", now)
     if node is None:
-        missing = "is not known any more"
+        missing = "is no longer known"
     else:
         step = _with_drain_owner(step, node, rollout.id)
         if has_restarted(step, node) and step.version_after != node.version:
@@ -194,19 +194,19 @@ def _advance_returning(
             and _is_healthy_long_enough(node, spec, now)
         ):
             return failed(step, f"it came back, but {mismatch}", now)
-        # Steady before it was due: one that falls again and again would be waited for without end.
+        # Only if healthy before the deadline: a node that fails repeatedly would be waited for forever.
         if since is not None and since <= deadline and now < since + spec.healthy_for + _EXTRA_WAIT_SECONDS:
             return step
     if now < deadline:
         return step
-    cause = f"the action `{spec.action}` may have been cut off, and " if step.interrupted else ""
+    cause = f"the action `{spec.action}` may have been interrupted, and " if step.interrupted else ""
     return failed(step, f"{cause}it was not back within {spec.return_deadline:g} s: it {missing}", now)
 
 
 def _missing_condition(
     step: Step, node: RolloutNodeView, spec: RolloutSpec, view: RolloutView, now: float
 ) -> str:
-    """What a node lacks to be back, to be put after its name; empty: nothing."""
+    """Return the first unmet condition of a node's return, as a clause about it; empty if all are met."""
     if not has_restarted(step, node):
         return "has not registered with a newer start time"
     if node.healthy_since is None:
@@ -216,10 +216,10 @@ def _missing_condition(
     if mismatch := _version_mismatch(node, spec):
         return mismatch
     if view.checks_sql and (node.greeted_at is None or node.greeted_at < node.healthy_since):
-        return "has not greeted on its SQL port since"
+        return "has not sent a greeting on its SQL port since"
     if view.probes_login:
         if node.login_result is None or node.login_result.at < node.healthy_since:
-            return "has not been logged in to yet"
+            return "has not passed the login probe yet"
         return node.login_result.problem
     return ""
 
@@ -227,7 +227,7 @@ def _missing_condition(
 def needs_login_probe(
     step: Step, node: RolloutNodeView, spec: RolloutSpec, view: RolloutView, now: float
 ) -> bool:
-    """Whether all but a session that is opened on the node tells that it is back."""
+    """Return whether the login probe is the only condition of the node's return that is left."""
     return (
         view.probes_login
         and step.stage is Stage.RETURNING
@@ -247,9 +247,9 @@ def _version_mismatch(node: RolloutNodeView, spec: RolloutSpec) -> str:
 
 def _returned(step: Step, node: RolloutNodeView, now: float) -> Step:
     if node.drain is not None and not step.drained_by_us:
-        reason = "it is back, and stays drained, for an operator drained it"
+        reason = "it is back and stays drained, because an operator drained it"
         return replace(step, stage=Stage.DONE, reason=reason, since=now, ended=now)
-    reason = "it is back, and gets its share of sessions step by step"
+    reason = "it is back and gradually gets its share of sessions"
     return replace(step, stage=Stage.WARMING, reason=reason, since=now, drained_by_us=False)
 
 
@@ -257,7 +257,7 @@ def _advance_warming(
     step: Step, node: RolloutNodeView | None, rollout: Rollout, view: RolloutView, now: float
 ) -> Step:
     if node is not None and node.drain is not None and node.drain.owner != rollout.id:
-        reason = "it was back; it is drained again, but not by this rollout"
+        reason = "it was back, but was drained again, not by this rollout"
         return replace(step, stage=Stage.DONE, reason=reason, since=now, ended=now)
     if node is not None and node.state is State.ACTIVE:
         if not node.is_warmed_up:
@@ -265,5 +265,5 @@ def _advance_warming(
         return replace(step, stage=Stage.DONE, reason="it is in service again", since=now, ended=now)
     if now < max(step.since + rollout.spec.return_deadline, view.observing_since + _MIN_OBSERVATION_SECONDS):
         return step
-    why = f"it is {node.state}: {node.reason}" if node is not None else "it is not known any more"
-    return failed(step, f"it was back, but did not stay in service: {why}", now)
+    state = f"it is {node.state}: {node.reason}" if node is not None else "it is no longer known"
+    return failed(step, f"it was back, but did not stay in service: {state}", now)

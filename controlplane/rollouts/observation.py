@@ -1,4 +1,4 @@
-"""What a rollout sees of its nodes, and of the others as far as it matters to it. Pure."""
+"""Builds a rollout's view of its own nodes and of the relevant other nodes. Pure."""
 
 from __future__ import annotations
 
@@ -23,83 +23,78 @@ _UNCHECKED_HEALTH = Health()
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """What the engine knows, as of one moment."""
+    """The engine's state at one moment."""
 
     plan: Plan
     facts: Facts
     intents: Intents
     policy: Policy
     envoys: Sequence[EnvoyStatus] = ()
-    drain_progress: Callable[[str], DrainProgress | None] = lambda _: None  # what came of a node's sessions
+    drain_progress: Callable[[str], DrainProgress | None] = lambda _: None  # by address
 
 
 @dataclass(frozen=True, slots=True)
 class LoginResult:
-    """What came of a session that was opened on a node and ran the statement of `rollouts.probe`."""
+    """The result of a login probe: a session on a node that ran the statement of `rollouts.probe`."""
 
     at: float
-    problem: str = ""  # why it failed, as a sentence; empty: it did not
+    problem: str = ""  # why it failed, as a clause about the node; empty: it succeeded
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutNodeView:
-    """One node."""
+    """A rollout's view of one of its nodes."""
 
     state: State
     reason: str = ""  # of the state
-    is_empty: bool = False  # surely no session is left on it
+    is_empty: bool = False  # confirmed to have no sessions
     sessions: int | None = None
     started_at: float | None = None
-    version: str = ""  # its release; empty: not known
+    version: str = ""  # its release; empty: unknown
     drain: DrainIntent | None = None
     is_removed: bool = False  # an operator removed it
-    # Since when it has been registered with this start time and has passed its checks; None: it does not.
+    # Since when it has been registered with this start time and passing its checks; None: it is not.
     healthy_since: float | None = None
-    failure: str = ""  # why it is not steady, as a sentence without its subject
+    failure: str = ""  # why `healthy_since` is None, as a clause about the node
     greeted_at: float | None = None  # when the check of its SQL port passed last
     is_warmed_up: bool = False  # it is in service, and its slow start is over
-    moved: int = 0  # sessions that moved away since it is being left
-    failed: int = 0  # tries to move after which a session stayed
+    moved: int = 0  # sessions that migrated since the drain began
+    failed: int = 0  # failed migrations since the drain began
     login_result: LoginResult | None = None  # the latest
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutView:
-    """All that one rollout is decided by."""
+    """All inputs of one rollout's decisions."""
 
-    nodes: Mapping[str, RolloutNodeView] = field(
-        default_factory=lambda: EMPTY_MAP
-    )  # those of its steps that are known
-    observing_since: float = 0.0  # when this control plane began to look
-    is_complete: bool = (
-        True  # what is not among the nodes is not there: every source has told of all of its own
-    )
-    # Nodes that are out of service and were neither drained nor removed by an operator, nor drained by this
-    # rollout; each with a sentence.
+    # The nodes of its steps that are known.
+    nodes: Mapping[str, RolloutNodeView] = field(default_factory=lambda: EMPTY_MAP)
+    observing_since: float = 0.0  # when this control plane began to observe
+    is_complete: bool = True  # every source has listed all its nodes, so a missing node does not exist
+    # Nodes out of service that no operator drained or removed and this rollout did not drain -> reason.
     unavailable: Mapping[str, str] = field(default_factory=lambda: EMPTY_MAP)
     active: Mapping[str, str] = field(default_factory=lambda: EMPTY_MAP)  # nodes in service -> their group
     drained_by_us: frozenset[str] = frozenset()  # drained by this rollout
-    in_other_rollouts: Mapping[str, str] = field(
-        default_factory=lambda: EMPTY_MAP
-    )  # nodes -> the other rollout that has them
+    in_other_rollouts: Mapping[str, str] = field(default_factory=lambda: EMPTY_MAP)  # node -> rollout id
     checks_sql: bool = True  # SQL ports are checked
-    probes_login: bool = False  # a session is to be opened, too
+    probes_login: bool = False  # the login probe is configured
 
 
 class HealthStreak(NamedTuple):
-    """Since when a node stands as it does; kept from one look to the next."""
+    """Since when a node has been healthy; carried from one pass to the next."""
 
     started_at: float | None
     since: float
-    consecutive: tuple[int, int]  # of the checks: one that is shorter than before has failed meanwhile
+    consecutive: tuple[int, int]  # SQL and status checks; a decrease means a failure
 
 
 def observe(
     cluster: ClusterState, rollout: Rollout, previous: Mapping[str, HealthStreak], now: float
 ) -> tuple[RolloutView, Mapping[str, HealthStreak]]:
-    """What one rollout sees, but for `since`, `busy` and logins; and where its nodes stand, for the next.
+    """Return one rollout's view and the health streaks for the next pass.
 
-    Whether a node is steady matters from when its turn comes: there may be thousands that wait for theirs.
+    The view lacks `observing_since`, `in_other_rollouts` and login results. Health is tracked only from a
+    node's turn on, because thousands of nodes may be pending.
     """
     plan, intents = cluster.plan, cluster.intents
     unavailable, active = {}, {}
@@ -135,10 +130,10 @@ def observe(
 def with_other_rollouts(
     view: RolloutView, rollout: Rollout, active_rollouts: Iterable[Rollout]
 ) -> RolloutView:
-    """The same, with what other rollouts have in hand. `live`: all that are not over, oldest first.
+    """Return the view with the nodes of other rollouts. `active_rollouts` are sorted oldest first.
 
-    What they have taken counts as out of service by the record: its drain may not be seen yet. What an older
-    one still waits for, or has failed at, is left to it.
+    A node in progress in another rollout counts as out of service by that rollout's record, because its drain
+    may not be observed yet. Pending and failed nodes of an older rollout stay with that rollout.
     """
     in_other_rollouts, unavailable, is_older = {}, {}, True
     for other in active_rollouts:
@@ -148,7 +143,7 @@ def with_other_rollouts(
         for address, step in other.steps.items():
             if step.stage in IN_PROGRESS:
                 in_other_rollouts[address] = other.id
-                unavailable[address] = f"the rollout {other.id} has {address} in hand"
+                unavailable[address] = f"the rollout {other.id} is working on {address}"
             elif is_older and step.stage in (Stage.PENDING, Stage.FAILED):
                 in_other_rollouts[address] = other.id
     active = {address: group for address, group in view.active.items() if address not in unavailable}
@@ -161,7 +156,7 @@ def with_other_rollouts(
 
 
 def _is_unexpectedly_unavailable(address: str, planned: NodePlan, intents: Intents, rollout_id: str) -> bool:
-    """Whether a node that is not in service should be, for all that operators asked for."""
+    """Return whether a node is out of service although no operator asked for that."""
     if planned.state is State.JOINING or address in intents.removed:
         return False
     drain = intents.drains.get(address)
@@ -197,7 +192,7 @@ def _build_node_view(
 def _update_health_streak(
     planned: NodePlan, cluster: ClusterState, previous: HealthStreak | None, now: float
 ) -> tuple[HealthStreak | None, str]:
-    """Since when a node is registered with its start time and passes; or why it does not."""
+    """Return since when a node is registered and passing its checks, or None and why it is not."""
     node = planned.node
     if planned.removal_since is not None:
         return None, "is not registered"
@@ -215,7 +210,7 @@ def _update_health_streak(
     if (
         previous is not None
         and same
-        and all(now >= was for now, was in zip(consecutive, previous.consecutive, strict=True))
+        and all(new >= old for new, old in zip(consecutive, previous.consecutive, strict=True))
     ):
         return previous._replace(consecutive=consecutive), ""
     return HealthStreak(node.started_at, now, consecutive), ""

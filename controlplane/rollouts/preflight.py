@@ -1,4 +1,4 @@
-"""Whether a rollout may begin as things are: what speaks against it, and what is good to know. Pure."""
+"""Checks whether a rollout may start now: problems that block it, and warnings. Pure."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from controlplane.rollouts.observation import ClusterState
 _UNCHECKED_HEALTH = Health()
 _MAX_LISTED_NAMES = 3
 MAX_ROLLOUT_NODES = 2_000
-"""What fits into one record: PD takes none of over 1.5 MiB."""
+"""The limit of one record: PD rejects values over 1.5 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreflightResult:
-    """What was found. `order` has its version in the form in which nodes have theirs."""
+    """The result of a preflight. The version in `spec` has the format of the nodes' versions."""
 
     spec: RolloutSpec
-    problems: tuple[str, ...] = ()  # block a start that is not forced, a sentence each
+    problems: tuple[str, ...] = ()  # block a start without force; one sentence each
     warnings: tuple[str, ...] = ()
-    unforceable_problems: tuple[str, ...] = ()  # those of the problems that force does not help against
+    unforceable_problems: tuple[str, ...] = ()  # the problems that block a forced start too
 
 
 def run_preflight(
@@ -39,7 +39,7 @@ def run_preflight(
     *,
     probes_login: bool,
 ) -> PreflightResult:
-    """Check an order. `live`: the rollouts that are not over; `actions`: by name, the words it fills in."""
+    """Check a spec. `placeholders_by_action` has the placeholders that each action's command uses."""
     version = parse_release(spec.version) or parse_release(f"v{spec.version}")
     spec = replace(spec, version=version or spec.version)
     unforceable = tuple(_unforceable_problems(spec, cluster, active_rollouts, placeholders_by_action))
@@ -56,36 +56,36 @@ def _unforceable_problems(
 ) -> Iterator[str]:
     known = cluster.plan.nodes
     if not spec.nodes:
-        yield "no node is named"
+        yield "the rollout has no nodes"
     if len(set(spec.nodes)) < len(spec.nodes):
-        yield "a node is named twice"
+        yield "a node is listed twice"
     if len(spec.nodes) > MAX_ROLLOUT_NODES:
-        yield f"{len(spec.nodes)} nodes are too many for one rollout; take at most {MAX_ROLLOUT_NODES} at a time"
+        yield f"{len(spec.nodes)} nodes are too many for one rollout; the limit is {MAX_ROLLOUT_NODES}"
     durations = (spec.drain_deadline, spec.return_deadline, spec.healthy_for)
     if spec.max_unavailable < 1 or spec.failure_budget < 0:
-        yield "at least 1 node must be let out of service at a time, and no fewer than 0 may fail"
+        yield "max_unavailable must be at least 1, and failure_budget at least 0"
     if not all(math.isfinite(seconds) and seconds >= 0 for seconds in durations):
-        yield "durations are seconds, 0 or more"
+        yield "durations must be finite numbers of seconds, 0 or more"
     if spec.version and not parse_release(spec.version):
-        yield f"{spec.version!r} is no release of TiDB; write it as v8.5.3"
+        yield f"{spec.version!r} is not a TiDB release; write it as v8.5.3"
     if spec.action != MANUAL and spec.action not in placeholders_by_action:
         action_names = ", ".join((*sorted(placeholders_by_action), MANUAL))
-        yield f"no action is named {spec.action!r}; rollouts.actions of the configuration has {action_names}"
+        yield f"no action is named {spec.action!r}; rollouts.actions in the configuration has {action_names}"
     elif not spec.version and "version" in placeholders_by_action.get(spec.action, ()):
-        yield f"the action {spec.action} fills in a version, so say which the nodes are to have"
+        yield f"the action {spec.action} uses {{version}}; set the version that the nodes are to get"
     if unknown := [a for a in spec.nodes if a not in known]:
-        yield f"not known: {_format_names(unknown)}; `tidevoy nodes` lists the nodes that are"
+        yield f"unknown nodes: {_format_names(unknown)}; `tidevoy nodes` lists the known nodes"
     leaving = [a for a in spec.nodes if a in known and known[a].removal_since is not None]
     if leaving:
-        yield f"on their way out: {_format_names(leaving)}"
+        yield f"nodes that are being removed: {_format_names(leaving)}"
     if without_start_time := [a for a in spec.nodes if a in known and known[a].node.started_at is None]:
         yield (
-            f"the start time is not known of {_format_names(without_start_time)}, so nobody could tell whether they were"
-            " restarted; nodes that register in PD have one"
+            f"the start time of {_format_names(without_start_time)} is unknown, so a restart could not be"
+            " detected; nodes that register in PD have a start time"
         )
     for rollout in active_rollouts:
         if common := [a for a in spec.nodes if a in rollout.steps]:
-            yield f"the rollout {rollout.id} is not over and has {_format_names(common)}, too"
+            yield f"the rollout {rollout.id} is still active and also has {_format_names(common)}"
 
 
 def _forceable_problems(spec: RolloutSpec, cluster: ClusterState) -> Iterator[str]:
@@ -95,13 +95,13 @@ def _forceable_problems(spec: RolloutSpec, cluster: ClusterState) -> Iterator[st
     for group, count in sorted(selected.items()):
         unavailable = min(count, spec.max_unavailable)
         if active[group] - unavailable < 1:
-            where = f"of the group {group} " if group else ""
+            in_group = f"of the group {group} " if group else ""
             yield (
-                f"with {unavailable} out of service at a time, no other node {where}would be active;"
-                " add nodes, or let fewer be out at a time"
+                f"with {unavailable} out of service at a time, no other node {in_group}would be active;"
+                " add nodes or lower max_unavailable"
             )
     if lacking_module := envoys_without_module(cluster.envoys):
-        yield f"sessions cannot move in Envoys without Tidevoy's module: {_format_names(lacking_module)}"
+        yield f"Envoys without Tidevoy's module cannot migrate sessions: {_format_names(lacking_module)}"
     blockers: dict[str, str] = {}
     for address in nodes:
         for blocker in cluster.facts.health.get(address, _UNCHECKED_HEALTH).migration_blockers:
@@ -109,13 +109,14 @@ def _forceable_problems(spec: RolloutSpec, cluster: ClusterState) -> Iterator[st
                 blockers.setdefault(address, blocker)
     if blockers:
         first = next(iter(blockers))
-        yield f"sessions cannot move from or to {_format_names(list(blockers))} ({first}: {blockers[first]})"
+        names = _format_names(list(blockers))
+        yield f"sessions cannot migrate from or to {names} ({first}: {blockers[first]})"
 
 
 def _warnings(spec: RolloutSpec, cluster: ClusterState, *, probes_login: bool) -> Iterator[str]:
     nodes, drains = cluster.plan.nodes, cluster.intents.drains
     if not _has_connected_envoy(cluster.envoys):
-        yield "no Envoy is connected, so nobody tells whether sessions are left"
+        yield "no Envoy is connected, so it is unknown whether nodes still have sessions"
     unavailable = [
         a
         for a, p in nodes.items()
@@ -124,18 +125,18 @@ def _warnings(spec: RolloutSpec, cluster: ClusterState, *, probes_login: bool) -
         and a not in cluster.intents.removed
     ]
     if unavailable:
-        yield f"out of service already, and counted as such: {_format_names(unavailable)}"
+        yield f"already out of service, and counted against max_unavailable: {_format_names(unavailable)}"
     if drained := [a for a in spec.nodes if a in drains]:
-        yield f"drained already, and to stay so afterwards: {_format_names(drained)}"
+        yield f"already drained, and left drained afterwards: {_format_names(drained)}"
     already_upgraded = [
         a for a in spec.nodes if spec.version and a in nodes and nodes[a].version == spec.version
     ]
     if already_upgraded:
-        yield f"of {spec.version} already, and yet restarted: {_format_names(already_upgraded)}"
+        yield f"already on {spec.version}, but restarted anyway: {_format_names(already_upgraded)}"
     if not cluster.policy.status_check:
-        yield "health.status is off, so nobody tells whether nodes have certificates to move sessions with"
+        yield "health.status is off, so it is unknown whether nodes have the certificates for migration"
     if not cluster.policy.sql_check and not probes_login:
-        yield "health.sql is off and rollouts.probe is not set, so no SQL port is tried before clients come"
+        yield "health.sql is off and rollouts.probe is not set, so SQL ports are not checked"
 
 
 def _has_connected_envoy(envoys: Iterable[EnvoyStatus]) -> bool:

@@ -1,4 +1,4 @@
-"""The rollouts as they are kept, and the one way to change one: as a step that is kept before it counts."""
+"""The stored rollouts. A change takes effect only after it is stored."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from controlplane.model.rollout import Rollout
 from controlplane.rollouts import state_machine
 from controlplane.storage.store import Store, Versioned
 
-Transition = Callable[
-    [Rollout], Rollout
-]  # pure, and may be asked again; raises when the step is not to be taken
+# A pure function that may be called more than once; it raises if the transition is not allowed.
+Transition = Callable[[Rollout], Rollout]
 
 _MAX_ENDED_ROLLOUTS = 20
-# Somebody else was there before, so many times in a row: then the caller is told so.
+# After this many version conflicts in a row the conflict is raised.
 _MAX_CHANGE_ATTEMPTS = 10
 
 
 class RolloutRepository:
-    """All rollouts that are not forgotten. `on_change` gets a record before (None: it is new) and after."""
+    """All stored rollouts. `on_change` gets a record before (None if it is new) and after each change."""
 
     def __init__(
         self, store: Store, clock: Clock, on_change: Callable[[Rollout | None, Rollout], None]
@@ -34,49 +33,50 @@ class RolloutRepository:
         self._change_lock = asyncio.Lock()
 
     def all(self) -> list[Rollout]:
-        """Latest first."""
-        rollouts = [kept.value for kept in self._stored.values()]
+        """Return all rollouts, latest first."""
+        rollouts = [stored.value for stored in self._stored.values()]
         return sorted(rollouts, key=lambda rollout: (rollout.created, rollout.id), reverse=True)
 
     def active(self) -> list[Rollout]:
-        """Those that are not over, oldest first."""
+        """Return the rollouts that are not over, oldest first."""
         return [rollout for rollout in reversed(self.all()) if not rollout.phase.is_over]
 
     def get(self, rollout_id: str) -> Rollout:
-        """One of them. UnknownRollout."""
+        """Return one rollout. Raises UnknownRollout."""
         if rollout_id not in self._stored:
             raise UnknownRollout(rollout_id)
         return self._stored[rollout_id].value
 
     def restore(self, stored: Mapping[str, Versioned[Rollout]]) -> None:
-        """Begin with what was kept; nobody is told."""
+        """Load the stored rollouts at the start, without notifications."""
         now = self._clock()
         self._stored = {
-            name: Versioned(state_machine.clamp_timestamps(each.value, now), each.version)
-            for name, each in stored.items()
+            name: Versioned(state_machine.clamp_timestamps(record.value, now), record.version)
+            for name, record in stored.items()
         }
 
     def accept(self, stored: Mapping[str, Versioned[Rollout]]) -> None:
-        """What is kept now, whoever wrote it. What is older than what is known is passed over.
+        """Apply the stored rollouts of any writer. Versions older than the known ones are ignored.
 
-        What is missing there may be younger than this view of the store, unless it is over.
+        A missing rollout is deleted only if it is over: an active one may be newer than this view.
         """
-        for name in [n for n, each in self._stored.items() if each.value.phase.is_over and n not in stored]:
+        missing = self._stored.keys() - stored.keys()
+        for name in [name for name in missing if self._stored[name].value.phase.is_over]:
             del self._stored[name]
-        for each in stored.values():
-            self._accept_one(each)
+        for record in stored.values():
+            self._accept_one(record)
 
     async def create(self, rollout: Rollout) -> None:
-        """Keep a new one. StateUnavailable, Superseded: there is one with that id."""
+        """Store a new rollout. Raises StateUnavailable, or VersionConflict if the id exists."""
         async with self._change_lock:
             await run_to_completion(self._save(rollout, 0, None))
 
     async def change(self, rollout_id: str, transition: Transition, term: int | None = None) -> Rollout:
-        """Keep the outcome of a step; the record that is in force then.
+        """Store the result of a transition and return the record then in force.
 
-        With a `term`, only as long as this control plane leads in it. What the step raises; UnknownRollout,
-        StateUnavailable, Superseded, NotLeading: then nothing has changed. Also when the caller is cancelled,
-        what is kept and what is in force are never two things.
+        With a `term`, only while this control plane leads in it. Raises what the transition raises,
+        UnknownRollout, StateUnavailable, VersionConflict or NotLeader; then nothing has changed. Even if the
+        caller is cancelled, the record in memory equals the stored one.
         """
         async with self._change_lock:
             for attempts_left in reversed(range(_MAX_CHANGE_ATTEMPTS)):
@@ -94,7 +94,7 @@ class RolloutRepository:
         return self.get(rollout_id)
 
     async def forget_old(self) -> None:
-        """Forget the oldest of those that are over when there are many. What fails is tried again later."""
+        """Delete the oldest ended rollouts beyond the limit. A failure is retried in a later call."""
         ended = [rollout for rollout in self.all() if rollout.phase.is_over]
         for rollout in ended[_MAX_ENDED_ROLLOUTS:]:
             async with self._change_lock:
@@ -108,7 +108,7 @@ class RolloutRepository:
                 self._stored.pop(rollout.id, None)
 
     async def _reload(self, rollout_id: str) -> None:
-        """Read what somebody else has made of a record. StateUnavailable: it stays as it was known."""
+        """Read a record that another writer changed. Raises StateUnavailable; then nothing has changed."""
         stored = await self._store.read_rollout(rollout_id)
         if stored is not None:
             self._accept_one(stored)
@@ -126,6 +126,6 @@ class RolloutRepository:
     def _activate(self, rollout: Rollout, version: int) -> None:
         before = self._stored.get(rollout.id)
         if before is not None and before.version >= version:
-            return  # it came from the store while it was being written
+            return  # the store delivered it during the write
         self._stored[rollout.id] = Versioned(rollout, version)
         self._on_change(before.value if before is not None else None, rollout)

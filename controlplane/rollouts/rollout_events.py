@@ -1,4 +1,4 @@
-"""Rollouts told as events: from the difference of two records of one. Pure."""
+"""Derives events from two records of a rollout. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _EVENT_KIND_BY_PHASE = {
 
 
 def rollout_events(before: Rollout | None, after: Rollout) -> Iterator[EventDraft]:
-    """What became of a rollout; steps first, for they are why its phase changed."""
+    """Return the events of a change; steps first, because they cause the phase change."""
     if before is None:
         spec = after.spec
         node_count = f"{len(spec.nodes)} {'node' if len(spec.nodes) == 1 else 'nodes'}"

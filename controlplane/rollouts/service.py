@@ -1,4 +1,4 @@
-"""Rollouts as operators and the engine know them."""
+"""Rollout operations for operators and the engine."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from controlplane.storage.store import Store, Versioned
 
 
 class EmitEvent(Protocol):
-    """Something has happened: an event, a metric and a line in the log."""
+    """Records an event, with its metric and log line."""
 
     def __call__(self, kind: str, subject: str, message: str, data: Mapping[str, object] = ...) -> None: ...
 
 
 class RolloutService:
-    """All rollouts: what operators ask of them, and the loop that moves them on."""
+    """All rollouts: the operations of operators, and the loop that advances them."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class RolloutService:
         emit: EmitEvent,
         registry: CollectorRegistry,
     ) -> None:
-        """`term`: that in which we lead, or None; `change`: takes a step of the intents, and keeps it."""
+        """`term` returns the term in which we lead, or None; `change_intents` applies and stores a change."""
         self._clock = clock
         self._cluster_state = cluster_state
         self._settings = settings
@@ -69,41 +69,41 @@ class RolloutService:
     # --- for the engine ---
 
     def restore(self, stored: Mapping[str, Versioned[Rollout]]) -> None:
-        """Begin with what was kept; nobody is told."""
+        """Load the stored rollouts at the start, without events."""
         self._repository.restore(stored)
 
     def accept(self, stored: Mapping[str, Versioned[Rollout]]) -> None:
-        """What is kept now, whoever wrote it."""
+        """Apply the stored rollouts of any writer."""
         self._repository.accept(stored)
 
     def wake(self) -> None:
-        """There is another plan, or other facts."""
+        """Run the next pass soon: the plan or the facts have changed."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Move rollouts on until cancelled; then actions that are under way are ended."""
+        """Advance rollouts until cancelled; then stop the running actions."""
         await self._controller.run()
 
     # --- for operators ---
 
     def all(self) -> list[Rollout]:
-        """All that are not forgotten, latest first."""
+        """Return all stored rollouts, latest first."""
         return [self._with_drain_progress(rollout) for rollout in self._repository.all()]
 
     def get(self, rollout_id: str) -> Rollout:
-        """One of them. UnknownRollout."""
+        """Return one rollout. Raises UnknownRollout."""
         return self._with_drain_progress(self._repository.get(rollout_id))
 
     def action_names(self) -> list[str]:
-        """The names of the actions that there are."""
+        """Return the names of the available actions."""
         return [*self._settings().rollouts.actions, MANUAL]
 
     def select_nodes(self, selector: str) -> tuple[str, ...]:
-        """The nodes that `all`, labels or addresses mean. RolloutRefused."""
+        """Resolve `all`, labels or addresses to nodes. Raises RolloutRefused."""
         return node_selector.select_nodes(selector, self._cluster_state().plan.nodes.values())
 
     async def check(self, spec: RolloutSpec) -> PreflightResult:
-        """Whether a rollout may begin as things are."""
+        """Check whether a rollout may start now."""
         settings = self._settings().rollouts
         placeholders_by_action = {
             name: actions.command_placeholders(action) for name, action in settings.actions.items()
@@ -118,45 +118,45 @@ class RolloutService:
         )
 
     async def start(self, spec: RolloutSpec, by: str, force: bool = False) -> Rollout:
-        """Begin a rollout. RolloutRefused, StateUnavailable."""
-        checks = await self.check(spec)
-        if problems := checks.unforceable_problems if force else checks.problems:
+        """Start a rollout. Raises RolloutRefused or StateUnavailable."""
+        preflight = await self.check(spec)
+        if problems := preflight.unforceable_problems if force else preflight.problems:
             raise RolloutRefused("the rollout was not started", problems)
         now, nodes = self._clock(), self._cluster_state().plan.nodes
         rollout_id = f"{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
-        start_times = {a: nodes[a].node.started_at for a in checks.spec.nodes if a in nodes}
+        start_times = {a: nodes[a].node.started_at for a in preflight.spec.nodes if a in nodes}
         rollout = state_machine.create(
-            rollout_id, checks.spec, by, now, start_times=start_times, forced=force
+            rollout_id, preflight.spec, by, now, start_times=start_times, forced=force
         )
         await self._repository.create(rollout)
         return self.get(rollout_id)
 
     async def pause(self, rollout_id: str, by: str) -> Rollout:
-        """Begin nothing more; an action that runs goes on. UnknownRollout, RolloutRefused."""
+        """Start no more steps; running actions continue. Raises UnknownRollout or RolloutRefused."""
         return await self._change(rollout_id, lambda rollout: state_machine.pause(rollout, by, self._clock()))
 
     async def resume(self, rollout_id: str, by: str) -> Rollout:
-        """Go on; nodes that failed are tried again. UnknownRollout, RolloutRefused."""
+        """Continue and retry failed nodes. Raises UnknownRollout or RolloutRefused."""
         return await self._change(
             rollout_id, lambda rollout: state_machine.resume(rollout, by, self._clock())
         )
 
     async def abort(self, rollout_id: str, by: str) -> Rollout:
-        """Take back its drains and end, after actions that run. UnknownRollout, RolloutRefused."""
+        """Release its drains and end after running actions. Raises UnknownRollout or RolloutRefused."""
         return await self._change(rollout_id, lambda rollout: state_machine.abort(rollout, by, self._clock()))
 
     async def _change(self, rollout_id: str, transition: Callable[[Rollout], Rollout]) -> Rollout:
         return self._with_drain_progress(await self._repository.change(rollout_id, transition))
 
     def _with_drain_progress(self, rollout: Rollout) -> Rollout:
-        """With what has come so far of the sessions of nodes that are being drained."""
+        """Add the current session counts of its draining nodes."""
         draining = [a for a, s in rollout.steps.items() if s.stage is Stage.DRAINING]
         if not draining:
             return rollout
         drain_progress = self._cluster_state().drain_progress
-        progress_by_node = {a: came for a in draining if (came := drain_progress(a)) is not None}
+        progress_by_node = {a: progress for a in draining if (progress := drain_progress(a)) is not None}
         return state_machine.with_drain_progress(
-            rollout, {a: (c.moved, sum(c.failed.values())) for a, c in progress_by_node.items()}
+            rollout, {a: (p.moved, sum(p.failed.values())) for a, p in progress_by_node.items()}
         )
 
     def _on_change(self, before: Rollout | None, after: Rollout) -> None:

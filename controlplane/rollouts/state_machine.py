@@ -1,9 +1,9 @@
-"""A rollout's life: from what is seen of the nodes to its next state, and what is to be done for it. Pure.
+"""The state machine of a rollout: computes the next state and the effects from the observed nodes. Pure.
 
-What is to be done is told by the record and by what is seen, never by what happened before: a control plane
-that takes over, or that was stopped between writing and doing, does what is left. The one exception is an
-action, which may run once only: it is told in the moment in which its step becomes `started`, and whoever
-finds a step `started` without running its action itself asks for `cut_off`.
+Effects follow from the record and the view alone, never from history: a control plane that takes over, or
+that stopped between recording and acting, does what remains. The one exception is an action, which must run
+only once: it is an effect of the transition to `started`, and a control plane that finds a started step whose
+action it does not run calls `action_interrupted`.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from controlplane.rollouts.observation import RolloutView
 
 @dataclass(frozen=True, slots=True)
 class DrainNode:
-    """Drain this node, unless it is drained."""
+    """Drain this node unless it is drained."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class UndrainNode:
-    """Take back the drain of this node if it is the rollout's."""
+    """Release the drain of this node if the rollout owns it."""
 
     address: str
 
 
 @dataclass(frozen=True, slots=True)
 class RunAction:
-    """Run the action for this node; told once for each attempt."""
+    """Run the action for this node; returned once per attempt."""
 
     address: str
     attempt: int
@@ -52,7 +52,7 @@ class RunAction:
 
 @dataclass(frozen=True, slots=True)
 class ProbeLogin:
-    """Open a session on this node and run a statement, unless that is under way."""
+    """Open a session on this node and run a statement, unless a probe is running."""
 
     address: str
 
@@ -69,32 +69,35 @@ def create(
     start_times: Mapping[str, float | None] = EMPTY_MAP,
     forced: bool = False,
 ) -> Rollout:
-    """A new rollout; `started` are the start times of its nodes."""
+    """Return a new rollout; `start_times` are those of its nodes."""
     steps = {a: Step(a, since=now, started_before=start_times.get(a)) for a in spec.nodes}
     return Rollout(rollout_id, spec, by, now, since=now, steps=MappingProxyType(steps), forced=forced)
 
 
 def advance(rollout: Rollout, view: RolloutView, now: float) -> tuple[Rollout, tuple[Effect, ...]]:
-    """The next state, to be durable before the effects are done; the same object when nothing changes."""
+    """Return the next state (the same object if unchanged) and the effects.
+
+    Store the state before executing the effects.
+    """
     if rollout.phase.is_over:
         return rollout, ()
-    following = rollout
+    updated = rollout
     if rollout.phase is RolloutPhase.ABORTING:
-        following = _advance_abort(rollout, view, now)
+        updated = _advance_abort(rollout, view, now)
     else:
         for address, step in rollout.steps.items():
-            following = _with_step(
-                following, node_step.advance(step, view.nodes.get(address), rollout, view, now)
+            updated = _with_step(
+                updated, node_step.advance(step, view.nodes.get(address), rollout, view, now)
             )
-        if following.phase is RolloutPhase.RUNNING:
-            following = _check_completion(following, view, now)
-        if following.phase is RolloutPhase.RUNNING:
-            following = _start_next(following, view, now)
-    return following, tuple(_effects(rollout, following, view, now))
+        if updated.phase is RolloutPhase.RUNNING:
+            updated = _check_completion(updated, view, now)
+        if updated.phase is RolloutPhase.RUNNING:
+            updated = _start_next(updated, view, now)
+    return updated, tuple(_effects(rollout, updated, view, now))
 
 
 def pause(rollout: Rollout, by: str, now: float) -> Rollout:
-    """Begin nothing more. RolloutRefused."""
+    """Start no more steps. Raises RolloutRefused."""
     if rollout.phase is RolloutPhase.PAUSED:
         return rollout
     if rollout.phase is not RolloutPhase.RUNNING:
@@ -103,14 +106,18 @@ def pause(rollout: Rollout, by: str, now: float) -> Rollout:
 
 
 def resume(rollout: Rollout, by: str, now: float) -> Rollout:
-    """Go on; nodes that failed are tried again, each when its turn comes. RolloutRefused."""
+    """Continue; failed nodes become pending again. Raises RolloutRefused."""
     if rollout.phase is RolloutPhase.RUNNING:
         return rollout
     if rollout.phase is not RolloutPhase.PAUSED:
         raise _build_refusal(rollout, "resumed")
     steps = {
         a: replace(
-            s, stage=Stage.PENDING, reason=f"to be tried again, for {by} resumed", since=now, ended=None
+            s,
+            stage=Stage.PENDING,
+            reason=f"to be retried, because {by} resumed the rollout",
+            since=now,
+            ended=None,
         )
         if s.stage is Stage.FAILED
         else s
@@ -126,7 +133,7 @@ def resume(rollout: Rollout, by: str, now: float) -> Rollout:
 
 
 def abort(rollout: Rollout, by: str, now: float) -> Rollout:
-    """Give back what was drained, and end. RolloutRefused."""
+    """Release the drains and end. Raises RolloutRefused."""
     if rollout.phase in (RolloutPhase.ABORTING, RolloutPhase.ABORTED):
         return rollout
     if rollout.phase.is_over:
@@ -135,7 +142,7 @@ def abort(rollout: Rollout, by: str, now: float) -> Rollout:
 
 
 def action_finished(rollout: Rollout, address: str, attempt: int, problem: str, now: float) -> Rollout:
-    """An action has ended; `problem` says how it failed, and is empty when it did not."""
+    """Record the end of an action; `problem` is empty if it succeeded."""
     step = rollout.steps.get(address)
     if step is None or step.stage is not Stage.STARTED or step.attempts != attempt:
         return rollout
@@ -143,7 +150,7 @@ def action_finished(rollout: Rollout, address: str, attempt: int, problem: str, 
 
 
 def action_interrupted(rollout: Rollout, address: str, now: float) -> Rollout:
-    """A step is found started, and nobody runs its action: it never runs again, but is judged by the node."""
+    """Record that nothing runs a started step's action. It is not run again; the node shows the result."""
     step = rollout.steps.get(address)
     if step is None or step.stage is not Stage.STARTED:
         return rollout
@@ -151,7 +158,7 @@ def action_interrupted(rollout: Rollout, address: str, now: float) -> Rollout:
 
 
 def clamp_timestamps(rollout: Rollout, now: float) -> Rollout:
-    """A rollout that was kept, with no time after `now`: the clock of before may have been ahead."""
+    """Return a stored rollout without times after `now`: the clock that set them may have been ahead."""
     steps = {
         a: replace(
             s,
@@ -181,12 +188,12 @@ def _with_step(rollout: Rollout, step: Step) -> Rollout:
     return replace(rollout, steps=rollout.with_step(step))
 
 
-def _build_refusal(rollout: Rollout, what: str) -> RolloutRefused:
-    return RolloutRefused(f"the rollout {rollout.id} cannot be {what}", [f"it is {rollout.phase}"])
+def _build_refusal(rollout: Rollout, operation: str) -> RolloutRefused:
+    return RolloutRefused(f"the rollout {rollout.id} cannot be {operation}", [f"it is {rollout.phase}"])
 
 
 def _check_completion(rollout: Rollout, view: RolloutView, now: float) -> Rollout:
-    """Paused when too much has failed, done when all is done."""
+    """Pause the rollout if too many nodes failed; end it if all nodes are done."""
     failures = [step for step in rollout.steps.values() if step.stage is Stage.FAILED]
     finished = not any(
         step.stage is Stage.PENDING or step.stage in IN_PROGRESS for step in rollout.steps.values()
@@ -205,36 +212,36 @@ def _check_completion(rollout: Rollout, view: RolloutView, now: float) -> Rollou
 
 
 def _failure_reason(rollout: Rollout, failures: list[Step]) -> str:
-    """Why a rollout pauses for nodes that failed, and how to go on."""
+    """Say why a rollout pauses for failed nodes, and how to continue."""
     last = max(failures, key=lambda step: step.since)
     more = f" ({len(failures)} nodes failed)" if len(failures) > 1 else ""
-    kept = "; it stays drained" if last.drained_by_us else ""
+    drain_note = "; it stays drained" if last.drained_by_us else ""
     return (
-        f"{last.address} failed: {last.reason}{kept}{more}. Once it is mended, `tidevoy rollout resume"
-        f" {rollout.id}` goes on with it; `tidevoy rollout abort {rollout.id}` undrains it and ends"
+        f"{last.address} failed: {last.reason}{drain_note}{more}. Once it is fixed, `tidevoy rollout resume"
+        f" {rollout.id}` retries it; `tidevoy rollout abort {rollout.id}` undrains it and ends the rollout"
     )
 
 
 def _start_next(rollout: Rollout, view: RolloutView, now: float) -> Rollout:
-    """With the nodes whose turn it is, as long as not too many are out of service at once."""
+    """Start the next nodes, up to the limit of nodes out of service at once."""
     spec, steps = rollout.spec, dict(rollout.steps)
     in_progress = {address for address, step in steps.items() if step.stage in IN_PROGRESS}
-    # Nodes of ours that failed are out, too; how many of those may be is what the failure budget is for.
+    # Failed nodes of this rollout are out of service too, but the failure budget limits those.
     exempt = {a for a, s in steps.items() if s.stage is Stage.FAILED or s.drained_by_us}
     unavailable = view.unavailable.keys() - in_progress - exempt
     active_per_group = Counter(group for address, group in view.active.items() if address not in in_progress)
     wait_reason = ""
     pending = [step for step in steps.values() if step.stage is Stage.PENDING]
-    for step in sorted(pending, key=lambda step: not step.drained_by_us):  # those that are out already first
+    for step in sorted(pending, key=lambda step: not step.drained_by_us):  # drained nodes first
         address, node = step.address, view.nodes.get(step.address)
         if len(in_progress) >= spec.max_unavailable:
             break
         group = view.active.get(address)
         problem = ""
         if address in view.in_other_rollouts:
-            problem = f"the rollout {view.in_other_rollouts[address]} has {address} in hand"
+            problem = f"the rollout {view.in_other_rollouts[address]} is working on {address}"
         elif len(in_progress) + len(unavailable - {address}) >= spec.max_unavailable:
-            problem = f"a node is out of service already: {view.unavailable[min(unavailable - {address})]}"
+            problem = f"a node is already out of service: {view.unavailable[min(unavailable - {address})]}"
         elif group is not None and active_per_group[group] < 2 and not rollout.forced:
             problem = f"{address} is the only node{f' of the group {group}' if group else ''} in service"
         if problem or node is None:
@@ -246,7 +253,7 @@ def _start_next(rollout: Rollout, view: RolloutView, now: float) -> Rollout:
             if group is not None:
                 active_per_group[group] -= 1
     reason = f"{WAITING_PREFIX}{wait_reason}" if wait_reason and not in_progress else ""
-    # What an operator did last is worth knowing until there is something to say.
+    # Keep the operator's last action as the reason until there is a newer reason.
     reason = reason or ("" if rollout.is_waiting else rollout.reason)
     if steps == rollout.steps and reason == rollout.reason:
         return rollout
@@ -254,32 +261,32 @@ def _start_next(rollout: Rollout, view: RolloutView, now: float) -> Rollout:
 
 
 def _advance_abort(rollout: Rollout, view: RolloutView, now: float) -> Rollout:
-    """An aborted rollout on its way to its end: actions that run end first, and drains are taken back."""
-    following = rollout
+    """Advance an aborting rollout: running actions end first, then its drains are released."""
+    updated = rollout
     for step in rollout.steps.values():
         match step.stage:
             case Stage.PENDING:
                 stage, reason = Stage.SKIPPED, "the rollout was aborted before its turn"
             case Stage.DRAINING:
-                stage, reason = Stage.SKIPPED, "the rollout was aborted while it was being drained"
+                stage, reason = Stage.SKIPPED, "the rollout was aborted while the node was draining"
             case Stage.RETURNING:
-                stage, reason = Stage.SKIPPED, "the rollout was aborted before it was seen to be back"
+                stage, reason = Stage.SKIPPED, "the rollout was aborted before the node was back"
             case Stage.WARMING:
                 stage, reason = Stage.DONE, "it is back; the rollout was aborted while it warmed up"
             case _:
                 continue
-        following = _with_step(
-            following, replace(step, stage=stage, reason=reason, since=now, ended=now, drained_by_us=False)
+        updated = _with_step(
+            updated, replace(step, stage=stage, reason=reason, since=now, ended=now, drained_by_us=False)
         )
-    is_acting = any(step.stage is Stage.STARTED for step in following.steps.values())
+    is_acting = any(step.stage is Stage.STARTED for step in updated.steps.values())
     if is_acting or view.drained_by_us:
-        return following
-    # Nothing is drained by us any more, whatever failed.
-    steps = {a: replace(s, drained_by_us=False) if s.drained_by_us else s for a, s in following.steps.items()}
+        return updated
+    # The rollout owns no drains any more, not even of failed nodes.
+    steps = {a: replace(s, drained_by_us=False) if s.drained_by_us else s for a, s in updated.steps.items()}
     return replace(
-        following,
+        updated,
         phase=RolloutPhase.ABORTED,
-        reason=f"{rollout.reason}; {_outcome_summary(following)}",
+        reason=f"{rollout.reason}; {_outcome_summary(updated)}",
         since=now,
         ended=now,
         steps=MappingProxyType(steps),
@@ -287,7 +294,7 @@ def _advance_abort(rollout: Rollout, view: RolloutView, now: float) -> Rollout:
 
 
 def _outcome_summary(rollout: Rollout) -> str:
-    """How many nodes ended how."""
+    """Return the number of nodes by result, as text."""
     counts = Counter(step.stage for step in rollout.steps.values())
     parts = [f"{counts[Stage.DONE]} of {len(rollout.steps)} nodes done"]
     parts += [f"{counts[stage]} {stage}" for stage in (Stage.FAILED, Stage.SKIPPED) if counts[stage]]
@@ -311,7 +318,7 @@ def _effects(before: Rollout, after: Rollout, view: RolloutView, now: float) -> 
 
 
 def _keeps_drain(rollout: Rollout, step: Step | None) -> bool:
-    """Whether a node that is drained by the rollout is to stay so."""
+    """Return whether a node that the rollout drained stays drained."""
     if step is None or rollout.phase.is_over:
         return False
     if rollout.phase is RolloutPhase.ABORTING:
@@ -322,7 +329,7 @@ def _keeps_drain(rollout: Rollout, step: Step | None) -> bool:
 
 
 def with_drain_progress(rollout: Rollout, session_counts: Mapping[str, tuple[int, int]]) -> Rollout:
-    """With what has come so far of the sessions of nodes that are drained: by address, moved and failed."""
+    """Add session counts to draining nodes: address -> (migrated, failed)."""
     steps = {
         a: replace(s, moved=max(s.moved, session_counts[a][0]), failed=max(s.failed, session_counts[a][1]))
         if a in session_counts and s.stage is Stage.DRAINING

@@ -1,1 +1,1 @@
-"""Where intents, the plan and rollouts are saved: a directory, or PD's etcd."""
+"""Storage of intents, the plan and rollouts: a local directory, or PD's etcd."""

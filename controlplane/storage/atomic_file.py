@@ -1,6 +1,6 @@
-"""One value kept in one file that is always whole: a reader finds the old value or the new one.
+"""One value in one file that is replaced atomically: a reader gets the old value or the new one.
 
-What is found there and cannot be used is moved aside and reported; nothing is deleted or overwritten unread.
+An unusable file is moved aside and reported; nothing is deleted or overwritten unread.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ReadResult(Generic[T]):
-    """What a file held: its value, or None when there is no file or its content could not be used."""
+    """The value of a file, or None if the file does not exist or is unusable."""
 
     value: T | None
-    load_error: str = ""  # what could not be used, and where it was put, as a sentence
+    load_error: str = ""  # a sentence: why the file is unusable, and where it was moved
 
 
 class AtomicFile(Generic[T]):
-    """A file that holds one frozen dataclass. Only one process may write it (see `file_store`)."""
+    """A file with one frozen dataclass. Only one process may write it (see `file_store`)."""
 
     def __init__(self, path: Path, codec: VersionedCodec[T]) -> None:
         self.path = path
@@ -36,14 +36,14 @@ class AtomicFile(Generic[T]):
         self._write_lock = asyncio.Lock()
 
     async def read(self) -> ReadResult[T]:
-        """The value, as of the last write. OSError when the file cannot be read at all or not moved aside."""
+        """Return the value of the last write. Raises OSError if the file cannot be read or moved aside."""
         return await asyncio.to_thread(self._read)
 
     async def write(self, value: T) -> None:
-        """Returns when the value is on disk for good. OSError, and then the file is as it was.
+        """Return once the value is durably on disk. Raises OSError; the file is then unchanged.
 
-        A cancelled write is finished first: a thread that still writes while the next write begins could
-        bring back an older value.
+        A cancelled write is completed first: a thread that still writes while the next write begins could
+        restore an older value.
         """
         async with self._write_lock:
             await run_to_completion(asyncio.to_thread(self._write, value))
@@ -57,7 +57,7 @@ class AtomicFile(Generic[T]):
             return ReadResult(self._codec.decode(raw))
         except DecodeError as error:
             aside = self._move_aside()
-            return ReadResult(None, f"{self.path} could not be used, because {error}; it is kept as {aside}")
+            return ReadResult(None, f"{self.path} is unusable, because {error}; it was moved to {aside}")
 
     def _write(self, value: T) -> None:
         encoded = self._codec.encode(value)
@@ -91,7 +91,7 @@ def _open_owner_only(path: str, flags: int) -> int:
 
 
 def _sync_directory(path: Path) -> None:
-    """Makes a rename durable: syncing a file does not sync the directory that names it, see fsync(2)."""
+    """Make a rename durable: syncing a file does not sync its directory, see fsync(2)."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)

@@ -1,7 +1,7 @@
-"""What was saved before a restart, made fit for the clock of now. Pure.
+"""Clamp saved timestamps to the current clock after a restart. Pure.
 
-Times are steady within a process only: when the system clock was set back between two runs, saved times may
-lie in the future, and graces and slow starts would last that much longer.
+Times are steady within a process only: if the system clock was set back between two runs, saved times may
+lie in the future, and grace periods and slow starts would last that much longer.
 """
 
 from __future__ import annotations
@@ -19,28 +19,30 @@ T = TypeVar("T", float, float | None)
 
 
 def clamp_plan_times(plan: Plan, now: float) -> Plan:
-    """The plan with no time after `now`, and without a round of moves, for that may have been withdrawn."""
+    """Return the plan with no time after `now`, and without a rebalancing round, which may be cancelled."""
     nodes = {address: _clamp_node_times(planned, now) for address, planned in plan.nodes.items()}
-    past = plan.rebalance
-    until = now if past.outgoing else _clamp(past.round_ends_at, now)
-    # What came of rounds is told by counts of moves, which begin anew.
-    rebalance = RebalanceState(_clamp(past.since, now), past.reason, past.round, until)
+    saved = plan.rebalance
+    round_ends_at = now if saved.outgoing else _clamp(saved.round_ends_at, now)
+    # The other fields depend on migration counters, which restart at zero.
+    rebalance = RebalanceState(_clamp(saved.since, now), saved.reason, saved.round, round_ends_at)
     return replace(plan, nodes=nodes, rebalance=rebalance)
 
 
 def clamp_intent_times(intents: Intents, now: float) -> Intents:
-    """The intents with no time after `now`."""
-    drains = {a: replace(drain, since=_clamp(drain.since, now)) for a, drain in intents.drains.items()}
-    removed: Mapping[str, float] = {a: _clamp(since, now) for a, since in intents.removed.items()}
+    """Return the intents with no time after `now`."""
+    drains = {
+        address: replace(drain, since=_clamp(drain.since, now)) for address, drain in intents.drains.items()
+    }
+    removed: Mapping[str, float] = {address: _clamp(since, now) for address, since in intents.removed.items()}
     ended: Mapping[str, float] = {envoy: _clamp(at, now) for envoy, at in intents.ended_envoys.items()}
     return replace(intents, drains=drains, removed=removed, ended_envoys=ended)
 
 
 def sort_steps(rollout: Rollout) -> Rollout:
-    """A rollout with its steps in the order of their turns, which JSON with sorted keys does not keep."""
-    positions = {address: turn for turn, address in enumerate(rollout.spec.nodes)}
-    last = len(positions)
-    steps = sorted(rollout.steps.items(), key=lambda item: positions.get(item[0], last))
+    """Return a rollout with its steps in rollout order, which JSON with sorted keys does not keep."""
+    positions = {address: position for position, address in enumerate(rollout.spec.nodes)}
+    end = len(positions)
+    steps = sorted(rollout.steps.items(), key=lambda item: positions.get(item[0], end))
     return replace(rollout, steps=MappingProxyType(dict(steps)))
 
 

@@ -1,4 +1,4 @@
-"""Where things are in PD, and what the small ones say. Pure."""
+"""The etcd keys of Tidevoy, and the encoding of leader and replica records. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from controlplane.etcd.types import Entry
 
 @dataclass(frozen=True, slots=True)
 class EtcdKeys:
-    """The keys under a prefix, which ends with a slash."""
+    """The keys under a prefix that ends with a slash."""
 
     prefix: str
 
@@ -37,17 +37,17 @@ class EtcdKeys:
         return f"{self.prefix}replicas/"
 
     def rollout(self, name: str) -> str:
-        """The key of the rollout with that id."""
+        """Return the key of the rollout with that id."""
         return f"{self.rollouts}{name}"
 
     def replica(self, name: str) -> str:
-        """The key at which a replica is registered."""
+        """Return the key of a replica's registration."""
         return f"{self.replicas}{name}"
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderRecord:
-    """Who leads. `term` is the revision at which that began; `lease` that of the leader."""
+    """The leader. `term` is the revision at which it became leader; `lease` is its lease."""
 
     name: str
     lease: str
@@ -57,7 +57,7 @@ class LeaderRecord:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRecord:
-    """A replica as it registered. `instance` is new with each start of its process."""
+    """A replica as it registered. `instance` changes with each start of its process."""
 
     name: str
     address: str
@@ -67,7 +67,7 @@ class ReplicaRecord:
 
 
 def decode_leader(entry: Entry | None) -> LeaderRecord | None:
-    """Who leads; None: nobody. One whom we cannot read leads all the same."""
+    """Return the leader; None: there is none. An unreadable record still counts as a leader."""
     if entry is None:
         return None
     fields = _decode_object(entry.value)
@@ -80,30 +80,30 @@ def decode_leader(entry: Entry | None) -> LeaderRecord | None:
 
 
 def encode_leader(name: str, lease: int, since: float) -> bytes:
-    """What a leader writes."""
+    """Encode the record of a leader."""
     return json.dumps({"name": name, "lease": f"{lease:x}", "since": since}).encode()
 
 
 def decode_replicas(entries: Mapping[str, Entry], keys: EtcdKeys) -> dict[str, ReplicaRecord]:
-    """All replicas that are there, by name; without those whose address cannot be read."""
-    found = {}
+    """Return all registered replicas by name, without those whose address is unreadable."""
+    replicas = {}
     for key, entry in sorted(entries.items()):
         if not key.startswith(keys.replicas):
             continue
         name, fields = key.removeprefix(keys.replicas), _decode_object(entry.value)
         if address := _text_field(fields, "address"):
-            found[name] = ReplicaRecord(
+            replicas[name] = ReplicaRecord(
                 name,
                 address,
                 _text_field(fields, "version"),
                 _number_field(fields, "since"),
                 _text_field(fields, "instance"),
             )
-    return found
+    return replicas
 
 
 def encode_replica(replica: ReplicaRecord) -> bytes:
-    """What a replica writes."""
+    """Encode the record of a replica."""
     return json.dumps(
         {
             "address": replica.address,

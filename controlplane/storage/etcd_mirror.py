@@ -1,4 +1,4 @@
-"""All keys under a prefix as they are in PD, in the moment in which they change."""
+"""A local copy of all keys under a prefix in PD, kept current by a watch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from controlplane.errors import Compacted, PdError
 from controlplane.etcd.client import EtcdClient
 from controlplane.etcd.types import Entry, WatchBatch
 
-_STABLE_SECONDS = 5.0  # seconds that a watch must have stood for a loss of it to count as the first in a row
+# After a watch lasted this long, its loss counts as the first failure in a row.
+_STABLE_SECONDS = 5.0
 _MAX_RETRY_SECONDS = 1.0
 
 
 class EtcdMirror:
-    """While PD is away, the keys stay as they were. `stands`: changes would be heard of."""
+    """While PD is unreachable, the keys stay as they were. `is_current`: changes are being received."""
 
     def __init__(
         self,
@@ -27,33 +28,33 @@ class EtcdMirror:
         on_change: Callable[[], None],
         on_outage: Callable[[str], None],
     ) -> None:
-        """`on_change`: a key, or whether the mirror stands; `on_outage` gets why not, and "" when it does.
+        """`on_change` is called when a key or `is_current` changes; `on_outage` gets the problem, then "".
 
-        A lost stream that another member carries on at once is no outage.
+        A lost stream that another member continues at once is no outage.
         """
         self._client = client
         self._prefix = prefix
         self._on_change, self._on_outage = on_change, on_outage
         self._entries: dict[str, Entry] = {}
-        self._revision: int | None = None  # up to which everything is known; None: list it all
+        self._revision: int | None = None  # changes up to it are known; None: list all keys
         self._outage = ""
         self._stable_at = float("inf")
         self.is_current = False
 
     @property
     def entries(self) -> Mapping[str, Entry]:
-        """The keys as of now, whole also when they change later."""
+        """A consistent copy of the current keys."""
         return MappingProxyType(dict(self._entries))
 
     async def load(self) -> None:
-        """List all keys. PdError."""
+        """List all keys. Raises PdError."""
         listing = await self._client.range(self._prefix)
         self._entries = dict(listing.entries)
         self._revision = listing.revision
         self._on_change()
 
     async def run(self) -> None:
-        """Follow the keys until cancelled."""
+        """Keep the keys current until cancelled."""
         failures = 0
         while True:
             try:
@@ -104,7 +105,7 @@ class EtcdMirror:
 
 
 def _retry_delay(failures: int) -> float:
-    """Seconds before the next attempt: none after the first failure, when another member may take over."""
+    """Return the seconds before the next attempt: 0 after the first failure, to try another member."""
     if failures < 2:
         return 0.0
     return min(_MAX_RETRY_SECONDS, 0.1 * 2.0 ** min(failures - 2, 16)) * random.uniform(0.5, 1.0)

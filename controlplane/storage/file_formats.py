@@ -1,4 +1,4 @@
-"""The values that survive a restart, and the formats in which they are saved."""
+"""The saved values and their file formats, with upgrades from older formats."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _upgrade_intents_from_v1(content: Any) -> Any:
 
 
 def _upgrade_plan_from_v2(content: Any) -> Any:
-    """Without its round of rebalancing: a restart cancels that anyway. Format 1 differs in nothing else."""
+    """Drop the rebalancing round too: a restart cancels it anyway. Format 1 needs no other change."""
     match content:
         case {"plan": {"rebalance": {**rebalance}, **plan}, **saved}:
             finished = {"round": rebalance.get("round", 0), "round_ends_at": rebalance.get("until", 0.0)}
@@ -43,9 +43,9 @@ def _upgrade_rollout_from_v1(content: Any) -> Any:
 
 
 def _rename(content: Any, names: Mapping[str, str], children: str, child_names: Mapping[str, str]) -> Any:
-    """`content` with its fields renamed, and those of each value of the mapping `children`.
+    """Return `content` with its fields renamed, and those of each value of the mapping `children`.
 
-    What has another shape stays as it is: decoding it says what is wrong.
+    Content of another shape stays as it is: decoding it reports the problem.
     """
     if not isinstance(content, dict):
         return content
@@ -63,13 +63,15 @@ def _rename(content: Any, names: Mapping[str, str], children: str, child_names: 
 def _upgrade_rollouts_from_v1(content: Any) -> Any:
     match content:
         case {"rollouts": {**rollouts}}:
-            return {"rollouts": {name: _upgrade_rollout_from_v1(each) for name, each in rollouts.items()}}
+            return {
+                "rollouts": {name: _upgrade_rollout_from_v1(rollout) for name, rollout in rollouts.items()}
+            }
     return content
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutsFile:
-    """What `rollouts.json` holds."""
+    """The content of `rollouts.json`."""
 
     rollouts: Mapping[str, Rollout] = field(default_factory=lambda: EMPTY_MAP)  # by id
 

@@ -1,4 +1,4 @@
-"""What a control plane keeps on disk, in a directory of its own: intents, rollouts and the last plan."""
+"""The store of a single control plane: intents, rollouts and the last plan in a local directory."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from controlplane.storage.store import LoadedState, SavedPlan, Versioned
 
 T = TypeVar("T")
 
-_ACCESS_REMEDY = "give the user that Tidevoy runs as all rights on it, or set another state_dir"
+_ACCESS_REMEDY = "give Tidevoy's user read and write access to it, or set another state_dir"
 
 
 class FileStore:
-    """A `Store` in a directory that one control plane at a time holds.
+    """A `Store` in a directory that one control plane at a time locks.
 
-    Versions count the writes since it was held; what was found has the version 1.
+    Versions count the writes since the directory was locked; loaded values have version 1.
     """
 
     is_shared = False
@@ -45,20 +45,19 @@ class FileStore:
 
     @contextlib.asynccontextmanager
     async def lock(self) -> AsyncIterator[None]:
-        """Creates the directory where it is missing and keeps other control planes out. ConfigError."""
-        # Not in a thread: this comes before everything else, and a cancelled thread would leave the lock held
-        # by nobody.
-        lock = self._acquire_lock_file()
+        """Create the directory if missing, and lock it against other control planes. Raises ConfigError."""
+        # Not in a thread: nothing else runs yet, and a cancelled thread would never release the lock.
+        lock_fd = self._acquire_lock_file()
         try:
             yield
         finally:
-            os.close(lock)
+            os.close(lock_fd)
 
     async def load(self) -> LoadedState:
-        """What was kept; what cannot be used is moved aside and named. ConfigError when nothing can be read.
+        """Load the saved state. Unusable files are moved aside and reported in `load_errors`.
 
-        A file that is there but may not be read stops the start: to go on without the intents in it would put
-        drained nodes back into service.
+        Raises ConfigError if a file exists but cannot be read: starting without its intents would put drained
+        nodes back into service.
         """
         try:
             intents, plan = await self._intents.read(), await self._plan.read()
@@ -76,44 +75,44 @@ class FileStore:
             intents=self._current_intents,
             plan=plan.value,
             rollouts=MappingProxyType(dict(self._current_rollouts)),
-            load_errors=tuple(kept.load_error for kept in (intents, plan, rollouts) if kept.load_error),
+            load_errors=tuple(result.load_error for result in (intents, plan, rollouts) if result.load_error),
         )
 
     async def read_intents(self) -> Versioned[Intents]:
-        """The intents as of the last write."""
+        """Return the intents of the last write."""
         return self._current_intents
 
     async def save_intents(self, intents: Intents, version: int) -> int:
-        """Returns when the intents would survive a power cut. StateUnavailable, Superseded: the old stay."""
+        """Replace the intents durably. Raises StateUnavailable or VersionConflict; then the old ones stay."""
         async with self._write_lock:
             _require_version("the set of intents", self._current_intents.version, version)
             await run_to_completion(self._save_intents(Versioned(intents, version + 1)))
         return version + 1
 
     async def read_rollout(self, name: str) -> Versioned[Rollout] | None:
-        """The rollout with that id as of the last write."""
+        """Return the rollout with that id as of the last write."""
         return self._current_rollouts.get(name)
 
     async def save_rollout(self, rollout: Rollout, version: int, term: int | None = None) -> int:
-        """Returns when the rollout would survive a power cut. StateUnavailable, Superseded.
+        """Save the rollout durably. Raises StateUnavailable or VersionConflict.
 
-        Any `term` holds, for nobody else can lead.
+        `term` is ignored: there is no other control plane that could lead.
         """
         async with self._write_lock:
             self._require_rollout_version(rollout.id, version)
-            kept = {**self._current_rollouts, rollout.id: Versioned(rollout, version + 1)}
-            await run_to_completion(self._save_rollouts(kept))
+            updated = {**self._current_rollouts, rollout.id: Versioned(rollout, version + 1)}
+            await run_to_completion(self._save_rollouts(updated))
         return version + 1
 
     async def forget_rollout(self, name: str, version: int) -> None:
-        """Returns when it would not come back after a power cut. StateUnavailable, Superseded."""
+        """Delete the rollout durably. Raises StateUnavailable or VersionConflict."""
         async with self._write_lock:
             self._require_rollout_version(name, version)
-            kept = {known: rollout for known, rollout in self._current_rollouts.items() if known != name}
-            await run_to_completion(self._save_rollouts(kept))
+            remaining = {other: rollout for other, rollout in self._current_rollouts.items() if other != name}
+            await run_to_completion(self._save_rollouts(remaining))
 
     async def save_plan(self, saved: SavedPlan) -> None:
-        """Replaces the saved plan. StateUnavailable, and the old one stays."""
+        """Replace the saved plan. Raises StateUnavailable; then the old one stays."""
         await _write_file(self._plan, saved)
 
     async def _save_intents(self, stored: Versioned[Intents]) -> None:
@@ -121,41 +120,41 @@ class FileStore:
         self._current_intents = stored
 
     async def _save_rollouts(self, stored: dict[str, Versioned[Rollout]]) -> None:
-        plain = MappingProxyType({name: rollout.value for name, rollout in stored.items()})
-        await _write_file(self._rollouts, RolloutsFile(plain))
+        values = MappingProxyType({name: rollout.value for name, rollout in stored.items()})
+        await _write_file(self._rollouts, RolloutsFile(values))
         self._current_rollouts = stored
 
     def _require_rollout_version(self, name: str, version: int) -> None:
-        known = self._current_rollouts.get(name)
-        _require_version(f"the rollout {name}", known.version if known is not None else 0, version)
+        current = self._current_rollouts.get(name)
+        _require_version(f"the rollout {name}", current.version if current is not None else 0, version)
 
     def _acquire_lock_file(self) -> int:
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            lock_fd = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         except FileExistsError:
             raise self._config_error("it is not a directory") from None
         except OSError as error:
             raise self._config_error(f"{error.filename} cannot be created: {error.strerror}") from None
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(lock, 20, 0).decode("ascii", "replace").strip() or "another"
-            os.close(lock)
+            holder = os.pread(lock_fd, 20, 0).decode("ascii", "replace").strip() or "another"
+            os.close(lock_fd)
             raise self._config_error(
                 f"the control plane with process id {holder} uses it (lock file {self.path / 'lock'})",
                 "stop that one, or set another state_dir",
             ) from None
-        except OSError as error:  # a file system that has no locks
-            os.close(lock)
+        except OSError as error:  # a file system without locks
+            os.close(lock_fd)
             raise self._config_error(f"{self.path / 'lock'} cannot be locked: {error.strerror}") from None
         if not os.access(self.path, os.W_OK | os.X_OK):
-            os.close(lock)
-            raise self._config_error("it cannot be written to")
-        with contextlib.suppress(OSError):  # a full disk: who holds the lock is good to know, not more
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
-        return lock
+            os.close(lock_fd)
+            raise self._config_error("it is not writable")
+        with contextlib.suppress(OSError):  # e.g. a full disk: the process id in the file is only informative
+            os.ftruncate(lock_fd, 0)
+            os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
+        return lock_fd
 
     def _config_error(self, problem: str, remedy: str = _ACCESS_REMEDY) -> ConfigError:
         return ConfigError(str(self.path), "state_dir", problem, remedy)

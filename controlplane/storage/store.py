@@ -1,4 +1,4 @@
-"""What is kept over restarts and by whom it may be changed: the seam between the engine and files or etcd."""
+"""The interface between the engine and storage: what survives restarts, and who may change it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Versioned(Generic[T]):
-    """A value with the version of its last write; 0: it was never written."""
+    """A value with the version of its last write; 0: never written."""
 
     value: T
     version: int = 0
@@ -25,92 +25,90 @@ class Versioned(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class SavedPlan:
-    """The last plan, with what is needed to go on from it."""
+    """The last plan, with what is needed to continue from it."""
 
     plan: Plan
-    envoys: Mapping[str, float] = field(
-        default_factory=lambda: EMPTY_MAP
-    )  # Envoy id -> last seen, Unix seconds
-    intents_version: int = 0  # of the intents that it heeds
-    term: int = 0  # of the leader that decided it; 0: there is only one control plane
-    serial: int = 0  # grows with each plan of a term
+    envoys: Mapping[str, float] = field(default_factory=lambda: EMPTY_MAP)  # Envoy id -> last seen (Unix s)
+    intents_version: int = 0  # of the intents that it applies
+    term: int = 0  # of the leader that computed it; 0: there is only one control plane
+    serial: int = 0  # increases with each plan of a term
 
     @property
     def stamp(self) -> Stamp:
-        """Which plan it is."""
+        """Identity of the plan."""
         return (self.term, self.serial)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedState:
-    """All that was found."""
+    """The state loaded from a store."""
 
     intents: Versioned[Intents]
     plan: SavedPlan | None
     rollouts: Mapping[str, Versioned[Rollout]] = field(default_factory=lambda: EMPTY_MAP)  # by id
-    load_errors: tuple[str, ...] = ()  # what could not be used and was put aside, a sentence each
+    load_errors: tuple[str, ...] = ()  # unusable data that was set aside, a sentence each
 
 
 class Store(Protocol):
-    """Intents, rollouts and the last plan. Who wants to read or write is inside `held()`.
+    """Intents, rollouts and the last plan. All reads and writes must be inside `lock()`.
 
-    Every `save_` writes only over the version that it is given (0: over nothing) and gives the new one:
-    Superseded when somebody else was there before, StateUnavailable when it could not be written; in both
-    cases nothing has changed. With a `term` it also writes only while this replica leads in that term:
-    NotLeading otherwise.
+    Every `save_` method replaces only the given version (0: the value must not exist) and returns the new
+    version. It raises VersionConflict if a concurrent write came first, and StateUnavailable if it could not
+    write; in both cases nothing has changed. With a `term` it writes only while this replica leads in that
+    term, and raises NotLeader otherwise.
     """
 
-    is_shared: bool  # other control planes may write, too
+    is_shared: bool  # whether other control planes may write, too
 
     def lock(self) -> AbstractAsyncContextManager[None]:
-        """Open while the block runs. ConfigError when it cannot be."""
+        """Open the store while the block runs. Raises ConfigError if it cannot be opened."""
         ...
 
     async def load(self) -> LoadedState:
-        """All that is kept."""
+        """Return all saved state. Raises ConfigError if it is unreadable."""
         ...
 
     async def read_intents(self) -> Versioned[Intents]:
-        """The intents that are kept now. StateUnavailable."""
+        """Return the saved intents. Raises StateUnavailable."""
         ...
 
     async def save_intents(self, intents: Intents, version: int) -> int:
-        """Replace the intents. StateUnavailable, Superseded."""
+        """Replace the intents. Raises StateUnavailable or VersionConflict."""
         ...
 
     async def read_rollout(self, name: str) -> Versioned[Rollout] | None:
-        """The rollout with that id as it is kept now; None: there is none. StateUnavailable."""
+        """Return the saved rollout with that id; None: there is none. Raises StateUnavailable."""
         ...
 
     async def save_rollout(self, rollout: Rollout, version: int, term: int | None = None) -> int:
-        """Keep a rollout. StateUnavailable, Superseded, NotLeading."""
+        """Save a rollout. Raises StateUnavailable, VersionConflict or NotLeader."""
         ...
 
     async def forget_rollout(self, name: str, version: int) -> None:
-        """Delete the rollout with that id. StateUnavailable, Superseded."""
+        """Delete the rollout with that id. Raises StateUnavailable or VersionConflict."""
         ...
 
     async def save_plan(self, saved: SavedPlan) -> None:
-        """Replace the plan; `saved.term` is that of this replica. NotLeading, StateUnavailable."""
+        """Replace the plan; `saved.term` is this replica's term. Raises NotLeader or StateUnavailable."""
         ...
 
 
 class Leadership(Protocol):
-    """Whether this control plane is the one that decides and runs rollouts."""
+    """Whether this control plane is the leader, which computes plans and runs rollouts."""
 
     @property
     def term(self) -> int | None:
-        """The number of the present term when we lead and the lease surely holds; None: we do not lead.
+        """The current term while this control plane leads and its lease is certainly valid; else None.
 
-        0 where there is only one control plane.
+        0 if there is only one control plane.
         """
         ...
 
 
 class SoleLeader:
-    """The leadership of a control plane that has no others beside it."""
+    """The leadership of a control plane without replicas."""
 
     @property
     def term(self) -> int | None:
-        """Always the same."""
+        """Always 0."""
         return 0

@@ -1,6 +1,6 @@
-"""How one value is written down so that a reader knows whether it can trust it.
+"""Encode and decode one value with format version and checksum, so that a reader knows if it is intact.
 
-It is JSON: `{"tidevoy": <kind>, "version": <format>, "sha256": <of the content>, "content": ...}`.
+The encoding is JSON: `{"tidevoy": <kind>, "version": <format>, "sha256": <of the content>, "content": ...}`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _CHUNK_DEPTH = 3  # levels down to a node of a plan, or to a step of a rollout
 
 
 class DecodeError(Exception):
-    """Why what was found cannot be used, to be put after "because"."""
+    """Encoded data is unusable; the message continues "because ..."."""
 
 
 class VersionedCodec(Generic[T]):
-    """Frozen dataclasses of one shape, as bytes and back.
+    """Encodes frozen dataclasses of one type as bytes, and decodes them.
 
-    `version` is the format's. A new field that has a default needs no new version: what is older lacks it.
-    With more fields than `shape` it was written by a newer Tidevoy and is treated as foreign, so that nothing
-    in it is lost without a word. `upgrades` make this format's content of an older one's, by its version.
+    `version` is the format's. A new field with a default needs no new version: older data lacks it. Data
+    with more fields than `value_type` was written by a newer Tidevoy and is rejected, so that nothing in it
+    is lost silently. `upgrades` convert the content of older formats, by their version.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class VersionedCodec(Generic[T]):
         self._kind, self._version, self._adapter = kind, version, TypeAdapter(value_type)
 
     def encode(self, value: T, writer: str = "") -> bytes:
-        """The value as bytes; `by` names who writes it, so that equal values can be told apart."""
+        """Return the value as bytes; `writer` makes encodings of equal values distinguishable."""
         content = _canonical_json(_to_json_types(value))
         writer_field = {"by": writer} if writer else {}
         header = json.dumps(
@@ -48,41 +48,42 @@ class VersionedCodec(Generic[T]):
         return header[:-1].encode() + b', "content": ' + content + b"}\n"
 
     def decode(self, raw: bytes) -> T:
-        """The value that these bytes stand for. Unusable."""
+        """Return the value encoded in these bytes. Raises DecodeError."""
         try:
             document = json.loads(raw)
         except (ValueError, RecursionError):
-            raise DecodeError("it is not JSON, so it is torn or was not written by Tidevoy") from None
+            raise DecodeError("it is not JSON, so it is truncated or was not written by Tidevoy") from None
         if (
             not isinstance(document, dict)
             or document.get("tidevoy") != self._kind
             or "content" not in document
         ):
-            raise DecodeError(f"it does not hold {self._kind} of Tidevoy")
+            raise DecodeError(f"it does not contain Tidevoy's {self._kind}")
         version = document.get("version")
         if version not in (self._version, *self._upgrades):
             raise DecodeError(f"it has format {version}, and this Tidevoy reads {self._version}")
         content = document["content"]
         try:
             checksum_matches = document.get("sha256") == _checksum(_canonical_json(content))
-        except ValueError:  # a number that JSON does not have, and Python reads all the same
+        except ValueError:  # NaN or infinity, which JSON does not have but Python reads
             checksum_matches = False
         if not checksum_matches:
-            raise DecodeError("its checksum does not match, so it is torn or was edited")
+            raise DecodeError("its checksum does not match, so it is damaged or was edited")
         if version != self._version:
             content = self._upgrades[version](content)
         try:
             value = self._adapter.validate_python(content)
         except ValidationError as invalid:
             first = invalid.errors(include_url=False)[0]
-            raise DecodeError(f"{'.'.join(map(str, first['loc']))} in it has no valid value") from None
+            location = ".".join(map(str, first["loc"])) or "the top level"
+            raise DecodeError(f"its content is invalid at {location}") from None
         if not _contains_all_keys(_to_json_types(value), content):
-            raise DecodeError("a newer Tidevoy wrote things to it that this one does not know")
+            raise DecodeError("a newer Tidevoy wrote fields to it that this version does not know")
         return value
 
 
 def _to_json_types(value: Any) -> Any:
-    """Dataclasses and collections as what JSON knows. Scalars come first: a plan has 100,000 of them."""
+    """Convert dataclasses and collections to JSON types. Scalars come first: a plan has 100,000 of them."""
     if value is None or isinstance(value, (str, int, float)):
         return value
     if dataclasses.is_dataclass(value):
@@ -95,7 +96,7 @@ def _to_json_types(value: Any) -> Any:
 
 
 def _contains_all_keys(superset: Any, subset: Any) -> bool:
-    """Whether every key of `part` is in `whole` too, at every level."""
+    """Whether every key of `subset` is in `superset` too, at every level."""
     if isinstance(subset, dict):
         return all(
             key in superset and _contains_all_keys(superset[key], item) for key, item in subset.items()
@@ -106,15 +107,15 @@ def _contains_all_keys(superset: Any, subset: Any) -> bool:
 
 
 def _canonical_json(content: Any) -> bytes:
-    # Lone surrogates, which JSON from PD may hold, have no UTF-8 form: they become question marks.
+    # Lone surrogates, which JSON from PD may contain, have no UTF-8 form: they become question marks.
     return _dump_in_chunks(content, _CHUNK_DEPTH).encode("utf-8", "replace")
 
 
 def _dump_in_chunks(content: Any, depth: int) -> str:
-    """JSON with sorted keys, so many levels of it put together here.
+    """Return JSON with sorted keys, joining the outer `depth` levels here.
 
-    `json.dumps` lets no other thread run before it is done: a plan of 5,000 nodes at once would hold up the
-    event loop for a tenth of a second.
+    `json.dumps` blocks all other threads until it is done: for a plan of 5,000 nodes in one call, it would
+    block the event loop for a tenth of a second.
     """
     if depth and isinstance(content, dict):
         items = (

@@ -1,4 +1,4 @@
-"""Protobuf messages as bytes and inside `google.protobuf.Any`."""
+"""Encode protobuf messages as bytes and inside `google.protobuf.Any`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ TYPE_URL_PREFIX = "type.googleapis.com/"
 
 
 def serialise(message: Any) -> bytes:
-    """A protobuf message as bytes, maps in a fixed order."""
+    """Serialise a protobuf message, maps in a fixed order."""
     data: bytes = message.SerializeToString(deterministic=True)
     return data
 
 
 def pack(message: Any) -> Any:
-    """A message inside an `Any`."""
+    """Wrap a message into an `Any`."""
     return any_pb2.Any(type_url=f"{TYPE_URL_PREFIX}{message.DESCRIPTOR.full_name}", value=serialise(message))
 
 
 def pack_typed_struct(name: str, fields: Mapping[str, Any]) -> Any:
-    """A message that `xds-protos` does not have, by its full name and its JSON form, inside an `Any`.
+    """Wrap a message that `xds-protos` does not have, by full name and JSON form, into an `Any`.
 
     Envoy unpacks a TypedStruct into the message that it names.
     """
@@ -36,9 +36,9 @@ def pack_typed_struct(name: str, fields: Mapping[str, Any]) -> Any:
 
 
 def socket_address(address: str) -> Any:
-    """`core.v3.Address` of `host:port`, whose host is a literal IP."""
+    """Return the `core.v3.Address` of `host:port`; the host must be a literal IP address."""
     host, port = addresses.split(address)
     return address_pb2.Address(
-        # `[::]` stands for every address of the machine, so also for those of IPv4.
+        # `[::]` means every address of the machine, including those of IPv4.
         socket_address=address_pb2.SocketAddress(address=host, port_value=port, ipv4_compat=host == "::")
     )

@@ -1,7 +1,8 @@
-"""Whether an Envoy may speak under the name that it gives, by the certificate that it shows.
+"""Check the node.id that an Envoy claims against its client certificate.
 
-A certificate of the right authority says that its owner is *an* Envoy. Which one must not be the Envoy's own
-word: else whoever takes over one machine could speak for all, and tell that a node has no session left.
+A certificate of the right authority proves that its owner is *an* Envoy. Which one must not be the Envoy's
+own claim: an attacker on one machine could otherwise report for all Envoys, for example that a node has no
+session left.
 """
 
 from __future__ import annotations
@@ -16,16 +17,15 @@ from cryptography import x509
 from controlplane.clock import Clock
 from controlplane.config.settings import XdsTls
 
-_REPEAT_EVENT_SECONDS = (
-    60.0  # seconds in which the same refusal is not told again: a refused Envoy tries for ever
-)
-_MIN_EVENT_INTERVAL_SECONDS = 1.0  # seconds between two events of this kind, whoever is refused
-_MAX_NAME_CHARS = 100  # characters of a name that are shown
-_MAX_NAMES_SHOWN = 3  # names of a certificate that are shown
+# The same denial is not reported again for this long: a denied Envoy retries for ever.
+_REPEAT_EVENT_SECONDS = 60.0
+_MIN_EVENT_INTERVAL_SECONDS = 1.0  # between two denial events of any Envoys
+_MAX_NAME_CHARS = 100  # longer names are cut in messages
+_MAX_NAMES_SHOWN = 3  # of one certificate, in messages
 
 
 class ClientIdentityChecker:
-    """Asks each caller of the xDS port who it is. All methods belong to one event loop."""
+    """Authorizes the callers of the xDS port by node.id. All methods run on one event loop."""
 
     def __init__(self, tls: XdsTls | None, clock: Clock, on_event: Callable[[str, str, str], None]) -> None:
         """`on_event` gets kind, subject and message of an event."""
@@ -35,12 +35,12 @@ class ClientIdentityChecker:
         self.configure(tls)
 
     def configure(self, tls: XdsTls | None) -> None:
-        """Take over changed settings, for streams that begin from now on."""
-        # Without a client CA nobody is asked for a certificate.
+        """Apply changed settings to streams that open from now on."""
+        # Without a client CA, gRPC asks no client for a certificate.
         self._requires_identity = tls is not None and tls.client_ca is not None and tls.identity == "node_id"
 
     async def authorize(self, context: grpc.aio.ServicerContext, envoy_id: str) -> None:
-        """Returns when the caller may speak as `envoy`; else ends its stream with PERMISSION_DENIED."""
+        """Return if the caller may report as `envoy_id`; else end its stream with PERMISSION_DENIED."""
         if not self._requires_identity:
             return
         certificate_names = read_certificate_names(context.auth_context())
@@ -48,7 +48,7 @@ class ClientIdentityChecker:
             return
         problem = denial_message(envoy_id, certificate_names)
         self._report_denied(
-            certificate_names, envoy_id, f"{peer_address(context.peer())} gets nothing: {problem}"
+            certificate_names, envoy_id, f"denied the stream from {peer_address(context.peer())}: {problem}"
         )
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
 
@@ -64,10 +64,10 @@ class ClientIdentityChecker:
 
 
 def read_certificate_names(auth: Mapping[str, Iterable[bytes]]) -> tuple[str, ...]:
-    """The names that a caller's certificate holds, out of gRPC's `auth_context`; none: it showed none.
+    """Return the names in a caller's certificate from gRPC's `auth_context`; empty without a certificate.
 
-    These are DNS names and the last parts of URIs (`spiffe://cluster/envoys/envoy-1`) among its subject
-    alternative names; the common name counts where there is no alternative of any kind (RFC 6125, 6.4.4).
+    These are DNS names and the last path segments of URIs (`spiffe://cluster/envoys/envoy-1`) among its
+    subject alternative names; the common name counts only without any alternative name (RFC 6125, 6.4.4).
     """
     if not any(True for _ in auth.get("x509_subject_alternative_name", ())):
         return _decoded_values(auth, "x509_common_name")
@@ -78,38 +78,38 @@ def read_certificate_names(auth: Mapping[str, Iterable[bytes]]) -> tuple[str, ..
 
 
 def certificate_expiry(auth: Mapping[str, Iterable[bytes]]) -> float | None:
-    """When the certificate ends that the caller has shown, in Unix time; None: it has shown none."""
+    """Return the expiry of the caller's certificate in Unix time; None without a certificate."""
     for pem in auth.get("x509_pem_cert", ()):
-        with suppress(ValueError, x509.InvalidVersion):  # TLS may take what this parser does not
+        with suppress(ValueError, x509.InvalidVersion):  # TLS may accept what this parser does not
             return x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
     return None
 
 
 def denial_message(envoy_id: str, certificate_names: tuple[str, ...]) -> str:
-    """Why a caller with these names may not speak as `envoy`, and what to do."""
+    """Return why a certificate with these names does not allow `envoy_id`, and what to do."""
     more = (
         f" and {len(certificate_names) - _MAX_NAMES_SHOWN} more"
         if len(certificate_names) > _MAX_NAMES_SHOWN
         else ""
     )
-    whose = (
-        f"is that of {', '.join(map(_printable, certificate_names[:_MAX_NAMES_SHOWN]))}{more}"
+    certificate_text = (
+        f"is for {', '.join(map(_printable, certificate_names[:_MAX_NAMES_SHOWN]))}{more}"
         if certificate_names
-        else "holds no name"
+        else "has no name"
     )
     return (
-        f"the Envoy says that it is {_printable(envoy_id)} (node.id), but its certificate {whose}; give it a"
-        " certificate that holds its id, or start it with the id that its certificate holds"
+        f"the Envoy's node.id is {_printable(envoy_id)}, but its certificate {certificate_text}; give it a"
+        " certificate with its id, or start it with the id in its certificate"
     )
 
 
 def peer_address(text: str) -> str:
-    """gRPC's `ipv4:10.0.0.1:4711`, or `ipv6:%5B::1%5D:4711`, as an address."""
+    """Return gRPC's `ipv4:10.0.0.1:4711` or `ipv6:%5B::1%5D:4711` as an address."""
     return unquote(text.partition(":")[2])
 
 
 def _last_path_segment(uri: str) -> str:
-    """The last part of the path of a URI; empty: it has none."""
+    """Return the last path segment of a URI; empty if it has none."""
     _, _, authority_and_path = uri.partition("://")
     return authority_and_path.rstrip("/").partition("/")[2].rpartition("/")[2]
 
@@ -119,6 +119,6 @@ def _decoded_values(auth: Mapping[str, Iterable[bytes]], key: str) -> tuple[str,
 
 
 def _printable(name: str) -> str:
-    """A name as one can print it, whatever a stranger has put into it."""
+    """Shorten a name from an untrusted certificate and escape it if it is not printable."""
     cut = name if len(name) <= _MAX_NAME_CHARS else f"{name[:_MAX_NAME_CHARS]}..."
     return cut if cut.isprintable() and cut else ascii(cut)

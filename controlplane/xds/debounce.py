@@ -1,16 +1,16 @@
-"""When changes are pushed: the first at once, a burst together, and none later than a limit."""
+"""When changes are pushed: the first at once, a burst as one push, and no change later than a limit."""
 
 from __future__ import annotations
 
-QUIET_SECONDS = 0.020  # seconds of quiet that end a burst
-MAX_DELAY_SECONDS = 0.200  # seconds that a change waits at most
+QUIET_SECONDS = 0.020  # a burst ends after this many seconds without a change
+MAX_DELAY_SECONDS = 0.200  # no change waits longer than this
 
 
 def next_push_at(last_push: float, first: float, latest: float) -> float:
-    """When to push what has changed, in seconds on the clock of the arguments.
+    """Return when to push the pending changes, in seconds on the clock of the arguments.
 
-    `last_push` is when something was pushed last (minus infinity: never); `first` and `latest` are when the
-    first and the latest change since then happened.
+    `last_push` is the time of the last push (minus infinity: never); `first` and `latest` are the times of
+    the first and the latest change since then.
     """
     if first - last_push >= QUIET_SECONDS:
         return first

@@ -1,4 +1,4 @@
-"""What an Envoy asks and answers on its stream, taken out of the protobuf messages.
+"""Parse the discovery requests that an Envoy sends on its stream.
 
 An Envoy's first message holds about 60 kB of extension names; nothing here keeps the message itself.
 """
@@ -21,30 +21,30 @@ from controlplane.xds.resources.profile import (
     EnvoyCapabilities,
 )
 
-_MAX_ERROR_CHARS = 2_000  # characters of an Envoy's error that are kept
+_MAX_ERROR_CHARS = 2_000  # an Envoy's error text is cut to this length
 
 
 class BadRequest(TidevoyError):
-    """A message on an xDS stream that cannot be answered."""
+    """A message on an xDS stream is malformed or incomplete."""
 
     def __init__(self, problem: str) -> None:
-        super().__init__(f"the message cannot be used: {problem}")
+        super().__init__(f"invalid xDS message: {problem}")
 
 
 @dataclass(frozen=True, slots=True)
 class EnvoyNode:
-    """How an Envoy presents itself in its first message."""
+    """The `node` field of an Envoy's first message."""
 
     id: str
     version: str
     capabilities: EnvoyCapabilities
-    group: str = ""  # the only one that it is there for; empty: all
-    zone: str = ""  # where it is; empty: not known
+    group: str = ""  # the only group that it serves; empty: all
+    zone: str = ""  # its location; empty: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class SotwRequest:
-    """State of the world: `names` are all that the Envoy wants; `refusal` is why it refused, or empty."""
+    """State of the world: `names` is the full subscription; with `error_detail` the request is a NACK."""
 
     type_url: str
     version: str = ""
@@ -56,7 +56,7 @@ class SotwRequest:
 
 @dataclass(frozen=True, slots=True)
 class DeltaRequest:
-    """Incremental: names to add and to take away; `held` is name -> version, after a reconnect."""
+    """Incremental: names to add and remove; `initial_versions` is name -> held version after a reconnect."""
 
     type_url: str
     nonce: str = ""
@@ -68,7 +68,7 @@ class DeltaRequest:
 
 
 def parse_sotw(data: bytes) -> SotwRequest:
-    """A serialised `discovery.v3.DiscoveryRequest`. BadRequest."""
+    """Parse a serialised `discovery.v3.DiscoveryRequest`. Raises BadRequest."""
     message = _decode(discovery_pb2.DiscoveryRequest, data)
     return SotwRequest(
         message.type_url,
@@ -81,7 +81,7 @@ def parse_sotw(data: bytes) -> SotwRequest:
 
 
 def parse_delta(data: bytes) -> DeltaRequest:
-    """A serialised `discovery.v3.DeltaDiscoveryRequest`. BadRequest."""
+    """Parse a serialised `discovery.v3.DeltaDiscoveryRequest`. Raises BadRequest."""
     message = _decode(discovery_pb2.DeltaDiscoveryRequest, data)
     return DeltaRequest(
         message.type_url,
@@ -98,7 +98,7 @@ def _decode(kind: Any, data: bytes) -> Any:
     try:
         return kind.FromString(data)
     except DecodeError as error:
-        raise BadRequest(f"it is no {kind.DESCRIPTOR.full_name} ({error})") from None
+        raise BadRequest(f"it is not a {kind.DESCRIPTOR.full_name} ({error})") from None
 
 
 def _error_text(message: Any) -> str:
@@ -119,8 +119,9 @@ def _parse_envoy_node(message: Any, data: bytes) -> EnvoyNode | None:
         node.id,
         version if node.HasField("user_agent_build_version") else node.user_agent_version,
         EnvoyCapabilities(
-            # Looking at 516 extensions one by one costs five times as much as parsing the message.
-            CONTRIB_FILTER.encode() in data and any(each.name == CONTRIB_FILTER for each in node.extensions),
+            # Iterating over 516 extensions costs five times as much as parsing the message.
+            CONTRIB_FILTER.encode() in data
+            and any(extension.name == CONTRIB_FILTER for extension in node.extensions),
             node.metadata.fields[MODULE_METADATA_KEY].string_value,
         ),
         node.metadata.fields[GROUP_METADATA_KEY].string_value,

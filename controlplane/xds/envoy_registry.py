@@ -1,4 +1,4 @@
-"""Who is connected, who was, and what each Envoy said last. No I/O."""
+"""The Envoys that are or were connected, with their streams, NACKs and problems. No I/O."""
 
 from __future__ import annotations
 
@@ -11,24 +11,22 @@ from controlplane.xds.resources.profile import EnvoyProfile, FilterSetting
 from controlplane.xds.snapshot_cache import SnapshotCache
 from controlplane.xds.stream import Stream, StreamNack
 
-RETENTION_SECONDS = 600.0  # seconds for which an Envoy is remembered after it disconnected
+RETENTION_SECONDS = 600.0  # an Envoy is remembered for this long after it disconnects
 
 
 @dataclass(slots=True)
 class _EnvoyRecord:
-    current_stream: (
-        Stream  # the one that speaks for the Envoy: the youngest that is open, else the last that was
-    )
+    current_stream: Stream  # the newest open stream, else the last one
     connected_since: float
     open_streams: list[Stream] = field(default_factory=list)  # oldest first
     disconnected_at: float = 0.0
     last_nack: Nack | None = None
     nacks: int = 0
-    problem: str = ""  # the latest that was told
+    problem: str = ""  # reported last
 
 
 class EnvoyRegistry:
-    """The Envoys by id. `on_event` is called with kind, subject (the id) and a sentence."""
+    """The Envoys by id. `on_event` is called with kind, subject (the id) and message."""
 
     def __init__(self, clock: Clock, on_event: Callable[[str, str, str], None]) -> None:
         self._clock = clock
@@ -36,85 +34,86 @@ class EnvoyRegistry:
         self._records: dict[str, _EnvoyRecord] = {}
 
     def set_filter(self, filter_setting: FilterSetting) -> None:
-        """Hand a changed setting of the filter on to all streams."""
-        for member in self._records.values():
-            for stream in member.open_streams:
+        """Apply a changed filter setting to all streams."""
+        for record in self._records.values():
+            for stream in record.open_streams:
                 stream.set_filter(filter_setting)
 
     def profiles(self) -> set[EnvoyProfile]:
-        """The classes of all Envoys that are connected."""
-        return {stream.profile for member in self._records.values() for stream in member.open_streams}
+        """Return the profiles of all connected Envoys."""
+        return {stream.profile for record in self._records.values() for stream in record.open_streams}
 
     def add_stream(self, stream: Stream) -> None:
-        """A stream has begun."""
+        """Add a stream that has just opened."""
         name = stream.envoy_node.id
-        member = self._records.setdefault(name, _EnvoyRecord(stream, self._clock()))
-        if member.open_streams:
+        record = self._records.setdefault(name, _EnvoyRecord(stream, self._clock()))
+        if record.open_streams:
             self._on_event(
                 "envoy.duplicate",
                 name,
-                f"{stream.address} opened a stream as {name} while one from {member.current_stream.address} is open;"
-                " if these are two Envoys, give each a node.id of its own",
+                f"{stream.address} opened a stream as {name} while one from {record.current_stream.address}"
+                " is open; if these are two Envoys, give each a unique node.id",
             )
         else:
-            member.connected_since = self._clock()
+            record.connected_since = self._clock()
             version = stream.envoy_node.version or "of unknown version"
             message = f"Envoy {version} connected from {stream.address}"
             self._on_event("envoy.connected", name, message)
-        member.open_streams.append(stream)
-        member.current_stream = stream
+        record.open_streams.append(stream)
+        record.current_stream = stream
 
     def remove_stream(self, stream: Stream) -> None:
-        """A stream has ended."""
+        """Remove a stream that has ended."""
         name = stream.envoy_node.id
-        member = self._records[name]
-        member.open_streams.remove(stream)
-        if member.open_streams:
-            member.current_stream = member.open_streams[-1]
+        record = self._records[name]
+        record.open_streams.remove(stream)
+        if record.open_streams:
+            record.current_stream = record.open_streams[-1]
         else:
-            member.disconnected_at = self._clock()
+            record.disconnected_at = self._clock()
             self._on_event("envoy.disconnected", name, f"the stream from {stream.address} ended")
 
     def record_nack(self, stream: Stream, stream_nack: StreamNack) -> None:
-        """An Envoy has refused what it was sent."""
+        """Record and report that an Envoy rejected a response."""
         name = stream.envoy_node.id
         nack = Nack(self._clock(), stream_nack.kind.url, stream_nack.version, stream_nack.message)
-        member = self._records[name]
-        member.last_nack = nack
-        member.nacks += 1
+        record = self._records[name]
+        record.last_nack = nack
+        record.nacks += 1
         self._on_event(
             "envoy.nack",
             name,
-            f"refused the {stream_nack.kind.display_name} of version {stream_nack.version}: {stream_nack.message}",
+            f"rejected the {stream_nack.kind.display_name} of version {stream_nack.version}:"
+            f" {stream_nack.message}",
         )
         if stream_nack.fallback is not None:
             self._on_event(
                 "envoy.filter_fallback",
                 name,
-                f"refused its first {stream_nack.kind.display_name}, so it gets one with filter:"
+                f"rejected its first {stream_nack.kind.display_name}, so it gets one with filter:"
                 f" {stream_nack.fallback.filter}",
             )
 
     def check_problem(self, stream: Stream, snapshots: SnapshotCache) -> None:
-        """Tell of a stream's problem when it is a new one."""
-        member = self._records[stream.envoy_node.id]
+        """Report the problem of a stream if it has changed."""
+        record = self._records[stream.envoy_node.id]
         problem = stream.problem(snapshots)
-        if stream is member.current_stream and problem != member.problem:
-            member.problem = problem
+        if stream is record.current_stream and problem != record.problem:
+            record.problem = problem
             if problem:
                 self._on_event("envoy.problem", stream.envoy_node.id, problem)
 
     def statuses(self, snapshots: SnapshotCache) -> list[EnvoyStatus]:
-        """Every Envoy that is connected or was in the last ten minutes, by id."""
+        """Return every Envoy that is connected or was in the last ten minutes, by id."""
         now = self._clock()
-        for name, member in list(self._records.items()):
-            if not member.open_streams and member.disconnected_at < now - RETENTION_SECONDS:
+        for name, record in list(self._records.items()):
+            if not record.open_streams and record.disconnected_at < now - RETENTION_SECONDS:
                 del self._records[name]
-        return [_status(member, snapshots, now) for _, member in sorted(self._records.items())]
+        return [_status(record, snapshots, now) for _, record in sorted(self._records.items())]
 
 
-def _status(member: _EnvoyRecord, snapshots: SnapshotCache, now: float) -> EnvoyStatus:
-    stream = member.current_stream
+def _status(record: _EnvoyRecord, snapshots: SnapshotCache, now: float) -> EnvoyStatus:
+    stream = record.current_stream
     return EnvoyStatus(
         id=stream.envoy_node.id,
         address=stream.address,
@@ -124,15 +123,15 @@ def _status(member: _EnvoyRecord, snapshots: SnapshotCache, now: float) -> Envoy
         zone=stream.envoy_node.zone,
         module_version=stream.envoy_node.capabilities.module_version,
         problem=stream.problem(snapshots),
-        connected_since=member.connected_since if member.open_streams else None,
-        # While it is open, keepalive answers for the Envoy.
-        last_seen=now if member.open_streams else member.disconnected_at,
+        connected_since=record.connected_since if record.open_streams else None,
+        # While a stream is open, gRPC keepalive proves that the Envoy is alive.
+        last_seen=now if record.open_streams else record.disconnected_at,
         acked_version=stream.acked_version(snapshots),
         published_version=stream.published_version(snapshots),
         eds_acked=stream.eds_acked(snapshots),
-        streams=len(member.open_streams),
+        streams=len(record.open_streams),
         stale_resources=stream.stale_resources(snapshots),
-        last_nack=member.last_nack,
-        nacks=member.nacks,
+        last_nack=record.last_nack,
+        nacks=record.nacks,
         certificate_expires_at=stream.certificate_until,
     )

@@ -1,8 +1,8 @@
-"""Protobuf's wire format, as much as it takes to put serialised parts together without building messages.
+"""The parts of protobuf's wire format that join serialised parts without building messages.
 
-A serialised message is the concatenation of its fields, so a part that is shared by many streams is
-serialised once and a stream's own field is appended (protobuf.dev, "Encoding": message structure,
-last-one-wins and concatenation).
+A serialised message is the concatenation of its fields: a part shared by many streams is serialised once,
+and a stream's own field is appended (protobuf.dev, "Encoding": message structure, last-one-wins and
+concatenation).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ _VARINT, _LENGTH_DELIMITED = 0, 2
 
 
 def varint(value: int) -> bytes:
-    """A non-negative integer in base 128, least significant group first."""
+    """Encode a non-negative integer in base 128, least significant group first."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -21,11 +21,11 @@ def varint(value: int) -> bytes:
 
 
 def delimited(field: int, payload: bytes | str) -> bytes:
-    """One length-delimited field: a string, bytes or an embedded message."""
+    """Encode one length-delimited field: a string, bytes or an embedded message."""
     data = payload.encode() if isinstance(payload, str) else payload
     return varint(field << 3 | _LENGTH_DELIMITED) + varint(len(data)) + data
 
 
 def true_field(field: int) -> bytes:
-    """One boolean field that is true."""
+    """Encode one boolean field with the value true."""
     return varint(field << 3 | _VARINT) + varint(True)

@@ -1,7 +1,7 @@
-"""Resources with their versions, serialised once and shared by all streams that they are for.
+"""Versioned resources, serialised once and shared by all streams that they are sent on.
 
-A version is a hash of content, so that replicas and restarted control planes that publish the same thing
-give it the same name, and an Envoy that comes back is known to hold it or not.
+A version is a hash of the content: replicas and restarted control planes that publish the same content give
+it the same version, so a reconnected Envoy is known to hold it or not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _VERSION_SEPARATOR = "."  # between the versions of resources
 
 
 def digest_of(*parts: bytes | str) -> str:
-    """A short name for content, the same in any process."""
+    """Return a short hash of content, the same in any process."""
     digest = blake2b(digest_size=8)
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -32,9 +32,10 @@ def digest_of(*parts: bytes | str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One resource. The two bodies are `resources` fields, ready to be put into a response.
+    """One resource. `sotw` and `delta` are encoded `resources` fields, ready to append to a response.
 
-    `encode_again` gives the same content as other bytes each time; a `compared` type has it.
+    `reencode` returns the same content as other bytes each time; resources of a `skips_identical` type have
+    it.
     """
 
     name: str
@@ -44,13 +45,13 @@ class Resource:
     reencode: Callable[[], bytes] | None = field(default=None, compare=False, repr=False)
 
     def reencoded(self) -> Resource:
-        """The same resource and version, in bytes that no Envoy was ever sent."""
+        """Return the same resource and version in bytes that no Envoy was ever sent."""
         return self if self.reencode is None else _make_resource(self.name, self.version, self.reencode())
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceSet:
-    """All resources of one type. `body` is a whole state-of-the-world response but for its nonce."""
+    """All resources of one type. `body` is a whole state-of-the-world response without its nonce."""
 
     kind: ResourceType
     version: str
@@ -58,7 +59,7 @@ class ResourceSet:
     body: bytes
 
     def sotw_body(self, names: frozenset[str] | None) -> bytes:
-        """A response with the resources of those names, without nonce; None: all there are."""
+        """Return a response with the resources of these names (None: all), without its nonce."""
         if names is None or names >= self.resources.keys():
             return self.body
         return _sotw_body(
@@ -67,42 +68,44 @@ class ResourceSet:
 
     @property
     def versions(self) -> dict[str, str]:
-        """The version of each resource, by name."""
-        return {name: each.version for name, each in self.resources.items()}
+        """Version of each resource by name."""
+        return {name: resource.version for name, resource in self.resources.items()}
 
     def reencoded(self) -> ResourceSet:
-        """The same resources and versions, in bytes that no Envoy was ever sent."""
-        return build_resource_set(self.kind, (each.reencoded() for each in self.resources.values()))
+        """Return the same resources and versions in bytes that no Envoy was ever sent."""
+        return build_resource_set(self.kind, (resource.reencoded() for resource in self.resources.values()))
 
     def filtered(self, names: Set[str]) -> ResourceSet:
-        """The resources of those names, of those that are there."""
+        """Return the set of those resources that have one of these names."""
         if names >= self.resources.keys():
             return self
-        return build_resource_set(self.kind, (each for name, each in self.resources.items() if name in names))
+        return build_resource_set(
+            self.kind, (resource for name, resource in self.resources.items() if name in names)
+        )
 
     def subset_by_version(self, version: str) -> ResourceSet | None:
-        """Those of its resources that make up this version, if they do; only of a sticky type."""
+        """Return the subset of resources that has this version, else None; only for immutable types."""
         if version == self.version:
             return self
-        found = {each.version: each for each in self.resources.values()}
+        by_version = {resource.version: resource for resource in self.resources.values()}
         versions = version.split(_VERSION_SEPARATOR)
-        if not self.kind.immutable or not all(each in found for each in versions):
+        if not self.kind.immutable or not all(part in by_version for part in versions):
             return None
-        return build_resource_set(self.kind, (found[each] for each in versions))
+        return build_resource_set(self.kind, (by_version[part] for part in versions))
 
 
 def resource_set_from_bodies(kind: ResourceType, bodies: Mapping[str, bytes]) -> ResourceSet:
-    """A collection of resources given as name -> serialised `google.protobuf.Any`."""
+    """Build a set from name -> serialised `google.protobuf.Any`."""
     return build_resource_set(kind, (make_resource(name, body) for name, body in bodies.items()))
 
 
 def build_resource_set(kind: ResourceType, resources: Iterable[Resource]) -> ResourceSet:
-    """A collection of these resources.
+    """Build a set of these resources.
 
-    The version of resources that are not changed under an Envoy names each of them: an Envoy that comes back
-    has some of what there is now, and may be given the rest. A body holds its resource's name.
+    The version of a set of immutable resources joins the versions of all of them: a reconnected Envoy holds
+    some of the published resources, and may get the rest. A body holds its resource's name.
     """
-    entries = {each.name: each for each in sorted(resources, key=lambda each: each.name)}
+    entries = {resource.name: resource for resource in sorted(resources, key=lambda resource: resource.name)}
     if kind.immutable and entries:
         version = _VERSION_SEPARATOR.join(entry.version for entry in entries.values())
     else:
@@ -111,7 +114,7 @@ def build_resource_set(kind: ResourceType, resources: Iterable[Resource]) -> Res
 
 
 def make_resource(name: str, body: bytes, reencode: Callable[[], bytes] | None = None) -> Resource:
-    """One resource, given as its name and its serialised `google.protobuf.Any`."""
+    """Build one resource from its name and its serialised `google.protobuf.Any`."""
     return _make_resource(name, digest_of(body), body, reencode)
 
 

@@ -1,4 +1,4 @@
-"""The kinds of xDS resources that we publish, and the order in which an Envoy may be given them."""
+"""The xDS resource types that the control plane publishes, and the order in which it sends them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ResourceType:
-    """One kind of resource.
+    """One resource type.
 
-    `wildcard`: a first request that names nothing asks for all of them (xDS protocol, "How the client
-    specifies what resources to return"). `sticky`: a resource that an Envoy holds is never changed under it.
-    A changed listener ends the sessions on the old one after Envoy's drain time. A changed cluster keeps its
-    sessions but drops them from all load reports to come, so that a node with sessions would look empty. An
-    Envoy without a listener has no sessions: the cluster of such a one may be changed.
-    `compared`: Envoy acknowledges such a resource without reading it when it is identical to the last one it
-    was sent, even if it refused that (`FilterConfigSubscription::onConfigUpdate` in envoyproxy/envoy
+    `wildcard`: a first request without names subscribes to all resources (xDS protocol, "How the client
+    specifies what resources to return"). `immutable`: a resource that an Envoy holds is never changed. A
+    changed listener ends the sessions on the old one after Envoy's drain time. A changed cluster keeps its
+    sessions but drops them from all later load reports, so that a node with sessions would look empty. An
+    Envoy without a listener has no sessions, so its cluster may be changed.
+    `skips_identical`: Envoy acknowledges such a resource without reading it if it is identical to the last
+    one it was sent, even if it rejected that (`FilterConfigSubscription::onConfigUpdate` in envoyproxy/envoy
     source/common/filter/config_discovery_impl.cc).
     """
 
@@ -40,6 +40,6 @@ LIVE_CONFIG = ResourceType(
     skips_identical=True,
 )
 
-# What refers to something comes after it; removals go the other way round.
+# A resource comes after those that it refers to; removals are sent in reverse order.
 PUSH_ORDER = (CLUSTER, ENDPOINTS, LISTENER, LIVE_CONFIG)
 RESOURCE_TYPES_BY_URL = {kind.url: kind for kind in PUSH_ORDER}

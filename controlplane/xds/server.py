@@ -1,7 +1,7 @@
-"""The gRPC port that Envoys connect to: aggregated discovery (ADS) in both dialects.
+"""The gRPC server that Envoys connect to: aggregated discovery (ADS) in both protocol variants.
 
-Messages cross this file as bytes: requests are parsed where they are understood, and responses are put
-together from parts that all streams share.
+Messages pass this file as bytes: requests are parsed in `stream`, and responses are joined from parts that
+all streams share.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _ADS_SERVICE = "envoy.service.discovery.v3.AggregatedDiscoveryService"
 _SERVER_OPTIONS = (
     # Two control planes on one port would share the Envoys at random: the second must fail to start.
     ("grpc.so_reuseport", 0),
-    # A vanished Envoy is noticed after 15 s, and an Envoy may ask as often whether we are there.
+    # A dead Envoy is detected after 15 s, and an Envoy may send keepalive pings as often.
     ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.http2.ping_timeout_ms", 5_000),  # grpcio 1.85 does not heed keepalive_timeout_ms
+    ("grpc.http2.ping_timeout_ms", 5_000),  # grpcio 1.85 ignores keepalive_timeout_ms
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
@@ -44,7 +44,7 @@ _SERVER_OPTIONS = (
 
 
 class XdsServer:
-    """Publishes plans to all Envoys that are connected. All methods belong to one event loop."""
+    """Publishes plans to all connected Envoys. All methods run on one event loop."""
 
     def __init__(
         self,
@@ -56,11 +56,11 @@ class XdsServer:
         on_change: Callable[[], None] = lambda: None,
         services: Sequence[Callable[[grpc.aio.Server, AuthorizeEnvoy], None]] = (),
     ) -> None:
-        """`on_event` gets kind, subject and message; `services` add themselves to the same port, and are
-        told whom to ask who may speak there.
+        """`on_event` gets kind, subject and message of an event.
 
-        `on_answer` is called when an Envoy has asked for something or acknowledged it; `on_change`, when
-        `statuses` or `stamp` may have changed.
+        `on_request` is called when an Envoy sends a request or ACK; `on_change`, when `statuses` or `stamp`
+        may have changed. `services` add themselves to the same port and get the function that authorizes
+        Envoys.
         """
         self.port = 0
         self._settings = settings
@@ -74,18 +74,18 @@ class XdsServer:
         self._plan: Plan | None = None
         self._plan_stamp: Stamp | None = None
         self.stamp: Stamp | None = None
-        """Of the plan that Envoys are offered; None: of none, or of one without a stamp."""
+        """Stamp of the plan that is pushed to Envoys; None: no plan, or one without a stamp."""
         self._static_resources = StaticResources(settings)
         self._snapshots = SnapshotCache()
         self._wake_events: set[asyncio.Event] = set()
         self._server: grpc.aio.Server | None = None
-        self._certificate_watch: asyncio.Task[None] | None = None  # over the files of certificates
+        self._certificate_watch: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._last_push = float("-inf")
-        self._first_change: float | None = None  # of those that are not pushed yet
+        self._first_change: float | None = None  # time of the first change that is not pushed yet
 
     async def start(self) -> None:
-        """Open the port. ConfigError when it cannot be opened or its certificate cannot be used."""
+        """Open the port. Raises ConfigError if it cannot be opened or its certificate is unusable."""
         xds = self._settings.xds
         server = grpc.aio.server(options=_SERVER_OPTIONS)
         server.add_generic_rpc_handlers((self._handlers(),))
@@ -105,16 +105,16 @@ class XdsServer:
                 "settings",
                 "xds.listen",
                 f"{xds.listen} cannot be opened ({error})",
-                "choose an address of this machine and a port that is free, and with TLS a valid certificate",
+                "choose an address of this machine with a free port and, with TLS, a valid certificate",
             ) from error
         self._server = server
-        # gRPC's start and stop leave a task and an open port behind when they are cancelled half way.
+        # gRPC's start and stop leave a task and an open port behind if they are cancelled half way.
         await run_to_completion(server.start())
         if certificates is not None:
             self._certificate_watch = asyncio.create_task(certificates.watch())
 
     async def stop(self) -> None:
-        """Close the port and all streams; Envoys keep what they have and try again."""
+        """Close the port and all streams; Envoys keep their resources and reconnect."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -127,7 +127,7 @@ class XdsServer:
             self._server = None
 
     def publish(self, plan: Plan, *, at_once: bool = False, stamp: Stamp | None = None) -> None:
-        """Make this plan what all Envoys are to have, `at_once` or with what follows in a moment."""
+        """Publish this plan to all Envoys, `at_once` or together with changes that follow shortly."""
         self._plan, self._plan_stamp = plan, stamp
         if at_once:
             self._push()
@@ -135,7 +135,7 @@ class XdsServer:
             self._schedule_push()
 
     def configure(self, settings: Settings) -> None:
-        """Take over changed settings. Those that say so reach only Envoys that connect from now on."""
+        """Apply changed settings. Clusters and listeners that Envoys already hold do not change."""
         self._settings, self._static_resources = settings, StaticResources(settings)
         self._identity_checker.configure(settings.xds.tls)
         self._registry.set_filter(settings.xds.filter)
@@ -143,11 +143,11 @@ class XdsServer:
 
     @property
     def is_pushed(self) -> bool:
-        """Whether Envoys are offered the latest plan, and not an earlier one for a moment longer."""
+        """Whether the latest plan is pushed to Envoys, not waiting for the end of a burst."""
         return self._first_change is None
 
     def statuses(self) -> list[EnvoyStatus]:
-        """Every Envoy that is connected or was in the last ten minutes, by id."""
+        """Return every Envoy that is connected or was in the last ten minutes, by id."""
         return self._registry.statuses(self._snapshots)
 
     def _schedule_push(self) -> None:
@@ -172,15 +172,17 @@ class XdsServer:
         self._first_change = None
         self.stamp = self._plan_stamp
         previous, self._snapshots = self._snapshots, SnapshotCache(self._plan, self._static_resources)
-        # Many plans look the same to Envoys; one of those must not make the next real change wait.
-        if any(previous.get(each) != self._snapshots.get(each) for each in self._registry.profiles()):
+        # Many plans make no difference to Envoys; one of those must not delay the next real change.
+        if any(
+            previous.get(profile) != self._snapshots.get(profile) for profile in self._registry.profiles()
+        ):
             self._last_push = asyncio.get_running_loop().time()
         for wake in self._wake_events:
             wake.set()
         self._on_change()
 
     def _handlers(self) -> grpc.GenericRpcHandler:
-        # No serialisers: the bytes go through as they are.
+        # Without serialisers, gRPC passes the bytes unchanged.
         methods = {
             "StreamAggregatedResources": grpc.stream_stream_rpc_method_handler(partial(self._serve, SOTW)),
             "DeltaAggregatedResources": grpc.stream_stream_rpc_method_handler(partial(self._serve, DELTA)),
@@ -188,7 +190,7 @@ class XdsServer:
         return grpc.method_handlers_generic_handler(_ADS_SERVICE, methods)
 
     async def _serve(self, variant: XdsVariant, _: object, context: grpc.aio.ServicerContext) -> None:
-        """One stream, from its first message to its end."""
+        """Serve one stream from its first message to its end."""
         first = await context.read()
         if first is grpc.aio.EOF:
             return
@@ -227,7 +229,7 @@ class XdsServer:
     async def _read(self, stream: Stream, context: grpc.aio.ServicerContext, wake: asyncio.Event) -> None:
         while (data := await context.read()) is not grpc.aio.EOF:
             stream_nack = stream.receive(data)
-            stream.acked_version(self._snapshots)  # noted now: the next push may come before anybody asks
+            stream.acked_version(self._snapshots)  # updates it now, before the next push
             if stream_nack is not None:
                 self._registry.record_nack(stream, stream_nack)
             wake.set()
@@ -238,7 +240,7 @@ class XdsServer:
         while True:
             await wake.wait()
             wake.clear()
-            # A write takes as long as the Envoy takes to read; the next one carries what is published then.
+            # A write waits for the Envoy to read; the next message carries what is published by then.
             while (message := stream.next_message(self._snapshots)) is not None:
                 await context.write(message)
             self._registry.check_problem(stream, self._snapshots)

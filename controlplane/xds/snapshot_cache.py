@@ -1,7 +1,7 @@
-"""What each class of Envoy is to have of one plan, made when the first Envoy of that class wants it.
+"""The xDS resources of one plan for each Envoy profile, built when the first Envoy of it needs them.
 
-What classes have in common is made once: clusters and listeners depend on the settings alone, endpoints on
-the plan and, where there are nodes nearby, on the zone; live configurations on the settings and the plan.
+What profiles have in common is built once: clusters and listeners depend on the settings alone, endpoints on
+the plan and, where Envoys prefer local nodes, on the zone; live configurations on settings and plan.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from controlplane.xds.resources.profile import EnvoyProfile
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that one class of Envoy is to have. `version` names it.
+    """All resources of one profile, under one `version`.
 
-    `demand` is the setting for whose sake a class without Tidevoy's module has no listener; empty: none.
-    `absent` is the group of the class when there is no such group, and so nothing to have; empty: there is.
+    `tls_requirement` names the setting because of which a profile without Tidevoy's module gets no listener;
+    empty: none. `missing_group` is the profile's group if the settings have no such group, so that there is
+    nothing to serve; empty: the group exists.
     """
 
     version: str
@@ -45,13 +46,15 @@ class Snapshot:
     _with_empty: dict[frozenset[str], ResourceSet] = field(default_factory=dict, compare=False, repr=False)
 
     def endpoints(self, clusters: Set[str]) -> ResourceSet:
-        """The endpoints for an Envoy that has these clusters; an empty set for each whose group is no more.
+        """Return the endpoints for an Envoy with these clusters; empty sets for those of removed groups.
 
-        An Envoy keeps such a cluster. Unless it is told so, it would lead to the nodes of before for ever.
+        An Envoy keeps such a cluster. Without an empty set it would route to the previous nodes for ever.
         """
         published = self.collections[ENDPOINTS]
         removed = frozenset(
-            n for n in clusters - published.resources.keys() if listeners_and_clusters.is_node_cluster_name(n)
+            name
+            for name in clusters - published.resources.keys()
+            if listeners_and_clusters.is_node_cluster_name(name)
         )
         if not removed:
             return published
@@ -62,14 +65,14 @@ class Snapshot:
 
 
 class StaticResources:
-    """Clusters and listeners under some settings: what no plan changes."""
+    """Clusters and listeners of one version of the settings: what does not depend on the plan."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._cache: dict[EnvoyProfile, tuple[ResourceSet, ResourceSet]] = {}
 
     def for_profile(self, profile: EnvoyProfile) -> tuple[ResourceSet, ResourceSet]:
-        """The clusters and the listeners of a class; they are the same in each zone."""
+        """Return the clusters and listeners of a profile; they are the same in each zone."""
         zoneless = profile.for_group_and_zone(profile.group, "")
         if zoneless not in self._cache:
             self._cache[zoneless] = (
@@ -84,10 +87,10 @@ class StaticResources:
 
 
 class SnapshotCache:
-    """The snapshots of one plan, by class; equal plans and settings give equal versions in any process."""
+    """The snapshots of one plan by profile; equal plans and settings give equal versions in any process."""
 
     def __init__(self, plan: Plan | None = None, static_resources: StaticResources | None = None) -> None:
-        """Without a plan nothing is published yet."""
+        """Without a plan, nothing is published yet."""
         self._plan = plan or Plan()
         self._static_resources = None if plan is None else static_resources
         self._cache: dict[EnvoyProfile, Snapshot] = {}
@@ -102,7 +105,7 @@ class SnapshotCache:
         )
 
     def get(self, profile: EnvoyProfile) -> Snapshot | None:
-        """The snapshot of a class; None: nothing is published yet."""
+        """Return the snapshot of a profile; None: nothing is published yet."""
         return None if self._static_resources is None else self[profile]
 
     def __getitem__(self, profile: EnvoyProfile) -> Snapshot:
@@ -119,25 +122,25 @@ class SnapshotCache:
             CLUSTER: clusters,
             ENDPOINTS: self._endpoints_for(group_listeners, profile.zone),
             LISTENER: listeners,
-            # Also of classes without the module: an Envoy keeps its listener when the settings name another.
+            # Also for profiles without the module: an Envoy keeps its listener when `xds.filter` changes.
             LIVE_CONFIG: self._live_configs_for(group_listeners),
         }
-        parts = (part for kind, held in collections.items() for part in (kind.url, held.version))
+        parts = (part for kind, resources in collections.items() for part in (kind.url, resources.version))
         missing_group = "" if group_listeners else profile.group
         return Snapshot(
             digest_of(*parts), collections, static_resources.settings.tls.tls_requirement, missing_group
         )
 
     def _live_configs_for(self, group_listeners: list[listeners_and_clusters.GroupListener]) -> ResourceSet:
-        """The live configurations of these ports' groups; the same in each zone."""
-        wanted = tuple(
+        """Return the live configurations of these listeners' groups; the same in each zone."""
+        cache_key = tuple(
             (group_listener.live_config_name, group_listener.group) for group_listener in group_listeners
         )
-        if wanted not in self._live_config_sets:
-            self._live_config_sets[wanted] = build_resource_set(
-                LIVE_CONFIG, (self._build_live_config(*each) for each in wanted)
+        if cache_key not in self._live_config_sets:
+            self._live_config_sets[cache_key] = build_resource_set(
+                LIVE_CONFIG, (self._build_live_config(name, group) for name, group in cache_key)
             )
-        return self._live_config_sets[wanted]
+        return self._live_config_sets[cache_key]
 
     def _build_live_config(self, name: str, group: str) -> Resource:
         assert self._static_resources is not None
@@ -152,8 +155,8 @@ class SnapshotCache:
     def _endpoints_for(
         self, group_listeners: list[listeners_and_clusters.GroupListener], zone: str
     ) -> ResourceSet:
-        """The endpoints of these ports' clusters; those of a zone are those of all where it has no nodes."""
-        wanted = tuple(
+        """Return the endpoints of these listeners' clusters; a zone without nodes gets those of any zone."""
+        cache_key = tuple(
             (
                 group_listener.cluster_name,
                 group_listener.group,
@@ -161,11 +164,11 @@ class SnapshotCache:
             )
             for group_listener in group_listeners
         )
-        if wanted not in self._endpoint_sets:
-            self._endpoint_sets[wanted] = build_resource_set(
-                ENDPOINTS, (self._load_assignment(*each) for each in wanted)
+        if cache_key not in self._endpoint_sets:
+            self._endpoint_sets[cache_key] = build_resource_set(
+                ENDPOINTS, (self._load_assignment(*assignment_key) for assignment_key in cache_key)
             )
-        return self._endpoint_sets[wanted]
+        return self._endpoint_sets[cache_key]
 
     def _load_assignment(self, cluster: str, group: str, preferred_zone: str) -> Resource:
         key = (cluster, group, preferred_zone)
@@ -178,7 +181,7 @@ class SnapshotCache:
 
 
 def build_snapshots(plan: Plan, settings: Settings) -> SnapshotCache:
-    """What is published of a plan under these settings."""
+    """Return the snapshots of a plan under these settings."""
     return SnapshotCache(plan, StaticResources(settings))
 
 

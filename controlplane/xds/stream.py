@@ -1,4 +1,4 @@
-"""One Envoy's stream: its subscriptions, in the order in which they may be served. No I/O."""
+"""One Envoy's stream: its subscriptions, and which message is sent next. No I/O."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from controlplane.xds.subscription import DeltaSubscription, SotwSubscription
 
 @dataclass(frozen=True, slots=True)
 class XdsVariant:
-    """One of the two forms of the protocol: how its requests are read and its subscriptions kept."""
+    """A variant of the protocol: the parser of its requests and the class of its subscriptions."""
 
     parse: Callable[[bytes], Any]
     new_subscription: Callable[[ResourceType], Any]
@@ -45,7 +45,7 @@ DELTA = XdsVariant(parse_delta, DeltaSubscription)
 
 @dataclass(frozen=True, slots=True)
 class StreamNack:
-    """A NACK. `fell_back_to` is the class that is tried instead, while the Envoy has no listener."""
+    """A NACK. `fallback` is the profile that is tried instead while the Envoy has no listener."""
 
     kind: ResourceType
     version: str
@@ -54,7 +54,7 @@ class StreamNack:
 
 
 class Stream:
-    """What one Envoy has and lacks. `feed` its messages; `next` gives what to send."""
+    """What one Envoy holds and lacks: `receive` takes its messages, `next_message` returns what to send."""
 
     def __init__(
         self,
@@ -65,44 +65,43 @@ class Stream:
         *,
         certificate_until: float | None = None,
     ) -> None:
-        """`first` is the stream's first message, `address` the Envoy's, `wanted` the setting. BadRequest.
+        """Start from `first`, the stream's first message. Raises BadRequest.
 
-        `certificate_until` is when the certificate ends that the Envoy has shown; None: it showed none.
+        `certificate_until` is the expiry of the Envoy's client certificate in Unix time; None: it sent none.
         """
         request = variant.parse(first)
         if request.envoy_node is None or not request.envoy_node.id:
-            raise BadRequest("it names no node.id; give every Envoy one of its own (--service-node)")
+            raise BadRequest("it has no node.id; give every Envoy a unique one (--service-node)")
         self.envoy_node: EnvoyNode = request.envoy_node
         self.address = address
         self.certificate_until = certificate_until
         self._variant = variant
         self._subscriptions: dict[ResourceType, Any] = {}
-        self._rejected_profiles: dict[
-            EnvoyProfile, tuple[ResourceType, str]
-        ] = {}  # and which version of what it was
+        # Profile -> type and version of the resource that the Envoy rejected.
+        self._rejected_profiles: dict[EnvoyProfile, tuple[ResourceType, str]] = {}
         self._profile = self._best_profile(filter_setting)
         self._filter_setting = filter_setting
         self._acked_version = ""
         self._handle(request)
 
     def set_filter(self, filter_setting: FilterSetting) -> None:
-        """Take over a changed setting of the filter; it reaches only an Envoy that has no listener yet."""
+        """Apply a changed filter setting; it affects only an Envoy that has no listener yet."""
         self._filter_setting, self._profile = filter_setting, self._best_profile(filter_setting)
 
     def receive(self, data: bytes) -> StreamNack | None:
-        """Take in a message; the refusal, if it is one. BadRequest."""
+        """Process a message and return the NACK in it, if any. Raises BadRequest."""
         return self._handle(self._variant.parse(data))
 
     @property
     def profile(self) -> EnvoyProfile:
-        """The class whose snapshots are for this Envoy now."""
+        """The profile whose snapshots this Envoy gets now."""
         return self._profile
 
     def next_message(self, snapshots: SnapshotCache) -> bytes | None:
-        """The next message to send, or None when the Envoy has, or is being told of, all there is.
+        """Return the next message to send, or None if the Envoy has, or was sent, everything.
 
-        The cluster and the listener that every Envoy has come first: they decide of which class it is. Those
-        of groups follow, each listener after its cluster.
+        The cluster and listener that every Envoy has come first: they decide the Envoy's profile. Those of
+        groups follow, each listener after its cluster.
         """
         self._retry_rejected(snapshots)
         snapshot = snapshots.get(self._profile)
@@ -127,7 +126,7 @@ class Stream:
         return None
 
     def acked_version(self, snapshots: SnapshotCache) -> str:
-        """The version of the latest snapshot that was acknowledged as a whole; empty: none on this stream."""
+        """Return the latest snapshot version acknowledged as a whole; empty: none on this stream."""
         snapshot = snapshots.get(self._profile)
         if (
             snapshot is not None
@@ -142,23 +141,22 @@ class Stream:
         return self._acked_version
 
     def published_version(self, snapshots: SnapshotCache) -> str:
-        """The version of the snapshot that is meant for this Envoy now."""
+        """Return the version of the snapshot that this Envoy is to have now."""
         snapshot = snapshots.get(self._profile)
         return snapshot.version if snapshot is not None else ""
 
     def eds_acked(self, snapshots: SnapshotCache) -> bool:
         """Whether the Envoy routes by the endpoints that were published last, or by none at all.
 
-        With the module it has to have acknowledged the latest live configuration, too.
+        With the module it must also have acknowledged the latest live configuration.
         """
         snapshot, endpoints = snapshots.get(self._profile), self._subscriptions.get(ENDPOINTS)
         if snapshot is None:
-            return False  # nothing was published yet, and what it routes by is from before
+            return False  # nothing is published yet; the Envoy may route by endpoints from an earlier stream
         if endpoints is None:
             clusters = self._subscriptions.get(CLUSTER)
-            return (
-                clusters is None or not clusters.has_resources
-            )  # an Envoy that is back has not asked for all yet
+            # A reconnected Envoy with clusters has just not asked for its endpoints yet.
+            return clusters is None or not clusters.has_resources
         live = self._subscriptions.get(LIVE_CONFIG)
         is_synced: bool = endpoints.is_synced(self._published(ENDPOINTS, snapshot)) and (
             live is None or live.is_synced(self._published(LIVE_CONFIG, snapshot))
@@ -166,7 +164,7 @@ class Stream:
         return is_synced
 
     def stale_resources(self, snapshots: SnapshotCache) -> tuple[str, ...]:
-        """What the Envoy goes on running in another form than new Envoys get."""
+        """Return the resource types that the Envoy runs in another version than new Envoys get."""
         snapshot = snapshots.get(self._profile)
         if snapshot is None:
             return ()
@@ -177,36 +175,36 @@ class Stream:
         )
 
     def active_filter(self, snapshots: SnapshotCache) -> str:
-        """The MySQL filter that the Envoy runs, as far as its listener tells; else the one it is to get."""
+        """Return the MySQL filter that the Envoy runs according to its listener, or else will get."""
         listener = self._subscriptions.get(LISTENER)
         if listener is not None and listener.has_resources:
-            for envoy_class in map(self._in_own_location, PROFILES):
-                snapshot = snapshots.get(envoy_class)
+            for profile in map(self._in_own_location, PROFILES):
+                snapshot = snapshots.get(profile)
                 listeners = snapshot.collections[LISTENER] if snapshot is not None else None
                 if listeners and any(
-                    listener.has_resource(each, listeners) for each in listeners.resources.values()
+                    listener.has_resource(resource, listeners) for resource in listeners.resources.values()
                 ):
-                    return envoy_class.filter
+                    return profile.filter
         return self._profile.filter
 
     def problem(self, snapshots: SnapshotCache) -> str:
-        """Why the Envoy serves nobody, or without what it should have, as a sentence; empty: all is well."""
+        """Return why the Envoy serves no clients, or lacks something it should have; empty: no problem."""
         snapshot, listener = snapshots.get(self._profile), self._subscriptions.get(LISTENER)
-        why = self._module_problem()
+        module_problem_text = self._module_problem()
         if snapshot is not None and snapshot.missing_group:
-            what = "what it has leads nowhere" if self._has_listener else "it gets nothing"
-            return f"{what}, because no group of the settings has the name {snapshot.missing_group}"
+            effect = "its listener has no nodes" if self._has_listener else "it gets no configuration"
+            return f"{effect}, because no group in the settings is named {snapshot.missing_group}"
         if snapshot is not None and listener is not None and snapshot.tls_requirement:
             if listener.has_resources and self.stale_resources(snapshots):
                 return (
-                    f"it serves on with older settings, although {snapshot.tls_requirement}; start that Envoy again"
-                    + (f", but first see to this: {why}" if why else "")
+                    f"it still runs older settings, although {snapshot.tls_requirement}; restart that Envoy"
+                    + (f", but first fix this: {module_problem_text}" if module_problem_text else "")
                 )
             if not listener.has_resources and self._is_listener_withheld(snapshot):
-                return f"it gets no listener, because {snapshot.tls_requirement} and {why}"
-        # Nobody misses a module that an Envoy does not claim to have.
+                return f"it gets no listener, because {snapshot.tls_requirement} and {module_problem_text}"
+        # A missing module is no problem for an Envoy that does not claim to have one.
         return (
-            why
+            module_problem_text
             if self.envoy_node.capabilities.module_version
             or self._in_own_location(MODULE_PROFILE) in self._rejected_profiles
             else ""
@@ -218,7 +216,7 @@ class Stream:
     def _handle(self, request: Any) -> StreamNack | None:
         kind = RESOURCE_TYPES_BY_URL.get(request.type_url)
         if kind is None:
-            return None  # a type that we publish nothing of; silence leaves the Envoy as it is
+            return None  # a type that we do not publish; without a response the Envoy stays as it is
         subscription = self._subscriptions.get(kind)
         if subscription is None:
             subscription = self._subscriptions[kind] = self._variant.new_subscription(kind)
@@ -234,36 +232,35 @@ class Stream:
         return StreamNack(kind, result.version, result.error_detail, fallback)
 
     def _retry_rejected(self, snapshots: SnapshotCache) -> None:
-        """Try a refused class again when a reload has changed what was refused, and nobody is served yet."""
+        """Retry a rejected profile when a reload changed what was rejected and there is no listener yet."""
         if not self._rejected_profiles or self._has_listener:
             return
         self._rejected_profiles = {
-            envoy_class: (kind, version)
-            for envoy_class, (kind, version) in self._rejected_profiles.items()
-            if (snapshot := snapshots.get(envoy_class))
-            and snapshot.collections[kind].subset_by_version(version)
+            profile: (kind, version)
+            for profile, (kind, version) in self._rejected_profiles.items()
+            if (snapshot := snapshots.get(profile)) and snapshot.collections[kind].subset_by_version(version)
         }
         self._profile = self._best_profile(self._filter_setting)
 
     def _best_profile(self, filter_setting: FilterSetting) -> EnvoyProfile:
-        """The best class that the Envoy has not refused; the simplest is tried again whatever it says."""
+        """Return the best profile that the Envoy has not rejected, else the simplest one."""
         profiles = [
-            self._in_own_location(each)
-            for each in candidate_profiles(filter_setting, self.envoy_node.capabilities)
+            self._in_own_location(profile)
+            for profile in candidate_profiles(filter_setting, self.envoy_node.capabilities)
         ]
-        return next((each for each in profiles if each not in self._rejected_profiles), profiles[-1])
+        return next((profile for profile in profiles if profile not in self._rejected_profiles), profiles[-1])
 
     def _in_own_location(self, profile: EnvoyProfile) -> EnvoyProfile:
         return profile.for_group_and_zone(self.envoy_node.group, self.envoy_node.zone)
 
     def _published(self, kind: ResourceType, snapshot: Snapshot) -> ResourceSet:
-        """All that there is of one type for this Envoy."""
+        """Return all published resources of one type for this Envoy."""
         if kind is ENDPOINTS and ENDPOINTS in self._subscriptions:
             return snapshot.endpoints(self._subscriptions[ENDPOINTS].subscribed_names)
         return snapshot.collections[kind]
 
     def _allowed_names(self, kind: ResourceType, snapshot: Snapshot) -> frozenset[str] | None:
-        """Names of what the Envoy may be given beside what it has; None: all there are."""
+        """Return the names of resources that may be added to what the Envoy holds; None: all."""
         if not kind.immutable:
             return None
         if not self._has_listener:
@@ -273,8 +270,8 @@ class Stream:
             return None
         held_clusters = {
             name
-            for name, each in clusters.resources.items()
-            if cluster_subscription.has_resource(each, clusters)
+            for name, cluster in clusters.resources.items()
+            if cluster_subscription.has_resource(cluster, clusters)
         }
         return frozenset(
             name
@@ -283,15 +280,15 @@ class Stream:
         )
 
     def _module_problem(self) -> str:
-        """Why the Envoy is not of the class `module`, as a clause; empty: it is, or nobody wants it to be."""
+        """Return why the Envoy does not have the module profile; empty: it has, or is not meant to."""
         if self._profile.has_module or self._filter_setting in ("contrib", "none"):
             return ""
         if self._in_own_location(MODULE_PROFILE) in self._rejected_profiles:
-            return "it refused Tidevoy's module (see what it refused last)"
+            return "it rejected Tidevoy's module (see its last NACK)"
         return module_problem(self.envoy_node.capabilities)
 
     def _is_listener_withheld(self, snapshot: Snapshot) -> bool:
-        """Whether a demand of the settings leaves the Envoy's class without a listener."""
+        """Whether a TLS requirement of the settings leaves this profile without a listener."""
         return bool(snapshot.tls_requirement) and not snapshot.collections[LISTENER].resources
 
     @property
@@ -301,15 +298,15 @@ class Stream:
 
     @property
     def _is_confirmed_empty(self) -> bool:
-        """An Envoy that came back may hold a listener until it has asked for listeners, and so told us."""
+        """Whether the Envoy surely has no listener: a reconnected one may, until it asks for listeners."""
         listener = self._subscriptions.get(LISTENER)
         return listener is not None and not listener.has_resources and not listener.ack_pending
 
     def _is_cluster_missing(self, snapshot: Snapshot) -> bool:
-        """Whether a first listener would lead to a cluster of another class, or to one that is refused."""
+        """Whether a first listener would use a cluster of another profile, or one that was rejected."""
         clusters = self._subscriptions.get(CLUSTER)
         if clusters is None or self._has_listener:
             return False
         offered = snapshot.collections[CLUSTER]
-        first = offered.resources.get(CLUSTER_NAME)
-        return first is None or not clusters.has_resource(first, offered)
+        default_cluster = offered.resources.get(CLUSTER_NAME)
+        return default_cluster is None or not clusters.has_resource(default_cluster, offered)

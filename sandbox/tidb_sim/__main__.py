@@ -1,4 +1,4 @@
-"""`python -m sandbox.tidb_sim`: one stand-in as a process."""
+"""`python -m sandbox.tidb_sim`: run one simulated TiDB server."""
 
 from sandbox.tidb_sim.command import main
 

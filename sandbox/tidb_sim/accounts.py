@@ -1,4 +1,4 @@
-"""Who may log in: the accounts of the shared MariaDB: CREATE USER through one stand-in counts for all."""
+"""The accounts that may log in. They live in the shared MariaDB: CREATE USER on one server applies to all."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from enum import Enum, StrEnum, auto
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD
 
 CARRIER_PLUGIN = "unix_socket"
-"""The plugin of MariaDB whose accounts carry those of TiDB's plugins: their text is `<plugin>:<hash>`.
+"""MariaDB's plugin for accounts that use one of TiDB's plugins: their text is `<plugin>:<hash>`.
 
-MariaDB keeps any text for it, and nobody can use these accounts at MariaDB itself.
+MariaDB accepts any text for it, and nobody can log in to MariaDB itself with these accounts.
 """
 
 
@@ -29,13 +29,13 @@ class AuthPlugin(StrEnum):
     LDAP_SIMPLE = "authentication_ldap_simple"
     SOCKET = "auth_socket"
     CLEAR_PASSWORD = "mysql_clear_password"
-    """Only a client's."""
+    """Sent by clients only."""
     SESSION_TOKEN = "tidb_session_token"
-    """Only a client's; TiDB takes it for any account."""
+    """Sent by clients only; TiDB accepts it for any account."""
 
 
 class TlsRequirement(Enum):
-    """What an account demands of the connection: REQUIRE SSL, or REQUIRE X509 and what is stricter."""
+    """What an account requires of the connection: REQUIRE SSL, or REQUIRE X509 and stricter clauses."""
 
     NONE = auto()
     SSL = auto()
@@ -46,7 +46,7 @@ class TlsRequirement(Enum):
 class Account:
     """One account. `passwords`: hashes as of mysql_native_password, `*` and 40 hex digits, or empty.
 
-    So they are whatever the plugin: how TiDB stores a password cannot be seen from outside.
+    All plugins use this format here: how TiDB stores a password is not visible from outside.
     """
 
     host: str
@@ -57,10 +57,10 @@ class Account:
 
     @classmethod
     def from_row(cls, host: str, privileges: str) -> Account:
-        """From `Host` and `Priv` (JSON) of MariaDB's table `mysql.global_priv`."""
+        """Build an account from `Host` and `Priv` (JSON) of MariaDB's table `mysql.global_priv`."""
         stored = json.loads(privileges)
-        # `auth_or` holds alternatives; an empty one stands for the plugin of the account itself.
-        methods = [_auth_method(way or stored) for way in stored.get("auth_or", [stored])]
+        # `auth_or` holds alternatives; an empty one means the plugin of the account itself.
+        methods = [_auth_method(alternative or stored) for alternative in stored.get("auth_or", [stored])]
         plugin = NATIVE_PASSWORD if any(name == NATIVE_PASSWORD for name, _ in methods) else methods[0][0]
         return cls(
             host,
@@ -71,26 +71,26 @@ class Account:
         )
 
     def verify_native_password(self, salt: bytes, scramble: bytes) -> bool:
-        """Whether `proof`, made with `salt` by mysql_native_password, proves one of the passwords."""
+        """Return whether `scramble` proves one of the passwords by mysql_native_password with `salt`."""
         return any(_verify_scramble(stored, salt, scramble) for stored in self.passwords)
 
     def verify_clear_password(self, password: bytes) -> bool:
-        """Whether `password` is one of the passwords; the empty one only if that is stored."""
+        """Return whether `password` is one of the passwords; the empty one only if that is stored."""
         return (hash_password(password) if password else "") in self.passwords
 
 
 def hash_password(password: bytes) -> str:
-    """What is stored of a password that is not empty."""
+    """Return the stored form of a non-empty password."""
     return "*" + hashlib.sha1(hashlib.sha1(password).digest()).hexdigest().upper()
 
 
 def find_account(accounts: Iterable[Account], peer_ip: str) -> Account | None:
-    """The account that counts for a peer's IP address: the one with the most specific host, as in MySQL."""
-    fitting = [account for account in accounts if _host_matches(account.host, peer_ip)]
-    return min(fitting, key=lambda account: _host_specificity_key(account.host), default=None)
+    """Return the account for a peer's IP address: the one with the most specific host, as in MySQL."""
+    matching = [account for account in accounts if _host_matches(account.host, peer_ip)]
+    return min(matching, key=lambda account: _host_specificity_key(account.host), default=None)
 
 
-# Of MariaDB's table: 1 = SSL, 2 = X509, 3 = a certain issuer, subject or cipher.
+# Values of MariaDB's table: 1 = SSL, 2 = X509, 3 = a certain issuer, subject or cipher.
 _TLS_REQUIREMENT_BY_SSL_TYPE = {
     1: TlsRequirement.SSL,
     2: TlsRequirement.CLIENT_CERTIFICATE,
@@ -99,11 +99,11 @@ _TLS_REQUIREMENT_BY_SSL_TYPE = {
 
 
 def _auth_method(stored: Mapping[str, str]) -> tuple[str, str]:
-    """Plugin, by TiDB's name, and stored hash."""
+    """Return the plugin, by TiDB's name, and the stored hash."""
     plugin, text = stored.get("plugin", NATIVE_PASSWORD), stored.get("authentication_string", "")
     if plugin == CARRIER_PLUGIN:
-        carried, colon, text = text.partition(":")
-        return (carried, text) if colon else (AuthPlugin.SOCKET, "")
+        tidb_plugin, colon, text = text.partition(":")
+        return (tidb_plugin, text) if colon else (AuthPlugin.SOCKET, "")
     return plugin, text
 
 
@@ -131,6 +131,6 @@ def _host_matches(host: str, peer: str) -> bool:
 
 
 def _host_specificity_key(host: str) -> tuple[bool, int]:
-    """Exact hosts first, then patterns, those with the longest beginning first."""
-    beginning = re.split("[%_/]", host, maxsplit=1)[0]
-    return ("%" in host or "_" in host or "/" in host or not host, -len(beginning))
+    """Sort exact hosts first, then patterns, those with the longest literal prefix first."""
+    prefix = re.split("[%_/]", host, maxsplit=1)[0]
+    return ("%" in host or "_" in host or "/" in host or not host, -len(prefix))

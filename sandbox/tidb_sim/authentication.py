@@ -1,6 +1,6 @@
-"""How a client proves who it is: TiDB's plugins, and the questions that it asks for them.
+"""Client authentication: TiDB's plugins and the packets exchanged for them.
 
-Order, odd cases and what is missing (no fast path and no RSA key for caching_sha2_password):
+Order, special cases and what is missing (no fast path and no RSA key for caching_sha2_password):
 pingcap/tidb pkg/server/conn.go, `checkAuthPlugin` and `authSha`.
 """
 
@@ -27,7 +27,7 @@ _REQUEST_CLEAR_PASSWORD = b"\x01\x04"
 
 
 class LoginRefused(Exception):
-    """The client gets ERR with this and is closed."""
+    """The login failed: the client gets this ERR and the connection is closed."""
 
     def __init__(self, code: int, message: str, state: str) -> None:
         self.code, self.message, self.state = code, message, state
@@ -35,7 +35,10 @@ class LoginRefused(Exception):
 
 
 class InvalidSessionToken(LoginRefused):
-    """A token that no correct proxy sends. The client is only told that it is denied; `reason` says why."""
+    """A token that no correct proxy sends.
+
+    The client only gets the usual denial; `reason` has the details.
+    """
 
     def __init__(self, denied: LoginRefused, reason: str) -> None:
         self.reason = reason
@@ -44,21 +47,21 @@ class InvalidSessionToken(LoginRefused):
 
 @dataclass(frozen=True)
 class ConnectionSecurity:
-    """What the connection's TLS proves. `certified`: the client showed a certificate of a known authority."""
+    """What the connection's TLS proves. `has_client_certificate`: signed by a known authority."""
 
     tls: bool = False
     has_client_certificate: bool = False
 
     @classmethod
     def from_stream(cls, stream: PacketStream) -> ConnectionSecurity:
-        """What holds for a connection now."""
+        """Return the current state of a connection."""
         tls = stream.transport.get_extra_info("ssl_object")
         if not isinstance(tls, ssl.SSLObject):
             return cls()
         return cls(True, bool(tls.getpeercert()))
 
     def satisfies(self, requirement: TlsRequirement) -> bool:
-        """Whether an account that requires this may be used."""
+        """Return whether an account with this requirement may be used."""
         return {
             TlsRequirement.NONE: True,
             TlsRequirement.SSL: self.tls,
@@ -67,35 +70,35 @@ class ConnectionSecurity:
 
 
 class Authenticator:
-    """What one connection is asked; `salt` and the plugin last asked for hold for all its users."""
+    """Authenticates one connection; `salt` and the last requested plugin apply to all its users."""
 
     def __init__(self, stream: PacketStream, salt: bytes, plugin: str, migration: MigrationRules) -> None:
         self._stream, self._salt, self._plugin, self._migration = stream, salt, plugin, migration
 
     async def authenticate(self, login: ClientLogin, accounts: Sequence[Account], peer_ip: str) -> Account:
-        """The account that a client at `peer` (an IP address) logs in to. Refused; what a stream raises."""
+        """Return the account of a client at `peer_ip`. Raises LoginRefused, and what the stream raises."""
         if login.plugin == AuthPlugin.SESSION_TOKEN:
             return self._login_by_token(login, accounts, peer_ip)
         account = self._find_account(login, accounts, peer_ip)
         plugin, credential = await self._request_credential(login, account, peer_ip)
         if plugin in (AuthPlugin.SHA2, AuthPlugin.SM3) and credential:
-            # Whatever the client made of the salt counts for nothing: the password itself is asked for.
+            # The scrambled password is ignored, as in TiDB: the clear password is requested.
             self._stream.send(_REQUEST_CLEAR_PASSWORD)
             credential = (await self._stream.read()).strip(b"\0")
         return self._verify(login, account, peer_ip, credential)
 
     async def change_user(self, login: ClientLogin, accounts: Sequence[Account], peer_ip: str) -> Account:
-        """As `login`, for COM_CHANGE_USER, whose oddity TiDB's is: no password is ever asked for in clear.
+        """Like `authenticate`, for COM_CHANGE_USER, for which TiDB never requests a password in clear text.
 
-        Hence nobody with a password of caching_sha2_password or tidb_sm3_password gets in that way.
+        Hence no account with a password of caching_sha2_password or tidb_sm3_password can log in this way.
         """
         account = self._find_account(login, accounts, peer_ip)
-        proof = (
+        credential = (
             (await self._request_credential(login, account, peer_ip))[1]
             if login.plugin
             else login.auth_response
         )
-        return self._verify(login, account, peer_ip, proof)
+        return self._verify(login, account, peer_ip, credential)
 
     def _find_account(self, login: ClientLogin, accounts: Sequence[Account], peer: str) -> Account:
         account = find_account(accounts, peer)
@@ -104,7 +107,7 @@ class Authenticator:
         return account
 
     def _login_by_token(self, login: ClientLogin, accounts: Sequence[Account], peer: str) -> Account:
-        """Whatever plugin and password the account has (pingcap/tidb pkg/privilege/privileges)."""
+        """Accept a token for accounts with any plugin (pingcap/tidb pkg/privilege/privileges)."""
         account = find_account(accounts, peer)
         denied = _access_denied(login, peer, login.auth_response)
         signer = self._migration.signer
@@ -121,7 +124,7 @@ class Authenticator:
         return _check_unlocked(account, login)
 
     async def _request_credential(self, login: ClientLogin, account: Account, peer: str) -> tuple[str, bytes]:
-        """The plugin that counts, and what the client sends for it, asked for if need be."""
+        """Return the plugin in effect and the client's credential for it, requested if needed."""
         if self._plugin == account.plugin == login.plugin:
             return account.plugin, login.auth_response
         if not login.capabilities & Capability.PLUGIN_AUTH:
@@ -135,7 +138,7 @@ class Authenticator:
         self._stream.send(b"\xfe" + sent_plugin.encode() + b"\0" + self._salt + b"\0")
         reply = await self._stream.read()
         self._plugin = requested_plugin
-        # An empty reply does not replace what came first: so it is in TiDB.
+        # As in TiDB, an empty reply does not replace the first credential.
         return requested_plugin, reply or login.auth_response
 
     def _verify(self, login: ClientLogin, account: Account, peer: str, credential: bytes) -> Account:

@@ -1,4 +1,4 @@
-"""Statements that a stand-in answers itself, because MariaDB would say who MariaDB is."""
+"""Statements that the simulated server answers itself, because MariaDB would answer with its own identity."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHUTDOWN = "shutdown"
 
 @dataclass(frozen=True)
 class SqlClientInfo:
-    """Who is connected: `host:port`, the user as logged in, the host of its account, and the TLS in use."""
+    """The connected client: its `host:port`, the login's user, its account's host, and the TLS in use."""
 
     peer: str = ""
     user: str = ""
@@ -24,12 +24,12 @@ class SqlClientInfo:
 
     @property
     def identity(self) -> str:
-        """What USER() says: the user and the peer's IP address."""
+        """The result of USER(): the user and the peer's IP address."""
         return f"{self.user}@{self.peer.rpartition(':')[0].strip('[]')}"
 
     @property
     def account(self) -> str:
-        """What CURRENT_USER() says: the account that the user logged in to."""
+        """The result of CURRENT_USER(): the account that the user logged in to."""
         return f"{self.user}@{self.account_host}"
 
 
@@ -38,30 +38,30 @@ BuiltinRow = tuple[tuple[str, str | int], ...]
 
 
 def normalize_statement(text: bytes) -> str:
-    """The statement without case, outer blanks and end mark; TiDB trims a trailing NUL too."""
+    """Return the statement in lower case without outer blanks and end mark; TiDB trims a trailing NUL too."""
     return text.rstrip(b"\0").decode(errors="replace").strip().rstrip(";").rstrip().lower()
 
 
 def answer_builtin(statement: str, node: SimNode, client: SqlClientInfo) -> BuiltinRow | None:
-    """The answer to a normalised statement, or None when MariaDB shall answer."""
+    """Return the answer to a normalised statement, or None if MariaDB must answer."""
     if statement.startswith("select "):
         expression = statement.removeprefix("select ").strip()
         value = _evaluate(expression, node, client)
         return None if value is None else ((expression, value),)
     if statement.startswith("show ") and "like 'ssl_" in statement:
         words = statement.replace("session ", "").split()
-        known = {
+        variables = {
             "'ssl_cipher'": ("Ssl_cipher", client.tls_cipher),
             "'ssl_version'": ("Ssl_version", client.tls_version),
         }
-        if words[:3] == ["show", "status", "like"] and len(words) == 4 and words[3] in known:
-            name, text = known[words[3]]
+        if words[:3] == ["show", "status", "like"] and len(words) == 4 and words[3] in variables:
+            name, text = variables[words[3]]
             return (("Variable_name", name), ("Value", text))
     return None
 
 
 def as_select(row: BuiltinRow) -> bytes:
-    """A statement that gives this answer wherever it is asked, prepared ones included."""
+    """Return a statement with this result, for use in prepared statements too."""
     parts = (
         f"{value if isinstance(value, int) else quote_literal(value)} as `{name}`" for name, value in row
     )
@@ -89,5 +89,5 @@ def _evaluate(expression: str, node: SimNode, client: SqlClientInfo) -> str | in
 
 
 def quote_literal(text: str) -> str:
-    """A literal of SQL."""
+    """Return `text` as an SQL literal."""
     return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

@@ -1,4 +1,4 @@
-"""MySQL's character sets in Python's words."""
+"""Maps MySQL's character sets to Python codecs."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ _TIDB_CODECS = {"ascii": "ascii", "gbk": "gbk", "gb18030": "gb18030"}
 
 
 def mariadb_codec(charset: str) -> str:
-    """How MariaDB encodes text of a character set; unknown ones are taken for UTF-8."""
+    """Return MariaDB's encoding of a character set; unknown ones are treated as UTF-8."""
     return _MARIADB_CODECS.get(charset.lower(), "utf-8")
 
 
 def tidb_codec(charset: str) -> str:
-    """How TiDB does: to it latin1 is UTF-8 (pingcap/tidb pkg/parser/charset/encoding_latin1.go)."""
+    """Return TiDB's encoding; latin1 is UTF-8 (pingcap/tidb pkg/parser/charset/encoding_latin1.go)."""
     return _TIDB_CODECS.get(charset.lower(), "utf-8")
 
 
 def decode_statement(text: bytes, charset: str) -> str:
-    """Text of a statement, in `charset` unless it is UTF-8; bytes that fit neither are replaced."""
+    """Decode a statement as UTF-8, else as `charset`; bytes valid in neither are replaced."""
     try:
         return text.decode()
     except UnicodeDecodeError:

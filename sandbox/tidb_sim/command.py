@@ -1,4 +1,4 @@
-"""The command line: TiDB's own flags and configuration file as far as a stand-in knows them, and a few more.
+"""The command line: the subset of TiDB's flags and configuration file that is supported, and some own flags.
 
 Flags: pingcap/tidb cmd/tidb-server/main.go; file: pingcap/tidb pkg/config/config.go.
 """
@@ -38,7 +38,10 @@ _IGNORED_FLAGS = ("-L", "--log-file", "--log-slow-query", "--lease", "--socket",
 
 
 def parse_arguments(arguments: Sequence[str], environ: Mapping[str, str]) -> SimSettings:
-    """Settings from a command line; SystemExit(2) with a sentence on stderr when it cannot be used."""
+    """Parse a command line into settings.
+
+    Raises SystemExit(2), with a message on stderr, if it is invalid.
+    """
     parser = _parser()
     flags = parser.parse_args(arguments)
     try:
@@ -48,7 +51,7 @@ def parse_arguments(arguments: Sequence[str], environ: Mapping[str, str]) -> Sim
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run a stand-in until it is told to stop. Exit code 0, 2 for usage, 3 after a protocol violation."""
+    """Run a simulated server until it is stopped. Exit code 0, 2 for usage, 3 after a protocol violation."""
     sys.exit(asyncio.run(_run(parse_arguments(sys.argv[1:] if arguments is None else arguments, os.environ))))
 
 
@@ -77,33 +80,33 @@ def _kill_self() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m sandbox.tidb_sim",
-        description="A strict stand-in for a TiDB server: speaks MySQL, keeps its data in a shared MariaDB.",
+        description="A strict simulated TiDB server: speaks MySQL, keeps its data in a shared MariaDB.",
         allow_abbrev=False,
     )
     tidb = parser.add_argument_group("as tidb-server (its file's keys in brackets)")
-    tidb.add_argument("-P", dest="port", type=_port, help="SQL port, 0: a free one; default 4000 [port]")
+    tidb.add_argument("-P", dest="port", type=_port, help="SQL port, 0: any free one; default 4000 [port]")
     tidb.add_argument("--host", "-host", help="address to listen on; default 0.0.0.0 [host]")
     tidb.add_argument("--status", "-status", dest="status_port", type=_port, help="status port [status]")
-    tidb.add_argument("--status-host", "-status-host", help="its address [status]")
+    tidb.add_argument("--status-host", "-status-host", help="address of the status port [status]")
     tidb.add_argument(
-        "--advertise-address", "-advertise-address", help="what to register [advertise-address]"
+        "--advertise-address", "-advertise-address", help="address to register [advertise-address]"
     )
-    tidb.add_argument("--store", "-store", help="tikv, or unistore: then nothing is registered [store]")
+    tidb.add_argument("--store", "-store", help="tikv, or unistore: does not register [store]")
     tidb.add_argument("--path", "-path", help="PD addresses, separated by commas [path]")
     tidb.add_argument("--config", "-config", help="TOML file; keys that are not listed here are ignored")
     tidb.add_argument(
         "--proxy-protocol-networks",
         "-proxy-protocol-networks",
-        help="from whom a PROXY header is read: *, or CIDRs [proxy-protocol.networks, fallbackable]",
+        help="peers whose PROXY header is read: *, or CIDRs [proxy-protocol.networks, fallbackable]",
     )
     tidb.add_argument("--tls-cert", type=Path, help="PEM, for TLS to clients [security.ssl-cert]")
     tidb.add_argument("--tls-key", type=Path, help="PEM [security.ssl-key]")
-    tidb.add_argument("--tls-client-ca", type=Path, help="PEM, to check clients with [security.ssl-ca]")
+    tidb.add_argument("--tls-client-ca", type=Path, help="PEM, to verify clients [security.ssl-ca]")
     tidb.add_argument(
         "--require-secure-transport",
         action="store_true",
         default=None,
-        help="refuse logins without TLS [security.require-secure-transport]",
+        help="reject logins without TLS [security.require-secure-transport]",
     )
     tidb.add_argument("--session-token-signing-cert", help="PEM [security.session-token-signing-cert]")
     tidb.add_argument("--session-token-signing-key", help="PEM [security.session-token-signing-key]")
@@ -111,22 +114,28 @@ def _parser() -> argparse.ArgumentParser:
         "--default-authentication-plugin",
         choices=[AuthPlugin.NATIVE.value, AuthPlugin.SHA2.value, AuthPlugin.SM3.value],
         default=AuthPlugin.NATIVE.value,
-        help="what the greeting names (a system variable in TiDB)",
+        help="plugin named in the greeting (a system variable in TiDB)",
     )
     for flag in _IGNORED_FLAGS:
-        tidb.add_argument(flag, *(["--log-level"] if flag == "-L" else []), help="taken, without effect")
-    own = parser.add_argument_group("stand-in")
+        tidb.add_argument(flag, *(["--log-level"] if flag == "-L" else []), help="accepted and ignored")
+    own = parser.add_argument_group("of the simulated server only")
     own.add_argument("--mariadb", help=f"host:port or socket path; default: ${MARIADB_VARIABLE}")
-    own.add_argument("--version", help=f"release to be; default {DEFAULT_RELEASE} (file: server-version)")
+    own.add_argument(
+        "--version", help=f"TiDB release to report; default {DEFAULT_RELEASE} (file: server-version)"
+    )
     own.add_argument("--label", action="append", default=[], metavar="KEY=VALUE", help="[labels]")
     own.add_argument("--graceful-wait", type=float, help="seconds [graceful-wait-before-shutdown]")
     own.add_argument("--drain", type=float, default=15.0, help="seconds that a stop waits for transactions")
     own.add_argument("--topology-ttl", type=int, default=45, help="seconds; 45 in TiDB")
     own.add_argument("--topology-refresh", type=float, default=30.0, help="seconds; 30 in TiDB")
-    own.add_argument("--states-delay", type=float, default=0.0, help="seconds of SHOW SESSION_STATES")
-    own.add_argument("--states-disturb", action="store_true", help="it changes ROW_COUNT() and FOUND_ROWS()")
+    own.add_argument("--states-delay", type=float, default=0.0, help="seconds that SHOW SESSION_STATES takes")
+    own.add_argument(
+        "--states-disturb",
+        action="store_true",
+        help="SHOW SESSION_STATES changes ROW_COUNT() and FOUND_ROWS()",
+    )
     own.add_argument("--refuse-states", action="store_true", help="SET SESSION_STATES is a syntax error")
-    own.add_argument("--clock-skew", type=float, default=0.0, help="seconds that its clock is ahead")
+    own.add_argument("--clock-skew", type=float, default=0.0, help="seconds that the clock is ahead")
     own.add_argument("--max-connections", type=int, help="0: no limit [instance.max_connections]")
     return parser
 
@@ -134,19 +143,19 @@ def _parser() -> argparse.ArgumentParser:
 def _port(text: str) -> int:
     port = int(text)
     if not 0 <= port <= 65535:
-        raise argparse.ArgumentTypeError(f"{text} is no port; use a number from 0 to 65535")
+        raise argparse.ArgumentTypeError(f"{text} is not a port; use a number from 0 to 65535")
     return port
 
 
 def _settings(flags: argparse.Namespace, environ: Mapping[str, str]) -> SimSettings:
     file: dict[str, Any] = {}
     if flags.config:
-        with open(flags.config, "rb") as opened:
-            file = tomllib.load(opened)
+        with open(flags.config, "rb") as stream:
+            file = tomllib.load(stream)
     status, security = file.get("status", {}), file.get("security", {})
     mariadb = flags.mariadb or environ.get(MARIADB_VARIABLE)
     if not mariadb:
-        raise ValueError(f"no MariaDB to keep the data in; give --mariadb or set {MARIADB_VARIABLE}")
+        raise ValueError(f"MariaDB's address is missing; give --mariadb or set {MARIADB_VARIABLE}")
     host = _first_given(flags.host, file.get("host"), "0.0.0.0")
     tls = _cluster_tls(security)
     return SimSettings(
@@ -189,22 +198,22 @@ def _settings(flags: argparse.Namespace, environ: Mapping[str, str]) -> SimSetti
 
 
 def _first_given(*values: Any) -> Any:
-    """The first value that was given."""
+    """Return the first value that is not None."""
     return next(value for value in values if value is not None)
 
 
 def _cluster_tls(security: Mapping[str, Any]) -> ClientTls | None:
-    """`security.cluster-ssl-*`; an empty text is none, as in TiDB's own example file."""
+    """Return `security.cluster-ssl-*`; an empty text counts as unset, as in TiDB's own example file."""
     names = {"ca": "cluster-ssl-ca", "cert": "cluster-ssl-cert", "key": "cluster-ssl-key"}
     files = {key: security[name] for key, name in names.items() if security.get(name)}
     return ClientTls.model_validate(files) if files else None
 
 
 def _sql_tls(flags: argparse.Namespace, security: Mapping[str, Any]) -> SqlTlsFiles | None:
-    """`security.ssl-*`; an empty text is none."""
+    """Return `security.ssl-*`; an empty text counts as unset."""
     cert, key, ca = (
-        given or (Path(security[name]) if security.get(name) else None)
-        for given, name in (
+        path or (Path(security[name]) if security.get(name) else None)
+        for path, name in (
             (flags.tls_cert, "ssl-cert"),
             (flags.tls_key, "ssl-key"),
             (flags.tls_client_ca, "ssl-ca"),
@@ -241,12 +250,12 @@ def _label(text: str) -> tuple[str, str]:
 
 
 def _guess_own_address(host: str) -> str:
-    """The address that others reach us at, if nobody says it: TiDB looks for one likewise."""
+    """Return the address at which others reach us if none is configured: TiDB guesses it in the same way."""
     if host not in ("0.0.0.0", "::", ""):
         return host
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing; only the route is looked up
+            probe.connect(("192.0.2.1", 9))  # Sends nothing; only looks up the route.
         except OSError:
             return "127.0.0.1"
         return str(probe.getsockname()[0])

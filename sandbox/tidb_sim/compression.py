@@ -1,4 +1,4 @@
-"""The compressed protocol with zlib: MySQL packets inside packets of their own, numbered on their own.
+"""The compressed protocol with zlib: MySQL packets inside compressed packets, which have their own numbering.
 
 Sans-I/O. Layout: MySQL client/server protocol, "Compression"; numbers as pingcap/tidb
 pkg/server/internal/packetio.go.
@@ -13,20 +13,20 @@ from sandbox.tidb_sim.packets import BadSequence, MalformedPacket
 
 _HEADER_SIZE = 7
 _MAX_CONTENT_BYTES = 1 << 20
-"""What a packet of TiDB's holds, in bytes, but for the last one of an answer, which may hold less.
+"""Content of TiDB's packets, in bytes, except for the last packet of a response, which may be shorter.
 
 Clients rely on long packets: some (mysql-connector-python) join no more than two.
 """
 _MIN_COMPRESSED_BYTES = 50
-"""Up to so many bytes are sent as they are."""
+"""Content of up to this many bytes is sent uncompressed."""
 _ZLIB_LEVEL = 6
 
 
 class Compression:
     """Both directions of one connection. `sequence` is the number of the next packet in either.
 
-    Packets are opened only when somebody asks for their content: a client's next request, sent ahead, begins
-    with number 0 again.
+    Packets are decompressed only when their content is read: a client's next request, sent ahead, restarts
+    the numbering at 0.
     """
 
     def __init__(self) -> None:
@@ -35,15 +35,15 @@ class Compression:
         self._unsent = bytearray()
 
     def __len__(self) -> int:
-        """Bytes that were received and not opened yet."""
+        """Return the number of bytes received and not decompressed yet."""
         return len(self._received)
 
     def feed(self, data: bytes) -> None:
-        """Bytes from the client."""
+        """Add bytes received from the client."""
         self._received += data
 
     def next_content(self) -> bytes | None:
-        """The content of the next packet, or None before it is there. BadSequence, MalformedPacket."""
+        """Return the next packet's content, None if incomplete. Raises BadSequence or MalformedPacket."""
         raw = self._received
         if len(raw) < _HEADER_SIZE:
             return None
@@ -58,7 +58,7 @@ class Compression:
         return _inflate(body, size) if size else body
 
     def compress(self, data: bytes, *, more_follows: bool = False) -> bytes:
-        """Packets to be sent for `data`; with `more` to come, the rest waits for it."""
+        """Return the packets for `data`; with `more_follows`, an incomplete packet waits for more data."""
         self._unsent += data
         packets = []
         while len(self._unsent) > _MAX_CONTENT_BYTES or (self._unsent and not more_follows):
@@ -79,7 +79,7 @@ def _inflate(body: bytes, size: int) -> bytes:
     try:
         data = zlib.decompressobj().decompress(body, size + 1)
     except zlib.error as error:
-        raise MalformedPacket(f"a compressed packet cannot be opened: {error}") from error
+        raise MalformedPacket(f"a compressed packet cannot be decompressed: {error}") from error
     if len(data) != size:
         raise MalformedPacket(f"a compressed packet does not hold the {size} bytes that it announces")
     return data

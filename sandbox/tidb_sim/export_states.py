@@ -1,7 +1,7 @@
-"""Asking MariaDB for the states of a session, which disturbs what the last statement has left behind.
+"""Reads the states of a session from MariaDB, which disturbs the results of the session's last statement.
 
 MariaDB: information_schema.SYSTEM_VARIABLES and .USER_VARIABLES. All values that may be in any character set
-are asked for in hexadecimal; each SELECT has a LIMIT, for without one `sql_select_limit` counts.
+are read in hexadecimal; each SELECT has a LIMIT, because otherwise `sql_select_limit` applies.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _ALWAYS_EXPORTED = (
     "autocommit",
     "time_zone",
     "tx_isolation",
-    # Without these RAND() would begin anew.
+    # Without these, RAND() would restart.
     "rand_seed1",
     "rand_seed2",
     "timestamp",
 )
 _NEVER_EXPORTED = (
-    # They come from the current database.
+    # They follow from the current database.
     "character_set_database",
     "collation_database",
     # No session can set them.
@@ -57,12 +57,15 @@ _VOLATILE_EXPRESSIONS = (
     "@@timestamp",
 )
 _MAX_LOCK_NAME_LENGTH = 64
-"""Characters of a lock's name."""
+"""In characters."""
 
 
 @dataclass(frozen=True)
 class VolatileState:
-    """What must be asked first. `results`: None when answers are not converted; `modes`: of `sql_mode`."""
+    """State to read first.
+
+    `result_charset`: None if results are not converted; `sql_modes`: of `sql_mode`.
+    """
 
     row_count: int
     found_rows: int
@@ -73,13 +76,15 @@ class VolatileState:
     result_charset: str | None
     sql_modes: frozenset[str]
     timestamp: str
-    """Seconds since 1970, to a millionth."""
+    """Seconds since 1970, with microseconds."""
 
     @classmethod
     async def query(cls, backing: BackendConnection) -> Self:
-        """Ask for it. No table is used, so that the warnings stay. BackingRefused, or ConnectionClosed."""
-        asked = ", ".join(f"HEX(CONVERT({expression} USING utf8mb4))" for expression in _VOLATILE_EXPRESSIONS)
-        (row,) = await backing.rows(f"SELECT {asked} LIMIT 1")
+        """Read it without any table, which keeps the warnings. Raises BackendError or ConnectionClosed."""
+        columns = ", ".join(
+            f"HEX(CONVERT({expression} USING utf8mb4))" for expression in _VOLATILE_EXPRESSIONS
+        )
+        (row,) = await backing.rows(f"SELECT {columns} LIMIT 1")
         values = [None if cell is None else unhex(cell).decode() for cell in row]
         return cls(
             row_count=int(values[0] or 0),
@@ -95,18 +100,18 @@ class VolatileState:
 
 
 def unhex(cell: bytes) -> bytes:
-    """The bytes of a value in hexadecimal, also from a session that wants its answers in UCS-2 or so."""
+    """Decode a value in hexadecimal, also from a session whose results are in UCS-2 or similar."""
     return bytes.fromhex(cell.replace(b"\0", b"").decode())
 
 
 def set_charsets_statement(client: str, results: str | None) -> str:
-    """The statement that sets in which character sets statements come and answers go."""
+    """Return the statement that sets the character sets of statements and results."""
     return f"SET character_set_client = {client}, character_set_results = {results or 'NULL'}"
 
 
 @asynccontextmanager
 async def utf8_charsets(backing: BackendConnection, moment: VolatileState) -> AsyncIterator[None]:
-    """Meanwhile both are UTF-8. BackingRefused, or ConnectionClosed."""
+    """Set both character sets to UTF-8 during the block. Raises BackendError or ConnectionClosed."""
     await backing.execute(set_charsets_statement("utf8mb4", "utf8mb4"))
     try:
         yield
@@ -117,33 +122,36 @@ async def utf8_charsets(backing: BackendConnection, moment: VolatileState) -> As
 
 
 async def restore_client_session(backing: BackendConnection, statement: str) -> None:
-    """Execute what makes the session the client's again: KILL QUERY may hit it. ConnectionClosed."""
+    """Execute the statement that restores the client's settings: KILL QUERY may hit it.
+
+    Raises ConnectionClosed.
+    """
     try:
         await backing.execute(statement)
     except BackendError:
         try:
             await backing.execute(statement)
-        except BackendError as refusal:
-            raise ConnectionClosed from refusal  # rather no session than another one
+        except BackendError as error:
+            raise ConnectionClosed from error  # Better no session than one with other settings.
 
 
 async def query_held_locks(
     backing: BackendConnection, names: Iterable[bytes], moment: VolatileState
 ) -> set[bytes]:
-    """Those of the locks of these names that the session holds. BackingRefused, or ConnectionClosed."""
+    """Return those of the named locks that the session holds. Raises BackendError or ConnectionClosed."""
     texts = {name: decode_statement(name, moment.client_charset) for name in names}
-    asked = [name for name, text in texts.items() if 0 < len(text) <= _MAX_LOCK_NAME_LENGTH]
+    valid_names = [name for name, text in texts.items() if 0 < len(text) <= _MAX_LOCK_NAME_LENGTH]
     held: set[bytes] = set()
-    for some in _batched(asked, _VARIABLES_PER_SELECT):
-        parts = (f"IS_USED_LOCK(CONVERT(x'{texts[name].encode().hex()}' USING utf8mb4))" for name in some)
-        listed = ", ".join(f"HEX({part} <=> CONNECTION_ID())" for part in parts)
-        (row,) = await backing.rows(f"SELECT {listed} LIMIT 1")
-        held |= {name for name, cell in zip(some, row, strict=True) if b"1" in (cell or b"")}
+    for batch in _batched(valid_names, _VARIABLES_PER_SELECT):
+        parts = (f"IS_USED_LOCK(CONVERT(x'{texts[name].encode().hex()}' USING utf8mb4))" for name in batch)
+        columns = ", ".join(f"HEX({part} <=> CONNECTION_ID())" for part in parts)
+        (row,) = await backing.rows(f"SELECT {columns} LIMIT 1")
+        held |= {name for name, cell in zip(batch, row, strict=True) if b"1" in (cell or b"")}
     return held
 
 
 async def query_warnings(backing: BackendConnection) -> tuple[SqlWarning, ...]:
-    """What SHOW WARNINGS tells; no statement that uses a table may come before. In UTF-8."""
+    """Return the result of SHOW WARNINGS, in UTF-8; no statement that uses a table may run before it."""
     rows = await backing.rows("SHOW WARNINGS")
     return tuple(
         SqlWarning(_decode(level), int(code or 0), _decode(message)) for level, code, message in rows
@@ -151,7 +159,7 @@ async def query_warnings(backing: BackendConnection) -> tuple[SqlWarning, ...]:
 
 
 async def query_system_variables(backing: BackendConnection, moment: VolatileState) -> dict[str, str]:
-    """Those that a session can set and that are unlike in a new session, and a few more. In UTF-8."""
+    """Return the settable variables that differ from a new session's, and a few more, in UTF-8."""
     rows = await backing.rows(
         "SELECT VARIABLE_NAME, SESSION_VALUE FROM information_schema.SYSTEM_VARIABLES "
         f"WHERE VARIABLE_NAME IN ({_quoted_list(_ALWAYS_EXPORTED)}) OR READ_ONLY = 'NO' "
@@ -159,44 +167,44 @@ async def query_system_variables(backing: BackendConnection, moment: VolatileSta
         "AND BINARY SESSION_VALUE <> BINARY GLOBAL_VALUE "
         f"AND VARIABLE_NAME NOT IN ({_quoted_list(_NEVER_EXPORTED)}) LIMIT 10000"
     )
-    found = {_decode(name).lower(): _decode(value) for name, value in rows}
-    if Decimal(found["timestamp"]) != Decimal(moment.timestamp):
-        del found["timestamp"]  # it goes with the clock: nobody has set it
-    # Those two are others just now.
+    variables = {_decode(name).lower(): _decode(value) for name, value in rows}
+    if Decimal(variables["timestamp"]) != Decimal(moment.timestamp):
+        del variables["timestamp"]  # It follows the clock: it was not set explicitly.
+    # These two are overridden while the states are read.
     charsets = {
         "character_set_client": moment.client_charset,
         "character_set_results": moment.result_charset or "",
     }
-    return found | charsets
+    return variables | charsets
 
 
 async def query_user_variables(backing: BackendConnection) -> dict[str, UserVariable]:
-    """All of them. In UTF-8."""
+    """Return all user variables, in UTF-8."""
     rows = await backing.rows(
         "SELECT VARIABLE_NAME, VARIABLE_TYPE FROM information_schema.USER_VARIABLES LIMIT 1000000"
     )
     kinds = {_decode(name): _decode(kind).upper() for name, kind in rows}
-    found: dict[str, UserVariable] = {}
-    for some in _batched(kinds, _VARIABLES_PER_SELECT):
-        asked = ", ".join(_user_variable_columns(name, kinds[name]) for name in some)
-        (values,) = await backing.rows(f"SELECT {asked} LIMIT 1")
-        for number, name in enumerate(some):
+    variables: dict[str, UserVariable] = {}
+    for batch in _batched(kinds, _VARIABLES_PER_SELECT):
+        columns = ", ".join(_user_variable_columns(name, kinds[name]) for name in batch)
+        (values,) = await backing.rows(f"SELECT {columns} LIMIT 1")
+        for number, name in enumerate(batch):
             value, collation, null = values[3 * number : 3 * number + 3]
             if value is None and null == b"0":
                 raise BackendError(err(1301, f"@{name} is larger than half of max_allowed_packet", "HY000"))
             kind = f"VARCHAR {_decode(collation)}" if kinds[name] == "VARCHAR" else kinds[name]
-            found[name] = UserVariable(kind, None if value is None else unhex(value))
-    return found
+            variables[name] = UserVariable(kind, None if value is None else unhex(value))
+    return variables
 
 
 def export_statement(statement: PreparedStatement, moment: VolatileState) -> PreparedStatementState:
-    """A statement as it is told."""
+    """Return a prepared statement in its exported form."""
     text = decode_statement(statement.text, moment.client_charset)
     return PreparedStatementState(text, statement.database, statement.name, statement.parameter_types)
 
 
 def quote_user_variable(name: str) -> str:
-    """A user variable in SQL."""
+    """Return a user variable's name as SQL."""
     return "@`" + name.replace("`", "``") + "`"
 
 
@@ -208,10 +216,10 @@ def _user_variable_columns(name: str, kind: str) -> str:
 
 
 def _batched(values: Iterable[_T], size: int) -> Iterator[list[_T]]:
-    """The values, so many at once."""
-    rest = iter(values)
-    while some := list(islice(rest, size)):
-        yield some
+    """Yield the values in lists of up to `size`."""
+    remaining = iter(values)
+    while batch := list(islice(remaining, size)):
+        yield batch
 
 
 def _quoted_list(names: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""The two packets of the MySQL handshake: TiDB's greeting and the client's answer to it."""
+"""The two packets of the MySQL handshake: TiDB's greeting and the client's response."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ OFFERED_CAPABILITIES = (
     | Capability.CONNECT_ATTRS
     | Capability.DEPRECATE_EOF
 )
-"""What TiDB offers without TLS (pingcap/tidb pkg/server/server.go), but for compression with zstd."""
+"""What TiDB offers without TLS (pingcap/tidb pkg/server/server.go), except compression with zstd."""
 
 _RESPONSE_HEAD = struct.Struct("<IIB23x")
 _SALT_BYTES = [value for value in range(1, 128) if value != ord("$")]
 
 
 def new_salt() -> bytes:
-    """20 random bytes from 1 to 127 without `$`, as TiDB draws them."""
+    """Return 20 random bytes from 1 to 127 without `$`, as TiDB generates them."""
     return bytes(secrets.choice(_SALT_BYTES) for _ in range(20))
 
 
@@ -54,7 +54,7 @@ def build_greeting(
     offered: Capability = OFFERED_CAPABILITIES,
     plugin: str = NATIVE_PASSWORD,
 ) -> bytes:
-    """The payload of the first packet to a client (protocol 10; pingcap/tidb pkg/server/conn.go)."""
+    """Return the payload of the first packet to a client (protocol 10; pingcap/tidb pkg/server/conn.go)."""
     return (
         b"\x0a"
         + version.encode()
@@ -72,7 +72,7 @@ def build_greeting(
 
 @dataclass(frozen=True)
 class ServerGreeting:
-    """What matters of another server's greeting."""
+    """The relevant fields of another server's greeting."""
 
     version: str
     connection_id: int
@@ -80,21 +80,21 @@ class ServerGreeting:
 
 
 def parse_greeting(payload: bytes) -> ServerGreeting:
-    """Read a protocol 10 greeting. MalformedPacket when it is none."""
+    """Parse a protocol 10 greeting. Raises MalformedPacket if it is none."""
     if payload[:1] != b"\x0a":
         raise MalformedPacket("the greeting is not of protocol 10")
     version, at = read_nul_bytes(payload, 1)
     if len(payload) < at + 20:
-        raise MalformedPacket("the greeting is cut off")
+        raise MalformedPacket("the greeting is truncated")
     connection_id, low, high = struct.unpack_from("<I9xH3xH", payload, at)
     return ServerGreeting(version.decode(), connection_id, Capability(low | high << 16))
 
 
 @dataclass(frozen=True)
 class ClientLogin:
-    """Who wants to log in, and how: from HandshakeResponse41 or COM_CHANGE_USER.
+    """A login request, from HandshakeResponse41 or COM_CHANGE_USER.
 
-    `auth` is what the client proved its password with, for the plugin `plugin`; `collation` one byte.
+    `auth_response` is the client's proof of its password for the plugin `plugin`; `collation` one byte.
     """
 
     capabilities: Capability
@@ -111,9 +111,9 @@ class OldProtocolError(Exception):
 
 
 def parse_capabilities(payload: bytes) -> Capability:
-    """The capabilities of a client's first packet, a HandshakeResponse41 or the SSLRequest before it.
+    """Return the capabilities in a client's first packet, a HandshakeResponse41 or the SSLRequest before it.
 
-    MalformedPacket, or OldProtocol without PROTOCOL_41.
+    Raises MalformedPacket, or OldProtocolError without PROTOCOL_41.
     """
     if len(payload) >= 2 and not payload[1] & (Capability.PROTOCOL_41 >> 8):
         raise OldProtocolError
@@ -123,7 +123,9 @@ def parse_capabilities(payload: bytes) -> Capability:
 
 
 def parse_handshake_response(payload: bytes) -> ClientLogin:
-    """Read a HandshakeResponse41 as TiDB does. MalformedPacket, or OldProtocol without PROTOCOL_41.
+    """Parse a HandshakeResponse41 as TiDB does.
+
+    Raises MalformedPacket, or OldProtocolError without PROTOCOL_41.
 
     Layout and the odd length byte 1: pingcap/tidb pkg/server/internal/parse/parse.go.
     """
@@ -135,7 +137,7 @@ def parse_handshake_response(payload: bytes) -> ClientLogin:
     if capabilities & Capability.CONNECT_WITH_DB and at < len(payload):
         database, at = read_nul_bytes(payload, at)
     if capabilities & Capability.PLUGIN_AUTH and at < len(payload):
-        # Some drivers leave the last NUL out.
+        # Some drivers omit the last NUL.
         end = payload.find(b"\0", at)
         plugin, at = (payload[at:], len(payload)) if end < 0 else (payload[at:end], end + 1)
     if capabilities & Capability.CONNECT_ATTRS and at < len(payload):
@@ -152,13 +154,13 @@ def parse_handshake_response(payload: bytes) -> ClientLogin:
 
 
 def parse_change_user(payload: bytes, previous: ClientLogin) -> ClientLogin:
-    """Read COM_CHANGE_USER as TiDB does: charset and attributes are ignored. MalformedPacket."""
+    """Parse COM_CHANGE_USER as TiDB does, ignoring charset and attributes. Raises MalformedPacket."""
     user, at = read_nul_bytes(payload, 1)
     if at >= len(payload):
         raise MalformedPacket("COM_CHANGE_USER ends before the password")
     size = payload[at]
     if at + 1 + size > len(payload):
-        raise MalformedPacket("the password of COM_CHANGE_USER is cut off")
+        raise MalformedPacket("the password of COM_CHANGE_USER is truncated")
     auth, at = payload[at + 1 : at + 1 + size], at + 1 + size
     database, at = read_nul_bytes(payload, at)
     plugin = b""
@@ -185,13 +187,13 @@ def _parse_auth_response(payload: bytes, at: int, capabilities: int) -> tuple[by
             raise MalformedPacket("the handshake response ends before the password")
         size = payload[at]
         if at + 1 + size > len(payload):
-            raise MalformedPacket("the password is cut off")
+            raise MalformedPacket("the password is truncated")
         return payload[at + 1 : at + 1 + size], at + 1 + size
     return read_nul_bytes(payload, at)
 
 
 def _parse_attributes(payload: bytes, at: int) -> dict[str, str]:
-    """Connection attributes; broken ones are dropped, as in TiDB, which only warns."""
+    """Parse connection attributes; malformed ones are dropped, as in TiDB, which only warns."""
     attributes: dict[str, str] = {}
     try:
         size, at = read_lenenc_int(payload, at)

@@ -1,8 +1,8 @@
-"""What a statement left behind for the next one, when MariaDB does not know it. Pure.
+"""Results of a statement that the next one can query, for cases in which MariaDB does not have them. Pure.
 
-Asking MariaDB for the states of a session, or giving it some, changes ROW_COUNT(), FOUND_ROWS() and the
-warnings. So they are kept here, and put into the text of the statement that asks for them: only into that of
-COM_QUERY, for a prepared statement would show them again and again.
+Exporting or restoring session states in MariaDB changes ROW_COUNT(), FOUND_ROWS() and the warnings. So they
+are kept here, and inserted into the text of a statement that queries them: only of a COM_QUERY, because a
+prepared statement would return the same values at each execution.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from sandbox.tidb_sim.session_states import SqlWarning
 from sandbox.tidb_sim.sql_lexer import STRING_LITERAL_PATTERNS, split_statements
 
 _KEYWORDS = (b"row_count", b"found_rows", b"warning_count", b"error_count")
-"""Without one of these, in lower case, a statement asks for nothing that is kept here."""
+"""A statement without any of these, in lower case, queries nothing that is kept here."""
 _RESULT_TOKEN = re.compile(
     rb"(?isx)"
     + STRING_LITERAL_PATTERNS[True]
-    + rb"""| `[^`]*+` | /\*.*?\*/  # stay as they are
+    + rb"""| `[^`]*+` | /\*.*?\*/  # stay unchanged
     | (?:\#|--(?=\s))[^\n]*
     | (?P<end>;)
     | (?P<paren>[()])
@@ -40,16 +40,16 @@ _WARNING_COLUMNS = (("Level", TYPE_VAR_STRING), ("Code", TYPE_LONGLONG), ("Messa
 
 @dataclass(frozen=True)
 class LastStatementState:
-    """What the next statement sees; None: MariaDB knows it."""
+    """What the next statement sees; None: MariaDB has the value."""
 
     row_count: int | None = None
     found_rows: int | None = None
     warnings: tuple[SqlWarning, ...] | None = None
 
     def substitute(self, statement: bytes) -> bytes:
-        """The statement with the values in place of what asks for them, under its names if listed.
+        """Replace expressions that query these values, with an alias if they are columns.
 
-        Of several statements the first: the others see what that one leaves behind.
+        Only in the first of several statements: the others see the results of that one.
         """
         lower = statement.lower()
         if not any(hint in lower for hint in _KEYWORDS):
@@ -72,30 +72,33 @@ class LastStatementState:
         return b"".join((*parts, statement[at:])) if parts else statement
 
     def after_statement(self, statement: bytes) -> LastStatementState | None:
-        """What is left when a statement was executed; None when that is nothing."""
+        """Return what remains after a statement was executed; None if nothing does."""
         if len(split_statements(statement)) > 1:
             return None
-        kept = replace(
+        remaining = replace(
             self,
             row_count=None,
             found_rows=self.found_rows if _KEEPS_FOUND_ROWS.match(statement) else None,
             warnings=self.warnings if _SELECT_COUNT.match(statement) else None,
         )
-        return None if kept == LastStatementState() else kept
+        return None if remaining == LastStatementState() else remaining
 
     def answer_show_warnings(self, statement: str, status: int, *, deprecate_eof: bool) -> list[bytes] | None:
-        """The answer to a normalised SHOW WARNINGS or SHOW ERRORS; None when MariaDB shall answer."""
+        """Return the answer to a normalised SHOW WARNINGS or SHOW ERRORS; None if MariaDB must answer."""
         words = statement.split()
         if self.warnings is None or words[:1] != ["show"] or words[-1] not in ("warnings", "errors"):
             return None
-        shown = _filter_warnings(self.warnings, words[-1])
+        warnings = _filter_warnings(self.warnings, words[-1])
         columns: Sequence[tuple[str, int]] = _WARNING_COLUMNS
         rows: list[Sequence[bytes]]
         if words[1:-1] == ["count(*)"]:
             columns = ((f"@@session.{words[-1][:-1]}_count", TYPE_LONGLONG),)
-            rows = [(b"%d" % len(shown),)]
+            rows = [(b"%d" % len(warnings),)]
         elif len(words) == 2:
-            rows = [(one.level.encode(), b"%d" % one.code, one.message.encode()) for one in shown]
+            rows = [
+                (warning.level.encode(), b"%d" % warning.code, warning.message.encode())
+                for warning in warnings
+            ]
         else:
             return None
         return result_set(columns, rows, status, deprecate_eof=deprecate_eof)
@@ -111,4 +114,4 @@ class LastStatementState:
 
 
 def _filter_warnings(warnings: tuple[SqlWarning, ...], kind: str) -> list[SqlWarning]:
-    return [one for one in warnings if kind == "warnings" or one.level.lower() == "error"]
+    return [warning for warning in warnings if kind == "warnings" or warning.level.lower() == "error"]

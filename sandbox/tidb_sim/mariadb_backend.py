@@ -1,4 +1,4 @@
-"""Connections to the one MariaDB that all stand-ins keep their data in."""
+"""Connections to the MariaDB in which all simulated TiDB servers keep their data."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _FORWARDED_CAPABILITIES = (
     | Capability.MULTI_RESULTS
     | Capability.DEPRECATE_EOF
 )
-"""What the client negotiated changes what MariaDB sends, so that nothing must be translated."""
+"""Forwarded because they change what MariaDB sends, so that no response needs translation."""
 
 # LONG_PASSWORD also keeps MariaDB's own protocol extensions off (there the bit is called CLIENT_MYSQL).
 _REQUIRED_CAPABILITIES = (
     Capability.LONG_PASSWORD | Capability.PROTOCOL_41 | Capability.SECURE_CONNECTION | Capability.PLUGIN_AUTH
 )
 _MAX_MARIADB_COLLATION = 247
-"""Collations above it exist in TiDB and not in MariaDB (255: utf8mb4_0900_ai_ci)."""
+"""Higher collations exist in TiDB and not in MariaDB (255: utf8mb4_0900_ai_ci)."""
 _UTF8MB4_GENERAL_CI = 45
 _MAX_PACKET_BYTES = 1 << 30
 """Bytes; what MariaDB sends is limited by its own `max_allowed_packet`."""
@@ -51,17 +51,17 @@ BackendRow = tuple[bytes | None, ...]
 """Values of one row as text; None is NULL."""
 
 SETUP_STATEMENTS = (
-    # A health check goes away during the handshake: MariaDB must not block us for that.
+    # Health checks disconnect during the handshake: MariaDB must not block us for that.
     "SET GLOBAL max_connect_errors = 4294967295",
-    # A proxy may connect long before it logs somebody in; TiDB does not mind.
+    # A proxy may connect long before it logs in; TiDB allows that.
     "SET GLOBAL connect_timeout = 3600",
-    # TiDB's default; a stand-in leaves this limit to MariaDB.
+    # TiDB's default; the simulated server leaves this limit to MariaDB.
     "SET GLOBAL max_allowed_packet = 67108864",
     # The account that a new TiDB cluster has.
     "CREATE USER IF NOT EXISTS root@'%'",
     "GRANT ALL PRIVILEGES ON *.* TO root@'%' WITH GRANT OPTION",
 )
-"""Statements that make a MariaDB serve stand-ins; safe to run again, and by several at once."""
+"""Statements that prepare a MariaDB for simulated servers; safe to repeat and to run concurrently."""
 
 
 class BackendUnavailable(Exception):
@@ -86,7 +86,7 @@ class BackendAddress:
 
     @classmethod
     def parse(cls, text: str) -> BackendAddress:
-        """A path (with a slash) or `host:port`. ValueError with a sentence when it is neither."""
+        """Parse a path (with a slash) or `host:port`. Raises ValueError if `text` is neither."""
         if "/" in text:
             return cls(socket=text)
         host, port = split(text)
@@ -97,7 +97,7 @@ class BackendAddress:
 
 
 class BackendConnection:
-    """One connection to MariaDB, greeted but not logged in yet; then as root, for one session.
+    """One connection to MariaDB: first only greeted, then logged in as root for one session.
 
     `status`: the server status flags that came with the last `execute`.
     """
@@ -110,9 +110,9 @@ class BackendConnection:
 
     @classmethod
     async def connect(cls, address: BackendAddress) -> Self:
-        """Connect and read the greeting, whose connection id the session has from then on.
+        """Connect and read the greeting, whose connection id becomes the session's.
 
-        Raises BackingUnavailable.
+        Raises BackendUnavailable.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -125,24 +125,26 @@ class BackendConnection:
         try:
             payload = await stream.read()
             if payload[:1] == b"\xff":
-                raise BackendUnavailable(f"MariaDB at {address} refuses: {payload[3:].decode('latin-1')}")
+                raise BackendUnavailable(f"MariaDB at {address} rejects us: {payload[3:].decode('latin-1')}")
             return cls(stream, parse_greeting(payload))
         except (ConnectionClosed, BadSequence, MalformedPacket) as error:
             await stream.close()
-            raise BackendUnavailable(f"MariaDB at {address} does not greet: {error}") from error
+            raise BackendUnavailable(f"MariaDB at {address} sends no valid greeting: {error}") from error
         except BaseException:
             await stream.close()
             raise
 
     async def login(self, capabilities: Capability, collation: int) -> None:
-        """Log in as root, with the client's capabilities. BackingRefused, or ConnectionClosed."""
-        wanted = capabilities & _FORWARDED_CAPABILITIES
-        missing = wanted & Capability.DEPRECATE_EOF & ~self.greeting.capabilities
+        """Log in as root, with the client's capabilities. Raises BackendError or ConnectionClosed."""
+        forwarded = capabilities & _FORWARDED_CAPABILITIES
+        missing = forwarded & Capability.DEPRECATE_EOF & ~self.greeting.capabilities
         if missing:
             raise BackendUnavailable("this MariaDB is too old: it has no DEPRECATE_EOF")
-        self._deprecate_eof = bool(wanted & Capability.DEPRECATE_EOF)
+        self._deprecate_eof = bool(forwarded & Capability.DEPRECATE_EOF)
         self.stream.send(
-            struct.pack("<IIB23x", wanted | _REQUIRED_CAPABILITIES, 1 << 30, _supported_collation(collation))
+            struct.pack(
+                "<IIB23x", forwarded | _REQUIRED_CAPABILITIES, 1 << 30, _supported_collation(collation)
+            )
             + b"root\0\0"
             + NATIVE_PASSWORD.encode()
             + b"\0"
@@ -150,7 +152,7 @@ class BackendConnection:
         await self._finish_login()
 
     async def change_user(self, database: str, collation: int) -> None:
-        """Begin a fresh session in `database`. BackingRefused, or ConnectionClosed."""
+        """Start a fresh session in `database`. Raises BackendError or ConnectionClosed."""
         self.stream.sequence = 0
         self.stream.send(
             bytes((MySqlCommand.CHANGE_USER,))
@@ -164,50 +166,50 @@ class BackendConnection:
         await self._finish_login()
 
     async def use_database(self, database: str) -> None:
-        """Make `database` the current one. BackingRefused, or ConnectionClosed."""
+        """Make `database` the current one. Raises BackendError or ConnectionClosed."""
         await self._request(bytes((MySqlCommand.INIT_DB,)) + database.encode())
 
     async def execute(self, statement: bytes | str) -> None:
-        """Run a statement that returns no rows. BackingRefused, or ConnectionClosed."""
+        """Run a statement that returns no rows. Raises BackendError or ConnectionClosed."""
         text = statement.encode() if isinstance(statement, str) else statement
-        answer = await self._request(bytes((MySqlCommand.QUERY,)) + text)
-        _, at = read_lenenc_int(answer, 1)
-        _, at = read_lenenc_int(answer, at)
-        self.status = int.from_bytes(answer[at : at + 2], "little")
+        response = await self._request(bytes((MySqlCommand.QUERY,)) + text)
+        _, at = read_lenenc_int(response, 1)
+        _, at = read_lenenc_int(response, at)
+        self.status = int.from_bytes(response[at : at + 2], "little")
 
     async def rows(self, statement: bytes | str) -> list[BackendRow]:
-        """Run a statement that returns rows. BackingRefused, or ConnectionClosed."""
+        """Run a statement that returns rows. Raises BackendError or ConnectionClosed."""
         text = statement.encode() if isinstance(statement, str) else statement
         columns, _ = read_lenenc_int(await self._request(bytes((MySqlCommand.QUERY,)) + text), 0)
         for _ in range(columns + (not self._deprecate_eof)):
             await self.stream.read()
-        found: list[BackendRow] = []
+        rows: list[BackendRow] = []
         while True:
             row = await self.stream.read()
             if row[:1] == b"\xff":
                 raise BackendError(row)
             # A row may begin with 0xfe too: a value of 16 MiB or more.
             if row[:1] == b"\xfe" and len(row) < MAX_PACKET_PAYLOAD:
-                return found
-            found.append(parse_row(row, columns))
+                return rows
+            rows.append(parse_row(row, columns))
 
     async def prepare(self, statement: bytes) -> tuple[int, int]:
-        """Prepare a statement: its number and that of its parameters. BackingRefused, or ConnectionClosed."""
+        """Prepare a statement; return its id and parameter count. Raises BackendError or ConnectionClosed."""
         head = await self._request(bytes((MySqlCommand.STMT_PREPARE,)) + statement)
-        number, columns, parameters = struct.unpack_from("<IHH", head, 1)
+        statement_id, columns, parameters = struct.unpack_from("<IHH", head, 1)
         ends = 0 if self._deprecate_eof else (columns > 0) + (parameters > 0)
         for _ in range(columns + parameters + ends):
             await self.stream.read()
-        return number, parameters
+        return statement_id, parameters
 
     async def load_accounts(self, user: str) -> list[Account]:
-        """All accounts of that name, whose case matters. BackingRefused, or ConnectionClosed."""
+        """Return all accounts of that name (case-sensitive). Raises BackendError or ConnectionClosed."""
         name = user.encode().hex()
         rows = await self.rows(f"SELECT Host, Priv FROM mysql.global_priv WHERE BINARY User = x'{name}'")
         return [Account.from_row((host or b"").decode(), (priv or b"").decode()) for host, priv in rows]
 
     async def close(self) -> None:
-        """Say goodbye and close."""
+        """Send COM_QUIT and close."""
         if not self.stream.transport.is_closing():
             self.stream.transport.write(frame(0, bytes((MySqlCommand.QUIT,))))
         await self.stream.close()
@@ -224,9 +226,9 @@ class BackendConnection:
         return payload
 
     async def _finish_login(self) -> None:
-        answer = await self._read_response()
-        if answer[:1] == b"\xfe":
-            self.stream.send(b"")  # root has no password, whatever the plugin
+        response = await self._read_response()
+        if response[:1] == b"\xfe":
+            self.stream.send(b"")  # root has no password, whatever the plugin.
             await self._read_response()
 
 
@@ -235,7 +237,7 @@ def _backend_stream() -> PacketStream:
 
 
 def parse_row(row: bytes, columns: int) -> BackendRow:
-    """The values of a row's payload."""
+    """Parse the values of a row's payload."""
     cells: list[bytes | None] = []
     at = 0
     for _ in range(columns):
@@ -253,7 +255,7 @@ def _supported_collation(collation: int) -> int:
 
 
 async def prepare_backend(address: BackendAddress) -> None:
-    """Run `PREPARATION`. BackingUnavailable when MariaDB cannot be used at all."""
+    """Run `SETUP_STATEMENTS`. Raises BackendUnavailable if MariaDB cannot be used at all."""
     backing = await BackendConnection.connect(address)
     try:
         await backing.login(Capability(0), _UTF8MB4_GENERAL_CI)
@@ -266,7 +268,7 @@ async def prepare_backend(address: BackendAddress) -> None:
 
 
 async def kill_connections(address: BackendAddress, connection_ids: Iterable[int]) -> None:
-    """End connections together with what they execute; those that are gone already are fine."""
+    """Kill connections and their running statements; connections that have ended already are ignored."""
     backing = await BackendConnection.connect(address)
     try:
         await backing.login(Capability(0), _UTF8MB4_GENERAL_CI)
@@ -274,6 +276,6 @@ async def kill_connections(address: BackendAddress, connection_ids: Iterable[int
             with suppress(BackendError):
                 await backing.execute(f"KILL {connection_id}")
     except (BackendError, ConnectionClosed, BadSequence) as error:
-        raise BackendUnavailable(f"MariaDB at {address} ends no connections: {error}") from error
+        raise BackendUnavailable(f"MariaDB at {address} cannot kill connections: {error}") from error
     finally:
         await backing.close()

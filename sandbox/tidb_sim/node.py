@@ -1,4 +1,4 @@
-"""What all parts of one stand-in share: what it calls itself, and in which phase of its life it is."""
+"""State that all parts of one simulated server share: its identity and its lifecycle phase."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 from sandbox.tidb_sim.simulated_metrics import SimulatedMetrics
 
 DEFAULT_RELEASE = "v8.5.3"
-GIT_HASH = "stand-in"
+GIT_HASH = "simulated"
 
 
 @dataclass
 class SimNode:
-    """One stand-in. `stopping` and `closing` are the two steps of TiDB's graceful shutdown.
+    """One simulated server. `is_stopping` and `is_closing` are the two phases of TiDB's graceful shutdown.
 
-    While `stopping` everything works but COM_PING; once `closing`, a session outside a transaction ends
-    (pingcap/tidb pkg/server/server.go, conn.go). Addresses hold the ports that were really bound.
+    While `is_stopping`, everything works except COM_PING; once `is_closing`, a session outside a transaction
+    ends (pingcap/tidb pkg/server/server.go, conn.go). The ports are those that were actually bound.
     """
 
     name: str
@@ -26,9 +26,9 @@ class SimNode:
     server_version: str
     labels: Mapping[str, str]
     shut_down: Callable[[], None]
-    """What the statement SHUTDOWN does."""
+    """Called by the statement SHUTDOWN."""
     crash: Callable[[], None]
-    """Die at once, as by SIGKILL: nothing is taken back, nobody is told."""
+    """Exit at once, as by SIGKILL: without deregistering or notifying anyone."""
     host: str = ""
     sql_port: int = 0
     status_port: int = 0
@@ -42,10 +42,10 @@ class SimNode:
 
     @property
     def is_healthy(self) -> bool:
-        """What `GET /status` says: 200, or 500 while starting and stopping."""
+        """The health in `GET /status`: 200 if true, or 500 while starting and stopping."""
         return self.is_serving and not self.is_stopping
 
     def record_violation(self, peer: str, what: str) -> None:
-        """A client broke the protocol: whatever test runs has failed."""
+        """Record that a client violated the protocol, which fails the running test."""
         self.violations.append(f"{peer}: {what}")
         print(f"tidb_sim {self.name}: protocol violation by {peer}: {what}", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from enum import IntEnum, IntFlag
 
 HEADER_SIZE = 4
 MAX_PACKET_PAYLOAD = 0xFFFFFF
-"""A payload of exactly this many bytes goes on in the next packet."""
+"""A payload of this many bytes or more continues in the next packet."""
 
 AUTOCOMMIT = 0x0002
 IN_TRANSACTION = 0x0001
@@ -20,7 +20,7 @@ CURSOR_EXISTS = 0x0040
 LAST_ROW_SENT = 0x0080
 NO_BACKSLASH_ESCAPES = 0x0200
 SESSION_STATUS_FLAGS = IN_TRANSACTION | AUTOCOMMIT | NO_BACKSLASH_ESCAPES
-"""The status flags that hold beyond the statement that told them."""
+"""The status flags that persist after the statement that reported them."""
 
 TYPE_LONGLONG = 0x08
 TYPE_JSON = 0xF5
@@ -78,7 +78,7 @@ class MalformedPacket(Exception):
 
 
 class BadSequence(Exception):
-    """A packet has another sequence number than the protocol prescribes (ERR 8052)."""
+    """A packet whose sequence number differs from the expected one (ERR 8052)."""
 
     def __init__(self, received: int, expected: int, kind: str = "") -> None:
         self.received, self.expected = received, expected
@@ -86,39 +86,39 @@ class BadSequence(Exception):
 
 
 def frame(sequence: int, payload: bytes) -> bytes:
-    """One packet; the payload must be shorter than `FULL`."""
+    """Build one packet; the payload must be shorter than `MAX_PACKET_PAYLOAD`."""
     return struct.pack("<I", len(payload) | (sequence & 0xFF) << 24) + payload
 
 
 def frames(sequence: int, payloads: Iterable[bytes]) -> bytes:
-    """Packets with consecutive sequence numbers, the first with `sequence`; a long payload takes several."""
+    """Build packets with consecutive numbers, starting with `sequence`; a long payload takes several."""
     parts = (part for payload in payloads for part in _split_payload(payload))
     return b"".join(frame(sequence + number, part) for number, part in enumerate(parts))
 
 
 def parse_payload(data: bytearray, *, check_sequence: bool) -> tuple[bytes, int] | None:
-    """The payload that begins in `data`, and the bytes that its packets take; None before its end is there.
+    """Return the first payload in `data` and the size of its packets in bytes; None if it is incomplete.
 
-    BadSequence when the packets are not `numbered` from 0 on, though they should be.
+    Raises BadSequence if `check_sequence` and the packets are not numbered from 0.
     """
-    found: list[slice] = []
+    parts: list[slice] = []
     at = 0
     while len(data) >= at + HEADER_SIZE:
-        if check_sequence and data[at + 3] != len(found) & 0xFF:
-            raise BadSequence(data[at + 3], len(found) & 0xFF)
+        if check_sequence and data[at + 3] != len(parts) & 0xFF:
+            raise BadSequence(data[at + 3], len(parts) & 0xFF)
         length = int.from_bytes(data[at : at + 3], "little")
         end = at + HEADER_SIZE + length
         if len(data) < end:
             return None
-        found.append(slice(at + HEADER_SIZE, end))
+        parts.append(slice(at + HEADER_SIZE, end))
         at = end
         if length < MAX_PACKET_PAYLOAD:
-            return b"".join(bytes(data[part]) for part in found), at
+            return b"".join(bytes(data[part]) for part in parts), at
     return None
 
 
 def _split_payload(payload: bytes) -> Iterator[bytes]:
-    """What goes into one packet each: behind a full one there is always another, and be it empty."""
+    """Yield the content of each packet: a full packet is always followed by another one, even if empty."""
     if len(payload) < MAX_PACKET_PAYLOAD:
         yield payload
         return
@@ -127,7 +127,7 @@ def _split_payload(payload: bytes) -> Iterator[bytes]:
 
 
 def lenenc_int(value: int) -> bytes:
-    """A length-encoded integer."""
+    """Encode a length-encoded integer."""
     if value < 0xFB:
         return bytes((value,))
     if value < 1 << 16:
@@ -138,12 +138,12 @@ def lenenc_int(value: int) -> bytes:
 
 
 def lenenc_bytes(value: bytes) -> bytes:
-    """A byte string behind its length."""
+    """Encode a byte string with its length in front."""
     return lenenc_int(len(value)) + value
 
 
 def read_lenenc_int(data: bytes, offset: int) -> tuple[int, int]:
-    """The integer at `at` and the offset behind it. MalformedPacket when there is none."""
+    """Return the integer at `offset` and the offset after it. Raises MalformedPacket if there is none."""
     if offset >= len(data):
         raise MalformedPacket(f"a length is missing at offset {offset}")
     first = data[offset]
@@ -156,33 +156,41 @@ def read_lenenc_int(data: bytes, offset: int) -> tuple[int, int]:
 
 
 def read_lenenc_bytes(data: bytes, offset: int) -> tuple[bytes, int]:
-    """The byte string at `at` and the offset behind it. MalformedPacket when it is cut off."""
+    """Return the byte string at `offset` and the offset after it.
+
+    Raises MalformedPacket if it is truncated.
+    """
     size, offset = read_lenenc_int(data, offset)
     if offset + size > len(data):
-        raise MalformedPacket(f"{size} bytes announced at offset {offset}, {len(data) - offset} are there")
+        raise MalformedPacket(
+            f"{size} bytes announced at offset {offset}, only {len(data) - offset} received"
+        )
     return data[offset : offset + size], offset + size
 
 
 def read_nul_bytes(data: bytes, offset: int) -> tuple[bytes, int]:
-    """The bytes before the next NUL and the offset behind that NUL. MalformedPacket without a NUL."""
+    """Return the bytes before the next NUL and the offset after it. Raises MalformedPacket without a NUL."""
     end = data.find(b"\0", offset)
     if end < 0:
-        raise MalformedPacket(f"the text at offset {offset} has no end")
+        raise MalformedPacket(f"the text at offset {offset} has no terminating NUL")
     return data[offset:end], end + 1
 
 
 def ok(status: int, header: int = 0x00) -> bytes:
-    """OK without rows, insert id or info: exactly 7 bytes, as TiDB sends it after a login."""
+    """Build an OK without rows, insert id or info: exactly 7 bytes, as TiDB sends it after a login."""
     return struct.pack("<BBBHH", header, 0, 0, status, 0)
 
 
 def eof(status: int) -> bytes:
-    """EOF, for clients without DEPRECATE_EOF."""
+    """Build an EOF, for clients without DEPRECATE_EOF."""
     return struct.pack("<BHH", 0xFE, 0, status)
 
 
 def err(code: int, message: str, state: str | None) -> bytes:
-    """ERR. `state` is None before the client's PROTOCOL_41 bit is known: then TiDB sends no SQLSTATE."""
+    """Build an ERR.
+
+    `state` is None before the client's PROTOCOL_41 bit is known: TiDB sends no SQLSTATE then.
+    """
     marker = f"#{state}" if state is not None else ""
     return b"\xff" + code.to_bytes(2, "little") + (marker + message).encode()
 
@@ -190,7 +198,7 @@ def err(code: int, message: str, state: str | None) -> bytes:
 def single_row_result(
     row: Sequence[tuple[str, str | int]], status: int, *, deprecate_eof: bool
 ) -> list[bytes]:
-    """The payloads of a text result set with one row: column names and values."""
+    """Return the payloads of a text result set with one row: column names and values."""
     columns = [(name, TYPE_LONGLONG if isinstance(value, int) else TYPE_VAR_STRING) for name, value in row]
     values = [str(value).encode() for _, value in row]
     return result_set(columns, [values], status, deprecate_eof=deprecate_eof)
@@ -203,18 +211,23 @@ def result_set(
     *,
     deprecate_eof: bool,
 ) -> list[bytes]:
-    """The payloads of a text result set: names and types of its columns, and values, None being NULL."""
-    head = [lenenc_int(len(columns)), *(_column_definition(name, kind) for name, kind in columns)]
+    """Return the payloads of a text result set: columns by name and type, and values (None is NULL)."""
+    head = [
+        lenenc_int(len(columns)),
+        *(_column_definition(name, column_type) for name, column_type in columns),
+    ]
     values = [b"".join(b"\xfb" if cell is None else lenenc_bytes(cell) for cell in row) for row in rows]
     if deprecate_eof:
         return [*head, *values, ok(status, header=0xFE)]
     return [*head, eof(status), *values, eof(status)]
 
 
-def _column_definition(column: str, kind: int) -> bytes:
-    text = kind == TYPE_VAR_STRING
+def _column_definition(column: str, column_type: int) -> bytes:
+    text = column_type == TYPE_VAR_STRING
     return (
         b"".join(lenenc_bytes(part) for part in (b"def", b"", b"", b"", column.encode(), b""))
         + b"\x0c"
-        + struct.pack("<HIBHBH", COLLATION_UTF8MB4_BIN if text else _COLLATION_BINARY, 1024, kind, 0, 0, 0)
+        + struct.pack(
+            "<HIBHBH", COLLATION_UTF8MB4_BIN if text else _COLLATION_BINARY, 1024, column_type, 0, 0, 0
+        )
     )

@@ -1,7 +1,7 @@
-"""Prepared statements as far as TiDB treats them unlike MariaDB (pingcap/tidb pkg/server/conn_stmt.go).
+"""Prepared statements where TiDB treats them differently from MariaDB (pingcap/tidb pkg/server/conn_stmt.go).
 
-Clients know them by numbers of ours, which count as TiDB's do and go with a session that moves; MariaDB has
-its own ones on each connection.
+Clients use ids of our own, which are assigned as TiDB assigns them and migrate with a session; MariaDB has
+its own ids on each connection.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ _LONG_DATA_HEAD_BYTES = 7
 _EXECUTE_HEAD_BYTES = 10
 """Command, statement id, flags and iterations of STMT_EXECUTE, in bytes."""
 _MAX_FETCH_ROWS = 1024
-"""No FETCH returns more, whatever it asks for."""
+"""A FETCH never returns more rows than this, whatever it requests."""
 _UNSUPPORTED_CURSOR_FLAGS = ((2, "CursorTypeForUpdate"), (4, "CursorTypeScrollable"))
 _MALFORMED_ERROR = err(1105, "malform packet error", "HY000")
 _NO_BACKEND_ID = 0
-"""A number that no statement of MariaDB's has."""
+"""An id that no statement of MariaDB has."""
 
 
 @dataclass
 class PreparedStatement:
-    """One prepared statement. `name`: of one that SQL has prepared; such a one has no number in MariaDB."""
+    """One prepared statement.
+
+    `name`: set if it was prepared by SQL; such a statement has no id in MariaDB.
+    """
 
     text: bytes
     database: str
@@ -34,19 +37,19 @@ class PreparedStatement:
     parameter_count: int = 0
     name: str = ""
     is_text_unknown: bool = False
-    """Whether its text is not known, for it was in a variable when others were executed with it, say."""
+    """Whether its text is unknown, e.g. because it came from a variable in a batch of statements."""
     affects_session: bool = False
-    """Whether executing it may change what `ledger.py` knows."""
+    """Whether executing it may change the state that `session_tracker.py` tracks."""
     parameter_types: bytes = b""
-    """The types of the parameters as the client told them last."""
+    """The parameter types that the client sent last."""
     backend_knows_types: bool = True
-    """Whether MariaDB has been told them, or the client has told none yet."""
+    """Whether MariaDB has received the types, or the client has not sent any yet."""
     has_long_data: bool = False
     has_unfetched_rows: bool = False
 
 
 class PreparedStatements:
-    """The statements of one session. `last`: the number given last."""
+    """The statements of one session. `last_id`: the id assigned last."""
 
     def __init__(self) -> None:
         self.last_id = 0
@@ -55,32 +58,36 @@ class PreparedStatements:
 
     @property
     def by_id(self) -> Mapping[int, PreparedStatement]:
-        """By their numbers."""
+        """The statements by id."""
         return self._by_id
 
     def add(self, statement: PreparedStatement) -> int:
-        """It has been prepared; its number."""
+        """Add a prepared statement and return its id."""
         self.last_id = (self.last_id + 1) & 0xFFFFFFFF
         self._by_id[self.last_id] = statement
         return self.last_id
 
     def restore(self, statement_id: int, statement: PreparedStatement) -> None:
-        """It has been prepared once more, and keeps its number."""
+        """Add a statement that was prepared again and keeps its id."""
         self._by_id[statement_id] = statement
         self.last_id = max(self.last_id, statement_id)
 
     def find_named(self, name: str) -> PreparedStatement | None:
-        """The statement that SQL has prepared under that name."""
-        return next((one for one in self._by_id.values() if one.name == name), None)
+        """Return the statement that SQL has prepared under that name."""
+        return next((statement for statement in self._by_id.values() if statement.name == name), None)
 
     def drop_named(self, name: str) -> None:
-        """SQL has let go of that name."""
-        self._by_id = {number: one for number, one in self._by_id.items() if one.name != name}
+        """Remove the statement that SQL has deallocated."""
+        self._by_id = {
+            statement_id: statement
+            for statement_id, statement in self._by_id.items()
+            if statement.name != name
+        }
 
     def migration_blocker(self) -> str | None:
-        """Why the session cannot be moved, if it cannot (pingcap/tidb pkg/server/driver_tidb.go).
+        """Return why the session cannot be migrated, None if it can (pingcap/tidb pkg/server/driver_tidb.go).
 
-        Texts that are not known are no reason of TiDB's, which knows them all.
+        Unknown texts are our own reason: TiDB knows all texts.
         """
         for statement in self._by_id.values():
             if statement.is_text_unknown:
@@ -92,14 +99,14 @@ class PreparedStatements:
         return None
 
     def find(self, payload: bytes) -> PreparedStatement | None:
-        """The statement that a request of the binary protocol is about."""
+        """Return the statement of a binary-protocol request."""
         statement = self._by_id.get(_statement_id(payload))
         return None if statement is None or statement.name else statement
 
     def required_bytes(self, head: bytes) -> int | None:
-        """How many bytes of a long STMT_EXECUTE or STMT_SEND_LONG_DATA `judge` must see; None: all.
+        """Return how many bytes of a long STMT_EXECUTE or STMT_SEND_LONG_DATA `translate` needs; None: all.
 
-        `head`: those that are there, five or more if the answer is to be final.
+        `head`: the bytes received so far; the result is final from five bytes on.
         """
         if head[0] == MySqlCommand.STMT_SEND_LONG_DATA:
             return _LONG_DATA_HEAD_BYTES
@@ -115,10 +122,10 @@ class PreparedStatements:
         )
 
     def translate(self, payload: bytes) -> tuple[bytes, bytes | None]:
-        """A request as MariaDB shall get it, and the ERR that the client gets instead, if any.
+        """Return a request for MariaDB, and the ERR that the client gets instead, if any.
 
-        Of STMT_SEND_LONG_DATA the head is enough. For it TiDB sends ERR although it has no answer: the client
-        will take that for the answer to its next request.
+        Of STMT_SEND_LONG_DATA the head is enough. TiDB sends ERR for it although it has no response: the
+        client takes that for the response to its next request.
         """
         match payload[0]:
             case MySqlCommand.STMT_SEND_LONG_DATA:
@@ -137,7 +144,7 @@ class PreparedStatements:
         return payload, None
 
     def on_response_end(self, status: int, *, failed: bool) -> None:
-        """The answer has ended, with this server status if it told any."""
+        """Update the running statement after its response, which had this server status if any."""
         if self._running is None:
             return
         (command, statement), self._running = self._running, None
@@ -195,26 +202,26 @@ def _statement_id(payload: bytes) -> int:
 
 
 def _with_backend_id(payload: bytes, statement: PreparedStatement | None) -> bytes:
-    """The request with MariaDB's number."""
-    number = _NO_BACKEND_ID if statement is None else statement.backend_id
-    if number == _statement_id(payload):
+    """Return the request with MariaDB's statement id."""
+    statement_id = _NO_BACKEND_ID if statement is None else statement.backend_id
+    if statement_id == _statement_id(payload):
         return payload
-    return payload[:1] + number.to_bytes(4, "little") + payload[5:]
+    return payload[:1] + statement_id.to_bytes(4, "little") + payload[5:]
 
 
 def _unknown_statement_error(payload: bytes, command: str) -> bytes:
-    # TiDB sends code 1105, not 1243: writeError in pkg/server/conn.go takes an SQLError for an unknown error.
+    # TiDB sends code 1105, not 1243: writeError in pkg/server/conn.go treats an SQLError as an unknown error.
     text = f"Unknown prepared statement handler {_statement_id(payload)} given to {command}"
     return err(1105, f"ERROR 1243 (HY000): {text}", "HY000")
 
 
 def _types_offset(statement: PreparedStatement) -> int:
-    """Where the types of the parameters are: behind a bit for each NULL and the byte that announces them."""
+    """Return where the parameter types are: after one bit for each NULL and the byte that announces them."""
     return _EXECUTE_HEAD_BYTES + (statement.parameter_count + 7) // 8 + 1
 
 
 def _ensure_types(payload: bytes, statement: PreparedStatement) -> bytes:
-    """Learn the types, or add those that the client told another node: it does not tell them twice."""
+    """Record the types, or insert those sent to another node: the client does not send them twice."""
     at, size = _types_offset(statement), 2 * statement.parameter_count
     if payload[at - 1 : at] == b"\1" and len(payload) >= at + size:
         statement.parameter_types, statement.backend_knows_types = payload[at : at + size], True

@@ -1,7 +1,7 @@
 """The PROXY protocol header that a proxy may send in front of a connection's first bytes.
 
 Format: haproxy/haproxy doc/proxy-protocol.txt. TiDB reads it lazily, at its first read after the greeting,
-and by default takes a connection without one as it is (pingcap/tidb pkg/config/config.go, `fallbackable`).
+and by default accepts a connection without a header (pingcap/tidb pkg/config/config.go, `fallbackable`).
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ _V1_MAX_BYTES = 107
 
 
 class MissingHeader(Exception):
-    """No header came, and none may be missing (ERR 1105)."""
+    """No header was sent although one is required (ERR 1105)."""
 
 
 class InvalidHeader(Exception):
-    """What came cannot be a PROXY header."""
+    """The received bytes are not a valid PROXY header."""
 
 
 @dataclass(frozen=True)
 class ProxyProtocol:
-    """From whom a header is read. `networks`: empty = from nobody, `*` = from everybody, else CIDRs."""
+    """The peers whose header is read. `networks`: empty = none, `*` = all, else CIDRs."""
 
     networks: Sequence[str] = ()
     fallbackable: bool = True
 
     def trusts(self, peer: str) -> bool:
-        """Whether a header from this IP address would be read."""
+        """Return whether a header from this IP address is read."""
         if "*" in self.networks:
             return True
         if not self.networks or not peer:
@@ -43,7 +43,7 @@ class ProxyProtocol:
         return any(address in ipaddress.ip_network(network, strict=False) for network in self.networks)
 
     async def read_client_address(self, stream: PacketStream) -> str | None:
-        """The client's `host:port` from the header, or None when there was none or it names no address."""
+        """Return the client's `host:port` from the header, or None without a header or an address."""
         start = await stream.peek(4)
         if start == _V2_MAGIC[:4]:
             return await _read_v2(stream)

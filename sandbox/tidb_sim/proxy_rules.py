@@ -1,4 +1,7 @@
-"""What a correct proxy never does with a session that moves. Pure; each breach is told as a sentence."""
+"""Rules that a correct proxy never violates when it migrates a session.
+
+Pure; a violation is returned as text.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import re
 from sandbox.tidb_sim.packets import MySqlCommand
 
 SET_SESSION_STATES = re.compile(rb"(?is)\s*set\s+session_states\b")
-"""How the statement begins."""
+"""Matches the start of the statement."""
 
 _SET_SESSION_VARIABLE = re.compile(
     rb"(?is)\s*set\s+(?!global\b|persist|password\b|role\b|default\b|transaction\b|statement\b|@[^@])"
@@ -16,7 +19,7 @@ _SET_SESSION_VARIABLE = re.compile(
 
 
 class ProxyRuleChecker:
-    """One session's moves so far. `waiting`: it logged in by token, and its states have not come yet."""
+    """The migrations of one session. `awaits_states`: it logged in by token and has no states yet."""
 
     def __init__(self, *, by_token: bool) -> None:
         self.awaits_states = by_token
@@ -24,7 +27,7 @@ class ProxyRuleChecker:
         self._restored = False
 
     def check_request(self, payload: bytes) -> str | None:
-        """A request while `waiting`; of a long one the beginning is enough."""
+        """Check a request while `awaits_states`; the start of a long one is enough."""
         if payload[0] == MySqlCommand.QUIT:
             return None
         if payload[0] == MySqlCommand.QUERY:
@@ -34,18 +37,18 @@ class ProxyRuleChecker:
         return f"command {payload[0]} between a login by token and SET SESSION_STATES"
 
     def states_exported(self) -> None:
-        """SHOW SESSION_STATES was answered with states."""
+        """Record that SHOW SESSION_STATES returned states."""
         self._may_set_states = True
 
     def check_set_states(self) -> str | None:
-        """SET SESSION_STATES came."""
+        """Check a SET SESSION_STATES."""
         self.awaits_states = False
         if self._may_set_states:
             return None
         return "SET SESSION_STATES in a session that has neither logged in by token nor shown its states"
 
     def check_restored(self, *, is_complete: bool) -> str | None:
-        """It was a whole session's states, or (not `full`) a few of them."""
+        """Check restored states: those of a whole session, or (not `is_complete`) a few of them."""
         is_repeated = is_complete and self._restored
         self._restored = self._restored or is_complete
         return "a whole session's states for the second time on one connection" if is_repeated else None

@@ -1,7 +1,7 @@
-"""How a TiDB server makes itself known in PD's etcd (pingcap/tidb pkg/domain/serverinfo/syncer.go).
+"""Registers a simulated server in PD's etcd as TiDB does (pingcap/tidb pkg/domain/serverinfo/syncer.go).
 
-`/topology/tidb/<address>/info` has no lease and survives a crash; `/topology/tidb/<address>/ttl` goes with
-the lease. Both are written again every 30 s, and under a new lease when the old one was lost.
+`/topology/tidb/<address>/info` has no lease and survives a crash; `/topology/tidb/<address>/ttl` expires with
+the lease. Both are written every 30 s, and under a new lease if the old one was lost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DEREGISTER_TIMEOUT_SECONDS = 3.0
 
 
 def topology_info(node: SimNode, settings: SimSettings) -> bytes:
-    """The value of the `info` key: the release (not the MySQL-style version) and never the SQL port."""
+    """Return the value of the `info` key: the release (not the MySQL-style version), never the SQL port."""
     return json.dumps(
         {
             "version": node.release,
@@ -39,7 +39,7 @@ def topology_info(node: SimNode, settings: SimSettings) -> bytes:
 
 
 class Registration:
-    """The topology keys of one stand-in."""
+    """The topology keys of one simulated server."""
 
     def __init__(self, client: EtcdClient, node: SimNode, settings: SimSettings) -> None:
         self._client, self._node, self._settings = client, node, settings
@@ -48,7 +48,7 @@ class Registration:
         self.registered = asyncio.Event()
 
     async def run(self) -> None:
-        """Stay registered until cancelled, however often etcd goes away."""
+        """Stay registered until cancelled, across outages of etcd."""
         while True:
             try:
                 self._lease_id = await self._client.lease_grant(self._settings.topology_ttl)
@@ -62,10 +62,10 @@ class Registration:
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def deregister(self) -> None:
-        """Take the registration back at the end of a graceful stop; for a few seconds, if etcd is away.
+        """Remove the registration at the end of a graceful stop; retries for a few seconds if etcd is down.
 
-        As TiDB does it, by prefix and without a slash behind the address: this also deletes the keys of a
-        node whose port begins with ours (host:400 and host:4000), until that one writes them again.
+        Like TiDB, it deletes by prefix without a slash after the address: this also deletes the keys of a
+        node whose port starts with ours (host:400 and host:4000), until that node writes them again.
         """
         try:
             async with asyncio.timeout(_DEREGISTER_TIMEOUT_SECONDS):
@@ -76,7 +76,7 @@ class Registration:
             return
 
     async def _refresh_periodically(self) -> None:
-        """Write again and again; what could not be written in five tries waits for the next time."""
+        """Write periodically; a write that fails five times waits for the next period."""
         while True:
             await asyncio.sleep(self._settings.topology_refresh)
             for _ in range(_MAX_WRITE_ATTEMPTS):

@@ -1,9 +1,9 @@
-"""Requests one by one to MariaDB, answers back as they come: a session after its login.
+"""Relays a session after its login: requests one by one to MariaDB, responses back as they arrive.
 
-The requests' sequence numbers are checked and the answers are followed (`responses.py`) by chunks, as the
-transports hand them over. Statements are collected, as TiDB does it, for they may pin the session; parameters
-and files are passed on as they come. One request is under way at a time; what a client sends ahead waits
-here, as it would wait in TiDB's socket.
+The requests' sequence numbers are checked and the responses are parsed (`response_tracker.py`) in chunks, as
+the transports deliver them. Statements are buffered until complete, as in TiDB, because they may pin the
+session; parameters and files are forwarded as they arrive. One request is in progress at a time; what a
+client sends ahead waits here, as it would wait in TiDB's socket.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _STREAMABLE_COMMANDS = frozenset(
         MySqlCommand.STMT_SEND_LONG_DATA,
     }
 )
-"""Requests that may be long: those with parameters are passed on before they are complete."""
+"""Requests that may be long: those with parameters are forwarded before they are complete."""
 _MAX_BUFFERED_REQUEST_BYTES = 4096
-"""Requests up to so many bytes are always looked at as a whole."""
+"""Requests up to this size are always buffered until complete."""
 _MAX_REQUEST_BYTES = 65 << 20
-"""Bytes of the longest request that is looked at as a whole: TiDB's `max_allowed_packet`, and its headers."""
+"""Longest request that is buffered until complete: TiDB's `max_allowed_packet` and its headers."""
 _MAX_READ_AHEAD_BYTES = 256 * 1024
-"""Bytes that a client may send ahead before it is read no more."""
+"""Bytes that a client may send ahead before reading from it is paused."""
 
 
 class Relay:
-    """A session between its login and its end, or its next login (COM_CHANGE_USER)."""
+    """A session from its login to its end, or to its next login (COM_CHANGE_USER)."""
 
     def __init__(
         self, node: SimNode, requests: RequestHandler, client: PacketStream, backend: BackendConnection
@@ -63,21 +63,21 @@ class Relay:
         self._inbox = bytearray()
         self._backend_write_paused = False
         self._collects_request = False
-        """Whether a long request waits for its end."""
+        """Whether a long request is still incomplete."""
         self._prepare_response = b""
-        """The answer to a PREPARE, as far as it has come."""
+        """The part of the response to a PREPARE received so far."""
         self._exchange_task: asyncio.Task[None] | None = None
-        """Asks MariaDB by its stream; the protocol stays ours, for flow control and to hear of an end."""
-        # While a long request or a file is on its way:
+        """Queries MariaDB through its stream; the protocol stays ours, to control flow and detect a close."""
+        # While a long request or a file is being forwarded:
         self._command = self._packet_bytes_left = self._next_sequence = 0
         self._packet_is_full = self._response_finished = False
         self._error_response: bytes | None = None
-        """ERR for what is on its way, which MariaDB then does not get."""
+        """ERR for the request being received, which MariaDB then does not get."""
         self._result: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
 
     @property
     def is_busy(self) -> bool:
-        """Whether a graceful shutdown waits for it: it executes something or is in a transaction."""
+        """Whether a graceful shutdown waits for it: it executes a statement or is in a transaction."""
         return self._phase is not RelayPhase.CLOSED and (
             self._phase is not RelayPhase.IDLE or self._in_transaction
         )
@@ -87,7 +87,7 @@ class Relay:
         return bool(self._tracker.status & IN_TRANSACTION)
 
     async def run(self) -> bytes | None:
-        """Serve until the end, and return None; or until COM_CHANGE_USER, and return its payload.
+        """Serve until the end and return None, or until COM_CHANGE_USER and return its payload.
 
         The streams are closed when None is returned, and can be read from again otherwise.
         """
@@ -108,25 +108,25 @@ class Relay:
         return await self._result
 
     def close(self) -> None:
-        """End it now, with a FIN behind what was sent to the client already."""
+        """Close the session now, with a FIN after what was already sent to the client."""
         if self._phase is RelayPhase.IDLE and not self._backend.is_closing():
-            # Never behind half a request: these bytes would complete it, and it would be executed.
+            # Never after half a request: these bytes would complete it, and it would be executed.
             self._backend.write(frames(0, [bytes((MySqlCommand.QUIT,))]))
         self._finish(None)
         self._client.close()
         self._backend.close()
 
     def kill(self) -> None:
-        """End it now, as TiDB ends what is left: with a FIN, behind close_notify inside TLS.
+        """Close the session now, as TiDB closes remaining ones: with a FIN, after close_notify inside TLS.
 
-        What the client has not taken is lost.
+        Data that the client has not received yet is lost.
         """
         if not self._client.get_write_buffer_size():
             self._client.close()
         self.abort()
 
     def abort(self) -> None:
-        """End it now, whatever is still to be sent."""
+        """Reset the session now and drop unsent data."""
         self._finish(None)
         for stream in self._streams:
             stream.abort()
@@ -138,7 +138,7 @@ class Relay:
         if not self._result.done():
             self._result.set_result(result)
 
-    # Flow control: read from one side only while the other one takes it.
+    # Flow control: read from one side only while the other side accepts data.
 
     def _on_client_write_paused(self, paused: bool) -> None:
         (self._backend.pause_reading if paused else self._backend.resume_reading)()
@@ -154,7 +154,7 @@ class Relay:
         else:
             self._client.resume_reading()
 
-    # From the client.
+    # Data from the client.
 
     def _on_client_data(self, data: bytes) -> None:
         if (
@@ -177,7 +177,7 @@ class Relay:
         self._update_client_reading()
 
     def _process_inbox(self) -> None:
-        """Take from the inbox as long as there is something that may be taken now."""
+        """Process the inbox as long as something can be processed now."""
         has_progressed = True
         while has_progressed and self._phase not in (RelayPhase.AWAITING_RESPONSE, RelayPhase.CLOSED):
             has_progressed = bool(self._inbox) and (
@@ -186,7 +186,7 @@ class Relay:
             has_progressed = has_progressed or self._decompress_next()
 
     def _decompress_next(self) -> bool:
-        """Put the next compressed packet's content into the inbox, if there is one that may be opened."""
+        """Append the next compressed packet's content to the inbox, if one may be decompressed now."""
         if self._compression is None or self._phase in (RelayPhase.AWAITING_RESPONSE, RelayPhase.CLOSED):
             return False
         try:
@@ -198,9 +198,9 @@ class Relay:
         return content is not None
 
     def _check_sequence(self, expected: int) -> bool:
-        """Whether the packet that begins in the inbox has this number; a violation if not.
+        """Return whether the packet at the start of the inbox has this number; report a violation if not.
 
-        Within compressed packets TiDB takes any, and MariaDB shall get the right one
+        Within compressed packets TiDB accepts any number, and MariaDB must get the right one
         (pingcap/tidb pkg/server/internal/packetio.go).
         """
         sequence = self._inbox[3]
@@ -247,18 +247,18 @@ class Relay:
         return True
 
     def _collect_request(self) -> bool:
-        """Take a long request once all of it is there."""
+        """Take a long request once it is complete."""
         try:
-            found = parse_payload(self._inbox, check_sequence=self._compression is None)
+            parsed = parse_payload(self._inbox, check_sequence=self._compression is None)
         except BadSequence as error:
             self._reject_violation(str(error), error.received)
             return False
-        self._collects_request = found is None
-        if found is None:
+        self._collects_request = parsed is None
+        if parsed is None:
             if len(self._inbox) > _MAX_REQUEST_BYTES:
                 self._reject_too_large()
             return False
-        payload, size = found
+        payload, size = parsed
         del self._inbox[:size]
         self._handle_request(payload)
         return True
@@ -268,7 +268,7 @@ class Relay:
         self.close()
 
     def _forward(self) -> bool:
-        """Pass on what is there of a packet; at its end find out whether another one follows."""
+        """Forward the received part of a packet; at its end check whether another one follows."""
         if self._packet_bytes_left == 0:
             return self._next_packet()
         part = bytes(self._inbox[: self._packet_bytes_left])
@@ -322,21 +322,26 @@ class Relay:
             self._phase = RelayPhase.AWAITING_RESPONSE
 
     def _handle_request(self, payload: bytes, packet: bytes | None = None) -> None:
-        """A whole request, in `packet` if that is its only one: pass it on, or answer it here."""
+        """Forward a complete request or answer it here.
+
+        `packet`: the request's only packet, if it has one.
+        """
         if self._close_if_shutting_down():
             return
         status = self._tracker.status & SESSION_STATUS_FLAGS
         match self._requests.handle(payload, status):
-            case bytes(wanted):
-                same = packet if wanted is payload else None
-                self._backend.write(same or frames(0, [wanted]))
+            case bytes(translated):
+                same = packet if translated is payload else None
+                self._backend.write(same or frames(0, [translated]))
                 if payload[0] in COMMANDS_WITHOUT_RESPONSE:
                     self._reset_compressed_sequence()
                 else:
                     self._begin_response(payload[0], RelayPhase.AWAITING_RESPONSE)
-            case BackendExchange() as talk:
+            case BackendExchange() as exchange:
                 self._begin_response(MySqlCommand.QUERY, RelayPhase.AWAITING_RESPONSE)
-                self._exchange_task = asyncio.get_running_loop().create_task(self._run_exchange(talk, status))
+                self._exchange_task = asyncio.get_running_loop().create_task(
+                    self._run_exchange(exchange, status)
+                )
             case SpecialCommand.QUIT:
                 self.close()
             case SpecialCommand.CHANGE_USER:
@@ -344,18 +349,18 @@ class Relay:
             case SpecialCommand.SHUT_DOWN:
                 self._send_payloads([ok(status)])
                 self._node.shut_down()
-            case answer:
-                self._send_payloads(answer)
+            case response:
+                self._send_payloads(response)
 
     async def _run_exchange(self, exchange: BackendExchange, status: int) -> None:
-        """Ask MariaDB ourselves, its packets going to its stream meanwhile, and answer the client."""
+        """Query MariaDB ourselves, with its packets going to its stream meanwhile, and answer the client."""
         try:
             reply: ClientResponse | None = await exchange.run(status)
         except (ConnectionClosed, BadSequence, MalformedPacket, PacketTooLarge):
             reply = None
         except Exception as error:
             if not self._result.done():
-                self._result.set_exception(error)  # a mistake of ours, which must not look like a slow answer
+                self._result.set_exception(error)  # A bug here must not look like a slow response.
             return
         self._exchange_task = None
         if reply is None or self._backend.is_closing():
@@ -366,19 +371,22 @@ class Relay:
         self._resume()
 
     def _resume(self) -> None:
-        """A request has been answered: take the next one, if it is there already."""
+        """Continue after a response: process the next request if it has already arrived."""
         if not self._close_if_shutting_down() and (self._inbox or self._compression):
             self._process_inbox()
             self._update_client_reading()
 
     @property
     def _is_shutting_down(self) -> bool:
-        """Once TiDB closes, a session outside a transaction ends before its next read, or after it: then
-        the request is dropped (pingcap/tidb pkg/server/conn.go)."""
+        """Whether the session must end because TiDB closes.
+
+        A session outside a transaction then ends before its next read, or after it, and then drops the
+        request (pingcap/tidb pkg/server/conn.go).
+        """
         return self._node.is_closing and not self._in_transaction
 
     def _close_if_shutting_down(self) -> bool:
-        """Whether the session has been ended for that."""
+        """Close the session if the server is shutting down; return whether it did."""
         if self._is_shutting_down:
             self.close()
             return True
@@ -386,7 +394,7 @@ class Relay:
 
     def _hand_over_change_user(self, payload: bytes) -> None:
         if self._inbox or self._compression:
-            self._reject_violation("bytes behind COM_CHANGE_USER", 0)
+            self._reject_violation("bytes after COM_CHANGE_USER", 0)
             return
         for stream in self._streams:
             stream.transport.set_protocol(stream)
@@ -398,7 +406,7 @@ class Relay:
         self._reset_compressed_sequence()
 
     def _reset_compressed_sequence(self) -> None:
-        """The numbers of compressed packets begin again with each request."""
+        """Restart the numbering of compressed packets, as each request does."""
         if self._compression is not None:
             self._compression.sequence = 0
 
@@ -412,11 +420,11 @@ class Relay:
         self._send_to_client(frames(sequence + 1, [err(8052, what, "HY000")]))
         self.close()
 
-    # From MariaDB.
+    # Data from MariaDB.
 
     def _on_backend_data(self, data: bytes) -> None:
         if self._phase in (RelayPhase.IDLE, RelayPhase.CLOSED):
-            return  # MariaDB says why it closes an idle connection; TiDB just closes it
+            return  # MariaDB sends a reason when it closes an idle connection; TiDB just closes it.
         if self._exchange_task is not None:
             self._streams[1].data_received(data)
             return
@@ -430,9 +438,9 @@ class Relay:
                 return
             data, self._prepare_response = self._prepare_response, b""
         if progress is ResponseProgress.DONE:
-            number = self._requests.on_response_end(self._tracker)
-            if number is not None:
-                data = data[: HEADER_SIZE + 1] + number.to_bytes(4, "little") + data[HEADER_SIZE + 5 :]
+            statement_id = self._requests.on_response_end(self._tracker)
+            if statement_id is not None:
+                data = data[: HEADER_SIZE + 1] + statement_id.to_bytes(4, "little") + data[HEADER_SIZE + 5 :]
         self._send_to_client(data, more=progress is ResponseProgress.MORE)
         if progress is ResponseProgress.DONE:
             self._response_finished = True
@@ -441,7 +449,7 @@ class Relay:
                 self._reset_compressed_sequence()
                 self._resume()
         elif progress is ResponseProgress.WANTS_FILE and self._phase is RelayPhase.AWAITING_RESPONSE:
-            # The rest of the answer begins like one to a query.
+            # The rest of the response starts like a response to a query.
             self._begin_response(MySqlCommand.QUERY, RelayPhase.RECEIVING_FILE)
             self._packet_bytes_left, self._packet_is_full = 0, False
             self._next_sequence = (self._tracker.sequence + 1) & 0xFF

@@ -1,4 +1,4 @@
-"""The two connections of a relay, and what is going on between them."""
+"""The two connections of a relay and the phases of its exchange."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from sandbox.tidb_sim.stream import PacketStream
 
 
 class RelayPhase(Enum):
-    """What a relay is about."""
+    """What a relay is doing."""
 
     IDLE = auto()
     FORWARDING_REQUEST = auto()
-    """A long request is on its way to MariaDB."""
+    """A long request is being forwarded to MariaDB."""
     AWAITING_RESPONSE = auto()
-    """The answer is on its way."""
+    """MariaDB's response is awaited or being forwarded."""
     RECEIVING_FILE = auto()
     """LOAD DATA LOCAL: the client sends the file."""
     CLOSED = auto()
 
 
 class RelayEndpoint(asyncio.Protocol):
-    """One of the two connections: hands everything to the relay, and its loss to its stream as well."""
+    """One of the two connections: passes all data to the relay, and its loss to its stream as well."""
 
     def __init__(
         self,

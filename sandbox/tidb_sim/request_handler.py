@@ -1,4 +1,4 @@
-"""What becomes of a whole request: TiDB's own answer, or what MariaDB gets in its place."""
+"""Decides for a complete request: TiDB's own answer, or the request that MariaDB gets instead."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from sandbox.tidb_sim.session_migration import ClientResponse, SessionMigration
 from sandbox.tidb_sim.session_tracker import affects_session, parse_prepare_from_variable
 
 PEEK_BYTES = 16
-"""So many bytes of a long request of the binary protocol tell how many more must be looked at."""
+"""Bytes of a long binary-protocol request that determine how many more are needed."""
 _MAX_TRANSLATED_BYTES = 256 * 1024
-"""Longer texts, in bytes, are data above all: no words in them are exchanged."""
+"""Longer texts, in bytes, are mostly data and are not translated."""
 
 _SUPPORTED_COMMANDS = frozenset(MySqlCommand)
 _SHOW_STATES = ["show", "session_states"]
 
 
 class SpecialCommand(Enum):
-    """A request that is neither answered nor passed on as one."""
+    """A request that is neither answered nor forwarded in the usual way."""
 
     QUIT = auto()
     CHANGE_USER = auto()
@@ -42,13 +42,13 @@ class SpecialCommand(Enum):
 
 @dataclass(frozen=True, slots=True)
 class BackendExchange:
-    """A request whose answer we must ask MariaDB for; `ask` gets the server status flags told last."""
+    """A request that needs our own queries to MariaDB; `run` gets the last reported server status flags."""
 
     run: Callable[[int], Awaitable[ClientResponse]]
 
 
 class RequestHandler:
-    """The requests of one session, and what their answers mean for it."""
+    """Handles the requests of one session and updates its state from the responses."""
 
     def __init__(
         self, node: SimNode, client: SqlClientInfo, migration: SessionMigration, *, deprecate_eof: bool
@@ -57,15 +57,15 @@ class RequestHandler:
         self.deprecate_eof = deprecate_eof
         self._node, self._migration = node, migration
         self._tracked_statement: bytes | None = None
-        """Statements under way that the ledger must know of."""
+        """The statement in progress that the session tracker must record."""
         self._prepare_text: bytes | None = None
         self._requested_database: str | None = None
-        """What an INIT_DB under way asks for."""
+        """The database that an INIT_DB in progress selects."""
 
     def handle(self, payload: bytes, status: int) -> bytes | list[bytes] | SpecialCommand | BackendExchange:
-        """The payload for MariaDB, the very same object if it is unchanged; or those of the answer.
+        """Return the payload for MariaDB (the same object if unchanged), or the payloads of the response.
 
-        `status`: the server status flags that were told last.
+        `status`: the last reported server status flags.
         """
         self._check_proxy_rules(payload)
         command = payload[0]
@@ -87,43 +87,43 @@ class RequestHandler:
             self._migration.reset()
         elif command == MySqlCommand.INIT_DB:
             self._requested_database = payload[1:].rstrip(b"\0").decode(errors="replace")
-        wanted, refusal = self._translate_binary(payload)
-        return wanted if refusal is None else [refusal]
+        translated, error = self._translate_binary(payload)
+        return translated if error is None else [error]
 
     def required_bytes(self, head: bytes) -> int | None:
-        """How many bytes of a long request must be there before it is passed on; None: all of it.
+        """Return how many bytes of a long request must arrive before it is forwarded; None: all of it.
 
-        `head`: its first bytes, up to `LOOK`.
+        `head`: its first bytes, up to `PEEK_BYTES`.
         """
         if head[0] in (MySqlCommand.QUERY, MySqlCommand.STMT_PREPARE):
             return None
         return self._migration.tracker.prepared_statements.required_bytes(head)
 
     def begin_long_request(self, head: bytes) -> tuple[bytes, bytes | None]:
-        """A long request begins: `head` as MariaDB shall get it, of the same length.
+        """Translate the start of a long request for MariaDB, keeping its length.
 
-        With an ERR that the client gets instead, if any.
+        Also returns the ERR that the client gets instead, if any.
         """
         self._check_proxy_rules(head)
         return self._translate_binary(head)
 
     def on_response_end(self, tracker: ResponseTracker) -> int | None:
-        """The answer of MariaDB has ended; the number for the client if a statement has been prepared."""
-        ledger = self._migration.tracker
+        """Handle the end of MariaDB's response; return the client's id of a newly prepared statement."""
+        session = self._migration.tracker
         if self._tracked_statement is not None:
-            ledger.track(self._tracked_statement, tracker.status, failed=tracker.has_failed)
+            session.track(self._tracked_statement, tracker.status, failed=tracker.has_failed)
             self._tracked_statement = None
         if self._requested_database is not None:
-            ledger.database = ledger.database if tracker.has_failed else self._requested_database
+            session.database = session.database if tracker.has_failed else self._requested_database
             self._requested_database = None
-        ledger.prepared_statements.on_response_end(tracker.status, failed=tracker.has_failed)
+        session.prepared_statements.on_response_end(tracker.status, failed=tracker.has_failed)
         text, self._prepare_text = self._prepare_text, None
         if text is None or tracker.prepared_id is None:
             return None
-        return ledger.prepared_statements.add(
+        return session.prepared_statements.add(
             PreparedStatement(
                 text,
-                ledger.database,
+                session.database,
                 tracker.prepared_id,
                 tracker.parameter_count,
                 affects_session=affects_session(text),
@@ -131,9 +131,9 @@ class RequestHandler:
         )
 
     def _check_proxy_rules(self, payload: bytes) -> None:
-        conduct = self._migration.proxy_rules
-        if conduct.awaits_states:
-            self._migration.report_violation(conduct.check_request(payload))
+        rules = self._migration.proxy_rules
+        if rules.awaits_states:
+            self._migration.report_violation(rules.check_request(payload))
 
     def _handle_query(
         self, payload: bytes, status: int
@@ -149,14 +149,14 @@ class RequestHandler:
         if statement is not None:
             self._advance_last_statement(text)
             return BackendExchange(partial(self._migration.execute, statement))
-        ledger = self._migration.tracker
+        tracker = self._migration.tracker
         translated_text = text
-        if ledger.last_statement is not None:
-            translated_text = ledger.last_statement.substitute(text)
-        if ledger.must_track(text):
-            dynamic = parse_prepare_from_variable(text)
-            if dynamic is not None:
-                return BackendExchange(partial(self._migration.prepare_from_variable, *dynamic, text))
+        if tracker.last_statement is not None:
+            translated_text = tracker.last_statement.substitute(text)
+        if tracker.must_track(text):
+            from_variable = parse_prepare_from_variable(text)
+            if from_variable is not None:
+                return BackendExchange(partial(self._migration.prepare_from_variable, *from_variable, text))
             self._tracked_statement = text
         self._advance_last_statement(text)
         if len(translated_text) <= _MAX_TRANSLATED_BYTES:
@@ -170,22 +170,22 @@ class RequestHandler:
         return payload if translated_text is text else payload[:1] + translated_text
 
     def _translate_binary(self, payload: bytes) -> tuple[bytes, bytes | None]:
-        """A request of the binary protocol, if it is one."""
-        ledger = self._migration.tracker
-        wanted, refusal = ledger.prepared_statements.translate(payload)
-        if payload[0] == MySqlCommand.STMT_EXECUTE and refusal is None:
-            statement = ledger.prepared_statements.find(payload)
+        """Translate a request if it belongs to the binary protocol."""
+        tracker = self._migration.tracker
+        translated, error = tracker.prepared_statements.translate(payload)
+        if payload[0] == MySqlCommand.STMT_EXECUTE and error is None:
+            statement = tracker.prepared_statements.find(payload)
             if statement is not None:
                 self._advance_last_statement(statement.text)
-                if statement.affects_session or ledger.tracks_all_statements:
+                if statement.affects_session or tracker.tracks_all_statements:
                     self._tracked_statement = statement.text
-        return wanted, refusal
+        return translated, error
 
     def _advance_last_statement(self, statement: bytes) -> None:
-        """A statement is executed: what the last one left behind is gone, or some of it."""
-        ledger = self._migration.tracker
-        if ledger.last_statement is not None:
-            ledger.last_statement = ledger.last_statement.after_statement(statement)
+        """Drop the results of the last statement that executing this one replaces."""
+        tracker = self._migration.tracker
+        if tracker.last_statement is not None:
+            tracker.last_statement = tracker.last_statement.after_statement(statement)
 
     def _builtin_response(
         self, text: bytes, status: int
@@ -197,10 +197,12 @@ class RequestHandler:
             return SpecialCommand.SHUT_DOWN
         if statement.startswith("show") and statement.split() == _SHOW_STATES:
             return BackendExchange(self._migration.show_states)
-        leftovers = self._migration.tracker.last_statement
-        if leftovers is not None:
-            listing = leftovers.answer_show_warnings(statement, status, deprecate_eof=self.deprecate_eof)
-            if listing is not None:
-                return listing
+        last_statement = self._migration.tracker.last_statement
+        if last_statement is not None:
+            warnings = last_statement.answer_show_warnings(
+                statement, status, deprecate_eof=self.deprecate_eof
+            )
+            if warnings is not None:
+                return warnings
         row = answer_builtin(statement, self._node, self.client)
         return None if row is None else single_row_result(row, status, deprecate_eof=self.deprecate_eof)

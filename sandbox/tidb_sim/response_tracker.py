@@ -1,7 +1,7 @@
-"""Following a server's answer packet by packet, to know where it ends and which status it carries.
+"""Tracks a server's response packet by packet, to detect its end and the status it carries.
 
-Sans-I/O. Only packet headers are looked at, and payload where the kind of packet must be known; rules of
-recognising an end: MySQL client/server protocol, "COM_QUERY response", "OK packet", "EOF packet".
+Sans-I/O. Only packet headers are parsed, and payload where the kind of packet must be known; rules for
+detecting the end: MySQL client/server protocol, "COM_QUERY response", "OK packet", "EOF packet".
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ from sandbox.tidb_sim.packets import (
 COMMANDS_WITHOUT_RESPONSE = frozenset(
     {MySqlCommand.QUIT, MySqlCommand.STMT_SEND_LONG_DATA, MySqlCommand.STMT_CLOSE}
 )
-"""Requests that get no answer."""
+"""Requests that get no response."""
 
 _RESULT_SET_COMMANDS = frozenset({MySqlCommand.QUERY, MySqlCommand.STMT_EXECUTE})
 _ROWS_ONLY_COMMANDS = frozenset({MySqlCommand.STMT_FETCH, MySqlCommand.FIELD_LIST})
 
 
 class ResponseProgress(Enum):
-    """How far an answer has come."""
+    """The progress of a response."""
 
     MORE = auto()
     DONE = auto()
     WANTS_FILE = auto()
-    """LOAD DATA LOCAL: the client must send the file; the rest of the answer follows that."""
+    """LOAD DATA LOCAL: the client must send the file; the rest of the response follows it."""
 
 
 class _ExpectedPacket(Enum):
     SINGLE = auto()
-    """One packet, whatever it is."""
+    """One packet of any kind."""
     FIRST = auto()
     """OK, ERR, LOCAL INFILE or a number of columns."""
     DEFINITIONS = auto()
-    """Column definitions that are counted, then rows."""
+    """A known number of column definitions, then rows."""
     END_OF_DEFINITIONS = auto()
     ROWS = auto()
     PREPARE_HEAD = auto()
-    """The head of the answer to a PREPARE."""
+    """The first packet of the response to a PREPARE."""
     FIXED_COUNT = auto()
     """A known number of packets, then the end."""
 
 
 class ResponseTracker:
-    """The answer to one request after the other, on one connection.
+    """The responses to one request after the other, on one connection.
 
-    `status` is the last server status that was seen, `sequence` the number of the last packet, `prepared` the
-    statement that this answer tells of, if any, `parameters` how many that one has, `failed` whether the
-    answer has ended with ERR.
+    `status` is the last server status, `sequence` the number of the last packet, `prepared_id` the statement
+    that this response has prepared, if any, `parameter_count` its number of parameters, `has_failed` whether
+    the response ended with ERR.
     """
 
     def __init__(self, *, deprecate_eof: bool) -> None:
@@ -74,7 +74,7 @@ class ResponseTracker:
         self._in_long_packet = False
 
     def begin(self, command: int) -> None:
-        """A request was sent whose answer is followed from now on."""
+        """Start tracking the response to a request."""
         self._command, self.prepared_id = command, None
         self._bytes_to_skip, self._partial_packet, self._in_long_packet = 0, b"", False
         if command in _RESULT_SET_COMMANDS:
@@ -87,7 +87,7 @@ class ResponseTracker:
             self._expected = _ExpectedPacket.SINGLE
 
     def feed(self, data: bytes) -> ResponseProgress:
-        """The next bytes of the answer, cut anywhere."""
+        """Process the next bytes of the response, split anywhere."""
         if self._partial_packet:
             data, self._partial_packet = self._partial_packet + data, b""
         size = len(data)
@@ -97,7 +97,7 @@ class ResponseTracker:
                 self._partial_packet, at = data[at:], size
                 break
             length = data[at] | data[at + 1] << 8 | data[at + 2] << 16
-            # A row may begin with 0xfe too: a value of 16 MiB or more, hence a packet that is full.
+            # A row may also start with 0xfe: a value of 16 MiB or more, hence in a full packet.
             if self._in_long_packet or (
                 self._expected is _ExpectedPacket.ROWS
                 and (data[at + 4] < 0xFE or length == MAX_PACKET_PAYLOAD)

@@ -1,6 +1,6 @@
-"""Giving a session of MariaDB the states that another one had.
+"""Restores the exported states of a session in another MariaDB session.
 
-Not in TiDB's order: MariaDB reads a statement as `sql_mode` and the collation say when it prepares it.
+Not in TiDB's order: MariaDB parses a statement by the `sql_mode` and collation at the time of PREPARE.
 Everything is sent in UTF-8 and values in hexadecimal, so that no mode of the session matters.
 """
 
@@ -29,12 +29,12 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _WORD = re.compile(r"\w+", re.ASCII)
 _ISOLATION_LEVEL = re.compile(r"READ-(?:UN)?COMMITTED|REPEATABLE-READ|SERIALIZABLE")
 NEXT_TRANSACTION_ISOLATION = "tx_isolation_one_shot"
-"""TiDB's variable of what SET TRANSACTION sets for the next transaction; MariaDB has none."""
+"""TiDB's variable for what SET TRANSACTION sets for the next transaction; MariaDB has none."""
 
 
 @dataclass(frozen=True)
 class StateRestorer:
-    """One session that gets states."""
+    """Restores states into one session."""
 
     node: SimNode
     client: SqlClientInfo
@@ -42,9 +42,10 @@ class StateRestorer:
     tracker: SessionTracker
 
     async def restore(self, states: SessionStates, volatile: VolatileState) -> None:
-        """Restore what the states tell, and nothing else.
+        """Restore what the states contain, and nothing else.
 
-        BackingRefused: a statement cannot be prepared any more, or a database is gone. ConnectionClosed.
+        Raises BackendError if a statement can no longer be prepared or a database was dropped, or
+        ConnectionClosed.
         """
         variables = dict(states.system_variables or {})
         next_isolation = variables.pop(NEXT_TRANSACTION_ISOLATION, "")
@@ -60,7 +61,7 @@ class StateRestorer:
                     f"SET {quote_user_variable(name)} = {variable_expression(variable)}"
                 )
             await self.backend.execute(f"SET LAST_INSERT_ID = {states.last_insert_id or 0}")
-            # Behind all that could be taken for the next transaction.
+            # After all statements that could count as the next transaction.
             if _ISOLATION_LEVEL.fullmatch(next_isolation):
                 await self.backend.execute(
                     f"SET TRANSACTION ISOLATION LEVEL {next_isolation.replace('-', ' ')}"
@@ -70,35 +71,35 @@ class StateRestorer:
             await restore_client_session(self.backend, set_charsets_statement(client_charset, result_charset))
 
     async def _set_variables(self, variables: Mapping[str, str]) -> None:
-        """All at once; what MariaDB does not take is left out, which TiDB has a warning for."""
-        # Behind the others: it may end a transaction, and some cannot be set within one.
+        """Set all variables at once; those that MariaDB rejects are skipped (TiDB warns about them)."""
+        # autocommit comes last: it may end a transaction, and some variables cannot be set within one.
         names = sorted(filter(_WORD.fullmatch, variables), key=lambda name: (name == "autocommit", name))
-        wanted = [f"SESSION {name} = {_system_variable_expression(variables[name])}" for name in names]
-        if not wanted:
+        assignments = [f"SESSION {name} = {_system_variable_expression(variables[name])}" for name in names]
+        if not assignments:
             return
         try:
-            await self.backend.execute("SET " + ", ".join(wanted))
+            await self.backend.execute("SET " + ", ".join(assignments))
         except BackendError:
-            for one in wanted:
+            for assignment in assignments:
                 with suppress(BackendError):
-                    await self.backend.execute("SET " + one)
+                    await self.backend.execute("SET " + assignment)
 
     async def _restore_statements(self, states: SessionStates, volatile: VolatileState) -> None:
         current = volatile.database
-        for number, statement in sorted((states.statements or {}).items()):
+        for statement_id, statement in sorted((states.statements or {}).items()):
             if statement.database and statement.database != current:
                 await self.backend.use_database(statement.database)
                 current = statement.database
-            self.tracker.prepared_statements.restore(number, await self._prepare_statement(statement))
+            self.tracker.prepared_statements.restore(statement_id, await self._prepare_statement(statement))
         # What the states lack is reset (DecodeSessionStates, pkg/sessionctx/variable). Without the last
-        # number, a new statement may get one that is in use.
+        # id, a new statement may get one that is in use.
         self.tracker.prepared_statements.last_id = states.last_statement_id or 0
         if not states.database and volatile.database:
             self.node.record_violation(self.client.peer, "SET SESSION_STATES without the session's database")
-        wanted = states.database or volatile.database
-        if wanted and wanted != current:
-            await self.backend.use_database(wanted)
-        self.tracker.database = wanted
+        database = states.database or volatile.database
+        if database and database != current:
+            await self.backend.use_database(database)
+        self.tracker.database = database
 
     async def _prepare_statement(self, statement: PreparedStatementState) -> PreparedStatement:
         text = statement.text.encode()
@@ -107,13 +108,13 @@ class StateRestorer:
             name = "`" + statement.name.replace("`", "``") + "`"
             await self.backend.execute(f"PREPARE {name} FROM CONVERT(x'{translated.hex()}' USING utf8mb4)")
             return PreparedStatement(text, statement.database, name=statement.name)
-        backing, parameters = await self.backend.prepare(translated)
-        has_types = len(statement.parameter_types) == 2 * parameters
+        backend_id, parameter_count = await self.backend.prepare(translated)
+        has_types = len(statement.parameter_types) == 2 * parameter_count
         return PreparedStatement(
             text,
             statement.database,
-            backing,
-            parameters,
+            backend_id,
+            parameter_count,
             affects_session=affects_session(text),
             parameter_types=statement.parameter_types if has_types else b"",
             backend_knows_types=not (has_types and statement.parameter_types),
@@ -121,7 +122,7 @@ class StateRestorer:
 
 
 def variable_expression(variable: UserVariable) -> str:
-    """The value of a user variable in SQL; a number keeps its type."""
+    """Return the value of a user variable as SQL; a number keeps its type."""
     if variable.value is None:
         return "NULL"
     if variable.collation is not None:
@@ -139,7 +140,7 @@ def variable_expression(variable: UserVariable) -> str:
 
 
 def _system_variable_expression(text: str) -> str:
-    """The value of a system variable in SQL."""
+    """Return the value of a system variable as SQL."""
     return text if _NUMBER.fullmatch(text) else f"CONVERT(x'{text.encode().hex()}' USING utf8mb4)"
 
 

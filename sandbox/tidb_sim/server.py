@@ -1,4 +1,4 @@
-"""The life of one stand-in: start, graceful shutdown in TiDB's order, crash.
+"""The lifecycle of one simulated server: start, graceful shutdown in TiDB's order, crash.
 
 Order of both: pingcap/tidb cmd/tidb-server/main.go and pkg/server/server.go.
 """
@@ -27,18 +27,18 @@ from sandbox.tidb_sim.status import StatusServer
 from sandbox.tidb_sim.stream import PacketStream
 
 _REGISTER_TIMEOUT_SECONDS = 2.0
-"""So long a start waits for the registration; then it serves all the same."""
+"""How long a start waits for the registration; then it serves anyway."""
 _KILL_TIMEOUT_SECONDS = 1.0
 _FORCED_KILL_SECONDS = 10.0
-"""The statement SHUTDOWN sends SIGKILL so long after the graceful wait (pkg/executor/simple.go)."""
+"""Seconds after the graceful wait at which the statement SHUTDOWN sends SIGKILL (pkg/executor/simple.go)."""
 _STORAGE_RETRY_SECONDS = 0.2
 _BACKLOG = 1024
 
 
 class TidbSim:
-    """One stand-in. Use `async with`, or `start` and `stop`; `crash` ends it as SIGKILL would.
+    """One simulated server. Use `async with`, or `start` and `stop`; `crash` stops it as SIGKILL would.
 
-    `die`: how a crash ends the process; without it a crash stays inside this object, for tests.
+    `kill_process`: how a crash kills the process; without it a crash stays inside this object, for tests.
     """
 
     def __init__(self, settings: SimSettings, *, kill_process: Callable[[], None] | None = None) -> None:
@@ -73,7 +73,7 @@ class TidbSim:
 
     @property
     def sql_address(self) -> str:
-        """`host:port` to connect to with SQL."""
+        """`host:port` for SQL connections."""
         return join(_connectable_host(self.settings.host), self.node.sql_port)
 
     @property
@@ -82,7 +82,10 @@ class TidbSim:
         return join(_connectable_host(self.settings.status_host), self.node.status_port)
 
     async def start(self) -> None:
-        """Start; return once it serves SQL. OSError: a port is taken; ConfigError: a file of its TLS."""
+        """Start and wait until it serves SQL.
+
+        Raises OSError if a port is taken, ConfigError for a bad TLS file.
+        """
         self._run_task = asyncio.create_task(self._run())
         ready = asyncio.create_task(self._ready.wait())
         try:
@@ -96,7 +99,7 @@ class TidbSim:
             self._run_task.result()
 
     def request_stop(self) -> None:
-        """What SIGTERM does: begin the graceful shutdown, which `wait` sees the end of."""
+        """Start the graceful shutdown, as SIGTERM does; `wait` waits for its end."""
         self._stop_requested.set()
 
     async def wait(self) -> None:
@@ -107,12 +110,12 @@ class TidbSim:
                 self._run_task.result()
 
     async def stop(self) -> None:
-        """Shut down gracefully, to the end."""
+        """Shut down gracefully and wait for the end."""
         self.request_stop()
         await self.wait()
 
     def crash(self) -> None:
-        """End at once; what is registered stays until its lease runs out."""
+        """Stop at once; the registration stays until its lease expires."""
         if self._kill_process is not None:
             self._kill_process()
         self._stop_listening()
@@ -142,7 +145,7 @@ class TidbSim:
                     self._forced_kill.cancel()
 
     async def _prepare_storage(self) -> None:
-        """TiDB does not come up without its storage either; `/status` says 500 meanwhile."""
+        """Wait for MariaDB, as TiDB waits for its storage; `/status` returns 500 meanwhile."""
         last_error = ""
         while not self._stop_requested.is_set():
             try:
@@ -161,15 +164,15 @@ class TidbSim:
         async with EtcdClient(self.settings.pd, tls=self.settings.cluster_tls) as client:
             registration = Registration(client, self.node, self.settings)
             async with asyncio.TaskGroup() as tasks:
-                registering = tasks.create_task(registration.run())
-                # The keys appear before the SQL port answers: nobody may rely on them alone.
+                registration_task = tasks.create_task(registration.run())
+                # The keys appear before the SQL port answers: clients must not rely on the keys alone.
                 await _wait_at_most(_REGISTER_TIMEOUT_SECONDS, registration.registered.wait())
                 await self._serve(sql)
-                registering.cancel()
+                registration_task.cancel()
             await registration.deregister()
 
     async def _serve(self, sql: socket.socket) -> None:
-        """Serve until told to stop, then shut down as TiDB does."""
+        """Serve until stopped, then shut down as TiDB does."""
         async with asyncio.TaskGroup() as tasks:
 
             def accept(stream: PacketStream) -> None:
@@ -190,7 +193,7 @@ class TidbSim:
             await self._kill_all()
 
     async def _drain(self) -> None:
-        """Wait for sessions that execute something or are in a transaction; they end by themselves."""
+        """Wait for sessions that execute a statement or are in a transaction; they end by themselves."""
         busy = {task for session, task in self._sessions.items() if session.is_busy}
         if busy:
             await asyncio.wait(busy, timeout=self.settings.drain_timeout)
@@ -201,7 +204,7 @@ class TidbSim:
         for session in list(self._sessions):
             session.kill()
         if executing:
-            # Without this MariaDB goes on with a statement whose connection is gone.
+            # Otherwise MariaDB continues a statement whose connection was closed.
             await _wait_at_most(_KILL_TIMEOUT_SECONDS, _kill_backend_connections(self.settings, executing))
         if tasks:
             _, stuck = await asyncio.wait(tasks, timeout=_KILL_TIMEOUT_SECONDS)
@@ -221,10 +224,10 @@ class TidbSim:
 
 
 def _load_signer(settings: SimSettings) -> SessionRules:
-    """The rules with the key of session tokens, if there is one. ConfigError."""
+    """Return the rules with the key for session tokens, if configured. Raises ConfigError."""
     if not settings.signing_cert or not settings.signing_key:
         return settings.rules
-    # Only here: a stand-in that signs nothing does without the package `cryptography`.
+    # Imported here: a server that signs nothing works without the package `cryptography`.
     from sandbox.tidb_sim.signing_key import load_signer
 
     signer = load_signer(Path(settings.signing_cert), Path(settings.signing_key))
@@ -235,7 +238,7 @@ async def _kill_backend_connections(settings: SimSettings, connection_ids: Itera
     try:
         await mariadb_backend.kill_connections(settings.rules.backend, connection_ids)
     except BackendUnavailable:
-        return  # its sessions have ended with it
+        return  # Its sessions have ended with it.
 
 
 async def _wait_at_most(seconds: float, awaited: Awaitable[object]) -> None:
@@ -247,7 +250,7 @@ async def _wait_at_most(seconds: float, awaited: Awaitable[object]) -> None:
 
 
 def _bind_socket(host: str, port: int) -> socket.socket:
-    """A socket that has its port and does not listen yet: connecting is refused."""
+    """Bind a socket that does not listen yet: connections are refused."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""One client connection: greeting, login, then a relay; once more from the login after COM_CHANGE_USER.
+"""One client connection: greeting, login, then a relay; again from the login after COM_CHANGE_USER.
 
 The order and the errors are TiDB's (pingcap/tidb pkg/server/conn.go).
 """
@@ -46,9 +46,9 @@ _INSECURE_TRANSPORT_MESSAGE = (
 
 @dataclass(frozen=True)
 class SessionRules:
-    """What is the same for all sessions of a stand-in. `max_connections` 0 = no limit.
+    """Settings that apply to all sessions of a server. `max_connections` 0 = no limit.
 
-    `default_plugin` is TiDB's `default_authentication_plugin`: what the greeting names.
+    `default_plugin` is TiDB's `default_authentication_plugin`, named in the greeting.
     """
 
     backend: BackendAddress
@@ -68,7 +68,7 @@ class SimSession:
     ) -> None:
         self._node, self._rules, self._stream, self._tls = node, rules, stream, tls
         self._knows_capabilities = False
-        """Whether the client's capabilities are: before that no ERR has an SQLSTATE."""
+        """Whether the client's capabilities are known: before that no ERR has an SQLSTATE."""
         self._salt = new_salt()
         self._relay: Relay | None = None
         self.connection_id = 0
@@ -80,31 +80,31 @@ class SimSession:
         return self._relay is not None and self._relay.is_busy
 
     def kill(self) -> None:
-        """End it now, as the last step of a shutdown does; `run` returns soon."""
+        """Close the session, as the last phase of a shutdown does; `run` returns soon."""
         if self._relay is not None:
             self._relay.kill()
         self._stream.abort()
 
     def abort(self) -> None:
-        """End it now, as a crash does; `run` returns soon."""
+        """Reset the session, as a crash does; `run` returns soon."""
         if self._relay is not None:
             self._relay.abort()
         self._stream.abort()
 
     async def run(self) -> None:
-        """Serve the client until one side closes. Raises nothing but cancellation."""
-        backing: BackendConnection | None = None
+        """Serve the client until one side closes. Raises only CancelledError."""
+        backend: BackendConnection | None = None
         try:
-            # TiDB opens a session before it sends the greeting (`writeInitialHandshake` in
-            # pkg/server/conn.go), and this checks the limit.
+            # TiDB opens a session, which checks the limit, before it sends the greeting
+            # (`writeInitialHandshake` in pkg/server/conn.go).
             self._check_connection_limit()
             # MariaDB's connection id becomes the client's, so that KILL hits the right session.
-            backing = await BackendConnection.connect(self._rules.backend)
-            await self._serve(backing)
+            backend = await BackendConnection.connect(self._rules.backend)
+            await self._serve(backend)
         except BackendUnavailable:
-            pass  # TiDB without its storage closes a connection without a word
-        except BackendError as refusal:
-            self._stream.send(refusal.payload)
+            pass  # TiDB without its storage closes a connection without an error packet.
+        except BackendError as error:
+            self._stream.send(error.payload)
         except InvalidSessionToken as refusal:
             self._node.record_violation(self._peer, f"a login by token: {refusal.reason}")
             self._send_error(refusal.code, refusal.message, refusal.state)
@@ -113,16 +113,16 @@ class SimSession:
         except (BadSequence, PacketTooLarge, MalformedPacket) as error:
             self._report_protocol_error(error)
         except (ConnectionClosed, TlsHandshakeFailed):
-            pass  # one of the two ends went away
+            pass  # One side closed the connection.
         finally:
             self._stream.transport.close()
-            if backing is not None:
-                await backing.close()
+            if backend is not None:
+                await backend.close()
             await self._stream.close()
 
-    async def _serve(self, backing: BackendConnection) -> None:
+    async def _serve(self, backend: BackendConnection) -> None:
         node, stream = self._node, self._stream
-        self.connection_id = backing.greeting.connection_id
+        self.connection_id = backend.greeting.connection_id
         offered = OFFERED_CAPABILITIES | Capability.SSL if self._tls is not None else OFFERED_CAPABILITIES
         plugin = self._rules.default_plugin
         stream.send(
@@ -133,20 +133,20 @@ class SimSession:
         login = await self._read_login()
         login = replace(login, capabilities=login.capabilities & (offered | Capability.LENENC_AUTH))
         self._knows_capabilities = True
-        # For the client's response a session is opened again. Other clients, which count only from the end of
-        # their login (`registerConn` in pkg/server/server.go), may have reached the limit meanwhile.
+        # For the client's response a session is opened again. Other clients, which count only after their
+        # login (`registerConn` in pkg/server/server.go), may have reached the limit meanwhile.
         try:
             self._check_connection_limit()
         except LoginRefused as refusal:
             self._send_error(refusal.code, refusal.message, refusal.state)
-            raise  # both `handshake` and `onConn` send it
+            raise  # Both `handshake` and `onConn` send it.
         authentication = Authenticator(stream, self._salt, plugin, self._rules.migration)
-        await backing.login(login.capabilities, login.collation)
+        await backend.login(login.capabilities, login.collation)
         account = await authentication.authenticate(
-            login, await backing.load_accounts(login.user), self._peer_ip
+            login, await backend.load_accounts(login.user), self._peer_ip
         )
         if login.database:
-            await backing.use_database(login.database)
+            await backend.use_database(login.database)
         node.connections += 1
         try:
             stream.send(ok(AUTOCOMMIT))
@@ -154,17 +154,17 @@ class SimSession:
                 stream.start_compression()
             by_token = login.plugin == AuthPlugin.SESSION_TOKEN
             while True:
-                requests = self._create_request_handler(login, account, backing, by_token=by_token)
-                self._relay = Relay(node, requests, stream, backing)
+                requests = self._create_request_handler(login, account, backend, by_token=by_token)
+                self._relay = Relay(node, requests, stream, backend)
                 request = await self._relay.run()
                 if request is None:
                     return
                 self._relay, by_token = None, False
                 stream.sequence = 1
                 login = parse_change_user(request, login)
-                accounts = await backing.load_accounts(login.user)
+                accounts = await backend.load_accounts(login.user)
                 account = await authentication.change_user(login, accounts, self._peer_ip)
-                await backing.change_user(login.database, login.collation)
+                await backend.change_user(login.database, login.collation)
                 stream.send(ok(AUTOCOMMIT))
         finally:
             node.connections -= 1
@@ -182,7 +182,7 @@ class SimSession:
         try:
             payload = await self._stream.read()
             if parse_capabilities(payload) & Capability.SSL:
-                # Without TLS this packet is taken for a whole response, which an SSLRequest is not.
+                # Without TLS this packet is parsed as a complete response, which an SSLRequest is not.
                 if self._tls is not None:
                     await self._stream.start_tls(self._tls)
                     payload = await self._stream.read()
@@ -202,28 +202,31 @@ class SimSession:
         return SqlClientInfo(self._peer, login.user, account.host, version, cipher)
 
     def _create_request_handler(
-        self, login: ClientLogin, account: Account, backing: BackendConnection, *, by_token: bool
+        self, login: ClientLogin, account: Account, backend: BackendConnection, *, by_token: bool
     ) -> RequestHandler:
-        who, deprecate_eof = (
+        client, deprecate_eof = (
             self._client_info(login, account),
             bool(login.capabilities & Capability.DEPRECATE_EOF),
         )
-        movement = SessionMigration(
+        migration = SessionMigration(
             self._node,
-            who,
-            backing,
+            client,
+            backend,
             self._rules.migration,
             database=login.database,
             by_token=by_token,
             deprecate_eof=deprecate_eof,
         )
-        return RequestHandler(self._node, who, movement, deprecate_eof=deprecate_eof)
+        return RequestHandler(self._node, client, migration, deprecate_eof=deprecate_eof)
 
     def _send_error(self, code: int, message: str, state: str) -> None:
         self._stream.send(err(code, message, state if self._knows_capabilities else None))
 
     def _report_protocol_error(self, error: Exception) -> None:
-        """The login broke the protocol. MariaDB's sequence numbers are right, so it was the client."""
+        """Report a protocol violation of the login.
+
+        MariaDB's sequence numbers are right, so it was the client.
+        """
         if isinstance(error, BadSequence):
             self._node.record_violation(self._peer, str(error))
             self._stream.sequence = (error.received + 1) & 0xFF
@@ -237,10 +240,10 @@ class SimSession:
 
 
 def _peer_address(stream: PacketStream) -> tuple[str, str]:
-    """The peer's IP address and its `host:port`; an IPv4 address is one, even on an IPv6 socket."""
+    """Return the peer's IP address and its `host:port`; an IPv4-mapped IPv6 address counts as IPv4."""
     name = stream.transport.get_extra_info("peername")
     if not name:
-        return "", ""  # it has gone already
+        return "", ""  # The peer has already disconnected.
     address = ipaddress.ip_address(name[0].partition("%")[0])
     mapped = getattr(address, "ipv4_mapped", None)
     text = str(mapped or address)

@@ -1,7 +1,7 @@
-"""The states of a session as the JSON that SHOW SESSION_STATES gives and SET SESSION_STATES takes. Pure.
+"""The states of a session as the JSON of SHOW SESSION_STATES and SET SESSION_STATES. Pure.
 
-Keys: pingcap/tidb pkg/sessionctx/sessionstates/session_states.go. How a user variable is encoded is our own:
-only TiDB needs to understand it.
+Keys: pingcap/tidb pkg/sessionctx/sessionstates/session_states.go. The encoding of user variables is our own:
+only TiDB needs to understand its own.
 """
 
 from __future__ import annotations
@@ -23,26 +23,29 @@ _UNSIGNED_16 = (0, (1 << 16) - 1)
 
 
 class InvalidSessionStates(Exception):
-    """The text is no object of session states (ERR 1105, with Go's words in TiDB)."""
+    """The text is no object of session states (ERR 1105, with Go's error text in TiDB)."""
 
 
 @dataclass(frozen=True)
 class UserVariable:
-    """`kind`: MariaDB's type, for text followed by its collation. `value`: the number's digits, or bytes."""
+    """`type_name`: MariaDB's type, for text followed by its collation.
+
+    `value`: a number's digits, or bytes.
+    """
 
     type_name: str
     value: bytes | None
 
     @property
     def collation(self) -> str | None:
-        """The collation of a text; None for a number."""
+        """The collation of a text value; None for a number."""
         first, _, collation = self.type_name.partition(" ")
         return collation if first == "VARCHAR" else None
 
 
 @dataclass(frozen=True)
 class PreparedStatementState:
-    """A prepared statement. `name`: of one that SQL prepared; `types`: of its parameters, 2 bytes each."""
+    """A prepared statement. `name`: if prepared by SQL; `parameter_types`: 2 bytes for each parameter."""
 
     text: str
     database: str = ""
@@ -61,7 +64,7 @@ class SqlWarning:
 
 @dataclass(frozen=True)
 class SessionStates:
-    """What is known of a session; None: nothing is said about it."""
+    """The exported states of a session; None: not contained."""
 
     user_variables: Mapping[str, UserVariable] | None = None
     system_variables: Mapping[str, str] | None = None
@@ -76,20 +79,22 @@ class SessionStates:
 
     @property
     def is_complete(self) -> bool:
-        """Whether these are the states of a whole session, and not a few that somebody puts right."""
+        """Whether these are the states of a whole session, and not a few that a proxy corrects."""
         return self.system_variables is not None or self.statements is not None
 
     def encode(self) -> str:
-        """The JSON, blanks and order of keys as TiDB's type JSON has them. What is empty is left out."""
+        """Return the JSON with blanks and key order of TiDB's type JSON, without empty values."""
         variables = self.user_variables or {}
         stored: dict[str, object] = {
             "user-var-values": {
-                name: None if one.value is None else one.value.hex() for name, one in variables.items()
+                name: None if variable.value is None else variable.value.hex()
+                for name, variable in variables.items()
             },
-            "user-var-types": {name: one.type_name for name, one in variables.items()},
+            "user-var-types": {name: variable.type_name for name, variable in variables.items()},
             "sys-vars": dict(self.system_variables or {}),
             "prepared-stmts": {
-                str(number): _encode_statement(one) for number, one in (self.statements or {}).items()
+                str(statement_id): _encode_statement(statement)
+                for statement_id, statement in (self.statements or {}).items()
             },
             "prepared-stmt-id": self.last_statement_id,
             "status": self.status,
@@ -98,16 +103,16 @@ class SessionStates:
             "affected-rows": self.affected_rows,
             "last-insert-id": self.last_insert_id,
             "warnings": [
-                {"level": one.level, "err": {"code": one.code, "message": one.message}}
-                for one in self.warnings or ()
+                {"level": warning.level, "err": {"code": warning.code, "message": warning.message}}
+                for warning in self.warnings or ()
             ],
         }
-        kept = {key: value for key, value in stored.items() if value}
-        return json.dumps(kept, ensure_ascii=False, sort_keys=True)
+        non_empty = {key: value for key, value in stored.items() if value}
+        return json.dumps(non_empty, ensure_ascii=False, sort_keys=True)
 
     @classmethod
     def parse(cls, text: str) -> SessionStates:
-        """Read the JSON; keys that we do not know are ignored. BadStates."""
+        """Parse the JSON; unknown keys are ignored. Raises InvalidSessionStates."""
         try:
             stored = json.loads(text)
             # Half a surrogate pair cannot be sent to MariaDB.
@@ -133,7 +138,7 @@ class SessionStates:
             found_rows=_parse_number(stored, "found-rows", _UNSIGNED_64),
             affected_rows=_parse_number(stored, "affected-rows", _SIGNED_64),
             last_insert_id=_parse_number(stored, "last-insert-id", _UNSIGNED_64),
-            warnings=None if warnings is None else tuple(_parse_warning(one) for one in warnings),
+            warnings=None if warnings is None else tuple(_parse_warning(warning) for warning in warnings),
         )
 
 
@@ -159,26 +164,28 @@ def _parse_statement(statements: dict[str, Any], key: str) -> tuple[int, Prepare
 
 
 def _parse_user_variables(stored: dict[str, Any]) -> Mapping[str, UserVariable] | None:
-    values, kinds = (
+    values, types = (
         _optional_field(stored, "user-var-values", dict),
         _optional_field(stored, "user-var-types", dict),
     )
-    if values is None and kinds is None:
+    if values is None and types is None:
         return None
-    return {name: _parse_user_variable(values or {}, kinds or {}, name) for name in values or {}}
+    return {name: _parse_user_variable(values or {}, types or {}, name) for name in values or {}}
 
 
-def _parse_user_variable(values: dict[str, Any], kinds: dict[str, Any], name: str) -> UserVariable:
-    kind = _required_field(kinds, name, str)
+def _parse_user_variable(values: dict[str, Any], types: dict[str, Any], name: str) -> UserVariable:
+    type_name = _required_field(types, name, str)
     text = _optional_field(values, name, str)
     try:
         value = None if text is None else bytes.fromhex(text)
     except ValueError as error:
         raise InvalidSessionStates(f"the value of @{name} is not in hexadecimal") from error
-    variable = UserVariable(kind, value)
+    variable = UserVariable(type_name, value)
     fits = variable.collation is not None or value is None or _NUMBER.fullmatch(value)
-    if not _VARIABLE_TYPE.fullmatch(kind) or not fits:
-        raise InvalidSessionStates(f"the type {kind!r} of @{name} is unknown, or its value is of another")
+    if not _VARIABLE_TYPE.fullmatch(type_name) or not fits:
+        raise InvalidSessionStates(
+            f"the type {type_name!r} of @{name} is unknown, or its value has another type"
+        )
     return variable
 
 
@@ -200,24 +207,27 @@ def _parse_number(stored: dict[str, Any], key: str, limits: tuple[int, int]) -> 
     return value
 
 
-def _required_field(stored: dict[str, Any], key: str, kind: type[_JsonType]) -> _JsonType:
-    """What must be there."""
-    value = _optional_field(stored, key, kind)
-    return kind() if value is None else value
+def _required_field(stored: dict[str, Any], key: str, expected_type: type[_JsonType]) -> _JsonType:
+    """Return the field's value, or an empty value of its type."""
+    value = _optional_field(stored, key, expected_type)
+    return expected_type() if value is None else value
 
 
-def _optional_field(stored: dict[str, Any], key: str, kind: type[_JsonType]) -> _JsonType | None:
-    """What is there, of that kind; None when nothing is, or null."""
+def _optional_field(stored: dict[str, Any], key: str, expected_type: type[_JsonType]) -> _JsonType | None:
+    """Return the field's value; None if it is missing or null.
+
+    Raises InvalidSessionStates for another type.
+    """
     value = stored.get(key)
     if value is None:
         return None
-    if not isinstance(value, kind) or isinstance(value, bool):
-        _raise_wrong_type(value, key, kind.__name__)
+    if not isinstance(value, expected_type) or isinstance(value, bool):
+        _raise_wrong_type(value, key, expected_type.__name__)
     return value
 
 
 def _raise_wrong_type(value: object, key: str, kind: str) -> NoReturn:
     names = {dict: "object", list: "array", str: "string", bool: "bool"}
-    told = names.get(type(value), "number")
+    type_name = names.get(type(value), "number")
     field = f"struct field SessionStates.{key}" if key else "value"
-    raise InvalidSessionStates(f"json: cannot unmarshal {told} into Go {field} of type {kind}")
+    raise InvalidSessionStates(f"json: cannot unmarshal {type_name} into Go {field} of type {kind}")

@@ -1,4 +1,4 @@
-"""Session tokens: what lets a proxy log a user in at another node, for a minute, without the password.
+"""Session tokens, with which a proxy can log a user in to another node for a minute without the password.
 
 Keys, signed bytes and checks: pingcap/tidb pkg/sessionctx/sessionstates/session_token.go.
 """
@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 _NANOSECONDS_PER_SECOND = 10**9
 LIFETIME_NANOSECONDS = 60 * _NANOSECONDS_PER_SECOND
-"""Nanoseconds."""
+"""Lifetime of a token."""
 
 _SIGNED_FIELDS = ("username", "sign-time", "expire-time")
 _ESCAPED_BY_GO = "<>&\u2028\u2029"
@@ -22,19 +22,19 @@ _RFC3339_TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|
 
 
 class TokenRejected(Exception):
-    """This token lets nobody in; the text says why. TiDB tells it to its log only (ERR 1045)."""
+    """The token does not permit a login; the text is the reason, which TiDB only logs (ERR 1045)."""
 
 
 @dataclass(frozen=True)
 class Signer:
-    """One key pair (`signing_key.py` reads it). `proves`: whether a signature (second) is of the content."""
+    """One key pair (`signing_key.py` loads it). `verify`: whether the second argument signs the first."""
 
     sign: Callable[[bytes], bytes]
     verify: Callable[[bytes, bytes], bool]
 
 
 def issue_token(signer: Signer, user: str, now: int) -> dict[str, str]:
-    """A token for `user`, as JSON's object. `now`: nanoseconds since 1970."""
+    """Return a token for `user`, as a JSON object. `now`: nanoseconds since 1970."""
     token = {
         "username": user,
         "sign-time": format_go_time(now),
@@ -44,10 +44,10 @@ def issue_token(signer: Signer, user: str, now: int) -> dict[str, str]:
 
 
 def verify_token(signer: Signer, token: bytes, user: str, now: int) -> None:
-    """Whether `user` may log in with a token, at `now` (nanoseconds since 1970). TokenRejected.
+    """Check a login of `user` with a token at `now` (nanoseconds since 1970). Raises TokenRejected.
 
-    A token from the future is fine: clocks differ. `expire-time` alone is not trusted, for another version
-    may have written it.
+    A token from the future is accepted: clocks differ. `expire-time` alone is not trusted, because another
+    version may have written it.
     """
     try:
         stored = json.loads(token)
@@ -56,19 +56,19 @@ def verify_token(signer: Signer, token: bytes, user: str, now: int) -> None:
         signature = base64.b64decode(stored["signature"], validate=True)
         content = signed_bytes(fields)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise TokenRejected(f"it is no session token ({error!r})") from error
+        raise TokenRejected(f"it is not a session token ({error!r})") from error
     if not signer.verify(content, signature):
-        raise TokenRejected("its signature is not of our key")
+        raise TokenRejected("its signature is not from our key")
     if now > expires:
-        raise TokenRejected(f"it has expired at {fields['expire-time']}")
+        raise TokenRejected(f"it expired at {fields['expire-time']}")
     if now > signed + LIFETIME_NANOSECONDS:
         raise TokenRejected(f"it was signed more than a minute ago, at {fields['sign-time']}")
     if user.casefold() != fields["username"].casefold():
-        raise TokenRejected(f"it is of {fields['username']!r}, not of {user!r}")
+        raise TokenRejected(f"it belongs to {fields['username']!r}, not to {user!r}")
 
 
 def signed_bytes(token: Mapping[str, str]) -> bytes:
-    """What is signed: the token without its signature, written as Go's encoding/json writes it."""
+    """Return the signed bytes: the token without its signature, as Go's encoding/json writes it."""
     text = json.dumps(
         {name: token[name] for name in _SIGNED_FIELDS}, ensure_ascii=False, separators=(",", ":")
     )
@@ -78,17 +78,17 @@ def signed_bytes(token: Mapping[str, str]) -> bytes:
 
 
 def format_go_time(nanoseconds_since_epoch: int) -> str:
-    """Nanoseconds since 1970 as Go writes a time into JSON: RFC 3339, the fraction without zeros behind."""
+    """Format nanoseconds since 1970 as Go does in JSON: RFC 3339, the fraction without trailing zeros."""
     seconds, fraction = divmod(nanoseconds_since_epoch, _NANOSECONDS_PER_SECOND)
     text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     return f"{text}.{fraction:09d}".rstrip("0").rstrip(".") + "Z"
 
 
 def parse_rfc3339(text: str) -> int:
-    """The other way round, whatever the zone. ValueError."""
-    found = _RFC3339_TIME.fullmatch(text)
-    if found is None:
-        raise ValueError(f"{text!r} is no time of RFC 3339")
-    zone = "+00:00" if found[3] == "Z" else found[3]
-    seconds = int(datetime.fromisoformat(found[1] + zone).timestamp())
-    return seconds * _NANOSECONDS_PER_SECOND + int((found[2] or "").ljust(9, "0"))
+    """Parse an RFC 3339 time in any zone to nanoseconds since 1970. Raises ValueError."""
+    match = _RFC3339_TIME.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{text!r} is not an RFC 3339 time")
+    zone = "+00:00" if match[3] == "Z" else match[3]
+    seconds = int(datetime.fromisoformat(match[1] + zone).timestamp())
+    return seconds * _NANOSECONDS_PER_SECOND + int((match[2] or "").ljust(9, "0"))

@@ -1,4 +1,4 @@
-"""What one session did that MariaDB does not tell when it is asked: read off its statements. Pure."""
+"""State of one session that MariaDB cannot report, derived from the session's statements. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KEYWORDS = (
     *(b"temporary", b"lock", b"prepare", b"execute", b"drop", b"isolation"),
     *(b"use" + mark for mark in (b" ", b"\t", b"\r", b"\n", b"`", b"/*")),
 )
-"""Without one of these, in lower case, a statement does nothing that matters here."""
+"""A statement without any of these, in lower case, changes nothing that is tracked here."""
 
 _NAME = rb"(?:`(?:[^`]|``)+`|[\w$\x80-\xff]+)"
 _TABLE = _NAME + rb"(?:\s*\.\s*" + _NAME + rb")?"
@@ -40,7 +40,7 @@ _EXECUTE = re.compile(rb"(?is)execute\s+(" + _NAME + rb")(?:\s+using\b.*)?")
 _USER_LOCK_CALLS = {
     backslash: re.compile(
         rb"(?is)" + literal + rb"|`[^`]*+`"
-        rb"|(?<![\w$.])(?P<what>get_lock|release_lock|release_all_locks)\s*\(\s*"
+        rb"|(?<![\w$.])(?P<function>get_lock|release_lock|release_all_locks)\s*\(\s*"
         rb"(?P<name>" + literal + rb"(?=\s*[,)]))?"
     )
     for backslash, literal in STRING_LITERAL_PATTERNS.items()
@@ -50,56 +50,56 @@ _USER_VARIABLE = re.compile(rb"@(?:[\w$.]+|`(?:[^`]|``)+`)")
 
 
 class SessionTracker:
-    """One session. `database`: the current one, as far as simple statements say it."""
+    """Tracks one session. `database`: the current one, as far as simple statements show it."""
 
     def __init__(self, database: str) -> None:
         self.database = database
         self.prepared_statements = PreparedStatements()
-        # The session begins with these values, and not with those of our login at MariaDB.
+        # The session starts with these values, not with those of our login at MariaDB.
         self.last_statement: LastStatementState | None = LastStatementState(0, 0, ())
         self.temporary_tables: set[tuple[str, str]] = set()
         self.has_locked_tables = False
         self.user_lock_names: set[bytes] = set()
-        """Of locks that may be held, in the client's character set: MariaDB can be asked for them."""
+        """Locks that may be held, in the client's character set: MariaDB can be queried for them."""
         self.unnamed_lock_count = 0
-        """How many there may be whose names nobody saw: in a parameter, say."""
+        """How many locks with unknown names may be held: named by a parameter, for example."""
         self.next_transaction_isolation: str | None = None
-        """The level that SET TRANSACTION has set for the next transaction, which MariaDB does not tell."""
+        """The level that SET TRANSACTION has set for the next transaction, which MariaDB does not report."""
 
     @property
     def tracks_all_statements(self) -> bool:
-        """Whether `note` must be told of all statements."""
+        """Whether `track` needs all statements."""
         return self.has_locked_tables or self.next_transaction_isolation is not None
 
     def must_track(self, text: bytes) -> bool:
-        """Whether `note` must be told of these statements; most are of no interest."""
+        """Return whether `track` needs these statements; most have no effect here."""
         return self.tracks_all_statements or affects_session(text)
 
     def track(self, text: bytes, status: int, *, failed: bool) -> None:
-        """These statements have been executed; `status`: the server's flags; `failed`: the last one did.
+        """Record executed statements; `status`: the server's flags; `failed`: the last one failed.
 
-        Of several we then do not know which have been executed: those that pin a session are believed.
+        Of several statements it is then unknown which were executed: those that pin a session are assumed to.
         """
-        found = split_statements(text, backslash_escapes=not status & NO_BACKSLASH_ESCAPES)
-        for one in found:
-            self._track_isolation(one, failed=failed)
-            if prepares := _PREPARE.match(one):
-                # What had that name before is gone in any case.
-                self.prepared_statements.drop_named(statement_name(prepares[1]))
-                if not failed or len(found) > 1:
-                    self._track_prepare(prepares, status, failed=failed)
+        statements = split_statements(text, backslash_escapes=not status & NO_BACKSLASH_ESCAPES)
+        for statement in statements:
+            self._track_isolation(statement, failed=failed)
+            if prepare := _PREPARE.match(statement):
+                # The previous statement with that name is dropped in any case.
+                self.prepared_statements.drop_named(statement_name(prepare[1]))
+                if not failed or len(statements) > 1:
+                    self._track_prepare(prepare, status, failed=failed)
                 continue
-            if not failed or len(found) > 1:
-                self._track_pinning(one)
-                self._track_user_locks(one, status, failed=failed)
+            if not failed or len(statements) > 1:
+                self._track_pinning(statement)
+                self._track_user_locks(statement, status, failed=failed)
             if not failed:
-                self._track_releases(one)
-                self._track_named_statement(one, status)
+                self._track_releases(statement)
+                self._track_named_statement(statement, status)
 
     def _track_isolation(self, statement: bytes, *, failed: bool) -> None:
         level = _SET_TRANSACTION_ISOLATION.match(statement)
         if level is None:
-            # What is not about the session's variables is a transaction, or ends one.
+            # A statement that does not set the session's variables starts or ends a transaction.
             if not _SET.match(statement):
                 self.next_transaction_isolation = None
         elif not failed:
@@ -114,19 +114,19 @@ class SessionTracker:
     def _track_user_locks(self, statement: bytes, status: int, *, failed: bool) -> None:
         backslash = not status & NO_BACKSLASH_ESCAPES
         for token in _USER_LOCK_CALLS[backslash].finditer(statement):
-            what = (token["what"] or b"").lower()
+            function = (token["function"] or b"").lower()
             name = None if token["name"] is None else _parse_literal(token["name"], backslash=backslash)
-            if what == b"get_lock":
+            if function == b"get_lock":
                 if name is None:
                     self.unnamed_lock_count += 1
                 else:
                     self.user_lock_names.add(name)
             elif failed:
                 continue
-            elif what == b"release_all_locks":
+            elif function == b"release_all_locks":
                 self.user_lock_names.clear()
                 self.unnamed_lock_count = 0
-            elif what and name is None:
+            elif function and name is None:
                 self.unnamed_lock_count = max(0, self.unnamed_lock_count - 1)
 
     def _track_releases(self, statement: bytes) -> None:
@@ -138,23 +138,23 @@ class SessionTracker:
             self.has_locked_tables = False
         elif used := _USE.fullmatch(statement):
             self.database = _unquote(used[1])
-        elif (gone := _DROP_DATABASE.fullmatch(statement)) and _unquote(gone[1]) == self.database:
+        elif (dropped := _DROP_DATABASE.fullmatch(statement)) and _unquote(dropped[1]) == self.database:
             self.database = ""
 
     def _track_named_statement(self, statement: bytes, status: int) -> None:
-        if gone := _DEALLOCATE.match(statement):
-            self.prepared_statements.drop_named(statement_name(gone[1]))
+        if deallocated := _DEALLOCATE.match(statement):
+            self.prepared_statements.drop_named(statement_name(deallocated[1]))
         elif executed := _EXECUTE.fullmatch(statement):
             prepared = self.prepared_statements.find_named(statement_name(executed[1]))
             if prepared is not None and not _EXECUTE.match(prepared.text):
                 self.track(prepared.text, status, failed=False)
 
-    def _track_prepare(self, prepares: re.Match[bytes], status: int, *, failed: bool) -> None:
-        text = _parse_literal(prepares[2], backslash=not status & NO_BACKSLASH_ESCAPES)
-        self.add_named_statement(statement_name(prepares[1]), None if failed else text)
+    def _track_prepare(self, prepare: re.Match[bytes], status: int, *, failed: bool) -> None:
+        text = _parse_literal(prepare[2], backslash=not status & NO_BACKSLASH_ESCAPES)
+        self.add_named_statement(statement_name(prepare[1]), None if failed else text)
 
     def add_named_statement(self, name: str, text: bytes | None) -> None:
-        """PREPARE in SQL. `text`: None when nobody saw it, or whether it succeeded."""
+        """Add a PREPARE of SQL. `text`: None if it is unknown, or unknown whether the PREPARE succeeded."""
         self.prepared_statements.drop_named(name)
         is_text_unknown = text is None
         self.prepared_statements.add(
@@ -167,27 +167,27 @@ class SessionTracker:
 
 
 def affects_session(text: bytes) -> bool:
-    """Whether executing this may change what a ledger knows."""
+    """Return whether executing this may change what a SessionTracker tracks."""
     lower = text.lower()
     return any(hint in lower for hint in _KEYWORDS)
 
 
 def parse_prepare_from_variable(text: bytes) -> tuple[str, bytes] | None:
-    """Name and variable of `PREPARE name FROM @variable`; None when the text is something else."""
-    found = split_statements(text)
-    prepares = _PREPARE.fullmatch(found[0]) if len(found) == 1 else None
-    if prepares is None or not _USER_VARIABLE.fullmatch(prepares[2]):
+    """Return name and variable of `PREPARE name FROM @variable`; None for any other text."""
+    statements = split_statements(text)
+    prepare = _PREPARE.fullmatch(statements[0]) if len(statements) == 1 else None
+    if prepare is None or not _USER_VARIABLE.fullmatch(prepare[2]):
         return None
-    return statement_name(prepares[1]), prepares[2]
+    return statement_name(prepare[1]), prepare[2]
 
 
 def _parse_literal(written: bytes, *, backslash: bool) -> bytes | None:
-    """The value of what is a string literal and nothing else, and can be read without its character set."""
+    """Return the value of a lone string literal; None if it depends on an unknown character set."""
     if b"\\" in written and not _is_utf8(written):
-        return None  # in GBK it may be the second half of a character
-    # Latin-1 carries any bytes through; the literal ends at the same place.
-    found = parse_string_literal(written.decode("latin-1"), backslash_escapes=backslash)
-    return None if found is None or found[1].strip() else found[0].encode("latin-1")
+        return None  # In GBK the backslash may be the second half of a character.
+    # Latin-1 preserves any bytes; the literal ends at the same place.
+    parsed = parse_string_literal(written.decode("latin-1"), backslash_escapes=backslash)
+    return None if parsed is None or parsed[1].strip() else parsed[0].encode("latin-1")
 
 
 def _is_utf8(text: bytes) -> bool:
@@ -199,7 +199,7 @@ def _is_utf8(text: bytes) -> bool:
 
 
 def statement_name(written: bytes) -> str:
-    """The name of a prepared statement; case does not matter."""
+    """Return the name of a prepared statement; case does not matter."""
     return _unquote(written).lower()
 
 

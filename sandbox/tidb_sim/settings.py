@@ -1,4 +1,4 @@
-"""How one stand-in is set up: values only, checked when they are read (`command.py`) or built (tests)."""
+"""The settings of one simulated server: values only, checked when parsed (`command.py`) or built (tests)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sandbox.tidb_sim.session import SessionRules
 
 @dataclass(frozen=True)
 class SimSettings:
-    """One stand-in. Ports: 0 = a free one. Times are in seconds.
+    """One simulated server. Ports: 0 = any free one. Times are in seconds.
 
-    `pd` are URLs; without any the stand-in registers nowhere. `status_tls` also makes client certificates
+    `pd` are URLs; without any the server does not register. `cluster_tls` also makes client certificates
     mandatory, as `security.cluster-ssl-ca` does in TiDB.
     """
 
@@ -29,7 +29,7 @@ class SimSettings:
     """Cluster TLS: our certificate towards PD, and on the status port."""
     release: str = DEFAULT_RELEASE
     server_version: str = ""
-    """What the greeting says; empty: as TiDB makes it from the release."""
+    """The version in the greeting; empty: derived from the release as in TiDB."""
     labels: Mapping[str, str] = field(default_factory=dict)
     signing_cert: str = ""
     """`security.session-token-signing-cert`, as `/config` shows it."""
@@ -40,9 +40,9 @@ class SimSettings:
     drain_timeout: float = 15.0
     """How long a shutdown waits for transactions; fixed in TiDB."""
     topology_ttl: int = 45
-    """Life of the registration without a sign of life."""
+    """Lease of the registration: how long it lasts without a refresh."""
     topology_refresh: float = 30.0
-    """How often the registration is written again."""
+    """How often the registration is written."""
 
     @property
     def version(self) -> str:

@@ -1,7 +1,7 @@
-"""The certificate and key that session tokens are signed with, the same on all nodes of a cluster.
+"""The certificate and key that sign session tokens, the same on all nodes of a cluster.
 
-How one is signed is said by the certificate's own signature (pingcap/tidb
-pkg/sessionctx/sessionstates/session_token.go). Only here the package `cryptography` is needed.
+The certificate's own signature determines the algorithm (pingcap/tidb
+pkg/sessionctx/sessionstates/session_token.go). Only this module needs the package `cryptography`.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _HASH_BY_SIGNATURE_ALGORITHM: dict[object, hashes.HashAlgorithm] = {
     SignatureAlgorithmOID.RSA_WITH_SHA384: hashes.SHA384(),
     SignatureAlgorithmOID.RSA_WITH_SHA512: hashes.SHA512(),
 }
-_REMEDY = "give session-token-signing-cert and -key in PEM, of RSA or Ed25519"
+_REMEDY = "give session-token-signing-cert and session-token-signing-key in PEM, of RSA or Ed25519"
 
 
 def load_signer(cert: Path, key: Path) -> Signer:
-    """Read both files. ConfigError: one cannot be read, or they do not belong together.
+    """Read both files. Raises ConfigError if one cannot be read, or they do not belong together.
 
-    TiDB also takes RSA-PSS and ECDSA; of the latter its signatures protect only the first bytes of a token.
+    TiDB also accepts RSA-PSS and ECDSA; its ECDSA signatures protect only the first bytes of a token.
     """
     certificate, private = _load_certificate(cert), _load_private_key(key)
     if isinstance(private, Ed25519PrivateKey):
@@ -43,7 +43,7 @@ def load_signer(cert: Path, key: Path) -> Signer:
         signer = _rsa_signer(private, hashing)
         matches = certificate.public_key() == private.public_key()
     else:
-        raise ConfigError(str(key), "", "its kind of key is not supported here", _REMEDY)
+        raise ConfigError(str(key), "", "this type of key is not supported", _REMEDY)
     if not matches:
         raise ConfigError(str(key), "", f"it is not the key of {cert}", _REMEDY)
     return signer
@@ -53,14 +53,14 @@ def _load_certificate(path: Path) -> Certificate:
     try:
         return load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise ConfigError(str(path), "", f"no certificate: {error}", _REMEDY) from error
+        raise ConfigError(str(path), "", f"not a certificate: {error}", _REMEDY) from error
 
 
 def _load_private_key(path: Path) -> object:
     try:
         return serialization.load_pem_private_key(path.read_bytes(), None)
     except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(str(path), "", f"no key: {error}", _REMEDY) from error
+        raise ConfigError(str(path), "", f"not a private key: {error}", _REMEDY) from error
 
 
 def _ed25519_signer(private: Ed25519PrivateKey) -> Signer:

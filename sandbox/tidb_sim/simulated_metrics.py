@@ -1,7 +1,7 @@
-"""What `GET /metrics` of a stand-in shows of its load and health: what it was told to show, or a calm node.
+"""The load and health that a simulated server reports in `GET /metrics`: a calm node's, or set by tests.
 
-Not what this process really uses: on a busy machine that would set sessions moving which nobody asked for.
-Names and labels: pingcap/tidb pkg/metrics, tikv/client-go metrics, tikv/pd client/metrics.
+This process's real resource usage is not reported: on a busy machine it would start migrations that no test
+expects. Names and labels: pingcap/tidb pkg/metrics, tikv/client-go metrics, tikv/pd client/metrics.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import os
 import time
 from collections.abc import Callable
 
-_MEMORY_QUOTA_BYTES = 8 << 30  # bytes
-_REQUESTS_PER_SECOND = 100.0  # a second, to PD and to TiKV each
+_MEMORY_QUOTA_BYTES = 8 << 30
+_REQUESTS_PER_SECOND = 100.0  # To PD and to TiKV each.
 _DEFAULT_VALUES = {"cpu": 0.05, "memory": 0.1, "pd_failures": 0.0, "tikv_failures": 0.0}
 
-# Name, type, labels, counter or gauge, part of it: as in TiDB, some have several sets of labels.
+# Name, type, labels, counter or gauge, fraction of it: as in TiDB, some have several sets of labels.
 _SERIES = (
     ("process_cpu_seconds_total", "counter", "", "cpu_seconds", 1.0),
     ("process_resident_memory_bytes", "gauge", "", "memory_bytes", 1.0),
@@ -33,7 +33,7 @@ _SERIES = (
 
 
 class SimulatedMetrics:
-    """The signs of one stand-in. Counters grow with the time, by what it was told last."""
+    """The metrics of one simulated server. Counters grow with time, at the rates set last."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -44,23 +44,23 @@ class SimulatedMetrics:
         self._advanced_at = clock()
 
     def set_values(self, body: bytes) -> None:
-        """Show other signs from now on: JSON with some of cpu, memory, pd_failures, tikv_failures, cores.
+        """Set metrics from a JSON object with some of cpu, memory, pd_failures, tikv_failures, cores.
 
-        The first two are parts of what it has, failures are parts of requests. ValueError: something else.
+        The first two are fractions of the total, failures are fractions of requests. Raises ValueError.
         """
         new_values = json.loads(body)
         if not isinstance(new_values, dict):
-            raise ValueError("no JSON object")
+            raise ValueError("not a JSON object")
         for name, value in new_values.items():
             if name not in self._values:
-                raise ValueError(f"{name!r} is none of {', '.join(self._values)}")
+                raise ValueError(f"{name!r} is not one of {', '.join(self._values)}")
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-                raise ValueError(f"{name} is no number from 0 on")
+                raise ValueError(f"{name} is not a number of at least 0")
         self._advance_counters()
         self._values |= new_values
 
     def render(self) -> str:
-        """All series, in Prometheus's text format."""
+        """Return all series, in Prometheus's text format."""
         self._advance_counters()
         values = {
             **self._counters,
@@ -68,12 +68,12 @@ class SimulatedMetrics:
             "memory_quota_bytes": _MEMORY_QUOTA_BYTES,
             "cores": self._values["cores"],
         }
-        lines, before = [], ""
-        for name, kind, labels, value, part in _SERIES:
-            if name != before:
+        lines, previous_name = [], ""
+        for name, kind, labels, value, fraction in _SERIES:
+            if name != previous_name:
                 lines.append(f"# TYPE {name} {kind}\n")
-            lines.append(f"{name}{labels} {values[value] * part}\n")
-            before = name
+            lines.append(f"{name}{labels} {values[value] * fraction}\n")
+            previous_name = name
         return "".join(lines)
 
     def _advance_counters(self) -> None:

@@ -1,4 +1,4 @@
-"""Reading SQL as far as a stand-in must: string literals, and where one statement ends. Pure.
+"""Parses SQL as far as the simulated server needs it: string literals and statement ends. Pure.
 
 Literals: MySQL reference manual, "String Literals"; `\\%` and `\\_` keep their backslash (pingcap/tidb
 pkg/parser/lexer.go).
@@ -36,22 +36,22 @@ _ESCAPED_CHARACTERS = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z
 def parse_string_literal(
     text: str, *, backslash_escapes: bool, double_quotes: bool = True
 ) -> tuple[str, str] | None:
-    """The value of the literal that `text` begins with, and what follows it; None when there is none.
+    """Return the value of the literal at the start of `text` and the text after it; None if there is none.
 
-    `backslash`: it escapes (no NO_BACKSLASH_ESCAPES). `double_quotes`: they quote text (no ANSI_QUOTES).
+    `backslash_escapes`: false with NO_BACKSLASH_ESCAPES. `double_quotes`: false with ANSI_QUOTES.
     """
     quote = text[:1]
     if quote != "'" and not (quote == '"' and double_quotes):
         return None
-    found = _LITERAL_PATTERNS[quote, backslash_escapes].match(text)
-    if found is None:
+    match = _LITERAL_PATTERNS[quote, backslash_escapes].match(text)
+    if match is None:
         return None
-    return _ESCAPE_PATTERNS[quote, backslash_escapes].sub(_unescape, found[1]), text[found.end() :]
+    return _ESCAPE_PATTERNS[quote, backslash_escapes].sub(_unescape, match[1]), text[match.end() :]
 
 
 def split_statements(text: bytes, *, backslash_escapes: bool = True) -> list[bytes]:
-    """The statements of a text, without comments and outer blanks. `backslash`: it escapes."""
-    found: list[bytes] = []
+    """Return the statements of a text, without comments and outer blanks."""
+    statements: list[bytes] = []
     parts: list[bytes] = []
     at = 0
     for token in _STATEMENT_TOKENS[backslash_escapes].finditer(text):
@@ -62,14 +62,14 @@ def split_statements(text: bytes, *, backslash_escapes: bool = True) -> list[byt
         if token[2] is not None:
             parts.append(b" ")
         else:
-            found.append(b"".join(parts))
+            statements.append(b"".join(parts))
             parts.clear()
-    found.append(b"".join((*parts, text[at:])))
-    return [one.strip(b" \t\r\n\0") for one in found if one.strip(b" \t\r\n\0")]
+    statements.append(b"".join((*parts, text[at:])))
+    return [statement.strip(b" \t\r\n\0") for statement in statements if statement.strip(b" \t\r\n\0")]
 
 
-def _unescape(found: re.Match[str]) -> str:
-    char = found[1]
+def _unescape(match: re.Match[str]) -> str:
+    char = match[1]
     if char is None:
-        return found[0][0]
-    return found[0] if char in "%_" else _ESCAPED_CHARACTERS.get(char, char)
+        return match[0][0]
+    return match[0] if char in "%_" else _ESCAPED_CHARACTERS.get(char, char)

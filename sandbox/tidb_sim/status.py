@@ -1,6 +1,6 @@
-"""The status port: HTTP/1.1, what TiDB says there about itself, and what tests ask a stand-in.
+"""The status port: HTTP/1.1, TiDB's status pages, and pages for tests.
 
-Paths and answers: pingcap/tidb pkg/server/http_status.go; `/sim/` is our own.
+Paths and responses: pingcap/tidb pkg/server/http_status.go; `/sim/` is our own.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _MAX_REQUEST_BYTES = 64 * 1024
 
 @dataclass(frozen=True)
 class StatusResponse:
-    """What one request gets."""
+    """The response to one request."""
 
     code: int
     body: bytes = b""
     content_type: str = "application/json"
 
     def encode(self) -> bytes:
-        """The answer as HTTP/1.1."""
+        """Return the response as HTTP/1.1."""
         reasons = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed"}
         reason = reasons.get(self.code, "Internal Server Error")
         head = f"HTTP/1.1 {self.code} {reason}\r\nContent-Type: {self.content_type}\r\n"
@@ -38,7 +38,7 @@ class StatusResponse:
 def handle_request(
     method: str, path: str, node: SimNode, settings: SimSettings, body: bytes = b""
 ) -> StatusResponse:
-    """What `method path` gets; the effect of a crash is the caller's."""
+    """Return the response to `method path`; the caller performs a crash."""
     if path == "/sim/crash":
         return StatusResponse(200 if method == "POST" else 405)
     if path == "/sim/vitals" and method == "POST":
@@ -72,7 +72,7 @@ def handle_request(
 
 
 def cluster_tls_context(tls: ClientTls | None) -> ssl.SSLContext | None:
-    """TLS with mandatory client certificates, as TiDB's `cluster-ssl-*`; None without a certificate."""
+    """Return TLS that requires client certificates (TiDB's `cluster-ssl-*`); None without a certificate."""
     if tls is None or tls.cert is None or tls.key is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=tls.ca)
@@ -83,7 +83,7 @@ def cluster_tls_context(tls: ClientTls | None) -> ssl.SSLContext | None:
 
 
 class StatusServer:
-    """The listening status port; answers without ever waiting."""
+    """The listening status port; it answers without waiting."""
 
     def __init__(self, node: SimNode, settings: SimSettings) -> None:
         self._node, self._settings = node, settings
@@ -97,7 +97,7 @@ class StatusServer:
         self._server = await loop.create_server(self._create_connection, sock=listener, ssl=tls)
 
     def close(self) -> None:
-        """Stop listening and drop what is connected."""
+        """Stop listening and close all connections."""
         if self._server is not None:
             self._server.close()
         for connection in list(self._connections):
@@ -108,7 +108,7 @@ class StatusServer:
 
 
 class _StatusConnection(asyncio.Protocol):
-    """One HTTP connection: requests one by one."""
+    """One HTTP connection that serves its requests one by one."""
 
     def __init__(self, node: SimNode, settings: SimSettings, connections: set[asyncio.Transport]) -> None:
         self._node, self._settings, self._connections = node, settings, connections

@@ -1,6 +1,6 @@
-"""A connection while somebody logs in: whole packets, awaited one by one, their sequence numbers checked.
+"""A connection during login: whole packets, awaited one by one, with checked sequence numbers.
 
-After the login the transport gets another protocol (`relay.py`), which hears of chunks and awaits nothing.
+After the login the transport gets another protocol (`relay.py`), which processes chunks and awaits nothing.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from sandbox.tidb_sim.packets import HEADER_SIZE, MAX_PACKET_PAYLOAD, BadSequenc
 from sandbox.tidb_sim.tls import TlsTransport
 
 _MAX_LOGIN_PAYLOAD_BYTES = 1 << 20
-"""Longest payload of a client, in bytes, before the login is over."""
+"""Longest payload of a client before the login is complete."""
 _CLOSE_TIMEOUT_SECONDS = 2.0
 
 
 class ConnectionClosed(Exception):
-    """The other end went away."""
+    """The peer closed the connection."""
 
 
 class PacketTooLarge(Exception):
-    """More bytes than anybody needs to log in (ERR 1153)."""
+    """A packet larger than any login needs (ERR 1153)."""
 
 
 class PacketStream(asyncio.Protocol):
     """Packets of one connection. `sequence` is the number of the next packet, in either direction.
 
-    `compression` is None until `compress`: then the numbers within are no longer checked, as in TiDB.
-    `limit`: bytes of the longest packet that is taken.
+    `compression` is None until `start_compression`: then the inner numbers are no longer checked, as in TiDB.
+    `max_payload`: size of the longest accepted packet in bytes.
     """
 
     def __init__(
@@ -68,9 +68,9 @@ class PacketStream(asyncio.Protocol):
         self._wake()
 
     async def read(self) -> bytes:
-        """The payload that begins with the next packet.
+        """Read the payload that starts with the next packet.
 
-        ConnectionClosed, BadSequence, PacketTooLarge, or MalformedPacket when it cannot be opened.
+        Raises ConnectionClosed, BadSequence, PacketTooLarge, or MalformedPacket if it cannot be decompressed.
         """
         header = await self.peek(HEADER_SIZE)
         length = int.from_bytes(header[:3], "little")
@@ -86,11 +86,14 @@ class PacketStream(asyncio.Protocol):
         )
 
     async def peek(self, count: int) -> bytes:
-        """The next `count` bytes, which stay where they are. ConnectionClosed when they never come."""
+        """Return the next `count` bytes without consuming them.
+
+        Raises ConnectionClosed if they do not arrive.
+        """
         while len(self._buffer) < count:
-            part = self.compression.next_content() if self.compression is not None else None
-            if part is not None:
-                self._buffer += part
+            content = self.compression.next_content() if self.compression is not None else None
+            if content is not None:
+                self._buffer += content
                 continue
             if self._closed.is_set():
                 raise ConnectionClosed
@@ -102,7 +105,7 @@ class PacketStream(asyncio.Protocol):
         return bytes(self._buffer[:count])
 
     def discard(self, count: int) -> None:
-        """Forget bytes that were peeked at."""
+        """Consume bytes that were peeked at."""
         del self._buffer[:count]
 
     def send(self, payload: bytes) -> None:
@@ -112,18 +115,18 @@ class PacketStream(asyncio.Protocol):
         self.sequence = (self.sequence + 1 + len(payload) // MAX_PACKET_PAYLOAD) & 0xFF
 
     async def start_tls(self, context: ssl.SSLContext) -> None:
-        """Go on inside TLS, as its server. TlsFailed."""
+        """Continue inside TLS, as its server. Raises TlsHandshakeFailed."""
         transport = TlsTransport(self.transport, self, context)
         self.transport = transport
         await transport.handshake(self.take_buffered())
 
     def start_compression(self) -> None:
-        """Go on with compressed packets."""
+        """Continue with compressed packets."""
         self.compression = Compression()
         self.compression.feed(self.take_buffered())
 
     async def close(self) -> None:
-        """Close behind what was sent, and wait until that has been done; an end that takes nothing is cut."""
+        """Close after sending all data; reset if the peer does not accept it in time."""
         self.transport.close()
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_SECONDS):
@@ -133,13 +136,13 @@ class PacketStream(asyncio.Protocol):
             await self._closed.wait()
 
     def abort(self) -> None:
-        """Cut it, whatever is still to be sent."""
-        # asyncio (3.11) raises when a transport is cut that has closed already, behind the last of its bytes.
+        """Reset the connection and drop unsent data."""
+        # asyncio (3.11) raises if a transport is aborted after it was closed and has sent its last byte.
         if not self._closed.is_set():
             self.transport.abort()
 
     def take_buffered(self) -> bytes:
-        """All bytes that came behind the last packet."""
+        """Consume and return all buffered bytes after the last packet."""
         rest = bytes(self._buffer)
         self._buffer.clear()
         return rest

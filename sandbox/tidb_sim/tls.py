@@ -1,7 +1,8 @@
-"""TLS on the SQL port: a transport over a transport, so that a login can begin it in the middle.
+"""TLS on the SQL port: a transport over a transport, so that TLS can start in the middle of a login.
 
-Not asyncio's `start_tls`: what a client sent behind its SSLRequest, in the same segment, has been read
-already; and a server closes as Go does: close_notify and FIN at once, without waiting for the client's.
+Not asyncio's `start_tls`: what a client sent after its SSLRequest, in the same segment, has already been
+read; and a server closes as Go does: close_notify and FIN at once, without waiting for the client's
+close_notify.
 """
 
 from __future__ import annotations
@@ -20,21 +21,25 @@ _CHUNK_BYTES = 256 * 1024
 
 
 class TlsHandshakeFailed(Exception):
-    """The handshake failed: the client does not like us, or we do not like the client."""
+    """The TLS handshake failed: one side rejected the other."""
 
 
 @dataclass(frozen=True)
 class SqlTlsFiles:
-    """PEM files. With `client_ca` a client may show a certificate, which must then be of that authority."""
+    """PEM files.
+
+    With `client_ca`, a client may present a certificate, which that authority must have signed.
+    """
 
     cert: Path
     key: Path
     client_ca: Path | None = None
 
     def create_context(self, *, require_client_certificate: bool) -> ssl.SSLContext:
-        """TLS 1.2 or newer; `demand`: no client without a certificate. ConfigError names a bad file.
+        """Create a context for TLS 1.2 or newer. Raises ConfigError, naming a bad file.
 
-        TiDB demands one when it has a client CA and `require_secure_transport` (pkg/util/misc.go).
+        TiDB requires a client certificate if it has a client CA and `require_secure_transport`
+        (pkg/util/misc.go).
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -42,20 +47,20 @@ class SqlTlsFiles:
         try:
             context.load_cert_chain(self.cert, self.key)
         except OSError as error:
-            problem = f"no certificate with the key of {self.key}: {error}"
+            problem = f"no valid certificate with the key {self.key}: {error}"
             raise ConfigError(str(self.cert), "", problem, "give --tls-cert and --tls-key in PEM") from error
         if self.client_ca is not None:
             context.verify_mode = ssl.CERT_REQUIRED if require_client_certificate else ssl.CERT_OPTIONAL
             try:
                 context.load_verify_locations(self.client_ca)
             except OSError as error:
-                problem = f"no certificates: {error}"
+                problem = f"no valid certificates: {error}"
                 raise ConfigError(str(self.client_ca), "", problem, "give --tls-client-ca in PEM") from error
         return context
 
 
 class TlsTransport(asyncio.Transport):
-    """The server's end of TLS over `lower`, for the protocol `upper`. `handshake` comes first."""
+    """The server side of TLS over `lower`, for the protocol `upper`. Call `handshake` first."""
 
     def __init__(
         self, lower: asyncio.Transport, upper: asyncio.BaseProtocol, context: ssl.SSLContext
@@ -70,14 +75,14 @@ class TlsTransport(asyncio.Transport):
         lower.set_protocol(_LowerProtocol(self))
 
     async def handshake(self, received: bytes) -> None:
-        """Do it, `early` being what the client sent of it already. TlsFailed, also when the client leaves."""
+        """Handshake; `received` holds its first bytes. Raises TlsHandshakeFailed, also on a disconnect."""
         self.on_data(received)
         await self._established
 
-    # What the protocol below hands up.
+    # Called by the protocol below.
 
     def on_data(self, data: bytes) -> None:
-        """Bytes from the network."""
+        """Process bytes from the network."""
         self._incoming.write(data)
         if not self._established.done():
             try:
@@ -93,13 +98,13 @@ class TlsTransport(asyncio.Transport):
         self._deliver()
 
     def on_connection_lost(self, error: Exception | None) -> None:
-        """The network connection has ended."""
+        """Handle the loss of the network connection."""
         if not self._established.done():
-            self._established.set_exception(TlsHandshakeFailed("the client left"))
+            self._established.set_exception(TlsHandshakeFailed("the client disconnected"))
         self._upper.connection_lost(error)
 
     def set_write_paused(self, paused: bool) -> None:
-        """Whether the network takes no more for now."""
+        """Pass on whether the network accepts no more data for now."""
         if paused:
             self._upper.pause_writing()
         else:
@@ -112,7 +117,7 @@ class TlsTransport(asyncio.Transport):
             except ssl.SSLWantReadError:
                 break
             except ssl.SSLError:
-                data = b""  # close_notify (SSLZeroReturnError), or nonsense
+                data = b""  # close_notify (SSLZeroReturnError), or invalid data.
             if not data:
                 self.close()
                 return
@@ -124,15 +129,15 @@ class TlsTransport(asyncio.Transport):
         if self._outgoing.pending and not self._lower.is_closing():
             self._lower.write(self._outgoing.read())
 
-    # What the protocol above asks for.
+    # Called by the protocol above.
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
         """Encrypt and send."""
         if self._lower.is_closing():
             return
-        rest = memoryview(data)
-        while rest:
-            rest = rest[self._tls.write(rest) :]
+        remaining = memoryview(data)
+        while remaining:
+            remaining = remaining[self._tls.write(remaining) :]
         self._flush()
 
     def writelines(self, list_of_data: Iterable[bytes | bytearray | memoryview[Any]]) -> None:
@@ -140,52 +145,52 @@ class TlsTransport(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def close(self) -> None:
-        """Close behind what was sent."""
+        """Close after sending all data."""
         if self._lower.is_closing():
             return
         with suppress(ssl.SSLError, ValueError):
-            self._tls.unwrap()  # sends close_notify, and would like to read the other end's
+            self._tls.unwrap()  # Sends close_notify, and would read the peer's.
         self._flush()
         self._lower.close()
 
     def abort(self) -> None:
-        """Cut it."""
+        """Reset the connection."""
         self._lower.abort()
 
     def is_closing(self) -> bool:
-        """Whether it is closed or about to be."""
+        """Return whether it is closed or about to be."""
         return self._lower.is_closing()
 
     def pause_reading(self) -> None:
-        """Hand nothing more up."""
+        """Stop delivering data."""
         self._paused = True
         self._lower.pause_reading()
 
     def resume_reading(self) -> None:
-        """Go on handing up, beginning with what has come already, though not within this call."""
+        """Resume delivering, starting with buffered data, though not within this call."""
         self._lower.resume_reading()
         if self._paused:
             self._paused = False
             self._loop.call_soon(self._deliver)
 
     def is_reading(self) -> bool:
-        """Whether data is handed up."""
+        """Return whether data is delivered."""
         return not self._paused and self._lower.is_reading()
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Hand data to `protocol` from now on."""
+        """Deliver data to `protocol` from now on."""
         self._upper = protocol
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """Whom data is handed to."""
+        """Return the protocol that receives the data."""
         return self._upper
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that the network has not taken yet."""
+        """Return the number of bytes that the network has not accepted yet."""
         return self._lower.get_write_buffer_size()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """As the transport below, and `ssl_object`."""
+        """Return `ssl_object`, or the info of the transport below."""
         return self._tls if name == "ssl_object" else self._lower.get_extra_info(name, default)
 
 

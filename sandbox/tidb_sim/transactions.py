@@ -1,7 +1,7 @@
-"""Statements that begin a transaction in TiDB, translated for MariaDB, or its errors for them. Pure.
+"""Translates statements that start a transaction in TiDB for MariaDB, or returns TiDB's errors. Pure.
 
-Grammar: `BeginTransactionStmt` in pkg/parser/parser.y of pingcap/tidb v8.5.3. As long as
-tidb_enable_noop_functions is off, `executeBegin` in pkg/executor/simple.go refuses READ ONLY before it
+Grammar: `BeginTransactionStmt` in pkg/parser/parser.y of pingcap/tidb v8.5.3. While
+tidb_enable_noop_functions is off, `executeBegin` in pkg/executor/simple.go rejects READ ONLY before it
 commits the open transaction.
 """
 
@@ -36,20 +36,20 @@ _SYNTAX_ERROR_MESSAGE = (
 
 
 def translate_begin(text: bytes) -> bytes:
-    """The text for MariaDB; unchanged unless it begins a transaction in a way that MariaDB lacks."""
-    found = split_statements(_EXECUTED_COMMENT.sub(rb" \1 ", text))
-    translations = [_translate(statement) for statement in found]
+    """Return the text for MariaDB; unchanged unless it starts a transaction in a way that MariaDB lacks."""
+    statements = split_statements(_EXECUTED_COMMENT.sub(rb" \1 ", text))
+    translations = [_translate(statement) for statement in statements]
     for translation in translations:
         # TiDB parses all statements before it executes the first one.
         if translation is not None and translation.startswith(b"signal"):
             return translation
-    if len(found) == 1 and translations[0] != _normalize(found[0]):
+    if len(statements) == 1 and translations[0] != _normalize(statements[0]):
         return translations[0] or text
     return text
 
 
 def _translate(statement: bytes) -> bytes | None:
-    """One statement for MariaDB; None: it does not begin a transaction, or is left to MariaDB."""
+    """Translate one statement; None: it does not start a transaction, or is left to MariaDB."""
     if not _BEGINS.match(statement):
         return None
     normalised = _normalize(statement)

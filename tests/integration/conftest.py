@@ -1,4 +1,4 @@
-"""Fixtures of more than one of the tests here."""
+"""Fixtures shared by the integration tests."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ from tests.support.tidb_sim_clients import session_rules
 
 @pytest.fixture
 async def node() -> AsyncIterator[str]:
-    """The address of something that greets as TiDB does."""
+    """The address of a fake server that greets as TiDB does."""
     async with run_fake_server(send_parts(mysql_packet(GREETING_PAYLOAD))) as peer:
         yield peer.endpoint
 
 
 @pytest.fixture
 async def source(mariadb: MariaDb, signing: SessionCertificate) -> AsyncIterator[TidbSim]:
-    """Where sessions come from; no client may have wronged it at the end."""
-    async with TidbSim(SimSettings(session_rules(mariadb), **signing.settings)) as running:
-        yield running
-        assert running.node.violations == []
+    """The node that sessions migrate from; checks that it saw no protocol violation."""
+    async with TidbSim(SimSettings(session_rules(mariadb), **signing.settings)) as sim:
+        yield sim
+        assert sim.node.violations == []
 
 
 @pytest.fixture
 async def target(mariadb: MariaDb, signing: SessionCertificate) -> AsyncIterator[TidbSim]:
-    """Where they go; no client may have wronged it at the end."""
-    async with TidbSim(SimSettings(session_rules(mariadb), **signing.settings)) as running:
-        yield running
-        assert running.node.violations == []
-    assert running.node.connections == 0
+    """The node that sessions migrate to; checks that it saw no protocol violation."""
+    async with TidbSim(SimSettings(session_rules(mariadb), **signing.settings)) as sim:
+        yield sim
+        assert sim.node.violations == []
+    assert sim.node.connections == 0
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(
     tmp_path_factory: pytest.TempPathFactory, mariadb: MariaDb
 ) -> AsyncIterator[MigratingFleet]:
-    """Nodes whose sessions move, for all tests of a module: to start an Envoy takes longer than they do."""
-    async with run_fleet(tmp_path_factory.mktemp("nodes"), mariadb) as all_:
-        yield all_
+    """A fleet whose sessions migrate, shared by a module: starting Envoy takes longer than its tests."""
+    async with run_fleet(tmp_path_factory.mktemp("nodes"), mariadb) as fleet:
+        yield fleet
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def nodes(running: MigratingFleet) -> AsyncIterator[MigratingFleet]:
-    """They have no session but those of the test, and see no violation."""
+    """The module's fleet, with only the test's sessions; checks that it saw no protocol violation."""
     yield running
     await running.close_sessions()
     assert running.pop_violations() == []
@@ -61,6 +61,6 @@ async def nodes(running: MigratingFleet) -> AsyncIterator[MigratingFleet]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def arenas(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FaultArenas]:
-    """For all tests of a module whose moves fail."""
-    async with AsyncExitStack() as running:
-        yield FaultArenas(tmp_path_factory.mktemp("arenas"), running)
+    """Arenas for failing migrations, for all tests of a module."""
+    async with AsyncExitStack() as exit_stack:
+        yield FaultArenas(tmp_path_factory.mktemp("arenas"), exit_stack)

@@ -1,6 +1,7 @@
-"""What is known against the packages that are locked: weaknesses, licences, origins. `make audit`.
+"""Audits the locked packages: vulnerabilities, licenses, origins. `make audit`.
 
-A check whose list cannot be reached is told as SKIPPED, and never as passed; `--strict` makes that a failure.
+A check whose database cannot be reached is reported as SKIPPED, never as passed; `--strict` makes that a
+failure.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = (ROOT / "requirements.lock", ROOT / "tests/support/clients/python/requirements.lock")
-MANIFESTS = ("filters", "filters/fuzz", "bench/client", "tests/clients/rust")
+MANIFESTS = ("filters", "filters/fuzz", "bench/client", "tests/support/clients/rust")
 _CARGO_DENY_CONFIG = ROOT / "filters/deny.toml"
-_CHECK_TIMEOUT_SECONDS = 60.0  # seconds for one check
-_MAX_PARALLEL_CHECKS = 4  # they wait for the network most of the time
+_CHECK_TIMEOUT_SECONDS = 60.0
+_MAX_PARALLEL_CHECKS = 4  # They wait for the network most of the time.
 
-# With what is installed beside it Tidevoy may be given on under its own licence.
+# Tidevoy may be redistributed under its own license together with packages of these licenses.
 ALLOWED_LICENSES = frozenset(
     {
         "0BSD",
@@ -47,7 +48,7 @@ ALLOWED_LICENSES = frozenset(
         "Zlib",
     }
 )
-# How older packages write them.
+# Names that older packages use.
 _LICENSE_ALIASES = {
     "3-Clause BSD License": "BSD-3-Clause",
     "Apache Software License": "Apache-2.0",
@@ -62,21 +63,21 @@ _LICENSE_ALIASES = {
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """Of one check: what it found, and, if it could not look everywhere, why not."""
+    """Result of one check: its findings, and, if it could not check everything, the reason."""
 
     check: str
     findings: tuple[str, ...] = ()
     skip_reason: str = ""
 
     def lines(self) -> list[str]:
-        """As it is printed."""
+        """Return the lines to print."""
         verdict = "FOUND" if self.findings else "SKIPPED" if self.skip_reason else "ok"
-        told = [f"{verdict:8}{self.check}" + (f": {self.skip_reason}" if self.skip_reason else "")]
-        return told + [f"        {each}" for each in self.findings]
+        head = f"{verdict:8}{self.check}" + (f": {self.skip_reason}" if self.skip_reason else "")
+        return [head] + [f"        {finding}" for finding in self.findings]
 
 
 def has_failed(outcomes: Iterable[AuditResult], *, strict: bool) -> bool:
-    """Whether the audit as a whole fails."""
+    """Return whether the audit as a whole fails."""
     return any(outcome.findings or (strict and outcome.skip_reason) for outcome in outcomes)
 
 
@@ -84,86 +85,89 @@ def has_failed(outcomes: Iterable[AuditResult], *, strict: bool) -> bool:
 
 
 def check_vulnerabilities(lock: Path) -> AuditResult:
-    """Known weaknesses of the locked versions, by PyPI's list."""
-    name = f"weaknesses in {lock.relative_to(ROOT)}"
-    done = _run(
+    """Check the locked versions for vulnerabilities known to PyPI."""
+    name = f"vulnerabilities in {lock.relative_to(ROOT)}"
+    result = _run(
         [
             *(sys.executable, "-m", "pip_audit", "--requirement", str(lock), "--require-hashes"),
             *("--disable-pip", "--format", "json", "--progress-spinner", "off", "--timeout", "10"),
         ]
     )
     try:
-        return parse_pip_audit(name, json.loads(done.stdout))
+        return parse_pip_audit(name, json.loads(result.stdout))
     except json.JSONDecodeError:
-        return AuditResult(name, skip_reason=f"PyPI cannot be asked: {_last_line(done.stderr)}")
+        return AuditResult(name, skip_reason=f"PyPI did not answer: {_last_line(result.stderr)}")
 
 
 def parse_pip_audit(name: str, report: Any) -> AuditResult:
-    """What pip-audit's report says. Packages that its list does not have it leaves out."""
+    """Parse pip-audit's report, which skips packages without data."""
     packages = report["dependencies"]
-    left_out = [each["name"] for each in packages if "skip_reason" in each]
-    found = tuple(
-        f"{each['name']} {each['version']}: {weakness['id']}"
-        + (f", mended in {weakness['fix_versions'][0]}" if weakness["fix_versions"] else "")
-        for each in packages
-        for weakness in each.get("vulns", ())
+    skipped = [package["name"] for package in packages if "skip_reason" in package]
+    findings = tuple(
+        f"{package['name']} {package['version']}: {vulnerability['id']}"
+        + (f", fixed in {vulnerability['fix_versions'][0]}" if vulnerability["fix_versions"] else "")
+        for package in packages
+        for vulnerability in package.get("vulns", ())
     )
-    shown = ", ".join(left_out[:3]) + (" ..." if len(left_out) > 3 else "")
-    why = f"the list has nothing on {len(left_out)} of {len(packages)} packages: {shown}" if left_out else ""
-    return AuditResult(name, found, why)
+    shown = ", ".join(skipped[:3]) + (" ..." if len(skipped) > 3 else "")
+    reason = f"no data for {len(skipped)} of {len(packages)} packages: {shown}" if skipped else ""
+    return AuditResult(name, findings, reason)
 
 
 def check_licenses() -> AuditResult:
-    """Licences of what is installed with `tidevoy[bench]`, as the packages themselves tell them."""
+    """Check the licenses of the packages installed with `tidevoy[bench]`, from their own metadata."""
     unknown = []
     for distribution in _installed_with("tidevoy", "bench"):
         metadata: Any = distribution.metadata
-        told = license_expression(
+        license_name = license_expression(
             metadata.get("License-Expression"), metadata.get("License"), _classifiers(metadata)
         )
-        if not is_allowed(told):
-            unknown.append(f"{metadata['Name']} {distribution.version}: {told or 'it tells no licence'}")
-    return AuditResult("licences of Python packages", tuple(unknown))
+        if not is_allowed(license_name):
+            unknown.append(
+                f"{metadata['Name']} {distribution.version}: {license_name or 'no license in its metadata'}"
+            )
+    return AuditResult("licenses of Python packages", tuple(unknown))
 
 
 def license_expression(expression: str | None, text: str | None, classifiers: Sequence[str]) -> str:
-    """The licence as an expression of SPDX; a package has it in one of three places. Empty: in none."""
+    """Return the license as an SPDX expression from one of three metadata fields; empty if there is none."""
     if expression:
         return expression
     if classifiers:
-        return " OR ".join(_LICENSE_ALIASES.get(each, each) for each in classifiers)
-    first = (text or "").strip().partition("\n")[0]
-    return _LICENSE_ALIASES.get(first, first)
+        return " OR ".join(_LICENSE_ALIASES.get(classifier, classifier) for classifier in classifiers)
+    first_line = (text or "").strip().partition("\n")[0]
+    return _LICENSE_ALIASES.get(first_line, first_line)
 
 
 def is_allowed(expression: str) -> bool:
-    """Whether every licence that has to be kept is allowed, of those between OR at least one."""
-    either = re.split(r"\s+OR\s+", expression.strip("() "))
+    """Return whether all licenses joined by AND are allowed, in at least one alternative of OR."""
+    alternatives = re.split(r"\s+OR\s+", expression.strip("() "))
     return any(
-        all(each.strip("() ") in ALLOWED_LICENSES for each in re.split(r"\s+AND\s+", one)) for one in either
+        all(name.strip("() ") in ALLOWED_LICENSES for name in re.split(r"\s+AND\s+", alternative))
+        for alternative in alternatives
     )
 
 
 def _classifiers(metadata: Any) -> list[str]:
-    every = [each for each in metadata.get_all("Classifier") or () if each.startswith("License :: ")]
-    return [each.rpartition(" :: ")[2] for each in every]
+    classifiers = [text for text in metadata.get_all("Classifier") or () if text.startswith("License :: ")]
+    return [classifier.rpartition(" :: ")[2] for classifier in classifiers]
 
 
 def _installed_with(name: str, extra: str) -> list[importlib.metadata.Distribution]:
-    """What a package needs with one of its extras, and what that needs, without the package itself."""
-    found: dict[str, importlib.metadata.Distribution] = {}
-    ahead = [(name, extra)]
-    while ahead:
-        needing, wished = ahead.pop()
-        distribution = importlib.metadata.distribution(needing)
-        found[_normalize(distribution.metadata["Name"])] = distribution
+    """Return the transitive dependencies of a package with one of its extras, without the package itself."""
+    distributions: dict[str, importlib.metadata.Distribution] = {}
+    pending = [(name, extra)]
+    while pending:
+        package, package_extra = pending.pop()
+        distribution = importlib.metadata.distribution(package)
+        distributions[_normalize(distribution.metadata["Name"])] = distribution
         for text in distribution.requires or ():
-            needed = Requirement(text)
-            wanted = needed.marker is None or needed.marker.evaluate({"extra": wished})
-            if wanted and _normalize(needed.name) not in found:
-                ahead.append((needed.name, ""))
-    del found[_normalize(name)]
-    return list(found.values())
+            requirement = Requirement(text)
+            applies = requirement.marker is None or requirement.marker.evaluate({"extra": package_extra})
+            if applies and _normalize(requirement.name) not in distributions:
+                pending.append((requirement.name, ""))
+    del distributions[_normalize(name)]
+    return list(distributions.values())
 
 
 def _normalize(name: str) -> str:
@@ -174,13 +178,13 @@ def _normalize(name: str) -> str:
 
 
 def check_crates(directory: str, checks: Sequence[str]) -> AuditResult:
-    """What cargo-deny finds by `filters/deny.toml`."""
+    """Run cargo-deny with `filters/deny.toml`."""
     name = f"{', '.join(checks)} of the crates in {directory}"
     program = shutil.which("cargo-deny")
     if program is None:
-        return AuditResult(name, skip_reason="there is no cargo-deny; cargo install --locked cargo-deny")
+        return AuditResult(name, skip_reason="cargo-deny is missing; cargo install --locked cargo-deny")
     manifest = str(ROOT / directory / "Cargo.toml")
-    done = _run(
+    result = _run(
         [
             *(
                 program,
@@ -195,38 +199,38 @@ def check_crates(directory: str, checks: Sequence[str]) -> AuditResult:
             *("check", "--hide-inclusion-graph", *checks),
         ]
     )
-    return parse_cargo_deny(name, done.returncode, done.stderr)
+    return parse_cargo_deny(name, result.returncode, result.stderr)
 
 
 def parse_cargo_deny(name: str, code: int, text: str) -> AuditResult:
-    """What cargo-deny says. It ends with an error too when the list of weaknesses cannot be fetched."""
+    """Parse cargo-deny's output. It also fails if the vulnerability database cannot be fetched."""
     if code == 0:
         return AuditResult(name)
-    found = tuple(re.findall(r"^error(?:\[[\w-]+\])?: .+$", text, re.MULTILINE))
-    return AuditResult(name, found) if found else AuditResult(name, skip_reason=_last_line(text))
+    findings = tuple(re.findall(r"^error(?:\[[\w-]+\])?: .+$", text, re.MULTILINE))
+    return AuditResult(name, findings) if findings else AuditResult(name, skip_reason=_last_line(text))
 
 
 def _run(
     command: Sequence[str], timeout_seconds: float = _CHECK_TIMEOUT_SECONDS
 ) -> subprocess.CompletedProcess[str]:
-    """What a tool says; one that takes too long fails with that as its last line."""
+    """Run a tool; one that takes too long fails with that as its last line."""
     try:
         return subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_seconds, check=False
         )
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, "", f"no answer within {timeout_seconds:g} s")
+        return subprocess.CompletedProcess(command, 1, "", f"no result within {timeout_seconds:g} s")
 
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it says nothing"
+    return lines[-1] if lines else "no output"
 
 
 def main() -> int:
-    """Runs all checks; 1 when something was found."""
+    """Run all checks; return 1 if something was found."""
     parser = argparse.ArgumentParser(prog="make audit", description=__doc__)
-    parser.add_argument("--strict", action="store_true", help="fail when a check could not be made")
+    parser.add_argument("--strict", action="store_true", help="fail if a check was skipped")
     strict: bool = parser.parse_args().strict
     checks: list[Callable[[], AuditResult]] = [
         check_licenses,
@@ -234,8 +238,8 @@ def main() -> int:
     ]
     for directory in MANIFESTS:
         checks += [
-            partial(check_crates, directory, each)
-            for each in (("bans", "licenses", "sources"), ("advisories",))
+            partial(check_crates, directory, names)
+            for names in (("bans", "licenses", "sources"), ("advisories",))
         ]
     with ThreadPoolExecutor(_MAX_PARALLEL_CHECKS) as pool:
         outcomes = list(pool.map(lambda check: check(), checks))

@@ -1,4 +1,4 @@
-"""Servers for tests that behave or misbehave in one way each, on real sockets; and what TiDB's ports say."""
+"""Fake servers on real sockets that behave or misbehave in one way each, and the messages of TiDB's ports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STATUS_BODY = json.dumps(
         "status": {"init_stats_percentage": 100},
     }
 ).encode()
-# A configuration with which no session can move, as far as it is looked at.
+# A configuration that makes migration impossible, as far as the control plane checks it.
 CONFIG_WITHOUT_MIGRATION = (
     b'{"security": {"session-token-signing-cert": ""}, "graceful-wait-before-shutdown": 15}'
 )
@@ -30,18 +30,18 @@ GREETING_PAYLOAD = b"\x0a8.0.11-TiDB-v8.5.3\x00" + bytes(range(1, 60))
 
 
 def mysql_packet(payload: bytes) -> bytes:
-    """A MySQL packet, the first of its connection."""
+    """Build a MySQL packet, the first of its connection."""
     return len(payload).to_bytes(3, "little") + b"\x00" + payload
 
 
 def http_response(code: int, body: bytes, *headers: str) -> bytes:
-    """An HTTP/1.1 answer."""
+    """Build an HTTP/1.1 response."""
     lines = [f"HTTP/1.1 {code} Some Reason", f"Content-Length: {len(body)}", *headers]
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
 
 
 class FakeServer:
-    """A listening socket with a handler; counts connections and keeps how each ended."""
+    """A listening socket with a handler; counts connections and records how each ended."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
@@ -51,13 +51,13 @@ class FakeServer:
         self.writers: list[asyncio.StreamWriter] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection: the handler, and then whatever comes until the other side ends it."""
+        """Serve one connection: run the handler, then read until the peer closes."""
         self.connections += 1
         self.writers.append(writer)
         try:
             await self._handler(reader, writer)
-            rest = await reader.read()
-            self.connection_ends.put_nowait("eof" if not rest else f"eof after {len(rest)} bytes")
+            remaining = await reader.read()
+            self.connection_ends.put_nowait("eof" if not remaining else f"eof after {len(remaining)} bytes")
         except (OSError, EOFError) as error:
             self.connection_ends.put_nowait(type(error).__name__)
         finally:
@@ -68,20 +68,20 @@ class FakeServer:
 async def run_fake_server(
     handler: Handler, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1", port: int = 0
 ) -> AsyncIterator[FakeServer]:
-    """A peer on a port of its own, unless one is given; its connections are cut at the end."""
-    peer = FakeServer(handler)
-    server = await asyncio.start_server(peer.serve, host, port, ssl=tls, backlog=1024)
-    peer.endpoint = addresses.join(host, server.sockets[0].getsockname()[1])
+    """Run a fake server on a free port, unless one is given; its connections are reset at the end."""
+    fake_server = FakeServer(handler)
+    server = await asyncio.start_server(fake_server.serve, host, port, ssl=tls, backlog=1024)
+    fake_server.endpoint = addresses.join(host, server.sockets[0].getsockname()[1])
     try:
-        yield peer
+        yield fake_server
     finally:
         server.close()
-        for writer in peer.writers:
+        for writer in fake_server.writers:
             writer.transport.abort()
 
 
 def send_parts(*parts: bytes, then_close: bool = False) -> Handler:
-    """A handler that writes at once, part by part, and then waits for the peer or closes."""
+    """Return a handler that writes part by part at once, then waits for the peer or closes."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for part in parts:
@@ -95,15 +95,15 @@ def send_parts(*parts: bytes, then_close: bool = False) -> Handler:
 
 
 def answer_http(response: bytes, times: int | None = None, *, then_close: bool = False) -> Handler:
-    """A handler that gives the same answer to every HTTP request, at most `times` times."""
+    """Return a handler that gives the same response to every HTTP request, at most `times` times."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        answered = 0
-        while times is None or answered < times:
+        count = 0
+        while times is None or count < times:
             await reader.readuntil(b"\r\n\r\n")
             writer.write(response)
             await writer.drain()
-            answered += 1
+            count += 1
         if then_close:
             writer.close()
 
@@ -111,7 +111,7 @@ def answer_http(response: bytes, times: int | None = None, *, then_close: bool =
 
 
 class FakeStatusPort:
-    """A handler for a status port that can be told what to say, and what to say of the configuration."""
+    """A handler for a status port whose responses for status and configuration can be set."""
 
     def __init__(self) -> None:
         self.status, self.config = (
@@ -129,7 +129,7 @@ class FakeStatusPort:
 
 
 async def reset_by_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A handler that ends its connection by RST."""
+    """Close the connection with RST (a handler)."""
     connection = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
@@ -137,7 +137,7 @@ async def reset_by_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
 
 @contextlib.contextmanager
 def full_backlog() -> Iterator[str]:
-    """A listening socket that nobody accepts from and whose queue is full: SYNs are dropped."""
+    """Yield the address of a listening socket whose accept queue is full: SYNs are dropped."""
     with contextlib.ExitStack() as stack:
         listener = stack.enter_context(socket.socket())
         listener.bind(("127.0.0.1", 0))
@@ -151,7 +151,7 @@ def full_backlog() -> Iterator[str]:
 
 @contextlib.contextmanager
 def refusing_port() -> Iterator[str]:
-    """A port that is bound and not listening: connections are refused, and nobody else gets it."""
+    """Yield a port that is bound but not listening: connections are refused, and no other process gets it."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{holder.getsockname()[1]}"

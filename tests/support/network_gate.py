@@ -1,4 +1,4 @@
-"""A way to a server that can be shut, as when its machine dies, or go silent, as a stopped process does."""
+"""A TCP forwarder that can close, as if the server's machine died, or stall, as if it was suspended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from controlplane import address as addresses
 
 
 class NetworkGate:
-    """Passes connections on to a port of this machine."""
+    """Forwards connections to a port of this machine."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -21,13 +21,13 @@ class NetworkGate:
         self._writers: set[asyncio.StreamWriter] = set()
 
     async def open(self) -> None:
-        """Let connections in; after `shut`, on the same address."""
+        """Accept connections; after `close`, on the same address."""
         host, port = addresses.split(self.address) if self.address else ("127.0.0.1", 0)
         self._listener = await asyncio.start_server(self._forward, host, port, reuse_address=True)
         self.address = addresses.join(host, self._listener.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """End all connections, and refuse new ones."""
+        """Reset all connections and refuse new ones."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -35,25 +35,25 @@ class NetworkGate:
             writer.transport.abort()
 
     def stall(self) -> None:
-        """Take what comes, pass nothing on, answer nothing. New connections are made, as the kernel does."""
+        """Receive data without forwarding it. New connections are still accepted by the kernel."""
         self._forwarding.clear()
 
     def resume(self) -> None:
-        """End the silence: all that was held back goes on."""
+        """Resume forwarding, starting with the data held back."""
         self._forwarding.set()
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
         try:
-            there, onward = await asyncio.open_connection(*addresses.split(self._target))
-            self._writers.add(onward)
+            target_reader, target_writer = await asyncio.open_connection(*addresses.split(self._target))
+            self._writers.add(target_writer)
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._pump(reader, onward))
-                    tasks.create_task(self._pump(there, writer))
+                    tasks.create_task(self._pump(reader, target_writer))
+                    tasks.create_task(self._pump(target_reader, writer))
             finally:
-                onward.transport.abort()
-                self._writers.discard(onward)
+                target_writer.transport.abort()
+                self._writers.discard(target_writer)
         except* (OSError, EOFError):
             pass
         finally:
@@ -71,13 +71,13 @@ class NetworkGate:
 
 @contextlib.asynccontextmanager
 async def network_gates(*targets: str) -> AsyncIterator[list[NetworkGate]]:
-    """One for each of these addresses, open."""
-    all_ = [NetworkGate(target) for target in targets]
+    """Run one open gate for each of these addresses."""
+    gates = [NetworkGate(target) for target in targets]
     try:
-        for door in all_:
-            await door.open()
-        yield all_
+        for gate in gates:
+            await gate.open()
+        yield gates
     finally:
-        for door in all_:
-            door.resume()
-            await door.close()
+        for gate in gates:
+            gate.resume()
+            await gate.close()

@@ -1,4 +1,4 @@
-"""Run tests in a network namespace of their own, and drop packets there."""
+"""Runs tests in a separate network namespace, and drops packets there."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _TCP_MIGRATE_REQ = Path("/proc/sys/net/ipv4/tcp_migrate_req")
 
 @contextmanager
 def network_namespace(*, tcp_migrate_req: bool = True) -> Iterator[None]:
-    """Move this thread, and what it starts, into a new network namespace. Skips the test if not permitted.
+    """Switch this thread and its children to a new network namespace. Skips the test if not permitted.
 
-    `migrates`: the value of net.ipv4.tcp_migrate_req there. With it, a listener that closes passes its
+    `tcp_migrate_req`: the value of net.ipv4.tcp_migrate_req there. With it, a listener that closes passes its
     pending connections on to another one at the same port.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    original_namespace = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
     try:
         if libc.unshare(_CLONE_NEWNET):
             pytest.skip(f"no network namespace: {os.strerror(ctypes.get_errno())}; run it as root")
@@ -32,9 +32,9 @@ def network_namespace(*, tcp_migrate_req: bool = True) -> Iterator[None]:
             _TCP_MIGRATE_REQ.write_text(str(int(tcp_migrate_req)))
             yield
         finally:
-            assert libc.setns(before, _CLONE_NEWNET) == 0
+            assert libc.setns(original_namespace, _CLONE_NEWNET) == 0
     finally:
-        os.close(before)
+        os.close(original_namespace)
 
 
 def drop_packets(*ports: int) -> None:
@@ -56,5 +56,5 @@ def stop_dropping_packets() -> None:
 
 
 def _iptables(*rule: str) -> None:
-    """Call it only within `own_network`: it changes the rules of this thread's namespace."""
+    """Run iptables. Only within `network_namespace`: it changes the rules of this thread's namespace."""
     subprocess.run(["iptables", "--wait", *rule], check=True)

@@ -1,7 +1,7 @@
-"""What takes minutes to make, and nobody's attention, is made beside the tests that do without it.
+"""Builds slow artifacts in the background, during tests that do not need them.
 
-A test marked `ahead(NAME)` needs what `python -m NAME` makes. That is started with the first test of a run,
-takes only the time that nobody else wants, and ends with its standard input; the marked tests come last.
+A test marked `ahead(NAME)` needs what `python -m NAME` builds. That process starts with the first test of a
+run, uses only idle CPU time, and exits when its standard input closes; the marked tests run last.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ PREBUILD_MARK = "ahead"
 _ROOT = Path(__file__).parents[2]
 _STOP_TIMEOUT_SECONDS = 150.0
 IDLE_NICENESS, NORMAL_NICENESS = 19, 0
-"""How little a process is favoured: a niceness."""
+"""Niceness of a process."""
 _MAX_LOG_CHARACTERS = 6000
 
 
 class Prebuild:
-    """`python -m MODULE`, for as long as what it makes is needed. The log is in `directory`."""
+    """A running `python -m MODULE`, until its artifact is no longer needed. The log is in `directory`."""
 
     def __init__(self, module: str, directory: Path) -> None:
         self.module = module
@@ -43,11 +43,14 @@ class Prebuild:
                 stderr=log,
                 start_new_session=True,
             )
-        # One that has ended is nobody's child any more, also while no test has asked for it yet.
+        # Reap it when it exits, even if no test has waited for it yet.
         threading.Thread(target=self._child.wait, daemon=True).start()
 
     def wait_ready(self) -> str:
-        """Wait until it is made; the line that told so. ProcessFailed when the maker ended without."""
+        """Wait for the artifact; return the line that reports it.
+
+        Raises ProcessFailed if the process exits.
+        """
         if not self._ready_line:
             assert self._child.stdout is not None
             self._ready_line = self._child.stdout.readline()
@@ -56,11 +59,11 @@ class Prebuild:
         return self._ready_line.decode().strip()
 
     def log(self) -> str:
-        """What it has complained of."""
+        """Return the end of its standard error."""
         return self._log.read_text(errors="replace")[-_MAX_LOG_CHARACTERS:]
 
     def stop(self) -> int:
-        """Close its standard input, and wait until all is undone; its exit code, negative for a signal."""
+        """Close its standard input and wait for its cleanup; return its exit code, negative for a signal."""
         assert self._child.stdout is not None
         if not self._child.stdout.closed:
             try:
@@ -73,38 +76,38 @@ class Prebuild:
 
 @contextmanager
 def start_prebuilds(items: Iterable[pytest.Item], directory: Path) -> Iterator[dict[str, Prebuild]]:
-    """Those that the tests `items` need, by the names of their modules."""
+    """Start the prebuilds that the tests `items` need; yield them by module name."""
     names = dict.fromkeys(mark.args[0] for item in items for mark in item.iter_markers(PREBUILD_MARK))
-    with ExitStack() as running:
+    with ExitStack() as exit_stack:
         started = {}
         for name in names:
             started[name] = Prebuild(name, directory)
-            running.callback(started[name].stop)
+            exit_stack.callback(started[name].stop)
         yield started
 
 
 def sort_prebuild_tests_last(items: list[pytest.Item]) -> None:
-    """Put the tests that need a maker behind all others, and leave the order as it is otherwise."""
+    """Move the tests that need a prebuild to the end, keeping the order otherwise."""
     items.sort(key=lambda item: item.get_closest_marker(PREBUILD_MARK) is not None)
 
 
 def lower_own_priority() -> None:
-    """For a maker: it runs only when nobody else wants to, and so does what it starts in its session."""
+    """Run this process, and its children, only on idle CPU time (called by a prebuild)."""
     os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     set_autogroup_niceness(os.getpid(), IDLE_NICENESS)
 
 
 def set_autogroup_niceness(process: int, niceness: int) -> None:
-    """How much time the session of a process gets beside others, where the kernel shares it out by sessions.
+    """Set the CPU share of a process's session, where the kernel shares time between sessions.
 
     There the niceness of a process counts only within its session: sched(7), "The autogroup feature".
     """
-    with suppress(OSError):  # not in this kernel; not ours
+    with suppress(OSError):  # Not supported by this kernel, or not permitted.
         Path(f"/proc/{process}/autogroup").write_text(str(niceness))
 
 
 def exit_when_stdin_closes() -> None:
-    """For a maker that leaves nothing to be undone: it is killed, with its children, when its input ends."""
+    """Kill this process and its children when standard input closes (for a prebuild without cleanup)."""
 
     def wait() -> None:
         sys.stdin.buffer.read()

@@ -1,7 +1,8 @@
-"""Tests that mostly wait, for leases to end, nodes to come back, or clients to be built: in a second process.
+"""Marks tests that mostly wait (for leases, nodes or builds), which run in a second process.
 
 `make test` runs `pytest -m beside` and `pytest -m "not beside"` at the same time; `pytest` alone runs all of
-them in turn. These bear to be slowed down; tests of how long something takes do not belong here.
+them one after the other. The marked tests tolerate a slow machine; tests that measure durations do not belong
+here.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ FILES = frozenset(
 
 
 def mark_slow_tests(items: list[pytest.Item]) -> None:
-    """Mark the tests of these files."""
+    """Mark the tests of the slow files."""
     for item in items:
         if item.path.relative_to(_TESTS).as_posix() in FILES:
             item.add_marker(SLOW_MARK)

@@ -1,4 +1,4 @@
-"""Clients of a stand-in in this process: a driver, and one that can send anything. Keys for its tokens."""
+"""Clients of a simulated server in this process: a driver, and one that can send any packet."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ CAPABILITIES = (
 
 
 def session_rules(mariadb: MariaDb, **values: Any) -> SessionRules:
-    """Sessions on that MariaDB; `values` as in SessionRules."""
+    """Return rules for sessions on that MariaDB; `values` as in SessionRules."""
     return SessionRules(BackendAddress(socket=str(mariadb.socket)), **values)
 
 
 async def connect_driver(sim: TidbSim, **options: Any) -> Any:
-    """A connection of a driver, as root unless `options` (of asyncmy.connect) say otherwise."""
+    """Connect a driver, as root unless `options` (of asyncmy.connect) say otherwise."""
     host, port = sim.sql_address.split(":")
     return await asyncmy.connect(
         **{"host": host, "port": int(port), "user": "root", "autocommit": True, **options}
@@ -50,26 +50,26 @@ async def connect_driver(sim: TidbSim, **options: Any) -> Any:
 
 
 class RawClient:
-    """A client that can send anything, and sees each packet."""
+    """A client that can send any packet, and sees each packet."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
         self._deprecate_eof = False
 
     async def read_packet(self) -> tuple[int, bytes]:
-        """Sequence number and payload."""
+        """Return the next packet's sequence number and payload."""
         header = await self.reader.readexactly(4)
         return header[3], await self.reader.readexactly(int.from_bytes(header[:3], "little"))
 
     async def login(self, capabilities: Capability = CAPABILITIES, plugin: str = NATIVE_PASSWORD) -> bytes:
-        """Log in as root; the payload of the answer."""
+        """Log in as root; return the payload of the response."""
         await self.read_packet()
         return await self.send_login(capabilities, plugin)
 
     async def send_login(
         self, capabilities: Capability = CAPABILITIES, plugin: str = NATIVE_PASSWORD
     ) -> bytes:
-        """The rest of a login, when the greeting was read."""
+        """Send the login and return the response's payload, after the greeting was read."""
         self._deprecate_eof = bool(capabilities & Capability.DEPRECATE_EOF)
         head = struct.pack("<IIB23x", capabilities, 1 << 24, 45)
         self.writer.write(frame(1, head + b"root\0\0" + plugin.encode() + b"\0"))
@@ -84,7 +84,7 @@ class RawClient:
         capabilities: Capability = CAPABILITIES,
         collation: int = 45,
     ) -> bytes:
-        """Log in as a proxy does that moves a session; the payload of the answer."""
+        """Log in as a proxy does for a migration; return the payload of the response."""
         capabilities |= Capability.LENENC_AUTH | (Capability.CONNECT_WITH_DB if database else Capability(0))
         self._deprecate_eof = bool(capabilities & Capability.DEPRECATE_EOF)
         await self.read_packet()
@@ -96,21 +96,21 @@ class RawClient:
         return (await self.read_packet())[1]
 
     async def send_command(self, command: int, body: bytes = b"") -> bytes:
-        """Send one request; the payload of its first answer."""
+        """Send one request; return the payload of the first response packet."""
         self.writer.write(frame(0, bytes((command,)) + body))
         sequence, payload = await self.read_packet()
         assert sequence == 1
         return payload
 
     async def read_until_eof(self, size: int) -> list[bytes]:
-        """Payloads up to one that begins with 0xfe and is no longer than `size`."""
+        """Return the payloads up to one that starts with 0xfe and is no longer than `size`."""
         payloads: list[bytes] = []
         while not payloads or payloads[-1][0] != 0xFE or len(payloads[-1]) > size:
             payloads.append((await self.read_packet())[1])
         return payloads
 
     async def query(self, statement: bytes | str) -> bytes:
-        """Run a statement without rows; the payload of its OK or ERR."""
+        """Run a statement without rows; return the payload of its OK or ERR."""
         text = statement.encode() if isinstance(statement, str) else statement
         self.writer.write(frames(0, [bytes((MySqlCommand.QUERY,)) + text]))
         payload = (await self.read_packet())[1]
@@ -118,7 +118,7 @@ class RawClient:
         return payload
 
     async def rows(self, statement: bytes | str, codec: str = "utf-8") -> list[tuple[str | None, ...]]:
-        """Run a statement with rows, no longer than a packet each; text is sent and comes in `codec`."""
+        """Run a statement with rows of at most one packet each; text is sent and received in `codec`."""
         text = statement.encode(codec) if isinstance(statement, str) else statement
         head = await self.send_command(MySqlCommand.QUERY, text)
         assert head[0] not in (0x00, 0xFF), head
@@ -130,19 +130,19 @@ class RawClient:
         ]
 
     async def prepare(self, statement: bytes) -> int:
-        """Prepare a statement in the binary protocol; its number."""
+        """Prepare a statement in the binary protocol; return its id."""
         head = await self.send_command(MySqlCommand.STMT_PREPARE, statement)
         assert head[0] == 0x00, head
-        number, columns, parameters = struct.unpack_from("<IHH", head, 1)
+        statement_id, columns, parameters = struct.unpack_from("<IHH", head, 1)
         ends = 0 if self._deprecate_eof else (columns > 0) + (parameters > 0)
         for _ in range(columns + parameters + ends):
             await self.read_packet()
-        return int(number)
+        return int(statement_id)
 
     async def execute(self, number: int, parameters: bytes = b"", *, flags: int = 0) -> list[bytes]:
-        """Execute one that returns rows; their payloads, none of them when a cursor is opened.
+        """Execute a statement that returns rows; return their payloads, none if a cursor is opened.
 
-        `rest`: a bit for each NULL, whether types follow, types, values.
+        `parameters`: a bit for each NULL, whether types follow, types, values.
         """
         body = struct.pack("<IBI", number, flags, 1) + parameters
         head = await self.send_command(MySqlCommand.STMT_EXECUTE, body)
@@ -150,11 +150,11 @@ class RawClient:
         return await self._read_rows(head[0], cursor=bool(flags))
 
     async def close_statement(self, number: int) -> None:
-        """Close it; there is no answer."""
+        """Close a statement; there is no response."""
         self.writer.write(frame(0, struct.pack("<BI", MySqlCommand.STMT_CLOSE, number)))
 
     async def _read_rows(self, columns: int, *, cursor: bool = False) -> list[bytes]:
-        """The rows of a result set, behind its definitions."""
+        """Return the rows of a result set after its definitions."""
         for _ in range(columns + (0 if self._deprecate_eof else 1)):
             await self.read_packet()
         if cursor and not self._deprecate_eof:
@@ -162,31 +162,31 @@ class RawClient:
         return (await self.read_until_eof(9 if self._deprecate_eof else 5))[:-1]
 
     async def export_states(self, codec: str = "utf-8") -> tuple[dict[str, Any], bytes]:
-        """SHOW SESSION_STATES: the states, and the token as it came."""
+        """Run SHOW SESSION_STATES; return the states, and the token as received."""
         ((states, token),) = await self.rows("show session_states", codec)
         assert states is not None
         return json.loads(states), (token or "").encode()
 
     async def set_states(self, states: dict[str, Any], codec: str = "utf-8") -> bytes:
-        """SET SESSION_STATES, its text escaped for a session that escapes with backslashes."""
+        """Run SET SESSION_STATES, with the text escaped for a session with backslash escapes."""
         return await self.query(set_states_statement(states).encode(codec))
 
 
 def set_states_statement(states: dict[str, Any]) -> str:
-    """The statement that sets them, for a session that escapes with backslashes."""
+    """Return the SET SESSION_STATES statement for a session with backslash escapes."""
     text = json.dumps(states, ensure_ascii=False).replace("\\", "\\\\").replace("'", "\\'")
     return f"set session_states '{text}'"
 
 
 def error_code(payload: bytes) -> int:
-    """The code of an ERR."""
+    """Return the code of an ERR."""
     assert payload[0] == 0xFF, payload
     return int.from_bytes(payload[1:3], "little")
 
 
 @asynccontextmanager
 async def raw_connection(sim: TidbSim) -> AsyncIterator[RawClient]:
-    """A connection that has sent nothing yet, closed at the end."""
+    """Yield a connection that has sent nothing yet, closed at the end."""
     host, port = sim.sql_address.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -200,7 +200,7 @@ async def raw_connection(sim: TidbSim) -> AsyncIterator[RawClient]:
 async def raw_session(
     sim: TidbSim, *statements: str, capabilities: Capability = CAPABILITIES
 ) -> AsyncIterator[RawClient]:
-    """A session as root in which these statements have been executed."""
+    """Yield a session as root in which these statements have been executed."""
     async with raw_connection(sim) as client:
         assert await client.login(capabilities) == ok(AUTOCOMMIT)
         for statement in statements:
@@ -212,12 +212,12 @@ async def raw_session(
 async def migrated_session(
     client: RawClient, sim: TidbSim, *, capabilities: Capability = CAPABILITIES, codec: str = "utf-8"
 ) -> AsyncIterator[RawClient]:
-    """What has become of a session at another stand-in."""
+    """Yield the session after its migration to another simulated server."""
     states, token = await client.export_states(codec)
     async with raw_connection(sim) as other:
         database = states.get("current-db", "")
-        answer = await other.login_by_token(token, database=database, capabilities=capabilities)
-        assert answer == ok(AUTOCOMMIT)
+        response = await other.login_by_token(token, database=database, capabilities=capabilities)
+        assert response == ok(AUTOCOMMIT)
         if codec != "utf-8":
             await run_statement(other, f"set names {codec}")
         assert (await other.set_states(states, codec))[0] == 0x00
@@ -225,9 +225,9 @@ async def migrated_session(
 
 
 async def run_statement(client: RawClient, statement: str) -> None:
-    """Run a statement that must not fail, whatever it answers."""
+    """Run a statement that must succeed, whatever it returns."""
     if statement.startswith("select"):
         await client.rows(statement)
         return
-    answer = await client.query(statement)
-    assert answer[0] == 0x00, answer
+    response = await client.query(statement)
+    assert response[0] == 0x00, response

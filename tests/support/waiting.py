@@ -1,4 +1,4 @@
-"""Waiting in tests: for what no event tells, for bytes to be read, for nothing to happen."""
+"""Waits in tests: for conditions without an event, until bytes are read, or to show that nothing happens."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import struct
 import termios
 from collections.abc import Awaitable, Callable
 
-_TCP_CLOSE = 7  # the state of a socket that has been reset
-_TIMER_ZERO_WINDOW_PROBE = 4  # the timer of a socket whose peer has no room
+_TCP_CLOSE = 7  # State of a socket that has been reset.
+_TIMER_ZERO_WINDOW_PROBE = 4  # Timer of a socket whose peer has no receive window.
 _NETLINK_SOCK_DIAG, _BY_FAMILY, _REQUEST = 4, 20, 1
 
 
 async def wait_until(condition: Callable[[], bool | Awaitable[bool]], timeout_seconds: float = 20.0) -> None:
-    """Returns when the condition holds; TimeoutError when it does not in time. For what tells no event.
+    """Wait until a condition without an event holds. Raises TimeoutError if it does not hold in time.
 
-    It is looked at ever less often: to look may be dear, and what has not come yet may take long.
+    It is polled ever less often, because a check may be expensive and the condition may take long.
     """
     pause = 0.001
     async with asyncio.timeout(timeout_seconds):
@@ -28,75 +28,77 @@ async def wait_until(condition: Callable[[], bool | Awaitable[bool]], timeout_se
 
 
 async def _evaluate(condition: Callable[[], bool | Awaitable[bool]]) -> bool:
-    held = condition()
-    return await held if inspect.isawaitable(held) else held
+    result = condition()
+    return await result if inspect.isawaitable(result) else result
 
 
 async def assert_never(condition: Callable[[], bool | Awaitable[bool]], seconds: float) -> None:
-    """Returns after so long; AssertionError at once when the condition holds meanwhile."""
+    """Check for this long that the condition never holds. Raises AssertionError as soon as it does."""
     try:
         await wait_until(condition, seconds)
     except TimeoutError:
         return
-    raise AssertionError("what may not be is")
+    raise AssertionError("the condition holds, although it never should")
 
 
 async def assert_nothing_received(reader: asyncio.StreamReader, seconds: float) -> None:
-    """Returns after so long; AssertionError at once when anything comes meanwhile, the end included."""
+    """Check for this long that nothing is received, not even EOF. Raises AssertionError as soon as it is."""
     try:
         async with asyncio.timeout(seconds):
-            came = await reader.read(65_536)
+            received = await reader.read(65_536)
     except TimeoutError:
         return
-    raise AssertionError(f"came: {came[:100]!r}" if came else "the end came")
+    raise AssertionError(f"received {received[:100]!r}" if received else "received EOF")
 
 
 async def wait_until_read(writer: asyncio.StreamWriter) -> None:
-    """Returns when the peer, on this machine, has read all that was written: it sees apart what follows.
+    """Wait until the peer, on this machine, has read all written data, so that later data arrives separately.
 
-    ConnectionResetError when the peer has gone.
+    Raises ConnectionResetError if the peer has closed.
     """
     own_socket: socket.socket = writer.get_extra_info("socket")
-    there, here = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
+    peer_address, own_address = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
 
     def is_read() -> bool:
         if (
             writer.is_closing()
             or own_socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
         ):
-            raise ConnectionResetError("nobody reads it any more")
-        # Both, in this order: what has not arrived there is not read either.
+            raise ConnectionResetError("the peer has closed the connection")
+        # Both, in this order: what has not arrived has not been read either.
         (sent,) = struct.unpack("i", fcntl.ioctl(own_socket, termios.TIOCOUTQ, bytes(4)))
-        return not (writer.transport.get_write_buffer_size() or sent or _unread_bytes(there, here))
+        return not (
+            writer.transport.get_write_buffer_size() or sent or _unread_bytes(peer_address, own_address)
+        )
 
     await wait_until(is_read)
 
 
 async def wait_until_peer_blocked(writer: asyncio.StreamWriter) -> None:
-    """Returns when the peer, on this machine, cannot send on: all is full with what we have not read."""
-    there, here = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
+    """Wait until the peer, on this machine, cannot send more: all buffers are full of unread data."""
+    peer_address, own_address = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
 
     def is_blocked() -> bool:
-        socket_info = _query_socket(there, here)
+        socket_info = _query_socket(peer_address, own_address)
         return bool(socket_info) and socket_info[18] == _TIMER_ZERO_WINDOW_PROBE
 
     await wait_until(is_blocked)
 
 
-def _unread_bytes(here: tuple[str, int], there: tuple[str, int]) -> int:
-    """Bytes that `here` has got from `there` and not read yet."""
-    socket_info = _query_socket(here, there)
+def _unread_bytes(local: tuple[str, int], remote: tuple[str, int]) -> int:
+    """Return how many bytes `local` has received from `remote` and not read yet."""
+    socket_info = _query_socket(local, remote)
     unread: int = struct.unpack_from("=I", socket_info, 72)[0] if socket_info else 0
     return unread
 
 
-def _query_socket(here: tuple[str, int], there: tuple[str, int]) -> bytes:
-    """What the kernel tells of that socket (sock_diag(7)), as it tells `ss`; nothing: it has been closed."""
-    ports = struct.pack("!HH", here[1], there[1])
-    addresses = b"".join(socket.inet_aton(host).ljust(16, b"\0") for host, _ in (here, there))
-    which = ports + addresses + struct.pack("=Iq", 0, -1)
-    asked = struct.pack("=BBxxI", socket.AF_INET, socket.IPPROTO_TCP, 0) + which
+def _query_socket(local: tuple[str, int], remote: tuple[str, int]) -> bytes:
+    """Return the kernel's data about that socket (sock_diag(7)), as `ss` gets it; empty if it is closed."""
+    ports = struct.pack("!HH", local[1], remote[1])
+    addresses = b"".join(socket.inet_aton(host).ljust(16, b"\0") for host, _ in (local, remote))
+    socket_id = ports + addresses + struct.pack("=Iq", 0, -1)
+    request = struct.pack("=BBxxI", socket.AF_INET, socket.IPPROTO_TCP, 0) + socket_id
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
-        kernel.send(struct.pack("=IHHII", 16 + len(asked), _BY_FAMILY, _REQUEST, 0, 0) + asked)
-        answer = kernel.recv(4096)
-    return answer if struct.unpack_from("=H", answer, 4)[0] == _BY_FAMILY else b""
+        kernel.send(struct.pack("=IHHII", 16 + len(request), _BY_FAMILY, _REQUEST, 0, 0) + request)
+        response = kernel.recv(4096)
+    return response if struct.unpack_from("=H", response, 4)[0] == _BY_FAMILY else b""

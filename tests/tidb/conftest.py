@@ -1,9 +1,9 @@
-"""Real PD, store and TiDB servers as fixtures: one cluster for the whole run, a new database for each test.
+"""Fixtures with real PD, store and TiDB servers: one cluster for the whole run, a new database for each test.
 
-A test may end, kill, stop (SIGSTOP) or reconfigure any server: `cluster` restores them for the next test.
+A test may stop, kill, suspend (SIGSTOP) or reconfigure any server: `cluster` restores them for the next test.
 Each test has its own Envoy and control plane (`stack`), so drains end with the test.
 
-Without the programs the tests fail, and the message says how to get them.
+Without the programs of TiDB the tests fail with a message on how to install them.
 """
 
 from __future__ import annotations
@@ -23,50 +23,50 @@ from tests.support.tidb.sessions import TrackedSessions, connect_directly
 
 NODES = 3
 GRACEFUL_WAIT = 3.0
-"""Seconds from SIGTERM until the SQL port closes: enough for the health check, which runs each second."""
+"""Seconds from SIGTERM until the SQL port closes: enough for the health check, which runs every second."""
 STACK_SETTINGS = {"rebalance": {"enabled": False}}
-"""Sessions stay where a test has put them: else even three may be spread over the nodes."""
+"""Sessions stay where a test has put them: otherwise even three may be spread over the nodes."""
 _CLUSTER_START_TIMEOUT_SECONDS = 600
 
 
 @pytest.fixture(scope="session")
 def tidb_bin() -> TidbBinaries:
-    """The programs of a TiDB cluster."""
+    """Return the programs of a TiDB cluster."""
     try:
         return require_binaries()
-    except BinariesMissing as missing:
-        pytest.fail(str(missing), pytrace=False)
+    except BinariesMissing as error:
+        pytest.fail(str(error), pytrace=False)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def shared_cluster(
     tmp_path_factory: pytest.TempPathFactory, tidb_bin: TidbBinaries
 ) -> AsyncIterator[TidbCluster]:
-    """The cluster of the whole run. Tests use `cluster`."""
+    """Run the cluster of the whole run. Tests use `cluster`."""
     directory = tmp_path_factory.mktemp("tidb")
-    async with TidbCluster.start(directory, tidb_bin, nodes=NODES, graceful_wait=GRACEFUL_WAIT) as running:
-        yield running
+    async with TidbCluster.start(directory, tidb_bin, nodes=NODES, graceful_wait=GRACEFUL_WAIT) as started:
+        yield started
 
 
 @pytest.fixture
 async def cluster(shared_cluster: TidbCluster) -> AsyncIterator[TidbCluster]:
-    """PD, the store and `NODES` TiDB servers, all running; they are restored after the test."""
+    """Yield PD, the store and `NODES` TiDB servers, all running; restore them after the test."""
     yield shared_cluster
     await shared_cluster.restore(NODES)
 
 
 @pytest.fixture
 async def global_variables(cluster: TidbCluster) -> AsyncIterator[GlobalVariables]:
-    """Sets global variables until the end of the test."""
+    """Yield an object that sets global variables until the end of the test."""
     async with restoring_variables(cluster) as variables:
         yield variables
 
 
 @pytest.fixture
 def database(cluster: TidbCluster) -> str:
-    """The name of an empty database that only this test uses.
+    """Return the name of an empty database that only this test uses.
 
-    Create its tables before you kill a server: until it is back, each change of a schema may wait for it
+    Create its tables before you kill a server: until it is back, each schema change may wait for it
     (pkg/ddl/schemaver/syncer.go).
     """
     name = f"test_{uuid.uuid4().hex[:12]}"
@@ -79,27 +79,27 @@ def database(cluster: TidbCluster) -> str:
 async def stack(
     tmp_path_factory: pytest.TempPathFactory, cluster: TidbCluster
 ) -> AsyncIterator[LocalCluster]:
-    """A control plane, and an Envoy with the module in front of `cluster`; all nodes are active.
+    """Run a control plane and an Envoy with the module in front of `cluster`; all nodes are active.
 
     It does not rebalance. A test that needs other settings starts its own:
-    `Stack.start(directory, cluster=cluster, settings=...)`.
+    `LocalCluster.start(directory, cluster=cluster, settings=...)`.
     """
     directory = tmp_path_factory.mktemp("stack")
-    async with LocalCluster.start(directory, cluster=cluster, settings=STACK_SETTINGS) as running:
-        yield running
-        assert running.violations() == []
-        assert "a bug:" not in running.envoy.process.output()
+    async with LocalCluster.start(directory, cluster=cluster, settings=STACK_SETTINGS) as started:
+        yield started
+        assert started.violations() == []
+        assert "a bug:" not in started.envoy.process.output()
 
 
 @pytest.fixture
 def sessions(stack: LocalCluster, database: str) -> Iterator[TrackedSessions]:
-    """Opens client connections to `database`, through Envoy or to a node."""
-    with closing(TrackedSessions(stack, database)) as opened:
-        yield opened
+    """Yield an object that opens client connections to `database`, through Envoy or to a node."""
+    with closing(TrackedSessions(stack, database)) as tracked:
+        yield tracked
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first test waits for the start of the cluster, which takes long with TiKV on a slow disk."""
-    here = [item for item in items if item.path.parent.name == "tidb"]
-    if here:
-        here[0].add_marker(pytest.mark.timeout(_CLUSTER_START_TIMEOUT_SECONDS))
+    """Give the first test time for the start of the cluster, which is slow with TiKV on a slow disk."""
+    tidb_items = [item for item in items if item.path.parent.name == "tidb"]
+    if tidb_items:
+        tidb_items[0].add_marker(pytest.mark.timeout(_CLUSTER_START_TIMEOUT_SECONDS))

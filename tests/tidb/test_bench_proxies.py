@@ -1,4 +1,4 @@
-"""The parts of `tidevoy bench proxies --backend tidb` that only real TiDB servers can show, made short."""
+"""The parts of `tidevoy bench proxies --backend tidb` that need real TiDB servers, in a short run."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from sandbox.tidb_binaries import TidbBinaries
 
 
 @pytest.mark.timeout(900)  # the first build of the load client takes minutes
-async def test_proxies_are_compared_and_a_server_is_drained(tidb_bin: TidbBinaries) -> None:
+async def test_bench_compares_proxies_and_drains_a_server(tidb_bin: TidbBinaries) -> None:
     contenders = standard_contenders()
-    workloads = [each for each in WORKLOADS if each.encryption is not Encryption.CLIENTS][-2:]
+    workloads = [workload for workload in WORKLOADS if workload.encryption is not Encryption.CLIENTS][-2:]
     async with prepare_setup(tidb_bin) as bench:
-        found = await compare(contenders, workloads, bench.site, bench.client, bench.pinning, blocks=3)
-        tidevoy = next(each for each in contenders if each.name == TIDEVOY)
-        moves = await drains.measure(
+        results = await compare(contenders, workloads, bench.site, bench.client, bench.pinning, blocks=3)
+        tidevoy = next(workload for workload in contenders if workload.name == TIDEVOY)
+        drain_result = await drains.measure(
             tidevoy, bench.site, bench.client, bench.pinning, sessions=50, drains=2, seconds=8.0
         )
-    assert {each.workload for each in found} == {each.name for each in workloads}
-    assert moves.per_second > 5
-    assert 0 < moves.slowest < 5_000
+    assert {workload.workload for workload in results} == {workload.name for workload in workloads}
+    assert drain_result.per_second > 5
+    assert 0 < drain_result.slowest < 5_000

@@ -1,4 +1,4 @@
-"""The cluster is restored between tests."""
+"""`TidbCluster.restore` repairs the cluster between tests."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _MAX_DDL_SECONDS = 20.0
 
 
 async def config(node: Tidb) -> dict[str, Any]:
-    """The settings that a node reports."""
+    """Return the settings that a node reports."""
     async with httpx2.AsyncClient(trust_env=False) as client:
-        found: dict[str, Any] = (await client.get(f"{node.status_url}/config")).raise_for_status().json()
-        return found
+        settings: dict[str, Any] = (await client.get(f"{node.status_url}/config")).raise_for_status().json()
+        return settings
 
 
-async def test_servers_come_back_as_they_were(cluster: TidbCluster) -> None:
-    halted, killed, changed = cluster.tidb
+async def test_servers_are_restored_with_their_settings(cluster: TidbCluster) -> None:
+    suspended, killed, reconfigured = cluster.tidb
     before = [await config(node) for node in cluster.tidb]
-    changed.graceful_wait = 0.0
-    await changed.restart()
-    assert (await config(changed))["graceful-wait-before-shutdown"] == 0
+    reconfigured.graceful_wait = 0.0
+    await reconfigured.restart()
+    assert (await config(reconfigured))["graceful-wait-before-shutdown"] == 0
     await cluster.new_node().launch()
-    halted.process.send_signal(signal.SIGSTOP)
+    suspended.process.send_signal(signal.SIGSTOP)
     await killed.kill()
     await cluster.pd.kill()
     await cluster.restore(NODES)
@@ -43,31 +43,31 @@ async def test_servers_come_back_as_they_were(cluster: TidbCluster) -> None:
             assert query_value(connection, "select 1") == 1
 
 
-async def test_a_server_that_shuts_down_is_started_again(cluster: TidbCluster) -> None:
+async def test_stopping_server_is_restarted(cluster: TidbCluster) -> None:
     node = cluster.tidb[0]
     process = node.process
     process.send_signal(signal.SIGTERM)
 
-    async def has_noticed() -> bool:
+    async def is_shutting_down() -> bool:
         return not await node.is_serving()
 
-    await wait_until(has_noticed)
+    await wait_until(is_shutting_down)
     await cluster.restore(NODES)
     assert node.process is not process
     with connect_directly(node) as connection:
         assert query_value(connection, "select 1") == 1
 
 
-async def test_schemas_change_soon_after_the_owner_of_ddl_was_killed(
+async def test_schema_changes_work_soon_after_the_ddl_owner_was_killed(
     cluster: TidbCluster, database: str
 ) -> None:
     for node in cluster.tidb:
         await node.kill()
         await node.launch()
-    begin = time.monotonic()
+    started = time.monotonic()
     with connect_directly(cluster.tidb[0], database) as connection:
         query_rows(connection, "create table t (n int)")
-    assert time.monotonic() - begin < _MAX_DDL_SECONDS
+    assert time.monotonic() - started < _MAX_DDL_SECONDS
 
 
 async def test_global_variables_are_restored(cluster: TidbCluster) -> None:

@@ -1,6 +1,6 @@
-"""KILL ends a session through Envoy at any time; a session continues elsewhere only when its node is gone.
+"""KILL ends a session through Envoy at any time; a session is restored elsewhere only if its node is gone.
 
-TIDEVOY_SOAK=1: 500 sessions instead of 60, which are killed over the whole minute for which states are kept.
+TIDEVOY_SOAK=1: 500 sessions instead of 60, killed over the whole minute for which Envoy keeps states.
 """
 
 from __future__ import annotations
@@ -22,147 +22,147 @@ from tests.support.waiting import wait_until
 
 SESSIONS = 500 if SOAK else 60
 KILL_SECONDS = 60.0 if SOAK else 1.5
-"""The time over which the kills of sessions with known states are spread."""
-_TURN_SECONDS = 0.2
-"""After so long all sessions are to move back, even those still on the way: so a KILL meets some there."""
+"""The time over which the kills of sessions with saved states are spread."""
+_DRAIN_INTERVAL_SECONDS = 0.2
+"""Interval after which the drain changes direction, so that a KILL hits some sessions during a migration."""
 _MAX_ROUNDS = 20
 pytestmark = pytest.mark.timeout(300 if SOAK else 60)
 
 
-async def kill_all(there: KillArena, victims: Sequence[KilledSession], seconds: float) -> None:
-    """KILL one after the other, by the id that is listed at that moment."""
-    began = time.monotonic()
-    for turn, victim in enumerate(victims):
-        due = began + turn * seconds / len(victims)
+async def kill_all(arena: KillArena, victims: Sequence[KilledSession], seconds: float) -> None:
+    """KILL one session after the other, by the id that is listed at that moment."""
+    started = time.monotonic()
+    for index, victim in enumerate(victims):
+        due = started + index * seconds / len(victims)
         await asyncio.sleep(max(0.0, due - time.monotonic()))
-        there.kill(victim, there.listed()[victim.name])
-    await there.wait_until_ended(victims)
+        arena.kill(victim, arena.listed()[victim.name])
+    await arena.wait_until_ended(victims)
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-@pytest.mark.parametrize("state", ["active", "drained", "drained before"])
-async def test_sessions_that_have_not_moved_are_killed(
+@pytest.mark.parametrize("state", ["active", "draining", "undrained"])
+async def test_kill_ends_sessions_that_have_not_migrated(
     tmp_path: Path, cluster: TidbCluster, state: str, busy: bool
 ) -> None:
-    """The states of sessions on a drained node are known, since a move was tried."""
+    """Envoy has the states of sessions on a drained node, because it has tried to migrate them."""
     node, other, _ = cluster.tidb
-    async with run_kill_arena(tmp_path, [node, other]) as there:
-        victims = await there.connect(SESSIONS)
+    async with run_kill_arena(tmp_path, [node, other]) as arena:
+        victims = await arena.connect(SESSIONS)
         if state != "active":
-            there.publish_nodes(node, only=[node], denying=True)
-            await there.wait_until_denied(len(victims))
-        if state == "drained before":
-            there.publish_nodes()
+            arena.publish_nodes(node, only=[node], denying=True)
+            await arena.wait_until_denied(len(victims))
+        if state == "undrained":
+            arena.publish_nodes()
         if busy:
-            await there.run_statements(victims)
-        await kill_all(there, victims, 0.0 if busy or state == "active" else KILL_SECONDS)
+            await arena.run_statements(victims)
+        await kill_all(arena, victims, 0.0 if busy or state == "active" else KILL_SECONDS)
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-async def test_sessions_that_have_moved_are_killed(tmp_path: Path, cluster: TidbCluster, busy: bool) -> None:
+async def test_kill_ends_migrated_sessions(tmp_path: Path, cluster: TidbCluster, busy: bool) -> None:
     old, new, _ = cluster.tidb
-    async with run_kill_arena(tmp_path, [old, new]) as there:
-        victims = await there.connect(SESSIONS)
-        there.publish_nodes(old)
-        await there.wait_until_on(new, victims)
-        there.publish_nodes()
+    async with run_kill_arena(tmp_path, [old, new]) as arena:
+        victims = await arena.connect(SESSIONS)
+        arena.publish_nodes(old)
+        await arena.wait_until_on(new, victims)
+        arena.publish_nodes()
         if busy:
-            await there.run_statements(victims)
-        await kill_all(there, victims, 0.0 if busy else KILL_SECONDS)
+            await arena.run_statements(victims)
+        await kill_all(arena, victims, 0.0 if busy else KILL_SECONDS)
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
-async def test_sessions_of_a_node_that_shuts_down_are_killed(
+async def test_kill_ends_sessions_of_a_stopping_node(
     tmp_path: Path, cluster: TidbCluster, busy: bool
 ) -> None:
-    """During its graceful wait the status port answers 500, and the SQL port accepts."""
+    """During the graceful wait the status port answers 500, and the SQL port still accepts."""
     node, other, _ = cluster.tidb
     node.graceful_wait = 30.0
     await node.restart()
-    async with run_kill_arena(tmp_path, [node, other]) as there:
-        victims = await there.connect(SESSIONS)
-        there.publish_nodes(node, only=[node], denying=True)
-        await there.wait_until_denied(len(victims))
-        there.publish_nodes()
+    async with run_kill_arena(tmp_path, [node, other]) as arena:
+        victims = await arena.connect(SESSIONS)
+        arena.publish_nodes(node, only=[node], denying=True)
+        await arena.wait_until_denied(len(victims))
+        arena.publish_nodes()
         if busy:
-            await there.run_statements(victims)
+            await arena.run_statements(victims)
         stopping = asyncio.create_task(node.terminate(60.0))
 
-        async def reports_it() -> bool:
+        async def is_shutting_down() -> bool:
             return not await node.is_serving()
 
-        await wait_until(reports_it)
-        await kill_all(there, victims, 0.0)
+        await wait_until(is_shutting_down)
+        await kill_all(arena, victims, 0.0)
         assert node.is_running
-        there.close_admin(node)
+        arena.close_admin(node)
         await node.kill()
         await asyncio.gather(stopping, return_exceptions=True)
 
 
-async def test_sessions_are_killed_while_they_move(tmp_path: Path, cluster: TidbCluster) -> None:
-    """A session that has left the listed id before the KILL arrives is killed by its next id."""
+async def test_kill_ends_sessions_during_a_migration(tmp_path: Path, cluster: TidbCluster) -> None:
+    """If a session has migrated before the KILL of its listed id arrives, a KILL of its next id ends it."""
     nodes = cluster.tidb[:2]
-    async with log_kills(nodes), run_kill_arena(tmp_path, nodes) as there:
-        victims = await there.connect(SESSIONS)
-        moving = asyncio.create_task(_move_back_and_forth(there, nodes))
+    async with log_kills(nodes), run_kill_arena(tmp_path, nodes) as arena:
+        victims = await arena.connect(SESSIONS)
+        migrating = asyncio.create_task(_migrate_back_and_forth(arena, nodes))
         try:
-            left = await _kill_moving(there, victims)
+            remaining = await _kill_migrating(arena, victims)
         finally:
-            moving.cancel()
-            await asyncio.gather(moving, return_exceptions=True)
-        assert not left
-        hit = set().union(*map(logged_kills, nodes))
-        survived = [victim.name for victim in victims if any(ids & hit for ids in victim.kills[:-1])]
-        missed = sum(len(victim.kills) - 1 for victim in victims)
-        print(f"{len(victims)} sessions were killed while they moved; {missed} kills came too late")
+            migrating.cancel()
+            await asyncio.gather(migrating, return_exceptions=True)
+        assert not remaining
+        killed_ids = set().union(*map(logged_kills, nodes))
+        survived = [victim.name for victim in victims if any(ids & killed_ids for ids in victim.kills[:-1])]
+        late_kills = sum(len(victim.kills) - 1 for victim in victims)
+        print(f"{len(victims)} sessions were killed while they migrated; {late_kills} kills came too late")
         assert not survived
 
 
-@pytest.mark.parametrize("known", ["a move failed", "moved"])
-@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM"])
-async def test_idle_sessions_continue_when_their_node_is_gone(
-    tmp_path: Path, cluster: TidbCluster, end: str, known: str
+@pytest.mark.parametrize("history", ["failed migration", "migrated"])
+@pytest.mark.parametrize("stop_signal", ["SIGKILL", "SIGTERM"])
+async def test_idle_sessions_are_restored_when_their_node_is_gone(
+    tmp_path: Path, cluster: TidbCluster, stop_signal: str, history: str
 ) -> None:
-    """Their states are known, since a move was tried. Nothing tells Envoy in advance that the node goes."""
+    """Envoy has the states, because it tried to migrate the sessions. It gets no notice of the shutdown."""
     first, second, _ = cluster.tidb
-    lost, other = (first, second) if known == "a move failed" else (second, first)
-    if end == "SIGTERM":
-        lost.graceful_wait = 0.0 if known == "moved" else 5.0 if SOAK else 1.0
+    lost, other = (first, second) if history == "failed migration" else (second, first)
+    if stop_signal == "SIGTERM":
+        lost.graceful_wait = 0.0 if history == "migrated" else 5.0 if SOAK else 1.0
         await lost.restart()
-    async with run_kill_arena(tmp_path, [first, second]) as there:
-        victims = await there.connect(SESSIONS)
-        if known == "moved":
-            there.publish_nodes(first)
-            await there.wait_until_on(second, victims)
+    async with run_kill_arena(tmp_path, [first, second]) as arena:
+        victims = await arena.connect(SESSIONS)
+        if history == "migrated":
+            arena.publish_nodes(first)
+            await arena.wait_until_on(second, victims)
         else:
-            there.publish_nodes(first, only=[first], denying=True)
-            await there.wait_until_denied(len(victims))
-        there.publish_nodes()
-        # Else Envoy may know only the denying node when the sessions look for another one.
-        await there.wait_until_known()
-        there.close_admin(lost)
-        await (lost.kill() if end == "SIGKILL" else lost.terminate(60.0))
-        await there.wait_until_on(other, victims)
-        await there.check_alive(victims, other)
+            arena.publish_nodes(first, only=[first], denying=True)
+            await arena.wait_until_denied(len(victims))
+        arena.publish_nodes()
+        # Otherwise Envoy may know only the denying node when it restores the sessions.
+        await arena.wait_until_known()
+        arena.close_admin(lost)
+        await (lost.kill() if stop_signal == "SIGKILL" else lost.terminate(60.0))
+        await arena.wait_until_on(other, victims)
+        await arena.check_alive(victims, other)
 
 
-async def _move_back_and_forth(there: KillArena, nodes: Sequence[Tidb]) -> None:
+async def _migrate_back_and_forth(arena: KillArena, nodes: Sequence[Tidb]) -> None:
     while True:
         for node in nodes:
-            there.publish_nodes(node)
-            await asyncio.sleep(_TURN_SECONDS)
+            arena.publish_nodes(node)
+            await asyncio.sleep(_DRAIN_INTERVAL_SECONDS)
 
 
-async def _kill_moving(there: KillArena, victims: Sequence[KilledSession]) -> list[KilledSession]:
-    """The sessions that no KILL has ended."""
-    left = list(victims)
+async def _kill_migrating(arena: KillArena, victims: Sequence[KilledSession]) -> list[KilledSession]:
+    """KILL sessions while they migrate. Return those that have not ended."""
+    remaining = list(victims)
     for _ in range(_MAX_ROUNDS):
-        random.shuffle(left)
-        for victim in left:
-            there.kill(victim, there.listed().get(victim.name, []))
-            await asyncio.sleep(0)  # lets the nodes change meanwhile
-        # Those whose KILL came too late do not end.
+        random.shuffle(remaining)
+        for victim in remaining:
+            arena.kill(victim, arena.listed().get(victim.name, []))
+            await asyncio.sleep(0)  # lets the task that changes the nodes run
+        # A session whose KILL came too late does not end.
         with suppress(TimeoutError):
             await wait_until(lambda: all(victim.has_ended for victim in victims), 0.5)
-        left = [victim for victim in left if not victim.has_ended]
-    return left
+        remaining = [victim for victim in remaining if not victim.has_ended]
+    return remaining

@@ -1,4 +1,4 @@
-"""Sessions with large states: they move, or stay and their clients notice no change."""
+"""Sessions with large states: they migrate, or they stay and their clients notice no change."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ _TIMEOUT_SECONDS = 60.0
 
 
 def _fill(session: Connection, mebibytes: float) -> None:
-    """Set a user variable that takes this many MiB in the exported states, where it is in base64."""
+    """Set a user variable that takes this many MiB in the exported states, which encode it in base64."""
     query_rows(session, f"set @large = repeat('x', {int(mebibytes * (1 << 20) * 3 / 4)})")
 
 
-def _execute(session: Connection) -> None:
-    """Execute statements whose results a client can ask for later."""
+def _run_statements(session: Connection) -> None:
+    """Execute statements whose results a client can query later."""
     query_rows(session, "create table t (id int auto_increment primary key, a tinyint)")
     query_rows(session, "create sequence s")
     query_rows(session, "select nextval(s)")
@@ -27,8 +27,8 @@ def _execute(session: Connection) -> None:
     query_rows(session, "insert ignore into t (a) values (1000), (2000)")
 
 
-def _results(session: Connection) -> list[object]:
-    """Results of `_execute` that the queries here do not change."""
+def _read_results(session: Connection) -> list[object]:
+    """Return the results of `_execute` that these queries do not change."""
     warnings = [row[:2] for row in query_rows(session, "show warnings")]
     return [
         warnings,
@@ -37,46 +37,46 @@ def _results(session: Connection) -> list[object]:
     ]
 
 
-async def _failed(stack: LocalCluster, address: str) -> dict[str, int]:
-    """How many moves away from that node have failed, by reason."""
+async def _failed_migrations(stack: LocalCluster, address: str) -> dict[str, int]:
+    """Return how many migrations away from this node have failed, by reason."""
     answer = (await stack.api.get(f"/v1/nodes/{address}")).json()
-    failed: dict[str, int] = answer["departure"]["failed"]
-    return failed
+    by_reason: dict[str, int] = answer["departure"]["failed"]
+    return by_reason
 
 
-async def test_a_session_with_too_large_states_stays_unchanged(
+async def test_session_with_too_large_states_stays_unchanged(
     stack: LocalCluster, sessions: TrackedSessions, database: str
 ) -> None:
     (node, *_) = stack.tidb
-    controls = [sessions.direct(node) for _ in range(2)]
+    references = [sessions.direct(node) for _ in range(2)]
     large = [sessions.on_node(node) for _ in range(3)]
-    for number, session in enumerate([*controls, *large]):
+    for number, session in enumerate([*references, *large]):
         query_rows(session, f"create database {database}_{number}")
         query_rows(session, f"use {database}_{number}")
         if session in large:
             _fill(session, 5)
-        _execute(session)
+        _run_statements(session)
     await start_drain(stack, node)
 
     async def have_stayed() -> bool:
-        return (await _failed(stack, node.address)).get("states_too_large", 0) == len(large)
+        return (await _failed_migrations(stack, node.address)).get("states_too_large", 0) == len(large)
 
     await stack.wait_until(have_stayed, "the sessions to stay because of their states", _TIMEOUT_SECONDS)
     # Any query changes ROW_COUNT() and FOUND_ROWS(), so each of them is read in another session.
     assert query_value(large[0], "select row_count()") == 2
-    assert query_value(large[1], "select found_rows()") == query_value(controls[0], "select found_rows()")
-    assert _results(large[2]) == _results(controls[1])
+    assert query_value(large[1], "select found_rows()") == query_value(references[0], "select found_rows()")
+    assert _read_results(large[2]) == _read_results(references[1])
     for session in large:
         assert session_port(session) == node.port
         # A newly prepared statement does not replace the first one.
         query_rows(session, "prepare second from 'select ''second'''")
         assert query_value(session, "execute first") == "first"
         assert query_value(session, "execute second") == "second"
-    # Each was exported once, not repeatedly.
-    assert await _failed(stack, node.address) == {"states_too_large": len(large)}
+    # Each session was exported only once.
+    assert await _failed_migrations(stack, node.address) == {"states_too_large": len(large)}
 
 
-async def test_a_session_with_large_states_moves(stack: LocalCluster, sessions: TrackedSessions) -> None:
+async def test_session_with_large_states_migrates(stack: LocalCluster, sessions: TrackedSessions) -> None:
     (node, *_) = stack.tidb
     session = sessions.on_node(node)
     _fill(session, 3)

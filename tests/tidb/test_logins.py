@@ -1,4 +1,4 @@
-"""Logins at real servers: clients that compress, and clients that send nothing."""
+"""Logins on real servers: clients that compress, and clients that send nothing."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from tests.support.waiting import assert_nothing_received
 
 _STEPS = ("login", "query_text", "query_prepared", "multi", "blob_text")
 
-compressing = pytest.mark.parametrize(
-    "client", [one for one in CLIENTS if one.name in ALWAYS_COMPRESSING], ids=lambda client: client.name
+compressing_clients = pytest.mark.parametrize(
+    "client",
+    [client for client in CLIENTS if client.name in ALWAYS_COMPRESSING],
+    ids=lambda client: client.name,
 )
 
 
 @pytest.fixture
 async def account(cluster: TidbCluster) -> AsyncIterator[None]:
-    """The account and the database of the client matrix."""
+    """Create the account and the database of the client matrix."""
     with connect_directly(cluster.tidb[0]) as connection, connection.cursor() as cursor:
         cursor.execute(f"create database {DATABASE}")
         cursor.execute("create user %s@'%%' identified by %s", (MAIN_ACCOUNT.user, MAIN_ACCOUNT.password))
@@ -38,9 +40,9 @@ async def account(cluster: TidbCluster) -> AsyncIterator[None]:
         cursor.execute("drop user %s@'%%'", (MAIN_ACCOUNT.user,))
 
 
-@compressing
+@compressing_clients
 @pytest.mark.usefixtures("account")
-async def test_php_with_compression_is_refused_with_the_reason(
+async def test_compressing_php_client_receives_the_reason(
     client: MatrixClient, stack: LocalCluster, tmp_path: Path
 ) -> None:
     server = MatrixTarget("a server", stack.tidb[0].port)
@@ -54,9 +56,7 @@ async def test_php_with_compression_is_refused_with_the_reason(
 
 
 @pytest.mark.usefixtures("account")
-async def test_php_with_compression_works_where_it_is_passed_through(
-    cluster: TidbCluster, tmp_path: Path
-) -> None:
+async def test_compressing_php_client_works_with_passthrough(cluster: TidbCluster, tmp_path: Path) -> None:
     settings = {"sql": {"compression": "passthrough"}}
     async with LocalCluster.start(tmp_path / "stack", cluster=cluster, settings=settings) as stack:
         for client in CLIENTS:
@@ -68,9 +68,7 @@ async def test_php_with_compression_works_where_it_is_passed_through(
                 assert all(outcome.is_ok for outcome in outcomes), outcomes
 
 
-async def test_tidevoy_ends_the_login_of_a_silent_client_before_tidb_does(
-    cluster: TidbCluster, tmp_path: Path
-) -> None:
+async def test_tidevoy_times_out_a_silent_login_before_tidb(cluster: TidbCluster, tmp_path: Path) -> None:
     settings = {"sql": {"login_timeout": 1.0}}
     async with LocalCluster.start(tmp_path / "stack", cluster=cluster, settings=settings) as stack:
         server, to_server = await asyncio.open_connection("127.0.0.1", cluster.tidb[0].port)

@@ -1,4 +1,4 @@
-"""A move that fails after the export: the session stays on its node, unchanged."""
+"""A migration fails after the export: the session stays on its node, unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ USER = "leaving"
 
 @pytest.fixture
 def account(cluster: TidbCluster) -> Iterator[str]:
-    """A user who may log in at first."""
+    """Create a user who may log in at first."""
     with connect_directly(cluster.tidb[0]) as root:
         query_rows(root, f"create user {USER}")
         query_rows(root, f"grant all on *.* to {USER}")
@@ -30,7 +30,7 @@ def account(cluster: TidbCluster) -> Iterator[str]:
         query_rows(root, f"drop user {USER}")
 
 
-async def test_prepared_statements_keep_their_numbers(
+async def test_prepared_statements_keep_their_ids(
     stack: LocalCluster, cluster: TidbCluster, account: str
 ) -> None:
     await wait_until_can_log_in(cluster.tidb, account)
@@ -38,17 +38,19 @@ async def test_prepared_statements_keep_their_numbers(
         assert (await session.log_in(account))[0] == 0x00
         first = await session.prepare(b"select 'first'")
         ((port,),) = await session.rows("select @@port")
-        (node,) = [one for one in cluster.tidb if str(one.port) == port]
+        (node,) = [candidate for candidate in cluster.tidb if str(candidate.port) == port]
         with connect_directly(cluster.tidb[0]) as root:
             query_rows(root, f"alter user {account} account lock")
-        # Each node reloads its privileges at its own time.
-        await stack.wait_until(lambda: not any(can_log_in(one, account) for one in cluster.tidb), "the lock")
+        # Every node reloads its privileges at its own time.
+        await stack.wait_until(
+            lambda: not any(can_log_in(candidate, account) for candidate in cluster.tidb), "the lock"
+        )
         await start_drain(stack, node)
 
-        async def failed() -> bool:
+        async def has_failed() -> bool:
             return bool(await migration_counts(stack))
 
-        await stack.wait_until(failed, "a move that failed")
+        await stack.wait_until(has_failed, "a failed migration")
         assert set(await migration_counts(stack)) == {(node.address, "stayed", "denied")}
         assert await session.rows("select @@port") == [(port,)]
         second = await session.prepare(b"select 'second'")

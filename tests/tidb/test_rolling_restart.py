@@ -1,4 +1,4 @@
-"""Real servers are restarted one after the other under load, and no client notices."""
+"""Real servers are restarted one after the other under load, unnoticed by clients."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from tests.support.tidb.sessions import (
 
 CLIENTS = 6
 _PAUSE_SECONDS = 0.01
-"""Between two transactions of a client, so that the machine is not overloaded."""
+"""Pause between two transactions of a client, so that the machine is not overloaded."""
 
 
 @dataclass
 class Load:
-    """The transactions of each client, and the errors of all."""
+    """The number of transactions per client, and the errors of all clients."""
 
     transactions: list[int] = field(default_factory=lambda: [0] * CLIENTS)
     errors: list[str] = field(default_factory=list)
 
 
-def work(port: int, database: str, number: int, load: Load, stop: threading.Event) -> None:
-    """One client: transactions that increment a counter, until `stop` or an error."""
+def run_client(port: int, database: str, number: int, load: Load, stop: threading.Event) -> None:
+    """Run transactions that increment a counter, as one client, until `stop` or an error."""
     try:
         with connect(port, database, autocommit=False) as connection:
             query_rows(connection, f"set @me = {number}")
@@ -48,14 +48,14 @@ def work(port: int, database: str, number: int, load: Load, stop: threading.Even
 
 
 @contextmanager
-def working(stack: LocalCluster, database: str) -> Iterator[Load]:
-    """Clients at work. At the end all committed transactions are in the table, and there was no error."""
+def run_clients(stack: LocalCluster, database: str) -> Iterator[Load]:
+    """Run clients. At the end, check that there was no error and that all commits are in the table."""
     with connect_directly(stack.tidb[0], database) as root:
         query_rows(root, "create table counters (id int primary key, n int)")
         query_rows(root, "insert into counters values " + ", ".join(f"({id_}, 0)" for id_ in range(CLIENTS)))
     load, stop = Load(), threading.Event()
     threads = [
-        threading.Thread(target=work, args=(stack.sql_port, database, number, load, stop))
+        threading.Thread(target=run_client, args=(stack.sql_port, database, number, load, stop))
         for number in range(CLIENTS)
     ]
     for thread in threads:
@@ -68,17 +68,17 @@ def working(stack: LocalCluster, database: str) -> Iterator[Load]:
             thread.join()
     assert load.errors == []
     with connect(stack.sql_port, database) as connection:
-        counted = [count for (count,) in query_rows(connection, "select n from counters order by id")]
-    assert counted == load.transactions
+        counters = [count for (count,) in query_rows(connection, "select n from counters order by id")]
+    assert counters == load.transactions
 
 
-async def test_a_rolling_restart_with_drains(
+async def test_rolling_restart_with_drains_is_invisible_to_clients(
     stack: LocalCluster, database: str, sessions: TrackedSessions
 ) -> None:
     idle = [sessions.through_envoy() for _ in range(6)]
     for number, session in enumerate(idle):
         query_rows(session, f"set @number = {number}")
-    with working(stack, database) as load:
+    with run_clients(stack, database) as load:
         for node in stack.tidb:
             await drain(stack, node)
             assert await node.terminate() == 0
@@ -88,7 +88,7 @@ async def test_a_rolling_restart_with_drains(
     assert [query_value(session, "select @number") for session in idle] == list(range(6))
 
 
-async def test_a_restart_without_a_drain(
+async def test_restart_without_a_drain_is_invisible_to_clients(
     stack: LocalCluster, database: str, sessions: TrackedSessions
 ) -> None:
     """After SIGTERM all sessions leave the server within `graceful-wait-before-shutdown`."""
@@ -97,10 +97,10 @@ async def test_a_restart_without_a_drain(
     for number, session in enumerate(idle):
         query_rows(session, f"set @number = {number}")
         query_rows(session, "prepare doubled from 'select @number * 2'")
-    with working(stack, database) as load:
-        done = sum(load.transactions)
+    with run_clients(stack, database) as load:
+        transactions_before = sum(load.transactions)
         assert await node.terminate() == 0
-        assert sum(load.transactions) > done
+        assert sum(load.transactions) > transactions_before
     assert [query_value(session, "execute doubled") for session in idle] == [0, 2, 4, 6]
     assert node.port not in {session_port(session) for session in idle}
     await node.launch()

@@ -1,4 +1,4 @@
-"""A moved session answers questions about its past as a session does that has stayed."""
+"""A migrated session gives the same answers about its earlier statements as a session that has stayed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.tidb.sessions import (
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Statements before the move, and queries after it; {t} is a table of this case."""
+    """Statements before the migration, and queries after it; {t} is a table of this case."""
 
     before: tuple[str, ...]
     after: tuple[str, ...]
@@ -65,51 +65,52 @@ CASES = (
 )
 
 
-def outcome(connection: Connection, statement: str) -> list[tuple[Any, ...]]:
-    """The rows of a statement, or code and text of its error."""
+def run_statement(connection: Connection, statement: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a statement, or code and text of its error."""
     try:
         return query_rows(connection, statement)
     except pymysql.MySQLError as error:
         return [error.args]
 
 
-async def test_a_moved_session_answers_as_one_that_has_stayed(
+async def test_migrated_session_answers_like_one_that_stayed(
     stack: LocalCluster, sessions: TrackedSessions, database: str
 ) -> None:
     node = stack.tidb[0]
     # Tables have the same names, so that answers have the same texts.
-    databases = [f"{database}_{kind}" for kind in ("moved", "stayed")]
+    databases = [f"{database}_{kind}" for kind in ("migrated", "stayed")]
     with connect_directly(node) as root:
-        for one in databases:
-            query_rows(root, f"create database {one}")
+        for database_name in databases:
+            query_rows(root, f"create database {database_name}")
             for number, case in enumerate(CASES):
                 if "{t}" in "".join(case.before + case.after):
                     query_rows(
-                        root, f"create table {one}.t{number} (id int auto_increment primary key, v int)"
+                        root,
+                        f"create table {database_name}.t{number} (id int auto_increment primary key, v int)",
                     )
-                    query_rows(root, f"insert into {one}.t{number} (v) values (1), (2), (3)")
+                    query_rows(root, f"insert into {database_name}.t{number} (v) values (1), (2), (3)")
     pairs = []
     for number, case in enumerate(CASES):
-        moving, staying = sessions.on_node(node), sessions.direct(node)
+        migrating, staying = sessions.on_node(node), sessions.direct(node)
         # Both have executed the same statements.
         assert session_port(staying) == node.port
-        for session, one in zip((moving, staying), databases, strict=True):
-            query_rows(session, f"use {one}")
+        for session, database_name in zip((migrating, staying), databases, strict=True):
+            query_rows(session, f"use {database_name}")
             for statement in case.before:
                 with suppress(pymysql.MySQLError):
                     query_rows(session, statement.format(t=f"t{number}"))
-        pairs.append((number, case, moving, staying))
+        pairs.append((number, case, migrating, staying))
     await start_drain(stack, node)
 
-    async def all_moved() -> bool:
+    async def have_all_migrated() -> bool:
         return (await migration_counts(stack)).get((node.address, "moved", "ok"), 0) >= len(CASES)
 
-    await stack.wait_until(all_moved, f"{len(CASES)} moves")
-    found, expected = {}, {}
-    for number, case, moving, staying in pairs:
+    await stack.wait_until(have_all_migrated, f"{len(CASES)} migrations")
+    actual, expected = {}, {}
+    for number, case, migrating, staying in pairs:
         name = "; ".join(case.before)
         statements = [statement.format(t=f"t{number}") for statement in case.after]
-        found[name] = [outcome(moving, statement) for statement in statements]
-        expected[name] = [outcome(staying, statement) for statement in statements]
-        assert session_port(moving) != node.port
-    assert found == expected
+        actual[name] = [run_statement(migrating, statement) for statement in statements]
+        expected[name] = [run_statement(staying, statement) for statement in statements]
+        assert session_port(migrating) != node.port
+    assert actual == expected

@@ -1,6 +1,7 @@
-"""The stand-in (sandbox/tidb_sim) behaves like a real TiDB wherever Tidevoy relies on TiDB's behaviour.
+"""The simulated TiDB server (sandbox/tidb_sim) behaves like a real one wherever Tidevoy relies on TiDB.
 
-So the results of tests with stand-ins hold for TiDB, too. Intended differences are listed in facts.py.
+So the results of tests with simulated servers hold for TiDB, too. tests/support/tidb/tidb_behaviors.py lists
+the intended differences.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.support.tidb.tidb_behaviors import Fact
 from tests.tidb.conftest import GRACEFUL_WAIT
 
 MAX_CONNECTIONS = 2
-FACTS: tuple[Fact, ...] = (
+BEHAVIORS: tuple[Fact, ...] = (
     tidb_behaviors.greeting,
     tidb_behaviors.status_page,
     tidb_behaviors.kill_of_an_idle_session,
@@ -37,16 +38,16 @@ FACTS: tuple[Fact, ...] = (
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def stand_ins(
+async def simulated_cluster(
     tmp_path_factory: pytest.TempPathFactory, shared_cluster: TidbCluster
 ) -> AsyncIterator[FakeCluster]:
-    """Two stand-ins with the certificate of the real servers; the second accepts MAX_CONNECTIONS."""
+    """Run two simulated servers with the real servers' certificate; the second accepts MAX_CONNECTIONS."""
     files = shared_cluster.certificate
     tls = ("--tls-cert", str(files.cert), "--tls-key", str(files.key))
     signing = ("--session-token-signing-cert", str(files.cert), "--session-token-signing-key", str(files.key))
     with Ports() as ports:
         cluster = FakeCluster(
-            tmp_path_factory.mktemp("stand-ins"),
+            tmp_path_factory.mktemp("simulated"),
             ports,
             graceful_wait=GRACEFUL_WAIT,
             arguments=(*tls, *signing),
@@ -59,28 +60,35 @@ async def stand_ins(
             await cluster.stop()
 
 
-@pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.__name__)
-async def test_both_behave_alike(fact: Fact, cluster: TidbCluster, stand_ins: FakeCluster) -> None:
-    real, fake = await asyncio.gather(fact(cluster.tidb[0]), fact(stand_ins.tidb[0]))
-    assert fake == real
+@pytest.mark.parametrize("behavior", BEHAVIORS, ids=lambda behavior: behavior.__name__)
+async def test_simulated_server_behaves_like_tidb(
+    behavior: Fact, cluster: TidbCluster, simulated_cluster: FakeCluster
+) -> None:
+    real, simulated = await asyncio.gather(behavior(cluster.tidb[0]), behavior(simulated_cluster.tidb[0]))
+    assert simulated == real
 
 
-async def test_both_register_alike(cluster: TidbCluster, stand_ins: FakeCluster) -> None:
+async def test_simulated_server_registers_like_tidb(
+    cluster: TidbCluster, simulated_cluster: FakeCluster
+) -> None:
     real = await tidb_behaviors.registration(cluster, cluster.tidb[0])
-    assert await tidb_behaviors.registration(stand_ins, stand_ins.tidb[0]) == real
+    assert await tidb_behaviors.registration(simulated_cluster, simulated_cluster.tidb[0]) == real
 
 
-async def test_both_refuse_alike_when_they_are_full(
-    cluster: TidbCluster, stand_ins: FakeCluster, global_variables: GlobalVariables
+async def test_full_simulated_server_rejects_like_tidb(
+    cluster: TidbCluster, simulated_cluster: FakeCluster, global_variables: GlobalVariables
 ) -> None:
     global_variables.set("max_connections", MAX_CONNECTIONS, cluster.tidb[0])
     real = await tidb_behaviors.full_server(cluster.tidb[0], MAX_CONNECTIONS)
-    assert await tidb_behaviors.full_server(stand_ins.tidb[1], MAX_CONNECTIONS) == real
+    assert await tidb_behaviors.full_server(simulated_cluster.tidb[1], MAX_CONNECTIONS) == real
 
 
-async def test_both_shut_down_alike(cluster: TidbCluster, stand_ins: FakeCluster) -> None:
-    """Must run last: it stops the stand-in that the other tests use."""
-    real, fake = await asyncio.gather(
-        tidb_behaviors.graceful_shutdown(cluster.tidb[2]), tidb_behaviors.graceful_shutdown(stand_ins.tidb[0])
+async def test_simulated_server_shuts_down_like_tidb(
+    cluster: TidbCluster, simulated_cluster: FakeCluster
+) -> None:
+    """This test must run last: it stops the simulated server that the other tests use."""
+    real, simulated = await asyncio.gather(
+        tidb_behaviors.graceful_shutdown(cluster.tidb[2]),
+        tidb_behaviors.graceful_shutdown(simulated_cluster.tidb[0]),
     )
-    assert fake == real
+    assert simulated == real

@@ -1,4 +1,4 @@
-"""The answers to BEGIN are the same with and without a drain of the session's server."""
+"""A session gets the same answers to BEGIN with and without a drain of its server."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _READ_ONLY = 1836
 
 
 @dataclass
-class Fronted:
-    """An Envoy in front of two servers, with no control plane."""
+class ProxiedServers:
+    """An Envoy in front of two servers, without a control plane."""
 
     proxy: ModuleEnvoy
     first: Tidb
@@ -42,64 +42,65 @@ class Fronted:
         """Drain these servers, and no others."""
         publish_nodes(self.endpoints, _hosts((self.first, self.second), drained))
 
-    async def wire(
+    async def connect(
         self, capabilities: Capability = CAPABILITIES, *, user: str = "root", database: str = ""
     ) -> AnswerClient:
-        """A client whose answers can be compared."""
+        """Log in. Return a client whose answers can be compared."""
         return await AnswerClient.login(
             self.proxy.host, self.proxy.port, capabilities, user=user, database=database
         )
 
 
 def _hosts(servers: Sequence[Tidb], drained: Sequence[Tidb]) -> list[Host]:
-    return [Host(one.address, state="draining" if one in drained else "active") for one in servers]
+    return [Host(server.address, state="draining" if server in drained else "active") for server in servers]
 
 
 @asynccontextmanager
-async def fronted(directory: Path, cluster: TidbCluster) -> AsyncIterator[Fronted]:
-    """Sessions begin at the first server."""
+async def run_proxied_servers(directory: Path, cluster: TidbCluster) -> AsyncIterator[ProxiedServers]:
+    """Run an Envoy in front of two servers; sessions begin at the first one."""
     first, second, *_ = cluster.tidb
     endpoints = directory / "endpoints.json"
     async with run_envoy(
         directory, _hosts((first, second), [second]), ModuleConfig(endpoints=endpoints)
     ) as proxy:
-        yield Fronted(proxy, first, second, endpoints)
+        yield ProxiedServers(proxy, first, second, endpoints)
 
 
-async def test_texts_that_begin_a_transaction_have_the_same_answers_during_a_drain(
+async def test_begin_statements_have_the_same_answers_during_a_drain(
     tmp_path: Path, cluster: TidbCluster, database: str
 ) -> None:
     table = f"{database}.texts"
-    async with fronted(tmp_path, cluster) as servers:
+    async with run_proxied_servers(tmp_path, cluster) as servers:
 
-        def empty() -> None:
+        def recreate_table() -> None:
             with connect_directly(servers.first) as connection:
                 query_rows(connection, f"drop table if exists {table}")
                 query_rows(connection, f"create table {table} (id int primary key)")
 
-        async def at_first() -> None:
+        async def undrain_first() -> None:
             servers.drain(servers.second)
 
-        async def nothing(_: Sequence[TransactionCase]) -> None:
+        async def stay(_: Sequence[TransactionCase]) -> None:
             pass
 
-        async def drained(cases: Sequence[TransactionCase]) -> None:
+        async def drain_first(cases: Sequence[TransactionCase]) -> None:
             servers.drain(servers.first)
             await wait_until_greeted(servers.second.port, sum(case.is_pinned for case in cases))
 
-        empty()
-        expected = await run_cases(TRANSACTION_CASES, servers.wire, table, nothing, at_first)
+        recreate_table()
+        expected = await run_cases(TRANSACTION_CASES, servers.connect, table, stay, undrain_first)
         assert find_unexpected(expected, is_fake=False) == []
-        empty()
+        recreate_table()
         assert (
             find_differences(
-                expected, await run_cases(TRANSACTION_CASES, servers.wire, table, drained, at_first)
+                expected,
+                await run_cases(TRANSACTION_CASES, servers.connect, table, drain_first, undrain_first),
             )
             == []
         )
 
 
-async def test_a_begin_that_read_only_mode_refuses_leaves_no_transaction_open(
+async def test_begin_rejected_by_read_only_mode_opens_no_transaction(
     tmp_path: Path, cluster: TidbCluster, database: str, global_variables: GlobalVariables
 ) -> None:
     """If Tidevoy sent a COMMIT instead, ROLLBACK would undo the last row."""
@@ -109,26 +110,28 @@ async def test_a_begin_that_read_only_mode_refuses_leaves_no_transaction_open(
         query_rows(admin, f"create user {user}")
         query_rows(admin, f"grant select, insert on {database}.* to {user}")
         query_rows(admin, f"create table {database}.t (id int primary key)")
-    async with fronted(tmp_path, cluster) as servers:
-        wires = {leaving: await servers.wire(user=user, database=database) for leaving in (False, True)}
-        for number, wire in enumerate(wires.values()):
-            await wire.query("begin")
-            await wire.query(f"insert into t values ({number})")
-        answers: dict[bool, list[Answer]] = {leaving: [] for leaving in wires}
-        for leaving, wire in wires.items():
-            if leaving:
+    async with run_proxied_servers(tmp_path, cluster) as servers:
+        clients = {
+            is_draining: await servers.connect(user=user, database=database) for is_draining in (False, True)
+        }
+        for number, connect in enumerate(clients.values()):
+            await connect.query("begin")
+            await connect.query(f"insert into t values ({number})")
+        answers: dict[bool, list[Answer]] = {is_draining: [] for is_draining in clients}
+        for is_draining, connect in clients.items():
+            if is_draining:
                 servers.drain(servers.first)
                 await wait_until_greeted(servers.second.port, 1)
             global_variables.set("tidb_super_read_only", 1, servers.first)
-            answers[leaving].append(await wire.query("begin"))
+            answers[is_draining].append(await connect.query("begin"))
             await global_variables.restore()
-            answers[leaving].append(await wire.query(f"insert into t values ({10 + leaving})"))
-            answers[leaving].append(await wire.query("rollback"))
+            answers[is_draining].append(await connect.query(f"insert into t values ({10 + is_draining})"))
+            answers[is_draining].append(await connect.query("rollback"))
         assert answers[True] == answers[False]
-        (refused,) = answers[False][0]
-        assert isinstance(refused, ErrorAnswer)
-        assert refused.code == _READ_ONLY
-        await asyncio.gather(*(wire.quit() for wire in wires.values()))
+        (error,) = answers[False][0]
+        assert isinstance(error, ErrorAnswer)
+        assert error.code == _READ_ONLY
+        await asyncio.gather(*(connect.quit() for connect in clients.values()))
     with connect_directly(cluster.tidb[0]) as admin:
         assert query_rows(admin, f"select id from {database}.t order by id") == [(10,), (11,)]
         query_rows(admin, f"drop user {user}")

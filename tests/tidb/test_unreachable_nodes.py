@@ -1,4 +1,4 @@
-"""A real TiDB server whose packets are dropped: its clients get errors, or continue elsewhere, in time.
+"""A real TiDB server whose packets are dropped: its clients get errors or continue elsewhere, in time.
 
 TIDEVOY_SOAK=1: 20 runs instead of one.
 """
@@ -33,16 +33,16 @@ pytestmark = pytest.mark.timeout(900 if SOAK else 120)
 RUNS = 20 if SOAK else 1
 OUT_OF_SERVICE_SECONDS = 5.0
 END_SECONDS = 8.0
-"""Both after the first dropped packet."""
+"""Both count from the first dropped packet."""
 LOGIN_SECONDS = 1.5
-"""The longest that a login may take, since it does not try a node that has vanished."""
+"""Maximal seconds for a login, which does not try an unreachable node."""
 _LOGIN_PAUSE_SECONDS = 0.1
-"""Between two logins: more of them would take the processor from what is measured."""
+"""Pause between two logins: more logins would use CPU that the measured processes need."""
 
 
 @pytest.fixture
-async def alone(tmp_path: Path, tidb_bin: TidbBinaries) -> AsyncIterator[LocalCluster]:
-    """Two TiDB servers, an Envoy and a control plane in a network namespace of their own."""
+async def isolated_stack(tmp_path: Path, tidb_bin: TidbBinaries) -> AsyncIterator[LocalCluster]:
+    """Run two TiDB servers, an Envoy and a control plane in a network namespace of their own."""
     with network_namespace():
         async with (
             TidbCluster.start(tmp_path / "tidb", tidb_bin, nodes=2, graceful_wait=0.0) as cluster,
@@ -52,24 +52,24 @@ async def alone(tmp_path: Path, tidb_bin: TidbBinaries) -> AsyncIterator[LocalCl
             assert "a bug:" not in running.envoy.process.output()
 
 
-async def session(port: int) -> RawClient:
-    """A session of root."""
+async def open_session(port: int) -> RawClient:
+    """Open a session of root."""
     client = RawClient(*await asyncio.open_connection("127.0.0.1", port))
     assert (await client.login())[0] == 0
     return client
 
 
-async def on(stack: LocalCluster, node: Tidb) -> RawClient:
-    """A session through Envoy that is on this node."""
+async def open_session_on(stack: LocalCluster, node: Tidb) -> RawClient:
+    """Open a session through Envoy that is on this node."""
     while True:
-        client = await session(stack.sql_port)
+        client = await open_session(stack.sql_port)
         if await client.rows("select @@port") == [(str(node.port),)]:
             return client
         client.writer.close()
 
 
-async def error_of(client: RawClient) -> str:
-    """Code and text of the error that a session ends with."""
+async def read_final_error(client: RawClient) -> str:
+    """Return code and text of the error that ends a session."""
     _, payload = await client.read_packet()
     assert payload[0] == 0xFF, payload
     assert await client.reader.read() == b""
@@ -87,99 +87,107 @@ class Times:
     waiting: float
     """A session that waits for an answer has received an error that names the node."""
     idle: float
-    """An idle session whose states are not known has ended."""
+    """An idle session without saved states has ended."""
     saved: float
-    """An idle session whose states are known is on the other node."""
+    """An idle session with saved states is on the other node."""
     login: float
-    """The longest login meanwhile."""
+    """The longest login during this time."""
 
 
-class Clock:
+class Stopwatch:
     """Measures seconds from its creation."""
 
     def __init__(self) -> None:
-        self.began = time.monotonic()
+        self.started_at = time.monotonic()
 
     def __call__(self) -> float:
-        return time.monotonic() - self.began
+        return time.monotonic() - self.started_at
 
-    async def of(self, awaited: Awaitable[Any]) -> tuple[float, Any]:
+    async def time_of(self, awaited: Awaitable[Any]) -> tuple[float, Any]:
         result = await awaited
         return self(), result
 
-    async def when(self, condition: Callable[[], Awaitable[bool]]) -> float:
+    async def time_until(self, condition: Callable[[], Awaitable[bool]]) -> float:
         await wait_until(condition)
         return self()
 
 
-async def vanish(stack: LocalCluster, lost: Tidb, other: Tidb, run: int) -> Times:
-    """One run, after which the node is in service again."""
-    known = await on(stack, other)
-    await known.query("set @kept = 'as it was'")
-    await known.query("use mysql")
+async def run_scenario(stack: LocalCluster, lost: Tidb, other: Tidb, run: int) -> Times:
+    """Run the scenario once; afterwards the node is active again."""
+    restorable = await open_session_on(stack, other)
+    await restorable.query("set @kept = 'unchanged'")
+    await restorable.query("use mysql")
     await drain(stack, other)
     await undrain(stack, other)
-    waiting, idle = await on(stack, lost), await on(stack, lost)
-    watcher = await session(other.port)
-    # The server still executes the statements of earlier runs: it has not heard that their clients are gone.
+    waiting, idle = await open_session_on(stack, lost), await open_session_on(stack, lost)
+    watcher = await open_session(other.port)
+    # The server still executes statements of earlier runs: it does not know that their clients are gone.
     statement = f"select sleep(60), {run}"
     waiting.writer.write(frame(0, bytes((MySqlCommand.QUERY,)) + statement.encode()))
     with connect_directly(lost) as root:
         count = f"select count(*) from information_schema.processlist where info = '{statement}'"
         await wait_until(lambda: query_value(root, count) == 1)
     drop_packets(lost.port, lost.status_port)
-    clock = Clock()
+    stopwatch = Stopwatch()
 
     async def is_saved() -> bool:
-        there = "select count(*) from information_schema.processlist where db = 'mysql'"
-        return await watcher.rows(there) == [("1",)]
+        query = "select count(*) from information_schema.processlist where db = 'mysql'"
+        return await watcher.rows(query) == [("1",)]
 
     async def is_ejected() -> bool:
         page = (await stack.envoy.get("/stats/prometheus?filter=ejected_since")).text
         series = [line for line in page.splitlines() if lost.address in line and "vanished" in line]
         return any(not line.endswith(" 0") for line in series)
 
-    async def is_out() -> bool:
+    async def is_inactive() -> bool:
         return (await stack.states())[lost.address] != "active"
 
-    async def logins() -> float:
+    async def measure_logins() -> float:
         longest = 0.0
-        while clock() < END_SECONDS:
-            began = clock()
-            (await session(stack.sql_port)).writer.close()
-            longest = max(longest, clock() - began)
+        while stopwatch() < END_SECONDS:
+            started_at = stopwatch()
+            (await open_session(stack.sql_port)).writer.close()
+            longest = max(longest, stopwatch() - started_at)
             await asyncio.sleep(_LOGIN_PAUSE_SECONDS)
         return longest
 
     async with asyncio.TaskGroup() as tasks:
-        longest = tasks.create_task(logins())
-        ejected = tasks.create_task(clock.when(is_ejected))
-        out = tasks.create_task(clock.when(is_out))
-        answered = tasks.create_task(clock.of(error_of(waiting)))
-        ended = tasks.create_task(clock.of(error_of(idle)))
-        moved = tasks.create_task(clock.when(is_saved))
-    assert answered.result()[1].startswith(f"2013 Tidevoy: lost connection to TiDB server {lost.address}")
+        longest = tasks.create_task(measure_logins())
+        ejected = tasks.create_task(stopwatch.time_until(is_ejected))
+        inactive = tasks.create_task(stopwatch.time_until(is_inactive))
+        error_received = tasks.create_task(stopwatch.time_of(read_final_error(waiting)))
+        ended = tasks.create_task(stopwatch.time_of(read_final_error(idle)))
+        restored = tasks.create_task(stopwatch.time_until(is_saved))
+    assert error_received.result()[1].startswith(
+        f"2013 Tidevoy: lost connection to TiDB server {lost.address}"
+    )
     assert ended.result()[1].startswith(f"1053 Tidevoy: TiDB server {lost.address}")
-    assert await known.rows("select @kept, @@port") == [("as it was", str(other.port))]
+    assert await restorable.rows("select @kept, @@port") == [("unchanged", str(other.port))]
     stop_dropping_packets()
     await wait_for_state(stack, lost, "active")
-    for client in (known, watcher, waiting, idle):
+    for client in (restorable, watcher, waiting, idle):
         client.writer.close()
-    (await on(stack, lost)).writer.close()
+    (await open_session_on(stack, lost)).writer.close()
     return Times(
-        *(ejected.result(), out.result(), answered.result()[0], ended.result()[0], moved.result()),
+        *(
+            ejected.result(),
+            inactive.result(),
+            error_received.result()[0],
+            ended.result()[0],
+            restored.result(),
+        ),
         longest.result(),
     )
 
 
-async def test_a_server_that_vanishes(alone: LocalCluster) -> None:
-    lost, other = alone.tidb
-    runs = [await vanish(alone, lost, other, run) for run in range(RUNS)]
+async def test_unreachable_server_is_detected_in_time(isolated_stack: LocalCluster) -> None:
+    lost, other = isolated_stack.tidb
+    runs = [await run_scenario(isolated_stack, lost, other, run) for run in range(RUNS)]
     print()
     for field in fields(Times):
         values = [getattr(run, field.name) for run in runs]
-        least, median, most = min(values), statistics.median(values), max(values)
-        print(f"{field.name:>14}: least {least:.2f}, median {median:.2f}, most {most:.2f} s")
+        minimum, median, maximum = min(values), statistics.median(values), max(values)
+        print(f"{field.name:>14}: minimum {minimum:.2f}, median {median:.2f}, maximum {maximum:.2f} s")
     for run in runs:
         assert max(run.envoy, run.control_plane) < OUT_OF_SERVICE_SECONDS
         assert max(run.waiting, run.idle, run.saved) < END_SECONDS

@@ -1,10 +1,10 @@
-// The charts of a node: what it carried in the last ten minutes.
+// The charts of a node's traffic in the last ten minutes.
 "use strict";
 addEventListener("DOMContentLoaded", () => {
   const section = document.getElementById("charts");
   if (!section) return;
-  const every = 5000;
-  const span = 600;
+  const refreshMilliseconds = 5000;
+  const spanSeconds = 600;
   const formats = {
     sessions: (value) => Math.round(value).toLocaleString("en"),
     rate: (value) => (value > 0 && value < 9.95 ? value.toFixed(1) : Math.round(value).toLocaleString("en")),
@@ -15,71 +15,71 @@ addEventListener("DOMContentLoaded", () => {
   let plots = [];
   let columns = null;
 
-  // A canvas wants colours that are worked out; an element's `color` is.
-  function resolved(name) {
+  // A canvas needs computed colours, not CSS variables; read them from an element's `color`.
+  function computedColor(name) {
     const probe = document.createElement("i");
     probe.style.color = `var(${name})`;
     section.append(probe);
-    const found = getComputedStyle(probe).color;
+    const color = getComputedStyle(probe).color;
     probe.remove();
-    return found;
+    return color;
   }
 
   function draw() {
     for (const plot of plots) plot.destroy();
     plots = [];
     if (!columns) return;
-    const line = resolved("--accent");
-    const quiet = resolved("--quiet");
-    const grid = resolved("--line");
-    for (const place of section.querySelectorAll(".chart")) {
-      const name = place.dataset.column;
+    const line = computedColor("--accent");
+    const quiet = computedColor("--quiet");
+    const grid = computedColor("--line");
+    for (const container of section.querySelectorAll(".chart")) {
+      const name = container.dataset.column;
       const axis = { stroke: quiet, grid: { stroke: grid, width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
       plots.push(new uPlot({
-        width: place.clientWidth,
+        width: container.clientWidth,
         height: 160,
         legend: { show: false },
         cursor: { y: false, drag: { x: false } },
         scales: {
-          x: { range: () => { const now = columns.at.at(-1) ?? Date.now() / 1000; return [now - span, now]; } },
-          y: { range: (_, __, most) => [0, (most || 0) * 1.15 || 1] },
+          x: { range: () => { const now = columns.at.at(-1) ?? Date.now() / 1000; return [now - spanSeconds, now]; } },
+          y: { range: (_, __, max) => [0, (max || 0) * 1.15 || 1] },
         },
         axes: [{ ...axis, size: 28, values: (_, ticks) => ticks.map(hour) }, { ...axis, size: 58, values: (_, ticks) => ticks.map(formats[name]) }],
         padding: [8, 8, 0, 0],
         series: [{}, { stroke: line, width: 2, fill: line.replace("rgb(", "rgba(").replace(")", ", 0.12)"), points: { show: false } }],
-        hooks: { setCursor: [(plot) => tell(name, plot.cursor.idx)] },
-      }, [columns.at, columns[name]], place));
+        hooks: { setCursor: [(plot) => showValue(name, plot.cursor.idx)] },
+      }, [columns.at, columns[name]], container));
     }
-    for (const name of Object.keys(formats)) tell(name, null);
+    for (const name of Object.keys(formats)) showValue(name, null);
   }
 
-  function tell(name, index) {
-    const value = index == null ? columns[name].findLast((each) => each !== null) : columns[name][index];
+  function showValue(name, index) {
+    const value = index == null ? columns[name].findLast((entry) => entry !== null) : columns[name][index];
     document.getElementById(`now-${name}`).textContent = value == null ? "–" : formats[name](value);
   }
 
   async function load() {
     if (document.hidden) return;
     try {
-      const answer = await fetch(`/console/history?${new URLSearchParams({ node: section.dataset.node })}`);
-      if (!answer.ok) return;
-      columns = await answer.json();
+      const response = await fetch(`/console/history?${new URLSearchParams({ node: section.dataset.node })}`);
+      if (!response.ok) return;
+      columns = await response.json();
     } catch {
-      return; // the page says so itself
+      return; // the page shows the connection state
     }
     if (!plots.length) return draw();
-    for (const [number, name] of Object.keys(formats).entries()) {
-      plots[number].setData([columns.at, columns[name]]);
-      if (plots[number].cursor.left < 0) tell(name, null);
+    for (const [index, name] of Object.keys(formats).entries()) {
+      plots[index].setData([columns.at, columns[name]]);
+      if (plots[index].cursor.left < 0) showValue(name, null);
     }
   }
 
   new ResizeObserver(() => {
-    const places = section.querySelectorAll(".chart");
-    plots.forEach((plot, number) => plot.setSize({ width: places[number].clientWidth, height: 160 }));
+    const containers = section.querySelectorAll(".chart");
+    plots.forEach((plot, index) => plot.setSize({ width: containers[index].clientWidth, height: 160 }));
   }).observe(section);
   document.addEventListener("theme", draw);
   document.addEventListener("visibilitychange", load);
-  setInterval(load, every);
+  setInterval(load, refreshMilliseconds);
   load();
 });

@@ -1,20 +1,20 @@
-// What pages do beside showing: they follow changes, ask in dialogs, and say what happened.
+// The behaviour of pages: refresh after changes, open dialogs, and announce results.
 "use strict";
 {
   const byId = (id) => document.getElementById(id);
   const dialog = byId("dialog");
-  const told = byId("told");
+  const announcement = byId("announcement");
 
-  // --- saying ---
+  // --- announcements ---
 
-  let silence;
-  function say(text, lasting = false) {
-    told.textContent = text;
-    clearTimeout(silence);
-    if (!lasting) silence = setTimeout(() => { told.textContent = ""; }, 8000);
+  let clearTimer;
+  function announce(text, stays = false) {
+    announcement.textContent = text;
+    clearTimeout(clearTimer);
+    if (!stays) clearTimer = setTimeout(() => { announcement.textContent = ""; }, 8000);
   }
 
-  // --- colours ---
+  // --- colour theme ---
 
   const theme = byId("theme");
   const isDark = () =>
@@ -37,34 +37,34 @@
   });
   showTheme();
 
-  // --- following changes ---
+  // --- live updates ---
 
-  // One stream a tab, and none while nobody looks at it: browsers have few connections for one server.
+  // One stream per visible tab, and none for hidden ones: browsers limit the connections to one server.
   const changes = document.body.dataset.changes;
   let source = null;
   function follow() {
     if (!changes || source || document.hidden) return;
     source = new EventSource(changes);
-    source.addEventListener("open", () => { pulse("live", true); refresh(); });
+    source.addEventListener("open", () => { showConnection("live", true); refresh(); });
     source.addEventListener("error", () => {
-      pulse("not connected", false);
-      // A browser tries again by itself, unless it was refused.
+      showConnection("not connected", false);
+      // The browser reconnects by itself unless the server denied the request.
       if (source && source.readyState === EventSource.CLOSED) {
         source = null;
-        refresh(); // whose login is no longer good is led to where one logs in
+        refresh(); // redirects to the login page if the login is no longer valid
         setTimeout(follow, 3000);
       }
     });
     source.addEventListener("changed", (event) => {
-      const { topics, told: sentences } = JSON.parse(event.data);
+      const { topics, announcements } = JSON.parse(event.data);
       for (const topic of topics) htmx.trigger(document.body, `changed-${topic}`);
-      if (sentences.length) say(sentences.join("; "));
+      if (announcements.length) announce(announcements.join("; "));
     });
   }
   function refresh() {
     for (const topic of ["nodes", "envoys", "rollouts", "events"]) htmx.trigger(document.body, `changed-${topic}`);
   }
-  function pulse(text, alive) {
+  function showConnection(text, alive) {
     byId("pulse").hidden = false;
     byId("pulse").classList.toggle("lost", !alive);
     if (byId("pulse-text").textContent !== text) byId("pulse-text").textContent = text;
@@ -82,7 +82,7 @@
 
   // --- dialogs ---
 
-  let opener = null; // by its id: what opened the dialog may have been drawn anew meanwhile
+  let opener = null; // the id of the element that opened the dialog; a refresh may have replaced the element
   document.addEventListener("htmx:afterSwap", (event) => {
     const body = byId("dialog-body");
     if (event.detail.target !== body || !body.childElementCount) return;
@@ -103,16 +103,16 @@
     dialog.close();
   });
   dialog.addEventListener("pointerdown", (event) => {
-    if (event.target === dialog) dialog.close(); // beside what it holds
+    if (event.target === dialog) dialog.close(); // a click on the backdrop
   });
   document.addEventListener("done", (event) => {
-    byId("dialog-body").replaceChildren(); // at once: the event `close` comes only after this answer's last one
+    byId("dialog-body").replaceChildren(); // at once: the event `close` fires only after htmx's last event
     dialog.close();
-    say(event.detail.text);
+    announce(event.detail.text);
     refresh();
   });
 
-  // --- what goes wrong ---
+  // --- errors ---
 
   document.addEventListener("htmx:beforeSwap", (event) => {
     const { xhr, target } = event.detail;
@@ -123,29 +123,29 @@
       event.detail.isError = false;
       return;
     }
-    let reason = "the control plane cannot do that now";
+    let reason = "the control plane cannot process the request at the moment";
     try {
       reason = JSON.parse(xhr.responseText).detail ?? reason;
     } catch {
       reason = new DOMParser().parseFromString(xhr.responseText, "text/html").querySelector("[role=alert]")?.textContent ?? reason;
     }
-    if (xhr.status !== 401) say(reason, true);
+    if (xhr.status !== 401) announce(reason, true);
   });
   document.addEventListener("htmx:sendError", () => {
-    pulse("not connected", false);
-    say("The control plane does not answer. Envoys go on with what they have.", true);
+    showConnection("not connected", false);
+    announce("The control plane does not respond. Envoys continue with their last configuration.", true);
   });
 
-  // --- times, as the clock of the reader has them ---
+  // --- times in the user's time zone ---
 
-  const inWords = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
-  const hour = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
+  const dateAndTime = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+  const timeOnly = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
   function localise(element) {
     const now = new Date();
     for (const time of element.querySelectorAll("time[datetime]")) {
       const at = new Date(time.dateTime);
       time.title = time.dateTime;
-      time.textContent = (at.toDateString() === now.toDateString() ? hour : inWords).format(at);
+      time.textContent = (at.toDateString() === now.toDateString() ? timeOnly : dateAndTime).format(at);
     }
   }
   htmx.onLoad(localise);

@@ -1,4 +1,4 @@
-// Before anything is drawn: the colours that were chosen here, else those of the system.
+// Apply the chosen colour theme before the first paint; without a choice, the system's theme applies.
 {
   const chosen = localStorage.getItem("theme");
   if (chosen === "dark" || chosen === "light") document.documentElement.dataset.theme = chosen;

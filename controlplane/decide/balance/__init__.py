@@ -1,1 +1,1 @@
-"""How sessions are spread over the nodes in service: weights, zones, and moves that even out the load."""
+"""Distribute sessions over the nodes in service: weights, zones, and migrations that even out the load."""

@@ -1,4 +1,4 @@
-"""The weights of a plan: in each group and zone, by what is known of the sessions there. Pure."""
+"""Assign EDS weights to the nodes of a plan, per group and zone, from session counts. Pure."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from controlplane.model.facts import Facts
 from controlplane.model.nodes import EMPTY_MAP, GroupZone, State
 from controlplane.model.plan import EdsHealth, Factor, NodePlan, Plan, Policy
 
-# Seconds until weights take effect; beside that, reports are up to one interval old when they arrive, and
-# weights stay in force for another.
+# Seconds until weights take effect. In addition, reports are up to one interval old when they arrive, and
+# weights stay in force for another interval.
 _WEIGHT_DELAY_SECONDS = 1.0
 _REPORT_INTERVALS = 2.0
-# However rare reports are, slow start and vital signs go on, and nodes count their connections themselves.
+# Limit for long report intervals: slow start and metrics advance anyway, and TiDB counts connections itself.
 _MAX_REFRESH_SECONDS = 5.0
 
 
 def assign_weights(
     planned: Mapping[str, NodePlan], previous: Plan, facts: Facts, policy: Policy, now: float
 ) -> tuple[Mapping[str, NodePlan], frozenset[GroupZone], float]:
-    """The nodes with their weights and factors; which zones are full; as of when.
+    """Return the nodes with weights and factors, the overloaded zones, and when they were computed.
 
-    Counts change all the time, so they are looked at once in a report interval, or in 5 s; but at once when
-    nodes come into service or leave it, or have other weights.
+    Session counts change all the time, so weights are recomputed once per report interval, at least every
+    5 s, and at once when nodes enter or leave service or their configured weights change.
     """
     serving = {a: p for a, p in planned.items() if p.eds_health is EdsHealth.HEALTHY}
     refresh_seconds = min(policy.report_interval, _MAX_REFRESH_SECONDS)
@@ -49,13 +49,13 @@ def assign_weights(
 
 
 def _is_same_fleet(serving: Mapping[str, NodePlan], previous: Plan) -> bool:
-    """Whether the weights of before are of the same nodes."""
+    """Return whether the previous weights were computed for the same nodes."""
     past = previous.nodes
     return sum(p.eds_health is EdsHealth.HEALTHY for p in past.values()) == len(serving) and all(
-        (was := past.get(a)) is not None
-        and was.weight > 0
-        and was.node.weight == p.node.weight
-        and (was.group, was.backup, was.zone) == (p.group, p.backup, p.zone)
+        (before := past.get(a)) is not None
+        and before.weight > 0
+        and before.node.weight == p.node.weight
+        and (before.group, before.backup, before.zone) == (p.group, p.backup, p.zone)
         for a, p in serving.items()
     )
 
@@ -64,7 +64,7 @@ def _with_factors(
     serving: Mapping[str, NodePlan], factors_by_address: Mapping[str, Mapping[str, Factor]]
 ) -> dict[str, NodePlan]:
     return {
-        a: p if p.factors == (found := factors_by_address.get(a, EMPTY_MAP)) else replace(p, factors=found)
+        a: p if p.factors == (new := factors_by_address.get(a, EMPTY_MAP)) else replace(p, factors=new)
         for a, p in serving.items()
     }
 
@@ -88,9 +88,9 @@ def _compute_weights(
     policy: Policy,
     now: float,
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """For Envoys that use all nodes of a group, and for those that keep to their zone.
+    """Return the weights for Envoys that use all nodes of a group, and for Envoys limited to their zone.
 
-    Nodes that stand in are weighed among themselves.
+    Backup nodes are weighted among themselves.
     """
     envoy_zones = locality.envoy_zones(facts.envoy_zones, policy)
     groups: dict[tuple[str, bool], list[str]] = {}
@@ -106,9 +106,10 @@ def _compute_weights(
         sum(p.node.weight for p in serving.values()),
         sum(facts.new_sessions.values()),
     )
-    found: tuple[dict[str, int], dict[str, int]] = ({}, {})
-    for into, pool, is_local in ((found[0], groups, False), (found[1], zones, True)):
-        for members in pool.values():
+    group_weights: dict[str, int] = {}
+    zone_weights: dict[str, int] = {}
+    for weights, pools, is_local in ((group_weights, groups, False), (zone_weights, zones, True)):
+        for members in pools.values():
             nodes = [
                 WeightedNode(a, serving[a].node.weight, sessions[a], capacity_factor(serving[a], policy, now))
                 for a in members
@@ -120,20 +121,22 @@ def _compute_weights(
                     / total_opened
                 )
             else:
-                expected_arrivals = expected * sum(v.capacity for v in nodes) / total_weight
-            into.update(
+                expected_arrivals = expected * sum(n.capacity for n in nodes) / total_weight
+            weights.update(
                 water_filling.compute_weights(
                     nodes, expected_arrivals, _previous_ratios(members, previous, is_local=is_local)
                 )
             )
-    return found
+    return group_weights, zone_weights
 
 
 def _previous_ratios(members: list[str], previous: Plan, *, is_local: bool) -> dict[str, float]:
-    """By how much each node was favoured until now."""
+    """Return the previous ratio of each node's weight to its capacity share."""
     past = {a: previous.nodes[a] for a in members if a in previous.nodes}
-    held = {a: (p.local_weight if is_local else p.weight, p.node.weight) for a, p in past.items()}
-    return {a: water_filling.weight_ratio(weight, width) for a, (weight, width) in held.items() if weight}
+    weights = {a: (p.local_weight if is_local else p.weight, p.node.weight) for a, p in past.items()}
+    return {
+        a: water_filling.weight_ratio(weight, capacity) for a, (weight, capacity) in weights.items() if weight
+    }
 
 
 def _count_sessions(

@@ -1,4 +1,4 @@
-"""Which nodes share their sessions: those of a group or, where Envoys keep to it, of a zone. Pure."""
+"""Divide the nodes in service into balancing groups: node groups or, with zones, parts of them. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from controlplane.model.plan import NodePlan, Policy
 
 
 class BalancingGroup(NamedTuple):
-    """Nodes by address, with the capacity that each one's share goes by; 0: it only stands in for others."""
+    """Nodes that share their sessions, by address, with their effective capacity (0: an unused backup)."""
 
     group: str
-    zone: str  # empty: those that no Envoy keeps to
+    zone: str  # empty: nodes outside the zones that Envoys are limited to
     capacities: Mapping[str, float]
 
 
@@ -26,7 +26,7 @@ def balancing_groups(
     policy: Policy,
     now: float,
 ) -> list[BalancingGroup]:
-    """All nodes in service. `full` zones' Envoys use nodes elsewhere, too; `zones` says where Envoys are."""
+    """Return the balancing groups of all nodes in service. Envoys of `overloaded` zones use all zones."""
     envoy_zones, serving = locality.envoy_zones(zone_by_envoy, policy), locality.serving_addresses(served)
     capacities_by_zone: dict[GroupZone, dict[str, float]] = {}
     backups: dict[str, list[str]] = {}
@@ -35,11 +35,11 @@ def balancing_groups(
             backups.setdefault(planned.group, []).append(address)
             continue
         is_zone_local = planned.zone in envoy_zones and (planned.group, planned.zone) not in overloaded
-        quarter = (planned.group, planned.zone if is_zone_local else "")
-        capacities_by_zone.setdefault(quarter, {})[address] = effective_capacity(planned, policy, now)
+        group_zone = (planned.group, planned.zone if is_zone_local else "")
+        capacities_by_zone.setdefault(group_zone, {})[address] = effective_capacity(planned, policy, now)
     for group, addresses in backups.items():
-        # Those that have stood in give what they have to any that serve again.
-        first = min(group_zone for group_zone in capacities_by_zone if group_zone[0] == group)
+        # Backup nodes that were in use hand their sessions to the nodes that serve again.
+        first = min(key for key in capacities_by_zone if key[0] == group)
         capacities_by_zone[first].update(dict.fromkeys(addresses, 0.0))
     return [
         BalancingGroup(group, zone, capacities)

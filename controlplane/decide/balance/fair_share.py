@@ -1,4 +1,4 @@
-"""What nodes in service have of all sessions, and what their share is, in whole numbers. Pure."""
+"""Compute each node's fair share of the sessions in whole numbers, and compare it with its sessions. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from controlplane.model.traffic import SessionCounts
 
 
 class LoadStatus(NamedTuple):
-    """A node's sessions and its share of all.
+    """A node's sessions and its fair share.
 
-    The sessions of an Envoy that has fallen silent may be over, or not. So there are two numbers of each; the
-    least is without them.
+    The sessions of an Envoy that stopped reporting may have ended or not, so both values have a minimum
+    (without those sessions) and a maximum.
     """
 
     min_sessions: int
@@ -28,12 +28,12 @@ class LoadStatus(NamedTuple):
 
     @property
     def surplus(self) -> int:
-        """Sessions that surely are more than its share; 0 or less when none are."""
+        """Lower bound of the sessions above its fair share; 0 or less when there are none."""
         return self.min_sessions - self.max_share
 
     @property
     def deficit(self) -> int:
-        """Sessions that surely are missing to its share; 0 or less when none are."""
+        """Lower bound of the sessions it is below its fair share; 0 or less when there are none."""
         return self.min_share - self.max_sessions
 
 
@@ -45,13 +45,13 @@ def load_statuses(
     policy: Policy,
     now: float,
 ) -> dict[str, LoadStatus]:
-    """How those nodes stand that have `capacities`: they share their sessions among them.
+    """Return the load status of each node in `capacities`, which share their sessions among each other.
 
-    Shares go by capacity (0: it is to have none), and no node's is less than the sessions on it that nobody
-    can be asked to move: those of direct clients, of Envoys without a module, and of `unasked` modules.
+    Shares are proportional to capacity (0: no share). A node's share is at least its immovable sessions:
+    those of direct clients, of Envoys without a module, and of the `incapable` modules.
     """
     fresh_from = session_counts.tidb_count_stale_before(policy, now)
-    movable = _subtract(facts.sessions_by_address, [census.sessions for census in incapable])
+    movable = _subtract(facts.sessions_by_address, [counts.sessions for counts in incapable])
     silent_envoys = session_counts.silent_envoys(facts, session_counts.report_stale_before(policy, now))
     min_counts: list[int] = []
     max_counts: list[int] = []
@@ -74,27 +74,27 @@ def load_statuses(
     if min_counts != max_counts:
         immovable = [max(0, n - movable.get(a, 0)) for a, n in zip(capacities, min_counts, strict=True)]
         min_shares = integer_shares(capacity_values, immovable, min_counts)
-    each = zip(capacities, map(LoadStatus, min_counts, max_counts, min_shares, max_shares), strict=True)
-    return dict(each)
+    statuses = map(LoadStatus, min_counts, max_counts, min_shares, max_shares)
+    return dict(zip(capacities, statuses, strict=True))
 
 
 def _subtract(counts: Mapping[str, int], subtracted: Collection[Mapping[str, int]]) -> Mapping[str, int]:
     if not subtracted:
         return counts
-    left = dict(counts)
-    for each in subtracted:
-        for address, count in each.items():
-            left[address] = left.get(address, 0) - count
-    return left
+    difference = dict(counts)
+    for mapping in subtracted:
+        for address, count in mapping.items():
+            difference[address] = difference.get(address, 0) - count
+    return difference
 
 
 def effective_capacity(planned: NodePlan, policy: Policy, now: float) -> float:
-    """What a node's share goes by: its weight, as far as it has grown, less what its vital signs take."""
+    """Return a node's weight, scaled by slow start and its resource factors."""
     return planned.node.weight * capacity_factor(planned, policy, now)
 
 
 def capacity_factor(planned: NodePlan, policy: Policy, now: float) -> float:
-    """What slow start and its vital signs leave of a node's weight: above 0, at most 1."""
+    """Return the part of a node's weight after slow start and its resource factors: above 0, at most 1."""
     since = planned.active_since
     ramp_factor = 1.0
     if since is not None and now - since < policy.slow_start:
@@ -105,25 +105,25 @@ def capacity_factor(planned: NodePlan, policy: Policy, now: float) -> float:
 def integer_shares(
     capacities: Sequence[float], immovable: Sequence[int], current: Sequence[int], added: int = 0
 ) -> list[int]:
-    """All that they have, and `more` that come, shared out by capacity in whole numbers.
+    """Divide the `current` sessions of all nodes and `added` new ones by capacity in whole numbers.
 
-    None gets less than what is fixed there. What rounding leaves over goes to those nearest to one more; of
-    equal ones, to those that have most now, so that nothing has to move for it. A capacity of 0 gets nothing
-    but what is fixed.
+    No node gets less than its `immovable` sessions, and a node of capacity 0 gets just these. The remainder
+    of rounding goes to the largest fractions, on ties to the nodes with the most sessions, so that nothing
+    has to migrate for it.
     """
     total = sum(current) + added
-    receivers = [i for i, each in enumerate(capacities) if each > 0]
-    shares = [float(each) for each in immovable]
+    receivers = [i for i, capacity in enumerate(capacities) if capacity > 0]
+    shares = [float(count) for count in immovable]
     incoming = total - sum(immovable)
     if receivers and incoming > 0:
         receiver_capacities = [capacities[i] for i in receivers]
         level = water_level(receiver_capacities, [immovable[i] for i in receivers], incoming)
         for i in receivers:
             shares[i] = max(shares[i], level * capacities[i])
-    # What arithmetic has lost of a whole one is made up for.
+    # Rounding compensates for floating-point errors just below a whole number.
     shares = [round(share, 6) for share in shares]
-    floors = [math.floor(share) for share in shares]
-    if (leftover := total - sum(floors)) > 0:
-        for i in sorted(receivers, key=lambda i: (floors[i] - shares[i], -current[i], i))[:leftover]:
-            floors[i] += 1
-    return floors
+    whole_shares = [math.floor(share) for share in shares]
+    if (leftover := total - sum(whole_shares)) > 0:
+        for i in sorted(receivers, key=lambda i: (whole_shares[i] - shares[i], -current[i], i))[:leftover]:
+            whole_shares[i] += 1
+    return whole_shares

@@ -1,4 +1,4 @@
-"""Which nodes share which sessions: groups, nodes that stand in, and zones that have enough. Pure."""
+"""Node groups, backup nodes and zones: which nodes serve which Envoys. Pure."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from collections.abc import Collection, Mapping
 from controlplane.model.nodes import GroupZone, Node
 from controlplane.model.plan import BalancePolicy, NodePlan, Policy
 
-# A zone of few sessions is uneven by nature: it is not full before it has so many more than its share.
+# Few sessions are always spread unevenly: a zone is not overloaded unless it exceeds its share by this many.
 _MIN_EXCESS_SESSIONS = 4.0
 
 
 def classify(node: Node, policy: Policy) -> tuple[str, bool, str]:
-    """The group of a node, whether it only stands in, and its zone; both names may be empty."""
+    """Return the group of a node, whether it is a backup, and its zone; both names may be empty."""
     labels = node.labels
     group = ""
     if policy.groups:  # most fleets have none
-        group = next((each.name for each in policy.groups if _has_labels(labels, each.labels)), "")
+        group = next((g.name for g in policy.groups if _has_labels(labels, g.labels)), "")
     backup = bool(policy.backup_labels) and _has_labels(labels, policy.backup_labels)
     return group, backup, labels.get(policy.zone_label, "")
 
 
 def serving_by_group(served: Mapping[str, NodePlan]) -> dict[str, list[str]]:
-    """Of the nodes in service, those that take sessions now, by group.
+    """Return the nodes in service that receive sessions, by group.
 
-    Nodes that stand in take some only where no other node of their group is in service.
+    Backup nodes receive sessions only if no other node of their group is in service.
     """
     primaries: dict[str, list[str]] = {}
     backups: dict[str, list[str]] = {}
@@ -34,12 +34,12 @@ def serving_by_group(served: Mapping[str, NodePlan]) -> dict[str, list[str]]:
 
 
 def serving_addresses(served: Mapping[str, NodePlan]) -> set[str]:
-    """The same of all groups."""
+    """Return the nodes in service that receive sessions, over all groups."""
     return {address for addresses in serving_by_group(served).values() for address in addresses}
 
 
 def envoy_zones(zone_by_envoy: Mapping[str, str], policy: Policy) -> set[str]:
-    """Where Envoys are that ask where nodes are; `zones` are those of all Envoys."""
+    """Return the zones with Envoys that prefer nodes of their zone. `zone_by_envoy` has all Envoys."""
     if policy.balance_policy is BalancePolicy.CONNECTION:
         return set()
     return {zone for zone in zone_by_envoy.values() if zone}
@@ -53,21 +53,20 @@ def overloaded_zones(
     policy: Policy,
     zone_by_envoy: Mapping[str, str],
 ) -> frozenset[GroupZone]:
-    """The groups and zones whose Envoys are to use nodes elsewhere, too.
+    """Return the groups and zones whose Envoys also use nodes in other zones.
 
-    `served` are the nodes in service; `sessions` has those of a node, as far as they are known; `zones` says
-    where each Envoy is. A zone is full from `spill` times
-    the load of its group, until it is down to midway between that and the load of all, so that sessions which
-    it sends elsewhere do not make it seem to have room at once.
+    `served` are the nodes in service; `sessions` holds their session counts as far as known. A zone becomes
+    overloaded at `zone_overload_ratio` times the load of its group. It stays so until its load is halfway
+    down to that of the group, so that the sessions it sends elsewhere do not end the overload at once.
     """
     zones_with_envoys = envoy_zones(zone_by_envoy, policy)
-    # By place alone, no zone is full that has a node.
+    # With policy `location`, a zone that has a node is never overloaded.
     if not zones_with_envoys or policy.balance_policy is BalancePolicy.LOCATION:
         return frozenset()
-    found: set[GroupZone] = set()
+    overloaded: set[GroupZone] = set()
     for group, addresses in serving_by_group(served).items():
         sums = _sum_by_zone([a for a in addresses if a in sessions], served, sessions, capacities)
-        capacity = sum(width for width, _ in sums.values())
+        capacity = sum(zone_capacity for zone_capacity, _ in sums.values())
         if not capacity:
             continue
         load_per_capacity = sum(count for _, count in sums.values()) / capacity
@@ -77,8 +76,8 @@ def overloaded_zones(
             if _is_overloaded(
                 count, load_per_capacity * zone_capacity, group_zone in previous, policy.zone_overload_ratio
             ):
-                found.add(group_zone)
-    return frozenset(found)
+                overloaded.add(group_zone)
+    return frozenset(overloaded)
 
 
 def _is_overloaded(sessions: int, share: float, was_overloaded: bool, overload_ratio: float) -> bool:
@@ -93,7 +92,7 @@ def _sum_by_zone(
     sessions: Mapping[str, int],
     capacities: Mapping[str, float],
 ) -> dict[str, tuple[float, int]]:
-    """Capacity and sessions of these nodes, by zone."""
+    """Return the total capacity and sessions of the nodes, by zone."""
     sums: dict[str, tuple[float, int]] = {}
     for address in addresses:
         zone = served[address].zone
@@ -102,5 +101,5 @@ def _sum_by_zone(
     return sums
 
 
-def _has_labels(labels: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    return all(labels.get(key) == value for key, value in wanted.items())
+def _has_labels(labels: Mapping[str, str], required: Mapping[str, str]) -> bool:
+    return all(labels.get(key) == value for key, value in required.items())

@@ -1,4 +1,4 @@
-"""Who gives how many sessions to whom, among nodes that share theirs, and through which Envoys. Pure."""
+"""Plan how many sessions migrate between the nodes of a balancing group, and through which Envoys. Pure."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from controlplane.decide.balance.fair_share import LoadStatus
 from controlplane.model.plan import Policy
 from controlplane.model.traffic import SessionCounts
 
-# Seconds that a round lasts at most: so long it may go at the speed that is allowed.
+# Longest duration of a round: a batch is limited to the sessions that may migrate in this time.
 MAX_ROUND_SECONDS = 5.0
-# A node may lack so many times what another may have too many: new sessions find it by themselves.
+# A deficit is tolerated up to this multiple of a surplus: new sessions reduce it without migrations.
 _DEFICIT_TOLERANCE_FACTOR = 2.0
 
 NodeEnvoyCounts = Mapping[str, Mapping[str, int]]  # by address of a node, then by instance of an Envoy
 
 
 class MigrationBatch(NamedTuple):
-    """Sessions that are to leave nodes (`moves`), and those that nodes are to get for that (`wants`)."""
+    """Sessions that migrate in one round: how many leave each node, and how many each node receives."""
 
     group: str
     outgoing: NodeEnvoyCounts
     incoming: NodeEnvoyCounts
-    sessions: int  # in all
-    reason: str  # for whose sake, as a sentence
+    sessions: int  # total
+    reason: str  # the cause, as a sentence
 
 
 def plan_batch(
@@ -37,12 +37,12 @@ def plan_batch(
     policy: Policy,
     rotation: int,
 ) -> MigrationBatch | None:
-    """What is to move now; None when nothing is worth it, or nobody can be asked.
+    """Return the migrations of the next round, or None if none is worthwhile or no Envoy can perform any.
 
-    `turn` is another number each time, so that who was asked in vain is not asked again before others.
+    `rotation` differs in each round, so that Envoys that migrated nothing are not asked again before others.
 
-    Those give that are the furthest above their share, and those get that are the furthest below. No node
-    gives so much that it has less than its share, nor gets so many that it has more.
+    Sessions migrate from the nodes that are furthest above their share to those furthest below. No node
+    drops below its share by giving sessions away, nor exceeds it by receiving them.
     """
     surpluses = {a: s.surplus for a, s in statuses.items() if s.surplus > 0}
     deficits = {a: s.deficit for a, s in statuses.items() if s.deficit > 0}
@@ -61,55 +61,51 @@ def plan_batch(
     if not count:
         return None
     outgoing: dict[str, Mapping[str, int]] = {}
-    left = count
+    remaining = count
     for address in _sorted_by_distance(surpluses, statuses):
-        if not left:
-            break  # of thousands of nodes a few give all that a round may ask for
-        held_by_envoy = {c.instance: n for c in capable if (n := c.sessions.get(address, 0))}
-        if given := apportion(min(left, surpluses[address]), held_by_envoy, rotation):
-            outgoing[address] = MappingProxyType(given)
-            left -= sum(given.values())
+        if not remaining:
+            break  # of thousands of nodes a few suffice for one round
+        sessions_by_envoy = {c.instance: n for c in capable if (n := c.sessions.get(address, 0))}
+        if parts := apportion(min(remaining, surpluses[address]), sessions_by_envoy, rotation):
+            outgoing[address] = MappingProxyType(parts)
+            remaining -= sum(parts.values())
     if not outgoing:
         return None
-    incoming = assign_to_envoys(outgoing, _fill_by_distance(count - left, deficits, statuses))
-    return MigrationBatch(
-        group,
-        MappingProxyType(outgoing),
-        incoming,
-        count - left,
-        _describe_reason(overloaded, underloaded, statuses),
-    )
+    planned = count - remaining
+    incoming = assign_to_envoys(outgoing, _fill_by_distance(planned, deficits, statuses))
+    reason = _describe_reason(overloaded, underloaded, statuses)
+    return MigrationBatch(group, MappingProxyType(outgoing), incoming, planned, reason)
 
 
 def max_batch_size(policy: Policy) -> int:
-    """How many sessions one round may ask for."""
+    """Return the maximum number of sessions that migrate in one round."""
     return max(1, int(policy.rebalance_per_second * MAX_ROUND_SECONDS))
 
 
 def _tolerance(share: int, noise_margin: float, policy: Policy) -> float:
-    """By how many sessions a node may be off its share."""
+    """Return by how many sessions a node may differ from its share."""
     return max(policy.rebalance_threshold * share, noise_margin)
 
 
 def _fill_by_distance(
     count: int, limits: Mapping[str, int], statuses: Mapping[str, LoadStatus]
 ) -> dict[str, int]:
-    """`count` shared out, to each node up to its limit, those first that are the furthest off their share."""
-    left, allotted = count, {}
+    """Distribute `count` sessions up to each node's limit, nodes furthest from their share first."""
+    remaining, allotted = count, {}
     for address in _sorted_by_distance(limits, statuses):
-        if part := min(left, limits[address]):
+        if part := min(remaining, limits[address]):
             allotted[address] = part
-            left -= part
+            remaining -= part
     return allotted
 
 
 def _sorted_by_distance(deviations: Mapping[str, int], statuses: Mapping[str, LoadStatus]) -> list[str]:
-    """Nodes by how far they are off their share, the furthest first."""
+    """Return the nodes by their deviation relative to their share, largest first."""
     return sorted(deviations, key=lambda a: (-deviations[a] / (statuses[a].max_share + 1), a))
 
 
 def assign_to_envoys(outgoing: NodeEnvoyCounts, targets: Mapping[str, int]) -> NodeEnvoyCounts:
-    """What each node gets through which Envoy: of each Envoy as many as it is to move, in all."""
+    """Divide the sessions that each target receives among the Envoys, within their totals in `outgoing`."""
     remaining_by_envoy: dict[str, int] = {}
     for counts in outgoing.values():
         for instance, count in counts.items():
@@ -117,13 +113,13 @@ def assign_to_envoys(outgoing: NodeEnvoyCounts, targets: Mapping[str, int]) -> N
     incoming: dict[str, Mapping[str, int]] = {}
     envoys = sorted(remaining_by_envoy)
     for address, count in targets.items():
-        left = count
+        remaining = count
         parts: dict[str, int] = {}
-        while left and envoys:
+        while remaining and envoys:
             instance = envoys[0]
-            part = min(left, remaining_by_envoy[instance])
+            part = min(remaining, remaining_by_envoy[instance])
             parts[instance] = part
-            left -= part
+            remaining -= part
             remaining_by_envoy[instance] -= part
             if not remaining_by_envoy[instance]:
                 envoys.pop(0)
@@ -135,11 +131,11 @@ def assign_to_envoys(outgoing: NodeEnvoyCounts, targets: Mapping[str, int]) -> N
 def _describe_reason(
     overloaded: Mapping[str, int], underloaded: Mapping[str, int], statuses: Mapping[str, LoadStatus]
 ) -> str:
-    """The node that is the furthest off, in words."""
+    """Describe the node with the largest deviation, and how many others deviate."""
     deviations = overloaded if sum(overloaded.values()) >= sum(underloaded.values()) else underloaded
     address = max(deviations, key=lambda a: (deviations[a], a))
-    node = statuses[address]
-    text = f"{address} has {node.max_sessions} sessions and its share is {node.max_share}"
+    status = statuses[address]
+    text = f"{address} has {status.max_sessions} sessions and its share is {status.max_share}"
     others = len(deviations) - 1
-    more = "1 more node is" if others == 1 else f"{others} more nodes are"
-    return f"{text}, and {more} off theirs" if others else text
+    more = "1 more node is off its share" if others == 1 else f"{others} more nodes are off their share"
+    return f"{text}, and {more}" if others else text

@@ -1,12 +1,12 @@
-"""How many sessions are asked to leave which node, for which others, through which Envoy. Pure.
+"""Rebalance: decide how many sessions migrate from which node to which others through which Envoy. Pure.
 
-Nodes that have more sessions than their share give some away, to nodes that have fewer. Neither does so for
-a few that chance may explain, and that new sessions will make up for.
+Sessions migrate from nodes above their share to nodes below it. Small deviations, which random arrivals
+explain and new sessions correct, are ignored.
 
-It goes in rounds, since what has moved shows only in later reports. A round asks for a number of sessions,
-lasts a few seconds, and is withdrawn. The next is decided when each Envoy that takes part has told where its
-sessions are since then. So nothing is asked for twice, nor anything at all without new reports
-(docs/internals/decisions/0009-rebalancing-goes-in-rounds.md).
+Rebalancing goes in rounds, because a migration shows only in later reports. A round requests a number of
+sessions, lasts a few seconds, and is then cancelled. The next round is decided once every participating Envoy
+has reported where its sessions are after that. So no migration is requested twice, and none without new
+reports (docs/internals/decisions/0009-rebalancing-goes-in-rounds.md).
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ from controlplane.model.nodes import EMPTY_MAP, GroupZone, State
 from controlplane.model.plan import NodePlan, Plan, Policy, RebalanceState
 from controlplane.model.traffic import MOVED, SessionCounts, migrations_by_reason
 
-# Seconds that a round lasts at least: the more it asks for, the longer.
+# Shortest duration of a round; rounds with more sessions last longer.
 _MIN_ROUND_SECONDS = 1.0
-# Seconds of opened and ended sessions that counts may not know of yet; chance is taken to account for so many
-# times the standard deviation of that.
+# How late counts may show opened and ended sessions; and how many standard deviations of the resulting noise
+# are ignored.
 _REPORT_LAG_SECONDS, _NOISE_DEVIATIONS = 3.0, 1.5
-# Rounds in a row that may change nothing; then seconds until the next one, twice as many after each, at most.
+# After this many consecutive rounds without improvement there is a pause before the next round; it doubles
+# each time, up to the maximum.
 _MAX_STALLED_ROUNDS, _PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 3, 10.0, 300.0
-# A round for fewer sessions is nothing that anybody has to hear of.
+# Rebalancing of fewer sessions is not reported as an event.
 _MIN_REPORTED_SESSIONS = 10
 
-_BALANCED_REASON = "all nodes have about their share, or what they have beyond it cannot move"
+_BALANCED_REASON = "all nodes have about their share, or the surplus cannot be migrated"
 
 
 def rebalance(
@@ -52,25 +53,28 @@ def rebalance(
     policy: Policy,
     now: float,
 ) -> RebalanceState:
-    """What is asked for now. `planned`, `full` and `floor` are the new plan's, `previous` is the last one."""
+    """Return the next rebalancing state.
+
+    `planned`, `overloaded_zones` and `panic_threshold_reason` belong to the new plan; `previous` is the last.
+    """
     before = previous.rebalance
     if not policy.rebalance_enabled:
-        return _finished(before, "it was switched off", now)
+        return _finished(before, "rebalancing is disabled", now)
     if panic_threshold_reason:
-        return _finished(before, "the checks of nodes are not trusted", now)
+        return _finished(before, "failing nodes are kept in service, so their checks are not trusted", now)
     served = {a: p for a, p in planned.items() if p.state is State.ACTIVE}
     if _fleet_changed(previous, served):
         before = replace(before, stalled_rounds=0, paused_until=0.0) if before.stalled_rounds else before
         if before.outgoing:
-            return _cancelled(before, now)  # the shares that it rests on are others now
+            return _cancelled(before, now)  # the shares that it was based on have changed
     if before.outgoing:
         return _cancelled(before, now) if now >= before.round_ends_at else before
     if now - facts.observing_since < policy.reconnect_grace or now < before.paused_until:
-        return before  # nobody knows yet which Envoys there are; or it would change nothing
+        return before  # not all Envoys are known yet, or recent rounds were useless
     capable, incapable = session_counts.migration_capable(facts, policy, now)
     if not capable:
-        return _finished(before, "no Envoy has a module that could be asked", now)
-    round_number = max(before.round + 1, int(now))  # new, also when the rounds before are forgotten
+        return _finished(before, "no Envoy has a module that can migrate sessions", now)
+    round_number = max(before.round + 1, int(now))  # higher than earlier ones, even unknown ones
     groups = balancing_groups(served, overloaded_zones, facts.envoy_zones, policy, now)
     surplus, candidates = _candidate_batches(
         groups, served, capable, incapable, facts, policy, now, round_number
@@ -78,30 +82,30 @@ def rebalance(
     if not candidates and before.surplus < 0:
         return _finished(before, _BALANCED_REASON, now)
     if not _reports_are_fresh(served, candidates, before, capable.values(), facts, policy, now):
-        return before  # who has not told yet will
-    moved = sum(sum(migrations_by_reason(each, MOVED).values()) for each in facts.migrations.values())
+        return before  # wait for the missing reports
+    migrated = sum(sum(migrations_by_reason(counts, MOVED).values()) for counts in facts.migrations.values())
     if before.surplus >= 0:
-        before = _with_round_outcome(before, surplus, moved, now)
+        before = _with_round_outcome(before, surplus, migrated, now)
         if now < before.paused_until:
             return before
     if not candidates:
         return _finished(before, _BALANCED_REASON, now)
     selected = _select_batches(candidates, before.stalled_rounds, policy)
-    outgoing = {a: counts for each in selected for a, counts in each.outgoing.items()}
-    incoming = {a: counts for each in selected for a, counts in each.incoming.items()}
-    count = sum(each.sessions for each in selected)
-    length = count / policy.rebalance_per_second
+    outgoing = {a: counts for batch in selected for a, counts in batch.outgoing.items()}
+    incoming = {a: counts for batch in selected for a, counts in batch.incoming.items()}
+    count = sum(batch.sessions for batch in selected)
+    duration = count / policy.rebalance_per_second
     is_reported = before.since is not None or count >= _MIN_REPORTED_SESSIONS
     return RebalanceState(
         since=before.since or now if is_reported else None,
         reason=before.reason if before.since is not None else selected[0].reason,
         round=round_number,
-        round_ends_at=now + min(MAX_ROUND_SECONDS, max(_MIN_ROUND_SECONDS, length)),
+        round_ends_at=now + min(MAX_ROUND_SECONDS, max(_MIN_ROUND_SECONDS, duration)),
         outgoing=outgoing,
         incoming=incoming,
         stalled_rounds=before.stalled_rounds,
         surplus=surplus,
-        migrated_before=before.migrated_before if before.stalled_rounds else moved,
+        migrated_before=before.migrated_before if before.stalled_rounds else migrated,
     )
 
 
@@ -115,9 +119,9 @@ def _candidate_batches(
     now: float,
     rotation: int,
 ) -> tuple[int, list[MigrationBatch]]:
-    """How many sessions nodes have beyond their shares, and all that might be asked for."""
+    """Return the sessions above the shares of all nodes, and all batches that could be requested."""
     statuses_by_group = [
-        load_statuses(served, each.capacities, incapable, facts, policy, now) for each in groups
+        load_statuses(served, group.capacities, incapable, facts, policy, now) for group in groups
     ]
     surplus, batches = 0, []
     for balancing_group, statuses in zip(groups, statuses_by_group, strict=True):
@@ -149,18 +153,18 @@ def _candidate_batches(
 def _group_load(
     group: str, groups: Sequence[BalancingGroup], statuses: Sequence[Mapping[str, LoadStatus]]
 ) -> float:
-    """Sessions of a group for each unit of its capacity."""
-    of_group = [(s, n) for s, n in zip(groups, statuses, strict=True) if s.group == group]
-    total_capacity = sum(sum(sharers.capacities.values()) for sharers, _ in of_group)
+    """Return the sessions per unit of capacity in a node group."""
+    parts = [(b, s) for b, s in zip(groups, statuses, strict=True) if b.group == group]
+    total_capacity = sum(sum(balancing_group.capacities.values()) for balancing_group, _ in parts)
+    if not total_capacity:
+        return 0.0
     return (
-        sum(each.max_sessions for _, numbers in of_group for each in numbers.values()) / total_capacity
-        if total_capacity
-        else 0.0
+        sum(s.max_sessions for _, group_statuses in parts for s in group_statuses.values()) / total_capacity
     )
 
 
 def _fleet_changed(previous: Plan, served: Mapping[str, NodePlan]) -> bool:
-    """Whether nodes came or went, or have another weight or place, so that shares are not what they were."""
+    """Return whether the shares changed: nodes entered or left service, or changed weight, group or zone."""
     for address, past in previous.nodes.items():
         planned = served.get(address)
         if (past.state is State.ACTIVE) is not (planned is not None):
@@ -189,9 +193,9 @@ def _cancelled(before: RebalanceState, now: float) -> RebalanceState:
     )
 
 
-def _with_round_outcome(before: RebalanceState, surplus: int, moved: int, now: float) -> RebalanceState:
-    """What came of the latest round. When rounds change nothing, there is a pause before the next."""
-    if moved > before.migrated_before or surplus < before.surplus:
+def _with_round_outcome(before: RebalanceState, surplus: int, migrated: int, now: float) -> RebalanceState:
+    """Evaluate the latest round. After several rounds without improvement, set a pause before the next."""
+    if migrated > before.migrated_before or surplus < before.surplus:
         return replace(before, stalled_rounds=0, surplus=-1)
     stalled_rounds = before.stalled_rounds + 1
     if stalled_rounds < _MAX_STALLED_ROUNDS:
@@ -203,11 +207,11 @@ def _with_round_outcome(before: RebalanceState, surplus: int, moved: int, now: f
 def _noise_margins(
     balancing_group: BalancingGroup, served: Mapping[str, NodePlan], arrivals: float
 ) -> Mapping[str, float]:
-    """By how many sessions each node may be off its share without anything being wrong."""
+    """Return by how many sessions each node may differ from its share through noise alone."""
     total_weight = sum(p.node.weight for p in served.values())
-    # What opens also ends: the variance is that of two such streams.
+    # Sessions end at the rate at which they open: the variance is that of two such processes.
     variance_per_weight = 2.0 * arrivals * _REPORT_LAG_SECONDS / total_weight if total_weight else 0.0
-    # Where no session opens, as on a node that only stands in, chance has no part.
+    # A node of capacity 0, such as an unused backup, receives no new sessions and has no noise.
     return {
         a: _NOISE_DEVIATIONS * math.sqrt(variance_per_weight * served[a].node.weight) if capacity else 0.0
         for a, capacity in balancing_group.capacities.items()
@@ -217,23 +221,23 @@ def _noise_margins(
 def _select_batches(
     candidates: Sequence[MigrationBatch], stalled_rounds: int, policy: Policy
 ) -> list[MigrationBatch]:
-    """What is asked for in this round: at least one, and of all together no more than the speed allows.
+    """Return the batches of the next round: at least one, together within the rate limit.
 
-    Within an Envoy groups have nothing in common, but zones have: of these one has its turn in a round. Those
-    with the most to do come first; after rounds that have changed nothing, others.
+    An Envoy handles node groups independently but not the zones of a group, so a round has one batch per
+    group. The largest batches come first; after rounds without improvement, others.
     """
-    zones: dict[str, list[MigrationBatch]] = {}
-    for each in sorted(candidates, key=lambda each: -each.sessions):
-        zones.setdefault(each.group, []).append(each)
-    groups = list(zones.values())
+    batches_by_group: dict[str, list[MigrationBatch]] = {}
+    for batch in sorted(candidates, key=lambda batch: -batch.sessions):
+        batches_by_group.setdefault(batch.group, []).append(batch)
+    groups = list(batches_by_group.values())
     first = stalled_rounds % len(groups)
     selected: list[MigrationBatch] = []
-    left = max_batch_size(policy)
-    for group in groups[first:] + groups[:first]:
-        each = group[stalled_rounds // len(groups) % len(group)]
-        if not selected or each.sessions <= left:
-            selected.append(each)
-            left -= each.sessions
+    remaining = max_batch_size(policy)
+    for batches in groups[first:] + groups[:first]:
+        batch = batches[stalled_rounds // len(groups) % len(batches)]
+        if not selected or batch.sessions <= remaining:
+            selected.append(batch)
+            remaining -= batch.sessions
     return selected
 
 
@@ -246,10 +250,11 @@ def _reports_are_fresh(
     policy: Policy,
     now: float,
 ) -> bool:
-    """Whether all counts are of after the latest round.
+    """Return whether all counts were taken after the latest round.
 
-    TiDB's own are as soon as no move of it is under way any more. Where one is missing, each Envoy must have
-    told since, also of the nodes that are to get some; one that has fallen silent is not waited for.
+    TiDB's own counts qualify once no migration of the round can be in progress. If one of them is missing,
+    each Envoy must have reported since, including the nodes that receive sessions; silent Envoys are not
+    waited for.
     """
     settled_at = before.round_ends_at + policy.migration_timeout
     fresh_from = session_counts.tidb_count_stale_before(policy, now)
@@ -259,7 +264,7 @@ def _reports_are_fresh(
     ]
     if any(at is not None and fresh_from <= at < settled_at for at in counted_at):
         return False
-    receivers = {address for each in batches for address in each.incoming}
+    receivers = {address for batch in batches for address in batch.incoming}
     is_counted = all(at is not None and at >= fresh_from for at in counted_at)
     earliest = -math.inf if is_counted else settled_at + session_counts.COUNT_DELAY_SECONDS
-    return all(census.counting_since >= earliest and receivers <= census.complete_nodes for census in capable)
+    return all(counts.counting_since >= earliest and receivers <= counts.complete_nodes for counts in capable)

@@ -1,10 +1,10 @@
-"""How nodes' health, memory and CPU bear on their share of the sessions. Pure.
+"""Scale nodes' shares of the sessions by their health, memory and CPU. Pure.
 
-Each factor of a node is a share, from `LEAST` to 1, of what the node would have without it. It goes to its
-target at a bounded speed, so that neither a wrong reading nor a late one makes sessions swarm. The factors
-are taken in order, and each compares a node with the others of its group only: a sign that most of them show
-says nothing of the node. A sign that is not known is neither good nor bad, so what it has taken of a share
-comes back slowly (docs/internals/decisions/0010-shares-instead-of-scores.md).
+Each factor of a node multiplies its share by a value from `MIN_SHARE` to 1. It approaches its target at a
+limited rate, so that a wrong or late metric does not cause a rush of sessions. The factors apply in order,
+and each compares a node only with the others of its group: a problem that most of them have says nothing
+about the node. An unknown metric is neither good nor bad, so a share that it reduced recovers slowly
+(docs/internals/decisions/0010-shares-instead-of-scores.md).
 """
 
 from __future__ import annotations
@@ -20,34 +20,35 @@ from controlplane.model.node_metrics import NodeMetrics
 from controlplane.model.nodes import EMPTY_MAP
 from controlplane.model.plan import BalancePolicy, EdsHealth, Factor, NodePlan, Plan, Policy
 
-# In the order in which they are taken.
+# In the order in which they apply.
 HEALTH, MEMORY, CPU = NAMES = ("health", "memory", "cpu")
 
-# No share is smaller: a node that gets nothing could not show that it has recovered.
+# Lower limit: a node without any sessions could not show that it has recovered.
 MIN_SHARE = 0.02
-# The target where memory is short, but not yet dangerously.
+# The target at memory level 1: memory is short, but not critical.
 REDUCED_SHARE = 0.5
 # Of a full share, per second.
 SLOW_SHARE_PER_SECOND, FAST_SHARE_PER_SECOND = 1 / 60, 1 / 10
-# Seconds without a decision (a pause, a clock that was set) for which shares go on at most.
+# Upper limit of the elapsed time per step, for gaps between decisions (a pause, a clock that was set).
 _MAX_STEP_SECONDS = 10.0
 
-# CPU: what a node has left up to here counts, so that busy nodes are compared more finely than idle ones.
+# CPU: nodes are compared by their headroom up to this ceiling, so that differences between busy nodes count
+# for more than those between idle ones.
 _CPU_HEADROOM_CEILING = 1.3
 _MAX_CPU_USED = 1.2
-# It gives sessions away when the others have so many times as much left, and takes some back below this.
+# A share shrinks when the others have this many times its headroom, and recovers below the second ratio.
 _SHRINK_RATIO, _RECOVER_RATIO = 1.2, 1.1
-# Seconds in which it would go all the way to its target. A reading is of the last 30 s, and sessions take
-# their time to move: faster, and shares would swing.
+# Seconds in which a share would reach its target. A CPU value covers the last 30 s, and sessions take time to
+# migrate: a faster rate would make shares oscillate.
 _CPU_ADJUST_SECONDS = 60.0
 
 NOT_KNOWN = "not known"
-_COMMON_TO_GROUP_NOTE = "; most nodes of its group are no better, so that is no reason to avoid it"
+_COMMON_TO_GROUP_NOTE = "; most nodes of its group are no better, so it keeps its share"
 
 
 @dataclass(frozen=True, slots=True)
 class _FactorTarget:
-    """Where a factor is to go, and why."""
+    """The target of a factor, and the reason."""
 
     share: float
     level: int
@@ -61,26 +62,28 @@ _METRIC_UNKNOWN = _FactorTarget(1.0, 0, NOT_KNOWN)
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """Nodes that share the same sessions, all in service, with what is known of them."""
+    """Nodes in service that share the same sessions, with their metrics."""
 
     capacities: Mapping[str, int]
-    cpu_usage: Mapping[str, float]  # CPU, where it is known, of those whose slow start is over
-    suspect: Mapping[str, NodeMetrics]  # of those whose health or memory may be a reason for something
-    unmeasured: Collection[str]  # those of whom nothing is known
+    cpu_usage: Mapping[str, float]  # nodes with a known CPU usage whose slow start is over
+    suspect: Mapping[str, NodeMetrics]  # nodes whose health or memory may not be normal
+    unmeasured: Collection[str]  # nodes without any metrics
     previous_factors: Mapping[str, Mapping[str, Factor]]
     now: float
 
     def previous(self, name: str) -> dict[str, Factor]:
-        """One factor as it was, of the nodes that had it."""
-        return {address: each[name] for address, each in self.previous_factors.items() if name in each}
+        """Return the previous value of one factor, for the nodes that had it."""
+        return {
+            address: factors[name] for address, factors in self.previous_factors.items() if name in factors
+        }
 
     def total_capacity(self, addresses: Collection[str]) -> int:
-        """Of some of the nodes together."""
+        """Return the total capacity of some of the nodes."""
         return sum(self.capacities[address] for address in addresses)
 
 
 def combined_share(factors: Mapping[str, Factor]) -> float:
-    """What is left of a node's share when all of its factors have taken from it."""
+    """Return the product of all factors of a node."""
     product = 1.0
     for factor in factors.values():
         product *= factor.share
@@ -90,10 +93,10 @@ def combined_share(factors: Mapping[str, Factor]) -> float:
 def advance_factors(
     planned: Mapping[str, NodePlan], previous: Plan, facts: Facts, policy: Policy, now: float
 ) -> dict[str, Mapping[str, Factor]]:
-    """The factors of the nodes in service, by address, and then by name: those that are not simply 1.
+    """Return the factors other than 1 of the nodes in service, by address and then by name.
 
-    `previous` has them as they were at its `weighed_at`. The CPU of nodes that come into service is compared
-    after their slow start: until then they have fewer sessions by our own wish.
+    `previous` holds their values as of its `weights_computed_at`. The CPU of a node is not compared during
+    its slow start, when it has fewer sessions by design.
     """
     if policy.balance_policy is BalancePolicy.CONNECTION:
         return {}
@@ -107,14 +110,15 @@ def advance_factors(
         pool = _build_pool(addresses, served, before, facts, now - policy.slow_start, now)
         targets = _targets(pool)
         for address in dict.fromkeys([a for name in NAMES for a in targets[name]]):
-            factors = {name: targets[name][address] for name in NAMES if address in targets[name]}
+            target_by_name = {name: targets[name][address] for name in NAMES if address in targets[name]}
             old_factors = pool.previous_factors.get(address, EMPTY_MAP)
             stepped = {
-                name: _step_factor(old_factors.get(name), aim, elapsed) for name, aim in factors.items()
+                name: _step_factor(old_factors.get(name), target, elapsed)
+                for name, target in target_by_name.items()
             }
-            kept = {name: each for name, each in stepped.items() if each.share < 1 or each.level}
-            if kept:
-                advanced[address] = MappingProxyType(kept)
+            reduced = {name: factor for name, factor in stepped.items() if factor.share < 1 or factor.level}
+            if reduced:
+                advanced[address] = MappingProxyType(reduced)
     return advanced
 
 
@@ -126,7 +130,7 @@ def _build_pool(
     active_before: float,
     now: float,
 ) -> _Pool:
-    """`latest`: nodes that have come into service after that are in their slow start."""
+    """Build the pool. Nodes that came into service after `active_before` are in their slow start."""
     cpu_usage, suspect, unmeasured = {}, {}, []
     oldest = now - metric_levels.CPU_MAX_AGE_SECONDS
     for address in addresses:
@@ -163,11 +167,11 @@ def _step_factor(previous: Factor | None, target: _FactorTarget, elapsed: float)
 
 
 def _targets(pool: _Pool) -> dict[str, dict[str, _FactorTarget]]:
-    """By factor, and then by address: where all are to go that are not simply 1, and to stay there."""
+    """Return the targets by factor and then by address, without nodes whose factor is 1 and stays so."""
     health = _health_targets(pool)
-    avoided = {a for a, aim in health.items() if aim.share < 1}
+    avoided = {a for a, target in health.items() if target.share < 1}
     memory = _memory_targets(pool, avoided)
-    avoided |= {a for a, aim in memory.items() if aim.share < 1}
+    avoided |= {a for a, target in memory.items() if target.share < 1}
     return {HEALTH: health, MEMORY: memory, CPU: _cpu_targets(pool, avoided)}
 
 
@@ -177,7 +181,7 @@ def _targets(pool: _Pool) -> dict[str, dict[str, _FactorTarget]]:
 def _evaluate_levels(
     name: str, level_of: Callable[[NodeMetrics, int, float], int | None], pool: _Pool
 ) -> tuple[dict[str, int], int, dict[str, _FactorTarget]]:
-    """Levels above 0, the capacity of the nodes that have one at all, and the aims of those that had."""
+    """Return levels above 0, the capacity of nodes with a known level, and targets of nodes with a factor."""
     previous = pool.previous(name)
     levels: dict[str, int] = {}
     unknown = set(pool.unmeasured)
@@ -205,22 +209,22 @@ def _health_targets(pool: _Pool) -> dict[str, _FactorTarget]:
 
 
 def _memory_targets(pool: _Pool, avoided: Collection[str]) -> dict[str, _FactorTarget]:
-    """As for health; beside the nodes that are `avoided` already, at most half of the capacity is, too."""
+    """Return targets as for health, but reduce at most half of the capacity, including `avoided` nodes."""
     levels, known, targets = _evaluate_levels(MEMORY, metric_levels.memory_level, pool)
     total = pool.total_capacity(pool.capacities)
-    acting = set()
+    reducing_levels = set()
     for min_level in (1, 2):
         short = {a for a, level in levels.items() if level >= min_level}
         if 2 * pool.total_capacity(short) <= known and 2 * pool.total_capacity(short | set(avoided)) <= total:
-            acting.add(min_level)
+            reducing_levels.add(min_level)
     for address, level in levels.items():
         reason = metric_levels.memory_summary(pool.suspect[address], pool.now)
-        if level == 2 and 2 in acting:
+        if level == 2 and 2 in reducing_levels:
             is_urgent = metric_levels.is_memory_urgent(pool.suspect[address], pool.now)
             targets[address] = _FactorTarget(
                 MIN_SHARE, level, reason, FAST_SHARE_PER_SECOND if is_urgent else SLOW_SHARE_PER_SECOND
             )
-        elif 1 in acting:
+        elif 1 in reducing_levels:
             targets[address] = _FactorTarget(REDUCED_SHARE, level, reason)
         else:
             targets[address] = _FactorTarget(1.0, level, reason + _COMMON_TO_GROUP_NOTE)
@@ -231,29 +235,31 @@ def _memory_targets(pool: _Pool, avoided: Collection[str]) -> dict[str, _FactorT
 
 
 def _cpu_targets(pool: _Pool, avoided: Collection[str]) -> dict[str, _FactorTarget]:
-    """A node that is much busier than the others gets less, until it is not.
+    """Reduce the share of a node that is much busier than the others, until it no longer is.
 
-    It goes by what the node uses, whatever it uses it for: one that stays busy with fewer sessions gets fewer
-    still. Between the two bounds nothing moves.
+    All CPU usage counts, whatever causes it: a node that stays busy with fewer sessions gets still fewer.
+    Between the two bounds shares do not change.
     """
     previous = pool.previous(CPU)
-    used = pool.cpu_usage
-    targets = dict.fromkeys(previous.keys() - used.keys(), _METRIC_UNKNOWN)
-    compared = {a: value for a, value in used.items() if a not in avoided} if avoided else used
+    usage = pool.cpu_usage
+    targets = dict.fromkeys(previous.keys() - usage.keys(), _METRIC_UNKNOWN)
+    compared = {a: value for a, value in usage.items() if a not in avoided} if avoided else usage
     if not compared:
-        return targets | dict.fromkeys(previous.keys() & used.keys(), _NO_REDUCTION)
+        return targets | dict.fromkeys(previous.keys() & usage.keys(), _NO_REDUCTION)
     capacities = pool.capacities
     mean = sum(capacities[a] * value for a, value in compared.items()) / pool.total_capacity(compared)
-    if not previous and max(used.values()) <= _cpu_bound(mean, _SHRINK_RATIO):
+    if not previous and max(usage.values()) <= _cpu_bound(mean, _SHRINK_RATIO):
         return targets
-    full_share_usage = {a: value / previous[a].share if a in previous else value for a, value in used.items()}
+    full_share_usage = {
+        a: value / previous[a].share if a in previous else value for a, value in usage.items()
+    }
     reference = _reference_cpu(mean, {a: full_share_usage[a] for a in compared}, capacities)
     high, low = _cpu_bound(reference, _SHRINK_RATIO), _cpu_bound(reference, _RECOVER_RATIO)
-    for address, own in used.items():
+    for address, own in usage.items():
         current = previous[address].share if address in previous else 1.0
         if own > high:
             target = max(MIN_SHARE, current * reference / own)
-            reason = f"its CPU is at {own:.0%}, where {reference:.0%} is usual"
+            reason = f"its CPU is at {own:.0%}, where {reference:.0%} is normal in its group"
             targets[address] = _FactorTarget(
                 target, 1, reason, max(current - target, MIN_SHARE) / _CPU_ADJUST_SECONDS
             )
@@ -269,29 +275,29 @@ def _cpu_targets(pool: _Pool, avoided: Collection[str]) -> dict[str, _FactorTarg
 def _recovery_target(own: float, current: float, target: float) -> _FactorTarget:
     if target == 1.0:
         return _NO_REDUCTION
-    pace = max(target - current, MIN_SHARE) / _CPU_ADJUST_SECONDS
-    return _FactorTarget(target, 1, f"its CPU is at {own:.0%} with less than its full share", pace)
+    rate = max(target - current, MIN_SHARE) / _CPU_ADJUST_SECONDS
+    return _FactorTarget(target, 1, f"its CPU is at {own:.0%} with a reduced share", rate)
 
 
 def _cpu_bound(reference: float, ratio: float) -> float:
-    """The CPU at which others have so many times as much left."""
+    """Return the CPU usage at which the reference has `ratio` times as much headroom."""
     return _CPU_HEADROOM_CEILING - (_CPU_HEADROOM_CEILING - reference) / ratio
 
 
 def _reference_cpu(
     mean: float, full_share_usage: Mapping[str, float], capacities: Mapping[str, int]
 ) -> float:
-    """The mean, or more: as much as half of the capacity would use at least. `full`: with full shares.
+    """Return the mean CPU usage, or more: what at least half of the capacity would use with full shares.
 
-    A node that idles beside others is new to its work, or fails at it quickly. Then the others are not all
-    too busy, and must not all give their sessions to that one.
+    A node that idles while the others work has just started, or fails its requests quickly. Then the others
+    are not too busy, and must not all give their sessions to that one.
     """
-    half = sum(capacities[a] for a in full_share_usage) / 2
+    remaining = sum(capacities[a] for a in full_share_usage) / 2
     above = sorted(
         ((value, capacities[a]) for a, value in full_share_usage.items() if value > mean), reverse=True
     )
     for value, capacity in above:
-        half -= capacity
-        if half < 0:
+        remaining -= capacity
+        if remaining < 0:
             return value
     return mean

@@ -1,7 +1,7 @@
-"""Sessions that go back to the zone of their Envoys, once that has room for them again. Pure.
+"""Return sessions to the zone of their Envoys once that zone has capacity again. Pure.
 
-Envoys keep to the nodes of their zone, but not while these are full or away. What they have sent elsewhere in
-that time would stay there, for as long as its clients do.
+Envoys use the nodes of their zone, except while these are overloaded or out of service. Without migration,
+sessions that went to other zones in the meantime would stay there until their clients disconnect.
 """
 
 from __future__ import annotations
@@ -32,45 +32,45 @@ def plan_zone_return(
     policy: Policy,
     rotation: int,
 ) -> MigrationBatch | None:
-    """What is to go back to the nodes of a zone; None when nothing is elsewhere, or there is no room.
+    """Return the migrations back to the nodes of a zone; None if there are none or the zone has no room.
 
-    `sharers` are these nodes, `standing` is how they stand; `asked` and `zones` are by Envoy. By place and
-    load there is room up to `level`, the sessions of the whole group for each unit of its capacity: below
-    that no zone is ever full.
+    `balancing_group` holds the nodes of the zone, `statuses` their load. With policy `resource` the zone has
+    room up to `load_per_capacity`, the sessions per capacity of the whole group: below that no zone is
+    overloaded.
     """
     count = max_batch_size(policy)
     if policy.balance_policy is not BalancePolicy.LOCATION:
         max_here = math.floor(load_per_capacity * sum(balancing_group.capacities.values()))
-        count = min(count, max_here - sum(each.max_sessions for each in statuses.values()))
+        count = min(count, max_here - sum(status.max_sessions for status in statuses.values()))
     if count < 1:
         return None
     elsewhere = {
         a for a, p in served.items() if p.group == balancing_group.group and p.zone != balancing_group.zone
     }
-    envoys = [census for envoy, census in capable.items() if zone_by_envoy.get(envoy) == balancing_group.zone]
+    envoys = [counts for envoy, counts in capable.items() if zone_by_envoy.get(envoy) == balancing_group.zone]
     first = rotation % len(envoys) if envoys else 0
     outgoing = _select_outgoing(count, envoys[first:] + envoys[:first], elsewhere)
     if not outgoing:
         return None
     count = sum(sum(counts.values()) for counts in outgoing.values())
-    current = [each.max_sessions for each in statuses.values()]
+    current = [status.max_sessions for status in statuses.values()]
     shares = integer_shares(list(balancing_group.capacities.values()), current, current, added=count)
-    targets = {a: n - h for a, n, h in zip(statuses, shares, current, strict=True) if n > h}
-    reason = f"Envoys of zone {balancing_group.zone} have sessions elsewhere, and it has room for them"
+    targets = {a: n - c for a, n, c in zip(statuses, shares, current, strict=True) if n > c}
+    reason = f"zone {balancing_group.zone} has capacity again for its Envoys' sessions in other zones"
     return MigrationBatch(balancing_group.group, outgoing, assign_to_envoys(outgoing, targets), count, reason)
 
 
 def _select_outgoing(
     count: int, envoys: Sequence[SessionCounts], elsewhere: Collection[str]
 ) -> NodeEnvoyCounts:
-    """So many sessions from these nodes, or all there are; from one Envoy after the other."""
+    """Return up to `count` sessions on the `elsewhere` nodes, taken from one Envoy after the other."""
     outgoing: dict[str, dict[str, int]] = {}
-    left = count
-    for census in envoys:
-        if not left:
+    remaining = count
+    for envoy in envoys:
+        if not remaining:
             break
-        for address in sorted(census.sessions.keys() & elsewhere):
-            if part := min(left, census.sessions[address]):
-                outgoing.setdefault(address, {})[census.instance] = part
-                left -= part
+        for address in sorted(envoy.sessions.keys() & elsewhere):
+            if part := min(remaining, envoy.sessions[address]):
+                outgoing.setdefault(address, {})[envoy.instance] = part
+                remaining -= part
     return MappingProxyType({address: MappingProxyType(counts) for address, counts in outgoing.items()})

@@ -1,1 +1,1 @@
-"""Which nodes exist: PD's etcd, the settings, DNS."""
+"""Discovery of nodes: from PD's etcd and the settings, with DNS resolution."""

@@ -1,7 +1,7 @@
-"""Host names of nodes to IP addresses, again and again.
+"""Resolves the host names of nodes to IP addresses periodically.
 
-EDS carries literal IPs only (Envoy refuses the whole resource over one name), so names are resolved here. A
-name that stops resolving keeps its last answer: losing DNS must not take nodes out of service.
+EDS carries literal IPs only (Envoy rejects the whole resource because of one name), so the control plane
+resolves names. A name that stops resolving keeps its last IP: a DNS outage must not stop nodes from serving.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from controlplane.model.nodes import Resolution
 
 Lookup = Callable[[str], Awaitable[Sequence[str]]]
 
-# A look-up that hangs occupies a thread of the loop's default executor, which has at least five and which
-# writing intents to disk uses too; one must always be left for that.
+# A lookup that hangs occupies a thread of the loop's default executor, which has at least five threads.
+# Writing intents to disk uses the executor too, so one thread must stay free.
 _MAX_PARALLEL_LOOKUPS = 4
 
 
 async def system_lookup(host: str) -> Sequence[str]:
-    """All addresses that the system's resolver gives for a name, as literal IPs. OSError or UnicodeError."""
+    """Return all literal IPs of a name from the system's resolver. Raises OSError or UnicodeError."""
     answers = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     return [str(answer[4][0]) for answer in answers]
 
 
 def choose_address(answers: Iterable[str], current: str | None) -> str | None:
-    """One address out of several: the one in use while it is among them, else the lowest, IPv4 first.
+    """Choose the current address if the answers contain it, else the lowest, IPv4 first; None: none usable.
 
-    Link-local IPv6 addresses name an interface (`fe80::1%eth0`) of this machine, which no Envoy shares.
+    Link-local IPv6 addresses are unusable: they name an interface of this machine (`fe80::1%eth0`).
     """
     usable = [ipaddress.ip_address(answer) for answer in answers if "%" not in answer]
     if any(str(ip) == current for ip in usable):
@@ -39,7 +39,7 @@ def choose_address(answers: Iterable[str], current: str | None) -> str | None:
 
 
 class Resolver:
-    """Keeps the addresses of a set of host names fresh; `publish` hears of each change of one."""
+    """Refreshes the addresses of a set of host names and publishes each change."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Resolver:
         lookup: Lookup = system_lookup,
         interval: float = 5.0,
     ) -> None:
-        """`interval`: seconds between two look-ups of one name; `lookup` is replaceable for tests."""
+        """`interval`: seconds between two lookups of one name; tests replace `lookup`."""
         self._publish = publish
         self._lookup = lookup
         self._interval = interval
@@ -58,7 +58,7 @@ class Resolver:
         self._group: asyncio.TaskGroup | None = None
 
     def set_hosts(self, hosts: Iterable[str]) -> None:
-        """The whole set of names, in place of the former one; a new name is looked up at once."""
+        """Replace the set of names; a new name is looked up at once."""
         self._hosts = frozenset(hosts)
         for host in self._tasks.keys() - self._hosts:
             self._tasks.pop(host).cancel()
@@ -78,24 +78,24 @@ class Resolver:
                 self._tasks.clear()
 
     async def _refresh_loop(self, host: str) -> None:
-        known: Resolution | None = None
+        published: Resolution | None = None
         while True:
-            resolution = await self._resolve(host, known.ip if known else None)
-            if resolution != known:
-                known = resolution
+            resolution = await self._resolve(host, published.ip if published else None)
+            if resolution != published:
+                published = resolution
                 self._publish(resolution)
-            # Jitter, so that names that came together do not stay together.
+            # Jitter spreads the lookups of names that were added together.
             await asyncio.sleep(self._interval * random.uniform(0.8, 1.0))
 
     async def _resolve(self, host: str, current: str | None) -> Resolution:
         async with self._lookup_slots:
             try:
                 ip = choose_address(await self._lookup(host), current)
-                problem = "" if ip else "the answer holds no address that Envoys could use"
+                problem = "" if ip else "the answer contains no address that Envoys can use"
             except OSError as error:
                 ip, problem = None, error.strerror or str(error)
             except UnicodeError:
-                ip, problem = None, "it is no valid host name"
+                ip, problem = None, "it is not a valid host name"
         if ip is not None:
             return Resolution(host, ip)
         remedy = f"its last address {current} stays in use" if current else "correct the name or DNS"

@@ -1,4 +1,4 @@
-"""Discovery: follows the registrations of TiDB servers in PD's etcd, and says when it cannot."""
+"""Watches the registrations of TiDB servers in PD's etcd and reports outages."""
 
 from __future__ import annotations
 
@@ -18,28 +18,26 @@ from controlplane.observe.discovery.pd_registrations import (
     PdRegistrations,
 )
 
-STABLE_WATCH_SECONDS = (
-    5.0  # that the watches must have stood for a loss of them to count as the first in a row
-)
+STABLE_WATCH_SECONDS = 5.0  # once the watches have run for this long, their loss counts as a first failure
 MAX_RETRY_SECONDS = 2.0
 
 _PREFIXES = (TIDB_PREFIX, KEYSPACES_PREFIX)
 
 
 class PdObserver:
-    """Publishes a Topology for each change of it, in the moment the change arrives.
+    """Publishes a Topology as soon as a change arrives.
 
-    While PD is away the nodes stay as they were last known and `outage` says why; a lost stream that another
-    member carries on at once is no outage. Nothing of what is found in PD ends it.
+    While PD is unavailable, the last known nodes stay and `outage` gives the reason; a lost stream that
+    another member continues at once is not an outage. Invalid data in PD never stops the observer.
     """
 
     def __init__(self, settings: PdSettings, publish: Callable[[Topology], None]) -> None:
-        """`settings.urls` has at least one. ConfigError when a file of `settings.tls` cannot be read."""
+        """`settings.urls` must not be empty. Raises ConfigError if a file of `settings.tls` is unreadable."""
         self._client = EtcdClient(settings.urls, tls=settings.tls)
         self._publish = publish
         self._registrations = PdRegistrations(settings.keyspace or NO_KEYSPACE)
-        self._revisions: dict[str, int] = {}  # prefix -> revision up to which it is known; empty: list it all
-        self._ready_watches: set[str] = set()  # prefixes whose watch stands
+        self._revisions: dict[str, int] = {}  # prefix -> last revision that was read; empty: list everything
+        self._ready_watches: set[str] = set()  # prefixes whose watch is established
         self._stable_at = float("inf")  # loop time
         self._is_complete = False
         self._outage = ""
@@ -80,7 +78,7 @@ class PdObserver:
             self._publish_topology()
 
     async def _watch_all(self) -> None:
-        """Follow all prefixes until one of the watches is lost; raises why."""
+        """Watch all prefixes until a watch is lost. Raises PdError, as Compacted if a watch was compacted."""
         self._ready_watches.clear()
         errors: list[PdError] = []
         try:
@@ -116,7 +114,7 @@ class PdObserver:
 
 
 def _retry_delay(failures: int) -> float:
-    """Seconds before the next attempt: none after the first failure, when another member may take over."""
+    """Return the seconds before the next attempt: 0 after the first failure: another member may respond."""
     if failures < 2:
         return 0.0
     return min(MAX_RETRY_SECONDS, 0.1 * 2.0 ** min(failures - 2, 16)) * random.uniform(0.5, 1.0)

@@ -1,11 +1,11 @@
-"""What TiDB servers write into PD's etcd, read: keys, their JSON, and all of it folded into one Topology.
+"""Parses the registrations of TiDB servers in PD's etcd and combines them into one Topology.
 
     /topology/tidb/<address>/info                                   JSON, stays until somebody deletes it
-    /topology/tidb/<address>/ttl                                    leased: there while the server lives
+    /topology/tidb/<address>/ttl                                    leased: exists while the server runs
     /keyspaces/tidb/<keyspace>/topology/tidb/<address>/info, .../ttl   the same, for a server of a keyspace
 
-`<address>` is the SQL address, found nowhere else (pingcap/tidb pkg/domain/serverinfo/{info,syncer}.go,
-pkg/keyspace/keyspace.go). The value of `ttl` is a clock reading of that server and is not looked at.
+`<address>` is the SQL address; no value contains it (pingcap/tidb pkg/domain/serverinfo/{info,syncer}.go,
+pkg/keyspace/keyspace.go). The value of `ttl` is a clock reading of that server and is ignored.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ TIDB_PREFIX = "/topology/tidb/"
 KEYSPACES_PREFIX = "/keyspaces/tidb/"
 NO_KEYSPACE = ""
 
-_MAX_INFO_BYTES = 65_536  # bytes; TiDB writes some hundred
-_MAX_START_SECONDS = 1e12  # Unix seconds; far beyond any clock, and still exact as a float
+_MAX_INFO_BYTES = 65_536  # TiDB writes a few hundred bytes
+_MAX_START_SECONDS = 1e12  # Unix time; far beyond any clock, and still exact as a float
 
 
 def parse_key(key: str) -> tuple[str, str] | None:
-    """(keyspace, what follows `/topology/tidb/`) of a key; None when it is not about a TiDB server."""
+    """Return (keyspace, the rest after `/topology/tidb/`) of a key; None if it is not about a TiDB server."""
     if key.startswith(TIDB_PREFIX):
         return NO_KEYSPACE, key.removeprefix(TIDB_PREFIX)
     keyspace, slash, after_keyspace = key.removeprefix(KEYSPACES_PREFIX).partition("/")
@@ -40,7 +40,7 @@ def parse_key(key: str) -> tuple[str, str] | None:
 
 
 def parse_address_field(rest: str) -> tuple[str, str]:
-    """`<address>/<field>` as (address, field), the address in its usual spelling. ValueError, a sentence."""
+    """Split `<address>/<field>`; the address is normalized. Raises ValueError with a message for users."""
     address, slash, field = rest.rpartition("/")
     if not slash:
         raise ValueError("the key does not end in /info or /ttl")
@@ -48,7 +48,7 @@ def parse_address_field(rest: str) -> tuple[str, str]:
 
 
 def parse_info(address: str, value: bytes) -> Node:
-    """The node that an `info` value describes, not registered yet. ValueError with a sentence."""
+    """Parse an `info` value as a node with `registered=False`. Raises ValueError with a message for users."""
     if len(value) > _MAX_INFO_BYTES:
         raise ValueError(f"the value has {len(value)} bytes, more than {_MAX_INFO_BYTES}")
     info = _parse_json(value)
@@ -93,12 +93,12 @@ def _reject_constant(name: str) -> NoReturn:
 def _parse_text(info: Mapping[str, Any], name: str, default: str | None = None) -> str:
     value = info.get(name, default)
     if not isinstance(value, str) or not _is_encodable(value):
-        raise ValueError(f"{name} is {_format_value(value)}, not a text")
+        raise ValueError(f"{name} is {_format_value(value)}, not a valid string")
     return value
 
 
 def _is_encodable(text: str) -> bool:
-    # JSON can spell half a surrogate pair; no protocol that the text travels by could carry it.
+    # JSON can contain half a surrogate pair, which no protocol that forwards the text can encode.
     return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -108,7 +108,7 @@ def _parse_labels(value: Any) -> Mapping[str, str]:
     if not isinstance(value, dict):
         raise ValueError(f"labels is {_format_value(value)}, not an object")
     if not all(_is_encodable(name) for name in value):
-        raise ValueError("the name of a label is not a text")
+        raise ValueError("the name of a label is not a valid string")
     return MappingProxyType({name: _parse_text(value, name) for name in value})
 
 
@@ -116,7 +116,7 @@ def _parse_start(value: Any) -> float | None:
     if value is None:
         return None
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < _MAX_START_SECONDS:
-        raise ValueError(f"start_timestamp is {_format_value(value)}, not Unix seconds")
+        raise ValueError(f"start_timestamp is {_format_value(value)}, not a Unix time in seconds")
     return float(value)
 
 
@@ -127,7 +127,7 @@ def _format_value(value: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Registration:
-    """What one keyspace says of one address. `node` is the last one that could be read."""
+    """The registration of one address in one keyspace. `node` is from the last valid `info`."""
 
     info: bytes | None = None
     has_ttl: bool = False
@@ -137,7 +137,7 @@ class _Registration:
 
 @dataclass(frozen=True, slots=True)
 class _Resolution:
-    """What follows from all registrations of one address."""
+    """The result of all registrations of one address."""
 
     node: Node | None = None
     other_keyspace: str | None = None
@@ -145,27 +145,27 @@ class _Resolution:
 
 
 class PdRegistrations:
-    """Every registration of one cluster, kept up to date change by change: only changed keys are parsed."""
+    """All registrations of one cluster, updated incrementally: only changed keys are parsed."""
 
     def __init__(self, keyspace: str = NO_KEYSPACE) -> None:
-        """`keyspace`: the one whose nodes are served."""
+        """`keyspace`: the keyspace whose nodes get sessions."""
         self._served_keyspace = keyspace
         self._registrations: dict[str, dict[str, _Registration]] = {}  # address -> keyspace -> ...
-        self._invalid_keys: dict[str, str] = {}  # keys that are no registration -> why not
+        self._invalid_keys: dict[str, str] = {}  # keys that are not registrations -> the reason
         self._resolutions: dict[str, _Resolution] = {}
         self._nodes: dict[str, Node] = {}
         self._other_keyspace: dict[str, str] = {}
-        self._problems: tuple[TopologyProblem, ...] | None = ()  # None: to be put together again
+        self._problems: tuple[TopologyProblem, ...] | None = ()  # None: has to be rebuilt
 
     def replace(self, entries: Mapping[str, bytes]) -> bool:
-        """Take a whole listing; whether anything is different now."""
-        gone = [KeyChange(key, None) for key in self._keys() if key not in entries]
-        return self.apply([*gone, *(KeyChange(key, value) for key, value in entries.items())])
+        """Replace all registrations with a full listing; return whether the topology changed."""
+        deletions = [KeyChange(key, None) for key in self._keys() if key not in entries]
+        return self.apply([*deletions, *(KeyChange(key, value) for key, value in entries.items())])
 
     def apply(self, changes: Iterable[KeyChange]) -> bool:
-        """Take changes in their order; whether the topology is different now."""
+        """Apply changes in their order; return whether the topology changed."""
         changed = False
-        touched: dict[str, None] = {}
+        changed_addresses: dict[str, None] = {}
         for change in changes:
             parsed = parse_key(change.key)
             if parsed is None:
@@ -178,18 +178,18 @@ class PdRegistrations:
                     changed |= self._set_invalid_key(change.key, None if change.value is None else str(error))
                 continue
             if self._update_registration(address, keyspace, field, change.value):
-                touched[address] = None
-        for address in touched:
+                changed_addresses[address] = None
+        for address in changed_addresses:
             changed |= self._update_resolution(address)
         return changed
 
     def topology(self, *, is_complete: bool, outage: str) -> Topology:
-        """What all of it says. Later changes do not show in it."""
+        """Return a snapshot of the topology."""
         if self._problems is None:
             problem_by_key = self._invalid_keys | {
-                _build_key(self._served_keyspace, address): verdict.problem
-                for address, verdict in self._resolutions.items()
-                if verdict.problem
+                _build_key(self._served_keyspace, address): resolution.problem
+                for address, resolution in self._resolutions.items()
+                if resolution.problem
             }
             self._problems = tuple(
                 TopologyProblem(Source.PD, key, reason) for key, reason in sorted(problem_by_key.items())
@@ -223,7 +223,7 @@ class PdRegistrations:
         return True
 
     def _update_registration(self, address: str, keyspace: str, field: str, value: bytes | None) -> bool:
-        """Note one key; whether that is news. Other fields than these two are none of ours."""
+        """Apply one key; return whether the registration changed. Fields other than these two are ignored."""
         registrations = self._registrations.get(address, {})
         before = registrations.get(keyspace, _Registration())
         if field == "ttl":
@@ -274,33 +274,32 @@ def _parse_registration(address: str, value: bytes, before: _Registration) -> _R
     try:
         return _Registration(value, before.has_ttl, parse_info(address, value))
     except ValueError as error:
-        # A node that was readable stays what it was: a slip in its entry must not take it out of service.
-        kept = "; what it said before stays in force" if before.node else ""
-        return _Registration(value, before.has_ttl, before.node, f"{error}{kept}")
+        # The last valid node stays: an invalid entry must not take it out of service.
+        suffix = "; the last valid entry stays in effect" if before.node else ""
+        return _Registration(value, before.has_ttl, before.node, f"{error}{suffix}")
 
 
 def _resolve(registrations: Mapping[str, _Registration], served_keyspace: str) -> _Resolution:
-    """What the registrations of one address by keyspace mean when the keyspace `served` is served.
+    """Combine the registrations of one address (by keyspace) if `served_keyspace` is served.
 
-    `info` of another keyspace may be years old, `ttl` is not: a server that lives there shows that keyspace's
-    data to whoever is routed to it, whatever an entry of ours still says of the same address.
+    `info` of another keyspace may be years old, but a `ttl` means that a server of that keyspace runs at this
+    address. It would give sessions access to that keyspace's data, whatever an entry of our keyspace says.
     """
     ours = registrations.get(served_keyspace, _Registration())
     others = sorted(keyspace for keyspace in registrations if keyspace != served_keyspace)
-    alive = [keyspace for keyspace in others if registrations[keyspace].has_ttl]
+    running = [keyspace for keyspace in others if registrations[keyspace].has_ttl]
     if ours.info is None:
-        return _Resolution(other_keyspace=next(iter(alive or others), None))
-    if alive:
-        other = f"keyspace {alive[0]}" if alive[0] else "no keyspace"
+        return _Resolution(other_keyspace=next(iter(running or others), None))
+    if running:
+        owner = f"a server of keyspace {running[0]}" if running[0] else "a server without a keyspace"
         return _Resolution(
-            other_keyspace=alive[0],
-            problem=f"nothing is routed to this address, since a server of {other} lives there, too;"
-            " delete the entry that is out of date",
+            other_keyspace=running[0],
+            problem=f"this address gets no sessions, as {owner} runs at it too; delete the outdated entry",
         )
     node = replace(ours.node, registered=ours.has_ttl) if ours.node else None
     return _Resolution(node=node, problem=ours.problem)
 
 
 def _build_key(keyspace: str, address: str, field: str = "info") -> str:
-    above = f"{KEYSPACES_PREFIX}{keyspace}" if keyspace else ""
-    return f"{above}{TIDB_PREFIX}{address}/{field}"
+    keyspace_prefix = f"{KEYSPACES_PREFIX}{keyspace}" if keyspace else ""
+    return f"{keyspace_prefix}{TIDB_PREFIX}{address}/{field}"

@@ -1,6 +1,6 @@
-"""Nodes that somebody named: in the configuration, or through the API. Pure.
+"""Topologies of the nodes in the configuration and of those added through the API. No I/O.
 
-Both kinds of list are always whole and never out of date, so their topologies are complete from the start.
+Both lists are always complete and current, so their topologies are complete from the start.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from controlplane.model.nodes import Node, Source, Topology
 
 
 def from_config(nodes: Sequence[StaticNodeSettings]) -> Topology:
-    """The topology of the `nodes` section of the configuration. Addresses are unique there (validated)."""
+    """Return the topology of the `nodes` section of the configuration; validation made addresses unique."""
     return Topology(
         source=Source.STATIC,
         nodes=MappingProxyType(
@@ -34,7 +34,7 @@ def from_config(nodes: Sequence[StaticNodeSettings]) -> Topology:
 
 
 def from_api(nodes: Mapping[str, AddedNode], default_weight: int) -> Topology:
-    """The topology of the nodes that operators added; `default_weight` is for those without one."""
+    """Return the topology of the nodes that operators added; those without a weight get `default_weight`."""
     return Topology(
         source=Source.API,
         nodes=MappingProxyType(

@@ -1,1 +1,1 @@
-"""What Envoys report by load reports (LRS) and by their metrics service stream."""
+"""Reports of the Envoys: load reports (LRS) and the metrics service stream of the module."""

@@ -1,7 +1,7 @@
-"""What a module has counted on one node, as a row of numbers with a place for each series.
+"""Stores a module's counters of one node as a row of numbers with a column for each series.
 
-There is a row for each Envoy and node: half a million of them for 5,000 nodes and 100 Envoys. So a row is
-small, and is made into `Traffic` only for those who look at it.
+There is one row per Envoy and node: half a million of them for 5,000 nodes and 100 Envoys. So rows are small,
+and a row is converted to `Traffic` only on demand.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from controlplane.model.traffic import (
 )
 
 CounterRow: TypeAlias = "array[float]"
-"""The latest values, by place; -1 where nothing was ever told. Doubles, as Envoy sends them."""
+"""The latest values by column; -1: never reported. Doubles, as Envoy sends them."""
 
 _NOT_REPORTED = -1.0
 _BUCKET_LABELS = (*(f"{bound:g}" for bound in LATENCY_BOUNDS_SECONDS), "+Inf")
-_MIGRATION_RESULT_BY_LABEL = {f"{result}/{why}": (result, why) for result, why in MIGRATION_RESULTS}
+_MIGRATION_RESULT_BY_LABEL = {f"{result}/{reason}": (result, reason) for result, reason in MIGRATION_RESULTS}
 _NO_LABEL_VALUES = ("",)
 
 
 @dataclass(frozen=True, slots=True)
 class CounterFamily:
-    """How a family is counted: the label beside `node`, and the values that it may have.
+    """The labels of a metric family: the label besides `node`, and its possible values.
 
-    With a second label (`also`) a word is both values with a slash between them.
+    With a second label, a value is both label values joined by a slash.
     """
 
     label: str = ""
@@ -70,12 +70,12 @@ def _build_layout() -> tuple[dict[tuple[str, str], int], dict[str, slice]]:
     column_ranges = {}
     for name, family in FAMILIES.items():
         column_ranges[name] = slice(len(columns), len(columns) + len(family.values))
-        columns |= {(name, word): len(columns) + index for index, word in enumerate(family.values)}
+        columns |= {(name, value): len(columns) + index for index, value in enumerate(family.values)}
     return columns, column_ranges
 
 
 COLUMNS, _COLUMN_RANGES = _build_layout()
-"""Where in a row a series stands, by its family and word."""
+"""The column of a series in a row, by its family and label value."""
 _SESSION_COLUMNS, _MIGRATION_COLUMNS = _COLUMN_RANGES["sessions"], _COLUMN_RANGES["migrations"]
 _COMMAND_BUCKET_COLUMNS, _MIGRATION_BUCKET_COLUMNS = (
     _COLUMN_RANGES["command_seconds_bucket"],
@@ -89,34 +89,34 @@ _NO_MIGRATIONS = _EMPTY_ROW[_MIGRATION_COLUMNS]
 
 
 class NodeCounters:
-    """What the module in one Envoy has told, by node.
+    """The latest counters that the module in one Envoy reported, by node.
 
-    Rows that others may hold are never changed, but replaced.
+    Rows that snapshots share are replaced and never modified.
     """
 
     def __init__(self) -> None:
         self.rows: dict[str, CounterRow] = {}
-        self.unshared_nodes: set[str] = set()  # nodes whose rows nobody else holds
-        self._sessions: dict[str, int] = {}  # of nodes that have some
+        self.unshared_nodes: set[str] = set()  # nodes whose rows no snapshot shares
+        self._sessions: dict[str, int] = {}  # only nodes that have some
         self._migrations: dict[str, MigrationCounts] = {}  # likewise
 
     def set_value(self, node: str, column: int, value: float) -> None:
-        """The latest value of a series."""
+        """Set the latest value of a series."""
         if node not in self.unshared_nodes:
             self.rows[node] = self.rows.get(node, _EMPTY_ROW)[:]
             self.unshared_nodes.add(node)
         self.rows[node][column] = value
 
     def retain(self, nodes: Set[str]) -> None:
-        """Forget all other nodes."""
+        """Forget all nodes except these."""
         for node in self.rows.keys() - nodes:
             del self.rows[node]
-            for part in (self._sessions, self._migrations):
-                part.pop(node, None)
+            for by_node in (self._sessions, self._migrations):
+                by_node.pop(node, None)
             self.unshared_nodes.discard(node)
 
     def snapshot(self) -> Mapping[str, CounterRow]:
-        """All that was told up to now."""
+        """Return the current rows, and update `sessions` and `migrations`."""
         for node in self.unshared_nodes:
             row = self.rows[node]
             self._sessions[node] = int(sum(count for count in row[_SESSION_COLUMNS] if count > 0))
@@ -128,23 +128,23 @@ class NodeCounters:
         return dict(self.rows)
 
     def sessions(self) -> Mapping[str, int]:
-        """Sessions in all states, of nodes that have some, as of the last time that `all` was asked."""
+        """Return the sessions in all states by node (only nodes that have some) as of the last `snapshot`."""
         return {node: count for node, count in self._sessions.items() if node}
 
     def migrations(self) -> Mapping[str, MigrationCounts]:
-        """Tries to move sessions away from nodes, of those that have some, as of then too."""
+        """Return the migration attempts by node (only nodes that have some) as of the last `snapshot`."""
         return dict(self._migrations)
 
 
 def latency_buckets(rows: Mapping[str, CounterRow]) -> Mapping[str, CounterRow]:
-    """What `traffic` needs of an earlier time: the latencies of nodes that had commands."""
+    """Return the latency buckets of nodes that had commands, as a later baseline for `build_traffic`."""
     return {
-        node: told[_COMMAND_BUCKET_COLUMNS] for node, told in rows.items() if told[_COMMAND_COUNT_COLUMN] >= 0
+        node: row[_COMMAND_BUCKET_COLUMNS] for node, row in rows.items() if row[_COMMAND_COUNT_COLUMN] >= 0
     }
 
 
 def build_traffic(row: CounterRow, baseline: CounterRow | None) -> Traffic:
-    """All that was told. `then`: the latency of a while ago; None: there was none."""
+    """Convert a row. `baseline`: earlier latency buckets of the node; None: there were no commands."""
     buckets = _cumulative_buckets(row[_COMMAND_BUCKET_COLUMNS])
     baseline_buckets = EMPTY_BUCKETS if baseline is None else _cumulative_buckets(baseline)
     return Traffic(
@@ -157,7 +157,7 @@ def build_traffic(row: CounterRow, baseline: CounterRow | None) -> Traffic:
         latency_buckets=buckets,
         latency_sum_seconds=_count("command_microseconds", row) / 1e6,
         recent_latency_buckets=tuple(
-            max(0, late - early) for late, early in zip(buckets, baseline_buckets, strict=True)
+            max(0, count - before) for count, before in zip(buckets, baseline_buckets, strict=True)
         ),
         errors=_counts("errors", row),
         bytes=_counts("bytes", row),
@@ -168,13 +168,13 @@ def build_traffic(row: CounterRow, baseline: CounterRow | None) -> Traffic:
 
 
 def _migration_counts(row: CounterRow) -> MigrationCounts:
-    each = zip(_MIGRATION_RESULT_BY_LABEL.values(), row[_MIGRATION_COLUMNS], strict=True)
-    return MappingProxyType({key: int(count) for key, count in each if count >= 0})
+    counts = zip(_MIGRATION_RESULT_BY_LABEL.values(), row[_MIGRATION_COLUMNS], strict=True)
+    return MappingProxyType({key: int(count) for key, count in counts if count >= 0})
 
 
 def _counts(name: str, row: CounterRow) -> Mapping[str, int]:
-    each = zip(FAMILIES[name].values, row[_COLUMN_RANGES[name]], strict=True)
-    return MappingProxyType({word: int(count) for word, count in each if count >= 0})
+    counts = zip(FAMILIES[name].values, row[_COLUMN_RANGES[name]], strict=True)
+    return MappingProxyType({value: int(count) for value, count in counts if count >= 0})
 
 
 def _count(name: str, row: CounterRow) -> int:
@@ -182,7 +182,7 @@ def _count(name: str, row: CounterRow) -> int:
 
 
 def _cumulative_buckets(counts: CounterRow) -> tuple[int, ...]:
-    """Cumulative counts. Envoy reads one counter after the other, so a later one may lag: it never may."""
+    """Make counts non-decreasing: Envoy reads its counters one by one, so a later bucket may lag behind."""
     cumulative, maximum = [], 0
     for count in counts:
         maximum = max(maximum, int(count))

@@ -1,25 +1,25 @@
-"""Load reports: each Envoy tells, at an interval, its live and new connections per endpoint (LRS).
+"""Receives load reports (LRS): each Envoy periodically reports its live and new connections per endpoint.
 
-Envoy reports when its bootstrap has `cluster_manager.load_stats_config`; with `send_all_clusters` no cluster
-needs an `lrs_server`. Protocol: envoyproxy/envoy api/envoy/service/load_stats/v3/lrs.proto. What Envoy 1.40.0
-was seen to do, which decides what a zero is worth:
+Envoy reports if its bootstrap has `cluster_manager.load_stats_config`; with `send_all_clusters`, no cluster
+needs an `lrs_server`. Protocol: envoyproxy/envoy api/envoy/service/load_stats/v3/lrs.proto. The observed
+behavior of Envoy 1.40.0 determines what a count of zero proves:
 
-* A report comes every interval, also when there is nothing to tell. A cluster is always named; endpoints
-  without live and new connections are left out, and with the last of them the whole locality. So an endpoint
-  that a report does not name has no connection, and a node is seen to be empty within an interval.
-* DRAINING and UNHEALTHY endpoints go on being reported as long as they have connections. Changes of weight
-  and metadata do not disturb the counts.
-* An endpoint that is *removed* from EDS is left out at once although its connections live on, and comes back
-  with a count of zero. The same befalls all endpoints of a cluster that is *updated by CDS*: connections from
-  before the update are never reported again. A zero after either proves nothing.
-* A connection that is still being made is not counted (TCP counts from "connected"), nor one that failed. A
-  zero says so only of what was chosen a connect timeout ago.
-* After the stream broke Envoy comes back 5 s later. The first message of the new stream repeats the last
-  report of the old one; it is no news and is not used. What was opened in between is lost to `opened`.
-* Answering the stream again with another interval takes effect from the next report on.
-* A report says how long ago the one before it was (`load_report_interval`), by Envoy's monotonic clock. So
-  one that waited in a socket while we hung is known to be old: another control plane may have closed a node
-  meanwhile, and "nobody is there" of before would pass for the end of a drain.
+* A report arrives every interval, even without any connections. It always contains the cluster, but neither
+  endpoints without live and new connections nor localities without such endpoints. So an endpoint that is
+  missing in a report has no connection, and an empty node is detected within one interval.
+* DRAINING and UNHEALTHY endpoints are reported as long as they have connections. Changes of weight and
+  metadata do not affect the counts.
+* An endpoint that is *removed* from EDS disappears from the reports at once although its connections live on,
+  and returns with a count of zero. The same happens to all endpoints of a cluster that is *updated by CDS*:
+  connections from before the update are never reported again. A zero after either proves nothing.
+* Connections that are being established (TCP counts from "connected") or that failed are not counted. So a
+  zero covers only connections whose endpoint was picked at least one connect timeout ago.
+* After a stream breaks, Envoy reconnects 5 s later. The first message of the new stream repeats the last
+  report of the old one and is ignored. Connections that were opened in between are missing in `new_sessions`.
+* A further response on the stream with another interval takes effect from the next report on.
+* A report contains the time since the previous one (`load_report_interval`), by Envoy's monotonic clock. So a
+  report that waited in a socket while this process was stalled is known to be old: meanwhile another replica
+  may have closed a node, and an old count of zero must not be taken for the end of that drain.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SERVICE = "envoy.service.load_stats.v3.LoadReportingService"
 
 
 class LoadReportService:
-    """The gRPC service that Envoys report to; `publish` hears of every report."""
+    """The gRPC service for load reports; `publish` gets every report."""
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class LoadReportService:
         cluster: str = "tidb",
         sink: Callable[[str, float, bytes], None] = lambda envoy, at, report: None,
     ) -> None:
-        """`interval` gives the seconds between two reports; Envoys are told when it has changed.
+        """`interval` returns the seconds between two reports; Envoys get a new value with the next response.
 
-        Only what they report of `cluster`, and of those of groups, counts: an Envoy also has one for its
-        connection to us. `tap` gets every report too: the Envoy's id, when it was made, and the bytes.
+        Only `cluster` and the clusters of groups count: an Envoy also reports the cluster of its connection
+        to the control plane. `sink` also gets every report: Envoy id, time of the report, serialized report.
         """
         self._publish = publish
         self._clock = clock
@@ -66,7 +66,7 @@ class LoadReportService:
         self._sink = sink
 
     def register(self, server: grpc.aio.Server, authorize: AuthorizeEnvoy) -> None:
-        """Add the service to a server that has not been started yet; `admit` is asked who may report."""
+        """Add the service to a server that has not started yet; `authorize` decides who may report."""
         handler = grpc.stream_stream_rpc_method_handler(
             partial(self._serve_stream, authorize),
             request_deserializer=lambda data: (data, LoadReport.FromString(data)),
@@ -106,19 +106,21 @@ class LoadReportService:
 
 
 class _ReportClock:
-    """When the reports of a stream were made, by our clock."""
+    """Computes when the reports of a stream were made, by our clock."""
 
     def __init__(self) -> None:
-        self._elapsed = 0.0  # by the Envoy's clock, since it was asked to report
+        self._elapsed = 0.0  # seconds by the Envoy's clock since the stream started
         self._clock_offset = ClockOffset()
 
     def start(self, now: float) -> None:
-        """The Envoy is asked to report."""
+        """Start the clock when the Envoy is asked to report."""
         self._clock_offset.observe(self._elapsed, now)
 
     def report_time(self, report: LoadReport, now: float) -> float:
-        """When a report was made that has come now; `now` if it does not tell of any time."""
-        interval = max((_to_seconds(each.load_report_interval) for each in report.cluster_stats), default=0.0)
+        """Return when a report that arrived `now` was made; `now` if it contains no interval."""
+        interval = max(
+            (_to_seconds(stats.load_report_interval) for stats in report.cluster_stats), default=0.0
+        )
         if interval <= 0:
             return now
         self._elapsed += interval
@@ -131,27 +133,27 @@ def _to_seconds(duration: Any) -> float:
 
 
 def parse_load_report(report: LoadReport, envoy: str, at: float, cluster: str) -> EnvoyLoad:
-    """What a report says of a cluster and those of groups (`CLUSTER-NAME`), as a fact; all is summed up."""
+    """Return the sum over the cluster and the clusters of groups (`CLUSTER-NAME`) of a report."""
     sessions: dict[str, int] = {}
     new_sessions: dict[str, int] = {}
-    for reported in report.cluster_stats:
-        if reported.cluster_name != cluster and not reported.cluster_name.startswith(f"{cluster}-"):
+    for stats in report.cluster_stats:
+        if stats.cluster_name != cluster and not stats.cluster_name.startswith(f"{cluster}-"):
             continue
-        for locality in reported.upstream_locality_stats:
-            # A slice is twice as quick to walk as the container.
-            for endpoint, now, new in map(_parse_endpoint, locality.upstream_endpoint_stats[:]):
-                if now:
-                    sessions[endpoint] = sessions.get(endpoint, 0) + now
-                if new:
-                    new_sessions[endpoint] = new_sessions.get(endpoint, 0) + new
+        for locality in stats.upstream_locality_stats:
+            # Iterating over a slice is twice as fast as over the container.
+            for endpoint, live_count, new_count in map(_parse_endpoint, locality.upstream_endpoint_stats[:]):
+                if live_count:
+                    sessions[endpoint] = sessions.get(endpoint, 0) + live_count
+                if new_count:
+                    new_sessions[endpoint] = new_sessions.get(endpoint, 0) + new_count
     return EnvoyLoad(
         envoy, at, sessions=MappingProxyType(sessions), new_sessions=MappingProxyType(new_sessions)
     )
 
 
-@lru_cache(maxsize=65_536)  # an endpoint with so many connections is told again and again, by all Envoys
+@lru_cache(maxsize=65_536)  # all Envoys report the same endpoint with the same counts again and again
 def _parse_endpoint(serialised: bytes) -> tuple[str, int, int]:
-    """An endpoint, its live connections, and those that were opened since the report before."""
+    """Return (endpoint, live connections, connections that were opened since the previous report)."""
     stats = EndpointLoad.FromString(serialised)
     socket_address = stats.address.socket_address
     endpoint = addresses.join(socket_address.address, socket_address.port_value)

@@ -1,8 +1,8 @@
-"""The gRPC service that Envoys with the module push their stats to (`envoy.stat_sinks.metrics_service`).
+"""The gRPC service to which Envoys with the module push their stats (`envoy.stat_sinks.metrics_service`).
 
-It stands on the xDS port, which says who may speak, and under which name. A message may have 4 MiB, the limit
-of that port: some 40,000 series. Envoy's `batch_size` keeps messages, and the time that each takes, far below
-that.
+It runs on the xDS port, whose authorization decides which Envoy may send, and under which id. A message may
+have 4 MiB, the limit of that port: about 40,000 series. Envoy's `batch_size` keeps the size and the
+processing time of a message far below that.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _SERVICE = "envoy.service.metrics.v3.MetricsService"
 
 
 class TelemetrySink(Protocol):
-    """Gets the messages of all streams as they came. `number` is that of a stream; none is used twice."""
+    """Receives the raw messages of all streams. `number` identifies a stream and is never reused."""
 
     def telemetry(self, number: int, envoy: str, at: float, data: bytes, *, first: bool) -> None:
-        """A message came that was made at that time, the `first` of its stream or a later one."""
+        """Receive a message that was made at that time; `first`: it is the first one of its stream."""
 
     def telemetry_ended(self, number: int) -> None:
-        """Nothing more comes of that stream."""
+        """Receive the end of a stream."""
 
 
 class MetricsService:
-    """Takes in the streams; `publish` hears of every report of a module."""
+    """Receives the streams; `publish` gets every report of a module."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class MetricsService:
         known_nodes: Callable[[], Set[str]],
         sink: TelemetrySink | None = None,
     ) -> None:
-        """`known` gives the addresses of all nodes."""
+        """`known_nodes` returns the addresses of all nodes."""
         self._publish = publish
         self._clock = clock
         self._known_nodes = known_nodes
@@ -53,12 +53,12 @@ class MetricsService:
         self._stream_numbers = itertools.count(1)
 
     def new_stream(self, resumed_envoy: str = "") -> TelemetryStream:
-        """What takes in the messages of a stream that ends elsewhere; `joined`: see `TelemetryStream`."""
+        """Return a parser for a stream that another replica forwards; see TelemetryStream."""
         return TelemetryStream(self._known_nodes, self._series_cache, resumed_envoy=resumed_envoy)
 
     def register(self, server: grpc.aio.Server, authorize: AuthorizeEnvoy) -> None:
-        """Add the service to a server that has not been started yet; `admit` is asked who may tell."""
-        # No serialisers: most of a message is not parsed at all.
+        """Add the service to a server that has not started yet; `authorize` decides which Envoy may send."""
+        # No deserializer: most of a message is never parsed.
         methods = {
             "StreamMetrics": grpc.stream_unary_rpc_method_handler(partial(self._serve_stream, authorize))
         }

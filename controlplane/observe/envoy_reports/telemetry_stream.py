@@ -1,17 +1,19 @@
-"""What an Envoy's metrics service stream says of Tidevoy's module. No I/O.
+"""Parses an Envoy's metrics service stream into reports of Tidevoy's module. No I/O.
 
-Protocol: envoyproxy/envoy api/envoy/service/metrics/v3/metrics_service.proto. What Envoy 1.40.0 was seen to
-send, with `emit_tags_as_labels`:
+Protocol: envoyproxy/envoy api/envoy/service/metrics/v3/metrics_service.proto. Observed behavior of Envoy
+1.40.0 with `emit_tags_as_labels`:
 
-* All its stats at every flush (`stats_flush_interval`), counters since its start, each as a family of its
-  own: several families have one name and differ in their labels. A stat that was never set is not sent.
-* The identifier, 60 kB of it, in the first message of a stream only.
-* With `batch_size` a flush comes in several messages, so a message says nothing of what it leaves out. A
-  stream begins with the first message of a flush.
-* In a flush all counters come before the gauges, `module_info` among these.
-* Each series has the time of its flush, by the Envoy's clock. What waited in a socket while we hung is known
-  by it to be old. A clock that is put back makes what it tells seem old, for a minute at most.
-* Names and values of labels as the module gave them: colons, brackets, line breaks, empty ones.
+* Every flush (`stats_flush_interval`) contains all stats, and counters since the Envoy's start. Each series
+  is a family of its own: several families have the same name and differ in their labels. A stat that was
+  never set is not sent.
+* Only the first message of a stream contains the identifier, which has 60 kB.
+* With `batch_size`, a flush consists of several messages, so a series that is missing in a message proves
+  nothing. A stream begins with the first message of a flush.
+* In a flush, all counters come before the gauges, of which `module_info` is one.
+* Each series has the timestamp of its flush, by the Envoy's clock. So a message that waited in a socket while
+  this process was stalled is known to be old. If the Envoy's clock is set back, its messages look old for at
+  most a minute.
+* Label names and values arrive as the module set them: with colons, brackets, line breaks, or empty.
 """
 
 from __future__ import annotations
@@ -47,35 +49,35 @@ from controlplane.observe.envoy_reports.telemetry_pb2 import (
 _METRIC_PREFIX = "tidevoy."
 _NO_NODE = ""
 _VALUE_LIMIT = 2.0**63
-_MAX_REJECTION_CHARS = 500  # characters of a refusal that are kept
-_MAX_LABEL_CHARS = 64  # characters of a version or an extension's name that are kept
+_MAX_REJECTION_CHARS = 500
+_MAX_LABEL_CHARS = 64  # of the version and of extension names
 _MAX_REJECTIONS = 16
-_RECENT_WINDOW_SECONDS = 60.0  # seconds; what is "recent" is between one and two of these old
-_FLUSH_SECONDS = 1.0  # seconds within which the batches of one flush arrive
+_RECENT_WINDOW_SECONDS = 60.0  # "recent" values cover the last one to two windows
+_FLUSH_SECONDS = 1.0  # time within which all batches of one flush arrive
 _INSTANCE_PATTERN = re.compile(r"[0-9a-f]{16}")
 
 
 class ModuleSeries(NamedTuple):
-    """One value with its labels."""
+    """One series: name, labels, and value."""
 
     name: str
     labels: Mapping[str, str]
     value: int
-    serialised_family: bytes = b""  # as it came, if it came alone
+    serialised_family: bytes = b""  # the bytes of its family, if it is the only series in it
 
 
 @dataclass(slots=True)
 class ParsedMessage:
-    """What a message holds of the series that were looked for. `unreadable` counts what could not be read."""
+    """The series of a message that have the prefix; `unreadable_count` counts families that are malformed."""
 
     envoy: str = ""  # empty in all but the first message
     series: list[ModuleSeries] = field(default_factory=list)
     unreadable_count: int = 0
-    flushed_at: float = 0.0  # when, in Unix time by the Envoy's clock; 0: it does not tell
+    flushed_at: float = 0.0  # Unix time by the Envoy's clock; 0: unknown
 
 
 def parse_message(data: bytes, prefix: str = _METRIC_PREFIX) -> ParsedMessage:
-    """The series of a message whose names begin with `prefix`. What is malformed is counted, never raised."""
+    """Parse the series of a message whose names begin with `prefix`; malformed families are only counted."""
     try:
         message = StreamMetricsMessage.FromString(data)
         return ParsedMessage(message.identifier.node.id, *_parse_families(message.envoy_metrics, prefix))
@@ -84,20 +86,20 @@ def parse_message(data: bytes, prefix: str = _METRIC_PREFIX) -> ParsedMessage:
 
 
 def _parse_families(families: Iterable[bytes], prefix: str) -> tuple[list[ModuleSeries], int]:
-    """Those whose names begin with `prefix`, and how many families could not be read."""
+    """Return the series whose names begin with `prefix`, and the number of unreadable families."""
     series: list[ModuleSeries] = []
     unreadable = 0
     encoded_prefix = prefix.encode()
     parsed_labels: dict[bytes, tuple[str, str]] = {}
     for serialised in families:
-        # Hundreds of Envoy's own families come along; parsing them for their names costs five times as much.
+        # Hundreds of families are Envoy's own; parsing all of them for their names costs five times as much.
         if encoded_prefix not in serialised:
             continue
         try:
             family = MetricFamily.FromString(serialised)
             if not family.name.startswith(prefix):
                 continue
-            metrics = family.metric[:]  # a slice is twice as quick to walk as the container
+            metrics = family.metric[:]  # iterating over a slice is twice as fast as over the container
             sole_family = serialised if len(metrics) == 1 else b""
             for metric in metrics:
                 labels = dict(
@@ -110,7 +112,7 @@ def _parse_families(families: Iterable[bytes], prefix: str) -> tuple[list[Module
 
 
 def _parse_flush_time(families: Sequence[bytes]) -> float:
-    """When a message was made; all that is in it tells the same."""
+    """Return the flush time of a message from its first family; all have the same one."""
     try:
         metrics = MetricFamily.FromString(families[0]).metric if families else ()
         return float(metrics[0].timestamp_ms / 1000) if metrics else 0.0
@@ -125,30 +127,30 @@ def _parse_label(pair: bytes, parsed_labels: dict[bytes, tuple[str, str]]) -> tu
 
 
 def _parse_value(metric: Any) -> int:
-    """ValueError when it is no number of ours."""
+    """Return the value. Raises ValueError if it is negative, too large or NaN."""
     value = Value.FromString(metric.counter or metric.gauge).value
-    if not 0 <= value < _VALUE_LIMIT:  # which NaN is not either
+    if not 0 <= value < _VALUE_LIMIT:  # also true for NaN
         raise ValueError
     return int(value)
 
 
 class _FlushTracker:
-    """Tells when a stream has told all that there is to tell, and of which nodes.
+    """Determines when a stream has delivered all series, and for which nodes.
 
-    Nothing says where a flush ends. But each has `module_info` once, so all series have come between its
-    second time and the first, or at most the time of a flush before that. Nodes that were clear all the
-    while, and one flush longer, were not left out of it.
+    Nothing marks the end of a flush. But each flush contains `module_info` once, so between two of them all
+    series have arrived, none earlier than the duration of a flush before the first one. Nodes that were
+    complete all that time, and one flush longer, were complete in that flush.
     """
 
     def __init__(self) -> None:
-        self.counting_since: float | None = None  # no value is older; None: not all gauges have come yet
+        self.counting_since: float | None = None  # no value is older; None: not all gauges have arrived yet
         self.complete_nodes: Set[str] = frozenset()
         self._last_info_at: float | None = None
-        self._complete_since_info: Set[str] | None = None  # nodes that were so since the latest mark
-        self._complete_before_info: Set[str] = frozenset()  # and between that one and the one before it
+        self._complete_since_info: Set[str] | None = None  # nodes complete since the latest `module_info`
+        self._complete_before_info: Set[str] = frozenset()  # nodes complete between it and the previous one
 
     def add_message(self, at: float, complete: Set[str], *, has_info: bool) -> None:
-        """A message came. `clear`: nodes of which it left nothing out; `marked`: it had `module_info`."""
+        """Record a message. `complete`: nodes without dropped sessions; `has_info`: it has `module_info`."""
         self._complete_since_info = (
             complete if self._complete_since_info is None else _intersect(self._complete_since_info, complete)
         )
@@ -166,11 +168,11 @@ class _FlushTracker:
 
 
 def _intersect(one: Set[str], other: Set[str]) -> Set[str]:
-    return one if one is other else one & other  # nearly always the same set, of thousands
+    return one if one is other else one & other  # nearly always the same set, with thousands of nodes
 
 
 class TelemetryStream:
-    """What one stream has told so far. A new stream begins anew, so an Envoy's restart needs no detecting."""
+    """The state of one stream. Every stream starts empty, so a restart of an Envoy needs no detection."""
 
     def __init__(
         self,
@@ -179,14 +181,14 @@ class TelemetryStream:
         *,
         resumed_envoy: str = "",
     ) -> None:
-        """`known` gives the addresses of the nodes there are; what is said of others is left out.
+        """`known_nodes` returns the addresses of all nodes; series of others are dropped.
 
-        `recall` knows what other streams have told. `joined` is the Envoy of a stream whose beginning was
-        missed: nothing is told of it before a whole flush has come.
+        `series_cache` may be shared with other streams. `resumed_envoy`: the Envoy of a stream whose
+        beginning was missed; it is reported only after a complete flush.
         """
-        self.envoy = resumed_envoy  # known from the first message on; empty after it: it did not say
+        self.envoy = resumed_envoy  # set by the first message; empty after it: the message had no id
         self.last_message_at = 0.0
-        """When its latest message was made, by our clock."""
+        """When the latest message was made, by our clock."""
         self._known_nodes = known_nodes
         self._latest_known_nodes: Set[str] = frozenset()
         self._series_cache = series_cache or SeriesCache()
@@ -197,7 +199,7 @@ class TelemetryStream:
         self._dropped = 0
         self._flush_tracker = _FlushTracker()
         self._clock_offset = ClockOffset()
-        self._has_timestamps = False  # whether the Envoy's messages say when they were made
+        self._has_timestamps = False  # whether the Envoy's messages have timestamps
         self._has_reported = False
         self._missed_start = bool(resumed_envoy)
         self._has_info = False
@@ -207,10 +209,10 @@ class TelemetryStream:
         self._latency_history: deque[tuple[float, Mapping[str, CounterRow]]] = deque(maxlen=2)
 
     def receive(self, data: bytes, at: float) -> ModuleReport | None:
-        """Take in a message that has come now; all that is known after it, once a flush.
+        """Apply a message that arrived at that time; return a report once per flush, else None.
 
-        That is with `module_info`, behind all counters of the flush. What comes behind it is told with the
-        next one: a report of all nodes for each of many messages would cost more than all that they hold.
+        The report is made at `module_info`, which follows all counters of the flush. Later series are in the
+        next report: a report of all nodes after each of many messages would cost more than parsing them.
         """
         known_nodes = self._known_nodes()
         if known_nodes is not self._latest_known_nodes:
@@ -230,7 +232,7 @@ class TelemetryStream:
             if not self._apply_series(series, known_nodes):
                 self._dropped += 1
         if message.unreadable_count:
-            self._flush_tracker = _FlushTracker()  # it may have been sessions
+            self._flush_tracker = _FlushTracker()  # the unreadable series may have been sessions
         else:
             self._flush_tracker.add_message(
                 at,
@@ -240,14 +242,14 @@ class TelemetryStream:
         if not self._has_info:
             return None
         if self._missed_start:
-            # What came before may be the end of a flush; all that follows is whole.
+            # The messages before may be the end of a flush; all later flushes are complete.
             self._missed_start, self._flush_tracker = False, _FlushTracker()
             return None
         is_first, self._has_reported = not self._has_reported, True
         return self._build_report(at, is_first=is_first)
 
     def _parse_unknown(self, data: bytes) -> ParsedMessage:
-        """What is not known again."""
+        """Apply the cached series of a message and parse the others."""
         try:
             message = StreamMetricsMessage.FromString(data)
         except DecodeError:
@@ -260,7 +262,7 @@ class TelemetryStream:
         )
 
     def _apply_series(self, series: ModuleSeries, known_nodes: Set[str]) -> bool:
-        """Whether the series could be used. A name that is not ours to know is no failure."""
+        """Apply a series; return whether it is valid. A series with an unknown name counts as valid."""
         name, labels = series.name.removeprefix(_METRIC_PREFIX), series.labels
         family = FAMILIES.get(name)
         if family is None:
@@ -272,9 +274,7 @@ class TelemetryStream:
         column = COLUMNS.get((name, label_value))
         if column is None or (node != _NO_NODE and node not in known_nodes):
             if name == "sessions" and series.value:
-                self._incomplete_nodes.add(
-                    node
-                )  # of a module that knows more states, there are sessions left out
+                self._incomplete_nodes.add(node)  # a newer module has more states: sessions are missing
             return False
         self._counters.set_value(node, column, series.value)
         self._series_cache.add(series.serialised_family, series.value, node, column)
@@ -312,8 +312,8 @@ class TelemetryStream:
         rows = self._counters.snapshot()
         baseline = self._baseline(rows, at)
 
-        def traffic(node: str, told: CounterRow) -> Traffic:
-            return counters.build_traffic(told, baseline.get(node))
+        def traffic(node: str, row: CounterRow) -> Traffic:
+            return counters.build_traffic(row, baseline.get(node))
 
         return ModuleReport(
             envoy=self.envoy,
@@ -329,12 +329,12 @@ class TelemetryStream:
         )
 
     def _ejections(self) -> Mapping[str, Ejection]:
-        """The latest ejection of each node, with times of our clock."""
+        """Return the latest ejection of each node, with times by our clock."""
         oldest_first = sorted(self._ejected_since.items(), key=lambda item: item[1])
-        our_time = self._clock_offset.to_local if self._has_timestamps else float
+        to_local = self._clock_offset.to_local if self._has_timestamps else float
         return MappingProxyType(
             {
-                node: Ejection(self.envoy, reason, round(our_time(since)))
+                node: Ejection(self.envoy, reason, round(to_local(since)))
                 for (node, reason), since in oldest_first
                 if node in self._latest_known_nodes
             }
@@ -350,7 +350,7 @@ class TelemetryStream:
         )
 
     def _baseline(self, rows: Mapping[str, CounterRow], at: float) -> Mapping[str, CounterRow]:
-        """The latencies of one to two windows ago, at first those of the stream's first flush."""
+        """Return the latency buckets of one to two windows ago, at first those of the first flush."""
         if not self._latency_history:
             self._first_report_at = at if self._first_report_at is None else self._first_report_at
             if at - self._first_report_at < _FLUSH_SECONDS:

@@ -1,4 +1,4 @@
-"""From nodes to what has to be looked at: the names to resolve and the ports to check. Pure."""
+"""Derives from the nodes which host names to resolve and which ports to check. No I/O."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from controlplane.observe.health.health_checker import CheckTarget
 
 
 def host_names(nodes: Iterable[Node]) -> set[str]:
-    """Host names, not literal IPs, of all SQL and status addresses."""
+    """Return the host names (not literal IPs) of all SQL and status addresses."""
     hosts = set()
     for node in nodes:
         for address in (node.address, node.status_address):
@@ -24,20 +24,22 @@ def host_names(nodes: Iterable[Node]) -> set[str]:
 
 
 def build_check_targets(nodes: Iterable[Node], plan: Plan, facts: Facts) -> Mapping[str, CheckTarget]:
-    """What to check, by node address. Nodes whose name has never resolved are left out."""
-    found = {}
+    """Return the check targets by node address, without nodes whose name has never resolved."""
+    check_targets = {}
     for node in nodes:
         planned = plan.nodes.get(node.address)
-        sql = planned.endpoint if planned is not None else None
-        sql = sql or _resolved_endpoint(node.address, facts)
-        if sql is None:
+        sql_endpoint = planned.endpoint if planned is not None else None
+        sql_endpoint = sql_endpoint or _resolved_endpoint(node.address, facts)
+        if sql_endpoint is None:
             continue
-        status = _resolved_endpoint(node.status_address, facts) if node.status_address is not None else None
-        host = addresses.split(node.status_address)[0] if node.status_address is not None else ""
-        found[node.address] = CheckTarget(
-            address=node.address, sql_endpoint=sql, status_endpoint=status, status_host=host
+        status_endpoint, status_host = None, ""
+        if node.status_address is not None:
+            status_endpoint = _resolved_endpoint(node.status_address, facts)
+            status_host = addresses.split(node.status_address)[0]
+        check_targets[node.address] = CheckTarget(
+            node.address, sql_endpoint=sql_endpoint, status_endpoint=status_endpoint, status_host=status_host
         )
-    return found
+    return check_targets
 
 
 def _resolved_endpoint(address: str, facts: Facts) -> str | None:

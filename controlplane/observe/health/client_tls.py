@@ -1,4 +1,4 @@
-"""Our side of TLS to the nodes' status ports, from files that may be replaced while we run."""
+"""TLS client context for the nodes' status ports and for Prometheus, reloaded when its files change."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from controlplane.errors import ConfigError
 
 
 class ReloadingClientContext:
-    """A TLS context that follows its files: certificates are renewed more often than we are restarted."""
+    """A TLS context that reloads changed files: certificates are renewed more often than we restart."""
 
     def __init__(self, tls: ClientTls, key: str) -> None:
-        """`key` is the path of these settings in the configuration. ConfigError: unusable files."""
+        """`key` is the path of `tls` in the configuration. Raises ConfigError if the files are unusable."""
         self._tls = tls
         try:
             self._loaded_stamps = self._file_stamps()
@@ -27,14 +27,14 @@ class ReloadingClientContext:
             ) from error
 
     def current(self) -> ssl.SSLContext:
-        """The context for a new connection. Files that cannot be used now leave the former one in force."""
+        """Return the context for a new connection; it stays the previous one while the files are unusable."""
         try:
             stamps = self._file_stamps()
             if stamps != self._loaded_stamps:
                 self._context = _load_context(self._tls)
                 self._loaded_stamps = stamps
         except (OSError, ssl.SSLError):
-            pass  # half replaced: key and certificate are two files; the next connection looks again
+            pass  # key and certificate are two files, only one is replaced yet; the next connection retries
         return self._context
 
     def _file_stamps(self) -> list[tuple[int, int]]:

@@ -1,6 +1,6 @@
-"""Checks of all nodes, side by side: when each is made, and what is known of each node from them.
+"""Schedules the health checks of all nodes and maintains each node's health.
 
-Every check of every node is a task of its own, so that a node that answers late or never delays no other.
+Every check of every node is a task of its own, so that a slow or silent node does not delay others.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from controlplane.observe.health.probes import GreetingProbe, LocalResourceError
 
 log = structlog.get_logger("tidevoy.health")
 
-# Seconds between the first probes of nodes that come at once (a start with 5,000 nodes). Without it they
-# would all be connecting in one turn of the loop, use two descriptors each, and time out while they queue.
+# Delay between the first probes of nodes that are added together (a start with 5,000 nodes). Without it, all
+# would connect in one iteration of the event loop, use two descriptors each, and time out while they queue.
 _START_SPACING_SECONDS = 0.0005
 
-# Seconds until a configuration that could not be read is asked for again.
+# Time until a node's configuration that could not be read is requested again.
 _CONFIG_RETRY_SECONDS = 60.0
 
-# How late the probe after a failed one may start, in intervals. Where `timeout` equals `interval`, a probe
-# that times out ends just after the next one is due. Leaving that one out would nearly double the time in
-# which a silent node is found.
+# How late the probe after a failed one may start, in intervals. If `timeout` equals `interval`, a probe that
+# times out ends just after the next one is due. Skipping that one would nearly double the time until a silent
+# node is detected.
 _START_TOLERANCE = 0.25
 
 _LOG_INTERVAL_SECONDS = 60.0
 _STALLED_MESSAGE = (
-    "a check is not counted because this process stood still for longer than the check may take; "
-    "give the control plane more CPU, or raise health.*.timeout"
+    "a check result was discarded because this process stalled for longer than the check's timeout; "
+    "give the control plane more CPU, or increase health.*.timeout"
 )
 
 
 @dataclass(frozen=True)
 class CheckTarget:
-    """What is probed for a node: `ip:port` of its SQL port and, unless it has none, of its status port."""
+    """The endpoints (`ip:port`) of a node to check: its SQL port and, if it has one, its status port."""
 
     address: str
     sql_endpoint: str
     status_endpoint: str | None
-    status_host: str  # the name of the status port, for `Host` and its certificate
+    status_host: str  # host of the status address, for the `Host` header and the certificate
 
 
 class CheckKind(Enum):
-    """The two checks."""
+    """The two kinds of checks."""
 
     STATUS = "status"
     SQL = "sql"
@@ -69,14 +69,13 @@ class _Prober(Protocol):
 class _NodeChecks:
     target: CheckTarget
     health: Health = field(default_factory=Health)
-    next_config_read_at: float = (
-        -math.inf
-    )  # when its configuration is to be read; inf: it was, since it started
+    # Time of the next read of the node's configuration; inf: it has been read since the node started.
+    next_config_read_at: float = -math.inf
     tasks: dict[CheckKind, asyncio.Task[None]] = field(default_factory=dict)
 
 
 class HealthChecker:
-    """Probes nodes and publishes what is known of a node after each probe of it."""
+    """Probes nodes and publishes a node's health after each probe."""
 
     def __init__(
         self,
@@ -86,7 +85,7 @@ class HealthChecker:
         *,
         proxy_protocol: bool = False,
     ) -> None:
-        """`publish` takes the address of a node and all that is known of it. ConfigError: bad TLS files."""
+        """`publish` gets a node's address and health. Raises ConfigError if TLS files are unusable."""
         self._settings = settings
         self._publish = publish
         self._clock = clock
@@ -101,12 +100,12 @@ class HealthChecker:
         self._last_logged_at = -math.inf
 
     def set_targets(self, targets: Mapping[str, CheckTarget]) -> None:
-        """The whole set of nodes, in place of the former one.
+        """Replace the set of nodes.
 
-        New ones are probed at once, by both checks; one whose target changed (a new IP) starts afresh; checks
-        of vanished ones stop, and nothing more is published of them.
+        Both checks probe new nodes at once. A node whose target changed (a new IP) counts as new. Checks of
+        removed nodes stop, and nothing more is published about them.
         """
-        for address in [a for a, watched in self._nodes.items() if targets.get(a) != watched.target]:
+        for address in [a for a, node in self._nodes.items() if targets.get(a) != node.target]:
             _cancel_all(self._nodes.pop(address).tasks.values())
         new_targets = [target for address, target in targets.items() if address not in self._nodes]
         for position, target in enumerate(new_targets):
@@ -114,9 +113,9 @@ class HealthChecker:
             self._start_checks(node, CheckKind, delay=position * _START_SPACING_SECONDS)
 
     def configure(self, settings: HealthCheckSettings, *, proxy_protocol: bool) -> None:
-        """Apply new settings; TLS of the status port needs a restart. What is known of nodes is kept.
+        """Apply new settings, except for TLS of the status port, which needs a restart.
 
-        A check that is switched off is forgotten, and with it what it told.
+        The nodes keep their health, without the results of checks that are disabled now.
         """
         changed = [
             kind
@@ -130,13 +129,13 @@ class HealthChecker:
             _cancel_all(node.tasks.pop(kind) for kind in changed if kind in node.tasks)
             self._start_checks(node, changed, delay=position * _START_SPACING_SECONDS)
             if CheckKind.STATUS in changed:
-                node.next_config_read_at = -math.inf  # what it lacks goes by the interval, or is forgotten
+                node.next_config_read_at = -math.inf  # the migration blockers depend on the interval
             for kind in changed:
                 if not _check_settings(settings, kind).enabled:
                     self._set_health(node, _without_check(node.health, kind))
 
     async def run(self) -> None:
-        """Probe until cancelled; then every connection is closed."""
+        """Probe until cancelled, then close all connections."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
@@ -164,7 +163,7 @@ class HealthChecker:
         check = _check_settings(self._settings, kind)
         prober = self._create_prober(node.target, kind)
         try:
-            # The second probe comes early by a random part of the interval, which spreads the nodes over it.
+            # The second probe is early by a random part of the interval, which spreads the nodes over it.
             due_at = loop.time() - random.uniform(0, check.interval)
             while True:
                 probe_started_at, tolerance = loop.time(), 0.0
@@ -191,9 +190,10 @@ class HealthChecker:
     async def _refresh_migration_blockers(
         self, node: _NodeChecks, prober: StatusProbe, result: ProbeResult, check: CheckSettings
     ) -> None:
-        """Once each time that it starts, which shows as a status that passes after one that did not.
+        """Read the node's configuration once after each of its starts.
 
-        What was read last stands until the next one can be read.
+        A start shows as a passing status check after one that did not pass. The blockers stay until the next
+        configuration has been read.
         """
         if result.status is not CheckStatus.PASS:
             node.next_config_read_at = -math.inf
@@ -214,27 +214,27 @@ class HealthChecker:
         self._publish(node.target.address, health)
 
     def _log_limited(self, problem: str) -> None:
-        """Say that this machine cannot probe, but not for each of thousands of nodes each second."""
+        """Log that this machine cannot probe, but not for each of thousands of nodes every second."""
         if self._clock() - self._last_logged_at >= _LOG_INTERVAL_SECONDS:
             self._last_logged_at = self._clock()
             log.error(problem)
 
 
 def with_result(health: Health, kind: CheckKind, result: ProbeResult, at: float) -> Health:
-    """What is known of a node after one more finding. The count of connections outlives failures."""
+    """Return the health after one more probe. The connection count stays when a probe fails."""
     previous = health.status if kind is CheckKind.STATUS else health.sql
-    same = previous is not None and previous.status is result.status
-    consecutive = previous.consecutive + 1 if previous is not None and same else 1
-    probe = CheckResult(result.status, result.reason, consecutive, at)
+    is_repeated = previous is not None and previous.status is result.status
+    consecutive = previous.consecutive + 1 if previous is not None and is_repeated else 1
+    check_result = CheckResult(result.status, result.reason, consecutive, at)
     if kind is CheckKind.SQL:
-        # The greeting tells the version too, which only counts where nothing better does.
+        # The greeting contains the version too, which is used only without a status check.
         greeted_version = result.version if health.status is None else ""
-        return replace(health, sql=probe, version=greeted_version or health.version)
+        return replace(health, sql=check_result, version=greeted_version or health.version)
     if result.connections is None:
-        return replace(health, status=probe)
+        return replace(health, status=check_result)
     return replace(
         health,
-        status=probe,
+        status=check_result,
         connections=result.connections,
         connections_at=at,
         version=result.version,
@@ -242,11 +242,11 @@ def with_result(health: Health, kind: CheckKind, result: ProbeResult, at: float)
 
 
 def next_probe_at(due_at: float, interval: float, now: float, tolerance: float = 0.0) -> float:
-    """When the probe after the one of `start` is due: on the grid of the interval.
+    """Return when the probe after the one of `due_at` is due: a whole number of intervals later.
 
-    Probes that were missed because this process stood still, or because a probe was slow, are left out. So a
-    stall is not followed by a burst, and every node keeps its own place in the interval. A probe that is late
-    by no more than `tolerance`, in intervals, is not left out: then the result is in the past, and means now.
+    Probes that were missed because this process stalled, or because a probe was slow, are skipped. So a stall
+    is not followed by a burst, and every node keeps its offset within the interval. A probe that is late by
+    at most `tolerance` (in intervals) is not skipped; the returned time is then in the past and means "now".
     """
     missed = math.floor((now - due_at) / interval - tolerance) if now > due_at else 0
     return due_at + (max(missed, 0) + 1) * interval

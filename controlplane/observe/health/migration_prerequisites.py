@@ -1,6 +1,6 @@
-"""What a TiDB server's own configuration lacks for its sessions to leave it without a disconnect. Pure.
+"""Finds the settings that a TiDB server lacks for its sessions to migrate without a disconnect. No I/O.
 
-It is read from `GET /config` of the status port, which answers with the whole of it as JSON
+The input is the response to `GET /config` of the status port: the whole configuration as JSON
 (pingcap/tidb pkg/server/http_status.go, pkg/config/config.go).
 """
 
@@ -13,18 +13,18 @@ from typing import Any
 
 from controlplane.model.health import CANNOT_MIGRATE
 
-# A server that is told to stop is to serve on for so many checks, so that they see it and its sessions can
-# leave; it need not be longer than that.
+# A server that is stopping has to serve for this many more checks, so that they detect the stop and its
+# sessions can migrate. The required wait is capped.
 _MIN_CHECKS_BEFORE_STOP = 3
-_MAX_REQUIRED_WAIT_SECONDS = 30  # seconds
+_MAX_REQUIRED_WAIT_SECONDS = 30
 
 _CERT_SETTING, _KEY_SETTING = "session-token-signing-cert", "session-token-signing-key"
 
 
 def find_migration_blockers(config: bytes, check_interval: float) -> tuple[str, ...] | None:
-    """What is missing, a sentence each; None when this is no configuration of a TiDB server.
+    """Return the blockers, one sentence each; None if `config` is not the configuration of a TiDB server.
 
-    `check_interval`: seconds between two checks of its status.
+    `check_interval`: seconds between two status checks.
     """
     try:
         document = json.loads(config)
@@ -35,20 +35,20 @@ def find_migration_blockers(config: bytes, check_interval: float) -> tuple[str, 
         return None
     required_wait = min(math.ceil(_MIN_CHECKS_BEFORE_STOP * check_interval), _MAX_REQUIRED_WAIT_SECONDS)
     blockers = []
-    missing_files = [noun for noun, is_there in _signing_files_present(security).items() if not is_there]
+    missing_files = [name for name, is_present in _signing_files_present(security).items() if not is_present]
     if missing_files:
         blockers.append(
             f"{CANNOT_MIGRATE}: it has no {' and no '.join(missing_files)} to sign session tokens with; set"
-            f" security.{_CERT_SETTING} and {_KEY_SETTING}, the same on all nodes, and start it again"
+            f" security.{_CERT_SETTING} and {_KEY_SETTING}, the same on all nodes, and restart it"
         )
     if isinstance(wait, int | float) and wait < required_wait:
         blockers.append(
-            "its sessions have no time to move when it is stopped without a drain: set"
+            "its sessions have no time to migrate when it is stopped without a drain: set"
             f" graceful-wait-before-shutdown, now {wait:g} s, to {required_wait} s or more"
         )
     return tuple(blockers)
 
 
 def _signing_files_present(security: Mapping[str, Any]) -> Mapping[str, bool]:
-    """Whether it has what tokens are signed with. That it says nothing at all of a key is no news of one."""
+    """Return whether the files that sign session tokens are set; a key that is not listed counts as set."""
     return {"certificate": bool(security.get(_CERT_SETTING)), "key": bool(security.get(_KEY_SETTING, True))}

@@ -1,10 +1,10 @@
-"""The two questions that a node is asked: `GET /status` on the status port, and a greeting on the SQL port.
+"""The two probes of a node: `GET /status` on the status port, and the MySQL greeting on the SQL port.
 
-A probe ends in a `Finding`, whatever the node does; it raises only `CannotProbe`, when this machine could not
-even ask. Both are made for thousands of nodes once a second on one event loop, and cost what they cost in
-system calls: the status connection is kept open between probes, with the little HTTP/1.1 that TiDB needs
-written out here. Measured on one core: 35 us a probe on a kept connection, 280 us on a fresh one, against
-830 us and 1,120 us with httpx2; a greeting costs 130 us on a bare socket, 220 us through asyncio's streams.
+A probe returns a `ProbeResult`, whatever the node does; it raises only `LocalResourceError`, if this machine
+cannot probe. One event loop runs both for thousands of nodes every second, and their cost is system calls. So
+the status connection stays open between probes, and this module implements the little HTTP/1.1 that TiDB
+needs. Measured on one core: 35 us per probe on an open connection, 280 us on a new one, compared with 830 us
+and 1,120 us for httpx2; a greeting costs 130 us on a bare socket, 220 us with asyncio streams.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from controlplane.observe.health.client_tls import ReloadingClientContext
 _MAX_HEAD_BYTES = 16 * 1024
 _MAX_BODY_BYTES = 64 * 1024
 _MAX_GREETING_BYTES = 16 * 1024
-_TOO_LONG_MESSAGE = "answers with more than TiDB's status"
+_TOO_LONG_MESSAGE = "answers with more data than TiDB's status has"
+_NOT_HTTP_MESSAGE = "answers with something other than HTTP"
 _STATUS_LINE = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9])(?: |$)")
 _DIGITS = {10: re.compile(rb"[0-9]{1,15}"), 16: re.compile(rb"[0-9A-Fa-f]{1,15}")}
 
@@ -39,22 +40,22 @@ _LOCAL_RESOURCE_ERRNOS = (*_FILE_LIMIT_ERRNOS, errno.ENOBUFS, errno.ENOMEM, errn
 
 
 class LocalResourceError(TidevoyError):
-    """This machine lacks what a probe needs; that says nothing of the node."""
+    """This machine lacks a resource that a probe needs, which says nothing about the node."""
 
     retryable = True
 
     def __init__(self, target: str, error: OSError) -> None:
         remedy = (
-            "raise the limit of open files of the control plane (LimitNOFILE, ulimit -n)"
+            "increase the control plane's limit of open files (LimitNOFILE, ulimit -n)"
             if error.errno in _FILE_LIMIT_ERRNOS
             else "free memory or local ports on this machine"
         )
-        super().__init__(f"{target} could not be checked: {error.strerror}; {remedy}")
+        super().__init__(f"{target} cannot be checked: {error.strerror}; {remedy}")
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What one probe found; `connections` and `version` only where the node told them."""
+    """The result of one probe; `connections` and `version` are set only if the node reported them."""
 
     status: CheckStatus
     reason: str
@@ -63,7 +64,7 @@ class ProbeResult:
 
 
 class _InvalidResponse(Exception):
-    """An answer that is not what a TiDB server sends; the text says what it is instead."""
+    """A response that no TiDB server sends; the text describes it, to follow the name of the port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +74,15 @@ class _Stream:
 
 
 class StatusProbe:
-    """`GET /status` of one node, over one connection that is kept between probes.
+    """`GET /status` of one node, over one connection that stays open between probes.
 
     TiDB answers 200 with JSON `connections` and `version`, and 500 with no body while it starts up or shuts
-    down (pingcap/tidb pkg/server/http_status.go). Whether the node still accepts *new* connections is left to
-    the greeting, which makes one each time.
+    down (pingcap/tidb pkg/server/http_status.go). The greeting probe checks whether the node still accepts
+    *new* connections.
     """
 
     def __init__(self, endpoint: str, host: str, tls: ReloadingClientContext | None) -> None:
-        """`endpoint` is the `ip:port` to connect to, `host` the name for `Host` and the certificate."""
+        """`endpoint`: the `ip:port` to connect to; `host`: the name in the `Host` header and certificate."""
         self._ip, self._port = addresses.split(endpoint)
         self._host = host
         self._tls = tls
@@ -91,16 +92,18 @@ class StatusProbe:
         self._stream: _Stream | None = None
 
     async def run(self, timeout: float) -> ProbeResult:
-        """Ask once, within `timeout` seconds. CannotProbe."""
+        """Probe once, within `timeout` seconds. Raises LocalResourceError if this machine cannot probe."""
         try:
             async with asyncio.timeout(timeout):
                 code, body = await self._get("/status")
             return self._evaluate(code, body)
         except TimeoutError:
-            failure = "accepts connections but gives no answer" if self._stream else "cannot be connected to"
+            failure = (
+                "accepts connections but does not answer" if self._stream else "does not accept connections"
+            )
             result = ProbeResult(CheckStatus.FAIL, f"{self.url} {failure} within {timeout:g} s")
-        except _InvalidResponse as problem:
-            result = ProbeResult(CheckStatus.FAIL, f"{self.url} {problem}")
+        except _InvalidResponse as error:
+            result = ProbeResult(CheckStatus.FAIL, f"{self.url} {error}")
         except (OSError, EOFError) as error:
             result = ProbeResult(CheckStatus.FAIL, f"{self.url} {_describe_error(error, self.url)}")
         except asyncio.CancelledError:
@@ -110,7 +113,7 @@ class StatusProbe:
         return result
 
     async def fetch_config(self, timeout: float) -> bytes | None:
-        """The body of `GET /config`, the node's own configuration; None when it cannot be had in time."""
+        """Return the body of `GET /config`, the node's own configuration; None if that fails or times out."""
         try:
             async with asyncio.timeout(timeout):
                 code, body = await self._get("/config")
@@ -123,7 +126,7 @@ class StatusProbe:
         return body if code == 200 else None
 
     def close(self) -> None:
-        """Drop the kept connection."""
+        """Abort the open connection."""
         if self._stream is not None:
             self._stream.writer.transport.abort()
             self._stream = None
@@ -133,7 +136,7 @@ class StatusProbe:
             try:
                 return await self._exchange(self._stream, path)
             except (ConnectionError, EOFError):
-                # A kept connection that the server ended in between says nothing; a fresh one will.
+                # The server may have closed the idle connection, which proves nothing; a new one will tell.
                 self.close()
         self._stream = _Stream(
             *await asyncio.open_connection(
@@ -151,17 +154,15 @@ class StatusProbe:
         try:
             head = await stream.reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
-            raise _InvalidResponse("answers with something else than HTTP") from None
+            raise _InvalidResponse(_NOT_HTTP_MESSAGE) from None
         except asyncio.IncompleteReadError as error:
             if not error.partial:
                 raise EOFError from None
-            raise _InvalidResponse(
-                "answers with something else than HTTP, or less than a whole answer"
-            ) from None
+            raise _InvalidResponse(f"{_NOT_HTTP_MESSAGE}, or with an incomplete response") from None
         lines = head.split(b"\r\n")
         status = _STATUS_LINE.match(lines[0])
         if status is None:
-            raise _InvalidResponse("answers with something else than HTTP")
+            raise _InvalidResponse(_NOT_HTTP_MESSAGE)
         pairs = (line.partition(b":") for line in lines[1:])
         headers = {name.strip().lower(): value.strip().lower() for name, _, value in pairs}
         body = await _read_framed_body(stream.reader, headers)
@@ -174,7 +175,7 @@ class StatusProbe:
 
     def _evaluate(self, code: int, body: bytes) -> ProbeResult:
         if code == 500:
-            reason = f"says that it is starting up or shutting down (HTTP 500 from {self.url})"
+            reason = f"reports that it is starting up or shutting down (HTTP 500 from {self.url})"
             return ProbeResult(CheckStatus.STOPPING, reason)
         if code != 200:
             return ProbeResult(
@@ -191,7 +192,7 @@ class StatusProbe:
 
 
 async def _read_framed_body(reader: asyncio.StreamReader, headers: Mapping[bytes, bytes]) -> bytes | None:
-    """The body as its length or its chunks delimit it (RFC 9112, 6 and 7.1); None: the end of stream does."""
+    """Read a body with a length or in chunks (RFC 9112, 6 and 7.1); None: the end of the stream ends it."""
     if headers.get(b"transfer-encoding", b"identity") != b"identity":
         body = b""
         while size := _parse_length(await _read_line(reader), 16):
@@ -234,24 +235,24 @@ async def _read_to_end(reader: asyncio.StreamReader) -> bytes:
 
 
 class GreetingProbe:
-    """A connection to the SQL port of one node, which must greet as a MySQL server does.
+    """Connects to the SQL port of one node and expects the greeting of a MySQL server.
 
-    Only the greeting shows that a TiDB serves: one that lost PD accepts connections and closes them at once,
-    and one that is full sends an ERR packet instead (pingcap/tidb pkg/server/server.go, conn.go).
+    Only the greeting proves that a TiDB server serves: one that lost PD accepts connections and closes them
+    at once, and one that is full sends an ERR packet instead (pingcap/tidb pkg/server/server.go, conn.go).
     """
 
     def __init__(self, endpoint: str, *, proxy_protocol: bool) -> None:
-        """`endpoint` is an `ip:port`; `proxy_protocol`: send a PROXY v2 header first, as the Envoys do."""
+        """`endpoint`: an `ip:port`; `proxy_protocol`: send a PROXY v2 header first, as the Envoys do."""
         self._ip, self._port = addresses.split(endpoint)
         self._family = socket.AF_INET6 if ":" in self._ip else socket.AF_INET
         self._port_name = f"the SQL port {endpoint}"
         self._proxy_protocol = proxy_protocol
 
     async def run(self, timeout: float) -> ProbeResult:
-        """Ask once, within `timeout` seconds. CannotProbe.
+        """Probe once, within `timeout` seconds. Raises LocalResourceError if this machine cannot probe.
 
-        The connection is closed with nothing left unread, so by FIN and not by RST: TiDB notes an RST in its
-        log as a warning, and a FIN only at debug level.
+        No data is unread when the connection is closed, so the kernel sends FIN and not RST: TiDB logs an RST
+        as a warning, and a FIN only at debug level.
         """
         loop = asyncio.get_running_loop()
         connected = False
@@ -265,21 +266,23 @@ class GreetingProbe:
                         await loop.sock_sendall(connection, _PROXY_LOCAL)
                     return evaluate_greeting(await self._read_first_packet(connection), self._port_name)
         except TimeoutError:
-            failure = "accepts connections but sends no greeting" if connected else "cannot be connected to"
+            failure = (
+                "accepts connections but sends no greeting" if connected else "does not accept connections"
+            )
             problem = f"{failure} within {timeout:g} s"
         except EOFError:
-            problem = "accepts connections and closes them without a greeting (a TiDB that lost PD does so)"
-        except _InvalidResponse as unusable:
-            problem = str(unusable)
+            problem = "closes connections without a greeting (TiDB does so when it has lost PD)"
+        except _InvalidResponse as error:
+            problem = str(error)
         except OSError as error:
             problem = _describe_error(error, self._port_name)
         return ProbeResult(CheckStatus.FAIL, f"{self._port_name} {problem}")
 
     def close(self) -> None:
-        """Nothing is kept between probes."""
+        """Do nothing: no connection stays open between probes."""
 
     async def _read_first_packet(self, connection: socket.socket) -> bytes:
-        """The payload of the first packet: 3 bytes of length (little endian), 1 of sequence, payload."""
+        """Return the payload of the first packet, behind its 3-byte length and 1-byte sequence number."""
         loop = asyncio.get_running_loop()
         data = b""
         expected = 4
@@ -294,43 +297,47 @@ class GreetingProbe:
                 expected = 4 + int.from_bytes(data[:3], "little")
                 if expected > _MAX_GREETING_BYTES or expected == 4:
                     raise _InvalidResponse(
-                        f"greets with {_printable(data[:16])!r}, which is not MySQL's protocol"
+                        f"greets with {_printable(data[:16])!r}, which is not the MySQL protocol"
                     )
         return data[4:expected]
 
 
 def evaluate_greeting(packet: bytes, port_name: str) -> ProbeResult:
-    """What the first packet of a connection says of a server; `packet` is its payload, at least one byte.
+    """Evaluate the first packet of a connection; `packet` is its payload, at least one byte.
 
-    A greeting is `0a`, version NUL, the rest; an error is `ff`, code (2 bytes, little endian), text, the text
-    behind `#` and a 5 byte SQLSTATE if there is one, which an error this early often lacks
+    A greeting is `0a`, version, NUL, the rest. An error is `ff`, code (2 bytes, little endian), text; `#` and
+    a 5-byte SQLSTATE may precede the text, but errors before the login often lack them
     (dev.mysql.com, Protocol::HandshakeV10 and ERR_Packet).
     """
     if packet[0] == 0xFF and len(packet) >= 3:
         code = int.from_bytes(packet[1:3], "little")
         text = packet[9:] if packet[3:4] == b"#" else packet[3:]
         return ProbeResult(
-            CheckStatus.FAIL, f"{port_name} refuses sessions: error {code}, {_printable(text)}"
+            CheckStatus.FAIL, f"{port_name} rejects sessions: error {code}, {_printable(text)}"
         )
     version, terminator, _ = packet[1:].partition(b"\0")
     if packet[0] != 10 or not terminator:
-        return ProbeResult(CheckStatus.FAIL, f"{port_name} sends a first packet that is no MySQL greeting")
+        return ProbeResult(CheckStatus.FAIL, f"{port_name} sends a first packet that is not a MySQL greeting")
     return ProbeResult(CheckStatus.PASS, f"{port_name} greets", version=_printable(version))
 
 
 def _printable(text: str | bytes) -> str:
-    """Text from the network, fit for a log line: one line, no control characters, bounded."""
+    """Make text from the network safe for a log line: one line, no control characters, 200 characters."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
     return "".join(c if c.isprintable() else "?" for c in text[:200])
 
 
 def _describe_error(error: OSError | EOFError, target: str) -> str:
-    """What an error on a connection means, to follow the name of what was connected to. CannotProbe."""
+    """Describe a connection error, to follow the name of the target.
+
+    Raises LocalResourceError if the cause is this machine.
+    """
     match error:
         case EOFError():
             return (
-                "closes connections without a whole answer (is TLS, health.status.tls, on at one side only?)"
+                "closes connections before a complete response"
+                " (is TLS, health.status.tls, on at one side only?)"
             )
         case ConnectionRefusedError():
             return "refuses connections"
@@ -339,7 +346,7 @@ def _describe_error(error: OSError | EOFError, target: str) -> str:
         case ssl.SSLCertVerificationError():
             return f"presents a certificate that cannot be trusted: {error.verify_message}"
         case ssl.SSLError():
-            return f"fails in TLS: {error.reason or error}"
+            return f"fails with a TLS error: {error.reason or error}"
     if error.errno in _LOCAL_RESOURCE_ERRNOS:
         raise LocalResourceError(target, error)
     return f"cannot be reached: {os.strerror(error.errno) if error.errno else error}"

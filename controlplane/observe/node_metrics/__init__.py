@@ -1,1 +1,1 @@
-"""CPU, memory and health metrics of nodes, from their `/metrics` or from Prometheus."""
+"""Node metrics (CPU, memory, PD and TiKV failures), from the nodes' `/metrics` or from Prometheus."""

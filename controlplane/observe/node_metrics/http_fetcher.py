@@ -1,4 +1,4 @@
-"""`GET` of pages that may be large, over one connection that is kept; a page is handed on as it comes."""
+"""HTTP `GET` of responses that may be large, streamed over one persistent connection."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import httpx2
 from controlplane.errors import TidevoyError
 from controlplane.observe.health.client_tls import ReloadingClientContext
 
-_MAX_BODY_BYTES = 64 * 1024 * 1024  # bytes of one page: what is longer is not what was asked for
-_MAX_ERROR_CHARS = 200  # characters of what went wrong
+_MAX_BODY_BYTES = 64 * 1024 * 1024  # a longer body cannot be the expected response
+_MAX_ERROR_CHARS = 200
 
 
 class FetchError(TidevoyError):
-    """A page could not be had; the text says of which, and why."""
+    """A request failed; the text names the URL and the reason."""
 
     retryable = True
 
 
 class HttpFetcher:
-    """One server, asked for one page after the other."""
+    """Sends requests to one server, one at a time."""
 
     def __init__(self, tls: ReloadingClientContext | None, host: str = "") -> None:
-        """`host`: the name for `Host` and in its certificate where the URLs have an IP address."""
+        """`host`: the name for the `Host` header and the certificate, if the URLs have an IP address."""
         self._tls = tls
         self._context: ssl.SSLContext | None = None
         self._host = host
@@ -40,18 +40,18 @@ class HttpFetcher:
         params: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """Hand all of a page to `take`, part by part, within `timeout` seconds. NoPage."""
+        """Fetch a URL within `timeout` seconds and pass the body to `on_chunk`. Raises FetchError."""
         try:
             async with asyncio.timeout(timeout):
                 client = await self._get_client()
                 await self._stream_body(client, url, on_chunk, params, headers)
         except TimeoutError:
-            raise FetchError(f"{url} gives no whole answer within {timeout:g} s") from None
+            raise FetchError(f"{url} does not answer completely within {timeout:g} s") from None
         except (httpx2.HTTPError, httpx2.StreamError, httpx2.InvalidURL, OSError, ValueError) as error:
             raise FetchError(f"{url} {_describe_error(error)}") from error
 
     async def close(self) -> None:
-        """Drop the kept connection."""
+        """Close the connection."""
         client, self._client = self._client, None
         if client is not None:
             await client.aclose()
@@ -66,7 +66,7 @@ class HttpFetcher:
     ) -> None:
         size = 0
         host_header = {"Host": self._host} if self._host else {}
-        # Certificates are for names, and we connect to what the name was resolved to.
+        # Certificates are for names, but we connect to the IP address that the name resolved to.
         extensions = {"sni_hostname": self._host.rpartition(":")[0].strip("[]")} if self._host else None
         async with client.stream(
             "GET", url, params=params, headers={**host_header, **(headers or {})}, extensions=extensions
@@ -82,12 +82,12 @@ class HttpFetcher:
     async def _get_client(self) -> httpx2.AsyncClient:
         context = self._tls.current() if self._tls is not None else None
         if self._client is not None and context is not self._context:
-            await self.close()  # its certificate has been renewed
+            await self.close()  # our client certificate has been renewed
         if self._client is None:
             self._context = context
             self._client = httpx2.AsyncClient(
                 verify=context if context is not None else False,
-                trust_env=False,  # a proxy for the way out is none for the way to the nodes
+                trust_env=False,  # a proxy for outbound traffic is not for connections to the nodes
                 timeout=None,
                 limits=httpx2.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=90.0),
                 headers={"User-Agent": "tidevoy", "Accept-Encoding": "gzip"},
@@ -96,8 +96,8 @@ class HttpFetcher:
 
 
 def _describe_error(error: Exception) -> str:
-    """What an error means, on one line, to follow the URL."""
+    """Describe an error on one line, to follow the URL."""
     text = "".join(c if c.isprintable() else " " for c in str(error))[:_MAX_ERROR_CHARS]
     if isinstance(error, httpx2.ConnectError):
-        return f"cannot be connected to: {text}" if text else "cannot be connected to"
+        return f"cannot be reached: {text}" if text else "cannot be reached"
     return f"cannot be read: {text or type(error).__name__}"

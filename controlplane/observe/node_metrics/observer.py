@@ -1,7 +1,7 @@
-"""Keeps what is known of the nodes' vital signs up to date, from the one source that the settings choose.
+"""Refreshes the metrics of all nodes from the source that the settings select.
 
-That is the nodes' own `/metrics`, or a Prometheus that reads them anyway. What was known of a node stays when
-nothing can be read any more: each reading has its time, by which those who use it judge.
+The source is the nodes' own `/metrics`, or a Prometheus server that scrapes them anyway. The last metrics of
+a node stay when the source fails: each value has a time, so its users can tell how old it is.
 """
 
 from __future__ import annotations
@@ -19,20 +19,18 @@ from controlplane.observe.node_metrics.prometheus_source import PrometheusReader
 from controlplane.observe.node_metrics.scraper import MetricsScraper
 
 MAX_SCRAPED_NODES = 200
-"""So many nodes are read directly, at most: more would cost this process too much of its core."""
+"""Most nodes that are scraped directly: more would use too much of this process's core."""
 
-_OUTAGE_AFTER_FAILURES = (
-    3  # so often in a row every node, or Prometheus, must fail before the source counts as failed
-)
+_OUTAGE_AFTER_FAILURES = 3  # consecutive failures of every node, or of Prometheus, that count as an outage
 
 
 class NodeMetricsObserver:
-    """Reads; `publish` takes all that is known, by address, and why nothing new comes (empty: it does)."""
+    """Reads node metrics; `publish` gets all metrics by node address, and the outage (empty: none)."""
 
     def __init__(
         self, settings: Settings, publish: Callable[[Mapping[str, NodeMetrics], str], None], clock: Clock
     ) -> None:
-        """ConfigError: TLS files that cannot be used."""
+        """Raises ConfigError if TLS files are unusable."""
         self._balance = settings.balance
         self._publish = publish
         self._clock = clock
@@ -44,13 +42,13 @@ class NodeMetricsObserver:
         self._targets: Mapping[str, CheckTarget] = {}
         self._metrics: dict[str, NodeMetrics] = {}
         self._samples: dict[str, Sequence[CounterSample]] = {}
-        self._consecutive_failures: dict[str, int] = {}  # in a row, by address
-        self._prometheus_failures = 0  # the same of Prometheus
+        self._consecutive_failures: dict[str, int] = {}  # by node address
+        self._prometheus_failures = 0  # consecutive ones
         self._source: MetricsScraper | PrometheusReader | None = None
         self._source_changed = asyncio.Event()
 
     def set_targets(self, targets: Mapping[str, CheckTarget]) -> None:
-        """The whole set of nodes, in place of the former one; what vanished is forgotten."""
+        """Replace the set of nodes; the metrics of removed and changed ones are forgotten."""
         for address in [a for a, target in self._targets.items() if targets.get(a) != target]:
             self._forget(address)
         self._targets = targets
@@ -60,7 +58,7 @@ class NodeMetricsObserver:
             self._source.set_targets(targets)
 
     def configure(self, settings: Settings) -> None:
-        """Apply new settings; what TLS needs stays as it was at the start."""
+        """Apply new settings; changes of TLS settings need a restart."""
         if settings.balance != self._balance:
             self._balance = settings.balance
             self._source_changed.set()
@@ -88,15 +86,15 @@ class NodeMetricsObserver:
         await self._source.run()
 
     def _disabled_reason(self) -> str | None:
-        """Why nothing is read, "" if that is as it should be; None: something is."""
+        """Return why no metrics are read ("": none are needed); None: they are read."""
         if not self._balance.needs_node_metrics:
             return ""
         if self._balance.prometheus.url is None:
             count = sum(target.status_endpoint is not None for target in self._targets.values())
             if count > MAX_SCRAPED_NODES:
                 return (
-                    f"CPU, memory and health are not read: there are {count} nodes, and at most {MAX_SCRAPED_NODES}"
-                    " are read directly; set balance.prometheus.url to read them from a Prometheus"
+                    f"node metrics are disabled: {count} nodes exceed the limit of {MAX_SCRAPED_NODES} for"
+                    " direct scraping; set balance.prometheus.url to read the metrics from Prometheus"
                 )
         return None
 
@@ -119,7 +117,7 @@ class NodeMetricsObserver:
             self._metrics[address] = rates.compute_node_metrics(self._samples[address])
         outage = ""
         if min(self._consecutive_failures.values()) >= _OUTAGE_AFTER_FAILURES:
-            outage = f"no node lets its CPU, memory and health be read; the last one: {problem}"
+            outage = f"node metrics are unavailable from every node; last error: {problem}"
         self._publish(self._metrics, outage)
 
     def _on_metrics(self, metrics: Mapping[str, NodeMetrics], problem: str) -> None:
@@ -127,9 +125,9 @@ class NodeMetricsObserver:
         self._prometheus_failures = self._prometheus_failures + 1 if problem else 0
         outage = ""
         if self._prometheus_failures >= _OUTAGE_AFTER_FAILURES:
-            outage = f"CPU, memory and health of the nodes cannot be read: {problem}"
+            outage = f"node metrics are unavailable: {problem}"
         self._publish(self._metrics, outage)
 
     def _forget(self, address: str) -> None:
-        for known in (self._metrics, self._samples, self._consecutive_failures):
-            known.pop(address, None)
+        for by_address in (self._metrics, self._samples, self._consecutive_failures):
+            by_address.pop(address, None)

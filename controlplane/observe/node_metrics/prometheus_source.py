@@ -1,4 +1,4 @@
-"""Asks a Prometheus for the vital signs of all nodes, again and again."""
+"""Reads the metrics of all nodes from a Prometheus server periodically."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_TOKEN_BYTES = 64 * 1024
 
 
 class PrometheusReader:
-    """Reads; `take` hears what is known of which nodes after each time, or nothing and why."""
+    """Queries Prometheus; `on_metrics` gets the metrics by node address and a problem ("": none)."""
 
     def __init__(
         self,
@@ -36,54 +36,57 @@ class PrometheusReader:
         self._clock = clock
         self._tls = tls
         self._interval, self._timeout = interval, timeout
-        self._address_by_name: Mapping[str, str] = {}  # addresses by what names them there
+        self._address_by_name: Mapping[str, str] = {}  # node addresses by their possible names in Prometheus
         self._label_sets = [settings.labels] if settings.labels else list(series.DEFAULT_LABEL_SETS)
 
     def set_targets(self, targets: Mapping[str, CheckTarget]) -> None:
-        """The whole set of nodes, in place of the former one."""
+        """Replace the set of nodes."""
         self._address_by_name = series.addresses_by_name(targets)
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Query until cancelled."""
         loop = asyncio.get_running_loop()
         fetcher = HttpFetcher(self._tls)
         try:
             while True:
                 started_at = loop.time()
                 try:
-                    found = await self._read(fetcher)
-                except (FetchError, series.InvalidPrometheusResponse, OSError) as problem:
-                    self._on_metrics({}, self._describe_error(problem))
+                    metrics_by_name = await self._read(fetcher)
+                except (FetchError, series.InvalidPrometheusResponse, OSError) as error:
+                    self._on_metrics({}, self._describe_error(error))
                 else:
-                    self._deliver(found)
+                    self._deliver(metrics_by_name)
                 await asyncio.sleep(next_probe_at(started_at, self._interval, loop.time()) - loop.time())
         finally:
             await fetcher.close()
 
     def _deliver(self, metrics_by_name: Mapping[str, NodeMetrics]) -> None:
         metrics_by_address = {
-            self._address_by_name[name]: vitals
-            for name, vitals in metrics_by_name.items()
+            self._address_by_name[name]: metrics
+            for name, metrics in metrics_by_name.items()
             if name in self._address_by_name
         }
         problem = ""
         if self._address_by_name and not metrics_by_address:
             label = self._settings.instance_label
             problem = (
-                f"{self._url} knows none of the nodes: no series of TiDB there has one's name as {label};"
-                " see balance.prometheus.labels and instance_label"
+                f"{self._url} has no metrics of the nodes: no TiDB series has the name of a node as its"
+                f" {label}; check balance.prometheus.labels and instance_label"
             )
         self._on_metrics(metrics_by_address, problem)
 
     async def _read(self, fetcher: HttpFetcher) -> Mapping[str, NodeMetrics]:
-        """What it knows, by the label that names nodes. NoPage, Unreadable; OSError: no token can be read."""
+        """Return the metrics by the value of the instance label.
+
+        Raises FetchError, InvalidPrometheusResponse, or OSError if the token file is unreadable.
+        """
         headers = await self._headers()
         for labels in self._label_sets:
             queries = series.build_queries(labels, self._settings.instance_label)
             ages = await self._query(fetcher, queries.pop(series.AGE_QUERY), headers)
             now = self._clock()
             if ages:
-                self._label_sets.sort(key=lambda tried: tried != labels)  # the next time it is the first
+                self._label_sets.sort(key=lambda label_set: label_set != labels)  # try it first the next time
                 answers = {
                     name: await self._query(fetcher, query, headers) for name, query in queries.items()
                 }
@@ -101,20 +104,21 @@ class PrometheusReader:
             return {}
         return {"Authorization": f"Bearer {await asyncio.to_thread(_read_token, path)}"}
 
-    def _describe_error(self, problem: Exception) -> str:
-        if isinstance(problem, series.InvalidPrometheusResponse):
-            return f"{self._url} {problem}"
-        if isinstance(problem, OSError):
-            return f"balance.prometheus.bearer_token_file cannot be read: {problem.strerror}"
-        return str(problem)
+    def _describe_error(self, error: Exception) -> str:
+        if isinstance(error, series.InvalidPrometheusResponse):
+            return f"{self._url} {error}"
+        if isinstance(error, OSError):
+            return f"balance.prometheus.bearer_token_file cannot be read: {error.strerror}"
+        return str(error)
 
 
 def _read_token(path: Path) -> str:
     with path.open("rb") as file:
         token = file.read(_MAX_TOKEN_BYTES).decode("latin-1").strip()
-    # Told here: an error of the header that it goes into would show the token.
+    # Checked here, because an error about the header would contain the token.
     if not (token.isascii() and token.isprintable() and token) or " " in token:
         raise FetchError(
-            "balance.prometheus.bearer_token_file holds no token: that is one word of plain ASCII"
+            "balance.prometheus.bearer_token_file does not hold a token"
+            " (one line of printable ASCII without spaces)"
         )
     return token

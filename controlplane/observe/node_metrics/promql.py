@@ -1,7 +1,7 @@
-"""What a Prometheus is asked for, and what its answers tell of each node. Pure.
+"""Builds the PromQL queries for node metrics and parses the responses. No I/O.
 
-One query a series gives it for all nodes (prometheus.io/docs/prometheus/latest/querying/api).
-How old the newest sample is, is asked too, by Prometheus's own clock, from which ours may differ.
+One query per series returns it for all nodes (prometheus.io/docs/prometheus/latest/querying/api). A further
+query returns the age of the newest sample by Prometheus's clock, which may differ from ours.
 """
 
 from __future__ import annotations
@@ -18,49 +18,51 @@ from controlplane.observe.node_metrics.exposition_parser import TIDB_SERIES
 from controlplane.observe.node_metrics.rates import failure_ratio, metric_value
 
 DEFAULT_LABEL_SETS: tuple[Mapping[str, str], ...] = ({"job": "tidb"}, {"component": "tidb"})
-"""What tells TiDB's series from those of others: TiUP sets the one, TiDB Operator the other."""
+"""Labels that select TiDB's series: TiUP sets the first, TiDB Operator the second."""
 
 AGE_QUERY = "age"
 _MEMORY_GROWTH_QUERY = "growth"
 
 
 class InvalidPrometheusResponse(Exception):
-    """An answer that Prometheus does not give; the text says what it is, to follow the URL."""
+    """A response that Prometheus does not send; the text describes it, to follow the URL."""
 
 
 def build_queries(labels: Mapping[str, str], instance_label: str) -> dict[str, str]:
-    """PromQL by name: for each part of a `Sample`, for the growth of memory, for how old all that is."""
-    selected = {
+    """Return the PromQL queries by name: one per field of `CounterSample`, memory growth, and age."""
+    selectors = {
         series.field: _build_selector(series.name, labels, series.type_label) for series in TIDB_SERIES
     }
-    queries_by_name = {AGE_QUERY: f"time() - timestamp({selected['cpu_seconds']})"}
-    for field, selector in selected.items():
+    queries_by_name = {AGE_QUERY: f"time() - timestamp({selectors['cpu_seconds']})"}
+    for field, selector in selectors.items():
         if field == "cpu_seconds":
-            # By the last two samples, as in TiProxy; TiUP's Prometheus takes one every 15 s. `rate` divides
-            # by the whole range, which makes a node that has just come look idle.
+            # From the last two samples, as in TiProxy; TiUP's Prometheus scrapes every 15 s. `rate` divides
+            # by the whole range, which makes a new node look idle.
             queries_by_name[field] = f"irate({selector}[2m])"
         elif field.startswith(("pd_", "tikv_")):
             queries_by_name[field] = f"sum by ({instance_label}) (increase({selector}[2m]))"
         else:
             queries_by_name[field] = selector
-    queries_by_name[_MEMORY_GROWTH_QUERY] = f"deriv({selected['memory_bytes']}[1m])"
+    queries_by_name[_MEMORY_GROWTH_QUERY] = f"deriv({selectors['memory_bytes']}[1m])"
     return queries_by_name
 
 
 def parse_values(body: bytes, instance_label: str) -> dict[str, float]:
-    """The values of an answer by what its label names. Unreadable.
+    """Return the values of a response by the instance label. Raises InvalidPrometheusResponse.
 
-    What several series name alike is left out: they are of different nodes. So is what is no finite number.
+    Drops values that are not finite, and names that several series have: they are of different nodes.
     """
     try:
         document = json.loads(body)
         result = document["data"]["result"] if document["data"]["resultType"] == "vector" else None
-        named_values = [(one["metric"].get(instance_label), float(one["value"][1])) for one in result or ()]
+        named_values = [
+            (series["metric"].get(instance_label), float(series["value"][1])) for series in result or ()
+        ]
         occurrences = Counter(name for name, _ in named_values)
     except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError):
-        raise InvalidPrometheusResponse("answers, but not as Prometheus does") from None
+        raise InvalidPrometheusResponse("does not answer like Prometheus") from None
     if result is None:
-        raise InvalidPrometheusResponse("answers, but not as Prometheus does")
+        raise InvalidPrometheusResponse("does not answer like Prometheus")
     return {
         name: value
         for name, value in named_values
@@ -69,20 +71,23 @@ def parse_values(body: bytes, instance_label: str) -> dict[str, float]:
 
 
 def node_metrics_by_name(answers: Mapping[str, Mapping[str, float]], now: float) -> dict[str, NodeMetrics]:
-    """What they tell, by what names the node; `now`: our time when it told the age."""
+    """Combine the answers (values by query and instance label) to metrics by instance label.
+
+    `now`: our time when Prometheus answered the age query.
+    """
     return {
         name: _build_node_metrics(
-            {query: found[name] for query, found in answers.items() if name in found}, now - max(age, 0.0)
+            {query: values[name] for query, values in answers.items() if name in values}, now - max(age, 0.0)
         )
         for name, age in answers[AGE_QUERY].items()
     }
 
 
 def addresses_by_name(targets: Mapping[str, CheckTarget]) -> dict[str, str]:
-    """The address of each node by all that may name it in a label; what names two of them names none.
+    """Return node addresses by all names that a label may contain, without names that fit two nodes.
 
-    TiUP names nodes by host:port of their status port, TiDB Operator by their pod, with which their host
-    begins (`basic-tidb-0.basic-tidb-peer.default.svc`).
+    TiUP names a node by host:port of its status port, TiDB Operator by its pod, which is the first part of
+    the host name (`basic-tidb-0.basic-tidb-peer.default.svc`).
     """
     candidates: dict[str, set[str]] = {}
     for address, target in targets.items():
@@ -92,17 +97,17 @@ def addresses_by_name(targets: Mapping[str, CheckTarget]) -> dict[str, str]:
 
 
 def _names_of(target: CheckTarget) -> set[str]:
-    found = set()
+    names = set()
     if target.status_endpoint is not None:
-        found |= {
+        names |= {
             target.status_endpoint,
             addresses.join(target.status_host, addresses.split(target.status_endpoint)[1]),
         }
     for host in (target.status_host, addresses.split(target.address)[0]):
-        found.add(host)
+        names.add(host)
         if addresses.literal_ip(host) is None:
-            found.add(host.partition(".")[0])
-    return found - {""}
+            names.add(host.partition(".")[0])
+    return names - {""}
 
 
 def _build_node_metrics(results: Mapping[str, float], at: float) -> NodeMetrics:
@@ -137,5 +142,5 @@ def _optional_metric_value(value: float | None, at: float) -> MetricValue | None
 def _build_selector(name: str, labels: Mapping[str, str], type_label: str) -> str:
     pairs = {**labels, **({"type": type_label} if type_label else {})}
     # JSON's escapes are among PromQL's (prometheus.io/docs/prometheus/latest/querying/basics).
-    shown = ",".join(f"{label}={json.dumps(value, ensure_ascii=False)}" for label, value in pairs.items())
-    return f"{name}{{{shown}}}"
+    matchers = ",".join(f"{label}={json.dumps(value, ensure_ascii=False)}" for label, value in pairs.items())
+    return f"{name}{{{matchers}}}"

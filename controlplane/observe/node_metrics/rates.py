@@ -1,12 +1,13 @@
-"""From a few samples of one node's counters to its vitals. Pure.
+"""Computes the metrics of one node from a few samples of its counters. No I/O.
 
-* CPU: CPU time used / time / quota, over the last 30 s, or over what there is of it from 1 s on.
-* Memory: resident / quota, of the newest sample; its growth since the newest one that is 10 s older or more.
-* Failures of PD and of TiKV: as in TiProxy, failures / requests, both as counted in the last two minutes.
-  PD's count of requests has only those that succeeded, and one to TiKV may fail more than once, so both
-  ratios may exceed 1. With failures and no requests it is 1, without failures 0.
+* CPU: CPU time used / elapsed time / quota, over the last 30 s, or over a shorter history of at least 1 s.
+* Memory: resident / quota, of the newest sample; its growth since the newest sample that is 10 s older or
+  more.
+* Failures of PD and of TiKV: as in TiProxy, failures / requests, both over the last two minutes. PD's request
+  counter has only successful ones, and a request to TiKV may fail more than once, so both ratios may exceed
+  1. The ratio is 1 if there are failures but no requests, and 0 without failures.
 
-A counter that went back tells of a restart: what was sampled before says nothing of the new process.
+A counter that decreased means a restart: older samples say nothing about the new process.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from controlplane.model.node_metrics import CounterSample, MetricValue, NodeMetrics
 
-HISTORY_SECONDS = 120.0  # seconds: as far back as anything here looks
+HISTORY_SECONDS = 120.0  # the longest window in this module
 _CPU_WINDOW_SECONDS = 30.0
 _MIN_CPU_WINDOW_SECONDS = 1.0
 _MIN_GROWTH_WINDOW_SECONDS = 10.0
@@ -33,18 +34,20 @@ _COUNTERS: tuple[_SampleField, ...] = (
 
 
 def append_sample(samples: Sequence[CounterSample], newest: CounterSample) -> tuple[CounterSample, ...]:
-    """The samples that count after one more, oldest first."""
+    """Return the samples to keep after a new one, oldest first."""
     if not samples:
         return (newest,)
     if newest.at <= samples[-1].at:
         return tuple(samples)
-    if any(_has_restarted(sample, newest) for sample in samples):  # the last one may lack a counter
+    if any(
+        _has_restarted(sample, newest) for sample in samples
+    ):  # check all: the last one may lack a counter
         return (newest,)
     return (*(sample for sample in samples if sample.at >= newest.at - HISTORY_SECONDS), newest)
 
 
 def compute_node_metrics(samples: Sequence[CounterSample]) -> NodeMetrics:
-    """What these samples of one node tell of it."""
+    """Compute the metrics of a node from its samples, oldest first."""
     if not samples:
         return NodeMetrics()
     newest = samples[-1]
@@ -63,12 +66,12 @@ def compute_node_metrics(samples: Sequence[CounterSample]) -> NodeMetrics:
 
 
 def metric_value(value: float, at: float) -> MetricValue | None:
-    """A ratio as of that time; None: it is beyond all numbers, as with next to nothing for a quota."""
+    """Return a ratio with its time; None if it is infinite, as with a tiny quota."""
     return MetricValue(value, at) if math.isfinite(value) else None
 
 
 def failure_ratio(failures: float, requests: float) -> float:
-    """Failures for each request counted; see the top of this file."""
+    """Return the failures per request, as the module docstring defines it."""
     if failures <= 0.0:
         return 0.0
     return failures / requests if requests > 0.0 else 1.0
@@ -88,10 +91,10 @@ def _cpu_usage(samples: Sequence[CounterSample]) -> MetricValue | None:
     ]
     if not earlier:
         return None
-    # Where samples are rarer than that, the last one before it has to do.
+    # If samples are farther apart than the window, use the last one before it.
     base = next((s for s in earlier if s.at >= newest.at - _CPU_WINDOW_SECONDS), earlier[-1])
-    used = newest.cpu_seconds - (base.cpu_seconds or 0.0)
-    return metric_value(used / (newest.at - base.at) / newest.cpu_quota, newest.at)
+    used_seconds = newest.cpu_seconds - (base.cpu_seconds or 0.0)
+    return metric_value(used_seconds / (newest.at - base.at) / newest.cpu_quota, newest.at)
 
 
 def _memory_growth(samples: Sequence[CounterSample]) -> float:
@@ -100,21 +103,21 @@ def _memory_growth(samples: Sequence[CounterSample]) -> float:
         return 0.0
     for base in reversed(samples):
         if base.memory_bytes is not None and base.at <= newest.at - _MIN_GROWTH_WINDOW_SECONDS:
-            grown = newest.memory_bytes - base.memory_bytes
-            return grown / newest.memory_quota_bytes / (newest.at - base.at)
+            growth_bytes = newest.memory_bytes - base.memory_bytes
+            return growth_bytes / newest.memory_quota_bytes / (newest.at - base.at)
     return 0.0
 
 
 def _recent_failure_ratio(
     samples: Sequence[CounterSample], failures: _SampleField, requests: _SampleField
 ) -> MetricValue | None:
-    both = [
-        (sample.at, failed, counted)
+    counts = [
+        (sample.at, failed, sent)
         for sample in samples
-        if (failed := failures(sample)) is not None and (counted := requests(sample)) is not None
+        if (failed := failures(sample)) is not None and (sent := requests(sample)) is not None
     ]
     newest = samples[-1]
-    if len(both) < 2 or both[-1][0] != newest.at:
+    if len(counts) < 2 or counts[-1][0] != newest.at:
         return None
-    (_, failed_before, counted_before), (_, failed, counted) = both[0], both[-1]
-    return metric_value(failure_ratio(failed - failed_before, counted - counted_before), newest.at)
+    (_, first_failed, first_sent), (_, last_failed, last_sent) = counts[0], counts[-1]
+    return metric_value(failure_ratio(last_failed - first_failed, last_sent - first_sent), newest.at)

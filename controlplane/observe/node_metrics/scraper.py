@@ -1,4 +1,4 @@
-"""Reads `GET /metrics` of the nodes' status ports, a task for each: a silent one delays no other."""
+"""Scrapes `GET /metrics` of the nodes' status ports, in one task per node: a silent node delays no other."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from controlplane.observe.health.health_checker import CheckTarget, next_probe_a
 from controlplane.observe.node_metrics.exposition_parser import ExpositionParser
 from controlplane.observe.node_metrics.http_fetcher import FetchError, HttpFetcher
 
-# Seconds between the first readings of nodes that come at once: their answers are long.
+# Delay between the first scrapes of nodes that are added together, since the responses are long.
 _START_SPACING_SECONDS = 0.01
 
 
 class MetricsScraper:
-    """Reads nodes again and again; `take` hears of each sample, or (None) that there was none and why."""
+    """Scrapes nodes periodically; `on_sample` gets the node address, the sample or None, and the problem."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class MetricsScraper:
         self._group: asyncio.TaskGroup | None = None
 
     def set_targets(self, targets: Mapping[str, CheckTarget]) -> None:
-        """The whole set of nodes, in place of the former one; those without a status port are left out."""
+        """Replace the set of nodes; nodes without a status port are ignored."""
         self._targets = {
             address: target for address, target in targets.items() if target.status_endpoint is not None
         }
@@ -58,7 +58,7 @@ class MetricsScraper:
             self._tasks[address] = target, task
 
     async def run(self) -> None:
-        """Read until cancelled; then every connection is closed."""
+        """Scrape until cancelled, then close all connections."""
         async with asyncio.TaskGroup() as group:
             self._group = group
             try:
@@ -73,7 +73,8 @@ class MetricsScraper:
         loop = asyncio.get_running_loop()
         fetcher = HttpFetcher(self._tls, _host_header(target))
         try:
-            # As the checks do: the second comes early by a random part of the interval, to spread the nodes.
+            # As in the health checks: the second is early by a random part of the interval, to spread the
+            # nodes.
             due_at = loop.time() - random.uniform(0, self._interval)
             while True:
                 await self._scrape(target, fetcher)
@@ -87,13 +88,13 @@ class MetricsScraper:
         url = f"{'https' if self._tls else 'http'}://{target.status_endpoint}/metrics"
         try:
             await fetcher.get(url, parser.feed, self._timeout, headers={"Accept": "text/plain;version=0.0.4"})
-        except FetchError as problem:
-            self._on_sample(target.address, None, str(problem))
+        except FetchError as error:
+            self._on_sample(target.address, None, str(error))
             return
         sample = parser.sample(self._clock())
-        self._on_sample(target.address, sample, "" if sample else f"{url} has none of TiDB's series")
+        self._on_sample(target.address, sample, "" if sample else f"{url} has none of TiDB's metrics")
 
 
 def _host_header(target: CheckTarget) -> str:
-    """What goes into `Host`: the status port by its name."""
+    """Return the value of the `Host` header: the status address with the host name."""
     return addresses.join(target.status_host, addresses.split(target.status_endpoint or "")[1])

@@ -1,4 +1,4 @@
-"""Actions and logins that are under way: begun once, watched, and ended with our lead."""
+"""Runs actions and login probes in the background, and stops actions when leadership is lost."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from controlplane.rollouts.observation import LoginResult
 
 log = structlog.get_logger("tidevoy.rollouts")
 
-# Seconds between two looks at whether we still lead, while an action runs.
+# How often a running action checks that this replica still leads.
 _TERM_CHECK_SECONDS = 0.2
-# Seconds between two tries to log in to a node.
+# Time between two login probes of a node.
 _LOGIN_RETRY_SECONDS = 1.0
 
 ActionKey = tuple[str, str, int]  # rollout, node, attempt
 
 
 class ActionRunner:
-    """What is under way. `on_end` is called when there is something to be recorded."""
+    """The running actions and probes. `on_end` is called when there is a result to record."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class ActionRunner:
         metrics: RolloutMetrics,
         on_end: Callable[[], None],
     ) -> None:
-        self.outcomes: dict[ActionKey, str] = {}  # of actions that have ended: how they failed, or nothing
+        self.outcomes: dict[ActionKey, str] = {}  # of ended actions: why they failed, or empty
         self.logins: dict[str, LoginResult] = {}  # the latest, by address
         self._clock = clock
         self._term = term
@@ -46,14 +46,14 @@ class ActionRunner:
         self._login_tasks: dict[str, asyncio.Task[None]] = {}
 
     def is_running(self, key: ActionKey) -> bool:
-        """Whether an action is under way here, or its outcome is still to be recorded."""
+        """Return whether an action is running here, or its outcome is not recorded yet."""
         return key in self._action_tasks or key in self.outcomes
 
     def start(self, context: ActionContext, action: ActionSettings | None, term: int) -> None:
-        """Begin an action, which is known under this name or not any more. It ends with our `term`."""
+        """Start an action, which stops at the end of our `term`. None: it is no longer configured."""
         key = (context.rollout, context.address, context.attempt)
         if action is None:
-            self.outcomes[key] = "was not begun, for it is not in the configuration any more"
+            self.outcomes[key] = "was not started, because it is no longer in the configuration"
             self._on_end()
             return
         task = asyncio.create_task(
@@ -62,14 +62,14 @@ class ActionRunner:
         self._action_tasks[key] = task
 
     def probe_login(self, address: str, open_session: Callable[[], Coroutine[Any, Any, str]]) -> None:
-        """Try a session on a node, unless that is under way or was just tried."""
+        """Start a login probe of a node, unless one is running or has just ended."""
         latest = self.logins.get(address)
         if address in self._login_tasks or (latest and self._clock() - latest.at < _LOGIN_RETRY_SECONDS):
             return
         self._login_tasks[address] = asyncio.create_task(self._run_login(address, open_session))
 
     async def stop(self) -> None:
-        """End all that is under way."""
+        """Cancel all running actions and probes, and wait for their end."""
         tasks = [*self._action_tasks.values(), *self._login_tasks.values()]
         for task in tasks:
             task.cancel()
@@ -85,7 +85,7 @@ class ActionRunner:
                 await asyncio.wait({action_task}, timeout=_TERM_CHECK_SECONDS)
             if not action_task.done():
                 log.warning(
-                    "an action is cut off, for this control plane lost its lead", node=context.address
+                    "an action is canceled, because this control plane lost leadership", node=context.address
                 )
                 return
             problem = _describe_outcome(action_task)
@@ -110,9 +110,9 @@ class ActionRunner:
 
 
 def _describe_outcome(action_task: asyncio.Task[str]) -> str:
-    """What came of an action; one that we failed at has failed, and nothing else stops for it."""
+    """Return why an action failed, or an empty string. An exception here fails only this action."""
     error = action_task.exception()
     if error is not None:
-        log.error("an action failed within the control plane", exc_info=error)
-        return f"failed within the control plane ({type(error).__name__}), and may have been carried out"
+        log.error("an action failed with an internal error", exc_info=error)
+        return f"failed with an internal error ({type(error).__name__}) and may have been executed"
     return action_task.result()

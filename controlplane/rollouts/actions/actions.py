@@ -1,4 +1,4 @@
-"""What is done to a node that is drained: the action of that name, filled in for this node and attempt."""
+"""Runs a configured action for one drained node and attempt."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from controlplane.rollouts.actions import command_action, webhook_action
 
 @dataclass(frozen=True, slots=True)
 class ActionContext:
-    """For whom an action is run."""
+    """The node, rollout and attempt that an action runs for."""
 
     rollout: str
     action: str  # its name
     address: str
     attempt: int
-    version: str = ""  # that the node is to have; empty: any
+    version: str = ""  # the version that the node is to get; empty: any
 
     @property
     def placeholders(self) -> Mapping[str, str]:
-        """What the words in braces stand for."""
+        """The values of the placeholders in braces."""
         host, port = addresses.split(self.address)
         return {
             "address": self.address,
@@ -36,9 +36,9 @@ class ActionContext:
 
 
 async def run_action(action: ActionSettings, context: ActionContext) -> str:
-    """Run it to its end; how it failed, to be put after its name, or nothing when it did not.
+    """Run an action to its end; return why it failed, as a clause about it, or an empty string.
 
-    Cancelled, it ends what it began: a command is killed, a request is given up.
+    On cancellation a command is killed, and a request is abandoned.
     """
     if action.webhook is None:
         argv = [expand(argument, context.placeholders) for argument in action.command]
@@ -54,19 +54,19 @@ async def run_action(action: ActionSettings, context: ActionContext) -> str:
 
 
 def command_placeholders(action: ActionSettings) -> frozenset[str]:
-    """The words that a command fills in."""
-    return frozenset(word for argument in action.command for word in PLACEHOLDER_PATTERN.findall(argument))
+    """Return the placeholders that a command uses."""
+    return frozenset(name for argument in action.command for name in PLACEHOLDER_PATTERN.findall(argument))
 
 
 def expand(argument: str, values: Mapping[str, str]) -> str:
-    """An argument with its words filled in, once: what is filled in is not looked at again."""
-    return PLACEHOLDER_PATTERN.sub(lambda found: values.get(found[1], found[0]), argument)
+    """Replace the placeholders of an argument once; inserted values are not expanded again."""
+    return PLACEHOLDER_PATTERN.sub(lambda match: values.get(match[1], match[0]), argument)
 
 
 def build_environment(inherited: Mapping[str, str], context: ActionContext) -> dict[str, str]:
-    """A command's environment: ours without our settings, which may hold secrets, and what it is run for."""
-    kept = {name: value for name, value in inherited.items() if not name.startswith("TIDEVOY_")}
-    return kept | {
+    """Return a command's environment: ours without our settings, which may hold secrets, plus the context."""
+    environment = {name: value for name, value in inherited.items() if not name.startswith("TIDEVOY_")}
+    return environment | {
         "TIDEVOY_NODE": context.address,
         "TIDEVOY_ROLLOUT": context.rollout,
         "TIDEVOY_ACTION": context.action,

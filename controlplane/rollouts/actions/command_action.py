@@ -1,4 +1,4 @@
-"""An action that is a command on this machine: a group of processes that ends with us."""
+"""Runs an action's command on this machine, in a process group that ends with the control plane."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from controlplane.aio import run_to_completion
 log = structlog.get_logger("tidevoy.rollouts")
 
 _PROCESS_GUARD = Path(__file__).with_name("process_guard.py")
-# Seconds between SIGTERM and SIGKILL for a command that outlasts its time.
+# Time between SIGTERM and SIGKILL for a command that exceeds its timeout.
 _KILL_GRACE_SECONDS = 10.0
-# Seconds that output may take to come after the end of the command: what it left running may hold the pipe.
+# How long to read output after the command's end: processes that it left running may hold the pipe open.
 _OUTPUT_DRAIN_SECONDS = 0.2
-_MAX_OUTPUT_BYTES = 16_384  # bytes, the last ones
-_MAX_OUTPUT_LINE_CHARS = 200  # characters of what it said last
+_MAX_OUTPUT_BYTES = 16_384  # the end of the output is kept
+_MAX_OUTPUT_LINE_CHARS = 200  # of the last output line in a message
 
 
 async def run_command(argv: Sequence[str], environment: Mapping[str, str], timeout: float) -> str:
-    """Run a command to its end; how it failed, to be put after its name, or nothing when it did not.
+    """Run a command to its end; return why it failed, as a clause about it, or an empty string.
 
-    `variables` are its environment. Cancelled, it kills the command and all that it started at once. What a
-    command that ended in time left running goes on.
+    Cancellation kills the command and all its processes at once. Processes that a command left running when
+    it ended in time continue.
     """
     if shutil.which(argv[0], path=environment.get("PATH")) is None:
-        return f"cannot be run: {argv[0]} is not installed, or is no program"
+        return f"cannot be run: {argv[0]} is not installed or not executable"
     try:
-        child = subprocess.Popen(  # noqa: ASYNC220 - it is only begun here; its end is awaited
+        child = subprocess.Popen(  # noqa: ASYNC220 - only the start blocks; the end is awaited
             [sys.executable, "-I", "-S", str(_PROCESS_GUARD), *argv],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -69,12 +69,12 @@ async def run_command(argv: Sequence[str], environment: Mapping[str, str], timeo
         output_text = output.tail.decode("utf-8", "replace")
     log.debug("a command has ended", program=argv[0], code=code, output=output_text)
     if timed_out:
-        return f"had not ended after {timeout:g} s, and was ended by us{_last_line(output_text)}"
+        return f"did not end within {timeout:g} s and was killed{_last_line(output_text)}"
     return "" if code == 0 else f"ended {_describe_exit(code)}{_last_line(output_text)}"
 
 
 class _Output:
-    """The end of what a command says."""
+    """The end of a command's output."""
 
     def __init__(self) -> None:
         self.tail = bytearray()
@@ -87,10 +87,10 @@ def _capture_output(pipe: IO[bytes]) -> Iterator[_Output]:
     os.set_blocking(descriptor, False)
 
     def read() -> None:
-        part = os.read(descriptor, _MAX_OUTPUT_BYTES)
-        output.tail += part
+        chunk = os.read(descriptor, _MAX_OUTPUT_BYTES)
+        output.tail += chunk
         del output.tail[:-_MAX_OUTPUT_BYTES]
-        if not part:
+        if not chunk:
             loop.remove_reader(descriptor)
             output.ended.set()
 
@@ -102,7 +102,7 @@ def _capture_output(pipe: IO[bytes]) -> Iterator[_Output]:
 
 
 async def _wait_ended(child: subprocess.Popen[bytes], seconds: float | None) -> bool:
-    """Whether a child ends within so many seconds. It is not reaped, so that its id stays its own."""
+    """Return whether a child ends within `seconds`. It is not reaped, so its id is not reused."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     descriptor = os.pidfd_open(child.pid)
     loop.add_reader(descriptor, ended.set)
@@ -121,22 +121,21 @@ def _has_ended(child: subprocess.Popen[bytes]) -> bool:
 
 
 def _signal_group(child: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """To the whole group, whose id is the child's: it is nobody else's until the child is reaped."""
-    with contextlib.suppress(
-        ProcessLookupError, PermissionError
-    ):  # nobody left, or only what changed its user
+    """Signal the whole group. Its id is the child's, which is not reused before the child is reaped."""
+    # No process is left, or only processes that changed their user.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, number)
 
 
 def _describe_exit(code: int) -> str:
     number = -code if code < 0 else code - 128
-    if number in {each.value for each in signal.Signals}:
+    if number in {known.value for known in signal.Signals}:
         return f"by {signal.Signals(number).name}"
     return f"with exit code {code}"
 
 
 def _last_line(output: str) -> str:
-    """What it said last, fit for an event: one line, printable, bounded."""
+    """Return the last output line for an event: printable and bounded."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     if not lines:
         return ""

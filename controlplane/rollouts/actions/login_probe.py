@@ -1,4 +1,4 @@
-"""A session on a node that came back: whether somebody can log in there, and a statement succeeds."""
+"""The login probe of a returned node: opens a session and runs a statement."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from controlplane.config.rollouts import LoginProbeSettings
 
 # PROXY protocol v2, command LOCAL: "a connection of the proxy itself" (haproxy.org, proxy-protocol.txt, 2.2).
 _PROXY_LOCAL = b"\r\n\r\n\x00\r\nQUIT\n" + bytes([0x20, 0x00, 0x00, 0x00])
-_MAX_PASSWORD_BYTES = 4096  # bytes
-_MAX_ERROR_CHARS = 200  # characters of what the node said
+_MAX_PASSWORD_BYTES = 4096
+_MAX_ERROR_CHARS = 200  # of the node's error message
 
 
 async def probe_login(endpoint: str, host: str, probe: LoginProbeSettings, *, proxy_protocol: bool) -> str:
-    """Open a session at `ip:port` and run the statement; why that failed, as "its ...", or nothing.
+    """Open a session at `ip:port` and run the statement; return why it failed, or an empty string.
 
-    `host` is the name in the node's certificate. In a thread, each step of which ends in time by itself.
+    The reason is a clause about the node. `host` is the name in the node's certificate. Runs in a thread, in
+    which each operation has its own timeout.
     """
     return await asyncio.to_thread(_probe_login, endpoint, host, probe, proxy_protocol)
 
@@ -31,7 +32,7 @@ def _probe_login(endpoint: str, host: str, probe: LoginProbeSettings, proxy_prot
         password = _read_password(probe.password_file)
         context = ssl.create_default_context(cafile=probe.ca) if probe.ca is not None else None
     except (OSError, ValueError) as error:
-        return f"cannot be logged in to: {error}"
+        return f"cannot be probed: {error}"
     ip, port = addresses.split(endpoint)
     try:
         with socket.create_connection((ip, port), probe.timeout) as plain:
@@ -57,11 +58,11 @@ def _probe_login(endpoint: str, host: str, probe: LoginProbeSettings, proxy_prot
             finally:
                 session.close()
     except pymysql.MySQLError as error:
-        return f"cannot be logged in to, or the statement fails: {_printable(str(error))}"
+        return f"failed the login probe: {_printable(str(error))}"
     except (OSError, RuntimeError) as error:
-        return f"cannot be logged in to: {_printable(str(error))}"
-    except Exception as error:  # PyMySQL reads on in what is no MySQL, and fails in as many ways
-        return f"cannot be logged in to: its answer is no MySQL ({type(error).__name__})"
+        return f"failed the login probe: {_printable(str(error))}"
+    except Exception as error:  # PyMySQL parses non-MySQL data and fails in arbitrary ways
+        return f"failed the login probe: its response is not MySQL ({type(error).__name__})"
     return ""
 
 

@@ -1,8 +1,8 @@
-"""Runs a program that dies with its parent, and all it started: `python -I -S process_guard.py PROGRAM ARG...`.
+"""Runs a program whose process group dies with the parent: `python -I -S process_guard.py PROGRAM ARG...`.
 
-Standard input is a pipe that the parent holds open. When the parent ends, however it ends, the pipe is
-closed, and the keeper kills its whole process group. The program's end is the keeper's: with its exit code,
-or 128 and the number of the signal that ended it, as a shell has it. Only the standard library is at hand.
+Standard input is a pipe that the parent holds open. When the parent ends for any reason, the pipe closes, and
+the guard kills its whole process group. When the program ends, the guard ends with its exit code, or with 128
+plus the signal number as a shell does. Only the standard library is available.
 """
 
 import os
@@ -10,13 +10,13 @@ import select
 import signal
 import sys
 
-_NOT_RUNNABLE_EXIT_CODE = 127  # as a shell has it
+_NOT_RUNNABLE_EXIT_CODE = 127  # as in a shell
 
 
 def main() -> int:
-    """Start the program, wait for its end or the parent's, and tell how it ended."""
-    # A signal to the group is for the program; the keeper has to see what comes of it. A handler, for what
-    # is ignored stays so across execve.
+    """Start the program, wait for its end or the parent's, and return its exit code."""
+    # A signal to the group is meant for the program, and the guard must survive to report its effect. Use a
+    # handler, because an ignored signal stays ignored across execve.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     child = os.fork()
@@ -36,13 +36,13 @@ def main() -> int:
 
 
 def _exec_program(command: list[str]) -> None:
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    # Python ignores these two, and what is ignored stays so across execve.
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    # Python ignores these two signals, and ignored signals stay ignored across execve.
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored, signal.SIG_DFL)
     try:
-        os.execvp(command[0], command)  # noqa: S606 - this is what it is for
+        os.execvp(command[0], command)  # noqa: S606 - running a program is its purpose
     except OSError as problem:
         os.write(2, f"{command[0]}: {problem.strerror}\n".encode())
         os._exit(_NOT_RUNNABLE_EXIT_CODE)

@@ -1,4 +1,4 @@
-"""An action that is a webhook: one POST of JSON, answered with 2xx when it is done."""
+"""Runs an action's webhook: one POST of JSON; a 2xx response means success."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from typing import Any
 
 import httpx2
 
-_MAX_TOKEN_BYTES = 65_536  # bytes
+_MAX_TOKEN_BYTES = 65_536
 
 
 async def post(
     url: str, body: Mapping[str, Any], idempotency_key: str, timeout: float, token_file: Path | None
 ) -> str:
-    """Ask for it once; how that failed, to be put after the action's name, or nothing when it did not.
+    """Send the request once; return why it failed, as a clause about the action, or an empty string.
 
-    `key` is the same for the same attempt. The answer's body is not looked at, and redirections are failures:
-    where the token goes is for the configuration alone to say.
+    `idempotency_key` is the same for the same attempt. The response body is ignored. Redirects are failures:
+    the configuration alone decides where the token goes.
     """
     headers = {"Idempotency-Key": idempotency_key}
     if token_file is not None:
         try:
             token = (await asyncio.to_thread(_read_token, token_file)).strip()
         except (OSError, ValueError) as error:
-            problem = error.strerror if isinstance(error, OSError) else "it is no text"
-            return f"was not begun: {token_file} cannot be read: {problem}"
+            problem = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
+            return f"was not started: {token_file} cannot be read: {problem}"
         if not token or not token.isascii() or not token.isprintable() or " " in token:
-            return f"was not begun: {token_file} holds no token"
+            return f"was not started: {token_file} contains no valid token"
         headers["Authorization"] = f"Bearer {token}"
     try:
         async with (
@@ -38,11 +38,11 @@ async def post(
         ):
             status = response.status_code
     except (TimeoutError, httpx2.TimeoutException):
-        return f"was not answered within {timeout:g} s, and may have been carried out"
+        return f"was not answered within {timeout:g} s and may have been executed"
     except httpx2.ConnectError:
-        return "was not begun: the webhook's server cannot be connected to"
+        return "was not started: cannot connect to the webhook's server"
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-        return f"was not answered ({type(error).__name__}), and may have been carried out"
+        return f"was not answered ({type(error).__name__}) and may have been executed"
     return "" if 200 <= status < 300 else f"was answered with HTTP {status}"
 
 

@@ -1,4 +1,4 @@
-"""What an Envoy is started with, rendered from a template and the settings."""
+"""Render an Envoy's bootstrap configuration from a template and the settings."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from controlplane.version import VERSION
 from controlplane.xds.resources.profile import GROUP_METADATA_KEY, MODULE_METADATA_KEY
 
 _TEMPLATE = "bootstrap.yaml.j2"
-_MIN_FLUSH_SECONDS = 1.0  # seconds: the module counts no more often
-# Beginnings of the names of what the module counts and no decision rests on.
+_MIN_FLUSH_SECONDS = 1.0  # the module updates its counts once a second
+# Name prefixes of the module's counters that no decision depends on.
 _OPTIONAL_STAT_PREFIXES = tuple(
-    f"tidevoy.{each}" for each in ("bytes", "command", "errors", "login", "connect_failures", "migration_")
+    f"tidevoy.{prefix}"
+    for prefix in ("bytes", "command", "errors", "login", "connect_failures", "migration_")
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ControlPlaneTls:
-    """How an Envoy checks control planes, and presents itself to them; paths are on the Envoy's machine.
+    """How an Envoy verifies control planes and authenticates to them; paths are on the Envoy's machine.
 
-    `server_name` is a DNS name or an IP that their certificates must hold; without it, the host of any of
-    them will do.
+    `server_name` is a DNS name or an IP address that their certificates must hold; without it, the host of
+    any control plane is accepted.
     """
 
     ca: str
@@ -37,12 +38,12 @@ class ControlPlaneTls:
     key: str | None = None
 
     def server_names(self, control_planes: Sequence[str]) -> list[dict[str, str]]:
-        """Names of which their certificates must hold one: `name`, and `san_type` as Envoy has it."""
-        hosts = (addresses.split(each)[0] for each in control_planes)
-        wanted = dict.fromkeys(hosts if self.server_name is None else [self.server_name])
+        """Return the names of which a certificate must hold one: `name`, and Envoy's `san_type`."""
+        hosts = (addresses.split(control_plane)[0] for control_plane in control_planes)
+        names = dict.fromkeys(hosts if self.server_name is None else [self.server_name])
         return [
             {"name": name, "san_type": "DNS" if addresses.literal_ip(name) is None else "IP_ADDRESS"}
-            for name in wanted
+            for name in names
         ]
 
 
@@ -58,17 +59,17 @@ def render_bootstrap(
     group: str = "",
     zone: str = "",
 ) -> str:
-    """A bootstrap as YAML. ValueError when an address is none, or `module` a relative path.
+    """Return a bootstrap as YAML. Raises ValueError if an address is invalid or `module` is relative.
 
     `control_planes` and `admin` are `host:port`; the admin port may be 0. Without `node_id` the Envoy needs
-    `--service-node`. `module` is where Tidevoy's module, of this version, is on the Envoy's machine. `delta`
-    chooses the incremental form of the protocol. `group` is the only one that the Envoy is there for; empty:
-    it serves all. `zone` is where it is; empty: not known.
+    `--service-node`. `module` is the path of Tidevoy's module, of this version, on the Envoy's machine.
+    `delta` selects the incremental variant of the protocol. `group` is the only group that the Envoy serves;
+    empty: all. `zone` is its location; empty: unknown.
     """
     if not control_planes:
         raise ValueError("an Envoy needs the address of at least one control plane")
     if module is not None and not PurePosixPath(module).is_absolute():
-        raise ValueError(f"{module} is a relative path; write where the module is on the Envoy's machine")
+        raise ValueError(f"{module} is a relative path; give the absolute path on the Envoy's machine")
     socket_addresses = [_socket_address(address) for address in control_planes]
     environment = Environment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=True)  # noqa: S701 - YAML; each value goes through tojson
     return environment.from_string(_read_template()).render(
@@ -95,7 +96,7 @@ def _metadata(module: str | None, group: str) -> dict[str, str]:
 
 
 def _socket_address(address: str) -> dict[str, Any]:
-    # Port 0, which lets the kernel choose, is no address of a node, but it is one to listen on.
+    # `addresses.split` rejects port 0. To listen on it is fine: the kernel chooses the port.
     host_text, colon, port = address.rpartition(":")
     host, number = addresses.split(f"{host_text}:1" if colon and port == "0" else address)
     return {"address": host, "port_value": 0 if port == "0" else number}

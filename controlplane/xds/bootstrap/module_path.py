@@ -1,4 +1,4 @@
-"""Where Tidevoy's module for Envoy is on this machine."""
+"""Find Tidevoy's module for Envoy on this machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 MODULE_FILE_NAME = "libtidevoy.so"
 
 
-# Packed into the wheel, or built in the checkout.
+# In the wheel, or built in the checkout.
 _CANDIDATE_PATHS = (
     Path(str(files("controlplane").joinpath(MODULE_FILE_NAME))),
     Path(__file__).parents[3] / "filters" / "target" / "release" / MODULE_FILE_NAME,
@@ -16,5 +16,5 @@ _CANDIDATE_PATHS = (
 
 
 def find_module() -> Path | None:
-    """The module that came with this package, else the one that was built in the checkout; None: neither."""
+    """Return the module of this package, else the one built in the checkout; None if neither exists."""
     return next((file.resolve() for file in _CANDIDATE_PATHS if file.is_file()), None)

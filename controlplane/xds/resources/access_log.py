@@ -1,6 +1,6 @@
-"""The log of sessions: a line of JSON for each, which Envoy writes when it has ended. Pure.
+"""Build the access log of sessions: Envoy writes one line of JSON when a session ends. Pure.
 
-What Envoy does not know of a session, such as the node of one that never got to any, is `null`.
+What Envoy does not know of a session, such as the node of one that never reached any, is `null`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from envoy.extensions.access_loggers.file.v3 import file_pb2
 
 from controlplane.xds.any_encoding import pack
 
-# envoyproxy/envoy docs/root/configuration/observability/access_log/usage.rst; what is a number stays one.
+# envoyproxy/envoy docs/root/configuration/observability/access_log/usage.rst; numbers stay numbers in JSON.
 _FIELDS = {
     "start_time": "%START_TIME%",
     "duration_ms": "%DURATION%",
@@ -23,21 +23,21 @@ _FIELDS = {
     "first_node": "%UPSTREAM_HOST%",
 }
 _BYTE_FIELDS = {"bytes_from_client": "%BYTES_RECEIVED%", "bytes_to_client": "%BYTES_SENT%"}
-# Tidevoy's module says where a session has ended, after how many moves. It knows the bytes, too: most of them
-# never come to tcp_proxy (docs/internals/decisions/0005-direct-forwarding.md).
+# Tidevoy's module reports on which node a session ended and how often it migrated. It also counts the bytes:
+# most of them never reach tcp_proxy (docs/internals/decisions/0005-direct-forwarding.md).
 _MODULE_FIELDS = ("node", "moves", *_BYTE_FIELDS)
 
 
 def build_access_log(path: Path, module_namespace: str = "") -> Any:
-    """`envoy.config.accesslog.v3.AccessLog` for tcp_proxy.
+    """Build the `envoy.config.accesslog.v3.AccessLog` for tcp_proxy.
 
-    `told`: namespace of the connection's metadata in which the module tells of its session; empty: no module.
+    `module_namespace`: dynamic metadata in which the module reports its session; empty: no module.
     """
-    own = (
+    extra_fields = (
         {key: f"%DYNAMIC_METADATA({module_namespace}:{key})%" for key in _MODULE_FIELDS}
         if module_namespace
         else _BYTE_FIELDS
     )
     log = file_pb2.FileAccessLog(path=str(path))
-    log.log_format.json_format.update(_FIELDS | own)
+    log.log_format.json_format.update(_FIELDS | extra_fields)
     return accesslog_pb2.AccessLog(name="envoy.access_loggers.file", typed_config=pack(log))

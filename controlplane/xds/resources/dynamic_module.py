@@ -1,7 +1,7 @@
-"""The parts of Tidevoy's module in an Envoy's cluster and listener, from the settings. Pure.
+"""Build the parts of Tidevoy's module in an Envoy's cluster and listener from the settings. Pure.
 
-Each part gets its whole configuration, every key and the version of this control plane: the module refuses
-what it does not know. Names and keys are those of `filters/module`; the messages around them are Envoy's
+Each part gets its whole configuration, every key and the version of this control plane: the module rejects
+unknown keys. Names and keys are those of `filters/module`; the messages around them are Envoy's
 (`envoy.extensions.*.dynamic_modules.v3`), which `xds-protos` does not have.
 """
 
@@ -21,14 +21,14 @@ from controlplane.version import VERSION
 from controlplane.xds.any_encoding import TYPE_URL_PREFIX, pack, pack_typed_struct, serialise
 from controlplane.xds.protobuf_encoding import delimited, true_field
 
-# Filter state by which `session` hands the connection's number, through the hash policy of tcp_proxy, to
-# `least_sessions`: a load-balancing policy is told of a connection nothing but its hash.
+# Filter state in which `session` passes the connection's number, through the hash policy of tcp_proxy, to
+# `least_sessions`: a load-balancing policy gets nothing of a connection but its hash.
 HASH_FILTER_STATE_KEY = "envoy.hashable_string"
 
-# Where the module writes what access logs show of a connection.
+# Dynamic metadata in which the module writes what access logs show of a connection.
 METADATA_NAMESPACE = "tidevoy"
 
-# The module is found by its name because the bootstrap has loaded its file already.
+# The name is enough to find the module because the bootstrap has loaded its file already.
 _MODULE_NAME = _STATS_NAMESPACE = "tidevoy"
 _DYNAMIC_MODULE_CONFIG = {"name": _MODULE_NAME, "do_not_close": True, "metrics_namespace": _STATS_NAMESPACE}
 
@@ -43,22 +43,22 @@ _NAME, _DO_NOT_CLOSE, _METRICS_NAMESPACE = 1, 3, 5
 
 
 def build_session_filter(settings: Settings) -> Any:
-    """The network filter `session`: it owns the session and its end, and keeps to the limit of clients."""
+    """Build the network filter `session`: it owns and ends the session, and enforces `max_connections`."""
     config = {"max_connections": settings.sql.max_connections}
     part = _pack_extension("filters.network", "DynamicModuleNetworkFilter", "filter", "session", config)
     return listener_components_pb2.Filter(name="envoy.filters.network.dynamic_modules", typed_config=part)
 
 
 def build_live_config_filter(name: str, source: Any) -> Any:
-    """The listener filter `live_config`, which gets its configuration from `source`, by that name.
+    """Build the listener filter `live_config`, which gets its configuration from `source` under `name`.
 
-    Its default configuration is empty but for the version. A module of another version refuses it, and so the
+    Its default configuration holds only the version. A module of another version rejects it, and with it the
     whole listener.
     """
     message = listener_components_pb2.ListenerFilter(name=name)
     discovery = message.config_discovery
     discovery.config_source.CopyFrom(source)
-    # Zero: no timeout. Before the module knows the nodes, the listener must not accept clients.
+    # Zero: no timeout. The listener must not accept clients before the module has the nodes.
     discovery.config_source.initial_fetch_timeout.CopyFrom(duration_pb2.Duration())
     discovery.default_config.CopyFrom(
         _pack_extension("filters.listener", _LISTENER_FILTER, "filter", _LIVE_CONFIG_FILTER, {})
@@ -68,7 +68,7 @@ def build_live_config_filter(name: str, source: Any) -> Any:
 
 
 def pack_live_config(text: str) -> Any:
-    """The configuration of that filter; `text` is JSON.
+    """Return the configuration of that filter as an `Any`; `text` is JSON.
 
     As a string: Envoy would convert a TypedStruct to JSON and back on its main thread, which takes long with
     thousands of nodes.
@@ -90,7 +90,7 @@ def pack_live_config(text: str) -> Any:
 
 
 def build_client_socket(settings: Settings) -> Any:
-    """The transport socket `client` of the listener: the client's side of the protocol, and its TLS."""
+    """Build the listener's transport socket `client`: the client's side of the protocol, and its TLS."""
     tls = settings.tls.client
     config = {
         "tls": tls.mode,
@@ -104,7 +104,7 @@ def build_client_socket(settings: Settings) -> Any:
 
 
 def build_node_socket(settings: Settings) -> Any:
-    """The transport socket `node` of the cluster: the node's side of the protocol, its TLS, PROXY headers."""
+    """Build the cluster's transport socket `node`: the node's side of the protocol, TLS, PROXY headers."""
     tls = settings.tls.backend
     config = {
         "tls": tls.mode,
@@ -121,9 +121,9 @@ def build_node_socket(settings: Settings) -> Any:
 
 
 def build_least_sessions_policy(settings: Settings, group: str) -> Any:
-    """The load-balancing policy `least_sessions`: by weight and its own counts, no node twice a client.
+    """Build the load-balancing policy `least_sessions`: by weight and its own counts, no node twice.
 
-    It sees nodes come and go, so it is what moves sessions, too: within `group`, the cluster's.
+    It is notified of added and removed nodes, so it also starts the migrations within `group`, the cluster's.
     """
     migration = settings.migration
     limits = {
@@ -159,7 +159,7 @@ def _build_transport_socket(name: str, config: Mapping[str, Any]) -> Any:
 def _pack_extension(
     category: str, message: str, field_prefix: str, name: str, config: Mapping[str, Any]
 ) -> Any:
-    """One of Envoy's messages for a part of a module, in which `kind` is what the fields begin with."""
+    """Build one of Envoy's messages for a part of a module; `field_prefix` is the prefix of its fields."""
     return pack_typed_struct(
         f"envoy.extensions.{category}.dynamic_modules.v3.{message}",
         {

@@ -1,7 +1,7 @@
-"""From a plan to the endpoints of one cluster, as the Envoys of one zone get them. Pure.
+"""Build the endpoints of one cluster from a plan, as Envoys of one zone get them. Pure.
 
-Each node stands in one priority, and an Envoy uses the first of them that has a healthy node: nodes of its
-own zone, where it is to prefer those; all others; nodes that only stand in.
+Each node has one priority, and an Envoy uses the first priority with a healthy node: nodes of its own zone,
+if it prefers those; all other nodes; backup nodes.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ _CLUSTER_NAME, _ENDPOINTS, _LB_ENDPOINTS = 1, 2, 2
 
 _HEALTH_STATUS = {EdsHealth.HEALTHY: 1, EdsHealth.UNHEALTHY: 2, EdsHealth.DRAINING: 3}  # core.v3.HealthStatus
 
-# In percent. A priority counts as whole while its share of healthy nodes times this is 100 at least: with one
-# healthy node of ten thousand, that is. With less, some clients would go on to the next priority.
+# In percent. Envoy uses only one priority while its share of healthy nodes times this is at least 100: down
+# to one healthy node of ten thousand. With a lower factor, some clients would go to the next priority.
 _OVERPROVISIONING_PERCENT = 1_000_000
 
 
 def nodes_by_group(plan: Plan) -> dict[str, list[NodePlan]]:
-    """The nodes that Envoys are told of, in the order of addresses.
+    """Return the nodes that are published to Envoys, by group, ordered by address.
 
-    Two nodes may stand on one endpoint (an IP is used again while the old name lives on), and an Envoy takes
-    it once: the one in service goes first, then the first by address.
+    Two nodes may have the same endpoint (an IP address is reused while the old name still exists), and Envoy
+    accepts it only once: a healthy node wins, then the first by address.
     """
     published = [
         node for node in plan.nodes.values() if node.eds_health is not None and node.endpoint is not None
@@ -46,12 +46,12 @@ def nodes_by_group(plan: Plan) -> dict[str, list[NodePlan]]:
     return groups
 
 
-def preferred_zones(plan: Plan, strategy: BalancePolicy) -> frozenset[GroupZone]:
-    """The groups and zones whose Envoys prefer the nodes there: those that have one and are not full.
+def preferred_zones(plan: Plan, balance_policy: BalancePolicy) -> frozenset[GroupZone]:
+    """Return the groups and zones whose Envoys prefer local nodes: those with a node and not overloaded.
 
-    All other Envoys are told the same, wherever they are.
+    All other Envoys get the same endpoints, wherever they are.
     """
-    if strategy is BalancePolicy.CONNECTION:
+    if balance_policy is BalancePolicy.CONNECTION:
         return frozenset()
     populated = {
         (node.group, node.zone)
@@ -62,9 +62,9 @@ def preferred_zones(plan: Plan, strategy: BalancePolicy) -> frozenset[GroupZone]
 
 
 def build_load_assignment(nodes: Sequence[NodePlan], cluster: str, preferred_zone: str = "") -> bytes:
-    """Serialised `ClusterLoadAssignment` of these nodes. `home`: the zone to prefer; empty: none.
+    """Return the serialised `ClusterLoadAssignment` of these nodes. `preferred_zone`: empty for none.
 
-    No time to live: Envoy 1.40 crashes when one runs out.
+    Without a TTL: Envoy 1.40 crashes when one expires.
     """
     local: list[bytes] = []
     elsewhere: list[bytes] = []
@@ -73,7 +73,7 @@ def build_load_assignment(nodes: Sequence[NodePlan], cluster: str, preferred_zon
         is_local = bool(preferred_zone) and node.zone == preferred_zone and not node.backup
         tier = local if is_local else backups if node.backup else elsewhere
         tier.append(delimited(_LB_ENDPOINTS, _lb_endpoint_of(node, is_local=is_local)))
-    # Priorities have no gaps; and no node at all is still told, as a set that is empty.
+    # Priorities must have no gaps; without any node, an empty set is sent.
     tiers = [tier for tier in (local, elsewhere, backups) if tier] or [[]]
     localities = [
         delimited(_ENDPOINTS, b"".join(tier) + _priority_field(priority))
@@ -104,7 +104,7 @@ def _lb_endpoint_of(node: NodePlan, *, is_local: bool) -> bytes:
     )
 
 
-@lru_cache(maxsize=32_768)  # most nodes are the same from one plan to the next
+@lru_cache(maxsize=32_768)  # most nodes do not change from one plan to the next
 def _lb_endpoint(endpoint: str, eds_health: EdsHealth, weight: int) -> bytes:
     message = endpoint_components_pb2.LbEndpoint(
         endpoint=endpoint_components_pb2.Endpoint(address=socket_address(endpoint)),

@@ -1,11 +1,11 @@
-"""From settings to the clusters and listeners of one class of Envoy. Pure.
+"""Build the clusters and listeners of one Envoy profile from the settings. Pure.
 
 Whatever the plan: the cluster `tidb` and the listener `sql`, and for each group `tidb-NAME` and `sql-NAME`.
-What changes while Envoys run travels in the endpoints and in the module's live configuration; a changed
+What changes while Envoys run is sent in the endpoints and in the module's live configuration; a changed
 cluster or listener reaches new Envoys only
 (docs/internals/decisions/0001-clusters-are-not-changed-under-an-envoy.md).
 
-An Envoy that is there for one group alone has that on `sql.listen`, as `tidb` and `sql`.
+An Envoy that serves one group alone has it on `sql.listen`, as `tidb` and `sql`.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from controlplane.xds.resources.profile import CONTRIB_FILTER, EnvoyProfile
 LISTENER_NAME = "sql"
 LIVE_CONFIG_NAME = "tidevoy.live-config"
 
-# The most that the field holds. Left out it would be 1024 connections, and Envoy resets clients beyond that.
+# The maximum of the field. Without a value the limit is 1024 connections; Envoy resets clients beyond that.
 _UNLIMITED = 2**32 - 1
-# With the module, which has its own limit: more nodes than a client has to try to find one with room.
+# With the module, which has its own limit: more nodes than a client has to try to find one that is not full.
 _MAX_MODULE_ATTEMPTS = 20
-# Seconds between two attempts to connect for one client: at random up to this, then up to twice as much.
+# Backoff between two connect attempts for one client: random up to this, then up to twice as much.
 _RETRY_SECONDS = 0.025
 
 # Linux's numbers; Envoy applies them as they are. Accepted sockets inherit them from the listening one.
@@ -54,7 +54,7 @@ _IPPROTO_TCP, _TCP_KEEPIDLE, _TCP_KEEPINTVL, _TCP_KEEPCNT = 6, 4, 5, 6
 
 
 class GroupListener(NamedTuple):
-    """One group on an Envoy: where clients of it connect, and what its cluster and listener are named."""
+    """One group on an Envoy: the address for its clients, and the names of its cluster and listener."""
 
     group: str
     listen_address: str
@@ -62,48 +62,50 @@ class GroupListener(NamedTuple):
 
     @property
     def cluster_name(self) -> str:
-        """The name of the cluster, and of its endpoints."""
+        """Name of the cluster and of its endpoints."""
         return CLUSTER_NAME + self.suffix
 
     @property
     def live_config_name(self) -> str:
-        """The name of the module's live configuration."""
+        """Name of the module's live configuration."""
         return LIVE_CONFIG_NAME + self.suffix
 
     @property
     def listener_name(self) -> str:
-        """The name of the listener, and what its statistics begin with."""
+        """Name of the listener and prefix of its statistics."""
         return LISTENER_NAME + self.suffix
 
 
 def group_listeners(settings: Settings, group: str) -> list[GroupListener]:
-    """All groups that an Envoy serves: all that there are, or the one that it is there for.
+    """Return the groups that an Envoy serves: the given one, or all if `group` is empty.
 
-    Empty when there is no such group.
+    Empty if the settings have no such group.
     """
     groups = settings.groups
     if group:
         return (
-            [GroupListener(group, settings.sql.listen)] if any(each.name == group for each in groups) else []
+            [GroupListener(group, settings.sql.listen)]
+            if any(configured.name == group for configured in groups)
+            else []
         )
     return [
         GroupListener("", settings.sql.listen),
-        *(GroupListener(each.name, each.listen, f"-{each.name}") for each in groups),
+        *(GroupListener(configured.name, configured.listen, f"-{configured.name}") for configured in groups),
     ]
 
 
 def cluster_name_for(listener: str) -> str:
-    """The name of the cluster that a listener leads to."""
+    """Return the name of the cluster that a listener forwards to."""
     return CLUSTER_NAME + listener.removeprefix(LISTENER_NAME)
 
 
 def is_node_cluster_name(name: str) -> bool:
-    """Whether an Envoy may have a cluster of nodes by this name, now or from settings of before."""
+    """Whether this can be the name of a cluster of nodes, under the current or earlier settings."""
     return name == CLUSTER_NAME or name.startswith(f"{CLUSTER_NAME}-")
 
 
 def build_clusters(settings: Settings, profile: EnvoyProfile) -> dict[str, bytes]:
-    """All clusters of one class: name -> serialised `google.protobuf.Any`; equal settings, equal bytes."""
+    """Return all clusters of a profile, name -> serialised `google.protobuf.Any`; deterministic."""
     return {
         group_listener.cluster_name: to_any(
             CLUSTER, serialise(build_cluster(settings, profile, group_listener))
@@ -113,7 +115,7 @@ def build_clusters(settings: Settings, profile: EnvoyProfile) -> dict[str, bytes
 
 
 def build_listeners(settings: Settings, profile: EnvoyProfile) -> dict[str, bytes]:
-    """All listeners of one class of Envoy; none when it would carry in clear text what needs TLS."""
+    """Return all listeners of a profile; none if TLS is required and the profile cannot provide it."""
     if settings.tls.tls_requirement and not profile.has_module:
         return {}
     return {
@@ -125,7 +127,7 @@ def build_listeners(settings: Settings, profile: EnvoyProfile) -> dict[str, byte
 
 
 def to_any(kind: ResourceType, message: bytes) -> bytes:
-    """A serialised message as a serialised `google.protobuf.Any`."""
+    """Wrap a serialised message into a serialised `google.protobuf.Any`."""
     return serialise(any_pb2.Any(type_url=kind.url, value=message))
 
 
@@ -137,7 +139,7 @@ def _duration(seconds: float) -> Any:
 
 
 def build_cluster(settings: Settings, profile: EnvoyProfile, group_listener: GroupListener) -> Any:
-    """`envoy.config.cluster.v3.Cluster`: how an Envoy picks a node and connects to it."""
+    """Build the `envoy.config.cluster.v3.Cluster`: how an Envoy picks a node and connects to it."""
     backend = settings.backend
     message = cluster_pb2.Cluster(
         name=group_listener.cluster_name,
@@ -152,10 +154,10 @@ def build_cluster(settings: Settings, profile: EnvoyProfile, group_listener: Gro
             self=config_source_pb2.SelfConfigSource(), resource_api_version=config_source_pb2.V3
         ),
     )
-    # Zero, not absent: when no node is healthy Envoy would otherwise use those that we keep clients from.
+    # Zero, not absent: with no healthy node Envoy would otherwise route to nodes that take no new clients.
     message.common_lb_config.healthy_panic_threshold.value = 0.0
-    # Zero: Envoy would otherwise hold back changes of health and weight for up to a second, so that an
-    # acknowledged drain, or an ejected node, still got connections.
+    # Zero: Envoy would otherwise delay changes of health and weight for up to a second, so that a node
+    # with an acknowledged drain, or an ejected node, still got connections.
     message.common_lb_config.update_merge_window.CopyFrom(_duration(0))
     keepalive = message.upstream_connection_options.tcp_keepalive
     keepalive.keepalive_probes.value = backend.keepalive_probes
@@ -163,7 +165,7 @@ def build_cluster(settings: Settings, profile: EnvoyProfile, group_listener: Gro
     keepalive.keepalive_interval.value = backend.keepalive_interval
     if profile.has_module:
         message.transport_socket.CopyFrom(dynamic_module.build_node_socket(settings))
-        # The connection to a node begins with what belongs to one client, so no other may get it.
+        # The first bytes on a connection to a node belong to one client, so no other client may get it.
         message.connection_pool_per_downstream_connection = True
         return message  # the module ejects nodes itself
     message.outlier_detection.CopyFrom(_outlier_detection(backend.eject_seconds))
@@ -188,7 +190,7 @@ def _build_balancing_policy(settings: Settings, profile: EnvoyProfile, group_lis
 
 def _build_least_request_policy() -> Any:
     policy = least_request_pb2.LeastRequest()
-    # Bias 0: an Envoy does not divide the weights by its own connections, which we counted in already.
+    # Bias 0: an Envoy must not divide the weights by its own connections; the weights include them already.
     policy.active_request_bias.default_value = 0.0
     policy.active_request_bias.runtime_key = "tidevoy.active_request_bias"
     message = cluster_pb2.LoadBalancingPolicy()
@@ -199,15 +201,15 @@ def _build_least_request_policy() -> Any:
 
 
 def _outlier_detection(eject_seconds: float) -> Any:
-    """One failed connect takes a node out for `eject_seconds`, on this Envoy; nothing else ever does.
+    """Eject a node on this Envoy for `eject_seconds` after one failed connect, and for no other reason.
 
-    The last node stays: Envoy ejects a host only when those that are ejected, this one among them, are at
-    most so many percent of all (`DetectorImpl::ejectHost` in envoyproxy/envoy
+    The last node is never ejected: Envoy ejects a host only if the ejected ones, including this one, are at
+    most `max_ejection_percent` of all (`DetectorImpl::ejectHost` in envoyproxy/envoy
     source/common/upstream/outlier_detection_impl.cc). Nodes that are out of service count among all.
     """
     message = outlier_detection_pb2.OutlierDetection(
         split_external_local_origin_errors=True,
-        # How often Envoy looks whether an ejection is over.
+        # How often Envoy checks whether an ejection is over.
         interval=_duration(min(0.5, eject_seconds / 2)),
         base_ejection_time=_duration(eject_seconds),
         max_ejection_time=_duration(eject_seconds),
@@ -262,7 +264,7 @@ def _proxy_protocol_out(version: str) -> Any:
 
 
 def build_listener(settings: Settings, profile: EnvoyProfile, group_listener: GroupListener) -> Any:
-    """`envoy.config.listener.v3.Listener`: a port for SQL clients."""
+    """Build the `envoy.config.listener.v3.Listener`: a port for SQL clients."""
     sql = settings.sql
     connection_limit = sql.max_connections
     chain = listener_components_pb2.FilterChain(filters=[_tcp_proxy(settings, profile, group_listener)])
@@ -273,7 +275,7 @@ def build_listener(settings: Settings, profile: EnvoyProfile, group_listener: Gr
         listener_filters.append(
             dynamic_module.build_live_config_filter(group_listener.live_config_name, _ads_config_source())
         )
-        # The module answers who is one too many; Envoy only closes, so its limit stands above, as a guard.
+        # Over the limit the module answers with an error. Envoy only closes, so its limit is a higher guard.
         connection_limit += math.ceil(connection_limit / 10)
     elif profile.filter == "contrib":
         chain.filters.insert(0, _contrib_filter(group_listener))
@@ -306,8 +308,8 @@ def _tcp_proxy(settings: Settings, profile: EnvoyProfile, group_listener: GroupL
         module_namespace = dynamic_module.METADATA_NAMESPACE if profile.has_module else ""
         proxy.access_log.append(build_access_log(settings.sql.access_log, module_namespace))
     if not profile.has_module:
-        # A worker learns of an ejection only through the main thread. Without a pause its next attempts come
-        # first, and may well go to the same dead node, which has the fewest connections of all.
+        # A worker gets an ejection through the main thread. Without a backoff its next attempts come first,
+        # and probably go to the same dead node, which has the fewest connections.
         proxy.backoff_options.base_interval.CopyFrom(_duration(_RETRY_SECONDS))
         proxy.backoff_options.max_interval.CopyFrom(_duration(4 * _RETRY_SECONDS))
     return listener_components_pb2.Filter(name="envoy.filters.network.tcp_proxy", typed_config=pack(proxy))
@@ -330,7 +332,7 @@ def _contrib_filter(group_listener: GroupListener) -> Any:
 
 
 def _keepalive_options(sql: SqlSettings) -> list[Any]:
-    # `Listener.tcp_keepalive` would say the same, but `xds-protos` does not have it yet.
+    # `Listener.tcp_keepalive` would do the same, but `xds-protos` does not have it yet.
     options = (
         ("keepalive", _SOL_SOCKET, _SO_KEEPALIVE, 1),
         ("keepalive idle", _IPPROTO_TCP, _TCP_KEEPIDLE, sql.keepalive_idle),

@@ -1,9 +1,10 @@
-"""The live configuration of Tidevoy's module: limits of sessions, and the state of each node.
+"""The live configuration of Tidevoy's module: session timeouts, and the state of each node.
 
 It is the configuration of a listener filter of the module, sent by extension config discovery (ECDS). The
-module reads it on Envoy's main thread, and publishes it to the workers as a whole
-(docs/internals/decisions/0014-node-state-by-ecds.md). Endpoints (EDS) give addresses, health and weights,
-and keep new sessions off a node on their own; this also says which nodes sessions are to leave.
+module reads it on Envoy's main thread and publishes it to the workers as a whole
+(docs/internals/decisions/0014-node-state-by-ecds.md). Endpoints (EDS) carry addresses, health and weights,
+and are enough to keep new sessions off a node; the live configuration also says which nodes existing
+sessions leave.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ _BITS_TO_WHITESPACE = str.maketrans("01", " \t")
 
 
 def render_live_config(plan: Plan, nodes: Sequence[NodePlan], settings: Settings, group: str) -> str:
-    """The configuration as JSON, with the nodes of a group in this order."""
+    """Return the configuration as JSON, with the nodes of a group in the given order."""
     infos = ",".join(_node_info_of(node, plan) for node in nodes)
     sql = settings.sql
     limits = {"group": group, "login_timeout": sql.login_timeout, "idle_timeout": sql.idle_timeout}
-    # The nodes are joined as text: thousands of them are the same from one plan to the next.
+    # The nodes are joined as cached text: most of thousands do not change from one plan to the next.
     published = f'{json.dumps(limits)[:-1]}, "nodes": [{infos}]}}'
     return f'{{"version": {json.dumps(VERSION)}, "published": {published}}}'
 
 
 def build_extension_config(name: str, text: str) -> bytes:
-    """The serialised `core.v3.TypedExtensionConfig` of this name."""
+    """Return the serialised `core.v3.TypedExtensionConfig` of this name."""
     return serialise(
         extension_pb2.TypedExtensionConfig(name=name, typed_config=dynamic_module.pack_live_config(text))
     )
 
 
 def with_random_padding(text: str) -> str:
-    """The same JSON with 64 random characters of white space behind it."""
+    """Append 64 random characters of white space to JSON text, so that its bytes are unique."""
     return text + f"{secrets.randbits(64):064b}".translate(_BITS_TO_WHITESPACE)
 
 
@@ -62,7 +63,7 @@ def _node_info_of(node: NodePlan, plan: Plan) -> str:
 
 
 def _format_round(round_number: int, sessions: Mapping[str, int] | None) -> str:
-    """`ROUND:INSTANCE=COUNT,...`: how many sessions each Envoy is to move, in which round; empty: none."""
+    """Format how many sessions each Envoy migrates in a round as `ROUND:INSTANCE=COUNT,...`; empty: none."""
     if not sessions:
         return ""
     return f"{round_number}:" + ",".join(f"{envoy}={count}" for envoy, count in sorted(sessions.items()))

@@ -1,4 +1,4 @@
-"""Envoys of one class get the same bytes: what tells them apart is their MySQL filter, group and zone."""
+"""The profile of an Envoy: MySQL filter, group and zone. Envoys of one profile get the same bytes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from controlplane.version import VERSION, is_compatible
 
 # Registered name of contrib's filter, as `Node.extensions` lists it on builds that have it.
 CONTRIB_FILTER = "envoy.filters.network.mysql_proxy"
-# Key of `Node.metadata` under which an Envoy's bootstrap says which version of the module it loads.
+# Key of `Node.metadata` in which an Envoy's bootstrap gives the version of the module that it loads.
 MODULE_METADATA_KEY = "tidevoy.module"
-# The same for the only group that an Envoy is there for.
+# Key of `Node.metadata` for the only group that an Envoy serves.
 GROUP_METADATA_KEY = "tidevoy.group"
 
 FilterSetting = Literal["auto", "module", "contrib", "none"]  # the setting `xds.filter`
@@ -19,9 +19,9 @@ FilterSetting = Literal["auto", "module", "contrib", "none"]  # the setting `xds
 
 @dataclass(frozen=True, slots=True)
 class EnvoyProfile:
-    """What an Envoy's resources depend on beside plan and settings.
+    """What an Envoy's resources depend on besides plan and settings.
 
-    `group`: the only one that it serves; empty: all. `zone`: where it is; empty: not known.
+    `group`: the only group that it serves; empty: all. `zone`: its location; empty: unknown.
     """
 
     filter: Literal["module", "contrib", "none"]
@@ -30,11 +30,11 @@ class EnvoyProfile:
 
     @property
     def has_module(self) -> bool:
-        """Whether it gets Tidevoy's module."""
+        """Whether the Envoy gets Tidevoy's module."""
         return self.filter == "module"
 
     def for_group_and_zone(self, group: str, zone: str) -> EnvoyProfile:
-        """The same for Envoys of that group and zone."""
+        """Return this profile with another group and zone."""
         return replace(self, group=group, zone=zone)
 
 
@@ -46,7 +46,7 @@ PROFILES = (MODULE_PROFILE, CONTRIB_PROFILE, PLAIN_PROFILE)
 
 @dataclass(frozen=True, slots=True)
 class EnvoyCapabilities:
-    """What an Envoy says that it has: contrib's filter, and the module's version (empty: no module)."""
+    """What an Envoy reports to have: contrib's filter, and the module's version (empty: no module)."""
 
     has_contrib_filter: bool = False
     module_version: str = ""
@@ -55,20 +55,24 @@ class EnvoyCapabilities:
 def candidate_profiles(
     filter_setting: FilterSetting, capabilities: EnvoyCapabilities
 ) -> tuple[EnvoyProfile, ...]:
-    """The classes that an Envoy may be of, best first. The last of them has nothing to refuse."""
-    unfit = capabilities.module_version and not is_compatible(capabilities.module_version)
+    """Return the profiles that fit an Envoy, best first. The last is plain and cannot be rejected."""
+    incompatible = capabilities.module_version and not is_compatible(capabilities.module_version)
     module = filter_setting == "module" or (filter_setting == "auto" and capabilities.module_version)
     contrib = filter_setting == "contrib" or (
         filter_setting in ("auto", "module") and capabilities.has_contrib_filter
     )
-    options = ((MODULE_PROFILE, module and not unfit), (CONTRIB_PROFILE, contrib), (PLAIN_PROFILE, True))
-    return tuple(envoy_class for envoy_class, is_allowed in options if is_allowed)
+    options = (
+        (MODULE_PROFILE, module and not incompatible),
+        (CONTRIB_PROFILE, contrib),
+        (PLAIN_PROFILE, True),
+    )
+    return tuple(profile for profile, is_allowed in options if is_allowed)
 
 
 def module_problem(capabilities: EnvoyCapabilities) -> str:
-    """Why an Envoy cannot be of the class `module`, as a clause; empty when it may be."""
+    """Return why an Envoy cannot have the module profile, as a clause; empty if it can."""
     if not capabilities.module_version:
-        return "it does not say that it has Tidevoy's module (`tidevoy bootstrap --module`)"
+        return "its bootstrap does not name Tidevoy's module (`tidevoy bootstrap --module`)"
     if not is_compatible(capabilities.module_version):
         needed = ".".join(VERSION.split(".")[:2])
         return f"its module is version {capabilities.module_version} and this control plane needs {needed}.x"

@@ -1,6 +1,6 @@
-"""Real clients through Envoy: whatever one does at a server directly it does through Envoy, step by step.
+"""Real clients through Envoy: every step has the same result as with a direct connection to the server.
 
-With Tidevoy's module when it is built, else through tcp_proxy alone.
+The tests use Tidevoy's module if it is built, and otherwise tcp_proxy alone.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from tests.support.clients.server import MatrixMariaDb, PemFiles
 from tests.support.clients.steps import STEPS, StepResult, compare_results
 from tests.support.module.bootstrap import require_module
 
-# The first test of a language also installs its clients, which compiles a few minutes' worth of Rust.
+# The first test of a language also installs its clients, which includes minutes of compiling Rust.
 pytestmark = [pytest.mark.ahead("tests.support.clients.client_builds"), pytest.mark.timeout(1200)]
 
-MODULE = module_path.find_module() is not None
-SERVERS = ("MariaDB", "TiDB stand-in")
-WAYS = ("plain", "TLS")
+HAS_MODULE = module_path.find_module() is not None
+SERVERS = ("MariaDB", "simulated TiDB")
+ENCRYPTIONS = ("plain", "TLS")
 
 clients = pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
 
 
-def named(names: Sequence[str]) -> pytest.MarkDecorator:
-    """Parametrizes a test with the clients of these names."""
+def with_clients(names: Sequence[str]) -> pytest.MarkDecorator:
+    """Parametrize a test with the clients of these names."""
     chosen = [client for client in CLIENTS if client.name in names]
     assert len(chosen) == len(names)
     return pytest.mark.parametrize("client", chosen, ids=lambda client: client.name)
@@ -48,13 +48,13 @@ def named(names: Sequence[str]) -> pytest.MarkDecorator:
 
 @dataclass
 class Matrix:
-    """What came out so far: by title of a table, then by client."""
+    """The results so far, by title of a table and by client."""
 
     directory: Path
     results: dict[str, dict[str, list[StepResult]]] = field(default_factory=dict)
 
     async def run(self, client: MatrixClient, target: MatrixTarget) -> list[StepResult]:
-        """Run a client against a target, once."""
+        """Run a client against a target, unless it has already run. Return the results of its steps."""
         results = self.results.setdefault(target.name, {})
         if client.name not in results:
             results[client.name] = await run_client(client, target, self.directory)
@@ -62,151 +62,157 @@ class Matrix:
 
 
 @pytest.fixture(autouse=True)
-def installed(client: MatrixClient) -> None:
-    """The client, if this machine can have it."""
+def install_client(client: MatrixClient) -> None:
+    """Install the client, or skip the test if no package of its language is available."""
     try:
         client.build.install()
-    except LanguageNotPackaged as missing:
-        pytest.skip(str(missing))
+    except LanguageNotPackaged as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Matrix]:
-    """Shown as tables when all is done."""
-    made = Matrix(tmp_path_factory.mktemp("matrix"))
-    yield made
+    """Yield the matrix; print it as tables at the end."""
+    collected = Matrix(tmp_path_factory.mktemp("matrix"))
+    yield collected
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        for title, results in made.results.items():
+        for title, results in collected.results.items():
             print(f"\n\n{format_table(title, results, STEPS)}", end="")
         print(flush=True)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MatrixMariaDb]:
-    """The MariaDB with all data, also that of the stand-ins."""
+    """Run the MariaDB with all data, which the simulated TiDB servers use as well."""
     async with MatrixMariaDb.start(tmp_path_factory.mktemp("matrix-mariadb")) as mariadb:
         mariadb.fill()
         yield mariadb
 
 
 @pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory, server: MatrixMariaDb) -> PemFiles:
-    """What clients of Envoy are shown: with the module something of its own, of another CA than the servers'.
+def envoy_certificates(tmp_path_factory: pytest.TempPathFactory, server: MatrixMariaDb) -> PemFiles:
+    """Return the certificates that Envoy's clients see. With the module, their CA is not that of the servers.
 
-    Without it, TLS is between the client and the server.
+    Without the module, TLS is between the client and the server.
     """
-    return PemFiles.create(tmp_path_factory.mktemp("envoys")) if MODULE else server.certificates
+    return PemFiles.create(tmp_path_factory.mktemp("envoys")) if HAS_MODULE else server.certificates
 
 
 def settings(certificates: PemFiles) -> dict[str, Any]:
-    """The control plane's."""
-    if not MODULE:
+    """Return the control plane's settings."""
+    if not HAS_MODULE:
         return {}
-    shown = {"mode": "optional", "cert": str(certificates.cert), "key": str(certificates.key)}
-    return {"xds": {"filter": "module"}, "tls": {"client": shown}}
+    envoy_certificates = {"mode": "optional", "cert": str(certificates.cert), "key": str(certificates.key)}
+    return {"xds": {"filter": "module"}, "tls": {"client": envoy_certificates}}
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def before_mariadb(
-    tmp_path_factory: pytest.TempPathFactory, server: MatrixMariaDb, shown: PemFiles
+async def mariadb_stack(
+    tmp_path_factory: pytest.TempPathFactory, server: MatrixMariaDb, envoy_certificates: PemFiles
 ) -> AsyncIterator[LocalCluster]:
-    """Envoy with the MariaDB as its only node."""
-    values = {"nodes": [{"address": f"127.0.0.1:{server.port}"}], **settings(shown)}
+    """Run an Envoy with the MariaDB as its only node."""
+    values = {"nodes": [{"address": f"127.0.0.1:{server.port}"}], **settings(envoy_certificates)}
     directory = tmp_path_factory.mktemp("before-mariadb")
     async with LocalCluster.start(directory, nodes=0, mariadb=server, settings=values) as stack:
-        await stack.wait_until(lambda: _active(stack, 1), "the MariaDB to be in service")
-        yield await _checked(stack)
+        await stack.wait_until(lambda: _are_active(stack, 1), "the MariaDB to be active")
+        yield await _check_filter(stack)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def before_tidb(
-    tmp_path_factory: pytest.TempPathFactory, server: MatrixMariaDb, shown: PemFiles
+async def tidb_stack(
+    tmp_path_factory: pytest.TempPathFactory, server: MatrixMariaDb, envoy_certificates: PemFiles
 ) -> AsyncIterator[LocalCluster]:
-    """Envoy with two stand-ins."""
-    values = settings(shown)
+    """Run an Envoy with two simulated TiDB servers."""
+    values = settings(envoy_certificates)
     directory = tmp_path_factory.mktemp("before-tidb")
     async with LocalCluster.start(directory, nodes=0, mariadb=server, settings=values) as stack:
         for _ in range(2):
             await stack.add_tidb(*server.certificates.arguments())
-        await stack.wait_until(lambda: _active(stack, 2), "the stand-ins to be in service")
-        yield await _checked(stack)
+        await stack.wait_until(lambda: _are_active(stack, 2), "the simulated servers to be active")
+        yield await _check_filter(stack)
         assert stack.violations() == []
 
 
-async def _active(stack: LocalCluster, count: int) -> bool:
+async def _are_active(stack: LocalCluster, count: int) -> bool:
     return list((await stack.states()).values()).count("active") == count and await stack.envoy.is_live()
 
 
-async def _checked(stack: LocalCluster) -> LocalCluster:
-    """Not what Envoy fell back to: the module when there is one."""
+async def _check_filter(stack: LocalCluster) -> LocalCluster:
+    """Check that Envoy uses the module if it is built, and has not fallen back. Return the cluster."""
     (envoy,) = (await stack.api.get("/v1/envoys")).raise_for_status().json()["envoys"]
-    assert envoy["filter"] == ("module" if MODULE else "none"), envoy
+    assert envoy["filter"] == ("module" if HAS_MODULE else "none"), envoy
     return stack
 
 
 @clients
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", SERVERS)
-async def test_a_client_does_through_envoy_what_it_does_directly(
-    kind: str,
-    way: str,
+@pytest.mark.parametrize("encryption", ENCRYPTIONS)
+@pytest.mark.parametrize("server_kind", SERVERS)
+async def test_client_behaves_the_same_through_envoy(
+    server_kind: str,
+    encryption: str,
     client: MatrixClient,
     matrix: Matrix,
     server: MatrixMariaDb,
-    shown: PemFiles,
-    before_mariadb: LocalCluster,
-    before_tidb: LocalCluster,
+    envoy_certificates: PemFiles,
+    mariadb_stack: LocalCluster,
+    tidb_stack: LocalCluster,
 ) -> None:
-    stack = before_mariadb if kind == "MariaDB" else before_tidb
-    port = server.port if kind == "MariaDB" else stack.tidb[0].port
-    ca = shown.ca if way == "TLS" else None
-    through = "Envoy with the module" if MODULE else "Envoy's tcp_proxy"
-    direct = await matrix.run(client, MatrixTarget(f"{kind}, directly", port))
-    assert [outcome for outcome in direct if outcome.is_ok is False] == []
-    assert {outcome.step for outcome in direct if outcome.is_ok is None} == client.unsupported_steps
-    proxied = await matrix.run(client, MatrixTarget(f"{kind}, {way}, through {through}", stack.sql_port, ca))
+    stack = mariadb_stack if server_kind == "MariaDB" else tidb_stack
+    port = server.port if server_kind == "MariaDB" else stack.tidb[0].port
+    ca = envoy_certificates.ca if encryption == "TLS" else None
+    proxy_name = "Envoy with the module" if HAS_MODULE else "Envoy's tcp_proxy"
+    direct = await matrix.run(client, MatrixTarget(f"{server_kind}, directly", port))
+    assert [result for result in direct if result.is_ok is False] == []
+    assert {result.step for result in direct if result.is_ok is None} == client.unsupported_steps
+    proxied = await matrix.run(
+        client, MatrixTarget(f"{server_kind}, {encryption}, through {proxy_name}", stack.sql_port, ca)
+    )
     assert compare_results(direct, proxied) == []
 
 
-@named(ALWAYS_COMPRESSING)
-async def test_a_client_that_compresses_unoffered_reads_why_it_is_refused(
-    client: MatrixClient, server: MatrixMariaDb, shown: PemFiles, before_mariadb: LocalCluster, tmp_path: Path
+@with_clients(ALWAYS_COMPRESSING)
+async def test_client_that_always_compresses_receives_the_reason(
+    client: MatrixClient,
+    server: MatrixMariaDb,
+    envoy_certificates: PemFiles,
+    mariadb_stack: LocalCluster,
+    tmp_path: Path,
 ) -> None:
-    """Without the refusal it would wait for ever after its first query."""
+    """Without the error the client would wait forever after its first query."""
     require_module()
     direct = await run_client(
         client, MatrixTarget("directly", server.port), tmp_path, size=SMALL_SIZE, compress=True
     )
-    assert [outcome for outcome in direct if outcome.is_ok is False] == []
-    for ca in (None, shown.ca):
-        target = MatrixTarget("through Envoy", before_mariadb.sql_port, ca)
+    assert [result for result in direct if result.is_ok is False] == []
+    for ca in (None, envoy_certificates.ca):
+        target = MatrixTarget("through Envoy", mariadb_stack.sql_port, ca)
         (login,) = await run_client(client, target, tmp_path, steps=["login"], compress=True)
         assert login.is_ok is False
         assert "1235" in login.detail
         assert "sql.compression" in login.detail
 
 
-@named(NEGOTIATED_COMPRESSING)
-async def test_a_client_that_negotiates_compression_works_without_it(
-    client: MatrixClient, before_mariadb: LocalCluster, tmp_path: Path
+@with_clients(NEGOTIATED_COMPRESSING)
+async def test_client_that_negotiates_compression_works_without_it(
+    client: MatrixClient, mariadb_stack: LocalCluster, tmp_path: Path
 ) -> None:
-    target = MatrixTarget("through Envoy", before_mariadb.sql_port)
+    target = MatrixTarget("through Envoy", mariadb_stack.sql_port)
     steps = ["login", "query_text"]
-    done = await run_client(client, target, tmp_path, size=SMALL_SIZE, steps=steps, compress=True)
-    assert [outcome.is_ok for outcome in done] == [True, True], done
+    results = await run_client(client, target, tmp_path, size=SMALL_SIZE, steps=steps, compress=True)
+    assert [result.is_ok for result in results] == [True, True], results
 
 
 @clients
-async def test_a_client_that_demands_tls_is_not_served_without(
+async def test_client_that_requires_tls_rejects_a_server_without_it(
     client: MatrixClient, mariadb: MariaDb, server: MatrixMariaDb, tmp_path: Path
 ) -> None:
-    """Else the steps with TLS would prove nothing. `mariadb` has none."""
+    """Otherwise the steps with TLS would prove nothing. `mariadb` has no TLS."""
     for port, ca in [
         (mariadb.port, server.certificates.ca),
         (server.port, PemFiles.create(tmp_path / "other").ca),
     ]:
         (login,) = await run_client(
-            client, MatrixTarget("a server to refuse", port, ca), tmp_path, steps=["login"]
+            client, MatrixTarget("an untrusted server", port, ca), tmp_path, steps=["login"]
         )
         assert login.is_ok is False
-        assert "1045" not in login.detail, "it sent its password"
+        assert "1045" not in login.detail, "the client sent its password"

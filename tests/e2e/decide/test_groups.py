@@ -1,4 +1,4 @@
-"""Groups and zones through Envoys with the module: sessions stay in their group, and move within it."""
+"""Groups and zones through Envoys with the module: sessions stay in their group and migrate within it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.e2e.sql_load import find_serving_port
 from tests.support.module.bootstrap import require_module
 
 ANALYSTS = 6
-PLACES: tuple[dict[str, str], ...] = (
+NODE_LABELS: tuple[dict[str, str], ...] = (
     {},
     {"use": "olap", "zone": "a"},
     {"use": "olap", "zone": "b"},
@@ -32,7 +32,7 @@ PLACES: tuple[dict[str, str], ...] = (
 )
 
 
-async def test_sessions_stay_in_their_group_and_near_while_they_can(
+async def test_sessions_stay_in_their_group_and_zone_while_possible(
     tmp_path: Path, mariadb: MariaDb, ports: Ports
 ) -> None:
     arguments = SessionCertificate.load_or_create(tmp_path).arguments
@@ -41,38 +41,38 @@ async def test_sessions_stay_in_their_group_and_near_while_they_can(
         "drain": {"fleet_return": 0},
         "backup": {"labels": {"role": "backup"}},
     }
-    start = run_cluster(tmp_path / "stack", mariadb, nodes=4, arguments=arguments, settings=settings)
-    async with start as stack, AsyncExitStack() as opened:
-        plain, near, far, spare = (node.address for node in stack.tidb)
-        for node, labels in zip(stack.tidb, PLACES, strict=True):
-            change = await stack.api.patch(f"/v1/nodes/{node.address}", json={"labels": labels})
-            change.raise_for_status()
-        # The group comes to an Envoy that serves already.
-        olap = ports.allocate()
-        await reload_settings(stack, groups=[group(olap)])
-        await stack.wait_until(lambda: sends_mysql_greeting(olap), "the group's port")
-        assert {await find_serving_port(stack.sql_port) for _ in range(6)} == {port_of(plain)}
-        assert {await find_serving_port(olap) for _ in range(12)} == {port_of(near), port_of(far)}
+    cluster = run_cluster(tmp_path / "stack", mariadb, nodes=4, arguments=arguments, settings=settings)
+    async with cluster as stack, AsyncExitStack() as exit_stack:
+        default, near, far, backup = (node.address for node in stack.tidb)
+        for node, labels in zip(stack.tidb, NODE_LABELS, strict=True):
+            response = await stack.api.patch(f"/v1/nodes/{node.address}", json={"labels": labels})
+            response.raise_for_status()
+        # The group is added to an Envoy that already serves.
+        olap_port = ports.allocate()
+        await reload_settings(stack, groups=[group(olap_port)])
+        await stack.wait_until(lambda: sends_mysql_greeting(olap_port), "the group's port")
+        assert {await find_serving_port(stack.sql_port) for _ in range(6)} == {port_of(default)}
+        assert {await find_serving_port(olap_port) for _ in range(12)} == {port_of(near), port_of(far)}
 
         start_another = run_another_envoy(stack, "envoy-2", module=require_module(), group="olap", zone="a")
-        there = await opened.enter_async_context(start_another)
-        clients = [await opened.enter_async_context(counting_client(there)) for _ in range(ANALYSTS)]
-        for each in clients:
-            assert error_code(await each.log_in()) == 0
-        await shared_out(stack, {plain: 0, near: ANALYSTS, far: 0, spare: 0})
-        # Who stands in takes sessions only when nobody else of the group is left.
+        zone_port = await exit_stack.enter_async_context(start_another)
+        clients = [await exit_stack.enter_async_context(counting_client(zone_port)) for _ in range(ANALYSTS)]
+        for client in clients:
+            assert error_code(await client.log_in()) == 0
+        await wait_session_counts(stack, {default: 0, near: ANALYSTS, far: 0, backup: 0})
+        # The backup node gets sessions only when no other node of the group is left.
         await drain(stack, near)
-        await shared_out(stack, {plain: 0, near: 0, far: ANALYSTS, spare: 0})
+        await wait_session_counts(stack, {default: 0, near: 0, far: ANALYSTS, backup: 0})
         await drain(stack, far)
-        await shared_out(stack, {plain: 0, near: 0, far: 0, spare: ANALYSTS})
-        for each in clients:
-            assert error_code(await each.send_command(MySqlCommand.PING)) == 0
+        await wait_session_counts(stack, {default: 0, near: 0, far: 0, backup: ANALYSTS})
+        for client in clients:
+            assert error_code(await client.send_command(MySqlCommand.PING)) == 0
         (await stack.api.post(f"/v1/nodes/{near}/undrain")).raise_for_status()
 
-        async def is_near_again() -> bool:
-            return await find_serving_port(there) == port_of(near)
+        async def is_near_used() -> bool:
+            return await find_serving_port(zone_port) == port_of(near)
 
-        await stack.wait_until(is_near_again, "the node nearby to take sessions")
+        await stack.wait_until(is_near_used, "the near node to get sessions")
 
 
 def group(port: int) -> dict[str, Any]:
@@ -87,10 +87,10 @@ async def drain(stack: LocalCluster, address: str) -> None:
     (await stack.api.post(f"/v1/nodes/{address}/drain")).raise_for_status()
 
 
-async def shared_out(stack: LocalCluster, expected: Mapping[str, int]) -> None:
-    """Wait until each node has so many sessions."""
+async def wait_session_counts(stack: LocalCluster, expected: Mapping[str, int]) -> None:
+    """Wait until each node has this many sessions."""
 
-    async def is_so() -> bool:
+    async def is_reached() -> bool:
         return {address: node["sessions"] for address, node in (await stack.nodes()).items()} == expected
 
-    await stack.wait_until(is_so, f"sessions as {dict(expected)}")
+    await stack.wait_until(is_reached, f"sessions as {dict(expected)}")

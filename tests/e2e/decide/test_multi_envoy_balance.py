@@ -1,4 +1,4 @@
-"""Six Envoys balance as one, where each by itself cannot; a node that joins, and one that is weaker."""
+"""Six Envoys balance as one, which they cannot without a control plane; a joining and a weaker node."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ pytestmark = pytest.mark.timeout(270)
 
 NODES, ENVOYS = 5, 6
 DIRECT = 6
-"""Clients that one node has beside the fleet: half of its share."""
-EACH = 9
-"""Clients of each Envoy: 60 with the direct ones, which five nodes and six can share evenly."""
-AT_ONCE = 3
-"""Clients of each Envoy that come at once. Few go wrong then: what moves now would stay for a minute."""
-EVEN = 1.05
-ALONE = 1.15
-"""What a fleet has at least of which each Envoy knows of its own sessions alone."""
-TURNS = 5
-"""How often the clients come to that fleet: each of its Envoys picks by chance."""
+"""Clients that connect to one node directly: half of its share."""
+CLIENTS_PER_ENVOY = 9
+"""Clients of each Envoy: 60 with the direct ones, which divide evenly among five and among six nodes."""
+CLIENTS_PER_STEP = 3
+"""Clients of each Envoy that connect at once; few, because a migrated session then stays for a minute."""
+MAX_IMBALANCE = 1.05
+MIN_STOCK_IMBALANCE = 1.15
+"""Minimal imbalance of a fleet in which each Envoy knows only its own sessions."""
+REPETITIONS = 5
+"""How often the clients connect to the stock Envoys, which pick nodes at random."""
 BALANCE_SECONDS = 75.0
-"""A session that was moved does not move again for 60 s. So a balance may have to wait for sessions that were
-moved while the clients came: on a busy machine the counts that decide are late, and more of them move."""
+"""A migrated session does not migrate again for 60 s, so a balance may have to wait for sessions that
+migrated while the clients connected: on a busy machine counts are late, and more sessions migrate."""
 SETTINGS = {"balance": {"slow_start": 0}, "drain": {"fleet_return": 0}}
 
 
@@ -41,61 +41,68 @@ async def test_six_envoys_balance_as_one(
     async with (
         run_balanced_cluster(
             tmp_path, mariadb, signing, nodes=NODES, envoys=ENVOYS, settings=SETTINGS
-        ) as there,
-        run_crowd() as people,
+        ) as cluster,
+        run_crowd() as clients,
     ):
-        crowded, weak = there.stack.tidb[0], there.stack.tidb[1]
-        beside = [crowded.port] * DIRECT
-        alone = await by_themselves(tmp_path, there, people, beside)
-        stock = fmean(imbalance(counts) for counts in alone)
+        shared_node, weak = cluster.stack.tidb[0], cluster.stack.tidb[1]
+        direct_ports = [shared_node.port] * DIRECT
+        stock_counts = await count_with_stock_envoys(tmp_path, cluster, clients, direct_ports)
+        stock_imbalance = fmean(imbalance(counts) for counts in stock_counts)
 
-        for _ in range(EACH // AT_ONCE):
-            await people.add_clients(there.ports * AT_ONCE)
-            await there.stack.wait_until(lambda: there.is_reported(people), "the clients to be known")
-        await people.add_clients(beside)
-        together = await there.wait_for_counts(lambda counts: imbalance(counts) <= EVEN, "an even balance")
+        for _ in range(CLIENTS_PER_ENVOY // CLIENTS_PER_STEP):
+            await clients.add_clients(cluster.ports * CLIENTS_PER_STEP)
+            await cluster.stack.wait_until(lambda: cluster.is_reported(clients), "the clients to be counted")
+        await clients.add_clients(direct_ports)
+        balanced = await cluster.wait_for_counts(
+            lambda counts: imbalance(counts) <= MAX_IMBALANCE, "an even balance"
+        )
 
-        new = await there.stack.add_tidb()
-        began = time.monotonic()
-        joined = await there.wait_for_counts(is_fair, f"{new.address} to have its share", BALANCE_SECONDS)
-        seconds = there.settled_at - began
+        joining = await cluster.stack.add_tidb()
+        started = time.monotonic()
+        joined = await cluster.wait_for_counts(
+            is_fair, f"{joining.address} to have its share", BALANCE_SECONDS
+        )
+        seconds = cluster.settled_at - started
 
-        # Together with these, the weak node's share and that of each other are whole numbers.
-        await people.add_clients(there.ports)
-        await there.stack.wait_until(lambda: there.is_reported(people), "the clients to be known")
+        # With these clients, the shares of the weak node and of the others are whole numbers.
+        await clients.add_clients(cluster.ports)
+        await cluster.stack.wait_until(lambda: cluster.is_reported(clients), "the clients to be counted")
         half = {weak.address: 0.5}
-        (await there.stack.api.patch(f"/v1/nodes/{weak.address}", json={"weight": 50})).raise_for_status()
-        weighed = await there.wait_for_counts(
+        (await cluster.stack.api.patch(f"/v1/nodes/{weak.address}", json={"weight": 50})).raise_for_status()
+        weighted = await cluster.wait_for_counts(
             lambda counts: is_fair(counts, half), "half of a share", BALANCE_SECONDS
         )
     with capsys.disabled():
         print(
-            f"\n  {ENVOYS} Envoys, {NODES} nodes, {DIRECT} direct clients on one of them; fullest over mean:"
+            f"\n  {ENVOYS} Envoys, {NODES} nodes, {DIRECT} direct clients on one of them; maximum over mean:"
         )
-        print(f"  Tidevoy {imbalance(together):.2f}: {told(together)}")
-        print(f"  stock Envoys {stock:.2f}: {', '.join(map(told, alone))}")
-        print(f"  a node that joins has its share after {seconds:.1f} s: {told(joined)}")
-        print(f"  one of half the weight has half of what each other has: {told(weighed)}", flush=True)
-    assert stock >= ALONE
-    assert (people.errors, people.statement_count > 0) == ([], True)
+        print(f"  Tidevoy {imbalance(balanced):.2f}: {format_counts(balanced)}")
+        print(f"  stock Envoys {stock_imbalance:.2f}: {', '.join(map(format_counts, stock_counts))}")
+        print(f"  a joining node has its share after {seconds:.1f} s: {format_counts(joined)}")
+        print(
+            f"  a node of half the weight has half of the others' counts: {format_counts(weighted)}",
+            flush=True,
+        )
+    assert stock_imbalance >= MIN_STOCK_IMBALANCE
+    assert (clients.errors, clients.statement_count > 0) == ([], True)
 
 
-async def by_themselves(
-    directory: Path, there: BalancedCluster, people: ClientCrowd, beside: Sequence[int]
+async def count_with_stock_envoys(
+    directory: Path, cluster: BalancedCluster, clients: ClientCrowd, direct_ports: Sequence[int]
 ) -> list[dict[str, int]]:
-    """What the nodes have each time that clients come through stock Envoys, and `beside` to these ports."""
-    nodes = [node.address for node in there.stack.tidb]
-    seen = []
-    async with run_stock_envoys(directory, there.stack.ports, nodes, ENVOYS) as ports:
-        for _ in range(TURNS):
-            came = await people.add_clients([*ports * EACH, *beside])
-            seen.append(await there.node_connections())
-            assert sum(seen[-1].values()) == len(came)
-            people.drop_clients(came)
-            await there.stack.wait_until(lambda: there.is_reported(people), "the clients to be gone")
-    return seen
+    """Return the nodes' counts each time that clients connect through stock Envoys and to `direct_ports`."""
+    nodes = [node.address for node in cluster.stack.tidb]
+    counts = []
+    async with run_stock_envoys(directory, cluster.stack.ports, nodes, ENVOYS) as ports:
+        for _ in range(REPETITIONS):
+            connected = await clients.add_clients([*ports * CLIENTS_PER_ENVOY, *direct_ports])
+            counts.append(await cluster.node_connections())
+            assert sum(counts[-1].values()) == len(connected)
+            clients.drop_clients(connected)
+            await cluster.stack.wait_until(lambda: cluster.is_reported(clients), "the clients to be gone")
+    return counts
 
 
-def told(counts: Mapping[str, int]) -> str:
-    """The counts of the nodes, from the fullest."""
+def format_counts(counts: Mapping[str, int]) -> str:
+    """Return the counts of the nodes as text, highest first."""
     return "/".join(str(count) for count in sorted(counts.values(), reverse=True))

@@ -1,4 +1,4 @@
-"""A node that comes back gets its share of the sessions, and the log tells where each has been."""
+"""An undrained node gets its share of the sessions, and the access log records the nodes of each session."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.e2e.cluster import counting_client, error_code, run_cluster
 CLIENTS = 60
 
 
-async def test_a_node_that_comes_back_gets_its_share(tmp_path: Path, mariadb: MariaDb) -> None:
+async def test_undrained_node_gets_its_share(tmp_path: Path, mariadb: MariaDb) -> None:
     log = tmp_path / "sessions.log"
     settings = {
         "balance": {"slow_start": 0},
@@ -26,40 +26,42 @@ async def test_a_node_that_comes_back_gets_its_share(tmp_path: Path, mariadb: Ma
     arguments = SessionCertificate.load_or_create(tmp_path).arguments
     async with (
         run_cluster(tmp_path / "stack", mariadb, nodes=3, arguments=arguments, settings=settings) as stack,
-        AsyncExitStack() as opened,
+        AsyncExitStack() as exit_stack,
     ):
-        back = stack.tidb[0].address
+        undrained = stack.tidb[0].address
 
         async def is_in(state: str) -> bool:
-            return (await stack.states())[back] == state
+            return (await stack.states())[undrained] == state
 
         async def sessions() -> dict[str, int]:
             return {address: node["sessions"] for address, node in (await stack.nodes()).items()}
 
-        (await stack.api.post(f"/v1/nodes/{back}/drain")).raise_for_status()
+        (await stack.api.post(f"/v1/nodes/{undrained}/drain")).raise_for_status()
         await stack.wait_until(lambda: is_in("drained"), "an empty node", 30)
-        clients = [await opened.enter_async_context(counting_client(stack.sql_port)) for _ in range(CLIENTS)]
-        for each in clients:
-            assert error_code(await each.log_in()) == 0
+        clients = [
+            await exit_stack.enter_async_context(counting_client(stack.sql_port)) for _ in range(CLIENTS)
+        ]
+        for client in clients:
+            assert error_code(await client.log_in()) == 0
 
-        async def all_are_there() -> bool:
+        async def are_all_counted() -> bool:
             return sum((await sessions()).values()) == CLIENTS
 
-        await stack.wait_until(all_are_there, "all sessions", 30)
-        (await stack.api.post(f"/v1/nodes/{back}/undrain")).raise_for_status()
+        await stack.wait_until(are_all_counted, "all sessions", 30)
+        (await stack.api.post(f"/v1/nodes/{undrained}/undrain")).raise_for_status()
 
         async def is_fair() -> bool:
             return all(abs(count - CLIENTS / 3) <= 2 for count in (await sessions()).values())
 
         await stack.wait_until(is_fair, "fair shares", 30)
-        for each in clients:
-            assert error_code(await each.send_command(MySqlCommand.PING)) == 0
+        for client in clients:
+            assert error_code(await client.send_command(MySqlCommand.PING)) == 0
     lines: list[dict[str, Any]] = [json.loads(line) for line in log.read_text().splitlines()]
-    moved = [line for line in lines if line["moves"]]
+    migrated = [line for line in lines if line["moves"]]
     assert len(lines) == CLIENTS
-    # The API's counts may be older than the last move. In the log, only a session that moved has a `node`.
+    # The API's counts may be older than the last migration. In the log, only a migrated session has a `node`.
     shares = Counter(line["node"] or line["first_node"] for line in lines)
     assert all(abs(shares[node.address] - CLIENTS / 3) <= 2 for node in stack.tidb), shares
-    assert shares[back] == sum(line["node"] == back for line in moved) == len(moved)
-    assert Counter(line["moves"] for line in moved) == {1: len(moved)}
-    assert all(line["first_node"] not in (None, back) for line in lines)
+    assert shares[undrained] == sum(line["node"] == undrained for line in migrated) == len(migrated)
+    assert Counter(line["moves"] for line in migrated) == {1: len(migrated)}
+    assert all(line["first_node"] not in (None, undrained) for line in lines)

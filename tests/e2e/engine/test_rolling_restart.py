@@ -1,7 +1,7 @@
-"""A rolling restart of all nodes under load, which no client notices.
+"""A rolling restart of all nodes under load that no client notices.
 
-`make soak` restarts all nodes three times with each combination of statements, TLS and workers, and prints a
-table.
+`make soak` restarts all nodes three times with every combination of statements, TLS and workers, and prints
+a table.
 """
 
 from __future__ import annotations
@@ -35,52 +35,59 @@ COMBINATIONS: Sequence[Combination] = (
 )
 ROUNDS = 3 if SOAK else 1
 RATE = MODERATE_TRANSACTIONS_PER_SECOND if SOAK else 0
-SLOWEST = 100.0
-"""Milliseconds that a statement may take while sessions move, where the machine has room (in a soak)."""
+MAX_STATEMENT_MS = 100.0
+"""Milliseconds that a statement may take while sessions migrate, on a machine with free CPU (in a soak)."""
 _LINE = "{:<27}{:>13}{:>12}{:>8}{:>12}{:>7}{:>9}{:>9}{:>9}   {}"
-_HEADS = (
-    *("combination", "transactions", "statements", "errors", "reconnects", "moved"),
-    *("slowest", "its own", "without", "attempts that came to nothing"),
+_COLUMNS = (
+    *("combination", "transactions", "statements", "errors", "reconnects", "migrated"),
+    *("slowest", "own", "at rest", "failed migrations"),
 )
 
 
 @pytest.fixture(scope="module")
-def table() -> Iterator[list[RollingRestartResult]]:
-    """What has been found so far; printed at the end."""
-    found: list[RollingRestartResult] = []
-    yield found
-    print("\nSlowest statement of one more session, in ms: while sessions left a node, around its own moves,")
-    print("and while none left.\n" + _LINE.format(*_HEADS))
-    for one in found:
-        print(told(one))
+def results() -> Iterator[list[RollingRestartResult]]:
+    """Yield the list that collects the results; print it at the end."""
+    collected: list[RollingRestartResult] = []
+    yield collected
+    print("\nSlowest statement of an additional session, in ms: while sessions leave a node, around the")
+    print("session's own migrations, and while no session leaves a node.\n" + _LINE.format(*_COLUMNS))
+    for result in collected:
+        print(format_result(result))
 
 
-def told(one: RollingRestartResult) -> str:
-    """A line of the table."""
-    tally = one.counts
-    slow = (
-        f"{time:.1f}" for time in (one.slowest_while_draining, one.slowest_while_moving, one.slowest_at_rest)
+def format_result(result: RollingRestartResult) -> str:
+    """Return a line of the table."""
+    totals = result.counts
+    slowest = (
+        f"{time:.1f}"
+        for time in (result.slowest_while_draining, result.slowest_while_moving, result.slowest_at_rest)
     )
-    stayed = ", ".join(f"{reason}: {count}" for reason, count in one.failed_by_reason.items())
-    counts = (tally.transactions, tally.statements, tally.errors, tally.reconnects, sum(one.moved.values()))
-    return _LINE.format(one.combination.name, *(f"{count:,}" for count in counts), *slow, stayed)
+    failures = ", ".join(f"{reason}: {count}" for reason, count in result.failed_by_reason.items())
+    counts = (
+        totals.transactions,
+        totals.statements,
+        totals.errors,
+        totals.reconnects,
+        sum(result.moved.values()),
+    )
+    return _LINE.format(result.combination.name, *(f"{count:,}" for count in counts), *slowest, failures)
 
 
 @pytest.fixture
-def emptied(mariadb: MariaDb) -> Iterator[None]:
-    """Behind the test the MariaDB that all tests share has no tables of sysbench's."""
+def drop_sysbench_tables(mariadb: MariaDb) -> Iterator[None]:
+    """After the test, drop sysbench's tables from the MariaDB that all tests share."""
     yield
     with pymysql.connect(host="127.0.0.1", port=mariadb.port, user="root", autocommit=True) as connection:
         connection.query(f"drop database if exists {DATABASE}")
 
 
 @pytest.mark.parametrize("combination", COMBINATIONS, ids=lambda combination: combination.name)
-@pytest.mark.usefixtures("emptied")
-async def test_no_client_notices_a_rolling_restart(
+@pytest.mark.usefixtures("drop_sysbench_tables")
+async def test_rolling_restart_is_invisible_to_clients(
     tmp_path: Path,
     mariadb: MariaDb,
     signing: SessionCertificate,
-    table: list[RollingRestartResult],
+    results: list[RollingRestartResult],
     combination: Combination,
 ) -> None:
     arguments = [*signing.arguments]
@@ -88,10 +95,10 @@ async def test_no_client_notices_a_rolling_restart(
     if combination.tls:
         certificates = PemFiles.create(tmp_path / "certificates")
         arguments += certificates.arguments()
-        shown = {"cert": str(certificates.cert), "key": str(certificates.key)}
-        trusted = {"ca": str(certificates.ca), "verify": "full"}
+        certificate = {"cert": str(certificates.cert), "key": str(certificates.key)}
+        trust = {"ca": str(certificates.ca), "verify": "full"}
         settings = {
-            "tls": {"client": {"mode": "required", **shown}, "backend": {"mode": "required", **trusted}}
+            "tls": {"client": {"mode": "required", **certificate}, "backend": {"mode": "required", **trust}}
         }
         ca = certificates.ca
     async with run_cluster(
@@ -102,15 +109,15 @@ async def test_no_client_notices_a_rolling_restart(
         settings=settings,
         workers=combination.workers,
     ) as stack:
-        found = await run_rolling_restart(
+        result = await run_rolling_restart(
             stack, combination, tmp_path / "load", rounds=ROUNDS, rate=RATE, ca=ca
         )
-    table.append(found)
-    assert (found.counts.errors, found.counts.reconnects) == (0, 0)
-    assert found.counts.transactions > 0
-    assert "lost" not in found.failed_by_reason
-    # Each node was left by sessions, and the one beside the load was among them.
-    assert all(count > 0 for count in found.moved.values()), found.migrations
-    assert any(one.moved for one in found.statements)
+    results.append(result)
+    assert (result.counts.errors, result.counts.reconnects) == (0, 0)
+    assert result.counts.transactions > 0
+    assert "lost" not in result.failed_by_reason
+    # Sessions migrated away from every node, and the additional session was among them.
+    assert all(count > 0 for count in result.moved.values()), result.migrations
+    assert any(statement.moved for statement in result.statements)
     if SOAK:
-        assert found.slowest_while_draining <= SLOWEST
+        assert result.slowest_while_draining <= MAX_STATEMENT_MS

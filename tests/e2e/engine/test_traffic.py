@@ -1,6 +1,6 @@
-"""Traffic while nodes come and go and parts of Tidevoy die: sysbench on 16 sessions beside short sessions.
+"""Traffic while nodes join, leave and fail and parts of Tidevoy die: 16 sysbench sessions and short sessions.
 
-With Tidevoy's module in Envoy; where Envoys without it do their part in another way, without it too.
+The tests run with Tidevoy's module in Envoy; some also run without it, where stock Envoys behave differently.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from tests.support.module.bootstrap import require_module
 
 pytestmark = pytest.mark.timeout(180)
 
-both = pytest.mark.parametrize("filter_", ["module", "none"])
+with_and_without_module = pytest.mark.parametrize("filter_", ["module", "none"])
 
 
 @pytest.fixture
 def filter_() -> str:
-    """The class of the Envoy."""
+    """Return the Envoy's filter."""
     return "module"
 
 
 @asynccontextmanager
-async def running(
+async def run_stack(
     directory: Path, mariadb: MariaDb, database: str, filter_: str, **options: Any
 ) -> AsyncIterator[LocalCluster]:
     await prepare_sysbench(mariadb.port, database)
@@ -50,47 +50,47 @@ async def running(
 
 @pytest.fixture
 async def stack(tmp_path: Path, mariadb: MariaDb, database: str, filter_: str) -> AsyncIterator[LocalCluster]:
-    async with running(tmp_path, mariadb, database, filter_) as started:
-        yield started
+    async with run_stack(tmp_path, mariadb, database, filter_) as running_stack:
+        yield running_stack
 
 
 async def connections(node: Tidb) -> int:
-    """The node's own count of clients."""
+    """Return the node's own count of clients."""
     async with httpx2.AsyncClient(trust_env=False) as client:
         return int((await client.get(f"{node.status_url}/status")).json()["connections"])
 
 
-async def acked(stack: LocalCluster) -> bool:
-    """Whether every Envoy is there and runs what was published last."""
+async def is_acknowledged(stack: LocalCluster) -> bool:
+    """Return whether every Envoy is connected and has acknowledged the last published version."""
     envoys = (await stack.api.get("/v1/envoys")).json()["envoys"]
     return bool(envoys) and all(
-        e["connected_since"] is not None and e["acked_version"] == e["published_version"] != ""
-        for e in envoys
+        envoy["connected_since"] is not None and envoy["acked_version"] == envoy["published_version"] != ""
+        for envoy in envoys
     )
 
 
-@both
-async def test_drain_keeps_new_sessions_away_and_old_ones_alive(stack: LocalCluster, database: str) -> None:
+@with_and_without_module
+async def test_drain_stops_new_sessions_and_keeps_existing_ones(stack: LocalCluster, database: str) -> None:
     node = stack.tidb[0]
     async with AsyncExitStack() as running_loads:
         load = await running_loads.enter_async_context(run_sysbench(stack.sql_port, database, seconds=12))
-        await stack.wait_until(lambda: _all_there(stack, 16), "all sessions of sysbench")
+        await stack.wait_until(lambda: _all_connected(stack, 16), "all sessions of sysbench")
         assert await connections(node) >= 1
         short = await running_loads.enter_async_context(run_short_sessions(stack.sql_port))
         await short.wait_for_attempts(50)
         answer = await stack.api.post(f"/v1/nodes/{node.address}/drain", json={"deadline_seconds": 60})
         assert answer.status_code == 202
-        await stack.wait_until(lambda: acked(stack), "the Envoy's ACK")
+        await stack.wait_until(lambda: is_acknowledged(stack), "the Envoy's ACK")
         drained_at = time.monotonic()
         await short.wait_for_attempts(300)
         assert short.nodes(drained_at) == {n.port for n in stack.tidb[1:]}
-        assert await connections(node) >= 1  # sysbench goes on there
-        await stack.wait_until(lambda: _counted(stack, node), "its sessions to be counted")
-        shown = (await stack.nodes())[node.address]
-        assert (shown["state"], shown["advice"]) == ("draining", "DRAINING")
+        assert await connections(node) >= 1  # sysbench continues there
+        await stack.wait_until(lambda: _has_counted_sessions(stack, node), "its sessions to be counted")
+        node_view = (await stack.nodes())[node.address]
+        assert (node_view["state"], node_view["advice"]) == ("draining", "DRAINING")
         assert await load.wait_for_failure() == ""
         assert short.failures() == []
-        await stack.wait_until(lambda: _is(stack, node, "drained"), "the node to be drained")
+        await stack.wait_until(lambda: _is_in_state(stack, node, "drained"), "the node to be drained")
         assert (await stack.api.post(f"/v1/nodes/{node.address}/undrain")).status_code == 202
         undrained_at = time.monotonic()
         await stack.wait_until(
@@ -98,27 +98,27 @@ async def test_drain_keeps_new_sessions_away_and_old_ones_alive(stack: LocalClus
         )
 
 
-async def test_a_new_node_gets_sessions_within_a_second(stack: LocalCluster) -> None:
+async def test_new_node_gets_sessions_within_a_second(stack: LocalCluster) -> None:
     async with run_short_sessions(stack.sql_port) as short:
         await short.wait_for_attempts(50)
         node = await stack.add_tidb()
-        joined = time.monotonic()
-        assert await short.wait_for_first_on(node.port, 5.0) - joined <= 1.0
+        joined_at = time.monotonic()
+        assert await short.wait_for_first_on(node.port, 5.0) - joined_at <= 1.0
         assert short.failures() == []
 
 
-@both
-async def test_a_killed_node_costs_only_its_own_sessions(stack: LocalCluster, database: str) -> None:
+@with_and_without_module
+async def test_killed_node_ends_only_its_own_sessions(stack: LocalCluster, database: str) -> None:
     node = stack.tidb[1]
     async with AsyncExitStack() as running_loads:
-        # One process a session: sysbench ends altogether when one of its sessions is lost.
+        # One process per session, because sysbench ends when one of its sessions is lost.
         loads = [
             await running_loads.enter_async_context(
                 run_sysbench(stack.sql_port, database, seconds=12, threads=1)
             )
             for _ in range(16)
         ]
-        await stack.wait_until(lambda: _all_there(stack, 16), "all sessions of sysbench")
+        await stack.wait_until(lambda: _all_connected(stack, 16), "all sessions of sysbench")
         lost = await connections(node)
         assert lost >= 3
         async with run_short_sessions(stack.sql_port) as short:
@@ -127,35 +127,35 @@ async def test_a_killed_node_costs_only_its_own_sessions(stack: LocalCluster, da
             killed_at = time.monotonic()
             await short.wait_for_attempts(400)
             assert short.failures(since=killed_at) == []
-            await stack.wait_until(lambda: _is(stack, node, "unhealthy"), "the node to be unhealthy")
+            await stack.wait_until(lambda: _is_in_state(stack, node, "unhealthy"), "the node to be unhealthy")
         failures = [failure for load in loads if (failure := await load.wait_for_failure())]
         assert len(failures) == lost, failures
     await node.launch()
-    await stack.wait_until(lambda: _is(stack, node, "active"), "the node to be back")
+    await stack.wait_until(lambda: _is_in_state(stack, node, "active"), "the node to be active again")
 
 
-@both
-async def test_a_graceful_stop_fails_no_new_session(
+@with_and_without_module
+async def test_graceful_stop_fails_no_new_session(
     tmp_path: Path, mariadb: MariaDb, database: str, filter_: str
 ) -> None:
     async with (
-        running(tmp_path, mariadb, database, filter_, graceful_wait=4.0) as stack,
+        run_stack(tmp_path, mariadb, database, filter_, graceful_wait=4.0) as stack,
         run_short_sessions(stack.sql_port) as short,
     ):
         node = stack.tidb[2]
         await short.wait_for_attempts(100)
         node.process.send_signal(signal.SIGTERM)
         await stack.wait_until(
-            lambda: _is(stack, node, "draining", "drained"), "the node to be draining", 3.0
+            lambda: _is_in_state(stack, node, "draining", "drained"), "the node to be draining", 3.0
         )
-        shown = (await stack.nodes())[node.address]
-        assert "shutting down" in shown["reason"]
+        node_view = (await stack.nodes())[node.address]
+        assert "shutting down" in node_view["reason"]
         assert await node.process.wait() == 0
         await short.wait_for_attempts(200)
         await node.launch()
-        await stack.wait_until(lambda: _is(stack, node, "active"), "the node to be back")
-        returned = time.monotonic()
-        await stack.wait_until(lambda: node.port in short.nodes(returned), "sessions on the node again")
+        await stack.wait_until(lambda: _is_in_state(stack, node, "active"), "the node to be active again")
+        returned_at = time.monotonic()
+        await stack.wait_until(lambda: node.port in short.nodes(returned_at), "sessions on the node again")
         assert short.failures() == []
 
 
@@ -167,67 +167,67 @@ async def test_a_graceful_stop_fails_no_new_session(
         pytest.param(["control_plane", "etcd"], "none", id="control_plane+etcd"),
     ],
 )
-async def test_traffic_outlives_the_control_plane_and_pd(
+async def test_traffic_continues_without_control_plane_and_pd(
     stack: LocalCluster, database: str, dead: list[str]
 ) -> None:
-    drained, weighed = stack.tidb[0], stack.tidb[1]
+    drained, weighted = stack.tidb[0], stack.tidb[1]
     await stack.api.post(f"/v1/nodes/{drained.address}/drain", json={})
-    await stack.api.patch(f"/v1/nodes/{weighed.address}", json={"weight": 40})
-    await stack.wait_until(lambda: _is(stack, drained, "drained"), "the node to be drained")
+    await stack.api.patch(f"/v1/nodes/{weighted.address}", json={"weight": 40})
+    await stack.wait_until(lambda: _is_in_state(stack, drained, "drained"), "the node to be drained")
     before = await stack.nodes()
-    parts = [getattr(stack, name) for name in dead]
+    processes = [getattr(stack, name) for name in dead]
     async with (
         run_sysbench(stack.sql_port, database, seconds=10) as load,
         run_short_sessions(stack.sql_port) as short,
     ):
-        for part in parts:
-            await part.kill()
+        for process in processes:
+            await process.kill()
         killed_at = time.monotonic()
         assert await load.wait_for_failure() == ""
-        for part in reversed(parts):
-            await part.launch()
-        await stack.wait_until(lambda: acked(stack), "the Envoy's ACK after the restart")
-        await stack.wait_until(lambda: _as_before(stack, before), "the state to be as before")
+        for process in reversed(processes):
+            await process.launch()
+        await stack.wait_until(lambda: is_acknowledged(stack), "the Envoy's ACK after the restart")
+        await stack.wait_until(lambda: _is_unchanged(stack, before), "the state to be as before")
         await short.wait_for_attempts(100)
         assert short.failures() == []
         assert short.nodes(killed_at) == {n.port for n in stack.tidb[1:]}
 
 
-async def test_a_control_plane_that_starts_while_pd_is_down_publishes_the_last_plan(
+async def test_control_plane_publishes_the_last_plan_while_pd_is_down(
     stack: LocalCluster,
 ) -> None:
     drained = stack.tidb[0]
     await stack.api.post(f"/v1/nodes/{drained.address}/drain", json={})
-    await stack.wait_until(lambda: _is(stack, drained, "drained"), "the node to be drained")
+    await stack.wait_until(lambda: _is_in_state(stack, drained, "drained"), "the node to be drained")
     before = await stack.nodes()
-    for part in (stack.control_plane, stack.etcd, stack.envoy):
-        await part.kill()
+    for process in (stack.control_plane, stack.etcd, stack.envoy):
+        await process.kill()
     await stack.control_plane.launch()
     await stack.envoy.launch()
-    await stack.wait_until(lambda: _has_everything(stack), "an Envoy without memory to have everything", 5.0)
-    await stack.wait_until(lambda: _as_before(stack, before), "the state to be as before")
+    await stack.wait_until(lambda: _has_everything(stack), "a restarted Envoy to have everything", 5.0)
+    await stack.wait_until(lambda: _is_unchanged(stack, before), "the state to be as before")
     async with run_short_sessions(stack.sql_port) as short:
         await short.wait_for_attempts(60)
         assert short.nodes(0.0) == {n.port for n in stack.tidb[1:]}
         assert short.failures() == []
 
 
-async def test_a_restarted_envoy_has_everything_within_a_second(stack: LocalCluster) -> None:
+async def test_restarted_envoy_is_configured_within_a_second(stack: LocalCluster) -> None:
     await stack.envoy.kill()
     await stack.envoy.launch()  # returns when its admin port answers
-    up = time.monotonic()
+    restarted_at = time.monotonic()
     await stack.wait_until(lambda: _has_everything(stack), "the Envoy to have everything", 5.0)
     async with run_short_sessions(stack.sql_port) as short:
         await short.wait_for_attempts(1)
         assert short.failures() == []
-    assert time.monotonic() - up <= 1.0
+    assert time.monotonic() - restarted_at <= 1.0
 
 
-async def test_a_nack_is_shown_and_harms_nobody(stack: LocalCluster, tmp_path: Path) -> None:
-    """A second Envoy is sent a listener on an address that this machine does not have."""
-    good = dict(stack.control_plane.settings)
-    taken = f"192.0.2.1:{stack.ports.allocate()}"
-    stack.control_plane.settings = {**good, "sql": {"listen": taken}}
+async def test_nack_is_reported_and_fails_no_session(stack: LocalCluster, tmp_path: Path) -> None:
+    """A second Envoy receives a listener on an address that this machine does not have."""
+    valid_settings = dict(stack.control_plane.settings)
+    unusable = f"192.0.2.1:{stack.ports.allocate()}"
+    stack.control_plane.settings = {**valid_settings, "sql": {"listen": unusable}}
     await stack.control_plane.prepare()
     reloaded = (await stack.api.post("/v1/config/reload")).json()
     assert reloaded["new_envoys"] == ["sql.listen"]
@@ -239,8 +239,8 @@ async def test_a_nack_is_shown_and_harms_nobody(stack: LocalCluster, tmp_path: P
     )
     async with EnvoyProcess(bootstrap, tmp_path / "second"), run_short_sessions(stack.sql_port) as short:
         await stack.wait_until(lambda: _nacked(stack, "envoy-2"), "the NACK to be shown")
-        envoys = {e["id"]: e for e in (await stack.api.get("/v1/envoys")).json()["envoys"]}
-        assert taken.partition(":")[0] in envoys["envoy-2"]["last_nack"]["message"]
+        envoys = {envoy["id"]: envoy for envoy in (await stack.api.get("/v1/envoys")).json()["envoys"]}
+        assert unusable.partition(":")[0] in envoys["envoy-2"]["last_nack"]["message"]
         assert envoys["envoy-2"]["acked_version"] != envoys["envoy-2"]["published_version"]
         assert envoys["envoy-1"]["last_nack"] is None
         assert envoys["envoy-1"]["outdated"] == ["listener"]
@@ -249,24 +249,24 @@ async def test_a_nack_is_shown_and_harms_nobody(stack: LocalCluster, tmp_path: P
 
 
 async def _has_everything(stack: LocalCluster) -> bool:
-    """Whether the Envoy serves, too: it asks for its listener last, after it has acknowledged all else."""
-    return await acked(stack) and await stack.envoy.is_live()
+    """Return whether the Envoy serves: it requests its listener last, after it has acknowledged the rest."""
+    return await is_acknowledged(stack) and await stack.envoy.is_live()
 
 
-async def _counted(stack: LocalCluster, node: Tidb) -> bool:
+async def _has_counted_sessions(stack: LocalCluster, node: Tidb) -> bool:
     return ((await stack.nodes())[node.address]["sessions"] or 0) >= 1
 
 
-async def _all_there(stack: LocalCluster, sessions: int) -> bool:
+async def _all_connected(stack: LocalCluster, sessions: int) -> bool:
     return sum([await connections(node) for node in stack.tidb]) == sessions
 
 
-async def _is(stack: LocalCluster, node: Tidb, *states: str) -> bool:
+async def _is_in_state(stack: LocalCluster, node: Tidb, *states: str) -> bool:
     return (await stack.states()).get(node.address) in states
 
 
-async def _as_before(stack: LocalCluster, before: dict[str, dict[str, Any]]) -> bool:
-    """Whether all nodes are in the state and of the weight that they were."""
+async def _is_unchanged(stack: LocalCluster, before: dict[str, dict[str, Any]]) -> bool:
+    """Return whether all nodes have the same state and weight as before."""
     keys = ("state", "weight", "advice", "source", "labels", "drain")
     now = await stack.nodes()
     return now.keys() == before.keys() and all(
@@ -274,6 +274,6 @@ async def _as_before(stack: LocalCluster, before: dict[str, dict[str, Any]]) -> 
     )
 
 
-async def _nacked(stack: LocalCluster, envoy: str) -> bool:
+async def _nacked(stack: LocalCluster, envoy_id: str) -> bool:
     envoys = (await stack.api.get("/v1/envoys")).json()["envoys"]
-    return any(e["id"] == envoy and e["last_nack"] for e in envoys)
+    return any(envoy["id"] == envoy_id and envoy["last_nack"] for envoy in envoys)

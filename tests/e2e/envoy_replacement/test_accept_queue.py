@@ -1,7 +1,7 @@
-"""What becomes of clients that wait to be accepted when one of two Envoys at a port closes it.
+"""Connections in the accept queue when one of two Envoys at a port closes it.
 
-`TIDEVOY_SOAK=1 pytest -s tests/e2e/envoy_replacement/test_accept_queue.py` prints how many are reset with and without
-net.ipv4.tcp_migrate_req.
+`TIDEVOY_SOAK=1 pytest -s tests/e2e/envoy_replacement/test_accept_queue.py` prints how many are reset with and
+without net.ipv4.tcp_migrate_req.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from tests.support.network_namespace import network_namespace
 from tests.support.waiting import wait_until
 
 SOAK = bool(os.environ.get("TIDEVOY_SOAK"))
-AT_ONCE, ROUNDS = 400, 5 if SOAK else 1
-_RESET = b"\1\0\0\0\0\0\0\0"  # SO_LINGER: on, for no time
+CONCURRENT_CLIENTS, ROUNDS = 400, 5 if SOAK else 1
+_RESET = b"\1\0\0\0\0\0\0\0"  # SO_LINGER: on, 0 seconds
 _BOOTSTRAP = """
 admin: {{address: {{socket_address: {{address: 127.0.0.1, port_value: 0}}}}}}
 static_resources:
@@ -52,7 +52,7 @@ static_resources:
 
 @contextmanager
 def greeter(port: int) -> Iterator[None]:
-    """A server that greets and closes."""
+    """Run a server that sends a greeting and closes each connection."""
     with socket.create_server(("127.0.0.1", port), backlog=4096) as listening:
 
         def greet() -> None:
@@ -60,7 +60,7 @@ def greeter(port: int) -> Iterator[None]:
                 try:
                     accepted, _ = listening.accept()
                 except OSError:
-                    return  # it has been closed
+                    return  # the listening socket is closed
                 with accepted:
                     try:
                         accepted.sendall(b"hello")
@@ -77,8 +77,8 @@ def greeter(port: int) -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class Crowd:
-    """Clients that connect, are greeted and go, so many at once, from a thread of their own."""
+class ConnectionLoad:
+    """Concurrent clients in one thread that connect, read the greeting and disconnect."""
 
     port: int
     greeted: int = 0
@@ -86,7 +86,7 @@ class Crowd:
     stopping: threading.Event = field(default_factory=threading.Event)
 
     @contextmanager
-    def there(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         thread = threading.Thread(target=self._run)
         thread.start()
         try:
@@ -99,35 +99,33 @@ class Crowd:
         waiting: dict[int, socket.socket] = {}
         with select.epoll() as poll:
             while waiting or not self.stopping.is_set():
-                while len(waiting) < AT_ONCE and not self.stopping.is_set():
-                    one = socket.socket()
-                    one.setblocking(False)
-                    one.connect_ex(("127.0.0.1", self.port))
-                    waiting[one.fileno()] = one
-                    poll.register(one, select.EPOLLIN)
+                while len(waiting) < CONCURRENT_CLIENTS and not self.stopping.is_set():
+                    client = socket.socket()
+                    client.setblocking(False)
+                    client.connect_ex(("127.0.0.1", self.port))
+                    waiting[client.fileno()] = client
+                    poll.register(client, select.EPOLLIN)
                 for number, _ in poll.poll(10):
                     self._greet(waiting.pop(number))
 
-    def _greet(self, one: socket.socket) -> None:
-        with one:
+    def _greet(self, client: socket.socket) -> None:
+        with client:
             try:
-                if one.recv(16):
+                if client.recv(16):
                     self.greeted += 1
                 else:
                     self.failures.append("closed")
             except OSError as error:
                 self.failures.append(str(error))
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
 
-@pytest.mark.parametrize(
-    "migrates", [True, False] if SOAK else [True], ids=("handed on", "reset")[: 1 + SOAK]
-)
-async def test_who_waits_to_be_accepted_is_handed_on(tmp_path: Path, migrates: bool) -> None:
+@pytest.mark.parametrize("migrates", [True, False] if SOAK else [True], ids=("migrate", "reset")[: 1 + SOAK])
+async def test_kernel_hands_queued_connections_to_the_new_envoy(tmp_path: Path, migrates: bool) -> None:
     with network_namespace(tcp_migrate_req=migrates), Ports() as ports:
         bootstrap = _BOOTSTRAP.format(sql=(sql := ports.allocate()), greeter=(server := ports.allocate()))
         for number in range(ROUNDS):
-            crowd = Crowd(sql)
+            load = ConnectionLoad(sql)
             async with (
                 EnvoyProcess(bootstrap, tmp_path / f"old-{number}", concurrency=2) as old,
                 EnvoyProcess(bootstrap, tmp_path / f"new-{number}", concurrency=2) as new,
@@ -135,14 +133,14 @@ async def test_who_waits_to_be_accepted_is_handed_on(tmp_path: Path, migrates: b
             ):
                 await wait_until(old.is_live)
                 await wait_until(new.is_live)
-                with greeter(server), crowd.there():
-                    await wait_until(lambda crowd=crowd: crowd.greeted > 5_000)  # type: ignore[misc]
+                with greeter(server), load.running():
+                    await wait_until(lambda load=load: load.greeted > 5_000)  # type: ignore[misc]
                     (await http.post(f"{old.admin_url}/drain_listeners")).raise_for_status()
-                    now = crowd.greeted
-                    await wait_until(lambda crowd=crowd, now=now: crowd.greeted > now + 5_000)  # type: ignore[misc]
+                    now = load.greeted
+                    await wait_until(lambda load=load, now=now: load.greeted > now + 5_000)  # type: ignore[misc]
             print(
-                f"\ntcp_migrate_req={int(migrates)}: {crowd.greeted:,} greeted, {len(crowd.failures)} failed",
+                f"\ntcp_migrate_req={int(migrates)}: {load.greeted:,} greeted, {len(load.failures)} failed",
                 end="",
             )
             if migrates:
-                assert crowd.failures == []
+                assert load.failures == []

@@ -1,4 +1,4 @@
-"""Envoys that are replaced while clients work: no session is cut, nobody is turned away."""
+"""Envoy replacement under load: no session is cut, no connection is rejected."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.timeout(180)
 
-SESSIONS, KNOCKING = 30, 24
+SESSIONS, CONNECTING_CLIENTS = 30, 24
 
 
 @pytest.fixture
-def alone() -> Iterator[None]:
+def isolated_network() -> Iterator[None]:
     with network_namespace():
         yield
 
 
 @asynccontextmanager
-async def secured(
+async def run_tls_cluster(
     directory: Path, mariadb: MariaDb, signing: SessionCertificate
 ) -> AsyncIterator[tuple[LocalCluster, Any]]:
-    """Three nodes between which sessions move, with TLS for who wants it; and what clients trust."""
+    """Run three nodes with session migration and optional client TLS; yield also the clients' TLS context."""
     certificates = PemFiles.create(directory / "certificates")
-    shown = {"cert": str(certificates.cert), "key": str(certificates.key)}
+    certificate_files = {"cert": str(certificates.cert), "key": str(certificates.key)}
     settings = {
         "tls": {
-            "client": {"mode": "optional", **shown},
+            "client": {"mode": "optional", **certificate_files},
             "backend": {"mode": "required", "ca": str(certificates.ca), "verify": "full"},
         }
     }
@@ -68,39 +68,40 @@ async def secured(
         *signing.arguments,
         *certificates.arguments(),
     )
-    trusting = ssl.create_default_context(cafile=str(certificates.ca))
+    tls_context = ssl.create_default_context(cafile=str(certificates.ca))
     async with run_cluster(
         directory / "cluster", mariadb, nodes=3, arguments=arguments, settings=settings
-    ) as stack:
-        yield stack, trusting
+    ) as cluster:
+        yield cluster, tls_context
 
 
-@pytest.mark.usefixtures("alone")
-async def test_two_in_a_row_cut_no_session_and_turn_nobody_away(
+@pytest.mark.usefixtures("isolated_network")
+async def test_consecutive_replacements_keep_all_sessions(
     tmp_path: Path, mariadb: MariaDb, signing: SessionCertificate
 ) -> None:
     async with (
-        secured(tmp_path, mariadb, signing) as (stack, trusting),
-        make_supervised_envoy(stack, "envoy-b").supervised() as second,
-        make_supervised_envoy(stack, "envoy-c").supervised() as third,
-        run_working_sessions(stack.sql_port, SESSIONS, trusting) as (sessions, tasks),
-        connect_repeatedly(stack.sql_port, KNOCKING) as knocks,
+        run_tls_cluster(tmp_path, mariadb, signing) as (cluster, tls_context),
+        make_supervised_envoy(cluster, "envoy-b").supervised() as second,
+        make_supervised_envoy(cluster, "envoy-c").supervised() as third,
+        run_working_sessions(cluster.sql_port, SESSIONS, tls_context) as (sessions, tasks),
+        connect_repeatedly(cluster.sql_port, CONNECTING_CLIENTS) as connections,
     ):
-        old, new = first_admin_address(stack), second
+        old, new = first_admin_address(cluster), second
         command = await start_replacement(
-            stack, old, new.admin, "--start", new.command("start"), "--undo", new.command("stop"), "--json"
+            cluster, old, new.admin, "--start", new.command("start"), "--undo", new.command("stop"), "--json"
         )
-        await wait_until(lambda: _stopped(old), 60)
-        greeted = knocks.greeted
-        before = [session.answers for session in sessions]
-        # They are served on by the old one, and move between nodes, while the new one takes all that come.
-        node = max((await stack.nodes()).values(), key=lambda each: int(each["sessions"] or 0))["address"]
-        (await stack.api.post(f"/v1/nodes/{node}/drain")).raise_for_status()
-        await stack.wait_until(lambda: _is(stack, node, "drained"), f"{node} to be left", 60)
-        await wait_until(lambda: knocks.greeted > greeted + 1000, 60)
-        assert all(now.answers > had for now, had in zip(sessions, before, strict=True))
+        await wait_until(lambda: _has_stopped_accepting(old), 60)
+        greeted = connections.greeted
+        responses_before = [session.answers for session in sessions]
+        # The old Envoy still serves its sessions and migrates them, while the new one accepts all new ones.
+        nodes = (await cluster.nodes()).values()
+        node = max(nodes, key=lambda status: int(status["sessions"] or 0))["address"]
+        (await cluster.api.post(f"/v1/nodes/{node}/drain")).raise_for_status()
+        await cluster.wait_until(lambda: _is_in_state(cluster, node, "drained"), f"{node} to be left", 60)
+        await wait_until(lambda: connections.greeted > greeted + 1000, 60)
+        assert all(session.answers > count for session, count in zip(sessions, responses_before, strict=True))
         expect_no_failures(tasks)
-        assert command.returncode is None  # it waits for them
+        assert command.returncode is None  # it waits for the sessions
         for session in sessions:
             session.stop()
         async with asyncio.timeout(30):
@@ -110,20 +111,22 @@ async def test_two_in_a_row_cut_no_session_and_turn_nobody_away(
         assert err == ""
         steps = [json.loads(line) for line in out.splitlines()]
         assert [steps[0]["step"], steps[-1]["step"]] == ["check", "done"]
-        left = [step["sessions"] for step in steps if step["step"] == "watch"]
-        assert left[0] >= SESSIONS
-        assert left[-1] == 0
+        sessions_left = [step["sessions"] for step in steps if step["step"] == "watch"]
+        assert sessions_left[0] >= SESSIONS
+        assert sessions_left[-1] == 0
         assert not any("caution" in step for step in steps)
-        # It has told the control plane, so nothing waits for what the old one may have had.
-        assert set(await get_envoys(stack)) == {"envoy-b"}
-        (await stack.api.post(f"/v1/nodes/{node}/undrain")).raise_for_status()
-        await stack.wait_until(lambda: _is(stack, node, "active"), f"{node} in service")
-        (await stack.api.post(f"/v1/nodes/{node}/drain")).raise_for_status()
-        await stack.wait_until(lambda: _is(stack, node, "drained"), f"{node} to be left again", 30)
+        # The command has removed the old Envoy from the control plane, so no drain waits for its sessions.
+        assert set(await get_envoys(cluster)) == {"envoy-b"}
+        (await cluster.api.post(f"/v1/nodes/{node}/undrain")).raise_for_status()
+        await cluster.wait_until(lambda: _is_in_state(cluster, node, "active"), f"{node} in service")
+        (await cluster.api.post(f"/v1/nodes/{node}/drain")).raise_for_status()
+        await cluster.wait_until(
+            lambda: _is_in_state(cluster, node, "drained"), f"{node} to be left again", 30
+        )
         assert await accepts_sessions(old) is None
 
-        again = await run_replacement(
-            stack,
+        repeated = await run_replacement(
+            cluster,
             second.admin,
             third.admin,
             "--start",
@@ -131,29 +134,28 @@ async def test_two_in_a_row_cut_no_session_and_turn_nobody_away(
             "--stop",
             second.command("stop"),
         )
-        assert again.exit_code == 0, again.stderr
-        assert set(await get_envoys(stack)) == {"envoy-c"}
-        greeted = knocks.greeted
-        await wait_until(lambda: knocks.greeted > greeted + 500, 60)
-        # All was done already.
-        idle = await run_replacement(stack, second.admin, third.admin)
-        assert (idle.exit_code, "nothing to do" in idle.stdout) == (0, True)
-    assert (knocks.failures, knocks.greeted > 3000) == ([], True)
+        assert repeated.exit_code == 0, repeated.stderr
+        assert set(await get_envoys(cluster)) == {"envoy-c"}
+        greeted = connections.greeted
+        await wait_until(lambda: connections.greeted > greeted + 500, 60)
+        finished = await run_replacement(cluster, second.admin, third.admin)
+        assert (finished.exit_code, "nothing to do" in finished.stdout) == (0, True)
+    assert (connections.failures, connections.greeted > 3000) == ([], True)
 
 
-async def _stopped(admin: str) -> bool:
+async def _has_stopped_accepting(admin: str) -> bool:
     return await accepts_sessions(admin) is False
 
 
-async def _is(stack: LocalCluster, node: str, state: str) -> bool:
-    return (await stack.states()).get(node) == state
+async def _is_in_state(cluster: LocalCluster, node: str, state: str) -> bool:
+    return (await cluster.states()).get(node) == state
 
 
 @pytest.fixture
-async def plain(tmp_path: Path, mariadb: MariaDb) -> AsyncIterator[LocalCluster]:
-    """One node, one Envoy with the module."""
-    async with run_cluster(tmp_path / "cluster", mariadb) as stack:
-        yield stack
+async def one_node_cluster(tmp_path: Path, mariadb: MariaDb) -> AsyncIterator[LocalCluster]:
+    """A cluster with one node and one Envoy with the module."""
+    async with run_cluster(tmp_path / "cluster", mariadb) as cluster:
+        yield cluster
 
 
 _SYSTEMCTL = """#!/bin/sh
@@ -170,9 +172,9 @@ esac
 """
 
 
-@pytest.mark.usefixtures("alone")
-async def test_the_script_for_systemd_goes_to_and_fro(tmp_path: Path, mariadb: MariaDb) -> None:
-    """With a stand-in for systemd. The ports that the script names are free in a network of one's own."""
+@pytest.mark.usefixtures("isolated_network")
+async def test_systemd_script_alternates_between_two_envoys(tmp_path: Path, mariadb: MariaDb) -> None:
+    """Uses a fake systemctl. The script's fixed ports are free in an isolated network namespace."""
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "systemctl").write_text(_SYSTEMCTL)
@@ -180,18 +182,18 @@ async def test_the_script_for_systemd_goes_to_and_fro(tmp_path: Path, mariadb: M
     (programs / "tidevoy").symlink_to(TIDEVOY)
     script = Path(__file__).parents[3] / "deploy" / "systemd" / "tidevoy-recycle"
     async with (
-        run_cluster(tmp_path / "cluster", mariadb) as stack,
-        make_supervised_envoy(stack, "envoy-a", admin="127.0.0.1:9901").supervised() as one,
-        make_supervised_envoy(stack, "envoy-b", admin="127.0.0.1:9902").supervised() as other,
+        run_cluster(tmp_path / "cluster", mariadb) as cluster,
+        make_supervised_envoy(cluster, "envoy-a", admin="127.0.0.1:9901").supervised() as envoy_a,
+        make_supervised_envoy(cluster, "envoy-b", admin="127.0.0.1:9902").supervised() as envoy_b,
     ):
         environ = {
             **os.environ,
             "PATH": f"{programs}:{os.environ['PATH']}",
-            "CLUSTER": str(stack.directory),
-            "TIDEVOY_URL": stack.control_plane.api_url,
+            "CLUSTER": str(cluster.directory),
+            "TIDEVOY_URL": cluster.control_plane.api_url,
         }
 
-        async def ran(*arguments: str) -> tuple[int | None, str]:
+        async def run_script(*arguments: str) -> tuple[int | None, str]:
             child = await asyncio.create_subprocess_exec(
                 str(script),
                 *arguments,
@@ -199,185 +201,199 @@ async def test_the_script_for_systemd_goes_to_and_fro(tmp_path: Path, mariadb: M
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
             )
-            said, _ = await child.communicate()
-            return child.returncode, said.decode()
+            output, _ = await child.communicate()
+            return child.returncode, output.decode()
 
         def enabled() -> set[str]:
-            return {file.stem for file in stack.directory.glob("*.enabled")}
+            return {file.stem for file in cluster.directory.glob("*.enabled")}
 
-        code, said = await ran()
-        assert (code, "enable the one that serves" in said) == (2, True)
+        code, output = await run_script()
+        assert (code, "enable the one that serves" in output) == (2, True)
         for verb in ("start", "enable"):
             await (
                 await asyncio.create_subprocess_exec(
                     programs / "systemctl", verb, "tidevoy-envoy@a", env=environ
                 )
             ).wait()
-        await wait_until(lambda: is_up_to_date(stack, "envoy-a"))
-        code, said = await ran("--dry-run")
-        assert (code, enabled(), other.start_count) == (0, {"envoy-a"}, 0), said
-        for serves, name in ((other, "envoy-b"), (one, "envoy-a")):
-            code, said = await ran("--deadline", "30")
-            assert (code, enabled()) == (0, {name}), said
-            assert await accepts_sessions(serves.admin) is True
-        assert await accepts_sessions(other.admin) is None
+        await wait_until(lambda: is_up_to_date(cluster, "envoy-a"))
+        code, output = await run_script("--dry-run")
+        assert (code, enabled(), envoy_b.start_count) == (0, {"envoy-a"}, 0), output
+        for new_envoy, name in ((envoy_b, "envoy-b"), (envoy_a, "envoy-a")):
+            code, output = await run_script("--deadline", "30")
+            assert (code, enabled()) == (0, {name}), output
+            assert await accepts_sessions(new_envoy.admin) is True
+        assert await accepts_sessions(envoy_b.admin) is None
 
 
-async def test_what_is_left_at_the_deadline_is_kept_or_cut(plain: LocalCluster) -> None:
-    old = first_admin_address(plain)
+async def test_deadline_keeps_or_cuts_remaining_sessions(one_node_cluster: LocalCluster) -> None:
+    old = first_admin_address(one_node_cluster)
     async with (
-        make_supervised_envoy(plain, "envoy-b").supervised() as new,
-        counting_client(plain.sql_port) as stays,
+        make_supervised_envoy(one_node_cluster, "envoy-b").supervised() as new,
+        counting_client(one_node_cluster.sql_port) as client,
     ):
-        assert error_code(await stays.log_in()) == 0
+        assert error_code(await client.log_in()) == 0
         start = ("--start", new.command("start"), "--deadline", "1")
-        rehearsed = await run_replacement(plain, old, new.admin, *start, "--dry-run")
-        assert rehearsed.exit_code == 0
-        assert [line.split()[1] for line in rehearsed.stdout.splitlines()] == [
-            *("start", "wait", "let", "wait", "leave", "end", "tell"),
+        dry_run = await run_replacement(one_node_cluster, old, new.admin, *start, "--dry-run")
+        assert dry_run.exit_code == 0
+        assert [line.split()[1] for line in dry_run.stdout.splitlines()] == [
+            *("start", "wait", "make", "wait", "keep", "stop", "remove"),
         ]
         assert (new.start_count, await accepts_sessions(old)) == (0, True)
 
-        kept = await run_replacement(plain, old, new.admin, *start)
+        kept = await run_replacement(one_node_cluster, old, new.admin, *start)
         assert kept.exit_code == 1
-        assert "envoy-1 still has sessions (1); they go on, and no new ones come" in kept.stderr
-        assert error_code(await stays.query("do 1")) == 0
+        assert "envoy-1 still has sessions (1); they stay open, and no new ones start" in kept.stderr
+        assert error_code(await client.query("do 1")) == 0
         assert await accepts_sessions(old) is False
 
-        # Ctrl-C, and on again.
-        waiting = await start_replacement(plain, old, new.admin, "--json")
+        # Ctrl-C, then another run.
+        waiting = await start_replacement(one_node_cluster, old, new.admin, "--json")
         assert waiting.stdout is not None
         while json.loads(await waiting.stdout.readline())["step"] != "watch":
             pass
         waiting.send_signal(signal.SIGINT)
         _, err = await waiting.communicate()
-        assert (waiting.returncode, b"run it again to go on" in err) == (1, True)
-        assert error_code(await stays.query("do 1")) == 0
+        assert (waiting.returncode, b"run the command again to continue" in err) == (1, True)
+        assert error_code(await client.query("do 1")) == 0
 
-        swapped = await run_replacement(plain, new.admin, old)
-        assert (swapped.exit_code, "if the two are not swapped" in swapped.stderr) == (1, True)
+        swapped = await run_replacement(one_node_cluster, new.admin, old)
+        assert (swapped.exit_code, "--old-admin and --new-admin are not swapped" in swapped.stderr) == (
+            1,
+            True,
+        )
         assert await accepts_sessions(new.admin) is True
 
-        cut = await run_replacement(plain, old, new.admin, "--deadline", "0", "--on-deadline", "cut")
+        cut = await run_replacement(
+            one_node_cluster, old, new.admin, "--deadline", "0", "--on-deadline", "cut"
+        )
         assert cut.exit_code == 0, cut.stderr
-        assert await stays.read_to_end() == b""
+        assert await client.read_to_end() == b""
         assert await accepts_sessions(old) is None
-        assert await plain.envoy.process.wait() == 0
-        assert (new.start_count, set(await get_envoys(plain))) == (1, {"envoy-b"})
+        assert await one_node_cluster.envoy.process.wait() == 0
+        assert (new.start_count, set(await get_envoys(one_node_cluster))) == (1, {"envoy-b"})
 
 
-async def test_an_envoy_that_cannot_take_over_leaves_the_old_one_serving(
-    plain: LocalCluster, tmp_path: Path
+async def test_failed_takeover_leaves_the_old_envoy_serving(
+    one_node_cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    old, brief = first_admin_address(plain), ("--start-timeout", "6")
+    old, timeout = first_admin_address(one_node_cluster), ("--start-timeout", "6")
 
-    async def serves_on() -> None:
+    async def expect_old_envoy_serves() -> None:
         assert await accepts_sessions(old) is True
-        async with counting_client(plain.sql_port) as another:
-            assert error_code(await another.log_in()) == 0
+        async with counting_client(one_node_cluster.sql_port) as new_client:
+            assert error_code(await new_client.log_in()) == 0
 
-    async with counting_client(plain.sql_port) as stays:
-        assert error_code(await stays.log_in()) == 0
+    async with counting_client(one_node_cluster.sql_port) as client:
+        assert error_code(await client.log_in()) == 0
 
-        # A bootstrap that Envoy does not take: it ends at once, and says why.
-        wrong = tmp_path / "wrong.yaml"
-        wrong.write_text("static_resources: {listeners: 7}")
-        nobody = f"127.0.0.1:{plain.ports.allocate()}"
-        command = f"{plain.envoy.command()[0]} --disable-hot-restart -c {wrong}"
-        refused = await run_replacement(plain, old, nobody, "--start", command, *brief)
-        assert refused.exit_code == 1
-        assert "returned 1" in refused.stderr
-        assert "static_resources" in refused.stderr
-        assert "envoy-1 serves on, and the new Envoy is ended again" in refused.stderr
-        await serves_on()
+        # An invalid bootstrap: the new Envoy exits at once and prints the reason.
+        invalid = tmp_path / "invalid.yaml"
+        invalid.write_text("static_resources: {listeners: 7}")
+        unused_admin = f"127.0.0.1:{one_node_cluster.ports.allocate()}"
+        command = f"{one_node_cluster.envoy.command()[0]} --disable-hot-restart -c {invalid}"
+        result = await run_replacement(one_node_cluster, old, unused_admin, "--start", command, *timeout)
+        assert result.exit_code == 1
+        assert "returned 1" in result.stderr
+        assert "static_resources" in result.stderr
+        assert "envoy-1 keeps serving, and the new Envoy is stopped again" in result.stderr
+        await expect_old_envoy_serves()
 
-        # A command that is none, and one that returns while nobody comes.
-        for absent, why in (("/no/such/envoy", "cannot be run"), ("true", "still to come is not known")):
-            none = await run_replacement(plain, old, nobody, "--start", absent, "--start-timeout", "1")
-            assert (none.exit_code, why in none.stderr, "envoy-1 serves on" in none.stderr) == (1, True, True)
-        await serves_on()
+        # A command that does not exist, and one that returns without starting an Envoy.
+        for start, reason in (("/no/such/envoy", "cannot be run"), ("true", "the new Envoy may still start")):
+            result = await run_replacement(
+                one_node_cluster, old, unused_admin, "--start", start, "--start-timeout", "1"
+            )
+            assert result.exit_code == 1
+            assert reason in result.stderr
+            assert "envoy-1 keeps serving" in result.stderr
+        await expect_old_envoy_serves()
 
-        # Not started, and nobody is to start it.
-        alone = await run_replacement(plain, old, nobody)
-        assert (alone.exit_code, "start the new one first" in alone.stderr) == (1, True)
+        # No new Envoy, and no command to start one.
+        result = await run_replacement(one_node_cluster, old, unused_admin)
+        assert (result.exit_code, "start the new Envoy first" in result.stderr) == (1, True)
 
         # A module of another version: it would serve, but without the module.
         claims = ('"tidevoy.module": "99.0.0" # "', '"tidevoy.module": "')
-        async with make_supervised_envoy(plain, "envoy-old-module", claims).supervised() as unfit:
-            worse = await run_replacement(plain, old, unfit.admin, "--start", unfit.command("start"), *brief)
-            assert worse.exit_code == 1
-            assert "its module is version 99.0.0" in worse.stderr
-            assert "envoy-1 serves on, and the new Envoy is ended again" in worse.stderr
-            assert await accepts_sessions(unfit.admin) is None
-        await serves_on()
+        async with make_supervised_envoy(one_node_cluster, "envoy-old-module", claims).supervised() as new:
+            result = await run_replacement(
+                one_node_cluster, old, new.admin, "--start", new.command("start"), *timeout
+            )
+            assert result.exit_code == 1
+            assert "its module is version 99.0.0" in result.stderr
+            assert "envoy-1 keeps serving, and the new Envoy is stopped again" in result.stderr
+            assert await accepts_sessions(new.admin) is None
+        await expect_old_envoy_serves()
 
         # The same id: the control plane could not tell the two apart.
-        async with make_supervised_envoy(plain, "envoy-1").supervised() as twin:
-            same = await run_replacement(
-                plain,
+        async with make_supervised_envoy(one_node_cluster, "envoy-1").supervised() as twin:
+            result = await run_replacement(
+                one_node_cluster,
                 old,
                 twin.admin,
                 "--start",
                 twin.command("start"),
                 "--undo",
                 twin.command("stop"),
-                *brief,
+                *timeout,
             )
-            assert (
-                same.exit_code,
-                "both admin ports are of an Envoy with the id envoy-1" in same.stderr,
-            ) == (
-                1,
-                True,
-            )
+            assert result.exit_code == 1
+            assert "both admin ports belong to an Envoy with the id envoy-1" in result.stderr
             assert await accepts_sessions(twin.admin) is None
-        await serves_on()
+        await expect_old_envoy_serves()
 
-        # Nobody publishes to it.
-        lost = (str(plain.ports.allocate()), str(plain.advertised.xds))
-        async with make_supervised_envoy(plain, "envoy-stray", lost).supervised() as away:
-            unheard = await run_replacement(plain, old, away.admin, "--start", away.command("start"), *brief)
-            assert unheard.exit_code == 1
-            assert "is not connected to the control plane" in unheard.stderr
-        await serves_on()
+        # Its xDS address is wrong, so it never connects to the control plane.
+        wrong_xds = (str(one_node_cluster.ports.allocate()), str(one_node_cluster.advertised.xds))
+        async with make_supervised_envoy(one_node_cluster, "envoy-stray", wrong_xds).supervised() as new:
+            result = await run_replacement(
+                one_node_cluster, old, new.admin, "--start", new.command("start"), *timeout
+            )
+            assert result.exit_code == 1
+            assert "is not connected to the control plane" in result.stderr
+        await expect_old_envoy_serves()
 
-        # Without the control plane nothing can be checked, and so nothing is begun.
-        async with make_supervised_envoy(plain, "envoy-late").supervised() as late:
-            await plain.control_plane.terminate()
-            blind = await run_replacement(plain, old, late.admin, "--start", late.command("start"), *brief)
-            assert (blind.exit_code, late.start_count) == (1, 0)
-            assert "does not answer" in blind.stderr
-        assert error_code(await stays.query("do 1")) == 0
-        await plain.control_plane.launch()
-        await serves_on()
+        # Without the control plane no check is possible, so the new Envoy is not started.
+        async with make_supervised_envoy(one_node_cluster, "envoy-late").supervised() as new:
+            await one_node_cluster.control_plane.terminate()
+            result = await run_replacement(
+                one_node_cluster, old, new.admin, "--start", new.command("start"), *timeout
+            )
+            assert (result.exit_code, new.start_count) == (1, 0)
+            assert "does not answer" in result.stderr
+        assert error_code(await client.query("do 1")) == 0
+        await one_node_cluster.control_plane.launch()
+        await expect_old_envoy_serves()
 
 
-async def test_settings_for_new_envoys_come_with_a_recycle(plain: LocalCluster) -> None:
-    for envoy, why in (
-        ("envoy-1", "is connected, so it has not ended"),
+async def test_replacement_applies_settings_for_new_envoys(one_node_cluster: LocalCluster) -> None:
+    for envoy, reason in (
+        ("envoy-1", "is connected, so it is still running"),
         ("no/such envoy", "no Envoy has the id"),
     ):
-        refused = await run_tidevoy(plain.control_plane.api_url, "envoys", "forget", envoy)
-        assert (refused.exit_code, why in refused.stderr) == (1, True), refused.stderr
-    changed = await reload_settings(plain, backend={"connect_timeout": 2})
+        rejected = await run_tidevoy(one_node_cluster.control_plane.api_url, "envoys", "forget", envoy)
+        assert (rejected.exit_code, reason in rejected.stderr) == (1, True), rejected.stderr
+    changed = await reload_settings(one_node_cluster, backend={"connect_timeout": 2})
     assert changed["new_envoys"] == ["backend.connect_timeout"]
 
     async def outdated(envoy: str) -> list[str]:
-        return (await get_envoys(plain))[envoy]["outdated"]  # type: ignore[no-any-return]
+        return (await get_envoys(one_node_cluster))[envoy]["outdated"]  # type: ignore[no-any-return]
 
-    await wait_until(lambda: _some(outdated("envoy-1")))
-    shown = await run_tidevoy(plain.control_plane.api_url, "envoys")
-    assert "`tidevoy envoys recycle` on its machine applies them and cuts no session" in shown.stderr
-    async with make_supervised_envoy(plain, "envoy-b").supervised() as new:
-        done = await run_replacement(
-            plain, first_admin_address(plain), new.admin, "--start", new.command("start")
+    await wait_until(lambda: _is_not_empty(outdated("envoy-1")))
+    envoys = await run_tidevoy(one_node_cluster.control_plane.api_url, "envoys")
+    assert "`tidevoy envoys recycle` on its machine applies them without cutting a session" in envoys.stderr
+    async with make_supervised_envoy(one_node_cluster, "envoy-b").supervised() as new:
+        result = await run_replacement(
+            one_node_cluster,
+            first_admin_address(one_node_cluster),
+            new.admin,
+            "--start",
+            new.command("start"),
         )
-        assert done.exit_code == 0, done.stderr
-        assert await is_up_to_date(plain, "envoy-b")
+        assert result.exit_code == 0, result.stderr
+        assert await is_up_to_date(one_node_cluster, "envoy-b")
         assert await outdated("envoy-b") == []
-        shown = await run_tidevoy(plain.control_plane.api_url, "envoys")
-        assert (shown.exit_code, shown.stderr) == (0, "")
+        envoys = await run_tidevoy(one_node_cluster.control_plane.api_url, "envoys")
+        assert (envoys.exit_code, envoys.stderr) == (0, "")
 
 
-async def _some(listed: Any) -> bool:
-    return bool(await listed)
+async def _is_not_empty(items: Any) -> bool:
+    return bool(await items)

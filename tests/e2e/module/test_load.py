@@ -1,6 +1,6 @@
-"""What goes straight through Envoy and the module arrives: every byte, at its own client, without a stall.
+"""Direct forwarding under load: every byte reaches its own client, without a stall.
 
-Two workers and two real MariaDB servers. `make soak` does the same many more times, and prints what it found.
+Two workers and two real MariaDB servers. `make soak` runs the same with larger counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sandbox.mariadb import MariaDb
 from tests.support.module.envoy import ModuleEnvoy, run_envoy
 
 SOAK = "TIDEVOY_SOAK"
-"""The environment variable that makes the counts large."""
+"""The environment variable that selects the large counts."""
 
 # The first build of the client takes minutes, and so does a soak.
 pytestmark = [pytest.mark.ahead("tests.support.load.build_load_client"), pytest.mark.timeout(3600)]
@@ -30,27 +30,27 @@ STATES = ("login", "idle", "busy", "transaction", "opaque")
 
 
 @dataclass(frozen=True)
-class Counts:
-    """How much is tried."""
+class LoadSize:
+    """The size of a run."""
 
     sessions: int = 5_000
     statements: int = 20_000
     readers: int = 20
 
 
-COUNTS = Counts(sessions=100_000, statements=1_000_000, readers=40) if os.environ.get(SOAK) else Counts()
-RESULT = 10 << 20  # bytes
+LOAD = LoadSize(sessions=100_000, statements=1_000_000, readers=40) if os.environ.get(SOAK) else LoadSize()
+RESULT_BYTES = 10 << 20  # bytes
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def second(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MariaDb]:
+async def second_mariadb(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MariaDb]:
     async with MariaDb.start(tmp_path_factory.mktemp("second")) as server:
         yield server
 
 
 @pytest.fixture
-def nodes(mariadb: MariaDb, second: MariaDb) -> list[str]:
-    return [f"127.0.0.1:{server.port}" for server in (mariadb, second)]
+def nodes(mariadb: MariaDb, second_mariadb: MariaDb) -> list[str]:
+    return [f"127.0.0.1:{server.port}" for server in (mariadb, second_mariadb)]
 
 
 @pytest.fixture
@@ -64,10 +64,12 @@ async def client(tmp_path: Path) -> LoadClient:
     return await LoadClient.create(tmp_path)
 
 
-async def shows(what: str, found: LoadClientResult, proxy: ModuleEnvoy, nodes: Sequence[str]) -> Metrics:
-    """Prints what was found, which must be nothing wrong; what the module has counted when all have left."""
-    print(f"\n{what}: {json.dumps(dict(found.figures))}")
-    assert (found.errors, found.error_text) == (0, "")
+async def check_results(
+    mode: str, result: LoadClientResult, proxy: ModuleEnvoy, nodes: Sequence[str]
+) -> Metrics:
+    """Print the results and check that there are no errors. Return the metrics after the last session."""
+    print(f"\n{mode}: {json.dumps(dict(result.figures))}")
+    assert (result.errors, result.error_text) == (0, "")
     await proxy.wait_for_metrics({("sessions", node, state): 0 for node in nodes for state in STATES})
     metrics = await proxy.metrics()
     assert all(metrics["logins", (node,)] > 0 for node in nodes)
@@ -75,37 +77,37 @@ async def shows(what: str, found: LoadClientResult, proxy: ModuleEnvoy, nodes: S
 
 
 def total(metrics: Metrics, name: str, label: str) -> int:
-    """Of all nodes, where the series has this label."""
+    """Return the sum over all nodes of the series with this label."""
     return sum(value for (series, labels), value in metrics.items() if series == name and label in labels)
 
 
-async def test_no_session_sees_a_byte_of_another(
+async def test_no_session_receives_bytes_of_another(
     client: LoadClient, proxy: ModuleEnvoy, nodes: list[str]
 ) -> None:
-    found = await client.nonce(proxy.port, sessions=COUNTS.sessions, parallel=64, seconds=1800)
-    await shows("nonce", found, proxy, nodes)
-    assert found.figures["sessions"] == COUNTS.sessions
-    assert found.figures["answers"] > COUNTS.sessions
-    assert found.figures["cut"] > COUNTS.sessions // 5
+    result = await client.nonce(proxy.port, sessions=LOAD.sessions, parallel=64, seconds=1800)
+    await check_results("nonce", result, proxy, nodes)
+    assert result.figures["sessions"] == LOAD.sessions
+    assert result.figures["answers"] > LOAD.sessions
+    assert result.figures["cut"] > LOAD.sessions // 5
 
 
-async def test_no_packet_is_left_lying_wherever_it_is_cut(
+async def test_packets_cut_anywhere_are_forwarded_without_a_stall(
     client: LoadClient, proxy: ModuleEnvoy, nodes: list[str]
 ) -> None:
-    found = await client.gaps(proxy.port, statements=COUNTS.statements, connections=16, seconds=1800)
-    metrics = await shows("gaps", found, proxy, nodes)
-    statements = found.figures["statements"]
-    assert found.figures["stalls"] == 0
-    assert statements >= COUNTS.statements
-    # Not one command is missed where it goes past the module, nor a byte: MariaDB's OK packet has 11.
+    result = await client.gaps(proxy.port, statements=LOAD.statements, connections=16, seconds=1800)
+    metrics = await check_results("gaps", result, proxy, nodes)
+    statements = result.figures["statements"]
+    assert result.figures["stalls"] == 0
+    assert statements >= LOAD.statements
+    # The module counts every command and every byte; MariaDB's OK packet has 11 bytes.
     assert total(metrics, "commands", "ping") + total(metrics, "commands", "query") == statements
     assert total(metrics, "bytes", "to_client") == 11 * statements
 
 
-async def test_who_reads_slowly_gets_all_in_order(
+async def test_slow_readers_receive_everything_in_order(
     client: LoadClient, proxy: ModuleEnvoy, nodes: list[str]
 ) -> None:
-    found = await client.slow(proxy.port, connections=COUNTS.readers, size=RESULT, seconds=1800)
-    await shows("slow", found, proxy, nodes)
-    rows = RESULT // 1024
-    assert found.figures["bytes"] == COUNTS.readers * rows * 1027
+    result = await client.slow(proxy.port, connections=LOAD.readers, size=RESULT_BYTES, seconds=1800)
+    await check_results("slow", result, proxy, nodes)
+    rows = RESULT_BYTES // 1024
+    assert result.figures["bytes"] == LOAD.readers * rows * 1027

@@ -1,4 +1,4 @@
-"""The module under attack: garbage, a storm of logins that come to nothing, certificates that never stay."""
+"""The module under attack: malformed traffic, a storm of aborted logins, and ever changing certificates."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from tests.support.module.envoy import ModuleEnvoy, run_envoy
 pytestmark = pytest.mark.timeout(300)
 
 WORKERS = 2
-# Two Envoys, with and without TLS; each gets so many conversations, after others to warm up.
+# Two Envoys, with and without TLS; each gets this many conversations after the warm-up.
 WARM_UP = 1000
 CONVERSATIONS = 5000
 LOGIN_TIMEOUT = 5  # seconds
-# Envoy's allocator is the module's too, so `allocated` sees every byte that either of them forgot. Two looks
-# at a quiet Envoy differ by less than 300 KiB: caches of threads, stats that were used for the first time,
-# buffers of the sessions that go on. A leak of 200 bytes a conversation would be 1 MiB. What is resident also
-# has what the allocator keeps for later, which depends on how much was in flight at once: it shows the gross.
+# The module uses Envoy's allocator, so `allocated` includes every byte that either of them leaks. Two
+# measurements of a quiet Envoy differ by less than 300 KiB: caches of threads, stats that were used for the
+# first time, buffers of the remaining sessions. A leak of 200 bytes per conversation would be 1 MiB.
+# Resident memory also includes what the allocator keeps for reuse, which depends on the peak: it shows
+# only gross leaks.
 ALLOCATED_TOLERANCE = 1 * MIB
 RESIDENT_TOLERANCE = 24 * MIB
 
@@ -42,56 +43,56 @@ LOGIN_RATE = 1000.0
 ROTATIONS = 100
 
 
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 def growth(before: EnvoyUsage, after: EnvoyUsage, count: int) -> str:
-    """By how much the memory grew, also for each of `count` conversations."""
+    """Return how much the memory grew, in total and for each of `count` conversations, as text."""
     allocated, resident = (
         after.allocated_bytes - before.allocated_bytes,
         after.resident_bytes - before.resident_bytes,
     )
     return (
-        f"memory: allocated {allocated / 1024:+.0f} KiB ({allocated / count:+.1f} B a conversation), resident"
-        f" {resident / MIB:+.1f} MiB (tolerated: {ALLOCATED_TOLERANCE / 1024:.0f} KiB,"
+        f"memory: allocated {allocated / 1024:+.0f} KiB ({allocated / count:+.1f} B per conversation),"
+        f" resident {resident / MIB:+.1f} MiB (tolerated: {ALLOCATED_TOLERANCE / 1024:.0f} KiB,"
         f" {RESIDENT_TOLERANCE / MIB:.0f} MiB)"
     )
 
 
 def assert_flat(before: EnvoyUsage, after: EnvoyUsage) -> None:
-    """The memory is back to where it was."""
+    """Check that the memory is back to its level before."""
     assert after.allocated_bytes - before.allocated_bytes <= ALLOCATED_TOLERANCE, (before, after)
     assert after.resident_bytes - before.resident_bytes <= RESIDENT_TOLERANCE, (before, after)
 
 
-def serving(
-    directory: Path, nodes: list[str], parts: ModuleConfig
+def run_workers(
+    directory: Path, nodes: list[str], config: ModuleConfig
 ) -> AbstractAsyncContextManager[ModuleEnvoy]:
-    """An Envoy of some workers. That it still runs at the end, and no hook has panicked, is checked there."""
-    return run_envoy(directory / "envoy", nodes, parts, workers=WORKERS)
+    """Run an Envoy with several workers. run_envoy checks at the end that no hook has panicked."""
+    return run_envoy(directory / "envoy", nodes, config, workers=WORKERS)
 
 
-async def counted(envoy: ModuleEnvoy) -> tuple[int, int]:
-    """Logins that succeeded and that did not, as the module counted them."""
+async def count_logins(envoy: ModuleEnvoy) -> tuple[int, int]:
+    """Return the logins that succeeded and that failed, as the module counted them."""
     stats = await envoy.stats(r"^tidevoy\.login")
     logins = sum(value for name, value in stats.items() if name.startswith("tidevoy.logins."))
     return logins, sum(stats.values()) - logins
 
 
 @pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Say:
-    """Print a line although all goes well."""
+def print_line(capsys: pytest.CaptureFixture[str]) -> PrintLine:
+    """Yield a function that prints a line even if the test passes."""
 
-    def line(text: str) -> None:
+    def print_text(text: str) -> None:
         with capsys.disabled():
             print(f"\n  {text}", flush=True)
 
-    return line
+    return print_text
 
 
 @pytest.fixture
-def harmless_user(mariadb: MariaDb, database: str) -> Iterator[None]:
-    """The account that misbehaves: mutated commands must not end the server or sessions of others."""
+def unprivileged_user(mariadb: MariaDb, database: str) -> Iterator[None]:
+    """Create the account of the hostile clients, which cannot stop the server or kill other sessions."""
     name = UNPRIVILEGED_USER
     with pymysql.connect(host="127.0.0.1", port=mariadb.port, user="root", autocommit=True) as root:
         root.query(f"create user {name}@'%'")
@@ -101,115 +102,125 @@ def harmless_user(mariadb: MariaDb, database: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("tls", ["disabled", "optional"])
-@pytest.mark.usefixtures("harmless_user")
-async def test_garbage_touches_nobody_else(tmp_path: Path, mariadb: MariaDb, tls: str, say: Say) -> None:
+@pytest.mark.usefixtures("unprivileged_user")
+async def test_malformed_traffic_affects_no_other_session(
+    tmp_path: Path, mariadb: MariaDb, tls: str, print_line: PrintLine
+) -> None:
     certificates = CertificateRotation(tmp_path / "tls")
-    offered = tls == "optional"
-    ways = [None, certificates.client_context()] if offered else [None]
-    settings = {"tls": tls, **(certificates.files if offered else {})}
+    with_tls = tls == "optional"
+    tls_contexts = [None, certificates.client_context()] if with_tls else [None]
+    settings = {"tls": tls, **(certificates.files if with_tls else {})}
     async with AsyncExitStack() as stack:
-        parts = ModuleConfig(client=settings, live={"login_timeout": LOGIN_TIMEOUT})
-        proxy = await stack.enter_async_context(serving(tmp_path, [f"127.0.0.1:{mariadb.port}"], parts))
+        config = ModuleConfig(client=settings, live={"login_timeout": LOGIN_TIMEOUT})
+        proxy = await stack.enter_async_context(run_workers(tmp_path, [f"127.0.0.1:{mariadb.port}"], config))
         idle = await measure_usage(proxy)
-        # Of the module's, for good, once a session of a worker has asked some statements.
+        # The module keeps a descriptor per worker once a session of this worker has run some statements.
         idle = replace(idle, descriptors=idle.descriptors + WORKERS)
-        residents = await stack.enter_async_context(run_well_behaved_clients(proxy.port, 16, tls=ways))
-        garbage = iter(ConversationGenerator(2026, tls=offered, login_timeout_seconds=LOGIN_TIMEOUT))
-        # A conversation that hangs outlives the login timeout by far.
-        patience = LOGIN_TIMEOUT + 60
-        async with run_well_behaved_clients(proxy.port, 2, tls=ways, one_query=True):
-            await run_hostile_clients(proxy.port, garbage, WARM_UP, patience)
-        before, quiet = await wait_for_usage(
+        long_sessions = await stack.enter_async_context(
+            run_well_behaved_clients(proxy.port, 16, tls=tls_contexts)
+        )
+        conversations = iter(ConversationGenerator(2026, tls=with_tls, login_timeout_seconds=LOGIN_TIMEOUT))
+        # Only a hanging conversation lasts this much longer than the login timeout.
+        timeout = LOGIN_TIMEOUT + 60
+        async with run_well_behaved_clients(proxy.port, 2, tls=tls_contexts, one_query=True):
+            await run_hostile_clients(proxy.port, conversations, WARM_UP, timeout)
+        before, is_quiet = await wait_for_usage(
             proxy, lambda now: now.client_connections == now.node_connections == now.session_count == 16
         )
-        assert quiet, before
+        assert is_quiet, before
 
-        began = time.monotonic()
-        async with run_well_behaved_clients(proxy.port, 2, tls=ways, one_query=True) as visitors:
-            spoils = await run_hostile_clients(proxy.port, garbage, CONVERSATIONS, patience)
-        seconds = time.monotonic() - began
-        after, same = await wait_for_usage(proxy, lambda now: now.is_within(before))
-        say(
-            f"TLS {tls}: {spoils.count} conversations in {seconds:.0f} s beside"
-            f" {residents.answers} checked answers and {visitors.answers} logins"
-            f"\n    kinds: {dict(spoils.count_by_kind)}\n    ends: {dict(spoils.count_by_end)}"
-            f"\n    before: {before}\n    after:  {after}\n    {growth(before, after, spoils.count)}"
+        started = time.monotonic()
+        async with run_well_behaved_clients(
+            proxy.port, 2, tls=tls_contexts, one_query=True
+        ) as short_sessions:
+            results = await run_hostile_clients(proxy.port, conversations, CONVERSATIONS, timeout)
+        seconds = time.monotonic() - started
+        after, is_same = await wait_for_usage(proxy, lambda now: now.is_within(before))
+        print_line(
+            f"TLS {tls}: {results.count} conversations in {seconds:.0f} s, with"
+            f" {long_sessions.answers} checked answers and {short_sessions.answers} logins"
+            f"\n    kinds: {dict(results.count_by_kind)}\n    ends: {dict(results.count_by_end)}"
+            f"\n    before: {before}\n    after:  {after}\n    {growth(before, after, results.count)}"
         )
-        assert spoils.hung == []
-        assert residents.failures == visitors.failures == []
-        assert same, f"before {before}, after {after}"
+        assert results.hung == []
+        assert long_sessions.failures == short_sessions.failures == []
+        assert is_same, f"before {before}, after {after}"
         assert_flat(before, after)
-        residents.is_stopping = True
-        gone, empty = await wait_for_usage(proxy, lambda now: now.is_within(idle))
-        assert empty, f"at first {idle}, at last {gone}"
+        long_sessions.is_stopping = True
+        final, is_empty = await wait_for_usage(proxy, lambda now: now.is_within(idle))
+        assert is_empty, f"at first {idle}, at last {final}"
 
 
 async def test_no_session_fails_while_certificates_are_rotated(
-    tmp_path: Path, mariadb: MariaDb, say: Say
+    tmp_path: Path, mariadb: MariaDb, print_line: PrintLine
 ) -> None:
     certificates = CertificateRotation(tmp_path / "tls")
-    trusting = certificates.client_context()
+    client_context = certificates.client_context()
     async with AsyncExitStack() as stack:
-        parts = ModuleConfig(client={"tls": "required", **certificates.files})
-        proxy = await stack.enter_async_context(serving(tmp_path, [f"127.0.0.1:{mariadb.port}"], parts))
-        old = await stack.enter_async_context(run_well_behaved_clients(proxy.port, 8, tls=[trusting]))
+        config = ModuleConfig(client={"tls": "required", **certificates.files})
+        proxy = await stack.enter_async_context(run_workers(tmp_path, [f"127.0.0.1:{mariadb.port}"], config))
+        old = await stack.enter_async_context(run_well_behaved_clients(proxy.port, 8, tls=[client_context]))
         short = await stack.enter_async_context(
-            run_well_behaved_clients(proxy.port, 4, tls=[trusting], one_query=True)
+            run_well_behaved_clients(proxy.port, 4, tls=[client_context], one_query=True)
         )
-        began = time.monotonic()
-        waits = []
+        started = time.monotonic()
+        delays = []
         for _ in range(ROTATIONS):
             certificates.rotate()
             rotated = time.monotonic()
-            await certificates.wait_until_served(proxy.port, trusting, 30.0)
-            waits.append(time.monotonic() - rotated)
-        seconds = time.monotonic() - began
-        answered = old.answers
+            await certificates.wait_until_served(proxy.port, client_context, 30.0)
+            delays.append(time.monotonic() - rotated)
+        seconds = time.monotonic() - started
+        answer_count = old.answers
         old.is_stopping = short.is_stopping = True
-    waits.sort()
-    say(
-        f"{ROTATIONS} rotations in {seconds:.0f} s, shown after {waits[len(waits) // 2]:.2f} s (median),"
-        f" at most {waits[-1]:.2f} s; {answered} checked answers on 8 old sessions,"
+    delays.sort()
+    print_line(
+        f"{ROTATIONS} rotations in {seconds:.0f} s, served after {delays[len(delays) // 2]:.2f} s (median),"
+        f" at most {delays[-1]:.2f} s; {answer_count} checked answers on 8 old sessions,"
         f" {short.answers} new sessions"
     )
     assert old.failures == short.failures == []
     assert short.answers >= ROTATIONS
 
 
-async def test_a_storm_of_logins_leaves_nothing_behind(tmp_path: Path, say: Say) -> None:
+async def test_login_storm_leaks_nothing(tmp_path: Path, print_line: PrintLine) -> None:
     certificates = CertificateRotation(tmp_path / "tls")
     async with AsyncExitStack() as stack:
-        # One whose greeting comes in two halves, so that clients leave between them.
+        # One node sends its greeting in two halves, so that clients disconnect between them.
         nodes = [
-            await stack.enter_async_context(run_fast_login_node(halved)) for halved in (None, None, 0.01)
+            await stack.enter_async_context(run_fast_login_node(split_seconds))
+            for split_seconds in (None, None, 0.01)
         ]
-        parts = ModuleConfig(client={"tls": "optional", **certificates.files})
-        proxy = await stack.enter_async_context(serving(tmp_path, [node.endpoint for node in nodes], parts))
+        config = ModuleConfig(client={"tls": "optional", **certificates.files})
+        proxy = await stack.enter_async_context(
+            run_workers(tmp_path, [node.endpoint for node in nodes], config)
+        )
         await login_storm(proxy.port, rate=LOGIN_RATE, count=WARM_UP, seed=0)
-        idle, quiet = await wait_for_usage(
+        idle, is_quiet = await wait_for_usage(
             proxy, lambda now: now.client_connections == now.node_connections == now.session_count == 0
         )
-        assert quiet, idle
-        storms, looks = [], [idle]
+        assert is_quiet, idle
+        storm_results, measurements = [], [idle]
         for seed in (1, 2):
-            storms.append(await login_storm(proxy.port, rate=LOGIN_RATE, count=LOGINS // 2, seed=seed))
-            now, same = await wait_for_usage(proxy, lambda now: now.is_within(idle))
-            looks.append(now)
-            assert same, f"before {idle}, after {now}"
-        logins, failures = await counted(proxy)
-        rates = " and ".join(f"{storm.rate:.0f}/s for {storm.seconds:.0f} s" for storm in storms)
-        say(
+            storm_results.append(await login_storm(proxy.port, rate=LOGIN_RATE, count=LOGINS // 2, seed=seed))
+            now, is_same = await wait_for_usage(proxy, lambda now: now.is_within(idle))
+            measurements.append(now)
+            assert is_same, f"before {idle}, after {now}"
+        logins, failures = await count_logins(proxy)
+        rates = " and ".join(f"{storm.rate:.0f}/s for {storm.seconds:.0f} s" for storm in storm_results)
+        print_line(
             f"{LOGINS} logins, {rates}, closed at {len(LoginStage)} stages by FIN and RST;"
-            f" counted: {logins} that came in, {failures} that did not\n    "
+            f" counted: {logins} that succeeded, {failures} that failed\n    "
             + "\n    ".join(
-                f"{when}: {seen}" for when, seen in zip(("before", "half", "end"), looks, strict=True)
+                f"{label}: {usage}"
+                for label, usage in zip(("before", "half", "end"), measurements, strict=True)
             )
-            + f"\n    second half: {growth(looks[1], looks[2], LOGINS // 2)}"
+            + f"\n    second half: {growth(measurements[1], measurements[2], LOGINS // 2)}"
         )
-        for storm in storms:
+        for storm in storm_results:
             assert storm.failures == {}
             assert len(storm.completed) == 2 * len(LoginStage)
         assert [node.open_connections for node in nodes] == [0, 0, 0]
         assert logins + failures == WARM_UP + LOGINS
         assert 0 < logins <= sum(node.login_count for node in nodes)
-        assert_flat(looks[1], looks[2])
+        assert_flat(measurements[1], measurements[2])

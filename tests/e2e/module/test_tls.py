@@ -1,4 +1,4 @@
-"""TLS from clients through Envoy's module to nodes, as the settings say; and what becomes of passwords."""
+"""TLS from clients through Envoy's module to nodes, as configured, and the protection of passwords."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ ACCOUNTS = {
     SHA2: f"identified with 'caching_sha2_password' by '{PASSWORD}'",
     TOKEN: f"identified with 'tidb_auth_token' by '{PASSWORD}'",
 }
-CLEAR = "mysql_clear_password"
-EXPOSED = 1105
+CLEAR_PASSWORD_PLUGIN = "mysql_clear_password"
+CLEAR_TEXT_ERROR = 1105
 
 
 @dataclass(frozen=True)
 class Pki:
-    """What clients are shown and what nodes show, each of an authority of its own."""
+    """The certificates that Envoy and nodes present, each issued by its own CA."""
 
     clients: PemFiles
     nodes: PemFiles
 
-    def settings(self, client: str, node: str, **more: Any) -> dict[str, Any]:
-        """The section `tls` for these modes."""
-        shown = {"cert": str(self.clients.cert), "key": str(self.clients.key)}
-        trusted = {"ca": str(self.nodes.ca), "verify": "full"}
+    def settings(self, client: str, node: str, **other_settings: Any) -> dict[str, Any]:
+        """Return the section `tls` for these modes."""
+        certificate = {"cert": str(self.clients.cert), "key": str(self.clients.key)}
+        trust = {"ca": str(self.nodes.ca), "verify": "full"}
         return {
-            "client": {"mode": client, **(shown if client != "disabled" else {})},
-            "backend": {"mode": node, **(trusted if node != "disabled" else {})},
-            **more,
+            "client": {"mode": client, **(certificate if client != "disabled" else {})},
+            "backend": {"mode": node, **(trust if node != "disabled" else {})},
+            **other_settings,
         }
 
-    def trusting(self) -> ssl.SSLContext:
-        """A client's, which checks name and authority."""
+    def client_context(self) -> ssl.SSLContext:
+        """Return a client's TLS context, which verifies the name and the CA."""
         return ssl.create_default_context(cafile=str(self.clients.ca))
 
 
@@ -68,10 +68,10 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
 
 
 @asynccontextmanager
-async def secured(
+async def run_with_accounts(
     directory: Path, mariadb: MariaDb, pki: Pki, tls: dict[str, Any]
 ) -> AsyncIterator[tuple[LocalCluster, CountingClient]]:
-    """A cluster of one node that offers TLS, with the accounts; and root's session at that node itself."""
+    """Run a cluster with one TLS node and the accounts. Yield it and root's direct session on that node."""
     settings = {"tls": tls}
     async with (
         run_cluster(directory, mariadb, arguments=pki.nodes.arguments(), settings=settings) as stack,
@@ -79,8 +79,8 @@ async def secured(
     ):
         assert (await get_envoys(stack))["envoy-1"]["filter"] == "module"
         assert error_code(await root.log_in()) == 0
-        for name, identified in ACCOUNTS.items():
-            assert error_code(await root.query(f"create user {name}@'%' {identified}")) == 0
+        for name, clause in ACCOUNTS.items():
+            assert error_code(await root.query(f"create user {name}@'%' {clause}")) == 0
         try:
             yield stack, root
         finally:
@@ -88,16 +88,16 @@ async def secured(
                 assert error_code(await root.query(f"drop user {name}@'%'")) == 0
 
 
-def visit(stack: LocalCluster, trusting: ssl.SSLContext | None, user: str = SHA2) -> str:
-    """Log in with a driver and its password; the TLS version of the node's side, empty for none."""
+def log_in(stack: LocalCluster, client_context: ssl.SSLContext | None, user: str = SHA2) -> str:
+    """Log in with a driver and the password. Return the TLS version towards the node, empty for none."""
     with (
         pymysql.connect(
             host="127.0.0.1",
             port=stack.sql_port,
             user=user,
             password=PASSWORD,
-            ssl=trusting,
-            ssl_disabled=trusting is None,
+            ssl=client_context,
+            ssl_disabled=client_context is None,
             read_timeout=30,
         ) as connection,
         connection.cursor() as cursor,
@@ -107,130 +107,133 @@ def visit(stack: LocalCluster, trusting: ssl.SSLContext | None, user: str = SHA2
         return str(version)
 
 
-async def outcome(stack: LocalCluster, trusting: ssl.SSLContext | None) -> str | int:
-    """What `visit` says, or the code of its refusal."""
+async def try_login(stack: LocalCluster, client_context: ssl.SSLContext | None) -> str | int:
+    """Return the result of `visit`, or the code of its error."""
     try:
-        return await asyncio.to_thread(visit, stack, trusting)
-    except pymysql.MySQLError as refused:
-        return int(refused.args[0])
+        return await asyncio.to_thread(log_in, stack, client_context)
+    except pymysql.MySQLError as error:
+        return int(error.args[0])
 
 
 @pytest.mark.parametrize(
-    ("node", "allowed", "inside", "plainly"),
+    ("node", "allowed", "with_tls", "without_tls"),
     [
         pytest.param("required", False, "TLSv1.3", "TLSv1.3", id="TLS to the node"),
-        pytest.param("disabled", False, EXPOSED, 1045, id="none to the node"),
+        pytest.param("disabled", False, CLEAR_TEXT_ERROR, 1045, id="none to the node"),
         pytest.param("disabled", True, "", 1045, id="none to the node, allowed"),
     ],
 )
-async def test_a_password_that_travels_in_clear(
+async def test_password_is_never_sent_in_clear_text_unless_allowed(
     tmp_path: Path,
     mariadb: MariaDb,
     pki: Pki,
     node: str,
     allowed: bool,
-    inside: str | int,
-    plainly: str | int,
+    with_tls: str | int,
+    without_tls: str | int,
 ) -> None:
-    """An account of caching_sha2_password, with and without TLS on the client's side.
+    """Log in to a caching_sha2_password account with and without TLS on the client's side.
 
-    TiDB has no RSA key: without TLS on either side it refuses who asks for one.
+    TiDB has no RSA key: without TLS on both sides it denies clients that request the key.
     """
     tls = pki.settings("optional", node, allow_cleartext_backend=allowed)
-    async with secured(tmp_path, mariadb, pki, tls) as (stack, _):
-        assert await outcome(stack, pki.trusting()) == inside
-        assert await outcome(stack, None) == plainly
+    async with run_with_accounts(tmp_path, mariadb, pki, tls) as (stack, _):
+        assert await try_login(stack, pki.client_context()) == with_tls
+        assert await try_login(stack, None) == without_tls
 
         async def failures() -> dict[str, Any]:
-            said = (await stack.nodes())[stack.tidb[0].address]
-            return said["login_failures"] or {}
+            node_view = (await stack.nodes())[stack.tidb[0].address]
+            return node_view["login_failures"] or {}
 
-        counted = {"clear_text_password": int(inside == EXPOSED), "denied": int(plainly == 1045)}
-        await wait_shown(stack, counted, failures)
+        expected = {
+            "clear_text_password": int(with_tls == CLEAR_TEXT_ERROR),
+            "denied": int(without_tls == 1045),
+        }
+        await wait_shown(stack, expected, failures)
 
 
 @pytest.mark.parametrize("node", ["required", "disabled"])
-async def test_where_tls_is_required_of_clients_the_others_are_told(
+async def test_plain_clients_are_rejected_if_tls_is_required(
     tmp_path: Path, mariadb: MariaDb, pki: Pki, node: str
 ) -> None:
     tls = pki.settings("required", node, allow_cleartext_backend=True)
-    async with secured(tmp_path, mariadb, pki, tls) as (stack, _):
-        assert await outcome(stack, pki.trusting()) == ("TLSv1.3" if node == "required" else "")
-        assert await outcome(stack, None) == 3159
+    async with run_with_accounts(tmp_path, mariadb, pki, tls) as (stack, _):
+        assert await try_login(stack, pki.client_context()) == ("TLSv1.3" if node == "required" else "")
+        assert await try_login(stack, None) == 3159
         with pytest.raises(pymysql.OperationalError, match="certificate verify failed"):
-            await asyncio.to_thread(visit, stack, ssl.create_default_context())
+            await asyncio.to_thread(log_in, stack, ssl.create_default_context())
 
 
 @pytest.fixture
-def misnamed(tmp_path: Path) -> PemFiles:
-    """A certificate for another host, of an authority that is trusted."""
-    made = PemFiles.create(tmp_path / "misnamed")
-    authority = trustme.CA()
-    issued = authority.issue_cert("elsewhere.test")
-    authority.cert_pem.write_to_path(str(made.ca))
-    issued.cert_chain_pems[0].write_to_path(str(made.cert))
-    issued.private_key_pem.write_to_path(str(made.key))
-    return made
+def misnamed_certificate(tmp_path: Path) -> PemFiles:
+    """Create a certificate for another host, issued by a trusted CA."""
+    files = PemFiles.create(tmp_path / "misnamed")
+    ca = trustme.CA()
+    certificate = ca.issue_cert("elsewhere.test")
+    ca.cert_pem.write_to_path(str(files.ca))
+    certificate.cert_chain_pems[0].write_to_path(str(files.cert))
+    certificate.private_key_pem.write_to_path(str(files.key))
+    return files
 
 
 @pytest.mark.parametrize("verify", ["full", "ca"])
-async def test_a_node_must_have_the_name_that_it_is_known_by(
-    tmp_path: Path, mariadb: MariaDb, pki: Pki, misnamed: PemFiles, verify: str
+async def test_node_certificate_must_match_the_nodes_name(
+    tmp_path: Path, mariadb: MariaDb, pki: Pki, misnamed_certificate: PemFiles, verify: str
 ) -> None:
     tls = pki.settings("optional", "required")
-    tls["backend"] |= {"ca": str(misnamed.ca), "verify": verify}
+    tls["backend"] |= {"ca": str(misnamed_certificate.ca), "verify": verify}
     async with (
         run_cluster(
-            tmp_path / "stack", mariadb, arguments=misnamed.arguments(), settings={"tls": tls}
+            tmp_path / "stack", mariadb, arguments=misnamed_certificate.arguments(), settings={"tls": tls}
         ) as stack,
-        counting_client(stack.sql_port) as visitor,
+        counting_client(stack.sql_port) as client,
     ):
-        answer = await visitor.log_in()
+        answer = await client.log_in()
         if verify == "ca":
             assert error_code(answer) == 0
             return
         assert error_code(answer) == 1105
         assert b"TLS handshake with the TiDB server failed" in answer
 
-        async def told() -> dict[str, Any]:
-            said = (await stack.nodes())[stack.tidb[0].address]
-            failed = (said["login_failures"] or {}).get("node_tls_failed")
-            return {"connects": (said["connect_failures"] or {}).get("tls"), "logins": failed}
+        async def failure_counts() -> dict[str, Any]:
+            node_view = (await stack.nodes())[stack.tidb[0].address]
+            login_failures = (node_view["login_failures"] or {}).get("node_tls_failed")
+            return {"connects": (node_view["connect_failures"] or {}).get("tls"), "logins": login_failures}
 
-        await wait_shown(stack, {"connects": 1, "logins": 1}, told)
+        await wait_shown(stack, {"connects": 1, "logins": 1}, failure_counts)
 
 
 def change_user(user: str, password: bytes, plugin: str) -> bytes:
-    """The body of COM_CHANGE_USER (MySQL: "Protocol::COM_CHANGE_USER")."""
+    """Return the body of COM_CHANGE_USER (MySQL: "Protocol::COM_CHANGE_USER")."""
     return b"".join(
         [user.encode(), b"\0", bytes((len(password),)), password, b"\0", b"\x2d\0", plugin.encode(), b"\0"]
     )
 
 
 @pytest.mark.parametrize("allowed", [False, True], ids=["forbidden", "allowed"])
-async def test_a_change_of_user_exposes_no_password(
+async def test_change_user_exposes_no_password(
     tmp_path: Path, mariadb: MariaDb, pki: Pki, allowed: bool
 ) -> None:
     tls = pki.settings("optional", "disabled", allow_cleartext_backend=allowed)
     async with (
-        secured(tmp_path, mariadb, pki, tls) as (stack, _),
-        counting_client(stack.sql_port) as changing,
+        run_with_accounts(tmp_path, mariadb, pki, tls) as (stack, _),
+        counting_client(stack.sql_port) as client,
     ):
-        assert error_code(await changing.log_in(tls=pki.trusting())) == 0
-        changing.write_command(MySqlCommand.CHANGE_USER, change_user(TOKEN, b"", "mysql_native_password"))
-        sequence, question = await changing.read_packet()
+        assert error_code(await client.log_in(tls=pki.client_context())) == 0
+        client.write_command(MySqlCommand.CHANGE_USER, change_user(TOKEN, b"", "mysql_native_password"))
+        sequence, response = await client.read_packet()
         if allowed:
-            assert (sequence, question[:21]) == (1, b"\xfe" + CLEAR.encode())
-            changing.writer.write(frame(2, PASSWORD.encode() + b"\0"))
-            assert error_code((await changing.read_packet())[1]) == 0
-            assert error_code(await changing.query("do 1")) == 0
+            assert (sequence, response[:21]) == (1, b"\xfe" + CLEAR_PASSWORD_PLUGIN.encode())
+            client.writer.write(frame(2, PASSWORD.encode() + b"\0"))
+            assert error_code((await client.read_packet())[1]) == 0
+            assert error_code(await client.query("do 1")) == 0
             return
-        assert (sequence, error_code(question)) == (1, EXPOSED)
-        assert b"tls.allow_cleartext_backend" in question
-        assert await changing.read_to_end() == b""
+        assert (sequence, error_code(response)) == (1, CLEAR_TEXT_ERROR)
+        assert b"tls.allow_cleartext_backend" in response
+        assert await client.read_to_end() == b""
 
         async def failures() -> dict[str, Any]:
-            said = (await stack.nodes())[stack.tidb[0].address]
-            return said["login_failures"] or {}
+            node_view = (await stack.nodes())[stack.tidb[0].address]
+            return node_view["login_failures"] or {}
 
         await wait_shown(stack, {"clear_text_password": 1}, failures)

@@ -1,4 +1,4 @@
-"""Rollouts with real commands, stand-ins and clients: how they go, and how each kind of failure ends."""
+"""Rollouts with real commands, simulated TiDB servers and clients: the normal case and every failure."""
 
 from __future__ import annotations
 
@@ -37,68 +37,68 @@ from tests.support.e2e.restart_action import (
     wait_for_rollout,
 )
 
-OLD = "v8.5.3"
+OLD_VERSION = "v8.5.3"
 NODES = 5
 CLIENTS = 16
-PATIENCE = 150.0  # seconds for a whole rollout under load
+ROLLOUT_TIMEOUT_SECONDS = 150.0  # seconds for a whole rollout under load
 
 
 @pytest.fixture
-def emptied(mariadb: MariaDb) -> Iterator[None]:
-    """Behind the test the MariaDB that all tests share has no tables of sysbench's."""
+def drop_sysbench_tables(mariadb: MariaDb) -> Iterator[None]:
+    """After the test, drop sysbench's tables from the MariaDB that all tests share."""
     yield
     with pymysql.connect(host="127.0.0.1", port=mariadb.port, user="root", autocommit=True) as connection:
         connection.query(f"drop database if exists {DATABASE}")
 
 
-QUICK = {
+QUICK_SETTINGS = {
     "balance": {"slow_start": 1},
     "health": {"sql": {"interval": 0.2}, "status": {"interval": 0.2}},
 }
 
 
-async def equally_weighted(stack: LocalCluster) -> bool:
-    """Whether the weights that Envoys have been sent are the same for all nodes."""
+async def have_equal_weights(stack: LocalCluster) -> bool:
+    """Return whether all nodes have the same published weight."""
     return len({node["published_weight"] for node in (await stack.nodes()).values()}) == 1
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.usefixtures("emptied")
-async def test_all_nodes_are_upgraded_under_load(
+@pytest.mark.usefixtures("drop_sysbench_tables")
+async def test_rollout_upgrades_all_nodes_under_load(
     tmp_path: Path, mariadb: MariaDb, signing: SessionCertificate
 ) -> None:
     async with RestartCommand(tmp_path / "action").serving() as restarter:
-        clustered = run_cluster(
+        cluster_context = run_cluster(
             tmp_path / "cluster",
             mariadb,
             nodes=NODES,
             arguments=signing.arguments,
-            settings={**QUICK, "rollouts": restarter.settings},
+            settings={**QUICK_SETTINGS, "rollouts": restarter.settings},
         )
-        async with clustered as stack:
+        async with cluster_context as stack:
             restarter.nodes = lambda: stack.tidb
             await make_table(mariadb.port, tmp_path / "load", rows=1_000)
-            # During slow start a node might get no session at all, and its step would have none to move.
-            await stack.wait_until(lambda: equally_weighted(stack), "the end of the slow start")
+            # During slow start a node might get no session, and then none would migrate in its step.
+            await stack.wait_until(lambda: have_equal_weights(stack), "the end of the slow start")
             load = SysbenchLoad(1_000, CLIENTS)
-            async with load.running(stack.sql_port, tmp_path / "load") as working:
+            async with load.running(stack.sql_port, tmp_path / "load") as clients:
                 command = await start_tidevoy(
                     stack.control_plane.api_url,
                     *("rollout", "start", "--nodes", "all", "--action", "restart", "--version", NEW_VERSION),
                     *("--healthy-for", "1s", "--wait"),
                 )
                 try:
-                    async with asyncio.timeout(PATIENCE):
-                        out, err = (text.decode() for text in await command.communicate())
+                    async with asyncio.timeout(ROLLOUT_TIMEOUT_SECONDS):
+                        stdout, stderr = (text.decode() for text in await command.communicate())
                 finally:
                     if command.returncode is None:
                         command.kill()
                         await command.wait()
-                working.raise_if_ended()
-                tally = await working.stop()
-            assert command.returncode == 0, (out, err, await stack.nodes())
-            assert (tally.errors, tally.reconnects) == (0, 0)
-            assert tally.transactions > 0
+                clients.raise_if_ended()
+                totals = await clients.stop()
+            assert command.returncode == 0, (stdout, stderr, await stack.nodes())
+            assert (totals.errors, totals.reconnects) == (0, 0)
+            assert totals.transactions > 0
             nodes = await stack.nodes()
             assert {node["version"] for node in nodes.values()} == {NEW_VERSION}
             assert {node["drain"] is None for node in nodes.values()} == {True}
@@ -106,34 +106,36 @@ async def test_all_nodes_are_upgraded_under_load(
             assert sorted(run.address for run in runs) == sorted(nodes)
             (name,) = {run.rollout for run in runs}
             rollout = await get_rollout(stack.api, name)
-            # No session was left when its node was restarted, and each node was left by some.
+            # No session remained when its node was restarted, and some sessions left every node.
             assert [step["closed"] for step in rollout["steps"]] == [0] * NODES
-            moved = [step["moved"] for step in rollout["steps"]]
-            assert min(moved) > 0, moved
+            migrated_counts = [step["moved"] for step in rollout["steps"]]
+            assert min(migrated_counts) > 0, migrated_counts
             for node in stack.tidb:
-                assert re.search(rf"^{node.address} +done .*{OLD} -> {NEW_VERSION}", out, re.MULTILINE), out
-                assert f"tidevoy: {node.address} draining" in err
-            assert out.splitlines()[-1].startswith(f"rollout {name} (restart to {NEW_VERSION}, all, by ")
+                assert re.search(
+                    rf"^{node.address} +done .*{OLD_VERSION} -> {NEW_VERSION}", stdout, re.MULTILINE
+                ), stdout
+                assert f"tidevoy: {node.address} draining" in stderr
+            assert stdout.splitlines()[-1].startswith(f"rollout {name} (restart to {NEW_VERSION}, all, by ")
             assert [event["subject"] for event in await get_events(stack, "rollout.done")] == [name]
 
 
 @dataclass
 class Site:
-    """Three nodes without load, whose restarts go as the test wants."""
+    """Three nodes without load, whose restarts behave as the test decides."""
 
     stack: LocalCluster
     restarter: RestartCommand
 
     @property
     def addresses(self) -> list[str]:
-        """In the order in which `all` takes them."""
+        """The addresses in the order of the selector `all`."""
         return sorted(node.address for node in self.stack.tidb)
 
     def node(self, address: str) -> Tidb:
         return next(node for node in self.stack.tidb if node.address == address)
 
     async def drained(self) -> set[str]:
-        """The nodes that are drained, by whomever."""
+        """Return the nodes that anyone has drained."""
         return {address for address, node in (await self.stack.nodes()).items() if node["drain"] is not None}
 
     async def start(self, address: str) -> None:
@@ -143,12 +145,12 @@ class Site:
         await node.launch()
 
     async def passes(self, address: str) -> bool:
-        """Whether both checks of a node pass."""
+        """Return whether both checks of a node pass."""
         health = (await self.stack.nodes())[address]["health"]
         return all(health[check]["outcome"] == "pass" for check in ("status", "sql"))
 
     async def clear(self) -> None:
-        """What a test that failed has left: the tests behind it need not fail for that."""
+        """Clean up after a failed test, so that later tests do not fail for the same reason."""
         for rollout in (await self.stack.api.get("/v1/rollouts")).json()["rollouts"]:
             if rollout["phase"] not in ("done", "aborted"):
                 await control_rollout(self.stack.api, rollout["id"], "abort")
@@ -161,36 +163,36 @@ class Site:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def running(
+async def shared_site(
     tmp_path_factory: pytest.TempPathFactory, mariadb: MariaDb, signing: SessionCertificate
 ) -> AsyncIterator[Site]:
     directory = tmp_path_factory.mktemp("site")
     async with RestartCommand(directory / "action").serving() as restarter:
-        settings = {**QUICK, "rollouts": restarter.settings}
-        clustered = run_cluster(
+        settings = {**QUICK_SETTINGS, "rollouts": restarter.settings}
+        cluster_context = run_cluster(
             directory / "cluster", mariadb, nodes=3, arguments=signing.arguments, settings=settings
         )
-        async with clustered as stack:
+        async with cluster_context as stack:
             restarter.nodes = lambda: stack.tidb
             yield Site(stack, restarter)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def site(running: Site) -> AsyncIterator[Site]:
-    """All nodes in service, drained by nobody; afterwards too."""
-    running.restarter.reset_behaviors()
-    await running.clear()
-    await running.stack.wait_until(lambda: in_service(running.stack, 3), "all nodes in service", 30)
-    yield running
-    assert await running.drained() == set()
-    await running.stack.wait_until(lambda: in_service(running.stack, 3), "all nodes in service", 30)
+async def site(shared_site: Site) -> AsyncIterator[Site]:
+    """Yield the site with all nodes active and undrained, and check the same afterwards."""
+    shared_site.restarter.reset_behaviors()
+    await shared_site.clear()
+    await shared_site.stack.wait_until(lambda: in_service(shared_site.stack, 3), "all nodes in service", 30)
+    yield shared_site
+    assert await shared_site.drained() == set()
+    await shared_site.stack.wait_until(lambda: in_service(shared_site.stack, 3), "all nodes in service", 30)
 
 
 in_module = pytest.mark.asyncio(loop_scope="module")
 
 
 @in_module
-async def test_an_action_that_fails_pauses_and_resume_tries_again(site: Site) -> None:
+async def test_failed_action_pauses_and_resume_retries(site: Site) -> None:
     api, (first, second, _) = site.stack.api, site.addresses
     site.restarter.set_behavior(first, fail_with("no space left on device"))
     name = await start_rollout(api, nodes=f"{first},{second}")
@@ -198,11 +200,11 @@ async def test_an_action_that_fails_pauses_and_resume_tries_again(site: Site) ->
     assert stage_by_node(paused) == {first: "failed", second: "pending"}
     assert "no space left on device" in paused["reason"]
     assert first in paused["reason"]
-    assert await site.drained() == {first}  # nobody gets a node of which nobody knows how it is
+    assert await site.drained() == {first}  # a node in an unknown state stays drained
     site.restarter.reset_behaviors()
     await control_rollout(api, name, "resume")
-    done = await wait_for_phase(api, name, "done")
-    assert stage_by_node(done) == {first: "done", second: "done"}
+    finished = await wait_for_phase(api, name, "done")
+    assert stage_by_node(finished) == {first: "done", second: "done"}
     assert [(run.address, run.attempt) for run in site.restarter.runs(name)] == [
         (first, "1"),
         (first, "2"),
@@ -211,13 +213,13 @@ async def test_an_action_that_fails_pauses_and_resume_tries_again(site: Site) ->
 
 
 @in_module
-async def test_a_node_that_comes_back_with_another_version_pauses_and_abort_undrains_it(site: Site) -> None:
+async def test_wrong_version_pauses_and_abort_undrains_the_node(site: Site) -> None:
     api, (first, second, third) = site.stack.api, site.addresses
-    site.restarter.set_behavior(first, restart_with_version(OLD))
+    site.restarter.set_behavior(first, restart_with_version(OLD_VERSION))
     name = await start_rollout(api)
     paused = await wait_for_phase(api, name, "paused")
     assert stage_by_node(paused) == {first: "failed", second: "pending", third: "pending"}
-    assert OLD in paused["reason"]
+    assert OLD_VERSION in paused["reason"]
     assert NEW_VERSION in paused["reason"]
     assert await site.drained() == {first}
     await control_rollout(api, name, "abort")
@@ -228,7 +230,7 @@ async def test_a_node_that_comes_back_with_another_version_pauses_and_abort_undr
 
 
 @in_module
-async def test_a_node_that_never_comes_back_pauses_and_once_it_is_back_it_is_not_restarted_again(
+async def test_missing_node_pauses_and_is_not_restarted_again(
     site: Site,
 ) -> None:
     api, (first, second, _) = site.stack.api, site.addresses
@@ -246,34 +248,34 @@ async def test_a_node_that_never_comes_back_pauses_and_once_it_is_back_it_is_not
 
 
 @in_module
-async def test_a_pause_lets_the_node_that_is_restarted_go_on_and_takes_no_other(site: Site) -> None:
+async def test_pause_finishes_the_current_node_and_starts_no_other(site: Site) -> None:
     api, (first, second, _) = site.stack.api, site.addresses
-    go = asyncio.Event()
-    site.restarter.set_behavior(first, wait_for_event(go))
+    may_finish = asyncio.Event()
+    site.restarter.set_behavior(first, wait_for_event(may_finish))
     name = await start_rollout(api, nodes=f"{first},{second}")
     await site.restarter.wait_started(first)
     paused = await control_rollout(api, name, "pause")
     assert paused["phase"] == "paused"
     assert paused["reason"]
-    go.set()
+    may_finish.set()
     await wait_for_rollout(api, name, lambda rollout: stage_by_node(rollout)[first] == "done")
     assert stage_by_node(await get_rollout(api, name)) == {first: "done", second: "pending"}
-    again = await api.post(f"/v1/rollouts/{name}/resume")
-    assert again.json()["phase"] == "running"
+    resumed = await api.post(f"/v1/rollouts/{name}/resume")
+    assert resumed.json()["phase"] == "running"
     await wait_for_phase(api, name, "done")
     assert [run.address for run in site.restarter.runs(name)] == [first, second]
 
 
 @in_module
-async def test_an_abort_takes_back_what_the_rollout_drained_and_nothing_else(site: Site) -> None:
+async def test_abort_undrains_only_what_the_rollout_drained(site: Site) -> None:
     api, (first, second, third) = site.stack.api, site.addresses
     (await api.post(f"/v1/nodes/{third}/drain")).raise_for_status()
-    go = asyncio.Event()
-    site.restarter.set_behavior(first, wait_for_event(go, restart_node))
-    name = await start_rollout(api, force=True)  # with that one drained, only two are in service
+    may_finish = asyncio.Event()
+    site.restarter.set_behavior(first, wait_for_event(may_finish, restart_node))
+    name = await start_rollout(api, force=True)  # with the third node drained, only two are active
     await site.restarter.wait_started(first)
     await control_rollout(api, name, "abort")
-    go.set()
+    may_finish.set()
     aborted = await wait_for_phase(api, name, "aborted")
     assert stage_by_node(aborted)[second] == stage_by_node(aborted)[third] == "skipped"
     assert await site.drained() == {third}
@@ -282,7 +284,7 @@ async def test_an_abort_takes_back_what_the_rollout_drained_and_nothing_else(sit
 
 
 @in_module
-async def test_a_node_that_an_operator_drained_is_restarted_and_stays_drained(site: Site) -> None:
+async def test_node_drained_by_an_operator_stays_drained(site: Site) -> None:
     api, (first, _, _) = site.stack.api, site.addresses
     (await api.post(f"/v1/nodes/{first}/drain")).raise_for_status()
     name = await start_rollout(api, nodes=first)
@@ -293,34 +295,34 @@ async def test_a_node_that_an_operator_drained_is_restarted_and_stays_drained(si
 
 
 @in_module
-async def test_manual_waits_until_somebody_restarts_the_node(site: Site) -> None:
+async def test_manual_action_waits_for_a_restart(site: Site) -> None:
     api, (first, _, _) = site.stack.api, site.addresses
     name = await start_rollout(api, nodes=first, action="manual")
     await wait_for_rollout(api, name, lambda rollout: stage_by_node(rollout)[first] == "returning")
     await site.node(first).restart()
-    done = await wait_for_phase(api, name, "done")
-    assert done["steps"][0]["started_before"] is not None
+    finished = await wait_for_phase(api, name, "done")
+    assert finished["steps"][0]["started_before"] is not None
     assert site.restarter.runs(name) == []
 
 
 @in_module
-async def test_the_control_plane_restarts_in_the_middle_and_the_rollout_goes_on(site: Site) -> None:
+async def test_rollout_continues_after_a_control_plane_restart(site: Site) -> None:
     api, (first, second, _) = site.stack.api, site.addresses
-    go = asyncio.Event()
-    site.restarter.set_behavior(first, wait_for_event(go))
+    may_finish = asyncio.Event()
+    site.restarter.set_behavior(first, wait_for_event(may_finish))
     name = await start_rollout(api, nodes=f"{first},{second}")
     await site.restarter.wait_started(first)
     await site.stack.control_plane.kill()
-    go.set()  # the restart that was asked for goes on without who asked for it
+    may_finish.set()  # the requested restart continues without the control plane
     await site.stack.control_plane.launch()
-    done = await wait_for_phase(api, name, "done")
-    assert stage_by_node(done) == {first: "done", second: "done"}
+    finished = await wait_for_phase(api, name, "done")
+    assert stage_by_node(finished) == {first: "done", second: "done"}
     assert [run.address for run in site.restarter.runs(name)] == [first, second]
 
 
 @in_module
-async def test_a_dry_run_says_what_would_be_done_and_does_nothing(site: Site) -> None:
-    asked = (
+async def test_dry_run_lists_the_steps_and_changes_nothing(site: Site) -> None:
+    arguments = (
         "rollout",
         "start",
         "--nodes",
@@ -331,11 +333,11 @@ async def test_a_dry_run_says_what_would_be_done_and_does_nothing(site: Site) ->
         NEW_VERSION,
         "--dry-run",
     )
-    shown = await run_tidevoy(site.stack.control_plane.api_url, *asked)
-    assert shown.exit_code == 0, shown
-    assert shown.stdout.splitlines()[0] == f"3 nodes, 1 at a time: {', '.join(site.addresses)}"
-    refused = await site.stack.api.post("/v1/rollouts", json={**ROLLOUT_REQUEST, "max_unavailable": 3})
-    assert refused.status_code == 409, refused.text
-    assert refused.json()["type"] == "urn:tidevoy:problem:rollout-refused"
-    assert refused.json()["reasons"]
+    dry_run = await run_tidevoy(site.stack.control_plane.api_url, *arguments)
+    assert dry_run.exit_code == 0, dry_run
+    assert dry_run.stdout.splitlines()[0] == f"3 nodes, 1 at a time: {', '.join(site.addresses)}"
+    rejected = await site.stack.api.post("/v1/rollouts", json={**ROLLOUT_REQUEST, "max_unavailable": 3})
+    assert rejected.status_code == 409, rejected.text
+    assert rejected.json()["type"] == "urn:tidevoy:problem:rollout-refused"
+    assert rejected.json()["reasons"]
     assert await site.drained() == set()

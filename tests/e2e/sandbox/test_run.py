@@ -1,4 +1,4 @@
-"""`tidevoy run` as a person uses it: start, connect, look, and the ways in which it ends."""
+"""`tidevoy run` as a user runs it: start, connect, inspect, and every way in which it ends."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Cluster:
     process: ChildProcess
     sql: int
     api: int
-    parts: tuple[psutil.Process, ...]
+    children: tuple[psutil.Process, ...]
 
-    def part(self, words: str) -> psutil.Process:
-        """The child process with these words in its command line."""
-        (found,) = [part for part in self.parts if words in " ".join(part.cmdline())]
-        return found
+    def child(self, text: str) -> psutil.Process:
+        """Return the child process with this text in its command line."""
+        (process,) = [child for child in self.children if text in " ".join(child.cmdline())]
+        return process
 
 
 Start = Callable[..., Awaitable[Cluster]]
@@ -43,7 +43,7 @@ Start = Callable[..., Awaitable[Cluster]]
 
 @pytest.fixture
 def options() -> list[str]:
-    """Options for free ports. They are given back before the program claims them: it is another process."""
+    """Return options for free ports. The ports are released first, because another process claims them."""
     with Ports() as ports:
         sql, api, xds, admin = (ports.allocate() for _ in range(4))
     return [f"--port={sql}", f"--api-port={api}", f"--xds-port={xds}", f"--admin-port={admin}", "--stand-ins"]
@@ -51,38 +51,38 @@ def options() -> list[str]:
 
 @pytest.fixture
 async def start(tmp_path: Path, options: list[str]) -> AsyncIterator[Start]:
-    """Starts `tidevoy run` and returns when it says that it is ready."""
+    """Yield a function that starts `tidevoy run` and returns when it prints that it is ready."""
     started: list[ChildProcess] = []
 
-    async def start_one(*more: str) -> Cluster:
+    async def start_cluster(*more_options: str) -> Cluster:
         environment = os.environ | {"TMPDIR": str(tmp_path)}
         process = ChildProcess.start(
-            "run", [TIDEVOY, "run", *options, *more], directory=tmp_path, env=environment
+            "run", [TIDEVOY, "run", *options, *more_options], directory=tmp_path, env=environment
         )
         started.append(process)
         async with asyncio.timeout(90):
-            while "Ctrl-C ends it." not in process.output():
+            while "Press Ctrl-C to stop." not in process.output():
                 assert process.returncode is None, process.output()
                 await asyncio.sleep(0.05)
         sql, api = (int(option.partition("=")[2]) for option in options[:2])
         return Cluster(process, sql, api, tuple(psutil.Process(process.pid).children(recursive=True)))
 
-    yield start_one
+    yield start_cluster
     for process in started:
         await process.kill()
 
 
-async def _until_gone(parts: tuple[psutil.Process, ...]) -> None:
-    """What is killed with its parent goes a moment after it."""
-    _, left = await asyncio.to_thread(psutil.wait_procs, parts, timeout=10)
-    assert left == []
+async def _wait_ended(children: tuple[psutil.Process, ...]) -> None:
+    """Wait until these processes have ended; children end shortly after their killed parent."""
+    _, remaining = await asyncio.to_thread(psutil.wait_procs, children, timeout=10)
+    assert remaining == []
 
 
-def _temporary(directory: Path) -> list[Path]:
+def _temporary_directories(directory: Path) -> list[Path]:
     return list(directory.glob("tidevoy-*"))
 
 
-async def test_clients_connect_and_operators_look(start: Start) -> None:
+async def test_clients_connect_and_operators_list_nodes(start: Start) -> None:
     cluster = await start("--nodes", "2")
 
     def query() -> object:
@@ -93,77 +93,77 @@ async def test_clients_connect_and_operators_look(start: Start) -> None:
 
     assert await asyncio.to_thread(query) == (1,)
     for client in ("mysql", "mariadb"):
-        told = await _output(client, "-h127.0.0.1", f"-P{cluster.sql}", "-uroot", "-N", "-e", "select 1")
-        assert told == "1\n"
+        output = await _output(client, "-h127.0.0.1", f"-P{cluster.sql}", "-uroot", "-N", "-e", "select 1")
+        assert output == "1\n"
     nodes = await _output(TIDEVOY, "--url", f"http://127.0.0.1:{cluster.api}", "nodes")
     assert nodes.count("active") == 2
-    # What it prints can be typed as it stands.
+    # A user can run the command that it prints.
     assert f"tidevoy --url http://127.0.0.1:{cluster.api} nodes" in cluster.process.output()
 
 
-async def test_a_file_adds_settings_to_the_clusters_own(start: Start, tmp_path: Path) -> None:
+async def test_config_file_adds_to_the_sandbox_settings(start: Start, tmp_path: Path) -> None:
     file = tmp_path / "more.yaml"
     file.write_text("balance: {slow_start: 7}\nsql:\n  max_connections: 321\n")
     cluster = await start("--nodes", "1", "--config", str(file))
-    told = await _output(TIDEVOY, "--url", f"http://127.0.0.1:{cluster.api}", "config", "show", "--json")
-    settings = json.loads(told)
+    output = await _output(TIDEVOY, "--url", f"http://127.0.0.1:{cluster.api}", "config", "show", "--json")
+    settings = json.loads(output)
     assert (settings["balance"]["slow_start"], settings["sql"]["max_connections"]) == (7, 321)
     assert settings["sql"]["listen"] == f"127.0.0.1:{cluster.sql}"
 
 
-def test_a_file_that_cannot_be_used_is_told_before_anything_starts(
-    tmp_path: Path, options: list[str]
-) -> None:
+def test_invalid_config_file_is_reported_before_the_start(tmp_path: Path, options: list[str]) -> None:
     file = tmp_path / "more.yaml"
     file.write_text("sql:\n  max_connections: -1\n")
-    told = subprocess.run(
+    output = subprocess.run(
         [TIDEVOY, "run", *options, "--config", str(file)],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert (told.returncode, told.stdout) == (2, "")
-    assert told.stderr.startswith(f"tidevoy: {file}:2: sql.max_connections: -1 is too small")
+    assert (output.returncode, output.stdout) == (2, "")
+    assert output.stderr.startswith(f"tidevoy: {file}:2: sql.max_connections: -1 is too small")
 
 
 async def _addresses(cluster: Cluster) -> list[str]:
-    told = await _output(TIDEVOY, "--url", f"http://127.0.0.1:{cluster.api}", "nodes", "--json")
-    return [node["address"] for node in json.loads(told)["nodes"]]
+    output = await _output(TIDEVOY, "--url", f"http://127.0.0.1:{cluster.api}", "nodes", "--json")
+    return [node["address"] for node in json.loads(output)["nodes"]]
 
 
 async def _output(*command: str) -> str:
     child = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    out, errors = await child.communicate()
+    stdout, errors = await child.communicate()
     assert child.returncode == 0, errors.decode()
-    return out.decode()
+    return stdout.decode()
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name
+    "signal_number",
+    [signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
+    ids=lambda signal_number: signal_number.name,
 )
-async def test_signal_ends_everything(start: Start, tmp_path: Path, number: signal.Signals) -> None:
+async def test_signal_ends_everything(start: Start, tmp_path: Path, signal_number: signal.Signals) -> None:
     cluster = await start("--nodes", "2")
-    assert len(cluster.parts) == 6  # etcd, MariaDB, two nodes, control plane, Envoy
-    assert _temporary(tmp_path)
-    cluster.process.send_signal(number)
+    assert len(cluster.children) == 6  # etcd, MariaDB, two nodes, control plane, Envoy
+    assert _temporary_directories(tmp_path)
+    cluster.process.send_signal(signal_number)
     async with asyncio.timeout(30):
         assert await cluster.process.wait() == 0
-    await _until_gone(cluster.parts)
-    assert not _temporary(tmp_path)
-    assert cluster.process.tail(1) == "Ending ..."
+    await _wait_ended(cluster.children)
+    assert not _temporary_directories(tmp_path)
+    assert cluster.process.tail(1) == "Stopping ..."
 
 
-async def test_impatient_second_signal_changes_nothing(start: Start, tmp_path: Path) -> None:
+async def test_second_signal_changes_nothing(start: Start, tmp_path: Path) -> None:
     cluster = await start("--nodes", "1")
     cluster.process.send_signal(signal.SIGINT)
     cluster.process.send_signal(signal.SIGINT)
     async with asyncio.timeout(30):
         assert await cluster.process.wait() == 0
-    await _until_gone(cluster.parts)
-    assert not _temporary(tmp_path)
+    await _wait_ended(cluster.children)
+    assert not _temporary_directories(tmp_path)
 
 
 async def test_signal_during_start_ends_everything(tmp_path: Path, options: list[str]) -> None:
@@ -173,17 +173,17 @@ async def test_signal_during_start_ends_everything(tmp_path: Path, options: list
             while "Starting" not in process.output():
                 assert process.returncode is None, process.output()
                 await asyncio.sleep(0.02)
-        parts = tuple(psutil.Process(process.pid).children(recursive=True))
+        children = tuple(psutil.Process(process.pid).children(recursive=True))
         process.send_signal(signal.SIGINT)
         async with asyncio.timeout(30):
             assert await process.wait() == 0
-        await _until_gone(parts)
+        await _wait_ended(children)
     finally:
         await process.kill()
 
 
 @pytest.mark.parametrize(
-    ("words", "name"),
+    ("text", "name"),
     [
         ("--initial-cluster=", "etcd"),
         ("mariadbd ", "mariadb"),
@@ -192,64 +192,67 @@ async def test_signal_during_start_ends_everything(tmp_path: Path, options: list
         ("--admin-address-path ", "envoy"),
     ],
 )
-async def test_part_that_dies_ends_it_and_is_named(
-    start: Start, tmp_path: Path, words: str, name: str
+async def test_process_that_dies_ends_the_run_and_is_named(
+    start: Start, tmp_path: Path, text: str, name: str
 ) -> None:
     cluster = await start("--nodes", "1")
-    cluster.part(words).kill()
+    cluster.child(text).kill()
     async with asyncio.timeout(30):
         assert await cluster.process.wait() == 1
     assert f"tidevoy: {name} was ended by SIGKILL" in cluster.process.output()
-    await _until_gone(cluster.parts)
-    assert not _temporary(tmp_path)
+    await _wait_ended(cluster.children)
+    assert not _temporary_directories(tmp_path)
 
 
-async def test_nothing_outlives_a_run_that_is_killed(start: Start) -> None:
+async def test_no_process_outlives_a_killed_run(start: Start) -> None:
     cluster = await start("--nodes", "1")
     os.kill(cluster.process.pid, signal.SIGKILL)
-    await _until_gone(cluster.parts)
+    await _wait_ended(cluster.children)
 
 
-async def test_directory_keeps_data_and_belongs_to_one_run(start: Start, tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
-    first = await start("--nodes", "1", "--dir", str(kept), "--graceful-wait", "0")
+async def test_directory_keeps_data_and_is_locked_by_one_run(start: Start, tmp_path: Path) -> None:
+    directory = tmp_path / "kept"
+    first = await start("--nodes", "1", "--dir", str(directory), "--graceful-wait", "0")
     before = await _addresses(first)
     await _output("mysql", "-h127.0.0.1", f"-P{first.sql}", "-uroot", "-e", "create database kept")
-    second = ChildProcess.start("second", [TIDEVOY, "run", "--dir", str(kept)], directory=tmp_path)
+    second = ChildProcess.start("second", [TIDEVOY, "run", "--dir", str(directory)], directory=tmp_path)
     assert await second.wait() == 1
-    assert second.tail() == f"tidevoy: --dir {kept} is in use by another `tidevoy run`; choose another"
+    assert second.tail() == f"tidevoy: --dir {directory} is in use by another `tidevoy run`; choose another"
     first.process.send_signal(signal.SIGTERM)
     assert await first.process.wait() == 0
-    again = await start("--nodes", "1", "--dir", str(kept), "--graceful-wait", "0")
-    # The same node at the same address, so that what was asked of it is still meant for it.
-    assert await _addresses(again) == before
-    shown = await _output(
-        "mysql", "-h127.0.0.1", f"-P{again.sql}", "-uroot", "-N", "-e", "show databases like 'kept'"
+    restarted = await start("--nodes", "1", "--dir", str(directory), "--graceful-wait", "0")
+    # The node keeps its address, so that operators' requests still apply to it.
+    assert await _addresses(restarted) == before
+    databases = await _output(
+        "mysql", "-h127.0.0.1", f"-P{restarted.sql}", "-uroot", "-N", "-e", "show databases like 'kept'"
     )
-    assert shown == "kept\n"
+    assert databases == "kept\n"
 
 
 @pytest.mark.parametrize("option", ["--port", "--api-port", "--xds-port", "--admin-port"])
 def test_taken_port_is_named_with_its_option(options: list[str], option: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as foreign:
-        port = foreign.getsockname()[1]
-        told = subprocess.run(
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        output = subprocess.run(
             [TIDEVOY, "run", *options, f"{option}={port}"],
             capture_output=True,
             text=True,
             timeout=60,
             check=False,
         )
-    assert told.returncode == 1
-    assert told.stderr.startswith(f"tidevoy: port {port} for ")
-    assert told.stderr.endswith(f" is taken; free it, or choose another with {option}\n")
-    assert told.stdout == ""
+    assert output.returncode == 1
+    assert output.stderr.startswith(f"tidevoy: port {port} for ")
+    assert output.stderr.endswith(f" is taken; free it, or choose another with {option}\n")
+    assert output.stdout == ""
 
 
 def test_missing_programs_are_named_with_their_packages(tmp_path: Path, options: list[str]) -> None:
-    # It looks into the system's own directories beside PATH; both are empty here.
-    script = "import sandbox.child_process as process; process._SYSTEM_PATH = ''; from cli.main import main; main()"
-    told = subprocess.run(
+    # Programs are searched in PATH and in the system's own directories; both are empty here.
+    script = (
+        "import sandbox.child_process as process; process._SYSTEM_PATH = ''; "
+        "from cli.main import main; main()"
+    )
+    output = subprocess.run(
         [sys.executable, "-c", script, "run", *options],
         env={"PATH": str(tmp_path)},
         capture_output=True,
@@ -257,8 +260,8 @@ def test_missing_programs_are_named_with_their_packages(tmp_path: Path, options:
         timeout=60,
         check=False,
     )
-    assert told.returncode == 1
-    assert told.stderr == (
+    assert output.returncode == 1
+    assert output.stderr == (
         "tidevoy: etcd and mariadbd and mariadb-install-db are not installed; on Debian and Ubuntu: "
         "apt-get install --no-install-recommends etcd-server mariadb-server\n"
     )

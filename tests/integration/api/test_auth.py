@@ -1,4 +1,4 @@
-"""Who may call: tokens, roles, the console's login, and what is told of it all."""
+"""Authentication and authorization of the REST API: tokens, roles, the console's login, and audit events."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ async def plane(tmp_path: Path, ports: Ports) -> AsyncIterator[ApiServer]:
         yield plane
 
 
-def kind(answer: httpx2.Response) -> str:
-    assert answer.headers["content-type"] == "application/problem+json"
-    return str(answer.json()["type"]).removeprefix("urn:tidevoy:problem:")
+def kind(response: httpx2.Response) -> str:
+    assert response.headers["content-type"] == "application/problem+json"
+    return str(response.json()["type"]).removeprefix("urn:tidevoy:problem:")
 
 
-async def told(plane: ApiServer) -> list[dict[str, object]]:
-    """The audit events so far, the oldest first."""
-    answer = await plane.http.get(
+async def audit_events(plane: ApiServer) -> list[dict[str, object]]:
+    """Return all audit events, oldest first."""
+    response = await plane.http.get(
         "/v1/events?follow=false", headers={**bearer_header(OPERATOR_TOKEN), "last-event-id": "0"}
     )
-    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
+    events = [json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")]
     return [event for event in events if event["kind"].startswith("audit.")]
 
 
 def with_tokens(settings: Settings, *tokens: dict[str, str]) -> Settings:
-    known = tuple(ApiTokenSettings.model_validate(token) for token in tokens)
-    return settings.model_copy(update={"api": settings.api.model_copy(update={"tokens": known})})
+    api_tokens = tuple(ApiTokenSettings.model_validate(token) for token in tokens)
+    return settings.model_copy(update={"api": settings.api.model_copy(update={"tokens": api_tokens})})
 
 
 @pytest.mark.parametrize("path", ["/v1/nodes", "/v1/config", "/openapi.json", "/metrics", "/", "/nowhere"])
-async def test_nothing_is_told_to_whom_we_do_not_know(plane: ApiServer, path: str) -> None:
+async def test_unauthenticated_request_is_denied(plane: ApiServer, path: str) -> None:
     for headers in (
         {},
         bearer_header(UNKNOWN_TOKEN),
@@ -64,25 +64,25 @@ async def test_nothing_is_told_to_whom_we_do_not_know(plane: ApiServer, path: st
         {"cookie": f"tidevoy_token={UNKNOWN_TOKEN}"},
         {"cookie": f"other={OPERATOR_TOKEN}"},
     ):
-        answer = await plane.http.get(path, headers=headers)
-        assert (answer.status_code, kind(answer)) == (401, "unauthenticated"), headers
-        assert answer.headers["www-authenticate"] == 'Bearer realm="tidevoy"'
-        assert answer.headers["connection"] == "close"
+        response = await plane.http.get(path, headers=headers)
+        assert (response.status_code, kind(response)) == (401, "unauthenticated"), headers
+        assert response.headers["www-authenticate"] == 'Bearer realm="tidevoy"'
+        assert response.headers["connection"] == "close"
 
 
-async def test_two_tokens_are_none(plane: ApiServer) -> None:
+async def test_two_authorization_headers_are_denied(plane: ApiServer) -> None:
     both = httpx2.Headers(
         [("authorization", f"Bearer {OPERATOR_TOKEN}"), ("authorization", f"Bearer {OPERATOR_TOKEN}")]
     )
     assert (await plane.http.get("/v1/nodes", headers=both)).status_code == 401
 
 
-async def test_supervisors_need_no_token(plane: ApiServer) -> None:
+async def test_health_checks_need_no_token(plane: ApiServer) -> None:
     assert (await plane.http.get("/healthz")).status_code == 200
     assert (await plane.http.get("/readyz")).status_code in (200, 503)
 
 
-async def test_a_viewer_reads_and_changes_nothing(plane: ApiServer) -> None:
+async def test_viewer_reads_and_its_writes_are_denied_and_audited(plane: ApiServer) -> None:
     viewer = bearer_header(VIEWER_TOKEN)
     for path in ("/v1/nodes", NODE, "/v1/envoys", "/v1/config", "/metrics", "/openapi.json"):
         assert (await plane.http.get(path, headers=viewer)).status_code == 200
@@ -99,12 +99,12 @@ async def test_a_viewer_reads_and_changes_nothing(plane: ApiServer) -> None:
         ("POST", "/console/rollouts/x/abort"),
         ("PUT", "/v1/nodes"),
     ):
-        answer = await plane.http.request(method, path, headers=viewer)
-        assert (answer.status_code, kind(answer)) == (403, "forbidden")
+        response = await plane.http.request(method, path, headers=viewer)
+        assert (response.status_code, kind(response)) == (403, "forbidden")
     node = (await plane.http.get(NODE, headers=viewer)).json()
     assert node["drain"] is None
-    refused = [event["kind"] for event in await told(plane)]
-    assert refused == [
+    denied = [event["kind"] for event in await audit_events(plane)]
+    assert denied == [
         "audit.drain_node",
         "audit.undrain_node",
         "audit.add_node",
@@ -118,48 +118,49 @@ async def test_a_viewer_reads_and_changes_nothing(plane: ApiServer) -> None:
     ]
 
 
-async def test_what_is_written_is_told(plane: ApiServer) -> None:
+async def test_audit_events_record_caller_and_outcome_of_writes(plane: ApiServer) -> None:
     operator = bearer_header(OPERATOR_TOKEN)
     assert (await plane.http.post(f"{NODE}/drain", headers=operator)).status_code == 202
     assert (await plane.http.post("/v1/nodes/127.0.0.1:1/drain", headers=operator)).status_code == 404
     assert (await plane.http.post(f"{NODE}/drain", headers=bearer_header(VIEWER_TOKEN))).status_code == 403
-    seen = [(event["subject"], event["data"]) for event in await told(plane)]
+    recorded = [(event["subject"], event["data"]) for event in await audit_events(plane)]
     anna = {"who": "anna", "role": "operator", "from": "127.0.0.1"}
     vera = {"who": "vera", "role": "viewer", "from": "127.0.0.1"}
-    assert seen == [
+    assert recorded == [
         ("127.0.0.1:4000", {**anna, "outcome": "done", "status": 202}),
         ("127.0.0.1:1", {**anna, "outcome": "failed", "status": 404}),
         ("127.0.0.1:4000", {**vera, "outcome": "refused", "status": 403}),
     ]
 
 
-async def test_nobody_washes_away_what_others_did(plane: ApiServer) -> None:
+async def test_audit_events_of_one_caller_are_rate_limited(plane: ApiServer) -> None:
     assert (await plane.http.post(f"{NODE}/drain", headers=bearer_header(OPERATOR_TOKEN))).status_code == 202
     for _ in range(50):
         await plane.http.post(f"{NODE}/undrain", headers=bearer_header(VIEWER_TOKEN))
         await plane.http.post("/login", data={"token": VIEWER_TOKEN})
     plane.http.cookies.clear()
-    for _ in range(10):  # by whom we do not know
+    for _ in range(10):  # unauthenticated
         for path in ("/logout", "/login"):
             await plane.http.post(path, headers={"cookie": "tidevoy_token=x", "origin": "https://evil"})
             await plane.http.post(path, headers={"cookie": "tidevoy_token=x", "origin": plane.url})
-    kinds = [event["kind"] for event in await told(plane)]
+    kinds = [event["kind"] for event in await audit_events(plane)]
     assert kinds[0] == "audit.drain_node"
-    assert 10 <= len([kind for kind in kinds if kind in ("audit.undrain_node", "audit.login")]) <= 15
+    limited_kinds = [name for name in kinds if name in ("audit.undrain_node", "audit.login")]
+    assert 10 <= len(limited_kinds) <= 15
     assert set(kinds) <= {"audit.drain_node", "audit.undrain_node", "audit.login", "audit.unauthenticated"}
 
 
-async def test_wrong_tokens_are_counted_and_told_rarely(plane: ApiServer) -> None:
+async def test_wrong_tokens_are_counted_and_their_events_rate_limited(plane: ApiServer) -> None:
     for _ in range(40):
         await plane.http.get("/v1/nodes", headers=bearer_header(UNKNOWN_TOKEN))
     metrics = (await plane.http.get("/metrics", headers=bearer_header(VIEWER_TOKEN))).text
     assert 'tidevoy_api_refused_total{reason="wrong_token"} 40.0' in metrics
-    events = [event for event in await told(plane) if event["kind"] == "audit.unauthenticated"]
+    events = [event for event in await audit_events(plane) if event["kind"] == "audit.unauthenticated"]
     assert 1 <= len(events) <= 8
     assert UNKNOWN_TOKEN not in str(events)
 
 
-async def test_tokens_come_and_go_by_a_reload(plane: ApiServer) -> None:
+async def test_reload_adds_and_revokes_tokens(plane: ApiServer) -> None:
     before = plane.next_settings
     plane.next_settings = with_tokens(before, TOKENS[0])
     assert (await plane.http.get("/v1/nodes", headers=bearer_header(VIEWER_TOKEN))).status_code == 200
@@ -171,32 +172,39 @@ async def test_tokens_come_and_go_by_a_reload(plane: ApiServer) -> None:
     assert (await plane.http.get("/v1/nodes", headers=bearer_header(VIEWER_TOKEN))).status_code == 200
 
 
-async def test_an_open_stream_ends_with_its_token(plane: ApiServer) -> None:
+async def test_open_stream_ends_when_its_token_is_revoked(plane: ApiServer) -> None:
     plane.next_settings = with_tokens(plane.next_settings, TOKENS[0])
-    async with await HttpConnection.open(plane) as kept, await HttpConnection.open(plane) as lost:
-        for wire, token in ((kept, OPERATOR_TOKEN), (lost, VIEWER_TOKEN)):
-            wire.send("GET", "/v1/events", f"Authorization: Bearer {token}")
-            await wire.reader.readuntil(b": tidevoy\n\n")
+    async with await HttpConnection.open(plane) as operator, await HttpConnection.open(plane) as viewer:
+        for connection, token in ((operator, OPERATOR_TOKEN), (viewer, VIEWER_TOKEN)):
+            connection.send("GET", "/v1/events", f"Authorization: Bearer {token}")
+            await connection.reader.readuntil(b": tidevoy\n\n")
         await plane.http.post("/v1/config/reload", headers=bearer_header(OPERATOR_TOKEN))
-        # What is told next is the end of the one, and an event for the other.
+        # The next event ends the viewer's stream and is sent to the operator's.
         assert (
             await plane.http.post(f"{NODE}/drain", headers=bearer_header(OPERATOR_TOKEN))
         ).status_code == 202
         async with asyncio.timeout(10):
-            assert b"drain" not in await lost.reader.readuntil(b"0\r\n\r\n")
-            await kept.reader.readuntil(b"intent.drain")
+            assert b"drain" not in await viewer.reader.readuntil(b"0\r\n\r\n")
+            await operator.reader.readuntil(b"intent.drain")
 
 
-async def test_every_answer_has_the_headers_that_guard_a_browser(plane: ApiServer) -> None:
-    async with await HttpConnection.open(plane) as wire:
-        answers = [await wire.request("GET", "/healthz"), await wire.request("GET", "/v1/nodes")]
-    async with await HttpConnection.open(plane) as wire:
-        answers.append(await wire.request("GET", "/v1/nodes"))
-    async with await HttpConnection.open(plane) as wire:
-        answers.append(await wire.request("GET", "/v1/nodes", f"Authorization: Bearer {OPERATOR_TOKEN}"))
-        answers.append(await wire.request("POST", "/nowhere", f"Authorization: Bearer {OPERATOR_TOKEN}"))
-    assert [status for status, _, _ in answers] == [200, 401, 401, 200, 404]
-    for _, headers, _ in answers:
+async def test_every_response_has_security_headers(plane: ApiServer) -> None:
+    async with await HttpConnection.open(plane) as connection:
+        responses = [
+            await connection.request("GET", "/healthz"),
+            await connection.request("GET", "/v1/nodes"),
+        ]
+    async with await HttpConnection.open(plane) as connection:
+        responses.append(await connection.request("GET", "/v1/nodes"))
+    async with await HttpConnection.open(plane) as connection:
+        responses.append(
+            await connection.request("GET", "/v1/nodes", f"Authorization: Bearer {OPERATOR_TOKEN}")
+        )
+        responses.append(
+            await connection.request("POST", "/nowhere", f"Authorization: Bearer {OPERATOR_TOKEN}")
+        )
+    assert [status for status, _, _ in responses] == [200, 401, 401, 200, 404]
+    for _, headers, _ in responses:
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["referrer-policy"] == "same-origin"
         assert headers["cache-control"] == "no-store"
@@ -205,122 +213,124 @@ async def test_every_answer_has_the_headers_that_guard_a_browser(plane: ApiServe
         assert "strict-transport-security" not in headers
 
 
-async def test_a_refused_request_is_the_last_of_its_connection(plane: ApiServer) -> None:
-    async with await HttpConnection.open(plane) as wire:
-        assert (await wire.request("GET", "/healthz"))[0] == 200
-        status, headers, _ = await wire.request("GET", "/v1/nodes", f"Authorization: Bearer {UNKNOWN_TOKEN}")
+async def test_denied_request_closes_its_connection(plane: ApiServer) -> None:
+    async with await HttpConnection.open(plane) as connection:
+        assert (await connection.request("GET", "/healthz"))[0] == 200
+        status, headers, _ = await connection.request(
+            "GET", "/v1/nodes", f"Authorization: Bearer {UNKNOWN_TOKEN}"
+        )
         assert (status, headers["connection"]) == (401, "close")
-        assert await wire.read_to_end() == b""
+        assert await connection.read_to_end() == b""
 
 
-async def test_an_answer_reaches_a_client_that_is_still_sending(plane: ApiServer) -> None:
-    async with await HttpConnection.open(plane) as wire:
-        status, _, body = await wire.request("POST", "/v1/nodes", "Content-Length: 400000")
+async def test_client_that_still_sends_receives_the_denial(plane: ApiServer) -> None:
+    async with await HttpConnection.open(plane) as connection:
+        status, _, body = await connection.request("POST", "/v1/nodes", "Content-Length: 400000")
         assert status == 401
         assert b"unauthenticated" in body
-        wire.writer.write(b"x" * 400_000)
-        assert await wire.read_to_end() == b""
+        connection.writer.write(b"x" * 400_000)
+        assert await connection.read_to_end() == b""
 
 
 # --- browsers ---
 
 
-async def test_a_person_is_sent_to_the_login(plane: ApiServer) -> None:
+async def test_browser_is_redirected_to_the_login(plane: ApiServer) -> None:
     page = {"accept": "text/html,*/*"}
-    answer = await plane.http.get("/", headers=page)
-    assert (answer.status_code, answer.headers["location"]) == (303, "/login")
-    answer = await plane.http.get("/nodes/a b", headers=page)
-    assert (answer.status_code, answer.headers["location"]) == (303, "/login?next=/nodes/a%20b")
-    answer = await plane.http.get("/v1/nodes", headers={**page, "hx-request": "true"})
-    assert (answer.status_code, answer.headers["hx-redirect"]) == (401, "/login")
+    response = await plane.http.get("/", headers=page)
+    assert (response.status_code, response.headers["location"]) == (303, "/login")
+    response = await plane.http.get("/nodes/a b", headers=page)
+    assert (response.status_code, response.headers["location"]) == (303, "/login?next=/nodes/a%20b")
+    response = await plane.http.get("/v1/nodes", headers={**page, "hx-request": "true"})
+    assert (response.status_code, response.headers["hx-redirect"]) == (401, "/login")
 
 
-async def test_a_login_gives_a_cookie_that_is_as_good_as_the_token(plane: ApiServer) -> None:
-    answer = await plane.http.post("/login", data={"token": OPERATOR_TOKEN, "next": "/nodes"})
-    assert (answer.status_code, answer.headers["location"]) == (303, "/nodes")
-    cookie = answer.headers["set-cookie"]
+async def test_login_sets_cookie_that_authenticates(plane: ApiServer) -> None:
+    response = await plane.http.post("/login", data={"token": OPERATOR_TOKEN, "next": "/nodes"})
+    assert (response.status_code, response.headers["location"]) == (303, "/nodes")
+    cookie = response.headers["set-cookie"]
     assert cookie.startswith(f"tidevoy_token={OPERATOR_TOKEN}; ")
     assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
     plane.http.cookies.clear()
-    shown = {"cookie": f"tidevoy_token={OPERATOR_TOKEN}"}
-    assert (await plane.http.get("/v1/nodes", headers=shown)).status_code == 200
-    ours, foreign = {"origin": plane.url}, {"origin": "https://evil.example"}
-    for origin, status in ((foreign, 403), ({"origin": "null"}, 403), ({}, 403), (ours, 202)):
-        drained = await plane.http.post(f"{NODE}/drain", headers={**shown, **origin})
+    cookie_header = {"cookie": f"tidevoy_token={OPERATOR_TOKEN}"}
+    assert (await plane.http.get("/v1/nodes", headers=cookie_header)).status_code == 200
+    same_origin, cross_origin = {"origin": plane.url}, {"origin": "https://evil.example"}
+    for origin, status in ((cross_origin, 403), ({"origin": "null"}, 403), ({}, 403), (same_origin, 202)):
+        drained = await plane.http.post(f"{NODE}/drain", headers={**cookie_header, **origin})
         assert drained.status_code == status, origin
-    left = await plane.http.post("/logout", headers={**shown, **ours})
-    assert (left.status_code, left.headers["location"]) == (303, "/login?left=1")
-    assert "Max-Age=0" in left.headers["set-cookie"]
-    assert {"audit.login", "audit.logout"} <= {str(event["kind"]) for event in await told(plane)}
+    logout = await plane.http.post("/logout", headers={**cookie_header, **same_origin})
+    assert (logout.status_code, logout.headers["location"]) == (303, "/login?left=1")
+    assert "Max-Age=0" in logout.headers["set-cookie"]
+    assert {"audit.login", "audit.logout"} <= {str(event["kind"]) for event in await audit_events(plane)}
 
 
 @pytest.mark.parametrize("token", [UNKNOWN_TOKEN, "", OPERATOR_TOKEN[:-1], "\u00e4"])
-async def test_a_login_with_a_wrong_token(plane: ApiServer, token: str) -> None:
-    answer = await plane.http.post("/login", data={"token": token, "next": "/nodes"})
-    assert (answer.status_code, answer.headers["location"]) == (303, "/login?refused=1&next=/nodes")
-    assert "set-cookie" not in answer.headers
+async def test_login_with_wrong_token_returns_to_the_login_page(plane: ApiServer, token: str) -> None:
+    response = await plane.http.post("/login", data={"token": token, "next": "/nodes"})
+    assert (response.status_code, response.headers["location"]) == (303, "/login?refused=1&next=/nodes")
+    assert "set-cookie" not in response.headers
 
 
 @pytest.mark.parametrize(
-    "wanted", ["//evil.example", "https://evil.example", "/\\evil.example", "/a\r\nb", "x"]
+    "next_path", ["//evil.example", "https://evil.example", "/\\evil.example", "/a\r\nb", "x"]
 )
-async def test_a_login_leads_to_no_other_host(plane: ApiServer, wanted: str) -> None:
-    answer = await plane.http.post("/login", data={"token": VIEWER_TOKEN, "next": wanted})
-    assert answer.headers["location"] == "/"
+async def test_login_does_not_redirect_to_another_host(plane: ApiServer, next_path: str) -> None:
+    response = await plane.http.post("/login", data={"token": VIEWER_TOKEN, "next": next_path})
+    assert response.headers["location"] == "/"
 
 
-async def test_a_page_of_others_cannot_log_somebody_in(plane: ApiServer) -> None:
-    foreign = {"origin": "https://evil.example"}
-    answer = await plane.http.post("/login", data={"token": VIEWER_TOKEN}, headers=foreign)
-    assert (answer.status_code, kind(answer)) == (403, "foreign-origin")
+async def test_cross_origin_login_is_denied(plane: ApiServer) -> None:
+    cross_origin = {"origin": "https://evil.example"}
+    response = await plane.http.post("/login", data={"token": VIEWER_TOKEN}, headers=cross_origin)
+    assert (response.status_code, kind(response)) == (403, "foreign-origin")
 
 
 # --- without tokens ---
 
 
-async def test_where_nobody_is_asked_everybody_is_an_operator(tmp_path: Path, ports: Ports) -> None:
+async def test_without_tokens_every_caller_is_operator(tmp_path: Path, ports: Ports) -> None:
     async with run_api_server(settings_with_tokens(tmp_path, ports, tokens=[])) as plane:
         assert (
             await plane.http.post(f"{NODE}/drain", headers=bearer_header(UNKNOWN_TOKEN))
         ).status_code == 202
         assert (await plane.http.get("/openapi.json")).json().get("security") is None
-        event = (await told(plane))[0]
+        event = (await audit_events(plane))[0]
         assert (event["kind"], event["data"]["who"]) == ("audit.drain_node", "anonymous")  # type: ignore[index]
 
 
-async def test_a_name_of_others_leads_nowhere(tmp_path: Path, ports: Ports) -> None:
-    wanted = settings_with_tokens(tmp_path, ports, tokens=[], host_names=["Tidevoy.example.org"])
-    async with run_api_server(wanted) as plane:
+async def test_unknown_host_names_are_rejected(tmp_path: Path, ports: Ports) -> None:
+    server_settings = settings_with_tokens(tmp_path, ports, tokens=[], host_names=["Tidevoy.example.org"])
+    async with run_api_server(server_settings) as plane:
         for host, status in (
             ("evil.example", 421),
             ("tidevoy.example.org.evil.example", 421),
-            (f"{wanted.api.listen}.evil.example", 421),
+            (f"{server_settings.api.listen}.evil.example", 421),
             ("tidevoy.example.org", 200),
-            (wanted.api.listen, 200),
+            (server_settings.api.listen, 200),
             ("[::1]:3080", 200),
             ("localhost:3080", 200),
         ):
-            # A page there is one of ours to a browser.
+            # To a browser, a page of this host is same-origin.
             fields = {"host": host, "origin": f"http://{host}"}
             assert (await plane.http.get("/v1/nodes", headers=fields)).status_code == status, host
             drained = await plane.http.post(f"{NODE}/drain", headers=fields)
             assert drained.status_code == (202 if status == 200 else 421), host
         assert kind(await plane.http.get("/", headers={"host": "evil.example"})) == "misdirected"
-        async with await HttpConnection.open(plane) as wire:
-            wire.writer.write(f"POST {NODE}/drain HTTP/1.1\r\nHost:\r\nOrigin: null\r\n\r\n".encode())
-            assert (await wire.reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 403 ")
-        async with await HttpConnection.open(plane) as wire:
-            wire.writer.write(b"GET /v1/nodes HTTP/1.0\r\n\r\n")
-            assert (await wire.reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
+        async with await HttpConnection.open(plane) as connection:
+            connection.writer.write(f"POST {NODE}/drain HTTP/1.1\r\nHost:\r\nOrigin: null\r\n\r\n".encode())
+            assert (await connection.reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 403 ")
+        async with await HttpConnection.open(plane) as connection:
+            connection.writer.write(b"GET /v1/nodes HTTP/1.0\r\n\r\n")
+            assert (await connection.reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200 ")
 
 
-async def test_metrics_may_be_open(tmp_path: Path, ports: Ports) -> None:
+async def test_open_metrics_need_no_token(tmp_path: Path, ports: Ports) -> None:
     async with run_api_server(settings_with_tokens(tmp_path, ports, open_metrics=True)) as plane:
         assert (await plane.http.get("/metrics")).status_code == 200
         assert (await plane.http.get("/v1/nodes")).status_code == 401
 
 
-async def test_the_description_says_how_to_call(plane: ApiServer) -> None:
+async def test_openapi_document_describes_authentication(plane: ApiServer) -> None:
     document = (await plane.http.get("/openapi.json", headers=bearer_header(VIEWER_TOKEN))).json()
     assert document["security"] == [{"token": []}, {"cookie": []}]
     assert set(document["components"]["securitySchemes"]) == {"token", "cookie"}

@@ -1,4 +1,4 @@
-"""`/v1/events` over HTTP: order, resumption, heartbeats, and how a stream ends."""
+"""`/v1/events` over HTTP: order, resumption, heartbeats, and the end of a stream."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def listen(plane: ApiServer, **headers: str) -> AsyncIterator[Events]:
         yield aiter(httpx2.EventSource(response))
 
 
-async def until(events: Events, kind: str) -> tuple[httpx2.ServerSentEvent, dict[str, Any]]:
+async def wait_for_kind(events: Events, kind: str) -> tuple[httpx2.ServerSentEvent, dict[str, Any]]:
     async with asyncio.timeout(10):
         async for event in events:
             data: Any = event.json()
@@ -44,14 +44,16 @@ async def until(events: Events, kind: str) -> tuple[httpx2.ServerSentEvent, dict
     raise AssertionError(f"the stream ended without {kind}")
 
 
-async def kept(plane: ApiServer, after: str) -> list[int]:
-    answer = await plane.http.get("/v1/events", params={"follow": "false"}, headers={"Last-Event-ID": after})
-    return [int(line.removeprefix("id: ")) for line in answer.text.splitlines() if line.startswith("id: ")]
+async def stored_ids(plane: ApiServer, after: str) -> list[int]:
+    response = await plane.http.get(
+        "/v1/events", params={"follow": "false"}, headers={"Last-Event-ID": after}
+    )
+    return [int(line.removeprefix("id: ")) for line in response.text.splitlines() if line.startswith("id: ")]
 
 
-async def test_events_come_as_things_happen(plane: ApiServer) -> None:
+async def test_events_are_streamed_as_they_happen(plane: ApiServer) -> None:
     async with listen(plane) as events:
-        waiting = asyncio.create_task(until(events, "node.discovered"))
+        waiting = asyncio.create_task(wait_for_kind(events, "node.discovered"))
         await plane.http.post("/v1/nodes", json={"address": "127.0.0.1:1"})
         event, data = await waiting
         assert event.event == "node"
@@ -59,22 +61,22 @@ async def test_events_come_as_things_happen(plane: ApiServer) -> None:
         assert str(data["id"]) == event.id
 
 
-async def test_a_reader_goes_on_where_it_stopped(plane: ApiServer) -> None:
+async def test_client_resumes_after_the_last_event_id(plane: ApiServer) -> None:
     for number in range(1, 4):
         await plane.http.post("/v1/nodes", json={"address": f"127.0.0.1:{number}"})
-    everything = await kept(plane, "0")
-    assert everything == sorted(set(everything))
-    middle = everything[len(everything) // 2]
-    assert await kept(plane, str(middle)) == [number for number in everything if number > middle]
+    all_ids = await stored_ids(plane, "0")
+    assert all_ids == sorted(set(all_ids))
+    middle = all_ids[len(all_ids) // 2]
+    assert await stored_ids(plane, str(middle)) == [event_id for event_id in all_ids if event_id > middle]
     async with listen(plane, **{"Last-Event-ID": str(middle)}) as events:
         assert int((await anext(events)).id) > middle
 
 
 @pytest.mark.parametrize("value", ["x", "-1", "1.5", str(2**63)])
-async def test_an_id_that_is_none(plane: ApiServer, value: str) -> None:
-    answer = await plane.http.get("/v1/events", headers={"Last-Event-ID": value})
-    assert answer.status_code == 422
-    assert answer.json()["errors"][0]["field"] == "last-event-id"
+async def test_invalid_last_event_id_is_rejected(plane: ApiServer, value: str) -> None:
+    response = await plane.http.get("/v1/events", headers={"Last-Event-ID": value})
+    assert response.status_code == 422
+    assert response.json()["errors"][0]["field"] == "last-event-id"
 
 
 async def test_streams_end_when_the_server_stops(plane: ApiServer) -> None:
@@ -85,19 +87,19 @@ async def test_streams_end_when_the_server_stops(plane: ApiServer) -> None:
         start = loop.time()
         plane.serving.cancel()
         async with asyncio.timeout(10):
-            assert await waiting is None  # a proper end of the body: a cut would raise
+            assert await waiting is None  # a complete body: a broken connection would raise
             await asyncio.wait({plane.serving})
         assert loop.time() - start < 2.0
 
 
-async def test_a_silent_stream_has_heartbeats_and_lets_go_of_its_reader() -> None:
+async def test_idle_stream_sends_heartbeats_and_closes_its_subscription() -> None:
     log = EventLog(monotonic_unix_clock())
     events = log.subscribe()
     chunks = route.iter_sse_events(events, asyncio.Event(), follow=True, heartbeat=0.02)
     first = await anext(chunks)
     assert [first, await anext(chunks), await anext(chunks)] == [": tidevoy\n\n", *[": alive\n\n"] * 2]
     before = asyncio.all_tasks()
-    assert len(before) == 3  # this test, the wait for the end, the wait for an event
+    assert len(before) == 3  # this test, the wait for the stop, the wait for an event
     await chunks.aclose()
     assert len(asyncio.all_tasks()) == 1
     log.append("node.state", "a:1", "it is active")
@@ -105,7 +107,7 @@ async def test_a_silent_stream_has_heartbeats_and_lets_go_of_its_reader() -> Non
         await anext(events)
 
 
-async def test_a_stream_ends_with_the_log() -> None:
+async def test_stream_ends_when_the_event_log_closes() -> None:
     log = EventLog(monotonic_unix_clock())
     log.append("node.state", "a:1", "it is active")
     chunks = route.iter_sse_events(log.subscribe(0), asyncio.Event(), follow=True)

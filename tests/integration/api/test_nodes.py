@@ -1,4 +1,4 @@
-"""`/v1/nodes` over HTTP, with a real control plane behind it."""
+"""`/v1/nodes` over HTTP against a running control plane."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.controlplane.telemetry_messages import (
     sessions_family,
 )
 
-PROBLEM = "application/problem+json"
+PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 
 @pytest.fixture
@@ -30,9 +30,9 @@ async def plane(tmp_path: Path, ports: Ports, node: str) -> AsyncIterator[ApiSer
         yield plane
 
 
-async def test_a_node_tells_all_that_is_known(plane: ApiServer, node: str) -> None:
-    seen = await plane.wait_for_state(node, "active")
-    assert set(seen) == {
+async def test_node_has_all_fields(plane: ApiServer, node: str) -> None:
+    reported = await plane.wait_for_state(node, "active")
+    assert set(reported) == {
         *("address", "status_address", "source", "state", "reason", "health", "version", "labels", "weight"),
         *(
             "connections",
@@ -48,17 +48,27 @@ async def test_a_node_tells_all_that_is_known(plane: ApiServer, node: str) -> No
         *("latency", "bytes", "errors", "migrations", "departure", "hindrances", "rebalance"),
         *("group", "backup", "zone", "vitals", "explanation", "ejected_by"),
     }
-    assert (seen["address"], seen["endpoint"], seen["source"], seen["weight"]) == (node, node, "static", 100)
-    assert seen["advice"] == "HEALTHY"
-    assert seen["published_weight"] >= 1
-    assert (seen["connections"], seen["sessions"], seen["drain"]) == (None, None, None)
-    assert (seen["departure"], seen["hindrances"], seen["rebalance"]) == (None, [], 0)
-    assert (seen["group"], seen["backup"], seen["zone"], seen["vitals"]) == ("", False, None, None)
-    unread = {each["name"]: each["score"] for each in seen["explanation"]["factors"]}
-    assert [unread[name] for name in ("state", "health", "memory", "cpu")] == [0, None, None, None]
-    assert seen["health"]["status"] is None
-    assert seen["health"]["sql"]["outcome"] == "pass"
-    assert datetime.fromisoformat(seen["since"]).utcoffset() == timedelta(0)
+    assert (reported["address"], reported["endpoint"], reported["source"], reported["weight"]) == (
+        node,
+        node,
+        "static",
+        100,
+    )
+    assert reported["advice"] == "HEALTHY"
+    assert reported["published_weight"] >= 1
+    assert (reported["connections"], reported["sessions"], reported["drain"]) == (None, None, None)
+    assert (reported["departure"], reported["hindrances"], reported["rebalance"]) == (None, [], 0)
+    assert (reported["group"], reported["backup"], reported["zone"], reported["vitals"]) == (
+        "",
+        False,
+        None,
+        None,
+    )
+    scores = {factor["name"]: factor["score"] for factor in reported["explanation"]["factors"]}
+    assert [scores[name] for name in ("state", "health", "memory", "cpu")] == [0, None, None, None]
+    assert reported["health"]["status"] is None
+    assert reported["health"]["sql"]["outcome"] == "pass"
+    assert datetime.fromisoformat(reported["since"]).utcoffset() == timedelta(0)
     listed = (await plane.http.get("/v1/nodes")).json()
     assert set(listed) == {"nodes", "problems", "foreign", "excluded"}
     assert [entry["address"] for entry in listed["nodes"]] == [node]
@@ -71,11 +81,11 @@ async def test_add_change_and_remove(plane: ApiServer) -> None:
     assert added.status_code == 201
     assert added.headers["location"] == "/v1/nodes/%5Bfd00%3A%3A1%5D%3A4000"
     assert (added.json()["address"], added.json()["state"]) == ("[fd00::1]:4000", "joining")
-    there = (await plane.http.get(added.headers["location"])).json()
-    assert (there["weight"], there["labels"], there["source"]) == (7, {"zone": "a"}, "api")
+    node = (await plane.http.get(added.headers["location"])).json()
+    assert (node["weight"], node["labels"], node["source"]) == (7, {"zone": "a"}, "api")
 
-    again = await plane.http.post("/v1/nodes", json={"address": "[fd00::1]:4000"})
-    assert (again.status_code, again.json()["type"]) == (409, "urn:tidevoy:problem:node-exists")
+    repeated = await plane.http.post("/v1/nodes", json={"address": "[fd00::1]:4000"})
+    assert (repeated.status_code, repeated.json()["type"]) == (409, "urn:tidevoy:problem:node-exists")
 
     changed = await plane.http.patch(added.headers["location"], json={"weight": 9})
     assert (changed.status_code, changed.json()["weight"], changed.json()["labels"]) == (
@@ -88,46 +98,46 @@ async def test_add_change_and_remove(plane: ApiServer) -> None:
     assert removed.status_code == 202
 
 
-async def test_labels_are_laid_over_those_of_the_source(plane: ApiServer) -> None:
-    given = {"zone": "a", "rack": "1"}
-    added = await plane.http.post("/v1/nodes", json={"address": "127.0.0.1:1", "labels": given})
+async def test_patched_labels_override_those_of_the_source(plane: ApiServer) -> None:
+    source_labels = {"zone": "a", "rack": "1"}
+    added = await plane.http.post("/v1/nodes", json={"address": "127.0.0.1:1", "labels": source_labels})
     path = added.headers["location"]
-    for laid_over, seen in (
-        ({"team": "x"}, {**given, "team": "x"}),
-        ({"zone": "b"}, {**given, "zone": "b"}),  # the label before is taken back: all are replaced
-        (None, {**given, "zone": "b"}),
-        ({}, given),
+    for overrides, expected in (
+        ({"team": "x"}, {**source_labels, "team": "x"}),
+        ({"zone": "b"}, {**source_labels, "zone": "b"}),  # replaces all earlier overrides
+        (None, {**source_labels, "zone": "b"}),
+        ({}, source_labels),
     ):
-        changed = await plane.http.patch(path, json={"labels": laid_over})
-        assert (changed.status_code, changed.json()["labels"]) == (200, seen)
-        assert (await plane.node("127.0.0.1:1"))["labels"] == seen
+        changed = await plane.http.patch(path, json={"labels": overrides})
+        assert (changed.status_code, changed.json()["labels"]) == (200, expected)
+        assert (await plane.node("127.0.0.1:1"))["labels"] == expected
 
 
 async def test_drain_and_undrain_are_idempotent(plane: ApiServer, node: str) -> None:
     await plane.wait_for_state(node, "active")
     for _ in range(2):
-        answer = await plane.http.post(f"/v1/nodes/{node}/drain", json={"deadline_seconds": 30})
-        assert answer.status_code == 202
-        assert answer.json()["state"] in ("draining", "drained")
-        assert answer.json()["advice"] == "DRAINING"
-        drain = answer.json()["drain"]
+        response = await plane.http.post(f"/v1/nodes/{node}/drain", json={"deadline_seconds": 30})
+        assert response.status_code == 202
+        assert response.json()["state"] in ("draining", "drained")
+        assert response.json()["advice"] == "DRAINING"
+        drain = response.json()["drain"]
         assert drain["on_deadline"] == "keep"
-        length = datetime.fromisoformat(drain["deadline"]) - datetime.fromisoformat(drain["since"])
-        assert length == timedelta(seconds=30)
+        duration = datetime.fromisoformat(drain["deadline"]) - datetime.fromisoformat(drain["since"])
+        assert duration == timedelta(seconds=30)
     for _ in range(2):
-        answer = await plane.http.post(f"/v1/nodes/{node}/undrain")
-        assert (answer.status_code, answer.json()["drain"]) == (202, None)
+        response = await plane.http.post(f"/v1/nodes/{node}/undrain")
+        assert (response.status_code, response.json()["drain"]) == (202, None)
     await plane.wait_for_state(node, "active")
 
 
-async def test_a_drain_needs_no_body(plane: ApiServer, node: str) -> None:
-    answer = await plane.http.post(f"/v1/nodes/{node}/drain")
-    drain = answer.json()["drain"]
-    length = datetime.fromisoformat(drain["deadline"]) - datetime.fromisoformat(drain["since"])
-    assert (answer.status_code, length) == (202, timedelta(seconds=600))
+async def test_drain_without_body_uses_the_defaults(plane: ApiServer, node: str) -> None:
+    response = await plane.http.post(f"/v1/nodes/{node}/drain")
+    drain = response.json()["drain"]
+    duration = datetime.fromisoformat(drain["deadline"]) - datetime.fromisoformat(drain["since"])
+    assert (response.status_code, duration) == (202, timedelta(seconds=600))
 
 
-async def test_ending_sessions_is_refused_while_an_envoy_has_no_module(plane: ApiServer, node: str) -> None:
+async def test_closing_sessions_is_rejected_while_an_envoy_has_no_module(plane: ApiServer, node: str) -> None:
     port = addresses.split(plane.next_settings.xds.listen)[1]
     async with FakeEnvoy(port, "one", module=VERSION), FakeEnvoy(port, "stock"):
         async with asyncio.timeout(15):
@@ -135,14 +145,14 @@ async def test_ending_sessions_is_refused_while_an_envoy_has_no_module(plane: Ap
                 pass
         closing = await plane.http.post(f"/v1/nodes/{node}/drain", json={"on_deadline": "close"})
         forced = await plane.http.delete(f"/v1/nodes/{node}", params={"force": "true"})
-        for answer in (closing, forced):
-            assert (answer.status_code, answer.headers["content-type"]) == (409, PROBLEM)
-            assert answer.json()["type"] == "urn:tidevoy:problem:needs-module"
-            assert "it is not in use in stock;" in answer.json()["detail"]
+        for response in (closing, forced):
+            assert (response.status_code, response.headers["content-type"]) == (409, PROBLEM_MEDIA_TYPE)
+            assert response.json()["type"] == "urn:tidevoy:problem:needs-module"
+            assert "these Envoys do not use it: stock;" in response.json()["detail"]
         assert (await plane.node(node))["drain"] is None
 
 
-async def test_sessions_are_ended_at_the_deadline_or_at_once(plane: ApiServer, node: str) -> None:
+async def test_sessions_are_closed_at_the_deadline_or_at_once(plane: ApiServer, node: str) -> None:
     port = addresses.split(plane.next_settings.xds.listen)[1]
     await plane.wait_for_state(node, "active")
     async with FakeEnvoy(port, module=VERSION), open_metrics_stream(port) as stream:
@@ -152,11 +162,11 @@ async def test_sessions_are_ended_at_the_deadline_or_at_once(plane: ApiServer, n
             while (await plane.node(node))["sessions"] != 2:
                 pass
         body = {"deadline_seconds": 0.5, "on_deadline": "close"}
-        asked = await plane.http.post(f"/v1/nodes/{node}/drain", json=body)
-        assert (asked.status_code, asked.json()["drain"]["on_deadline"]) == (202, "close")
-        assert asked.json()["reason"] == "drained by an operator"
+        drained = await plane.http.post(f"/v1/nodes/{node}/drain", json=body)
+        assert (drained.status_code, drained.json()["drain"]["on_deadline"]) == (202, "close")
+        assert drained.json()["reason"] == "drained by an operator"
         async with asyncio.timeout(15):
-            while "the sessions that are left are ended" not in (await plane.node(node))["reason"]:
+            while "the remaining sessions are terminated" not in (await plane.node(node))["reason"]:
                 pass
         assert (await plane.http.post(f"/v1/nodes/{node}/undrain")).json()["state"] == "active"
         forced = await plane.http.delete(f"/v1/nodes/{node}", params={"force": "true"})
@@ -185,10 +195,10 @@ async def test_sessions_are_ended_at_the_deadline_or_at_once(plane: ApiServer, n
         ([], "body"),
     ],
 )
-async def test_a_bad_value_is_named(plane: ApiServer, body: Any, field: str) -> None:
-    answer = await plane.http.post("/v1/nodes", json=body)
-    assert (answer.status_code, answer.headers["content-type"]) == (422, PROBLEM)
-    assert [wrong["field"] for wrong in answer.json()["errors"]] == [field]
+async def test_error_names_the_invalid_field(plane: ApiServer, body: Any, field: str) -> None:
+    response = await plane.http.post("/v1/nodes", json=body)
+    assert (response.status_code, response.headers["content-type"]) == (422, PROBLEM_MEDIA_TYPE)
+    assert [error["field"] for error in response.json()["errors"]] == [field]
 
 
 @pytest.mark.parametrize(
@@ -206,10 +216,10 @@ async def test_a_bad_value_is_named(plane: ApiServer, body: Any, field: str) -> 
         '{"deadline_seconds": 1',
     ],
 )
-async def test_a_bad_drain(plane: ApiServer, node: str, body: str) -> None:
+async def test_invalid_drain_parameters_are_rejected(plane: ApiServer, node: str, body: str) -> None:
     headers = {"content-type": "application/json"}
-    answer = await plane.http.post(f"/v1/nodes/{node}/drain", content=body, headers=headers)
-    assert (answer.status_code, answer.headers["content-type"]) == (422, PROBLEM)
+    response = await plane.http.post(f"/v1/nodes/{node}/drain", content=body, headers=headers)
+    assert (response.status_code, response.headers["content-type"]) == (422, PROBLEM_MEDIA_TYPE)
     assert (await plane.node(node))["drain"] is None
 
 
@@ -229,10 +239,10 @@ async def test_a_bad_drain(plane: ApiServer, node: str, body: str) -> None:
         ("GET", "/v2/nodes", 404, "not-found"),
     ],
 )
-async def test_a_path_that_leads_nowhere(
+async def test_unknown_nodes_and_invalid_paths_are_rejected(
     plane: ApiServer, method: str, path: str, status: int, kind: str
 ) -> None:
-    answer = await plane.http.request(method, path)
-    assert (answer.status_code, answer.headers["content-type"]) == (status, PROBLEM)
-    assert answer.json()["type"] == f"urn:tidevoy:problem:{kind}"
-    assert answer.json()["status"] == status
+    response = await plane.http.request(method, path)
+    assert (response.status_code, response.headers["content-type"]) == (status, PROBLEM_MEDIA_TYPE)
+    assert response.json()["type"] == f"urn:tidevoy:problem:{kind}"
+    assert response.json()["status"] == status

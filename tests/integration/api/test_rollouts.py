@@ -1,4 +1,4 @@
-"""`/v1/rollouts` over HTTP, with a real control plane and a real etcd behind it."""
+"""`/v1/rollouts` over HTTP against a running control plane and a real etcd."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.controlplane.registered_nodes import (
 )
 from tests.support.waiting import wait_until
 
-PROBLEM = "application/problem+json"
+PROBLEM_MEDIA_TYPE = "application/problem+json"
 ACTIONS = {
     "succeed": {"command": ["/bin/true"]},
     "fail": {"command": ["/bin/sh", "-c", "echo no disk; exit 3"]},
@@ -45,11 +45,11 @@ async def etcd(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Etcd]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def serving(
+async def module_api_server(
     tmp_path_factory: pytest.TempPathFactory, etcd: Etcd, nodes: list[RegisteredNode]
 ) -> AsyncIterator[ApiServer]:
     with Ports() as ports:
-        wanted = settings(
+        server_settings = settings(
             tmp_path_factory.mktemp("plane"),
             ports,
             pd={"urls": [etcd.url]},
@@ -57,77 +57,81 @@ async def serving(
             balance={"slow_start": 0},
             rollouts={"actions": ACTIONS},
         )
-        async with run_api_server(wanted) as plane:
-            yield plane
+        async with run_api_server(server_settings) as api_server:
+            yield api_server
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def plane(serving: ApiServer, nodes: list[RegisteredNode]) -> AsyncIterator[ApiServer]:
-    """All nodes are in service; at the end the rollouts of the test have ended."""
+async def plane(module_api_server: ApiServer, nodes: list[RegisteredNode]) -> AsyncIterator[ApiServer]:
+    """Provide the server with all nodes active, and abort the test's rollouts at the end."""
 
-    async def in_service() -> bool:
-        listed = (await serving.http.get("/v1/nodes")).json()["nodes"]
+    async def all_active() -> bool:
+        listed = (await module_api_server.http.get("/v1/nodes")).json()["nodes"]
         return [node["state"] for node in listed] == ["active"] * len(nodes)
 
-    await wait_until(in_service)
-    yield serving
-    for rollout in await rollouts(serving):
+    await wait_until(all_active)
+    yield module_api_server
+    for rollout in await list_rollouts(module_api_server):
         if not is_over(rollout):
-            await serving.http.post(f"/v1/rollouts/{rollout['id']}/abort")  # refused if it has just ended
-            await becomes(serving, rollout["id"], is_over)
+            # The abort is rejected if the rollout has just ended.
+            await module_api_server.http.post(f"/v1/rollouts/{rollout['id']}/abort")
+            await wait_for_rollout(module_api_server, rollout["id"], is_over)
 
 
 def is_over(rollout: dict[str, Any]) -> bool:
     return RolloutPhase(rollout["phase"]).is_over
 
 
-async def rollouts(plane: ApiServer) -> list[dict[str, Any]]:
-    listed: list[dict[str, Any]] = (await plane.http.get("/v1/rollouts")).json()["rollouts"]
-    return listed
+async def list_rollouts(plane: ApiServer) -> list[dict[str, Any]]:
+    rollouts: list[dict[str, Any]] = (await plane.http.get("/v1/rollouts")).json()["rollouts"]
+    return rollouts
 
 
-async def post(plane: ApiServer, **order: Any) -> Any:
-    return await plane.http.post("/v1/rollouts", json={**FAST_ROLLOUT, **order})
+async def post_rollout(plane: ApiServer, **spec: Any) -> Any:
+    return await plane.http.post("/v1/rollouts", json={**FAST_ROLLOUT, **spec})
 
 
-async def begun(plane: ApiServer, **order: Any) -> str:
-    answer = await post(plane, **order)
-    assert answer.status_code == 201, answer.text
-    name: str = answer.json()["id"]
-    return name
+async def start_rollout(plane: ApiServer, **spec: Any) -> str:
+    """Start a rollout and return its id."""
+    response = await post_rollout(plane, **spec)
+    assert response.status_code == 201, response.text
+    rollout_id: str = response.json()["id"]
+    return rollout_id
 
 
-async def becomes(plane: ApiServer, name: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The rollout, once that holds."""
-    last: dict[str, Any] = {}
+async def wait_for_rollout(
+    plane: ApiServer, rollout_id: str, condition: Callable[[dict[str, Any]], bool]
+) -> dict[str, Any]:
+    """Wait until the condition holds for the rollout, and return the rollout."""
+    rollout: dict[str, Any] = {}
 
-    async def looked() -> bool:
-        last.update((await plane.http.get(f"/v1/rollouts/{name}")).raise_for_status().json())
-        return holds(last)
+    async def refresh() -> bool:
+        rollout.update((await plane.http.get(f"/v1/rollouts/{rollout_id}")).raise_for_status().json())
+        return condition(rollout)
 
     try:
-        await wait_until(looked)
+        await wait_until(refresh)
     except TimeoutError:
-        raise AssertionError(last) from None
-    return last
+        raise AssertionError(rollout) from None
+    return rollout
 
 
 def stage(rollout: dict[str, Any], address: str) -> str:
-    (found,) = [step["stage"] for step in rollout["steps"] if step["address"] == address]
-    return str(found)
+    (step_stage,) = [step["stage"] for step in rollout["steps"] if step["address"] == address]
+    return str(step_stage)
 
 
-async def test_a_dry_run_tells_the_plan_and_starts_nothing(
+async def test_dry_run_returns_the_plan_and_starts_nothing(
     plane: ApiServer, nodes: list[RegisteredNode]
 ) -> None:
-    before = await rollouts(plane)
-    wanted = f"{nodes[2].address},{nodes[0].address}"
-    answer = await post(plane, nodes=wanted, action="succeed", version="v8.5.4", dry_run=True)
-    assert answer.status_code == 200, answer.text
-    said = answer.json()
-    assert set(said) == {"order", "problems", "refusals", "cautions"}
-    assert said["order"] == {
-        "selector": wanted,
+    before = await list_rollouts(plane)
+    selector = f"{nodes[2].address},{nodes[0].address}"
+    response = await post_rollout(plane, nodes=selector, action="succeed", version="v8.5.4", dry_run=True)
+    assert response.status_code == 200, response.text
+    preflight = response.json()
+    assert set(preflight) == {"order", "problems", "refusals", "cautions"}
+    assert preflight["order"] == {
+        "selector": selector,
         "nodes": [nodes[2].address, nodes[0].address],
         "action": "succeed",
         "max_unavailable": 1,
@@ -138,13 +142,13 @@ async def test_a_dry_run_tells_the_plan_and_starts_nothing(
         "version": "v8.5.4",
         "failure_budget": 0,
     }
-    assert (said["problems"], said["refusals"]) == ([], [])
-    assert await rollouts(plane) == before
+    assert (preflight["problems"], preflight["refusals"]) == ([], [])
+    assert await list_rollouts(plane) == before
     assert (await plane.node(nodes[2].address))["drain"] is None
 
 
-async def test_a_rollout_from_its_start_to_its_end(plane: ApiServer, nodes: list[RegisteredNode]) -> None:
-    started = await post(plane, nodes="zone=zone-1", version="v8.5.4")
+async def test_rollout_runs_from_start_to_done(plane: ApiServer, nodes: list[RegisteredNode]) -> None:
+    started = await post_rollout(plane, nodes="zone=zone-1", version="v8.5.4")
     assert started.status_code == 201
     rollout = started.json()
     assert set(rollout) == {
@@ -169,58 +173,60 @@ async def test_a_rollout_from_its_start_to_its_end(plane: ApiServer, nodes: list
         *("started_before", "version_before", "version_after", "sessions", "moved", "failed", "closed"),
     }
     node = nodes[1]
-    waiting = await becomes(plane, rollout["id"], lambda now: stage(now, node.address) == "returning")
+    waiting = await wait_for_rollout(
+        plane, rollout["id"], lambda latest: stage(latest, node.address) == "returning"
+    )
     assert waiting["steps"][0]["drained_by_rollout"] is True
     assert (await plane.node(node.address))["drain"] is not None
     await node.restart("v8.5.4")
-    done = await becomes(plane, rollout["id"], lambda now: now["phase"] == "done")
+    done = await wait_for_rollout(plane, rollout["id"], lambda latest: latest["phase"] == "done")
     assert (done["steps"][0]["version_before"], done["steps"][0]["version_after"]) == ("v8.5.3", "v8.5.4")
     assert (await plane.node(node.address))["drain"] is None
-    again = await plane.http.post(f"/v1/rollouts/{rollout['id']}/resume")
-    assert (again.status_code, again.headers["content-type"]) == (409, PROBLEM)
-    assert again.json()["type"] == "urn:tidevoy:problem:rollout-refused"
-    assert again.json()["reasons"] == ["it is done"]
+    resumed = await plane.http.post(f"/v1/rollouts/{rollout['id']}/resume")
+    assert (resumed.status_code, resumed.headers["content-type"]) == (409, PROBLEM_MEDIA_TYPE)
+    assert resumed.json()["type"] == "urn:tidevoy:problem:rollout-refused"
+    assert resumed.json()["reasons"] == ["it is done"]
 
 
 async def test_pause_resume_and_abort(plane: ApiServer, nodes: list[RegisteredNode]) -> None:
     first = nodes[0].address
-    name = await begun(plane, nodes=f"{first},{nodes[1].address}")
-    await becomes(plane, name, lambda now: stage(now, first) == "returning")
+    rollout_id = await start_rollout(plane, nodes=f"{first},{nodes[1].address}")
+    await wait_for_rollout(plane, rollout_id, lambda latest: stage(latest, first) == "returning")
     for _ in range(2):
-        paused = await plane.http.post(f"/v1/rollouts/{name}/pause")
+        paused = await plane.http.post(f"/v1/rollouts/{rollout_id}/pause")
         assert (paused.status_code, paused.json()["phase"]) == (200, "paused")
         assert "anonymous" in paused.json()["reason"]
-    resumed = await plane.http.post(f"/v1/rollouts/{name}/resume")
+    resumed = await plane.http.post(f"/v1/rollouts/{rollout_id}/resume")
     assert (resumed.status_code, resumed.json()["phase"]) == (200, "running")
-    second = await post(plane, nodes=first)
+    second = await post_rollout(plane, nodes=first)
     assert second.status_code == 409
-    assert name in second.json()["detail"]
-    aborted = await plane.http.post(f"/v1/rollouts/{name}/abort")
+    assert rollout_id in second.json()["detail"]
+    aborted = await plane.http.post(f"/v1/rollouts/{rollout_id}/abort")
     assert aborted.status_code == 200
-    ended = await becomes(plane, name, lambda now: now["phase"] == "aborted")
+    ended = await wait_for_rollout(plane, rollout_id, lambda latest: latest["phase"] == "aborted")
     assert {step["stage"] for step in ended["steps"]} == {"skipped"}
     assert (await plane.node(first))["drain"] is None
-    other = await begun(plane, nodes=nodes[1].address)
-    assert [one["id"] for one in await rollouts(plane)][:2] == [other, name]
+    other = await start_rollout(plane, nodes=nodes[1].address)
+    assert [rollout["id"] for rollout in await list_rollouts(plane)][:2] == [other, rollout_id]
 
 
-async def test_an_action_that_fails_is_told_with_its_words(
+async def test_failed_action_is_reported_with_its_output(
     plane: ApiServer, nodes: list[RegisteredNode]
 ) -> None:
-    name = await begun(plane, nodes=nodes[0].address, action="fail")
-    paused = await becomes(plane, name, lambda now: now["phase"] == "paused")
+    rollout_id = await start_rollout(plane, nodes=nodes[0].address, action="fail")
+    paused = await wait_for_rollout(plane, rollout_id, lambda latest: latest["phase"] == "paused")
     assert "no disk" in paused["reason"]
     assert "no disk" in paused["steps"][0]["reason"]
     assert paused["steps"][0]["attempts"] == 1
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
+REJECTED_SPECS: list[tuple[dict[str, Any], str]] = [
     ({"nodes": "127.0.0.1:1"}, "127.0.0.1:1"),
     ({"nodes": "zone=nowhere"}, "zone=nowhere"),
     ({"action": "format-the-disk"}, "format-the-disk"),
     ({"max_unavailable": 3, "action": "succeed"}, "no other node"),
 ]
-BAD: list[tuple[str, Any]] = [
+INVALID_FIELDS: list[tuple[str, Any]] = [
     ("nodes", ""),
     ("nodes", "ALL"),
     ("nodes", "10.0.0.1"),
@@ -237,28 +243,28 @@ BAD: list[tuple[str, Any]] = [
 ]
 
 
-async def test_what_cannot_be_is_refused(plane: ApiServer) -> None:
-    before = await rollouts(plane)
-    for order, told in REFUSED:
-        answer = await post(plane, **order)
-        assert (answer.status_code, answer.headers["content-type"]) == (409, PROBLEM)
-        problem = answer.json()
+async def test_impossible_and_invalid_rollouts_are_rejected(plane: ApiServer) -> None:
+    before = await list_rollouts(plane)
+    for spec, expected_text in REJECTED_SPECS:
+        response = await post_rollout(plane, **spec)
+        assert (response.status_code, response.headers["content-type"]) == (409, PROBLEM_MEDIA_TYPE)
+        problem = response.json()
         assert problem["type"] == "urn:tidevoy:problem:rollout-refused"
         assert problem["reasons"]
-        assert told in problem["detail"]
-    for field, value in BAD:
-        answer = await post(plane, **{field: value})
-        assert answer.status_code == 422, (field, value, answer.text)
-        assert [wrong["field"] for wrong in answer.json()["errors"]] == [field]
-    assert await rollouts(plane) == before
+        assert expected_text in problem["detail"]
+    for field, value in INVALID_FIELDS:
+        response = await post_rollout(plane, **{field: value})
+        assert response.status_code == 422, (field, value, response.text)
+        assert [error["field"] for error in response.json()["errors"]] == [field]
+    assert await list_rollouts(plane) == before
 
 
-async def test_an_unknown_rollout(plane: ApiServer) -> None:
-    for answer in (
+async def test_unknown_rollout_is_not_found(plane: ApiServer) -> None:
+    for response in (
         await plane.http.get("/v1/rollouts/none"),
         await plane.http.post("/v1/rollouts/none/pause"),
         await plane.http.post("/v1/rollouts/none/resume"),
         await plane.http.post("/v1/rollouts/none/abort"),
     ):
-        assert (answer.status_code, answer.json()["type"]) == (404, "urn:tidevoy:problem:unknown-rollout")
+        assert (response.status_code, response.json()["type"]) == (404, "urn:tidevoy:problem:unknown-rollout")
     assert (await plane.http.get("/v1/rollouts/no%20id")).status_code == 422

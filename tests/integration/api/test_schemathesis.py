@@ -1,4 +1,4 @@
-"""The OpenAPI document against the real server: schemathesis tries what it says, and the opposite."""
+"""Schemathesis checks a running server against its OpenAPI document, with valid and invalid requests."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from tests.support.controlplane.authenticated_api import OPERATOR_TOKEN, TOKENS,
 
 SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
 
-# Without this, the event stream is endless, as it should be.
+# `follow = false`, because the event stream is endless otherwise.
 CONFIGURATION = """
 [[operations]]
 include-name = "GET /v1/events"
 parameters = { follow = false }
-# Headers that are not declared are no fault of a request.
+# Undeclared headers do not make a request invalid.
 generation = { allow-extra-parameters = false }
 """
 
 
-# More than it can send: it shows wrong tokens on purpose, and is to be told what it may not.
-_AS_MANY_AS_IT_LIKES = {"requests_per_second": 100_000, "refusals_per_second": 100_000}
+# Higher than schemathesis can reach: it sends wrong tokens on purpose and must get the denials, not a ban.
+_UNREACHABLE_LIMITS = {"requests_per_second": 100_000, "refusals_per_second": 100_000}
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("tokens", "examples"), [([], 150), (TOKENS, 25)], ids=["open", "with tokens"])
-async def test_schemathesis_finds_nothing(
+async def test_schemathesis_finds_no_failures(
     tmp_path: Path, ports: Ports, tokens: list[dict[str, str]], examples: int
 ) -> None:
     settings = {
         "api": {
             "listen": f"127.0.0.1:{ports.allocate()}",
             "tokens": tokens,
-            "limits": _AS_MANY_AS_IT_LIKES,
+            "limits": _UNREACHABLE_LIMITS,
         },
         "xds": {"listen": f"127.0.0.1:{ports.allocate()}"},
         "state_dir": str(tmp_path / "state"),
-        # The addresses of the nodes that it adds are made up: nobody is to be called there.
+        # Schemathesis adds nodes with invented addresses, which must not be probed.
         "health": {"sql": {"enabled": False}, "status": {"enabled": False}},
         "nodes": [{"address": "127.0.0.1:4000"}],
         "log": {"level": "warning"},
     }
     (tmp_path / "schemathesis.toml").write_text(CONFIGURATION)
     async with ControlPlaneProcess(tmp_path, settings) as control_plane:
-        run = await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *(SCHEMATHESIS, "--config-file", "schemathesis.toml", "--no-color"),
             *("run", f"{control_plane.api_url}/openapi.json"),
             *(("--header", f"Authorization: Bearer {OPERATOR_TOKEN}") if tokens else ()),
@@ -67,16 +67,16 @@ async def test_schemathesis_finds_nothing(
             stderr=asyncio.subprocess.STDOUT,
         )
         try:
-            report, _ = await run.communicate()
+            report, _ = await process.communicate()
         finally:
-            if run.returncode is None:
-                run.kill()
-                await run.wait()
-        assert run.returncode == 0, report.decode()
-        description = httpx2.get(
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        assert process.returncode == 0, report.decode()
+        document = httpx2.get(
             f"{control_plane.api_url}/openapi.json", headers=bearer_header(OPERATOR_TOKEN), trust_env=False
         )
-        paths = description.json()["paths"]
+        paths = document.json()["paths"]
         count = sum(map(len, paths.values()))
         assert count >= 21
         assert f"{count} selected / {count} total" in report.decode()

@@ -1,4 +1,4 @@
-"""SIGHUP to a control plane that is still starting."""
+"""SIGHUP during the start of the control plane."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from sandbox.ports import Ports
 from tests.support.controlplane.api_server import settings
 
 
-async def test_a_reload_waits_for_the_start(tmp_path: Path, ports: Ports) -> None:
-    wanted = settings(tmp_path, ports)
+async def test_reload_waits_until_the_control_plane_has_started(tmp_path: Path, ports: Ports) -> None:
+    initial = settings(tmp_path, ports)
     reloaded = asyncio.Event()
     loop = asyncio.get_running_loop()
     failures: list[OSError] = []
 
     def load() -> Settings:
-        try:  # its xDS port is open once the control plane has started
-            socket.create_connection(addresses.split(wanted.xds.listen)).close()
+        try:  # the xDS port is open once the control plane has started
+            socket.create_connection(addresses.split(initial.xds.listen)).close()
         except OSError as error:
             failures.append(error)
         loop.call_soon_threadsafe(reloaded.set)
-        return wanted
+        return initial
 
     async with asyncio.timeout(30):
-        before = signal.getsignal(signal.SIGHUP)  # ignored, when the tests run under nohup
-        serving = asyncio.create_task(serve(wanted, load, handle_signals=True))
-        while signal.getsignal(signal.SIGHUP) is before:  # noqa: ASYNC110 - nothing tells of it
+        initial_handler = signal.getsignal(signal.SIGHUP)  # SIG_IGN if the tests run under nohup
+        server_task = asyncio.create_task(serve(initial, load, handle_signals=True))
+        while signal.getsignal(signal.SIGHUP) is initial_handler:  # noqa: ASYNC110 - no notification exists
             await asyncio.sleep(0)
         os.kill(os.getpid(), signal.SIGHUP)
         await reloaded.wait()
         os.kill(os.getpid(), signal.SIGTERM)
-        await serving
+        await server_task
     assert not failures

@@ -1,4 +1,4 @@
-"""What a module's telemetry looks like over HTTP, from a stream that a test sends."""
+"""The telemetry of Envoy modules in the REST API, the CLI, and the console, from streams of the tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.support.controlplane.telemetry_messages import (
 )
 from tests.support.fake_servers import GREETING_PAYLOAD, mysql_packet, run_fake_server, send_parts
 
-TRAFFIC = {
+TRAFFIC_FIELDS = {
     *("sessions_by_state", "pinned", "logins", "login_failures", "connect_failures", "commands", "latency"),
     *("bytes", "errors", "migrations"),
 }
@@ -48,135 +48,146 @@ def xds_port(plane: ApiServer) -> int:
     return addresses.split(plane.next_settings.xds.listen)[1]
 
 
-async def envoys(plane: ApiServer, count: int = 1) -> list[dict[str, Any]]:
-    """The fleet, once there are so many."""
-    found: list[dict[str, Any]] = []
+async def wait_for_envoys(plane: ApiServer, count: int = 1) -> list[dict[str, Any]]:
+    """Wait until the fleet has `count` Envoys, and return them."""
+    envoys: list[dict[str, Any]] = []
     async with asyncio.timeout(15):
-        while len(found) != count:
-            found = (await plane.http.get("/v1/envoys")).json()["envoys"]
-    return found
+        while len(envoys) != count:
+            envoys = (await plane.http.get("/v1/envoys")).json()["envoys"]
+    return envoys
 
 
-async def logged_in(plane: ApiServer, node: str, count: int) -> dict[str, Any]:
-    """The node, once so many logins are shown."""
+async def wait_for_logins(plane: ApiServer, node: str, count: int) -> dict[str, Any]:
+    """Wait until the node reports `count` logins, and return the node."""
     async with asyncio.timeout(15):
-        while (shown := await plane.node(node))["logins"] != count:
+        while (reported := await plane.node(node))["logins"] != count:
             pass
-    return shown
+    return reported
 
 
-async def refused(plane: ApiServer, extension: str) -> dict[str, Any]:
-    """The refusal of the one Envoy, once it is of that extension."""
+async def wait_for_rejection(plane: ApiServer, extension: str) -> dict[str, Any]:
+    """Wait until the only Envoy reports a rejected config of that extension, and return the rejection."""
+    rejection: dict[str, Any] | None = None
     async with asyncio.timeout(15):
-        while not (refusal := (await envoys(plane))[0]["refusal"]) or refusal["extension"] != extension:
-            pass
-    shown: dict[str, Any] = refusal
-    return shown
+        while rejection is None or rejection["extension"] != extension:
+            rejection = (await wait_for_envoys(plane))[0]["refusal"]
+    return rejection
 
 
-async def test_before_a_module_tells_anything_all_is_null(plane: ApiServer, node: str) -> None:
-    shown = await plane.node(node)
-    assert {name: shown[name] for name in TRAFFIC} == dict.fromkeys(TRAFFIC)
-    assert next(iter(shown)) == "address"
+async def test_traffic_is_null_before_the_first_report(plane: ApiServer, node: str) -> None:
+    reported = await plane.node(node)
+    assert {name: reported[name] for name in TRAFFIC_FIELDS} == dict.fromkeys(TRAFFIC_FIELDS)
+    assert next(iter(reported)) == "address"
     async with FakeEnvoy(xds_port(plane)):
-        (envoy,) = await envoys(plane)
-    assert {name: envoy[name] for name in TRAFFIC} == dict.fromkeys(TRAFFIC)
+        (envoy,) = await wait_for_envoys(plane)
+    assert {name: envoy[name] for name in TRAFFIC_FIELDS} == dict.fromkeys(TRAFFIC_FIELDS)
     assert envoy["refusal"] is None
     assert next(iter(envoy)) == "id"
 
 
-async def test_a_node_shows_the_sum_over_envoys_and_each_envoy_its_own(plane: ApiServer, node: str) -> None:
+async def test_node_reports_the_sum_over_envoys_and_each_envoy_its_own(plane: ApiServer, node: str) -> None:
     port = xds_port(plane)
     async with FakeEnvoy(port, "one"), FakeEnvoy(port, "two"), open_metrics_stream(port) as one:
         await one.send(*all_families(node), envoy="one")
         async with open_metrics_stream(port) as two:
             await two.send(metric_family("tidevoy.logins", 1, node=node), module_info_family(), envoy="two")
-            shown = await logged_in(plane, node, 10)
-        assert shown["sessions_by_state"] == {"login": 0, "idle": 3, "busy": 0, "transaction": 2, "opaque": 0}
-        assert shown["pinned"] == {
+            reported = await wait_for_logins(plane, node, 10)
+        assert reported["sessions_by_state"] == {
+            "login": 0,
+            "idle": 3,
+            "busy": 0,
+            "transaction": 2,
+            "opaque": 0,
+        }
+        assert reported["pinned"] == {
             "transaction": 2,
             "cursor": 0,
             "long_data": 0,
             "opaque": 0,
             "endless_transactions": 0,
         }
-        assert (shown["login_failures"]["denied"], shown["login_failures"]["bad_packet"]) == (4, 0)
-        assert {why: count for why, count in shown["connect_failures"].items() if count} == {"tls": 5}
-        assert set(shown["connect_failures"]) == {*("connect", "closed", "error", "invalid", "tls", "full")}
-        assert (shown["commands"]["query"], shown["errors"]["deadlock"]) == (100, 6)
-        assert shown["bytes"] == {"to_node": 700, "to_client": 0}
-        moves = shown["migrations"]
-        assert (moves["moved"], moves["lost"]) == (8, 0)
-        assert {why: count for why, count in moves["stayed"].items() if count} == {"slow": 3}
-        assert shown["latency"] is None  # nobody knows how old the commands of the first message are
-        assert not shown["sessions"]  # nothing is whole yet, and load reports tell of none
-        first, second = await envoys(plane, 2)
+        assert (reported["login_failures"]["denied"], reported["login_failures"]["bad_packet"]) == (4, 0)
+        assert {reason: count for reason, count in reported["connect_failures"].items() if count} == {
+            "tls": 5
+        }
+        assert set(reported["connect_failures"]) == {
+            *("connect", "closed", "error", "invalid", "tls", "full")
+        }
+        assert (reported["commands"]["query"], reported["errors"]["deadlock"]) == (100, 6)
+        assert reported["bytes"] == {"to_node": 700, "to_client": 0}
+        migrations = reported["migrations"]
+        assert (migrations["moved"], migrations["lost"]) == (8, 0)
+        assert {reason: count for reason, count in migrations["stayed"].items() if count} == {"slow": 3}
+        assert reported["latency"] is None  # the age of the commands in the first message is unknown
+        assert not reported["sessions"]  # no report is complete yet, and load reports count no session
+        first, second = await wait_for_envoys(plane, 2)
         assert (first["id"], first["logins"], first["login_failures"]["bad_packet"]) == ("one", 9, 1)
         assert (second["id"], second["logins"]) == ("two", 1)
         text = (await plane.http.get("/metrics")).text
         assert f'tidevoy_sessions{{envoy="one",node="{node}",state="idle"}} 3.0' in text.splitlines()
 
 
-async def test_ejections_of_a_node_are_shown_everywhere_with_reason_and_time(
-    plane: ApiServer, node: str
-) -> None:
+async def test_ejections_are_reported_with_reason_and_time(plane: ApiServer, node: str) -> None:
     since = int(time.time()) - 60
 
-    def ejected(at: int) -> bytes:
+    def ejection_family(at: int) -> bytes:
         return metric_family("tidevoy.ejected_since", at, gauge=True, node=node, reason="closed")
 
-    async def ejections(stream: MetricsStream, at: int, **first: str) -> list[dict[str, Any]]:
-        await stream.send(module_info_family(), ejected(at), **first)
+    async def send_ejection(stream: MetricsStream, at: int, **first: str) -> list[dict[str, Any]]:
+        """Report an ejection (`at` 0: none), wait until it is shown, and return the ejections."""
+        await stream.send(module_info_family(), ejection_family(at), **first)
         async with asyncio.timeout(15):
-            while bool(found := (await plane.node(node))["ejected_by"]) is not bool(at):
+            while bool((reported := await plane.node(node))["ejected_by"]) is not bool(at):
                 pass
-        shown: list[dict[str, Any]] = found
-        return shown
+        ejections: list[dict[str, Any]] = reported["ejected_by"]
+        return ejections
 
-    async def page(path: str) -> str:
+    async def get_page(path: str) -> str:
         return (await plane.http.get(path, headers={"Accept": "text/html"})).text
 
     port = xds_port(plane)
     async with FakeEnvoy(port, "one"), open_metrics_stream(port) as stream:
-        (shown,) = await ejections(stream, since, envoy="one")
-        assert (shown["envoy"], shown["reason"]) == ("one", "closed")
-        assert abs(datetime.fromisoformat(shown["since"]).timestamp() - since) <= 1
+        (ejection,) = await send_ejection(stream, since, envoy="one")
+        assert (ejection["envoy"], ejection["reason"]) == ("one", "closed")
+        assert abs(datetime.fromisoformat(ejection["since"]).timestamp() - since) <= 1
         listed = (await plane.http.get("/v1/nodes")).json()["nodes"]
-        assert [each["ejected_by"] for each in listed] == [[shown]]
+        assert [entry["ejected_by"] for entry in listed] == [[ejection]]
         for command in (("nodes",), ("nodes", node)):
-            told = await run_tidevoy(plane.url, *command)
-            assert f"{node}: ejected by Envoy one since " in told.stderr
-            assert ", reason closed" in told.stderr
-        assert "ejected by 1 Envoy" in await page("/")
-        assert "Envoy one has ejected it since " in await page(f"/console/nodes/{node}")
+            result = await run_tidevoy(plane.url, *command)
+            assert f"{node}: ejected by Envoy one since " in result.stderr
+            assert ", reason closed" in result.stderr
+        assert "ejected by 1 Envoy" in await get_page("/")
+        assert "Envoy one ejected the node at " in await get_page(f"/console/nodes/{node}")
         text = (await plane.http.get("/metrics")).text
         assert f'tidevoy_node_ejected_since{{envoy="one",node="{node}",reason="closed"}}' in text
-        assert await ejections(stream, 0) == []
+        assert await send_ejection(stream, 0) == []
         assert (await run_tidevoy(plane.url, "nodes")).stderr == ""
-        assert "ejected by" not in await page("/")
+        assert "ejected by" not in await get_page("/")
         assert "tidevoy_node_ejected_since{" not in (await plane.http.get("/metrics")).text
 
 
-async def test_what_becomes_of_a_nodes_sessions_is_shown_and_told(plane: ApiServer, node: str) -> None:
+async def test_drain_progress_is_reported(plane: ApiServer, node: str) -> None:
     port = xds_port(plane)
 
-    async def told(stream: MetricsStream, left: int, moved: int, *more: bytes) -> dict[str, Any]:
-        """The node, once it is known that so many are left."""
-        moves = metric_family("tidevoy.migrations", moved, node=node, result="moved", reason="ok")
-        await stream.send(module_info_family(), sessions_family(left, node), moves, *more)
+    async def send_counts(
+        stream: MetricsStream, sessions: int, moved: int, *families: bytes
+    ) -> dict[str, Any]:
+        """Report the counts, wait until the node shows the sessions, and return the node."""
+        migrations = metric_family("tidevoy.migrations", moved, node=node, result="moved", reason="ok")
+        await stream.send(module_info_family(), sessions_family(sessions, node), migrations, *families)
         async with asyncio.timeout(15):
-            while (shown := await plane.node(node))["sessions"] != left:
+            while (reported := await plane.node(node))["sessions"] != sessions:
                 pass
-        return shown
+        return reported
 
     async with FakeEnvoy(port, "one", module=VERSION), open_metrics_stream(port) as stream:
         await stream.send(module_info_family(), sessions_family(10, node), envoy="one")
-        assert (await told(stream, 10, 500))["departure"] is None
+        assert (await send_counts(stream, 10, 500))["departure"] is None
         await plane.http.post(f"/v1/nodes/{node}/drain", json={})
         failed = metric_family("tidevoy.migrations", 2, node=node, result="stayed", reason="refused")
         pinned = metric_family("tidevoy.sessions_pinned", 1, gauge=True, node=node, reason="cursor")
-        departure = (await told(stream, 4, 506, failed, pinned))["departure"]
-        assert {**departure, "since": None, "seconds_left": None} == {
+        progress = (await send_counts(stream, 4, 506, failed, pinned))["departure"]
+        assert {**progress, "since": None, "seconds_left": None} == {
             "since": None,
             "left": 4,
             "moved": 6,
@@ -185,24 +196,26 @@ async def test_what_becomes_of_a_nodes_sessions_is_shown_and_told(plane: ApiServ
             "not_movable": {"cursor": 1},
             "seconds_left": None,
         }
-        assert departure["seconds_left"] is not None
-        shown = await run_tidevoy(plane.url, "drain", node, "--json")
-        assert json.loads(shown.stdout)["departure"]["moved"] == 6
-        await told(stream, 3, 507)
+        assert progress["seconds_left"] is not None
+        result = await run_tidevoy(plane.url, "drain", node, "--json")
+        assert json.loads(result.stdout)["departure"]["moved"] == 6
+        await send_counts(stream, 3, 507)
         await plane.http.post(f"/v1/nodes/{node}/undrain")
         assert (await plane.node(node))["departure"] is None
-        kept = await plane.http.get("/v1/events", params={"follow": "false"}, headers={"last-event-id": "0"})
-        lines = [line for line in kept.text.splitlines() if line.startswith("data: ")]
+        stored = await plane.http.get(
+            "/v1/events", params={"follow": "false"}, headers={"last-event-id": "0"}
+        )
+        lines = [line for line in stored.text.splitlines() if line.startswith("data: ")]
         events = [json.loads(line.removeprefix("data: ")) for line in lines]
         (summary,) = [event for event in events if event["kind"] == "node.departure"]
-        assert summary["message"].startswith(f"{node}: 7 sessions moved to other nodes in ")
-        assert summary["message"].endswith(", 2 tries to move one failed (refused 2), 3 sessions are left")
+        assert summary["message"].startswith(f"{node}: 7 sessions migrated to other nodes in ")
+        assert summary["message"].endswith(", 2 migration attempts failed (refused 2), 3 sessions remain")
 
 
-async def test_sessions_that_are_asked_to_move_are_shown(
+async def test_rebalancing_sessions_are_reported(
     tmp_path: Path, ports: Ports, node: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slow = {"per_second": 2}  # so that the round is not over before all have looked
+    slow = {"per_second": 2}  # so that the round lasts until the end of the test
     async with (
         run_fake_server(send_parts(mysql_packet(GREETING_PAYLOAD))) as other,
         run_api_server(settings(tmp_path, ports, [node, other.endpoint], rebalance=slow)) as plane,
@@ -211,78 +224,80 @@ async def test_sessions_that_are_asked_to_move_are_shown(
     ):
         await plane.wait_for_state(node, "active")
         await plane.wait_for_state(other.endpoint, "active")
-        for _ in range(3):  # all is told once the second flush is there, and of all nodes with the third
-            there = sessions_family(20, node), sessions_family(0, other.endpoint)
-            await stream.send(*there, module_info_family("00c0ffee00c0ffee"), envoy="one")
+        for _ in range(3):  # the second flush completes the report, the third that of all nodes
+            sessions = sessions_family(20, node), sessions_family(0, other.endpoint)
+            await stream.send(*sessions, module_info_family("00c0ffee00c0ffee"), envoy="one")
         async with asyncio.timeout(15):
             while (await plane.node(node))["rebalance"] != 10:
                 pass
         assert (await plane.node(other.endpoint))["rebalance"] == 0
         assert await asyncio.to_thread(run, ["nodes", "--url", plane.url]) == 0
-        shown = capsys.readouterr().err.splitlines()
-        assert f"tidevoy: {node}: 10 sessions are asked to move to other nodes" in shown
+        notices = capsys.readouterr().err.splitlines()
+        assert f"tidevoy: {node}: 10 sessions are to migrate to other nodes" in notices
 
 
-async def test_a_refusal_is_told_and_shown(plane: ApiServer) -> None:
+async def test_config_rejection_of_the_module_is_reported(plane: ApiServer) -> None:
     port = xds_port(plane)
     text = "unknown key `x`: remove it"
     async with FakeEnvoy(port, "one"), open_metrics_stream(port) as stream:
         series = metric_family("tidevoy.config_refusals", 1, extension="session", text=text)
         await stream.send(series, module_info_family(), envoy="one")
-        assert (await refused(plane, "session"))["text"] == text
+        assert (await wait_for_rejection(plane, "session"))["text"] == text
         await stream.send(series, module_info_family())
         other = metric_family("tidevoy.config_refusals", 1, extension="client", text="\x1b[2J")
         await stream.send(series, other, module_info_family())
-        await refused(plane, "client")
-        kept = await plane.http.get("/v1/events", params={"follow": "false"}, headers={"last-event-id": "0"})
-        lines = [line for line in kept.text.splitlines() if line.startswith("data: ")]
+        await wait_for_rejection(plane, "client")
+        stored = await plane.http.get(
+            "/v1/events", params={"follow": "false"}, headers={"last-event-id": "0"}
+        )
+        lines = [line for line in stored.text.splitlines() if line.startswith("data: ")]
         events = [json.loads(line.removeprefix("data: ")) for line in lines]
-        told = [event for event in events if event["kind"] == "envoy.module_refusal"]
-        assert [event["subject"] for event in told] == ["one", "one"]
-        assert told[0]["message"] == f"its module refused the configuration of `session`: {text}"
-        assert told[0]["data"] == {"extension": "session", "text": text}
-        outcome = await run_tidevoy(plane.url, "envoys")
-        assert "one: its module refused its client at " in outcome.stderr
-        assert "\x1b" not in outcome.stderr
+        rejections = [event for event in events if event["kind"] == "envoy.module_refusal"]
+        assert [event["subject"] for event in rejections] == ["one", "one"]
+        assert rejections[0]["message"] == f"its module rejected the configuration of `session`: {text}"
+        assert rejections[0]["data"] == {"extension": "session", "text": text}
+        result = await run_tidevoy(plane.url, "envoys")
+        assert "one: its module rejected the configuration of `client` at " in result.stderr
+        assert "\x1b" not in result.stderr
 
 
-async def test_a_stream_without_an_id_is_refused_with_a_reason(plane: ApiServer, node: str) -> None:
+async def test_stream_without_node_id_is_rejected_with_a_reason(plane: ApiServer, node: str) -> None:
     async with open_metrics_stream(xds_port(plane)) as stream:
         await stream.send(*all_families(node))
-        with pytest.raises(grpc.aio.AioRpcError, match=r"the first message has no node\.id") as ended:
+        with pytest.raises(grpc.aio.AioRpcError, match=r"the first message has no node\.id") as error:
             await stream.call
-        assert ended.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert (await plane.node(node))["logins"] is None
 
 
-async def test_nonsense_in_a_stream_is_forgiven(plane: ApiServer, node: str) -> None:
+async def test_invalid_telemetry_messages_are_ignored(plane: ApiServer, node: str) -> None:
     async with open_metrics_stream(xds_port(plane)) as stream:
         await stream.send(*all_families(node), envoy="one")
         await stream.call.write(b"\xff\xff")
         await stream.send(
             b"\xfftidevoy.", metric_family("tidevoy.logins", 77, node=node), module_info_family()
         )
-        await logged_in(plane, node, 77)
+        await wait_for_logins(plane, node, 77)
 
 
-async def test_a_message_over_the_limit_ends_only_its_stream(plane: ApiServer, node: str) -> None:
+async def test_oversized_message_ends_only_its_stream(plane: ApiServer, node: str) -> None:
     port = xds_port(plane)
     async with open_metrics_stream(port) as stream:
-        with contextlib.suppress(grpc.aio.AioRpcError):  # the refusal may come before all is sent
+        with contextlib.suppress(grpc.aio.AioRpcError):  # the rejection may arrive before everything is sent
             await stream.send(b"x" * 5_000_000, envoy="one")
-        with pytest.raises(grpc.aio.AioRpcError) as ended:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
             await stream.call
-        assert ended.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     async with open_metrics_stream(port) as stream:
         await stream.send(*all_families(node), envoy="one")
-        await logged_in(plane, node, 9)
+        await wait_for_logins(plane, node, 9)
 
 
-async def test_an_envoy_that_restarts_counts_anew(plane: ApiServer, node: str) -> None:
+async def test_restarted_envoy_starts_counting_from_zero(plane: ApiServer, node: str) -> None:
     port = xds_port(plane)
     async with open_metrics_stream(port) as stream:
         await stream.send(*all_families(node), envoy="one")
-        await logged_in(plane, node, 9)
+        await wait_for_logins(plane, node, 9)
     async with open_metrics_stream(port) as stream:
         await stream.send(metric_family("tidevoy.logins", 2, node=node), module_info_family(), envoy="one")
-        assert (await logged_in(plane, node, 2))["sessions_by_state"]["idle"] == 0
+        assert (await wait_for_logins(plane, node, 2))["sessions_by_state"]["idle"] == 0

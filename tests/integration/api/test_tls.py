@@ -1,4 +1,4 @@
-"""REST over TLS: who has a certificate, who has a token, who has neither; and certificates that change."""
+"""The REST API over TLS: client certificates, tokens, and the reload of a changed server certificate."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NODE = "/v1/nodes/127.0.0.1:4000"
 
 
 class Authority:
-    """A CA with the server's certificate, and clients of it."""
+    """A CA that issues the server's certificate and client certificates."""
 
     def __init__(self, directory: Path) -> None:
         self.ca, self.directory = trustme.CA(), directory
@@ -38,14 +38,14 @@ class Authority:
         self.issue()
 
     def issue(self) -> bytes:
-        """The server's certificate, written anew; its DER."""
+        """Issue a new server certificate, write it to the files, and return its DER encoding."""
         leaf = self.ca.issue_cert("127.0.0.1")
         leaf.private_key_pem.write_to_path(str(self.directory / "server.key"))
         leaf.cert_chain_pems[0].write_to_path(str(self.directory / "server.pem"))
         return ssl.PEM_cert_to_DER_cert(leaf.cert_chain_pems[0].bytes().decode())
 
     def settings(self, *, client_ca: bool = True) -> dict[str, Any]:
-        """`api.tls`."""
+        """Return the setting `api.tls`."""
         ca = {"client_ca": str(self.ca_file)} if client_ca else {}
         files = {"cert": self.directory / "server.pem", "key": self.directory / "server.key"}
         return {name: str(path) for name, path in files.items()} | ca
@@ -53,7 +53,7 @@ class Authority:
     def client(
         self, *names: str, of: trustme.CA | None = None, common_name: str | None = None
     ) -> ssl.SSLContext:
-        """What a client connects with; without names: no certificate."""
+        """Return a client context with a certificate for these names; without names, no certificate."""
         context = ssl.create_default_context(cafile=str(self.ca_file))
         if names:
             (of or self.ca).issue_cert(*names, common_name=common_name).configure_cert(context)
@@ -68,9 +68,11 @@ def authority(tmp_path: Path) -> Authority:
 CLIENTS = [{"name": "ops.example", "role": "operator"}, {"name": "dash.example", "role": "viewer"}]
 
 
-async def ask(wanted: Settings, context: ssl.SSLContext, method: str = "GET", **options: Any) -> int:
-    """The status of an answer; 0 without one."""
-    url = f"https://{wanted.api.listen}"
+async def request_status(
+    server_settings: Settings, context: ssl.SSLContext, method: str = "GET", **options: Any
+) -> int:
+    """Return the HTTP status of a request; 0 if there is no response."""
+    url = f"https://{server_settings.api.listen}"
     async with httpx2.AsyncClient(base_url=url, verify=context, trust_env=False, timeout=10) as http:
         try:
             path = "/v1/nodes" if method == "GET" else f"{NODE}/drain"
@@ -79,40 +81,61 @@ async def ask(wanted: Settings, context: ssl.SSLContext, method: str = "GET", **
             return 0
 
 
-async def test_certificates_alone(tmp_path: Path, ports: Ports, authority: Authority) -> None:
-    wanted = settings_with_tokens(tmp_path, ports, tokens=[], clients=CLIENTS, tls=authority.settings())
-    async with run_api_server(wanted):
+async def test_client_certificates_without_tokens(tmp_path: Path, ports: Ports, authority: Authority) -> None:
+    server_settings = settings_with_tokens(
+        tmp_path, ports, tokens=[], clients=CLIENTS, tls=authority.settings()
+    )
+    async with run_api_server(server_settings):
         operator, viewer = authority.client("ops.example"), authority.client("dash.example")
-        assert [await ask(wanted, operator), await ask(wanted, operator, "POST")] == [200, 202]
-        assert [await ask(wanted, viewer), await ask(wanted, viewer, "POST")] == [200, 403]
-        assert await ask(wanted, authority.client("other.example")) == 401
-        # The common name counts only where there is no alternative name.
-        assert await ask(wanted, authority.client("other.example", common_name="ops.example")) == 401
-        assert await ask(wanted, authority.client()) == 0
-        assert await ask(wanted, authority.client("ops.example", of=trustme.CA())) == 0
+        assert [
+            await request_status(server_settings, operator),
+            await request_status(server_settings, operator, "POST"),
+        ] == [200, 202]
+        assert [
+            await request_status(server_settings, viewer),
+            await request_status(server_settings, viewer, "POST"),
+        ] == [200, 403]
+        assert await request_status(server_settings, authority.client("other.example")) == 401
+        # The common name counts only without a subject alternative name.
+        assert (
+            await request_status(
+                server_settings, authority.client("other.example", common_name="ops.example")
+            )
+            == 401
+        )
+        assert await request_status(server_settings, authority.client()) == 0
+        assert await request_status(server_settings, authority.client("ops.example", of=trustme.CA())) == 0
 
 
-async def test_certificates_or_tokens(tmp_path: Path, ports: Ports, authority: Authority) -> None:
-    wanted = settings_with_tokens(tmp_path, ports, clients=CLIENTS, tls=authority.settings())
-    async with run_api_server(wanted):
-        nobody, viewer = authority.client(), authority.client("dash.example")
-        assert await ask(wanted, nobody) == 401
-        assert await ask(wanted, nobody, "POST", headers=bearer_header(OPERATOR_TOKEN)) == 202
-        assert await ask(wanted, viewer) == 200
-        # A token that is shown is the one that counts, also when it is wrong.
-        assert await ask(wanted, viewer, "POST", headers=bearer_header(OPERATOR_TOKEN)) == 202
-        assert await ask(wanted, viewer, headers=bearer_header("wrong")) == 401
-        assert await ask(wanted, authority.client("ops.example", of=trustme.CA())) == 0
+async def test_client_certificates_or_tokens(tmp_path: Path, ports: Ports, authority: Authority) -> None:
+    server_settings = settings_with_tokens(tmp_path, ports, clients=CLIENTS, tls=authority.settings())
+    async with run_api_server(server_settings):
+        no_certificate, viewer = authority.client(), authority.client("dash.example")
+        assert await request_status(server_settings, no_certificate) == 401
+        assert (
+            await request_status(
+                server_settings, no_certificate, "POST", headers=bearer_header(OPERATOR_TOKEN)
+            )
+            == 202
+        )
+        assert await request_status(server_settings, viewer) == 200
+        # A token takes precedence over the certificate, even if it is wrong.
+        assert (
+            await request_status(server_settings, viewer, "POST", headers=bearer_header(OPERATOR_TOKEN))
+            == 202
+        )
+        assert await request_status(server_settings, viewer, headers=bearer_header("wrong")) == 401
+        assert await request_status(server_settings, authority.client("ops.example", of=trustme.CA())) == 0
 
 
 async def test_tls_with_tokens(tmp_path: Path, ports: Ports, authority: Authority) -> None:
-    wanted = settings_with_tokens(tmp_path, ports, tls=authority.settings(client_ca=False))
-    async with run_api_server(wanted) as plane:
-        url, context = f"https://{wanted.api.listen}", authority.client()
+    server_settings = settings_with_tokens(tmp_path, ports, tls=authority.settings(client_ca=False))
+    async with run_api_server(server_settings) as plane:
+        url, context = f"https://{server_settings.api.listen}", authority.client()
         async with httpx2.AsyncClient(base_url=url, verify=context, trust_env=False) as http:
-            answer = await http.get("/v1/nodes", headers=bearer_header(VIEWER_TOKEN))
-            assert answer.status_code == 200
-            assert answer.headers["strict-transport-security"] == "max-age=31536000"
+            response = await http.get("/v1/nodes", headers=bearer_header(VIEWER_TOKEN))
+            assert response.status_code == 200
+            assert response.headers["strict-transport-security"] == "max-age=31536000"
             login = await http.post("/login", data={"token": VIEWER_TOKEN})
             assert "Secure" in login.headers["set-cookie"].split("; ")
             assert (await http.get("/v1/nodes", headers=bearer_header("wrong"))).status_code == 401
@@ -120,26 +143,32 @@ async def test_tls_with_tokens(tmp_path: Path, ports: Ports, authority: Authorit
             await plane.http.get("/healthz")
 
 
-async def test_a_new_certificate_is_used_without_a_restart(
+async def test_new_certificate_is_loaded_without_a_restart(
     tmp_path: Path, ports: Ports, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tls, "_POLL_SECONDS", 0.05)
-    wanted = settings_with_tokens(tmp_path, ports, tls=authority.settings(client_ca=False))
-    host, port = wanted.api.listen.split(":")
-    async with run_api_server(wanted):
-        (tmp_path / "server.key").write_text("nonsense")  # half of a change: the old one stays
-        assert await ask(wanted, authority.client(), headers=bearer_header(VIEWER_TOKEN)) == 200
+    server_settings = settings_with_tokens(tmp_path, ports, tls=authority.settings(client_ca=False))
+    host, port = server_settings.api.listen.split(":")
+    async with run_api_server(server_settings):
+        (tmp_path / "server.key").write_text("nonsense")  # invalid: the old certificate stays
+        assert (
+            await request_status(server_settings, authority.client(), headers=bearer_header(VIEWER_TOKEN))
+            == 200
+        )
         expected = authority.issue()
 
-        def shown() -> bool:
+        def serves_new_certificate() -> bool:
             pem = ssl.get_server_certificate((host, int(port)))
             return ssl.PEM_cert_to_DER_cert(pem) == expected
 
-        await wait_until(lambda: asyncio.to_thread(shown))
-        assert await ask(wanted, authority.client(), headers=bearer_header(VIEWER_TOKEN)) == 200
+        await wait_until(lambda: asyncio.to_thread(serves_new_certificate))
+        assert (
+            await request_status(server_settings, authority.client(), headers=bearer_header(VIEWER_TOKEN))
+            == 200
+        )
 
 
-def test_files_that_cannot_be_used_are_told_at_once(tmp_path: Path, authority: Authority) -> None:
+def test_invalid_key_file_is_a_config_error(tmp_path: Path, authority: Authority) -> None:
     (tmp_path / "server.key").write_text("nonsense")
     file = tmp_path / "tidevoy.yaml"
     file.write_text(

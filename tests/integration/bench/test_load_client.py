@@ -1,4 +1,4 @@
-"""Our load client against a real MariaDB, with and without TLS."""
+"""The load client against a real MariaDB, with and without TLS."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ async def client(tmp_path: Path) -> LoadClient:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def secure(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MatrixMariaDb]:
-    """A MariaDB that offers TLS."""
+    """A MariaDB server with TLS."""
     async with MatrixMariaDb.start(tmp_path_factory.mktemp("secure")) as server:
         yield server
 
 
-async def test_all_connections_ask_at_full_speed(client: LoadClient, mariadb: MariaDb) -> None:
+async def test_all_connections_run_at_full_speed(client: LoadClient, mariadb: MariaDb) -> None:
     async with client.slices([LoadTarget(mariadb.port)], connections=8) as slices:
         for seconds in (0.03, 0.5):
             measured = await slices.run(0, seconds)
@@ -47,12 +47,12 @@ async def test_all_connections_ask_at_full_speed(client: LoadClient, mariadb: Ma
             assert 0 < measured.seconds < 10
 
 
-async def test_large_results_are_read(client: LoadClient, mariadb: MariaDb) -> None:
+async def test_reads_large_results(client: LoadClient, mariadb: MariaDb) -> None:
     async with client.slices([LoadTarget(mariadb.port)], connections=2, statement=MANY_ROWS) as slices:
         assert len((await slices.run(0, 0.5)).latencies) > 2
 
 
-async def test_statements_keep_to_their_rate(client: LoadClient, mariadb: MariaDb) -> None:
+async def test_statements_keep_their_rate(client: LoadClient, mariadb: MariaDb) -> None:
     statement = "select seq from mysql.seq_1_to_2000 where seq between {} and {}+99"
     async with client.slices(
         [LoadTarget(mariadb.port)], connections=32, statement=statement, numbers=1000
@@ -62,9 +62,7 @@ async def test_statements_keep_to_their_rate(client: LoadClient, mariadb: MariaD
         assert (await slices.run(0, 0.05, rate=0)).latencies == []
 
 
-async def test_what_was_due_is_asked_although_the_server_is_slow(
-    client: LoadClient, mariadb: MariaDb
-) -> None:
+async def test_slow_server_still_gets_all_due_statements(client: LoadClient, mariadb: MariaDb) -> None:
     statement = "select sleep(0.01)"
     async with client.slices([LoadTarget(mariadb.port)], connections=2, statement=statement) as slices:
         measured = await slices.run(0, 0.1, rate=1000)  # five times as many as can be answered
@@ -74,25 +72,25 @@ async def test_what_was_due_is_asked_although_the_server_is_slow(
     assert max(measured.latencies) > 300  # it counts from when they were due
 
 
-async def test_new_connections_come_and_go(client: LoadClient, mariadb: MariaDb) -> None:
+async def test_new_connections_open_and_close(client: LoadClient, mariadb: MariaDb) -> None:
     async with client.slices([LoadTarget(mariadb.port)], connections=4) as slices:
         measured = await slices.run(0, 0.5, rate=200, new_connections=50)
         assert len(measured.latencies) == pytest.approx(100, abs=1)
         assert len(measured.new_connections) == pytest.approx(25, abs=1)
-        assert all(0 < each < 10_000 for each in measured.new_connections)
+        assert all(0 < latency < 10_000 for latency in measured.new_connections)
     async with client.slices([LoadTarget(mariadb.port)], connections=0) as slices:
         measured = await slices.run(0, 0.5, new_connections=50)
         assert measured.latencies == []
         assert len(measured.new_connections) == pytest.approx(25, abs=1)
 
 
-async def test_a_wrong_statement_is_no_measurement(client: LoadClient, mariadb: MariaDb) -> None:
+async def test_failing_statement_fails_the_slice(client: LoadClient, mariadb: MariaDb) -> None:
     async with client.slices([LoadTarget(mariadb.port)], connections=2, statement="select nothing") as slices:
         with pytest.raises(ProcessFailed, match="error 1054: Unknown column 'nothing'"):
             await slices.run(0, 0.1)
 
 
-async def test_a_server_that_dies_is_told(client: LoadClient, mariadb: MariaDb, tmp_path: Path) -> None:
+async def test_dead_server_fails_the_slice(client: LoadClient, mariadb: MariaDb, tmp_path: Path) -> None:
     async with (
         MariaDb.start(tmp_path / "mortal") as mortal,
         client.slices([LoadTarget(mortal.port), LoadTarget(mariadb.port)], connections=4) as slices,
@@ -109,7 +107,7 @@ async def test_a_server_that_dies_is_told(client: LoadClient, mariadb: MariaDb, 
         assert (await slices.run(1, 0.1)).latencies
 
 
-async def test_without_its_program_no_slice_is_measured(client: LoadClient, mariadb: MariaDb) -> None:
+async def test_dead_program_fails_the_slice(client: LoadClient, mariadb: MariaDb) -> None:
     async with client.slices([LoadTarget(mariadb.port)], connections=2) as slices:
         with pytest.raises(ProcessFailed, match="target must be a number from 0 to 0"):
             await slices.run(1, 0.1)
@@ -120,7 +118,7 @@ async def test_without_its_program_no_slice_is_measured(client: LoadClient, mari
                 await slices.run(0, 0.1)
 
 
-async def test_between_two_slices_no_cpu_is_used(client: LoadClient, mariadb: MariaDb) -> None:
+async def test_client_uses_no_cpu_between_slices(client: LoadClient, mariadb: MariaDb) -> None:
     def used(pid: int) -> float:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
@@ -135,7 +133,7 @@ async def test_between_two_slices_no_cpu_is_used(client: LoadClient, mariadb: Ma
         assert used(idle.pid) - before < 0.02  # for the rest of its answer
 
 
-async def test_idle_connections_are_held(client: LoadClient, mariadb: MariaDb) -> None:
+async def test_holds_idle_connections(client: LoadClient, mariadb: MariaDb) -> None:
     def connected() -> int:
         with (
             pymysql.connect(host="127.0.0.1", port=mariadb.port, user="root") as session,
@@ -147,11 +145,11 @@ async def test_idle_connections_are_held(client: LoadClient, mariadb: MariaDb) -
 
     async with client.idle(mariadb.port, connections=300, ramp=5000) as held:
         assert await asyncio.to_thread(connected) > 300
-    (found,) = held
-    assert (found.figures["connected"], found.figures["alive"], found.errors) == (300, 300, 0)
+    (result,) = held
+    assert (result.figures["connected"], result.figures["alive"], result.errors) == (300, 300, 0)
 
 
-async def test_who_is_killed_is_not_alive(client: LoadClient, mariadb: MariaDb) -> None:
+async def test_killed_connections_are_not_alive(client: LoadClient, mariadb: MariaDb) -> None:
     def kill_one() -> None:
         with (
             pymysql.connect(host="127.0.0.1", port=mariadb.port, user="root") as session,
@@ -163,20 +161,20 @@ async def test_who_is_killed_is_not_alive(client: LoadClient, mariadb: MariaDb) 
 
     async with client.idle(mariadb.port, connections=10) as held:
         await asyncio.to_thread(kill_one)
-    (found,) = held
-    assert (found.figures["alive"], found.errors) == (9, 1)
+    (result,) = held
+    assert (result.figures["alive"], result.errors) == (9, 1)
 
 
-async def test_more_than_the_server_takes_is_told(client: LoadClient, tmp_path: Path) -> None:
+async def test_reports_connections_over_the_server_limit(client: LoadClient, tmp_path: Path) -> None:
     async with MariaDb.start(tmp_path / "small") as small:
         with pymysql.connect(host="127.0.0.1", port=small.port, user="root") as session:
             session.query("set global max_connections = 10")
         with pytest.raises(ProcessFailed, match=r"of 50 connections .* error 1040: Too many connections"):
             async with client.idle(small.port, connections=50):
-                pytest.fail("there is no room for so many")
+                pytest.fail("the server accepts too many connections")
 
 
-async def test_nothing_is_wrong_with_a_server_itself(client: LoadClient, mariadb: MariaDb) -> None:
+async def test_nonce_gaps_and_slow_pass_without_a_proxy(client: LoadClient, mariadb: MariaDb) -> None:
     nonce = await client.nonce(mariadb.port, sessions=500, parallel=16)
     assert nonce.error_text == ""
     assert (nonce.figures["sessions"], nonce.errors) == (500, 0)
@@ -188,7 +186,7 @@ async def test_nothing_is_wrong_with_a_server_itself(client: LoadClient, mariadb
     assert (slow.error_text, slow.figures["bytes"]) == ("", 2 * 10240 * 1027)
 
 
-async def test_a_password_is_proven(client: LoadClient, mariadb: MariaDb, tmp_path: Path) -> None:
+async def test_logs_in_with_a_password(client: LoadClient, mariadb: MariaDb, tmp_path: Path) -> None:
     async with MariaDb.start(tmp_path / "guarded") as guarded:
         with pymysql.connect(host="127.0.0.1", port=guarded.port, user="root") as session:
             session.query(
@@ -203,7 +201,7 @@ async def test_a_password_is_proven(client: LoadClient, mariadb: MariaDb, tmp_pa
                 await slices.run(0, 0.2, new_connections=20)
 
 
-async def test_tls_begins_within_the_handshake(client: LoadClient, secure: MatrixMariaDb) -> None:
+async def test_tls_starts_within_the_handshake(client: LoadClient, secure: MatrixMariaDb) -> None:
     for access, statement in (
         (LoginOptions(ca=secure.certificates.ca), "select 1"),
         (LoginOptions(), MANY_ROWS),
@@ -216,7 +214,7 @@ async def test_tls_begins_within_the_handshake(client: LoadClient, secure: Matri
         assert len(measured.new_connections) == pytest.approx(6, abs=1)
 
 
-async def test_a_certificate_of_nobody_is_refused(
+async def test_rejects_an_untrusted_certificate(
     client: LoadClient, secure: MatrixMariaDb, tmp_path: Path
 ) -> None:
     other = PemFiles.create(tmp_path / "other")
@@ -226,15 +224,15 @@ async def test_a_certificate_of_nobody_is_refused(
             pytest.fail("the certificate is not from that authority")
 
 
-async def test_tls_is_not_imagined(client: LoadClient, mariadb: MariaDb) -> None:
+async def test_requires_tls_if_requested(client: LoadClient, mariadb: MariaDb) -> None:
     with pytest.raises(ProcessFailed, match="the server offers no TLS"):
         async with client.slices([LoadTarget(mariadb.port, "mysql")], connections=1):
-            pytest.fail("there is no TLS")
+            pytest.fail("the server has no TLS")
 
 
 @asynccontextmanager
 async def terminator(certificates: PemFiles, port: int) -> AsyncIterator[int]:
-    """A port where TLS begins at once and ends; what is inside goes to `port`."""
+    """Yield a port that terminates TLS from the first byte and forwards the content to `port`."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificates.cert, certificates.key)
 
@@ -253,15 +251,15 @@ async def terminator(certificates: PemFiles, port: int) -> AsyncIterator[int]:
         for way in ways:
             way.cancel()
         await asyncio.gather(*ways, return_exceptions=True)
-        for each in (writer, inner_writer):
-            each.transport.abort()
+        for stream in (writer, inner_writer):
+            stream.transport.abort()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
     async with server:
         yield server.sockets[0].getsockname()[1]
 
 
-async def test_tls_begins_first(client: LoadClient, mariadb: MariaDb, tmp_path: Path) -> None:
+async def test_tls_starts_with_the_first_byte(client: LoadClient, mariadb: MariaDb, tmp_path: Path) -> None:
     certificates = PemFiles.create(tmp_path)
     inside = LoadClient(client.program, LoginOptions("first", certificates.ca))
     async with terminator(certificates, mariadb.port) as port:

@@ -1,4 +1,4 @@
-"""A session with a control plane that asks who is calling, by its command line; and what it left written."""
+"""The CLI against a control plane that requires authentication, and that secrets do not leak."""
 
 from __future__ import annotations
 
@@ -33,63 +33,69 @@ NODE = "127.0.0.1:4000"
 
 
 @pytest.fixture
-async def plane(tmp_path: Path, ports: Ports) -> AsyncIterator[ControlPlaneProcess]:
+async def control_plane(tmp_path: Path, ports: Ports) -> AsyncIterator[ControlPlaneProcess]:
     settings = minimal_configuration(tmp_path, ports, NODE)
     settings["api"]["tokens"] = TOKENS
-    async with ControlPlaneProcess(tmp_path, settings) as plane:
-        yield plane
+    async with ControlPlaneProcess(tmp_path, settings) as control_plane:
+        yield control_plane
 
 
-async def call(plane: ControlPlaneProcess, *arguments: str, **environ: str) -> CliResult:
-    return await wait_for_result(await start_tidevoy(plane.api_url, *arguments, **environ))
+async def run_command(control_plane: ControlPlaneProcess, *arguments: str, **environ: str) -> CliResult:
+    return await wait_for_result(await start_tidevoy(control_plane.api_url, *arguments, **environ))
 
 
-async def test_the_command_line_shows_a_token(plane: ControlPlaneProcess, tmp_path: Path) -> None:
+async def test_cli_authenticates_with_a_token(control_plane: ControlPlaneProcess, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(f"{OPERATOR_TOKEN}\n")
-    assert (await call(plane, "drain", NODE, TIDEVOY_TOKEN=OPERATOR_TOKEN)).exit_code == 0
-    assert (await call(plane, "undrain", NODE, TIDEVOY_TOKEN_FILE=str(file))).exit_code == 0
-    assert (await call(plane, "--token-file", str(file), "nodes", TIDEVOY_TOKEN=UNKNOWN_TOKEN)).exit_code == 0
-    assert (await call(plane, "nodes", TIDEVOY_TOKEN=VIEWER_TOKEN)).exit_code == 0
+    assert (await run_command(control_plane, "drain", NODE, TIDEVOY_TOKEN=OPERATOR_TOKEN)).exit_code == 0
+    assert (await run_command(control_plane, "undrain", NODE, TIDEVOY_TOKEN_FILE=str(file))).exit_code == 0
+    assert (
+        await run_command(control_plane, "--token-file", str(file), "nodes", TIDEVOY_TOKEN=UNKNOWN_TOKEN)
+    ).exit_code == 0
+    assert (await run_command(control_plane, "nodes", TIDEVOY_TOKEN=VIEWER_TOKEN)).exit_code == 0
 
 
 @pytest.mark.parametrize(
-    ("environ", "arguments", "code", "told"),
+    ("environ", "arguments", "code", "message"),
     [
-        ({}, ("nodes",), 1, "asks who is calling; put a token into TIDEVOY_TOKEN"),
+        ({}, ("nodes",), 1, "requires authentication; set TIDEVOY_TOKEN to a token"),
         (
             {"TIDEVOY_TOKEN": UNKNOWN_TOKEN},
             ("nodes",),
             1,
-            "does not know the token of TIDEVOY_TOKEN; ask for one",
+            "does not accept the token from TIDEVOY_TOKEN; use a configured token",
         ),
         (
             {"TIDEVOY_TOKEN": UNKNOWN_TOKEN},
             ("events",),
             1,
-            "does not know the token of TIDEVOY_TOKEN; ask for one",
+            "does not accept the token from TIDEVOY_TOKEN; use a configured token",
         ),
         (
             {"TIDEVOY_TOKEN": VIEWER_TOKEN},
             ("drain", NODE),
             1,
-            "vera is a viewer, and may only read; ask for a token",
+            "vera is a viewer and may only read; use a token",
         ),
-        ({"TIDEVOY_TOKEN": "a b"}, ("nodes",), 2, "what TIDEVOY_TOKEN gives is no token"),
+        ({"TIDEVOY_TOKEN": "a b"}, ("nodes",), 2, "TIDEVOY_TOKEN does not hold a valid token"),
         ({"TIDEVOY_TOKEN_FILE": "/nowhere"}, ("nodes",), 2, "TIDEVOY_TOKEN_FILE: /nowhere cannot be read"),
         ({}, ("--token-file", "/dev/null", "nodes"), 2, "TIDEVOY_TOKEN_FILE: /dev/null is empty"),
     ],
 )
-async def test_why_a_command_was_refused(
-    plane: ControlPlaneProcess, environ: dict[str, str], arguments: tuple[str, ...], code: int, told: str
+async def test_rejected_command_reports_the_reason(
+    control_plane: ControlPlaneProcess,
+    environ: dict[str, str],
+    arguments: tuple[str, ...],
+    code: int,
+    message: str,
 ) -> None:
-    outcome = await call(plane, *arguments, **environ)
+    outcome = await run_command(control_plane, *arguments, **environ)
     assert (outcome.exit_code, outcome.stdout, outcome.stderr.count("\n")) == (code, "", 1)
-    assert told in outcome.stderr
+    assert message in outcome.stderr
     assert not any(token in outcome.stderr for token in (OPERATOR_TOKEN, VIEWER_TOKEN, UNKNOWN_TOKEN))
 
 
-async def test_the_command_line_shows_a_certificate(tmp_path: Path, ports: Ports) -> None:
+async def test_cli_authenticates_with_a_certificate(tmp_path: Path, ports: Ports) -> None:
     ca = trustme.CA()
     server, client = ca.issue_cert("127.0.0.1"), ca.issue_cert("ops.example")
     ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
@@ -98,75 +104,77 @@ async def test_the_command_line_shows_a_certificate(tmp_path: Path, ports: Ports
         leaf.cert_chain_pems[0].write_to_path(str(tmp_path / f"{name}.pem"))
     settings = minimal_configuration(tmp_path, ports, NODE)
     settings["api"] |= {
-        "tls": {f"{what}": f"{tmp_path}/server.{end}" for what, end in (("cert", "pem"), ("key", "key"))}
+        "tls": {key: f"{tmp_path}/server.{suffix}" for key, suffix in (("cert", "pem"), ("key", "key"))}
         | {"client_ca": f"{tmp_path}/ca.pem"},
         "clients": [{"name": "ops.example", "role": "operator"}],
         "tokens": TOKENS,
     }
     file = tmp_path / "secure.yaml"
     file.write_text(yaml.safe_dump(settings))
-    serving = await start_tidevoy("", "serve", "--config", str(file))
+    server_process = await start_tidevoy("", "serve", "--config", str(file))
     try:
         url, files = f"https://{settings['api']['listen']}", ("ca.pem", "client.pem", "client.key")
         ca_file, cert, key = (str(tmp_path / name) for name in files)
 
-        async def answers() -> bool:
+        async def drain_succeeds() -> bool:
             outcome = await wait_for_result(
                 await start_tidevoy(url, "--ca", ca_file, "--cert", cert, "--key", key, "drain", NODE)
             )
             return outcome.exit_code == 0
 
-        await wait_until(answers)
-        unknown = await wait_for_result(await start_tidevoy(url, "nodes", TIDEVOY_TOKEN=VIEWER_TOKEN))
-        assert unknown.exit_code == 1
-        assert "certificate verify failed" in unknown.stderr
+        await wait_until(drain_succeeds)
+        without_ca = await wait_for_result(await start_tidevoy(url, "nodes", TIDEVOY_TOKEN=VIEWER_TOKEN))
+        assert without_ca.exit_code == 1
+        assert "certificate verify failed" in without_ca.stderr
         assert (
             await wait_for_result(
                 await start_tidevoy(url, "nodes", TIDEVOY_CA=ca_file, TIDEVOY_TOKEN=VIEWER_TOKEN)
             )
         ).exit_code == 0
-        half = await wait_for_result(await start_tidevoy(url, "--cert", cert, "nodes", TIDEVOY_CA=ca_file))
-        assert (half.exit_code, half.stderr) == (
+        without_key = await wait_for_result(
+            await start_tidevoy(url, "--cert", cert, "nodes", TIDEVOY_CA=ca_file)
+        )
+        assert (without_key.exit_code, without_key.stderr) == (
             2,
-            "tidevoy: TIDEVOY_CERT and TIDEVOY_KEY (--cert and --key) go together\n",
+            "tidevoy: TIDEVOY_CERT and TIDEVOY_KEY (--cert and --key) must be set together\n",
         )
     finally:
-        serving.terminate()
-        ended = await wait_for_result(serving)
-    assert ended.exit_code == 0
-    assert "Traceback" not in ended.stderr
+        server_process.terminate()
+        server_result = await wait_for_result(server_process)
+    assert server_result.exit_code == 0
+    assert "Traceback" not in server_result.stderr
 
 
-async def test_a_token_is_made(tmp_path: Path) -> None:
+async def test_creates_a_token(tmp_path: Path) -> None:
     async def create(*arguments: str) -> CliResult:
         return await wait_for_result(await start_tidevoy("", "token", "create", "--name", "anna", *arguments))
 
-    made = json.loads((await create("--role", "viewer", "--json")).stdout)
-    assert sha256(made["token"].encode()) == made["sha256"]
-    shown = (await create("--role", "operator")).stdout
-    configured = yaml.safe_load(shown.partition("# The token")[0])
-    token = shown.splitlines()[-1]
+    created = json.loads((await create("--role", "viewer", "--json")).stdout)
+    assert sha256(created["token"].encode()) == created["sha256"]
+    output = (await create("--role", "operator")).stdout
+    configured = yaml.safe_load(output.partition("# The token")[0])
+    token = output.splitlines()[-1]
     assert configured["api"]["tokens"] == [
         {"name": "anna", "role": "operator", "sha256": sha256(token.encode())}
     ]
     file = tmp_path / "token"
-    quiet = await create("--role", "operator", "--file", str(file))
+    result = await create("--role", "operator", "--file", str(file))
     assert file.stat().st_mode & 0o777 == 0o600
-    assert file.read_text().strip() not in quiet.stdout + quiet.stderr
-    again = await create("--role", "operator", "--file", str(file))
-    assert (again.exit_code, again.stderr) == (2, f"tidevoy: {file} is there already; name a new file\n")
+    assert file.read_text().strip() not in result.stdout + result.stderr
+    repeated = await create("--role", "operator", "--file", str(file))
+    assert (repeated.exit_code, repeated.stderr) == (2, f"tidevoy: {file} already exists; name a new file\n")
     assert (await create("--role", "owner")).exit_code == 2
     assert (await create()).exit_code == 2
 
 
-async def test_nothing_secret_is_written_anywhere(plane: ControlPlaneProcess, tmp_path: Path) -> None:
-    """Every kind of call, right and wrong; then the log, events, settings, state and answers are searched."""
-    answers: list[str] = []
-    async with httpx2.AsyncClient(base_url=plane.api_url, trust_env=False) as http:
+async def test_secrets_do_not_leak(control_plane: ControlPlaneProcess, tmp_path: Path) -> None:
+    """Make every kind of call, then search the log, events, settings, state and responses for secrets."""
+    responses: list[str] = []
+    async with httpx2.AsyncClient(base_url=control_plane.api_url, trust_env=False) as http:
         for token in (OPERATOR_TOKEN, VIEWER_TOKEN, UNKNOWN_TOKEN):
             for headers in (
                 bearer_header(token),
-                {"cookie": f"tidevoy_token={token}", "origin": plane.api_url},
+                {"cookie": f"tidevoy_token={token}", "origin": control_plane.api_url},
             ):
                 for method, path in (
                     ("GET", "/v1/config"),
@@ -178,20 +186,22 @@ async def test_nothing_secret_is_written_anywhere(plane: ControlPlaneProcess, tm
                     ("POST", "/v1/config/reload"),
                     ("POST", f"/v1/nodes/{token}/drain"),
                 ):
-                    answer = await http.request(
+                    response = await http.request(
                         method, path, headers={**headers, "last-event-id": "0"}, content=None
                     )
-                    if token not in path:  # else it may repeat what its caller wrote there
-                        answers.append(answer.text)
-            login = await http.post("/login", data={"token": token}, headers={"origin": plane.api_url})
-            answers.append(login.text + login.headers["location"])
+                    if token not in path:  # otherwise the response may quote the path
+                        responses.append(response.text)
+            login = await http.post(
+                "/login", data={"token": token}, headers={"origin": control_plane.api_url}
+            )
+            responses.append(login.text + login.headers["location"])
             http.cookies.clear()
-        shown = await http.get(
+        events = await http.get(
             "/v1/events?follow=false", headers={**bearer_header(VIEWER_TOKEN), "last-event-id": "0"}
         )
-    told = await call(plane, "config", "show", TIDEVOY_TOKEN=VIEWER_TOKEN)
-    assert "'**********'" in told.stdout
-    outputs = [*answers, shown.text, told.stdout, told.stderr, plane.process.output()]
+    config = await run_command(control_plane, "config", "show", TIDEVOY_TOKEN=VIEWER_TOKEN)
+    assert "'**********'" in config.stdout
+    outputs = [*responses, events.text, config.stdout, config.stderr, control_plane.process.output()]
     outputs += [
         path.read_text(errors="replace") for path in (tmp_path / "state").rglob("*") if path.is_file()
     ]

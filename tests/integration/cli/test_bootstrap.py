@@ -1,4 +1,4 @@
-"""`tidevoy bootstrap`: a real Envoy that starts with what it prints is one of the fleet."""
+"""`tidevoy bootstrap`: a real Envoy that starts with its output joins the fleet."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sandbox.ports import Ports
 from tests.conftest import StartEnvoy
 from tests.support.controlplane.cli_process import minimal_configuration, run_tidevoy
 
-NOWHERE = "http://127.0.0.1:1"
+UNREACHABLE_URL = "http://127.0.0.1:1"
 
 
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
-    """A directory with `ca.pem`, and a certificate and a key of the control plane and of an Envoy."""
+    """A directory with `ca.pem`, and a certificate and key each for the control plane and an Envoy."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     for name, identity in (("control-plane", "127.0.0.1"), ("envoy-1", "envoy-1")):
@@ -34,77 +34,89 @@ def certificates(tmp_path: Path) -> Path:
 @pytest.fixture
 def tls(certificates: Path) -> dict[str, str]:
     return {
-        "cert": str(certificates / "control-plane.pem"),
-        "key": str(certificates / "control-plane.key"),
+        "cert": str(certificates / "control-control_plane.pem"),
+        "key": str(certificates / "control-control_plane.key"),
         "client_ca": str(certificates / "ca.pem"),
     }
 
 
-async def test_an_envoy_joins_by_mutual_tls(
+async def test_envoy_connects_with_mutual_tls(
     tmp_path: Path, ports: Ports, certificates: Path, tls: dict[str, str], envoy_process: StartEnvoy
 ) -> None:
-    async with ControlPlaneProcess(tmp_path, minimal_configuration(tmp_path, ports, tls=tls)) as plane:
-        printed = await run_tidevoy(
-            NOWHERE,
-            *("bootstrap", "--config", str(plane.config_file), "--id", "envoy-1", "--admin", "127.0.0.1:0"),
+    async with ControlPlaneProcess(
+        tmp_path, minimal_configuration(tmp_path, ports, tls=tls)
+    ) as control_plane:
+        bootstrap = await run_tidevoy(
+            UNREACHABLE_URL,
+            *(
+                "bootstrap",
+                "--config",
+                str(control_plane.config_file),
+                "--id",
+                "envoy-1",
+                "--admin",
+                "127.0.0.1:0",
+            ),
             *("--ca", str(certificates / "ca.pem")),
             *("--cert", str(certificates / "envoy-1.pem"), "--key", str(certificates / "envoy-1.key")),
         )
-        assert (printed.exit_code, printed.stderr) == (0, "")
-        await envoy_process(printed.stdout)
+        assert (bootstrap.exit_code, bootstrap.stderr) == (0, "")
+        await envoy_process(bootstrap.stdout)
         async with asyncio.timeout(30):
             while not (
-                fleet := json.loads((await run_tidevoy(plane.api_url, "envoys", "--json")).stdout)["envoys"]
+                fleet := json.loads((await run_tidevoy(control_plane.api_url, "envoys", "--json")).stdout)[
+                    "envoys"
+                ]
             ):
                 pass
         assert [envoy["id"] for envoy in fleet] == ["envoy-1"]
 
 
 @pytest.mark.parametrize(
-    ("demanded", "given", "missing"),
+    ("tls_keys", "options", "missing"),
     [
-        (("cert", "key"), (), "name its CA file with --ca"),
-        (("cert", "key", "client_ca"), (), "name its CA file with --ca"),
+        (("cert", "key"), (), "name the CA file with --ca"),
+        (("cert", "key", "client_ca"), (), "name the CA file with --ca"),
         (("cert", "key", "client_ca"), ("--ca", "ca.pem"), "name its files with --cert and --key"),
     ],
 )
-async def test_an_envoy_that_could_never_connect_is_refused(
+async def test_rejects_an_envoy_without_required_tls_files(
     tmp_path: Path,
     ports: Ports,
     tls: dict[str, str],
-    demanded: tuple[str, ...],
-    given: tuple[str, ...],
+    tls_keys: tuple[str, ...],
+    options: tuple[str, ...],
     missing: str,
 ) -> None:
-    wanted = minimal_configuration(tmp_path, ports, tls={key: tls[key] for key in demanded})
+    settings = minimal_configuration(tmp_path, ports, tls={key: tls[key] for key in tls_keys})
     file = tmp_path / "tidevoy.yaml"
-    file.write_text(json.dumps(wanted))
-    refused = await run_tidevoy(NOWHERE, "bootstrap", "--config", str(file), *given)
-    assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
-    assert missing in refused.stderr
+    file.write_text(json.dumps(settings))
+    result = await run_tidevoy(UNREACHABLE_URL, "bootstrap", "--config", str(file), *options)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert missing in result.stderr
 
 
-async def test_an_admin_port_for_everyone_is_refused() -> None:
-    refused = await run_tidevoy(NOWHERE, "bootstrap", "--admin", "0.0.0.0:9901")
-    assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (2, "", 1)
-    assert "Envoy's admin port obeys whoever reaches it" in refused.stderr
+async def test_rejects_a_public_admin_port() -> None:
+    result = await run_tidevoy(UNREACHABLE_URL, "bootstrap", "--admin", "0.0.0.0:9901")
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert "anyone who reaches Envoy's admin port controls Envoy" in result.stderr
 
 
-async def test_a_module_is_named_by_an_absolute_path_or_found() -> None:
-    named = await run_tidevoy(NOWHERE, "bootstrap", "--module", "/opt/libtidevoy.so")
-    assert (named.exit_code, named.stderr) == (0, "")
-    (extension,) = yaml.safe_load(named.stdout)["bootstrap_extensions"]
+async def test_module_needs_an_absolute_path_or_auto() -> None:
+    absolute = await run_tidevoy(UNREACHABLE_URL, "bootstrap", "--module", "/opt/libtidevoy.so")
+    assert (absolute.exit_code, absolute.stderr) == (0, "")
+    (extension,) = yaml.safe_load(absolute.stdout)["bootstrap_extensions"]
     module = extension["typed_config"]["dynamic_module_config"]["module"]
     assert module == {"local": {"filename": "/opt/libtidevoy.so"}}
 
-    relative = await run_tidevoy(NOWHERE, "bootstrap", "--module", "libtidevoy.so")
+    relative = await run_tidevoy(UNREACHABLE_URL, "bootstrap", "--module", "libtidevoy.so")
     assert (relative.exit_code, relative.stdout, relative.stderr.count("\n")) == (2, "", 1)
     assert "relative path" in relative.stderr
 
-    found = await run_tidevoy(NOWHERE, "bootstrap", "--module", "auto")
+    auto = await run_tidevoy(UNREACHABLE_URL, "bootstrap", "--module", "auto")
     if (file := module_path.find_module()) is None:
-        assert (found.exit_code, found.stdout) == (2, "")
-        assert "cargo build --release" in found.stderr
+        assert (auto.exit_code, auto.stdout) == (2, "")
+        assert "cargo build --release" in auto.stderr
     else:
-        assert found.exit_code == 0
-        assert str(file) in found.stdout
+        assert auto.exit_code == 0
+        assert str(file) in auto.stdout

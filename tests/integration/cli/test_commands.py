@@ -1,4 +1,4 @@
-"""`tidevoy` as its users call it, against a real `tidevoy serve`."""
+"""The `tidevoy` command against a real `tidevoy serve`."""
 
 from __future__ import annotations
 
@@ -23,92 +23,97 @@ from tests.support.controlplane.cli_process import (
 
 
 @pytest.fixture
-async def plane(tmp_path: Path, ports: Ports, node: str) -> AsyncIterator[ControlPlaneProcess]:
-    async with ControlPlaneProcess(tmp_path, minimal_configuration(tmp_path, ports, node)) as plane:
-        yield plane
+async def control_plane(tmp_path: Path, ports: Ports, node: str) -> AsyncIterator[ControlPlaneProcess]:
+    async with ControlPlaneProcess(tmp_path, minimal_configuration(tmp_path, ports, node)) as control_plane:
+        yield control_plane
 
 
-async def active(plane: ControlPlaneProcess, node: str) -> None:
+async def wait_until_active(control_plane: ControlPlaneProcess, node: str) -> None:
     async with asyncio.timeout(30):
         while (
-            json.loads((await run_tidevoy(plane.api_url, "nodes", node, "--json")).stdout)["state"]
+            json.loads((await run_tidevoy(control_plane.api_url, "nodes", node, "--json")).stdout)["state"]
             != "active"
         ):
             pass
 
 
-async def test_a_day_of_an_operator(plane: ControlPlaneProcess, node: str) -> None:
-    await active(plane, node)
-    shown = await run_tidevoy(plane.api_url, "nodes")
-    head, row = shown.stdout.splitlines()
-    assert head.split()[:3] == ["ADDRESS", "STATE", "SESSIONS"]
+async def test_operator_commands_change_nodes(control_plane: ControlPlaneProcess, node: str) -> None:
+    await wait_until_active(control_plane, node)
+    listing = await run_tidevoy(control_plane.api_url, "nodes")
+    header, row = listing.stdout.splitlines()
+    assert header.split()[:3] == ["ADDRESS", "STATE", "SESSIONS"]
     assert row.split()[:2] == [node, "active"]
-    assert "\x1b" not in shown.stdout
+    assert "\x1b" not in listing.stdout
 
-    added = await run_tidevoy(plane.api_url, "add", "[fd00::1]:4000", "--weight", "7", "--label", "zone=a")
+    added = await run_tidevoy(
+        control_plane.api_url, "add", "[fd00::1]:4000", "--weight", "7", "--label", "zone=a"
+    )
     assert (added.exit_code, added.stdout.split()[:2]) == (0, ["[fd00::1]:4000", "added:"])
-    again = await run_tidevoy(plane.api_url, "add", "[fd00::1]:4000")
-    assert (again.exit_code, again.stdout, again.stderr.count("\n")) == (1, "", 1)
-    assert again.stderr.startswith("tidevoy: the node [fd00::1]:4000 is there already")
+    repeated = await run_tidevoy(control_plane.api_url, "add", "[fd00::1]:4000")
+    assert (repeated.exit_code, repeated.stdout, repeated.stderr.count("\n")) == (1, "", 1)
+    assert repeated.stderr.startswith("tidevoy: the node [fd00::1]:4000 exists already")
 
-    assert (await run_tidevoy(plane.api_url, "weight", "[fd00::1]:4000", "9")).exit_code == 0
-    one = json.loads((await run_tidevoy(plane.api_url, "nodes", "[fd00::1]:4000", "--json")).stdout)
-    assert (one["weight"], one["labels"]) == (9, {"zone": "a"})
+    assert (await run_tidevoy(control_plane.api_url, "weight", "[fd00::1]:4000", "9")).exit_code == 0
+    added_node = json.loads(
+        (await run_tidevoy(control_plane.api_url, "nodes", "[fd00::1]:4000", "--json")).stdout
+    )
+    assert (added_node["weight"], added_node["labels"]) == (9, {"zone": "a"})
 
-    assert (await run_tidevoy(plane.api_url, "drain", node)).exit_code == 0
-    drained = json.loads((await run_tidevoy(plane.api_url, "nodes", "--json")).stdout)["nodes"]
+    assert (await run_tidevoy(control_plane.api_url, "drain", node)).exit_code == 0
+    drained = json.loads((await run_tidevoy(control_plane.api_url, "nodes", "--json")).stdout)["nodes"]
     assert {entry["address"]: entry["advice"] for entry in drained}[node] == "DRAINING"
-    assert (await run_tidevoy(plane.api_url, "undrain", node)).exit_code == 0
-    await active(plane, node)
+    assert (await run_tidevoy(control_plane.api_url, "undrain", node)).exit_code == 0
+    await wait_until_active(control_plane, node)
 
-    assert (await run_tidevoy(plane.api_url, "remove", "[fd00::1]:4000")).exit_code == 0
-    unknown = await run_tidevoy(plane.api_url, "drain", "127.0.0.1:1")
+    assert (await run_tidevoy(control_plane.api_url, "remove", "[fd00::1]:4000")).exit_code == 0
+    unknown = await run_tidevoy(control_plane.api_url, "drain", "127.0.0.1:1")
     assert (unknown.exit_code, unknown.stderr.count("\n")) == (1, 1)
-    closing = await run_tidevoy(plane.api_url, "drain", node, "--on-deadline", "close", "--json")
+    closing = await run_tidevoy(control_plane.api_url, "drain", node, "--on-deadline", "close", "--json")
     assert (closing.exit_code, json.loads(closing.stdout)["drain"]["on_deadline"]) == (0, "close")
 
 
-async def test_drain_waits_until_no_session_is_left(
-    plane: ControlPlaneProcess, node: str, envoy_process: StartEnvoy
+async def test_drain_wait_returns_without_sessions(
+    control_plane: ControlPlaneProcess, node: str, envoy_process: StartEnvoy
 ) -> None:
-    await active(plane, node)
-    asked = ("bootstrap", "--config", str(plane.config_file), "--id", "envoy-1", "--admin", "127.0.0.1:0")
-    await envoy_process((await run_tidevoy(plane.api_url, *asked)).stdout)
-    waited = await run_tidevoy(plane.api_url, "drain", node, "--wait", "--deadline", "1m")
-    assert waited.exit_code == 0
-    assert waited.stdout.startswith(f"{node} is drained after 0:")
-    again = await run_tidevoy(plane.api_url, "drain", node, "--wait", "--json")
-    assert (again.exit_code, json.loads(again.stdout.splitlines()[-1])["left"]) == (0, 0)
-    refused = await run_tidevoy(plane.api_url, "drain", node, "--on-deadline", "close")
-    assert refused.exit_code == 1
-    assert "takes Tidevoy's module in every Envoy, and it is not in use in envoy-1;" in refused.stderr
+    await wait_until_active(control_plane, node)
+    bootstrap = ("bootstrap", "--config", str(control_plane.config_file))
+    options = ("--id", "envoy-1", "--admin", "127.0.0.1:0")
+    await envoy_process((await run_tidevoy(control_plane.api_url, *bootstrap, *options)).stdout)
+    drained = await run_tidevoy(control_plane.api_url, "drain", node, "--wait", "--deadline", "1m")
+    assert drained.exit_code == 0
+    assert drained.stdout.startswith(f"{node} is drained after 0:")
+    repeated = await run_tidevoy(control_plane.api_url, "drain", node, "--wait", "--json")
+    assert (repeated.exit_code, json.loads(repeated.stdout.splitlines()[-1])["left"]) == (0, 0)
+    rejected = await run_tidevoy(control_plane.api_url, "drain", node, "--on-deadline", "close")
+    assert rejected.exit_code == 1
+    assert "and these Envoys do not use it: envoy-1;" in rejected.stderr
 
 
-async def test_following_needs_a_control_plane_to_begin_with() -> None:
+async def test_events_follow_fails_without_a_control_plane() -> None:
     outcome = await run_tidevoy("http://127.0.0.1:1", "events", "--follow")
     assert (outcome.exit_code, outcome.stdout, outcome.stderr.count("\n")) == (1, "", 1)
 
 
-async def test_events_follow_over_a_restart(plane: ControlPlaneProcess, node: str) -> None:
-    await active(plane, node)
-    process = await start_tidevoy(plane.api_url, "events", "--follow", "--json")
+async def test_events_follow_survives_a_restart(control_plane: ControlPlaneProcess, node: str) -> None:
+    await wait_until_active(control_plane, node)
+    process = await start_tidevoy(control_plane.api_url, "events", "--follow", "--json")
     assert process.stdout is not None
 
-    async def until(kind: str) -> dict[str, Any]:
+    async def next_event(kind: str) -> dict[str, Any]:
         assert process.stdout is not None
         async with asyncio.timeout(60):
             while line := await process.stdout.readline():
                 event: dict[str, Any] = json.loads(line)
                 if event["kind"] == kind:
                     return event
-        raise AssertionError(f"the command ended without {kind}")
+        raise AssertionError(f"the command ended before event {kind}")
 
-    first = await until("node.state")
-    await plane.restart()
-    assert (await run_tidevoy(plane.api_url, "add", "127.0.0.1:1")).exit_code == 0
-    second = await until("node.discovered")
+    first = await next_event("node.state")
+    await control_plane.restart()
+    assert (await run_tidevoy(control_plane.api_url, "add", "127.0.0.1:1")).exit_code == 0
+    second = await next_event("node.discovered")
     while second["subject"] != "127.0.0.1:1":
-        second = await until("node.discovered")
+        second = await next_event("node.discovered")
     assert second["id"] > first["id"]
     process.send_signal(signal.SIGINT)
     outcome = await wait_for_result(process)
@@ -116,89 +121,95 @@ async def test_events_follow_over_a_restart(plane: ControlPlaneProcess, node: st
     assert outcome.stderr.count("does not answer") <= 1
 
 
-async def test_events_without_follow_end(plane: ControlPlaneProcess, node: str) -> None:
-    await active(plane, node)
-    shown = await run_tidevoy(plane.api_url, "events")
-    assert shown.exit_code == 0
-    assert f"{node} is active" in shown.stdout
+async def test_events_without_follow_returns(control_plane: ControlPlaneProcess, node: str) -> None:
+    await wait_until_active(control_plane, node)
+    events = await run_tidevoy(control_plane.api_url, "events")
+    assert events.exit_code == 0
+    assert f"{node} is active" in events.stdout
 
 
-async def test_configuration_commands(plane: ControlPlaneProcess) -> None:
-    assert (await run_tidevoy(plane.api_url, "config", "check", str(plane.config_file))).exit_code == 0
-    shown = await run_tidevoy(plane.api_url, "config", "show", "--json")
-    assert json.loads(shown.stdout)["state_dir"] == plane.settings["state_dir"]
-    assert (await run_tidevoy(plane.api_url, "reload")).stdout == "nothing has changed\n"
-    plane.config_file.write_text("sql: {listen: nowhere}\n")
-    bad = await run_tidevoy(plane.api_url, "reload")
-    assert (bad.exit_code, bad.stdout) == (2, "")
-    assert "sql.listen" in bad.stderr
+async def test_config_commands_check_show_and_reload(control_plane: ControlPlaneProcess) -> None:
+    assert (
+        await run_tidevoy(control_plane.api_url, "config", "check", str(control_plane.config_file))
+    ).exit_code == 0
+    config = await run_tidevoy(control_plane.api_url, "config", "show", "--json")
+    assert json.loads(config.stdout)["state_dir"] == control_plane.settings["state_dir"]
+    assert (await run_tidevoy(control_plane.api_url, "reload")).stdout == "nothing has changed\n"
+    control_plane.config_file.write_text("sql: {listen: nowhere}\n")
+    rejected = await run_tidevoy(control_plane.api_url, "reload")
+    assert (rejected.exit_code, rejected.stdout) == (2, "")
+    assert "sql.listen" in rejected.stderr
 
 
-async def test_no_envoy_yet(plane: ControlPlaneProcess) -> None:
-    assert json.loads((await run_tidevoy(plane.api_url, "envoys", "--json")).stdout) == {"envoys": []}
-    assert (await run_tidevoy(plane.api_url, "envoys")).stdout.split()[0] == "ID"
+async def test_envoys_prints_an_empty_list(control_plane: ControlPlaneProcess) -> None:
+    assert json.loads((await run_tidevoy(control_plane.api_url, "envoys", "--json")).stdout) == {"envoys": []}
+    assert (await run_tidevoy(control_plane.api_url, "envoys")).stdout.split()[0] == "ID"
 
 
-async def test_the_url_may_stand_in_front(plane: ControlPlaneProcess) -> None:
-    assert (await run_tidevoy("http://127.0.0.1:1", "--url", plane.api_url, "nodes")).exit_code == 0
-    assert (await run_tidevoy("http://127.0.0.1:1", "nodes", "--url", plane.api_url)).exit_code == 0
+async def test_url_option_works_before_and_after_the_command(control_plane: ControlPlaneProcess) -> None:
+    assert (await run_tidevoy("http://127.0.0.1:1", "--url", control_plane.api_url, "nodes")).exit_code == 0
+    assert (await run_tidevoy("http://127.0.0.1:1", "nodes", "--url", control_plane.api_url)).exit_code == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_serve_ends_cleanly(plane: ControlPlaneProcess, number: signal.Signals) -> None:
-    following = await start_tidevoy(plane.api_url, "events", "--follow", "--json")
-    assert following.stdout is not None
+async def test_serve_stops_cleanly_on_a_signal(
+    control_plane: ControlPlaneProcess, number: signal.Signals
+) -> None:
+    follower = await start_tidevoy(control_plane.api_url, "events", "--follow", "--json")
+    assert follower.stdout is not None
     async with asyncio.timeout(30):
-        await following.stdout.readline()
-    plane.process.send_signal(number)
+        await follower.stdout.readline()
+    control_plane.process.send_signal(number)
     async with asyncio.timeout(10):
-        assert await plane.process.wait() == 0
-    assert "Traceback" not in plane.process.output()
-    following.send_signal(signal.SIGINT)
-    assert (await wait_for_result(following)).exit_code == 0
+        assert await control_plane.process.wait() == 0
+    assert "Traceback" not in control_plane.process.output()
+    follower.send_signal(signal.SIGINT)
+    assert (await wait_for_result(follower)).exit_code == 0
 
 
-async def test_hangup_reloads(plane: ControlPlaneProcess) -> None:
-    plane.process.send_signal(signal.SIGHUP)
+async def test_sighup_reloads_the_configuration(control_plane: ControlPlaneProcess) -> None:
+    control_plane.process.send_signal(signal.SIGHUP)
     async with asyncio.timeout(30):
-        while "config.reloaded" not in (await run_tidevoy(plane.api_url, "events")).stdout:
+        while "config.reloaded" not in (await run_tidevoy(control_plane.api_url, "events")).stdout:
             pass
 
 
-async def test_hangup_with_a_bad_file_changes_nothing(plane: ControlPlaneProcess) -> None:
-    before = (await run_tidevoy(plane.api_url, "config", "show", "--json")).stdout
-    plane.config_file.write_text("sql: {listen: nowhere}\nlog: {level: loud}\n")
-    plane.process.send_signal(signal.SIGHUP)
+async def test_sighup_with_an_invalid_file_changes_nothing(control_plane: ControlPlaneProcess) -> None:
+    before = (await run_tidevoy(control_plane.api_url, "config", "show", "--json")).stdout
+    control_plane.config_file.write_text("sql: {listen: nowhere}\nlog: {level: loud}\n")
+    control_plane.process.send_signal(signal.SIGHUP)
     async with asyncio.timeout(30):
-        while "config.rejected" not in (await run_tidevoy(plane.api_url, "events")).stdout:
+        while "config.rejected" not in (await run_tidevoy(control_plane.api_url, "events")).stdout:
             pass
-    assert (await run_tidevoy(plane.api_url, "config", "show", "--json")).stdout == before
-    assert plane.process.returncode is None
-    (line,) = [line for line in plane.process.output().splitlines() if "config.rejected" in line]
-    told = json.loads(line)
-    assert "the old configuration stays in force" in told["event"]
-    assert "sql.listen" in told["event"]
-    assert "log.level" in told["event"]
-    assert "Traceback" not in plane.process.output()
+    assert (await run_tidevoy(control_plane.api_url, "config", "show", "--json")).stdout == before
+    assert control_plane.process.returncode is None
+    (line,) = [line for line in control_plane.process.output().splitlines() if "config.rejected" in line]
+    entry = json.loads(line)
+    assert "the old configuration stays in force" in entry["event"]
+    assert "sql.listen" in entry["event"]
+    assert "log.level" in entry["event"]
+    assert "Traceback" not in control_plane.process.output()
 
 
 @pytest.mark.parametrize("key", ["api", "xds"])
-async def test_a_port_in_use(plane: ControlPlaneProcess, ports: Ports, tmp_path: Path, key: str) -> None:
+async def test_serve_reports_a_port_in_use(
+    control_plane: ControlPlaneProcess, ports: Ports, tmp_path: Path, key: str
+) -> None:
     other = minimal_configuration(tmp_path / "other", ports)
-    other[key] = plane.settings[key]
+    other[key] = control_plane.settings[key]
     file = tmp_path / "other.yaml"
     file.write_text(json.dumps(other))
-    outcome = await run_tidevoy(plane.api_url, "serve", "--config", str(file))
+    outcome = await run_tidevoy(control_plane.api_url, "serve", "--config", str(file))
     assert outcome.exit_code == 1
-    told = [line for line in outcome.stderr.splitlines() if line.startswith("tidevoy: ")]
-    assert len(told) == 1
-    assert f"{key}.listen: cannot listen on {other[key]['listen']}: address already in use" in told[0]
+    errors = [line for line in outcome.stderr.splitlines() if line.startswith("tidevoy: ")]
+    assert len(errors) == 1
+    assert f"{key}.listen: cannot listen on {other[key]['listen']}: address already in use" in errors[0]
 
 
-async def test_serve_refuses_to_be_open_to_all(ports: Ports, tmp_path: Path) -> None:
-    wanted = minimal_configuration(tmp_path, ports) | {"api": {"listen": f"0.0.0.0:{ports.allocate()}"}}
+async def test_serve_rejects_unauthenticated_public_access(ports: Ports, tmp_path: Path) -> None:
+    settings = minimal_configuration(tmp_path, ports) | {"api": {"listen": f"0.0.0.0:{ports.allocate()}"}}
     file = tmp_path / "open.yaml"
-    file.write_text(json.dumps(wanted))
+    file.write_text(json.dumps(settings))
     outcome = await run_tidevoy("http://127.0.0.1:1", "serve", "--config", str(file))
     assert (outcome.exit_code, outcome.stdout) == (2, "")
     assert "allow_unauthenticated" in outcome.stderr

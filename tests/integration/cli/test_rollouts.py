@@ -1,4 +1,4 @@
-"""`tidevoy rollout` as its users call it, against a real `tidevoy serve` and a real etcd."""
+"""`tidevoy rollout` against a real `tidevoy serve` and a real etcd."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.controlplane.cli_process import (
 from tests.support.controlplane.registered_nodes import SQL_CHECKS_ONLY, RegisteredNode, registered_node
 from tests.support.waiting import wait_until
 
-HURRY = ("--drain-deadline", "1s", "--healthy-for", "0s", "--return-deadline", "20s")
+SHORT_TIMES = ("--drain-deadline", "1s", "--healthy-for", "0s", "--return-deadline", "20s")
 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -58,42 +58,44 @@ async def running(
             "balance": {"slow_start": 0},
             "rollouts": {"actions": {"fail": {"command": ["/bin/sh", "-c", "echo no disk; exit 3"]}}},
         }
-        async with ControlPlaneProcess(directory, settings) as plane:
-            yield plane
+        async with ControlPlaneProcess(directory, settings) as control_plane:
+            yield control_plane
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def plane(
+async def control_plane(
     running: ControlPlaneProcess, nodes: list[RegisteredNode]
 ) -> AsyncIterator[ControlPlaneProcess]:
-    """All nodes are in service, and no rollout goes on; at the end those of the test are ended."""
+    """A control plane with active nodes and no active rollout; teardown aborts the test's rollouts."""
     for node in nodes:
-        await is_in_state(running, node, "active")
+        await wait_for_state(running, node, "active")
     yield running
-    for rollout in await rollouts(running):
+    for rollout in await list_rollouts(running):
         if rollout["phase"] not in ("done", "aborted"):
             assert (await run_tidevoy(running.api_url, "rollout", "abort", rollout["id"])).exit_code == 0
 
 
-async def rollouts(plane: ControlPlaneProcess) -> list[dict[str, Any]]:
-    """All, the newest first."""
-    shown = await run_tidevoy(plane.api_url, "rollout", "status", "--json")
-    listed: list[dict[str, Any]] = json.loads(shown.stdout)["rollouts"]
-    return listed
+async def list_rollouts(control_plane: ControlPlaneProcess) -> list[dict[str, Any]]:
+    """Return all rollouts, newest first."""
+    result = await run_tidevoy(control_plane.api_url, "rollout", "status", "--json")
+    rollouts: list[dict[str, Any]] = json.loads(result.stdout)["rollouts"]
+    return rollouts
 
 
-async def is_in_state(plane: ControlPlaneProcess, node: RegisteredNode, state: str) -> None:
-    async def looked() -> bool:
-        shown = await run_tidevoy(plane.api_url, "nodes", node.address, "--json")
-        return shown.exit_code == 0 and bool(json.loads(shown.stdout)["state"] == state)
+async def wait_for_state(control_plane: ControlPlaneProcess, node: RegisteredNode, state: str) -> None:
+    async def has_state() -> bool:
+        result = await run_tidevoy(control_plane.api_url, "nodes", node.address, "--json")
+        return result.exit_code == 0 and bool(json.loads(result.stdout)["state"] == state)
 
-    await wait_until(looked)
+    await wait_until(has_state)
 
 
 @asynccontextmanager
-async def watching(plane: ControlPlaneProcess, *arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A command that goes on beside the block, and is killed at its end if it has not ended."""
-    process = await start_tidevoy(plane.api_url, *arguments)
+async def running_command(
+    control_plane: ControlPlaneProcess, *arguments: str
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a command during the block, and kill it at the end if it still runs."""
+    process = await start_tidevoy(control_plane.api_url, *arguments)
     try:
         yield process
     finally:
@@ -102,95 +104,98 @@ async def watching(plane: ControlPlaneProcess, *arguments: str) -> AsyncIterator
             await process.communicate()
 
 
-async def newest(plane: ControlPlaneProcess) -> str:
-    """The id of the rollout that goes on, once there is one."""
-    names: list[str] = []
+async def wait_for_running_rollout(control_plane: ControlPlaneProcess) -> str:
+    """Wait for a running rollout and return its id."""
+    ids: list[str] = []
 
-    async def looked() -> bool:
-        names.extend(one["id"] for one in await rollouts(plane) if one["phase"] == "running")
-        return bool(names)
+    async def is_running() -> bool:
+        rollouts = await list_rollouts(control_plane)
+        ids.extend(rollout["id"] for rollout in rollouts if rollout["phase"] == "running")
+        return bool(ids)
 
-    await wait_until(looked)
-    return names[0]
+    await wait_until(is_running)
+    return ids[0]
 
 
-async def begun(plane: ControlPlaneProcess, *arguments: str) -> str:
-    """Start a rollout without waiting; its id."""
-    shown = await run_tidevoy(plane.api_url, "rollout", "start", *HURRY, *arguments, "--json")
-    assert shown.exit_code == 0, shown
-    name: str = json.loads(shown.stdout)["id"]
+async def start_rollout(control_plane: ControlPlaneProcess, *arguments: str) -> str:
+    """Start a rollout without waiting, and return its id."""
+    result = await run_tidevoy(control_plane.api_url, "rollout", "start", *SHORT_TIMES, *arguments, "--json")
+    assert result.exit_code == 0, result
+    name: str = json.loads(result.stdout)["id"]
     return name
 
 
-async def status(plane: ControlPlaneProcess, name: str) -> dict[str, Any]:
-    shown = await run_tidevoy(plane.api_url, "rollout", "status", name, "--json")
-    assert shown.exit_code == 0, shown
-    answer: dict[str, Any] = json.loads(shown.stdout)
-    return answer
+async def get_rollout(control_plane: ControlPlaneProcess, name: str) -> dict[str, Any]:
+    result = await run_tidevoy(control_plane.api_url, "rollout", "status", name, "--json")
+    assert result.exit_code == 0, result
+    rollout: dict[str, Any] = json.loads(result.stdout)
+    return rollout
 
 
-async def waits_for_restart(plane: ControlPlaneProcess, name: str, node: RegisteredNode) -> None:
-    """Returns when the rollout has drained the node, and somebody is to restart it."""
+async def wait_until_returning(control_plane: ControlPlaneProcess, name: str, node: RegisteredNode) -> None:
+    """Wait until the rollout has drained the node and waits for its restart."""
 
-    async def looked() -> bool:
-        stages = {step["address"]: step["stage"] for step in (await status(plane, name))["steps"]}
+    async def is_returning() -> bool:
+        rollout = await get_rollout(control_plane, name)
+        stages = {step["address"]: step["stage"] for step in rollout["steps"]}
         return bool(stages[node.address] == "returning")
 
-    await wait_until(looked)
+    await wait_until(is_returning)
 
 
-async def written_until(watched: asyncio.subprocess.Process, line: str) -> str:
-    """What a command has written to its standard error, up to the first line that begins so."""
-    assert watched.stderr is not None
+async def read_stderr_until(command: asyncio.subprocess.Process, line: str) -> str:
+    """Return a command's standard error up to the first line that starts with `line`."""
+    assert command.stderr is not None
     lines = [""]
     async with asyncio.timeout(30):
         while not lines[-1].startswith(line):
-            lines.append((await watched.stderr.readline()).decode())
+            lines.append((await command.stderr.readline()).decode())
             assert lines[-1], f"the command ended before {line!r}: {lines}"
     return "".join(lines)
 
 
-async def test_a_rollout_is_watched_to_its_end(
-    plane: ControlPlaneProcess, nodes: list[RegisteredNode]
+async def test_start_wait_shows_progress_and_a_report(
+    control_plane: ControlPlaneProcess, nodes: list[RegisteredNode]
 ) -> None:
     node = nodes[0]
-    asked = ("rollout", "start", "--nodes", node.address, "--version", "v8.5.4", "--wait", *HURRY)
-    async with watching(plane, *asked) as watched:
-        name = await newest(plane)
-        shown = await written_until(watched, f"tidevoy: {node.address} returning")
+    arguments = ("rollout", "start", "--nodes", node.address, "--version", "v8.5.4", "--wait", *SHORT_TIMES)
+    async with running_command(control_plane, *arguments) as command:
+        name = await wait_for_running_rollout(control_plane)
+        progress = await read_stderr_until(command, f"tidevoy: {node.address} returning")
         await node.restart("v8.5.4")
-        outcome = await wait_for_result(watched)
+        outcome = await wait_for_result(command)
     assert outcome.exit_code == 0, outcome
-    assert "\x1b" not in outcome.stdout + shown + outcome.stderr
-    head, row, last = outcome.stdout.splitlines()
-    assert head.split()[:3] == ["ADDRESS", "STAGE", "DURATION"]
+    assert "\x1b" not in outcome.stdout + progress + outcome.stderr
+    header, row, last = outcome.stdout.splitlines()
+    assert header.split()[:3] == ["ADDRESS", "STAGE", "DURATION"]
     assert row.startswith(f"{node.address}  done ")
     assert "v8.5.3 -> v8.5.4" in row
     assert last.startswith(f"rollout {name} (manual to v8.5.4, {node.address}, by anonymous) is done")
-    listed = (await run_tidevoy(plane.api_url, "rollout", "status")).stdout.splitlines()
-    assert listed[1].split()[:5] == [name, "done", "1/1", "0", "manual"]
+    lines = (await run_tidevoy(control_plane.api_url, "rollout", "status")).stdout.splitlines()
+    assert lines[1].split()[:5] == [name, "done", "1/1", "0", "manual"]
 
 
-async def test_an_interrupt_leaves_the_rollout_alone(
-    plane: ControlPlaneProcess, nodes: list[RegisteredNode]
+async def test_ctrl_c_does_not_stop_the_rollout(
+    control_plane: ControlPlaneProcess, nodes: list[RegisteredNode]
 ) -> None:
-    name = await begun(plane, "--nodes", nodes[0].address)
-    async with watching(plane, "rollout", "status", name, "--follow") as watched:
-        assert watched.stderr is not None
+    name = await start_rollout(control_plane, "--nodes", nodes[0].address)
+    async with running_command(control_plane, "rollout", "status", name, "--follow") as command:
+        assert command.stderr is not None
         async with asyncio.timeout(30):
-            await watched.stderr.readline()
-        watched.send_signal(signal.SIGINT)
-        outcome = await wait_for_result(watched)
+            await command.stderr.readline()
+        command.send_signal(signal.SIGINT)
+        outcome = await wait_for_result(command)
     assert outcome.exit_code == 1
-    assert f"the rollout {name} goes on: `tidevoy rollout status {name} --follow` shows it" in outcome.stderr
-    assert (await status(plane, name))["phase"] == "running"
+    expected = f"the rollout {name} continues: `tidevoy rollout status {name} --follow` shows it"
+    assert expected in outcome.stderr
+    assert (await get_rollout(control_plane, name))["phase"] == "running"
 
 
-async def test_a_failure_ends_the_watching_and_says_how_to_go_on(
-    plane: ControlPlaneProcess, nodes: list[RegisteredNode]
+async def test_failed_node_ends_the_wait_with_advice(
+    control_plane: ControlPlaneProcess, nodes: list[RegisteredNode]
 ) -> None:
-    asked = ("rollout", "start", "--nodes", nodes[0].address, "--action", "fail", "--wait", *HURRY)
-    outcome = await run_tidevoy(plane.api_url, *asked)
+    arguments = ("rollout", "start", "--nodes", nodes[0].address, "--action", "fail", "--wait", *SHORT_TIMES)
+    outcome = await run_tidevoy(control_plane.api_url, *arguments)
     assert outcome.exit_code == 1, outcome
     last = outcome.stderr.splitlines()[-1]
     assert "is paused: " in last
@@ -199,43 +204,46 @@ async def test_a_failure_ends_the_watching_and_says_how_to_go_on(
     assert f"{nodes[0].address}  failed" in outcome.stdout
 
 
-async def test_pause_resume_abort(plane: ControlPlaneProcess, nodes: list[RegisteredNode]) -> None:
-    name = await begun(plane, "--nodes", f"{nodes[1].address},{nodes[0].address}")
-    await waits_for_restart(plane, name, nodes[1])
-    for command, phase in (("pause", "paused"), ("resume", "running")):
-        told = await run_tidevoy(plane.api_url, "rollout", command, name)
-        assert told.exit_code == 0, told
-        assert f"rollout {name} " in told.stdout
-        assert f" is {phase}" in told.stdout
-    assert (await run_tidevoy(plane.api_url, "rollout", "abort", name)).exit_code == 0
-    ended = await run_tidevoy(plane.api_url, "rollout", "status", name, "--follow", "--json")
-    assert ended.exit_code == 1
-    assert "was aborted" in ended.stderr
-    last = json.loads(ended.stdout.splitlines()[-1])
-    assert (last["id"], last["phase"], last["of"]) == (name, "aborted", 2)
-    await is_in_state(plane, nodes[1], "active")
-    again = await run_tidevoy(plane.api_url, "rollout", "resume", name)
-    assert (again.exit_code, again.stdout) == (1, "")
-    assert "it is aborted" in again.stderr
-
-
-async def test_a_dry_run_prints_the_plan_and_what_is_against_it(
-    plane: ControlPlaneProcess, nodes: list[RegisteredNode]
+async def test_pause_resume_and_abort_change_the_phase(
+    control_plane: ControlPlaneProcess, nodes: list[RegisteredNode]
 ) -> None:
-    asked = ("rollout", "start", "--dry-run", "--nodes")
-    shown = await run_tidevoy(plane.api_url, *asked, nodes[0].address)
-    assert shown.exit_code == 0, shown
-    assert shown.stdout.splitlines()[0] == f"1 node, 1 at a time: {nodes[0].address}"
-    before = await rollouts(plane)
-    bad = await run_tidevoy(plane.api_url, *asked, "all", "--max-unavailable", "3")
-    assert bad.exit_code == 1
-    assert "tidevoy: it would be refused: " in bad.stderr
-    refused = await run_tidevoy(plane.api_url, "rollout", "start", "--nodes", "all", "--max-unavailable", "3")
-    assert (refused.exit_code, refused.stdout) == (1, "")
-    assert await rollouts(plane) == before
+    name = await start_rollout(control_plane, "--nodes", f"{nodes[1].address},{nodes[0].address}")
+    await wait_until_returning(control_plane, name, nodes[1])
+    for command, phase in (("pause", "paused"), ("resume", "running")):
+        result = await run_tidevoy(control_plane.api_url, "rollout", command, name)
+        assert result.exit_code == 0, result
+        assert f"rollout {name} " in result.stdout
+        assert f" is {phase}" in result.stdout
+    assert (await run_tidevoy(control_plane.api_url, "rollout", "abort", name)).exit_code == 0
+    aborted = await run_tidevoy(control_plane.api_url, "rollout", "status", name, "--follow", "--json")
+    assert aborted.exit_code == 1
+    assert "was aborted" in aborted.stderr
+    last = json.loads(aborted.stdout.splitlines()[-1])
+    assert (last["id"], last["phase"], last["of"]) == (name, "aborted", 2)
+    await wait_for_state(control_plane, nodes[1], "active")
+    resumed = await run_tidevoy(control_plane.api_url, "rollout", "resume", name)
+    assert (resumed.exit_code, resumed.stdout) == (1, "")
+    assert "it is aborted" in resumed.stderr
 
 
-WRONG: list[tuple[str, ...]] = [
+async def test_dry_run_prints_the_plan_and_its_problems(
+    control_plane: ControlPlaneProcess, nodes: list[RegisteredNode]
+) -> None:
+    dry_run = ("rollout", "start", "--dry-run", "--nodes")
+    allowed = await run_tidevoy(control_plane.api_url, *dry_run, nodes[0].address)
+    assert allowed.exit_code == 0, allowed
+    assert allowed.stdout.splitlines()[0] == f"1 node, 1 at a time: {nodes[0].address}"
+    before = await list_rollouts(control_plane)
+    too_many = ("all", "--max-unavailable", "3")
+    impossible = await run_tidevoy(control_plane.api_url, *dry_run, *too_many)
+    assert impossible.exit_code == 1
+    assert "tidevoy: the rollout would be rejected: " in impossible.stderr
+    rejected = await run_tidevoy(control_plane.api_url, "rollout", "start", "--nodes", *too_many)
+    assert (rejected.exit_code, rejected.stdout) == (1, "")
+    assert await list_rollouts(control_plane) == before
+
+
+WRONG_USAGES: list[tuple[str, ...]] = [
     ("start",),
     ("start", "--nodes", "nothing"),
     ("start", "--nodes", "all", "--drain-deadline", "soon"),
@@ -245,44 +253,44 @@ WRONG: list[tuple[str, ...]] = [
 ]
 
 
-async def test_wrong_usage(plane: ControlPlaneProcess) -> None:
-    for arguments in WRONG:
-        outcome = await run_tidevoy(plane.api_url, "rollout", *arguments)
+async def test_wrong_usage_exits_with_2(control_plane: ControlPlaneProcess) -> None:
+    for arguments in WRONG_USAGES:
+        outcome = await run_tidevoy(control_plane.api_url, "rollout", *arguments)
         assert (outcome.exit_code, outcome.stdout) == (2, ""), outcome
 
 
-async def test_an_unknown_rollout(plane: ControlPlaneProcess) -> None:
+async def test_unknown_rollout_is_reported(control_plane: ControlPlaneProcess) -> None:
     for command in ("status", "pause", "resume", "abort"):
-        outcome = await run_tidevoy(plane.api_url, "rollout", command, "none")
+        outcome = await run_tidevoy(control_plane.api_url, "rollout", command, "none")
         assert (outcome.exit_code, outcome.stderr.count("\n")) == (1, 1)
         assert "no rollout has the id none" in outcome.stderr
 
 
-@pytest.mark.parametrize("environ", [{}, {"NO_COLOR": "1"}], ids=["colours", "NO_COLOR"])
-async def test_on_a_terminal_it_waits_and_shows_a_bar(
-    plane: ControlPlaneProcess, nodes: list[RegisteredNode], environ: dict[str, str]
+@pytest.mark.parametrize("environ", [{}, {"NO_COLOR": "1"}], ids=["colors", "NO_COLOR"])
+async def test_start_on_a_terminal_waits_with_a_progress_bar(
+    control_plane: ControlPlaneProcess, nodes: list[RegisteredNode], environ: dict[str, str]
 ) -> None:
     node = nodes[0]
-    ours, theirs = pty.openpty()
-    os.set_blocking(ours, False)
+    terminal, child_terminal = pty.openpty()
+    os.set_blocking(terminal, False)
     written = bytearray()
     process = await asyncio.create_subprocess_exec(
-        *(TIDEVOY, "--url", plane.api_url, "rollout", "start", "--nodes", node.address, *HURRY),
+        *(TIDEVOY, "--url", control_plane.api_url, "rollout", "start", "--nodes", node.address, *SHORT_TIMES),
         env={"PATH": os.environ["PATH"], "TERM": "xterm-256color", "COLUMNS": "200", **environ},
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
+        stdin=child_terminal,
+        stdout=child_terminal,
+        stderr=child_terminal,
     )
-    os.close(theirs)
+    os.close(child_terminal)
 
-    def take() -> None:
+    def read_terminal() -> None:
         try:
-            written.extend(os.read(ours, 65_536))
+            written.extend(os.read(terminal, 65_536))
         except OSError:  # the other side is closed
-            loop.remove_reader(ours)
+            loop.remove_reader(terminal)
 
     loop = asyncio.get_running_loop()
-    loop.add_reader(ours, take)
+    loop.add_reader(terminal, read_terminal)
     try:
         await wait_until(lambda: f"{node.address} returning".encode() in written)
         await node.restart()
@@ -290,8 +298,8 @@ async def test_on_a_terminal_it_waits_and_shows_a_bar(
             code = await process.wait()
         await wait_until(lambda: b" is done" in written)
     finally:
-        loop.remove_reader(ours)
-        os.close(ours)
+        loop.remove_reader(terminal)
+        os.close(terminal)
         if process.returncode is None:
             process.kill()
             await process.wait()

@@ -1,4 +1,4 @@
-"""What a scrape of a running engine shows: every series, bounded by the nodes and Envoys there are."""
+"""The metrics of a running engine: all series exist, and labels are limited to known nodes and Envoys."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def value(engine: Engine, name: str, **labels: str) -> float | None:
     return engine.registry.get_sample_value(name, labels)
 
 
-async def test_every_series_appears_and_those_of_a_forgotten_node_go(tmp_path: Path) -> None:
+async def test_all_series_exist_and_series_of_deleted_nodes_disappear(tmp_path: Path) -> None:
     async with healthy_node() as (sql, status), run_engine(settings(tmp_path)) as engine:
         async with FakeEnvoy(engine.xds_port) as envoy:
             await engine.add(sql, status_address=status, weight=40)
@@ -61,8 +61,8 @@ async def test_every_series_appears_and_those_of_a_forgotten_node_go(tmp_path: P
             envoy.sessions[sql] = 2
             await wait_until(lambda: engine.node(sql).sessions == 2)
             await wait_until(lambda: engine.node(sql).connections == 3)
-            shown = {re.split(r"[ {]", line)[0] for line in lines(engine)}
-            assert shown >= SERIES
+            series = {re.split(r"[ {]", line)[0] for line in lines(engine)}
+            assert series >= SERIES
             assert value(engine, "tidevoy_nodes", state="active") == 1
             assert value(engine, "tidevoy_node_capacity", node=sql) == 40
             assert value(engine, "tidevoy_node_sessions", node=sql) == 2
@@ -72,12 +72,12 @@ async def test_every_series_appears_and_those_of_a_forgotten_node_go(tmp_path: P
             envoy.sessions.clear()
             await engine.remove(sql)
             await wait_for_state(engine, sql, None)
-            left = [line for line in lines(engine) if sql in line]
-            assert left == []
+            remaining = [line for line in lines(engine) if sql in line]
+            assert remaining == []
         await wait_until(lambda: value(engine, "tidevoy_envoy_connected", envoy="envoy-1") == 0)
 
 
-async def test_labels_are_nodes_envoys_and_words_of_ours_only(tmp_path: Path) -> None:
+async def test_label_names_are_bounded(tmp_path: Path) -> None:
     async with (
         healthy_node() as (sql, _),
         run_engine(settings(tmp_path, nodes=[{"address": sql}])) as engine,
@@ -87,13 +87,13 @@ async def test_labels_are_nodes_envoys_and_words_of_ours_only(tmp_path: Path) ->
         await EventRecorder(engine).wait_for("envoy.connected")
         assert (
             value(engine, "tidevoy_events_total", kind="envoy.refused") == 0
-        )  # an alert asks for its growth
+        )  # exported from the start: an alert uses its increase
         names = {name for line in lines(engine) for name in re.findall(r'[{,](\w+)="', line)}
-        words = {"kind", "phase", "result", "stage", "state", "le", "generation"}
-        assert names <= {"node", "envoy", "source", *words}
+        label_names = {"kind", "phase", "result", "stage", "state", "le", "generation"}
+        assert names <= {"node", "envoy", "source", *label_names}
 
 
-async def test_an_outage_of_pd_shows(tmp_path: Path) -> None:
+async def test_pd_outage_is_exported(tmp_path: Path) -> None:
     async with run_engine(settings(tmp_path, pd={"urls": [UNREACHABLE_PD_URL]})) as engine:
         await EventRecorder(engine).wait_for("source.outage")
         assert value(engine, "tidevoy_source_up", source="pd") == 0

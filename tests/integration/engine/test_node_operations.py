@@ -1,4 +1,4 @@
-"""Operators' calls: what they do, what survives a restart, and what becomes of those that break off."""
+"""Node operations: their effects, persistence over restarts, concurrency, cancellation and disk errors."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def on_disk(tmp_path: Path) -> dict[str, Any]:
 
 
 def saved_plan(tmp_path: Path) -> str:
-    """The plan on disk. It is saved after finished removals were looked for."""
+    """Return the plan on disk. Completed removals are deleted before it is saved."""
     file = tmp_path / "state" / "plan.json"
     return file.read_text() if file.exists() else ""
 
 
 def in_memory(engine: Engine) -> dict[str, Any]:
-    """What the engine acts on, in the same shape, as far as calls show it."""
+    """Return the engine's intents in the same shape, as far as its views show them."""
     return {
         "drains": sorted(view.plan.node.address for view in engine.nodes() if view.drain is not None),
         "added": sorted(
@@ -58,7 +58,7 @@ def in_memory(engine: Engine) -> dict[str, Any]:
     }
 
 
-async def test_an_added_node_is_served_drained_undrained_and_removed(tmp_path: Path, sql: str) -> None:
+async def test_added_node_is_published_drained_undrained_and_removed(tmp_path: Path, sql: str) -> None:
     async with run_engine(settings(tmp_path)) as engine, FakeEnvoy(engine.xds_port) as envoy:
         added = await engine.add(sql, weight=50, labels={"zone": "a"})
         assert (added.plan.state, added.weight, dict(added.plan.node.labels)) == (
@@ -74,13 +74,13 @@ async def test_an_added_node_is_served_drained_undrained_and_removed(tmp_path: P
         drained = await engine.drain(sql, deadline_seconds=5)
         assert drained.plan.state is State.DRAINING
         assert drained.drain is not None
-        assert (await engine.drain(sql, deadline_seconds=5)).drain == drained.drain  # asked again
+        assert (await engine.drain(sql, deadline_seconds=5)).drain == drained.drain  # repeated
         await envoy.wait_for_endpoints(lambda endpoints: endpoints[sql][0] == "DRAINING")
         undrained = await engine.undrain(sql)
         assert undrained.plan.state is State.ACTIVE
         assert (await engine.undrain(sql)).drain is None
-        amended = await engine.update(sql, weight=7, labels={"zone": "b"})
-        assert (amended.weight, dict(amended.plan.node.labels)) == (7, {"zone": "b"})
+        updated = await engine.update(sql, weight=7, labels={"zone": "b"})
+        assert (updated.weight, dict(updated.plan.node.labels)) == (7, {"zone": "b"})
         assert (await engine.remove(sql)).plan.state is State.DRAINING
         envoy.sessions.clear()
         await wait_for_state(engine, sql, None)
@@ -90,9 +90,9 @@ async def test_an_added_node_is_served_drained_undrained_and_removed(tmp_path: P
             await engine.remove(sql)
 
 
-async def test_calls_that_cannot_be_done_say_so_and_change_nothing(tmp_path: Path, sql: str) -> None:
-    wanted = settings(tmp_path, nodes=[{"address": sql}])
-    async with run_engine(wanted) as engine, FakeEnvoy(engine.xds_port):
+async def test_rejected_operations_change_nothing(tmp_path: Path, sql: str) -> None:
+    config = settings(tmp_path, nodes=[{"address": sql}])
+    async with run_engine(config) as engine, FakeEnvoy(engine.xds_port):
         await wait_for_state(engine, sql, "active")
         await wait_until(lambda: len(engine.envoys()) == 1)
         with pytest.raises(NeedsModule):
@@ -106,11 +106,9 @@ async def test_calls_that_cannot_be_done_say_so_and_change_nothing(tmp_path: Pat
         assert not (tmp_path / "state" / "intents.json").exists()
 
 
-async def test_a_removed_node_of_the_configuration_stays_away_until_it_is_added_again(
-    tmp_path: Path, sql: str
-) -> None:
-    wanted = settings(tmp_path, nodes=[{"address": sql, "weight": 30}])
-    async with run_engine(wanted) as engine:
+async def test_removed_configured_node_stays_excluded_until_added(tmp_path: Path, sql: str) -> None:
+    config = settings(tmp_path, nodes=[{"address": sql, "weight": 30}])
+    async with run_engine(config) as engine:
         await wait_for_state(engine, sql, "active")
         await engine.drain(sql)
         await engine.update(sql, weight=3)
@@ -119,20 +117,18 @@ async def test_a_removed_node_of_the_configuration_stays_away_until_it_is_added_
         await wait_until(lambda: not on_disk(tmp_path)["drains"], 5)
         assert list(on_disk(tmp_path)["removed"]) == [sql]
         assert engine.excluded_addresses() == [sql]
-    async with run_engine(wanted) as engine:
+    async with run_engine(config) as engine:
         assert engine.nodes() == []
-        readmitted = await engine.add(sql)
-        assert readmitted.plan.node.source is Source.STATIC
+        readded = await engine.add(sql)
+        assert readded.plan.node.source is Source.STATIC
         assert engine.excluded_addresses() == []
-        assert readmitted.weight == 30
+        assert readded.weight == 30
         await wait_for_state(engine, sql, "active")
         assert not any(on_disk(tmp_path).values())
 
 
-async def test_a_removed_node_from_pd_stays_away_even_when_it_registers_anew(
-    tmp_path: Path, etcd: Etcd
-) -> None:
-    """A TiDB that is restarted deletes its entry and writes it again: nobody asked for it to serve again."""
+async def test_removed_pd_node_stays_excluded_when_it_registers_again(tmp_path: Path, etcd: Etcd) -> None:
+    """A restarting TiDB server deletes and rewrites its entry, which must not cancel the removal."""
     async with (
         EtcdClient([etcd.url]) as pd,
         healthy_node() as (sql, status),
@@ -145,18 +141,18 @@ async def test_a_removed_node_from_pd_stays_away_even_when_it_registers_anew(
             await engine.remove(sql)
             await wait_for_state(engine, sql, None)
             await pd.delete(f"/topology/tidb/{sql}/", prefix=True)
-            await register_node(pd, *second)  # PD tells of changes in their order
+            await register_node(pd, *second)  # PD delivers changes in order
             await wait_until(lambda: second[0] in saved_plan(tmp_path))
             await register_node(pd, sql, status)
             await register_node(pd, *third)
             await wait_for_state(engine, third[0], "active")
             assert {view.plan.node.address for view in engine.nodes()} == {second[0], third[0]}
-            again = await engine.add(sql)
-            assert again.plan.node.source is Source.PD
+            readded = await engine.add(sql)
+            assert readded.plan.node.source is Source.PD
             await wait_for_state(engine, sql, "active")
 
 
-async def test_a_removal_that_is_not_finished_goes_on_after_a_restart(tmp_path: Path, sql: str) -> None:
+async def test_unfinished_removal_continues_after_a_restart(tmp_path: Path, sql: str) -> None:
     async with run_engine(settings(tmp_path)) as engine, FakeEnvoy(engine.xds_port) as envoy:
         await engine.add(sql)
         envoy.sessions[sql] = 1
@@ -172,12 +168,12 @@ async def test_a_removal_that_is_not_finished_goes_on_after_a_restart(tmp_path: 
 
 
 async def test_drains_and_weights_survive_a_restart(tmp_path: Path, sql: str) -> None:
-    wanted = settings(tmp_path, nodes=[{"address": sql}])
-    async with run_engine(wanted) as engine:
+    config = settings(tmp_path, nodes=[{"address": sql}])
+    async with run_engine(config) as engine:
         await wait_for_state(engine, sql, "active")
         await engine.update(sql, weight=9)
         before = await engine.drain(sql)
-    async with run_engine(wanted) as engine:
+    async with run_engine(config) as engine:
         after = engine.node(sql)
         assert (after.plan.state, after.weight, after.drain) == (
             engine.node(sql).plan.state,
@@ -188,12 +184,10 @@ async def test_drains_and_weights_survive_a_restart(tmp_path: Path, sql: str) ->
         assert after.plan.closed_since == before.plan.closed_since
 
 
-async def test_a_node_that_was_removed_can_be_added_by_hand_while_pd_is_away(
-    tmp_path: Path, sql: str
-) -> None:
+async def test_removed_node_can_be_added_while_pd_is_unavailable(tmp_path: Path, sql: str) -> None:
     async with run_engine(
         settings(tmp_path)
-    ) as engine:  # without a saved plan the next one would wait for PD
+    ) as engine:  # without a saved plan the next engine would wait for PD
         await engine.add(sql)
         await wait_for_state(engine, sql, "active")
     async with run_engine(settings(tmp_path, pd={"urls": [UNREACHABLE_PD_URL]})) as engine:
@@ -207,13 +201,13 @@ async def test_a_node_that_was_removed_can_be_added_by_hand_while_pd_is_away(
         await wait_for_state(engine, sql, "active")
 
 
-async def test_undraining_a_node_that_left_lets_go_of_it(tmp_path: Path, sql: str) -> None:
-    wanted = settings(tmp_path, nodes=[{"address": sql}])
-    async with run_engine(wanted, load_settings=lambda: settings(tmp_path)) as engine:
+async def test_undrain_of_an_unconfigured_node_deletes_it(tmp_path: Path, sql: str) -> None:
+    config = settings(tmp_path, nodes=[{"address": sql}])
+    async with run_engine(config, load_settings=lambda: settings(tmp_path)) as engine:
         await wait_for_state(engine, sql, "active")
         await engine.drain(sql)
         await wait_for_state(engine, sql, "drained")
-        await engine.reload()  # the configuration does not name it any more
+        await engine.reload()  # the configuration no longer has the node
         await wait_for_state(engine, sql, "gone")
         assert "will be drained when it comes back" in engine.node(sql).plan.reason
         undrained = await engine.undrain(sql)
@@ -221,7 +215,7 @@ async def test_undraining_a_node_that_left_lets_go_of_it(tmp_path: Path, sql: st
         await wait_for_state(engine, sql, None)
 
 
-async def test_two_calls_at_once_both_count(tmp_path: Path, sql: str) -> None:
+async def test_concurrent_operations_are_all_applied(tmp_path: Path, sql: str) -> None:
     async with run_engine(settings(tmp_path, nodes=[{"address": sql}])) as engine:
         await wait_for_state(engine, sql, "active")
         await asyncio.gather(
@@ -232,8 +226,8 @@ async def test_two_calls_at_once_both_count(tmp_path: Path, sql: str) -> None:
         )
         assert engine.node(sql).weight == 3
         assert in_memory(engine) == {"drains": [sql], "added": ["127.0.0.1:4998", "127.0.0.1:4999"]}
-        kept = on_disk(tmp_path)
-        assert (list(kept["drains"]), sorted(kept["added"]), kept["weights"]) == (
+        stored = on_disk(tmp_path)
+        assert (list(stored["drains"]), sorted(stored["added"]), stored["weights"]) == (
             [sql],
             ["127.0.0.1:4998", "127.0.0.1:4999"],
             {sql: 3},
@@ -244,24 +238,24 @@ async def test_two_calls_at_once_both_count(tmp_path: Path, sql: str) -> None:
         assert [type(result) for result in both].count(NodeExists) == 1
 
 
-async def test_a_call_that_is_cancelled_is_done_wholly_or_not_at_all(tmp_path: Path, sql: str) -> None:
+async def test_cancelled_operation_is_atomic(tmp_path: Path, sql: str) -> None:
     async with run_engine(settings(tmp_path, nodes=[{"address": sql}])) as engine:
         await wait_for_state(engine, sql, "active")
         outcomes = set()
-        for turns in range(60):  # cancelled ever later: before, in and after the write
+        for steps in range(60):  # cancelled later each time: before, during and after the write
             call = asyncio.create_task(engine.drain(sql))
-            for _ in range(turns):
-                await asyncio.sleep(0 if turns < 30 else 0.0003)
+            for _ in range(steps):
+                await asyncio.sleep(0 if steps < 30 else 0.0003)
             call.cancel()
             await asyncio.wait({call})
-            kept = on_disk(tmp_path)["drains"] if (tmp_path / "state" / "intents.json").exists() else {}
-            assert sorted(kept) == in_memory(engine)["drains"], f"cancelled after {turns} turns"
-            outcomes.add((call.cancelled(), bool(kept)))
+            drains = on_disk(tmp_path)["drains"] if (tmp_path / "state" / "intents.json").exists() else {}
+            assert sorted(drains) == in_memory(engine)["drains"], f"cancelled after {steps} steps"
+            outcomes.add((call.cancelled(), bool(drains)))
             await engine.undrain(sql)
-        assert (True, True) in outcomes, outcomes  # it was cancelled in the middle of the write
+        assert (True, True) in outcomes, outcomes  # some calls were cancelled during the write
 
 
-async def test_a_full_disk_changes_nothing_and_the_next_call_works(tmp_path: Path, sql: str) -> None:
+async def test_failed_write_changes_nothing_and_the_next_call_works(tmp_path: Path, sql: str) -> None:
     async with run_engine(settings(tmp_path, nodes=[{"address": sql}])) as engine:
         await wait_for_state(engine, sql, "active")
         obstacle = tmp_path / "state" / ".intents.json.new"
@@ -282,47 +276,45 @@ async def test_a_full_disk_changes_nothing_and_the_next_call_works(tmp_path: Pat
         assert list(on_disk(tmp_path)["drains"]) == [sql]
 
 
-async def test_a_plan_that_cannot_be_saved_is_counted_and_saved_later(tmp_path: Path, sql: str) -> None:
-    def failed() -> float:
+async def test_failed_plan_save_is_counted_and_retried(tmp_path: Path, sql: str) -> None:
+    def failed_saves() -> float:
         return engine.registry.get_sample_value("tidevoy_plan_saves_failed_total") or 0.0
 
     async with run_engine(settings(tmp_path)) as engine:
         obstacle = tmp_path / "state" / ".plan.json.new"
         obstacle.mkdir()
         await engine.add(sql)
-        await wait_until(lambda: failed() > 0)
+        await wait_until(lambda: failed_saves() > 0)
         obstacle.rmdir()
         await wait_until(lambda: (tmp_path / "state" / "plan.json").exists(), 5)
         assert engine.node(sql).plan.node.address == sql
 
 
-async def test_an_envoy_that_was_there_before_a_restart_is_waited_for(tmp_path: Path, sql: str) -> None:
-    """However long ago it was seen: that this control plane was away does not tell that the Envoy was."""
-    wanted = settings(tmp_path)
-    async with run_engine(wanted) as engine, FakeEnvoy(engine.xds_port) as envoy:
+async def test_drain_waits_for_an_envoy_seen_before_a_restart(tmp_path: Path, sql: str) -> None:
+    """However long ago it was seen: the Envoy may have run while this control plane was down."""
+    config = settings(tmp_path)
+    async with run_engine(config) as engine, FakeEnvoy(engine.xds_port) as envoy:
         await engine.add(sql)
         await envoy.wait_for_endpoints(lambda endpoints: endpoints.get(sql, ("",))[0] == "HEALTHY")
         envoy.sessions[sql] = 1
         await wait_until(lambda: engine.node(sql).sessions == 1)
         await engine.drain(sql)
-    late = time.time() + 3600
-    async with run_engine(wanted, clock=lambda: late + time.monotonic()) as engine:
-        await asyncio.sleep(1.2)  # a decision is made at least every second
+    later_time = time.time() + 3600
+    async with run_engine(config, clock=lambda: later_time + time.monotonic()) as engine:
+        await asyncio.sleep(1.2)  # the engine decides at least every second
         assert engine.node(sql).plan.state is State.DRAINING
         async with FakeEnvoy(engine.xds_port):
             await wait_for_state(engine, sql, "drained")
 
 
-async def test_an_envoy_that_does_not_follow_keeps_a_node_from_being_drained(
-    tmp_path: Path, sql: str
-) -> None:
+async def test_envoy_that_rejects_the_plan_keeps_the_node_draining(tmp_path: Path, sql: str) -> None:
     async with run_engine(settings(tmp_path)) as engine, FakeEnvoy(engine.xds_port) as envoy:
         await engine.add(sql)
         await envoy.wait_for_endpoints(lambda endpoints: endpoints.get(sql, ("",))[0] == "HEALTHY")
         envoy.nack_message = "not this one"
         await engine.drain(sql)
         await wait_until(lambda: engine.envoys()[0].status.last_nack is not None)
-        await asyncio.sleep(1.2)  # a decision is made at least every second
+        await asyncio.sleep(1.2)  # the engine decides at least every second
         assert engine.node(sql).plan.state is State.DRAINING
         envoy.nack_message = ""
         await engine.update(sql, labels={"a": "b"})

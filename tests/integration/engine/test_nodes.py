@@ -1,4 +1,4 @@
-"""Nodes come from etcd, are served, fall silent and leave; Envoys say how many sessions they have."""
+"""The life of nodes from etcd: registration, publishing, lost registrations, failures and PD outages."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def pd(etcd: Etcd) -> AsyncIterator[EtcdClient]:
 
 
 @contextlib.asynccontextmanager
-async def one_node(
+async def engine_with_node(
     tmp_path: Path, etcd: Etcd, pd: EtcdClient, **sections: object
 ) -> AsyncIterator[tuple[Engine, str]]:
     """An engine with one active node from PD."""
@@ -47,72 +47,72 @@ async def one_node(
             yield engine, sql
 
 
-async def test_a_node_that_registers_is_published_at_once(tmp_path: Path, etcd: Etcd, pd: EtcdClient) -> None:
+async def test_registered_node_is_published_at_once(tmp_path: Path, etcd: Etcd, pd: EtcdClient) -> None:
     async with (
         run_engine(settings(tmp_path, pd={"urls": [etcd.url]})) as engine,
         FakeEnvoy(engine.xds_port) as envoy,
     ):
         await envoy.wait_for_endpoints(lambda endpoints: endpoints == {})
-        took = []
+        latencies = []
         for _ in range(3):
             async with healthy_node() as (sql, status):
-                began = time.monotonic()
+                start = time.monotonic()
                 await register_node(pd, sql, status)
                 await envoy.wait_for_endpoints(lambda endpoints, sql=sql: sql in endpoints)  # type: ignore[misc]
-                took.append(time.monotonic() - began)
+                latencies.append(time.monotonic() - start)
                 assert engine.node(sql).plan.state is State.ACTIVE
-        assert min(took) < 0.3, took
-        assert max(took) < 5.0, took
+        assert min(latencies) < 0.3, latencies
+        assert max(latencies) < 5.0, latencies
 
 
-async def test_an_entry_that_makes_no_sense_harms_nobody_else(
-    tmp_path: Path, etcd: Etcd, pd: EtcdClient
-) -> None:
-    async with one_node(tmp_path, etcd, pd) as (engine, sql):
-        bad = {
+async def test_invalid_entries_do_not_affect_other_nodes(tmp_path: Path, etcd: Etcd, pd: EtcdClient) -> None:
+    async with engine_with_node(tmp_path, etcd, pd) as (engine, sql):
+        invalid_entries = {
             "/topology/tidb/10.0.0.1:4000/info": b"{not json",
             "/topology/tidb/10.0.0.2:4000/info": b'{"start_timestamp": NaN, "ip": "1.2.3.4"}',
             "/topology/tidb/10.0.0.3:4000/info": b'{"version": "\\ud800"}',
             "/topology/tidb/10.0.0.4:4000/info": b"[" * 100_000,
             "/topology/tidb/no-port/info": b"{}",
         }
-        for key, value in bad.items():
+        for key, value in invalid_entries.items():
             await pd.put(key, value)
-        await wait_until(lambda: {problem.subject for problem in engine.topology_problems()} >= bad.keys())
+        await wait_until(
+            lambda: {problem.subject for problem in engine.topology_problems()} >= invalid_entries.keys()
+        )
         event = await EventRecorder(engine).wait_for("source.problem")
-        assert "is left out" in event.message
+        assert "is ignored" in event.message
         assert [view.plan.node.address for view in engine.nodes()] == [sql]
         assert engine.node(sql).plan.state is State.ACTIVE
 
 
-async def test_ttl_lost_is_borne_for_the_grace_and_then_drains(
+async def test_node_without_ttl_drains_after_the_grace_period(
     tmp_path: Path, etcd: Etcd, pd: EtcdClient
 ) -> None:
     grace = {"registration_grace": 1.0}
     async with (
-        one_node(tmp_path, etcd, pd, drain=grace) as (engine, sql),
+        engine_with_node(tmp_path, etcd, pd, drain=grace) as (engine, sql),
         FakeEnvoy(engine.xds_port) as envoy,
         healthy_node() as (other, status),
     ):
-        await register_node(pd, other, status)  # else the last node would be kept in service
+        await register_node(pd, other, status)  # otherwise the panic threshold keeps the last node in service
         await wait_for_state(engine, other, "active")
         envoy.sessions[sql] = 1
-        began = time.monotonic()
+        start = time.monotonic()
         await pd.delete(f"/topology/tidb/{sql}/ttl")
-        await wait_until(lambda: "borne for 1 s" in engine.node(sql).plan.reason)
+        await wait_until(lambda: "tolerated for 1 s" in engine.node(sql).plan.reason)
         assert engine.node(sql).plan.state is State.ACTIVE
         await wait_for_state(engine, sql, "draining")
-        assert time.monotonic() - began >= 1.0
+        assert time.monotonic() - start >= 1.0
         await envoy.wait_for_endpoints(lambda endpoints: endpoints[sql][0] == "DRAINING")
         await pd.put(f"/topology/tidb/{sql}/ttl", b"1")
         await wait_for_state(engine, sql, "active")
         await envoy.wait_for_endpoints(lambda endpoints: endpoints[sql][0] == "HEALTHY")
 
 
-async def test_info_deleted_is_gone_and_forgotten_after_the_last_session(
+async def test_unregistered_node_is_deleted_after_its_last_session(
     tmp_path: Path, etcd: Etcd, pd: EtcdClient
 ) -> None:
-    async with one_node(tmp_path, etcd, pd) as (engine, sql), healthy_node() as (other, status):
+    async with engine_with_node(tmp_path, etcd, pd) as (engine, sql), healthy_node() as (other, status):
         await register_node(pd, other, status)
         await wait_for_state(engine, other, "active")
         async with FakeEnvoy(engine.xds_port) as envoy:
@@ -121,7 +121,7 @@ async def test_info_deleted_is_gone_and_forgotten_after_the_last_session(
             await pd.delete(f"/topology/tidb/{sql}/", prefix=True)
             await wait_for_state(engine, sql, "gone")
             await envoy.wait_for_endpoints(lambda endpoints: endpoints[sql][0] == "DRAINING")
-            await asyncio.sleep(1.5)  # the sessions are still there
+            await asyncio.sleep(1.5)  # the sessions remain
             assert engine.node(sql).plan.state is State.GONE
             envoy.sessions.clear()
             await wait_for_state(engine, sql, None)
@@ -130,9 +130,11 @@ async def test_info_deleted_is_gone_and_forgotten_after_the_last_session(
             assert forgotten.subject == sql
 
 
-async def test_drained_needs_a_fresh_zero_of_every_envoy(tmp_path: Path, etcd: Etcd, pd: EtcdClient) -> None:
+async def test_drained_needs_a_fresh_zero_from_every_envoy(
+    tmp_path: Path, etcd: Etcd, pd: EtcdClient
+) -> None:
     async with (
-        one_node(tmp_path, etcd, pd) as (engine, sql),
+        engine_with_node(tmp_path, etcd, pd) as (engine, sql),
         FakeEnvoy(engine.xds_port, "envoy-2") as silent,
         FakeEnvoy(engine.xds_port, "envoy-1"),
     ):
@@ -152,7 +154,7 @@ async def test_drained_needs_a_fresh_zero_of_every_envoy(tmp_path: Path, etcd: E
         await wait_for_state(engine, sql, "drained")
 
 
-async def test_an_envoy_that_was_seen_before_a_restart_has_to_report_after_it(
+async def test_envoy_seen_before_a_restart_must_report_after_it(
     tmp_path: Path, etcd: Etcd, pd: EtcdClient
 ) -> None:
     async with healthy_node() as (sql, status):
@@ -177,23 +179,21 @@ async def test_an_envoy_that_was_seen_before_a_restart_has_to_report_after_it(
                 await wait_for_state(engine, sql, "drained")
 
 
-async def test_a_dead_node_is_unhealthy_while_another_serves(
-    tmp_path: Path, etcd: Etcd, pd: EtcdClient
-) -> None:
-    async with one_node(tmp_path, etcd, pd) as (engine, good), FakeEnvoy(engine.xds_port) as envoy:
+async def test_dead_node_becomes_unhealthy(tmp_path: Path, etcd: Etcd, pd: EtcdClient) -> None:
+    async with engine_with_node(tmp_path, etcd, pd) as (engine, healthy), FakeEnvoy(engine.xds_port) as envoy:
         async with healthy_node() as (sql, status):
             await register_node(pd, sql, status)
             await envoy.wait_for_endpoints(lambda endpoints: sql in endpoints)
         await wait_for_state(engine, sql, "unhealthy")
         await envoy.wait_for_endpoints(lambda endpoints: endpoints[sql][0] == "UNHEALTHY")
-        assert envoy.endpoints[good][0] == "HEALTHY"
+        assert envoy.endpoints[healthy][0] == "HEALTHY"
         assert "refuse" in engine.node(sql).plan.reason
 
 
-async def test_a_node_that_never_answers_is_never_published(
+async def test_node_that_never_passes_a_check_is_never_published(
     tmp_path: Path, etcd: Etcd, pd: EtcdClient
 ) -> None:
-    async with one_node(tmp_path, etcd, pd) as (engine, sql), FakeEnvoy(engine.xds_port) as envoy:
+    async with engine_with_node(tmp_path, etcd, pd) as (engine, sql), FakeEnvoy(engine.xds_port) as envoy:
         with refusing_port() as dead:
             await register_node(pd, dead, dead)
             await wait_for_state(engine, dead, "joining")
@@ -204,36 +204,36 @@ async def test_a_node_that_never_answers_is_never_published(
             await wait_for_state(engine, dead, None)
 
 
-async def test_losing_pd_changes_nothing_for_envoys(tmp_path: Path, etcd: Etcd, pd: EtcdClient) -> None:
-    async with one_node(tmp_path, etcd, pd) as (engine, sql), FakeEnvoy(engine.xds_port) as envoy:
+async def test_pd_outage_changes_nothing_for_envoys(tmp_path: Path, etcd: Etcd, pd: EtcdClient) -> None:
+    async with engine_with_node(tmp_path, etcd, pd) as (engine, sql), FakeEnvoy(engine.xds_port) as envoy:
         await envoy.wait_for_endpoints(lambda endpoints: sql in endpoints)
         before = len(envoy.published)
-        told = EventRecorder(engine)
+        recorder = EventRecorder(engine)
         await etcd.kill()
-        await told.wait_for("source.outage", 30)
+        await recorder.wait_for("source.outage", 30)
         assert engine.readiness_problems() == []
         assert len(envoy.published) == before
         await etcd.restart()
-        await told.wait_for("source.recovered", 30)
+        await recorder.wait_for("source.recovered", 30)
         assert engine.node(sql).plan.state is State.ACTIVE
         assert len(envoy.published) == before
 
 
-async def test_a_node_that_dies_while_pd_is_away_is_unhealthy(
+async def test_node_that_dies_during_a_pd_outage_becomes_unhealthy(
     tmp_path: Path, etcd: Etcd, pd: EtcdClient
 ) -> None:
-    """PD still has it as registered, and nobody can ask PD: the checks alone tell."""
-    async with one_node(tmp_path, etcd, pd) as (engine, good), FakeEnvoy(engine.xds_port) as envoy:
-        told = EventRecorder(engine)
+    """PD is down and still lists the node as registered: only the checks detect the failure."""
+    async with engine_with_node(tmp_path, etcd, pd) as (engine, healthy), FakeEnvoy(engine.xds_port) as envoy:
+        recorder = EventRecorder(engine)
         async with healthy_node() as (sql, status):
             await register_node(pd, sql, status)
             await wait_for_state(engine, sql, "active")
             await envoy.wait_for_endpoints(lambda endpoints: sql in endpoints)
             await etcd.kill()
-            await told.wait_for("source.outage", 30)
+            await recorder.wait_for("source.outage", 30)
             assert engine.node(sql).plan.state is State.ACTIVE
         await wait_for_state(engine, sql, "unhealthy")
         await envoy.wait_for_endpoints(lambda endpoints: endpoints[sql][0] == "UNHEALTHY")
-        assert envoy.endpoints[good][0] == "HEALTHY"
+        assert envoy.endpoints[healthy][0] == "HEALTHY"
         assert "refuse" in engine.node(sql).plan.reason
         assert not etcd.is_running

@@ -1,4 +1,4 @@
-"""The process around the engine: what `tidevoy serve` asks of the system."""
+"""The process of the engine: resource limits of `tidevoy serve`."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from sandbox.control_plane import ControlPlaneProcess
 from sandbox.ports import Ports
 
 
-async def test_serve_takes_all_descriptors_that_it_may_have(tmp_path: Path, ports: Ports) -> None:
-    """5,000 nodes with two checks each need more than the 1,024 that a shell often gives."""
+async def test_serve_raises_its_descriptor_limit(tmp_path: Path, ports: Ports) -> None:
+    """5,000 nodes with two checks each need more descriptors than the usual limit of 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = {
+    config = {
         "api": {"listen": f"127.0.0.1:{ports.allocate()}"},
         "xds": {"listen": f"127.0.0.1:{ports.allocate()}"},
         "state_dir": str(tmp_path / "state"),
     }
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
-        async with ControlPlaneProcess(tmp_path, wanted) as plane:
-            assert psutil.Process(plane.process.pid).rlimit(psutil.RLIMIT_NOFILE) == (hard, hard)
+        async with ControlPlaneProcess(tmp_path, config) as control_plane:
+            assert psutil.Process(control_plane.process.pid).rlimit(psutil.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

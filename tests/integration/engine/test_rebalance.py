@@ -1,4 +1,4 @@
-"""Sessions are asked to move to a node that has joined: from what modules tell to what Envoys get."""
+"""Rebalancing to a node that has joined: from module reports to the requests in Envoys' endpoints."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from tests.support.controlplane.engine import (
 )
 from tests.support.waiting import wait_until
 
-# Times the speed of the engine's clock: a round passes in a second.
-LAPSE = 5
+# How much faster the engine's clock runs: a round takes a second.
+CLOCK_SPEED = 5
 INSTANCE = "00c0ffee00c0ffee"
 
 
-def lapse() -> float:
-    return LAPSE * time.monotonic()
+def fast_clock() -> float:
+    return CLOCK_SPEED * time.monotonic()
 
 
-async def test_a_node_that_joins_gets_its_share_and_everybody_can_see_why(tmp_path: Path) -> None:
+async def test_joining_node_gets_its_share_with_reasons(tmp_path: Path) -> None:
     async with healthy_node() as (old, _), healthy_node() as (new, _):
-        wanted = settings(tmp_path, nodes=[{"address": old}, {"address": new}])
+        config = settings(tmp_path, nodes=[{"address": old}, {"address": new}])
         async with (
-            run_engine(wanted, clock=lapse) as engine,
+            run_engine(config, clock=fast_clock) as engine,
             FakeEnvoy(engine.xds_port, module=VERSION) as envoy,
         ):
             await wait_for_state(engine, old, "active")
             await wait_for_state(engine, new, "active")
             counts = {old: 20, new: 0}
             async with reporting_module(engine, counts, INSTANCE):
-                told = EventRecorder(engine)
-                begun = await told.wait_for("balance.rebalance")
-                assert begun.data["asked"] == {old: 10}
+                recorder = EventRecorder(engine)
+                started = await recorder.wait_for("balance.rebalance")
+                assert started.data["asked"] == {old: 10}
                 assert (engine.node(old).rebalancing_sessions, engine.node(new).rebalancing_sessions) == (
                     10,
                     0,
@@ -50,24 +50,26 @@ async def test_a_node_that_joins_gets_its_share_and_everybody_can_see_why(tmp_pa
                 await wait_until(
                     lambda: bool(envoy.requested_migrations) and bool(envoy.requested_migrations[-1])
                 )
-                (text,) = {text for moves in envoy.requested_migrations for text in moves.values()}
-                round_number, _, asked = text.partition(":")
-                assert (int(round_number) > 0, asked) == (True, f"{INSTANCE}=10")
+                (text,) = {text for requests in envoy.requested_migrations for text in requests.values()}
+                round_number, _, requested = text.partition(":")
+                assert (int(round_number) > 0, requested) == (True, f"{INSTANCE}=10")
                 counts.update({old: 10, new: 10})
-                over = await told.wait_for("balance.rebalance_over")
-                assert "all nodes have about their share" in over.message
+                finished = await recorder.wait_for("balance.rebalance_over")
+                assert "all nodes have about their share" in finished.message
                 await wait_until(lambda: not envoy.requested_migrations[-1])
                 assert engine.node(old).rebalancing_sessions == 0
 
 
-async def test_an_older_module_is_asked_for_nothing_nor_is_anybody_when_it_is_switched_off(
+async def test_no_rebalancing_with_old_modules_or_when_disabled(
     tmp_path: Path,
 ) -> None:
     async with healthy_node() as (old, _), healthy_node() as (new, _):
-        wanted = settings(tmp_path, nodes=[{"address": old}, {"address": new}])
-        off = wanted.model_copy(update={"rebalance": wanted.rebalance.model_copy(update={"enabled": False})})
+        config = settings(tmp_path, nodes=[{"address": old}, {"address": new}])
+        disabled_config = config.model_copy(
+            update={"rebalance": config.rebalance.model_copy(update={"enabled": False})}
+        )
         async with (
-            run_engine(wanted, clock=lapse, load_settings=lambda: off) as engine,
+            run_engine(config, clock=fast_clock, load_settings=lambda: disabled_config) as engine,
             FakeEnvoy(engine.xds_port, module=VERSION) as envoy,
         ):
             await wait_for_state(engine, new, "active")
@@ -78,6 +80,6 @@ async def test_an_older_module_is_asked_for_nothing_nor_is_anybody_when_it_is_sw
             async with reporting_module(engine, {old: 20, new: 0}, INSTANCE):
                 await EventRecorder(engine).wait_for("balance.rebalance")
                 await engine.reload()
-                over = await EventRecorder(engine).wait_for("balance.rebalance_over")
-                assert over.message.endswith("it was switched off")
+                finished = await EventRecorder(engine).wait_for("balance.rebalance_over")
+                assert finished.message.endswith("rebalancing is disabled")
                 await wait_until(lambda: not envoy.requested_migrations[-1])

@@ -1,4 +1,4 @@
-"""A configuration that is read again: each kind of change, and one that cannot be used."""
+"""Configuration reloads: each kind of change, and an invalid configuration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.waiting import wait_until
 
 
 class Configuration:
-    """What the configuration says when it is read next; with `error` it cannot be read."""
+    """The configuration that the next load returns; with `error` the load fails."""
 
     def __init__(self, tmp_path: Path, **sections: Any) -> None:
         self._tmp_path = tmp_path
@@ -47,7 +47,7 @@ def log_level() -> Iterator[None]:
     logs.set_level(logging.getLevelName(before).lower())
 
 
-async def test_nodes_come_and_go_with_the_configuration(tmp_path: Path) -> None:
+async def test_reload_adds_and_removes_nodes(tmp_path: Path) -> None:
     async with healthy_node() as (first, _), healthy_node() as (second, _):
         configuration = Configuration(tmp_path, nodes=[{"address": first}])
         async with run_engine(configuration(), load_settings=configuration) as engine:
@@ -55,8 +55,8 @@ async def test_nodes_come_and_go_with_the_configuration(tmp_path: Path) -> None:
             async with FakeEnvoy(engine.xds_port) as envoy:
                 await envoy.wait_for_endpoints(lambda endpoints: first in endpoints)
                 configuration.sections["nodes"] = [{"address": second, "weight": 7, "labels": {"zone": "a"}}]
-                changed = await engine.reload()
-                assert (changed.applied, changed.needs_new_envoys, changed.needs_restart) == (
+                result = await engine.reload()
+                assert (result.applied, result.needs_new_envoys, result.needs_restart) == (
                     ("nodes",),
                     (),
                     (),
@@ -72,7 +72,7 @@ async def test_nodes_come_and_go_with_the_configuration(tmp_path: Path) -> None:
                 assert engine.node(second).plan.state is State.ACTIVE
 
 
-async def test_a_node_of_operators_that_the_configuration_names_too_is_the_configurations(
+async def test_configuration_takes_over_a_node_that_an_operator_added(
     tmp_path: Path,
 ) -> None:
     async with healthy_node() as (sql, _):
@@ -85,11 +85,11 @@ async def test_a_node_of_operators_that_the_configuration_names_too_is_the_confi
             assert (view.plan.node.source, view.weight) == (Source.STATIC, 300)
 
 
-async def test_each_setting_takes_effect_when_it_says(tmp_path: Path) -> None:
+async def test_reload_reports_when_each_setting_takes_effect(tmp_path: Path) -> None:
     with refusing_port() as dead:
         configuration = Configuration(tmp_path, nodes=[{"address": dead}])
         async with run_engine(configuration(), load_settings=configuration) as engine:
-            told = EventRecorder(engine)
+            recorder = EventRecorder(engine)
             await wait_until(lambda: engine.node(dead).health.sql is not None)
             assert engine.node(dead).plan.state is State.JOINING
             configuration.sections |= {
@@ -97,19 +97,19 @@ async def test_each_setting_takes_effect_when_it_says(tmp_path: Path) -> None:
                 "sql": {"keepalive_idle": 5},
                 "pd": {"urls": ["http://127.0.0.1:1"]},
             }
-            changed = await engine.reload()
-            assert changed.applied == ("health.sql.enabled",)
-            assert changed.needs_new_envoys == ("sql.keepalive_idle",)
-            assert changed.needs_restart == ("pd.urls",)
+            result = await engine.reload()
+            assert result.applied == ("health.sql.enabled",)
+            assert result.needs_new_envoys == ("sql.keepalive_idle",)
+            assert result.needs_restart == ("pd.urls",)
             assert engine.settings.pd.urls == ()
-            await wait_for_state(engine, dead, "active")  # nothing checks it any more
-            message = (await told.wait_for("config.reloaded")).message
+            await wait_for_state(engine, dead, "active")  # it is no longer checked
+            message = (await recorder.wait_for("config.reloaded")).message
             assert "Envoys that start from now on: sql.keepalive_idle" in message
             assert "after a restart of the control plane: pd.urls" in message
             assert (await engine.reload()).needs_restart == ("pd.urls",)
 
 
-async def test_connecting_envoys_get_what_is_in_force_now(tmp_path: Path) -> None:
+async def test_reload_changes_the_published_version(tmp_path: Path) -> None:
     configuration = Configuration(tmp_path)
     async with (
         run_engine(configuration(), load_settings=configuration) as engine,
@@ -123,29 +123,29 @@ async def test_connecting_envoys_get_what_is_in_force_now(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("log_level")
-async def test_the_log_level_changes(tmp_path: Path) -> None:
-    ours = logging.getLogger("tidevoy.engine")
+async def test_reload_changes_the_log_level(tmp_path: Path) -> None:
+    logger = logging.getLogger("tidevoy.engine")
     configuration = Configuration(tmp_path)
     async with run_engine(configuration(), load_settings=configuration) as engine:
         configuration.sections["log"] = {"level": "error"}
         assert (await engine.reload()).applied == ("log.level",)
-        assert not ours.isEnabledFor(logging.WARNING)
+        assert not logger.isEnabledFor(logging.WARNING)
         configuration.sections["log"] = {"level": "debug"}
         await engine.reload()
-        assert ours.isEnabledFor(logging.DEBUG)
+        assert logger.isEnabledFor(logging.DEBUG)
 
 
-async def test_a_bad_configuration_keeps_the_old_one_in_force(tmp_path: Path) -> None:
+async def test_invalid_configuration_keeps_the_old_one(tmp_path: Path) -> None:
     async with healthy_node() as (sql, _):
         configuration = Configuration(tmp_path, nodes=[{"address": sql}])
         async with run_engine(configuration(), load_settings=configuration) as engine:
             await wait_for_state(engine, sql, "active")
             before = engine.settings
-            configuration.error = ConfigError("tidevoy.yaml:3", "sql.listen", "it is wrong", "mend it")
+            configuration.error = ConfigError("tidevoy.yaml:3", "sql.listen", "it is wrong", "fix it")
             with pytest.raises(ConfigError):
                 await engine.reload()
             event = await EventRecorder(engine).wait_for("config.rejected")
-            assert "tidevoy.yaml:3: sql.listen: it is wrong; mend it" in event.message
+            assert "tidevoy.yaml:3: sql.listen: it is wrong; fix it" in event.message
             assert engine.settings is before
             assert engine.node(sql).plan.state is State.ACTIVE
             configuration.error = None
@@ -155,7 +155,7 @@ async def test_a_bad_configuration_keeps_the_old_one_in_force(tmp_path: Path) ->
                 assert engine.registry.get_sample_value("tidevoy_config_reloads_total", labels) == 1
 
 
-async def test_without_a_way_to_read_it_again_nothing_changes(tmp_path: Path) -> None:
+async def test_reload_without_loader_changes_nothing(tmp_path: Path) -> None:
     async with run_engine(settings(tmp_path)) as engine:
-        changed = await engine.reload()
-        assert (changed.applied, changed.needs_new_envoys, changed.needs_restart) == ((), (), ())
+        result = await engine.reload()
+        assert (result.applied, result.needs_new_envoys, result.needs_restart) == ((), (), ())

@@ -1,4 +1,4 @@
-"""However an engine ends, nothing of it is left, and what it dies of is not kept quiet."""
+"""An engine leaves nothing behind however it ends, and does not hide the error that ended it."""
 
 from __future__ import annotations
 
@@ -32,147 +32,147 @@ from tests.support.waiting import wait_until
 Tasks = set[asyncio.Task[Any]]
 
 
-async def nothing_is_left(tmp_path: Path, port: int, before: Tasks) -> None:
-    """No task, no lock on the directory, no listening port."""
+async def assert_nothing_left(tmp_path: Path, port: int, before: Tasks) -> None:
+    """Assert that no task, no directory lock and no listening port remains."""
     await wait_until(lambda: asyncio.all_tasks() <= before, 5)
     async with FileStore(tmp_path / "state").lock():
         pass
 
-    def free() -> bool:
-        with socket.socket() as claim:
-            claim.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    def port_is_free() -> bool:
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                claim.bind(("127.0.0.1", port))
-                claim.listen()
+                sock.bind(("127.0.0.1", port))
+                sock.listen()
             except OSError:
                 return False
         return True
 
-    await wait_until(free, 5)
+    await wait_until(port_is_free, 5)
 
 
-async def test_an_engine_cancelled_at_any_time_leaves_nothing_behind(tmp_path: Path, ports: Ports) -> None:
+async def test_engine_cancelled_at_any_time_leaves_nothing_behind(tmp_path: Path, ports: Ports) -> None:
     port = ports.allocate()
     before = asyncio.all_tasks()
     async with healthy_node() as (sql, _):
-        wanted = settings(
+        config = settings(
             tmp_path,
             pd={"urls": [UNREACHABLE_PD_URL]},
             xds={"listen": f"127.0.0.1:{port}"},
             nodes=[{"address": sql}, {"address": "localhost:4999"}],
         )
-        kept = asyncio.all_tasks()
-        reached = set()
-        for turns in [*range(40), *range(40, 200, 8)]:
-            engine = Engine(wanted)
+        tasks_before = asyncio.all_tasks()
+        was_starting = set()
+        for steps in [*range(40), *range(40, 200, 8)]:
+            engine = Engine(config)
             run = asyncio.create_task(engine.run())
-            for _ in range(turns):
-                await asyncio.sleep(0 if turns < 40 else 0.0005)
-            reached.add(engine.readiness_problems()[0] == "the control plane is starting")
+            for _ in range(steps):
+                await asyncio.sleep(0 if steps < 40 else 0.0005)
+            was_starting.add(engine.readiness_problems()[0] == "the control plane is starting")
             run.cancel()
             await asyncio.wait({run}, timeout=10)
-            assert run.cancelled(), turns
-            await nothing_is_left(tmp_path, port, kept)
-        assert reached == {True, False}
+            assert run.cancelled(), steps
+            await assert_nothing_left(tmp_path, port, tasks_before)
+        assert was_starting == {True, False}
     await wait_until(lambda: asyncio.all_tasks() <= before, 5)
 
 
-async def test_an_engine_with_envoys_ends_at_once_and_again_starts(tmp_path: Path, ports: Ports) -> None:
+async def test_engine_with_envoys_stops_fast_and_restarts(tmp_path: Path, ports: Ports) -> None:
     port = ports.allocate()
-    wanted = settings(tmp_path, xds={"listen": f"127.0.0.1:{port}"})
+    config = settings(tmp_path, xds={"listen": f"127.0.0.1:{port}"})
     for _ in range(2):
         before = asyncio.all_tasks()
-        engine = Engine(wanted)
+        engine = Engine(config)
         run = asyncio.create_task(engine.run())
         await engine.wait_started()
         assert engine.xds_port == port
         async with FakeEnvoy(port) as envoy:
             await envoy.wait_for_endpoints(lambda endpoints: True)
-            began = time.monotonic()
+            start = time.monotonic()
             run.cancel()
             await asyncio.wait({run})
-            assert time.monotonic() - began < 2.0
-        await nothing_is_left(tmp_path, port, before)
+            assert time.monotonic() - start < 2.0
+        await assert_nothing_left(tmp_path, port, before)
 
 
-async def test_a_second_engine_on_the_directory_or_the_port_is_refused(tmp_path: Path, ports: Ports) -> None:
+async def test_second_engine_on_the_same_directory_or_port_is_rejected(tmp_path: Path, ports: Ports) -> None:
     port = ports.allocate()
-    wanted = settings(tmp_path, xds={"listen": f"127.0.0.1:{port}"})
-    async with run_engine(wanted):
+    config = settings(tmp_path, xds={"listen": f"127.0.0.1:{port}"})
+    async with run_engine(config):
         with pytest.raises(ConfigError, match="state_dir"):
-            await Engine(wanted).run()
-        elsewhere = settings(tmp_path / "other", xds={"listen": f"127.0.0.1:{port}"})
+            await Engine(config).run()
+        other_config = settings(tmp_path / "other", xds={"listen": f"127.0.0.1:{port}"})
         with pytest.raises(ConfigError, match=r"xds\.listen"):
-            await Engine(elsewhere).run()
-    async with run_engine(elsewhere):  # what failed before left no lock
+            await Engine(other_config).run()
+    async with run_engine(other_config):  # the failed engines left no lock
         pass
 
 
-class Broken(Exception):
-    """What a bug would raise."""
+class UnexpectedError(Exception):
+    """Stands for an unexpected exception."""
 
 
-def breaks(*_: object, **__: object) -> None:
-    raise Broken
+def fail(*_: object, **__: object) -> None:
+    raise UnexpectedError
 
 
-async def dies(engine: Engine, trigger: Callable[[], object]) -> None:
-    """The engine ends with the error, and everything that it had opened is closed."""
+async def assert_engine_fails(engine: Engine, trigger: Callable[[], object]) -> None:
+    """Assert that the engine ends with the error and closes its port."""
     run = asyncio.create_task(engine.run())
     await engine.wait_started()
     trigger()
     await asyncio.wait({run}, timeout=10)
     assert run.done()
-    with pytest.raises(BaseExceptionGroup) as caught:
+    with pytest.raises(BaseExceptionGroup) as raised:
         run.result()
-    assert caught.group_contains(Broken)
+    assert raised.group_contains(UnexpectedError)
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection("127.0.0.1", engine.xds_port)
 
 
 @pytest.mark.parametrize("fact", ["put_health", "put_resolution", "put_topology"])
-async def test_a_bug_in_what_takes_facts_in_ends_the_engine(
+async def test_error_in_the_fact_store_ends_the_engine(
     tmp_path: Path, etcd: Etcd, monkeypatch: pytest.MonkeyPatch, fact: str
 ) -> None:
     async with healthy_node() as (sql, _):
         name = f"localhost:{sql.rpartition(':')[2]}"
-        wanted = settings(tmp_path, pd={"urls": [etcd.url]}, nodes=[{"address": sql}, {"address": name}])
-        engine = Engine(wanted)
-        await dies(engine, lambda: monkeypatch.setattr(engine._facts, fact, breaks))
+        config = settings(tmp_path, pd={"urls": [etcd.url]}, nodes=[{"address": sql}, {"address": name}])
+        engine = Engine(config)
+        await assert_engine_fails(engine, lambda: monkeypatch.setattr(engine._facts, fact, fail))
 
 
-async def test_a_bug_in_the_decision_ends_the_engine(tmp_path: Path) -> None:
+async def test_error_in_a_decision_ends_the_engine(tmp_path: Path) -> None:
     clock = monotonic_unix_clock()
-    late = False
+    fails_now = False
 
-    def time_or_not() -> float:
-        if late:
-            raise Broken
+    def failing_clock() -> float:
+        if fails_now:
+            raise UnexpectedError
         return clock()
 
     def trigger() -> None:
-        nonlocal late
-        late = True
+        nonlocal fails_now
+        fails_now = True
 
-    await dies(Engine(settings(tmp_path), clock=time_or_not), trigger)
+    await assert_engine_fails(Engine(settings(tmp_path), clock=failing_clock), trigger)
 
 
-async def test_a_bug_in_a_load_report_is_logged_and_the_engine_lives(
+async def test_error_in_a_load_report_is_logged_and_the_engine_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A stream of one Envoy is all that an error in a report may cost."""
+    """An error in a report ends only the stream of that Envoy."""
     async with run_engine(settings(tmp_path)) as engine:
         with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
-            patch.setattr(engine._facts, "put_load", breaks)
+            patch.setattr(engine._facts, "put_load", fail)
             async with FakeEnvoy(engine.xds_port):
-                await wait_until(lambda: "Broken" in caplog.text)
+                await wait_until(lambda: "UnexpectedError" in caplog.text)
         async with FakeEnvoy(engine.xds_port) as envoy:
             await wait_until(lambda: engine.envoys()[0].sessions == 0)
             assert envoy.published
         caplog.clear()
 
 
-async def test_readers_of_events_end_with_the_engine(tmp_path: Path) -> None:
+async def test_event_subscribers_end_with_the_engine(tmp_path: Path) -> None:
     engine = Engine(settings(tmp_path))
     run = asyncio.create_task(engine.run())
     await engine.wait_started()
@@ -184,7 +184,7 @@ async def test_readers_of_events_end_with_the_engine(tmp_path: Path) -> None:
     assert await asyncio.wait_for(anext(engine.events(), None), 5) is None
 
 
-async def test_event_ids_grow_over_a_restart(tmp_path: Path) -> None:
+async def test_event_ids_increase_over_a_restart(tmp_path: Path) -> None:
     last = 0
     for _ in range(2):
         async with (
@@ -192,8 +192,8 @@ async def test_event_ids_grow_over_a_restart(tmp_path: Path) -> None:
             run_engine(settings(tmp_path, nodes=[{"address": sql}])) as engine,
         ):
             await wait_for_state(engine, sql, "active")
-            told = EventRecorder(engine)
-            event = await told.wait_for("node.discovered")
+            recorder = EventRecorder(engine)
+            event = await recorder.wait_for("node.discovered")
             assert event.id > last
-            await told.wait_for("node.state")
-            last = told.recorded[-1].id
+            await recorder.wait_for("node.state")
+            last = recorder.recorded[-1].id

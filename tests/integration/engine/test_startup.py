@@ -1,4 +1,4 @@
-"""What Envoys are told while a control plane starts: with and without a saved plan, with and without PD."""
+"""What Envoys get while a control plane starts: with and without a saved plan, with and without PD."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ def states(published: dict[str, tuple[str, int]]) -> set[tuple[str, str]]:
     return {(endpoint, health) for endpoint, (health, _) in published.items()}
 
 
-async def test_without_pd_and_without_a_saved_plan_nothing_is_published(tmp_path: Path) -> None:
+async def test_nothing_is_published_without_pd_and_saved_plan(tmp_path: Path) -> None:
     async with run_engine(settings(tmp_path, pd={"urls": [UNREACHABLE_PD_URL]})) as engine:
-        told = EventRecorder(engine)
+        recorder = EventRecorder(engine)
         async with FakeEnvoy(engine.xds_port) as envoy:
-            await told.wait_for("envoy.connected")
-            outage = await told.wait_for("source.outage")
-            await asyncio.sleep(1.2)  # longer than a tick: time alone must not publish either
+            await recorder.wait_for("envoy.connected")
+            outage = await recorder.wait_for("source.outage")
+            await asyncio.sleep(1.2)  # longer than a tick: time alone must not publish anything
             assert envoy.published == []
-        outage_told, unpublished = engine.readiness_problems()
-        assert outage_told == outage.message
+        outage_problem, unpublished = engine.readiness_problems()
+        assert outage_problem == outage.message
         assert "no plan has been published" in unpublished
     assert not (tmp_path / "state" / "plan.json").exists()
 
 
-async def test_what_was_never_published_is_not_published_after_a_restart_either(tmp_path: Path) -> None:
-    """An Envoy may hold a good state that this control plane, whose state was lost, never knew."""
+async def test_unpublished_plan_is_not_published_after_a_restart(tmp_path: Path) -> None:
+    """An Envoy may hold a good state that this control plane lost or never knew."""
     for _ in range(2):
         async with run_engine(settings(tmp_path, pd={"urls": [UNREACHABLE_PD_URL]})) as engine:
             async with FakeEnvoy(engine.xds_port) as envoy:
@@ -59,7 +59,7 @@ async def test_what_was_never_published_is_not_published_after_a_restart_either(
             assert "no plan has been published yet" in engine.readiness_problems()
 
 
-async def test_a_saved_plan_is_published_at_once_while_pd_is_away(tmp_path: Path) -> None:
+async def test_saved_plan_is_published_at_once_without_pd(tmp_path: Path) -> None:
     async with healthy_node() as (sql, status):
         async with Etcd.start(tmp_path / "etcd") as etcd, EtcdClient([etcd.url]) as client:
             await register_node(client, sql, status)
@@ -76,18 +76,18 @@ async def test_a_saved_plan_is_published_at_once_while_pd_is_away(tmp_path: Path
             assert engine.readiness_problems() == []
 
 
-async def test_the_first_plan_waits_for_both_first_checks(tmp_path: Path) -> None:
-    """The status port answers at once, the SQL port a little later: what is published first is whole."""
+async def test_first_plan_waits_for_both_first_checks(tmp_path: Path) -> None:
+    """The status port answers at once, the SQL port later: the first published plan is complete."""
     greeting = asyncio.Event()
 
-    async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def delayed_greeting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await greeting.wait()
         writer.write(mysql_packet(GREETING_PAYLOAD))
 
-    async with healthy_node() as (_, status), run_fake_server(late) as sql:
-        given = [{"address": sql.endpoint, "status_address": status}]
+    async with healthy_node() as (_, status), run_fake_server(delayed_greeting) as sql:
+        node_settings = [{"address": sql.endpoint, "status_address": status}]
         async with (
-            run_engine(settings(tmp_path, nodes=given)) as engine,
+            run_engine(settings(tmp_path, nodes=node_settings)) as engine,
             FakeEnvoy(engine.xds_port) as envoy,
         ):
             await wait_until(lambda: engine.node(sql.endpoint).health.status is not None)
@@ -99,26 +99,26 @@ async def test_the_first_plan_waits_for_both_first_checks(tmp_path: Path) -> Non
             assert states(envoy.published[0]) == healthy(sql.endpoint)
 
 
-async def test_a_node_that_answers_no_check_holds_the_first_plan_up_for_seconds_only(tmp_path: Path) -> None:
+async def test_unresponsive_node_delays_the_first_plan_only_briefly(tmp_path: Path) -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read()
 
-    slow = {"status": FAST_CHECKS, "sql": {"interval": 0.1, "timeout": 30}}
-    async with healthy_node() as (good, _), run_fake_server(silent) as mute:
-        given = [{"address": good}, {"address": mute.endpoint}]
-        async with run_engine(settings(tmp_path, nodes=given, health=slow)) as engine:
+    health_settings = {"status": FAST_CHECKS, "sql": {"interval": 0.1, "timeout": 30}}
+    async with healthy_node() as (healthy_sql, _), run_fake_server(silent) as silent_server:
+        node_settings = [{"address": healthy_sql}, {"address": silent_server.endpoint}]
+        async with run_engine(settings(tmp_path, nodes=node_settings, health=health_settings)) as engine:
             async with FakeEnvoy(engine.xds_port) as envoy:
-                began = time.monotonic()
+                start = time.monotonic()
                 await envoy.wait_for_endpoints(lambda endpoints: bool(endpoints))
-                assert 2.0 < time.monotonic() - began < 8.0
-                assert states(envoy.published[0]) == healthy(good)
+                assert 2.0 < time.monotonic() - start < 8.0
+                assert states(envoy.published[0]) == healthy(healthy_sql)
             assert engine.readiness_problems() == []
 
 
-async def test_when_pd_comes_late_its_nodes_are_checked_before_anything_is_published(
+async def test_nodes_of_a_late_pd_are_checked_before_the_first_publish(
     tmp_path: Path,
 ) -> None:
-    """The time that PD was away must not use up the time that the first checks have."""
+    """A PD outage must not use up the time limit of the first checks."""
     async with healthy_node() as (sql, status), Etcd.start(tmp_path / "etcd") as etcd:
         async with EtcdClient([etcd.url]) as client:
             await register_node(client, sql, status)
@@ -134,13 +134,13 @@ async def test_when_pd_comes_late_its_nodes_are_checked_before_anything_is_publi
             assert states(envoy.published[0]) == healthy(sql)
 
 
-async def test_without_any_node_an_empty_plan_is_published_and_that_is_not_ready(tmp_path: Path) -> None:
+async def test_empty_plan_is_published_but_not_ready(tmp_path: Path) -> None:
     async with run_engine(settings(tmp_path)) as engine, FakeEnvoy(engine.xds_port) as envoy:
         await envoy.wait_for_endpoints(lambda endpoints: endpoints == {})
         assert engine.readiness_problems() == ["no node is active"]
 
 
-async def test_names_are_resolved_and_their_nodes_served(tmp_path: Path) -> None:
+async def test_host_names_are_resolved_and_published(tmp_path: Path) -> None:
     async with run_fake_server(send_parts(mysql_packet(GREETING_PAYLOAD))) as sql:
         name = f"localhost:{sql.endpoint.rpartition(':')[2]}"
         async with run_engine(settings(tmp_path, nodes=[{"address": name}])) as engine:
@@ -154,15 +154,15 @@ async def test_names_are_resolved_and_their_nodes_served(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("file", ["intents.json", "plan.json"])
-async def test_a_damaged_file_is_reported_and_kept_aside(tmp_path: Path, file: str) -> None:
+async def test_damaged_file_is_reported_and_preserved(tmp_path: Path, file: str) -> None:
     state = tmp_path / "state"
     state.mkdir(mode=0o700)
     (state / file).write_text('{"tidevoy": "torn')
     async with run_engine(settings(tmp_path)) as engine:
         event = await EventRecorder(engine).wait_for("state.damaged")
         assert str(state / file) in event.message
-        (aside,) = state.glob(f"{file}.damaged-*")
-        assert str(aside) in event.message
-        assert aside.read_text() == '{"tidevoy": "torn'
+        (damaged_copy,) = state.glob(f"{file}.damaged-*")
+        assert str(damaged_copy) in event.message
+        assert damaged_copy.read_text() == '{"tidevoy": "torn'
         await engine.add("127.0.0.1:4999")
     assert json.loads((state / "intents.json").read_text())["content"]["added"]

@@ -1,4 +1,4 @@
-"""A node that cannot be used costs a client time, and nothing else, as long as there is another."""
+"""Connect failover: if a node is unusable, the client reaches another node and notices only a delay."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NO_NODE = (
     b"(operator: `tidevoy nodes` tells why)"
 )
 
-BROKEN: dict[str, tuple[Handler, str]] = {
+UNUSABLE_NODES: dict[str, tuple[Handler, str]] = {
     "closes": (send_parts(then_close=True), "closed"),
     "is silent": (send_parts(), "closed"),
     "closes in its greeting": (send_parts(greeting_packet()[:40], then_close=True), "closed"),
@@ -59,23 +59,25 @@ BROKEN: dict[str, tuple[Handler, str]] = {
 }
 
 NEVER_EJECTED = {"eject_seconds": 0}
-"""For tests in which each session has to try the bad node again."""
+"""For tests in which every session must try the bad node again."""
 
 
 @pytest.fixture
-def refusing() -> Iterator[str]:
-    """An endpoint that refuses connections."""
+def refusing_endpoint() -> Iterator[str]:
+    """Yield an endpoint that refuses connections."""
     with refusing_port() as endpoint:
         yield endpoint
 
 
-@pytest.mark.parametrize(("handler", "reason"), BROKEN.values(), ids=BROKEN.keys())
-async def test_an_unusable_node_is_replaced_by_another(tmp_path: Path, handler: Handler, reason: str) -> None:
-    quick = ModuleConfig(connect_timeout=0.5, node=NEVER_EJECTED)
+@pytest.mark.parametrize(("handler", "reason"), UNUSABLE_NODES.values(), ids=UNUSABLE_NODES.keys())
+async def test_session_fails_over_from_an_unusable_node(
+    tmp_path: Path, handler: Handler, reason: str
+) -> None:
+    config = ModuleConfig(connect_timeout=0.5, node=NEVER_EJECTED)
     async with run_fake_server(handler) as bad, run_fake_server(serve_ok) as good:
         hosts = [Host(bad.endpoint, "bad"), Host(good.endpoint, "good")]
-        async with run_envoy(tmp_path, hosts, quick) as proxy:
-            # Those that stay level the two out, so the bad one is asked by each.
+        async with run_envoy(tmp_path, hosts, config) as proxy:
+            # Each session that stays adds to the good node's load, so the next one tries the bad node first.
             for _ in range(3):
                 await connect_logged_in(proxy)
             await proxy.wait_for_metrics(
@@ -93,38 +95,40 @@ async def test_an_unusable_node_is_replaced_by_another(tmp_path: Path, handler: 
             assert good.connections == 3
 
 
-async def test_a_node_that_resets_is_replaced(tmp_path: Path) -> None:
+async def test_session_fails_over_from_a_node_that_resets(tmp_path: Path) -> None:
     async with run_fake_server(reset_by_peer) as bad, run_fake_server(serve_ok) as good:
         hosts = [Host(bad.endpoint, "bad"), Host(good.endpoint, "good")]
         async with run_envoy(tmp_path, hosts, ModuleConfig(node=NEVER_EJECTED)) as proxy:
             for _ in range(3):
                 await connect_logged_in(proxy)
             await proxy.wait_for_metrics({("logins", "good"): 3, ("sessions", "bad", "login"): 0})
-            told = await proxy.metrics()
-            # Envoy may hear of the reset before it has looked at the connection: then there was none.
+            metrics = await proxy.metrics()
+            # Envoy may see the reset before it handles the connection; it then counts a failed connect.
             failures = [
-                told.get(("connect_failures", ("bad", reason)), 0) for reason in ("connect", "closed")
+                metrics.get(("connect_failures", ("bad", reason)), 0) for reason in ("connect", "closed")
             ]
             assert sum(failures) == bad.connections >= 2
             assert good.connections == 3
 
 
-async def test_a_node_that_refuses_connections_is_replaced(tmp_path: Path, refusing: str) -> None:
+async def test_session_fails_over_from_a_node_that_refuses_connections(
+    tmp_path: Path, refusing_endpoint: str
+) -> None:
     async with run_fake_server(serve_ok) as good:
-        hosts = [Host(refusing, "bad"), Host(good.endpoint, "good")]
+        hosts = [Host(refusing_endpoint, "bad"), Host(good.endpoint, "good")]
         async with run_envoy(tmp_path, hosts, ModuleConfig(node=NEVER_EJECTED)) as proxy:
             for _ in range(3):
                 await connect_logged_in(proxy)
-            told = await proxy.metrics()
+            metrics = await proxy.metrics()
             await proxy.wait_for_metrics({("logins", "good"): 3})
-            told = await proxy.metrics()
-            assert told["connect_failures", ("bad", "connect")] >= 2
+            metrics = await proxy.metrics()
+            assert metrics["connect_failures", ("bad", "connect")] >= 2
 
 
-async def test_a_node_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
-    with full_backlog() as lost:
+async def test_session_fails_over_from_a_node_that_does_not_answer(tmp_path: Path) -> None:
+    with full_backlog() as silent_endpoint:
         async with run_fake_server(serve_ok) as good:
-            hosts = [Host(lost, "bad"), Host(good.endpoint, "good")]
+            hosts = [Host(silent_endpoint, "bad"), Host(good.endpoint, "good")]
             async with run_envoy(tmp_path, hosts, ModuleConfig(connect_timeout=0.5)) as proxy:
                 for _ in range(2):
                     await connect_logged_in(proxy)
@@ -132,10 +136,10 @@ async def test_a_node_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
                 assert (await proxy.metrics())["connect_failures", ("bad", "connect")] >= 1
 
 
-async def test_a_greeting_may_come_byte_by_byte(tmp_path: Path) -> None:
+async def test_greeting_may_arrive_byte_by_byte(tmp_path: Path) -> None:
     greeting = greeting_packet("8.0.11-slow")
 
-    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def greet_slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for byte in greeting[:-1]:
             writer.write(bytes([byte]))
             await wait_until_read(writer)
@@ -143,16 +147,19 @@ async def test_a_greeting_may_come_byte_by_byte(tmp_path: Path) -> None:
         await node.read_packet()
         writer.write(frame(1, OK_PAYLOAD))
 
-    async with run_fake_server(slow) as node, run_envoy(tmp_path, [node.endpoint]) as proxy:
+    async with run_fake_server(greet_slowly) as node, run_envoy(tmp_path, [node.endpoint]) as proxy:
         client = await proxy.connect()
         payload = await with_timeout(client.login())
         assert payload[0] == 0
         assert (await with_timeout(client.send_command(0x0E)))[0] == 0
 
 
-async def test_when_all_fail_the_client_is_told_and_each_was_asked_once(tmp_path: Path) -> None:
+async def test_client_receives_error_after_each_node_failed_once(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        nodes = [await stack.enter_async_context(run_fake_server(BROKEN["shuts down"][0])) for _ in range(3)]
+        nodes = [
+            await stack.enter_async_context(run_fake_server(UNUSABLE_NODES["shuts down"][0]))
+            for _ in range(3)
+        ]
         hosts = [Host(node.endpoint, f"n{number}") for number, node in enumerate(nodes)]
         proxy = await stack.enter_async_context(run_envoy(tmp_path, hosts, ModuleConfig(connect_attempts=10)))
         for _ in range(5):
@@ -166,9 +173,12 @@ async def test_when_all_fail_the_client_is_told_and_each_was_asked_once(tmp_path
         )
 
 
-async def test_no_more_nodes_are_asked_than_the_attempts_allow(tmp_path: Path) -> None:
+async def test_connect_attempts_limits_the_nodes_tried(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        nodes = [await stack.enter_async_context(run_fake_server(BROKEN["shuts down"][0])) for _ in range(4)]
+        nodes = [
+            await stack.enter_async_context(run_fake_server(UNUSABLE_NODES["shuts down"][0]))
+            for _ in range(4)
+        ]
         proxy = await stack.enter_async_context(
             run_envoy(tmp_path, [node.endpoint for node in nodes], ModuleConfig(connect_attempts=2))
         )
@@ -177,15 +187,15 @@ async def test_no_more_nodes_are_asked_than_the_attempts_allow(tmp_path: Path) -
         assert sorted(node.connections for node in nodes) == [0, 0, 1, 1]
 
 
-async def test_without_a_node_the_client_is_told_at_once(tmp_path: Path) -> None:
+async def test_client_receives_error_at_once_without_nodes(tmp_path: Path) -> None:
     async with run_envoy(tmp_path, []) as proxy:
         client = await proxy.connect()
         assert await read_to_end(client) == frame(0, NO_NODE)
         await proxy.wait_for_metrics({("login_failures", "", "no_node"): 1})
 
 
-async def test_a_client_that_speaks_first_reads_the_error_all_the_same(tmp_path: Path, refusing: str) -> None:
-    async with run_envoy(tmp_path, [refusing]) as proxy:
+async def test_client_that_sends_first_receives_the_error(tmp_path: Path, refusing_endpoint: str) -> None:
+    async with run_envoy(tmp_path, [refusing_endpoint]) as proxy:
         for _ in range(10):
             client = await proxy.connect()
             client.writer.write(b"GET / HTTP/1.1\r\n\r\n")

@@ -1,4 +1,4 @@
-"""A node at its max_connections: clients get the same answers as without Tidevoy, then and later."""
+"""A node at its max_connections: clients get the same answers as without Tidevoy, during and after."""
 
 from __future__ import annotations
 
@@ -28,45 +28,47 @@ FULL_PACKET = b"\x17\x00\x00\x00\xff\x10\x04Too many connections"
 
 
 @contextlib.asynccontextmanager
-async def sims(mariadb: MariaDb, *rooms: int) -> AsyncIterator[list[TidbSim]]:
-    """Nodes with these max_connections; 0: unlimited."""
+async def run_sims(mariadb: MariaDb, *limits: int) -> AsyncIterator[list[TidbSim]]:
+    """Run simulated TiDB servers with these max_connections; 0 means unlimited."""
     async with contextlib.AsyncExitStack() as stack:
-        settings = [SimSettings(session_rules(mariadb, max_connections=room)) for room in rooms]
-        yield [await stack.enter_async_context(TidbSim(each)) for each in settings]
+        settings = [SimSettings(session_rules(mariadb, max_connections=limit)) for limit in limits]
+        yield [await stack.enter_async_context(TidbSim(sim_settings)) for sim_settings in settings]
 
 
-async def through(
-    ports: Ports, envoy_process: StartEnvoy, nodes: Sequence[str], module: Path | None, **how: int
+async def log_in_through_envoy(
+    ports: Ports, envoy_process: StartEnvoy, nodes: Sequence[str], module: Path | None, **options: int
 ) -> LoginResults:
-    """What clients get through an Envoy with the configuration of a control plane."""
-    async with run_xds_rig(ports, envoy_process, module=module) as parts:
-        await parts.publish(
+    """Log in repeatedly through an Envoy that a control plane configures. Return the results."""
+    async with run_xds_rig(ports, envoy_process, module=module) as rig:
+        await rig.publish(
             make_plan(*(make_node_plan(f"n{number}:4000", node) for number, node in enumerate(nodes)))
         )
-        (await parts.wait_for_session()).close()
-        return await log_in_repeatedly(f"127.0.0.1:{parts.sql_port}", **how)
+        (await rig.wait_for_session()).close()
+        return await log_in_repeatedly(f"127.0.0.1:{rig.sql_port}", **options)
 
 
 @pytest.mark.parametrize("with_module", [True, False], ids=["module", "none"])
-async def test_a_lone_full_node_answers_as_it_does_directly(
+async def test_single_full_node_answers_as_without_tidevoy(
     ports: Ports, envoy_process: StartEnvoy, mariadb: MariaDb, with_module: bool
 ) -> None:
-    async with sims(mariadb, CONNECTION_LIMIT) as (sim,):
+    async with run_sims(mariadb, CONNECTION_LIMIT) as (sim,):
         direct = await log_in_repeatedly(sim.sql_address)
         assert direct.burst == Counter(
             {"ok": CONNECTION_LIMIT, TOO_MANY_CONNECTIONS: BURST_LOGINS - CONNECTION_LIMIT}
         )
         assert set(direct.later) == {"ok"}
         module = require_module() if with_module else None
-        assert await through(ports, envoy_process, [sim.sql_address], module) == direct
+        assert await log_in_through_envoy(ports, envoy_process, [sim.sql_address], module) == direct
         assert direct.packets == {FULL_PACKET}
 
 
-async def test_of_three_nodes_the_full_one_is_passed_over(
+async def test_full_node_is_skipped_if_others_have_room(
     ports: Ports, envoy_process: StartEnvoy, mariadb: MariaDb
 ) -> None:
-    async with sims(mariadb, 5, 0, 0) as nodes:
-        answers = await through(ports, envoy_process, [node.sql_address for node in nodes], require_module())
-        assert answers.burst == Counter({"ok": BURST_LOGINS})
-        assert set(answers.later) == {"ok"}
-        assert answers.packets == frozenset()
+    async with run_sims(mariadb, 5, 0, 0) as nodes:
+        results = await log_in_through_envoy(
+            ports, envoy_process, [node.sql_address for node in nodes], require_module()
+        )
+        assert results.burst == Counter({"ok": BURST_LOGINS})
+        assert set(results.later) == {"ok"}
+        assert results.packets == frozenset()

@@ -1,4 +1,4 @@
-"""Each client gets the connection to a node that was made for it; the PROXY header says whose it is."""
+"""Each client is paired with the node connection opened for it; the PROXY header names the client."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Header = tuple[str, int, str, int]
 
 
 async def read_v2(reader: asyncio.StreamReader) -> Header:
-    """Client and listener of a header of version 2 (proxy-protocol.txt, section 2.2)."""
+    """Return client and listener of a version 2 header (proxy-protocol.txt, section 2.2)."""
     start = await reader.readexactly(16)
     assert start[:13] == V2_SIGNATURE + b"\x21"
-    form = {0x11: "4s4sHH", 0x21: "16s16sHH"}[start[13]]
+    layout = {0x11: "4s4sHH", 0x21: "16s16sHH"}[start[13]]
     body = await reader.readexactly(int.from_bytes(start[14:], "big"))
-    source, target, source_port, target_port = struct.unpack(f">{form}", body)
+    source, target, source_port, target_port = struct.unpack(f">{layout}", body)
     return _text(source), source_port, _text(target), target_port
 
 
@@ -46,26 +46,24 @@ def _text(packed: bytes) -> str:
 
 
 async def read_v1(reader: asyncio.StreamReader) -> Header:
-    """The same of version 1 (section 2.1)."""
+    """Return client and listener of a version 1 header (proxy-protocol.txt, section 2.1)."""
     line = (await reader.readuntil(b"\r\n")).decode()
-    word, family, source, target, source_port, target_port = line.split()
-    assert (word, family) == ("PROXY", "TCP6" if ":" in source else "TCP4")
+    keyword, family, source, target, source_port, target_port = line.split()
+    assert (keyword, family) == ("PROXY", "TCP6" if ":" in source else "TCP4")
     return source, int(source_port), target, int(target_port)
 
 
-def version(greeting: bytes) -> str:
+def server_version(greeting: bytes) -> str:
     return greeting[1 : greeting.index(b"\0")].decode()
 
 
-def own_port(client: RawClient) -> int:
+def local_port(client: RawClient) -> int:
     port: int = client.writer.get_extra_info("sockname")[1]
     return port
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-async def test_greetings_in_any_order_reach_the_clients_that_they_are_for(
-    tmp_path: Path, workers: int
-) -> None:
+async def test_greetings_in_any_order_reach_their_clients(tmp_path: Path, workers: int) -> None:
     waiting: list[tuple[int, asyncio.StreamWriter]] = []
 
     async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -74,72 +72,72 @@ async def test_greetings_in_any_order_reach_the_clients_that_they_are_for(
             for port, other in reversed(waiting):
                 other.write(greeting_packet(str(port)))
 
-    async with run_fake_server(node) as peer:
-        parts = ModuleConfig(node={"proxy_protocol": "v2"}, connect_timeout=60.0)
-        async with run_envoy(tmp_path, [peer.endpoint], parts, workers=workers) as proxy:
+    async with run_fake_server(node) as server:
+        config = ModuleConfig(node={"proxy_protocol": "v2"}, connect_timeout=60.0)
+        async with run_envoy(tmp_path, [server.endpoint], config, workers=workers) as proxy:
             clients = await asyncio.gather(*(proxy.connect() for _ in range(CLIENTS)))
             greetings = await with_timeout(asyncio.gather(*(client.read_packet() for client in clients)))
-            ports = [own_port(client) for client in clients]
-            assert [version(payload) for _, payload in greetings] == [str(port) for port in ports]
-            assert len(set(ports)) == CLIENTS == peer.connections
+            ports = [local_port(client) for client in clients]
+            assert [server_version(payload) for _, payload in greetings] == [str(port) for port in ports]
+            assert len(set(ports)) == CLIENTS == server.connections
 
 
-async def test_a_connection_of_a_client_that_is_gone_is_not_given_to_another(tmp_path: Path) -> None:
-    """Envoy would keep a connection that nobody waits for any more, for whoever comes next."""
+async def test_closed_clients_connection_is_not_reused(tmp_path: Path) -> None:
+    """Envoy alone would keep a connection that no client waits for, and use it for the next client."""
     waiting: asyncio.Queue[tuple[int, asyncio.StreamWriter]] = asyncio.Queue()
 
     async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         waiting.put_nowait(((await read_v2(reader))[1], writer))
 
     async with (
-        run_fake_server(node) as peer,
-        run_envoy(tmp_path, [peer.endpoint], ModuleConfig(node={"proxy_protocol": "v2"})) as proxy,
+        run_fake_server(node) as server,
+        run_envoy(tmp_path, [server.endpoint], ModuleConfig(node={"proxy_protocol": "v2"})) as proxy,
     ):
-        gone = await proxy.connect()
+        closed = await proxy.connect()
         _, abandoned = await with_timeout(waiting.get())
-        gone.writer.transport.abort()
+        closed.writer.transport.abort()
         client = await proxy.connect()
-        port, mine = await with_timeout(waiting.get())
+        port, current = await with_timeout(waiting.get())
         abandoned.write(greeting_packet("abandoned"))
-        mine.write(greeting_packet(str(port)))
+        current.write(greeting_packet(str(port)))
         _, greeting = await with_timeout(client.read_packet())
-        assert version(greeting) == str(port) == str(own_port(client))
+        assert server_version(greeting) == str(port) == str(local_port(client))
 
 
-async def test_where_envoy_mixes_connections_up_nobody_reads_what_is_not_for_him(tmp_path: Path) -> None:
-    """A cluster that lacks `connection_pool_per_downstream_connection`."""
+async def test_mixed_up_connections_are_rejected(tmp_path: Path) -> None:
+    """The cluster lacks `connection_pool_per_downstream_connection`."""
     waiting: list[asyncio.StreamWriter] = []
 
     async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_v2(reader)
         waiting.append(writer)
-        if len(waiting) == 20:  # an even number: none is at its own place in the reverse order
+        if len(waiting) == 20:  # an even number, so that none keeps its position in the reverse order
             for other in reversed(waiting):
-                other.write(greeting_packet("somebody's"))
+                other.write(greeting_packet("another client's"))
 
-    async with run_fake_server(node) as peer:
-        parts = ModuleConfig(node={"proxy_protocol": "v2"}, connect_timeout=60.0, per_connection_pools=False)
-        async with run_envoy(tmp_path, [peer.endpoint], parts) as proxy:
+    async with run_fake_server(node) as server:
+        config = ModuleConfig(node={"proxy_protocol": "v2"}, connect_timeout=60.0, per_connection_pools=False)
+        async with run_envoy(tmp_path, [server.endpoint], config) as proxy:
             clients = await asyncio.gather(*(proxy.connect() for _ in range(20)))
-            said = await with_timeout(asyncio.gather(*(client.read_packet() for client in clients)))
-            assert {payload[:3] for _, payload in said} == {b"\xff\x51\x04"}  # 1105
+            packets = await with_timeout(asyncio.gather(*(client.read_packet() for client in clients)))
+            assert {payload[:3] for _, payload in packets} == {b"\xff\x51\x04"}  # 1105
             assert "connection_pool_per_downstream_connection" in proxy.process.output()
 
 
-async def header_and_version(
+async def connect_and_read_header(
     proxy: ModuleEnvoy, headers: asyncio.Queue[Header]
 ) -> tuple[Header, tuple[str, int], tuple[str, int]]:
     client = await proxy.connect()
     await with_timeout(client.read_packet())
-    told = await with_timeout(headers.get())
-    return told, client.writer.get_extra_info("sockname")[:2], client.writer.get_extra_info("peername")[:2]
+    header = await with_timeout(headers.get())
+    return header, client.writer.get_extra_info("sockname")[:2], client.writer.get_extra_info("peername")[:2]
 
 
 @pytest.mark.parametrize(
     ("protocol", "read"), [("v1", read_v1), ("v2", read_v2)], ids=["version 1", "version 2"]
 )
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-async def test_the_header_names_client_and_listener(
+async def test_proxy_header_names_client_and_listener(
     tmp_path: Path, address: str, protocol: str, read: Callable[[asyncio.StreamReader], Awaitable[Header]]
 ) -> None:
     headers: asyncio.Queue[Header] = asyncio.Queue()
@@ -148,18 +146,18 @@ async def test_the_header_names_client_and_listener(
         headers.put_nowait(await read(reader))
         await accept_login(reader, writer)
 
-    async with run_fake_server(node, host=address) as peer:
-        parts = ModuleConfig(node={"proxy_protocol": protocol}, listen=address)
-        async with run_envoy(tmp_path, [peer.endpoint], parts) as proxy:
-            told, own, theirs = await header_and_version(proxy, headers)
+    async with run_fake_server(node, host=address) as server:
+        config = ModuleConfig(node={"proxy_protocol": protocol}, listen=address)
+        async with run_envoy(tmp_path, [server.endpoint], config) as proxy:
+            header, client_address, listener_address = await connect_and_read_header(proxy, headers)
             loopback = (
                 "0000:0000:0000:0000:0000:0000:0000:0001" if (address, protocol) == ("::1", "v2") else address
             )
-            assert told == (loopback, own[1], loopback, theirs[1])
+            assert header == (loopback, client_address[1], loopback, listener_address[1])
 
 
-async def test_a_node_that_greets_first_gets_the_header_all_the_same(tmp_path: Path) -> None:
-    """TiDB reads the header lazily, behind its greeting."""
+async def test_node_that_greets_first_receives_the_proxy_header(tmp_path: Path) -> None:
+    """TiDB reads the header lazily, after its greeting."""
 
     async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting_packet())
@@ -167,23 +165,23 @@ async def test_a_node_that_greets_first_gets_the_header_all_the_same(tmp_path: P
         assert (await reader.readexactly(4))[3] == 1
 
     async with (
-        run_fake_server(node) as peer,
-        run_envoy(tmp_path, [peer.endpoint], ModuleConfig(node={"proxy_protocol": "v2"})) as proxy,
+        run_fake_server(node) as server,
+        run_envoy(tmp_path, [server.endpoint], ModuleConfig(node={"proxy_protocol": "v2"})) as proxy,
     ):
         client = await proxy.connect()
         await with_timeout(client.read_packet())
         client.writer.write(b"\x01\0\0\x01\0")
-        assert (await read_to_end(client))[4:7] == b"\xff\x13\x04"  # 1043, as it is no login
+        assert (await read_to_end(client))[4:7] == b"\xff\x13\x04"  # 1043, because it is not a login
 
 
-async def test_without_proxy_protocol_nothing_stands_before_the_login(tmp_path: Path) -> None:
+async def test_nothing_precedes_the_login_without_proxy_protocol(tmp_path: Path) -> None:
     first: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting_packet())
         first.put_nowait(await reader.readexactly(8))
 
-    async with run_fake_server(node) as peer, run_envoy(tmp_path, [peer.endpoint]) as proxy:
+    async with run_fake_server(node) as server, run_envoy(tmp_path, [server.endpoint]) as proxy:
         client = await proxy.connect()
         login = asyncio.create_task(client.login())
         header = await with_timeout(first.get())
@@ -194,18 +192,18 @@ async def test_without_proxy_protocol_nothing_stands_before_the_login(tmp_path: 
         login.cancel()
 
 
-async def test_a_refused_node_is_not_told_of_a_client_that_another_serves(tmp_path: Path) -> None:
-    """Both headers name the same client: it moved on, nobody else did."""
+async def test_proxy_header_is_correct_after_a_failover(tmp_path: Path) -> None:
+    """The header names the client that failed over, and no other."""
     headers: asyncio.Queue[Header] = asyncio.Queue()
 
     async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         headers.put_nowait(await read_v2(reader))
         await accept_login(reader, writer)
 
-    with refusing_port() as refusing:
-        async with run_fake_server(node) as peer:
-            parts = ModuleConfig(node={"proxy_protocol": "v2"})
-            async with run_envoy(tmp_path, [refusing, peer.endpoint], parts) as proxy:
+    with refusing_port() as refusing_endpoint:
+        async with run_fake_server(node) as server:
+            config = ModuleConfig(node={"proxy_protocol": "v2"})
+            async with run_envoy(tmp_path, [refusing_endpoint, server.endpoint], config) as proxy:
                 for _ in range(4):
-                    told, own, _ = await header_and_version(proxy, headers)
-                    assert told[1] == own[1]
+                    header, client_address, _ = await connect_and_read_header(proxy, headers)
+                    assert header[1] == client_address[1]

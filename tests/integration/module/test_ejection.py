@@ -1,4 +1,4 @@
-"""A node that fails is ejected: it gets no new sessions for a while. A full one is only passed over."""
+"""A failing node is ejected: it gets no new sessions for a while. A full node is only skipped."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ NO_NODE = (
     b"\xff\x51\x04Tidevoy: no TiDB server takes new sessions at the moment; try again "
     b"(operator: `tidevoy nodes` tells why)"
 )
-shuts_down = send_parts(error_packet(1053, "Server shutdown in progress"), then_close=True)
+reject_with_shutdown = send_parts(error_packet(1053, "Server shutdown in progress"), then_close=True)
 
 
 class Node:
-    """A node whose behaviour can be changed."""
+    """A node whose behavior a test can change."""
 
     def __init__(self) -> None:
         self.handler: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]] = serve_ok
@@ -45,31 +45,33 @@ class Node:
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self.handler(reader, writer)
 
-    def is_full(self, packet: bytes = FULL) -> None:
+    def set_full(self, packet: bytes = FULL) -> None:
         self.handler = send_parts(packet, then_close=True)
 
-    def works(self) -> None:
+    def set_working(self) -> None:
         self.handler = serve_ok
 
 
 async def ejections(proxy: ModuleEnvoy) -> dict[tuple[str, ...], int]:
-    """Waits until there are any: since when, by node and reason."""
-    found: dict[tuple[str, ...], int] = {}
+    """Wait for ejections. Return when they began (Unix seconds), by node and reason."""
+    started_at: dict[tuple[str, ...], int] = {}
 
     async def are_reported() -> bool:
         series = await proxy.metrics()
-        found.update({labels: at for (name, labels), at in series.items() if name == "ejected_since" and at})
-        return bool(found)
+        started_at.update(
+            {labels: since for (name, labels), since in series.items() if name == "ejected_since" and since}
+        )
+        return bool(started_at)
 
     await wait_until(are_reported)
-    return found
+    return started_at
 
 
-async def test_a_full_node_is_passed_over_for_each_login_and_used_as_soon_as_it_has_room(
+async def test_full_node_is_skipped_until_it_has_room(
     tmp_path: Path,
 ) -> None:
     node = Node()
-    node.is_full()
+    node.set_full()
     async with run_fake_server(node) as full, run_fake_server(serve_ok) as other:
         # Its weight makes the full node the first choice of each login.
         hosts = [Host(full.endpoint, "full", weight=1000), Host(other.endpoint, "other")]
@@ -77,7 +79,7 @@ async def test_a_full_node_is_passed_over_for_each_login_and_used_as_soon_as_it_
             for number in range(1, 5):
                 await connect_logged_in(proxy)
                 assert (full.connections, other.connections) == (number, number)
-            node.works()
+            node.set_working()
             await connect_logged_in(proxy)
             assert (full.connections, other.connections) == (5, 4)
             await proxy.wait_for_metrics(
@@ -90,37 +92,40 @@ async def test_a_full_node_is_passed_over_for_each_login_and_used_as_soon_as_it_
             )
 
 
-async def test_a_full_node_costs_a_client_no_attempt(tmp_path: Path) -> None:
+async def test_full_node_uses_up_no_connect_attempt(tmp_path: Path) -> None:
     node = Node()
-    node.handler = shuts_down
+    node.handler = reject_with_shutdown
     full = send_parts(FULL, then_close=True)
     async with AsyncExitStack() as stack:
-        peers = [await stack.enter_async_context(run_fake_server(each)) for each in (full, full, full, node)]
+        peers = [
+            await stack.enter_async_context(run_fake_server(handler)) for handler in (full, full, full, node)
+        ]
         hosts = [Host(peer.endpoint, priority=number) for number, peer in enumerate(peers)]
-        parts = ModuleConfig(policy={"connect_attempts": 1}, node={"eject_seconds": 0}, connect_attempts=20)
+        config = ModuleConfig(policy={"connect_attempts": 1}, node={"eject_seconds": 0}, connect_attempts=20)
         last = await stack.enter_async_context(run_fake_server(serve_ok))
         proxy = await stack.enter_async_context(
-            run_envoy(tmp_path, [*hosts, Host(last.endpoint, priority=4)], parts)
+            run_envoy(tmp_path, [*hosts, Host(last.endpoint, priority=4)], config)
         )
-        # One node that fails uses up the only attempt, although there is another node.
+        # The failing node uses up the only attempt, although there is another node.
         assert await read_to_end(await proxy.connect()) == FULL
         assert [peer.connections for peer in (*peers, last)] == [1, 1, 1, 1, 0]
-        node.works()
+        node.set_working()
         await connect_logged_in(proxy)
         assert [peer.connections for peer in (*peers, last)] == [2, 2, 2, 2, 0]
 
 
 @pytest.mark.parametrize("state", [None, "08004"])
-async def test_when_all_are_full_the_client_gets_the_error_of_a_full_node(
+async def test_client_receives_the_error_of_a_full_node_if_all_fail(
     tmp_path: Path, state: str | None
 ) -> None:
-    """Also if other nodes failed in another way: that one is the most useful to the client."""
+    """The error of a full node takes precedence over other errors, because it helps the client most."""
     node = Node()
-    packet = error_packet(1040, "Too many connections, says the node", state)
-    node.is_full(packet)
+    packet = error_packet(1040, "Too many connections on this node", state)
+    node.set_full(packet)
     async with AsyncExitStack() as stack:
         others = [
-            await stack.enter_async_context(run_fake_server(each)) for each in (shuts_down, reset_by_peer)
+            await stack.enter_async_context(run_fake_server(handler))
+            for handler in (reject_with_shutdown, reset_by_peer)
         ]
         full = await stack.enter_async_context(run_fake_server(node))
         for number, peers in enumerate(([full], [full, *others])):
@@ -128,30 +133,30 @@ async def test_when_all_are_full_the_client_gets_the_error_of_a_full_node(
             async with run_envoy(tmp_path / str(number), hosts) as proxy:
                 for _ in range(5):
                     assert await read_to_end(await proxy.connect()) == packet
-                node.works()
+                node.set_working()
                 await connect_logged_in(proxy)
-                node.is_full(packet)
+                node.set_full(packet)
                 await proxy.wait_for_metrics(
                     {("login_failures", "full", "node_full"): 5, ("logins", "full"): 1}
                 )
 
 
 @asynccontextmanager
-async def bad_and_good(
+async def run_bad_and_good(
     directory: Path, eject_seconds: float
 ) -> AsyncIterator[tuple[ModuleEnvoy, Node, FakeServer]]:
-    """An Envoy before a node that fails, which is the first choice of each login, and one that works."""
+    """Run an Envoy in front of a failing node, the first choice of every login, and a working node."""
     node = Node()
-    node.handler = shuts_down
-    parts = ModuleConfig(node={"eject_seconds": eject_seconds})
+    node.handler = reject_with_shutdown
+    config = ModuleConfig(node={"eject_seconds": eject_seconds})
     async with run_fake_server(node) as bad, run_fake_server(serve_ok) as good:
         hosts = [Host(bad.endpoint, "bad", weight=1000), Host(good.endpoint, "good")]
-        async with run_envoy(directory, hosts, parts, workers=2) as proxy:
+        async with run_envoy(directory, hosts, config, workers=2) as proxy:
             yield proxy, node, bad
 
 
-async def test_a_node_that_fails_gets_no_new_sessions(tmp_path: Path) -> None:
-    async with bad_and_good(tmp_path, eject_seconds=60.0) as (proxy, _, bad):
+async def test_failing_node_gets_no_new_sessions(tmp_path: Path) -> None:
+    async with run_bad_and_good(tmp_path, eject_seconds=60.0) as (proxy, _, bad):
         for _ in range(10):
             await connect_logged_in(proxy)
         assert bad.connections == 1
@@ -160,8 +165,8 @@ async def test_a_node_that_fails_gets_no_new_sessions(tmp_path: Path) -> None:
         assert time.time() - 60 < since["bad", "error"] <= time.time()
 
 
-async def test_an_ejected_node_is_tried_again_and_used_once_it_works(tmp_path: Path) -> None:
-    async with bad_and_good(tmp_path, eject_seconds=0.5) as (proxy, node, bad):
+async def test_ejected_node_is_retried_and_used_once_it_works(tmp_path: Path) -> None:
+    async with run_bad_and_good(tmp_path, eject_seconds=0.5) as (proxy, node, bad):
 
         async def is_tried(connections: int) -> bool:
             await connect_logged_in(proxy)
@@ -169,61 +174,61 @@ async def test_an_ejected_node_is_tried_again_and_used_once_it_works(tmp_path: P
 
         await wait_until(lambda: is_tried(1))
         await wait_until(lambda: is_tried(2))
-        node.works()
+        node.set_working()
         await wait_until(lambda: is_tried(3))
-        # It greeted, so the ejection is over.
+        # The node sent a greeting, so the ejection is over.
         await connect_logged_in(proxy)
         assert bad.connections == 4
         await proxy.wait_for_metrics({("ejected_since", "bad", "error"): 0})
 
 
-async def test_the_last_node_is_tried_by_everybody(tmp_path: Path) -> None:
+async def test_last_node_is_tried_for_every_login(tmp_path: Path) -> None:
     node = Node()
-    node.handler = shuts_down
+    node.handler = reject_with_shutdown
     async with run_fake_server(node) as only, run_envoy(tmp_path, [Host(only.endpoint, "only")]) as proxy:
         for number in range(1, 6):
             assert await read_to_end(await proxy.connect()) == frame(0, NO_NODE)
             assert only.connections == number
-        node.works()
+        node.set_working()
         await connect_logged_in(proxy)
         assert only.connections == 6
 
 
-async def test_when_all_have_failed_each_is_tried_and_the_first_that_works_is_used(tmp_path: Path) -> None:
+async def test_all_nodes_are_retried_when_all_have_failed(tmp_path: Path) -> None:
     nodes = [Node() for _ in range(3)]
     async with AsyncExitStack() as stack:
         peers: list[FakeServer] = [await stack.enter_async_context(run_fake_server(node)) for node in nodes]
         hosts = [Host(peer.endpoint, f"n{number}") for number, peer in enumerate(peers)]
         async with run_envoy(tmp_path, hosts) as proxy:
             for node in nodes:
-                node.handler = shuts_down
+                node.handler = reject_with_shutdown
             for number in range(1, 4):
                 assert await read_to_end(await proxy.connect()) == frame(0, NO_NODE)
                 assert [peer.connections for peer in peers] == [number] * 3
-            nodes[1].works()
+            nodes[1].set_working()
             await connect_logged_in(proxy)
             assert peers[1].connections == 4
             before = [peer.connections for peer in peers]
             for _ in range(3):
                 await connect_logged_in(proxy)
-            # One of the others may be tried once more.
+            # One of the other nodes may be tried once more.
             assert sum(peer.connections for peer in peers) <= sum(before) + 4
 
 
-FULL_LATE = b"\xff\x10\x04#08004Too many connections"
+FULL_AFTER_GREETING = b"\xff\x10\x04#08004Too many connections"
 
 
-async def full_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Greets, and then refuses the login because it is full; TiDB sends this error twice."""
+async def reject_login_as_full(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Greet, and then reject the login because the node is full; TiDB sends this error twice."""
     writer.write(greeting_packet("8.0.11-full"))
     node = RawClient(reader, writer)
     await node.read_packet()
-    writer.write(frame(2, FULL_LATE) + frame(3, FULL_LATE))
+    writer.write(frame(2, FULL_AFTER_GREETING) + frame(3, FULL_AFTER_GREETING))
     writer.close()
 
 
-async def switches_plugin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Asks for the password with a new salt, as TiDB does if the plugin is not the account's."""
+async def switch_plugin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Request the password with a new salt, as TiDB does if the plugin differs from the account's."""
     writer.write(greeting_packet("8.0.11-room"))
     node = RawClient(reader, writer)
     _, response = await node.read_packet()
@@ -236,11 +241,11 @@ async def switches_plugin(reader: asyncio.StreamReader, writer: asyncio.StreamWr
         writer.write(frame(1, OK_PAYLOAD))
 
 
-async def test_a_node_that_is_full_after_its_greeting_is_passed_over_too(tmp_path: Path) -> None:
+async def test_node_that_is_full_after_its_greeting_is_skipped(tmp_path: Path) -> None:
     full = send_parts(FULL, then_close=True)
     async with AsyncExitStack() as stack:
-        nodes = {"late": full_late, "full": full, "room": switches_plugin}
-        peers = [await stack.enter_async_context(run_fake_server(each)) for each in nodes.values()]
+        nodes = {"late": reject_login_as_full, "full": full, "room": switch_plugin}
+        peers = [await stack.enter_async_context(run_fake_server(handler)) for handler in nodes.values()]
         hosts = [
             Host(peer.endpoint, name, priority=number)
             for number, (peer, name) in enumerate(zip(peers, nodes, strict=True))
@@ -270,19 +275,19 @@ async def test_a_node_that_is_full_after_its_greeting_is_passed_over_too(tmp_pat
         )
 
 
-async def test_when_no_other_node_takes_it_the_client_gets_the_error_of_the_first_one(tmp_path: Path) -> None:
+async def test_client_receives_the_first_error_if_no_node_has_room(tmp_path: Path) -> None:
     full = send_parts(FULL, then_close=True)
     async with AsyncExitStack() as stack:
         peers = [
-            await stack.enter_async_context(run_fake_server(each))
-            for each in (full_late, full_late, full, shuts_down)
+            await stack.enter_async_context(run_fake_server(handler))
+            for handler in (reject_login_as_full, reject_login_as_full, full, reject_with_shutdown)
         ]
-        for number, some in enumerate((peers[:1], peers)):
-            hosts = [Host(peer.endpoint, priority=at) for at, peer in enumerate(some)]
+        for number, chosen in enumerate((peers[:1], peers)):
+            hosts = [Host(peer.endpoint, priority=priority) for priority, peer in enumerate(chosen)]
             async with run_envoy(tmp_path / str(number), hosts) as proxy:
                 for _ in range(3):
                     client = await proxy.connect()
                     await with_timeout(client.read_packet())
                     client.writer.write(login_packet())
-                    assert await with_timeout(client.read_packet()) == (2, FULL_LATE)
-                    assert await read_to_end(client) in (b"", frame(3, FULL_LATE))
+                    assert await with_timeout(client.read_packet()) == (2, FULL_AFTER_GREETING)
+                    assert await read_to_end(client) in (b"", frame(3, FULL_AFTER_GREETING))

@@ -1,4 +1,4 @@
-"""A configuration that does not fit is refused by Envoy at start, and its log says what to do."""
+"""Envoy rejects an invalid configuration at start, and its log says what to do."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tests.support.clients.server import PemFiles
 from tests.support.module.bootstrap import ModuleConfig, bootstrap
 from tests.support.module.envoy import run_envoy
 
-OTHER = "the control plane is version 0.2.0, and this module 0.1.0: run an Envoy image of the"
+VERSION_MISMATCH = "the control plane is version 0.2.0, and this module 0.1.0: run an Envoy image of the"
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> PemFiles:
+def certificates(tmp_path: Path) -> PemFiles:
     return PemFiles.create(tmp_path / "certificates")
 
 
-REFUSED = {
+INVALID_CONFIGS = {
     "a filter's unknown key": (
         ModuleConfig(session={"speed": 9}),
         'network filter "session"',
@@ -49,7 +49,7 @@ REFUSED = {
         'bootstrap extension "telemetry"',
         "unknown field `speed`",
     ),
-    "an unknown word": (
+    "an unknown value": (
         ModuleConfig(client={"tls": "maybe"}),
         'transport socket "client"',
         "unknown variant `maybe`",
@@ -59,7 +59,7 @@ REFUSED = {
         'listener filter "live_config"',
         "invalid type",
     ),
-    "another version": (ModuleConfig(version="0.2.0"), "", OTHER),
+    "another version": (ModuleConfig(version="0.2.0"), "", VERSION_MISMATCH),
     "no certificate": (
         ModuleConfig(client={"tls": "optional", "cert": "/no/cert.pem", "key": "/no/key.pem"}),
         'transport socket "client"',
@@ -78,70 +78,74 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("parts", "part", "text"), REFUSED.values(), ids=REFUSED.keys())
-async def test_what_does_not_fit_is_refused(
-    tmp_path: Path, parts: ModuleConfig, part: str, text: str
+@pytest.mark.parametrize(
+    ("config", "component", "text"), INVALID_CONFIGS.values(), ids=INVALID_CONFIGS.keys()
+)
+async def test_invalid_configuration_is_rejected(
+    tmp_path: Path, config: ModuleConfig, component: str, text: str
 ) -> None:
-    with pytest.raises(ProcessFailed) as failed:
-        async with run_envoy(tmp_path, ["127.0.0.1:1"], parts):
+    with pytest.raises(ProcessFailed) as failure:
+        async with run_envoy(tmp_path, ["127.0.0.1:1"], config):
             pass
-    assert f"the configuration of the {part}" in failed.value.log
-    assert text in failed.value.log
+    assert f"the configuration of the {component}" in failure.value.log
+    assert text in failure.value.log
 
 
-async def test_a_pair_that_does_not_match_is_refused(tmp_path: Path, pair: PemFiles) -> None:
+async def test_mismatched_certificate_and_key_are_rejected(tmp_path: Path, certificates: PemFiles) -> None:
     other = PemFiles.create(tmp_path / "other")
-    parts = ModuleConfig(client={"tls": "optional", "cert": str(pair.cert), "key": str(other.key)})
+    config = ModuleConfig(client={"tls": "optional", "cert": str(certificates.cert), "key": str(other.key)})
     with pytest.raises(ProcessFailed, match="does not belong to the first certificate in"):
-        async with run_envoy(tmp_path, ["127.0.0.1:1"], parts):
+        async with run_envoy(tmp_path, ["127.0.0.1:1"], config):
             pass
 
 
-async def test_a_missing_module_is_refused(tmp_path: Path) -> None:
+async def test_missing_module_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ProcessFailed, match=r"no-such\.so"):
         async with run_envoy(tmp_path, ["127.0.0.1:1"], ModuleConfig(module=Path("/no-such.so"))):
             pass
 
 
 def threads_of(pid: int) -> set[str]:
-    """Names of a process's threads; none when it has ended."""
+    """Return the names of a process's threads, or nothing if it has ended."""
     try:
         return {(task / "comm").read_text().strip() for task in Path(f"/proc/{pid}/task").iterdir()}
     except OSError:
         return set()
 
 
-async def validate(directory: Path, parts: ModuleConfig) -> tuple[int, str, set[str]]:
-    """Exit code and output of `--mode validate`, and names of all threads that were seen meanwhile."""
+async def validate(directory: Path, config: ModuleConfig) -> tuple[int, str, set[str]]:
+    """Run `--mode validate`. Return its exit code, its output and the names of all threads observed."""
     file = directory / "bootstrap.json"
-    file.write_text(json.dumps(bootstrap([], parts)))
+    file.write_text(json.dumps(bootstrap([], config)))
     command = [str(envoy_binary()), "--mode", "validate", "-c", str(file), "-l", "info"]
     with (directory / "validate.log").open("w+b") as log:
         process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=subprocess.STDOUT)
         ended = asyncio.create_task(process.wait())
-        seen: set[str] = set()
-        # No event tells of a thread's beginning.
+        thread_names: set[str] = set()
+        # There is no event for the start of a thread.
         while not ended.done():
-            seen |= threads_of(process.pid)
+            thread_names |= threads_of(process.pid)
             await asyncio.wait([ended], timeout=0.001)
         log.seek(0)
-        return await ended, log.read().decode(), seen
+        return await ended, log.read().decode(), thread_names
 
 
-async def test_a_configuration_can_be_checked_without_side_effects(tmp_path: Path, pair: PemFiles) -> None:
-    tls = {"tls": "optional", "cert": str(pair.cert), "key": str(pair.key)}
-    good = ModuleConfig(client=tls, node={"tls": "preferred"})
-    code, output, seen = await validate(tmp_path, good)
+async def test_configuration_is_validated_without_side_effects(
+    tmp_path: Path, certificates: PemFiles
+) -> None:
+    tls = {"tls": "optional", "cert": str(certificates.cert), "key": str(certificates.key)}
+    valid = ModuleConfig(client=tls, node={"tls": "preferred"})
+    code, output, thread_names = await validate(tmp_path, valid)
     assert code == 0, output
-    assert "tidevoy-files" not in seen
+    assert "tidevoy-files" not in thread_names
     code, output, _ = await validate(tmp_path, ModuleConfig(session={"speed": 9}))
     assert code != 0
     assert "unknown field `speed`" in output
 
 
-async def test_files_are_watched_while_envoy_runs(tmp_path: Path, pair: PemFiles) -> None:
-    """What the test above would not see: that the thread has this name."""
-    tls = {"tls": "optional", "cert": str(pair.cert), "key": str(pair.key)}
+async def test_files_are_watched_while_envoy_runs(tmp_path: Path, certificates: PemFiles) -> None:
+    """The thread really has the name that the test above looks for."""
+    tls = {"tls": "optional", "cert": str(certificates.cert), "key": str(certificates.key)}
     async with run_envoy(
         tmp_path, ["127.0.0.1:1"], ModuleConfig(client=tls, node={"tls": "preferred"})
     ) as proxy:

@@ -1,4 +1,4 @@
-"""Idle sessions whose states are known: a KILL ends them, and the end of their node does not."""
+"""Idle sessions with saved states: a KILL ends them, and a crash of their node does not."""
 
 from __future__ import annotations
 
@@ -22,49 +22,49 @@ from tests.support.tidb_sim_clients import RawClient
 from tests.support.waiting import wait_until
 
 MANY = 32
-PROBES = 4
-"""Most connections with which a node is probed when so many of its sessions end together."""
+MAX_PROBES = 4
+"""Limit for the connections that probe a node when many of its sessions end together."""
 
 
-@pytest.mark.parametrize("secured", [False, True], ids=["plain", "TLS"])
-@pytest.mark.parametrize("proxied", [False, True], ids=["", "PROXY"])
-async def test_who_is_killed_ends_and_the_others_go_on_when_the_node_dies(
-    tmp_path: Path, mariadb: MariaDb, secured: bool, proxied: bool
+@pytest.mark.parametrize("with_tls", [False, True], ids=["plain", "TLS"])
+@pytest.mark.parametrize("with_proxy_header", [False, True], ids=["", "PROXY"])
+async def test_killed_sessions_end_and_others_survive_a_node_crash(
+    tmp_path: Path, mariadb: MariaDb, with_tls: bool, with_proxy_header: bool
 ) -> None:
-    """Fake TiDB servers. One that requires a PROXY header greets nobody without it."""
-    made = [
-        NodeSpec(requires_proxy_header=proxied),
-        NodeSpec(MigrationRules(rejects_set_states=True), requires_proxy_header=proxied),
-        NodeSpec(requires_proxy_header=proxied),
+    """A simulated TiDB server that requires a PROXY header sends no greeting without it."""
+    specs = [
+        NodeSpec(requires_proxy_header=with_proxy_header),
+        NodeSpec(MigrationRules(rejects_set_states=True), requires_proxy_header=with_proxy_header),
+        NodeSpec(requires_proxy_header=with_proxy_header),
     ]
-    tls = PemFiles.create(tmp_path / "certificates") if secured else None
-    parts = ModuleConfig(node={"proxy_protocol": "v2"} if proxied else {})
-    async with run_fleet(tmp_path, mariadb, parts=parts, specs=made, drained=[1, 2], tls=tls) as nodes:
-        first, refuses, third = nodes.nodes
-        wires = [await nodes.connect_answer_client() for _ in range(8)]
-        for number, wire in enumerate(wires):
-            await wire.query(f"set @mine = {number}")
-        numbers = [(await wire.query_row("select connection_id()"))[0] for wire in wires]
+    tls = PemFiles.create(tmp_path / "certificates") if with_tls else None
+    config = ModuleConfig(node={"proxy_protocol": "v2"} if with_proxy_header else {})
+    async with run_fleet(tmp_path, mariadb, parts=config, specs=specs, drained=[1, 2], tls=tls) as nodes:
+        first, rejecting, third = nodes.nodes
+        clients = [await nodes.connect_answer_client() for _ in range(8)]
+        for number, client in enumerate(clients):
+            await client.query(f"set @mine = {number}")
+        connection_ids = [(await client.query_row("select connection_id()"))[0] for client in clients]
         nodes.drain(first, third)
-        await nodes.wait_stayed("not_restored", len(wires))
+        await nodes.wait_stayed("not_restored", len(clients))
         async with nodes.proxy.wait_applied():
-            nodes.drain(refuses)
+            nodes.drain(rejecting)
         await nodes.wait_session_counts(8, 0, 0)
         async with _admin(mariadb) as admin:
-            for killed in numbers[:4]:
-                await admin.query(b"kill " + (killed or b""))
-        for wire in wires[:4]:
-            assert await with_timeout(wire.reader.read()) == b""
+            for connection_id in connection_ids[:4]:
+                await admin.query(b"kill " + (connection_id or b""))
+        for client in clients[:4]:
+            assert await with_timeout(client.reader.read()) == b""
         assert nodes.sessions == [4, 0, 0]
         first.crash()
         await wait_until(lambda: third.node.connections == 4)
-        for number, wire in enumerate(wires[4:], 4):
-            assert await wire.query_row("select @mine") == (str(number).encode(),)
+        for number, client in enumerate(clients[4:], 4):
+            assert await client.query_row("select @mine") == (str(number).encode(),)
 
 
 @asynccontextmanager
 async def _admin(mariadb: MariaDb) -> AsyncIterator[RawClient]:
-    """A connection to MariaDB itself, whose connection IDs the fake servers use."""
+    """Connect to MariaDB itself, whose connection ids the simulated servers use."""
     reader, writer = await asyncio.open_connection("127.0.0.1", mariadb.port)
     try:
         admin = RawClient(reader, writer)
@@ -75,16 +75,18 @@ async def _admin(mariadb: MariaDb) -> AsyncIterator[RawClient]:
 
 
 @asynccontextmanager
-async def known(directory: Path) -> AsyncIterator[tuple[ScriptedNode, ScriptedNode, list[RawClient]]]:
-    """A node with sessions whose states are known, and another node that would admit them."""
+async def run_with_saved_states(
+    directory: Path,
+) -> AsyncIterator[tuple[ScriptedNode, ScriptedNode, list[RawClient]]]:
+    """Run a node whose sessions have saved states, and another node that would accept them."""
     endpoints = directory / "endpoints.json"
     old, other = ScriptedNode("old"), ScriptedNode("other")
-    parts = ModuleConfig(endpoints=endpoints)
+    config = ModuleConfig(endpoints=endpoints)
     async with (
         old.listening(),
         other.listening(),
         run_fake_server(deny_logins) as denying,
-        run_envoy(directory, [Host("127.0.0.1:1")], parts) as proxy,
+        run_envoy(directory, [Host("127.0.0.1:1")], config) as proxy,
     ):
         async with proxy.wait_applied():
             publish_nodes(endpoints, [to_host(old)])
@@ -96,27 +98,27 @@ async def known(directory: Path) -> AsyncIterator[tuple[ScriptedNode, ScriptedNo
             endpoints, [Host(old.endpoint, old.name, state="draining"), Host(denying.endpoint, "denying")]
         )
 
-        async def have_stayed() -> bool:
+        async def have_all_stayed() -> bool:
             return (await proxy.metrics()).get(("migrations", ("old", "denied", "stayed")), 0) >= MANY
 
-        await wait_until(have_stayed)
+        await wait_until(have_all_stayed)
         async with proxy.wait_applied():
             publish_nodes(endpoints, [to_host(old), to_host(other)])
         yield old, other, clients
 
 
-async def test_many_sessions_that_end_together_probe_their_node_a_few_times(tmp_path: Path) -> None:
-    async with known(tmp_path) as (old, _, clients):
-        before = list(old.connections)
-        await asyncio.gather(*(link.send_fin() for link in before[:MANY]))
+async def test_sessions_that_end_together_share_a_few_probes(tmp_path: Path) -> None:
+    async with run_with_saved_states(tmp_path) as (old, _, clients):
+        connections = list(old.connections)
+        await asyncio.gather(*(link.send_fin() for link in connections[:MANY]))
         for client in clients:
             assert await with_timeout(client.reader.read()) == b""
-        assert 1 <= len(old.connections) - len(before) <= PROBES
+        assert 1 <= len(old.connections) - len(connections) <= MAX_PROBES
 
 
-async def test_sessions_that_are_reset_together_were_not_killed(tmp_path: Path) -> None:
-    """The node listens, but a KILL ends connections by FIN."""
-    async with known(tmp_path) as (old, other, clients):
+async def test_sessions_that_are_reset_together_are_restored(tmp_path: Path) -> None:
+    """The node still listens, but a KILL closes connections by FIN, not by RST."""
+    async with run_with_saved_states(tmp_path) as (old, other, clients):
         await asyncio.gather(*(link.reset() for link in old.connections[:MANY]))
         await wait_until(lambda: len(other.connections) == MANY)
         for client in clients:
@@ -124,8 +126,8 @@ async def test_sessions_that_are_reset_together_were_not_killed(tmp_path: Path) 
             assert (a, node) == ("7", "other")
 
 
-async def test_known_states_are_used_when_the_node_dies_before_it_exports_them_again(tmp_path: Path) -> None:
-    async with known(tmp_path) as (old, other, clients):
+async def test_saved_states_are_used_if_the_node_dies_before_the_next_export(tmp_path: Path) -> None:
+    async with run_with_saved_states(tmp_path) as (old, other, clients):
         exporting = old.hold_at("export", stays_closed=True)
         publish_nodes(
             tmp_path / "endpoints.json", [Host(old.endpoint, old.name, state="draining"), to_host(other)]

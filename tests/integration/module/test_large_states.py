@@ -1,7 +1,7 @@
-"""Sessions with large states: they delay no other session, and the memory for all of them is bounded.
+"""Sessions with large states delay no other session, and the total memory for states is bounded.
 
 `TIDEVOY_SOAK=1 pytest -s tests/integration/module/test_large_states.py` uses 500 sessions with 60 MiB each,
-and prints how much memory Envoy takes.
+and prints how much memory Envoy uses.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from tests.support.waiting import wait_until
 SOAK = bool(os.environ.get("TIDEVOY_SOAK"))
 MIB = 1 << 20
 MAX_BYTES = 4 * MIB
-"""How large the states of one session may be (`states_max_bytes`)."""
-MAX_TURN_MS = 20.0
-"""How long one turn (iteration) of a worker's event loop may take on an idle machine."""
-MAX_TURN_BYTES = 192 * 1024
-"""How many bytes of states a worker may read in one turn."""
+"""Limit for the states of one session (`states_max_bytes`)."""
+MAX_ITERATION_MS = 20.0
+"""Limit for one iteration of a worker's event loop on an idle machine."""
+MAX_ITERATION_BYTES = 192 * 1024
+"""Limit for the bytes of states that a worker reads in one iteration."""
 OVERHEAD_BYTES = 24 * MIB
-"""What Envoy may take in addition to the states: socket buffers, unused pages of its heap."""
+"""Memory that Envoy may use in addition to the states: socket buffers, unused pages of its heap."""
 TIMEOUT_SECONDS = 900.0 if SOAK else 60.0
 pytestmark = pytest.mark.timeout(TIMEOUT_SECONDS + 60)
 
 
 @dataclass
 class Site:
-    """An Envoy with one worker, the node that has the sessions, and the node that they are to move to."""
+    """An Envoy with one worker, the node that has the sessions, and the node that they migrate to."""
 
     proxy: ModuleEnvoy
     old: LargeStatesNode
@@ -52,32 +52,32 @@ class Site:
     clients: list[RawClient] = field(default_factory=list)
 
     @asynccontextmanager
-    async def measured(self, what: str, *, budget: int, read: int) -> AsyncIterator[None]:
-        """Check that Envoy takes at most `budget` more memory within the block, and works in short turns.
+    async def measured(self, label: str, *, budget: int, read: int) -> AsyncIterator[None]:
+        """Check that Envoy uses at most `budget` more memory within the block, in short iterations.
 
-        `read`: how many bytes of states it reads there.
+        `read`: how many bytes of states Envoy reads within the block.
         """
-        first, began = await self.read_turns(), time.monotonic()
+        first, began = await self.read_iterations(), time.monotonic()
         before = memory_mib(self.proxy.pid)
         reset_peak_memory(self.proxy.pid)
         yield
-        took, peak = time.monotonic() - began, peak_memory_mib(self.proxy.pid)
-        passed = event_loop_latency.subtract(await self.read_turns(), first)
-        longest = event_loop_latency.longest_ms(passed)
+        seconds, peak = time.monotonic() - began, peak_memory_mib(self.proxy.pid)
+        durations = event_loop_latency.subtract(await self.read_iterations(), first)
+        longest = event_loop_latency.longest_ms(durations)
         print(
-            f"{what}: {took:.1f} s, memory of Envoy: {before:.1f} MiB before, {peak:.1f} MiB at most,"
-            f" {sum(passed.values())} turns of the worker, the longest {longest:.2f} ms"
+            f"{label}: {seconds:.1f} s, memory of Envoy: {before:.1f} MiB before, {peak:.1f} MiB at most,"
+            f" {sum(durations.values())} iterations of the worker, the longest {longest:.2f} ms"
         )
         assert (peak - before) * MIB <= budget + OVERHEAD_BYTES
-        assert sum(passed.values()) >= read // MAX_TURN_BYTES
+        assert sum(durations.values()) >= read // MAX_ITERATION_BYTES
         if SOAK:
-            assert longest <= MAX_TURN_MS
+            assert longest <= MAX_ITERATION_MS
 
     def drain(self) -> None:
         publish_nodes(self.endpoints, [Host(self.old.endpoint, state="draining"), Host(self.new.endpoint)])
 
-    async def begin(self, sessions: int) -> None:
-        """Open sessions on the old node; each then changes some rows."""
+    async def open_sessions(self, sessions: int) -> None:
+        """Open sessions on the old node, each of which changes some rows."""
         for _ in range(sessions):
             client = await connect_logged_in(self.proxy)
             self.clients.append(client)
@@ -85,20 +85,23 @@ class Site:
             assert payload[:2] == bytes((0, INSERTED_ROWS))
 
     async def value(self, name: str, *labels: str) -> int:
-        """The last value that the module reported for this series."""
+        """Return the last value that the module reported for this series."""
         return (await self.proxy.metrics()).get((name, labels), 0)
 
     async def wait_for_stayed(self, reason: str, times: int) -> None:
-        """Wait until this many moves have failed for this reason."""
+        """Wait until this many migrations have failed for this reason."""
 
         async def have_failed() -> bool:
             return await self.value("migrations", self.old.endpoint, reason, "stayed") >= times
 
         await wait_until(have_failed, TIMEOUT_SECONDS)
 
-    async def read_turns(self) -> LoopDurations:
-        """All turns of the worker until now. Envoy sets its uptime after it has merged its histograms."""
-        for _ in range(2):  # a merge that is already running may miss the latest turns
+    async def read_iterations(self) -> LoopDurations:
+        """Return all event loop iterations of the worker so far.
+
+        Envoy updates `server.uptime` after it has merged its histograms.
+        """
+        for _ in range(2):  # a merge that is already running may miss the latest iterations
             uptime = await self.proxy.stats("^server.uptime$")
 
             async def is_merged(before: Mapping[str, int] = uptime) -> bool:
@@ -107,8 +110,8 @@ class Site:
             await wait_until(is_merged)
         return event_loop_latency.parse_stats((await self.proxy.get(event_loop_latency.STATS_PATH)).json())
 
-    async def check_all_on(self, at: LargeStatesNode) -> None:
-        """Check that every client finds its session on that node, as it was."""
+    async def check_all_on(self, node: LargeStatesNode) -> None:
+        """Check that every client's session is on this node and unchanged."""
         for client in self.clients:
             _, head = await ask(client, ROW_COUNT)
             assert head == b"\x02"
@@ -116,11 +119,11 @@ class Site:
                 await with_timeout(client.read_packet())
             _, cells = await with_timeout(client.read_packet())
             await with_timeout(client.read_packet())
-            assert parse_row(cells, 2) == (b"%d" % INSERTED_ROWS, at.endpoint.encode())
+            assert parse_row(cells, 2) == (b"%d" % INSERTED_ROWS, node.endpoint.encode())
 
 
 async def ask(client: RawClient, statement: bytes) -> tuple[int, bytes]:
-    """Send a statement. Returns the first packet of the answer."""
+    """Send a statement. Return the first packet of the answer."""
     client.writer.write(frame(0, bytes((MySqlCommand.QUERY,)) + statement))
     return await with_timeout(client.read_packet())
 
@@ -129,40 +132,40 @@ async def ask(client: RawClient, statement: bytes) -> tuple[int, bytes]:
 async def running_site(
     directory: Path, size: int, *, budget: int, denies: bool = False
 ) -> AsyncIterator[Site]:
-    """A site whose sessions have states of `size` bytes. `budget`: bytes for the states of all sessions.
+    """Run a site whose sessions have states of `size` bytes.
 
-    `denies`: whether the new node denies them.
+    `budget`: bytes for the states of all sessions. `denies`: whether the new node denies the sessions.
     """
     endpoints = directory / "endpoints.json"
     memory = {"states_max_bytes": MAX_BYTES, "states_budget_bytes": budget}
-    parts = ModuleConfig(endpoints=endpoints, policy=memory)
+    config = ModuleConfig(endpoints=endpoints, policy=memory)
     old, new = LargeStatesNode(size), LargeStatesNode(denies_tokens=denies, expected=build_states(size))
     async with old.listening(), new.listening():
-        tree = bootstrap([Host(old.endpoint), Host(new.endpoint, state="draining")], parts)
-        tree |= {"enable_dispatcher_stats": True, "stats_flush_interval": "1s"}
-        proxy = ModuleEnvoy(json.dumps(tree), directory, concurrency=1)
-        async with serve_envoy(proxy, parts):
+        envoy_bootstrap = bootstrap([Host(old.endpoint), Host(new.endpoint, state="draining")], config)
+        envoy_bootstrap |= {"enable_dispatcher_stats": True, "stats_flush_interval": "1s"}
+        proxy = ModuleEnvoy(json.dumps(envoy_bootstrap), directory, concurrency=1)
+        async with serve_envoy(proxy, config):
             _raise_priority(proxy)
             yield Site(proxy, old, new, endpoints)
     assert (old.problems, new.problems) == ([], [])
 
 
 def _raise_priority(proxy: ModuleEnvoy) -> None:
-    """Give the worker real-time priority, if permitted: its turns are measured by the wall clock."""
+    """Give the worker real-time priority, if permitted: its iterations are measured by the wall clock."""
     for task in Path(f"/proc/{proxy.pid}/task").iterdir():
         if (task / "comm").read_text().startswith("wrk:"):
             with suppress(PermissionError):
                 os.sched_setscheduler(int(task.name), os.SCHED_FIFO, os.sched_param(1))
 
 
-async def test_a_drain_of_sessions_with_too_large_states_takes_no_memory(tmp_path: Path) -> None:
-    """Each session is exported once, and stays as it was."""
+async def test_drain_of_sessions_with_too_large_states_uses_no_memory(tmp_path: Path) -> None:
+    """Each session is exported once, and stays unchanged."""
     sessions, size = (500, 60 * MIB) if SOAK else (20, 8 * MIB)
     budget = 16 * MIB
     async with running_site(tmp_path, size, budget=budget) as site:
-        await site.begin(sessions)
-        what = f"{sessions} sessions of {size // MIB} MiB stay"
-        async with site.measured(what, budget=0, read=sessions * size):
+        await site.open_sessions(sessions)
+        label = f"{sessions} sessions of {size // MIB} MiB stay"
+        async with site.measured(label, budget=0, read=sessions * size):
             site.drain()
             await site.wait_for_stayed("states_too_large", sessions)
         assert (site.old.export_count, site.old.undone_count) == (sessions, sessions)
@@ -170,57 +173,57 @@ async def test_a_drain_of_sessions_with_too_large_states_takes_no_memory(tmp_pat
         await site.check_all_on(site.old)
 
 
-async def test_sessions_with_large_states_move_within_the_budget(tmp_path: Path) -> None:
+async def test_sessions_with_large_states_migrate_within_the_budget(tmp_path: Path) -> None:
     sessions, size, budget = 500 if SOAK else 20, 3 * MIB, 16 * MIB
     async with running_site(tmp_path, size, budget=budget) as site:
-        await site.begin(sessions)
-        what = f"{sessions} sessions of {size // MIB} MiB move"
-        async with site.measured(what, budget=budget, read=sessions * size):
+        await site.open_sessions(sessions)
+        label = f"{sessions} sessions of {size // MIB} MiB migrate"
+        async with site.measured(label, budget=budget, read=sessions * size):
             site.drain()
             await wait_until(lambda: site.new.restored_count == sessions, TIMEOUT_SECONDS)
         await site.check_all_on(site.new)
         assert site.old.export_count == site.old.undone_count + sessions, (
-            "each export without a move was undone"
+            "every export without a migration was undone"
         )
 
 
-async def test_states_that_are_kept_after_failed_moves_are_bounded(tmp_path: Path) -> None:
-    """States are kept for 50 s, in case the node fails: as many as fit into half of the budget."""
+async def test_states_saved_after_failed_migrations_are_bounded(tmp_path: Path) -> None:
+    """Envoy keeps states for 50 s in case the node fails, up to half of the budget."""
     sessions, size = (500, 3 * MIB) if SOAK else (20, 1 * MIB)
     budget = 16 * MIB
     async with running_site(tmp_path, size, budget=budget, denies=True) as site:
-        await site.begin(sessions)
-        what = f"{sessions} sessions of {size // MIB} MiB cannot move"
-        async with site.measured(what, budget=budget, read=sessions * size):
+        await site.open_sessions(sessions)
+        label = f"{sessions} sessions of {size // MIB} MiB cannot migrate"
+        async with site.measured(label, budget=budget, read=sessions * size):
             site.drain()
             await site.wait_for_stayed("denied", sessions)
 
-        async def some_are_kept() -> bool:
+        async def states_within_budget() -> bool:
             return budget // 4 < await site.value("states_bytes") <= budget
 
-        await wait_until(some_are_kept)
+        await wait_until(states_within_budget)
         await site.check_all_on(site.old)
 
 
-async def test_a_session_that_does_not_fit_into_the_budget_stays_as_it_was(tmp_path: Path) -> None:
+async def test_session_that_exceeds_the_budget_stays_unchanged(tmp_path: Path) -> None:
     async with running_site(tmp_path, 3 * MIB, budget=2 * MIB) as site:
-        await site.begin(1)
+        await site.open_sessions(1)
         site.drain()
         await site.wait_for_stayed("states_budget", 1)
         await site.check_all_on(site.old)
         assert site.new.restored_count == 0
 
 
-async def test_a_session_with_too_large_states_is_exported_less_often_than_others(
+async def test_session_with_too_large_states_is_exported_less_often(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """It is exported once, while a session whose target denies it is exported three times."""
+    """The large session is exported once, while a session that its target denies is exported three times."""
     async with running_site(tmp_path, 5 * MIB, budget=64 * MIB) as large:
         async with running_site(
             tmp_path_factory.mktemp("denied"), 1 * MIB, budget=64 * MIB, denies=True
         ) as small:
             for site in (large, small):
-                await site.begin(1)
+                await site.open_sessions(1)
                 site.drain()
             await large.wait_for_stayed("states_too_large", 1)
             await large.check_all_on(large.old)

@@ -1,4 +1,4 @@
-"""The load-balancing policy: the fewest sessions for the weight, counted over all workers."""
+"""The load-balancing policy: fewest sessions relative to the weight, counted over all workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.tidb_sim_clients import RawClient
 
 
 @asynccontextmanager
-async def weighted(
+async def run_with_weights(
     directory: Path,
     weights: Sequence[int],
     *,
@@ -25,7 +25,7 @@ async def weighted(
     priorities: Sequence[int] = (0, 0, 0),
     others: Sequence[Host] = (),
 ) -> AsyncIterator[ModuleEnvoy]:
-    """An Envoy before nodes a, b, c ..., which say in their greeting who they are, and `others`."""
+    """Run an Envoy in front of nodes a, b and c, which give their name in the greeting, and `others`."""
     async with AsyncExitStack() as stack:
         hosts = [*others]
         for name, weight, priority in zip("abc", weights, priorities, strict=True):
@@ -40,72 +40,74 @@ async def weighted(
         yield await stack.enter_async_context(run_envoy(directory, hosts, workers=workers))
 
 
-async def open_one(proxy: ModuleEnvoy) -> tuple[str, RawClient]:
-    """One more session: the node that it is on."""
+async def open_session(proxy: ModuleEnvoy) -> tuple[str, RawClient]:
+    """Open a session. Return the name of its node, and the client."""
     client = await proxy.connect()
     _, greeting = await with_timeout(client.read_packet())
     return chr(greeting[1]), client
 
 
 async def close_all(
-    proxy: ModuleEnvoy, clients: Sequence[RawClient], left: dict[tuple[str, ...], int]
+    proxy: ModuleEnvoy, clients: Sequence[RawClient], expected_metrics: dict[tuple[str, ...], int]
 ) -> None:
     for client in clients:
         client.writer.close()
-    await proxy.wait_for_metrics(left)
+    await proxy.wait_for_metrics(expected_metrics)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_sessions_are_spread_evenly_and_gaps_are_refilled(tmp_path: Path, workers: int) -> None:
-    async with weighted(tmp_path, [1, 1, 1], workers=workers) as proxy:
-        held = [await open_one(proxy) for _ in range(60)]
-        assert Counter(name for name, _ in held) == {"a": 20, "b": 20, "c": 20}
-        gone = [client for name, client in held if name == "b"][:15]
-        await close_all(proxy, gone, {("sessions", "b", "login"): 5})
-        again = [await open_one(proxy) for _ in range(15)]
-        assert Counter(name for name, _ in again) == {"b": 15}
+    async with run_with_weights(tmp_path, [1, 1, 1], workers=workers) as proxy:
+        sessions = [await open_session(proxy) for _ in range(60)]
+        assert Counter(name for name, _ in sessions) == {"a": 20, "b": 20, "c": 20}
+        closed = [client for name, client in sessions if name == "b"][:15]
+        await close_all(proxy, closed, {("sessions", "b", "login"): 5})
+        reopened = [await open_session(proxy) for _ in range(15)]
+        assert Counter(name for name, _ in reopened) == {"b": 15}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 async def test_weights_decide_how_many_sessions_a_node_has(tmp_path: Path, workers: int) -> None:
-    async with weighted(tmp_path, [2, 1, 1], workers=workers) as proxy:
-        held = [await open_one(proxy) for _ in range(60)]
-        assert Counter(name for name, _ in held) == {"a": 30, "b": 15, "c": 15}
-        gone = [client for name, client in held if name == "a"]
-        await close_all(proxy, gone, {("sessions", "a", "login"): 0})
-        again = [await open_one(proxy) for _ in range(30)]
-        assert Counter(name for name, _ in again) == {"a": 30}
+    async with run_with_weights(tmp_path, [2, 1, 1], workers=workers) as proxy:
+        sessions = [await open_session(proxy) for _ in range(60)]
+        assert Counter(name for name, _ in sessions) == {"a": 30, "b": 15, "c": 15}
+        closed = [client for name, client in sessions if name == "a"]
+        await close_all(proxy, closed, {("sessions", "a", "login"): 0})
+        reopened = [await open_session(proxy) for _ in range(30)]
+        assert Counter(name for name, _ in reopened) == {"a": 30}
 
 
-async def test_many_at_once_are_spread_evenly_too(tmp_path: Path) -> None:
-    async with weighted(tmp_path, [1, 1, 1], workers=2) as proxy:
-        held = await asyncio.gather(*(open_one(proxy) for _ in range(150)))
-        counts = Counter(name for name, _ in held)
-        # Two workers may each see a node as the emptiest at the same moment.
+async def test_simultaneous_sessions_are_spread_evenly(tmp_path: Path) -> None:
+    async with run_with_weights(tmp_path, [1, 1, 1], workers=2) as proxy:
+        sessions = await asyncio.gather(*(open_session(proxy) for _ in range(150)))
+        counts = Counter(name for name, _ in sessions)
+        # Two workers may pick the same least loaded node at the same moment.
         assert max(counts.values()) - min(counts.values()) <= 2
         assert counts.total() == 150
 
 
 async def test_equal_nodes_take_turns(tmp_path: Path) -> None:
-    """Else one client after another would all meet the same node."""
-    async with weighted(tmp_path, [1, 1, 1], workers=1) as proxy:
-        names = []
+    """Otherwise successive clients would all reach the same node."""
+    async with run_with_weights(tmp_path, [1, 1, 1], workers=1) as proxy:
+        node_names = []
         for _ in range(9):
-            name, client = await open_one(proxy)
-            names.append(name)
-            await close_all(proxy, [client], {("login_failures", name, "client_gone"): names.count(name)})
-        assert Counter(names) == {"a": 3, "b": 3, "c": 3}
+            name, client = await open_session(proxy)
+            node_names.append(name)
+            await close_all(
+                proxy, [client], {("login_failures", name, "client_gone"): node_names.count(name)}
+            )
+        assert Counter(node_names) == {"a": 3, "b": 3, "c": 3}
 
 
-async def test_nodes_elsewhere_get_nobody_while_one_is_near(tmp_path: Path) -> None:
-    async with weighted(tmp_path, [100, 1, 1], priorities=[1, 0, 2]) as proxy:
-        held = [await open_one(proxy) for _ in range(6)]
-        assert Counter(name for name, _ in held) == {"b": 6}
+async def test_lower_priority_nodes_get_no_sessions_while_a_near_one_serves(tmp_path: Path) -> None:
+    async with run_with_weights(tmp_path, [100, 1, 1], priorities=[1, 0, 2]) as proxy:
+        sessions = [await open_session(proxy) for _ in range(6)]
+        assert Counter(name for name, _ in sessions) == {"b": 6}
 
 
-async def test_who_finds_no_node_near_is_led_to_the_next_ones(tmp_path: Path) -> None:
+async def test_sessions_fall_back_to_the_next_priority(tmp_path: Path) -> None:
     with refusing_port() as endpoint:
         near = Host(endpoint, "near")
-        async with weighted(tmp_path, [1, 1, 1], priorities=[1, 2, 1], others=[near]) as proxy:
-            held = [await open_one(proxy) for _ in range(6)]
-            assert Counter(name for name, _ in held) == {"a": 3, "c": 3}
+        async with run_with_weights(tmp_path, [1, 1, 1], priorities=[1, 2, 1], others=[near]) as proxy:
+            sessions = [await open_session(proxy) for _ in range(6)]
+            assert Counter(name for name, _ in sessions) == {"a": 3, "c": 3}

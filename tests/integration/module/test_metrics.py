@@ -1,4 +1,4 @@
-"""What the module counts, against conversations of which every packet is known."""
+"""The module's metrics, checked against conversations in which every packet is known."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ PREPARED = b"\0" + struct.pack("<IHHBH", 1, 0, 0, 0, 0)
 STATES = ("login", "idle", "busy", "transaction", "opaque")
 
 
-class Script:
-    """A node that answers each command with what a test says next."""
+class ScriptedAnswers:
+    """A node that answers each command with the next answer that a test has queued."""
 
     def __init__(self) -> None:
         self.answers: asyncio.Queue[bytes] = asyncio.Queue()
@@ -46,24 +46,24 @@ class Script:
             ):
                 writer.write(await self.answers.get())
 
-    async def ask(
+    async def exchange(
         self, client: RawClient, command: MySqlCommand, body: bytes = b"", *, answer: bytes = OK_PAYLOAD
     ) -> int:
-        """One command, answered with one packet; how long the two are in bytes."""
+        """Send one command, answered with one packet. Return the command's length in bytes."""
         self.answers.put_nowait(frame(1, answer))
         await with_timeout(client.send_command(command, body))
         return 5 + len(body)
 
 
-def standing(**counts: int) -> dict[tuple[str, ...], int]:
-    """The gauge `sessions` of the node n, in full."""
+def session_counts(**counts: int) -> dict[tuple[str, ...], int]:
+    """Return the complete gauge `sessions` of the node n."""
     return {("sessions", "n", state): counts.get(state, 0) for state in STATES}
 
 
-async def test_every_state_of_a_session(tmp_path: Path) -> None:
-    script = Script()
+async def test_session_state_gauges_follow_a_session(tmp_path: Path) -> None:
+    node_script = ScriptedAnswers()
     async with (
-        run_fake_server(script) as node,
+        run_fake_server(node_script) as node,
         run_envoy(tmp_path, [Host(node.endpoint, "n")], workers=2) as proxy,
     ):
         instance = await proxy.instance_id()
@@ -72,55 +72,57 @@ async def test_every_state_of_a_session(tmp_path: Path) -> None:
         client = await proxy.connect()
         greeting = await with_timeout(client.read_packet())
         assert greeting[1][0] == 10
-        await proxy.wait_for_metrics(standing(login=1))
+        await proxy.wait_for_metrics(session_counts(login=1))
         client.writer.write(login_packet())
         assert (await with_timeout(client.read_packet()))[1][0] == 0
-        await proxy.wait_for_metrics(standing(idle=1) | {("logins", "n"): 1})
+        await proxy.wait_for_metrics(session_counts(idle=1) | {("logins", "n"): 1})
         client.writer.write(frame(0, bytes((MySqlCommand.QUERY,)) + b"begin"))
-        await proxy.wait_for_metrics(standing(busy=1))
-        script.answers.put_nowait(frame(1, IN_TRANSACTION))
+        await proxy.wait_for_metrics(session_counts(busy=1))
+        node_script.answers.put_nowait(frame(1, IN_TRANSACTION))
         await with_timeout(client.read_packet())
-        await proxy.wait_for_metrics(standing(transaction=1) | {("sessions_pinned", "n", "transaction"): 1})
-        await script.ask(client, MySqlCommand.QUERY, b"commit")
-        await proxy.wait_for_metrics(standing(idle=1) | {("sessions_pinned", "n", "transaction"): 0})
-        # A parameter that was sent ahead holds the session, idle as it is.
-        await script.ask(client, MySqlCommand.STMT_PREPARE, b"select 1", answer=PREPARED)
+        await proxy.wait_for_metrics(
+            session_counts(transaction=1) | {("sessions_pinned", "n", "transaction"): 1}
+        )
+        await node_script.exchange(client, MySqlCommand.QUERY, b"commit")
+        await proxy.wait_for_metrics(session_counts(idle=1) | {("sessions_pinned", "n", "transaction"): 0})
+        # A parameter sent in advance pins the session, although it is idle.
+        await node_script.exchange(client, MySqlCommand.STMT_PREPARE, b"select 1", answer=PREPARED)
         client.writer.write(
             frame(0, bytes((MySqlCommand.STMT_SEND_LONG_DATA,)) + struct.pack("<IH", 1, 0) + b"data")
         )
-        await proxy.wait_for_metrics(standing(idle=1) | {("sessions_pinned", "n", "long_data"): 1})
-        await script.ask(client, MySqlCommand.RESET_CONNECTION)
-        await proxy.wait_for_metrics(standing(idle=1) | {("sessions_pinned", "n", "long_data"): 0})
-        # Nobody asked for this.
+        await proxy.wait_for_metrics(session_counts(idle=1) | {("sessions_pinned", "n", "long_data"): 1})
+        await node_script.exchange(client, MySqlCommand.RESET_CONNECTION)
+        await proxy.wait_for_metrics(session_counts(idle=1) | {("sessions_pinned", "n", "long_data"): 0})
+        # An unsolicited packet makes the session opaque.
         node.writers[0].write(frame(0, OK_PAYLOAD))
         await with_timeout(client.read_packet())
-        await proxy.wait_for_metrics(standing(opaque=1) | {("sessions_pinned", "n", "opaque"): 1})
+        await proxy.wait_for_metrics(session_counts(opaque=1) | {("sessions_pinned", "n", "opaque"): 1})
         client.writer.close()
-        await proxy.wait_for_metrics(standing() | {("sessions_pinned", "n", "opaque"): 0})
+        await proxy.wait_for_metrics(session_counts() | {("sessions_pinned", "n", "opaque"): 0})
 
 
 async def test_commands_errors_and_bytes_are_counted(tmp_path: Path) -> None:
-    script = Script()
-    async with run_fake_server(script) as node, run_envoy(tmp_path, [Host(node.endpoint, "n")]) as proxy:
+    node_script = ScriptedAnswers()
+    async with run_fake_server(node_script) as node, run_envoy(tmp_path, [Host(node.endpoint, "n")]) as proxy:
         client = await connect_logged_in(proxy)
         sent = received = 0
 
-        async def ask(command: MySqlCommand, body: bytes = b"", answer: bytes = OK_PAYLOAD) -> None:
+        async def exchange(command: MySqlCommand, body: bytes = b"", answer: bytes = OK_PAYLOAD) -> None:
             nonlocal sent, received
-            sent += await script.ask(client, command, body, answer=answer)
+            sent += await node_script.exchange(client, command, body, answer=answer)
             received += 4 + len(answer)
 
         for query in (b"set @a=1", b"begin", b"rollback"):
-            await ask(MySqlCommand.QUERY, query)
-        await ask(MySqlCommand.PING)
-        await ask(MySqlCommand.STMT_PREPARE, b"select 1", PREPARED)
-        await ask(MySqlCommand.STMT_EXECUTE, struct.pack("<IBI", 1, 0, 1))
-        await ask(MySqlCommand.RESET_CONNECTION)
-        await ask(MySqlCommand.INIT_DB, b"mysql")
-        closing = frame(0, bytes((MySqlCommand.STMT_CLOSE,)) + struct.pack("<I", 1))
-        client.writer.write(closing)
-        sent += len(closing)
-        classes = {
+            await exchange(MySqlCommand.QUERY, query)
+        await exchange(MySqlCommand.PING)
+        await exchange(MySqlCommand.STMT_PREPARE, b"select 1", PREPARED)
+        await exchange(MySqlCommand.STMT_EXECUTE, struct.pack("<IBI", 1, 0, 1))
+        await exchange(MySqlCommand.RESET_CONNECTION)
+        await exchange(MySqlCommand.INIT_DB, b"mysql")
+        close_packet = frame(0, bytes((MySqlCommand.STMT_CLOSE,)) + struct.pack("<I", 1))
+        client.writer.write(close_packet)
+        sent += len(close_packet)
+        error_classes = {
             "access": (1044, 1045, 1142),
             "deadlock": (1213, 1205, 8022, 9007),
             "shutdown": (1053,),
@@ -130,14 +132,14 @@ async def test_commands_errors_and_bytes_are_counted(tmp_path: Path) -> None:
             "syntax": (1064, 1146),
             "other": (1062, 1105),
         }
-        for codes in classes.values():
+        for codes in error_classes.values():
             for code in codes:
-                await ask(MySqlCommand.QUERY, b"do 1", err(code, "text", "HY000"))
-        failed = sum(map(len, classes.values()))
-        ended = 8 + failed
+                await exchange(MySqlCommand.QUERY, b"do 1", err(code, "text", "HY000"))
+        failed_count = sum(map(len, error_classes.values()))
+        command_count = 8 + failed_count
         await proxy.wait_for_metrics(
             {
-                ("commands", "query", "n"): 3 + failed,
+                ("commands", "query", "n"): 3 + failed_count,
                 ("commands", "ping", "n"): 1,
                 ("commands", "prepare", "n"): 1,
                 ("commands", "execute", "n"): 1,
@@ -146,26 +148,26 @@ async def test_commands_errors_and_bytes_are_counted(tmp_path: Path) -> None:
                 ("commands", "change_user", "n"): 0,
                 ("bytes", "to_node", "n"): sent,
                 ("bytes", "to_client", "n"): received,
-                ("command_seconds_bucket", "+Inf", "n"): ended,
+                ("command_seconds_bucket", "+Inf", "n"): command_count,
             }
-            | {("errors", name, "n"): len(codes) for name, codes in classes.items()}
+            | {("errors", name, "n"): len(codes) for name, codes in error_classes.items()}
         )
 
 
-async def test_how_long_commands_take(tmp_path: Path) -> None:
-    script = Script()
-    async with run_fake_server(script) as node, run_envoy(tmp_path, [Host(node.endpoint, "n")]) as proxy:
+async def test_command_durations_are_measured(tmp_path: Path) -> None:
+    node_script = ScriptedAnswers()
+    async with run_fake_server(node_script) as node, run_envoy(tmp_path, [Host(node.endpoint, "n")]) as proxy:
         client = await connect_logged_in(proxy)
         for _ in range(5):
-            await script.ask(client, MySqlCommand.PING)
+            await node_script.exchange(client, MySqlCommand.PING)
         client.writer.write(frame(0, bytes((MySqlCommand.QUERY,)) + b"select sleep(0.6)"))
         await assert_nothing_received(client.reader, 0.6)
-        script.answers.put_nowait(frame(1, OK_PAYLOAD))
+        node_script.answers.put_nowait(frame(1, OK_PAYLOAD))
         await with_timeout(client.read_packet())
         await proxy.wait_for_metrics({("command_seconds_bucket", "+Inf", "n"): 6})
-        told = await proxy.metrics()
+        metrics = await proxy.metrics()
         buckets = {
-            float(labels[0]): value for (name, labels), value in told.items() if name.endswith("_bucket")
+            float(labels[0]): value for (name, labels), value in metrics.items() if name.endswith("_bucket")
         }
         assert buckets.keys() <= {
             0.0005,
@@ -183,38 +185,38 @@ async def test_how_long_commands_take(tmp_path: Path) -> None:
             10,
             float("inf"),
         }
-        assert [buckets[end] for end in sorted(buckets)] == sorted(buckets.values())
+        assert [buckets[bound] for bound in sorted(buckets)] == sorted(buckets.values())
         assert buckets.get(0.5, 0) <= 5 <= buckets[10.0] - 1
-        microseconds = told["command_microseconds", ("n",)]
+        microseconds = metrics["command_microseconds", ("n",)]
         assert 590_000 <= microseconds < 20_000_000
 
 
-async def test_commands_sent_ahead_are_timed_one_by_one(tmp_path: Path) -> None:
-    script = Script()
-    async with run_fake_server(script) as node, run_envoy(tmp_path, [Host(node.endpoint, "n")]) as proxy:
+async def test_pipelined_commands_are_timed_individually(tmp_path: Path) -> None:
+    node_script = ScriptedAnswers()
+    async with run_fake_server(node_script) as node, run_envoy(tmp_path, [Host(node.endpoint, "n")]) as proxy:
         client = await connect_logged_in(proxy)
         client.writer.write(frame(0, b"\x0e") * 3)
         for _ in range(3):
             await assert_nothing_received(client.reader, 0.3)
-            script.answers.put_nowait(frame(1, OK_PAYLOAD))
+            node_script.answers.put_nowait(frame(1, OK_PAYLOAD))
             await with_timeout(client.read_packet())
         await proxy.wait_for_metrics(
             {("command_seconds_bucket", "+Inf", "n"): 3, ("command_seconds_bucket", "0.25", "n"): 0}
         )
-        # Not 0.3 + 0.6 + 0.9 s.
+        # The sum is 0.9 s, not 0.3 + 0.6 + 0.9 s.
         assert (await proxy.metrics())["command_microseconds", ("n",)] >= 850_000
 
 
-async def test_counts_are_of_the_node_that_they_are_about(tmp_path: Path) -> None:
-    one, two = Script(), Script()
-    async with run_fake_server(one) as a, run_fake_server(two) as b:
+async def test_metrics_are_counted_per_node(tmp_path: Path) -> None:
+    first, second = ScriptedAnswers(), ScriptedAnswers()
+    async with run_fake_server(first) as a, run_fake_server(second) as b:
         hosts = [Host(a.endpoint, "a"), Host(b.endpoint, "b.example:4000")]
         async with run_envoy(tmp_path, hosts, workers=2) as proxy:
             for _ in range(6):
                 await connect_logged_in(proxy)
             for client in proxy.clients:
-                for script in (one, two):
-                    script.answers.put_nowait(frame(1, OK_PAYLOAD))
+                for node_script in (first, second):
+                    node_script.answers.put_nowait(frame(1, OK_PAYLOAD))
                 await with_timeout(client.send_command(MySqlCommand.PING))
             await proxy.wait_for_metrics(
                 {("commands", "ping", name): 3 for name in ("a", "b.example:4000")}
@@ -223,28 +225,28 @@ async def test_counts_are_of_the_node_that_they_are_about(tmp_path: Path) -> Non
             )
 
 
-@pytest.mark.parametrize("asked", [Capability.COMPRESS, Capability(1 << 26)], ids=["zlib", "zstd"])
-async def test_compressed_sessions_cannot_be_followed(tmp_path: Path, asked: Capability) -> None:
-    capabilities = asked | Capability.PROTOCOL_41 | Capability.SECURE_CONNECTION
-    claimed: list[Capability] = []
+@pytest.mark.parametrize("compression", [Capability.COMPRESS, Capability(1 << 26)], ids=["zlib", "zstd"])
+async def test_compressed_sessions_are_opaque(tmp_path: Path, compression: Capability) -> None:
+    capabilities = compression | Capability.PROTOCOL_41 | Capability.SECURE_CONNECTION
+    client_capabilities: list[Capability] = []
 
-    async def compresses(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def accept_compression(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         node = RawClient(reader, writer)
-        writer.write(greeting_packet(offered=OFFERED_CAPABILITIES | asked))
+        writer.write(greeting_packet(offered=OFFERED_CAPABILITIES | compression))
         _, login = await node.read_packet()
-        claimed.append(parse_capabilities(login))
+        client_capabilities.append(parse_capabilities(login))
         writer.write(frame(2, OK_PAYLOAD))
 
     async with (
-        run_fake_server(compresses) as node,
+        run_fake_server(accept_compression) as node,
         run_envoy(
             tmp_path, [Host(node.endpoint, "n")], ModuleConfig(client={"compression": "passthrough"})
         ) as proxy,
     ):
         client = await proxy.connect()
         _, greeting = await with_timeout(client.read_packet())
-        assert asked in parse_greeting(greeting).capabilities
+        assert compression in parse_greeting(greeting).capabilities
         client.writer.write(login_packet(capabilities))
         assert (await with_timeout(client.read_packet()))[1][0] == 0
-        await proxy.wait_for_metrics(standing(opaque=1))
-        assert asked in claimed[0]
+        await proxy.wait_for_metrics(session_counts(opaque=1))
+        assert compression in client_capabilities[0]

@@ -1,4 +1,4 @@
-"""Sessions that move from one node to another, and clients that do not notice."""
+"""Sessions migrate from one node to another, and their clients do not notice."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from tests.support.migration.fleet import query_rows, run_fleet
 from tests.support.waiting import wait_until
 
 
-async def test_an_idle_session_leaves_a_node_that_is_drained(tmp_path: Path, mariadb: MariaDb) -> None:
-    async with run_fleet(tmp_path, mariadb) as all_:
-        client = await all_.connect_driver()
+async def test_idle_session_leaves_a_draining_node(tmp_path: Path, mariadb: MariaDb) -> None:
+    async with run_fleet(tmp_path, mariadb) as fleet:
+        client = await fleet.connect_driver()
         await query_rows(client, "set @a = 7")
         for _ in range(3):
-            await all_.migrate_all()
+            await fleet.migrate_all()
             assert await query_rows(client, "select @a, 1 + 1") == [(7, 2)]
         await client.ensure_closed()
 
 
-async def test_sessions_that_work_move_between_two_statements(tmp_path: Path, mariadb: MariaDb) -> None:
-    async with run_fleet(tmp_path, mariadb) as all_:
-        over = asyncio.Event()
+async def test_busy_sessions_migrate_between_two_statements(tmp_path: Path, mariadb: MariaDb) -> None:
+    async with run_fleet(tmp_path, mariadb) as fleet:
+        stop = asyncio.Event()
 
         async def work(number: int) -> int:
-            client, count = await all_.connect_driver(), 0
+            client, count = await fleet.connect_driver(), 0
             await query_rows(client, f"set @count = 0, @own = {number}")
-            while not over.is_set():
+            while not stop.is_set():
                 await query_rows(client, "set @count = @count + 1")
                 count += 1
                 if number % 2:
@@ -40,9 +40,9 @@ async def test_sessions_that_work_move_between_two_statements(tmp_path: Path, ma
 
         async with asyncio.TaskGroup() as group:
             workers = [group.create_task(work(number)) for number in range(16)]
-            for turn in range(10):
-                await wait_until(lambda: sum(all_.sessions) >= 16)
-                all_.drain(all_.nodes[turn % 2])
-                await wait_until(lambda turn=turn: all_.sessions[turn % 2] == 0)  # type: ignore[misc]
-            over.set()
+            for round_number in range(10):
+                await wait_until(lambda: sum(fleet.sessions) >= 16)
+                fleet.drain(fleet.nodes[round_number % 2])
+                await wait_until(lambda round_number=round_number: fleet.sessions[round_number % 2] == 0)  # type: ignore[misc]
+            stop.set()
         print([worker.result() for worker in workers])

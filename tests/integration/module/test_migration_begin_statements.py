@@ -1,4 +1,4 @@
-"""A session that is to move answers any text that begins a transaction as a server does."""
+"""A session that waits to migrate answers every statement that begins a transaction as a server does."""
 
 from __future__ import annotations
 
@@ -23,53 +23,55 @@ _TABLE = "begins.texts"
 
 
 @pytest.mark.asyncio
-async def test_texts_that_begin_a_transaction_are_answered_as_by_a_server(
-    tmp_path: Path, mariadb: MariaDb
-) -> None:
+async def test_begin_statements_are_answered_as_by_a_server(tmp_path: Path, mariadb: MariaDb) -> None:
     async with run_fleet(tmp_path, mariadb) as nodes:
         first, second = nodes.nodes
         admin = await nodes.connect_answer_client()
         await admin.query("create database if not exists begins")
 
-        async def empty() -> None:
+        async def recreate_table() -> None:
             await admin.query(f"drop table if exists {_TABLE}")
             await admin.query(f"create table {_TABLE} (id int primary key)")
 
-        async def at_first() -> None:
+        async def undrain_first() -> None:
             nodes.drain(second)
 
-        async def nothing(_: Sequence[TransactionCase]) -> None:
+        async def stay(_: Sequence[TransactionCase]) -> None:
             pass
 
-        async def drained(cases: Sequence[TransactionCase]) -> None:
+        async def drain_first(cases: Sequence[TransactionCase]) -> None:
             nodes.drain(first)
             await wait_until_greeted(second.node.sql_port, sum(case.is_pinned for case in cases))
 
-        await empty()
-        expected = await run_cases(TRANSACTION_CASES, nodes.connect_answer_client, _TABLE, nothing, at_first)
+        await recreate_table()
+        expected = await run_cases(
+            TRANSACTION_CASES, nodes.connect_answer_client, _TABLE, stay, undrain_first
+        )
         assert find_unexpected(expected, is_fake=True) == []
-        await empty()
-        answers = await run_cases(TRANSACTION_CASES, nodes.connect_answer_client, _TABLE, drained, at_first)
+        await recreate_table()
+        answers = await run_cases(
+            TRANSACTION_CASES, nodes.connect_answer_client, _TABLE, drain_first, undrain_first
+        )
         assert find_differences(expected, answers, without_types) == []
         await admin.query("drop database begins")
 
 
 @pytest.mark.asyncio
-async def test_a_session_whose_transactions_never_end_is_reported(tmp_path: Path, mariadb: MariaDb) -> None:
-    """It moves when one of them ends otherwise than by the next BEGIN."""
+async def test_session_with_back_to_back_transactions_is_reported(tmp_path: Path, mariadb: MariaDb) -> None:
+    """The session migrates when a transaction ends without an immediate next BEGIN."""
     async with run_fleet(tmp_path, mariadb, drained=[1]) as nodes:
         first, second = nodes.nodes
-        wire = await nodes.connect_answer_client()
-        await wire.query("begin")
+        client = await nodes.connect_answer_client()
+        await client.query("begin")
         await nodes.wait_pinned("transaction")
         nodes.drain(first)
         await wait_until_greeted(second.node.sql_port, 1)
-        await wire.query("begin")
+        await client.query("begin")
         await nodes.wait_pinned("endless_transactions")
-        await wire.query("start transaction with consistent snapshot")
-        await wire.query("select 1")
+        await client.query("start transaction with consistent snapshot")
+        await client.query("select 1")
         assert nodes.sessions == [1, 0]
-        await wire.query("commit")
+        await client.query("commit")
         await nodes.wait_session_counts(0, 1)
         await nodes.proxy.wait_for_metrics(
             {("sessions_pinned", first.sql_address, "endless_transactions"): 0}

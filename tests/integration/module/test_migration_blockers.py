@@ -1,4 +1,4 @@
-"""Sessions that cannot move, or not now: they go on where they are as if nothing had been tried."""
+"""Sessions that cannot migrate, or not yet: they continue on their node as if nothing had been tried."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ from tests.support.tidb_sim_clients import CAPABILITIES, RawClient
 from tests.support.waiting import wait_until
 
 
-async def _never_restores(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A node that takes a login, and then says nothing."""
+async def _accept_login_only(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Handle a node connection: accept the login, and then send nothing."""
     node = RawClient(reader, writer)
     writer.write(greeting_packet())
     await node.read_packet()
 
 
 @asynccontextmanager
-async def _silent() -> AsyncIterator[str]:
-    async with run_fake_server(_never_restores) as peer:
+async def _silent_target() -> AsyncIterator[str]:
+    async with run_fake_server(_accept_login_only) as peer:
         yield peer.endpoint
 
 
 @asynccontextmanager
-async def _closed() -> AsyncIterator[str]:
+async def _closed_target() -> AsyncIterator[str]:
     with refusing_port() as endpoint:
         yield endpoint
 
 
 @asynccontextmanager
-async def _full() -> AsyncIterator[str]:
+async def _full_target() -> AsyncIterator[str]:
     with full_backlog() as endpoint:
         yield endpoint
 
@@ -63,39 +63,39 @@ GOOD = NodeSpec()
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a move fails. `other`: what is the target instead of a stand-in, by its endpoint."""
+    """Why a migration fails. `other`: a target to use instead of a simulated TiDB server, by its endpoint."""
 
     name: str
     reason: str
     source: NodeSpec = GOOD
     target: NodeSpec = GOOD
     other: Callable[[], AbstractAsyncContextManager[str]] | None = None
-    lasting: bool = False
-    """The session can move nowhere."""
+    is_permanent: bool = False
+    """The session can migrate to no node at all."""
 
 
 UNCERTIFIED = NodeSpec(has_signing_certificate=False)
 FAILURES = (
     Failure(
-        "the target does not know the states",
+        "the target rejects the states",
         "not_restored",
         target=NodeSpec(MigrationRules(rejects_set_states=True)),
     ),
     Failure("the target cannot check tokens", "denied", target=UNCERTIFIED),
-    Failure("the target is not there", "unreachable", other=_closed),
-    Failure("the target does not answer", "slow", other=_full),
-    Failure("the target takes the login and no more", "slow", other=_silent),
+    Failure("the target refuses connections", "unreachable", other=_closed_target),
+    Failure("the target does not answer", "slow", other=_full_target),
+    Failure("the target is silent after the login", "slow", other=_silent_target),
     Failure(
         "a token cannot be signed, and there is none",
         "no_token",
         source=replace(UNCERTIFIED, release="v9.0.0"),
-        lasting=True,
+        is_permanent=True,
     ),
     Failure(
         "the states come too late",
         "slow",
         source=NodeSpec(MigrationRules(export_delay_seconds=2.5)),
-        lasting=True,
+        is_permanent=True,
     ),
 )
 
@@ -104,13 +104,13 @@ FAILURES = (
 async def running(
     tmp_path_factory: pytest.TempPathFactory, mariadb: MariaDb
 ) -> AsyncIterator[MigratingFleet]:
-    async with run_fleet(tmp_path_factory.mktemp("stays"), mariadb, drained=[1]) as all_:
-        yield all_
+    async with run_fleet(tmp_path_factory.mktemp("stays"), mariadb, drained=[1]) as fleet:
+        yield fleet
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def nodes(running: MigratingFleet) -> AsyncIterator[MigratingFleet]:
-    """Two of them; sessions begin at the first one."""
+    """Yield two nodes; sessions begin at the first one."""
     running.drain(running.nodes[1])
     yield running
     await running.close_sessions()
@@ -118,179 +118,188 @@ async def nodes(running: MigratingFleet) -> AsyncIterator[MigratingFleet]:
 
 
 shared = pytest.mark.asyncio(loop_scope="module")
-"""Of tests with these nodes: to start an Envoy for each would take longer than all of them."""
+"""Marks tests that share these nodes: an Envoy per test would take longer than all the tests."""
 
 
 @asynccontextmanager
-async def failing(
+async def run_with_failure(
     directory: Path, mariadb: MariaDb, failure: Failure, *, tls: PemFiles | None = None
 ) -> AsyncIterator[tuple[MigratingFleet, Callable[[], None]]]:
-    """Sessions begin at the first node; what is returned has it drained. The last one takes all."""
-    async with AsyncExitStack() as running:
-        others = [] if failure.other is None else [await running.enter_async_context(failure.other())]
+    """Run nodes where a migration fails. Yield them and a function that drains the first one.
+
+    Sessions begin at the first node. The last node accepts all sessions.
+    """
+    async with AsyncExitStack() as stack:
+        others = [] if failure.other is None else [await stack.enter_async_context(failure.other())]
         nodes = [failure.source, failure.target, NodeSpec()]
-        whole = await running.enter_async_context(
+        fleet = await stack.enter_async_context(
             run_fleet(directory, mariadb, specs=nodes, tls=tls, others=others, drained=(1, 2))
         )
-        first, second, third = whole.nodes
+        first, second, third = fleet.nodes
 
         def drain() -> None:
-            whole.drain(first, third, *([second] if others else []))
+            fleet.drain(first, third, *([second] if others else []))
 
-        yield whole, drain
+        yield fleet, drain
 
 
-async def leave_behind(wire: AnswerClient, table: str) -> None:
-    """Something to ask for."""
+async def leave_diagnostics(client: AnswerClient, table: str) -> None:
+    """Leave a row count, found rows and warnings in the session."""
     for statement in (
         f"create table {table} (id int primary key)",
         "select seq from mysql.seq_1_to_7",
         f"insert ignore into {table} values (1), (2), ('x')",
     ):
-        (part,) = await wire.query(statement)
+        (part,) = await client.query(statement)
         assert not isinstance(part, ErrorAnswer), part
 
 
-async def left_behind(wire: AnswerClient) -> list[Answer]:
-    asked = ("select row_count(), found_rows(), @@warning_count", "show warnings")
-    return [without_types(await wire.query(question)) for question in asked]
+async def read_diagnostics(client: AnswerClient) -> list[Answer]:
+    queries = ("select row_count(), found_rows(), @@warning_count", "show warnings")
+    return [without_types(await client.query(query)) for query in queries]
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.name)
-async def test_a_move_that_fails_is_not_seen(
+async def test_failed_migration_is_invisible(
     tmp_path: Path, mariadb: MariaDb, database: str, failure: Failure
 ) -> None:
-    """Whether SHOW SESSION_STATES changes what the next statement sees is not known: here it does."""
-    async with mariadb_session(mariadb, database=database) as control:
-        await leave_behind(control, "t")
-        expected = await left_behind(control)
-        await control.query("drop table t")
+    """It is unknown whether SHOW SESSION_STATES changes what the next statement sees; here it does."""
+    async with mariadb_session(mariadb, database=database) as reference:
+        await leave_diagnostics(reference, "t")
+        expected = await read_diagnostics(reference)
+        await reference.query("drop table t")
     source = replace(failure.source, migration=replace(failure.source.migration, show_changes_row_count=True))
-    async with failing(tmp_path, mariadb, replace(failure, source=source)) as (nodes, drain):
-        wire = await nodes.connect_answer_client(database=database)
-        await wire.query("set @a = 'kept'")
-        await leave_behind(wire, "t")
+    async with run_with_failure(tmp_path, mariadb, replace(failure, source=source)) as (nodes, drain):
+        client = await nodes.connect_answer_client(database=database)
+        await client.query("set @a = 'kept'")
+        await leave_diagnostics(client, "t")
         drain()
         await nodes.wait_stayed(failure.reason)
-        assert await left_behind(wire) == expected
-        # And so it goes on, while it is tried again.
+        assert await read_diagnostics(client) == expected
+        # The session stays unchanged while the migration is retried.
         for number in range(20):
-            assert await wire.query_row(f"select {number}, @a") == (b"%d" % number, b"kept")
+            assert await client.query_row(f"select {number}, @a") == (b"%d" % number, b"kept")
         assert nodes.sessions[0] == 1
-        if not failure.lasting:
+        if not failure.is_permanent:
             nodes.drain(*nodes.nodes[:2], *nodes.other_endpoints)
             await nodes.wait_session_counts(0, 0, 1)
-            assert await wire.query_row("select @a, database()") == (b"kept", database.encode())
+            assert await client.query_row("select @a, database()") == (b"kept", database.encode())
 
 
-async def test_a_statement_that_is_prepared_after_a_failed_move_gets_a_new_number(
+async def test_statement_prepared_after_a_failed_migration_gets_a_new_id(
     tmp_path: Path, mariadb: MariaDb
 ) -> None:
-    """Numbers are not reused."""
-    async with failing(tmp_path, mariadb, FAILURES[0]) as (nodes, drain):
-        wire = await nodes.connect_answer_client()
-        await wire.send_command(MySqlCommand.STMT_PREPARE, b"select 'first'")
-        first = wire.statement_id
+    """Statement ids are not reused."""
+    async with run_with_failure(tmp_path, mariadb, FAILURES[0]) as (nodes, drain):
+        client = await nodes.connect_answer_client()
+        await client.send_command(MySqlCommand.STMT_PREPARE, b"select 'first'")
+        first = client.statement_id
         drain()
         await nodes.wait_stayed(FAILURES[0].reason)
-        await wire.send_command(MySqlCommand.STMT_PREPARE, b"select 'second'")
-        assert wire.statement_id == first + 1
+        await client.send_command(MySqlCommand.STMT_PREPARE, b"select 'second'")
+        assert client.statement_id == first + 1
         for number, text in ((first, b"first"), (first + 1, b"second")):
-            (answer,) = await wire.send_command(MySqlCommand.STMT_EXECUTE, execute_body(number, ()))
+            (answer,) = await client.send_command(MySqlCommand.STMT_EXECUTE, execute_body(number, ()))
             assert isinstance(answer, RowsAnswer)
             assert answer.rows[0].endswith(text)
 
 
-async def test_a_refusal_is_not_seen(tmp_path: Path, mariadb: MariaDb, database: str) -> None:
-    """What a node that refuses with ERR has changed nobody could put back."""
-    async with mariadb_session(mariadb, database=database) as control:
-        await leave_behind(control, "t")
-        expected = await left_behind(control)
-        await control.query("drop table t")
+async def test_refused_export_is_invisible(tmp_path: Path, mariadb: MariaDb, database: str) -> None:
+    """If a node changed the session and then answered ERR, the change could not be undone."""
+    async with mariadb_session(mariadb, database=database) as reference:
+        await leave_diagnostics(reference, "t")
+        expected = await read_diagnostics(reference)
+        await reference.query("drop table t")
     failure = Failure("", "", source=UNCERTIFIED)
-    async with failing(tmp_path, mariadb, failure) as (nodes, drain):
-        wire = await nodes.connect_answer_client(database=database)
-        await leave_behind(wire, "t")
+    async with run_with_failure(tmp_path, mariadb, failure) as (nodes, drain):
+        client = await nodes.connect_answer_client(database=database)
+        await leave_diagnostics(client, "t")
         drain()
         await nodes.wait_stayed("refused")
-        assert await left_behind(wire) == expected
+        assert await read_diagnostics(client) == expected
         assert nodes.sessions == [1, 0, 0]
 
 
-async def test_a_move_that_fails_is_not_seen_with_tls(
+async def test_failed_migration_is_invisible_with_tls(
     tmp_path: Path, mariadb: MariaDb, database: str
 ) -> None:
     tls = PemFiles.create(tmp_path / "certificates")
-    async with failing(tmp_path, mariadb, FAILURES[0], tls=tls) as (nodes, drain):
-        wire = await nodes.connect_answer_client(database=database)
-        await wire.query("set @a = 'kept'")
+    async with run_with_failure(tmp_path, mariadb, FAILURES[0], tls=tls) as (nodes, drain):
+        client = await nodes.connect_answer_client(database=database)
+        await client.query("set @a = 'kept'")
         drain()
         await nodes.wait_stayed(FAILURES[0].reason)
         for number in range(20):
-            assert await wire.query_row(f"select {number}, @a") == (b"%d" % number, b"kept")
+            assert await client.query_row(f"select {number}, @a") == (b"%d" % number, b"kept")
         assert nodes.sessions[0] == 1
 
 
-async def test_a_statement_that_comes_while_a_move_fails_is_executed_once(
+async def test_statement_during_a_failing_migration_runs_once(
     tmp_path: Path, mariadb: MariaDb, database: str
 ) -> None:
-    """All of its time the node is asked for states, and gives them too late."""
+    """The export runs all the time, and the node returns the states too late."""
     failure = replace(FAILURES[-1], source=NodeSpec(MigrationRules(export_delay_seconds=2.2)))
-    async with failing(tmp_path, mariadb, failure) as (nodes, drain):
-        wire = await nodes.connect_answer_client(database=database)
-        await wire.query("create table counted (id int auto_increment primary key)")
+    async with run_with_failure(tmp_path, mariadb, failure) as (nodes, drain):
+        client = await nodes.connect_answer_client(database=database)
+        await client.query("create table counted (id int auto_increment primary key)")
         drain()
         for number in range(300):
-            (part,) = await wire.query("insert into counted values ()")
+            (part,) = await client.query("insert into counted values ()")
             assert part == OkAnswer(AUTOCOMMIT, 1, number + 1)
             if await nodes.count_migrations("stayed", "slow"):
                 break
-        assert await wire.query_row("select count(*) from counted") == (b"%d" % (number + 1),)
+        assert await client.query_row("select count(*) from counted") == (b"%d" % (number + 1),)
 
 
 @pytest.mark.parametrize(
-    ("charset", "codec", "text", "disturb"),
+    ("charset", "codec", "text", "show_changes_row_count"),
     [("gbk", "gbk", "中文", False), ("latin1", "cp1252", "süß€", True)],
-    ids=["gbk", "latin1, when SHOW disturbs"],
+    ids=["gbk", "latin1, SHOW changes the row count"],
 )
-async def test_text_that_its_character_set_may_lose_is_not_moved(
-    tmp_path: Path, mariadb: MariaDb, database: str, charset: str, codec: str, text: str, disturb: bool
+async def test_text_that_its_character_set_may_lose_is_not_migrated(
+    tmp_path: Path,
+    mariadb: MariaDb,
+    database: str,
+    charset: str,
+    codec: str,
+    text: str,
+    show_changes_row_count: bool,
 ) -> None:
-    """A node tells states in the character set that its client wants answers in."""
+    """A node encodes states in the character set of the client's results."""
     async with run_fleet(
         tmp_path,
         mariadb,
-        specs=[NodeSpec(MigrationRules(show_changes_row_count=disturb)), NodeSpec()],
+        specs=[NodeSpec(MigrationRules(show_changes_row_count=show_changes_row_count)), NodeSpec()],
         drained=[1],
     ) as nodes:
-        wire = await nodes.connect_answer_client(database=database)
-        await wire.query(f"set names {charset}")
-        await wire.query(f"prepare named from 'select ''{text}'' as x'".encode(codec))
-        await wire.query("create table t (id int primary key)")
-        await wire.query("select seq from mysql.seq_1_to_7")
-        await wire.query("insert into t values (1), (2)")
+        client = await nodes.connect_answer_client(database=database)
+        await client.query(f"set names {charset}")
+        await client.query(f"prepare named from 'select ''{text}'' as x'".encode(codec))
+        await client.query("create table t (id int primary key)")
+        await client.query("select seq from mysql.seq_1_to_7")
+        await client.query("insert into t values (1), (2)")
         nodes.drain(nodes.nodes[0])
         await nodes.wait_stayed("states")
-        assert await wire.query_row("select row_count(), found_rows()") == (b"2", b"7")
-        assert await wire.query_row("execute named") == (text.encode(codec),)
-        await wire.query("deallocate prepare named")
+        assert await client.query_row("select row_count(), found_rows()") == (b"2", b"7")
+        assert await client.query_row("execute named") == (text.encode(codec),)
+        await client.query("deallocate prepare named")
         await nodes.wait_session_counts(0, 1)
-        assert await wire.query_row(f"select '{text}'".encode(codec)) == (text.encode(codec),)
+        assert await client.query_row(f"select '{text}'".encode(codec)) == (text.encode(codec),)
 
 
 @dataclass(frozen=True)
 class Pin:
-    """What keeps a session where it is; `frees` lets it go. `refused`: the node says so when it is asked."""
+    """What pins a session. `unpin` ends it. `refused`: the node refuses the export with an error."""
 
     name: str
-    pins: tuple[str, ...]
-    frees: str
+    statements: tuple[str, ...]
+    unpin: str
     refused: bool = False
 
 
 PINS = (
     Pin("transaction", ("begin", "insert into t values (1)"), "commit"),
-    Pin("transaction that is undone", ("start transaction", "select * from t"), "rollback"),
+    Pin("transaction that is rolled back", ("start transaction", "select * from t"), "rollback"),
     Pin("autocommit=0", ("set autocommit = 0", "insert into t values (1)"), "commit"),
     Pin("transaction that DDL ends", ("begin", "insert into t values (1)"), "create table u (id int)"),
     Pin(
@@ -304,40 +313,40 @@ PINS = (
 )
 
 
-async def go_on(wire: AnswerClient, nodes: MigratingFleet) -> None:
-    """It is served where it is, while others have left."""
+async def expect_served_in_place(client: AnswerClient, nodes: MigratingFleet) -> None:
+    """Check that the session is served on its node while the other session has migrated."""
     for number in range(10):
-        assert await wire.query_row(f"select {number}") == (b"%d" % number,)
+        assert await client.query_row(f"select {number}") == (b"%d" % number,)
     assert nodes.sessions == [1, 1]
 
 
 @shared
 @pytest.mark.parametrize("pin", PINS, ids=lambda pin: pin.name)
-async def test_a_session_that_is_pinned_moves_when_it_is_free(
+async def test_pinned_session_migrates_when_it_is_unpinned(
     nodes: MigratingFleet, database: str, pin: Pin
 ) -> None:
-    wire, other = await nodes.connect_answer_client(database=database), await nodes.connect_answer_client()
+    client, other = await nodes.connect_answer_client(database=database), await nodes.connect_answer_client()
     await nodes.wait_session_counts(2, 0)
-    await wire.query("create table t (id int)")
-    for statement in pin.pins:
-        assert not isinstance((await wire.query(statement))[-1], ErrorAnswer)
+    await client.query("create table t (id int)")
+    for statement in pin.statements:
+        assert not isinstance((await client.query(statement))[-1], ErrorAnswer)
     refused = await nodes.count_migrations("stayed", "refused")
     nodes.drain(nodes.nodes[0])
-    # When the other one has moved, it has been looked at as well.
+    # When the other session has migrated, this one has been considered as well.
     await nodes.wait_session_counts(1, 1)
-    await go_on(wire, nodes)
+    await expect_served_in_place(client, nodes)
     if pin.refused:
         await nodes.wait_stayed("refused", refused + 1)
     else:
         await nodes.wait_pinned("transaction")
-    assert not isinstance((await wire.query(pin.frees))[-1], ErrorAnswer)
+    assert not isinstance((await client.query(pin.unpin))[-1], ErrorAnswer)
     await nodes.wait_session_counts(0, 2)
-    assert await wire.query_row("select database()") == (database.encode(),)
+    assert await client.query_row("select database()") == (database.encode(),)
     assert await other.query_row("select 1") == (b"1",)
 
 
-async def test_a_session_that_cannot_be_understood_stays(tmp_path: Path, mariadb: MariaDb) -> None:
-    """One that is compressed."""
+async def test_opaque_session_stays(tmp_path: Path, mariadb: MariaDb) -> None:
+    """The module cannot parse a compressed session."""
     compressed = ModuleConfig(client={"compression": "passthrough"})
     async with run_fleet(tmp_path, mariadb, parts=compressed, drained=[1]) as nodes:
         await nodes.connect_answer_client(CAPABILITIES | Capability.COMPRESS)
@@ -349,25 +358,25 @@ async def test_a_session_that_cannot_be_understood_stays(tmp_path: Path, mariadb
         assert nodes.sessions == [1, 1]
 
 
-async def test_several_that_are_pinned_by_turns_all_leave(tmp_path: Path, mariadb: MariaDb) -> None:
+async def test_sessions_that_are_pinned_intermittently_all_migrate(tmp_path: Path, mariadb: MariaDb) -> None:
     async with run_fleet(tmp_path, mariadb, specs=THREE_NODES, drained=[1, 2]) as nodes:
-        wires = [await nodes.connect_answer_client() for _ in range(20)]
-        for wire in wires:
-            await wire.query("begin")
+        clients = [await nodes.connect_answer_client() for _ in range(20)]
+        for client in clients:
+            await client.query("begin")
         nodes.drain(nodes.nodes[0])
-        for wire in wires:
-            assert await wire.query_row("select 1") == (b"1",)
-            assert await wire.query("commit") == (OkAnswer(AUTOCOMMIT),)
+        for client in clients:
+            assert await client.query_row("select 1") == (b"1",)
+            assert await client.query("commit") == (OkAnswer(AUTOCOMMIT),)
         await wait_until(lambda: not nodes.sessions[0])
         assert sum(nodes.sessions) == 20
 
 
-STOPS = (NodeSpec(graceful_wait=60), NodeSpec())
+STOPPING_NODES = (NodeSpec(graceful_wait=60), NodeSpec())
 
 
 @asynccontextmanager
-async def stopping(nodes: MigratingFleet) -> AsyncIterator[None]:
-    """The first node is in its graceful wait; its end is not waited for."""
+async def first_node_stopping(nodes: MigratingFleet) -> AsyncIterator[None]:
+    """Keep the first node in its graceful wait during the block, and then crash it."""
     first = nodes.nodes[0]
     first.request_stop()
     try:
@@ -379,50 +388,52 @@ async def stopping(nodes: MigratingFleet) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
-async def test_a_ping_moves_the_sessions_of_a_node_that_stops(
+async def test_ping_migrates_the_sessions_of_a_stopping_node(
     tmp_path: Path, mariadb: MariaDb, tls: bool
 ) -> None:
     certificates = PemFiles.create(tmp_path / "certificates") if tls else None
-    async with run_fleet(tmp_path, mariadb, specs=STOPS, tls=certificates, drained=[1]) as nodes:
-        wire, other = await nodes.connect_answer_client(), await nodes.connect_answer_client()
-        await wire.query("set @a = 7, autocommit = 0")
-        assert await wire.send_command(MySqlCommand.PING) == (OkAnswer(0),)
-        async with stopping(nodes):
+    async with run_fleet(tmp_path, mariadb, specs=STOPPING_NODES, tls=certificates, drained=[1]) as nodes:
+        client, other = await nodes.connect_answer_client(), await nodes.connect_answer_client()
+        await client.query("set @a = 7, autocommit = 0")
+        assert await client.send_command(MySqlCommand.PING) == (OkAnswer(0),)
+        async with first_node_stopping(nodes):
             nodes.drain()
-            assert await wire.send_command(MySqlCommand.PING) == (OkAnswer(0),)
+            assert await client.send_command(MySqlCommand.PING) == (OkAnswer(0),)
             await nodes.wait_session_counts(0, 2)
             for _ in range(3):
-                assert await wire.send_command(MySqlCommand.PING) == (OkAnswer(0),)
+                assert await client.send_command(MySqlCommand.PING) == (OkAnswer(0),)
                 assert await other.send_command(MySqlCommand.PING) == (OkAnswer(AUTOCOMMIT),)
-            assert await wire.query_row("select @a") == (b"7",)
+            assert await client.query_row("select @a") == (b"7",)
 
 
-async def test_a_ping_in_a_transaction_moves_it_afterwards(
+async def test_ping_in_a_transaction_migrates_after_the_commit(
     tmp_path: Path, mariadb: MariaDb, database: str
 ) -> None:
-    async with run_fleet(tmp_path, mariadb, specs=STOPS, drained=[1]) as nodes:
-        wire = await nodes.connect_answer_client(database=database)
-        await wire.query("create table t (id int)")
-        await wire.query("begin")
-        await wire.query("insert into t values (1)")
-        async with stopping(nodes):
+    async with run_fleet(tmp_path, mariadb, specs=STOPPING_NODES, drained=[1]) as nodes:
+        client = await nodes.connect_answer_client(database=database)
+        await client.query("create table t (id int)")
+        await client.query("begin")
+        await client.query("insert into t values (1)")
+        async with first_node_stopping(nodes):
             nodes.drain()
             for _ in range(3):
-                assert await wire.send_command(MySqlCommand.PING) == (OkAnswer(AUTOCOMMIT | IN_TRANSACTION),)
-                assert await wire.query_row("select count(*) from t") == (b"1",)
+                assert await client.send_command(MySqlCommand.PING) == (
+                    OkAnswer(AUTOCOMMIT | IN_TRANSACTION),
+                )
+                assert await client.query_row("select count(*) from t") == (b"1",)
             assert nodes.sessions == [1, 0]
-            await wire.query("commit")
+            await client.query("commit")
             await nodes.wait_session_counts(0, 1)
-            assert await wire.query_row("select count(*) from t") == (b"1",)
+            assert await client.query_row("select count(*) from t") == (b"1",)
 
 
-async def test_a_ping_is_answered_where_there_is_no_other_node(tmp_path: Path, mariadb: MariaDb) -> None:
-    async with run_fleet(tmp_path, mariadb, specs=STOPS, drained=[1]) as nodes:
-        wire = await nodes.connect_answer_client()
-        async with stopping(nodes):
+async def test_ping_is_answered_without_another_node(tmp_path: Path, mariadb: MariaDb) -> None:
+    async with run_fleet(tmp_path, mariadb, specs=STOPPING_NODES, drained=[1]) as nodes:
+        client = await nodes.connect_answer_client()
+        async with first_node_stopping(nodes):
             for _ in range(3):
-                assert await wire.send_command(MySqlCommand.PING) == (OkAnswer(AUTOCOMMIT),)
-                assert await wire.query_row("select 1") == (b"1",)
+                assert await client.send_command(MySqlCommand.PING) == (OkAnswer(AUTOCOMMIT),)
+                assert await client.query_row("select 1") == (b"1",)
             nodes.drain()
             await nodes.wait_session_counts(0, 1)
 
@@ -435,27 +446,27 @@ async def test_pings_among_other_commands_are_answered_in_order(tmp_path: Path, 
         (MySqlCommand.QUERY, b"select @a"),
         (MySqlCommand.PING, b""),
     ]
-    async with run_fleet(tmp_path, mariadb, specs=STOPS, drained=[1]) as nodes:
-        wire = await nodes.connect_answer_client()
-        expected = [await wire.send_command(command, body) for command, body in commands]
-        async with stopping(nodes):
+    async with run_fleet(tmp_path, mariadb, specs=STOPPING_NODES, drained=[1]) as nodes:
+        client = await nodes.connect_answer_client()
+        expected = [await client.send_command(command, body) for command, body in commands]
+        async with first_node_stopping(nodes):
             nodes.drain()
-            wire.writer.write(b"".join(encode_command(command, body) for command, body in commands))
-            assert [await wire.read_answer(command) for command, _ in commands] == expected
+            client.writer.write(b"".join(encode_command(command, body) for command, body in commands))
+            assert [await client.read_answer(command) for command, _ in commands] == expected
             await nodes.wait_session_counts(0, 1)
-            assert await wire.query_row("select @a") == (b"1",)
+            assert await client.query_row("select @a") == (b"1",)
 
 
 @shared
-async def test_a_session_that_logs_in_while_its_node_is_drained_leaves_it(nodes: MigratingFleet) -> None:
+async def test_session_that_logs_in_during_a_drain_migrates(nodes: MigratingFleet) -> None:
     other = await nodes.connect_answer_client()
     await nodes.wait_session_counts(1, 0)
-    late = await nodes.proxy.connect()
-    await late.read_packet()
+    new_client = await nodes.proxy.connect()
+    await new_client.read_packet()
     nodes.drain(nodes.nodes[0])
-    # When the other one has moved, the worker has heard of it.
+    # When the other session has migrated, the worker has applied the drain.
     await nodes.wait_session_counts(0, 1)
-    late.writer.write(login_packet())
-    assert (await with_timeout(late.read_packet()))[1] == OK_PAYLOAD
+    new_client.writer.write(login_packet())
+    assert (await with_timeout(new_client.read_packet()))[1] == OK_PAYLOAD
     await nodes.wait_session_counts(0, 2)
     assert await other.send_command(MySqlCommand.PING) == (OkAnswer(AUTOCOMMIT),)

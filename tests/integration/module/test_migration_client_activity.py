@@ -1,4 +1,4 @@
-"""What a client may do while its session is on its way: nothing is lost, said twice, or in another order."""
+"""Client activity while its session migrates: nothing is lost, duplicated or reordered."""
 
 from __future__ import annotations
 
@@ -36,165 +36,175 @@ from tests.support.waiting import (
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 MIB = 1 << 20
-LONG = 20 * MIB
+LONG_BYTES = 20 * MIB
 QUIT = frame(0, bytes((MySqlCommand.QUIT,)))
-QUIET, LONG_UNREAD = 0.2, 3.5
-"""Seconds in which nothing may happen; the latter are longer than a session waits after a failure."""
+QUIET_SECONDS, LONG_UNREAD_SECONDS = 0.2, 3.5
+"""Seconds in which nothing may happen; the second is longer than the retry delay after a failure."""
 
 
-def serves(play: MigrationScenario, step: str) -> ScriptedNode:
-    """The node that gets what the client sends in that step."""
-    return play.new if step in HELD_STEPS and step != "undo" else play.old
+def receiving_node(scenario: MigrationScenario, step: str) -> ScriptedNode:
+    """Return the node that receives what the client sends in this step."""
+    return scenario.new if step in HELD_STEPS and step != "undo" else scenario.old
 
 
-async def leaves(play: MigrationScenario, way: str) -> None:
-    """The client does so."""
-    match way:
+async def close_client(scenario: MigrationScenario, fault: str) -> None:
+    """Close the client's connection in the way of `fault`."""
+    match fault:
         case "client: FIN":
-            play.client.writer.write_eof()
+            scenario.client.writer.write_eof()
         case "client: RST":
             await reset_connection(
-                play.client.writer.get_extra_info("socket"), play.client.writer.transport.abort
+                scenario.client.writer.get_extra_info("socket"), scenario.client.writer.transport.abort
             )
         case "client: COM_QUIT":
-            play.client.writer.write(QUIT)
+            scenario.client.writer.write(QUIT)
 
 
-ENDS = failure_cases("client", "FIN", "RST", "COM_QUIT")
-AROUND = [
-    (case, order) for case in ENDS for order in ("before", "after")[: 2 if case.step == "switch" else 1]
+CLOSE_CASES = failure_cases("client", "FIN", "RST", "COM_QUIT")
+CLOSE_CASES_AND_ORDERS = [
+    (case, order)
+    for case in CLOSE_CASES
+    for order in ("before", "after")[: 2 if case.step == "switch" else 1]
 ]
 
 
-@pytest.mark.parametrize(("case", "order"), AROUND, ids=[f"{case} - {order}" for case, order in AROUND])
-async def test_a_client_leaves(arenas: FaultArenas, case: FailureCase, order: str) -> None:
-    """`order`: before or after the last answer that the move waits for."""
-    async with arenas.scenario(case) as play:
-        play.arena.ignored_nodes.add(play.old.name)
-        gate = await play.reach_step(case.step)
+@pytest.mark.parametrize(
+    ("case", "order"),
+    CLOSE_CASES_AND_ORDERS,
+    ids=[f"{case} - {order}" for case, order in CLOSE_CASES_AND_ORDERS],
+)
+async def test_client_disconnects_during_a_migration(
+    arenas: FaultArenas, case: FailureCase, order: str
+) -> None:
+    """`order`: before or after the last answer that the migration waits for."""
+    async with arenas.scenario(case) as scenario:
+        scenario.arena.ignored_nodes.add(scenario.old.name)
+        gate = await scenario.reach_step(case.step)
         if order == "after":
             link = await gate.wait_reached()
             link.send(OK_PACKET)
             gate.proceed(GateAction.ALREADY_ANSWERED)
-        await leaves(play, case.fault)
+        await close_client(scenario, case.fault)
         gate.proceed()
         if case.fault != "client: RST":
-            rest = await with_timeout(play.client.reader.read())
-            assert case.step == "wait" or not rest
-        await wait_until(lambda: not (play.old.open_connections or play.new.open_connections))
+            received = await with_timeout(scenario.client.reader.read())
+            assert case.step == "wait" or not received
+        await wait_until(lambda: not (scenario.old.open_connections or scenario.new.open_connections))
         if case.fault == "client: COM_QUIT":
-            assert serves(play, case.step).quit_count == 1
+            assert receiving_node(scenario, case.step).quit_count == 1
 
 
 @pytest.mark.parametrize("case", failure_cases("client", "pipelined commands"), ids=str)
-async def test_a_client_sends_two_commands_at_once(arenas: FaultArenas, case: FailureCase) -> None:
-    async with arenas.scenario(case) as play:
-        gate = await play.reach_step(case.step)
-        play.send("insert 5", CHECK_STATEMENT)
+async def test_pipelined_commands_are_answered_in_order(arenas: FaultArenas, case: FailureCase) -> None:
+    async with arenas.scenario(case) as scenario:
+        gate = await scenario.reach_step(case.step)
+        scenario.send("insert 5", CHECK_STATEMENT)
         if case.step in ("connect", "tls"):
-            await answered(play, play.old, 5)
+            await expect_two_answers(scenario, scenario.old, 5)
             gate.proceed()
         else:
             gate.proceed()
             if case.step == "wait":
-                await play.expect_insert_ok(2)
-            await answered(play, serves(play, case.step), 5)
-        assert b"insert 5" in serves(play, case.step).statements
-        await play.expect_outcome(case)
-        assert sum(node.statements.count(b"insert 5") for node in (play.old, play.new)) == 1
+                await scenario.expect_insert_ok(2)
+            await expect_two_answers(scenario, receiving_node(scenario, case.step), 5)
+        assert b"insert 5" in receiving_node(scenario, case.step).statements
+        await scenario.expect_outcome(case)
+        assert sum(node.statements.count(b"insert 5") for node in (scenario.old, scenario.new)) == 1
 
 
-async def answered(play: MigrationScenario, node: ScriptedNode, rows: int) -> None:
-    """The answers to these two, from there."""
-    await play.expect_insert_ok(rows)
-    assert await play.read_row() == (VARIABLE_VALUE, str(rows), node.name)
-    play.rows = -1
+async def expect_two_answers(scenario: MigrationScenario, node: ScriptedNode, rows: int) -> None:
+    """Check the answers to these two statements, which come from `node`."""
+    await scenario.expect_insert_ok(rows)
+    assert await scenario.read_row() == (VARIABLE_VALUE, str(rows), node.name)
+    scenario.rows = -1
 
 
 @pytest.mark.parametrize("case", failure_cases("client", "20 MiB statement"), ids=str)
-async def test_a_client_sends_a_long_statement(arenas: FaultArenas, case: FailureCase) -> None:
-    """In pieces, in the middle of which the move goes on."""
-    dice = random.Random(case.step)
-    statement = dice.randbytes(LONG)
-    sent = frames(0, [bytes((MySqlCommand.QUERY,)) + statement]) + frame(0, b"\x03insert 6")
-    around = (0, 4, 5, MAX_PACKET_PAYLOAD + 4, MAX_PACKET_PAYLOAD + 5, len(sent))
-    goes = dice.choice((*around, dice.randrange(len(sent))))
-    async with arenas.scenario(case) as play:
-        gate = await play.reach_step(case.step)
-        at = 0
-        while at < len(sent):
-            piece = dice.choice((1, 3, 4, 5, 1000, 1 << 16, 1 << 22))
-            end = min(at + piece, goes if at < goes else len(sent))
-            play.client.writer.write(sent[at:end])
-            at = end
-            if at >= goes:
+async def test_long_statement_runs_exactly_once(arenas: FaultArenas, case: FailureCase) -> None:
+    """The statement arrives in pieces, and the migration proceeds in the middle of them."""
+    rng = random.Random(case.step)
+    statement = rng.randbytes(LONG_BYTES)
+    packets = frames(0, [bytes((MySqlCommand.QUERY,)) + statement]) + frame(0, b"\x03insert 6")
+    boundaries = (0, 4, 5, MAX_PACKET_PAYLOAD + 4, MAX_PACKET_PAYLOAD + 5, len(packets))
+    proceed_at = rng.choice((*boundaries, rng.randrange(len(packets))))
+    async with arenas.scenario(case) as scenario:
+        gate = await scenario.reach_step(case.step)
+        offset = 0
+        while offset < len(packets):
+            piece = rng.choice((1, 3, 4, 5, 1000, 1 << 16, 1 << 22))
+            end = min(offset + piece, proceed_at if offset < proceed_at else len(packets))
+            scenario.client.writer.write(packets[offset:end])
+            offset = end
+            if offset >= proceed_at:
                 gate.proceed()
-            # In other steps nobody reads before the gate is open.
-            if (at >= goes or case.step in ("connect", "tls")) and dice.random() < 0.3:
-                await wait_until_read(play.client.writer)
+            # In other steps Envoy reads nothing before the gate opens.
+            if (offset >= proceed_at or case.step in ("connect", "tls")) and rng.random() < 0.3:
+                await wait_until_read(scenario.client.writer)
         gate.proceed()
         if case.step == "wait":
-            await play.expect_insert_ok(2)
-        size, node = await play.read_row()
-        assert int(size) == LONG
-        await play.expect_insert_ok(6)
-        play.rows = 6
+            await scenario.expect_insert_ok(2)
+        size, node = await scenario.read_row()
+        assert int(size) == LONG_BYTES
+        await scenario.expect_insert_ok(6)
+        scenario.rows = 6
         if case.step in HELD_STEPS:
-            assert node == serves(play, case.step).name
-        await play.expect_outcome(case)
-        assert sum(node.statements.count(statement[:199]) for node in (play.old, play.new)) == 1
+            assert node == receiving_node(scenario, case.step).name
+        await scenario.expect_outcome(case)
+        assert sum(node.statements.count(statement[:199]) for node in (scenario.old, scenario.new)) == 1
 
 
 def result(size: int) -> bytes:
-    """A text result set of about so many bytes."""
-    dice = random.Random(2)
+    """Return a text result set of about `size` bytes."""
+    rng = random.Random(2)
     payloads = single_row_result([("c", "")], AUTOCOMMIT, deprecate_eof=False)[:3]
-    payloads += [b"\xfa" + dice.randbytes(250) for _ in range(size // 255)]
+    payloads += [b"\xfa" + rng.randbytes(250) for _ in range(size // 255)]
     return frames(1, [*payloads, eof(AUTOCOMMIT)])
 
 
 @pytest.mark.parametrize("case", failure_cases("client", "10 MiB result, unread"), ids=str)
-async def test_a_client_does_not_read(arenas: FaultArenas, case: FailureCase) -> None:
-    """Its session is left alone until it does."""
+async def test_unread_result_delays_the_migration(arenas: FaultArenas, case: FailureCase) -> None:
+    """The session does not migrate until the client has read its result."""
     answer = result(10 * MIB)
-    async with arenas.scenario(case) as play:
-        play.old.canned_answers[b"much"] = answer
-        transport = play.client.writer.transport
+    async with arenas.scenario(case) as scenario:
+        scenario.old.canned_answers[b"much"] = answer
+        transport = scenario.client.writer.transport
         transport.pause_reading()  # type: ignore[attr-defined]
         if case.step == "wait":
-            gate = play.old.hold_at("statement")
-            play.send("much")
+            gate = scenario.old.hold_at("statement")
+            scenario.send("much")
             await gate.wait_reached()
-            play.drain()
-            await wait_until(lambda: bool(play.new.connections))
+            scenario.drain()
+            await wait_until(lambda: bool(scenario.new.connections))
         else:
-            gate = await play.reach_step(case.step)
-            play.send("much")
-            await wait_until(lambda: b"much" in play.old.statements)
+            gate = await scenario.reach_step(case.step)
+            scenario.send("much")
+            await wait_until(lambda: b"much" in scenario.old.statements)
         gate.proceed()
-        await wait_until_peer_blocked(play.client.writer)
-        await assert_never(lambda: play.old.export_count > 0, QUIET)
+        await wait_until_peer_blocked(scenario.client.writer)
+        await assert_never(lambda: scenario.old.export_count > 0, QUIET_SECONDS)
         transport.resume_reading()  # type: ignore[attr-defined]
-        assert await with_timeout(play.client.reader.readexactly(len(answer))) == answer
-        play.rows = -1
-        await play.expect_outcome(case)
-        await assert_nothing_received(play.client.reader, QUIET)
-        assert play.old.statements.count(b"much") == 1
+        assert await with_timeout(scenario.client.reader.readexactly(len(answer))) == answer
+        scenario.rows = -1
+        await scenario.expect_outcome(case)
+        await assert_nothing_received(scenario.client.reader, QUIET_SECONDS)
+        assert scenario.old.statements.count(b"much") == 1
 
 
-async def test_a_client_that_has_long_not_read_moves_as_soon_as_it_has(arenas: FaultArenas) -> None:
-    """That it could not move meanwhile is no failure, for which it would have to wait."""
+async def test_session_migrates_as_soon_as_the_client_has_read(arenas: FaultArenas) -> None:
+    """The wait for the client is no failure, so no retry delay follows."""
     answer = result(10 * MIB)
-    async with (await arenas.arena_for("wait")).scenario("unread for long") as play:
-        play.old.canned_answers[b"much"] = answer
-        transport = play.client.writer.transport
+    async with (await arenas.arena_for("wait")).scenario("unread for long") as scenario:
+        scenario.old.canned_answers[b"much"] = answer
+        transport = scenario.client.writer.transport
         transport.pause_reading()  # type: ignore[attr-defined]
-        play.send("much")
-        await wait_until_peer_blocked(play.client.writer)
-        play.drain()
-        await assert_never(lambda: bool(play.new.connections or play.old.export_count), LONG_UNREAD)
+        scenario.send("much")
+        await wait_until_peer_blocked(scenario.client.writer)
+        scenario.drain()
+        await assert_never(
+            lambda: bool(scenario.new.connections or scenario.old.export_count), LONG_UNREAD_SECONDS
+        )
         transport.resume_reading()  # type: ignore[attr-defined]
-        assert await with_timeout(play.client.reader.readexactly(len(answer))) == answer
-        play.rows = -1
-        await wait_until(play.new.migration_completed.is_set, 2.0)
-        await play.expect_migrated()
+        assert await with_timeout(scenario.client.reader.readexactly(len(answer))) == answer
+        scenario.rows = -1
+        await wait_until(scenario.new.migration_completed.is_set, 2.0)
+        await scenario.expect_migrated()

@@ -1,6 +1,6 @@
-"""Clients that run random statements while their sessions move, and compare every answer.
+"""Clients run random statements while their sessions migrate, and compare every answer with a direct session.
 
-tests/e2e/module/test_migration_load.py does the same for longer.
+tests/e2e/module/test_migration_load.py runs the same for longer.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from tests.support.migration.fleet import THREE_NODES, mariadb_session, run_flee
 from tests.support.migration.random_statements import ACTIVITIES, multi_packet_values
 
 
-@pytest.mark.parametrize("secured", [False, True], ids=["plain", "tls"])
-async def test_every_answer_is_that_of_a_session_that_does_not_move(
-    tmp_path: Path, mariadb: MariaDb, secured: bool
+@pytest.mark.parametrize("with_tls", [False, True], ids=["plain", "tls"])
+async def test_migrating_sessions_give_the_same_answers(
+    tmp_path: Path, mariadb: MariaDb, with_tls: bool
 ) -> None:
-    tls = PemFiles.create(tmp_path / "certificates") if secured else None
+    tls = PemFiles.create(tmp_path / "certificates") if with_tls else None
     trial = DifferentialTrial(
         ACTIVITIES, multi_packet_values, statements=1_500, clients=12, seed=choose_seed()
     )
     async with run_fleet(tmp_path, mariadb, specs=THREE_NODES, tls=tls, workers=2) as nodes:
-        figures = await trial.run(nodes, mariadb)
-    print(figures)
-    assert figures.statements >= trial.statements
-    assert figures.migrations >= trial.clients
-    assert figures.activities[multi_packet_values.__name__] == 1
+        summary = await trial.run(nodes, mariadb)
+    print(summary)
+    assert summary.statements >= trial.statements
+    assert summary.migrations >= trial.clients
+    assert summary.activities[multi_packet_values.__name__] == 1
 
 
-async def nobody_moves() -> None:
-    """There is nothing to wait for."""
+async def no_migration() -> None:
+    """Wait for no migration."""
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,13 @@ async def nobody_moves() -> None:
         ("select 1 from nowhere", "selec"),
     ],
 )
-async def test_an_answer_that_is_not_the_same_is_noticed(mariadb: MariaDb, left: str, right: str) -> None:
-    async with mariadb_session(mariadb) as one, mariadb_session(mariadb) as other:
+async def test_different_answers_are_detected(mariadb: MariaDb, left: str, right: str) -> None:
+    async with mariadb_session(mariadb) as reference, mariadb_session(mariadb) as compared:
         pair = SessionPair(
-            ComparedSession(one, left, {}), ComparedSession(other, right, {}), Random(1), nobody_moves
+            ComparedSession(reference, left, {}),
+            ComparedSession(compared, right, {}),
+            Random(1),
+            no_migration,
         )
         await pair.run("select 1", "select 1 from nowhere")
         with pytest.raises(AnswerMismatch):

@@ -1,4 +1,4 @@
-"""The end of a drain's time."""
+"""What happens to remaining sessions when a drain's time is over."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from tests.support.module.envoy import connect_logged_in, read_to_end, with_time
 from tests.support.tidb_sim_clients import error_code
 
 
-async def test_whoever_is_left_when_the_time_is_over_is_told(
+async def test_session_ends_with_1053_when_the_drain_times_out(
     tmp_path: Path, mariadb: MariaDb, signing: SessionCertificate
 ) -> None:
-    async with run_fleet(tmp_path, mariadb, signing, ModuleConfig()) as all_:
-        client = await connect_logged_in(all_.proxy)
+    async with run_fleet(tmp_path, mariadb, signing, ModuleConfig()) as fleet:
+        client = await connect_logged_in(fleet.proxy)
         await client.query("begin")
         await client.rows("select 1")
-        on = next(node for node in all_.nodes if node.node.connections)
-        hosts = [Host(node.sql_address) for node in all_.nodes if node is not on]
+        current = next(node for node in fleet.nodes if node.node.connections)
+        hosts = [Host(node.sql_address) for node in fleet.nodes if node is not current]
         publish_nodes(
-            all_.endpoints, [*hosts, Host(on.sql_address, state="draining", terminate_sessions=True)]
+            fleet.endpoints, [*hosts, Host(current.sql_address, state="draining", terminate_sessions=True)]
         )
         sequence, packet = await with_timeout(client.read_packet())
         assert (sequence, error_code(packet)) == (1, 1053)

@@ -1,4 +1,4 @@
-"""A session's token and states never travel with less protection than the session has."""
+"""A migration never sends a session's token and states over a connection less protected than its own."""
 
 from __future__ import annotations
 
@@ -24,46 +24,46 @@ MODES = ("preferred", "required")
 
 @dataclass
 class Site:
-    """Envoys by their TLS mode, and the contexts of nodes: they trust the certificates of `ours` only."""
+    """One Envoy per TLS mode, and the TLS contexts of nodes. The Envoys trust only `trusted`."""
 
     arenas: dict[str, FaultArena]
-    ours: ssl.SSLContext
-    others: ssl.SSLContext
+    trusted: ssl.SSLContext
+    untrusted: ssl.SSLContext
 
     def tls(self, offered: bool) -> ssl.SSLContext | None:
-        """The context of a node that offers TLS, or none."""
-        return self.ours if offered else None
+        """Return the TLS context of a node that offers TLS, or None for a node without TLS."""
+        return self.trusted if offered else None
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
     certificates = PemFiles.create(tmp_path_factory.mktemp("ours"))
-    others = PemFiles.create(tmp_path_factory.mktemp("others"))
+    untrusted = PemFiles.create(tmp_path_factory.mktemp("others"))
 
-    def parts(mode: str, endpoints: Path) -> ModuleConfig:
+    def module_config(mode: str, endpoints: Path) -> ModuleConfig:
         node = {"tls": mode, "ca": str(certificates.ca), "verify": "ca"}
         return ModuleConfig(node=node, endpoints=endpoints)
 
     directories = {mode: tmp_path_factory.mktemp(mode) for mode in MODES}
     files = {mode: directory / "endpoints.json" for mode, directory in directories.items()}
-    anything = 1 << 30
+    unlimited = 1 << 30
     async with (
         run_envoy(
-            directories["preferred"], [Host("127.0.0.1:1")], parts("preferred", files["preferred"])
-        ) as one,
+            directories["preferred"], [Host("127.0.0.1:1")], module_config("preferred", files["preferred"])
+        ) as preferred,
         run_envoy(
-            directories["required"], [Host("127.0.0.1:1")], parts("required", files["required"])
-        ) as two,
+            directories["required"], [Host("127.0.0.1:1")], module_config("required", files["required"])
+        ) as required,
     ):
         arenas = {
-            mode: FaultArena(proxy, files[mode], None, descriptors=anything)
-            for mode, proxy in zip(MODES, (one, two), strict=True)
+            mode: FaultArena(proxy, files[mode], None, descriptors=unlimited)
+            for mode, proxy in zip(MODES, (preferred, required), strict=True)
         }
-        yield Site(arenas, node_tls_context(certificates), node_tls_context(others))
+        yield Site(arenas, node_tls_context(certificates), node_tls_context(untrusted))
 
 
-def was_logged_in(node: ScriptedNode) -> bool:
-    """Whether it was sent a token."""
+def received_token(node: ScriptedNode) -> bool:
+    """Return whether a session sent its token to this node."""
     return node.migration_completed.is_set() or any(link.logged_in_by_token for link in node.connections)
 
 
@@ -74,91 +74,98 @@ def is_over_tls(node: ScriptedNode) -> bool:
 
 COMBINATIONS = [
     pytest.param(
-        mode, has, offers, id=f"{mode}, {'TLS' if has else 'plain'} to {'TLS' if offers else 'plain'}"
+        mode,
+        has_tls,
+        offers_tls,
+        id=f"{mode}, {'TLS' if has_tls else 'plain'} to {'TLS' if offers_tls else 'plain'}",
     )
     for mode in MODES
-    for has in (True, False)
-    for offers in (True, False)
-    if has or mode == "preferred"
+    for has_tls in (True, False)
+    for offers_tls in (True, False)
+    if has_tls or mode == "preferred"
 ]
-"""The mode, whether the session's connection has TLS, and whether the other node offers it."""
+"""The TLS mode, whether the session's connection has TLS, and whether the other node offers TLS."""
 
 
-@pytest.mark.parametrize(("mode", "has", "offers"), COMBINATIONS)
+@pytest.mark.parametrize(("mode", "has_tls", "offers_tls"), COMBINATIONS)
 @module
-async def test_a_session_moves_only_where_it_is_as_safe(
-    site: Site, mode: str, has: bool, offers: bool
+async def test_session_migrates_only_to_an_equally_safe_node(
+    site: Site, mode: str, has_tls: bool, offers_tls: bool
 ) -> None:
-    tls = (site.tls(has), site.tls(offers), None)
-    async with site.arenas[mode].scenario(tls=tls) as play:
-        assert is_over_tls(play.old) == has
-        play.drain()
-        if has and not offers:
-            await play.wait_failure_counted("invalid")
-            assert play.old.export_count == 0
-            assert not was_logged_in(play.new)
-            await play.expect_on(play.old)
+    tls = (site.tls(has_tls), site.tls(offers_tls), None)
+    async with site.arenas[mode].scenario(tls=tls) as scenario:
+        assert is_over_tls(scenario.old) == has_tls
+        scenario.drain()
+        if has_tls and not offers_tls:
+            await scenario.wait_failure_counted("invalid")
+            assert scenario.old.export_count == 0
+            assert not received_token(scenario.new)
+            await scenario.expect_on(scenario.old)
         else:
-            await play.expect_migrated()
-            # "preferred" means wherever TLS is offered, even if the session had none before.
-            assert is_over_tls(play.new) == offers
+            await scenario.expect_migrated()
+            # "preferred" uses TLS wherever a node offers it, even if the session had none before.
+            assert is_over_tls(scenario.new) == offers_tls
 
 
 @pytest.mark.parametrize("mode", MODES)
 @module
-async def test_a_node_that_is_not_trusted_is_sent_no_token(site: Site, mode: str) -> None:
-    async with site.arenas[mode].scenario(tls=(site.ours, site.others, None)) as play:
-        play.drain()
-        await play.wait_failure_counted("unreachable")
-        assert play.old.export_count == 0
-        assert not was_logged_in(play.new)
-        await play.expect_on(play.old)
+async def test_untrusted_node_receives_no_token(site: Site, mode: str) -> None:
+    async with site.arenas[mode].scenario(tls=(site.trusted, site.untrusted, None)) as scenario:
+        scenario.drain()
+        await scenario.wait_failure_counted("unreachable")
+        assert scenario.old.export_count == 0
+        assert not received_token(scenario.new)
+        await scenario.expect_on(scenario.old)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @module
-async def test_the_second_node_that_is_tried_must_be_as_safe(site: Site, mode: str) -> None:
-    async with site.arenas[mode].scenario(third=True, tls=(site.ours, None, site.ours)) as play:
-        play.drain()
-        await play.expect_migrated(play.third)
-        assert is_over_tls(play.third)
-        assert not was_logged_in(play.new)
+async def test_second_target_must_be_equally_safe(site: Site, mode: str) -> None:
+    async with site.arenas[mode].scenario(third=True, tls=(site.trusted, None, site.trusted)) as scenario:
+        scenario.drain()
+        await scenario.expect_migrated(scenario.third)
+        assert is_over_tls(scenario.third)
+        assert not received_token(scenario.new)
 
 
-def contexts(site: Site, has: bool, offers: bool) -> tuple[ssl.SSLContext | None, ...]:
-    """Of the session's node, of one like it that denies the session, and of a third node."""
-    return site.tls(has), site.tls(has), site.tls(offers)
+def contexts(site: Site, has_tls: bool, offers_tls: bool) -> tuple[ssl.SSLContext | None, ...]:
+    """Return the TLS contexts of the session's node, a similar node that denies it, and a third node."""
+    return site.tls(has_tls), site.tls(has_tls), site.tls(offers_tls)
 
 
-@pytest.mark.parametrize(("mode", "has", "offers"), COMBINATIONS)
+@pytest.mark.parametrize(("mode", "has_tls", "offers_tls"), COMBINATIONS)
 @module
-async def test_known_states_go_only_where_they_are_as_safe(
-    site: Site, mode: str, has: bool, offers: bool
+async def test_saved_states_are_restored_only_on_an_equally_safe_node(
+    site: Site, mode: str, has_tls: bool, offers_tls: bool
 ) -> None:
-    async with site.arenas[mode].scenario(third=True, tls=contexts(site, has, offers)) as play:
-        link = await play.fail_migration()
-        await play.old.stop_listening()  # else the end of the connection would be taken for a KILL
+    async with site.arenas[mode].scenario(third=True, tls=contexts(site, has_tls, offers_tls)) as scenario:
+        link = await scenario.fail_migration()
+        await scenario.old.stop_listening()  # otherwise Envoy would take the closed connection for a KILL
         await link.reset()
-        # Where the third node is not safe enough, the new one is tried once more.
-        there = play.new if has and not offers else play.third
-        await wait_until(there.migration_completed.is_set)
-        await play.expect_on(there)
-        assert is_over_tls(there) == (has or offers)
-        assert there is play.third or not was_logged_in(play.third)
+        # If the third node is not safe enough, Envoy tries the new node again.
+        target = scenario.new if has_tls and not offers_tls else scenario.third
+        await wait_until(target.migration_completed.is_set)
+        await scenario.expect_on(target)
+        assert is_over_tls(target) == (has_tls or offers_tls)
+        assert target is scenario.third or not received_token(scenario.third)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @module
-async def test_a_session_ends_rather_than_become_less_safe(site: Site, mode: str) -> None:
-    async with site.arenas[mode].scenario(third=True, tls=contexts(site, has=True, offers=False)) as play:
-        link = await play.fail_migration()
-        play.arena.publish(Host(play.old.endpoint, play.old.name, state="draining"), to_host(play.third))
+async def test_session_ends_instead_of_becoming_less_safe(site: Site, mode: str) -> None:
+    async with site.arenas[mode].scenario(
+        third=True, tls=contexts(site, has_tls=True, offers_tls=False)
+    ) as scenario:
+        link = await scenario.fail_migration()
+        scenario.arena.publish(
+            Host(scenario.old.endpoint, scenario.old.name, state="draining"), to_host(scenario.third)
+        )
 
-        async def is_forgotten() -> bool:
-            return play.new.endpoint not in await play.arena.proxy.hosts("tidb")
+        async def is_removed() -> bool:
+            return scenario.new.endpoint not in await scenario.arena.proxy.hosts("tidb")
 
-        await wait_until(is_forgotten)
-        await play.old.stop_listening()
+        await wait_until(is_removed)
+        await scenario.old.stop_listening()
         await link.reset()
-        await play.expect_ended(1053)
-        assert not was_logged_in(play.third)
+        await scenario.expect_ended(1053)
+        assert not received_token(scenario.third)

@@ -1,4 +1,4 @@
-"""Who a session is and what its client may do, after moves."""
+"""User, database, capabilities and socket options of a session after migrations."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ from tests.support.waiting import wait_until, wait_until_read
 
 
 @dataclass
-class Taker:
-    """A node that takes all sessions, whatever they bring, and keeps how they have logged in."""
+class RecordingNode:
+    """A node that accepts all sessions, whatever their states, and records their logins."""
 
     logins: list[ClientLogin] = field(default_factory=list)
     states: list[bytes] = field(default_factory=list)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A handler (tests.support.fake_servers)."""
+        """Handle a connection (see tests.support.fake_servers)."""
         node = RawClient(reader, writer)
         writer.write(greeting_packet())
         sequence, response = await node.read_packet()
@@ -61,270 +61,280 @@ class Taker:
 
 
 @dataclass
-class Seen:
-    """Nodes, and one more that sees how sessions log in. Everything is plain."""
+class RecordedFleet:
+    """A fleet, and one more node that records logins. Nothing uses TLS."""
 
     nodes: MigratingFleet
-    taker: Taker
+    recorder: RecordingNode
 
     async def login(self) -> ClientLogin:
-        """All sessions go to it; the login of the last one."""
+        """Migrate all sessions to the recording node. Return the login of the last one."""
         self.nodes.drain(*self.nodes.nodes)
         await self.nodes.wait_session_counts(0, 0)
-        return self.taker.logins[-1]
+        return self.recorder.logins[-1]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def watched(tmp_path_factory: pytest.TempPathFactory, mariadb: MariaDb) -> AsyncIterator[Seen]:
-    taker = Taker()
+async def recorded_fleet(
+    tmp_path_factory: pytest.TempPathFactory, mariadb: MariaDb
+) -> AsyncIterator[RecordedFleet]:
+    recorder = RecordingNode()
     async with (
-        run_fake_server(taker.serve) as peer,
-        run_fleet(tmp_path_factory.mktemp("seen"), mariadb, others=[peer.endpoint]) as all_,
+        run_fake_server(recorder.serve) as peer,
+        run_fleet(tmp_path_factory.mktemp("seen"), mariadb, others=[peer.endpoint]) as fleet,
     ):
-        yield Seen(all_, taker)
+        yield RecordedFleet(fleet, recorder)
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def seen(watched: Seen) -> AsyncIterator[Seen]:
-    """Sessions begin at its nodes, and not at the one that takes all."""
-    watched.nodes.drain(*watched.nodes.other_endpoints)
-    yield watched
-    await watched.nodes.close_sessions()
+async def recorded(recorded_fleet: RecordedFleet) -> AsyncIterator[RecordedFleet]:
+    """Yield the fleet in a state where sessions begin at its nodes, not at the recording node."""
+    recorded_fleet.nodes.drain(*recorded_fleet.nodes.other_endpoints)
+    yield recorded_fleet
+    await recorded_fleet.nodes.close_sessions()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def accounts(mariadb: MariaDb) -> AsyncIterator[dict[str, str]]:
-    """Passwords by names."""
-    made = {"moves_open": "", "moves_locked": "Geheim & 'süß'"}
+    """Create the accounts. Return passwords by user name."""
+    passwords = {"moves_open": "", "moves_locked": "Geheim & 'süß'"}
     async with mariadb_session(mariadb) as admin:
-        for name, password in made.items():
+        for name, password in passwords.items():
             await run(
                 admin, f"create user {name}@'%' identified by '{password.replace(chr(39), chr(39) * 2)}'"
             )
-        yield made
-        for name in made:
+        yield passwords
+        for name in passwords:
             await run(admin, f"drop user {name}@'%'")
 
 
-asynchronous = pytest.mark.asyncio(loop_scope="module")
+shared = pytest.mark.asyncio(loop_scope="module")
 
 
-async def run(wire: AnswerClient, statement: str) -> None:
-    (part,) = await wire.query(statement)
+async def run(client: AnswerClient, statement: str) -> None:
+    (part,) = await client.query(statement)
     assert not isinstance(part, ErrorAnswer), part
 
 
-@asynchronous
-@pytest.mark.parametrize("named", [None, {}, {"program": "süß", "long": "x" * 300, "": ""}], ids=str)
-async def test_the_login_says_what_the_client_has_said(
-    seen: Seen, database: str, named: dict[str, str] | None
+@shared
+@pytest.mark.parametrize("attributes", [None, {}, {"program": "süß", "long": "x" * 300, "": ""}], ids=str)
+async def test_migration_login_repeats_the_clients_login(
+    recorded: RecordedFleet, database: str, attributes: dict[str, str] | None
 ) -> None:
     flags = CAPABILITIES | Capability.FOUND_ROWS | Capability.INTERACTIVE | Capability.DEPRECATE_EOF
-    wire = await seen.nodes.connect_answer_client(flags, attributes=named, database=database, collation=192)
-    await seen.nodes.migrate_all()
-    login = await seen.login()
-    assert login.attributes == (named or {})
+    client = await recorded.nodes.connect_answer_client(
+        flags, attributes=attributes, database=database, collation=192
+    )
+    await recorded.nodes.migrate_all()
+    login = await recorded.login()
+    assert login.attributes == (attributes or {})
     assert (login.user, login.database, login.collation) == ("root", database, 192)
-    kept = flags | (Capability(0) if named is None else Capability.CONNECT_ATTRS)
-    needed = Capability.LENENC_AUTH | Capability.CONNECT_WITH_DB
-    assert login.capabilities & ~needed == kept
+    expected = flags | (Capability(0) if attributes is None else Capability.CONNECT_ATTRS)
+    added = Capability.LENENC_AUTH | Capability.CONNECT_WITH_DB
+    assert login.capabilities & ~added == expected
     assert login.plugin == "tidb_session_token"
-    assert await wire.send_command(MySqlCommand.PING)
+    assert await client.send_command(MySqlCommand.PING)
 
 
-@asynchronous
-async def test_the_login_says_who_the_session_has_become(
-    seen: Seen, database: str, accounts: dict[str, str]
+@shared
+async def test_migration_login_uses_the_sessions_current_user(
+    recorded: RecordedFleet, database: str, accounts: dict[str, str]
 ) -> None:
-    wire = await seen.nodes.connect_answer_client(attributes={"former": "1"})
-    await wire.change_user("moves_open", database="mysql")
-    assert await wire.send_command(MySqlCommand.INIT_DB, database.encode()) == (OkAnswer(2),)
-    await seen.nodes.migrate_all()
-    login = await seen.login()
+    client = await recorded.nodes.connect_answer_client(attributes={"former": "1"})
+    await client.change_user("moves_open", database="mysql")
+    assert await client.send_command(MySqlCommand.INIT_DB, database.encode()) == (OkAnswer(2),)
+    await recorded.nodes.migrate_all()
+    login = await recorded.login()
     assert (login.user, login.database, login.attributes) == ("moves_open", database, {"changed": "yes"})
 
 
-@asynchronous
-async def test_the_database_of_the_login_is_kept(nodes: MigratingFleet, database: str) -> None:
-    wire = await nodes.connect_answer_client(database=database)
+@shared
+async def test_database_of_the_login_survives_migrations(nodes: MigratingFleet, database: str) -> None:
+    client = await nodes.connect_answer_client(database=database)
     for _ in range(2):
         await nodes.migrate_all()
-        assert await wire.query_row("select database()") == (database.encode(),)
-    assert await wire.send_command(MySqlCommand.INIT_DB, b"mysql") == (OkAnswer(2),)
+        assert await client.query_row("select database()") == (database.encode(),)
+    assert await client.send_command(MySqlCommand.INIT_DB, b"mysql") == (OkAnswer(2),)
     for _ in range(2):
         await nodes.migrate_all()
-        assert await wire.query_row("select database()") == (b"mysql",)
+        assert await client.query_row("select database()") == (b"mysql",)
 
 
-@asynchronous
-async def test_a_database_that_is_dropped_is_no_database(
+@shared
+async def test_dropped_database_stays_unset_after_migrations(
     nodes: MigratingFleet, mariadb: MariaDb, database: str
 ) -> None:
-    wire = await nodes.connect_answer_client(database=database)
-    await run(wire, f"drop database {database}")
-    assert await wire.query_row("select database()") == (None,)
+    client = await nodes.connect_answer_client(database=database)
+    await run(client, f"drop database {database}")
+    assert await client.query_row("select database()") == (None,)
     for _ in range(2):
         await nodes.migrate_all()
-        assert await wire.query_row("select database()") == (None,)
+        assert await client.query_row("select database()") == (None,)
 
 
-async def changes_user(nodes: MigratingFleet, accounts: dict[str, str], user: str, plugin: str) -> None:
-    """To that user and back, with moves in between."""
-    wire = await nodes.connect_answer_client()
-    await run(wire, "set @a = 1")
-    await nodes.migrate_all()
-    for name, password in ((user, accounts[user]), ("root", ""), (user, accounts[user])):
-        await wire.change_user(name, password, "mysql", plugin=plugin)
-        for _ in range(2):
-            who = await wire.query_row("select user(), current_user(), @a, database()")
-            account = "root@localhost" if name == "root" else f"{name}@%"
-            assert who == (f"{name}@127.0.0.1".encode(), account.encode(), None, b"mysql")
-            await run(wire, "set @b = 1")
-            await nodes.migrate_all()
-            assert await wire.query_row("select @b, user()") == (b"1", who[0])
-        await run(wire, "set @a = 1")
-
-
-@asynchronous
-@pytest.mark.parametrize("plugin", ["mysql_native_password", "other_plugin"])
-@pytest.mark.parametrize("user", ["moves_open", "moves_locked"])
-async def test_a_change_of_user_is_kept(
+async def change_user_and_migrate(
     nodes: MigratingFleet, accounts: dict[str, str], user: str, plugin: str
 ) -> None:
-    await changes_user(nodes, accounts, user, plugin)
+    """Change to this user and back, with migrations in between."""
+    client = await nodes.connect_answer_client()
+    await run(client, "set @a = 1")
+    await nodes.migrate_all()
+    for name, password in ((user, accounts[user]), ("root", ""), (user, accounts[user])):
+        await client.change_user(name, password, "mysql", plugin=plugin)
+        for _ in range(2):
+            identity = await client.query_row("select user(), current_user(), @a, database()")
+            account = "root@localhost" if name == "root" else f"{name}@%"
+            assert identity == (f"{name}@127.0.0.1".encode(), account.encode(), None, b"mysql")
+            await run(client, "set @b = 1")
+            await nodes.migrate_all()
+            assert await client.query_row("select @b, user()") == (b"1", identity[0])
+        await run(client, "set @a = 1")
 
 
-@asynchronous
-async def test_a_change_of_user_is_kept_with_tls(
+@shared
+@pytest.mark.parametrize("plugin", ["mysql_native_password", "other_plugin"])
+@pytest.mark.parametrize("user", ["moves_open", "moves_locked"])
+async def test_changed_user_survives_migrations(
+    nodes: MigratingFleet, accounts: dict[str, str], user: str, plugin: str
+) -> None:
+    await change_user_and_migrate(nodes, accounts, user, plugin)
+
+
+@shared
+async def test_changed_user_survives_migrations_with_tls(
     tmp_path: Path, mariadb: MariaDb, accounts: dict[str, str]
 ) -> None:
     tls = PemFiles.create(tmp_path / "certificates")
     async with run_fleet(tmp_path, mariadb, tls=tls) as nodes:
-        await changes_user(nodes, accounts, "moves_locked", "mysql_native_password")
+        await change_user_and_migrate(nodes, accounts, "moves_locked", "mysql_native_password")
 
 
-@asynchronous
-async def test_a_connection_that_is_reset_stays_so(nodes: MigratingFleet, database: str) -> None:
-    wire = await nodes.connect_answer_client(database=database)
+@shared
+async def test_reset_connection_stays_reset_after_migrations(nodes: MigratingFleet, database: str) -> None:
+    client = await nodes.connect_answer_client(database=database)
     for _ in range(2):
         for statement in ("set @a = 1", "prepare s from 'select 1'", "set sql_mode = 'ANSI_QUOTES'"):
-            await run(wire, statement)
-        assert isinstance((await wire.send_command(MySqlCommand.STMT_PREPARE, b"select 1"))[0], PrepareAnswer)
+            await run(client, statement)
+        assert isinstance(
+            (await client.send_command(MySqlCommand.STMT_PREPARE, b"select 1"))[0], PrepareAnswer
+        )
         await nodes.migrate_all()
-        assert await wire.send_command(MySqlCommand.RESET_CONNECTION) == (OkAnswer(2),)
+        assert await client.send_command(MySqlCommand.RESET_CONNECTION) == (OkAnswer(2),)
         await nodes.migrate_all()
-        assert await wire.query_row("select @a, database(), @@sql_mode = @@global.sql_mode") == (
+        assert await client.query_row("select @a, database(), @@sql_mode = @@global.sql_mode") == (
             *(None, database.encode(), b"1"),
         )
-        (gone,) = await wire.query("execute s")
-        assert isinstance(gone, ErrorAnswer)
-        assert isinstance((await wire.send_command(MySqlCommand.STMT_PREPARE, b"select 1"))[0], PrepareAnswer)
-        assert wire.statement_id == 1
+        (missing,) = await client.query("execute s")
+        assert isinstance(missing, ErrorAnswer)
+        assert isinstance(
+            (await client.send_command(MySqlCommand.STMT_PREPARE, b"select 1"))[0], PrepareAnswer
+        )
+        assert client.statement_id == 1
 
 
-@asynchronous
-async def test_several_statements_in_one_text_stay_allowed_or_not(nodes: MigratingFleet) -> None:
+@shared
+async def test_multi_statements_option_survives_migrations(nodes: MigratingFleet) -> None:
     multi = b"select 1; set @a = 1; select 2"
-    wire = await nodes.connect_answer_client(CAPABILITIES & ~Capability.MULTI_STATEMENTS)
+    client = await nodes.connect_answer_client(CAPABILITIES & ~Capability.MULTI_STATEMENTS)
     for allowed in (None, True, True, False, False, True):
         if allowed is not None:
-            await wire.send_command(MySqlCommand.SET_OPTION, (not allowed).to_bytes(2, "little"))
+            await client.send_command(MySqlCommand.SET_OPTION, (not allowed).to_bytes(2, "little"))
         for _ in range(2):
             await nodes.migrate_all()
-            kinds = [type(part) for part in await wire.query(multi)]
+            kinds = [type(part) for part in await client.query(multi)]
             assert kinds == ([RowsAnswer, OkAnswer, RowsAnswer] if allowed else [ErrorAnswer])
 
 
-@asynchronous
-async def test_an_option_that_does_not_exist_changes_nothing(nodes: MigratingFleet) -> None:
-    wire = await nodes.connect_answer_client()
-    (refused,) = await wire.send_command(MySqlCommand.SET_OPTION, b"\x07\0")
-    assert isinstance(refused, ErrorAnswer)
+@shared
+async def test_unknown_option_changes_nothing(nodes: MigratingFleet) -> None:
+    client = await nodes.connect_answer_client()
+    (error,) = await client.send_command(MySqlCommand.SET_OPTION, b"\x07\0")
+    assert isinstance(error, ErrorAnswer)
     await nodes.migrate_all()
-    assert len(await wire.query("select 1; select 2")) == 2
+    assert len(await client.query("select 1; select 2")) == 2
 
 
-async def waiting(nodes: MigratingFleet, **options: Any) -> AnswerClient:
-    """A session in a transaction that is to leave its node: its target waits for it."""
+async def connect_waiting(nodes: MigratingFleet, **options: Any) -> AnswerClient:
+    """Return a session in a transaction whose node drains, so that its target connection waits for it."""
     nodes.drain(nodes.nodes[1])
-    wire, other = await nodes.connect_answer_client(**options), await nodes.connect_answer_client()
+    client, other = await nodes.connect_answer_client(**options), await nodes.connect_answer_client()
     await nodes.wait_session_counts(2, 0)
-    await run(wire, "begin")
-    await run(wire, "select * from mysql.seq_1_to_2")
+    await run(client, "begin")
+    await run(client, "select * from mysql.seq_1_to_2")
     nodes.drain(nodes.nodes[0])
-    # When the other one has moved, it has been looked at as well.
+    # When the other session has migrated, this one has been considered as well.
     await nodes.wait_session_counts(1, 1)
     assert await other.send_command(MySqlCommand.PING)
-    return wire
+    return client
 
 
-@asynchronous
+@shared
 @pytest.mark.parametrize("user", ["moves_open", "root"])
-async def test_a_change_of_user_while_the_target_waits(
+async def test_user_changes_while_the_target_waits(
     nodes: MigratingFleet, accounts: dict[str, str], user: str
 ) -> None:
-    wire = await waiting(nodes)
-    await wire.change_user(user, accounts.get(user, ""))
+    client = await connect_waiting(nodes)
+    await client.change_user(user, accounts.get(user, ""))
     await nodes.wait_session_counts(0, 2)
-    assert await wire.query_row("select user()") == (f"{user}@127.0.0.1".encode(),)
+    assert await client.query_row("select user()") == (f"{user}@127.0.0.1".encode(),)
 
 
-@asynchronous
+@shared
 @pytest.mark.parametrize("allowed", [True, False])
-async def test_an_option_that_is_set_while_the_target_waits(nodes: MigratingFleet, allowed: bool) -> None:
+async def test_option_changes_while_the_target_waits(nodes: MigratingFleet, allowed: bool) -> None:
     before = CAPABILITIES & ~Capability.MULTI_STATEMENTS if allowed else CAPABILITIES
-    wire = await waiting(nodes, capabilities=before)
-    await wire.send_command(MySqlCommand.SET_OPTION, (not allowed).to_bytes(2, "little"))
-    await run(wire, "commit")
+    client = await connect_waiting(nodes, capabilities=before)
+    await client.send_command(MySqlCommand.SET_OPTION, (not allowed).to_bytes(2, "little"))
+    await run(client, "commit")
     await nodes.wait_session_counts(0, 2)
-    assert len(await wire.query("select 1; select 2")) == (2 if allowed else 1)
+    assert len(await client.query("select 1; select 2")) == (2 if allowed else 1)
 
 
-@asynchronous
+@shared
 @pytest.mark.parametrize("cut", [1, 4, 5])
-async def test_an_option_that_comes_in_two_parts(nodes: MigratingFleet, cut: int) -> None:
-    wire = await nodes.connect_answer_client()
+async def test_option_that_arrives_in_two_parts(nodes: MigratingFleet, cut: int) -> None:
+    client = await nodes.connect_answer_client()
     await nodes.migrate_all()
     packet = encode_command(MySqlCommand.SET_OPTION, b"\1\0")
-    wire.writer.write(packet[:cut])
-    await wait_until_read(wire.writer)
-    wire.writer.write(packet[cut:])
-    assert await wire.read_answer(MySqlCommand.SET_OPTION) == (OkAnswer(2),)
+    client.writer.write(packet[:cut])
+    await wait_until_read(client.writer)
+    client.writer.write(packet[cut:])
+    assert await client.read_answer(MySqlCommand.SET_OPTION) == (OkAnswer(2),)
     await nodes.migrate_all()
-    assert len(await wire.query("select 1; select 2")) == 1
+    assert len(await client.query("select 1; select 2")) == 1
 
 
-@asynchronous
+@shared
 @pytest.mark.parametrize("cut", [1, 4, 5, 30])
-async def test_a_change_of_user_that_comes_in_two_parts(
+async def test_user_change_that_arrives_in_two_parts(
     nodes: MigratingFleet, accounts: dict[str, str], cut: int
 ) -> None:
-    wire = await nodes.connect_answer_client()
+    client = await nodes.connect_answer_client()
     await nodes.migrate_all()
-    await wire.change_user("moves_open", database="mysql", first_piece_bytes=cut)
+    await client.change_user("moves_open", database="mysql", first_piece_bytes=cut)
     await nodes.migrate_all()
-    assert await wire.query_row("select user(), database()") == (b"moves_open@127.0.0.1", b"mysql")
+    assert await client.query_row("select user(), database()") == (b"moves_open@127.0.0.1", b"mysql")
 
 
-@asynchronous
-async def test_an_option_among_other_commands(nodes: MigratingFleet) -> None:
-    """The session may stay where it is."""
+@shared
+async def test_option_between_pipelined_commands(nodes: MigratingFleet) -> None:
+    """The session may stay on its node."""
     nodes.drain(nodes.nodes[1])
-    wire, other = await nodes.connect_answer_client(), await nodes.connect_answer_client()
+    client, other = await nodes.connect_answer_client(), await nodes.connect_answer_client()
     await nodes.wait_session_counts(2, 0)
     commands = [
         (MySqlCommand.PING, b""),
         (MySqlCommand.SET_OPTION, b"\1\0"),
         (MySqlCommand.QUERY, b"select 1"),
     ]
-    wire.writer.write(b"".join(encode_command(*command) for command in commands))
+    client.writer.write(b"".join(encode_command(*command) for command in commands))
     for command, _ in commands:
-        assert not isinstance((await wire.read_answer(command))[0], ErrorAnswer)
+        assert not isinstance((await client.read_answer(command))[0], ErrorAnswer)
     nodes.drain(nodes.nodes[0])
     await wait_until(lambda: nodes.sessions[1] > 0)
     await other.quit()
     for _ in range(3):
-        assert len(await wire.query("select 1; select 2")) == 1
+        assert len(await client.query("select 1; select 2")) == 1
 
 
 CLIENT = "127.0.0.5"
@@ -332,23 +342,23 @@ PROXIED = ModuleConfig(node={"proxy_protocol": "v2"})
 
 
 @pytest.mark.parametrize("hosts", [("127.0.0.1", "127.0.0.1"), ("127.0.0.1", "::1"), ("::1", "::1")], ids=str)
-async def test_each_node_is_told_the_address_of_the_client(
+async def test_every_node_receives_the_clients_address(
     tmp_path: Path, mariadb: MariaDb, hosts: tuple[str, str]
 ) -> None:
-    made = [NodeSpec(host=host, requires_proxy_header=True) for host in hosts]
-    async with run_fleet(tmp_path, mariadb, parts=PROXIED, specs=made, drained=[1]) as nodes:
-        wire = await nodes.connect_answer_client(source=CLIENT)
+    specs = [NodeSpec(host=host, requires_proxy_header=True) for host in hosts]
+    async with run_fleet(tmp_path, mariadb, parts=PROXIED, specs=specs, drained=[1]) as nodes:
+        client = await nodes.connect_answer_client(source=CLIENT)
         for _ in range(3):
-            assert await wire.query_row("select user()") == (f"root@{CLIENT}".encode(),)
+            assert await client.query_row("select user()") == (f"root@{CLIENT}".encode(),)
             await nodes.migrate_all()
 
 
-async def test_sessions_move_between_nodes_of_both_families(tmp_path: Path, mariadb: MariaDb) -> None:
+async def test_session_migrates_between_ipv4_and_ipv6_nodes(tmp_path: Path, mariadb: MariaDb) -> None:
     async with run_fleet(tmp_path, mariadb, specs=(NodeSpec(), NodeSpec(host="::1")), drained=[1]) as nodes:
-        wire = await nodes.connect_answer_client()
-        await run(wire, "set @a = 7")
+        client = await nodes.connect_answer_client()
+        await run(client, "set @a = 7")
         for host in ("127.0.0.1", "::1", "127.0.0.1"):
-            assert await wire.query_row("select @a, user()") == (b"7", f"root@{host}".encode())
+            assert await client.query_row("select @a, user()") == (b"7", f"root@{host}".encode())
             await nodes.migrate_all()
 
 
@@ -364,19 +374,19 @@ OPTIONS = {
 }
 
 
-def with_socket_options(tree: dict[str, Any]) -> None:
-    """Of connections to nodes."""
-    (cluster,) = tree["static_resources"]["clusters"]
+def with_socket_options(bootstrap: dict[str, Any]) -> None:
+    """Set these options for connections to nodes."""
+    (cluster,) = bootstrap["static_resources"]["clusters"]
     option = {"level": socket.IPPROTO_TCP, "name": socket.TCP_USER_TIMEOUT, "int_value": USER_TIMEOUT}
     cluster["upstream_connection_options"] = {"tcp_keepalive": KEEPALIVE}
     cluster["upstream_bind_config"] = {"socket_options": [{**option, "state": "STATE_PREBIND"}]}
 
 
-async def test_socket_options_are_the_same_before_and_after(tmp_path: Path, mariadb: MariaDb) -> None:
+async def test_socket_options_survive_migrations(tmp_path: Path, mariadb: MariaDb) -> None:
     async with run_fleet(tmp_path, mariadb, change_bootstrap=with_socket_options, drained=[1]) as nodes:
-        wire = await nodes.connect_answer_client()
+        client = await nodes.connect_answer_client()
         for node in (nodes.nodes[0], nodes.nodes[1], nodes.nodes[0]):
-            assert await wire.send_command(MySqlCommand.PING) == (OkAnswer(2),)
+            assert await client.send_command(MySqlCommand.PING) == (OkAnswer(2),)
             with socket_of_process(nodes.proxy.pid, node.node.sql_port) as connection:
                 assert {option: connection.getsockopt(*option) for option in OPTIONS} == OPTIONS
                 assert os.get_blocking(connection.fileno()) is False

@@ -1,4 +1,4 @@
-"""Where sessions go that have to leave: to nodes near by, and never to another group or an older release."""
+"""Which target a draining node's sessions get: a near node, never another group or an older release."""
 
 from __future__ import annotations
 
@@ -19,115 +19,117 @@ from tests.support.waiting import assert_never
 OLAP = "tidb-olap"
 
 
-async def test_sessions_that_have_to_leave_go_to_the_nearest_node(tmp_path: Path, mariadb: MariaDb) -> None:
-    async with run_fleet(tmp_path, mariadb, specs=THREE_NODES, drained=[1, 2]) as all_:
-        first, near, backup = (Host(node.sql_address) for node in all_.nodes)
-        far = dataclasses.replace(backup, priority=2)
-        clients = [await all_.connect_driver() for _ in range(3)]
-        await all_.wait_session_counts(3, 0, 0)
-        publish_nodes(all_.endpoints, [left(first), near, dataclasses.replace(far, weight=100)])
-        await all_.wait_session_counts(0, 3, 0)
-        publish_nodes(all_.endpoints, [left(first), left(near), far])
-        await all_.wait_session_counts(0, 0, 3)
-        for client in clients:
-            await client.ensure_closed()
-
-
-async def test_no_session_goes_to_an_older_release(tmp_path: Path, mariadb: MariaDb) -> None:
-    async with run_fleet(tmp_path, mariadb, drained=[1]) as all_:
-        newer, other = (Host(node.sql_address, version="v8.5.4") for node in all_.nodes)
-        older = dataclasses.replace(other, version="v8.5.3")
-        client = await all_.connect_driver()
-        publish_nodes(all_.endpoints, [left(newer), older])
-        await all_.wait_stayed("no_node")
-        assert all_.sessions == [1, 0]
-        publish_nodes(all_.endpoints, [left(newer), other])
-        await all_.wait_session_counts(0, 1)
-        await client.ensure_closed()
-
-
-async def test_a_node_is_not_left_for_another_priority_but_when_it_is_named_no_more(
+async def test_sessions_of_a_draining_node_migrate_to_the_nearest_node(
     tmp_path: Path, mariadb: MariaDb
 ) -> None:
-    async with run_fleet(tmp_path, mariadb, drained=[1]) as all_:
-        first, second = (Host(node.sql_address) for node in all_.nodes)
-        clients = [await all_.connect_driver() for _ in range(3)]
-        await all_.wait_session_counts(3, 0)
-        for _ in range(3):
-            publish_nodes(all_.endpoints, [dataclasses.replace(first, priority=2), second])
-            clients.append(await led_to(all_, 1))
-            publish_nodes(all_.endpoints, [first, dataclasses.replace(second, priority=1)])
-            clients.append(await led_to(all_, 0))
-        before = all_.sessions
-        await assert_never(lambda: all_.sessions != before, 0.3)
-        assert await all_.count_migrations("moved", "ok") == 0
-        publish_nodes(all_.endpoints, [second])
-        await all_.wait_session_counts(0, sum(before))
+    async with run_fleet(tmp_path, mariadb, specs=THREE_NODES, drained=[1, 2]) as fleet:
+        first, near, backup = (Host(node.sql_address) for node in fleet.nodes)
+        far = dataclasses.replace(backup, priority=2)
+        clients = [await fleet.connect_driver() for _ in range(3)]
+        await fleet.wait_session_counts(3, 0, 0)
+        publish_nodes(fleet.endpoints, [draining(first), near, dataclasses.replace(far, weight=100)])
+        await fleet.wait_session_counts(0, 3, 0)
+        publish_nodes(fleet.endpoints, [draining(first), draining(near), far])
+        await fleet.wait_session_counts(0, 0, 3)
         for client in clients:
             await client.ensure_closed()
 
 
-async def led_to(all_: MigratingFleet, position: int) -> Any:
-    """A client on that node, once others are led there; those that were led elsewhere leave again."""
+async def test_no_session_migrates_to_an_older_release(tmp_path: Path, mariadb: MariaDb) -> None:
+    async with run_fleet(tmp_path, mariadb, drained=[1]) as fleet:
+        newer, other = (Host(node.sql_address, version="v8.5.4") for node in fleet.nodes)
+        older = dataclasses.replace(other, version="v8.5.3")
+        client = await fleet.connect_driver()
+        publish_nodes(fleet.endpoints, [draining(newer), older])
+        await fleet.wait_stayed("no_node")
+        assert fleet.sessions == [1, 0]
+        publish_nodes(fleet.endpoints, [draining(newer), other])
+        await fleet.wait_session_counts(0, 1)
+        await client.ensure_closed()
+
+
+async def test_priority_change_migrates_no_session_but_removal_does(tmp_path: Path, mariadb: MariaDb) -> None:
+    async with run_fleet(tmp_path, mariadb, drained=[1]) as fleet:
+        first, second = (Host(node.sql_address) for node in fleet.nodes)
+        clients = [await fleet.connect_driver() for _ in range(3)]
+        await fleet.wait_session_counts(3, 0)
+        for _ in range(3):
+            publish_nodes(fleet.endpoints, [dataclasses.replace(first, priority=2), second])
+            clients.append(await connect_on(fleet, 1))
+            publish_nodes(fleet.endpoints, [first, dataclasses.replace(second, priority=1)])
+            clients.append(await connect_on(fleet, 0))
+        before = fleet.sessions
+        await assert_never(lambda: fleet.sessions != before, 0.3)
+        assert await fleet.count_migrations("moved", "ok") == 0
+        publish_nodes(fleet.endpoints, [second])
+        await fleet.wait_session_counts(0, sum(before))
+        for client in clients:
+            await client.ensure_closed()
+
+
+async def connect_on(fleet: MigratingFleet, index: int) -> Any:
+    """Connect until a session is on the node at `position`; close sessions that reach another node."""
     while True:
-        before = all_.sessions
-        client = await all_.connect_driver()
-        if all_.sessions[position] > before[position]:
+        before = fleet.sessions
+        client = await fleet.connect_driver()
+        if fleet.sessions[index] > before[index]:
             return client
         await client.ensure_closed()
-        await all_.wait_session_counts(*before)
+        await fleet.wait_session_counts(*before)
 
 
 @asynccontextmanager
-async def groups(directory: Path, mariadb: MariaDb) -> AsyncIterator[tuple[MigratingFleet, Path]]:
-    """Three nodes, of which the first gets sessions, and the third those of another listener, for its group.
+async def run_two_groups(directory: Path, mariadb: MariaDb) -> AsyncIterator[tuple[MigratingFleet, Path]]:
+    """Run three nodes: the first serves the default group, and the third the group of another listener.
 
-    With the file of that group's nodes.
+    Yield the fleet and the endpoints file of the other group.
     """
     endpoints = directory / "olap.json"
 
-    def add(tree: dict[str, Any]) -> None:
-        static = tree["static_resources"]
+    def add_group(bootstrap: dict[str, Any]) -> None:
+        static = bootstrap["static_resources"]
         ((cluster,), (listener,)) = (copy.deepcopy(static[kind]) for kind in ("clusters", "listeners"))
         cluster["name"], listener["name"] = OLAP, "sql-olap"
         source = cluster["eds_cluster_config"]["eds_config"]["path_config_source"]
-        publish_nodes(endpoints, [Host(told(Path(source["path"]))[2])], "olap")
+        publish_nodes(endpoints, [Host(node_addresses(Path(source["path"]))[2])], "olap")
         source["path"] = str(endpoints)
         (policy,) = cluster["load_balancing_policy"]["policies"]
         policy["typed_extension_config"]["typed_config"]["lb_policy_config"]["value"]["group"] = "olap"
-        (live,) = listener["listener_filters"]
-        live_source = live["config_discovery"]["config_source"]["path_config_source"]
+        (live_config,) = listener["listener_filters"]
+        live_source = live_config["config_discovery"]["config_source"]["path_config_source"]
         live_source["path"] = str(live_config_file(endpoints))
         listener["filter_chains"][0]["filters"][1]["typed_config"]["cluster"] = OLAP
         static["clusters"].append(cluster)
         static["listeners"].append(listener)
 
-    async with run_fleet(directory, mariadb, specs=THREE_NODES, drained=[1, 2], change_bootstrap=add) as all_:
-        yield all_, endpoints
+    async with run_fleet(
+        directory, mariadb, specs=THREE_NODES, drained=[1, 2], change_bootstrap=add_group
+    ) as fleet:
+        yield fleet, endpoints
 
 
-def told(endpoints: Path) -> list[str]:
-    """The nodes that stand in such a file."""
+def node_addresses(endpoints: Path) -> list[str]:
+    """Return the node addresses in an endpoints file."""
     (group,) = json.loads(endpoints.read_text())["resources"][0]["endpoints"]
-    known = [node["endpoint"]["address"]["socket_address"] for node in group["lb_endpoints"]]
-    return [addresses.join(address["address"], address["port_value"]) for address in known]
+    socket_addresses = [node["endpoint"]["address"]["socket_address"] for node in group["lb_endpoints"]]
+    return [addresses.join(address["address"], address["port_value"]) for address in socket_addresses]
 
 
 async def test_sessions_stay_within_their_group(tmp_path: Path, mariadb: MariaDb) -> None:
-    async with groups(tmp_path, mariadb) as (all_, olap):
-        first, second, third = (Host(node.sql_address) for node in all_.nodes)
-        clients = [await all_.connect_driver() for _ in range(2)]
-        clients += [await all_.connect_driver(port=all_.proxy.listeners["sql-olap"]) for _ in range(3)]
-        await all_.wait_session_counts(2, 0, 3)
-        publish_nodes(all_.endpoints, [left(first), second])
-        await all_.wait_session_counts(0, 2, 3)
-        # The second node changes its group: its sessions leave it, although it serves others.
-        publish_nodes(all_.endpoints, [first])
-        publish_nodes(olap, [second, left(third)], "olap")
-        await all_.wait_session_counts(2, 3, 0)
+    async with run_two_groups(tmp_path, mariadb) as (fleet, olap_endpoints):
+        first, second, third = (Host(node.sql_address) for node in fleet.nodes)
+        clients = [await fleet.connect_driver() for _ in range(2)]
+        clients += [await fleet.connect_driver(port=fleet.proxy.listeners["sql-olap"]) for _ in range(3)]
+        await fleet.wait_session_counts(2, 0, 3)
+        publish_nodes(fleet.endpoints, [draining(first), second])
+        await fleet.wait_session_counts(0, 2, 3)
+        # The second node changes its group: its sessions leave it, although it still serves.
+        publish_nodes(fleet.endpoints, [first])
+        publish_nodes(olap_endpoints, [second, draining(third)], "olap")
+        await fleet.wait_session_counts(2, 3, 0)
         for client in clients:
             await client.ensure_closed()
 
 
-def left(host: Host) -> Host:
+def draining(host: Host) -> Host:
     return dataclasses.replace(host, state="draining")

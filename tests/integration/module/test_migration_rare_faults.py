@@ -1,4 +1,4 @@
-"""Moves that fail in rare ways, or twice, and sessions whose node stops at the wrong moment."""
+"""Migrations that fail in rare ways or twice, and sessions whose node stops at a critical moment."""
 
 from __future__ import annotations
 
@@ -24,173 +24,186 @@ from tests.support.waiting import wait_until
 
 module = pytest.mark.asyncio(loop_scope="module")
 
-UNKNOWN = frame(1, err(1064, "You have an error in your SQL syntax", "42000"))
+SYNTAX_ERROR = frame(1, err(1064, "You have an error in your SQL syntax", "42000"))
 GREETING = greeting_packet()
-DETAILS: dict[str, tuple[str, bytes, bool, str]] = {
-    "greets with less than was agreed": (
+TARGET_FAULTS: dict[str, tuple[str, bytes, bool, str]] = {
+    "greets with fewer capabilities": (
         "connect",
         greeting_packet(offered=Capability.PROTOCOL_41),
         False,
         "invalid",
     ),
     "greets with half a greeting": ("connect", GREETING[:30], True, "unreachable"),
-    "greets and says more": ("connect", GREETING + b"\0", False, "invalid"),
-    "asks for another method": ("login", frame(2, b"\xfemysql_native_password\0salt\0"), False, "invalid"),
-    "lets it in and says more": ("login", frame(2, LOGIN_OK) + b"\x03\0\0\x01abc", False, "invalid"),
-    "does not prepare": ("prepare", UNKNOWN, False, "not_restored"),
-    "counts wrongly": ("states", frame(3, LOGIN_OK), False, "invalid"),
-    "gives half an answer": ("states", OK_PACKET[:6], True, "unreachable"),
+    "sends bytes after the greeting": ("connect", GREETING + b"\0", False, "invalid"),
+    "requests another auth method": (
+        "login",
+        frame(2, b"\xfemysql_native_password\0salt\0"),
+        False,
+        "invalid",
+    ),
+    "sends bytes after the login": ("login", frame(2, LOGIN_OK) + b"\x03\0\0\x01abc", False, "invalid"),
+    "rejects a prepare": ("prepare", SYNTAX_ERROR, False, "not_restored"),
+    "sends a wrong sequence number": ("states", frame(3, LOGIN_OK), False, "invalid"),
+    "sends half an answer": ("states", OK_PACKET[:6], True, "unreachable"),
 }
-"""The step, what the target says there, whether it closes then, and why the session stays."""
+"""By fault: the step, what the target sends there, whether it then closes, and why the session stays."""
 
 
-@pytest.mark.parametrize("way", DETAILS)
+@pytest.mark.parametrize("fault", TARGET_FAULTS)
 @module
-async def test_a_target_that_fails_costs_the_session_nothing(arenas: FaultArenas, way: str) -> None:
-    step, said, closes, reason = DETAILS[way]
-    async with (await arenas.arena_for(step)).scenario(way) as play:
+async def test_session_stays_when_the_target_fails(arenas: FaultArenas, fault: str) -> None:
+    step, data, closes, reason = TARGET_FAULTS[fault]
+    async with (await arenas.arena_for(step)).scenario(fault) as scenario:
         if step == "prepare":
-            gate = play.new.hold_at(step)
-            await play.reach_step("login")
-            play.gate.proceed()
+            gate = scenario.new.hold_at(step)
+            await scenario.reach_step("login")
+            scenario.gate.proceed()
         else:
-            gate = await play.reach_step(step)
+            gate = await scenario.reach_step(step)
         link = await gate.wait_reached()
-        link.send(said)
+        link.send(data)
         if closes:
-            await play.new.stop_listening()
+            await scenario.new.stop_listening()
             await link.send_fin()
         gate.proceed(GateAction.STAY_SILENT)
-        await play.expect_stayed(reason)
+        await scenario.expect_stayed(reason)
 
 
-@pytest.mark.parametrize("early", [b"\x07", frame(2, b"\xfemysql_clear_password\0")])
+@pytest.mark.parametrize("early_bytes", [b"\x07", frame(2, b"\xfemysql_clear_password\0")])
 @module
-async def test_a_target_that_speaks_before_tls_gets_no_token(arenas: FaultArenas, early: bytes) -> None:
-    """What no TLS protects may be anybody's."""
-    async with (await arenas.arena_for("tls")).scenario("speaks before TLS") as play:
-        gate = await play.reach_step("connect")
+async def test_target_that_sends_bytes_before_tls_receives_no_token(
+    arenas: FaultArenas, early_bytes: bytes
+) -> None:
+    """Bytes outside TLS may come from an attacker."""
+    async with (await arenas.arena_for("tls")).scenario("speaks before TLS") as scenario:
+        gate = await scenario.reach_step("connect")
         link = await gate.wait_reached()
-        link.send(greeting_packet(offered=OFFERED_CAPABILITIES | Capability.SSL) + early)
+        link.send(greeting_packet(offered=OFFERED_CAPABILITIES | Capability.SSL) + early_bytes)
         gate.proceed(GateAction.STAY_SILENT)
-        await play.expect_stayed("invalid")
-        assert play.old.export_count == 0
+        await scenario.expect_stayed("invalid")
+        assert scenario.old.export_count == 0
 
 
 @module
-async def test_states_in_another_character_set_are_not_moved(arenas: FaultArenas) -> None:
-    async with (await arenas.arena_for("export")).scenario("another character set") as play:
-        gate = await play.reach_step("export")
+async def test_states_in_another_character_set_are_not_migrated(arenas: FaultArenas) -> None:
+    async with (await arenas.arena_for("export")).scenario("another character set") as scenario:
+        gate = await scenario.reach_step("export")
         (await gate.wait_reached()).send(session_states_result(b'{"affected-rows":2,"x":"\xb9"}', b"token"))
         gate.proceed(GateAction.ALREADY_ANSWERED)
-        await play.expect_stayed("states")
+        await scenario.expect_stayed("states")
 
 
 @module
-async def test_two_targets_fail_one_after_the_other(arenas: FaultArenas) -> None:
-    """Then the first one has another chance."""
-    async with (await arenas.arena_for("login")).scenario("two failures", third=True) as play:
-        refuses = play.third.hold_at("states")
-        gate = await play.reach_step("login")
+async def test_session_migrates_after_two_targets_failed(arenas: FaultArenas) -> None:
+    """After both targets failed, Envoy tries the first one again."""
+    async with (await arenas.arena_for("login")).scenario("two failures", third=True) as scenario:
+        states_gate = scenario.third.hold_at("states")
+        gate = await scenario.reach_step("login")
         (await gate.wait_reached()).send(LOGIN_DENIED)
         gate.proceed(GateAction.STAY_SILENT)
-        (await refuses.wait_reached()).send(UNKNOWN)
-        refuses.proceed(GateAction.STAY_SILENT)
-        await play.expect_migrated()
-        play.arena.expect_migration(play.old, "denied", "stayed")
-        play.arena.expect_migration(play.old, "not_restored", "stayed")
+        (await states_gate.wait_reached()).send(SYNTAX_ERROR)
+        states_gate.proceed(GateAction.STAY_SILENT)
+        await scenario.expect_migrated()
+        scenario.arena.expect_migration(scenario.old, "denied", "stayed")
+        scenario.arena.expect_migration(scenario.old, "not_restored", "stayed")
 
 
 @asynccontextmanager
-async def unjudged(arenas: FaultArenas, what: str) -> AsyncIterator[MigrationScenario]:
-    """A session with another node to go to, whose moves may be counted in any way."""
-    async with (await arenas.arena_for("undo")).scenario(what, third=True) as play:
-        play.arena.ignored_nodes.add(play.old.name)
-        yield play
+async def scenario_with_uncounted_migrations(
+    arenas: FaultArenas, description: str
+) -> AsyncIterator[MigrationScenario]:
+    """Run a scenario with a third node, in which migrations may be counted in any way."""
+    async with (await arenas.arena_for("undo")).scenario(description, third=True) as scenario:
+        scenario.arena.ignored_nodes.add(scenario.old.name)
+        yield scenario
 
 
-async def end(link: NodeConnection, how: str) -> None:
-    """The node ends this connection."""
+async def close_connection(link: NodeConnection, how: str) -> None:
+    """Close this connection from the node's side by FIN or RST."""
     await (link.send_fin() if how == "FIN" else link.reset())
 
 
 async def stop(node: ScriptedNode, link: NodeConnection, how: str) -> None:
-    """The node stops listening, and ends this connection."""
+    """Stop listening, and close this connection by FIN or RST."""
     await node.stop_listening()
-    await end(link, how)
+    await close_connection(link, how)
 
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
 @module
-async def test_an_idle_session_whose_node_stops_is_restored_elsewhere(arenas: FaultArenas, how: str) -> None:
-    """It was exported less than a minute ago, and has run nothing since."""
-    async with unjudged(arenas, f"{how} when idle") as play:
-        await stop(play.old, await play.fail_migration(), how)
-        await wait_until(play.third.migration_completed.is_set, 5.0)
-        await play.expect_on(play.third)
+async def test_idle_session_is_restored_when_its_node_stops(arenas: FaultArenas, how: str) -> None:
+    """The session's states were exported less than a minute ago, and it has run nothing since."""
+    async with scenario_with_uncounted_migrations(arenas, f"{how} when idle") as scenario:
+        await stop(scenario.old, await scenario.fail_migration(), how)
+        await wait_until(scenario.third.migration_completed.is_set, 5.0)
+        await scenario.expect_on(scenario.third)
 
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
 @module
-async def test_an_idle_session_whose_node_still_listens_was_killed(arenas: FaultArenas, how: str) -> None:
-    """So it is not restored elsewhere, although its states are known."""
-    async with unjudged(arenas, f"{how} by a KILL") as play:
-        await end(await play.fail_migration(), how)
-        await play.expect_ended()
-        assert not play.third.migration_completed.is_set()
+async def test_idle_session_is_not_restored_when_its_node_still_listens(
+    arenas: FaultArenas, how: str
+) -> None:
+    """The closed connection is a KILL, so the session is not restored, although its states are saved."""
+    async with scenario_with_uncounted_migrations(arenas, f"{how} by a KILL") as scenario:
+        await close_connection(await scenario.fail_migration(), how)
+        await scenario.expect_ended()
+        assert not scenario.third.migration_completed.is_set()
 
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
 @module
-async def test_states_from_before_a_statement_are_not_used(arenas: FaultArenas, how: str) -> None:
-    async with unjudged(arenas, f"{how} behind a statement") as play:
-        (await play.reach_step("undo")).proceed()
-        play.send("set @a = 8")
-        await play.expect_insert_ok(0)
-        await stop(play.old, play.old.connections[-1], how)
-        await play.expect_ended()
-        assert not play.third.migration_completed.is_set()
+async def test_states_from_before_a_statement_are_not_restored(arenas: FaultArenas, how: str) -> None:
+    async with scenario_with_uncounted_migrations(arenas, f"{how} behind a statement") as scenario:
+        (await scenario.reach_step("undo")).proceed()
+        scenario.send("set @a = 8")
+        await scenario.expect_insert_ok(0)
+        await stop(scenario.old, scenario.old.connections[-1], how)
+        await scenario.expect_ended()
+        assert not scenario.third.migration_completed.is_set()
 
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
 @module
-async def test_a_statement_is_never_executed_twice(arenas: FaultArenas, how: str) -> None:
-    """Its node stops while it runs: nobody knows whether it was executed."""
-    async with unjudged(arenas, f"{how} under a statement") as play:
-        gate = await play.reach_step("undo")
-        runs = play.old.hold_at("statement")
+async def test_statement_is_never_executed_twice(arenas: FaultArenas, how: str) -> None:
+    """If the node stops while a statement runs, it is unknown whether the statement was executed."""
+    async with scenario_with_uncounted_migrations(arenas, f"{how} under a statement") as scenario:
+        gate = await scenario.reach_step("undo")
+        statement_gate = scenario.old.hold_at("statement")
         gate.proceed()
-        play.send("insert 3")
-        await stop(play.old, await runs.wait_reached(), how)
-        runs.proceed(GateAction.STAY_SILENT)
-        await play.expect_ended()
-        assert b"insert 3" not in play.new.statements + play.third.statements
+        scenario.send("insert 3")
+        await stop(scenario.old, await statement_gate.wait_reached(), how)
+        statement_gate.proceed(GateAction.STAY_SILENT)
+        await scenario.expect_ended()
+        assert b"insert 3" not in scenario.new.statements + scenario.third.statements
 
 
-@pytest.mark.parametrize("third", [False, True], ids=["the same is tried again", "another is there"])
+@pytest.mark.parametrize("third", [False, True], ids=["same node", "third node"])
 @pytest.mark.parametrize("how", ["FIN", "RST"])
 @module
-async def test_both_nodes_go_between_export_and_switch(arenas: FaultArenas, how: str, third: bool) -> None:
-    async with (await arenas.arena_for("login")).scenario(f"{how} of both", third=third) as play:
-        play.arena.ignored_nodes.add(play.old.name)
-        gate = await play.reach_step("login")
-        old, new = play.old.connections[-1], await gate.wait_reached()
-        await stop(play.old, old, how)
+async def test_session_is_restored_when_both_nodes_stop_after_the_export(
+    arenas: FaultArenas, how: str, third: bool
+) -> None:
+    async with (await arenas.arena_for("login")).scenario(f"{how} of both", third=third) as scenario:
+        scenario.arena.ignored_nodes.add(scenario.old.name)
+        gate = await scenario.reach_step("login")
+        old, new = scenario.old.connections[-1], await gate.wait_reached()
+        await stop(scenario.old, old, how)
         if third:
-            await play.new.stop_listening()
-        await end(new, how)
+            await scenario.new.stop_listening()
+        await close_connection(new, how)
         gate.proceed(GateAction.STAY_SILENT)
-        there = play.third if third else play.new
-        await wait_until(there.migration_completed.is_set, 5.0)
-        await play.expect_on(there)
+        target = scenario.third if third else scenario.new
+        await wait_until(target.migration_completed.is_set, 5.0)
+        await scenario.expect_on(target)
 
 
-def test_the_table_has_all_of_them() -> None:
-    every: list[FailureCase] = [
+def test_results_table_lists_all_fault_cases() -> None:
+    cases: list[FailureCase] = [
         case for side in ("target", "old node", "client", "Envoy") for case in failure_cases(side)
     ]
-    told = "\n".join(format_results({(case.fault, case.step): True for case in every}))
-    assert "not run" not in told
-    assert "FAILED" not in told
-    assert len({(case.fault, case.step) for case in every}) == len(every)
-    assert all(f"- {letter}" in told for letter in SKIP_REASONS)
+    table = "\n".join(format_results({(case.fault, case.step): True for case in cases}))
+    assert "not run" not in table
+    assert "FAILED" not in table
+    assert len({(case.fault, case.step) for case in cases}) == len(cases)
+    assert all(f"- {letter}" in table for letter in SKIP_REASONS)

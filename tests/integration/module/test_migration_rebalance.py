@@ -1,4 +1,4 @@
-"""Sessions that leave a node which has more than its share and stays in service: as many as are asked for."""
+"""Rebalancing: a node above its share stays in service; as many sessions leave it as the plan requests."""
 
 from __future__ import annotations
 
@@ -10,130 +10,135 @@ from tests.support.module.bootstrap import Host, publish_nodes
 from tests.support.waiting import assert_nothing_received, wait_until
 
 
-class Crowd:
-    """Clients on the first of two nodes, before the second one comes.
+class RebalancedFleet:
+    """Clients whose sessions are all on the first node at the start.
 
-    That is drained from the start: a session that has moved would not do so again for others' sake.
+    The other nodes start drained, because a session that has already migrated does not migrate again for
+    rebalancing.
     """
 
-    def __init__(self, all_: MigratingFleet, instance: str) -> None:
-        self.all = all_
+    def __init__(self, fleet: MigratingFleet, instance: str) -> None:
+        self.fleet = fleet
         self.instance = instance
 
-    def ask(self, moves: str, *wants: str, weight: int = 1) -> None:
-        """Tell Envoy how many sessions are to leave the first node, and how many each other is to get.
+    def publish_round(self, outgoing: str, *incoming: str, weight: int = 1) -> None:
+        """Publish how many sessions leave the first node, and how many each other node accepts.
 
-        `{}` stands for this Envoy. Without `wants` the second node is to get more than there are.
+        `{}` stands for this Envoy's instance id. Without `incoming` the second node accepts them all.
         """
-        first, *others = self.all.nodes
-        wanted = [each.format(self.instance) for each in wants or (f"{moves.partition(':')[0]}:{{}}=99",)]
-        wanted += [""] * (len(others) - len(wanted))
-        takers = [
-            Host(node.sql_address, weight=weight, incoming=each)
-            for node, each in zip(others, wanted, strict=True)
+        first, *others = self.fleet.nodes
+        counts = [
+            count.format(self.instance) for count in incoming or (f"{outgoing.partition(':')[0]}:{{}}=99",)
+        ]
+        counts += [""] * (len(others) - len(counts))
+        targets = [
+            Host(node.sql_address, weight=weight, incoming=count)
+            for node, count in zip(others, counts, strict=True)
         ]
         publish_nodes(
-            self.all.endpoints, [Host(first.sql_address, outgoing=moves.format(self.instance)), *takers]
+            self.fleet.endpoints, [Host(first.sql_address, outgoing=outgoing.format(self.instance)), *targets]
         )
 
-    async def settled(self, *sessions: int) -> None:
-        await wait_until(lambda: self.all.sessions == list(sessions))
+    async def wait_counts(self, *sessions: int) -> None:
+        await wait_until(lambda: self.fleet.sessions == list(sessions))
 
 
-async def test_as_many_leave_as_were_asked_for_and_once_a_round(tmp_path: Path, mariadb: MariaDb) -> None:
-    async with run_fleet(tmp_path, mariadb, drained=[1]) as all_:
-        crowd = Crowd(all_, await all_.proxy.instance_id())
-        clients = [await all_.connect_driver() for _ in range(10)]
+async def test_requested_number_of_sessions_leaves_once_per_round(tmp_path: Path, mariadb: MariaDb) -> None:
+    async with run_fleet(tmp_path, mariadb, drained=[1]) as fleet:
+        rebalanced = RebalancedFleet(fleet, await fleet.proxy.instance_id())
+        clients = [await fleet.connect_driver() for _ in range(10)]
         for number, client in enumerate(clients):
             await query_rows(client, f"set @own = {number}")
-        await crowd.settled(10, 0)
+        await rebalanced.wait_counts(10, 0)
 
-        crowd.ask("7:{}=3,0000000000000000=5")
-        await crowd.settled(7, 3)
-        # The same round again, with other weights, asks for nothing more.
-        crowd.ask("7:{}=3", weight=100)
-        quiet = await all_.connect_raw()
-        await assert_nothing_received(quiet.reader, 1.0)
-        assert sorted(all_.sessions) in ([3, 8], [4, 7])
+        rebalanced.publish_round("7:{}=3,0000000000000000=5")
+        await rebalanced.wait_counts(7, 3)
+        # The same round with other weights requests no further migrations.
+        rebalanced.publish_round("7:{}=3", weight=100)
+        idle = await fleet.connect_raw()
+        await assert_nothing_received(idle.reader, 1.0)
+        assert sorted(fleet.sessions) in ([3, 8], [4, 7])
         for number, client in enumerate(clients):
             assert await query_rows(client, "select @own") == [(number,)]
         for client in clients:
             await client.ensure_closed()
 
 
-async def test_a_session_that_has_just_moved_stays(tmp_path: Path, mariadb: MariaDb) -> None:
-    async with run_fleet(tmp_path, mariadb) as all_:
-        crowd = Crowd(all_, await all_.proxy.instance_id())
-        all_.drain(all_.nodes[0])
-        clients = [await all_.connect_driver() for _ in range(4)]
-        await crowd.settled(0, 4)
-        all_.drain(all_.nodes[1])
-        await crowd.settled(4, 0)
-        crowd.ask("1:{}=4")
-        newcomer = await all_.connect_raw()
+async def test_session_that_just_migrated_stays(tmp_path: Path, mariadb: MariaDb) -> None:
+    async with run_fleet(tmp_path, mariadb) as fleet:
+        rebalanced = RebalancedFleet(fleet, await fleet.proxy.instance_id())
+        fleet.drain(fleet.nodes[0])
+        clients = [await fleet.connect_driver() for _ in range(4)]
+        await rebalanced.wait_counts(0, 4)
+        fleet.drain(fleet.nodes[1])
+        await rebalanced.wait_counts(4, 0)
+        rebalanced.publish_round("1:{}=4")
+        newcomer = await fleet.connect_raw()
         await assert_nothing_received(newcomer.reader, 1.0)
-        assert sum(all_.sessions) == 5
-        assert all_.sessions[0] >= 4
+        assert sum(fleet.sessions) == 5
+        assert fleet.sessions[0] >= 4
         for client in clients:
             await client.ensure_closed()
 
 
-async def test_what_is_asked_of_others_or_cannot_be_read_moves_nothing(
+async def test_requests_for_other_envoys_or_malformed_requests_are_ignored(
     tmp_path: Path, mariadb: MariaDb
 ) -> None:
-    async with run_fleet(tmp_path, mariadb, drained=[1]) as all_:
-        crowd = Crowd(all_, await all_.proxy.instance_id())
-        client = await all_.connect_driver()
-        await crowd.settled(1, 0)
-        for moves in ("1:0123456789abcdef=4", "x:{}=1", "{}=1", "2:{}"):
-            crowd.ask(moves, "1:{}=4")
-        quiet = await all_.connect_raw()
-        await assert_nothing_received(quiet.reader, 1.0)
+    async with run_fleet(tmp_path, mariadb, drained=[1]) as fleet:
+        rebalanced = RebalancedFleet(fleet, await fleet.proxy.instance_id())
+        client = await fleet.connect_driver()
+        await rebalanced.wait_counts(1, 0)
+        for outgoing in ("1:0123456789abcdef=4", "x:{}=1", "{}=1", "2:{}"):
+            rebalanced.publish_round(outgoing, "1:{}=4")
+        idle = await fleet.connect_raw()
+        await assert_nothing_received(idle.reader, 1.0)
         assert await query_rows(client, "select @@hostname") == await query_rows(client, "select @@hostname")
-        assert all_.sessions[0] >= 1
+        assert fleet.sessions[0] >= 1
         await client.ensure_closed()
 
 
-async def test_sessions_go_only_where_they_are_wanted(tmp_path: Path, mariadb: MariaDb) -> None:
-    async with run_fleet(tmp_path, mariadb, drained=[1]) as all_:
-        crowd = Crowd(all_, await all_.proxy.instance_id())
-        clients = [await all_.connect_driver() for _ in range(4)]
-        await crowd.settled(4, 0)
-        for wants in ("", "1:{}=0", "1:0123456789abcdef=4", "1", "x:{}=4"):
-            crowd.ask("1:{}=4", wants)
-        crowd.ask("2:{}=2")
-        await crowd.settled(2, 2)
-        await all_.proxy.wait_for_metrics({("migrations", all_.nodes[0].sql_address, "ok", "moved"): 2})
-        assert await all_.count_migrations("stayed", "no_node") == 0, "what nobody wants is not begun"
+async def test_sessions_migrate_only_to_nodes_that_accept_them(tmp_path: Path, mariadb: MariaDb) -> None:
+    async with run_fleet(tmp_path, mariadb, drained=[1]) as fleet:
+        rebalanced = RebalancedFleet(fleet, await fleet.proxy.instance_id())
+        clients = [await fleet.connect_driver() for _ in range(4)]
+        await rebalanced.wait_counts(4, 0)
+        for incoming in ("", "1:{}=0", "1:0123456789abcdef=4", "1", "x:{}=4"):
+            rebalanced.publish_round("1:{}=4", incoming)
+        rebalanced.publish_round("2:{}=2")
+        await rebalanced.wait_counts(2, 2)
+        await fleet.proxy.wait_for_metrics({("migrations", fleet.nodes[0].sql_address, "ok", "moved"): 2})
+        assert await fleet.count_migrations("stayed", "no_node") == 0, (
+            "Envoy starts no migration that no node accepts"
+        )
         for client in clients:
             await client.ensure_closed()
 
 
-async def test_no_node_gets_more_than_it_wants(tmp_path: Path, mariadb: MariaDb) -> None:
-    async with run_fleet(tmp_path, mariadb, specs=THREE_NODES, drained=[1, 2]) as all_:
-        crowd = Crowd(all_, await all_.proxy.instance_id())
-        clients = [await all_.connect_driver() for _ in range(8)]
-        await crowd.settled(8, 0, 0)
-        crowd.ask("1:{}=8", "1:{}=1,0123456789abcdef=5", "1:{}=4")
-        await crowd.settled(3, 1, 4)
-        # The round goes on, and nobody wants more.
-        crowd.ask("1:{}=8", "1:{}=1", "1:{}=4", weight=3)
-        quiet = await all_.connect_raw()
-        await assert_nothing_received(quiet.reader, 0.5)
-        await all_.proxy.wait_for_metrics({("migrations", all_.nodes[0].sql_address, "ok", "moved"): 5})
+async def test_no_node_receives_more_sessions_than_it_accepts(tmp_path: Path, mariadb: MariaDb) -> None:
+    async with run_fleet(tmp_path, mariadb, specs=THREE_NODES, drained=[1, 2]) as fleet:
+        rebalanced = RebalancedFleet(fleet, await fleet.proxy.instance_id())
+        clients = [await fleet.connect_driver() for _ in range(8)]
+        await rebalanced.wait_counts(8, 0, 0)
+        rebalanced.publish_round("1:{}=8", "1:{}=1,0123456789abcdef=5", "1:{}=4")
+        await rebalanced.wait_counts(3, 1, 4)
+        # The round continues, and no node accepts more.
+        rebalanced.publish_round("1:{}=8", "1:{}=1", "1:{}=4", weight=3)
+        idle = await fleet.connect_raw()
+        await assert_nothing_received(idle.reader, 0.5)
+        await fleet.proxy.wait_for_metrics({("migrations", fleet.nodes[0].sql_address, "ok", "moved"): 5})
         for client in clients:
             await client.ensure_closed()
 
 
-async def test_others_go_for_those_that_cannot(tmp_path: Path, mariadb: MariaDb) -> None:
-    """A session that does not move uses up nothing: neither what its node gives, nor what another wants."""
-    async with run_fleet(tmp_path, mariadb, drained=[1]) as all_:
-        crowd = Crowd(all_, await all_.proxy.instance_id())
-        clients = [await all_.connect_driver() for _ in range(6)]
+async def test_other_sessions_migrate_instead_of_pinned_ones(tmp_path: Path, mariadb: MariaDb) -> None:
+    """A session that cannot migrate uses up no quota, neither of its node nor of the target."""
+    async with run_fleet(tmp_path, mariadb, drained=[1]) as fleet:
+        rebalanced = RebalancedFleet(fleet, await fleet.proxy.instance_id())
+        clients = [await fleet.connect_driver() for _ in range(6)]
         for number, client in enumerate(clients[:4]):
             await query_rows(client, f"select get_lock('spared{number}', 0)")
-        await crowd.settled(6, 0)
-        crowd.ask("1:{}=2", "1:{}=2")
-        await crowd.settled(4, 2)
+        await rebalanced.wait_counts(6, 0)
+        rebalanced.publish_round("1:{}=2", "1:{}=2")
+        await rebalanced.wait_counts(4, 2)
         for client in clients:
             await client.ensure_closed()

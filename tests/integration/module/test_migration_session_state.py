@@ -1,4 +1,4 @@
-"""What a session keeps when it moves: the answers of one of MariaDB's own, which does not, are expected."""
+"""State that survives a migration: the expected answers come from a MariaDB session that does not migrate."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from tests.support.migration.fleet import MigratingFleet, mariadb_session, run_f
 from tests.support.migration.sql_client import Answer, AnswerClient
 from tests.support.waiting import assert_nothing_received
 
-# Starting an Envoy for each of these would take longer than all of them.
+# An Envoy per test would take longer than all the tests.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @dataclass(frozen=True)
-class Kept:
-    """Statements, and questions about what they have left; `codec`: in which they are sent.
+class StateCase:
+    """Statements, and queries for the state that they leave. `codec`: the encoding of their text.
 
-    `{db}` stands for a database that is there; statements may fail.
+    `{db}` stands for an existing database. Statements may fail.
     """
 
     name: str
     statements: tuple[str, ...]
-    asked: tuple[str, ...]
+    queries: tuple[str, ...]
     codec: str = "utf-8"
 
-    async def run(self, wire: AnswerClient, database: str) -> None:
+    async def run(self, client: AnswerClient, database: str) -> None:
         for statement in self.statements:
-            await wire.query(statement.replace("{db}", database).encode(self.codec))
+            await client.query(statement.replace("{db}", database).encode(self.codec))
 
-    async def ask(self, wire: AnswerClient, database: str) -> list[Answer]:
-        asked = (question.replace("{db}", database).encode(self.codec) for question in self.asked)
-        return [await wire.query(question) for question in asked]
+    async def read(self, client: AnswerClient, database: str) -> list[Answer]:
+        texts = (query.replace("{db}", database).encode(self.codec) for query in self.queries)
+        return [await client.query(query) for query in texts]
 
 
-SETTINGS = (
-    Kept(
+SETTING_CASES = (
+    StateCase(
         "user variables",
         (
             "set @a = -5, @b = 18446744073709551615, @c = 1.50, @d = -1e100, @e = 'süß', @f = x'ff0041'",
@@ -57,17 +57,17 @@ SETTINGS = (
             "select @b + 0, @a + 0, @c + 1",
         ),
     ),
-    Kept(
+    StateCase(
         "user variables named like keys of the states",
         ("set @`sys-vars` = '{\"sql_mode\":\"\"}', @`current-db` = 'mysql', @`'` = '\\'', @`\\` = '\\\\'",),
         ("select @`sys-vars`, @`current-db`, @`'`, @`\\`, database(), @@sql_mode",),
     ),
-    Kept(
+    StateCase(
         "a user variable of megabytes",
         ("set @a = repeat('tidevoy!', 250000)",),
         ("select length(@a), md5(@a)",),
     ),
-    Kept(
+    StateCase(
         "system variables",
         (
             "set lc_time_names = 'de_DE', group_concat_max_len = 77777, sql_select_limit = 3",
@@ -83,20 +83,20 @@ SETTINGS = (
             "select seq from mysql.seq_1_to_9",
         ),
     ),
-    Kept(
+    StateCase(
         "time zone",
         ("set time_zone = '+03:45'",),
         ("select @@time_zone, from_unixtime(0), unix_timestamp('2026-01-01')",),
     ),
-    Kept("current database by USE", ("use {db}",), ("select database()", "show tables")),
-    Kept("no database", ("select 1",), ("select database()", "show tables")),
-    Kept("a database that was left", ("use {db}", "use mysql"), ("select database()",)),
-    Kept(
+    StateCase("current database by USE", ("use {db}",), ("select database()", "show tables")),
+    StateCase("no database", ("select 1",), ("select database()", "show tables")),
+    StateCase("a database after another", ("use {db}", "use mysql"), ("select database()",)),
+    StateCase(
         "a database with an odd name",
         ("create database if not exists `o'd\"d \\ ü`", "use `o'd\"d \\ ü`"),
         ("select database()",),
     ),
-    Kept(
+    StateCase(
         "sql_mode with NO_BACKSLASH_ESCAPES",
         (
             "set @a = 'it''s \\\\ \"', sql_mode = 'NO_BACKSLASH_ESCAPES'",
@@ -104,19 +104,19 @@ SETTINGS = (
         ),
         ("select @@sql_mode, '\\', length('\\n'), @a, @b, @c",),
     ),
-    Kept(
+    StateCase(
         "sql_mode with ANSI_QUOTES",
         ("set @a = 'it''s \"q\"', sql_mode = 'ANSI_QUOTES,PIPES_AS_CONCAT'", 'set @"b" = \'"\''),
         ("select @@sql_mode, 'a' || 'b', 1 as \"a b\", @a, @b", 'select "no column"'),
     ),
-    Kept(
-        "sql_mode with both, and nothing strict",
+    StateCase(
+        "sql_mode with both, not strict",
         ("set sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES,IGNORE_SPACE'", "set @a = '\\', @b = '''\"'"),
         ("select @@sql_mode, @a, @b, '\\' as \"\\\", count (*)",),
     ),
-    Kept("an empty sql_mode", ("set sql_mode = ''",), ("select @@sql_mode, 1 || 0",)),
-    Kept(
-        "character sets, each another one",
+    StateCase("an empty sql_mode", ("set sql_mode = ''",), ("select @@sql_mode, 1 || 0",)),
+    StateCase(
+        "different character sets",
         (
             "set names utf8mb4 collate utf8mb4_unicode_ci",
             "set character_set_connection = latin1, character_set_results = NULL",
@@ -126,7 +126,7 @@ SETTINGS = (
             "select @@collation_connection, 'ü', hex('ü'), charset('x')",
         ),
     ),
-    Kept(
+    StateCase(
         "gbk",
         ("set names gbk", "set @n = 1, @a = '中運'"),
         (
@@ -135,24 +135,24 @@ SETTINGS = (
         ),
         "gbk",
     ),
-    Kept(
+    StateCase(
         "latin1",
         ("set names latin1", "set @n = 1, @a = 'süß'"),
         ("select 'süß', hex('süß'), collation('ü'), @@character_set_client, @a, hex(@a)",),
         "latin-1",
     ),
-    Kept(
+    StateCase(
         "autocommit=0",
         ("set autocommit = 0",),
         ("select @@autocommit", "select count(*) from {db}.t", "rollback"),
     ),
-    Kept(
+    StateCase(
         "isolation level and read only",
         ("set session transaction isolation level serializable", "set session transaction read only"),
         ("select @@tx_isolation, @@tx_read_only", "insert into {db}.nothing values (1)"),
     ),
-    Kept(
-        "statements by name",
+    StateCase(
+        "named prepared statements",
         (
             "use {db}",
             "create table if not exists named (id int primary key)",
@@ -168,113 +168,117 @@ SETTINGS = (
     ),
 )
 
-LEFT_BEHIND = (
-    Kept("ROW_COUNT", ("replace into {db}.t values (1), (2), (3)",), ("select row_count()",)),
-    Kept("ROW_COUNT behind a result", ("select 1",), ("select row_count()",)),
-    Kept("ROW_COUNT behind an error", ("insert into nowhere values (1)",), ("select row_count()",)),
-    Kept(
+DIAGNOSTICS_CASES = (
+    StateCase("ROW_COUNT", ("replace into {db}.t values (1), (2), (3)",), ("select row_count()",)),
+    StateCase("ROW_COUNT after a result", ("select 1",), ("select row_count()",)),
+    StateCase("ROW_COUNT after an error", ("insert into nowhere values (1)",), ("select row_count()",)),
+    StateCase(
         "FOUND_ROWS",
         ("select sql_calc_found_rows seq from mysql.seq_1_to_77 limit 3",),
         ("select found_rows()",),
     ),
-    Kept(
+    StateCase(
         "FOUND_ROWS and ROW_COUNT",
         ("select seq from mysql.seq_1_to_9", "replace into {db}.t values (1), (2)"),
         ("select found_rows(), row_count()", "select found_rows(), row_count()"),
     ),
-    Kept(
+    StateCase(
         "LAST_INSERT_ID",
         ("insert into {db}.auto (v) values (1), (2)", "insert into {db}.auto (v) values (3)"),
         ("select last_insert_id() - min(id) from {db}.auto", "select last_insert_id() is null"),
     ),
-    Kept(
+    StateCase(
         "LAST_INSERT_ID of 64 bits",
         ("select last_insert_id(18446744073709551615)",),
         ("select last_insert_id()", "select last_insert_id()"),
     ),
-    Kept(
+    StateCase(
         "warnings",
         ("select cast('12x' as unsigned) + cast('ü\"\\'\\\\' as unsigned)",),
         ("show warnings", "show count(*) warnings", "select @@warning_count", "show errors"),
     ),
-    Kept(
-        "warnings of a statement that changes something",
+    StateCase(
+        "warnings of a statement that changes rows",
         ("insert ignore into {db}.t values (1), ('x'), (1)",),
         ("show warnings", "select count(*) from mysql.seq_1_to_2", "show warnings"),
     ),
-    Kept(
+    StateCase(
         "an error",
         ("select * from {db}.nowhere",),
         ("show errors", "show warnings", "select @@error_count", "show count(*) errors"),
     ),
-    Kept("no warnings", ("select 1",), ("show warnings", "select @@warning_count")),
+    StateCase("no warnings", ("select 1",), ("show warnings", "select @@warning_count")),
 )
 
 
 @pytest.fixture
 def tables(mariadb: MariaDb, database: str) -> str:
-    """A database with tables that are asked for."""
+    """Create the tables that the queries read. Return the database's name."""
     with pymysql.connect(host="127.0.0.1", port=mariadb.port, user="root", autocommit=True) as connection:
         connection.query(f"create table {database}.t (id int primary key)")
         connection.query(f"create table {database}.auto (id int auto_increment primary key, v int)")
     return database
 
 
-@pytest.mark.parametrize("kept", SETTINGS, ids=lambda kept: kept.name)
-async def test_settings_are_kept(nodes: MigratingFleet, mariadb: MariaDb, tables: str, kept: Kept) -> None:
-    async with mariadb_session(mariadb) as control:
-        await kept.run(control, tables)
-        expected = await kept.ask(control, tables)
-    wire = await nodes.connect_answer_client()
-    await kept.run(wire, tables)
-    assert await kept.ask(wire, tables) == expected
+@pytest.mark.parametrize("case", SETTING_CASES, ids=lambda case: case.name)
+async def test_settings_survive_migrations(
+    nodes: MigratingFleet, mariadb: MariaDb, tables: str, case: StateCase
+) -> None:
+    async with mariadb_session(mariadb) as reference:
+        await case.run(reference, tables)
+        expected = await case.read(reference, tables)
+    client = await nodes.connect_answer_client()
+    await case.run(client, tables)
+    assert await case.read(client, tables) == expected
     for _ in range(2):
         await nodes.migrate_all()
-        assert await kept.ask(wire, tables) == expected
+        assert await case.read(client, tables) == expected
 
 
-async def test_all_of_it_is_kept_with_tls(tmp_path: Path, mariadb: MariaDb, tables: str) -> None:
-    """With TLS on both sides of Envoy; a MiB of states comes in many records."""
-    kept = Kept("", ("use {db}", "set @a = repeat('tidevoy!', 200000)"), ("select md5(@a), database()",))
-    async with mariadb_session(mariadb) as control:
-        await kept.run(control, tables)
-        expected = await kept.ask(control, tables)
+async def test_large_states_survive_migrations_with_tls(
+    tmp_path: Path, mariadb: MariaDb, tables: str
+) -> None:
+    """TLS is on both sides of Envoy; a MiB of states arrives in many records."""
+    case = StateCase("", ("use {db}", "set @a = repeat('tidevoy!', 200000)"), ("select md5(@a), database()",))
+    async with mariadb_session(mariadb) as reference:
+        await case.run(reference, tables)
+        expected = await case.read(reference, tables)
     async with run_fleet(tmp_path, mariadb, tls=PemFiles.create(tmp_path / "certificates")) as nodes:
-        wire = await nodes.connect_answer_client()
-        await kept.run(wire, tables)
+        client = await nodes.connect_answer_client()
+        await case.run(client, tables)
         for _ in range(2):
             await nodes.migrate_all()
-            assert await kept.ask(wire, tables) == expected
+            assert await case.read(client, tables) == expected
 
 
-async def test_a_move_does_not_make_an_idle_session_young_again(nodes: MigratingFleet) -> None:
-    """wait_timeout counts from the last statement on, not from the last move on."""
-    wire = await nodes.connect_answer_client()
-    await wire.query("set wait_timeout = 4")
-    began = time.monotonic()
+async def test_migration_does_not_restart_wait_timeout(nodes: MigratingFleet) -> None:
+    """wait_timeout counts from the last statement, not from the last migration."""
+    client = await nodes.connect_answer_client()
+    await client.query("set wait_timeout = 4")
+    started = time.monotonic()
     for _ in range(2):
-        await assert_nothing_received(wire.reader, 0.7)
+        await assert_nothing_received(client.reader, 0.7)
         await nodes.migrate_all()
-    moved = time.monotonic()
+    migrated = time.monotonic()
     async with asyncio.timeout(6):
-        await wire.reader.read()
+        await client.reader.read()
     ended = time.monotonic()
-    assert ended - began > 3.9
-    assert ended - moved < 3.3
+    assert ended - started > 3.9
+    assert ended - migrated < 3.3
 
 
-@pytest.mark.parametrize("kept", LEFT_BEHIND, ids=lambda kept: kept.name)
-async def test_what_the_last_statement_left_is_kept(
-    nodes: MigratingFleet, mariadb: MariaDb, tables: str, kept: Kept
+@pytest.mark.parametrize("case", DIAGNOSTICS_CASES, ids=lambda case: case.name)
+async def test_diagnostics_of_the_last_statement_survive_migrations(
+    nodes: MigratingFleet, mariadb: MariaDb, tables: str, case: StateCase
 ) -> None:
-    """Asking changes it, so that it is asked for once."""
-    async with mariadb_session(mariadb) as control:
-        await kept.run(control, tables)
-        expected = [without_types(answer) for answer in await kept.ask(control, tables)]
-        await control.query(f"truncate {tables}.t")
-        await control.query(f"truncate {tables}.auto")
-    wire = await nodes.connect_answer_client()
-    await kept.run(wire, tables)
+    """The queries change this state, so each one runs only once."""
+    async with mariadb_session(mariadb) as reference:
+        await case.run(reference, tables)
+        expected = [without_types(answer) for answer in await case.read(reference, tables)]
+        await reference.query(f"truncate {tables}.t")
+        await reference.query(f"truncate {tables}.auto")
+    client = await nodes.connect_answer_client()
+    await case.run(client, tables)
     for _ in range(2):
         await nodes.migrate_all()
-    assert [without_types(answer) for answer in await kept.ask(wire, tables)] == expected
+    assert [without_types(answer) for answer in await case.read(client, tables)] == expected

@@ -1,4 +1,4 @@
-"""A node closes the connection of an idle session whose states are not known: the client sees it at once."""
+"""A node closes an idle session that has no saved states: the client's connection ends at once."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from tests.support.module.bootstrap import Host, ModuleConfig
 from tests.support.module.envoy import ModuleEnvoy, connect_with_tls, run_envoy, with_timeout
 from tests.support.tidb_sim_clients import RawClient
 
-AT_ONCE = 1.0
+MAX_SECONDS = 1.0
 """Seconds; it takes about a millisecond."""
 KILLED = frame(0, err(1927, "Connection was killed", "70100"))
 """The error that servers other than TiDB send before they close."""
-BEGUN = frame(1, ok(AUTOCOMMIT | IN_TRANSACTION))
+BEGIN_OK = frame(1, ok(AUTOCOMMIT | IN_TRANSACTION))
 
 
 @dataclass(frozen=True)
-class Served:
-    """An Envoy, and the node behind it."""
+class Stack:
+    """An Envoy and the node behind it."""
 
     proxy: ModuleEnvoy
     node: ScriptedNode
     certificates: PemFiles
     client_tls: bool
 
-    async def client(self) -> RawClient:
+    async def connect(self) -> RawClient:
         if self.client_tls:
             return await connect_with_tls(self.proxy, self.certificates)
         client = await self.proxy.connect()
@@ -44,22 +44,22 @@ class Served:
 
 
 @asynccontextmanager
-async def served(directory: Path, tls: Sequence[str]) -> AsyncIterator[Served]:
+async def run_stack(directory: Path, tls: Sequence[str]) -> AsyncIterator[Stack]:
     certificates = PemFiles.create(directory / "certificates")
     client = {"tls": "required", "cert": str(certificates.cert), "key": str(certificates.key)}
     node = {"tls": "required", "ca": str(certificates.ca), "verify": "ca"}
-    parts = ModuleConfig(
+    config = ModuleConfig(
         client=client if "client" in tls else {},
         node=node if "node" in tls else {"allow_cleartext_backend": True},
     )
-    actor = ScriptedNode("n1", node_tls_context(certificates) if "node" in tls else None)
-    actor.canned_answers[b"begin"] = BEGUN
-    async with actor.listening(), run_envoy(directory, [Host(actor.endpoint, "n1")], parts) as proxy:
-        yield Served(proxy, actor, certificates, "client" in tls)
+    scripted = ScriptedNode("n1", node_tls_context(certificates) if "node" in tls else None)
+    scripted.canned_answers[b"begin"] = BEGIN_OK
+    async with scripted.listening(), run_envoy(directory, [Host(scripted.endpoint, "n1")], config) as proxy:
+        yield Stack(proxy, scripted, certificates, "client" in tls)
 
 
-async def ends(link: NodeConnection, way: str) -> None:
-    match way:
+async def close_connection(link: NodeConnection, how: str) -> None:
+    match how:
         case "FIN":
             await link.send_fin()
         case "error, FIN":
@@ -69,7 +69,7 @@ async def ends(link: NodeConnection, way: str) -> None:
             await link.reset()
 
 
-async def command(client: RawClient, text: str) -> None:
+async def run_query(client: RawClient, text: str) -> None:
     client.writer.write(frames(0, [bytes((MySqlCommand.QUERY,)) + text.encode()]))
     _, first = await with_timeout(client.read_packet())
     for _ in range(0 if first[0] == 0 else first[0] + 3):
@@ -77,51 +77,53 @@ async def command(client: RawClient, text: str) -> None:
 
 
 TLS = [(), ("client",), ("node",), ("client", "node")]
-TRIES = 3
-"""How often a case is tried in which two events may come in either order."""
-BEFORE = (0, 1, 6)
-"""How many statements a session has run; after some the module reads the connection itself."""
+REPETITIONS = 3
+"""Repetitions of a case in which two events may occur in either order."""
+STATEMENT_COUNTS = (0, 1, 6)
+"""Numbers of statements that a session has run; after some the module reads the socket itself."""
 
 
 @pytest.mark.parametrize("tls", TLS, ids="-".join)
-async def test_the_client_of_an_idle_session_sees_the_end_at_once(tmp_path: Path, tls: Sequence[str]) -> None:
-    late: list[tuple[str, str, int]] = []
-    async with served(tmp_path, tls) as here:
-        for way, first, more in itertools.product(("FIN", "error, FIN", "RST"), ("", "begin"), BEFORE):
-            client = await here.client()
-            for statement in [*([first] if first else []), *["select 1"] * more]:
-                await command(client, statement)
-            await ends(here.node.connections[-1], way)
+async def test_idle_client_is_disconnected_at_once(tmp_path: Path, tls: Sequence[str]) -> None:
+    delayed: list[tuple[str, str, int]] = []
+    async with run_stack(tmp_path, tls) as stack:
+        for how, initial, statement_count in itertools.product(
+            ("FIN", "error, FIN", "RST"), ("", "begin"), STATEMENT_COUNTS
+        ):
+            client = await stack.connect()
+            for statement in [*([initial] if initial else []), *["select 1"] * statement_count]:
+                await run_query(client, statement)
+            await close_connection(stack.node.connections[-1], how)
             try:
-                async with asyncio.timeout(AT_ONCE):
+                async with asyncio.timeout(MAX_SECONDS):
                     received = await client.reader.read()
             except TimeoutError:
-                late.append((way, first, more))
+                delayed.append((how, initial, statement_count))
                 continue
-            assert received == (KILLED if way == "error, FIN" else b"")
-    assert not late
+            assert received == (KILLED if how == "error, FIN" else b"")
+    assert not delayed
 
 
 @pytest.mark.parametrize("tls", TLS, ids="-".join)
-async def test_the_client_sees_an_end_right_after_an_answer_at_once(
-    tmp_path: Path, tls: Sequence[str]
-) -> None:
-    """Both may be there when the answer is read, and then there is no event for the end."""
-    late: list[tuple[str, int]] = []
-    async with served(tmp_path, tls) as here:
-        for way, more, _ in itertools.product(("FIN", "RST"), BEFORE, range(TRIES)):
-            client = await here.client()
-            for _ in range(more):
-                await command(client, "select 1")
-            gate = here.node.hold_at("statement")
+async def test_client_is_disconnected_at_once_after_an_answer(tmp_path: Path, tls: Sequence[str]) -> None:
+    """The answer and the end may be read together, and then there is no separate event for the end."""
+    delayed: list[tuple[str, int]] = []
+    async with run_stack(tmp_path, tls) as stack:
+        for how, statement_count, _ in itertools.product(
+            ("FIN", "RST"), STATEMENT_COUNTS, range(REPETITIONS)
+        ):
+            client = await stack.connect()
+            for _ in range(statement_count):
+                await run_query(client, "select 1")
+            gate = stack.node.hold_at("statement")
             client.writer.write(frames(0, [bytes((MySqlCommand.QUERY,)) + b"do 1"]))
             link = await gate.wait_reached()
             link.send(OK_PACKET)
-            await ends(link, way)
+            await close_connection(link, how)
             gate.proceed(GateAction.STAY_SILENT)
             try:
-                async with asyncio.timeout(AT_ONCE):
+                async with asyncio.timeout(MAX_SECONDS):
                     assert await client.reader.read() == OK_PACKET
             except TimeoutError:
-                late.append((way, more))
-    assert not late
+                delayed.append((how, statement_count))
+    assert not delayed

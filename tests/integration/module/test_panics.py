@@ -1,7 +1,7 @@
-"""A panic in any hook ends the connection that it happened in, and nothing else.
+"""A panic in any hook ends only the connection in which it happens.
 
-The hooks are those of `filters/abi`, and so of the module; what panics is a module for tests
-(filters/abi/examples/panics.rs), every second time that it is asked.
+The module under test (filters/abi/examples/panics.rs) implements the hooks of `filters/abi`, as the product's
+module does, and panics at every second call of one hook.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def panics(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The module that panics, built."""
+def panicking_module(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build the module that panics. Return its file."""
     target = tmp_path_factory.mktemp("cargo")
     command = ["cargo", "build", "--quiet", "--locked", "--package", "abi", "--example", "panics"]
     path = f"{os.environ['PATH']}{os.pathsep}{Path.home() / '.cargo' / 'bin'}"
@@ -41,8 +41,8 @@ def panics(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target / "debug" / "examples" / "libpanics.so"
 
 
-class Builder:
-    """Makes an Envoy of plain parts, but for one that is the module's."""
+class BootstrapBuilder:
+    """Builds the bootstrap of an Envoy in which one extension is implemented by the module."""
 
     def __init__(self, module: Path) -> None:
         self._module = {
@@ -51,8 +51,8 @@ class Builder:
             "module": {"local": {"filename": str(module)}},
         }
 
-    def part(self, kind: str, message: str, field: str, name: str) -> dict[str, Any]:
-        """An extension's entry, of the module."""
+    def extension(self, kind: str, message: str, field: str, name: str) -> dict[str, Any]:
+        """Return the configuration of an extension that the module implements."""
         config = {
             "@type": f"{TYPE}.{kind}.dynamic_modules.v3.{message}",
             "dynamic_module_config": self._module,
@@ -61,7 +61,7 @@ class Builder:
         return {"name": "panics", "typed_config": config}
 
     def bootstrap(self, where: str, hook: str, upstream: str) -> dict[str, Any]:
-        """`where`: filter, client, node, policy or extension."""
+        """Return a bootstrap. `where`: filter, client, node, policy or extension."""
         host, port = upstream.split(":")
         proxy = {"@type": f"{TYPE}.filters.network.tcp_proxy.v3.TcpProxy", "stat_prefix": "t", "cluster": "c"}
         chain: dict[str, Any] = {"filters": [{"name": "tcp_proxy", "typed_config": proxy}]}
@@ -74,7 +74,7 @@ class Builder:
                 "endpoints": [{"lb_endpoints": [{"endpoint": endpoint}]}],
             },
         }
-        made: dict[str, Any] = {
+        envoy_bootstrap: dict[str, Any] = {
             "admin": {"address": LOOPBACK},
             "static_resources": {
                 "listeners": [{"name": "l", "address": LOOPBACK, "filter_chains": [chain]}],
@@ -85,31 +85,31 @@ class Builder:
         match where:
             case "filter":
                 chain["filters"].insert(
-                    0, self.part("filters.network", "DynamicModuleNetworkFilter", "filter", hook)
+                    0, self.extension("filters.network", "DynamicModuleNetworkFilter", "filter", hook)
                 )
             case "client":
-                chain["transport_socket"] = self.part(*socket)
+                chain["transport_socket"] = self.extension(*socket)
             case "node":
-                cluster["transport_socket"] = self.part(*socket)
+                cluster["transport_socket"] = self.extension(*socket)
             case "policy":
-                policy = self.part(
+                policy = self.extension(
                     "load_balancing_policies", "DynamicModulesLoadBalancerConfig", "lb_policy", hook
                 )
                 cluster["load_balancing_policy"] = {"policies": [{"typed_extension_config": policy}]}
             case "extension":
-                extension = self.part("bootstrap", "DynamicModuleBootstrapExtension", "extension", hook)
-                made["bootstrap_extensions"] = [extension]
-        return made
+                extension = self.extension("bootstrap", "DynamicModuleBootstrapExtension", "extension", hook)
+                envoy_bootstrap["bootstrap_extensions"] = [extension]
+        return envoy_bootstrap
 
 
-async def echoes(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     while data := await reader.read(1024):
         writer.write(data)
 
 
 @asynccontextmanager
-async def running(directory: Path, bootstrap: Mapping[str, Any]) -> AsyncIterator[tuple[EnvoyProcess, int]]:
-    """An Envoy, and the port of its listener."""
+async def run_envoy(directory: Path, bootstrap: Mapping[str, Any]) -> AsyncIterator[tuple[EnvoyProcess, int]]:
+    """Run an Envoy. Yield it and the port of its listener."""
     async with EnvoyProcess(json.dumps(bootstrap), directory) as envoy:
         await wait_until(envoy.is_live)
         (listener,) = (await envoy.get("/listeners?format=json")).json()["listener_statuses"]
@@ -119,18 +119,18 @@ async def running(directory: Path, bootstrap: Mapping[str, Any]) -> AsyncIterato
 
 
 @asynccontextmanager
-async def panicking(
+async def run_panicking_envoy(
     directory: Path, module: Path, where: str, hook: str
 ) -> AsyncIterator[tuple[EnvoyProcess, int]]:
-    """As `running`, before a node that echoes; the module's part at `where` panics in `hook`."""
-    async with run_fake_server(echoes) as upstream:
-        bootstrap = Builder(module).bootstrap(where, hook, upstream.endpoint)
-        async with running(directory, bootstrap) as started:
-            yield started
+    """Run an Envoy in front of an echo server; the module's extension at `where` panics in `hook`."""
+    async with run_fake_server(echo) as upstream:
+        bootstrap = BootstrapBuilder(module).bootstrap(where, hook, upstream.endpoint)
+        async with run_envoy(directory, bootstrap) as envoy_and_port:
+            yield envoy_and_port
 
 
-async def echoed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Whether a connection serves; else it has been closed."""
+async def is_echoed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    """Return True if the connection echoes, and False if it is closed."""
     writer.write(b"hello")
     try:
         return await with_timeout(reader.readexactly(5)) == b"hello"
@@ -139,7 +139,7 @@ async def echoed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 @pytest.mark.parametrize(
-    ("where", "hook", "logged"),
+    ("where", "hook", "logged_hook"),
     [
         ("filter", "new", "network_filter_new"),
         ("filter", "begun", "network_filter_new_connection"),
@@ -153,27 +153,27 @@ async def echoed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         ("policy", "choose", "lb_choose_host"),
     ],
 )
-async def test_a_panic_ends_its_own_connection_only(
-    tmp_path: Path, panics: Path, where: str, hook: str, logged: str
+async def test_panic_ends_only_its_own_connection(
+    tmp_path: Path, panicking_module: Path, where: str, hook: str, logged_hook: str
 ) -> None:
-    async with panicking(tmp_path, panics, where, hook) as (envoy, port):
+    async with run_panicking_envoy(tmp_path, panicking_module, where, hook) as (envoy, port):
         connections = []
         served = []
         for _ in range(6):
             connections.append(await asyncio.open_connection("127.0.0.1", port))
-            served.append(await echoed(*connections[-1]))
+            served.append(await is_echoed(*connections[-1]))
         assert served == [True, False] * 3
-        # Those that were served before a panic still are.
-        for connection, well in zip(connections, served, strict=True):
-            if well:
-                assert await echoed(*connection)
+        # Connections that were served before a panic still are.
+        for connection, is_served in zip(connections, served, strict=True):
+            if is_served:
+                assert await is_echoed(*connection)
             connection[1].transport.abort()
-        assert f"a bug: {logged} panicked" in envoy.process.output()
+        assert f"a bug: {logged_hook} panicked" in envoy.process.output()
         assert "on purpose" in envoy.process.output()
 
 
 @pytest.mark.parametrize(
-    ("where", "hook", "logged"),
+    ("where", "hook", "logged_hook"),
     [
         ("client", "attached", "transport_socket_set_callbacks"),
         ("client", "connected", "transport_socket_on_connected"),
@@ -183,25 +183,25 @@ async def test_a_panic_ends_its_own_connection_only(
         ("extension", "tick", "bootstrap_extension_timer_fired"),
     ],
 )
-async def test_a_panic_where_nothing_depends_on_it_is_survived(
-    tmp_path: Path, panics: Path, where: str, hook: str, logged: str
+async def test_panic_in_a_notification_hook_ends_no_connection(
+    tmp_path: Path, panicking_module: Path, where: str, hook: str, logged_hook: str
 ) -> None:
-    async with panicking(tmp_path, panics, where, hook) as (envoy, port):
+    async with run_panicking_envoy(tmp_path, panicking_module, where, hook) as (envoy, port):
         for _ in range(4):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            assert await echoed(reader, writer)
+            assert await is_echoed(reader, writer)
             writer.write_eof()
             assert await with_timeout(reader.read()) == b""
             writer.close()
 
-        async def told() -> bool:
-            return f"a bug: {logged} panicked" in envoy.process.output()
+        async def is_logged() -> bool:
+            return f"a bug: {logged_hook} panicked" in envoy.process.output()
 
-        await wait_until(told)
+        await wait_until(is_logged)
 
 
-async def test_a_panic_refuses_a_configuration(tmp_path: Path, panics: Path) -> None:
-    bootstrap = Builder(panics).bootstrap("filter", "configuration", "127.0.0.1:1")
+async def test_panic_rejects_a_configuration(tmp_path: Path, panicking_module: Path) -> None:
+    bootstrap = BootstrapBuilder(panicking_module).bootstrap("filter", "configuration", "127.0.0.1:1")
     with pytest.raises(ProcessFailed, match='network filter "configuration" is refused: a panic'):
-        async with running(tmp_path, bootstrap):
+        async with run_envoy(tmp_path, bootstrap):
             pass

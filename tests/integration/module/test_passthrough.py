@@ -1,4 +1,4 @@
-"""Bytes that go straight from one socket to the other: all arrive, in order, and are counted."""
+"""Direct forwarding between the sockets of a session: all bytes arrive, in order, and are counted."""
 
 from __future__ import annotations
 
@@ -36,47 +36,47 @@ from tests.support.tidb_sim_clients import RawClient
 from tests.support.waiting import wait_until
 
 QUERY = frame(0, b"\x03select 1")
-MANY = 24 << 20
-"""Bytes; more than all buffers on the way hold."""
-TIMES = 20
-"""What is seen first is a race; one of so many should go each way."""
+LARGE_BYTES = 24 << 20
+"""Bytes; more than all buffers on the path hold."""
+REPETITIONS = 20
+"""Repetitions of a race, so that each order of events is likely to occur."""
 STATES = ("login", "idle", "busy", "transaction", "opaque")
 
 
-SETTLED = 8
-"""Statements after which a connection's events go past Envoy."""
+DIRECT_AFTER_STATEMENTS = 8
+"""Statements after which the module handles a connection's events instead of Envoy."""
 
 
 @dataclass(frozen=True)
-class Kind:
-    """Of sessions. `certificates`: None without TLS; `asked`: statements before it is a test's."""
+class SessionKind:
+    """A kind of session. `certificates`: None without TLS; `statements`: run before the test begins."""
 
     certificates: PemFiles | None = None
-    asked: int = 0
+    statements: int = 0
 
 
-NEW = Kind()
+NEW_SESSION = SessionKind()
 
 
-@pytest.fixture(params=[0, SETTLED], ids=["new", "settled"])
-def plain(request: pytest.FixtureRequest) -> Kind:
-    """Sessions without TLS."""
-    return Kind(asked=request.param)
+@pytest.fixture(params=[0, DIRECT_AFTER_STATEMENTS], ids=["new", "settled"])
+def plain_kind(request: pytest.FixtureRequest) -> SessionKind:
+    """Yield kinds of sessions without TLS."""
+    return SessionKind(statements=request.param)
 
 
 @pytest.fixture(params=["plain", "TLS"])
-def kind(request: pytest.FixtureRequest, plain: Kind, tmp_path: Path) -> Kind:
-    """All kinds of sessions."""
+def kind(request: pytest.FixtureRequest, plain_kind: SessionKind, tmp_path: Path) -> SessionKind:
+    """Yield all kinds of sessions."""
     if request.param == "plain":
-        return plain
-    return Kind(PemFiles.create(tmp_path / "certificates"), plain.asked)
+        return plain_kind
+    return SessionKind(PemFiles.create(tmp_path / "certificates"), plain_kind.statements)
 
 
 @asynccontextmanager
-async def before_node(
-    tmp_path: Path, kind: Kind = NEW
+async def run_with_node(
+    tmp_path: Path, kind: SessionKind = NEW_SESSION
 ) -> AsyncIterator[tuple[ModuleEnvoy, asyncio.Queue[RawClient], FakeServer]]:
-    """An Envoy before one node, which lets everybody in and then does as the test says."""
+    """Run an Envoy in front of a node that accepts every login; then the test acts for the node."""
     nodes: asyncio.Queue[RawClient] = asyncio.Queue()
     finished = asyncio.Event()
 
@@ -84,27 +84,27 @@ async def before_node(
         nodes.put_nowait(await accept_login(reader, writer))
         await finished.wait()
 
-    parts = client_tls_config(kind.certificates, allow_cleartext_backend=True) if kind.certificates else None
-    async with run_fake_server(handler) as node, run_envoy(tmp_path, [node.endpoint], parts) as proxy:
+    config = client_tls_config(kind.certificates, allow_cleartext_backend=True) if kind.certificates else None
+    async with run_fake_server(handler) as node, run_envoy(tmp_path, [node.endpoint], config) as proxy:
         yield proxy, nodes, node
         finished.set()
 
 
-async def pair(
-    proxy: ModuleEnvoy, nodes: asyncio.Queue[RawClient], kind: Kind = NEW
+async def open_session(
+    proxy: ModuleEnvoy, nodes: asyncio.Queue[RawClient], kind: SessionKind = NEW_SESSION
 ) -> tuple[RawClient, RawClient]:
-    """A client that is logged in, and its node's side."""
+    """Return a client that has logged in, and the node's side of its session."""
     client = await (
         connect_with_tls(proxy, kind.certificates) if kind.certificates else connect_logged_in(proxy)
     )
     node = await with_timeout(nodes.get())
-    for _ in range(kind.asked):
-        await answered(client, node)
+    for _ in range(kind.statements):
+        await exchange(client, node)
     return client, node
 
 
-async def answered(client: RawClient, node: RawClient, answer: bytes = frame(1, OK_PAYLOAD)) -> None:
-    """One statement, and its answer."""
+async def exchange(client: RawClient, node: RawClient, answer: bytes = frame(1, OK_PAYLOAD)) -> None:
+    """Send a statement and its answer."""
     client.writer.write(QUERY)
     assert await with_timeout(node.reader.readexactly(len(QUERY))) == QUERY
     node.writer.write(answer)
@@ -112,15 +112,15 @@ async def answered(client: RawClient, node: RawClient, answer: bytes = frame(1, 
 
 
 def result(size: int, seed: int) -> bytes:
-    """A text result set of about so many bytes, no two rows of which are alike."""
-    dice = random.Random(seed)
+    """Return a text result set of about `size` bytes, in which all rows differ."""
+    rng = random.Random(seed)
     head = single_row_result([("c", "")], AUTOCOMMIT, deprecate_eof=False)[:3]
     packets, sequence, length = bytearray(), 1, 0
     for payload in head:
         packets += frame(sequence, payload)
         sequence += 1
     while length < size:
-        row = dice.randbytes(dice.choice((1, 40, 200, 250)))
+        row = rng.randbytes(rng.choice((1, 40, 200, 250)))
         packets += frame(sequence & 0xFF, bytes((len(row),)) + row)
         length += len(row) + 5
         sequence += 1
@@ -128,285 +128,288 @@ def result(size: int, seed: int) -> bytes:
 
 
 def reset(raw: RawClient) -> None:
-    """Ends its connection by RST."""
+    """Close the connection by RST."""
     connection = raw.writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     raw.writer.transport.abort()
 
 
-async def counted(proxy: ModuleEnvoy, name: str) -> int:
-    """One of Envoy's own counters."""
+async def envoy_counter(proxy: ModuleEnvoy, name: str) -> int:
+    """Return one of Envoy's own counters."""
     page = (await proxy.get(f"/stats?format=json&filter=^{name}$")).json()
     return int(next((stat["value"] for stat in page["stats"] if "value" in stat), 0))
 
 
-async def all_gone(proxy: ModuleEnvoy, node: str) -> None:
-    """Returns when no session is left."""
+async def wait_no_sessions(proxy: ModuleEnvoy, node: str) -> None:
+    """Return when no session is left."""
     await proxy.wait_for_metrics({("sessions", node, state): 0 for state in STATES})
 
 
-async def test_envoy_counts_what_goes_past_it(tmp_path: Path) -> None:
+async def test_envoy_counts_directly_forwarded_bytes(tmp_path: Path) -> None:
     answer = result(300_000, seed=1)
     names = [
         f"{side}_cx_{way}_bytes_total"
         for side, way in itertools.product(("tcp.sql.downstream", "cluster.tidb.upstream"), ("rx", "tx"))
     ]
-    async with before_node(tmp_path) as (proxy, nodes, _):
+    async with run_with_node(tmp_path) as (proxy, nodes, _):
 
-        async def after(statements: int) -> list[int]:
-            """All that was counted when such a session is over."""
-            client, node = await pair(proxy, nodes)
+        async def count_session(statements: int) -> list[int]:
+            """Run a session with this many statements. Return all counters after its end."""
+            client, node = await open_session(proxy, nodes)
             for _ in range(statements):
-                await answered(client, node, answer)
-            client.writer.write_eof()  # what went straight is told at the end
+                await exchange(client, node, answer)
+            client.writer.write_eof()  # the module reports directly forwarded bytes at the end of a session
             assert await with_timeout(node.reader.read()) == b""
             node.writer.write_eof()
             assert await read_to_end(client) == b""
             await wait_until(is_over)
-            return [await counted(proxy, name) for name in names]
+            return [await envoy_counter(proxy, name) for name in names]
 
         async def is_over() -> bool:
-            return await counted(proxy, "tcp.sql.downstream_cx_active") == 0
+            return await envoy_counter(proxy, "tcp.sql.downstream_cx_active") == 0
 
-        login = await after(0)
-        both = await after(10)
-        grown = [after - 2 * before for after, before in zip(both, login, strict=True)]
+        login = await count_session(0)
+        both = await count_session(10)
+        grown = [total - 2 * login_only for total, login_only in zip(both, login, strict=True)]
         assert grown == [10 * len(QUERY), 10 * len(answer), 10 * len(answer), 10 * len(QUERY)]
 
 
-def watched_for_room(pid: int, peers: set[int]) -> int:
-    """Of how many of a process's connections to these ports epoll tells when there is room for writing.
+def count_awaiting_writable(pid: int, peers: set[int]) -> int:
+    """Return for how many of a process's connections to these ports epoll waits until they are writable.
 
     proc(5): `/proc/PID/fdinfo`, `/proc/PID/fd`, `/proc/PID/net/tcp` (hexadecimal ports, and inodes).
     """
     process, watched = Path(f"/proc/{pid}"), set()
-    for about in process.joinpath("fdinfo").iterdir():
-        # A descriptor that is closed meanwhile was none of the session's.
+    for fdinfo in process.joinpath("fdinfo").iterdir():
+        # A descriptor that has been closed in the meantime does not belong to the session.
         with contextlib.suppress(FileNotFoundError):
-            for words in map(str.split, about.read_text().splitlines()):
-                if words[:1] == ["tfd:"] and int(words[3], 16) & select.EPOLLOUT:
+            for fields in map(str.split, fdinfo.read_text().splitlines()):
+                if fields[:1] == ["tfd:"] and int(fields[3], 16) & select.EPOLLOUT:
                     with contextlib.suppress(FileNotFoundError):
-                        watched.add(os.readlink(process / "fd" / words[1]))
+                        watched.add(os.readlink(process / "fd" / fields[1]))
     sockets = [line.split() for line in process.joinpath("net/tcp").read_text().splitlines()[1:]]
-    ours = {f"socket:[{words[9]}]" for words in sockets if int(words[2].rpartition(":")[2], 16) in peers}
-    return len(watched & ours)
+    matching = {
+        f"socket:[{fields[9]}]" for fields in sockets if int(fields[2].rpartition(":")[2], 16) in peers
+    }
+    return len(watched & matching)
 
 
-async def test_the_events_of_a_settled_session_go_past_envoy_until_there_is_no_room(
-    tmp_path: Path, kind: Kind
-) -> None:
-    big = result(MANY, seed=9)
-    async with before_node(tmp_path, kind) as (proxy, nodes, peer):
-        client, node = await pair(proxy, nodes, kind)
-        own = client.writer.get_extra_info("sockname")[1]
-        peers = {own, int(peer.endpoint.rpartition(":")[2])}
-        assert watched_for_room(proxy.process.pid, peers) == (0 if kind.asked else 2)
+async def test_envoy_handles_events_only_while_a_socket_is_full(tmp_path: Path, kind: SessionKind) -> None:
+    large_result = result(LARGE_BYTES, seed=9)
+    async with run_with_node(tmp_path, kind) as (proxy, nodes, peer):
+        client, node = await open_session(proxy, nodes, kind)
+        client_port = client.writer.get_extra_info("sockname")[1]
+        peers = {client_port, int(peer.endpoint.rpartition(":")[2])}
+        assert count_awaiting_writable(proxy.process.pid, peers) == (0 if kind.statements else 2)
         for _ in range(2):
-            for _ in range(SETTLED):
-                await answered(client, node, result(100, seed=10))
-            await wait_until(lambda: watched_for_room(proxy.process.pid, peers) == 0)
+            for _ in range(DIRECT_AFTER_STATEMENTS):
+                await exchange(client, node, result(100, seed=10))
+            await wait_until(lambda: count_awaiting_writable(proxy.process.pid, peers) == 0)
 
             client.writer.write(QUERY)
             await with_timeout(node.reader.readexactly(len(QUERY)))
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-            node.writer.write(big)
-            await wait_until(lambda: watched_for_room(proxy.process.pid, {own}) == 1)
+            node.writer.write(large_result)
+            await wait_until(lambda: count_awaiting_writable(proxy.process.pid, {client_port}) == 1)
             client.writer.transport.resume_reading()  # type: ignore[attr-defined]
-            assert await with_timeout(client.reader.readexactly(len(big))) == big
+            assert await with_timeout(client.reader.readexactly(len(large_result))) == large_result
 
 
-async def test_sessions_go_in_any_order_and_the_others_are_served_as_before(
-    tmp_path: Path, kind: Kind
-) -> None:
-    dice = random.Random(11)
-    async with before_node(tmp_path, kind) as (proxy, nodes, peer):
-        for _ in range(3):  # from none to some, and back
-            sessions = [await pair(proxy, nodes, kind) for _ in range(12)]
+async def test_sessions_end_in_any_order_without_affecting_others(tmp_path: Path, kind: SessionKind) -> None:
+    rng = random.Random(11)
+    async with run_with_node(tmp_path, kind) as (proxy, nodes, peer):
+        for _ in range(3):  # from no session to some, and back
+            sessions = [await open_session(proxy, nodes, kind) for _ in range(12)]
             while sessions:
-                client, node = sessions.pop(dice.randrange(len(sessions)))
-                one, other = (client, node) if dice.random() < 0.5 else (node, client)
-                if dice.random() < 0.5:
-                    one.writer.close()
+                client, node = sessions.pop(rng.randrange(len(sessions)))
+                closing, peer_side = (client, node) if rng.random() < 0.5 else (node, client)
+                if rng.random() < 0.5:
+                    closing.writer.close()
                 else:
-                    reset(one)
-                await read_to_end(other)
-                other.writer.close()
+                    reset(closing)
+                await read_to_end(peer_side)
+                peer_side.writer.close()
                 for client, node in sessions:
-                    await answered(client, node)
-            await all_gone(proxy, peer.endpoint)
+                    await exchange(client, node)
+            await wait_no_sessions(proxy, peer.endpoint)
 
 
-async def test_order_is_kept_while_a_client_does_not_read(tmp_path: Path, kind: Kind) -> None:
-    big, small = result(MANY, seed=2), result(1000, seed=3)
-    async with before_node(tmp_path, kind) as (proxy, nodes, _):
-        client, node = await pair(proxy, nodes, kind)
-        for _ in range(2):  # it goes straight again after that
+async def test_order_is_preserved_while_a_client_does_not_read(tmp_path: Path, kind: SessionKind) -> None:
+    large_result, small_result = result(LARGE_BYTES, seed=2), result(1000, seed=3)
+    async with run_with_node(tmp_path, kind) as (proxy, nodes, _):
+        client, node = await open_session(proxy, nodes, kind)
+        for _ in range(2):  # the second pass shows that direct forwarding has resumed
             client.writer.write(QUERY + QUERY)
             await with_timeout(node.reader.readexactly(2 * len(QUERY)))
-            paused = await counted(proxy, "cluster.tidb.upstream_flow_control_paused_reading_total")
+            paused = await envoy_counter(proxy, "cluster.tidb.upstream_flow_control_paused_reading_total")
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-            node.writer.write(big + small)
+            node.writer.write(large_result + small_result)
 
             async def is_paused(before: int = paused) -> bool:
                 name = "cluster.tidb.upstream_flow_control_paused_reading_total"
-                return await counted(proxy, name) > before
+                return await envoy_counter(proxy, name) > before
 
             await wait_until(is_paused)
             client.writer.transport.resume_reading()  # type: ignore[attr-defined]
-            assert await with_timeout(client.reader.readexactly(len(big) + len(small))) == big + small
+            assert (
+                await with_timeout(client.reader.readexactly(len(large_result) + len(small_result)))
+                == large_result + small_result
+            )
             client.writer.write(QUERY)
             await with_timeout(node.reader.readexactly(len(QUERY)))
-            node.writer.write(small)
-            assert await with_timeout(client.reader.readexactly(len(small))) == small
+            node.writer.write(small_result)
+            assert await with_timeout(client.reader.readexactly(len(small_result))) == small_result
 
 
-async def test_order_is_kept_while_a_node_does_not_read(tmp_path: Path, kind: Kind) -> None:
-    dice = random.Random(4)
-    statement = b"\x03" + dice.randbytes(MANY)
-    whole = b"".join(
-        frame(number, statement[at : at + 0xFFFFFF])
-        for number, at in enumerate(range(0, len(statement), 0xFFFFFF))
+async def test_order_is_preserved_while_a_node_does_not_read(tmp_path: Path, kind: SessionKind) -> None:
+    rng = random.Random(4)
+    statement = b"\x03" + rng.randbytes(LARGE_BYTES)
+    packets = b"".join(
+        frame(sequence, statement[offset : offset + 0xFFFFFF])
+        for sequence, offset in enumerate(range(0, len(statement), 0xFFFFFF))
     )
-    async with before_node(tmp_path, kind) as (proxy, nodes, _):
-        client, node = await pair(proxy, nodes, kind)
+    async with run_with_node(tmp_path, kind) as (proxy, nodes, _):
+        client, node = await open_session(proxy, nodes, kind)
         for _ in range(2):
             node.writer.transport.pause_reading()  # type: ignore[attr-defined]
-            client.writer.write(whole)
+            client.writer.write(packets)
 
             async def is_paused() -> bool:
-                return await counted(proxy, "tcp.sql.downstream_flow_control_paused_reading_total") > 0
+                return await envoy_counter(proxy, "tcp.sql.downstream_flow_control_paused_reading_total") > 0
 
             await wait_until(is_paused)
             node.writer.transport.resume_reading()  # type: ignore[attr-defined]
-            assert await with_timeout(node.reader.readexactly(len(whole))) == whole
+            assert await with_timeout(node.reader.readexactly(len(packets))) == packets
             node.writer.write(frame(2, OK_PAYLOAD))
             assert (await with_timeout(client.read_packet()))[1] == OK_PAYLOAD
 
 
-async def test_a_node_that_ends_right_behind_its_answer(tmp_path: Path, kind: Kind) -> None:
+async def test_node_closes_right_after_its_answer(tmp_path: Path, kind: SessionKind) -> None:
     answer = result(1000, seed=5)
-    async with before_node(tmp_path, kind) as (proxy, nodes, peer):
-        for _ in range(TIMES):
-            client, node = await pair(proxy, nodes, kind)
+    async with run_with_node(tmp_path, kind) as (proxy, nodes, peer):
+        for _ in range(REPETITIONS):
+            client, node = await open_session(proxy, nodes, kind)
             client.writer.write(QUERY)
             await with_timeout(node.reader.readexactly(len(QUERY)))
             node.writer.write(answer)
             node.writer.write_eof()
             assert await read_to_end(client) == answer
-        await all_gone(proxy, peer.endpoint)
+        await wait_no_sessions(proxy, peer.endpoint)
 
 
-async def test_a_node_that_ends_behind_an_answer_that_is_not_read_yet(tmp_path: Path, kind: Kind) -> None:
-    dice = random.Random(8)
-    async with before_node(tmp_path, kind) as (proxy, nodes, peer):
-        for _ in range(TIMES):
-            client, node = await pair(proxy, nodes, kind)
+async def test_node_closes_after_an_unread_answer(tmp_path: Path, kind: SessionKind) -> None:
+    rng = random.Random(8)
+    async with run_with_node(tmp_path, kind) as (proxy, nodes, peer):
+        for _ in range(REPETITIONS):
+            client, node = await open_session(proxy, nodes, kind)
             client.writer.write(QUERY)
             await with_timeout(node.reader.readexactly(len(QUERY)))
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-            # Somewhere on the way it finds no room; where differs.
-            answer = result(dice.randrange(2 << 20, 6 << 20), seed=9)
+            # The answer fills some buffer on the path; which one depends on its size.
+            answer = result(rng.randrange(2 << 20, 6 << 20), seed=9)
             node.writer.write(answer)
             node.writer.write_eof()
 
-            async def has_said_all_that_finds_room() -> bool:
-                paused, resumed, there = [
-                    await counted(proxy, f"cluster.tidb.upstream_{name}")
+            async def is_blocked_or_closed() -> bool:
+                paused, resumed, active = [
+                    await envoy_counter(proxy, f"cluster.tidb.upstream_{name}")
                     for name in (
                         "flow_control_paused_reading_total",
                         "flow_control_resumed_reading_total",
                         "cx_active",
                     )
                 ]
-                return there == 0 or paused > resumed
+                return active == 0 or paused > resumed
 
-            await wait_until(has_said_all_that_finds_room)
+            await wait_until(is_blocked_or_closed)
             client.writer.transport.resume_reading()  # type: ignore[attr-defined]
             assert await read_to_end(client) == answer
-        await all_gone(proxy, peer.endpoint)
+        await wait_no_sessions(proxy, peer.endpoint)
 
 
-@pytest.mark.parametrize("end", [lambda node: node.writer.close(), reset], ids=["FIN", "RST"])
-async def test_a_client_that_ends_right_behind_its_query(
-    tmp_path: Path, plain: Kind, end: Callable[[RawClient], None]
+@pytest.mark.parametrize("close", [lambda node: node.writer.close(), reset], ids=["FIN", "RST"])
+async def test_client_half_closes_right_after_its_query(
+    tmp_path: Path, plain_kind: SessionKind, close: Callable[[RawClient], None]
 ) -> None:
-    async with before_node(tmp_path, plain) as (proxy, nodes, peer):
-        for _ in range(TIMES):
-            client, node = await pair(proxy, nodes, plain)
+    async with run_with_node(tmp_path, plain_kind) as (proxy, nodes, peer):
+        for _ in range(REPETITIONS):
+            client, node = await open_session(proxy, nodes, plain_kind)
             client.writer.write(QUERY)
             client.writer.write_eof()
             assert await with_timeout(node.reader.read()) == QUERY
             node.writer.write(frame(1, OK_PAYLOAD))
-            end(node)
+            close(node)
             assert await read_to_end(client) == frame(1, OK_PAYLOAD)
-        await all_gone(proxy, peer.endpoint)
+        await wait_no_sessions(proxy, peer.endpoint)
 
 
-SILENT = frame(0, b"\x19\x01\0\0\0")
-"""COM_STMT_CLOSE, which nothing answers."""
+UNANSWERED = frame(0, b"\x19\x01\0\0\0")
+"""COM_STMT_CLOSE, which has no response."""
 
 
 @pytest.mark.parametrize(
     "last",
-    [QUERY, SILENT, QUERY[:7], b"", QUERY + SILENT, frame(0, b"\x01")],
-    ids=["a query", "what nothing answers", "half a query", "nothing", "both", "COM_QUIT"],
+    [QUERY, UNANSWERED, QUERY[:7], b"", QUERY + UNANSWERED, frame(0, b"\x01")],
+    ids=["a query", "no response", "half a query", "nothing", "both", "COM_QUIT"],
 )
-async def test_a_client_that_resets_right_behind_something(tmp_path: Path, plain: Kind, last: bytes) -> None:
-    async with before_node(tmp_path, plain) as (proxy, nodes, peer):
-        for _ in range(TIMES):
-            client, node = await pair(proxy, nodes, plain)
+async def test_client_resets_right_after_sending(
+    tmp_path: Path, plain_kind: SessionKind, last: bytes
+) -> None:
+    async with run_with_node(tmp_path, plain_kind) as (proxy, nodes, peer):
+        for _ in range(REPETITIONS):
+            client, node = await open_session(proxy, nodes, plain_kind)
             client.writer.write(last)
             reset(client)
             if last.startswith(QUERY):
-                # The node answers, whoever is there to hear it.
+                # The node answers, although the client may be gone.
                 assert await with_timeout(node.reader.readexactly(len(QUERY))) == QUERY
                 node.writer.write(frame(1, OK_PAYLOAD))
             await with_timeout(node.reader.read())
             node.writer.close()
-        await all_gone(proxy, peer.endpoint)
+        await wait_no_sessions(proxy, peer.endpoint)
 
 
-async def test_a_node_that_resets_right_behind_its_answer(tmp_path: Path, plain: Kind) -> None:
-    async with before_node(tmp_path, plain) as (proxy, nodes, peer):
-        for _ in range(TIMES):
-            client, node = await pair(proxy, nodes, plain)
+async def test_node_resets_right_after_its_answer(tmp_path: Path, plain_kind: SessionKind) -> None:
+    async with run_with_node(tmp_path, plain_kind) as (proxy, nodes, peer):
+        for _ in range(REPETITIONS):
+            client, node = await open_session(proxy, nodes, plain_kind)
             client.writer.write(QUERY)
             await with_timeout(node.reader.readexactly(len(QUERY)))
             node.writer.write(frame(1, OK_PAYLOAD))
             reset(node)
             assert (await with_timeout(client.read_packet()))[1] == OK_PAYLOAD
-            # Told now, or when it asks again.
+            # The client sees the end now, or when it sends the next query.
             client.writer.write(QUERY)
             assert await read_to_end(client) == b""
-        await all_gone(proxy, peer.endpoint)
+        await wait_no_sessions(proxy, peer.endpoint)
 
 
-async def test_a_client_that_resets_while_nothing_of_it_is_read(tmp_path: Path, plain: Kind) -> None:
-    # A statement that the node does not read, and of which Envoy has had enough.
+async def test_client_resets_while_its_statement_is_unread(tmp_path: Path, plain_kind: SessionKind) -> None:
+    # The node does not read the statement, so that Envoy stops reading it from the client.
     statement = frame(0, b"\x03" + bytes(0xFFFFFF - 1))
-    async with before_node(tmp_path, plain) as (proxy, nodes, peer):
-        client, node = await pair(proxy, nodes, plain)
+    async with run_with_node(tmp_path, plain_kind) as (proxy, nodes, peer):
+        client, node = await open_session(proxy, nodes, plain_kind)
         node.writer.transport.pause_reading()  # type: ignore[attr-defined]
         client.writer.write(statement)
 
         async def is_paused() -> bool:
-            return await counted(proxy, "tcp.sql.downstream_flow_control_paused_reading_total") > 0
+            return await envoy_counter(proxy, "tcp.sql.downstream_flow_control_paused_reading_total") > 0
 
         await wait_until(is_paused)
         reset(client)
         with contextlib.suppress(ConnectionError):
             await client.writer.wait_closed()
-        node.writer.write(frame(1, OK_PAYLOAD))  # finds nobody
-        await all_gone(proxy, peer.endpoint)
+        node.writer.write(frame(1, OK_PAYLOAD))  # the client is gone
+        await wait_no_sessions(proxy, peer.endpoint)
 
 
 class Flood:
-    """A stream without end from a node to a client that reads it all, by threads."""
+    """An endless stream from a node to a client that reads all of it, run by two threads."""
 
     def __init__(self, client: RawClient, node: RawClient) -> None:
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
         self._from, self._to = (raw.writer.get_extra_info("socket").fileno() for raw in (node, client))
-        self._over = threading.Event()
+        self._stop = threading.Event()
         self._threads = [threading.Thread(target=run) for run in (self._send, self._receive)]
         self.received = 0
 
@@ -416,30 +419,30 @@ class Flood:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stop.set()
         for thread in self._threads:
             thread.join()
 
     def _send(self) -> None:
         rows = frame(9, b"\xfa" + bytes(250)) * 4000
         unsent = memoryview(rows)
-        while not self._over.is_set():
+        while not self._stop.is_set():
             if select.select([], [self._from], [], 0.1)[1]:
                 unsent = unsent[os.write(self._from, unsent) :] or memoryview(rows)
 
     def _receive(self) -> None:
-        while not self._over.is_set():
+        while not self._stop.is_set():
             if select.select([self._to], [], [], 0.1)[0]:
                 self.received += len(os.read(self._to, 1 << 20))
 
 
-async def test_a_stream_that_never_ends_leaves_others_their_turns(tmp_path: Path, plain: Kind) -> None:
-    async with before_node(tmp_path, plain) as (proxy, nodes, _):
-        busy, source = await pair(proxy, nodes, plain)
-        other, node = await pair(proxy, nodes, plain)
-        busy.writer.write(QUERY)
-        source.writer.write(result(0, seed=6)[:-9])
-        with Flood(busy, source) as flood:
+async def test_endless_stream_does_not_starve_other_sessions(tmp_path: Path, plain_kind: SessionKind) -> None:
+    async with run_with_node(tmp_path, plain_kind) as (proxy, nodes, _):
+        flooded, flooding_node = await open_session(proxy, nodes, plain_kind)
+        other, node = await open_session(proxy, nodes, plain_kind)
+        flooded.writer.write(QUERY)
+        flooding_node.writer.write(result(0, seed=6)[:-9])
+        with Flood(flooded, flooding_node) as flood:
             for _ in range(100):
                 before = flood.received
                 other.writer.write(QUERY)

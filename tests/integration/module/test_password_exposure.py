@@ -1,4 +1,4 @@
-"""No password goes on in clear text where it must not: links that must have TLS, and changes of user."""
+"""Passwords are never forwarded in clear text against the TLS settings: at login, and at COM_CHANGE_USER."""
 
 from __future__ import annotations
 
@@ -38,34 +38,35 @@ ZSTD = Capability(1 << 26)
 COMPRESSED = Capability.COMPRESS | ZSTD
 
 
-def switch(plugin: bytes) -> bytes:
-    """AuthSwitchRequest, with a salt."""
+def auth_switch_request(plugin: bytes) -> bytes:
+    """Return an AuthSwitchRequest with a salt."""
     return b"\xfe" + plugin + b"\0" + b"a" * 20 + b"\0"
 
 
-ASKS = {
+AUTH_REQUESTS = {
     "caching_sha2_password": FULL_AUTHENTICATION,
-    "mysql_clear_password": switch(b"mysql_clear_password"),
+    "mysql_clear_password": auth_switch_request(b"mysql_clear_password"),
     "mysql_clear_password, no NUL": b"\xfemysql_clear_password",  # MySQL's client ends it there
-    "sha256_password": switch(b"sha256_password"),
-    "tidb_session_token": switch(b"tidb_session_token"),
-    "dialog": switch(b"dialog"),
-    "OpenID": switch(b"authentication_openid_connect_client"),
+    "sha256_password": auth_switch_request(b"sha256_password"),
+    "tidb_session_token": auth_switch_request(b"tidb_session_token"),
+    "dialog": auth_switch_request(b"dialog"),
+    "OpenID": auth_switch_request(b"authentication_openid_connect_client"),
 }
 
 
 @dataclass
 class Node:
-    """A node without TLS that lets everybody in, and asks for the password where the user is to be changed.
+    """A node without TLS that accepts every login and requests the password at COM_CHANGE_USER.
 
-    Other commands succeed, but for COM_STMT_SEND_LONG_DATA. It hears until the end, or the password.
+    Other commands succeed, except COM_STMT_SEND_LONG_DATA. The node receives until the connection ends or the
+    password arrives.
     """
 
-    asks: bytes = FULL_AUTHENTICATION
+    auth_request: bytes = FULL_AUTHENTICATION
     shuts_down: bool = False
     offered: Capability = OFFERED_CAPABILITIES
     login: bytes = b""
-    heard: bytes = b""
+    received: bytes = b""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         node = RawClient(reader, writer)
@@ -77,9 +78,9 @@ class Node:
         with contextlib.suppress(asyncio.IncompleteReadError):
             while True:
                 _, payload = await node.read_packet()
-                self.heard += payload
+                self.received += payload
                 if payload == CHANGE_USER:
-                    writer.write(frame(1, self.asks))
+                    writer.write(frame(1, self.auth_request))
                 elif payload[:1] == b"\x18":
                     writer.write(frame(1, err(1105, "no such statement", "HY000")))
                 elif PASSWORD in payload:
@@ -87,19 +88,19 @@ class Node:
                     return
                 else:
                     writer.write(frame(1, OK_PAYLOAD))
-        self.heard += await reader.read()
+        self.received += await reader.read()
         writer.close()
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> PemFiles:
+def certificates(tmp_path: Path) -> PemFiles:
     return PemFiles.create(tmp_path / "certificates")
 
 
 @asynccontextmanager
-async def before(directory: Path, node: Node, parts: ModuleConfig) -> AsyncIterator[ModuleEnvoy]:
-    """An Envoy before that node. At the end its connections are over, so that it has heard all."""
-    async with run_fake_server(node.serve) as peer, run_envoy(directory, [peer.endpoint], parts) as proxy:
+async def run_with_node(directory: Path, node: Node, config: ModuleConfig) -> AsyncIterator[ModuleEnvoy]:
+    """Run an Envoy in front of `node`. After the exit `node.received` is complete."""
+    async with run_fake_server(node.serve) as peer, run_envoy(directory, [peer.endpoint], config) as proxy:
         yield proxy
         for client in proxy.clients:
             client.writer.transport.abort()
@@ -107,136 +108,144 @@ async def before(directory: Path, node: Node, parts: ModuleConfig) -> AsyncItera
             await with_timeout(peer.connection_ends.get())
 
 
-async def changes_user(client: RawClient) -> bytes:
-    """Ask for another user, answer what comes with the password, and read until the end."""
+async def change_user(client: RawClient) -> bytes:
+    """Send COM_CHANGE_USER, answer with the password, and return everything received until the end."""
     try:
         client.writer.write(frame(0, CHANGE_USER))
-        sequence, told = await with_timeout(client.read_packet())
-        if told[0] == 0xFF:
-            # Nothing makes a client stop here, but itself.
+        sequence, response = await with_timeout(client.read_packet())
+        if response[0] == 0xFF:
+            # A careless client sends its password even after an error.
             client.writer.write(frame(sequence + 1, PASSWORD))
             assert await read_to_end(client) == b""
-            return told
+            return response
         client.writer.write(frame(sequence + 1, PASSWORD))
-        return told + await read_to_end(client)
+        return response + await read_to_end(client)
     except (asyncio.IncompleteReadError, ConnectionError):
         return b""
 
 
 @pytest.mark.parametrize("verify", ["full", "none"])
 @pytest.mark.parametrize("name", ["node.1:4000", "tidb-.example:4000", "-a.b:4000"])
-async def test_a_node_whose_name_no_certificate_can_bear_hears_no_login(
+async def test_node_with_an_invalid_certificate_name_receives_no_login(
     tmp_path: Path, name: str, verify: str
 ) -> None:
-    heard = bytearray()
+    received = bytearray()
 
-    async def listens(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def record(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting_packet(offered=OFFERED_CAPABILITIES | Capability.SSL))
         while data := await reader.read(65_536):
-            heard.extend(data)
+            received.extend(data)
 
-    parts = ModuleConfig(node={"tls": "required", "verify": verify}, live={"login_timeout": 5})
+    config = ModuleConfig(node={"tls": "required", "verify": verify}, live={"login_timeout": 5})
     async with (
-        run_fake_server(listens) as peer,
-        run_envoy(tmp_path, [Host(peer.endpoint, name)], parts) as proxy,
+        run_fake_server(record) as peer,
+        run_envoy(tmp_path, [Host(peer.endpoint, name)], config) as proxy,
     ):
         client = await proxy.connect()
         greeting = asyncio.create_task(client.read_packet())
-        with contextlib.suppress(asyncio.IncompleteReadError):  # such a node may be refused before it greets
+        with contextlib.suppress(asyncio.IncompleteReadError):  # such a node may be rejected before it greets
             if (await with_timeout(greeting))[1][:1] == b"\x0a":
                 client.writer.write(login_packet(user=USER))
-        told = await read_to_end(client)
-        # Where names do not matter, TLS may be tried all the same, and nobody answers it here.
+        response = await read_to_end(client)
+        # Without verification of names Envoy may try TLS, which this node does not answer.
         codes = (b"", b"\xff\x51\x04") if verify == "full" else (b"", b"\xff\x51\x04", b"\xff\x87\x04")
-        assert told[4:7] in codes
+        assert response[4:7] in codes
         for _ in range(peer.connections):
             await with_timeout(peer.connection_ends.get())
-        assert USER.encode() not in heard
-        # Not one byte of it: at most the request for TLS, and what TLS itself says.
-        assert bytes(heard[:4]) in (b"", b"\x20\0\0\x01")
-        assert bytes(heard[36:39]) in (b"", b"\x16\x03\x01")
+        assert USER.encode() not in received
+        # At most the SSLRequest and a TLS record, but no byte of the login.
+        assert bytes(received[:4]) in (b"", b"\x20\0\0\x01")
+        assert bytes(received[36:39]) in (b"", b"\x16\x03\x01")
 
 
-@pytest.mark.parametrize("asks", ASKS.values(), ids=ASKS.keys())
-async def test_a_change_of_user_does_not_expose_a_password(
-    tmp_path: Path, pair: PemFiles, asks: bytes
+@pytest.mark.parametrize("auth_request", AUTH_REQUESTS.values(), ids=AUTH_REQUESTS.keys())
+async def test_change_user_does_not_expose_a_password(
+    tmp_path: Path, certificates: PemFiles, auth_request: bytes
 ) -> None:
-    node = Node(asks)
-    async with before(tmp_path, node, client_tls_config(pair)) as proxy:
-        told = await changes_user(await connect_with_tls(proxy, pair))
-    assert CHANGE_USER in node.heard
-    assert PASSWORD not in node.heard
-    assert told.startswith(b"\xff\x51\x04#HY000Tidevoy: the password would go to TiDB in clear text")
+    node = Node(auth_request)
+    async with run_with_node(tmp_path, node, client_tls_config(certificates)) as proxy:
+        response = await change_user(await connect_with_tls(proxy, certificates))
+    assert CHANGE_USER in node.received
+    assert PASSWORD not in node.received
+    assert response.startswith(b"\xff\x51\x04#HY000Tidevoy: the password would go to TiDB in clear text")
 
 
-@pytest.mark.parametrize("asks", ASKS.values(), ids=ASKS.keys())
-async def test_a_change_of_user_may_be_allowed_to(tmp_path: Path, pair: PemFiles, asks: bytes) -> None:
-    node = Node(asks)
-    async with before(tmp_path, node, client_tls_config(pair, allow_cleartext_backend=True)) as proxy:
-        assert await changes_user(await connect_with_tls(proxy, pair)) == asks
-    assert node.heard.endswith(PASSWORD)
+@pytest.mark.parametrize("auth_request", AUTH_REQUESTS.values(), ids=AUTH_REQUESTS.keys())
+async def test_change_user_sends_cleartext_if_allowed(
+    tmp_path: Path, certificates: PemFiles, auth_request: bytes
+) -> None:
+    node = Node(auth_request)
+    async with run_with_node(
+        tmp_path, node, client_tls_config(certificates, allow_cleartext_backend=True)
+    ) as proxy:
+        assert await change_user(await connect_with_tls(proxy, certificates)) == auth_request
+    assert node.received.endswith(PASSWORD)
 
 
 @pytest.mark.parametrize("plugin", [b"mysql_native_password", b"client_ed25519"])
-async def test_a_change_of_user_that_exposes_nothing_goes_on(
-    tmp_path: Path, pair: PemFiles, plugin: bytes
+async def test_change_user_with_a_hash_is_forwarded(
+    tmp_path: Path, certificates: PemFiles, plugin: bytes
 ) -> None:
-    node = Node(switch(plugin))
-    async with before(tmp_path, node, client_tls_config(pair)) as proxy:
-        client = await connect_with_tls(proxy, pair)
-        assert await with_timeout(client.send_command(CHANGE_USER[0], CHANGE_USER[1:])) == switch(plugin)
+    node = Node(auth_switch_request(plugin))
+    async with run_with_node(tmp_path, node, client_tls_config(certificates)) as proxy:
+        client = await connect_with_tls(proxy, certificates)
+        assert await with_timeout(
+            client.send_command(CHANGE_USER[0], CHANGE_USER[1:])
+        ) == auth_switch_request(plugin)
         client.writer.write(frame(2, b"a hash"))
         assert (await with_timeout(client.read_packet()))[1] == OK_PAYLOAD
-    assert node.heard == CHANGE_USER + b"a hash"
+    assert node.received == CHANGE_USER + b"a hash"
 
 
-async def nothing_more(client: RawClient) -> None:
-    """Already the node's ERR, which nothing asked for, makes a session unfollowable."""
+async def read_unsolicited_error(client: RawClient) -> None:
+    """Read an ERR that the node sends without a command; it already makes the session opaque."""
     assert (await with_timeout(client.read_packet()))[1] == SHUTDOWN
 
 
-async def much_ahead(client: RawClient) -> None:
-    """More kinds of commands than anybody keeps in mind."""
+async def pipeline_many_commands(client: RawClient) -> None:
+    """Pipeline more commands than the module tracks."""
     client.writer.write(b"".join(frame(0, kind) for kind in (b"\x0e", b"\x03do 1") * 10))
     with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
         for _ in range(20):
             await with_timeout(client.read_packet())
 
 
-async def long_data(client: RawClient) -> None:
-    """A command without an answer, which TiDB answers with ERR when it fails."""
+async def fail_long_data(client: RawClient) -> None:
+    """Send COM_STMT_SEND_LONG_DATA, which has no response unless it fails, and read the ERR."""
     client.writer.write(frame(0, b"\x18\x01\0\0\0\0\0data"))
     assert (await with_timeout(client.read_packet()))[1][:1] == b"\xff"
 
 
-Becomes = Callable[[RawClient], Awaitable[None]]
-OPAQUE: dict[str, Becomes] = {
-    "an ERR unasked": nothing_more,
-    "much sent ahead": much_ahead,
-    "an ERR to long data": long_data,
+MakeOpaque = Callable[[RawClient], Awaitable[None]]
+OPAQUE_CAUSES: dict[str, MakeOpaque] = {
+    "an unsolicited ERR": read_unsolicited_error,
+    "many pipelined commands": pipeline_many_commands,
+    "an ERR to long data": fail_long_data,
 }
 
 
 @pytest.mark.parametrize("allowed", [False, True], ids=["forbidden", "allowed"])
-@pytest.mark.parametrize("becomes_opaque", OPAQUE.values(), ids=OPAQUE.keys())
-async def test_a_session_that_nobody_follows_changes_no_user_unseen(
-    tmp_path: Path, pair: PemFiles, becomes_opaque: Becomes, allowed: bool
+@pytest.mark.parametrize("make_opaque", OPAQUE_CAUSES.values(), ids=OPAQUE_CAUSES.keys())
+async def test_opaque_session_cannot_change_user_unless_allowed(
+    tmp_path: Path, certificates: PemFiles, make_opaque: MakeOpaque, allowed: bool
 ) -> None:
-    node = Node(shuts_down=becomes_opaque is nothing_more)
-    async with before(tmp_path, node, client_tls_config(pair, allow_cleartext_backend=allowed)) as proxy:
-        client = await connect_with_tls(proxy, pair)
-        # What the node said last reaches the client in any case.
-        await becomes_opaque(client)
-        told = await changes_user(client)
-    assert (PASSWORD in node.heard) == allowed
+    node = Node(shuts_down=make_opaque is read_unsolicited_error)
+    async with run_with_node(
+        tmp_path, node, client_tls_config(certificates, allow_cleartext_backend=allowed)
+    ) as proxy:
+        client = await connect_with_tls(proxy, certificates)
+        # The node's last packets reach the client in any case.
+        await make_opaque(client)
+        response = await change_user(client)
+    assert (PASSWORD in node.received) == allowed
     if allowed:
-        assert told == FULL_AUTHENTICATION
+        assert response == FULL_AUTHENTICATION
     else:
-        assert told[:1] in (b"", b"\xff")
+        assert response[:1] in (b"", b"\xff")
 
 
 @pytest.mark.parametrize(
-    ("client", "node_tls", "allowed", "passed"),
+    ("client", "node_tls", "allowed", "is_offered"),
     [
         ("required", False, False, False),
         ("optional", False, False, False),
@@ -245,23 +254,29 @@ async def test_a_session_that_nobody_follows_changes_no_user_unseen(
         ("disabled", False, False, True),
     ],
 )
-async def test_compression_is_offered_only_where_it_hides_no_password(
-    tmp_path: Path, pair: PemFiles, client: str, node_tls: bool, allowed: bool, passed: bool
+async def test_compression_is_offered_only_if_it_can_hide_no_password(
+    tmp_path: Path, certificates: PemFiles, client: str, node_tls: bool, allowed: bool, is_offered: bool
 ) -> None:
     node = Node(offered=OFFERED_CAPABILITIES | COMPRESSED | (Capability.SSL if node_tls else Capability(0)))
-    parts = client_tls_config(pair, client, allow_cleartext_backend=allowed, passthrough_compression=True)
-    more = {"tls": "required" if node_tls else "disabled", "ca": str(pair.ca)}
-    parts = ModuleConfig(client=parts.client, node={**parts.node, **more})
-    async with before(tmp_path, node, parts) as proxy:
+    config = client_tls_config(
+        certificates, client, allow_cleartext_backend=allowed, passthrough_compression=True
+    )
+    node_tls_settings = {"tls": "required" if node_tls else "disabled", "ca": str(certificates.ca)}
+    config = ModuleConfig(client=config.client, node={**config.node, **node_tls_settings})
+    async with run_with_node(tmp_path, node, config) as proxy:
         _, greeting = await with_timeout((await proxy.connect()).read_packet())
         offered = parse_greeting(greeting).capabilities & COMPRESSED
-    assert offered == (COMPRESSED if passed else Capability(0))
+    assert offered == (COMPRESSED if is_offered else Capability(0))
 
 
-async def test_a_client_that_compresses_unoffered_is_refused(tmp_path: Path, pair: PemFiles) -> None:
+async def test_client_that_compresses_without_an_offer_is_rejected(
+    tmp_path: Path, certificates: PemFiles
+) -> None:
     node = Node(offered=OFFERED_CAPABILITIES | COMPRESSED)
-    async with before(tmp_path, node, client_tls_config(pair, passthrough_compression=True)) as proxy:
-        refused = b"\xff\xd3\x04#42000Tidevoy: "
-        client = await connect_with_tls(proxy, pair, CAPABILITIES | COMPRESSED, answer=refused)
+    async with run_with_node(
+        tmp_path, node, client_tls_config(certificates, passthrough_compression=True)
+    ) as proxy:
+        error = b"\xff\xd3\x04#42000Tidevoy: "
+        client = await connect_with_tls(proxy, certificates, CAPABILITIES | COMPRESSED, answer=error)
         assert await read_to_end(client) == b""
     assert not node.login

@@ -1,4 +1,4 @@
-"""How sessions end: by time, by either side, by Envoy; what the other side sees, what is left."""
+"""How sessions end, by timeout, client, node or Envoy: what the peer receives, and that nothing leaks."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ def reset(client: RawClient) -> None:
     client.writer.transport.abort()
 
 
-def then(script: Callable[[RawClient], object]) -> Handler:
-    """A handler that lets a client in, awaits its first command, and then does as the script says."""
+def after_first_command(script: Callable[[RawClient], object]) -> Handler:
+    """Return a handler that accepts a login, waits for the first command, and then runs `script`."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         node = await accept_login(reader, writer)
         await node.read_packet()
-        answer = script(node)
-        if asyncio.iscoroutine(answer):
-            await answer
+        awaitable = script(node)
+        if asyncio.iscoroutine(awaitable):
+            await awaitable
 
     return handler
 
 
 @asynccontextmanager
-async def before(
-    directory: Path, handler: Handler, parts: ModuleConfig | None = None
+async def run_with_node(
+    directory: Path, handler: Handler, config: ModuleConfig | None = None
 ) -> AsyncIterator[tuple[ModuleEnvoy, FakeServer]]:
-    """An Envoy before one such node. When all clients are gone, so are its sessions and connections."""
-    async with run_fake_server(handler) as node, run_envoy(directory, [node.endpoint], parts) as proxy:
+    """Run an Envoy in front of one fake node. At the end, check that no session and no connection is left."""
+    async with run_fake_server(handler) as node, run_envoy(directory, [node.endpoint], config) as proxy:
         yield proxy, node
         for client in proxy.clients:
             client.writer.transport.abort()
@@ -72,8 +72,8 @@ async def before(
         await wait_until(are_closed)
 
 
-async def pings(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A node that answers every command with OK."""
+async def answer_with_ok(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Handle a node connection: accept the login, then answer every command with OK."""
     node = await accept_login(reader, writer)
     with contextlib.suppress(asyncio.IncompleteReadError):
         while True:
@@ -82,16 +82,22 @@ async def pings(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.close()
 
 
-async def test_an_idle_session_is_ended(tmp_path: Path) -> None:
-    async with before(tmp_path, pings, ModuleConfig(live={"idle_timeout": 0.5})) as (proxy, node):
+async def test_idle_timeout_ends_session(tmp_path: Path) -> None:
+    async with run_with_node(tmp_path, answer_with_ok, ModuleConfig(live={"idle_timeout": 0.5})) as (
+        proxy,
+        node,
+    ):
         client = await connect_logged_in(proxy)
         assert (await with_timeout(client.send_command(0x0E)))[0] == 0
         assert await read_to_end(client) == b""
         assert (await with_timeout(node.connection_ends.get())).startswith("eof")
 
 
-async def test_a_session_with_commands_is_not_idle(tmp_path: Path) -> None:
-    async with before(tmp_path, pings, ModuleConfig(live={"idle_timeout": 1.0})) as (proxy, _):
+async def test_commands_restart_the_idle_timeout(tmp_path: Path) -> None:
+    async with run_with_node(tmp_path, answer_with_ok, ModuleConfig(live={"idle_timeout": 1.0})) as (
+        proxy,
+        _,
+    ):
         client = await connect_logged_in(proxy)
         other = await connect_logged_in(proxy)
         for _ in range(12):
@@ -101,14 +107,16 @@ async def test_a_session_with_commands_is_not_idle(tmp_path: Path) -> None:
         assert (await with_timeout(client.send_command(0x0E)))[0] == 0
 
 
-async def test_a_long_command_is_not_idleness_and_its_end_begins_the_time_anew(tmp_path: Path) -> None:
-    async def takes_long(node: RawClient) -> None:
+async def test_idle_timeout_starts_when_a_long_command_ends(tmp_path: Path) -> None:
+    async def answer_slowly(node: RawClient) -> None:
         await assert_nothing_received(node.reader, 2.9)
         node.writer.write(frame(1, OK_PAYLOAD))
         await node.read_packet()
         node.writer.write(frame(1, OK_PAYLOAD))
 
-    async with before(tmp_path, then(takes_long), ModuleConfig(live={"idle_timeout": 1.0})) as (proxy, _):
+    async with run_with_node(
+        tmp_path, after_first_command(answer_slowly), ModuleConfig(live={"idle_timeout": 1.0})
+    ) as (proxy, _):
         client = await connect_logged_in(proxy)
         assert (await with_timeout(client.send_command(0x03, b"select sleep(2.9)")))[0] == 0
         await assert_nothing_received(client.reader, 0.5)
@@ -116,37 +124,37 @@ async def test_a_long_command_is_not_idleness_and_its_end_begins_the_time_anew(t
         assert await read_to_end(client) == b""
 
 
-async def test_a_client_that_has_said_all_still_gets_its_answer(tmp_path: Path) -> None:
-    asked = asyncio.Event()
-    go = asyncio.Event()
+async def test_half_closed_client_receives_its_answer(tmp_path: Path) -> None:
+    request_ended = asyncio.Event()
+    may_answer = asyncio.Event()
 
-    async def answers_late(node: RawClient) -> None:
+    async def answer_after_eof(node: RawClient) -> None:
         assert await node.reader.read() == b""
-        asked.set()
-        await go.wait()
+        request_ended.set()
+        await may_answer.wait()
         node.writer.write(frame(1, OK_PAYLOAD))
         node.writer.close()
 
-    async with before(tmp_path, then(answers_late)) as (proxy, _):
+    async with run_with_node(tmp_path, after_first_command(answer_after_eof)) as (proxy, _):
         client = await connect_logged_in(proxy)
         client.writer.write(QUERY)
         client.writer.write_eof()
-        await with_timeout(asked.wait())
-        go.set()
+        await with_timeout(request_ended.wait())
+        may_answer.set()
         assert await read_to_end(client) == frame(1, OK_PAYLOAD)
 
 
-async def test_a_client_that_resets_in_the_middle_of_a_result_leaves_nothing(tmp_path: Path) -> None:
+async def test_client_reset_during_a_result_leaves_no_session(tmp_path: Path) -> None:
     stopped = asyncio.Event()
 
-    async def floods(node: RawClient) -> None:
+    async def send_endlessly(node: RawClient) -> None:
         with contextlib.suppress(ConnectionError):
             while True:
                 node.writer.write(bytes(65_536))
                 await node.writer.drain()
         stopped.set()
 
-    async with before(tmp_path, then(floods)) as (proxy, _):
+    async with run_with_node(tmp_path, after_first_command(send_endlessly)) as (proxy, _):
         client = await connect_logged_in(proxy)
         client.writer.write(QUERY)
         await with_timeout(client.reader.readexactly(100_000))
@@ -155,77 +163,75 @@ async def test_a_client_that_resets_in_the_middle_of_a_result_leaves_nothing(tmp
 
 
 @pytest.mark.parametrize("abort", [False, True], ids=["FIN", "RST"])
-async def test_what_a_node_said_last_reaches_the_client(tmp_path: Path, abort: bool) -> None:
+async def test_last_error_of_a_node_reaches_the_client(tmp_path: Path, abort: bool) -> None:
     last = frame(1, b"\xff\x1d\x04#08S01Server shutdown in progress")
-    heard = asyncio.Event()
+    error_received = asyncio.Event()
 
-    async def leaves(node: RawClient) -> None:
+    async def close_connection(node: RawClient) -> None:
         node.writer.write(last)
         if abort:
-            await heard.wait()
+            await error_received.wait()
             reset(node)
         else:
             node.writer.close()
 
-    async with before(tmp_path, then(leaves)) as (proxy, node):
+    async with run_with_node(tmp_path, after_first_command(close_connection)) as (proxy, node):
         client = await connect_logged_in(proxy)
         client.writer.write(QUERY)
         assert await with_timeout(client.reader.readexactly(len(last))) == last
-        heard.set()
+        error_received.set()
         with contextlib.suppress(ConnectionResetError) if abort else contextlib.nullcontext():
             assert await read_to_end(client) == b""
-        # The session is over with the node, whatever the client still waits for.
+        # The session ends as soon as the node ends it, even if the client still waits for something.
         await proxy.wait_for_metrics(
             {("sessions", node.endpoint, state): 0 for state in ("idle", "busy")}
             | {("errors", "shutdown", node.endpoint): 1}
         )
 
 
-@pytest.mark.parametrize("meanwhile", [False, True], ids=["before", "meanwhile"])
-async def test_the_last_words_of_a_node_are_not_lost_to_a_client_that_is_sending(
-    tmp_path: Path, meanwhile: bool
-) -> None:
-    """Bytes that nobody reads any more would make the kernel reset the connection."""
+@pytest.mark.parametrize("closed_first", [False, True], ids=["before the close", "after the close"])
+async def test_last_error_reaches_a_client_that_is_sending(tmp_path: Path, closed_first: bool) -> None:
+    """Unread bytes would make the kernel reset the connection, and the client would lose the node's error."""
     last = frame(1, b"\xff\x1d\x04#08S01Server shutdown in progress")
-    left = asyncio.Event()
+    connection_closed = asyncio.Event()
 
-    def leaves(node: RawClient) -> None:
+    def close_connection(node: RawClient) -> None:
         node.writer.write(last)
         node.writer.close()
-        left.set()
+        connection_closed.set()
 
-    async with before(tmp_path, then(leaves)) as (proxy, _):
+    async with run_with_node(tmp_path, after_first_command(close_connection)) as (proxy, _):
         for _ in range(20):
             client = await connect_logged_in(proxy)
-            left.clear()
+            connection_closed.clear()
             client.writer.write(QUERY)
-            if meanwhile:
-                await with_timeout(left.wait())
+            if closed_first:
+                await with_timeout(connection_closed.wait())
             client.writer.write(PING * 100)
             assert (await with_timeout(client.read_packet()))[1] == last[4:]
 
 
-async def test_a_node_that_leaves_in_the_middle_of_a_login(tmp_path: Path) -> None:
-    async def leaves(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def test_node_closes_during_login(tmp_path: Path) -> None:
+    async def close_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting_packet())
         await reader.readexactly(4)
         writer.close()
 
-    async with before(tmp_path, leaves) as (proxy, node):
+    async with run_with_node(tmp_path, close_connection) as (proxy, node):
         client = await proxy.connect()
-        told = await with_timeout(client.login())
-        assert b"the TiDB server closed the connection during the login" in told
+        payload = await with_timeout(client.login())
+        assert b"the TiDB server closed the connection during the login" in payload
         await proxy.wait_for_metrics({("login_failures", node.endpoint, "node_gone"): 1})
 
 
-async def test_envoy_ends_well_with_sessions_in_every_state(tmp_path: Path) -> None:
+async def test_envoy_stops_cleanly_with_sessions_in_every_state(tmp_path: Path) -> None:
     async def never_greets(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(greeting_packet() if half.connections % 2 else b"")
+        writer.write(greeting_packet() if silent.connections % 2 else b"")
 
     async with (
-        run_fake_server(pings) as node,
-        run_fake_server(never_greets) as half,
-        run_envoy(tmp_path, [node.endpoint, half.endpoint], workers=2) as proxy,
+        run_fake_server(answer_with_ok) as node,
+        run_fake_server(never_greets) as silent,
+        run_envoy(tmp_path, [node.endpoint, silent.endpoint], workers=2) as proxy,
     ):
         for number in range(40):
             client = await proxy.connect()
@@ -238,10 +244,10 @@ async def test_envoy_ends_well_with_sessions_in_every_state(tmp_path: Path) -> N
         assert proxy.process.returncode == 0
 
 
-async def test_nothing_is_left_of_many_sessions(tmp_path: Path) -> None:
-    async with before(tmp_path, pings, ModuleConfig(live={"login_timeout": 5})) as (proxy, _):
+async def test_many_sessions_leak_no_descriptors_or_memory(tmp_path: Path) -> None:
+    async with run_with_node(tmp_path, answer_with_ok, ModuleConfig(live={"login_timeout": 5})) as (proxy, _):
 
-        async def one(number: int) -> None:
+        async def run_client(number: int) -> None:
             client = await proxy.connect()
             if number % 4 == 0:
                 reset(client)
@@ -256,8 +262,8 @@ async def test_nothing_is_left_of_many_sessions(tmp_path: Path) -> None:
             else:
                 reset(client)
 
-        async def some() -> None:
-            await asyncio.gather(*(one(number) for number in range(200)))
+        async def run_clients() -> None:
+            await asyncio.gather(*(run_client(number) for number in range(200)))
 
             async def are_closed() -> bool:
                 stats = await proxy.stats("cx_active")
@@ -265,10 +271,10 @@ async def test_nothing_is_left_of_many_sessions(tmp_path: Path) -> None:
 
             await wait_until(are_closed)
 
-        await some()
+        await run_clients()
         descriptors, memory = proxy.descriptor_count(), await proxy.allocated_bytes()
         for _ in range(4):
-            await some()
+            await run_clients()
         assert proxy.descriptor_count() <= descriptors + 5
-        # What 800 sessions would leave, were it only 1 KiB each; the rest is for stats and caches of Envoy.
+        # The limit is 1 KiB per session for 800 sessions; this also leaves room for Envoy's stats and caches.
         assert await proxy.allocated_bytes() < memory + 800 * 1024

@@ -1,4 +1,4 @@
-"""Nodes and clients that send or read nothing for a long time, but are reachable: no session ends."""
+"""Nodes and clients that send or read nothing for a long time but are reachable: no session ends."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ pytestmark = pytest.mark.timeout(180)
 
 WATCHING = ModuleConfig(node={"sentinels": True})
 
-SILENT = 60.0 if os.environ.get("TIDEVOY_SOAK") else 12.0
-"""Seconds: more than twice what it takes to find a node unreachable."""
-MUCH = 24_000_000
-"""Bytes: more than all buffers on the way hold."""
+SILENCE_SECONDS = 60.0 if os.environ.get("TIDEVOY_SOAK") else 12.0
+"""Seconds; more than twice the time to detect an unreachable node."""
+LARGE_BYTES = 24_000_000
+"""Bytes; more than all buffers on the path hold."""
 
 
 @pytest.fixture
@@ -46,49 +46,49 @@ def network() -> Iterator[None]:
         yield
 
 
-async def until_full(writer: asyncio.StreamWriter) -> None:
-    """Returns when all buffers on the way are full."""
+async def wait_until_full(writer: asyncio.StreamWriter) -> None:
+    """Return when all buffers on the path are full."""
     sizes = [-1]
 
-    def stays() -> bool:
+    def is_unchanged() -> bool:
         sizes.append(writer.transport.get_write_buffer_size())
         return sizes[-10:] == 10 * [sizes[-1]]
 
-    await wait_until(stays)
+    await wait_until(is_unchanged)
     assert sizes[-1] > 0
 
 
 @asynccontextmanager
 async def node_that_reads_nothing(directory: Path) -> AsyncIterator[None]:
-    reads = asyncio.Event()
+    may_read = asyncio.Event()
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await accept_login(reader, writer)
-        await reads.wait()
+        await may_read.wait()
         while await reader.read(1 << 20):
             pass
 
     async with run_fake_server(handler) as node, run_envoy(directory, [node.endpoint], WATCHING) as proxy:
         client = await connect_logged_in(proxy)
-        client.writer.write(3 * frame(0, b"\x03" + bytes(MUCH // 3)))
-        await until_full(client.writer)
+        client.writer.write(3 * frame(0, b"\x03" + bytes(LARGE_BYTES // 3)))
+        await wait_until_full(client.writer)
         yield
-        await is_spared(proxy, client)
-        reads.set()
+        await expect_untouched(proxy, client)
+        may_read.set()
         await with_timeout(client.writer.drain())
 
 
 @asynccontextmanager
 async def client_that_reads_nothing(directory: Path) -> AsyncIterator[None]:
     rows = b"".join(frame(sequence % 256, b"\x01x") for sequence in range(3, 259))
-    whole = rows * (MUCH // len(rows))
+    result_rows = rows * (LARGE_BYTES // len(rows))
     full = asyncio.Event()
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         node = await accept_login(reader, writer)
         await node.read_packet()
-        writer.write(frame(1, b"\x01") + frame(2, b"\x03def\0\0\0\x01a\0\x0c" + bytes(12)) + whole)
-        await until_full(writer)
+        writer.write(frame(1, b"\x01") + frame(2, b"\x03def\0\0\0\x01a\0\x0c" + bytes(12)) + result_rows)
+        await wait_until_full(writer)
         full.set()
         await reader.read()
 
@@ -103,7 +103,7 @@ async def client_that_reads_nothing(directory: Path) -> AsyncIterator[None]:
         transport.resume_reading()
         await with_timeout(client.read_packet())
         await with_timeout(client.read_packet())
-        assert await with_timeout(client.reader.readexactly(len(whole))) == whole
+        assert await with_timeout(client.reader.readexactly(len(result_rows))) == result_rows
 
 
 @asynccontextmanager
@@ -117,7 +117,7 @@ async def node_that_is_stopped(directory: Path) -> AsyncIterator[None]:
         try:
             waiting.writer.write(frame(0, b"\x03do 1"))
             yield
-            await is_spared(proxy, client, waiting)
+            await expect_untouched(proxy, client, waiting)
         finally:
             server.process.send_signal(signal.SIGCONT)
         assert (await with_timeout(waiting.read_packet()))[1][0] == 0
@@ -126,15 +126,15 @@ async def node_that_is_stopped(directory: Path) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def node_that_takes_no_new_connections(directory: Path, *, is_watched: bool) -> AsyncIterator[None]:
-    """As behind a firewall whose table is full, or if the node does not accept any more.
+    """Simulate a firewall whose table is full, or a node that no longer accepts connections.
 
-    `is_watched`: a sentinel is connected. Else only the session shows that the node is reachable.
+    `is_watched`: a sentinel is connected. Otherwise only the session shows that the node is reachable.
     """
-    logged_in_here: list[asyncio.StreamWriter] = []
+    session_writers: list[asyncio.StreamWriter] = []
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         session = await accept_login(reader, writer)
-        logged_in_here.append(writer)
+        session_writers.append(writer)
         while True:
             await session.read_packet()
             writer.write(frame(1, OK_PAYLOAD))
@@ -145,23 +145,23 @@ async def node_that_takes_no_new_connections(directory: Path, *, is_watched: boo
         drop_new_connections(addresses.split(node.endpoint)[1])
         if not is_watched:
             for writer in node.writers:
-                if writer not in logged_in_here:
+                if writer not in session_writers:
                     writer.close()
         yield
-        await is_spared(proxy, client)
+        await expect_untouched(proxy, client)
         assert await with_timeout(client.send_command(0x0E)) == OK_PAYLOAD
         stop_dropping_packets()
 
 
-async def is_spared(proxy: ModuleEnvoy, *clients: RawClient) -> None:
-    """They got nothing, and their node was reachable all the time."""
+async def expect_untouched(proxy: ModuleEnvoy, *clients: RawClient) -> None:
+    """Check that the clients received nothing, and that Envoy always considered their node reachable."""
     for client in clients:
         await assert_nothing_received(client.reader, 0.01)
     assert "does not answer" not in proxy.log
 
 
 @pytest.mark.usefixtures("network")
-async def test_silence_alone_costs_nobody_a_session(tmp_path: Path) -> None:
+async def test_silence_alone_ends_no_session(tmp_path: Path) -> None:
     async with (
         node_that_reads_nothing(tmp_path / "node"),
         client_that_reads_nothing(tmp_path / "client"),
@@ -169,16 +169,18 @@ async def test_silence_alone_costs_nobody_a_session(tmp_path: Path) -> None:
         node_that_takes_no_new_connections(tmp_path / "watched", is_watched=True),
         node_that_takes_no_new_connections(tmp_path / "new", is_watched=False),
     ):
-        await asyncio.sleep(SILENT)  # nothing may happen meanwhile, and there is no event for that
+        await asyncio.sleep(
+            SILENCE_SECONDS
+        )  # nothing may happen during this time, so there is no event to wait for
 
 
 @pytest.mark.usefixtures("network")
-async def test_an_envoy_that_was_stopped_ends_no_session(tmp_path: Path) -> None:
-    """When it goes on, it has heard from no node for a long time: no node is to blame for that."""
+async def test_suspended_envoy_ends_no_session(tmp_path: Path) -> None:
+    """After SIGCONT Envoy has received nothing for a long time, but no node is unreachable."""
     async with run_fake_server(serve_ok) as node, run_envoy(tmp_path, [node.endpoint], WATCHING) as proxy:
         client = await connect_logged_in(proxy)
         os.kill(proxy.pid, signal.SIGSTOP)
-        await asyncio.sleep(5)  # longer than a node may be silent; nothing happens in a stopped process
+        await asyncio.sleep(5)  # longer than a node may be silent; a stopped process emits no event
         os.kill(proxy.pid, signal.SIGCONT)
         await wait_until(proxy.is_live)
         await assert_nothing_received(client.reader, 2.0)

@@ -1,4 +1,4 @@
-"""Nodes whose packets are dropped, without FIN or RST: which sessions end or are restored, and how soon."""
+"""Nodes whose packets are dropped without FIN or RST: which sessions end or are restored, and how fast."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ pytestmark = pytest.mark.timeout(120)
 
 WATCHING = ModuleConfig(node={"sentinels": True}, live={"login_timeout": 60})
 
-ENDS_WITHIN = 8.0
-"""Seconds between the first dropped packet and the error that a client gets."""
+ERROR_WITHIN_SECONDS = 8.0
+"""Seconds between the first dropped packet and the error that the client receives."""
 NODES = (NodeSpec(), NodeSpec(migration=MigrationRules(clock_skew_seconds=3600)), NodeSpec())
-"""The second node refuses all tokens: sessions that were to move there stay, and their states are known."""
+"""The second node rejects all tokens: sessions that should migrate there stay, with saved states."""
 NEW_CLIENTS = 24
-"""So many that not all of them fit on the other nodes, which have fewer sessions."""
+"""Enough clients that some of them try the unreachable node, although the other nodes have fewer sessions."""
 
 
 @pytest.fixture
@@ -64,14 +64,14 @@ def code(payload: bytes) -> int:
 
 
 async def last_error(client: RawClient) -> tuple[int, int, str]:
-    """The sequence number, code and text of the error with which a session ends."""
+    """Return the sequence number, code and text of the error that ends a session."""
     sequence, payload = await with_timeout(client.read_packet())
     assert await read_to_end(client) == b""
     return sequence, code(payload), payload[9:].decode()
 
 
-async def with_known_states(nodes: MigratingFleet) -> RawClient:
-    """A session at the first node that has just failed to move, and is not to move any more."""
+async def connect_with_saved_states(nodes: MigratingFleet) -> RawClient:
+    """Return a session on the first node whose migration has just failed, so that Envoy has its states."""
     client = await nodes.connect_raw()
     await client.query("set @a = 'kept'")
     nodes.drain(nodes.nodes[0], nodes.nodes[2])
@@ -81,24 +81,28 @@ async def with_known_states(nodes: MigratingFleet) -> RawClient:
 
 
 @pytest.mark.usefixtures("network")
-async def test_a_node_that_vanishes(tmp_path: Path, mariadb: MariaDb, signing: SessionCertificate) -> None:
+async def test_unreachable_node_is_ejected_and_its_sessions_end(
+    tmp_path: Path, mariadb: MariaDb, signing: SessionCertificate
+) -> None:
     async with run_fleet(tmp_path, mariadb, signing, WATCHING, NODES, drained=(1, 2)) as nodes:
         lost, _, other = nodes.nodes
         login = await nodes.proxy.connect()
         await with_timeout(login.read_packet())
         waiting, idle, transaction = [await nodes.connect_raw() for _ in range(3)]
-        known = await with_known_states(nodes)
+        restorable = await connect_with_saved_states(nodes)
         await idle.query("set @a = 1")
         await transaction.query("begin")
         waiting.writer.write(frame(0, b"\x03select sleep(60)"))
         await nodes.proxy.wait_for_metrics({("sessions", lost.sql_address, "busy"): 1})
         drop_packets(port(lost.sql_address))
         dropped = time.monotonic()
-        for _ in range(NEW_CLIENTS):  # Envoy tries the lost node for some: that does not show that it lives
+        for _ in range(
+            NEW_CLIENTS
+        ):  # Envoy tries the lost node for some of them; these attempts do not prove that it is alive
             await nodes.proxy.connect()
 
         sequence, number, text = await last_error(waiting)
-        assert time.monotonic() - dropped < ENDS_WITHIN
+        assert time.monotonic() - dropped < ERROR_WITHIN_SECONDS
         assert (sequence, number) == (1, 2013)
         assert lost.sql_address in text
         assert "may have run or not" in text
@@ -106,10 +110,10 @@ async def test_a_node_that_vanishes(tmp_path: Path, mariadb: MariaDb, signing: S
             sequence, number, text = await last_error(client)
             assert (sequence, number, lost.sql_address in text) == (1, 1053, True)
         assert code((await with_timeout(login.read_packet()))[1]) == 1105
-        assert await with_timeout(known.rows("select @a")) == [("kept",)]
-        assert time.monotonic() - dropped < ENDS_WITHIN
+        assert await with_timeout(restorable.rows("select @a")) == [("kept",)]
+        assert time.monotonic() - dropped < ERROR_WITHIN_SECONDS
         await wait_until(lambda: is_ejected(nodes.proxy, lost.sql_address))
-        assert time.monotonic() - dropped < ENDS_WITHIN
+        assert time.monotonic() - dropped < ERROR_WITHIN_SECONDS
         assert other.node.connections == 1
         for _ in range(3):
             started = time.monotonic()
@@ -124,23 +128,26 @@ async def test_a_node_that_vanishes(tmp_path: Path, mariadb: MariaDb, signing: S
 
 
 @contextlib.asynccontextmanager
-async def silent_after(directory: Path, said: bytes) -> AsyncIterator[tuple[ModuleEnvoy, str, RawClient]]:
-    """A session whose node has sent `said` of its answer to a query; and the endpoint of that node."""
+async def silent_after(directory: Path, data: bytes) -> AsyncIterator[tuple[ModuleEnvoy, str, RawClient]]:
+    """Yield an Envoy, its node's endpoint, and a session that received `data` as the start of an answer."""
 
-    async def begins(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def send_partial_answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         node = await accept_login(reader, writer)
         await node.read_packet()
-        writer.write(said)
+        writer.write(data)
 
-    async with run_fake_server(begins) as node, run_envoy(directory, [node.endpoint], WATCHING) as proxy:
+    async with (
+        run_fake_server(send_partial_answer) as node,
+        run_envoy(directory, [node.endpoint], WATCHING) as proxy,
+    ):
         client = await connect_logged_in(proxy)
         client.writer.write(frame(0, b"\x03select"))
         yield proxy, node.endpoint, client
 
 
 @pytest.mark.usefixtures("network")
-async def test_an_error_is_sent_only_between_packets(tmp_path: Path) -> None:
-    """Between two packets of an answer it has the next sequence number; within one the session just ends."""
+async def test_error_is_sent_only_between_packets(tmp_path: Path) -> None:
+    """Between two packets the error has the next sequence number; within a packet the session just ends."""
     between = frame(1, ok(MORE_RESULTS)) + frame(2, ok(MORE_RESULTS))
     within_one = between + frame(3, OK_PAYLOAD)[:-1]
     async with (
@@ -157,12 +164,12 @@ async def test_an_error_is_sent_only_between_packets(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("network")
-async def test_the_last_node_is_tried_although_it_does_not_answer(tmp_path: Path) -> None:
+async def test_last_node_is_tried_although_it_is_unreachable(tmp_path: Path) -> None:
     async with run_fake_server(serve_ok) as node, run_envoy(tmp_path, [node.endpoint], WATCHING) as proxy:
         client = await connect_logged_in(proxy)
         drop_packets(port(node.endpoint))
         await last_error(client)
         assert not await is_ejected(proxy, node.endpoint)
-        late = await proxy.connect()
+        new_client = await proxy.connect()
         stop_dropping_packets()
-        assert (await with_timeout(late.login()))[0] == 0
+        assert (await with_timeout(new_client.login()))[0] == 0

@@ -1,4 +1,4 @@
-"""The wheel carries the module for Envoy, and Envoy can load it wherever the wheel says that it fits."""
+"""The wheel contains the Envoy module, and Envoy can load it on every platform that the wheel's tag names."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from sandbox.envoy import envoy_binary
 ROOT = Path(__file__).parents[3]
 MODULE = "controlplane/libtidevoy.so"
 CALLBACK = "envoy_dynamic_module_callback_"
-# Ours without what would show this checkout to an installed package.
-BARE = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TIDEVOY_"))}
+# Our environment without variables that would make this checkout visible to an installed package.
+CLEAN_ENVIRONMENT = {
+    name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TIDEVOY_"))
+}
 
-# The first build of all takes minutes where `make` has not built the module before.
+# The first build takes minutes if `make` has not built the module before.
 pytestmark = pytest.mark.timeout(900)
 
 
 def build(directory: Path, kind: str = "standard", **environment: str) -> subprocess.CompletedProcess[str]:
-    """Build a wheel of this checkout into `directory`. Cargo works in filters/target, as `make` does."""
+    """Build a wheel of this checkout into `directory`. Cargo uses filters/target, as `make` does."""
     return subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "--target", f"wheel:{kind}", "--directory", directory],
         cwd=ROOT,
@@ -39,38 +41,36 @@ def build(directory: Path, kind: str = "standard", **environment: str) -> subpro
     )
 
 
-def only_wheel(directory: Path) -> Path:
+def single_wheel(directory: Path) -> Path:
     (wheel,) = directory.glob("*.whl")
     return wheel
 
 
 def tags(wheel: Path) -> tuple[str, str]:
-    """Whether the archive says that it is for any machine, and for which it is."""
+    """Return the wheel's Root-Is-Purelib value and its platform tag."""
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/WHEEL"))
-        said = Parser().parsestr(archive.read(name).decode())
-    return said["Root-Is-Purelib"], said["Tag"]
+        metadata = Parser().parsestr(archive.read(name).decode())
+    return metadata["Root-Is-Purelib"], metadata["Tag"]
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel that everybody gets who builds one with cargo there."""
+    """Build the wheel with cargo available."""
     directory = tmp_path_factory.mktemp("wheel")
     built = build(directory)
     assert built.returncode == 0, built.stderr
-    return only_wheel(directory)
+    return single_wheel(directory)
 
 
 @pytest.fixture(scope="module")
 def module(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> hatch_build.Module:
-    """The facts about the module in the wheel."""
+    """Extract the module from the wheel and return its properties."""
     with zipfile.ZipFile(wheel) as archive:
         return hatch_build.read(Path(archive.extract(MODULE, tmp_path_factory.mktemp("module"))))
 
 
-def test_the_wheel_is_for_the_machines_that_can_load_its_module(
-    wheel: Path, module: hatch_build.Module
-) -> None:
+def test_wheel_tag_matches_the_module(wheel: Path, module: hatch_build.Module) -> None:
     major, minor = module.glibc
     assert (major, minor) <= (2, 34)
     platform = f"manylinux_{major}_{minor}_{os.uname().machine}"
@@ -78,7 +78,7 @@ def test_the_wheel_is_for_the_machines_that_can_load_its_module(
     assert wheel.name.endswith(f"-py3-none-{platform}.whl")
 
 
-def test_the_module_is_found_by_its_name_and_brings_all_but_the_usual_libraries(
+def test_module_has_a_soname_and_links_only_standard_libraries(
     module: hatch_build.Module,
 ) -> None:
     assert module.soname == "libtidevoy.so"
@@ -86,65 +86,67 @@ def test_the_module_is_found_by_its_name_and_brings_all_but_the_usual_libraries(
 
 
 def test_envoy_has_every_callback_that_the_module_calls(module: hatch_build.Module) -> None:
-    """Envoy binds them all when it loads a module, and refuses one that names another."""
+    """Envoy binds all callbacks when it loads a module, and rejects a module with an unknown one."""
     assert module.imported
     assert {name for name in module.imported if not name.startswith(CALLBACK)} == set()
     assert module.imported - hatch_build.read(envoy_binary()).exported == set()
 
 
-def test_the_module_exports_hooks_and_nothing_else(module: hatch_build.Module) -> None:
+def test_module_exports_only_hooks(module: hatch_build.Module) -> None:
     assert "envoy_dynamic_module_on_program_init" in module.exported
-    strangers = {name for name in module.exported if not name.startswith("envoy_dynamic_module_on_")}
-    assert strangers == set()
+    unexpected = {name for name in module.exported if not name.startswith("envoy_dynamic_module_on_")}
+    assert unexpected == set()
 
 
-def test_an_installed_wheel_brings_the_module_and_an_envoy_that_loads_it(wheel: Path, tmp_path: Path) -> None:
-    """Where nothing else of this checkout is: an environment of its own."""
+def test_installed_wheel_provides_the_module_and_an_envoy(wheel: Path, tmp_path: Path) -> None:
+    """The wheel is installed into a virtual environment of its own, away from this checkout."""
 
     def run(*command: str | Path) -> str:
-        done = subprocess.run(command, cwd=tmp_path, env=BARE, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        result = subprocess.run(command, cwd=tmp_path, env=CLEAN_ENVIRONMENT, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
 
     uv, python = Path(sys.executable).with_name("uv"), tmp_path / "venv/bin/python"
     run(uv, "venv", "--python", sys.executable, "venv")
-    locked = ("--constraint", ROOT / "requirements.lock")
-    run(uv, "pip", "install", "--python", python, *locked, f"{wheel}[sandbox]")
-    printed = run(
+    constraints = ("--constraint", ROOT / "requirements.lock")
+    run(uv, "pip", "install", "--python", python, *constraints, f"{wheel}[sandbox]")
+    bootstrap = run(
         *(python.with_name("tidevoy"), "bootstrap", "--module", "auto", "--id", "envoy-1"),
         *("--control-plane", "127.0.0.1:18000"),
     )
-    (extension,) = yaml.safe_load(printed)["bootstrap_extensions"]
-    named = Path(extension["typed_config"]["dynamic_module_config"]["module"]["local"]["filename"])
-    assert named.is_relative_to(tmp_path / "venv")
-    assert named.name == "libtidevoy.so"
-    (tmp_path / "bootstrap.yaml").write_text(printed)
+    (extension,) = yaml.safe_load(bootstrap)["bootstrap_extensions"]
+    module_path = Path(extension["typed_config"]["dynamic_module_config"]["module"]["local"]["filename"])
+    assert module_path.is_relative_to(tmp_path / "venv")
+    assert module_path.name == "libtidevoy.so"
+    (tmp_path / "bootstrap.yaml").write_text(bootstrap)
     envoy = run(python, "-c", "from sandbox.envoy import envoy_binary; print(envoy_binary())").strip()
     assert Path(envoy).is_relative_to(tmp_path / "venv")
     run(envoy, "--mode", "validate", "--config-path", "bootstrap.yaml")
 
 
 @pytest.mark.parametrize(
-    "environment", [{"PATH": "/nowhere"}, {"TIDEVOY_MODULE": "skip"}], ids=["without cargo", "left out"]
+    "environment", [{"PATH": "/nowhere"}, {"TIDEVOY_MODULE": "skip"}], ids=["no cargo", "skipped"]
 )
-def test_without_the_module_a_wheel_is_for_every_machine(environment: dict[str, str], tmp_path: Path) -> None:
+def test_wheel_without_the_module_is_platform_independent(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     built = build(tmp_path, **environment)
     assert built.returncode == 0, built.stderr
-    plain = only_wheel(tmp_path)
-    assert tags(plain) == ("true", "py3-none-any")
-    with zipfile.ZipFile(plain) as archive:
+    pure_wheel = single_wheel(tmp_path)
+    assert tags(pure_wheel) == ("true", "py3-none-any")
+    with zipfile.ZipFile(pure_wheel) as archive:
         assert MODULE not in archive.namelist()
 
 
-def test_an_editable_install_builds_no_module(tmp_path: Path) -> None:
+def test_editable_install_builds_no_module(tmp_path: Path) -> None:
     cargo = tmp_path / "cargo"
     cargo.symlink_to("/bin/false")
     built = build(tmp_path, "editable", PATH=str(tmp_path))
     assert built.returncode == 0, built.stderr
-    assert tags(only_wheel(tmp_path)) == ("true", "py3-none-any")
+    assert tags(single_wheel(tmp_path)) == ("true", "py3-none-any")
 
 
-def test_a_module_that_cannot_be_built_makes_no_wheel(tmp_path: Path) -> None:
+def test_failed_module_build_produces_no_wheel(tmp_path: Path) -> None:
     cargo = tmp_path / "cargo"
     cargo.symlink_to("/bin/false")
     built = build(tmp_path, PATH=str(tmp_path))
@@ -155,22 +157,22 @@ def test_a_module_that_cannot_be_built_makes_no_wheel(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "complaint"),
+    ("change", "error"),
     [
-        ({"glibc": (2, 35)}, "asks for glibc 2.35, but must do with 2.34"),
-        ({"libraries": frozenset({"libc.so.6", "libssl.so.3"})}, "asks for libssl.so.3"),
+        ({"glibc": (2, 35)}, "needs glibc 2.35, but may need at most 2.34"),
+        ({"libraries": frozenset({"libc.so.6", "libssl.so.3"})}, "needs libssl.so.3"),
         ({"soname": ""}, "the SONAME is '' and not libtidevoy.so"),
         (
             {"exported": frozenset({"envoy_dynamic_module_on_program_init", "main"})},
-            "no hook of Envoy's: main",
+            "symbols that are no Envoy hooks: main",
         ),
     ],
 )
-def test_a_module_that_does_not_fit_is_refused(
-    module: hatch_build.Module, change: dict[str, object], complaint: str
+def test_incompatible_module_is_rejected(
+    module: hatch_build.Module, change: dict[str, object], error: str
 ) -> None:
     module.check()
-    with pytest.raises(hatch_build.ModuleRefused, match=complaint):
+    with pytest.raises(hatch_build.ModuleRefused, match=error):
         dataclasses.replace(module, **change).check()  # type: ignore[arg-type]
 
 
@@ -180,8 +182,8 @@ def test_module_and_control_plane_have_one_version() -> None:
     assert rust == python
 
 
-def test_what_is_generated_is_written_only_if_it_has_changed(tmp_path: Path) -> None:
-    """Programs that run from this checkout may import it at that moment."""
+def test_generated_files_are_written_only_if_they_change(tmp_path: Path) -> None:
+    """Programs that run from this checkout may import the generated files at that moment."""
     for proto in hatch_build.PROTOS:
         (tmp_path / proto).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / proto, tmp_path / proto)

@@ -1,4 +1,4 @@
-"""The probe of the SQL port, against servers that behave and servers that do not."""
+"""The greeting probe, against well-behaved and misbehaving servers."""
 
 from __future__ import annotations
 
@@ -24,50 +24,50 @@ from tests.support.fake_servers import (
 )
 
 
-async def greeting(endpoint: str, timeout: float = 2.0) -> ProbeResult:
+async def probe_greeting(endpoint: str, timeout: float = 2.0) -> ProbeResult:
     return await GreetingProbe(endpoint, proxy_protocol=False).run(timeout)
 
 
-async def test_a_real_server_passes(mariadb: MariaDb) -> None:
-    finding = await greeting(f"127.0.0.1:{mariadb.port}")
-    assert finding.status is CheckStatus.PASS
-    assert "MariaDB" in finding.version
+async def test_mariadb_server_passes(mariadb: MariaDb) -> None:
+    result = await probe_greeting(f"127.0.0.1:{mariadb.port}")
+    assert result.status is CheckStatus.PASS
+    assert "MariaDB" in result.version
 
 
-@pytest.mark.parametrize("pieces", [1, 3, len(mysql_packet(GREETING_PAYLOAD))])
-async def test_a_greeting_passes_whole_or_in_pieces(pieces: int) -> None:
-    whole = mysql_packet(GREETING_PAYLOAD)
-    size = -(-len(whole) // pieces)
+@pytest.mark.parametrize("part_count", [1, 3, len(mysql_packet(GREETING_PAYLOAD))])
+async def test_greeting_passes_in_any_parts(part_count: int) -> None:
+    packet = mysql_packet(GREETING_PAYLOAD)
+    size = -(-len(packet) // part_count)
     async with run_fake_server(
-        send_parts(*[whole[i : i + size] for i in range(0, len(whole), size)])
+        send_parts(*[packet[i : i + size] for i in range(0, len(packet), size)])
     ) as peer:
-        finding = await greeting(peer.endpoint)
-        assert finding == ProbeResult(
+        result = await probe_greeting(peer.endpoint)
+        assert result == ProbeResult(
             CheckStatus.PASS, f"the SQL port {peer.endpoint} greets", version="8.0.11-TiDB-v8.5.3"
         )
-        assert await peer.connection_ends.get() == "eof"  # not a reset, and nothing was sent
+        assert await peer.connection_ends.get() == "eof"  # no reset, and nothing was sent
 
 
-async def test_with_proxy_protocol_a_local_header_comes_first() -> None:
+async def test_proxy_protocol_sends_a_local_header_first() -> None:
     received = []
 
-    async def demanding(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def greet_after_proxy_header(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         received.append(await reader.readexactly(16))
         writer.write(mysql_packet(GREETING_PAYLOAD))
 
-    async with run_fake_server(demanding) as peer:
-        finding = await GreetingProbe(peer.endpoint, proxy_protocol=True).run(2.0)
-        assert finding.status is CheckStatus.PASS
+    async with run_fake_server(greet_after_proxy_header) as peer:
+        result = await GreetingProbe(peer.endpoint, proxy_protocol=True).run(2.0)
+        assert result.status is CheckStatus.PASS
         assert await peer.connection_ends.get() == "eof"
     assert received == [bytes.fromhex("0d0a0d0a000d0a515549540a20000000")]
 
 
 @pytest.mark.parametrize(
-    ("handler", "told"),
+    ("handler", "reason"),
     [
         pytest.param(
             send_parts(then_close=True),
-            "accepts connections and closes them without a greeting (a TiDB that lost PD does so)",
+            "closes connections without a greeting (TiDB does so when it has lost PD)",
             id="closed",
         ),
         pytest.param(
@@ -80,8 +80,8 @@ async def test_with_proxy_protocol_a_local_header_comes_first() -> None:
         ),
         pytest.param(reset_by_peer, "resets connections", id="reset"),
         pytest.param(send_parts(b"SSH-2.0-OpenSSH_9.2\r\n"), "greets with 'SSH-2.0-OpenSSH_'", id="SSH"),
-        pytest.param(send_parts(b"\xff\xff\xff\x00\x0a"), "which is not MySQL's protocol", id="oversize"),
-        pytest.param(send_parts(b"\x00\x00\x00\x00"), "which is not MySQL's protocol", id="empty"),
+        pytest.param(send_parts(b"\xff\xff\xff\x00\x0a"), "which is not the MySQL protocol", id="oversize"),
+        pytest.param(send_parts(b"\x00\x00\x00\x00"), "which is not the MySQL protocol", id="empty"),
         pytest.param(
             send_parts(mysql_packet(b"\xff\x10\x04Too many connections")), "error 1040, Too many", id="ERR"
         ),
@@ -92,53 +92,53 @@ async def test_with_proxy_protocol_a_local_header_comes_first() -> None:
         ),
     ],
 )
-async def test_anything_but_a_greeting_fails_and_names_the_address(handler: Handler, told: str) -> None:
+async def test_anything_else_fails_and_names_the_address(handler: Handler, reason: str) -> None:
     async with run_fake_server(handler) as peer:
-        finding = await greeting(peer.endpoint)
-    assert finding.status is CheckStatus.FAIL
-    assert told in finding.reason
-    assert finding.reason.startswith(f"the SQL port {peer.endpoint} ")
+        result = await probe_greeting(peer.endpoint)
+    assert result.status is CheckStatus.FAIL
+    assert reason in result.reason
+    assert result.reason.startswith(f"the SQL port {peer.endpoint} ")
 
 
-async def test_silence_fails_when_the_time_is_over() -> None:
+async def test_silent_server_fails_at_the_timeout() -> None:
     async with run_fake_server(send_parts()) as peer:
-        finding = await greeting(peer.endpoint, timeout=0.1)
-    assert finding.reason == (
+        result = await probe_greeting(peer.endpoint, timeout=0.1)
+    assert result.reason == (
         f"the SQL port {peer.endpoint} accepts connections but sends no greeting within 0.1 s"
     )
 
 
-async def test_a_black_hole_cannot_be_connected_to() -> None:
+async def test_unreachable_server_fails_at_the_timeout() -> None:
     with full_backlog() as endpoint:
-        finding = await greeting(endpoint, 0.1)
-    assert finding.reason == f"the SQL port {endpoint} cannot be connected to within 0.1 s"
+        result = await probe_greeting(endpoint, 0.1)
+    assert result.reason == f"the SQL port {endpoint} does not accept connections within 0.1 s"
 
 
-async def test_a_closed_port_refuses() -> None:
+async def test_closed_port_fails_as_refused() -> None:
     with refusing_port() as endpoint:
-        finding = await greeting(endpoint)
-    assert finding == ProbeResult(CheckStatus.FAIL, f"the SQL port {endpoint} refuses connections")
+        result = await probe_greeting(endpoint)
+    assert result == ProbeResult(CheckStatus.FAIL, f"the SQL port {endpoint} refuses connections")
 
 
-async def test_ipv6() -> None:
+async def test_ipv6_endpoint_passes() -> None:
     async with run_fake_server(send_parts(mysql_packet(GREETING_PAYLOAD)), host="::1") as peer:
-        assert (await greeting(peer.endpoint)).status is CheckStatus.PASS
+        assert (await probe_greeting(peer.endpoint)).status is CheckStatus.PASS
 
 
-async def test_running_out_of_descriptors_is_not_blamed_on_the_node() -> None:
+async def test_descriptor_exhaustion_does_not_fail_the_node() -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held = []
+    sockets = []
     async with run_fake_server(send_parts(mysql_packet(GREETING_PAYLOAD))) as peer:
         try:
             with socket.socket() as highest:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (highest.fileno() + 1, limits[1]))
             with contextlib.suppress(OSError):
                 while True:
-                    held.append(socket.socket())
+                    sockets.append(socket.socket())
             with pytest.raises(LocalResourceError, match="limit of open files"):
-                await greeting(peer.endpoint)
+                await probe_greeting(peer.endpoint)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-            for one in held:
-                one.close()
-        assert (await greeting(peer.endpoint)).status is CheckStatus.PASS
+            for opened in sockets:
+                opened.close()
+        assert (await probe_greeting(peer.endpoint)).status is CheckStatus.PASS

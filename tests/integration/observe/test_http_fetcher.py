@@ -1,4 +1,4 @@
-"""Pages of status ports and of a Prometheus: how they come, and how they do not."""
+"""The HTTP fetcher: complete responses, connection reuse, and errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from controlplane.config.settings import ClientTls
 from controlplane.observe.health.client_tls import ReloadingClientContext
 from controlplane.observe.node_metrics import http_fetcher as module
 from controlplane.observe.node_metrics.http_fetcher import FetchError, HttpFetcher
-from tests.integration.observe.test_status_probe_tls import Files
+from tests.integration.observe.test_status_probe_tls import TlsFiles
 from tests.support.fake_servers import (
     Handler,
     answer_http,
@@ -23,48 +23,48 @@ from tests.support.fake_servers import (
     send_parts,
 )
 
-PAGE = b"a 1\n" * 50_000
+BODY = b"a 1\n" * 50_000
 
 
-async def page(pages: HttpFetcher, url: str, timeout: float = 5.0) -> bytes:
-    got = bytearray()
+async def fetch(fetcher: HttpFetcher, url: str, timeout: float = 5.0) -> bytes:
+    body = bytearray()
     try:
-        await pages.get(url, got.extend, timeout)
+        await fetcher.get(url, body.extend, timeout)
     finally:
-        await pages.close()
-    return bytes(got)
+        await fetcher.close()
+    return bytes(body)
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        pytest.param(http_response(200, PAGE), id="plain"),
-        pytest.param(http_response(200, gzip.compress(PAGE), "Content-Encoding: gzip"), id="gzip"),
+        pytest.param(http_response(200, BODY), id="plain"),
+        pytest.param(http_response(200, gzip.compress(BODY), "Content-Encoding: gzip"), id="gzip"),
         pytest.param(
-            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(PAGE), PAGE),
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY),
             id="chunked",
         ),
     ],
 )
-async def test_a_page_comes_whole(answer: bytes) -> None:
+async def test_body_is_fetched_completely(answer: bytes) -> None:
     async with run_fake_server(answer_http(answer)) as peer:
-        assert await page(HttpFetcher(None), f"http://{peer.endpoint}/metrics") == PAGE
+        assert await fetch(HttpFetcher(None), f"http://{peer.endpoint}/metrics") == BODY
 
 
-async def test_one_connection_serves_for_many_pages_and_one_that_ended_is_replaced() -> None:
+async def test_connection_is_reused_and_replaced_when_closed() -> None:
     async with run_fake_server(answer_http(http_response(200, b"x"), 3, then_close=True)) as peer:
-        pages, got = HttpFetcher(None), bytearray()
+        fetcher, body = HttpFetcher(None), bytearray()
         for count in range(1, 7):
-            await pages.get(f"http://{peer.endpoint}/", got.extend, 5.0)
+            await fetcher.get(f"http://{peer.endpoint}/", body.extend, 5.0)
             assert peer.connections == (count + 2) // 3
             if count == 3:
                 assert await peer.connection_ends.get() == "eof"
-        await pages.close()
-        assert got == b"x" * 6
+        await fetcher.close()
+        assert body == b"x" * 6
 
 
 @pytest.mark.parametrize(
-    ("handler", "told"),
+    ("handler", "reason"),
     [
         pytest.param(answer_http(http_response(500, b"")), "answers HTTP 500", id="other code"),
         pytest.param(answer_http(http_response(302, b"", "Location: /x")), "answers HTTP 302", id="redirect"),
@@ -86,56 +86,60 @@ async def test_one_connection_serves_for_many_pages_and_one_that_ended_is_replac
         ),
         pytest.param(send_parts(b"SSH-2.0-OpenSSH\r\n\r\n"), "cannot be read", id="no HTTP"),
         pytest.param(reset_by_peer, "cannot be read", id="reset"),
-        pytest.param(send_parts(), "gives no whole answer within 0.2 s", id="silence"),
+        pytest.param(send_parts(), "does not answer completely within 0.2 s", id="silence"),
     ],
 )
-async def test_what_cannot_be_had_is_told(
-    monkeypatch: pytest.MonkeyPatch, handler: Handler, told: str
+async def test_fetch_errors_name_url_and_reason(
+    monkeypatch: pytest.MonkeyPatch, handler: Handler, reason: str
 ) -> None:
     monkeypatch.setattr(module, "_MAX_BODY_BYTES", 2000)
     async with run_fake_server(handler) as peer:
         url = f"http://{peer.endpoint}/metrics"
-        with pytest.raises(FetchError, match=told) as problem:
-            await page(HttpFetcher(None), url, timeout=0.2 if "0.2" in told else 5.0)
-        assert str(problem.value).startswith(url)
+        with pytest.raises(FetchError, match=reason) as error:
+            await fetch(HttpFetcher(None), url, timeout=0.2 if "0.2" in reason else 5.0)
+        assert str(error.value).startswith(url)
 
 
-async def test_an_address_that_cannot_be_is_told() -> None:
+async def test_invalid_url_is_a_fetch_error() -> None:
     with pytest.raises(FetchError, match="cannot be read"):
-        await page(HttpFetcher(None), "http://ä..b/metrics")
+        await fetch(HttpFetcher(None), "http://ä..b/metrics")
 
 
-async def test_a_port_that_refuses_is_told() -> None:
-    with refusing_port() as nobody, pytest.raises(FetchError, match="cannot be connected to"):
-        await page(HttpFetcher(None), f"http://{nobody}/metrics")
+async def test_refused_connection_is_a_fetch_error() -> None:
+    with refusing_port() as endpoint, pytest.raises(FetchError, match="cannot be reached"):
+        await fetch(HttpFetcher(None), f"http://{endpoint}/metrics")
 
 
-async def test_a_certificate_is_checked_for_the_name_though_the_address_is_connected_to(
+async def test_certificate_is_verified_for_the_host_name(
     tmp_path: Path,
 ) -> None:
-    files = Files(tmp_path)
-    async with run_fake_server(answer_http(http_response(200, b"x")), files.serving(mutual=True)) as peer:
+    files = TlsFiles(tmp_path)
+    async with run_fake_server(
+        answer_http(http_response(200, b"x")), files.server_context(mutual=True)
+    ) as peer:
         port, url = addresses.split(peer.endpoint)[1], f"https://{peer.endpoint}/metrics"
-        tls = files.ours(certificate=True)
-        assert await page(HttpFetcher(tls, f"tidb-0.tidb:{port}"), url) == b"x"
-        assert await page(HttpFetcher(tls, f"127.0.0.1:{port}"), url) == b"x"
+        tls = files.client_context(certificate=True)
+        assert await fetch(HttpFetcher(tls, f"tidb-0.tidb:{port}"), url) == b"x"
+        assert await fetch(HttpFetcher(tls, f"127.0.0.1:{port}"), url) == b"x"
         with pytest.raises(FetchError, match="Hostname mismatch"):
-            await page(HttpFetcher(tls, f"tidb-1.tidb:{port}"), url)
+            await fetch(HttpFetcher(tls, f"tidb-1.tidb:{port}"), url)
         with pytest.raises(FetchError, match="cannot be"):
-            await page(HttpFetcher(files.ours(certificate=False), f"tidb-0.tidb:{port}"), url)
+            await fetch(HttpFetcher(files.client_context(certificate=False), f"tidb-0.tidb:{port}"), url)
         with pytest.raises(FetchError, match="CERTIFICATE_VERIFY_FAILED"):
-            await page(HttpFetcher(ReloadingClientContext(ClientTls(), "k"), f"tidb-0.tidb:{port}"), url)
+            await fetch(HttpFetcher(ReloadingClientContext(ClientTls(), "k"), f"tidb-0.tidb:{port}"), url)
 
 
-async def test_a_renewed_certificate_is_presented_from_then_on(tmp_path: Path) -> None:
-    files = Files(tmp_path)
-    async with run_fake_server(answer_http(http_response(200, b"x")), files.serving(mutual=True)) as peer:
-        pages, got = HttpFetcher(files.ours(certificate=True)), bytearray()
+async def test_renewed_client_certificate_is_presented(tmp_path: Path) -> None:
+    files = TlsFiles(tmp_path)
+    async with run_fake_server(
+        answer_http(http_response(200, b"x")), files.server_context(mutual=True)
+    ) as peer:
+        fetcher, body = HttpFetcher(files.client_context(certificate=True)), bytearray()
         url = f"https://{peer.endpoint}/metrics"
-        await pages.get(url, got.extend, 5.0)
+        await fetcher.get(url, body.extend, 5.0)
         files.issue("renewed")
-        await pages.get(url, got.extend, 5.0)
-        await pages.get(url, got.extend, 5.0)
-        await pages.close()
-        shown = [writer.get_extra_info("peercert")["subjectAltName"] for writer in peer.writers]
-    assert shown == [(("DNS", "client.tidevoy"),), (("DNS", "renewed.tidevoy"),)]
+        await fetcher.get(url, body.extend, 5.0)
+        await fetcher.get(url, body.extend, 5.0)
+        await fetcher.close()
+        subjects = [writer.get_extra_info("peercert")["subjectAltName"] for writer in peer.writers]
+    assert subjects == [(("DNS", "client.tidevoy"),), (("DNS", "renewed.tidevoy"),)]

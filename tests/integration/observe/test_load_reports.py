@@ -1,4 +1,4 @@
-"""Load reports of a real Envoy: what it reports, when, and what it leaves out."""
+"""Load reports of a real Envoy: what it reports, when, and what is missing."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from tests.support.waiting import wait_until
 StartEnvoy = Callable[[str], Awaitable[EnvoyProcess]]
 
 
-async def everybody(context: grpc.aio.ServicerContext, envoy: str) -> None:
-    """Lets whoever asks report."""
+async def authorize_any(context: grpc.aio.ServicerContext, envoy: str) -> None:
+    """Authorize every Envoy."""
 
 
 class Reports:
-    """A gRPC server with the service alone, and what was published."""
+    """A gRPC server with only this service; records what it publishes."""
 
     def __init__(self) -> None:
         self.interval = 0.2
         self.all: list[EnvoyLoad] = []
-        self._more = asyncio.Event()
+        self._received = asyncio.Event()
         self._server: grpc.aio.Server | None = None
         self.port = 0
 
     def publish(self, load: EnvoyLoad) -> None:
         self.all.append(load)
-        self._more.set()
+        self._received.set()
 
     async def start(self) -> None:
         self._server = grpc.aio.server()
         LoadReportService(self.publish, time.monotonic, interval=lambda: self.interval).register(
-            self._server, everybody
+            self._server, authorize_any
         )
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()
@@ -58,29 +58,29 @@ class Reports:
             self._server = None
 
     async def next(self, count: int = 1, seconds: float = 15.0) -> list[EnvoyLoad]:
-        """The next reports from now on."""
-        seen = len(self.all)
+        """Wait for `count` more reports and return them."""
+        known_count = len(self.all)
         async with asyncio.timeout(seconds):
-            while len(self.all) < seen + count:
-                self._more.clear()
-                await self._more.wait()
-        return self.all[seen:]
+            while len(self.all) < known_count + count:
+                self._received.clear()
+                await self._received.wait()
+        return self.all[known_count:]
 
     async def settled(self) -> EnvoyLoad:
-        """A report whose whole interval lies after now."""
+        """Return a report whose whole interval lies after this call."""
         return (await self.next(2))[-1]
 
 
 @pytest.fixture
 async def reports() -> AsyncIterator[Reports]:
-    one = Reports()
-    await one.start()
-    yield one
-    await one.stop()
+    reports = Reports()
+    await reports.start()
+    yield reports
+    await reports.stop()
 
 
-class Site:
-    """An Envoy with a listener and the cluster `tidb`, fed by files, before three peers."""
+class EnvoySite:
+    """An Envoy with a listener and the cluster `tidb` for three fake servers, configured by files."""
 
     def __init__(self, directory: Path, peers: list[FakeServer], lrs_port: int, sql_port: int) -> None:
         self.directory = directory
@@ -91,7 +91,7 @@ class Site:
         self._version = 0
 
     def publish_endpoints(self, states: dict[str, str], weight: int = 100, *, apart: bool = False) -> None:
-        """`apart`: each in a priority of its own, in this order."""
+        """`apart`: put each endpoint in a priority of its own, in this order."""
         members = [
             {
                 "health_status": state,
@@ -101,9 +101,9 @@ class Site:
             }
             for endpoint, state in states.items()
         ]
-        places = [[each] for each in members] if apart else [members]
-        told = [{"priority": number, "lb_endpoints": place} for number, place in enumerate(places)]
-        assignment = {"cluster_name": "tidb", "endpoints": told}
+        groups = [[member] for member in members] if apart else [members]
+        localities = [{"priority": number, "lb_endpoints": group} for number, group in enumerate(groups)]
+        assignment = {"cluster_name": "tidb", "endpoints": localities}
         self._write("eds.json", "envoy.config.endpoint.v3.ClusterLoadAssignment", assignment)
 
     def publish_cluster(self, connect_timeout: str) -> None:
@@ -217,10 +217,10 @@ def socket_address(endpoint: str, *, any_port: bool = False) -> dict[str, Any]:
 @pytest.fixture
 async def site(
     reports: Reports, tmp_path: Path, ports: Ports, envoy_process: StartEnvoy
-) -> AsyncIterator[Site]:
+) -> AsyncIterator[EnvoySite]:
     async with contextlib.AsyncExitStack() as stack:
         peers = [await stack.enter_async_context(run_fake_server(send_parts(b"hello"))) for _ in range(3)]
-        site = Site(tmp_path, peers, reports.port, ports.allocate())
+        site = EnvoySite(tmp_path, peers, reports.port, ports.allocate())
         site.publish_endpoints(dict.fromkeys(site.endpoints, "HEALTHY"))
         site.publish_cluster("1s")
         envoy = await envoy_process(site.bootstrap())
@@ -231,8 +231,8 @@ async def site(
         site.close()
 
 
-async def test_live_and_new_connections_are_reported_each_interval_also_when_there_are_none(
-    reports: Reports, site: Site
+async def test_connections_are_reported_every_interval_even_if_none(
+    reports: Reports, site: EnvoySite
 ) -> None:
     idle = await reports.next(3)
     assert [(dict(load.sessions), dict(load.new_sessions)) for load in idle] == [({}, {})] * 3
@@ -240,19 +240,19 @@ async def test_live_and_new_connections_are_reported_each_interval_also_when_the
     gaps = [later.at - earlier.at for earlier, later in itertools.pairwise(idle)]
     assert all(0.1 < gap < 1.0 for gap in gaps), gaps
 
-    began = len(reports.all)
+    first_index = len(reports.all)
     await site.open(6)
     load = await reports.settled()
     assert load.sessions == dict.fromkeys(site.endpoints, 2)
     assert load.new_sessions == {}
-    assert sum(sum(load.new_sessions.values()) for load in reports.all[began:]) == 6
+    assert sum(sum(load.new_sessions.values()) for load in reports.all[first_index:]) == 6
 
     site.close()
     assert (await reports.settled()).sessions == {}
 
 
-async def test_draining_unhealthy_and_reweighted_endpoints_stay_in_the_reports(
-    reports: Reports, site: Site
+async def test_draining_unhealthy_and_reweighted_endpoints_are_reported(
+    reports: Reports, site: EnvoySite
 ) -> None:
     await site.open(6)
     first, second, third = site.endpoints
@@ -261,9 +261,7 @@ async def test_draining_unhealthy_and_reweighted_endpoints_stay_in_the_reports(
     assert (await reports.settled()).sessions == {first: 2, second: 2, third: 2}
 
 
-async def test_endpoints_that_come_to_another_priority_stay_in_the_reports(
-    reports: Reports, site: Site
-) -> None:
+async def test_endpoints_with_a_new_priority_are_reported(reports: Reports, site: EnvoySite) -> None:
     await site.open(6)
     first, second, third = site.endpoints
     for apart in (True, False):
@@ -272,9 +270,7 @@ async def test_endpoints_that_come_to_another_priority_stay_in_the_reports(
         assert (await reports.settled()).sessions == {first: 2, second: 2, third: 2}
 
 
-async def test_a_removed_endpoint_is_left_out_although_its_connections_live(
-    reports: Reports, site: Site
-) -> None:
+async def test_removed_endpoint_with_connections_is_not_reported(reports: Reports, site: EnvoySite) -> None:
     await site.open(6)
     _, second, third = site.endpoints
     site.publish_endpoints({second: "HEALTHY", third: "HEALTHY"})
@@ -286,7 +282,7 @@ async def test_a_removed_endpoint_is_left_out_although_its_connections_live(
     assert all(not writer.is_closing() for writer in site.sessions)
 
 
-async def test_an_update_of_the_cluster_starts_all_counts_again(reports: Reports, site: Site) -> None:
+async def test_cluster_update_resets_all_counts(reports: Reports, site: EnvoySite) -> None:
     await site.open(6)
     assert sum((await reports.settled()).sessions.values()) == 6
     site.publish_cluster("2s")
@@ -297,7 +293,7 @@ async def test_an_update_of_the_cluster_starts_all_counts_again(reports: Reports
     assert all(not writer.is_closing() for writer in site.sessions)
 
 
-async def test_a_connection_that_is_being_made_is_not_counted(reports: Reports, site: Site) -> None:
+async def test_connecting_connection_is_not_counted(reports: Reports, site: EnvoySite) -> None:
     with full_backlog() as hole:
         site.publish_endpoints({hole: "HEALTHY"})
         await reports.settled()
@@ -306,39 +302,39 @@ async def test_a_connection_that_is_being_made_is_not_counted(reports: Reports, 
         assert (await reports.settled()).sessions == {}
 
 
-@pytest.mark.usefixtures("site")  # whose Envoy reports
-async def test_a_new_interval_reaches_a_running_stream(reports: Reports) -> None:
+@pytest.mark.usefixtures("site")  # its Envoy sends the reports
+async def test_new_interval_applies_to_a_running_stream(reports: Reports) -> None:
     await reports.next()
     reports.interval = 1.0
-    # The change is told with the answer to the report under way, and holds from there on.
+    # The response to the current report contains the new interval, which applies from then on.
     *_, earlier, later = await reports.next(4)
     assert later.at - earlier.at > 0.7
 
 
 @pytest.mark.usefixtures("site")
-async def test_reports_that_waited_for_us_keep_their_age(reports: Reports) -> None:
-    """Another control plane may have closed a node meanwhile, and would take an old zero for a new one."""
+async def test_delayed_reports_keep_their_age(reports: Reports) -> None:
+    """Another replica may have closed a node meanwhile; an old zero must not be taken for a new one."""
     before = (await reports.next(3))[-1]
-    time.sleep(2.0)  # noqa: ASYNC251 - as one that hangs
-    woken = time.monotonic()
-    waited = await reports.next(5)
-    assert time.monotonic() - woken < 0.5  # they were there already
-    gaps = [later.at - earlier.at for earlier, later in itertools.pairwise([before, *waited])]
+    time.sleep(2.0)  # noqa: ASYNC251 - the stall
+    resumed_at = time.monotonic()
+    delayed = await reports.next(5)
+    assert time.monotonic() - resumed_at < 0.5  # they had already arrived
+    gaps = [later.at - earlier.at for earlier, later in itertools.pairwise([before, *delayed])]
     assert all(0.1 < gap < 0.5 for gap in gaps), gaps
-    await wait_until(lambda: time.monotonic() - reports.all[-1].at < 0.15)  # and what is new is new
+    await wait_until(lambda: time.monotonic() - reports.all[-1].at < 0.15)  # later reports are recent
 
 
-async def test_after_a_restart_of_the_server_only_fresh_reports_count(reports: Reports, site: Site) -> None:
+async def test_first_report_after_a_reconnect_is_ignored(reports: Reports, site: EnvoySite) -> None:
     await site.open(6)
     assert sum((await reports.settled()).sessions.values()) == 6
     await reports.stop()
     site.close()
     await reports.start()
     load = (await reports.next())[0]
-    assert load.sessions == {}  # the first message of the new stream still says 6
+    assert load.sessions == {}  # the first message of the new stream repeats 6
 
 
-async def test_endpoints_of_strange_clusters_do_not_count_and_localities_and_groups_add_up() -> None:
+async def test_only_tidb_clusters_count_and_their_localities_add_up() -> None:
     reports = Reports()
     await reports.start()
     try:
@@ -347,14 +343,14 @@ async def test_endpoints_of_strange_clusters_do_not_count_and_localities_and_gro
             await stream.write(
                 lrs_pb2.LoadStatsRequest(node=base_pb2.Node(id="e9"), cluster_stats=[stats("tidb", 9, 9)])
             )
-            order = await stream.read()
-            assert order.send_all_clusters
-            assert order.report_endpoint_granularity
-            assert order.load_reporting_interval.ToMilliseconds() == 200
-            both = stats("tidb", 2, 1)
-            both.upstream_locality_stats.append(stats("tidb", 3, 0).upstream_locality_stats[0])
+            response = await stream.read()
+            assert response.send_all_clusters
+            assert response.report_endpoint_granularity
+            assert response.load_reporting_interval.ToMilliseconds() == 200
+            two_localities = stats("tidb", 2, 1)
+            two_localities.upstream_locality_stats.append(stats("tidb", 3, 0).upstream_locality_stats[0])
             others = (stats("tidb-olap", 4, 3), stats("control_plane", 5, 5), stats("tidbits", 6, 6))
-            await stream.write(lrs_pb2.LoadStatsRequest(cluster_stats=[both, *others]))
+            await stream.write(lrs_pb2.LoadStatsRequest(cluster_stats=[two_localities, *others]))
             (load,) = await reports.next() if not reports.all else reports.all
     finally:
         await reports.stop()
@@ -365,16 +361,16 @@ async def test_endpoints_of_strange_clusters_do_not_count_and_localities_and_gro
     )
 
 
-async def test_an_envoy_without_an_id_is_refused_with_a_reason() -> None:
+async def test_envoy_without_an_id_is_rejected_with_a_reason() -> None:
     reports = Reports()
     await reports.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{reports.port}") as channel:
             stream = stream_of(channel)
             await stream.write(lrs_pb2.LoadStatsRequest())
-            with pytest.raises(grpc.aio.AioRpcError, match=r"the first message has no node\.id") as refused:
+            with pytest.raises(grpc.aio.AioRpcError, match=r"the first message has no node\.id") as error:
                 await stream.read()
-            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     finally:
         await reports.stop()
     assert reports.all == []
@@ -389,7 +385,7 @@ def stream_of(channel: grpc.aio.Channel) -> Any:
 
 
 def stats(cluster: str, live: int, opened: int) -> Any:
-    """Stats of one cluster with one locality with the endpoint [fd00::1]:4000."""
+    """Return stats of one cluster that has one locality with the endpoint [fd00::1]:4000."""
     message = lrs_pb2.LoadStatsRequest().cluster_stats.add(cluster_name=cluster)
     endpoint = message.upstream_locality_stats.add().upstream_endpoint_stats.add(
         total_requests_in_progress=live, total_issued_requests=opened

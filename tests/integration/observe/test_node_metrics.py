@@ -1,4 +1,4 @@
-"""Vital signs that are read from the nodes themselves: an engine, and the status ports of stand-ins."""
+"""Node metrics that an engine scrapes from the status ports of fake nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from controlplane.config.settings import ClientTls, Settings
 from controlplane.engine.engine import Engine
 from controlplane.model.facts import Facts
 from controlplane.observe.node_metrics import observer
-from tests.integration.observe.test_status_probe_tls import Files
+from tests.integration.observe.test_status_probe_tls import TlsFiles
 from tests.support.controlplane.engine import run_engine, settings, wait_for_plans
 from tests.support.controlplane.node_metrics import FakeMetricsNode, run_fake_metrics_node
 from tests.support.fake_servers import refusing_port
@@ -20,146 +20,148 @@ from tests.support.waiting import wait_until
 METRICS = {"interval": 0.1, "timeout": 2.0}
 
 
-def nodes_of(*patients: FakeMetricsNode) -> list[dict[str, Any]]:
-    return [{"address": one.address, "status_address": one.status} for one in patients]
+def node_settings(*nodes: FakeMetricsNode) -> list[dict[str, Any]]:
+    return [{"address": node.address, "status_address": node.status} for node in nodes]
 
 
-def reading(directory: Path, *patients: FakeMetricsNode, **balance: Any) -> Settings:
-    return settings(directory, nodes=nodes_of(*patients), balance={"metrics": METRICS, **balance})
+def scrape_settings(directory: Path, *nodes: FakeMetricsNode, **balance: Any) -> Settings:
+    return settings(directory, nodes=node_settings(*nodes), balance={"metrics": METRICS, **balance})
 
 
 def facts(engine: Engine) -> Facts:
     return engine._facts.view()
 
 
-async def test_what_nodes_show_becomes_a_fact_of_each(tmp_path: Path) -> None:
-    async with run_fake_metrics_node() as busy, run_fake_metrics_node() as calm:
+async def test_scraped_metrics_match_the_nodes(tmp_path: Path) -> None:
+    async with run_fake_metrics_node() as busy, run_fake_metrics_node() as idle:
         await busy.set_metrics(cpu=0.95, memory=0.8, pd_failures=0.5, tikv_failures=0.4, cores=4)
-        async with run_engine(reading(tmp_path, busy, calm)) as engine:
-            await wait_until(lambda: all(one.address in facts(engine).node_metrics for one in (busy, calm)))
+        async with run_engine(scrape_settings(tmp_path, busy, idle)) as engine:
+            await wait_until(lambda: all(node.address in facts(engine).node_metrics for node in (busy, idle)))
             await wait_until(lambda: facts(engine).node_metrics[busy.address].cpu is not None)
-            vitals = facts(engine).node_metrics[busy.address]
-            assert vitals.cpu_quota == 4
-            for told, value in (
-                (vitals.cpu, 0.95),
-                (vitals.memory, 0.8),
-                (vitals.pd_failures, 0.5),
-                (vitals.tikv_failures, 0.4),
+            metrics = facts(engine).node_metrics[busy.address]
+            assert metrics.cpu_quota == 4
+            for metric, value in (
+                (metrics.cpu, 0.95),
+                (metrics.memory, 0.8),
+                (metrics.pd_failures, 0.5),
+                (metrics.tikv_failures, 0.4),
             ):
-                assert told is not None
-                # Samples have our times, a few milliseconds off those at which the node counted.
-                assert told.value == pytest.approx(value, rel=0.1)
-            calm_memory = facts(engine).node_metrics[calm.address].memory
-            assert calm_memory is not None
-            assert calm_memory.value == pytest.approx(0.1)
+                assert metric is not None
+                # Samples have our times, which differ from those of the node's counters by milliseconds.
+                assert metric.value == pytest.approx(value, rel=0.1)
+            idle_memory = facts(engine).node_metrics[idle.address].memory
+            assert idle_memory is not None
+            assert idle_memory.value == pytest.approx(0.1)
             assert facts(engine).node_metrics_outage == ""
 
 
-async def test_they_are_read_over_the_tls_of_the_status_check(tmp_path: Path) -> None:
-    files = Files(tmp_path)
+async def test_scraping_uses_the_tls_settings_of_the_status_check(tmp_path: Path) -> None:
+    files = TlsFiles(tmp_path)
     tls = {"ca": files.ca, "cert": files.directory / "client.pem", "key": files.directory / "client.key"}
     files.server.private_key_pem.write_to_path(str(tmp_path / "server.key"))
     files.server.cert_chain_pems[0].write_to_path(str(tmp_path / "server.pem"))
-    theirs = ClientTls(ca=files.ca, cert=tmp_path / "server.pem", key=tmp_path / "server.key")
-    async with run_fake_metrics_node(theirs) as one:
+    server_tls = ClientTls(ca=files.ca, cert=tmp_path / "server.pem", key=tmp_path / "server.key")
+    async with run_fake_metrics_node(server_tls) as node:
         status = {"tls": True, "client_tls": tls, "enabled": False}
-        wanted = settings(
-            tmp_path, nodes=nodes_of(one), balance={"metrics": METRICS}, health={"status": status}
+        config = settings(
+            tmp_path, nodes=node_settings(node), balance={"metrics": METRICS}, health={"status": status}
         )
-        async with run_engine(wanted) as engine:
-            await wait_until(lambda: one.address in facts(engine).node_metrics)
+        async with run_engine(config) as engine:
+            await wait_until(lambda: node.address in facts(engine).node_metrics)
 
 
-async def test_a_node_without_a_status_port_has_no_vital_signs(tmp_path: Path) -> None:
-    async with run_fake_metrics_node() as known, run_fake_metrics_node() as unknown:
-        nodes = [*nodes_of(known), {"address": unknown.address}]
-        wanted = settings(tmp_path, nodes=nodes, balance={"metrics": METRICS})
-        async with run_engine(wanted) as engine:
-            await wait_until(lambda: known.address in facts(engine).node_metrics)
-            assert unknown.address not in facts(engine).node_metrics
+async def test_node_without_a_status_port_has_no_metrics(tmp_path: Path) -> None:
+    async with run_fake_metrics_node() as scraped, run_fake_metrics_node() as without_status:
+        nodes = [*node_settings(scraped), {"address": without_status.address}]
+        config = settings(tmp_path, nodes=nodes, balance={"metrics": METRICS})
+        async with run_engine(config) as engine:
+            await wait_until(lambda: scraped.address in facts(engine).node_metrics)
+            assert without_status.address not in facts(engine).node_metrics
             assert facts(engine).node_metrics_outage == ""
 
 
-async def test_what_was_known_stays_with_its_time_when_no_node_can_be_read_any_more(tmp_path: Path) -> None:
-    async with run_fake_metrics_node() as one, run_engine(reading(tmp_path, one)) as engine:
+async def test_last_metrics_stay_during_an_outage(tmp_path: Path) -> None:
+    async with run_fake_metrics_node() as node, run_engine(scrape_settings(tmp_path, node)) as engine:
         events = engine.events()
-        await wait_until(lambda: one.address in facts(engine).node_metrics)
-        one.close()
+        await wait_until(lambda: node.address in facts(engine).node_metrics)
+        node.close()
         await wait_until(lambda: facts(engine).node_metrics_outage != "")
         assert facts(engine).node_metrics_outage.startswith(
-            "no node lets its CPU, memory and health be read; the last one:"
-            f" http://{one.status}/metrics cannot"
+            f"node metrics are unavailable from every node; last error: http://{node.status}/metrics cannot"
         )
-        kept = facts(engine).node_metrics[one.address]
+        last_metrics = facts(engine).node_metrics[node.address]
         await wait_for_plans(engine, 1)
-        assert facts(engine).node_metrics[one.address] == kept
+        assert facts(engine).node_metrics[node.address] == last_metrics
         async for event in events:
             if event.kind == "vitals.outage":
                 break
-        await one.open()
+        await node.open()
         async for event in events:
             if event.kind == "vitals.outage_over":
                 break
         assert facts(engine).node_metrics_outage == ""
 
 
-async def test_one_node_that_cannot_be_read_is_no_outage(tmp_path: Path) -> None:
-    async with run_fake_metrics_node() as one, run_fake_metrics_node() as other:
-        with refusing_port() as nobody:
-            silent = {"address": other.address, "status_address": nobody}
-            wanted = settings(
+async def test_one_unreachable_node_is_not_an_outage(tmp_path: Path) -> None:
+    async with run_fake_metrics_node() as node, run_fake_metrics_node() as other_node:
+        unreadable = other_node.address
+        with refusing_port() as closed_port:
+            unreachable = {"address": unreadable, "status_address": closed_port}
+            config = settings(
                 tmp_path,
-                nodes=[*nodes_of(one), silent],
+                nodes=[*node_settings(node), unreachable],
                 balance={"metrics": METRICS},
                 health={"status": {"enabled": False}},
             )
-            async with run_engine(wanted) as engine:
+            async with run_engine(config) as engine:
                 await wait_until(
-                    lambda: engine._observers._node_metrics._consecutive_failures.get(other.address, 0) >= 4
+                    lambda: engine._observers._node_metrics._consecutive_failures.get(unreadable, 0) >= 4
                 )
-                assert facts(engine).node_metrics.keys() == {one.address}
+                assert facts(engine).node_metrics.keys() == {node.address}
                 assert facts(engine).node_metrics_outage == ""
 
 
-async def test_over_so_many_nodes_a_prometheus_is_asked_for(
+async def test_scraping_is_disabled_above_the_node_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(observer, "MAX_SCRAPED_NODES", 1)
-    async with run_fake_metrics_node() as one, run_fake_metrics_node() as other:
-        wanted = reading(tmp_path, one)
-        more = reading(tmp_path, one, other)
-        async with run_engine(wanted, load_settings=lambda: more) as engine:
-            await wait_until(lambda: one.address in facts(engine).node_metrics)
+    async with run_fake_metrics_node() as node, run_fake_metrics_node() as other_node:
+        config = scrape_settings(tmp_path, node)
+        two_nodes = scrape_settings(tmp_path, node, other_node)
+        async with run_engine(config, load_settings=lambda: two_nodes) as engine:
+            await wait_until(lambda: node.address in facts(engine).node_metrics)
             await engine.reload()
             await wait_until(lambda: facts(engine).node_metrics_outage != "")
             assert facts(engine).node_metrics_outage == (
-                "CPU, memory and health are not read: there are 2 nodes, and at most 1 are read directly;"
-                " set balance.prometheus.url to read them from a Prometheus"
+                "node metrics are disabled: 2 nodes exceed the limit of 1 for direct scraping;"
+                " set balance.prometheus.url to read the metrics from Prometheus"
             )
             assert facts(engine).node_metrics == {}
 
 
-async def test_a_node_that_left_is_forgotten(tmp_path: Path) -> None:
-    async with run_fake_metrics_node() as stays, run_fake_metrics_node() as leaves:
-        wanted = reading(tmp_path, stays)
-        async with run_engine(reading(tmp_path, stays, leaves), load_settings=lambda: wanted) as engine:
-            await wait_until(lambda: facts(engine).node_metrics.keys() == {stays.address, leaves.address})
+async def test_removed_node_is_forgotten(tmp_path: Path) -> None:
+    async with run_fake_metrics_node() as kept, run_fake_metrics_node() as removed:
+        config = scrape_settings(tmp_path, kept)
+        async with run_engine(
+            scrape_settings(tmp_path, kept, removed), load_settings=lambda: config
+        ) as engine:
+            await wait_until(lambda: facts(engine).node_metrics.keys() == {kept.address, removed.address})
             await engine.reload()
-            await wait_until(lambda: facts(engine).node_metrics.keys() == {stays.address})
+            await wait_until(lambda: facts(engine).node_metrics.keys() == {kept.address})
 
 
-@pytest.mark.parametrize("without", [{"policy": "connection"}, {"metrics": {"enabled": False}}])
-async def test_a_policy_that_needs_none_reads_none_and_a_reload_can_change_that(
-    tmp_path: Path, without: dict[str, Any]
+@pytest.mark.parametrize("balance", [{"policy": "connection"}, {"metrics": {"enabled": False}}])
+async def test_scraping_follows_the_balance_policy_after_reload(
+    tmp_path: Path, balance: dict[str, Any]
 ) -> None:
-    async with run_fake_metrics_node() as one:
-        with_, without_ = reading(tmp_path, one), reading(tmp_path, one, **without)
-        wanted = [without_, with_]
-        async with run_engine(without_, load_settings=wanted.pop) as engine:
+    async with run_fake_metrics_node() as node:
+        enabled, disabled = scrape_settings(tmp_path, node), scrape_settings(tmp_path, node, **balance)
+        reloads = [disabled, enabled]
+        async with run_engine(disabled, load_settings=reloads.pop) as engine:
             await wait_for_plans(engine)
             assert (facts(engine).node_metrics, facts(engine).node_metrics_outage) == ({}, "")
             await engine.reload()
-            await wait_until(lambda: one.address in facts(engine).node_metrics)
+            await wait_until(lambda: node.address in facts(engine).node_metrics)
             await engine.reload()
             await wait_until(lambda: not facts(engine).node_metrics)
             assert facts(engine).node_metrics_outage == ""

@@ -1,4 +1,4 @@
-"""Discovery against real etcd: servers come and go, PD members die, hang, forget, and are found again."""
+"""PD discovery with a real etcd: servers start and stop; PD members crash, hang, and lose data."""
 
 from __future__ import annotations
 
@@ -42,39 +42,39 @@ def info(**changes: Any) -> bytes:
 
 
 def key(address: str, field: str = "info", keyspace: str = "") -> str:
-    above = f"/keyspaces/tidb/{keyspace}" if keyspace else ""
-    return f"{above}/topology/tidb/{address}/{field}"
+    prefix = f"/keyspaces/tidb/{keyspace}" if keyspace else ""
+    return f"{prefix}/topology/tidb/{address}/{field}"
 
 
 async def register(client: EtcdClient, address: str, *, lease: int = 0, keyspace: str = "") -> None:
-    """What a TiDB server does when it starts."""
+    """Write what a TiDB server writes when it starts."""
     await client.put(key(address, "info", keyspace), info())
     await client.put(key(address, "ttl", keyspace), b"1767225630123456789", lease)
 
 
 class Watcher:
-    """All that an observer published, and waiting for what it will."""
+    """Records what an observer publishes, and waits for more."""
 
     def __init__(self) -> None:
         self.published: list[Topology] = []
         self.times: list[float] = []
-        self._news = asyncio.Event()
+        self._published = asyncio.Event()
 
     def publish(self, topology: Topology) -> None:
         self.published.append(topology)
         self.times.append(time.perf_counter())
-        self._news.set()
+        self._published.set()
 
     @property
     def latest(self) -> Topology:
         return self.published[-1]
 
-    async def until(self, holds: Callable[[Topology], bool], within: float = 15.0) -> Topology:
-        """The first published topology, the latest included, for which `holds` is true."""
-        async with asyncio.timeout(within):
-            while not (self.published and holds(self.latest)):
-                self._news.clear()
-                await self._news.wait()
+    async def until(self, condition: Callable[[Topology], bool], timeout: float = 15.0) -> Topology:
+        """Return the latest or the next published topology for which `condition` is true."""
+        async with asyncio.timeout(timeout):
+            while not (self.published and condition(self.latest)):
+                self._published.clear()
+                await self._published.wait()
         return self.latest
 
     async def until_nodes(self, *addresses: str) -> Topology:
@@ -85,18 +85,18 @@ class Watcher:
 async def observing(*urls: str, **settings: Any) -> AsyncIterator[Watcher]:
     watcher = Watcher()
     observer = PdObserver(PdSettings(urls=urls, **settings), watcher.publish)
-    running = asyncio.create_task(observer.run())
+    run_task = asyncio.create_task(observer.run())
     try:
         yield watcher
-        assert not running.done()
+        assert not run_task.done()
     finally:
-        running.cancel()
-        await asyncio.wait({running})
-        assert running.cancelled()
+        run_task.cancel()
+        await asyncio.wait({run_task})
+        assert run_task.cancelled()
 
 
 async def compact_all(etcd: Etcd) -> None:
-    """Make etcd forget all changes, as PD's does once an hour."""
+    """Compact etcd up to its current revision, as PD's etcd does every hour."""
     async with EtcdClient([etcd.url]) as client:
         revision = await client.put("/x", b"")
     await compact(etcd, revision)
@@ -108,7 +108,7 @@ async def client(etcd: Etcd) -> AsyncIterator[EtcdClient]:
         yield connected
 
 
-async def test_a_server_comes_dies_and_is_removed(etcd: Etcd, client: EtcdClient) -> None:
+async def test_server_starts_crashes_and_is_removed(etcd: Etcd, client: EtcdClient) -> None:
     async with observing(etcd.url) as watcher:
         assert await watcher.until(lambda topology: topology.is_complete) == Topology(
             watcher.latest.source, is_complete=True
@@ -123,14 +123,15 @@ async def test_a_server_comes_dies_and_is_removed(etcd: Etcd, client: EtcdClient
             "v8.5.3",
             1767225600.0,
         )
-        # It is killed: its lease runs out, and `info` stays.
+        # The server is killed: its lease expires, and `info` stays.
         await watcher.until(lambda topology: not topology.nodes[NODE].registered)
-        await client.delete("/topology/tidb/10.0.0.7:400", prefix=True)  # as TiDB does: no slash at the end
+        # As TiDB does it: the prefix has no trailing slash.
+        await client.delete("/topology/tidb/10.0.0.7:400", prefix=True)
         await watcher.until_nodes()
         assert [len(topology.nodes) for topology in watcher.published] == [0, 1, 1, 1, 0]
 
 
-async def test_what_was_there_before_is_listed_at_once(etcd: Etcd, client: EtcdClient) -> None:
+async def test_existing_registrations_are_listed_at_once(etcd: Etcd, client: EtcdClient) -> None:
     await register(client, NODE)
     await register(client, "[fd00::7]:4000")
     await register(client, "tidb-0.tidb-peer:4000")
@@ -141,27 +142,27 @@ async def test_what_was_there_before_is_listed_at_once(etcd: Etcd, client: EtcdC
     assert (topology.is_complete, topology.outage, topology.problems) == (True, "", ())
 
 
-async def test_a_put_is_published_in_about_a_millisecond(etcd: Etcd, client: EtcdClient) -> None:
+async def test_change_is_published_within_milliseconds(etcd: Etcd, client: EtcdClient) -> None:
     await register(client, NODE)
     async with observing(etcd.url) as watcher:
         await watcher.until_nodes(NODE)
         delays = []
         for number in range(100):
-            version, known = f"v{number}", len(watcher.published)
-            begun = time.perf_counter()
+            version, count = f"v{number}", len(watcher.published)
+            started_at = time.perf_counter()
             await client.put(key(NODE), info(version=version))
             await watcher.until(lambda topology, version=version: topology.nodes[NODE].version == version)  # type: ignore[misc]
-            delays.append(watcher.times[known] - begun)
-        assert len(watcher.published) == known + 1  # one publication a change
-    # From before the put: etcd has to write it to disk, too, before anybody may hear of it.
+            delays.append(watcher.times[count] - started_at)
+        assert len(watcher.published) == count + 1  # one publication per change
+    # Includes the put, since etcd writes it to disk before it notifies watchers.
     assert statistics.median(delays) < 0.02
 
 
-async def test_refreshes_publish_nothing(etcd: Etcd, client: EtcdClient) -> None:
+async def test_refreshed_registrations_are_not_published(etcd: Etcd, client: EtcdClient) -> None:
     await register(client, NODE)
     async with observing(etcd.url) as watcher:
         await watcher.until_nodes(NODE)
-        known = len(watcher.published)
+        count = len(watcher.published)
         for number in range(5):
             await client.put(key(NODE), info())
             await client.put(key(NODE, "ttl"), b"%d" % number)
@@ -169,13 +170,13 @@ async def test_refreshes_publish_nothing(etcd: Etcd, client: EtcdClient) -> None
         await watcher.until(
             lambda topology: len(topology.nodes) == 2 and topology.nodes["10.0.0.8:4000"].registered
         )
-        # At most once for `info` and once for `ttl` of the new one, nothing for the other.
-        assert len(watcher.published) <= known + 2
+        # At most once for `info` and once for `ttl` of the new node, and nothing for the other one.
+        assert len(watcher.published) <= count + 2
 
 
-async def test_malformed_entries_are_told_and_harm_no_other(etcd: Etcd, client: EtcdClient) -> None:
+async def test_malformed_entries_are_reported_and_affect_no_others(etcd: Etcd, client: EtcdClient) -> None:
     await register(client, NODE)
-    bad = {
+    malformed = {
         key("10.0.0.8:4000"): b"{",
         key("10.0.0.9:4000"): info(status_port=70000),
         key("10.0.0.10:4000"): b"\xff\xfe",
@@ -185,11 +186,11 @@ async def test_malformed_entries_are_told_and_harm_no_other(etcd: Etcd, client: 
     }
     async with observing(etcd.url) as watcher:
         await watcher.until_nodes(NODE)
-        for name, value in bad.items():
+        for name, value in malformed.items():
             await client.put(name, value)
-        await client.put(key("10.0.0.12:4000", "ttl"), b"1")  # without info: nothing yet
-        topology = await watcher.until(lambda topology: len(topology.problems) == len(bad))
-        assert {problem.subject for problem in topology.problems} == set(bad)
+        await client.put(key("10.0.0.12:4000", "ttl"), b"1")  # without info: not a node yet
+        topology = await watcher.until(lambda topology: len(topology.problems) == len(malformed))
+        assert {problem.subject for problem in topology.problems} == set(malformed)
         assert list(topology.nodes) == [NODE]
         await client.put(key("10.0.0.8:4000"), info())
         await watcher.until_nodes(NODE, "10.0.0.8:4000")
@@ -198,7 +199,7 @@ async def test_malformed_entries_are_told_and_harm_no_other(etcd: Etcd, client: 
 
 
 @pytest.mark.parametrize(("keyspace", "served"), [(None, NODE), ("5", "10.0.0.8:4000")])
-async def test_one_keyspace_is_served(
+async def test_only_the_configured_keyspace_is_served(
     etcd: Etcd, client: EtcdClient, keyspace: str | None, served: str
 ) -> None:
     others = {NODE: "", "10.0.0.8:4000": "5", "10.0.0.9:4000": "6"}
@@ -216,7 +217,7 @@ async def test_one_keyspace_is_served(
         assert topology.problems == ()
 
 
-async def test_2000_servers_at_once(etcd: Etcd, client: EtcdClient) -> None:
+async def test_2000_servers_are_published_per_revision(etcd: Etcd, client: EtcdClient) -> None:
     async with observing(etcd.url) as watcher:
         await watcher.until(lambda topology: topology.is_complete)
         for start in range(0, 2000, 50):
@@ -225,14 +226,14 @@ async def test_2000_servers_at_once(etcd: Etcd, client: EtcdClient) -> None:
                 puts[key(f"tidb-{number}:4000")] = info()
                 puts[key(f"tidb-{number}:4000", "ttl")] = b"1"
             await client.txn({}, puts=puts)
-        topology = await watcher.until(lambda topology: len(topology.nodes) == 2000, within=30)
+        topology = await watcher.until(lambda topology: len(topology.nodes) == 2000, timeout=30)
         assert all(node.registered for node in topology.nodes.values())
-        # One publication a revision, as etcd tells of them, and never half a one.
+        # At most one publication per revision, and never a part of a revision.
         assert all(len(published.nodes) % 50 == 0 for published in watcher.published)
         assert len(watcher.published) <= 41
 
 
-async def test_etcd_is_killed_and_comes_back(etcd: Etcd, client: EtcdClient) -> None:
+async def test_discovery_recovers_after_etcd_restarts(etcd: Etcd, client: EtcdClient) -> None:
     await register(client, NODE)
     async with observing(etcd.url) as watcher:
         await watcher.until_nodes(NODE)
@@ -242,25 +243,25 @@ async def test_etcd_is_killed_and_comes_back(etcd: Etcd, client: EtcdClient) -> 
             assert etcd.url in lost.outage
             assert (list(lost.nodes), lost.is_complete) == (list(watcher.latest.nodes), True)
             await etcd.launch()
-            # Changed before the observer is back, as likely as not.
+            # The change probably happens before the observer has reconnected.
             address = f"10.0.1.{round_}:4000"
             async with EtcdClient([etcd.url]) as other:
                 await register(other, address)
-            begun = time.perf_counter()
+            started_at = time.perf_counter()
             await watcher.until(lambda topology: not topology.outage)
             await watcher.until(
                 lambda topology, address=address: (  # type: ignore[misc]
                     address in topology.nodes and topology.nodes[address].registered
                 )
             )
-            assert time.perf_counter() - begun < 5
+            assert time.perf_counter() - started_at < 5
         await client.delete(key(NODE))
         await watcher.until_nodes("10.0.1.0:4000", "10.0.1.1:4000")
         sizes = [len(topology.nodes) for topology in watcher.published]
-        assert sizes[:-1] == sorted(sizes[:-1])  # no publication without the nodes of the one before
+        assert sizes[:-1] == sorted(sizes[:-1])  # no publication lacks nodes of the one before
 
 
-async def test_etcd_is_away_at_the_start(etcd: Etcd, client: EtcdClient) -> None:
+async def test_discovery_starts_while_etcd_is_down(etcd: Etcd, client: EtcdClient) -> None:
     await register(client, NODE)
     await etcd.kill()
     async with observing(etcd.url) as watcher:
@@ -272,42 +273,40 @@ async def test_etcd_is_away_at_the_start(etcd: Etcd, client: EtcdClient) -> None
         assert (topology.is_complete, topology.outage) == (True, "")
 
 
-async def test_a_hung_etcd_is_an_outage(etcd: Etcd, client: EtcdClient) -> None:
+async def test_hung_etcd_is_an_outage(etcd: Etcd, client: EtcdClient) -> None:
     await register(client, NODE)
     async with observing(etcd.url) as watcher:
         await watcher.until_nodes(NODE)
         os.kill(etcd.process.pid, signal.SIGSTOP)
         try:
-            await watcher.until(lambda topology: bool(topology.outage), within=25)
+            await watcher.until(lambda topology: bool(topology.outage), timeout=25)
         finally:
             os.kill(etcd.process.pid, signal.SIGCONT)
         assert list((await watcher.until(lambda topology: not topology.outage)).nodes) == [NODE]
 
 
-async def test_changes_that_etcd_forgot_meanwhile_are_listed_again(
-    etcd: Etcd, client: EtcdClient, ports: Ports
-) -> None:
+async def test_compacted_changes_are_listed_again(etcd: Etcd, client: EtcdClient, ports: Ports) -> None:
     for address in (NODE, "10.0.0.8:4000"):
         await register(client, address)
     async with observing(etcd.url) as watcher:
         await watcher.until_nodes(NODE, "10.0.0.8:4000")
         await etcd.kill()
         await watcher.until(lambda topology: bool(topology.outage))
-        # The same store where the observer does not look for it.
+        # Run the same store at an address that the observer does not know.
         async with (
-            Etcd(etcd.directory, EtcdPorts.allocate(ports)) as elsewhere,
-            EtcdClient([elsewhere.url]) as hidden,
+            Etcd(etcd.directory, EtcdPorts.allocate(ports)) as other_etcd,
+            EtcdClient([other_etcd.url]) as other_client,
         ):
-            await hidden.delete("/topology/tidb/10.0.0.8:4000", prefix=True)
-            await register(hidden, "10.0.0.9:4000")
-            await compact_all(elsewhere)
+            await other_client.delete("/topology/tidb/10.0.0.8:4000", prefix=True)
+            await register(other_client, "10.0.0.9:4000")
+            await compact_all(other_etcd)
         await etcd.launch()
         assert (await watcher.until_nodes(NODE, "10.0.0.9:4000")).outage == ""
         await client.delete(key(NODE))
         await watcher.until_nodes("10.0.0.9:4000")
 
 
-async def test_a_store_that_went_back_in_time_is_listed_again(tmp_path: Path) -> None:
+async def test_store_with_lower_revisions_is_listed_again(tmp_path: Path) -> None:
     async with Etcd.start(tmp_path / "first") as first, EtcdClient([first.url]) as client:
         for _ in range(50):
             await register(client, "10.0.0.8:4000")
@@ -323,8 +322,8 @@ async def test_a_store_that_went_back_in_time_is_listed_again(tmp_path: Path) ->
             await watcher.until_nodes()
 
 
-async def test_each_of_three_members_dies_in_turn(tmp_path: Path) -> None:
-    """One of three is configured; the others are learned from it."""
+async def test_discovery_survives_the_crash_of_each_member(tmp_path: Path) -> None:
+    """Only one of three members is configured; the observer discovers the others from it."""
     async with EtcdCluster(tmp_path) as cluster, EtcdClient(cluster.urls) as client:
         await register(client, NODE)
         async with observing(cluster.urls[0]) as watcher:
@@ -334,14 +333,14 @@ async def test_each_of_three_members_dies_in_turn(tmp_path: Path) -> None:
                 await member.kill()
                 address = f"10.0.1.{number}:4000"
                 expected.append(address)
-                await register_at_last(client, address)
+                await register_with_retry(client, address)
                 await watcher.until_nodes(*expected)
                 await member.launch()
             await watcher.until(lambda topology: not topology.outage)
 
 
-async def register_at_last(client: EtcdClient, address: str) -> None:
-    """Register a node, as often as it takes while the members elect a leader."""
+async def register_with_retry(client: EtcdClient, address: str) -> None:
+    """Register a node; retry while the members elect a leader."""
     async with asyncio.timeout(20):
         while True:
             try:
@@ -350,14 +349,14 @@ async def register_at_last(client: EtcdClient, address: str) -> None:
                 await asyncio.sleep(0.1)
 
 
-async def test_a_member_without_a_leader_is_left_for_those_that_have_one(tmp_path: Path) -> None:
+async def test_outage_ends_when_members_have_a_leader_again(tmp_path: Path) -> None:
     async with EtcdCluster(tmp_path) as cluster, EtcdClient(cluster.urls) as client:
         await register(client, NODE)
         async with observing(*cluster.urls) as watcher:
             await watcher.until_nodes(NODE)
             for member in cluster.members[1:]:
                 await member.kill()
-            outage = (await watcher.until(lambda topology: bool(topology.outage), within=30)).outage
+            outage = (await watcher.until(lambda topology: bool(topology.outage), timeout=30)).outage
             assert "no leader" in outage or "cannot be reached" in outage
             assert list(watcher.latest.nodes) == [NODE]
             async with asyncio.TaskGroup() as starting:
@@ -368,7 +367,7 @@ async def test_a_member_without_a_leader_is_left_for_those_that_have_one(tmp_pat
             await watcher.until_nodes(NODE, "10.0.0.8:4000")
 
 
-async def test_mutual_tls(tmp_path: Path) -> None:
+async def test_mutual_tls_needs_a_client_certificate(tmp_path: Path) -> None:
     ca = trustme.CA()
     ca.cert_pem.write_to_path(tmp_path / "ca.pem")
     ca.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "server.pem")
@@ -379,10 +378,10 @@ async def test_mutual_tls(tmp_path: Path) -> None:
         Etcd.start(tmp_path / "etcd", tls=server) as etcd,
         EtcdClient([etcd.url], tls=tls) as client,
         observing(etcd.url, tls=tls) as watcher,
-        observing(etcd.url) as stranger,
+        observing(etcd.url) as watcher_without_cert,
     ):
         await watcher.until(lambda topology: topology.is_complete)
         await register(client, NODE)
         await watcher.until_nodes(NODE)
-        topology = await stranger.until(lambda topology: bool(topology.outage))
+        topology = await watcher_without_cert.until(lambda topology: bool(topology.outage))
         assert not topology.is_complete

@@ -1,4 +1,4 @@
-"""The probe of the status port, against servers that behave and servers that do not."""
+"""The status probe, against well-behaved and misbehaving servers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.fake_servers import (
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-async def status(endpoint: str, timeout: float = 2.0) -> ProbeResult:
+async def probe_status(endpoint: str, timeout: float = 2.0) -> ProbeResult:
     probe = StatusProbe(endpoint, addresses.split(endpoint)[0], None)
     try:
         return await probe.run(timeout)
@@ -34,19 +34,19 @@ async def status(endpoint: str, timeout: float = 2.0) -> ProbeResult:
         probe.close()
 
 
-async def test_a_status_passes_with_connections_and_version() -> None:
+async def test_status_passes_with_connections_and_version() -> None:
     async with run_fake_server(answer_http(http_response(200, STATUS_BODY))) as peer:
-        finding = await status(peer.endpoint)
+        result = await probe_status(peer.endpoint)
     url = f"http://{peer.endpoint}/status"
-    assert finding == ProbeResult(CheckStatus.PASS, f"{url} answers", 3, "8.0.11-TiDB-v8.5.3")
+    assert result == ProbeResult(CheckStatus.PASS, f"{url} answers", 3, "8.0.11-TiDB-v8.5.3")
 
 
 async def test_http_500_means_starting_up_or_shutting_down() -> None:
     async with run_fake_server(answer_http(http_response(500, b""))) as peer:
-        finding = await status(peer.endpoint)
-    assert finding == ProbeResult(
+        result = await probe_status(peer.endpoint)
+    assert result == ProbeResult(
         CheckStatus.STOPPING,
-        f"says that it is starting up or shutting down (HTTP 500 from http://{peer.endpoint}/status)",
+        f"reports that it is starting up or shutting down (HTTP 500 from http://{peer.endpoint}/status)",
     )
 
 
@@ -66,12 +66,12 @@ async def test_http_500_means_starting_up_or_shutting_down() -> None:
         ),
     ],
 )
-async def test_a_status_in_pieces_passes(parts: list[bytes]) -> None:
+async def test_status_in_several_parts_passes(parts: list[bytes]) -> None:
     async with run_fake_server(send_parts(*parts)) as peer:
-        assert (await status(peer.endpoint)).status is CheckStatus.PASS
+        assert (await probe_status(peer.endpoint)).status is CheckStatus.PASS
 
 
-async def test_a_status_that_ends_with_the_connection_passes() -> None:
+async def test_status_without_length_passes() -> None:
     answer = b"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n" + STATUS_BODY
     async with run_fake_server(answer_http(answer, 1, then_close=True)) as peer:
         probe = StatusProbe(peer.endpoint, "127.0.0.1", None)
@@ -82,7 +82,7 @@ async def test_a_status_that_ends_with_the_connection_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("handler", "told"),
+    ("handler", "reason"),
     [
         pytest.param(answer_http(http_response(404, b"no")), "answers HTTP 404", id="other code"),
         pytest.param(answer_http(http_response(302, b"", "Location: /x")), "answers HTTP 302", id="redirect"),
@@ -101,16 +101,16 @@ async def test_a_status_that_ends_with_the_connection_passes() -> None:
             id="wrong type",
         ),
         pytest.param(
-            answer_http(http_response(200, b" " * 65_537)), "answers with more than", id="long body"
+            answer_http(http_response(200, b" " * 65_537)), "answers with more data than", id="long body"
         ),
         pytest.param(
             send_parts(CHUNKED, b"ffff\r\n", b" " * 65_535, b"\r\n2\r\n  \r\n"),
-            "answers with more than",
+            "answers with more data than",
             id="long chunks",
         ),
         pytest.param(
             answer_http(b"HTTP/1.1 200 OK\r\n\r\n" + b" " * 80_000, 1, then_close=True),
-            "answers with more than",
+            "answers with more data than",
             id="endless body",
         ),
         pytest.param(send_parts(CHUNKED, b"zz\r\n"), "answers with malformed HTTP", id="bad chunk"),
@@ -126,43 +126,43 @@ async def test_a_status_that_ends_with_the_connection_passes() -> None:
             "answers with malformed HTTP",
             id="absurd length",
         ),
-        pytest.param(send_parts(b"SSH-2.0-OpenSSH\r\n\r\n"), "something else than HTTP", id="SSH"),
+        pytest.param(send_parts(b"SSH-2.0-OpenSSH\r\n\r\n"), "something other than HTTP", id="SSH"),
         pytest.param(
             answer_http(mysql_packet(GREETING_PAYLOAD), 1, then_close=True),
-            "something else than HTTP",
+            "something other than HTTP",
             id="MySQL",
         ),
-        pytest.param(send_parts(b"x" * 200_000), "something else than HTTP", id="endless head"),
+        pytest.param(send_parts(b"x" * 200_000), "something other than HTTP", id="endless head"),
         pytest.param(
-            answer_http(b"", 1, then_close=True), "closes connections without a whole answer", id="closed"
+            answer_http(b"", 1, then_close=True), "closes connections before a complete response", id="closed"
         ),
         pytest.param(
             answer_http(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{", 1, then_close=True),
-            "closes connections without a whole answer",
+            "closes connections before a complete response",
             id="cut short",
         ),
         pytest.param(reset_by_peer, "resets connections", id="reset"),
     ],
 )
-async def test_any_other_answer_fails_and_names_the_address(handler: Handler, told: str) -> None:
+async def test_any_other_response_fails_and_names_the_address(handler: Handler, reason: str) -> None:
     async with run_fake_server(handler) as peer:
-        finding = await status(peer.endpoint)
-    assert finding.status is CheckStatus.FAIL
-    assert told in finding.reason
-    assert finding.reason.startswith(f"http://{peer.endpoint}/status ")
-    assert finding.connections is None
+        result = await probe_status(peer.endpoint)
+    assert result.status is CheckStatus.FAIL
+    assert reason in result.reason
+    assert result.reason.startswith(f"http://{peer.endpoint}/status ")
+    assert result.connections is None
 
 
-async def test_no_answer_fails_when_the_time_is_over() -> None:
+async def test_silent_server_fails_at_the_timeout() -> None:
     async with run_fake_server(send_parts()) as peer:
-        finding = await status(peer.endpoint, timeout=0.1)
+        result = await probe_status(peer.endpoint, timeout=0.1)
     url = f"http://{peer.endpoint}/status"
-    assert finding == ProbeResult(
-        CheckStatus.FAIL, f"{url} accepts connections but gives no answer within 0.1 s"
+    assert result == ProbeResult(
+        CheckStatus.FAIL, f"{url} accepts connections but does not answer within 0.1 s"
     )
 
 
-async def test_a_trickle_of_bytes_does_not_extend_the_time() -> None:
+async def test_slow_bytes_do_not_extend_the_timeout() -> None:
     async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
         while not writer.is_closing():
@@ -170,27 +170,27 @@ async def test_a_trickle_of_bytes_does_not_extend_the_time() -> None:
             await asyncio.sleep(0.02)
 
     async with run_fake_server(trickle) as peer:
-        finding = await status(peer.endpoint, timeout=0.2)
-    assert "gives no answer within 0.2 s" in finding.reason
+        result = await probe_status(peer.endpoint, timeout=0.2)
+    assert "does not answer within 0.2 s" in result.reason
 
 
-async def test_a_black_hole_cannot_be_connected_to() -> None:
+async def test_unreachable_server_fails_at_the_timeout() -> None:
     with full_backlog() as endpoint:
-        finding = await status(endpoint, 0.1)
-    assert finding.reason == f"http://{endpoint}/status cannot be connected to within 0.1 s"
+        result = await probe_status(endpoint, 0.1)
+    assert result.reason == f"http://{endpoint}/status does not accept connections within 0.1 s"
 
 
-async def test_a_closed_port_refuses() -> None:
+async def test_closed_port_fails_as_refused() -> None:
     with refusing_port() as endpoint:
-        finding = await status(endpoint)
-    assert finding == ProbeResult(CheckStatus.FAIL, f"http://{endpoint}/status refuses connections")
+        result = await probe_status(endpoint)
+    assert result == ProbeResult(CheckStatus.FAIL, f"http://{endpoint}/status refuses connections")
 
 
-async def test_the_connection_is_kept_and_a_lost_one_replaced_without_a_failure() -> None:
+async def test_connection_is_reused_and_replaced_without_a_failure() -> None:
     async with run_fake_server(answer_http(http_response(200, STATUS_BODY), 3, then_close=True)) as peer:
         probe = StatusProbe(peer.endpoint, "127.0.0.1", None)
-        outcomes = [(await probe.run(2.0)).status for _ in range(7)]
-        assert outcomes == [CheckStatus.PASS] * 7
+        statuses = [(await probe.run(2.0)).status for _ in range(7)]
+        assert statuses == [CheckStatus.PASS] * 7
         assert peer.connections == 3
         for writer in peer.writers:
             writer.transport.abort()
@@ -198,7 +198,7 @@ async def test_the_connection_is_kept_and_a_lost_one_replaced_without_a_failure(
         probe.close()
 
 
-async def test_a_server_that_asks_for_close_gets_a_new_connection_each_time() -> None:
+async def test_connection_close_header_is_honored() -> None:
     async with run_fake_server(answer_http(http_response(200, STATUS_BODY, "Connection: Close"))) as peer:
         probe = StatusProbe(peer.endpoint, "127.0.0.1", None)
         for _ in range(3):
@@ -206,24 +206,24 @@ async def test_a_server_that_asks_for_close_gets_a_new_connection_each_time() ->
     assert peer.connections == 3
 
 
-async def test_a_late_answer_is_not_taken_for_that_to_the_next_question() -> None:
-    held = asyncio.Event()
+async def test_late_response_does_not_answer_the_next_request() -> None:
+    release = asyncio.Event()
 
-    async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        await held.wait()
+        await release.wait()
         writer.write(http_response(500, b""))
 
-    async with run_fake_server(late) as peer:
+    async with run_fake_server(answer_late) as peer:
         probe = StatusProbe(peer.endpoint, "127.0.0.1", None)
         assert (await probe.run(0.05)).status is CheckStatus.FAIL
-        held.set()
+        release.set()
         assert (await probe.run(2.0)).status is CheckStatus.STOPPING
         probe.close()
     assert peer.connections == 2
 
 
-async def test_ipv6() -> None:
+async def test_ipv6_endpoint_passes() -> None:
     async with run_fake_server(answer_http(http_response(200, STATUS_BODY)), host="::1") as peer:
-        finding = await status(peer.endpoint)
-    assert finding.reason == f"http://{peer.endpoint}/status answers"
+        result = await probe_status(peer.endpoint)
+    assert result.reason == f"http://{peer.endpoint}/status answers"

@@ -1,4 +1,4 @@
-"""The probe of the status port over TLS and mutual TLS."""
+"""The status probe over TLS and mutual TLS."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from controlplane.observe.health.probes import ProbeResult, StatusProbe
 from tests.support.fake_servers import STATUS_BODY, answer_http, http_response, run_fake_server, send_parts
 
 
-class Files:
-    """A certificate authority, and what it signed for us, as files."""
+class TlsFiles:
+    """The files of a certificate authority and of the certificates that it issued."""
 
     def __init__(self, directory: Path) -> None:
         self.authority = trustme.CA()
@@ -34,7 +34,7 @@ class Files:
         certificate.private_key_pem.write_to_path(str(self.directory / "client.key"))
         certificate.cert_chain_pems[0].write_to_path(str(self.directory / "client.pem"))
 
-    def serving(self, *, mutual: bool) -> ssl.SSLContext:
+    def server_context(self, *, mutual: bool) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.server.configure_cert(context)
         if mutual:
@@ -42,7 +42,7 @@ class Files:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
-    def ours(self, *, certificate: bool) -> ReloadingClientContext:
+    def client_context(self, *, certificate: bool) -> ReloadingClientContext:
         tls = ClientTls(ca=self.ca)
         if certificate:
             tls = ClientTls(ca=self.ca, cert=self.directory / "client.pem", key=self.directory / "client.key")
@@ -50,11 +50,11 @@ class Files:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> Files:
-    return Files(tmp_path)
+def files(tmp_path: Path) -> TlsFiles:
+    return TlsFiles(tmp_path)
 
 
-async def status(
+async def probe_status(
     endpoint: str, tls: ReloadingClientContext | None, *, host: str = "127.0.0.1", timeout: float = 5.0
 ) -> ProbeResult:
     probe = StatusProbe(endpoint, host, tls)
@@ -64,83 +64,88 @@ async def status(
         probe.close()
 
 
-async def test_https_by_name_while_connecting_to_an_ip(files: Files) -> None:
+async def test_certificate_is_verified_for_the_host_name(files: TlsFiles) -> None:
     async with run_fake_server(
-        answer_http(http_response(200, STATUS_BODY)), files.serving(mutual=False)
+        answer_http(http_response(200, STATUS_BODY)), files.server_context(mutual=False)
     ) as peer:
-        right = await status(peer.endpoint, files.ours(certificate=False), host="tidb-0.tidb")
-        wrong = await status(peer.endpoint, files.ours(certificate=False), host="other.tidb")
+        passed = await probe_status(
+            peer.endpoint, files.client_context(certificate=False), host="tidb-0.tidb"
+        )
+        failed = await probe_status(peer.endpoint, files.client_context(certificate=False), host="other.tidb")
     port = addresses.split(peer.endpoint)[1]
-    assert right.status is CheckStatus.PASS
-    assert right.reason == f"https://tidb-0.tidb:{port}/status answers"
-    assert wrong.status is CheckStatus.FAIL
-    assert "presents a certificate that cannot be trusted: Hostname mismatch" in wrong.reason
+    assert passed.status is CheckStatus.PASS
+    assert passed.reason == f"https://tidb-0.tidb:{port}/status answers"
+    assert failed.status is CheckStatus.FAIL
+    assert "presents a certificate that cannot be trusted: Hostname mismatch" in failed.reason
 
 
-async def test_a_certificate_of_an_unknown_authority_is_not_trusted(files: Files, tmp_path: Path) -> None:
-    other = tmp_path / "other.pem"
-    trustme.CA().cert_pem.write_to_path(str(other))
-    ours = ReloadingClientContext(ClientTls(ca=other), "health.status.client_tls")
+async def test_certificate_of_an_unknown_authority_fails(files: TlsFiles, tmp_path: Path) -> None:
+    other_ca = tmp_path / "other.pem"
+    trustme.CA().cert_pem.write_to_path(str(other_ca))
+    client_context = ReloadingClientContext(ClientTls(ca=other_ca), "health.status.client_tls")
     async with run_fake_server(
-        answer_http(http_response(200, STATUS_BODY)), files.serving(mutual=False)
+        answer_http(http_response(200, STATUS_BODY)), files.server_context(mutual=False)
     ) as peer:
-        finding = await status(peer.endpoint, ours)
-    assert "presents a certificate that cannot be trusted" in finding.reason
+        result = await probe_status(peer.endpoint, client_context)
+    assert "presents a certificate that cannot be trusted" in result.reason
 
 
-async def test_mutual_tls_passes_with_our_certificate_and_fails_without(files: Files) -> None:
+async def test_mutual_tls_needs_our_certificate(files: TlsFiles) -> None:
     async with run_fake_server(
-        answer_http(http_response(200, STATUS_BODY)), files.serving(mutual=True)
+        answer_http(http_response(200, STATUS_BODY)), files.server_context(mutual=True)
     ) as peer:
-        passed = await status(peer.endpoint, files.ours(certificate=True))
-        failed = await status(peer.endpoint, files.ours(certificate=False))
+        passed = await probe_status(peer.endpoint, files.client_context(certificate=True))
+        failed = await probe_status(peer.endpoint, files.client_context(certificate=False))
     assert passed.status is CheckStatus.PASS
     assert failed.status is CheckStatus.FAIL
     assert "TLS" in failed.reason
 
 
-async def test_a_tls_connection_is_kept_between_probes(files: Files) -> None:
+async def test_tls_connection_is_reused(files: TlsFiles) -> None:
     async with run_fake_server(
-        answer_http(http_response(200, STATUS_BODY)), files.serving(mutual=True)
+        answer_http(http_response(200, STATUS_BODY)), files.server_context(mutual=True)
     ) as peer:
-        probe = StatusProbe(peer.endpoint, "127.0.0.1", files.ours(certificate=True))
+        probe = StatusProbe(peer.endpoint, "127.0.0.1", files.client_context(certificate=True))
         for _ in range(3):
             assert (await probe.run(5.0)).status is CheckStatus.PASS
         assert peer.connections == 1
         probe.close()
 
 
-async def test_tls_at_one_side_only_fails_with_a_hint(files: Files) -> None:
+async def test_tls_on_one_side_only_fails_with_a_hint(files: TlsFiles) -> None:
     async with run_fake_server(
-        answer_http(http_response(200, STATUS_BODY)), files.serving(mutual=False)
+        answer_http(http_response(200, STATUS_BODY)), files.server_context(mutual=False)
     ) as peer:
-        assert "is TLS, health.status.tls, on at one side only?" in (await status(peer.endpoint, None)).reason
+        assert (
+            "is TLS, health.status.tls, on at one side only?"
+            in (await probe_status(peer.endpoint, None)).reason
+        )
     async with run_fake_server(answer_http(http_response(400, b""))) as peer:
-        finding = await status(peer.endpoint, files.ours(certificate=False), timeout=0.3)
-    assert finding.status is CheckStatus.FAIL
+        result = await probe_status(peer.endpoint, files.client_context(certificate=False), timeout=0.3)
+    assert result.status is CheckStatus.FAIL
 
 
-async def test_a_black_hole_in_the_tls_handshake_ends_in_time(files: Files) -> None:
+async def test_silent_tls_handshake_fails_at_the_timeout(files: TlsFiles) -> None:
     async with run_fake_server(send_parts()) as peer:
-        finding = await status(peer.endpoint, files.ours(certificate=False), timeout=0.1)
-    assert finding.status is CheckStatus.FAIL
-    assert "within 0.1 s" in finding.reason
+        result = await probe_status(peer.endpoint, files.client_context(certificate=False), timeout=0.1)
+    assert result.status is CheckStatus.FAIL
+    assert "within 0.1 s" in result.reason
 
 
-async def test_renewed_certificate_files_are_used_by_the_next_connection(files: Files) -> None:
-    ours = files.ours(certificate=True)
+async def test_renewed_certificate_is_used_by_the_next_connection(files: TlsFiles) -> None:
+    client_context = files.client_context(certificate=True)
     subjects = []
 
-    async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def record_subject(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         subjects.append(writer.get_extra_info("peercert")["subjectAltName"][0][1])
         await answer_http(http_response(200, STATUS_BODY), 1)(reader, writer)
 
-    async with run_fake_server(note, files.serving(mutual=True)) as peer:
-        assert (await status(peer.endpoint, ours)).status is CheckStatus.PASS
+    async with run_fake_server(record_subject, files.server_context(mutual=True)) as peer:
+        assert (await probe_status(peer.endpoint, client_context)).status is CheckStatus.PASS
         (files.directory / "client.key").write_text("half written")
-        assert (await status(peer.endpoint, ours)).status is CheckStatus.PASS
+        assert (await probe_status(peer.endpoint, client_context)).status is CheckStatus.PASS
         files.issue("renewed")
-        assert (await status(peer.endpoint, ours)).status is CheckStatus.PASS
+        assert (await probe_status(peer.endpoint, client_context)).status is CheckStatus.PASS
     assert subjects == ["client.tidevoy", "client.tidevoy", "renewed.tidevoy"]
 
 

@@ -1,7 +1,7 @@
-"""A real Envoy's metrics service stream: what it sends, and that a control plane takes it in.
+"""The metrics service stream of a real Envoy: what it sends, and how a control plane processes it.
 
-Stock Envoy has no module here. Its access log for statistics (`envoy.access_loggers.stats`) can count under
-any name with any tags, so it counts as the module does.
+The stock Envoy here has no module. Its stats access logger (`envoy.access_loggers.stats`) can count under any
+name with any tags, so it stands for the module's counters.
 """
 
 from __future__ import annotations
@@ -36,30 +36,30 @@ _TCP_PROXY = "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.
 
 
 def bootstrap(tmp_path: Path, xds_port: int, **sink: Any) -> dict[str, Any]:
-    """What `tidevoy bootstrap` prints, with the sink of an Envoy that has the module, and quick flushes."""
+    """Return the output of `tidevoy bootstrap` with the stat sink for the module, and with fast flushes."""
     text = render_bootstrap(
         settings(tmp_path), control_planes=[f"127.0.0.1:{xds_port}"], node_id="envoy-1", admin="127.0.0.1:0"
     )
-    made: dict[str, Any] = yaml.safe_load(text)
-    config = {
+    config: dict[str, Any] = yaml.safe_load(text)
+    sink_config = {
         "@type": _SINK,
         "transport_api_version": "V3",
         "emit_tags_as_labels": True,
         "grpc_service": {"envoy_grpc": {"cluster_name": "tidevoy_control_plane"}},
         **sink,
     }
-    made["stats_flush_interval"] = "0.2s"
-    made["stats_sinks"] = [{"name": "envoy.stat_sinks.metrics_service", "typed_config": config}]
-    return made
+    config["stats_flush_interval"] = "0.2s"
+    config["stats_sinks"] = [{"name": "envoy.stat_sinks.metrics_service", "typed_config": sink_config}]
+    return config
 
 
-def add_listener(made: dict[str, Any], port: int, node: str) -> None:
-    """A listener before one node that counts its connections as logins."""
+def add_listener(config: dict[str, Any], port: int, node: str) -> None:
+    """Add a listener for one node that counts its connections as logins."""
     host, _, node_port = node.rpartition(":")
     tags = [{"name": "node", "value_format": "%UPSTREAM_HOST%"}]
     counters = [
         {"stat": {"name": "logins", "tags": tags}, "value_fixed": 1},
-        {"stat": {"name": "module_info"}, "value_fixed": 1},  # with which a module is known
+        {"stat": {"name": "module_info"}, "value_fixed": 1},  # marks an Envoy with the module
     ]
     log = {"@type": _STATS_LOG, "stat_prefix": "tidevoy", "counters": counters}
     proxy = {
@@ -69,7 +69,7 @@ def add_listener(made: dict[str, Any], port: int, node: str) -> None:
         "access_log": [{"name": "envoy.access_loggers.stats", "typed_config": log}],
     }
     address = {"address": host, "port_value": int(node_port)}
-    resources = made["static_resources"]
+    resources = config["static_resources"]
     resources["clusters"].append(
         {
             "name": "node",
@@ -91,8 +91,8 @@ def add_listener(made: dict[str, Any], port: int, node: str) -> None:
     ]
 
 
-async def visit(envoy: EnvoyProcess, port: int) -> None:
-    """A connection through Envoy that is greeted and ends."""
+async def connect_once(envoy: EnvoyProcess, port: int) -> None:
+    """Connect through Envoy, wait for the greeting, and disconnect."""
     await wait_until(envoy.is_live)
     async with asyncio.timeout(15):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -106,22 +106,22 @@ async def node() -> AsyncIterator[FakeServer]:
         yield peer
 
 
-async def test_a_control_plane_takes_in_what_a_real_envoy_counts(
+async def test_counters_of_a_real_envoy_reach_the_engine(
     tmp_path: Path, ports: Ports, node: FakeServer, envoy_process: StartEnvoy
 ) -> None:
     port = ports.allocate()
     async with run_engine(settings(tmp_path, nodes=[{"address": node.endpoint}])) as engine:
         await wait_for_state(engine, node.endpoint, "active")
-        made = bootstrap(tmp_path, engine.xds_port)
-        add_listener(made, port, node.endpoint)
-        envoy = await envoy_process(yaml.safe_dump(made))
+        config = bootstrap(tmp_path, engine.xds_port)
+        add_listener(config, port, node.endpoint)
+        envoy = await envoy_process(yaml.safe_dump(config))
 
         def logins() -> int:
             traffic = engine.node(node.endpoint).traffic
             return traffic.logins if traffic is not None else 0
 
         for count in (1, 2, 3):
-            await visit(envoy, port)
+            await connect_once(envoy, port)
             await wait_until(lambda expected=count: logins() == expected)  # type: ignore[misc]
         (view,) = engine.envoys()
         assert view.status.id == "envoy-1"
@@ -132,14 +132,14 @@ async def test_a_control_plane_takes_in_what_a_real_envoy_counts(
         assert engine.registry.get_sample_value("tidevoy_telemetry_dropped_total", {"envoy": "envoy-1"}) == 0
 
         await envoy.stop()
-        assert logins() == 3  # as long as it may come back
-        envoy = await envoy_process(yaml.safe_dump(made))
-        await visit(envoy, port)
+        assert logins() == 3  # kept while the Envoy may return
+        envoy = await envoy_process(yaml.safe_dump(config))
+        await connect_once(envoy, port)
         await wait_until(lambda: logins() == 1)
 
 
 class Recorder:
-    """A metrics service that keeps what it gets."""
+    """A metrics service that records all messages."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -159,29 +159,29 @@ class Recorder:
         await self._server.stop(None)
 
     async def _stream(self, messages: AsyncIterator[bytes], _: object) -> bytes:
-        kept: list[bytes] = []
-        self.streams.append(kept)
+        recorded: list[bytes] = []
+        self.streams.append(recorded)
         async for message in messages:
-            kept.append(message)
+            recorded.append(message)
         return b""
 
 
 @pytest.fixture
 async def recorder() -> AsyncIterator[Recorder]:
-    one = Recorder()
-    await one.start()
-    yield one
-    await one.stop()
+    recorder = Recorder()
+    await recorder.start()
+    yield recorder
+    await recorder.stop()
 
 
-@pytest.mark.parametrize("batch", [0, 20])
-async def test_what_a_real_envoy_sends(
-    tmp_path: Path, recorder: Recorder, envoy_process: StartEnvoy, batch: int
+@pytest.mark.parametrize("batch_size", [0, 20])
+async def test_stream_of_a_real_envoy_has_the_expected_layout(
+    tmp_path: Path, recorder: Recorder, envoy_process: StartEnvoy, batch_size: int
 ) -> None:
-    await envoy_process(yaml.safe_dump(bootstrap(tmp_path, recorder.port, batch_size=batch)))
+    await envoy_process(yaml.safe_dump(bootstrap(tmp_path, recorder.port, batch_size=batch_size)))
     await wait_until(lambda: bool(recorder.streams) and len(recorder.streams[0]) > 20)
     (stream,) = recorder.streams
-    readings = [parse_message(message, "") for message in stream]
+    parsed_messages = [parse_message(message, "") for message in stream]
     times = [
         {
             MetricFamily.FromString(family).metric[0].timestamp_ms / 1000
@@ -189,21 +189,22 @@ async def test_what_a_real_envoy_sends(
         }
         for message in stream
     ]
-    assert {len(each) for each in times} == {1}  # all that is of one flush tells the same
+    assert {len(timestamps) for timestamps in times} == {1}  # all series of a flush have the same timestamp
     assert [*map(min, times)] == sorted(map(min, times))
     assert min(times[-1]) == pytest.approx(time.time(), abs=10)
-    assert [reading.envoy for reading in readings[:20]] == ["envoy-1"] + [""] * 19
-    assert {reading.unreadable_count for reading in readings} == {0}
-    if batch:
-        assert {len(reading.series) for reading in readings[:2]} == {batch}
+    assert [parsed.envoy for parsed in parsed_messages[:20]] == ["envoy-1"] + [""] * 19
+    assert {parsed.unreadable_count for parsed in parsed_messages} == {0}
+    if batch_size:
+        assert {len(parsed.series) for parsed in parsed_messages[:2]} == {batch_size}
+    all_series = [series for parsed in parsed_messages for series in parsed.series]
     for first, second in itertools.pairwise(
-        one.value for each in readings for one in each.series if one.name == "cluster.upstream_cx_total"
+        series.value for series in all_series if series.name == "cluster.upstream_cx_total"
     ):
-        assert second >= first  # counted from the start on, not from flush to flush
-    clusters = [one for each in readings for one in each.series if one.name.startswith("cluster.upstream_")]
-    assert clusters
-    assert {one.labels["envoy.cluster_name"] for one in clusters} == {"tidevoy_control_plane"}
-    # A flush begins with its counters, so none comes behind a gauge of the same flush.
+        assert second >= first  # counted since the start, not per flush
+    cluster_series = [series for series in all_series if series.name.startswith("cluster.upstream_")]
+    assert cluster_series
+    assert {series.labels["envoy.cluster_name"] for series in cluster_series} == {"tidevoy_control_plane"}
+    # A flush begins with its counters, so no counter follows a gauge of the same flush.
     kinds = [
         (bool(metric.counter), family.name, tuple(metric.label))
         for message in stream
@@ -217,17 +218,19 @@ async def test_what_a_real_envoy_sends(
     for is_counter, block in itertools.groupby(kinds, lambda kind: kind[0]):
         series = [*block]
         flushes += is_counter
-        assert len(set(series)) == len(series)  # two flushes in one block would tell some twice
+        assert len(set(series)) == len(series)  # two flushes in one block would contain duplicates
     assert flushes >= 2
-    # Each has the form by which it is known again.
-    recall, tally = SeriesCache(), NodeCounters()
-    tally.set_value("a", 0, 0.0)
-    for one in (one for each in readings for one in each.series):
-        recall.add(one.serialised_family, one.value, "a", 0)
-    families = [each for message in stream for each in StreamMetricsMessage.FromString(message).envoy_metrics]
-    for serialised in recall.apply_known(families, tally):
+    # Every series has the byte layout that the series cache expects.
+    cache, node_counters = SeriesCache(), NodeCounters()
+    node_counters.set_value("a", 0, 0.0)
+    for parsed_series in all_series:
+        cache.add(parsed_series.serialised_family, parsed_series.value, "a", 0)
+    families = [
+        family for message in stream for family in StreamMetricsMessage.FromString(message).envoy_metrics
+    ]
+    for serialised in cache.apply_known(families, node_counters):
         (metric,) = MetricFamily.FromString(serialised).metric
         assert (metric.counter, metric.gauge) == (b"", b"")  # a histogram
-    plane = TelemetryStream(lambda: frozenset())
-    assert {plane.receive(message, 1.0) for message in stream} == {None}
-    assert plane.envoy == "envoy-1"
+    telemetry_stream = TelemetryStream(lambda: frozenset())
+    assert {telemetry_stream.receive(message, 1.0) for message in stream} == {None}
+    assert telemetry_stream.envoy == "envoy-1"

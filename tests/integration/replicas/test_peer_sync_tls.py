@@ -1,4 +1,4 @@
-"""Feeds between replicas by mutual TLS: who may hear of all Envoys, and to whom nobody listens."""
+"""Peer feeds over mutual TLS: which callers may follow, and which replicas are not followed."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
-def put(directory: Path, name: str, leaf: trustme.LeafCert, ca: trustme.CA) -> dict[str, str]:
-    """`xds.tls` with that certificate."""
+def write_certificate(directory: Path, name: str, leaf: trustme.LeafCert, ca: trustme.CA) -> dict[str, str]:
+    """Write the certificate files; return the settings `xds.tls`."""
     files = {key: directory / f"{name}-{key}.pem" for key in ("cert", "key", "client_ca")}
     files["cert"].write_bytes(leaf.cert_chain_pems[0].bytes())
     files["key"].write_bytes(leaf.private_key_pem.bytes())
@@ -38,76 +38,74 @@ def put(directory: Path, name: str, leaf: trustme.LeafCert, ca: trustme.CA) -> d
 async def replicas(
     directory: Path, authority: trustme.CA, **leaves: trustme.LeafCert
 ) -> AsyncIterator[list[FakeReplica]]:
-    """Replicas at HOSTS that know each other, each with a certificate of its host, or the given one."""
+    """Run replicas at HOSTS that know each other, each with a certificate of its host or the given one."""
     async with contextlib.AsyncExitStack() as stack:
-        all_ = []
+        started = []
         for name, host in HOSTS.items():
-            tls = put(directory, name, leaves.get(name) or authority.issue_cert(host), authority)
-            one = FakeReplica(name, Settings.model_validate({"xds": {"listen": f"{host}:0", "tls": tls}}))
-            await one.start()
-            stack.push_async_callback(one.stop)
-            all_.append(one)
-        for one in all_:
-            one.peer_sync.set_peers({each.name: f"{HOSTS[each.name]}:{each.xds.port}" for each in all_})
-        yield all_
+            tls = write_certificate(
+                directory, name, leaves.get(name) or authority.issue_cert(host), authority
+            )
+            replica = FakeReplica(name, Settings.model_validate({"xds": {"listen": f"{host}:0", "tls": tls}}))
+            await replica.start()
+            stack.push_async_callback(replica.stop)
+            started.append(replica)
+        for replica in started:
+            replica.peer_sync.set_peers({r.name: f"{HOSTS[r.name]}:{r.xds.port}" for r in started})
+        yield started
 
 
-async def refusal_of(station: FakeReplica, caller: grpc.ChannelCredentials) -> grpc.aio.AioRpcError:
-    """How a follower with these credentials is refused."""
-    async with grpc.aio.secure_channel(f"{HOSTS[station.name]}:{station.xds.port}", caller) as channel:
+async def denied_follow(replica: FakeReplica, caller: grpc.ChannelCredentials) -> grpc.aio.AioRpcError:
+    """Return the error that a follower with these credentials gets."""
+    async with grpc.aio.secure_channel(f"{HOSTS[replica.name]}:{replica.xds.port}", caller) as channel:
         call = channel.unary_stream(f"/{peer_feed_server.SERVICE_NAME}/{peer_feed_server.FOLLOW_METHOD}")(
             peer_feed_pb2.FollowRequest(name="x").SerializeToString(), timeout=10
         )
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
+        with pytest.raises(grpc.aio.AioRpcError) as error:
             await call.read()
-        return refused.value
+        return error.value
 
 
-async def test_replicas_follow_each_other_by_their_certificates(
-    tmp_path: Path, authority: trustme.CA
-) -> None:
+async def test_replicas_follow_each_other_with_certificates(tmp_path: Path, authority: trustme.CA) -> None:
     async with replicas(tmp_path, authority) as (a, b):
         await a.wait_connected_to(b)
         await b.wait_connected_to(a)
 
 
-async def test_an_envoy_hears_nothing_of_the_others(tmp_path: Path, authority: trustme.CA) -> None:
-    """Its certificate is good for a stream of its own, and for no more."""
+async def test_envoy_certificate_may_not_follow(tmp_path: Path, authority: trustme.CA) -> None:
+    """Its certificate authorizes its own streams only."""
     async with replicas(tmp_path, authority) as (a, b):
         await a.wait_connected_to(b)
-        refused = await refusal_of(a, channel_credentials(authority, authority.issue_cert("envoy-1.test")))
-        assert refused.code() == grpc.StatusCode.PERMISSION_DENIED
-        assert "holds the host of no control plane" in (refused.details() or "")
+        error = await denied_follow(a, channel_credentials(authority, authority.issue_cert("envoy-1.test")))
+        assert error.code() == grpc.StatusCode.PERMISSION_DENIED
+        assert "names no registered control plane" in (error.details() or "")
         for leaf in (None, trustme.CA().issue_cert(HOSTS["b"])):
-            refused = await refusal_of(a, channel_credentials(authority, leaf))
-            assert refused.code() == grpc.StatusCode.UNAVAILABLE
+            error = await denied_follow(a, channel_credentials(authority, leaf))
+            assert error.code() == grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_replica_with_the_certificate_of_another_host_is_not_heard_and_may_not_hear(
+async def test_certificate_of_another_host_is_rejected_both_ways(
     tmp_path: Path, authority: trustme.CA
 ) -> None:
     async with replicas(tmp_path, authority, b=authority.issue_cert("127.0.0.3")) as (a, b):
         await wait_until(
-            lambda: "refuses us: the certificate of 127.0.0.1" in b.peer_sync.unreachable().get("a", "")
+            lambda: "denied access: the certificate of 127.0.0.1" in b.peer_sync.unreachable().get("a", "")
         )
-        await wait_until(lambda: "cannot be heard" in a.peer_sync.unreachable().get("b", ""))
+        await wait_until(lambda: "is unreachable" in a.peer_sync.unreachable().get("b", ""))
         assert "b" in a.peer_sync.unreachable()
 
 
-async def test_a_replica_of_another_authority_is_not_heard(tmp_path: Path, authority: trustme.CA) -> None:
+async def test_certificate_of_another_authority_is_rejected(tmp_path: Path, authority: trustme.CA) -> None:
     async with replicas(tmp_path, authority, b=trustme.CA().issue_cert(HOSTS["b"])) as (a, b):
         for one, other in ((a, b), (b, a)):
             await wait_until(lambda one=one, other=other: "cannot" in one.peer_sync.unreachable()[other.name])  # type: ignore[misc]
 
 
-async def test_a_certificate_that_is_renewed_is_shown_at_the_next_try(
-    tmp_path: Path, authority: trustme.CA
-) -> None:
+async def test_renewed_certificate_is_used_at_the_next_attempt(tmp_path: Path, authority: trustme.CA) -> None:
     async with replicas(tmp_path, authority, b=authority.issue_cert("127.0.0.3")) as (a, b):
-        await wait_until(lambda: "refuses us" in b.peer_sync.unreachable().get("a", ""))
-        put(tmp_path, "b", authority.issue_cert(HOSTS["b"]), authority)
+        await wait_until(lambda: "denied access" in b.peer_sync.unreachable().get("a", ""))
+        write_certificate(tmp_path, "b", authority.issue_cert(HOSTS["b"]), authority)
         await b.wait_connected_to(a)
-        await a.wait_connected_to(b)  # its port shows the new one within a second, too
+        await a.wait_connected_to(b)  # its port presents the new certificate within a second, too
         os.unlink(tmp_path / "b-key.pem")
         await a.stop()
         await wait_until(lambda: "b-key.pem cannot be read" in b.peer_sync.unreachable().get("a", ""))

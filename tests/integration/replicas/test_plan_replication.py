@@ -1,4 +1,4 @@
-"""The plan on its way from the leader to Envoys of others, and what is believed of these on the way."""
+"""Replication of the leader's plan to Envoys of other replicas, and their acknowledgements."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ async def client(etcd: Etcd) -> AsyncIterator[EtcdClient]:
         yield client
 
 
-def heeded(engine: Engine, envoy: str) -> set[str]:
-    """The nodes of which an engine believes that this Envoy opens no new sessions there."""
+def closed_nodes(engine: Engine, envoy: str) -> set[str]:
+    """Return the nodes that this Envoy has acknowledged as closed, as an engine knows it."""
     return set(engine.plan_and_facts()[1].closed_acks.get(envoy, {}))
 
 
 def acknowledged(engine: Engine) -> list[str]:
-    """The Envoys of which an engine knows that they have the plan that they are offered."""
+    """Return the Envoys that have acknowledged the current endpoints, as an engine knows it."""
     return [view.status.id for view in engine.envoys() if view.status.eds_acked]
 
 
-async def test_an_envoy_that_refuses_a_plan_is_not_believed_to_follow_it(
+async def test_rejected_plan_does_not_count_as_applied(
     tmp_path: Path, etcd: Etcd, client: EtcdClient
 ) -> None:
     async with healthy_node() as (sql, status):
@@ -58,44 +58,44 @@ async def test_an_envoy_that_refuses_a_plan_is_not_believed_to_follow_it(
                 await wait_until(lambda: bool(follower.envoys()[0].status.nacks))
                 for engine in (leader, follower):
                     assert engine.node(sql).plan.state.value == "draining"
-                    assert heeded(engine, "envoy-2") == set()
+                    assert closed_nodes(engine, "envoy-2") == set()
                 envoy.nack_message = ""
                 await leader.update(sql, labels={"a": "b"})
                 await leader.undrain(sql)
                 await leader.drain(sql)
                 for engine in (leader, follower):
-                    await wait_until(lambda engine=engine: heeded(engine, "envoy-2") == {sql})  # type: ignore[misc]
+                    await wait_until(lambda engine=engine: closed_nodes(engine, "envoy-2") == {sql})  # type: ignore[misc]
 
 
-async def test_a_plan_is_shared_also_when_the_lease_was_renewed_late(
+async def test_plan_is_written_despite_a_late_lease_renewal(
     tmp_path: Path, etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PD decides by the term who may write, even if the leader's clock says that its lease is over."""
-    steps = asyncio.Lock()
-    step = LeaderElection._step
+    """PD checks the term of a write, even if the leader considers its lease expired."""
+    step_lock = asyncio.Lock()
+    original_step = LeaderElection._step
 
-    async def one_at_a_time(succession: LeaderElection) -> None:
-        async with steps:
-            await step(succession)
+    async def locked_step(election: LeaderElection) -> None:
+        async with step_lock:
+            await original_step(election)
 
-    async def is_written() -> bool:
+    async def is_plan_written() -> bool:
         return await client.get("/tidevoy/plan") is not None
 
-    monkeypatch.setattr(LeaderElection, "_step", one_at_a_time)
+    monkeypatch.setattr(LeaderElection, "_step", locked_step)
     async with run_engines(tmp_path, etcd) as (leader, _):
-        await wait_until(is_written)
+        await wait_until(is_plan_written)
         replicas, plan = leader._replicas, leader.plan_and_facts()[0]
         assert replicas is not None
-        async with steps:  # no step can find that the lease is over, so the leader keeps its term
-            with monkeypatch.context() as late:
-                late.setattr(Lease, "is_valid", False)
+        async with step_lock:  # no step detects the expired lease, so the leader keeps its term
+            with monkeypatch.context() as patch:
+                patch.setattr(Lease, "is_valid", False)
                 assert replicas.term is None
                 await client.delete("/tidevoy/plan")
                 replicas.notify_plan_changed(plan, plan)
-                await wait_until(is_written)
+                await wait_until(is_plan_written)
 
 
-async def test_who_asks_for_what_changes_no_plan_is_answered_at_once(
+async def test_intent_without_plan_change_is_applied_at_once(
     tmp_path: Path, etcd: Etcd, client: EtcdClient
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -105,43 +105,43 @@ async def test_who_asks_for_what_changes_no_plan_is_answered_at_once(
             await wait_for_state(follower, sql, "active")
             await follower.drain(sql)
             await wait_for_state(follower, sql, "drained")
-            began = loop.time()
+            start = loop.time()
             await follower.drain(sql, deadline_seconds=900)
-            assert loop.time() - began < 1.0
+            assert loop.time() - start < 1.0
             assert follower._planner._applied_intents_version == follower._intents.version
 
 
-async def test_that_a_removal_is_finished_is_not_told_as_taken_back(tmp_path: Path, etcd: Etcd) -> None:
+async def test_completed_removal_emits_no_cancel_event(tmp_path: Path, etcd: Etcd) -> None:
     async with run_engines(tmp_path, etcd) as (leader, follower):
         await follower.add("10.0.0.1:4000")
         await follower.remove("10.0.0.1:4000")
         for engine in (leader, follower):
             await wait_until(lambda engine=engine: not engine._intents.current.added)  # type: ignore[misc]
-        told = EventRecorder(follower)
+        recorder = EventRecorder(follower)
         follower.record_event("test.end", "", "")
-        await told.wait_for("test.end")
-        kinds = [event.kind for event in told.recorded if event.kind.startswith("intent.")]
+        await recorder.wait_for("test.end")
+        kinds = [event.kind for event in recorder.recorded if event.kind.startswith("intent.")]
         assert kinds == ["intent.add", "intent.remove"]
 
 
-async def test_who_could_not_register_in_time_does_later(etcd: Etcd, client: EtcdClient) -> None:
+async def test_late_registration_is_retried(etcd: Etcd, client: EtcdClient) -> None:
     now = 0.0
-    keys, us = EtcdKeys("/tidevoy/"), ReplicaRecord("us", "10.0.0.1:18000", "1", 1.0, "x")
-    lease = Lease(client, 5, on_change=lambda: registry.request_registration(), clock=lambda: now)
-    registry = Membership(us, client, keys, lease, on_change=lambda _: None, emit=lambda *_: None)
-    leased = asyncio.create_task(lease.run())
+    keys, own_record = EtcdKeys("/tidevoy/"), ReplicaRecord("us", "10.0.0.1:18000", "1", 1.0, "x")
+    lease = Lease(client, 5, on_change=lambda: membership.request_registration(), clock=lambda: now)
+    membership = Membership(own_record, client, keys, lease, on_change=lambda _: None, emit=lambda *_: None)
+    lease_task = asyncio.create_task(lease.run())
     await wait_until(lambda: lease.is_valid)
     now = 100.0
-    registering = asyncio.create_task(registry.run())
-    await wait_until(lambda: not registry._registration_due.is_set())
+    membership_task = asyncio.create_task(membership.run())
+    await wait_until(lambda: not membership._registration_due.is_set())
     assert await client.get(keys.replica("us")) is None
-    now = 0.0  # it has been renewed, and is the same lease
+    now = 0.0  # the same lease has been renewed
 
-    async def is_there() -> bool:
+    async def is_registered() -> bool:
         return await client.get(keys.replica("us")) is not None
 
-    await wait_until(is_there, 3)
-    for task in (registering, leased):
+    await wait_until(is_registered, 3)
+    for task in (membership_task, lease_task):
         task.cancel()
-    await asyncio.wait({registering, leased})
+    await asyncio.wait({membership_task, lease_task})
     await lease.revoke()

@@ -1,4 +1,4 @@
-"""Several engines over one etcd: one decides, all publish the same, and what one is asked all do."""
+"""Several engines on one etcd: one decides, all publish the same plan and apply the same intents."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def client(etcd: Etcd) -> AsyncIterator[EtcdClient]:
 
 
 def published(engine: Engine) -> list[str]:
-    """What an engine offers its own Envoys."""
+    """Return the versions that an engine publishes to its own Envoys."""
     return sorted({status.published_version for status in engine._xds.statuses()})
 
 
@@ -44,7 +44,7 @@ def published_gauge(engine: Engine) -> float | None:
     return engine.registry.get_sample_value("tidevoy_published")
 
 
-async def test_all_publish_the_leaders_plan(tmp_path: Path, etcd: Etcd, client: EtcdClient) -> None:
+async def test_all_replicas_publish_the_leaders_plan(tmp_path: Path, etcd: Etcd, client: EtcdClient) -> None:
     async with healthy_node() as (sql, status), healthy_node() as (second, second_status):
         await register_node(client, sql, status)
         async with run_engines(tmp_path, etcd) as (leader, follower):
@@ -67,10 +67,10 @@ async def test_all_publish_the_leaders_plan(tmp_path: Path, etcd: Etcd, client: 
             assert event.subject in (sql, second)
 
 
-async def test_no_node_is_drained_while_a_control_plane_is_not_heard(
+async def test_drain_waits_while_a_replica_is_unreachable(
     tmp_path: Path, etcd: Etcd, client: EtcdClient
 ) -> None:
-    """Its Envoys may have sessions there, and nobody knows of them."""
+    """Its Envoys may have unreported sessions on the node."""
     async with (
         healthy_node() as (sql, status),
         run_engine(replica_settings(tmp_path, "a", etcd)) as leader,
@@ -79,8 +79,10 @@ async def test_no_node_is_drained_while_a_control_plane_is_not_heard(
         await register_node(client, sql, status)
         await wait_until(lambda: is_leader(leader))
         await wait_for_state(leader, sql, "active")
-        unheard = {"enabled": True, "name": "b", "advertise": "127.0.0.1:1"}
-        async with run_engine(settings(tmp_path / "b", pd={"urls": [etcd.url]}, replicas=unheard)) as other:
+        unreachable_replica = {"enabled": True, "name": "b", "advertise": "127.0.0.1:1"}
+        async with run_engine(
+            settings(tmp_path / "b", pd={"urls": [etcd.url]}, replicas=unreachable_replica)
+        ) as other:
             await wait_for_state(other, sql, "active")
             await wait_until(lambda: len(leader.replicas()) == 2)
             async with FakeEnvoy(other.xds_port, "e2") as busy:
@@ -93,7 +95,7 @@ async def test_no_node_is_drained_while_a_control_plane_is_not_heard(
         assert leader.registry.get_sample_value("tidevoy_replicas_unheard") == 0
 
 
-async def test_what_any_of_them_is_asked_is_in_force_when_it_answers(
+async def test_intents_are_applied_when_any_replica_responds(
     tmp_path: Path, etcd: Etcd, client: EtcdClient
 ) -> None:
     async with healthy_node() as (sql, status):
@@ -112,19 +114,19 @@ async def test_what_any_of_them_is_asked_is_in_force_when_it_answers(
                 await wait_for_state(engine, sql, "active")
 
 
-async def test_drains_from_all_sides_at_once_all_count(
+async def test_concurrent_intents_on_all_replicas_are_kept(
     tmp_path: Path, etcd: Etcd, client: EtcdClient
 ) -> None:
-    async with run_engines(tmp_path, etcd, "abc") as all_:
+    async with run_engines(tmp_path, etcd, "abc") as engines:
         addresses = [f"10.0.0.{number}:4000" for number in range(24)]
         await asyncio.gather(
-            *(all_[number % 3].add(address) for number, address in enumerate(addresses)),
+            *(engines[number % 3].add(address) for number, address in enumerate(addresses)),
         )
-        for engine in all_:
+        for engine in engines:
             await wait_until(lambda engine=engine: len(engine.nodes()) == 24)  # type: ignore[misc]
 
 
-async def test_a_drain_waits_for_the_envoys_of_all(tmp_path: Path, etcd: Etcd, client: EtcdClient) -> None:
+async def test_drain_waits_for_envoys_of_all_replicas(tmp_path: Path, etcd: Etcd, client: EtcdClient) -> None:
     async with healthy_node() as (sql, status):
         await register_node(client, sql, status)
         async with run_engines(tmp_path, etcd) as (leader, follower):
@@ -142,7 +144,9 @@ async def test_a_drain_waits_for_the_envoys_of_all(tmp_path: Path, etcd: Etcd, c
                 await wait_for_state(follower, sql, "drained")
 
 
-async def test_all_demand_the_module_of_all_envoys(tmp_path: Path, etcd: Etcd, client: EtcdClient) -> None:
+async def test_all_replicas_require_the_module_on_all_envoys(
+    tmp_path: Path, etcd: Etcd, client: EtcdClient
+) -> None:
     async with healthy_node() as (sql, status):
         await register_node(client, sql, status)
         async with run_engines(tmp_path, etcd) as (leader, follower):
@@ -153,7 +157,7 @@ async def test_all_demand_the_module_of_all_envoys(tmp_path: Path, etcd: Etcd, c
                     await follower.drain(sql, on_deadline=OnDeadline.CLOSE)
 
 
-async def test_a_leader_that_ends_is_followed_at_once(tmp_path: Path, etcd: Etcd, client: EtcdClient) -> None:
+async def test_stopped_leader_is_replaced_at_once(tmp_path: Path, etcd: Etcd, client: EtcdClient) -> None:
     loop = asyncio.get_running_loop()
     async with healthy_node() as (sql, status):
         await register_node(client, sql, status)
@@ -167,20 +171,22 @@ async def test_a_leader_that_ends_is_followed_at_once(tmp_path: Path, etcd: Etcd
             await envoy.wait_for_endpoints(bool)
             await b.drain(sql)
             before = a.leadership.term
-            told = len(envoy.published)
-            began = loop.time()
+            published_before = len(envoy.published)
+            start = loop.time()
             await first.aclose()
             await wait_until(lambda: is_leader(b))
-            assert loop.time() - began < 2.0
+            assert loop.time() - start < 2.0
             assert (before or 0) < (b.leadership.term or 0)
             await wait_until(lambda: [view.name for view in b.replicas()] == ["b"])
             await wait_for_state(b, sql, "drained")
-            # No resource was withdrawn, and the drain was never taken back.
-            assert all(each[sql][0] == "DRAINING" for each in envoy.published[told:])
+            # No resource was withdrawn, and the drain stayed in force.
+            assert all(endpoints[sql][0] == "DRAINING" for endpoints in envoy.published[published_before:])
             assert (await EventRecorder(b).wait_for("replica.left")).subject == "a"
 
 
-async def test_one_that_joins_gets_what_is_published(tmp_path: Path, etcd: Etcd, client: EtcdClient) -> None:
+async def test_joining_replica_publishes_the_shared_plan(
+    tmp_path: Path, etcd: Etcd, client: EtcdClient
+) -> None:
     async with healthy_node() as (sql, status):
         await register_node(client, sql, status)
         async with run_engine(replica_settings(tmp_path, "a", etcd)) as a:
@@ -197,40 +203,38 @@ async def test_one_that_joins_gets_what_is_published(tmp_path: Path, etcd: Etcd,
                     assert two.published[0] == one.endpoints
                     assert not is_leader(b)
                     await wait_until(lambda: len(a.replicas()) == 2)
-                    shown = {(view.name, view.is_leader, view.is_self) for view in b.replicas()}
-                    assert shown == {("a", True, False), ("b", False, True)}
+                    replicas = {(view.name, view.is_leader, view.is_self) for view in b.replicas()}
+                    assert replicas == {("a", True, False), ("b", False, True)}
 
 
-async def test_that_there_is_no_node_is_shared_too(tmp_path: Path, etcd: Etcd) -> None:
+async def test_empty_plan_is_shared(tmp_path: Path, etcd: Etcd) -> None:
     async with run_engines(tmp_path, etcd) as (_, follower):
         await wait_until(lambda: follower.readiness_problems() == ["no node is active"])
         assert published_gauge(follower) == 1.0
 
 
-async def test_one_cancelled_at_any_time_leaves_nothing_behind(
+async def test_replica_cancelled_at_any_time_leaves_nothing_behind(
     tmp_path: Path, etcd: Etcd, client: EtcdClient
 ) -> None:
-    kept = asyncio.all_tasks()
-    led = set()
-    for turns in [*range(0, 60, 4), *range(60, 300, 30)]:
+    tasks_before = asyncio.all_tasks()
+    was_leader = set()
+    for steps in [*range(0, 60, 4), *range(60, 300, 30)]:
         engine = Engine(replica_settings(tmp_path, "a", etcd))
         run = asyncio.create_task(engine.run())
-        for _ in range(turns):
-            await asyncio.sleep(0 if turns < 60 else 0.0005)
-        led.add(is_leader(engine))
+        for _ in range(steps):
+            await asyncio.sleep(0 if steps < 60 else 0.0005)
+        was_leader.add(is_leader(engine))
         run.cancel()
         await asyncio.wait({run}, timeout=10)
-        assert run.cancelled(), turns
-        await wait_until(lambda: asyncio.all_tasks() <= kept, 5)
+        assert run.cancelled(), steps
+        await wait_until(lambda: asyncio.all_tasks() <= tasks_before, 5)
         assert not is_leader(engine)
         entries = (await client.range("/tidevoy/")).entries
-        assert entries.keys() <= {"/tidevoy/plan", "/tidevoy/intents"}, turns
-    assert led == {True, False}
+        assert entries.keys() <= {"/tidevoy/plan", "/tidevoy/intents"}, steps
+    assert was_leader == {True, False}
 
 
-async def test_whose_lease_is_gone_begins_a_new_term_or_follows(
-    tmp_path: Path, etcd: Etcd, client: EtcdClient
-) -> None:
+async def test_revoked_lease_leads_to_a_new_term(tmp_path: Path, etcd: Etcd, client: EtcdClient) -> None:
     async with run_engines(tmp_path, etcd) as (leader, follower):
         term = leader.leadership.term or 0
         lease = leader._replicas._lease.id  # type: ignore[union-attr]
@@ -245,7 +249,7 @@ async def test_whose_lease_is_gone_begins_a_new_term_or_follows(
             await wait_until(lambda engine=engine: len(engine.nodes()) == 2)  # type: ignore[misc]
 
 
-async def test_who_cannot_read_the_plan_decides_alone_until_it_is_mended(
+async def test_replica_decides_alone_while_the_plan_is_unreadable(
     tmp_path: Path, etcd: Etcd, client: EtcdClient
 ) -> None:
     async with healthy_node() as (sql, status):
@@ -253,9 +257,9 @@ async def test_who_cannot_read_the_plan_decides_alone_until_it_is_mended(
         async with run_engines(tmp_path, etcd) as (leader, follower):
             await wait_for_state(follower, sql, "active")
             await client.put("/tidevoy/plan", b"{}")
-            assert "cannot read" in (await EventRecorder(follower).wait_for("replica.alone")).message
+            assert "cannot be read" in (await EventRecorder(follower).wait_for("replica.alone")).message
             assert "the plan in PD" in (await EventRecorder(leader).wait_for("state.damaged")).message
-            await follower.drain(sql)  # it is in force all the same
+            await follower.drain(sql)  # it is applied all the same
             for engine in (leader, follower):
                 await wait_for_state(engine, sql, "drained")
             await client.delete("/tidevoy/plan")
@@ -268,9 +272,7 @@ async def test_who_cannot_read_the_plan_decides_alone_until_it_is_mended(
             await wait_until(lambda: leader._planner.plan == follower._planner.plan)
 
 
-async def test_what_was_asked_for_outlives_a_hand_that_deletes_it(
-    tmp_path: Path, etcd: Etcd, client: EtcdClient
-) -> None:
+async def test_deleted_intents_are_restored(tmp_path: Path, etcd: Etcd, client: EtcdClient) -> None:
     async with healthy_node() as (sql, status):
         await register_node(client, sql, status)
         async with run_engines(tmp_path, etcd) as (leader, follower):
@@ -286,7 +288,7 @@ async def test_what_was_asked_for_outlives_a_hand_that_deletes_it(
 # --- without etcd ---
 
 
-async def test_while_etcd_is_silent_all_serve_and_nothing_is_half_done(
+async def test_etcd_outage_keeps_publishing_and_rejects_writes(
     tmp_path: Path, etcd: Etcd, client: EtcdClient
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -305,32 +307,32 @@ async def test_while_etcd_is_silent_all_serve_and_nothing_is_half_done(
                 await two.wait_for_endpoints(lambda endpoints: len(endpoints) == 2)
                 async with suspended(etcd.process):
                     for engine in (leader, follower):
-                        began = loop.time()
+                        start = loop.time()
                         with pytest.raises(StateUnavailable):
                             await engine.drain(sql)
-                        assert loop.time() - began < 5.0
+                        assert loop.time() - start < 5.0
                         assert engine.node(sql).drain is None
                         assert engine.readiness_problems() == []
-                    await wait_until(lambda: not is_leader(leader))  # no rollout acts any more
+                    await wait_until(lambda: not is_leader(leader))  # rollouts stop
                     assert leader.node(sql).plan.state.value == "active"
                     async with FakeEnvoy(follower.xds_port, "envoy-3") as three:
                         await three.wait_for_endpoints(lambda endpoints: len(endpoints) == 2)
                 await wait_until(lambda: is_leader(leader) or is_leader(follower))
-                now = [engine for engine in (leader, follower) if is_leader(engine)]
-                assert len(now) == 1
+                leaders = [engine for engine in (leader, follower) if is_leader(engine)]
+                assert len(leaders) == 1
                 for engine in (leader, follower):
                     assert engine.node(sql).drain is None
-                await (follower if now == [leader] else leader).drain(sql)
+                await (follower if leaders == [leader] else leader).drain(sql)
                 for envoy in (one, two):
                     await envoy.wait_for_endpoints(lambda endpoints: endpoints[sql][0] == "DRAINING")
                 await wait_until(lambda: leader._planner.plan == follower._planner.plan)
 
 
-async def test_a_leader_without_etcd_still_cares_for_its_own_envoys(
+async def test_leader_without_etcd_decides_for_its_own_envoys(
     tmp_path: Path, etcd: Etcd, client: EtcdClient
 ) -> None:
-    async with contextlib.AsyncExitStack() as dying, healthy_node() as (second, second_status):
-        sql, status = await dying.enter_async_context(healthy_node())
+    async with contextlib.AsyncExitStack() as node_stack, healthy_node() as (second, second_status):
+        sql, status = await node_stack.enter_async_context(healthy_node())
         await register_node(client, sql, status)
         await register_node(client, second, second_status)
         async with run_engines(tmp_path, etcd) as (leader, follower):
@@ -340,17 +342,17 @@ async def test_a_leader_without_etcd_still_cares_for_its_own_envoys(
                 await envoy.wait_for_endpoints(lambda endpoints: sql in endpoints)
                 async with suspended(etcd.process):
                     await wait_until(lambda: not is_leader(leader))
-                    await dying.aclose()
+                    await node_stack.aclose()
                     await wait_for_state(leader, sql, "unhealthy")
                     await envoy.wait_for_endpoints(lambda endpoints: endpoints[sql][0] == "UNHEALTHY")
-                    alone = await EventRecorder(leader).wait_for("replica.alone")
-                    assert alone.subject in [view.name for view in leader.replicas() if view.is_self]
+                    event = await EventRecorder(leader).wait_for("replica.alone")
+                    assert event.subject in [view.name for view in leader.replicas() if view.is_self]
                 await wait_until(lambda: is_leader(leader) or is_leader(follower))
                 await wait_for_state(follower, sql, "unhealthy")
                 await wait_until(lambda: leader._planner.plan == follower._planner.plan)
 
 
-async def test_a_start_without_etcd_publishes_what_was_known(
+async def test_start_without_etcd_publishes_the_saved_plan(
     tmp_path: Path, etcd: Etcd, client: EtcdClient
 ) -> None:
     async with healthy_node() as (sql, status):
@@ -372,31 +374,31 @@ async def test_a_start_without_etcd_publishes_what_was_known(
             await wait_for_state(a, sql, "active")
 
 
-async def test_compacted_changes_are_listed_again(etcd: Etcd, client: EtcdClient) -> None:
+async def test_mirror_lists_again_after_compaction(etcd: Etcd, client: EtcdClient) -> None:
     outages: list[str] = []
-    async with EtcdClient([etcd.url]) as ours:
-        mirror = EtcdMirror(ours, "/tidevoy/", on_change=lambda: None, on_outage=outages.append)
+    async with EtcdClient([etcd.url]) as mirror_client:
+        mirror = EtcdMirror(mirror_client, "/tidevoy/", on_change=lambda: None, on_outage=outages.append)
         for number in range(3):
-            following = asyncio.create_task(mirror.run())
+            mirror_task = asyncio.create_task(mirror.run())
             await wait_until(lambda: mirror.is_current)
-            following.cancel()
-            await asyncio.wait({following})
+            mirror_task.cancel()
+            await asyncio.wait({mirror_task})
             mirror.is_current = False
-            await client.put(f"/tidevoy/{number}", b"there")
+            await client.put(f"/tidevoy/{number}", b"value")
             await client.delete(f"/tidevoy/{number - 1}")
             await compact(etcd, await client.put("/other", b""))
-        following = asyncio.create_task(mirror.run())
+        mirror_task = asyncio.create_task(mirror.run())
         await wait_until(lambda: list(mirror.entries) == ["/tidevoy/2"])
-        await client.put("/tidevoy/3", b"heard")
+        await client.put("/tidevoy/3", b"value")
         await wait_until(lambda: list(mirror.entries) == ["/tidevoy/2", "/tidevoy/3"])
-        following.cancel()
-        await asyncio.wait({following})
+        mirror_task.cancel()
+        await asyncio.wait({mirror_task})
     assert outages == []
 
 
-async def test_who_shares_a_name_is_told(tmp_path: Path, etcd: Etcd) -> None:
+async def test_duplicate_replica_name_emits_an_event(tmp_path: Path, etcd: Etcd) -> None:
     async with run_engine(replica_settings(tmp_path / "1", "a", etcd)) as first:
         await wait_until(lambda: is_leader(first))
         async with run_engine(replica_settings(tmp_path / "2", "a", etcd)):
             event = await EventRecorder(first).wait_for("replica.duplicate")
-            assert "replicas.name of its own" in event.message
+            assert "give each control plane its own replicas.name" in event.message

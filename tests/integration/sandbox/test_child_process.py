@@ -1,4 +1,4 @@
-"""Child processes of the sandbox: how they end, with their groups and with their parent."""
+"""Child processes of the sandbox: how they exit, with their groups and with their parent."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RunPython = Callable[..., ChildProcess]
 STUBBORN = """
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("deaf", flush=True)
+print("ready", flush=True)
 time.sleep(100)
 """
 WITH_CHILD = """
@@ -32,9 +32,9 @@ time.sleep(float(sys.argv[1]))
 PARENT = """
 import sys, time
 from pathlib import Path
-from sandbox.child_process import Process
+from sandbox.child_process import ChildProcess
 command = [sys.executable, "-c", "import time; time.sleep(100)"]
-child = Process.start("child", command, directory=Path(sys.argv[1]))
+child = ChildProcess.start("child", command, directory=Path(sys.argv[1]))
 print(child.pid, flush=True)
 time.sleep(100)
 """
@@ -48,17 +48,17 @@ async def _first_line(process: ChildProcess) -> str:
     return process.output().splitlines()[0]
 
 
-def _is_gone(pid: int) -> bool:
+def _has_exited(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 
 
-async def _until_gone(pid: int) -> None:
+async def _wait_exited(pid: int) -> None:
     deadline = time.monotonic() + 10
-    while not _is_gone(pid):
-        assert time.monotonic() < deadline, f"process {pid} is still there"
+    while not _has_exited(pid):
+        assert time.monotonic() < deadline, f"process {pid} still runs"
         await asyncio.sleep(0.02)
 
 
@@ -77,7 +77,7 @@ async def python(tmp_path: Path) -> AsyncIterator[RunPython]:
         await process.kill()
 
 
-async def test_exit_code_and_output_are_reported_to_all_who_wait(python: RunPython) -> None:
+async def test_reports_exit_code_and_output_to_all_waiters(python: RunPython) -> None:
     process = python("import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)")
     codes = await asyncio.gather(process.wait(), process.wait(), process.wait())
     assert set(codes) == {3}
@@ -86,7 +86,7 @@ async def test_exit_code_and_output_are_reported_to_all_who_wait(python: RunPyth
     assert await process.terminate() == 3
 
 
-async def test_log_of_an_earlier_run_is_kept_and_not_shown_as_this_one_s(python: RunPython) -> None:
+async def test_keeps_log_of_earlier_run_but_excludes_it_from_tail(python: RunPython) -> None:
     await python("print('first')").wait()
     second = python("print('second')")
     await second.wait()
@@ -94,19 +94,19 @@ async def test_log_of_an_earlier_run_is_kept_and_not_shown_as_this_one_s(python:
     assert second.log.read_text() == "first\nsecond\n"
 
 
-async def test_terminate_is_polite_first(python: RunPython) -> None:
+async def test_terminate_sends_sigterm_first(python: RunPython) -> None:
     process = python("import time; print('up', flush=True); time.sleep(100)")
     await _first_line(process)
     assert await process.terminate() == -signal.SIGTERM
 
 
-async def test_terminate_kills_what_is_deaf(python: RunPython) -> None:
+async def test_terminate_kills_process_that_ignores_sigterm(python: RunPython) -> None:
     process = python(STUBBORN)
     await _first_line(process)
     assert await process.terminate(kill_after_seconds=0.2) == -signal.SIGKILL
 
 
-async def test_terminate_cancelled_still_ends_the_process(python: RunPython) -> None:
+async def test_cancelled_terminate_kills_process(python: RunPython) -> None:
     process = python(STUBBORN)
     await _first_line(process)
     with pytest.raises(TimeoutError):
@@ -115,7 +115,7 @@ async def test_terminate_cancelled_still_ends_the_process(python: RunPython) -> 
     assert process.returncode == -signal.SIGKILL
 
 
-async def test_cancelled_wait_leaves_no_reader_behind(python: RunPython) -> None:
+async def test_cancelled_wait_removes_reader(python: RunPython) -> None:
     process = python("import time; print('up', flush=True); time.sleep(100)")
     await _first_line(process)
     before = len(os.listdir("/proc/self/fd"))
@@ -126,46 +126,46 @@ async def test_cancelled_wait_leaves_no_reader_behind(python: RunPython) -> None
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-async def test_kill_takes_the_whole_group(python: RunPython) -> None:
+async def test_kill_kills_whole_group(python: RunPython) -> None:
     process = python(WITH_CHILD, "100")
     grandchild = int(await _first_line(process))
     assert await process.kill() == -signal.SIGKILL
-    await _until_gone(grandchild)
+    await _wait_exited(grandchild)
 
 
-async def test_group_is_ended_when_its_leader_ends_by_itself(python: RunPython) -> None:
+async def test_group_is_killed_when_leader_exits(python: RunPython) -> None:
     process = python(WITH_CHILD, "0.1")
     grandchild = int(await _first_line(process))
     assert await process.wait() == 0
-    await _until_gone(grandchild)
+    await _wait_exited(grandchild)
 
 
-async def test_child_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+async def test_child_dies_with_killed_parent(tmp_path: Path) -> None:
     parent = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", PARENT, str(tmp_path)), stdout=asyncio.subprocess.PIPE
     )
     assert parent.stdout is not None
     child = int(await parent.stdout.readline())
-    assert not _is_gone(child)
+    assert not _has_exited(child)
     parent.kill()
     await parent.communicate()
-    await _until_gone(child)
+    await _wait_exited(child)
 
 
-async def test_child_gets_default_signals_back(tmp_path: Path) -> None:
+async def test_child_has_default_signal_handlers(tmp_path: Path) -> None:
     process = ChildProcess.start("sh", ["/bin/sh", "-c", "grep SigIgn /proc/self/status"], directory=tmp_path)
     await process.wait()
     ignored = int(process.tail().split()[1], 16)
     assert not ignored & 1 << (signal.SIGPIPE - 1)
 
 
-async def test_program_that_cannot_be_run_says_so(tmp_path: Path) -> None:
+async def test_reports_program_that_cannot_run(tmp_path: Path) -> None:
     process = ChildProcess.start("none", ["/nonexistent/program"], directory=tmp_path)
     assert await process.wait() == 1
     assert process.tail() == "/nonexistent/program: No such file or directory"
 
 
-def test_missing_program_names_the_package() -> None:
+def test_missing_program_error_names_package() -> None:
     with pytest.raises(
         ProgramMissing, match=r"^no-such-etcd is not installed; .*apt-get install etcd-server$"
     ):
@@ -181,5 +181,5 @@ def test_missing_program_names_the_package() -> None:
         (-63, "was ended by signal 63"),
     ],
 )
-def test_exit_reads_as_a_sentence(code: int, sentence: str) -> None:
+def test_describes_exit_as_sentence(code: int, sentence: str) -> None:
     assert describe_exit(code) == sentence

@@ -1,4 +1,4 @@
-"""`sandbox/install.sh` as somebody who is not root: it installs nothing, and says what root should."""
+"""`sandbox/install.sh` as a user who is not root: it installs nothing, and reports missing packages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 
 SCRIPT = Path(__file__).parents[3] / "sandbox" / "install.sh"
 NOBODY = 65534
-PROGRAMS = ("python3", "mariadbd", "mariadb", "openssl")  # all that `run` needs but etcd
-# What `test` needs beside that: programs, and those for clients with their packages.
+PROGRAMS = ("python3", "mariadbd", "mariadb", "openssl")  # All that `run` needs except etcd.
+# What `test` needs in addition: programs, and the clients' programs with their packages.
 FOR_TESTS = (
-    *("sysbench", "haproxy", "perf"),  # these for `bench` too
+    *("sysbench", "haproxy", "perf"),  # Needed by `bench` too.
     *("dockerd", "docker-compose", "debootstrap", "iptables", "ip", "etcdctl", "prometheus", "chromium"),
 )
 FOR_CLIENTS = {
@@ -31,16 +31,16 @@ FOR_CLIENTS = {
     "ruby": "ruby ruby-mysql2",
 }
 NO_GO = (
-    "The tests with go-sql-driver need Go 1.24 or newer, and there is {}; they are skipped until it is"
-    " installed (go.dev/doc/install says how)\n"
+    "The tests with go-sql-driver need Go 1.24 or newer, but found {}; they are skipped until it is"
+    " installed (see go.dev/doc/install)\n"
 )
 
 
 @pytest.fixture
 def programs() -> Iterator[Path]:
-    """A directory for PATH, which anybody may read, with programs that do nothing."""
-    with tempfile.TemporaryDirectory() as made:
-        directory = Path(made)
+    """A directory for PATH, readable by all users, with programs that do nothing."""
+    with tempfile.TemporaryDirectory() as path:
+        directory = Path(path)
         directory.chmod(0o755)
         (directory / "id").symlink_to("/usr/bin/id")
         for name in PROGRAMS:
@@ -51,7 +51,7 @@ def programs() -> Iterator[Path]:
 def install(kind: str, programs: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     root = os.getuid() == 0
     return subprocess.run(
-        # By its text: the checkout may be where nobody else can look.
+        # By its text: the checkout may be unreadable for other users.
         ["/bin/sh", "-s", kind],
         input=SCRIPT.read_text(),
         env={"PATH": str(programs), **environment},
@@ -65,7 +65,7 @@ def install(kind: str, programs: Path, **environment: str) -> subprocess.Complet
     )
 
 
-def test_what_is_missing_is_named_to_a_user_who_cannot_install(programs: Path) -> None:
+def test_names_missing_packages_to_user_without_root(programs: Path) -> None:
     run = install("run", programs)
     assert run.stderr == (
         "Some Debian packages are missing and only root can install them; install them with:"
@@ -74,13 +74,13 @@ def test_what_is_missing_is_named_to_a_user_who_cannot_install(programs: Path) -
     assert (run.stdout, run.returncode) == ("", 1)
 
 
-def test_with_everything_there_it_says_nothing(programs: Path) -> None:
+def test_prints_nothing_if_nothing_is_missing(programs: Path) -> None:
     (programs / "etcd").symlink_to("/bin/true")
     run = install("run", programs)
     assert (run.stdout, run.stderr, run.returncode) == ("", "", 0)
 
 
-def test_a_kind_that_it_does_not_know_is_told(programs: Path) -> None:
+def test_rejects_unknown_kind(programs: Path) -> None:
     run = install("everything", programs)
     assert "python|rust|run|test|tidb|bench" in run.stderr
     assert run.returncode == 2
@@ -88,22 +88,22 @@ def test_a_kind_that_it_does_not_know_is_told(programs: Path) -> None:
 
 @pytest.fixture
 def for_tests(programs: Path) -> Path:
-    """With all that `test` needs."""
+    """The directory with all programs that `test` needs."""
     for name in ("etcd", *FOR_TESTS, *FOR_CLIENTS):
         (programs / name).symlink_to("/bin/true")
     for name in ("sort", "head", "cut"):
         (programs / name).symlink_to(f"/usr/bin/{name}")
-    says(programs / "go", "go version go1.24.0 linux/amd64")
+    write_printing_program(programs / "go", "go version go1.24.0 linux/amd64")
     return programs
 
 
-def says(program: Path, text: str) -> None:
+def write_printing_program(program: Path, text: str) -> None:
     program.unlink(missing_ok=True)
     program.write_text(f"#!/bin/sh\necho '{text}'\n")
     program.chmod(0o755)
 
 
-def test_what_tests_compile_and_run_clients_with_is_named(for_tests: Path) -> None:
+def test_names_missing_packages_of_clients(for_tests: Path) -> None:
     assert install("test", for_tests).stderr == ""
     for name in FOR_CLIENTS:
         (for_tests / name).unlink()
@@ -117,19 +117,19 @@ def test_what_tests_compile_and_run_clients_with_is_named(for_tests: Path) -> No
     ("prefix", "header", "package"),
     [("/usr", False, " python3.11-dev"), ("/usr", True, ""), ("/opt/python", False, "")],
 )
-def test_headers_are_wanted_for_debians_own_python_only(
+def test_requires_headers_only_for_python_of_debian(
     prefix: str, header: bool, package: str, for_tests: Path
 ) -> None:
     python = for_tests / "python3"
     python.unlink()
     (for_tests / "Python.h").touch()
-    place = for_tests if header else for_tests / "absent"
-    pretended = (
+    include_directory = for_tests if header else for_tests / "absent"
+    setup_code = (
         f"import sys, sysconfig; sys.base_prefix = {prefix!r}; sys.version_info = (3, 11);"
-        f" sysconfig.get_path = lambda name: {str(place)!r}; exec(sys.argv[1])"
+        f" sysconfig.get_path = lambda name: {str(include_directory)!r}; exec(sys.argv[1])"
     )
     python.write_text(
-        f'#!/bin/sh\ncase "$2" in *ensurepip*) exit ;; esac\nexec /usr/bin/python3 -c "{pretended}" "$2"\n'
+        f'#!/bin/sh\ncase "$2" in *ensurepip*) exit ;; esac\nexec /usr/bin/python3 -c "{setup_code}" "$2"\n'
     )
     python.chmod(0o755)
     run = install("test", for_tests)
@@ -140,48 +140,49 @@ def test_headers_are_wanted_for_debians_own_python_only(
 
 
 @pytest.mark.parametrize(
-    ("version", "found"), [(None, "none"), ("go1.19.8", "go1.19.8"), ("go1.21.0", ""), ("go1.30.1", "")]
+    ("version", "reported_version"),
+    [(None, "none"), ("go1.19.8", "go1.19.8"), ("go1.21.0", ""), ("go1.30.1", "")],
 )
-def test_without_go_the_rest_is_tested(version: str | None, found: str, for_tests: Path) -> None:
+def test_missing_go_is_reported_but_not_required(
+    version: str | None, reported_version: str, for_tests: Path
+) -> None:
     (for_tests / "go").unlink()
     if version is not None:
-        says(for_tests / "go", f"go version {version} linux/amd64")
+        write_printing_program(for_tests / "go", f"go version {version} linux/amd64")
     run = install("test", for_tests)
-    assert (run.stderr, run.returncode) == (NO_GO.format(found) if found else "", 0)
+    assert (run.stderr, run.returncode) == (NO_GO.format(reported_version) if reported_version else "", 0)
 
 
 @pytest.mark.parametrize(
-    ("version", "complaint"),
+    ("version", "message"),
     [
-        (None, "finds none;"),
-        ("1.84.1", "finds 1.84.1;"),
+        (None, "found none;"),
+        ("1.84.1", "found 1.84.1;"),
         ("1.85.0", ""),
         ("1.100.0", ""),
     ],
 )
-def test_a_rust_toolchain_must_be_there_and_new_enough(
-    version: str | None, complaint: str, programs: Path
-) -> None:
+def test_requires_recent_rust_toolchain(version: str | None, message: str, programs: Path) -> None:
     for name in ("sort", "head", "cut"):
         (programs / name).symlink_to(f"/usr/bin/{name}")
     for name in ("cargo", "cc"):
         (programs / name).symlink_to("/bin/true")
     if version is not None:
-        says(programs / "rustc", f"rustc {version} (0123456789 2025-01-01)")
+        write_printing_program(programs / "rustc", f"rustc {version} (0123456789 2025-01-01)")
     run = install("rust", programs, RUST="1.85")
-    assert run.returncode == (1 if complaint else 0)
-    if complaint:
-        assert run.stderr.startswith("make needs Rust 1.85 or newer to build the module for Envoy, and ")
-        assert complaint in run.stderr
+    assert run.returncode == (1 if message else 0)
+    if message:
+        assert run.stderr.startswith("make needs Rust 1.85 or newer to build the module for Envoy, but ")
+        assert message in run.stderr
     else:
         assert run.stderr == ""
 
 
-def test_what_compiles_the_module_is_named_too(programs: Path) -> None:
+def test_names_missing_compiler_of_module(programs: Path) -> None:
     for name in ("sort", "head", "cut"):
         (programs / name).symlink_to(f"/usr/bin/{name}")
     (programs / "cargo").symlink_to("/bin/true")
-    says(programs / "rustc", "rustc 1.95.0")
+    write_printing_program(programs / "rustc", "rustc 1.95.0")
     run = install("rust", programs, RUST="1.85")
     assert run.stderr.endswith(" apt-get install --no-install-recommends gcc libc6-dev\n")
     assert run.returncode == 1

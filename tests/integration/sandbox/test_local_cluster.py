@@ -1,4 +1,4 @@
-"""The whole stack and its handles: every part killed and started again on its ports, nodes added."""
+"""The whole cluster and its parts: every part is killed and restarted on its ports, nodes are added."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def _query(stack: LocalCluster) -> object:
         return cursor.fetchone()
 
 
-async def test_every_part_comes_back_after_a_kill(stack: LocalCluster) -> None:
+async def test_parts_restart_after_kill(stack: LocalCluster) -> None:
     before = await stack.states()
     assert list(before.values()) == ["active"] * 3
     for part in stack.servers():
         await part.kill()
         await part.restart()
 
-    async def as_before() -> bool:
+    async def is_restored() -> bool:
         return await stack.states() == before and await stack.envoy.is_live()
 
-    await stack.wait_until(as_before, "the three nodes active again", 40.0)
+    await stack.wait_until(is_restored, "the three nodes active again", 40.0)
     assert await asyncio.to_thread(_query, stack) == (1,)
 
 
-async def test_node_is_added_and_leaves(stack: LocalCluster) -> None:
+async def test_adds_and_removes_node(stack: LocalCluster) -> None:
     node = await stack.add_tidb("--label", "zone=a")
 
     async def is_active() -> bool:
@@ -66,34 +66,34 @@ async def test_settings_and_delta_reach_control_plane_and_envoy(tmp_path: Path, 
         assert "DELTA_GRPC" in stack.envoy.bootstrap
 
 
-async def test_what_never_comes_true_is_told_with_the_reason(stack: LocalCluster) -> None:
+async def test_wait_timeout_reports_last_error(stack: LocalCluster) -> None:
     await stack.control_plane.kill()
 
-    async def asked() -> bool:
+    async def has_states() -> bool:
         return bool(await stack.states())
 
     with pytest.raises(WaitTimeout, match=r"^not within 0 s: an answer \(ConnectError: "):
-        await stack.wait_until(asked, "an answer", timeout=0.2)
+        await stack.wait_until(has_states, "an answer", timeout=0.2)
     with pytest.raises(WaitTimeout, match=r"^not within 0 s: pigs fly$"):
         await stack.wait_until(lambda: False, "pigs fly", timeout=0.2)
 
 
-async def test_first_part_that_ends_is_named(stack: LocalCluster) -> None:
-    watching = asyncio.create_task(stack.wait_for_first_failure())
+async def test_wait_for_first_failure_names_failed_part(stack: LocalCluster) -> None:
+    failure_task = asyncio.create_task(stack.wait_for_first_failure())
     await stack.envoy.kill()
-    failure = await watching
+    failure = await failure_task
     assert isinstance(failure, ProcessFailed)
     assert str(failure).startswith("envoy was ended by SIGKILL; its last lines:\n")
 
 
-async def test_start_that_fails_ends_what_was_started(tmp_path: Path, ports: Ports, mariadb: MariaDb) -> None:
+async def test_failed_start_stops_started_parts(tmp_path: Path, ports: Ports, mariadb: MariaDb) -> None:
     advertised = AdvertisedPorts.allocate(ports)
     with (
         socket.create_server(("127.0.0.1", advertised.xds)),
         pytest.raises(ProcessFailed, match=f"^control-plane cannot start: port {advertised.xds} is taken"),
     ):
         async with LocalCluster.start(tmp_path, nodes=1, ports=ports, advertised=advertised, mariadb=mariadb):
-            raise AssertionError("it started")
+            raise AssertionError("the cluster started")
     children = [" ".join(child.cmdline()) for child in psutil.Process().children()]
     assert (tmp_path / "tidb-1.log").exists()
     assert not [line for line in children if str(tmp_path) in line]

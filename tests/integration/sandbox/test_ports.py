@@ -1,4 +1,4 @@
-"""Claimed ports: never two owners, never one that is in use, given back when the owner ends."""
+"""Claimed ports: never two owners, never a port in use, released when the owner exits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OTHER = """
 import sys
 from sandbox.ports import Ports, PortTaken
 try:
-    Ports().take_this(int(sys.argv[1]))
+    Ports().claim(int(sys.argv[1]))
 except PortTaken:
     print("taken")
 else:
@@ -24,13 +24,13 @@ else:
 
 
 def _claim_in_other_process(port: int) -> str:
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", OTHER, str(port)], stdout=subprocess.PIPE, text=True, check=True
     )
-    return told.stdout.strip()
+    return result.stdout.strip()
 
 
-def test_claimed_port_is_nobody_else_s_until_it_is_given_back(ports: Ports) -> None:
+def test_claimed_port_is_exclusive_until_released(ports: Ports) -> None:
     port = ports.allocate()
     assert is_port_free(port)
     assert _claim_in_other_process(port) == "taken"
@@ -41,21 +41,21 @@ def test_claimed_port_is_nobody_else_s_until_it_is_given_back(ports: Ports) -> N
     assert ports.claim(port) == port
 
 
-def test_many_ports_are_all_different(ports: Ports) -> None:
+def test_allocated_ports_are_distinct(ports: Ports) -> None:
     with Ports() as others:
         taken = [ports.allocate() for _ in range(50)] + [others.allocate() for _ in range(50)]
     assert len(set(taken)) == 100
 
 
-def test_ports_lie_where_the_kernel_gives_none_away(ports: Ports) -> None:
+def test_ports_lie_outside_ephemeral_range(ports: Ports) -> None:
     low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     if low <= 20_000 and high >= 60_000:
-        pytest.skip("the ephemeral range of this machine leaves nothing out")
+        pytest.skip("the ephemeral range of this machine covers all ports")
     assert not any(low <= ports.allocate() <= high for _ in range(20))
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
-def test_port_that_something_listens_on_is_not_given_out(ports: Ports, address: str) -> None:
+def test_port_in_use_cannot_be_claimed(ports: Ports, address: str) -> None:
     with socket.create_server((address, 0)) as foreign:
         port = foreign.getsockname()[1]
         assert not is_port_free(port)
@@ -64,13 +64,13 @@ def test_port_that_something_listens_on_is_not_given_out(ports: Ports, address: 
     assert ports.claim(port) == port
 
 
-def test_port_with_connections_that_are_closing_is_free(ports: Ports) -> None:
+def test_port_with_closing_connections_is_free(ports: Ports) -> None:
     port = ports.allocate()
     with (
         socket.create_server(("127.0.0.1", port)) as server,
         socket.create_connection(("127.0.0.1", port)) as client,
     ):
         accepted, _ = server.accept()
-        accepted.close()  # the side that closes first keeps the port in TIME_WAIT
+        accepted.close()  # The side that closes first keeps the port in TIME_WAIT.
         assert client.recv(1) == b""
     assert is_port_free(port)

@@ -1,4 +1,4 @@
-"""The stand-in TiDB as a child process: its life on fixed ports."""
+"""The simulated TiDB server as a child process on fixed ports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def tidb(tmp_path: Path, ports: Ports, etcd: Etcd, mariadb: MariaDb) -> As
         yield node
 
 
-def _one(tidb: FakeTidb) -> object:
+def _select_one(tidb: FakeTidb) -> object:
     with (
         pymysql.connect(host="127.0.0.1", port=tidb.port, user="root") as connection,
         connection.cursor() as cursor,
@@ -37,17 +37,15 @@ def _one(tidb: FakeTidb) -> object:
 
 
 async def _registered(etcd: Etcd) -> int:
-    """How many keys stand under /topology/tidb/ (etcd's JSON gateway; keys are base64)."""
-    within = {"key": "L3RvcG9sb2d5L3RpZGIv", "range_end": "L3RvcG9sb2d5L3RpZGIw"}
+    """Return the number of keys under /topology/tidb/ (etcd's JSON gateway; keys are base64)."""
+    key_range = {"key": "L3RvcG9sb2d5L3RpZGIv", "range_end": "L3RvcG9sb2d5L3RpZGIw"}
     async with httpx2.AsyncClient(trust_env=False, timeout=20.0) as client:
-        page = (await client.post(f"{etcd.url}/v3/kv/range", json=within)).raise_for_status().json()
+        page = (await client.post(f"{etcd.url}/v3/kv/range", json=key_range)).raise_for_status().json()
         return int(page.get("count", 0))
 
 
-async def test_graceful_end_takes_the_registration_back_and_a_crash_does_not(
-    tidb: FakeTidb, etcd: Etcd
-) -> None:
-    assert await asyncio.to_thread(_one, tidb) == (1,)
+async def test_graceful_shutdown_removes_registration_and_crash_does_not(tidb: FakeTidb, etcd: Etcd) -> None:
+    assert await asyncio.to_thread(_select_one, tidb) == (1,)
     assert await _registered(etcd) == 2
     await tidb.kill()
     assert tidb.process.returncode == -signal.SIGKILL
@@ -55,12 +53,12 @@ async def test_graceful_end_takes_the_registration_back_and_a_crash_does_not(
     address = tidb.address
     await tidb.restart()
     assert tidb.address == address
-    assert await asyncio.to_thread(_one, tidb) == (1,)
+    assert await asyncio.to_thread(_select_one, tidb) == (1,)
     assert await tidb.terminate() == 0
     assert await _registered(etcd) == 0
 
 
-async def test_violation_of_the_protocol_is_told(tidb: FakeTidb) -> None:
+async def test_logs_protocol_violation(tidb: FakeTidb) -> None:
     assert tidb.violations() == []
     with socket.create_connection(("127.0.0.1", tidb.port)) as client:
         client.recv(4096)

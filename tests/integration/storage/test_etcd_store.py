@@ -1,4 +1,4 @@
-"""What control planes share, in a real etcd: nothing is lost, torn, or overwritten unread."""
+"""The shared store in a real etcd: nothing is lost, damaged, or overwritten unread."""
 
 from __future__ import annotations
 
@@ -34,38 +34,38 @@ ROLLOUT = Rollout(
 )
 
 
-class Held:
-    """A store and what it is made of."""
+class StoreParts:
+    """A store and its parts."""
 
     def __init__(self, etcd: Etcd, directory: Path) -> None:
         self.client = EtcdClient([etcd.url])
         self.mirror = EtcdMirror(
             self.client, KEYS.prefix, on_change=lambda: None, on_outage=lambda outage: None
         )
-        self.copy = FileStore(directory)
-        self.store = EtcdStore(self.client, KEYS, self.mirror, self.copy, directory.name)
+        self.local_store = FileStore(directory)
+        self.store = EtcdStore(self.client, KEYS, self.mirror, self.local_store, directory.name)
 
 
 @asynccontextmanager
-async def holding(etcd: Etcd, directory: Path) -> AsyncIterator[Held]:
-    held = Held(etcd, directory)
-    async with held.store.lock():
-        yield held
+async def open_store(etcd: Etcd, directory: Path) -> AsyncIterator[StoreParts]:
+    parts = StoreParts(etcd, directory)
+    async with parts.store.lock():
+        yield parts
 
 
 @pytest.fixture
-async def one(etcd: Etcd, tmp_path: Path) -> AsyncIterator[Held]:
-    async with holding(etcd, tmp_path / "one") as held:
-        yield held
+async def one(etcd: Etcd, tmp_path: Path) -> AsyncIterator[StoreParts]:
+    async with open_store(etcd, tmp_path / "one") as parts:
+        yield parts
 
 
 @pytest.fixture
-async def other(etcd: Etcd, tmp_path: Path) -> AsyncIterator[Held]:
-    async with holding(etcd, tmp_path / "other") as held:
-        yield held
+async def other(etcd: Etcd, tmp_path: Path) -> AsyncIterator[StoreParts]:
+    async with open_store(etcd, tmp_path / "other") as parts:
+        yield parts
 
 
-async def test_what_one_writes_the_other_finds(one: Held, other: Held) -> None:
+async def test_replica_reads_what_another_writes(one: StoreParts, other: StoreParts) -> None:
     stored = await one.store.load()
     assert (stored.intents, stored.plan, stored.rollouts) == (Versioned(Intents()), None, {})
     version = await one.store.save_intents(DRAINED, 0)
@@ -83,13 +83,13 @@ async def test_what_one_writes_the_other_finds(one: Held, other: Held) -> None:
     assert (await one.store.load()).rollouts == {}
 
 
-async def test_of_two_writers_the_first_wins_and_the_other_is_told(one: Held, other: Held) -> None:
+async def test_second_writer_of_a_version_gets_conflict(one: StoreParts, other: StoreParts) -> None:
     version = await one.store.save_intents(DRAINED, 0)
     with pytest.raises(VersionConflict, match="nothing was changed"):
         await other.store.save_intents(Intents(), 0)
     assert await other.store.read_intents() == Versioned(DRAINED, version)
     outcomes = await asyncio.gather(
-        *(held.store.save_intents(Intents(weights={"a:1": 5}), version) for held in (one, other)),
+        *(parts.store.save_intents(Intents(weights={"a:1": 5}), version) for parts in (one, other)),
         return_exceptions=True,
     )
     assert [type(outcome) for outcome in outcomes if not isinstance(outcome, int)] == [VersionConflict]
@@ -97,12 +97,12 @@ async def test_of_two_writers_the_first_wins_and_the_other_is_told(one: Held, ot
         await one.store.forget_rollout("r1", 7)
 
 
-async def test_who_does_not_lead_any_more_writes_nothing(one: Held, other: Held) -> None:
+async def test_former_leader_cannot_write(one: StoreParts, other: StoreParts) -> None:
     term = await one.client.put(KEYS.leader, b"one")
     rollout = await one.store.save_rollout(ROLLOUT, 0, term)
     await one.store.save_plan(SavedPlan(PLAN, term=term, serial=1))
     later = await other.client.put(KEYS.leader, b"other")
-    with pytest.raises(NotLeader, match="for the leader alone"):
+    with pytest.raises(NotLeader, match="needs the leader"):
         await one.store.save_plan(SavedPlan(Plan(), term=term, serial=2))
     with pytest.raises(NotLeader):
         await one.store.save_rollout(ROLLOUT, rollout, term)
@@ -113,24 +113,24 @@ async def test_who_does_not_lead_any_more_writes_nothing(one: Held, other: Held)
     assert stored.plan == SavedPlan(PLAN, term=term, serial=1)
 
 
-async def test_a_leader_writes_over_the_plan_of_the_one_before(one: Held, other: Held) -> None:
+async def test_new_leader_replaces_plan_of_previous_one(one: StoreParts, other: StoreParts) -> None:
     term = await one.client.put(KEYS.leader, b"one")
     await one.store.save_plan(SavedPlan(PLAN, term=term, serial=1))
     await other.store.load()
     later = await other.client.put(KEYS.leader, b"other")
     for serial in (1, 2):
         await other.store.save_plan(SavedPlan(PLAN, term=later, serial=serial))
-    await other.client.delete(KEYS.plan)  # by hand
+    await other.client.delete(KEYS.plan)  # as an operator might
     await other.store.save_plan(SavedPlan(PLAN, term=later, serial=3))
     stored = await one.store.load()
     assert stored.plan == SavedPlan(PLAN, term=later, serial=3)
 
 
-# --- what cannot be read ---
+# --- unreadable values ---
 
 
-async def newer(client: EtcdClient, key: str) -> bytes:
-    """Somebody with a newer Tidevoy has written there."""
+async def write_newer_format(client: EtcdClient, key: str) -> bytes:
+    """Rewrite a key as a newer Tidevoy would."""
     entry = await client.get(key)
     assert entry is not None
     document = json.loads(entry.value)
@@ -140,17 +140,17 @@ async def newer(client: EtcdClient, key: str) -> bytes:
     return raw
 
 
-async def test_intents_of_a_newer_format_are_not_overwritten(one: Held) -> None:
+async def test_does_not_overwrite_intents_of_newer_format(one: StoreParts) -> None:
     version = await one.store.save_intents(DRAINED, 0)
     await one.store.load()
-    raw = await newer(one.client, KEYS.intents)
+    raw = await write_newer_format(one.client, KEYS.intents)
     with pytest.raises(VersionConflict):
         await one.store.save_intents(Intents(), version)
     with pytest.raises(StateUnavailable, match=r"it has format 99.*`etcdctl del /tidevoy/intents`"):
         await one.store.read_intents()
     await one.mirror.load()
     stored = await one.store.refresh(one.mirror.entries)
-    assert stored.intents.value == DRAINED  # what was known stays in force
+    assert stored.intents.value == DRAINED  # the last readable intents stay in force
     assert len(stored.load_errors) == 1
     assert "intents in PD" in stored.load_errors[0]
     assert not one.store.is_readable
@@ -159,20 +159,20 @@ async def test_intents_of_a_newer_format_are_not_overwritten(one: Held) -> None:
     assert entry.value == raw
 
 
-async def test_without_any_intents_that_can_be_read_there_is_no_start(one: Held, other: Held) -> None:
+async def test_unreadable_intents_without_local_copy_stop_start(one: StoreParts, other: StoreParts) -> None:
     await one.store.save_intents(DRAINED, 0)
-    await newer(one.client, KEYS.intents)
+    await write_newer_format(one.client, KEYS.intents)
     with pytest.raises(ConfigError, match=r"/tidevoy/intents in PD.*format 99.*run the newer Tidevoy"):
         await other.store.load()
-    await other.copy.save_intents(DRAINED, 0)
+    await other.local_store.save_intents(DRAINED, 0)
     assert (await other.store.load()).intents == Versioned(DRAINED)
 
 
-NO_NUMBER = b'{"tidevoy": "plan", "version": 2, "sha256": "", "content": {"term": NaN}}'
+NAN_PLAN = b'{"tidevoy": "plan", "version": 2, "sha256": "", "content": {"term": NaN}}'
 
 
-@pytest.mark.parametrize("raw", [b"", b"{}", b"\0torn", b"x\x9c\x03", NO_NUMBER])
-async def test_a_plan_that_is_torn_is_not_overwritten(raw: bytes, one: Held) -> None:
+@pytest.mark.parametrize("raw", [b"", b"{}", b"\0damaged", b"x\x9c\x03", NAN_PLAN])
+async def test_does_not_overwrite_damaged_plan(raw: bytes, one: StoreParts) -> None:
     term = await one.client.put(KEYS.leader, b"one")
     await one.store.save_plan(SavedPlan(PLAN, term=term, serial=1))
     await one.client.put(KEYS.plan, raw)
@@ -188,7 +188,7 @@ async def test_a_plan_that_is_torn_is_not_overwritten(raw: bytes, one: Held) -> 
     assert one.store.is_readable
 
 
-async def test_a_torn_rollout_does_not_touch_the_others(one: Held) -> None:
+async def test_damaged_rollout_does_not_affect_others(one: StoreParts) -> None:
     await one.store.save_rollout(ROLLOUT, 0)
     await one.client.put(KEYS.rollout("r2"), b"{}")
     stored = await one.store.load()
@@ -200,33 +200,33 @@ async def test_a_torn_rollout_does_not_touch_the_others(one: Held) -> None:
 # --- without PD ---
 
 
-async def test_a_start_without_pd_goes_on_from_the_copy(one: Held, etcd: Etcd, tmp_path: Path) -> None:
-    await one.copy.save_intents(DRAINED, 0)
-    await one.copy.save_plan(SavedPlan(PLAN, {"envoy-1": 3.0}, 8, 900, 4))
+async def test_start_without_pd_uses_local_copy(one: StoreParts, etcd: Etcd, tmp_path: Path) -> None:
+    await one.local_store.save_intents(DRAINED, 0)
+    await one.local_store.save_plan(SavedPlan(PLAN, {"envoy-1": 3.0}, 8, 900, 4))
     await etcd.terminate()
     stored = await one.store.load()
     assert stored.intents == Versioned(DRAINED)
     assert stored.plan == SavedPlan(PLAN, {"envoy-1": 3.0})
 
 
-async def test_what_a_single_control_plane_kept_is_shared_once(one: Held, other: Held) -> None:
-    await one.copy.save_intents(DRAINED, 0)
+async def test_imports_local_intents_once(one: StoreParts, other: StoreParts) -> None:
+    await one.local_store.save_intents(DRAINED, 0)
     first = await one.store.load()
     assert first.intents.value == DRAINED
     assert first.intents.version > 0
-    await other.copy.save_intents(Intents(weights={"a:1": 5}), 0)
+    await other.local_store.save_intents(Intents(weights={"a:1": 5}), 0)
     assert (await other.store.load()).intents == first.intents
 
 
-async def test_a_silent_pd_fails_a_write_in_time_and_nothing_is_done(one: Held, etcd: Etcd) -> None:
+async def test_write_to_silent_pd_times_out_without_effect(one: StoreParts, etcd: Etcd) -> None:
     version = await one.store.save_intents(DRAINED, 0)
     loop = asyncio.get_running_loop()
     async with suspended(etcd.process):
-        began = loop.time()
-        with pytest.raises(StateUnavailable, match="nothing was changed") as refused:
+        started_at = loop.time()
+        with pytest.raises(StateUnavailable, match="nothing was changed") as error:
             await one.store.save_intents(Intents(), version)
-        assert loop.time() - began < 5.0
-        assert refused.value.is_certain
+        assert loop.time() - started_at < 5.0
+        assert error.value.is_certain
 
     async def is_back() -> bool:
         try:
@@ -237,36 +237,36 @@ async def test_a_silent_pd_fails_a_write_in_time_and_nothing_is_done(one: Held, 
     await wait_until(is_back)
 
 
-async def test_a_write_that_pd_carries_out_without_an_answer_is_looked_up(
-    one: Held, etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+async def test_write_without_response_is_read_back(
+    one: StoreParts, etcd: Etcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer is too late, as if lost on the way: the write is found, and is a success."""
-    real = one.client.txn
+    """If the response is lost, the write is read back and counts as success."""
+    original_txn = one.client.txn
 
-    async def lost(*args: object, **kwargs: object) -> int | None:
-        await real(*args, **kwargs)  # type: ignore[arg-type]
+    async def txn_with_lost_response(*args: object, **kwargs: object) -> int | None:
+        await original_txn(*args, **kwargs)  # type: ignore[arg-type]
         raise OutcomeUnknown("PD did not answer in time")
 
-    monkeypatch.setattr(one.client, "txn", lost)
+    monkeypatch.setattr(one.client, "txn", txn_with_lost_response)
     version = await one.store.save_intents(DRAINED, 0)
     assert await one.store.read_intents() == Versioned(DRAINED, version)
     with pytest.raises(VersionConflict):
         await one.store.save_intents(Intents(), 0)
 
-    async def silent(*args: object, **kwargs: object) -> int | None:
+    async def txn_without_effect(*args: object, **kwargs: object) -> int | None:
         raise OutcomeUnknown("PD did not answer in time")
 
-    monkeypatch.setattr(one.client, "txn", silent)
-    with pytest.raises(StateUnavailable, match="may or may not have been written") as unknown:
+    monkeypatch.setattr(one.client, "txn", txn_without_effect)
+    with pytest.raises(StateUnavailable, match="may or may not have been written") as error:
         await one.store.save_intents(Intents(), version)
-    assert not unknown.value.is_certain
+    assert not error.value.is_certain
 
 
 # --- size ---
 
 
-def big(nodes: int) -> Plan:
-    """A plan in which nothing is like anything else."""
+def large_plan(nodes: int) -> Plan:
+    """Return a plan in which all values differ, so that it compresses badly."""
     factor = Factor(0.7312345, 0.6, 1, "its CPU was over 80 % for a minute")
     return Plan(
         nodes={
@@ -296,10 +296,10 @@ def big(nodes: int) -> Plan:
     )
 
 
-async def test_a_plan_of_5000_nodes_fits(one: Held, other: Held) -> None:
+async def test_plan_of_5000_nodes_fits(one: StoreParts, other: StoreParts) -> None:
     term = await one.client.put(KEYS.leader, b"one")
     envoys = {f"envoy-{i}": 1_700_000_000.123 + i for i in range(100)}
-    saved = SavedPlan(big(5000), envoys, 7, term, 1)
+    saved = SavedPlan(large_plan(5000), envoys, 7, term, 1)
     await one.store.save_plan(saved)
     entry = await one.client.get(KEYS.plan)
     assert entry is not None
@@ -307,9 +307,7 @@ async def test_a_plan_of_5000_nodes_fits(one: Held, other: Held) -> None:
     assert (await other.store.load()).plan == saved
 
 
-async def test_a_rollout_of_2000_nodes_is_small_for_it_is_written_again_and_again(
-    one: Held, other: Held
-) -> None:
+async def test_rollout_of_2000_nodes_is_compressed(one: StoreParts, other: StoreParts) -> None:
     reason = "it is back, and has passed its checks for 10 s"
     steps = {f"tidb-{i}:4000": Step(f"tidb-{i}:4000", Stage.DONE, reason, 1.7e9 + i) for i in range(2000)}
     rollout = Rollout("r2", RolloutSpec(tuple(steps)), "me", 1.0, steps=steps)
@@ -322,22 +320,22 @@ async def test_a_rollout_of_2000_nodes_is_small_for_it_is_written_again_and_agai
     await one.store.save_rollout(ROLLOUT, 0)
     entry = await one.client.get(KEYS.rollout("r1"))
     assert entry is not None
-    assert json.loads(entry.value)["content"]["id"] == "r1"  # a person may want to read it
+    assert json.loads(entry.value)["content"]["id"] == "r1"  # readable for operators
 
 
-async def stored(held: Held, name: str) -> Versioned[Rollout]:
-    found = await held.store.read_rollout(name)
-    assert found is not None
-    return found
+async def stored(parts: StoreParts, name: str) -> Versioned[Rollout]:
+    rollout = await parts.store.read_rollout(name)
+    assert rollout is not None
+    return rollout
 
 
-async def test_one_that_does_not_fit_is_named_and_the_old_one_stays(
-    one: Held, monkeypatch: pytest.MonkeyPatch
+async def test_rejects_too_large_plan_and_keeps_old_one(
+    one: StoreParts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("controlplane.storage.etcd_store._MAX_VALUE_BYTES", 5000)
     term = await one.client.put(KEYS.leader, b"one")
     await one.store.save_plan(SavedPlan(PLAN, term=term, serial=1))
-    with pytest.raises(StateUnavailable, match="PD takes 5000 at most"):
-        await one.store.save_plan(SavedPlan(big(300), term=term, serial=2))
+    with pytest.raises(StateUnavailable, match="PD accepts at most 5000"):
+        await one.store.save_plan(SavedPlan(large_plan(300), term=term, serial=2))
     stored = await one.store.load()
     assert stored.plan == SavedPlan(PLAN, term=term, serial=1)

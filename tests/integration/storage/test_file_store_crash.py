@@ -1,4 +1,4 @@
-"""Processes that die while they write: what is on disk is whole, and not older than what was acknowledged."""
+"""Processes killed during a write: files are intact, and not older than the last acknowledged write."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pathlib import Path
 from controlplane.storage.file_store import FileStore
 from controlplane.storage.store import LoadedState
 
-# Writes intents in which all weights are the same number, and says each number when it is on disk.
+# Writes intents in which all weights are the same number, and prints each number once it is on disk.
 WRITER = """
 import asyncio, sys
 from pathlib import Path
 from controlplane.model.intents import Intents
-from controlplane.storage.file_store import StateDirectory
+from controlplane.storage.file_store import FileStore
 
 async def write(path, number):
-    directory = StateDirectory(path)
-    async with directory.held():
-        version = (await directory.load()).intents.version
+    store = FileStore(path)
+    async with store.lock():
+        version = (await store.load()).intents.version
         while True:
             number += 1
             intents = Intents(weights={f"tidb-{i}:4000": number for i in range(500)})
-            version = await directory.save_intents(intents, version)
+            version = await store.save_intents(intents, version)
             print(number, flush=True)
 
 asyncio.run(write(Path(sys.argv[1]), int(sys.argv[2])))
@@ -36,9 +36,9 @@ ROUNDS = 8
 
 
 async def load(path: Path) -> LoadedState:
-    directory = FileStore(path)
-    async with directory.lock():
-        return await directory.load()
+    store = FileStore(path)
+    async with store.lock():
+        return await store.load()
 
 
 def start(path: Path, number: int) -> subprocess.Popen[str]:
@@ -47,16 +47,16 @@ def start(path: Path, number: int) -> subprocess.Popen[str]:
     )
 
 
-def test_a_writer_killed_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> None:
+def test_killed_writer_leaves_intact_file(tmp_path: Path) -> None:
     acknowledged = 0
     for _ in range(ROUNDS):
         with start(tmp_path, acknowledged) as writer:
             assert writer.stdout is not None
-            said = [writer.stdout.readline()]  # it has begun
-            time.sleep(random.uniform(0, 0.05))  # the moment of death is what is drawn here
+            lines = [writer.stdout.readline()]  # it has started
+            time.sleep(random.uniform(0, 0.05))  # a random moment for the kill
             writer.send_signal(signal.SIGKILL)
-            said += writer.stdout.readlines()
-        acknowledged = int([line for line in said if line.endswith("\n")][-1])
+            lines += writer.stdout.readlines()
+        acknowledged = int([line for line in lines if line.endswith("\n")][-1])
         stored = asyncio.run(load(tmp_path))
         assert stored.load_errors == ()
         assert len(stored.intents.value.weights) == 500
@@ -65,7 +65,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> No
         acknowledged = number
 
 
-def test_a_second_control_plane_is_told_who_holds_the_directory(tmp_path: Path) -> None:
+def test_second_control_plane_gets_process_id_of_first(tmp_path: Path) -> None:
     with start(tmp_path, 0) as first:
         assert first.stdout is not None
         first.stdout.readline()
@@ -73,8 +73,10 @@ def test_a_second_control_plane_is_told_who_holds_the_directory(tmp_path: Path) 
             [sys.executable, "-c", WRITER, str(tmp_path), "0"], capture_output=True, text=True, timeout=60
         )
         first.kill()
-    says = f"the control plane with process id {first.pid} uses it (lock file {tmp_path}/lock); stop that one"
-    assert says in second.stderr.splitlines()[-1]
+    problem = (
+        f"the control plane with process id {first.pid} uses it (lock file {tmp_path}/lock); stop that one"
+    )
+    assert problem in second.stderr.splitlines()[-1]
     with start(tmp_path, 0) as third:  # the kernel released the lock with the dead process
         assert third.stdout is not None
         assert third.stdout.readline() == "1\n"

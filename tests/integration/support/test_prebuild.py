@@ -1,4 +1,4 @@
-"""What makes things beside the tests: how it tells that they are there, fails, gives way and ends."""
+"""Prebuilds in the background: how they report readiness, fail, yield CPU time and stop."""
 
 from __future__ import annotations
 
@@ -22,53 +22,55 @@ Script = Callable[[str], Prebuild]
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
-    """Starts a maker of these lines."""
+    """Starts a prebuild with these lines."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def start(lines: str) -> Prebuild:
-        (tmp_path / "maker.py").write_text(lines)
-        return Prebuild("maker", tmp_path)
+        (tmp_path / "prebuild_script.py").write_text(lines)
+        return Prebuild("prebuild_script", tmp_path)
 
     return start
 
 
-def test_it_is_made_when_the_maker_says_so_and_stays_until_it_is_ended(script: Script) -> None:
-    maker = script("import sys\nprint('/there', flush=True)\nsys.stdin.read()\nsys.exit(3)")
-    assert maker.wait_ready() == maker.wait_ready() == "/there"
-    assert maker.stop() == maker.stop() == 3
+def test_prebuild_is_ready_when_it_says_so_and_runs_until_stopped(script: Script) -> None:
+    prebuild = script("import sys\nprint('/there', flush=True)\nsys.stdin.read()\nsys.exit(3)")
+    assert prebuild.wait_ready() == prebuild.wait_ready() == "/there"
+    assert prebuild.stop() == prebuild.stop() == 3
 
 
-def test_a_maker_that_fails_tells_why_to_each_that_waits(script: Script) -> None:
-    maker = script("import sys\nsys.exit('no network')")
+def test_failed_prebuild_reports_reason_to_all_waiters(script: Script) -> None:
+    prebuild = script("import sys\nsys.exit('no network')")
     for _ in range(2):
-        with pytest.raises(ProcessFailed, match=r"^maker ended with exit code 1; .*\nno network"):
-            maker.wait_ready()
-    assert maker.stop() == 1
+        with pytest.raises(ProcessFailed, match=r"^prebuild_script ended with exit code 1; .*\nno network"):
+            prebuild.wait_ready()
+    assert prebuild.stop() == 1
 
 
-def test_its_children_end_with_it(script: Script) -> None:
-    maker = script(
-        "import subprocess\nfrom tests.support.prebuild import end_with_input\nend_with_input()\n"
+def test_children_exit_with_prebuild(script: Script) -> None:
+    prebuild = script(
+        "import subprocess\nfrom tests.support.prebuild import exit_when_stdin_closes\n"
+        "exit_when_stdin_closes()\n"
         "child = subprocess.Popen(['sleep', 'infinity'])\nprint(child.pid, flush=True)\nchild.wait()"
     )
-    child = psutil.Process(int(maker.wait_ready()))
-    assert maker.stop() == -9
+    child = psutil.Process(int(prebuild.wait_ready()))
+    assert prebuild.stop() == -9
     child.wait(10)
 
 
-def test_it_runs_only_when_nobody_else_wants_to() -> None:
-    look = (
-        "import os\nfrom tests.support.prebuild import give_way\ngive_way()\nprint(os.sched_getscheduler(0))"
+def test_prebuild_runs_only_on_idle_cpu_time() -> None:
+    code = (
+        "import os\nfrom tests.support.prebuild import lower_own_priority\nlower_own_priority()\n"
+        "print(os.sched_getscheduler(0))"
     )
-    look += f"\nprint(open('{AUTOGROUP}').read())" if AUTOGROUP.exists() else ""
-    told = subprocess.run(
-        [sys.executable, "-c", look],
+    code += f"\nprint(open('{AUTOGROUP}').read())" if AUTOGROUP.exists() else ""
+    result = subprocess.run(
+        [sys.executable, "-c", code],
         cwd=ROOT,
         start_new_session=True,
         capture_output=True,
         text=True,
         check=True,
     )
-    policy, *group = told.stdout.split("\n", 1)
+    policy, *group = result.stdout.split("\n", 1)
     assert int(policy) == os.SCHED_IDLE
     assert not AUTOGROUP.exists() or group[0].strip().endswith(f"nice {IDLE_NICENESS}")

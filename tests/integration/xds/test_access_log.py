@@ -1,4 +1,4 @@
-"""The line of JSON that a real Envoy writes for each session: its fields, and what stands for the unknown."""
+"""The line of JSON that a real Envoy writes for each session, with its fields and unknown values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMMON = {"start_time", "duration_ms", "connection_id", "client", "response_flag
 BYTES = {"bytes_from_client", "bytes_to_client"}
 
 
-async def test_a_session_is_a_line(tmp_path: Path, ports: Ports, envoy_process: StartEnvoy) -> None:
+async def test_writes_one_line_per_session(tmp_path: Path, ports: Ports, envoy_process: StartEnvoy) -> None:
     log = tmp_path / "sessions.log"
     settings = {"sql": {"access_log": str(log)}}
     async with run_echo_servers("a") as (a,), run_xds_rig(ports, envoy_process, settings=settings) as parts:
@@ -39,7 +39,7 @@ async def test_a_session_is_a_line(tmp_path: Path, ports: Ports, envoy_process: 
         session.close()
         async with asyncio.timeout(10):
             await a.connection_ends.get()
-        await parts.envoy.stop()  # Envoy writes what it has kept back
+        await parts.envoy.stop()  # flushes the access log
     (line,) = map(json.loads, log.read_text().splitlines())
     assert line.keys() == COMMON | BYTES
     assert (line["client"], line["first_node"]) == (f"127.0.0.1:{port}", a.endpoint)
@@ -50,7 +50,7 @@ async def test_a_session_is_a_line(tmp_path: Path, ports: Ports, envoy_process: 
     assert datetime.fromisoformat(line["start_time"]).tzinfo is not None
 
 
-async def test_a_session_that_gets_to_no_node_is_a_line_too(
+async def test_writes_line_for_session_without_node(
     tmp_path: Path, ports: Ports, envoy_process: StartEnvoy
 ) -> None:
     log = tmp_path / "sessions.log"
@@ -63,15 +63,15 @@ async def test_a_session_that_gets_to_no_node_is_a_line_too(
     assert (line["first_node"], line["response_flags"]) == (None, "UH")
 
 
-async def test_what_the_module_does_not_say_is_null(tmp_path: Path) -> None:
+async def test_values_missing_from_module_are_null(tmp_path: Path) -> None:
     log = tmp_path / "sessions.log"
-    asked = build_access_log(log, "nobody")
+    access_log = build_access_log(log, "nobody")
     async with run_fake_server(serve_ok) as node:
         parts = ModuleConfig()
-        made = bootstrap([Host(node.endpoint, "n")], parts)
-        proxy: dict[str, Any] = made["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][-1]
-        proxy["typed_config"]["access_log"] = [json_format.MessageToDict(asked)]
-        envoy = ModuleEnvoy(json.dumps(made), tmp_path)
+        config = bootstrap([Host(node.endpoint, "n")], parts)
+        proxy: dict[str, Any] = config["static_resources"]["listeners"][0]["filter_chains"][0]["filters"][-1]
+        proxy["typed_config"]["access_log"] = [json_format.MessageToDict(access_log)]
+        envoy = ModuleEnvoy(json.dumps(config), tmp_path)
         async with serve_envoy(envoy, parts):
             (await connect_logged_in(envoy)).writer.close()
             async with asyncio.timeout(10):
@@ -81,7 +81,7 @@ async def test_what_the_module_does_not_say_is_null(tmp_path: Path) -> None:
     assert {key: line[key] for key in line.keys() - COMMON} == dict.fromkeys(BYTES | {"node", "moves"})
 
 
-async def test_a_file_that_cannot_be_written_is_refused_with_its_name(
+async def test_unwritable_log_file_is_rejected_with_its_name(
     tmp_path: Path, ports: Ports, envoy_process: StartEnvoy
 ) -> None:
     missing = tmp_path / "missing" / "sessions.log"

@@ -21,15 +21,15 @@ from tests.support.module.envoy import serve_ok, with_timeout
 from tests.support.tidb_sim_clients import RawClient
 from tests.support.waiting import assert_never, wait_until
 
-BOTH = pytest.mark.parametrize("delta", [False, True], ids=["sotw", "delta"])
+BOTH_VARIANTS = pytest.mark.parametrize("delta", [False, True], ids=["sotw", "delta"])
 NO_NODE = b"\xff\x51\x04"  # error 1105
 
 
 @contextlib.asynccontextmanager
-async def before(
+async def run_rig(
     ports: Ports, envoy_process: StartEnvoy, *, delta: bool
 ) -> AsyncIterator[tuple[XdsRig, FakeServer]]:
-    """A control plane, an Envoy with the module, and a node that admits everybody."""
+    """A control plane, an Envoy with the module, and a node that accepts every login."""
     async with (
         run_fake_server(serve_ok) as node,
         run_xds_rig(ports, envoy_process, delta=delta, module=require_module()) as parts,
@@ -37,12 +37,12 @@ async def before(
         yield parts, node
 
 
-def of(node: FakeServer, advice: EdsHealth = EdsHealth.HEALTHY, weight: int = 100) -> Plan:
-    return make_plan(make_node_plan("a:4000", node.endpoint, advice, weight))
+def plan_with(node: FakeServer, eds_health: EdsHealth = EdsHealth.HEALTHY, weight: int = 100) -> Plan:
+    return make_plan(make_node_plan("a:4000", node.endpoint, eds_health, weight))
 
 
 @contextlib.asynccontextmanager
-async def client(parts: XdsRig) -> AsyncIterator[RawClient]:
+async def connect_client(parts: XdsRig) -> AsyncIterator[RawClient]:
     """A client's connection."""
     raw = RawClient(*await asyncio.open_connection("127.0.0.1", parts.sql_port))
     try:
@@ -52,8 +52,8 @@ async def client(parts: XdsRig) -> AsyncIterator[RawClient]:
 
 
 @contextlib.contextmanager
-def of_another_release() -> Iterator[None]:
-    """What is published meanwhile is for another release of the module, which rejects it."""
+def publish_for_another_release() -> Iterator[None]:
+    """Publish configurations for another release of the module, which rejects them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(live_config, "VERSION", "99.0.0")
         yield
@@ -62,72 +62,72 @@ def of_another_release() -> Iterator[None]:
 async def is_served(parts: XdsRig) -> bool:
     """Whether a new client is greeted by the node. If not, it must get the error that there is none."""
     try:
-        async with client(parts) as one:
-            first = (await with_timeout(one.read_packet()))[1]
+        async with connect_client(parts) as raw:
+            packet = (await with_timeout(raw.read_packet()))[1]
     except ConnectionRefusedError:
         return False
-    assert first[0] == 0x0A or first.startswith(NO_NODE)
-    return first[0] == 0x0A
+    assert packet[0] == 0x0A or packet.startswith(NO_NODE)
+    return packet[0] == 0x0A
 
 
-@BOTH
-async def test_changes_of_nodes_reach_the_module_and_close_no_session(
+@BOTH_VARIANTS
+async def test_node_changes_reach_module_without_closing_sessions(
     ports: Ports, envoy_process: StartEnvoy, delta: bool
 ) -> None:
-    async with before(ports, envoy_process, delta=delta) as (parts, node):
-        await parts.publish(of(node))
+    async with run_rig(ports, envoy_process, delta=delta) as (parts, node):
+        await parts.publish(plan_with(node))
         await wait_until(lambda: is_served(parts))
         assert (parts.status.filter, parts.status.eds_acked) == ("module", True)
-        async with client(parts) as session:
+        async with connect_client(parts) as session:
             assert (await with_timeout(session.login()))[0] == 0
             for weight in range(1, 6):
-                await parts.publish(of(node, weight=weight))
-            await parts.publish(of(node, EdsHealth.DRAINING))
+                await parts.publish(plan_with(node, weight=weight))
+            await parts.publish(plan_with(node, EdsHealth.DRAINING))
             assert parts.status.eds_acked
             assert not await is_served(parts)
-            # A control plane that starts with the same plan changes nothing.
-            await parts.restart_server(of(node, EdsHealth.DRAINING))
+            # A restarted control plane with the same plan changes nothing.
+            await parts.restart_server(plan_with(node, EdsHealth.DRAINING))
             await wait_until(parts.is_acked)
-            await parts.publish(of(node))
+            await parts.publish(plan_with(node))
             await wait_until(lambda: is_served(parts))
             assert (await with_timeout(session.send_command(0x0E)))[0] == 0
         assert rejections(parts) == []
 
 
-@BOTH
-async def test_the_listener_does_not_open_before_the_module_knows_the_nodes(
+@BOTH_VARIANTS
+async def test_listener_opens_only_after_first_live_config(
     ports: Ports, envoy_process: StartEnvoy, delta: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none(self: SnapshotCache, ports: object) -> ResourceSet:
+    def no_live_config(self: SnapshotCache, ports: object) -> ResourceSet:
         return build_resource_set(LIVE_CONFIG, ())
 
-    async with before(ports, envoy_process, delta=delta) as (parts, node):
-        with monkeypatch.context() as held:
-            held.setattr(SnapshotCache, "_live_configs_for", none)
-            parts.server.publish(of(node))
+    async with run_rig(ports, envoy_process, delta=delta) as (parts, node):
+        with monkeypatch.context() as patch:
+            patch.setattr(SnapshotCache, "_live_configs_for", no_live_config)
+            parts.server.publish(plan_with(node))
             await wait_until(lambda: bool(parts.server.statuses()) and not parts.status.stale_resources)
             await wait_until(lambda: parts.status.eds_acked)
 
-            async def opens() -> bool:
+            async def accepts_connection() -> bool:
                 with contextlib.suppress(ConnectionRefusedError):
-                    async with client(parts):
+                    async with connect_client(parts):
                         return True
                 return False
 
-            await assert_never(opens, 0.5)
-        parts.server.publish(of(node, weight=3))
+            await assert_never(accepts_connection, 0.5)
+        parts.server.publish(plan_with(node, weight=3))
         await wait_until(lambda: is_served(parts))
 
 
-@BOTH
-async def test_a_rejected_change_is_reported_and_the_previous_configuration_stays(
+@BOTH_VARIANTS
+async def test_rejected_live_config_is_reported_and_previous_stays(
     ports: Ports, envoy_process: StartEnvoy, delta: bool
 ) -> None:
-    async with before(ports, envoy_process, delta=delta) as (parts, node):
-        await parts.publish(of(node))
+    async with run_rig(ports, envoy_process, delta=delta) as (parts, node):
+        await parts.publish(plan_with(node))
         await wait_until(lambda: is_served(parts))
-        with of_another_release():
-            parts.server.publish(of(node, weight=3))
+        with publish_for_another_release():
+            parts.server.publish(plan_with(node, weight=3))
             await wait_until(lambda: bool(rejections(parts)))
         nack = parts.status.last_nack
         assert nack is not None
@@ -135,44 +135,44 @@ async def test_a_rejected_change_is_reported_and_the_previous_configuration_stay
         assert not parts.status.eds_acked
         assert parts.status.filter == "module"
         assert await is_served(parts)
-        await parts.publish(of(node, weight=4))
+        await parts.publish(plan_with(node, weight=4))
         assert parts.status.eds_acked
         assert await is_served(parts)
         assert len(rejections(parts)) == 1
 
 
-@BOTH
-async def test_a_rejected_change_is_rejected_again_after_a_restart_of_the_control_plane(
+@BOTH_VARIANTS
+async def test_rejected_live_config_is_rejected_again_after_restart(
     ports: Ports, envoy_process: StartEnvoy, delta: bool
 ) -> None:
     """Envoy would acknowledge the same bytes without asking the module."""
-    async with before(ports, envoy_process, delta=delta) as (parts, node):
-        await parts.publish(of(node))
+    async with run_rig(ports, envoy_process, delta=delta) as (parts, node):
+        await parts.publish(plan_with(node))
         await wait_until(lambda: is_served(parts))
-        with of_another_release():
-            parts.server.publish(of(node, EdsHealth.DRAINING))
+        with publish_for_another_release():
+            parts.server.publish(plan_with(node, EdsHealth.DRAINING))
             await wait_until(lambda: len(rejections(parts)) == 1)
-            await parts.restart_server(of(node, EdsHealth.DRAINING))
+            await parts.restart_server(plan_with(node, EdsHealth.DRAINING))
             await wait_until(lambda: len(rejections(parts)) == 2)
             assert not parts.status.eds_acked
 
 
-async def test_while_the_first_configuration_is_rejected_clients_get_an_error(
+async def test_clients_get_error_while_first_live_config_is_rejected(
     ports: Ports, envoy_process: StartEnvoy
 ) -> None:
-    async with before(ports, envoy_process, delta=False) as (parts, node):
-        with of_another_release():
-            parts.server.publish(of(node))
+    async with run_rig(ports, envoy_process, delta=False) as (parts, node):
+        with publish_for_another_release():
+            parts.server.publish(plan_with(node))
             await wait_until(lambda: bool(rejections(parts)))
 
             async def gets_error() -> bool:
                 with contextlib.suppress(ConnectionRefusedError):
-                    async with client(parts) as one:
-                        return (await with_timeout(one.read_packet()))[1].startswith(NO_NODE)
+                    async with connect_client(parts) as raw:
+                        return (await with_timeout(raw.read_packet()))[1].startswith(NO_NODE)
                 return False
 
             await wait_until(gets_error)
-        await parts.publish(of(node, weight=4))
+        await parts.publish(plan_with(node, weight=4))
         await wait_until(lambda: is_served(parts))
 
 

@@ -1,4 +1,4 @@
-"""What an Envoy refuses is told with its words, and what it had stays."""
+"""A NACK is reported with Envoy's message, and the Envoy keeps what it had."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("delta", [False, True], ids=["sotw", "delta"])
-async def test_refused_endpoints_leave_the_old_ones(
+async def test_rejected_endpoints_leave_old_ones(
     ports: Ports, envoy_process: StartEnvoy, delta: bool
 ) -> None:
     async with run_echo_servers("a") as (a,), run_xds_rig(ports, envoy_process, delta=delta) as parts:
@@ -38,12 +38,12 @@ async def test_refused_endpoints_leave_the_old_ones(
 
         await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint, weight=5)))
         assert (await parts.envoy.hosts("tidb"))[a.endpoint]["weight"] == 5
-        assert parts.event_kinds().count("envoy.nack") == 1  # it was not asked again
-        assert parts.status.last_nack == status.last_nack  # the last one, until there is another
+        assert parts.event_kinds().count("envoy.nack") == 1  # the version was not sent again
+        assert parts.status.last_nack == status.last_nack  # kept until the next NACK
 
 
 @pytest.mark.parametrize("delta", [False, True], ids=["sotw", "delta"])
-async def test_a_refused_first_listener_falls_back_to_one_without_filter(
+async def test_rejected_first_listener_falls_back_to_no_filter(
     ports: Ports, envoy_process: StartEnvoy, delta: bool
 ) -> None:
     settings = {"xds": {"filter": "contrib"}}  # the stock Envoy does not have it

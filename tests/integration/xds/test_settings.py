@@ -1,4 +1,4 @@
-"""What settings become in a running Envoy: sockets, limits, PROXY headers, bootstraps."""
+"""Settings applied in a running Envoy: sockets, limits, PROXY headers, bootstraps."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.fake_servers import run_fake_server
 
 
 def socket_line(local: int, remote: int) -> str:
-    """What `ss` tells of the established socket between two ports, with its timers."""
+    """Return the line of `ss` about the established socket between two ports, with its timers."""
     listing = subprocess.run(
         ["ss", "-tnoH", "state", "established", f"( sport = :{local} and dport = :{remote} )"],
         capture_output=True,
@@ -38,25 +38,23 @@ def socket_line(local: int, remote: int) -> str:
     return listing.stdout
 
 
-async def test_keepalive_runs_on_both_sides(ports: Ports, envoy_process: StartEnvoy) -> None:
+async def test_keepalive_is_enabled_on_both_sides(ports: Ports, envoy_process: StartEnvoy) -> None:
     settings = {"sql": {"keepalive_idle": 47}, "backend": {"keepalive_idle": 23}}
     async with run_echo_servers("a") as (a,), run_xds_rig(ports, envoy_process, settings=settings) as parts:
         await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
         session = await parts.wait_for_session()
         client = session.writer.get_extra_info("sockname")[1]
         (upstream,) = [writer.get_extra_info("peername")[1] for writer in a.writers]
-        for line, most in (
+        for line, idle_seconds in (
             (socket_line(parts.sql_port, client), 47),
             (socket_line(upstream, int(a.endpoint.rpartition(":")[2])), 23),
         ):
             timer = re.search(r"timer:\(keepalive,(\d+)sec", line)
             assert timer is not None, line
-            assert most - 10 < int(timer[1]) <= most
+            assert idle_seconds - 10 < int(timer[1]) <= idle_seconds
 
 
-async def test_connections_over_the_listeners_limit_are_closed(
-    ports: Ports, envoy_process: StartEnvoy
-) -> None:
+async def test_closes_connections_over_listener_limit(ports: Ports, envoy_process: StartEnvoy) -> None:
     async with (
         run_echo_servers("a") as (a,),
         run_xds_rig(ports, envoy_process, settings={"sql": {"max_connections": 2}}) as parts,
@@ -68,9 +66,7 @@ async def test_connections_over_the_listeners_limit_are_closed(
         assert await parts.sessions[0].is_alive()
 
 
-async def test_connections_over_the_clusters_limit_are_closed(
-    ports: Ports, envoy_process: StartEnvoy
-) -> None:
+async def test_closes_connections_over_cluster_limit(ports: Ports, envoy_process: StartEnvoy) -> None:
     async with (
         run_echo_servers("a") as (a,),
         run_xds_rig(ports, envoy_process, settings={"backend": {"max_connections": 2}}) as parts,
@@ -80,7 +76,7 @@ async def test_connections_over_the_clusters_limit_are_closed(
         assert [(await parts.connect()).node for _ in range(3)] == ["a", "", ""]
 
 
-async def test_without_a_limit_the_cluster_has_none(ports: Ports, envoy_process: StartEnvoy) -> None:
+async def test_cluster_is_unlimited_by_default(ports: Ports, envoy_process: StartEnvoy) -> None:
     async with run_echo_servers("a") as (a,), run_xds_rig(ports, envoy_process) as parts:
         await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
         assert (await parts.wait_for_session()).node == "a"
@@ -89,9 +85,7 @@ async def test_without_a_limit_the_cluster_has_none(ports: Ports, envoy_process:
             assert f"tidb::default_priority::max_{kind}::{2**32 - 1}\n" in limits
 
 
-async def test_connections_over_the_limit_of_the_whole_envoy_are_closed(
-    ports: Ports, envoy_process: StartEnvoy
-) -> None:
+async def test_closes_connections_over_envoy_limit(ports: Ports, envoy_process: StartEnvoy) -> None:
     async with (
         run_echo_servers("a") as (a,),
         run_xds_rig(ports, envoy_process, settings={"overload": {"max_connections": 2}}) as parts,
@@ -108,35 +102,35 @@ async def test_connections_over_the_limit_of_the_whole_envoy_are_closed(
                 await asyncio.sleep(0.01)
 
 
-async def test_the_heap_is_measured_against_its_limit(ports: Ports, envoy_process: StartEnvoy) -> None:
-    most = 64 << 20
-    async with run_xds_rig(ports, envoy_process, settings={"overload": {"max_heap_bytes": most}}) as parts:
+async def test_heap_pressure_is_relative_to_limit(ports: Ports, envoy_process: StartEnvoy) -> None:
+    limit = 64 << 20
+    async with run_xds_rig(ports, envoy_process, settings={"overload": {"max_heap_bytes": limit}}) as parts:
         name = "overload.envoy.resource_monitors.fixed_heap.pressure"
         async with asyncio.timeout(10):
             while not (pressure := (await parts.envoy.stats(name))[name]):  # noqa: ASYNC110 - another process
                 await asyncio.sleep(0.05)
         memory = (await parts.envoy.get("/memory")).json()
-        percents = [100 * int(memory[each]) / most for each in ("allocated", "total_physical_bytes")]
+        percents = [100 * int(memory[key]) / limit for key in ("allocated", "total_physical_bytes")]
         assert percents[0] - 5 < pressure < percents[1] + 5, memory
 
 
-async def test_proxy_protocol_v1_to_nodes_tells_the_client(ports: Ports, envoy_process: StartEnvoy) -> None:
-    heard: list[bytes] = []
+async def test_sends_proxy_protocol_v1_to_nodes(ports: Ports, envoy_process: StartEnvoy) -> None:
+    received: list[bytes] = []
     async with (
-        run_fake_server(echo_handler("a", heard)) as a,
+        run_fake_server(echo_handler("a", received)) as a,
         run_xds_rig(ports, envoy_process, settings={"backend": {"proxy_protocol": "v1"}}) as parts,
     ):
         await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
         session = await parts.wait_for_session()
         client = session.writer.get_extra_info("sockname")[1]
-        assert heard == [f"PROXY TCP4 127.0.0.1 127.0.0.1 {client} {parts.sql_port}\r\n".encode()]
+        assert received == [f"PROXY TCP4 127.0.0.1 127.0.0.1 {client} {parts.sql_port}\r\n".encode()]
 
 
-async def test_proxy_protocol_v2_to_nodes_tells_the_client(ports: Ports, envoy_process: StartEnvoy) -> None:
-    heard: list[bytes] = []
+async def test_sends_proxy_protocol_v2_to_nodes(ports: Ports, envoy_process: StartEnvoy) -> None:
+    received: list[bytes] = []
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        heard.append(await reader.readexactly(16 + 12))
+        received.append(await reader.readexactly(16 + 12))
         await echo_handler("a")(reader, writer)
 
     async with (
@@ -149,8 +143,8 @@ async def test_proxy_protocol_v2_to_nodes_tells_the_client(ports: Ports, envoy_p
         # Version 2 PROXY, TCP over IPv4, 12 bytes of addresses (haproxy doc/proxy-protocol.txt, 2.2).
         fixed = b"\r\n\r\n\0\r\nQUIT\n" + bytes((0x21, 0x11)) + struct.pack(">H", 12)
         addresses = bytes((127, 0, 0, 1)) * 2 + struct.pack(">HH", client, parts.sql_port)
-        assert heard == [fixed + addresses]
-        assert await session.is_alive()  # nothing of the header is left over
+        assert received == [fixed + addresses]
+        assert await session.is_alive()  # no byte of the header is forwarded as data
 
 
 @pytest.mark.parametrize(
@@ -162,12 +156,12 @@ async def test_proxy_protocol_v2_to_nodes_tells_the_client(ports: Ports, envoy_p
         ("required", b"no header, and a line that is long enough\r\n", ""),
     ],
 )
-async def test_proxy_protocol_from_clients(
+async def test_accepts_proxy_protocol_from_clients(
     ports: Ports, envoy_process: StartEnvoy, setting: str, first: bytes, node: str
 ) -> None:
-    heard: list[bytes] = []
+    received: list[bytes] = []
     async with (
-        run_fake_server(echo_handler("a", heard)) as a,
+        run_fake_server(echo_handler("a", received)) as a,
         run_xds_rig(
             ports,
             envoy_process,
@@ -177,11 +171,11 @@ async def test_proxy_protocol_from_clients(
         await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
         assert (await parts.wait_for_session(first)).node == node
         if first.startswith(b"PROXY"):
-            assert heard == [first]  # the client's address is passed on
+            assert received == [first]  # the client's address is forwarded
 
 
 @pytest.mark.parametrize(
-    ("planes", "delta", "tls"),
+    ("control_planes", "delta", "tls"),
     [
         (["127.0.0.1:18000"], False, None),
         (["[::1]:18000", "10.0.0.1:18000"], True, None),
@@ -189,26 +183,28 @@ async def test_proxy_protocol_from_clients(
         (["plane-0.test:18000", "10.0.0.1:18000"], False, ControlPlaneTls("/ca.pem")),
     ],
 )
-async def test_every_form_of_the_bootstrap_is_one_to_envoy(
-    tmp_path: Path, planes: list[str], delta: bool, tls: ControlPlaneTls | None
+async def test_envoy_accepts_every_form_of_bootstrap(
+    tmp_path: Path, control_planes: list[str], delta: bool, tls: ControlPlaneTls | None
 ) -> None:
     if tls is not None:
         authority = tmp_path / "ca.pem"
         trustme.CA().cert_pem.write_to_path(str(authority))
         tls = ControlPlaneTls(str(authority), tls.server_name)
-    text = render_bootstrap(Settings(), control_planes=planes, node_id='an "id": {x}', tls=tls, delta=delta)
+    text = render_bootstrap(
+        Settings(), control_planes=control_planes, node_id='an "id": {x}', tls=tls, delta=delta
+    )
     (tmp_path / "envoy.yaml").write_text(text)
-    checked = await asyncio.create_subprocess_exec(
+    process = await asyncio.create_subprocess_exec(
         *(str(envoy_binary()), "--mode", "validate", "-c", str(tmp_path / "envoy.yaml")),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    output, _ = await checked.communicate()
-    assert checked.returncode == 0, output.decode()
+    output, _ = await process.communicate()
+    assert process.returncode == 0, output.decode()
     assert b"[warning]" not in output, output.decode()
 
 
-async def test_a_taken_port_is_an_error_with_its_name(ports: Ports, envoy_process: StartEnvoy) -> None:
+async def test_used_port_raises_config_error(ports: Ports, envoy_process: StartEnvoy) -> None:
     async with run_xds_rig(ports, envoy_process) as parts:
         second = parts.new_server()
         with pytest.raises(ConfigError, match=r"xds\.listen"):

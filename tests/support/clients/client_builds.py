@@ -1,8 +1,8 @@
-"""The clients of the matrix: what each is made of, and how it is installed, once for each set of versions.
-`python -m tests.support.clients.client_builds` installs all of them, in its own good time.
+"""The clients of the matrix: what each consists of, and how it is installed, once per set of versions.
+`python -m tests.support.clients.client_builds` installs all of them at low priority.
 
-Versions are pinned by the lock file of each language, beside the sources. What is built lies in `.clients/`
-at the root of the repository, under a name that tells of the sources it was built from.
+Versions are pinned by the lock file of each language, next to the sources. Builds are kept in `.clients/`
+at the root of the repository, under a name with a hash of their inputs.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _BUILD_TIMEOUT_SECONDS = 900.0
 
 
 class BuildFailed(Exception):
-    """A client could not be installed; the text is what its tool wrote last."""
+    """A client could not be installed; the text is the end of its tool's output."""
 
 
 class LanguageNotPackaged(ProgramMissing):
-    """No package of Debian 12 has this compiler in a version that will do; `make test` cannot install it."""
+    """Debian 12 has no package with a suitable version of this compiler; `make test` cannot install it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientBuild:
-    """Clients that are built together. `inputs`: what a build depends on, patterns of files in `sources`.
+    """Clients that are built together. `inputs`: dependencies of the build, patterns of files in `sources`.
 
-    `build` gets the sources and an empty directory. `command` is how a client is run from there.
+    `build` gets the sources and an empty directory.
     """
 
     name: str
@@ -48,14 +48,14 @@ class ClientBuild:
 
     @property
     def sources(self) -> Path:
-        """Where its files are in the repository."""
+        """Directory of its files in the repository."""
         return SOURCES / self.name
 
     def install(self) -> Path:
-        """The directory with what was built, building it first if need be, or waiting while another does.
+        """Return the directory of the build; build it first if needed, or wait for a concurrent build.
 
-        BuildFailed when that fails; ProgramMissing, saying what to install, when a tool is not there, and
-        LanguageMissing when that is beyond Debian.
+        Raises BuildFailed if that fails; ProgramMissing, with what to install, if a tool is missing, and
+        LanguageNotPackaged if Debian does not package it.
         """
         digest = hashlib.sha256()
         for pattern in self.inputs:
@@ -75,10 +75,11 @@ class ClientBuild:
 
 @dataclass(frozen=True, slots=True)
 class MatrixClient:
-    """One client: its kit, and its command line in the directory where the kit was built.
+    """One client: its build, and its command line in the directory of the build.
 
-    `lacks`: the steps that it cannot do; it says itself why. `most_rows`, `most_rows_prepared`: how many it
-    reads at most, where more would only measure the language. `most_blob`: bytes of its largest value.
+    `unsupported_steps`: steps that it cannot run; it reports the reason itself. `max_rows`,
+    `max_prepared_rows`: limits where more rows would only measure the language. `max_blob_bytes`: size of its
+    largest value.
     """
 
     name: str
@@ -94,7 +95,7 @@ def _run(
     command: Sequence[str | Path], directory: Path, environment: Mapping[str, str] | None = None
 ) -> None:
     try:
-        done = subprocess.run(
+        result = subprocess.run(
             [str(word) for word in command],
             cwd=directory,
             env={**os.environ, **(environment or {})},
@@ -105,8 +106,8 @@ def _run(
         )
     except subprocess.TimeoutExpired:
         raise BuildFailed(f"{command[0]} took more than {_BUILD_TIMEOUT_SECONDS:.0f} s") from None
-    if done.returncode != 0:
-        text = done.stdout.decode(errors="replace")
+    if result.returncode != 0:
+        text = result.stdout.decode(errors="replace")
         raise BuildFailed(f"{' '.join(map(str, command))} failed:\n{text[-4000:]}")
 
 
@@ -118,7 +119,7 @@ def _find_tool(program: str, install: str) -> str:
 
 
 def _build_python(sources: Path, built: Path) -> None:
-    # mysqlclient comes as C source only.
+    # mysqlclient is available as C source only.
     _find_tool("mariadb_config", "apt-get install libmariadb-dev")
     _find_tool("gcc", "apt-get install gcc")
     _find_tool("pkg-config", "apt-get install pkg-config")
@@ -130,12 +131,12 @@ def _build_python(sources: Path, built: Path) -> None:
 def _build_go(sources: Path, built: Path) -> None:
     try:
         go = find_program("go", "")
-        told = subprocess.run([go, "version"], capture_output=True, text=True, check=True).stdout
+        version = subprocess.run([go, "version"], capture_output=True, text=True, check=True).stdout
     except (ProgramMissing, subprocess.CalledProcessError):
-        told = ""
-    # An older one would fetch 1.24 by itself, but not before 1.21.
-    found = re.match(r"go version go(\d+)\.(\d+)", told)
-    if found is None or tuple(map(int, found.groups())) < (1, 21):
+        version = ""
+    # Go 1.21 and later fetch 1.24 by themselves.
+    match = re.match(r"go version go(\d+)\.(\d+)", version)
+    if match is None or tuple(map(int, match.groups())) < (1, 21):
         raise LanguageNotPackaged("Go 1.24 or newer", "the package of go.dev/doc/install")
     _run([go, "build", "-mod=readonly", "-o", built / "client", "."], sources)
 
@@ -158,7 +159,7 @@ def _build_java(sources: Path, built: Path) -> None:
 
 def _build_rust(sources: Path, built: Path) -> None:
     cargo = _find_tool("cargo", "rustup (rustup.rs)")
-    # One directory for all versions: most of what is compiled stays the same.
+    # One directory for all versions, since most compiled dependencies stay the same.
     target = BUILD_CACHE / "rust"
     _run([cargo, "build", "--quiet", "--release", "--locked"], sources, {"CARGO_TARGET_DIR": str(target)})
     shutil.copy(target / "release/client", built)
@@ -181,8 +182,8 @@ _RUBY = ClientBuild("ruby", (), _build_nothing)
 _PREPARED_STEPS = "query_prepared rows_prepared blob_prepared"
 _REDUCED_LIMITS = (100_000, 100_000, 17 << 20)
 _SMALL_LIMITS = (10_000, 1_000, 1 << 20)
-"""Limits on rows, prepared rows and bytes for clients of a slow language, and, `_SMALL`, for those whose
-library or language another client tests with large results."""
+"""Limits on rows, prepared rows and bytes for clients in a slow language, and (`_SMALL_LIMITS`) for clients
+whose library or language another client tests with large results."""
 
 
 def _python_client(name: str, driver: str, unsupported: str, *limits: int) -> MatrixClient:
@@ -192,24 +193,31 @@ def _python_client(name: str, driver: str, unsupported: str, *limits: int) -> Ma
     return MatrixClient(name, _PYTHON, command, frozenset(unsupported.split()), *limits)
 
 
-def _compiled_client(name: str, kit: ClientBuild, unsupported: str) -> MatrixClient:
-    return MatrixClient(name, kit, lambda built: [str(built / "client")], frozenset(unsupported.split()))
+def _compiled_client(name: str, client_build: ClientBuild, unsupported: str) -> MatrixClient:
+    return MatrixClient(
+        name, client_build, lambda built: [str(built / "client")], frozenset(unsupported.split())
+    )
 
 
 def _interpreted_client(
-    name: str, kit: ClientBuild, source: str, driver: str, unsupported: str, limits: tuple[int, int, int]
+    name: str,
+    client_build: ClientBuild,
+    source: str,
+    driver: str,
+    unsupported: str,
+    limits: tuple[int, int, int],
 ) -> MatrixClient:
-    program, packages, *options = _INTERPRETERS[kit.name]
+    program, packages, *options = _INTERPRETERS[client_build.name]
 
     def command(_: Path) -> list[str]:
         return [
             _find_tool(program, f"apt-get install {packages}"),
             *options,
-            str(kit.sources / source),
+            str(client_build.sources / source),
             driver,
         ]
 
-    return MatrixClient(name, kit, command, frozenset(unsupported.split()), *limits)
+    return MatrixClient(name, client_build, command, frozenset(unsupported.split()), *limits)
 
 
 _INTERPRETERS = {
@@ -217,7 +225,7 @@ _INTERPRETERS = {
     "perl": ("perl", "libdbd-mysql-perl libdbd-mariadb-perl"),
     "ruby": ("ruby", "ruby-mysql2"),
 }
-"""By kit: the program, the Debian packages with the drivers, and options of the program."""
+"""By build: the program, the Debian packages with the drivers, and options of the program."""
 
 
 def _node_command(driver: str) -> Callable[[Path], list[str]]:
@@ -270,25 +278,25 @@ CLIENTS = (
         "mysql2 (Ruby)", _RUBY, "client.rb", "mysql2", "batch cursor change_user reset", _SMALL_LIMITS
     ),
 )
-"""All of them, as the table shows them."""
+"""All clients, in the order of the table."""
 
 ALWAYS_COMPRESSING = ("mysqli", "PDO")
-"""Clients that compress, if told to, even if the server does not offer compression."""
+"""Clients that compress, if configured, even if the server does not offer compression."""
 
 NEGOTIATED_COMPRESSING = ("DBD::mysql", "DBD::MariaDB", "mysql2", "mariadb (Node)", "MariaDB Connector/J")
-"""Clients that compress, if told to, only if the server offers compression."""
+"""Clients that compress, if configured, only if the server offers compression."""
 
 
 def main() -> None:
-    """Install whatever can be; what cannot is told by whoever needs it."""
+    """Install what can be installed; tests report what cannot."""
     exit_when_stdin_closes()
     lower_own_priority()
-    # What takes longest comes first.
-    for kit in (_RUST, _PYTHON, _GO, _JAVA, _NODE):
+    # The slowest build comes first.
+    for client_build in (_RUST, _PYTHON, _GO, _JAVA, _NODE):
         try:
-            kit.install()
-        except (BuildFailed, ProgramMissing) as problem:
-            print(problem, file=sys.stderr)
+            client_build.install()
+        except (BuildFailed, ProgramMissing) as error:
+            print(error, file=sys.stderr)
 
 
 if __name__ == "__main__":

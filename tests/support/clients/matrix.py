@@ -1,7 +1,7 @@
-"""The matrix by hand, without a proxy: `python -m tests.support.clients.matrix --help`.
+"""Runs the matrix manually, without a proxy: `python -m tests.support.clients.matrix --help`.
 
-Prints a table of clients and steps for a MariaDB and for a stand-in TiDB on it, both plain and with TLS. Exit
-code 1 when a step failed, or a client broke the protocol in the stand-in's sight.
+Prints a table of clients and steps for a MariaDB and for a simulated TiDB server on it, both plain and with
+TLS. Exit code 1 if a step failed, or a client violated the protocol at the simulated server.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tests.support.clients.steps import STEPS, StepResult
 
 
 def format_table(title: str, results: dict[str, list[StepResult]], steps: Sequence[str]) -> str:
-    """Steps as rows, clients as columns, below them what failed and why."""
+    """Format steps as rows and clients as columns, followed by the failures and their reasons."""
     names = [name.removeprefix("connector-").replace("python", "conn") for name in results]
     widths = [max(len(name), 6) + 2 for name in names]
 
@@ -56,7 +56,7 @@ async def run_clients(
     size: DataSize,
     steps: Sequence[str],
 ) -> dict[str, list[StepResult]]:
-    """Run the clients one after the other. One that breaks off counts as failed in all steps."""
+    """Run the clients one after the other. A client that aborts counts as failed in all steps."""
     results = {}
     for client in clients:
         try:
@@ -92,20 +92,20 @@ async def _main(arguments: argparse.Namespace) -> int:
             targets = [
                 MatrixTarget("MariaDB, plain", mariadb.port),
                 MatrixTarget("MariaDB, TLS", mariadb.port, ca),
-                MatrixTarget("TiDB stand-in, plain", tidb.port),
-                MatrixTarget("TiDB stand-in, TLS", tidb.port, ca),
+                MatrixTarget("simulated TiDB, plain", tidb.port),
+                MatrixTarget("simulated TiDB, TLS", tidb.port, ca),
             ]
             for target in targets:
                 if arguments.target and not any(word in target.name for word in arguments.target):
                     continue
-                began = time.monotonic()
+                started_at = time.monotonic()
                 results = await run_clients(clients, target, directory / "run", size, steps)
                 print(format_table(target.name, results, steps))
                 if arguments.details:
                     for name, outcomes in results.items():
                         for o in outcomes:
                             print(f"  {name:24}{o.step:16}{o.label:8}{o.seconds:6.1f} s  {o.detail}")
-                print(f"  in {time.monotonic() - began:.0f} s\n", flush=True)
+                print(f"  in {time.monotonic() - started_at:.0f} s\n", flush=True)
                 failed |= any(outcome.is_ok is False for outcomes in results.values() for outcome in outcomes)
             for line in tidb.violations():
                 print(line)
@@ -114,13 +114,13 @@ async def _main(arguments: argparse.Namespace) -> int:
 
 
 def main() -> None:
-    """The command line."""
+    """Parse the command line and run the matrix."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--client", action="append", choices=[client.name for client in CLIENTS])
     parser.add_argument("--step", action="append", choices=STEPS)
     parser.add_argument("--target", action="append", help="part of a target's name")
-    parser.add_argument("--small", action="store_true", help="little data")
-    parser.add_argument("--details", action="store_true", help="what each client told of each step")
+    parser.add_argument("--small", action="store_true", help="use little data")
+    parser.add_argument("--details", action="store_true", help="print each client's result of each step")
     sys.exit(asyncio.run(_main(parser.parse_args())))
 
 

@@ -1,9 +1,10 @@
-"""Records what each client and MariaDB say to each other, for tests that replay it:
+"""Records the traffic between each client and MariaDB, for tests that replay it.
+
 `python -m tests.support.clients.record [CLIENT ...]` writes `filters/wire/corpus/<client>.bin`.
 
-Between client and server stands a TCP proxy that notes each chunk as it came from a socket, so the order of
-both directions and the places where the network split them are real. Each step is a run of its own, plain,
-with little data, and may have several conversations. The format is described in the corpus' README.
+A TCP proxy between client and server records each chunk as read from a socket, so the order of both
+directions and the places where the network split them are real. Each step is a run of its own, plain, with
+little data, and may have several conversations. The format is described in the corpus' README.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from tests.support.clients.steps import STEPS
 
 CORPUS = ROOT / "filters" / "wire" / "corpus"
 _RECORD_HEAD = struct.Struct("<BI")
-_CHUNK_BYTES = 64 * 1024  # bytes
-_SKIPPED_STEP = "cut"  # reads a big result
+_CHUNK_BYTES = 64 * 1024
+_SKIPPED_STEP = "cut"  # Reads a big result.
 
 
 class RecordKind(IntEnum):
-    """What a record is."""
+    """Kind of a record."""
 
     BEGIN = 0
     TO_SERVER = 1
@@ -42,18 +43,18 @@ class RecordKind(IntEnum):
 
 @dataclass(slots=True)
 class RecordedConversation:
-    """One TCP connection: the step it belongs to, and chunks and ends in their order."""
+    """One TCP connection: its step, and chunks and ends in order."""
 
     step: str
     records: list[tuple[RecordKind, bytes]] = field(default_factory=list)
 
     def bytes_of(self, kind: RecordKind) -> bytes:
-        """All bytes of one direction."""
-        return b"".join(data for this, data in self.records if this is kind)
+        """Return all bytes of one direction."""
+        return b"".join(data for record_kind, data in self.records if record_kind is kind)
 
 
 def encode_corpus(conversations: Iterable[RecordedConversation]) -> bytes:
-    """A corpus file."""
+    """Encode a corpus file."""
     parts = []
     for conversation in conversations:
         for kind, data in [(RecordKind.BEGIN, conversation.step.encode()), *conversation.records]:
@@ -62,7 +63,7 @@ def encode_corpus(conversations: Iterable[RecordedConversation]) -> bytes:
 
 
 def decode_corpus(file: bytes) -> Iterator[RecordedConversation]:
-    """The conversations of a corpus file. ValueError or struct.error when it is damaged."""
+    """Yield the conversations of a corpus file. Raises ValueError or struct.error if it is damaged."""
     conversation = None
     at = 0
     while at < len(file):
@@ -76,7 +77,7 @@ def decode_corpus(file: bytes) -> Iterator[RecordedConversation]:
                 yield conversation
             conversation = RecordedConversation(data.decode())
         elif conversation is None:
-            raise ValueError("the file begins in the middle of a conversation")
+            raise ValueError("the file starts in the middle of a conversation")
         else:
             conversation.records.append((kind, data))
     if conversation is not None:
@@ -84,7 +85,7 @@ def decode_corpus(file: bytes) -> Iterator[RecordedConversation]:
 
 
 class ConversationRecorder:
-    """The proxy. `step` is what new conversations are noted under."""
+    """The recording proxy. `step` is recorded with new conversations."""
 
     def __init__(self, server_port: int) -> None:
         self.step = ""
@@ -94,7 +95,7 @@ class ConversationRecorder:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[int]:
-        """Its port, for as long as the block lasts."""
+        """Listen during the block; yield the port."""
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         async with server:
             yield server.sockets[0].getsockname()[1]
@@ -128,14 +129,14 @@ async def _pump(
     kind: RecordKind,
     closed: RecordKind,
 ) -> None:
-    """Pass on one direction to its end; whichever end closes first closes the other."""
+    """Forward one direction to its end; the end that closes first closes the other."""
     try:
         while chunk := await source.read(_CHUNK_BYTES):
             conversation.records.append((kind, chunk))
             target.write(chunk)
             await target.drain()
     except ConnectionError:
-        pass  # an end like any other
+        pass  # A reset counts as an end.
     conversation.records.append((closed, b""))
     target.close()
 
@@ -143,7 +144,7 @@ async def _pump(
 async def record_client(
     client: MatrixClient, mariadb: MatrixMariaDb, directory: Path
 ) -> list[RecordedConversation]:
-    """All conversations of one client. AssertionError when a step failed."""
+    """Record all conversations of one client. Raises AssertionError if a step failed."""
     recorder = ConversationRecorder(mariadb.port)
     async with recorder.listening() as port:
         for step in STEPS:
@@ -159,7 +160,7 @@ async def record_client(
 
 
 def corpus_file(client: MatrixClient) -> Path:
-    """Where a client's conversations are kept."""
+    """Return the path of a client's conversations."""
     return CORPUS / (re.sub(r"[^a-z0-9]+", "-", client.name.lower()).strip("-") + ".bin")
 
 
@@ -172,14 +173,14 @@ async def _main(names: list[str]) -> None:
                 if names and client.name not in names:
                     continue
                 conversations = await record_client(client, mariadb, Path(name))
-                written = corpus_file(client).write_bytes(encode_corpus(conversations))
+                size = corpus_file(client).write_bytes(encode_corpus(conversations))
                 print(
-                    f"{corpus_file(client).name}: {len(conversations)} conversations, {written} bytes",
+                    f"{corpus_file(client).name}: {len(conversations)} conversations, {size} bytes",
                     flush=True,
                 )
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition(":\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("client", nargs="*", metavar="CLIENT", help="default: all")
     asyncio.run(_main(parser.parse_args().client))

@@ -15,7 +15,7 @@ from tests.support.clients.steps import STEPS, StepResult
 
 @dataclass(frozen=True, slots=True)
 class DataSize:
-    """How much data a run moves. `rows`, `load_rows`: rows; `blob`: bytes; `long`: characters of a text."""
+    """Amount of data of a run: rows, bytes of a value, characters of a text, lines of a file."""
 
     rows: int
     blob_bytes: int
@@ -29,7 +29,7 @@ SMALL_SIZE = DataSize(rows=300, blob_bytes=3_000, long_characters=300, load_rows
 
 @dataclass(frozen=True, slots=True)
 class MatrixTarget:
-    """A server under a name. `ca`: PEM file, then clients demand TLS and check it; None: plain."""
+    """A named server. `ca`: PEM file, then clients require TLS and verify the server; None: plain."""
 
     name: str
     port: int
@@ -39,7 +39,7 @@ class MatrixTarget:
 
 
 class ClientFailed(Exception):
-    """A client ended before it had told of each step, or took too long; the text has its last words."""
+    """A client exited before it reported all steps, or took too long; the text has its last output."""
 
 
 async def run_client(
@@ -52,10 +52,10 @@ async def run_client(
     timeout: float = 120.0,
     compress: bool = False,
 ) -> list[StepResult]:
-    """Run the steps; what came out of each. The client is installed first, which may take minutes.
+    """Run the steps and return their results. The client is installed first, which may take minutes.
 
-    `directory` is for files of ours. `timeout` in seconds, for the run alone. `compress`: the client turns on
-    compression; those in neither COMPRESSING nor NEGOTIATING (workshop.py) ignore it.
+    `directory` is for temporary files. `timeout` in seconds, for the run alone. `compress`: the client
+    enables compression; clients in neither ALWAYS_COMPRESSING nor NEGOTIATED_COMPRESSING ignore it.
     """
     command = client.command(client.build.install())
     load_file = _write_load_file(directory, size.load_rows)
@@ -87,18 +87,18 @@ async def run_client(
     )
     try:
         async with asyncio.timeout(timeout):
-            said, complaints = await process.communicate()
+            output, errors = await process.communicate()
     except TimeoutError:
         raise ClientFailed(f"{client.name} at {target.name} took more than {timeout:.0f} s") from None
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
-    outcomes = [StepResult.parse(line) for line in said.decode().splitlines()]
+    outcomes = [StepResult.parse(line) for line in output.decode().splitlines()]
     if process.returncode != 0 or [outcome.step for outcome in outcomes] != list(steps):
-        told = f"told of {len(outcomes)} of {len(steps)} steps and ended with {process.returncode}"
-        last = complaints.decode(errors="replace")[-3000:]
-        raise ClientFailed(f"{client.name} at {target.name} {told}:\n{last}")
+        summary = f"reported {len(outcomes)} of {len(steps)} steps and exited with {process.returncode}"
+        last_errors = errors.decode(errors="replace")[-3000:]
+        raise ClientFailed(f"{client.name} at {target.name} {summary}:\n{last_errors}")
     return outcomes
 
 

@@ -18,7 +18,7 @@ NUMBERS_ROWS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class MatrixAccount:
-    """Who logs in."""
+    """An account for the login."""
 
     user: str
     password: str
@@ -38,30 +38,30 @@ class PemFiles:
 
     @classmethod
     def create(cls, directory: Path) -> PemFiles:
-        """New ones."""
+        """Create new files."""
         directory.mkdir(parents=True, exist_ok=True)
         authority = trustme.CA()
         issued = authority.issue_cert("127.0.0.1", "localhost")
-        made = cls(directory / "ca.pem", directory / "cert.pem", directory / "key.pem")
-        authority.cert_pem.write_to_path(str(made.ca))
-        issued.cert_chain_pems[0].write_to_path(str(made.cert))
-        issued.private_key_pem.write_to_path(str(made.key))
-        return made
+        files = cls(directory / "ca.pem", directory / "cert.pem", directory / "key.pem")
+        authority.cert_pem.write_to_path(str(files.ca))
+        issued.cert_chain_pems[0].write_to_path(str(files.cert))
+        issued.private_key_pem.write_to_path(str(files.key))
+        return files
 
     def arguments(self) -> tuple[str, ...]:
-        """What gives a stand-in TiDB this certificate."""
+        """Return the options that give a simulated TiDB server this certificate."""
         return ("--tls-cert", str(self.cert), "--tls-key", str(self.key))
 
 
 class MatrixMariaDb(MariaDb):
-    """A MariaDB as the matrix needs it; `fill` it once it runs."""
+    """A MariaDB for the matrix; call `fill` once it runs."""
 
     def __init__(self, directory: Path, port: int, *, max_connections: int = 500) -> None:
         super().__init__(directory, port, max_connections=max_connections)
         self.certificates = PemFiles.create(directory / "certificates")
 
     def command(self) -> list[str]:
-        """As usual, with TLS and room for large values."""
+        """Return the usual command with TLS and room for large values."""
         return [
             *super().command(),
             f"--ssl-ca={self.certificates.ca}",
@@ -72,7 +72,7 @@ class MatrixMariaDb(MariaDb):
         ]
 
     def fill(self) -> None:
-        """Make the accounts and the data."""
+        """Create the accounts and the data."""
         connection: Any = pymysql.connect(host="127.0.0.1", port=self.port, user="root", autocommit=True)
         with connection, connection.cursor() as cursor:
             cursor.execute(f"create database {DATABASE}")

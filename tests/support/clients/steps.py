@@ -1,4 +1,4 @@
-"""The steps that every client runs, and what it tells of each."""
+"""The steps that every client runs, and their results."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ STEPS = (
     "kill",
     "cut",
 )
-"""In this order; what each does is said in tests/support/clients/python/script.py."""
+"""In this order; tests/support/clients/python/script.py documents each step."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """One step of one client. `ok` None: the client cannot do that, and `detail` says why."""
+    """Result of one step. `is_ok` None: the client does not support it, and `detail` has the reason."""
 
     step: str
     is_ok: bool | None
@@ -39,22 +39,22 @@ class StepResult:
 
     @classmethod
     def parse(cls, line: str) -> StepResult:
-        """From the line of JSON that a client prints. ValueError or KeyError when it is none."""
-        said = json.loads(line)
-        return cls(said["step"], said["ok"], said["detail"], said["seconds"])
+        """Parse the JSON line that a client prints. Raises ValueError or KeyError if it is invalid."""
+        result = json.loads(line)
+        return cls(result["step"], result["ok"], result["detail"], result["seconds"])
 
     @property
     def label(self) -> str:
-        """As a table shows it."""
+        """The result in the table."""
         return {True: "ok", None: "n/a", False: "FAILED"}[self.is_ok]
 
 
 def compare_results(expected: list[StepResult], actual: list[StepResult]) -> list[str]:
-    """What came out otherwise than it should, one line a step; times may differ."""
-    told = {outcome.step: outcome for outcome in actual}
+    """Return the differences, one line per step; times may differ."""
+    actual_by_step = {outcome.step: outcome for outcome in actual}
     lines = []
     for want in expected:
-        have = told.get(want.step)
+        have = actual_by_step.get(want.step)
         if have is None:
             lines.append(f"{want.step}: was not run")
         elif (have.is_ok, have.detail) != (want.is_ok, want.detail):

@@ -1,4 +1,4 @@
-"""Runs a program to its end and says what it wrote when it fails."""
+"""Runs a program to its end and reports its output if it fails."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _MAX_OUTPUT_CHARACTERS = 6000
 
 
 class CommandFailed(TidevoyError):
-    """A command ended with an exit code other than 0, or took too long."""
+    """A command exited with a code other than 0, or took too long."""
 
     def __init__(self, command: tuple[str, ...], reason: str, output: str) -> None:
         self.output = output
-        super().__init__(f"{' '.join(command)}: {reason}; it wrote:\n{output[-_MAX_OUTPUT_CHARACTERS:]}")
+        super().__init__(f"{' '.join(command)}: {reason}; its output:\n{output[-_MAX_OUTPUT_CHARACTERS:]}")
 
 
 async def run_command(
@@ -27,9 +27,9 @@ async def run_command(
     env: Mapping[str, str] | None = None,
     directory: Path | None = None,
 ) -> str:
-    """What `command` wrote to standard output; CommandFailed after `timeout` seconds or if it fails.
+    """Return the standard output of `command`. Raises CommandFailed after `timeout` seconds or if it fails.
 
-    `env` is added to ours. It runs in a process group of its own, which is killed when it takes too long.
+    `env` is added to ours. The command runs in its own process group, which is killed if it takes too long.
     """
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -43,10 +43,10 @@ async def run_command(
     try:
         async with asyncio.timeout(timeout):
             output, errors = await process.communicate()
-    except BaseException as problem:
+    except BaseException as error:
         os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
-        if isinstance(problem, TimeoutError):
+        if isinstance(error, TimeoutError):
             raise CommandFailed(command, f"took more than {timeout:.0f} s", "") from None
         raise
     if process.returncode != 0:

@@ -1,8 +1,8 @@
-"""A Docker daemon of the test's own, beside whatever the machine runs: they share nothing but the kernel.
+"""A private Docker daemon, which shares nothing but the kernel with other daemons on the machine.
 
 It changes no firewall rule and no forwarding setting of the machine. So containers reach each other, and
-published ports work by Docker's proxy process, but containers reach nothing outside; builds use the network
-of the machine.
+published ports work by Docker's proxy process, but containers cannot reach anything outside; builds use the
+machine's network.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _STOP_TIMEOUT_SECONDS = 60.0
 _RUN_PREFIX = "run-"
 _DATA_DIRECTORY = "data"
 _PID_FILE = "docker.pid"
-# Bytes of free memory from which on the daemon's files, about 4 GB, are kept there: much faster than a disk.
+# Free memory from which on the daemon's files, about 4 GB, are kept in memory: much faster than a disk.
 _MIN_MEMORY_FOR_TMPFS_BYTES = 8 << 30
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Docker:
-    """The two command lines, talking to our daemon: they return the output, or raise CommandFailed."""
+    """The two command lines for our daemon: they return the output, or raise CommandFailed."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -48,14 +48,14 @@ class Docker:
         }
 
     async def __call__(self, *arguments: str, timeout: float = 60.0) -> str:
-        """`docker ARGUMENT...`, within `timeout` seconds."""
+        """Run `docker ARGUMENT...`, within `timeout` seconds."""
         command = find_program("docker", "docker.io")
         return await run_command(command, *arguments, timeout=timeout, env=self._environment)
 
     async def compose(
         self, *arguments: str, project: Path, timeout: float, env: dict[str, str] | None = None
     ) -> str:
-        """`docker-compose ARGUMENT...` in the directory `project`, within `timeout` seconds."""
+        """Run `docker-compose ARGUMENT...` in the directory `project`, within `timeout` seconds."""
         command = find_program("docker-compose", "docker-compose")
         environment = {**self._environment, "COMPOSE_PROJECT_NAME": "tidevoy", **(env or {})}
         return await run_command(
@@ -64,9 +64,9 @@ class Docker:
 
     @contextmanager
     def at_idle_priority(self) -> Iterator[None]:
-        """Meanwhile the daemon, and all in its containers, get only the time that nobody else wants."""
+        """Give the daemon and its containers only idle CPU time during the block."""
         daemon = int((self.directory / _PID_FILE).read_text())
-        # Beside those of other controllers (v1), or for all of them (v2).
+        # Next to the hierarchies of other controllers (v1), or the one for all of them (v2).
         hierarchy = _CGROUPS / "cpu" if (_CGROUPS / "cpu").is_dir() else _CGROUPS
         group = hierarchy / _control_group(self.directory)
         group.mkdir(exist_ok=True)
@@ -88,10 +88,10 @@ class Docker:
 
 @asynccontextmanager
 async def docker_daemon(directory: Path) -> AsyncIterator[Docker]:
-    """A fresh daemon, whose containers, networks and files are gone when this ends.
+    """Run a fresh daemon, whose containers, networks and files are removed at the end.
 
-    `directory` holds one directory for each run. One that a killed run left behind is taken up first, by a
-    daemon that ends what still runs there.
+    `directory` holds one directory for each run. The directory of a killed run is cleaned up first, by a
+    daemon that stops what still runs there.
     """
     for earlier in _earlier_runs(directory):
         with _try_lock(earlier) as ours:
@@ -120,25 +120,25 @@ def _earlier_runs(directory: Path) -> list[Path]:
 
 
 def interfaces() -> set[str]:
-    """The network interfaces of this machine."""
+    """Return the network interfaces of this machine."""
     return {name for _, name in socket.if_nameindex()}
 
 
 def find_leftovers(directory: Path) -> list[str]:
-    """What there still is of the daemon in `directory`: files, mounts, processes, control groups."""
-    found = [f"files in {directory}"] if directory.exists() else []
-    found += [f"mount {target}" for target in _mounts(directory)]
-    found += [f"control group {group}" for group in _control_groups(directory)]
+    """Return what remains of the daemon in `directory`: files, mounts, processes, control groups."""
+    leftovers = [f"files in {directory}"] if directory.exists() else []
+    leftovers += [f"mount {target}" for target in _mounts(directory)]
+    leftovers += [f"control group {group}" for group in _control_groups(directory)]
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
         if any(str(directory) in word for word in words):
-            found.append(f"process {process.pid} {' '.join(words)}")
-    return found
+            leftovers.append(f"process {process.pid} {' '.join(words)}")
+    return leftovers
 
 
 @contextmanager
 def _try_lock(directory: Path) -> Iterator[bool]:
-    """Whether no other run uses `directory`; if so, none does until this ends."""
+    """Lock `directory` during the block; yields whether no other run uses it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -162,7 +162,7 @@ async def _daemon(directory: Path) -> AsyncIterator[Docker]:
             await docker.remove_containers()
     finally:
         await process.terminate(kill_after_seconds=_STOP_TIMEOUT_SECONDS)
-        # What a daemon leaves behind that has ended in order: a name space, and its control group.
+        # A daemon leaves these behind even after a clean exit: a name space, and its control group.
         for target in sorted(_mounts(directory), key=len, reverse=True):
             await run_command(find_program("umount", "mount"), target, timeout=30.0)
         for group in _control_groups(directory):
@@ -175,7 +175,7 @@ def _command(directory: Path) -> list[str]:
     configuration.write_text("{}")
     return [
         find_program("dockerd", "docker.io"),
-        # Else the machine's own, /etc/docker/daemon.json, would count too.
+        # Otherwise the machine's /etc/docker/daemon.json would apply too.
         f"--config-file={configuration}",
         f"--host=unix://{directory / 'docker.sock'}",
         f"--data-root={directory / _DATA_DIRECTORY}",
@@ -193,7 +193,7 @@ def _command(directory: Path) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    # A user's PATH often lacks where iptables is, which Docker needs inside the containers' name spaces.
+    # A user's PATH often lacks iptables, which Docker needs inside the containers' name spaces.
     return {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/local/sbin:/usr/sbin:/sbin"}
 
 
@@ -204,9 +204,9 @@ async def _wait_until_ready(process: ChildProcess, docker: Docker) -> None:
             raise ProcessFailed(process.name, describe_exit(process.returncode), process.tail(30))
         try:
             await docker("version", timeout=10.0)
-        except CommandFailed as problem:
+        except CommandFailed as error:
             if asyncio.get_running_loop().time() > deadline:
-                raise ProcessFailed(process.name, f"does not answer ({problem})", process.tail(30)) from None
+                raise ProcessFailed(process.name, f"does not answer ({error})", process.tail(30)) from None
             await asyncio.sleep(0.2)
         else:
             return
@@ -223,12 +223,12 @@ def _control_group(directory: Path) -> str:
 
 
 def _set_idle(group: Path, idle: bool) -> None:
-    with suppress(OSError):  # a kernel before 5.15, or no controller of the time there
+    with suppress(OSError):  # A kernel before 5.15, or no CPU controller there.
         (group / "cpu.idle").write_text(str(int(idle)))
 
 
 def _control_groups(directory: Path) -> list[Path]:
-    """Deepest first. One hierarchy (cgroup v2), or one for each controller (v1)."""
+    """Return the control groups, deepest first: of one hierarchy (cgroup v2), or one per controller (v1)."""
     name = _control_group(directory)
     tops = [*_CGROUPS.glob(name), *_CGROUPS.glob(f"*/{name}")]
     below = [path for top in tops for path in top.rglob("*/") if path.is_dir()]

@@ -1,7 +1,7 @@
 """Local images under the names of the real ones, so that the compose file runs unchanged, without a registry.
 
-Their file systems are Debian's, made by debootstrap once and kept in the user's cache directory; what stands
-in for each program is in `standins/`.
+Their file systems are Debian's, created by debootstrap once and kept in the user's cache directory; the
+fake program of each image is in `fake_images/`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from tests.support.compose.docker_daemon import Docker
 REPOSITORY = Path(__file__).resolve().parents[3]
 _HERE = Path(__file__).resolve().parent
 _SUITE = "bookworm"
-# Compiling the module takes two minutes where nothing else runs.
+# Compiling the module takes two minutes on an idle machine.
 _BUILD_TIMEOUT_SECONDS = 1200.0
 
 _RUST = ("ca-certificates", "gcc", "libc6-dev")
 _PYTHON = ("ca-certificates", "python3", "python3-venv", "python3-pip")
-# What the real images have beside their program, and the programs that stand in for theirs.
+# The tools of the real images, and the programs that replace the real servers.
 _SERVERS = ("python3", "curl", "wget", "etcd-server", "mariadb-server-core", "mariadb-client-core")
 
-# Arguments: the archive, the directory, and the command that fills it. In memory, since dpkg waits for the
+# Arguments: the archive, the directory, and the command that fills it. In memory, because dpkg waits for the
 # disk after every file.
 _BUILD_ARCHIVE_SCRIPT = """
 archive=$1 root=$2
@@ -59,18 +59,18 @@ _FAKE_IMAGES = {
 
 
 def cache_directory() -> Path:
-    """Where file systems are kept between runs."""
+    """Return where file systems are kept between runs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidevoy" / "compose"
 
 
 def services() -> dict[str, Any]:
-    """The services of docker-compose.yml."""
-    found: dict[str, Any] = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
-    return found
+    """Return the services of docker-compose.yml."""
+    parsed: dict[str, Any] = yaml.safe_load((REPOSITORY / "docker-compose.yml").read_text())["services"]
+    return parsed
 
 
 async def build_all(docker: Docker, cache: Path) -> None:
-    """Make every image of docker-compose.yml: ours from their Dockerfiles, the others as stand-ins."""
+    """Build every image of docker-compose.yml: ours from their Dockerfiles, the others as fakes."""
     for name, packages in (("debian-python", _PYTHON), ("debian-servers", _SERVERS), ("debian-rust", _RUST)):
         archive = await _file_system(cache, name, packages)
         await docker("import", str(archive), f"local/{name}", timeout=_BUILD_TIMEOUT_SECONDS)
@@ -88,13 +88,11 @@ async def build_all(docker: Docker, cache: Path) -> None:
         env=index,
     )
     for image in {service["image"] for service in services().values()}:
-        standin = _FAKE_IMAGES.get(image.partition(":")[0])
-        if standin == "tidb":
-            await _build(
-                docker, standin, image, {"requirements.lock": REPOSITORY / "requirements.lock"}, index
-            )
-        elif standin is not None:
-            await _build(docker, standin, image, {})
+        fake = _FAKE_IMAGES.get(image.partition(":")[0])
+        if fake == "tidb":
+            await _build(docker, fake, image, {"requirements.lock": REPOSITORY / "requirements.lock"}, index)
+        elif fake is not None:
+            await _build(docker, fake, image, {})
 
 
 async def _build(
@@ -104,9 +102,9 @@ async def _build(
     files: Mapping[str, Path],
     index: Mapping[str, str] | None = None,
 ) -> None:
-    """Build `standins/<standin>` as `image`, with `files` (name: source) added to its directory.
+    """Build `fake_images/<fake>` as `image`, with `files` (name: source) added to its directory.
 
-    `index`: of the packages that it installs, and only then it has a network.
+    `index`: the index for the packages that it installs; without it the build has no network.
     """
     network = ["--network=none"]
     if index is not None:
@@ -115,21 +113,21 @@ async def _build(
         network = ["--network=host", *arguments]
     with tempfile.TemporaryDirectory() as directory:
         context = Path(directory) / "context"
-        shutil.copytree(_HERE / "standins" / fake, context)
+        shutil.copytree(_HERE / "fake_images" / fake, context)
         for name, source in files.items():
             shutil.copyfile(source, context / name)
         await docker("build", *network, "--tag", image, str(context), timeout=_BUILD_TIMEOUT_SECONDS)
 
 
 def _base_images(directory: str) -> list[str]:
-    """The images that the stages of our Dockerfile in `directory` begin from."""
+    """Return the base images of the stages of our Dockerfile in `directory`."""
     text = (REPOSITORY / directory / "Dockerfile").read_text()
     return re.findall(r"^FROM (\S+)", text, re.MULTILINE)
 
 
 @asynccontextmanager
 async def _toolchain() -> AsyncIterator[Path]:
-    """A tar archive of what compiles Rust on this machine, as rustup installs it."""
+    """Yield a tar archive of this machine's Rust toolchain, as rustup installs it."""
     root = Path(
         (await run_command(find_program("rustc", "rustup"), "--print", "sysroot", timeout=60.0)).strip()
     )
@@ -148,39 +146,39 @@ async def _toolchain() -> AsyncIterator[Path]:
 
 
 def _toolchain_files(root: Path) -> list[str]:
-    """What cargo needs of a toolchain: not the documentation, which is the most of it."""
+    """Return the files that cargo needs: not the documentation, which is the largest part."""
     libraries = (root / "lib").glob("lib*.so*")
     return ["bin/cargo", "bin/rustc", "lib/rustlib", *(str(path.relative_to(root)) for path in libraries)]
 
 
 async def _file_system(cache: Path, name: str, packages: tuple[str, ...]) -> Path:
-    """A tar archive of a minimal Debian with `packages`, from the cache or made now (half a minute)."""
+    """Return a tar archive of a minimal Debian with `packages`: cached, or built in half a minute."""
     key = hashlib.sha256(" ".join((_SUITE, *packages)).encode()).hexdigest()[:12]
     archive = cache / f"{name}-{key}.tar"
     if archive.exists():
         return archive
-    with tempfile.TemporaryDirectory(dir=cache, prefix="making-") as directory:
-        root, made = Path(directory) / "root", Path(directory) / "made.tar"
+    with tempfile.TemporaryDirectory(dir=cache, prefix="building-") as directory:
+        root, new_archive = Path(directory) / "root", Path(directory) / "new.tar"
         root.mkdir()
-        # In a mount name space of its own, so that whatever is mounted goes with it, even if it fails.
+        # In its own mount name space, so that all mounts vanish with it, even if it fails.
         await run_command(
             *(find_program("unshare", "util-linux"), "--mount"),
-            *("sh", "-euc", _BUILD_ARCHIVE_SCRIPT, "sh", str(made), str(root)),
+            *("sh", "-euc", _BUILD_ARCHIVE_SCRIPT, "sh", str(new_archive), str(root)),
             *(find_program("debootstrap", "debootstrap"), "--variant=minbase"),
             f"--include={','.join(packages)}",
             *(_SUITE, str(root), *await _mirror()),
             timeout=_BUILD_TIMEOUT_SECONDS,
         )
-        made.rename(archive)
+        new_archive.rename(archive)
     return archive
 
 
 async def _mirror() -> list[str]:
-    """The mirror of our suite that this machine's apt uses; none: debootstrap knows one."""
+    """Return the mirror of our suite that this machine's apt uses; empty: debootstrap's default."""
     if shutil.which("apt-get") is None:
         return []
-    listed = await run_command("apt-get", "indextargets", "--format", "$(RELEASE) $(SITE)", timeout=60.0)
-    for line in listed.splitlines():
+    targets = await run_command("apt-get", "indextargets", "--format", "$(RELEASE) $(SITE)", timeout=60.0)
+    for line in targets.splitlines():
         release, _, site = line.partition(" ")
         if release == _SUITE:
             return [site]
@@ -188,16 +186,16 @@ async def _mirror() -> list[str]:
 
 
 def _certificates() -> Path:
-    """The certificate authorities that this machine trusts; it may need its own for a package index."""
+    """Return the certificate authorities of this machine, which may include its own for a package index."""
     return Path(ssl.get_default_verify_paths().cafile or "/etc/ssl/certs/ca-certificates.crt")
 
 
 async def _package_index() -> dict[str, str]:
-    """The package index that pip uses here, as the Dockerfile takes it; empty: the public one."""
+    """Return the package index that pip uses here, for the Dockerfile; empty: the public one."""
     try:
         settings = await run_command(sys.executable, "-m", "pip", "config", "list", timeout=60.0)
-    except CommandFailed:  # an environment without pip
+    except CommandFailed:  # An environment without pip.
         settings = ""
-    found = re.search(r"^(?:global|install|:env:)\.index-url='(.*)'$", settings, re.MULTILINE)
-    url = os.environ.get("PIP_INDEX_URL") or (found[1] if found else None)
+    match = re.search(r"^(?:global|install|:env:)\.index-url='(.*)'$", settings, re.MULTILINE)
+    url = os.environ.get("PIP_INDEX_URL") or (match[1] if match else None)
     return {"PIP_INDEX_URL": url, "UV_DEFAULT_INDEX": url} if url else {}

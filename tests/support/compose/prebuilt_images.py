@@ -1,7 +1,7 @@
-"""A Docker daemon that has all images of docker-compose.yml: `python -m tests.support.compose.prebuilt_images`.
+"""Runs a Docker daemon with all images of docker-compose.yml (`python -m` this module).
 
-It writes the daemon's directory to standard output when they are there, and ends with its standard input.
-Exit code 0 says that nothing is left of the daemon then.
+It writes the daemon's directory to standard output when the images are ready, and exits when its input
+closes. Exit code 0 means that nothing of the daemon remains.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ async def _run_daemon(directories: list[Path]) -> None:
     async with docker_daemon(images.cache_directory()) as docker:
         directories.append(docker.directory)
         with docker.at_idle_priority():
-            # Not before: whatever the daemon starts would give way for good.
+            # Not earlier: everything that the daemon starts would keep the low priority.
             lower_own_priority()
             await images.build_all(docker, images.cache_directory())
         print(docker.directory, flush=True)
@@ -34,20 +34,20 @@ async def _main() -> None:
     work = asyncio.create_task(_run_daemon(directories))
     loop = asyncio.get_running_loop()
 
-    def end() -> None:
+    def stop() -> None:
         loop.remove_reader(sys.stdin)
         work.cancel()
 
-    loop.add_reader(sys.stdin, end)
+    loop.add_reader(sys.stdin, stop)
     with suppress(asyncio.CancelledError):
         await work
-    left = [found for directory in directories for found in find_leftovers(directory)]
-    left += [f"network interface {name}" for name in interfaces() - links]
-    if left:
-        sys.exit("\n".join(left))
+    leftovers = [leftover for directory in directories for leftover in find_leftovers(directory)]
+    leftovers += [f"network interface {name}" for name in interfaces() - links]
+    if leftovers:
+        sys.exit("\n".join(leftovers))
 
 
 if __name__ == "__main__":
     if os.geteuid() != 0:
-        sys.exit("only root can start a Docker daemon")
+        sys.exit("starting a Docker daemon requires root")
     asyncio.run(_main())

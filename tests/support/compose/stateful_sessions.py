@@ -1,4 +1,4 @@
-"""Sessions that have something to lose, and notice when it is lost: no driver hides it from them."""
+"""Sessions with state that detect its loss: no driver hides an error from them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from tests.support.migration.sql_client import (
 DATABASE = "guests"
 _SQL_PREPARED = "select concat('named ', @mine)"
 _BINARY_PREPARED = b"select concat('numbered ', ?, ' ', @mine)"
-_PAUSE_SECONDS = 0.02  # seconds between two statements of one that works
+_PAUSE_SECONDS = 0.02  # Between two turns of a working session.
 
 
 class SessionDisturbed(AssertionError):
-    """An answer is not the one that the session must get."""
+    """A response differs from the one that the session must get."""
 
 
 @dataclass
 class StatefulSession:
     """A session with a user variable, a current database, and a prepared statement of each protocol.
 
-    `done`: turns that it has worked. `slowest`: the longest that it has waited for an answer, in seconds.
+    `finished_turns`: completed turns. `max_latency_seconds`: the longest wait for a response.
     """
 
     number: int
@@ -41,24 +41,24 @@ class StatefulSession:
     finished_turns: int = 0
     max_latency_seconds: float = 0.0
     visited_nodes: set[str] = field(default_factory=set)
-    """Nodes on which it has worked."""
+    """Nodes on which the session has worked."""
 
     @classmethod
     async def create(cls, port: int, number: int) -> Self:
-        """Log in at a port of this machine, and set all up."""
-        guest = cls(number, await AnswerClient.login("127.0.0.1", port))
+        """Log in at a port of this machine, and set up the state."""
+        session = cls(number, await AnswerClient.login("127.0.0.1", port))
         try:
             setup = (f"use {DATABASE}", f"set @mine = 'of {number}'", f'prepare named from "{_SQL_PREPARED}"')
-            await _run(guest.wire, *setup)
-            (prepared,) = await guest.wire.send_command(MySqlCommand.STMT_PREPARE, _BINARY_PREPARED)
+            await _run(session.wire, *setup)
+            (prepared,) = await session.wire.send_command(MySqlCommand.STMT_PREPARE, _BINARY_PREPARED)
             assert isinstance(prepared, PrepareAnswer), prepared
         except BaseException:
-            guest.abort()
+            session.abort()
             raise
-        return guest
+        return session
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Statement upon statement, until `over`."""
+        """Work turn by turn until `stopped`."""
         while not stopped.is_set():
             await self._turn()
             self.finished_turns += 1
@@ -67,7 +67,7 @@ class StatefulSession:
                     await stopped.wait()
 
     async def _turn(self) -> None:
-        """A transaction that is lost, half done or done twice is seen, and so is a PING that fails."""
+        """Work one turn; detects a transaction that is lost, half done or done twice, and a failed PING."""
         insert = f"insert into turns values ({self.number}, {self.finished_turns}, %s)"
         _expect(await self._send_timed(MySqlCommand.QUERY, "begin"), (OkAnswer(AUTOCOMMIT | IN_TRANSACTION),))
         for half in ("1", "2"):
@@ -79,25 +79,25 @@ class StatefulSession:
         self.visited_nodes.add(await self.node_address())
 
     async def check(self) -> None:
-        """All that it has is still there, and all that it has done was done once."""
-        mine = f"of {self.number}"
-        _expect(await self._query_cell("select concat(database(), ' ', @mine)"), f"{DATABASE} {mine}")
-        _expect(await self._query_cell("execute named"), f"named {mine}")
+        """Check that all state is still there, and that all work was done exactly once."""
+        value = f"of {self.number}"
+        _expect(await self._query_cell("select concat(database(), ' ', @mine)"), f"{DATABASE} {value}")
+        _expect(await self._query_cell("execute named"), f"named {value}")
         (rows,) = await self._send_timed(
             MySqlCommand.STMT_EXECUTE, execute_body(self.wire.statement_id, (b"x",))
         )
         assert isinstance(rows, RowsAnswer), rows
-        text = f"numbered x {mine}".encode()
+        text = f"numbered x {value}".encode()
         _expect(rows.rows, (b"\0\0" + bytes((len(text),)) + text,))
-        counted = f"select concat(count(*), ' ', count(distinct turn)) from turns where guest = {self.number}"
-        _expect(await self._query_cell(counted), f"{2 * self.finished_turns} {self.finished_turns}")
+        query = f"select concat(count(*), ' ', count(distinct turn)) from turns where guest = {self.number}"
+        _expect(await self._query_cell(query), f"{2 * self.finished_turns} {self.finished_turns}")
 
     async def node_address(self) -> str:
-        """The address of the node that it is on."""
+        """Return the address of the session's node."""
         return await self._query_cell("select @@hostname")
 
     def abort(self) -> None:
-        """At once."""
+        """Reset the connection at once."""
         self.wire.writer.transport.abort()
 
     async def _query_cell(self, text: str) -> str:
@@ -108,15 +108,15 @@ class StatefulSession:
         return cell.decode()
 
     async def _send_timed(self, command: MySqlCommand, body: str | bytes = b"") -> Answer:
-        began = time.monotonic()
+        started_at = time.monotonic()
         answer = await self.wire.send_command(command, body.encode() if isinstance(body, str) else body)
-        self.max_latency_seconds = max(self.max_latency_seconds, time.monotonic() - began)
+        self.max_latency_seconds = max(self.max_latency_seconds, time.monotonic() - started_at)
         return answer
 
 
-def _expect(found: object, expected: object) -> None:
-    if found != expected:
-        raise SessionDisturbed(f"{found!r} came instead of {expected!r}")
+def _expect(actual: object, expected: object) -> None:
+    if actual != expected:
+        raise SessionDisturbed(f"received {actual!r} instead of {expected!r}")
 
 
 async def _run(wire: AnswerClient, *statements: str) -> None:
@@ -127,7 +127,7 @@ async def _run(wire: AnswerClient, *statements: str) -> None:
 
 @asynccontextmanager
 async def run_stateful_sessions(port: int, count: int) -> AsyncIterator[list[StatefulSession]]:
-    """So many sessions, with a table for what they do; cut at the end."""
+    """Run this many sessions, with a table for their work; reset them at the end."""
     admin = await AnswerClient.login("127.0.0.1", port)
     await _run(
         admin,
@@ -141,5 +141,5 @@ async def run_stateful_sessions(port: int, count: int) -> AsyncIterator[list[Sta
             sessions.append(await StatefulSession.create(port, number))
         yield sessions
     finally:
-        for guest in sessions:
-            guest.abort()
+        for session in sessions:
+            session.abort()

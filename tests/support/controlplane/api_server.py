@@ -18,7 +18,7 @@ from sandbox.ports import Ports
 
 @dataclass(slots=True)
 class ApiServer:
-    """A running control plane; `wanted` is what its configuration says when it is read next."""
+    """A running control plane; `next_settings` is what the next reading of its configuration returns."""
 
     next_settings: Settings
     http: httpx2.AsyncClient
@@ -27,18 +27,18 @@ class ApiServer:
     failures: list[Exception] = field(default_factory=list)
 
     def load(self) -> Settings:
-        """What the control plane calls to read its configuration: fails once for each of `failures`."""
+        """Return the configuration (called by the control plane); raises each of `failures` once."""
         if self.failures:
             raise self.failures.pop()
         return self.next_settings
 
     async def node(self, address: str) -> dict[str, Any]:
-        """A node as the API shows it."""
-        answer: dict[str, Any] = (await self.http.get(f"/v1/nodes/{address}")).raise_for_status().json()
-        return answer
+        """Return a node as the API shows it."""
+        node: dict[str, Any] = (await self.http.get(f"/v1/nodes/{address}")).raise_for_status().json()
+        return node
 
     async def wait_for_state(self, address: str, state: str) -> dict[str, Any]:
-        """The node, once it is in that state."""
+        """Wait until the node is in that state and return it."""
         async with asyncio.timeout(15):
             while (node := await self.node(address))["state"] != state:  # noqa: ASYNC110 - polls on purpose
                 await asyncio.sleep(0.02)
@@ -46,7 +46,7 @@ class ApiServer:
 
 
 def settings(directory: Path, ports: Ports, nodes: Sequence[str] = (), **sections: Any) -> Settings:
-    """Settings on free ports, with the nodes `nodes`."""
+    """Return settings on free ports, with these nodes."""
     return Settings.model_validate(
         {
             "api": {"listen": f"127.0.0.1:{ports.allocate()}"},
@@ -62,22 +62,22 @@ def settings(directory: Path, ports: Ports, nodes: Sequence[str] = (), **section
 
 @asynccontextmanager
 async def run_api_server(initial_settings: Settings) -> AsyncIterator[ApiServer]:
-    """A control plane that serves until the block ends, and then ends without an error."""
+    """Run a control plane until the block ends; check that it stops without an error."""
     ready = asyncio.Event()
     url = f"http://{initial_settings.api.listen}"
     async with httpx2.AsyncClient(base_url=url, trust_env=False, timeout=10) as http:
-        plane: ApiServer
-        serving = asyncio.create_task(serve(initial_settings, lambda: plane.load(), ready.set))
-        plane = ApiServer(initial_settings, http, url, serving)
-        opened = asyncio.create_task(ready.wait())
+        server: ApiServer
+        serve_task = asyncio.create_task(serve(initial_settings, lambda: server.load(), ready.set))
+        server = ApiServer(initial_settings, http, url, serve_task)
+        ready_task = asyncio.create_task(ready.wait())
         try:
-            await asyncio.wait({serving, opened}, return_when=asyncio.FIRST_COMPLETED)
-            opened.cancel()
-            if serving.done():
-                await serving
-            yield plane
+            await asyncio.wait({serve_task, ready_task}, return_when=asyncio.FIRST_COMPLETED)
+            ready_task.cancel()
+            if serve_task.done():
+                await serve_task
+            yield server
         finally:
-            serving.cancel()
-            await asyncio.wait({serving})
-        if not serving.cancelled() and (error := serving.exception()) is not None:
+            serve_task.cancel()
+            await asyncio.wait({serve_task})
+        if not serve_task.cancelled() and (error := serve_task.exception()) is not None:
             raise error

@@ -1,4 +1,4 @@
-"""A control plane that asks who is calling, for tests of its doors."""
+"""A control plane with authentication, for tests of its access control."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ TOKENS = [
 
 
 def settings_with_tokens(directory: Path, ports: Ports, **api: Any) -> Settings:
-    """Settings with the two tokens, and `api` besides."""
-    asked = {"listen": f"127.0.0.1:{ports.allocate()}", "tokens": TOKENS, **api}
-    return settings(directory, ports, ["127.0.0.1:4000"], api=asked)
+    """Return settings with the two tokens, and the other keys of `api`."""
+    section = {"listen": f"127.0.0.1:{ports.allocate()}", "tokens": TOKENS, **api}
+    return settings(directory, ports, ["127.0.0.1:4000"], api=section)
 
 
 def bearer_header(token: str) -> dict[str, str]:
-    """The header that shows a token."""
+    """Return the header with a token."""
     return {"authorization": f"Bearer {token}"}
 
 
 class HttpConnection:
-    """A connection to the REST server, byte for byte."""
+    """A raw connection to the REST server."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
     @classmethod
-    async def open(cls, plane: ApiServer, source: str = "127.0.0.1") -> HttpConnection:
-        """From that address of this machine. OSError, TimeoutError."""
-        host, port = addresses.split(plane.url.partition("://")[2])
+    async def open(cls, server: ApiServer, source: str = "127.0.0.1") -> HttpConnection:
+        """Connect from that address of this machine. Raises OSError or TimeoutError."""
+        host, port = addresses.split(server.url.partition("://")[2])
         async with asyncio.timeout(5):
             return cls(*await asyncio.open_connection(host, port, local_addr=(source, 0)))
 
     def send(self, method: str, path: str, *fields: str) -> None:
-        """A request without a body."""
+        """Send a request without a body."""
         head = "".join(f"{line}\r\n" for line in (f"{method} {path} HTTP/1.1", "Host: here", *fields))
         self.writer.write(head.encode() + b"\r\n")
 
     async def request(self, method: str, path: str, *fields: str) -> tuple[int, dict[str, str], bytes]:
-        """A request and its answer: status, header fields (lower case), body."""
+        """Send a request and return status, header fields (lower case) and body of the response."""
         self.send(method, path, *fields)
         async with asyncio.timeout(10):
             head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1")
@@ -61,7 +61,7 @@ class HttpConnection:
         return status, headers, body
 
     async def read_to_end(self, seconds: float = 10.0) -> bytes:
-        """What comes until the other side ends the connection."""
+        """Return the data until the server closes the connection."""
         async with asyncio.timeout(seconds):
             try:
                 return await self.reader.read()
@@ -76,9 +76,9 @@ class HttpConnection:
         transport.abort()
 
 
-async def is_connection_dropped(plane: ApiServer, source: str) -> bool:
-    """Whether nothing is heard of a connection from that address: the kernel drops what opens it."""
-    host, port = addresses.split(plane.url.partition("://")[2])
+async def is_connection_dropped(server: ApiServer, source: str) -> bool:
+    """Return whether the kernel drops a connection attempt from that address (no response at all)."""
+    host, port = addresses.split(server.url.partition("://")[2])
     with socket.socket() as client:
         client.setblocking(False)
         client.bind((source, 0))

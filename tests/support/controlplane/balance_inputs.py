@@ -1,4 +1,4 @@
-"""Nodes of a plan, and what Envoys and nodes tell of their sessions, each in a line."""
+"""Builders for the inputs of balancing: node plans, and the sessions that Envoys and nodes report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOW = 2_000_000.0
 LONG_AGO = NOW - 10_000.0
 POLICY = Policy(slow_start=0, reconnect_grace=15.0)
 A, B, C, D = ADDRESSES = [f"10.0.0.{i}:4000" for i in range(1, 5)]
-INSTANCE_X, INSTANCE_Y = "00000000000000aa", "00000000000000bb"  # the processes of the Envoys x and y
+INSTANCE_X, INSTANCE_Y = "00000000000000aa", "00000000000000bb"  # of the Envoy processes x and y
 
 
 def node_plan(
@@ -26,7 +26,7 @@ def node_plan(
     state: State = State.ACTIVE,
     **fields: object,
 ) -> NodePlan:
-    """A node that has been in service since then."""
+    """Return the plan of a node that has been in service since `since`."""
     active = since if state is State.ACTIVE else None
     planned = NodePlan(
         Node(address, Source.PD, weight=weight), state, "", since, EdsHealth.HEALTHY, weight, address, active
@@ -35,60 +35,59 @@ def node_plan(
 
 
 def node_plans(*planned: NodePlan) -> dict[str, NodePlan]:
-    return {each.node.address: each for each in planned}
+    return {node.node.address: node for node in planned}
 
 
 @dataclass(frozen=True)
 class ReportedSessions:
-    """What modules tell of their sessions, by Envoy and then by address; and what others tell beside them."""
+    """Sessions reported by modules, by Envoy and then by address, and counts from other sources."""
 
     sessions: Mapping[str, Mapping[str, int]]
     reported_at: float = NOW
     counting_since: float = NOW - 2
     instances: Mapping[str, str] = field(default_factory=lambda: {"x": INSTANCE_X, "y": INSTANCE_Y})
     complete_nodes: frozenset[str] = frozenset(ADDRESSES)
-    stale_envoys: frozenset[str] = frozenset()  # Envoys that told all of that long ago
-    stock_envoy_sessions: Mapping[str, Mapping[str, int]] = field(
-        default_factory=dict
-    )  # of Envoys that have no module
-    node_connections: Mapping[str, int] = field(default_factory=dict)  # what nodes count themselves
-    counted_at: float = NOW  # when they counted it
+    stale_envoys: frozenset[str] = frozenset()  # Envoys whose report is 60 s older
+    # Load reports of Envoys without a module.
+    stock_envoy_sessions: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    node_connections: Mapping[str, int] = field(default_factory=dict)  # TiDB's own counts
+    counted_at: float = NOW  # time of TiDB's own counts
 
     def facts(self, **more: object) -> Facts:
-        censuses = {
+        session_counts = {
             envoy: SessionCounts(
                 *(
                     (self.reported_at - 60, self.counting_since - 60)
                     if envoy in self.stale_envoys
                     else (self.reported_at, self.counting_since)
                 ),
-                sessions={a: count for a, count in there.items() if count},
+                sessions={a: count for a, count in sessions.items() if count},
                 complete_nodes=self.complete_nodes,
                 instance=self.instances.get(envoy, ""),
             )
-            for envoy, there in self.sessions.items()
+            for envoy, sessions in self.sessions.items()
         }
-        known = Facts(
-            session_counts=censuses,
-            sessions_by_address=_sum_counts(*(census.sessions for census in censuses.values())),
+        facts = Facts(
+            session_counts=session_counts,
+            sessions_by_address=_sum_counts(*(counts.sessions for counts in session_counts.values())),
             loads={
-                envoy: EnvoyLoad(envoy, self.reported_at, there)
-                for envoy, there in self.stock_envoy_sessions.items()
+                envoy: EnvoyLoad(envoy, self.reported_at, sessions)
+                for envoy, sessions in self.stock_envoy_sessions.items()
             },
             sessions_by_endpoint=_sum_counts(*self.stock_envoy_sessions.values()),
-            envoys_last_seen=dict.fromkeys(censuses, self.reported_at),
+            envoys_last_seen=dict.fromkeys(session_counts, self.reported_at),
             health={
                 a: Health(connections=n, connections_at=self.counted_at)
                 for a, n in self.node_connections.items()
             },
         )
-        return replace(known, **more)  # type: ignore[arg-type]
+        return replace(facts, **more)  # type: ignore[arg-type]
 
 
-def _sum_counts(*counts: Mapping[str, int]) -> dict[str, int]:
+def _sum_counts(*mappings: Mapping[str, int]) -> dict[str, int]:
     sums: dict[str, int] = {}
-    for each in counts:
-        for address, count in each.items():
+    for mapping in mappings:
+        for address, count in mapping.items():
             sums[address] = sums.get(address, 0) + count
     return sums
 
@@ -106,23 +105,23 @@ def decide_rebalance(
     panic_threshold_reason: str = "",
     overloaded_zones: frozenset[GroupZone] = frozenset(),
 ) -> RebalanceState:
-    """What is asked for now, by nodes that are as they were."""
+    """Return the next rebalancing state for a plan whose nodes did not change."""
     past = Plan(planned, "", before or RebalanceState())
     return rebalance(planned, overloaded_zones, panic_threshold_reason, past, facts, policy, now)
 
 
-def outgoing_by_node(found: RebalanceState) -> dict[str, int]:
-    """How many sessions each node is asked for."""
-    return {address: sum(counts.values()) for address, counts in found.outgoing.items()}
+def outgoing_by_node(state: RebalanceState) -> dict[str, int]:
+    """Return how many sessions are to leave each node."""
+    return {address: sum(counts.values()) for address, counts in state.outgoing.items()}
 
 
-def incoming_by_node(found: RebalanceState) -> dict[str, int]:
-    """How many sessions each node is to get."""
-    return {address: sum(counts.values()) for address, counts in found.incoming.items()}
+def incoming_by_node(state: RebalanceState) -> dict[str, int]:
+    """Return how many sessions each node is to receive."""
+    return {address: sum(counts.values()) for address, counts in state.incoming.items()}
 
 
 def expected_water_level(capacities: Sequence[float], current: Sequence[int], incoming: int) -> float:
-    """How high so much more comes to stand in vessels that hold some already: found by halving."""
+    """Return the water level after `incoming` is added, computed by bisection."""
     low, high = 0.0, (sum(current) + incoming + 1) / min(capacities)
     for _ in range(200):
         middle = (low + high) / 2

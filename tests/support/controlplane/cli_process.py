@@ -1,4 +1,4 @@
-"""The `tidevoy` command as its users call it: a process with arguments, an exit code and what it printed."""
+"""The `tidevoy` command as its users run it: a process with arguments, an exit code and output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIDEVOY = str(Path(sys.executable).with_name("tidevoy"))
 
 @dataclass(frozen=True, slots=True)
 class CliResult:
-    """What one command did."""
+    """The result of one command."""
 
     exit_code: int
     stdout: str
@@ -25,12 +25,12 @@ class CliResult:
 
 
 async def start_tidevoy(url: str, *arguments: str, **environ: str) -> asyncio.subprocess.Process:
-    """The command, started for the control plane at `url`."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDEVOY_")}
+    """Start the command for the control plane at `url`."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("TIDEVOY_")}
     return await asyncio.create_subprocess_exec(
         TIDEVOY,
         *arguments,
-        env={**kept, "TIDEVOY_URL": url, **environ},
+        env={**inherited, "TIDEVOY_URL": url, **environ},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -38,7 +38,7 @@ async def start_tidevoy(url: str, *arguments: str, **environ: str) -> asyncio.su
 
 
 async def wait_for_result(process: asyncio.subprocess.Process) -> CliResult:
-    """What a started command did, once it has ended."""
+    """Wait for a started command and return its result."""
     try:
         async with asyncio.timeout(60):
             out, err = await process.communicate()
@@ -51,12 +51,12 @@ async def wait_for_result(process: asyncio.subprocess.Process) -> CliResult:
 
 
 async def run_tidevoy(url: str, *arguments: str) -> CliResult:
-    """What a command did."""
+    """Run a command and return its result."""
     return await wait_for_result(await start_tidevoy(url, *arguments))
 
 
 def minimal_configuration(directory: Path, ports: Ports, *nodes: str, **xds: Any) -> dict[str, Any]:
-    """Settings on free ports for a control plane with these nodes, checked fast."""
+    """Return settings on free ports for a control plane with these nodes and fast checks."""
     return {
         "api": {"listen": f"127.0.0.1:{ports.allocate()}"},
         "xds": {"listen": f"127.0.0.1:{ports.allocate()}", **xds},
@@ -69,7 +69,7 @@ def minimal_configuration(directory: Path, ports: Ports, *nodes: str, **xds: Any
 
 
 class FakeApiClient(ControlPlaneClient):
-    """A client whose control plane answers what is asked for `path`, or fails, as listed."""
+    """A client whose control plane answers requests for `path` with these answers, or raises them."""
 
     def __init__(self, path: str, *answers: dict[str, Any] | BaseException) -> None:
         super().__init__("http://127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""An engine in this process, stand-ins for nodes, and Envoys of which every answer is in the test's hand."""
+"""An engine in this process, fake nodes, and fake Envoys that a test controls."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from tests.support.fake_servers import (
 )
 from tests.support.waiting import wait_until
 
-UNREACHABLE_PD_URL = "http://127.0.0.1:1"  # nothing listens there
+UNREACHABLE_PD_URL = "http://127.0.0.1:1"  # No server listens there.
 CLUSTER = "tidb"
-_REPORT_SECONDS = 0.05  # seconds between two reports of an Envoy, be they of its load or of its module
+_REPORT_SECONDS = 0.05  # Between two reports of an Envoy, of its load or of its module.
 FAST_CHECKS = {"interval": 0.1, "timeout": 2.0}
 TOPOLOGY_INFO = (
     '{"version": "v8.5.3", "git_hash": "abc", "ip": "127.0.0.1", "status_port": %s, "labels": null}'
@@ -50,8 +50,8 @@ TOPOLOGY_INFO = (
 
 
 def settings(directory: Path, **sections: Any) -> Settings:
-    """Settings with quick checks, on any free port; nothing but SQL ports is checked unless said."""
-    chosen: dict[str, Any] = {
+    """Return settings with fast checks on a free port; only SQL ports are checked by default."""
+    result: dict[str, Any] = {
         "xds": {"listen": "127.0.0.1:0"},
         "state_dir": directory / "state",
         "health": {"sql": FAST_CHECKS, "status": FAST_CHECKS},
@@ -60,14 +60,14 @@ def settings(directory: Path, **sections: Any) -> Settings:
         "drain": {"fleet_return": 0},
     }
     for name, value in sections.items():
-        both = isinstance(value, dict) and isinstance(chosen.get(name), dict)
-        chosen[name] = {**chosen[name], **value} if both else value
-    return Settings.model_validate(chosen)
+        both = isinstance(value, dict) and isinstance(result.get(name), dict)
+        result[name] = {**result[name], **value} if both else value
+    return Settings.model_validate(result)
 
 
 @contextlib.asynccontextmanager
 async def run_engine(initial_settings: Settings, **more: Any) -> AsyncIterator[Engine]:
-    """A started engine, cancelled at the end; what it dies of is raised."""
+    """Run an engine until the block ends; raises the error that stopped it."""
     engine = Engine(initial_settings, **more)
     run = asyncio.create_task(engine.run())
     started = asyncio.create_task(engine.wait_started())
@@ -86,7 +86,7 @@ async def run_engine(initial_settings: Settings, **more: Any) -> AsyncIterator[E
 
 @contextlib.asynccontextmanager
 async def healthy_node() -> AsyncIterator[tuple[str, str]]:
-    """A healthy TiDB: its SQL and its status address."""
+    """Run a healthy fake TiDB; yield its SQL and its status address."""
     async with (
         run_fake_server(send_parts(mysql_packet(GREETING_PAYLOAD))) as sql,
         run_fake_server(answer_http(http_response(200, STATUS_BODY))) as status,
@@ -95,14 +95,14 @@ async def healthy_node() -> AsyncIterator[tuple[str, str]]:
 
 
 async def register_node(etcd: EtcdClient, address: str, status: str, *, lease: int = 0) -> None:
-    """What a TiDB server writes to PD when it starts."""
+    """Write to PD what a TiDB server writes when it starts."""
     info = TOPOLOGY_INFO % addresses.split(status)[1]
     await etcd.put(f"/topology/tidb/{address}/info", info.encode())
     await etcd.put(f"/topology/tidb/{address}/ttl", b"1767225630123456789", lease)
 
 
 async def wait_for_state(engine: Engine, address: str, state: str | None, seconds: float = 10.0) -> None:
-    """Waits for a state of a node; None: until it is forgotten."""
+    """Wait until a node is in a state; None: until it is removed."""
 
     def holds() -> bool:
         planned = {view.plan.node.address: view.plan.state.value for view in engine.nodes()}
@@ -112,21 +112,21 @@ async def wait_for_state(engine: Engine, address: str, state: str | None, second
 
 
 async def wait_for_plans(engine: Engine, times: int = 3) -> None:
-    """Returns when the engine has decided so many times more."""
+    """Wait until the engine has computed this many more plans."""
 
-    def decided() -> float:
+    def plan_count() -> float:
         return engine.registry.get_sample_value("tidevoy_plan_duration_seconds_count") or 0.0
 
-    goal = decided() + times
-    await wait_until(lambda: decided() >= goal)
+    target = plan_count() + times
+    await wait_until(lambda: plan_count() >= target)
 
 
 class FakeModule:
-    """A module that tells over and over how many sessions each node has; in several messages, `info` last."""
+    """A module that reports each node's session count repeatedly, in several messages with `info` last."""
 
     def __init__(self, counts: Mapping[str, int], instance: str | None) -> None:
         self.counts = counts
-        self.completes_flushes = True  # False: what comes first in a flush comes, and then nothing
+        self.completes_flushes = True  # False: the start of a flush is sent, without its end.
         self._instance = instance
 
     async def report(self, stream: MetricsStream, envoy: str) -> None:
@@ -145,26 +145,26 @@ class FakeModule:
 async def reporting_module(
     engine: Engine, counts: Mapping[str, int], instance: str | None = None
 ) -> AsyncIterator[FakeModule]:
-    """A stream of the module of `envoy-1`; one without an `instance` knows nothing of moves asked for."""
+    """Run the metrics stream of `envoy-1`; without `instance`, its module ignores requested migrations."""
     async with open_metrics_stream(engine.xds_port) as stream:
-        teller = FakeModule(counts, instance)
-        task = asyncio.create_task(teller.report(stream, "envoy-1"))
+        module = FakeModule(counts, instance)
+        task = asyncio.create_task(module.report(stream, "envoy-1"))
         try:
-            yield teller
+            yield module
         finally:
             task.cancel()
             await asyncio.wait({task})
 
 
 class EventRecorder:
-    """All events of an engine from now on, and before that those still kept."""
+    """Records the events of an engine, starting with those that it still keeps."""
 
     def __init__(self, engine: Engine) -> None:
         self._events = engine.events(after_id=0)
         self.recorded: list[Event] = []
 
     async def wait_for(self, kind: str, seconds: float = 10.0) -> Event:
-        """The first event of that kind, seen already or to come."""
+        """Return the first event of that kind, recorded or still to come."""
         for event in self.recorded:
             if event.kind == kind:
                 return event
@@ -177,18 +177,17 @@ class EventRecorder:
 
 
 class FakeEnvoy:
-    """Subscribes to endpoints, acknowledges what it gets, and reports the sessions that a test says."""
+    """Subscribes to endpoints, acknowledges responses, and reports the sessions that a test sets."""
 
     def __init__(self, port: int, name: str = "envoy-1", *, module: str = "") -> None:
-        """`module`: the version of Tidevoy's module that it says it has; empty: none."""
+        """`module`: the version of Tidevoy's module that it claims to have; empty: none."""
         self._port, self.name, self._module = port, name, module
-        self.published: list[dict[str, tuple[str, int]]] = []  # endpoint -> (health, weight), one a response
-        self.requested_migrations: list[
-            dict[str, str]
-        ] = []  # endpoint -> what it is asked to move, where it is; one a response
+        self.published: list[dict[str, tuple[str, int]]] = []  # Per response: endpoint -> (health, weight).
+        # Per response: endpoint -> the requested migrations, for endpoints that have some.
+        self.requested_migrations: list[dict[str, str]] = []
         self.sessions: dict[str, int] = {}
         self.is_reporting = True
-        self.nack_message = ""  # what it answers to what it gets; empty: it takes it
+        self.nack_message = ""  # Sent as NACK for every response; empty: it acknowledges.
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -214,14 +213,14 @@ class FakeEnvoy:
 
     @property
     def endpoints(self) -> Mapping[str, tuple[str, int]]:
-        """What it holds."""
+        """The endpoints of the last response."""
         return self.published[-1] if self.published else {}
 
     async def wait_for_endpoints(
-        self, holds: Callable[[Mapping[str, tuple[str, int]]], bool], seconds: float = 10
+        self, condition: Callable[[Mapping[str, tuple[str, int]]], bool], seconds: float = 10
     ) -> None:
-        """Waits until something has been published and it is so."""
-        await wait_until(lambda: bool(self.published) and holds(self.endpoints), seconds)
+        """Wait until something has been published and the condition holds for the endpoints."""
+        await wait_until(lambda: bool(self.published) and condition(self.endpoints), seconds)
 
     async def _subscribe(self, subscribed: asyncio.Event) -> None:
         call = ads_pb2_grpc.AggregatedDiscoveryServiceStub(self._channel).StreamAggregatedResources()
@@ -237,41 +236,41 @@ class FakeEnvoy:
         subscribed.set()
         acked_versions = dict.fromkeys(names, "")
         async for response in call:
-            kind = response.type_url
+            type_url = response.type_url
             if self.nack_message:
-                refused = discovery_pb2.DiscoveryRequest(
-                    type_url=kind,
-                    resource_names=names[kind],
-                    version_info=acked_versions[kind],
+                nack = discovery_pb2.DiscoveryRequest(
+                    type_url=type_url,
+                    resource_names=names[type_url],
+                    version_info=acked_versions[type_url],
                     response_nonce=response.nonce,
                 )
-                refused.error_detail.message = self.nack_message
-                await call.write(refused)
+                nack.error_detail.message = self.nack_message
+                await call.write(nack)
                 continue
-            acked_versions[kind] = response.version_info
+            acked_versions[type_url] = response.version_info
             for resource in response.resources:
-                if kind == LIVE_CONFIG.url:
-                    told = live_config.read(resource.value)["nodes"]
+                if type_url == LIVE_CONFIG.url:
+                    nodes = live_config.read(resource.value)["nodes"]
                     self.requested_migrations.append(
-                        {each["endpoint"]: each["moves"] for each in told if "moves" in each}
+                        {node["endpoint"]: node["moves"] for node in nodes if "moves" in node}
                     )
                     continue
                 assignment = endpoint_pb2.ClusterLoadAssignment.FromString(resource.value)
                 self.published.append(
                     {
-                        _endpoint(each.endpoint.address): (
-                            health_check_pb2.HealthStatus.Name(each.health_status),
-                            each.load_balancing_weight.value,
+                        _endpoint(lb_endpoint.endpoint.address): (
+                            health_check_pb2.HealthStatus.Name(lb_endpoint.health_status),
+                            lb_endpoint.load_balancing_weight.value,
                         )
                         for group in assignment.endpoints
-                        for each in group.lb_endpoints
+                        for lb_endpoint in group.lb_endpoints
                     }
                 )
             await call.write(
                 discovery_pb2.DiscoveryRequest(
-                    type_url=kind,
-                    resource_names=names[kind],
-                    version_info=acked_versions[kind],
+                    type_url=type_url,
+                    resource_names=names[type_url],
+                    version_info=acked_versions[type_url],
                     response_nonce=response.nonce,
                 )
             )
@@ -299,7 +298,7 @@ class FakeEnvoy:
         return request
 
 
-_STREAM_ENDED_ERRORS = (grpc.RpcError, asyncio.InvalidStateError)  # the control plane closed the stream
+_STREAM_ENDED_ERRORS = (grpc.RpcError, asyncio.InvalidStateError)  # The control plane closed the stream.
 
 
 def _endpoint(address: Any) -> str:

@@ -1,4 +1,4 @@
-"""What tests do to etcd that the control plane never does."""
+"""Compaction of etcd, which the control plane itself never requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sandbox.etcd import Etcd
 
 
 async def compact(etcd: Etcd, revision: int) -> None:
-    """Make etcd forget all changes up to a revision, as PD's does once an hour."""
+    """Make etcd discard all changes up to a revision, as PD's etcd does once an hour."""
     child = await asyncio.create_subprocess_exec(
         "etcdctl",
         f"--endpoints={etcd.url}",

@@ -1,4 +1,4 @@
-"""Configurations that cannot be used, each with the lines that tell the user so."""
+"""Invalid configurations, each with the expected error lines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TOP_LEVEL_KEYS = (
 
 @dataclass(frozen=True)
 class InvalidConfig:
-    """A file and an environment, and what standard error has to say (`F` stands for the file)."""
+    """A file and an environment, and the expected lines on standard error (`F` stands for the file)."""
 
     text: str | bytes
     expected_lines: tuple[str, ...]
@@ -28,7 +28,8 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
         "pd:\n  url: [x]\n", ("F:2: pd.url: there is no such setting; did you mean pd.urls?",)
     ),
     "unknown_section": InvalidConfig(
-        "\nproxy: {}\n", (f"F:2: proxy: there is no such setting; known here are {_TOP_LEVEL_KEYS}",)
+        "\nproxy: {}\n",
+        (f"F:2: proxy: there is no such setting; the known settings here are {_TOP_LEVEL_KEYS}",),
     ),
     "key_of_another_section": InvalidConfig(
         "listen: 0.0.0.0:6000\n",
@@ -36,16 +37,16 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
     ),
     "duplicate_key": InvalidConfig(
         "sql:\n  max_connections: 1\n  max_connections: 2\n",
-        ("F:3: sql.max_connections: the key stands there twice (first on line 2); keep one of the two",),
+        ("F:3: sql.max_connections: the key occurs twice (first on line 2); keep one of the two",),
     ),
     "key_is_not_text": InvalidConfig("1: x\n", ("F:1: 1: the key 1 is not text; put it in quotes",)),
     "tab": InvalidConfig(
-        "pd:\n\turls: []\n", ("F:2: a tab stands where YAML allows only spaces; indent with spaces",)
+        "pd:\n\turls: []\n", ("F:2: a tab is used where YAML allows only spaces; indent with spaces",)
     ),
     "stray_colon": InvalidConfig(
         "sql: listen: 0.0.0.0:6000\n",
         (
-            "F:1: there is a colon where no key can stand; check the indentation, and put text that"
+            "F:1: there is a colon where a key is not allowed; check the indentation, and put text that"
             " contains a colon in quotes",
         ),
     ),
@@ -59,11 +60,11 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
     ),
     "two_documents": InvalidConfig(
         "pd: {}\n---\nsql: {}\n",
-        ("F:2: a second document begins; leave one document and remove the --- lines between",),
+        ("F:2: the file contains a second document; keep one document and remove the --- lines",),
     ),
     "list_at_the_top": InvalidConfig(
         "- pd\n",
-        ("F:1: the file holds a list, not settings; write `key: value` lines, such as `pd:`",),
+        ("F:1: the file contains a list, not settings; write `key: value` lines, such as `pd:`",),
     ),
     "not_utf8": InvalidConfig(
         b"# ok\nlog: {level: \xff}\n", ("F:2: the byte 0xff is not UTF-8; save the file as UTF-8",)
@@ -72,7 +73,7 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
         "pd: \x01\n", ("F:1: the character U+0001 is not allowed in YAML; remove it",)
     ),
     "alias_of_itself": InvalidConfig(
-        "pd: &x [*x]\n", ("F:1: pd.0: an alias contains itself; write the value out",)
+        "pd: &x [*x]\n", ("F:1: pd.0: an alias contains itself; write the value without an alias",)
     ),
     "python_tag": InvalidConfig(
         "log: {level: !!int x}\n", ("F: a value does not fit its !! tag; remove the tag",)
@@ -82,10 +83,7 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
     ),
     "text_for_a_section": InvalidConfig(
         "pd: http://10.0.0.1:2379\n",
-        (
-            "F:1: pd: 'http://10.0.0.1:2379' is not a section; write its settings below it: urls, tls,"
-            " keyspace",
-        ),
+        ("F:1: pd: 'http://10.0.0.1:2379' is not a section; write a section with urls, tls, keyspace",),
     ),
     "text_for_a_list": InvalidConfig(
         "pd:\n  urls: http://10.0.0.1:2379\n",
@@ -107,17 +105,17 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
     "url_with_password": InvalidConfig(
         "pd: {urls: ['http://root:hunter2@pd:2379']}\n",
         (
-            "F:1: pd.urls.0: the URL names a user; leave out what stands before the @; PD asks for"
+            "F:1: pd.urls.0: the URL contains a user; remove the part before the @; PD authenticates by"
             " certificates (pd.tls)",
         ),
     ),
     "mixed_schemes": InvalidConfig(
         "pd: {urls: [http://a:1, https://b:1]}\n",
-        ("F:1: pd.urls: mixes http and https; PD serves one of them on all members: write that",),
+        ("F:1: pd.urls: mixes http and https; use the scheme that PD serves on all members",),
     ),
     "url_twice": InvalidConfig(
         "pd: {urls: [http://a:1, http://a:1/]}\n",
-        ("F:1: pd.urls: http://a:1 stands there twice; write each member once",),
+        ("F:1: pd.urls: http://a:1 is listed twice; write each member once",),
     ),
     "tls_with_http": InvalidConfig(
         "pd:\n  urls: [http://a:1]\n  tls: {ca: ca.pem}\n",
@@ -161,32 +159,26 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
     ),
     "no_such_choice": InvalidConfig(
         "sql: {proxy_protocol: on}\n",
-        (
-            "F:1: sql.proxy_protocol: 'on' is not one of the values to choose from; write one of off,"
-            " optional, required",
-        ),
+        ("F:1: sql.proxy_protocol: 'on' is not an allowed value; write one of off, optional, required",),
     ),
     "no_such_filter": InvalidConfig(
         "xds: {filter: stock}\n",
-        (
-            "F:1: xds.filter: 'stock' is not one of the values to choose from; write one of auto, module,"
-            " contrib, none",
-        ),
+        ("F:1: xds.filter: 'stock' is not an allowed value; write one of auto, module, contrib, none",),
     ),
     "tls_without_the_module": InvalidConfig(
         "tls: {backend: {mode: required}}\nxds: {filter: none}\n",
         (
-            "F:2: xds.filter: is none, but tls.backend.mode is set to required, which takes Tidevoy's module;"
-            " write auto or module",
+            "F:2: xds.filter: is none, but tls.backend.mode is set to required, which needs Tidevoy's"
+            " module; set auto or module",
         ),
     ),
     "tls_without_a_certificate": InvalidConfig(
         "tls:\n  client:\n    mode: optional\n",
-        ("F:3: tls.client.mode: is optional, but there is no cert; set cert too",),
+        ("F:3: tls.client.mode: is optional, but cert is not set; set cert too",),
     ),
     "tls_without_a_key": InvalidConfig(
         "tls: {client: {mode: required, cert: /c.pem}}\n",
-        ("F:1: tls.client.mode: is required, but there is no key; set key too",),
+        ("F:1: tls.client.mode: is required, but key is not set; set key too",),
     ),
     "certificate_for_no_tls": InvalidConfig(
         "tls:\n  client:\n    cert: /c.pem\n    key: /k.pem\n",
@@ -216,10 +208,7 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
     ),
     "no_such_compression": InvalidConfig(
         "sql: {compression: zstd}\n",
-        (
-            "F:1: sql.compression: 'zstd' is not one of the values to choose from; write one of off,"
-            " passthrough",
-        ),
+        ("F:1: sql.compression: 'zstd' is not an allowed value; write one of off, passthrough",),
     ),
     "no_time_for_a_login": InvalidConfig(
         "sql: {login_timeout: 0}\n",
@@ -231,7 +220,7 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
     "port_only": InvalidConfig(
         "sql: {listen: ':6000'}\n",
         (
-            "F:1: sql.listen: ':6000' names no address; write 0.0.0.0:6000 for every IPv4 address of the"
+            "F:1: sql.listen: ':6000' has no address; write 0.0.0.0:6000 for every IPv4 address of the"
             " machine",
         ),
     ),
@@ -253,57 +242,61 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
         "api: {listen: 0.0.0.0:3080}\n",
         (
             "F:1: api.listen: 0.0.0.0:3080 can be reached from other machines, and the REST server does not"
-            " ask who is calling; set api.tokens and api.tls, listen on 127.0.0.1, or set"
-            " allow_unauthenticated: true when the network keeps others out",
+            " authenticate callers; set api.tokens and api.tls, listen on 127.0.0.1, or set"
+            " allow_unauthenticated: true if the network itself restricts access",
         ),
     ),
     "tokens_in_clear_text": InvalidConfig(
         f"api:\n  listen: 0.0.0.0:3080\n  tokens: [{{name: a, role: viewer, sha256: {'a' * 64}}}]\n",
         (
-            "F:2: api.listen: 0.0.0.0:3080 can be reached from other machines, and tokens would be sent there"
-            " in clear text; set api.tls, listen on 127.0.0.1, or set api.allow_cleartext_tokens: true when"
-            " something before it does TLS",
+            "F:2: api.listen: 0.0.0.0:3080 can be reached from other machines, and tokens would be sent in"
+            " clear text; set api.tls, listen on 127.0.0.1, or set api.allow_cleartext_tokens: true if a"
+            " proxy in front terminates TLS",
         ),
     ),
     "token_instead_of_its_hash": InvalidConfig(
         "api:\n  tokens:\n  - name: a\n    role: viewer\n    sha256: tvy_hunter2hunter2\n",
         (
-            "F:5: api.tokens.0.sha256: this is no SHA-256; write the 64 characters (0-9, a-f) that `tidevoy"
-            " token create` prints",
+            "F:5: api.tokens.0.sha256: this is not a SHA-256 hash; write the 64 characters (0-9, a-f) that"
+            " `tidevoy token create` prints",
         ),
     ),
     "token_twice": InvalidConfig(
         f"api: {{tokens: [{{name: a, role: viewer, sha256: {'a' * 64}}}, {{name: a, role: operator, sha256:"
         f" {'b' * 64}}}]}}\n",
-        ("F:1: api.tokens.1.name: a stands there twice; give each its own name",),
+        ("F:1: api.tokens.1.name: a is listed twice; give each its own name",),
     ),
     "token_of_nobody": InvalidConfig(
         f"api: {{tokens: [{{name: anonymous, role: viewer, sha256: {'a' * 64}}}]}}\n",
-        ("F:1: api.tokens.0.name: audit events call those anonymous who are not known; choose another name",),
+        (
+            "F:1: api.tokens.0.name: anonymous is reserved for unauthenticated callers in audit events;"
+            " choose another name",
+        ),
     ),
     "host_name_with_a_port": InvalidConfig(
         "api: {host_names: ['http://tidevoy.example.org:3080']}\n",
         (
-            "F:1: api.host_names.0: 'http://tidevoy.example.org:3080' is no host name; leave out scheme and"
-            " port, as in tidevoy.example.org",
+            "F:1: api.host_names.0: 'http://tidevoy.example.org:3080' is not a host name; write it without"
+            " scheme and port, as in tidevoy.example.org",
         ),
     ),
     "clients_without_a_ca": InvalidConfig(
         "api: {clients: [{name: a, role: viewer}]}\n",
-        ("F:1: api.clients: are set, but nobody is asked for a certificate; set api.tls.client_ca",),
+        ("F:1: api.clients: are set, but clients are not asked for a certificate; set api.tls.client_ca",),
     ),
     "client_ca_without_clients": InvalidConfig(
         "api:\n  tls: {cert: /c, key: /k, client_ca: /a}\n",
         (
-            "F:2: api.tls.client_ca: is set, but no certificate is known; name those that may call in"
-            " api.clients",
+            "F:2: api.tls.client_ca: is set, but no client is authorized; list the authorized certificates"
+            " in api.clients",
         ),
     ),
     "xds_for_everyone": InvalidConfig(
         "xds: {listen: '[::]:18000'}\n",
         (
-            "F:1: xds.listen: [::]:18000 can be reached from other machines, and the xDS server does not ask"
-            " who is calling; set xds.tls.client_ca, listen on 127.0.0.1, or set allow_unauthenticated: true",
+            "F:1: xds.listen: [::]:18000 can be reached from other machines, and the xDS server does not"
+            " authenticate clients; set xds.tls.client_ca, listen on 127.0.0.1, or set"
+            " allow_unauthenticated: true",
         ),
     ),
     "same_port": InvalidConfig(
@@ -319,12 +312,12 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
     ),
     "node_twice": InvalidConfig(
         "nodes:\n- address: tidb-0:4000\n- address: tidb-0:4000\n",
-        ("F:3: nodes.1.address: tidb-0:4000 stands there twice; write each node once",),
+        ("F:3: nodes.1.address: tidb-0:4000 is listed twice; write each node once",),
     ),
     "node_as_text": InvalidConfig(
         "nodes: ['tidb-0:4000']\n",
         (
-            "F:1: nodes.0: 'tidb-0:4000' is not a section; write its settings below it: address,"
+            "F:1: nodes.0: 'tidb-0:4000' is not a section; write a section with address,"
             " status_address, weight, labels",
         ),
     ),
@@ -347,19 +340,22 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
     "not_pem": InvalidConfig(
         "xds:\n  tls:\n    cert: bad.pem\n    key: good.key\n",
         (
-            "F:3: xds.tls.cert: bad.pem is not a certificate in PEM; name a PEM file, which"
+            "F:3: xds.tls.cert: bad.pem is not a certificate in PEM format; name a PEM file, which"
             " begins with -----BEGIN",
         ),
     ),
     "key_is_not_pem": InvalidConfig(
         "xds: {tls: {cert: good.pem, key: bad.pem}}\n",
-        ("F:1: xds.tls.key: bad.pem is not a key in PEM; name a PEM file, which begins with -----BEGIN",),
+        (
+            "F:1: xds.tls.key: bad.pem is not a key in PEM format; name a PEM file, which begins with"
+            " -----BEGIN",
+        ),
     ),
     "key_of_another_certificate": InvalidConfig(
         "xds: {tls: {cert: good.pem, key: other.key}}\n",
         (
-            "F:1: xds.tls.key: the key in other.key does not belong to the certificate in good.pem; name its"
-            " own key",
+            "F:1: xds.tls.key: the key in other.key does not match the certificate in good.pem; name the"
+            " matching key",
         ),
     ),
     "encrypted_key": InvalidConfig(
@@ -374,8 +370,7 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
         "log:\n  level: loud\nhealth:\n  sql:\n    rise: x\n",
         (
             "F:5: health.sql.rise: 'x' is not a whole number; write a whole number from 1 to 100",
-            "F:2: log.level: 'loud' is not one of the values to choose from; write one of debug, info,"
-            " warning, error",
+            "F:2: log.level: 'loud' is not an allowed value; write one of debug, info, warning, error",
         ),
     ),
     "unknown_variable": InvalidConfig(
@@ -417,7 +412,7 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
     ),
 }
 
-# `serve` reads the same settings before anything else; that it does is seen by some of each kind.
+# `serve` reads the same settings first; some configurations of each kind check that.
 CHECKED_BY_SERVE = (
     "unknown_key",
     "tab",

@@ -1,4 +1,4 @@
-"""Nodes that show vital signs: the status port of a stand-in, with something that greets beside it."""
+"""Nodes with metrics: the status port of a simulated server, and a fake SQL port that greets."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.support.fake_servers import GREETING_PAYLOAD, mysql_packet, run_fake_
 
 
 class FakeMetricsNode:
-    """A node whose vital signs are in the test's hand. It is in service while it is open."""
+    """A node whose metrics a test sets. It is in service while it is open."""
 
     def __init__(self, address: str, tls: ClientTls | None) -> None:
         self.address = address
         self._settings = SimSettings(SessionRules(BackendAddress()), cluster_tls=tls)
         self._node = SimNode(
-            "patient", "v8.5.3", "8.0.11-TiDB-v8.5.3", {}, _do_nothing, _do_nothing, is_serving=True
+            "fake", "v8.5.3", "8.0.11-TiDB-v8.5.3", {}, _do_nothing, _do_nothing, is_serving=True
         )
         self._server: StatusServer | None = None
 
@@ -35,7 +35,7 @@ class FakeMetricsNode:
         return addresses.join("127.0.0.1", self._node.status_port)
 
     async def open(self) -> None:
-        """Open the status port, the second time as the first."""
+        """Open the status port, on the same port as before."""
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", self._node.status_port))
@@ -44,27 +44,27 @@ class FakeMetricsNode:
         await self._server.start(listener)
 
     def close(self) -> None:
-        """Close it, with all its connections."""
+        """Close the port and all its connections."""
         if self._server is not None:
             self._server.close()
 
-    async def set_metrics(self, **signs: float) -> None:
-        """Show these from now on."""
+    async def set_metrics(self, **values: float) -> None:
+        """Set the metrics that it reports."""
         async with httpx2.AsyncClient(trust_env=False) as client:
-            (await client.post(f"http://{self.status}/sim/vitals", json=signs)).raise_for_status()
+            (await client.post(f"http://{self.status}/sim/vitals", json=values)).raise_for_status()
 
 
 def _do_nothing() -> None:
-    """Neither ends a process."""
+    """Used for shutdown and crash, which must not end this process."""
 
 
 @contextlib.asynccontextmanager
 async def run_fake_metrics_node(tls: ClientTls | None = None) -> AsyncIterator[FakeMetricsNode]:
-    """One that is open."""
+    """Run an open node."""
     async with run_fake_server(send_parts(mysql_packet(GREETING_PAYLOAD))) as sql:
-        one = FakeMetricsNode(sql.endpoint, tls)
-        await one.open()
+        node = FakeMetricsNode(sql.endpoint, tls)
+        await node.open()
         try:
-            yield one
+            yield node
         finally:
-            one.close()
+            node.close()

@@ -1,4 +1,4 @@
-"""Replicas without decisions: the xDS port, what Envoys report there, and the feeds between them."""
+"""Replicas without an engine: the xDS port, the reports of Envoys there, and the feeds between replicas."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from tests.support.waiting import wait_until
 
 
 class FakeReplica:
-    """One of them. `loads`, `reports` and `events` are what it knows; `heard` are the events of others."""
+    """One replica. `loads`, `reports` and `events` are its own; `peer_events` are the events of others."""
 
     def __init__(self, name: str, settings: Settings, *, clock_error_seconds: float = 0.0) -> None:
-        """`ahead`: seconds by which its clock is wrong."""
+        """`clock_error_seconds`: how far its clock is wrong."""
         self.name, self.settings = name, settings
         self.loads: list[EnvoyLoad] = []
         self.on_load: Callable[[EnvoyLoad], None] = self.loads.append
@@ -32,10 +32,8 @@ class FakeReplica:
         self.events: list[tuple[str, str, str]] = []
         self.peer_events: list[tuple[str, str, str, Mapping[str, Any]]] = []
         self.known: frozenset[str] = frozenset()
-        self.metrics_streams: list[
-            int
-        ] = []  # numbers of the metrics streams, one for each message of an Envoy's
-        self.load_report_envoys: list[str] = []  # ids of Envoys, one for each load report that came here
+        self.metrics_streams: list[int] = []  # Stream number of each metrics message of an Envoy.
+        self.load_report_envoys: list[str] = []  # Envoy id of each load report received here.
         self.clock = _skewed_clock(clock_error_seconds)
         self.peer_sync = PeerSync(
             settings,
@@ -96,44 +94,44 @@ class FakeReplica:
         await self.xds.stop()
 
     async def stop_sync(self) -> None:
-        """Tell and hear nothing from now on; connections stay open."""
+        """Stop sending to and receiving from peers; connections stay open."""
         if self._run is not None:
             self._run.cancel()
             await asyncio.wait({self._run})
             self._run = None
 
     def find_envoy(self, envoy: str = "envoy-1") -> ReplicaEnvoy | None:
-        """An Envoy as this replica sees it; None: it does not."""
-        return next((each for each in self.peer_sync.fleet() if each.status.id == envoy), None)
+        """Return an Envoy as this replica sees it; None: it does not."""
+        return next((other for other in self.peer_sync.fleet() if other.status.id == envoy), None)
 
     def require_envoy(self, envoy: str = "envoy-1") -> ReplicaEnvoy:
-        """An Envoy that this replica is to know."""
-        found = self.find_envoy(envoy)
-        assert found is not None
-        return found
+        """Return an Envoy that this replica must see."""
+        replica_envoy = self.find_envoy(envoy)
+        assert replica_envoy is not None
+        return replica_envoy
 
     def sees_envoy_at(self, replica: str, envoy: str = "envoy-1") -> bool:
-        """Whether it sees that Envoy connected to that replica alone."""
-        placed = self.find_envoy(envoy)
+        """Return whether it sees that Envoy connected to that replica alone."""
+        replica_envoy = self.find_envoy(envoy)
         return (
-            placed is not None
-            and placed.replica == replica
-            and placed.status.connected_since is not None
-            and placed.status.streams == 1
+            replica_envoy is not None
+            and replica_envoy.replica == replica
+            and replica_envoy.status.connected_since is not None
+            and replica_envoy.status.streams == 1
         )
 
     def sees_envoy_acked(self, envoy: str = "envoy-1") -> bool:
-        """Whether it sees that the Envoy has taken all that there is."""
-        placed = self.find_envoy(envoy)
+        """Return whether it sees that the Envoy has acknowledged the published version."""
+        replica_envoy = self.find_envoy(envoy)
         return (
-            placed is not None
-            and bool(placed.status.acked_version)
-            and placed.status.acked_version == placed.status.published_version
+            replica_envoy is not None
+            and bool(replica_envoy.status.acked_version)
+            and replica_envoy.status.acked_version == replica_envoy.status.published_version
         )
 
     async def wait_connected_to(self, *others: FakeReplica) -> None:
-        """Returns when it follows these."""
-        await wait_until(lambda: not {each.name for each in others} & self.peer_sync.unreachable().keys())
+        """Wait until it is connected to these replicas."""
+        await wait_until(lambda: not {other.name for other in others} & self.peer_sync.unreachable().keys())
 
 
 def _skewed_clock(seconds: float) -> Clock:
@@ -141,26 +139,26 @@ def _skewed_clock(seconds: float) -> Clock:
     return lambda: clock() + seconds
 
 
-def connect_all(*stations: FakeReplica) -> None:
-    """Each knows all."""
-    for each in stations:
-        each.peer_sync.set_peers({other.name: other.address for other in stations})
+def connect_all(*replicas: FakeReplica) -> None:
+    """Make all replicas peers of each other."""
+    for replica in replicas:
+        replica.peer_sync.set_peers({other.name: other.address for other in replicas})
 
 
 @contextlib.asynccontextmanager
 async def run_replicas(
     settings: Settings, *names: str, clock_errors: Mapping[str, float] | None = None
 ) -> AsyncIterator[list[FakeReplica]]:
-    """Replicas of these names that follow each other. `ahead`: of the clocks that are wrong."""
+    """Run connected replicas with these names. `clock_errors`: of the clocks that are wrong, in seconds."""
     async with contextlib.AsyncExitStack() as stack:
-        all_ = [
+        replicas = [
             FakeReplica(name, settings, clock_error_seconds=(clock_errors or {}).get(name, 0.0))
             for name in names
         ]
-        for each in all_:
-            await each.start()
-            stack.push_async_callback(each.stop)
-        connect_all(*all_)
-        for each in all_:
-            await each.wait_connected_to(*(other for other in all_ if other is not each))
-        yield all_
+        for replica in replicas:
+            await replica.start()
+            stack.push_async_callback(replica.stop)
+        connect_all(*replicas)
+        for replica in replicas:
+            await replica.wait_connected_to(*(other for other in replicas if other is not replica))
+        yield replicas

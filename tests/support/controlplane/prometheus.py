@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes nodes (Debian package prometheus), and one whose every answer is made up."""
+"""A real Prometheus that scrapes nodes (Debian package prometheus), and a fake one with given answers."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ class PrometheusServer(Server):
 
     @classmethod
     def scraping(cls, directory: Path, targets: Sequence[str]) -> PrometheusServer:
-        """One on a free port."""
+        """Create one on a free port."""
         return cls(directory, targets)
 
     @property
     def url(self) -> str:
-        """Where it is asked."""
+        """Its base URL."""
         return f"http://127.0.0.1:{self._port}"
 
     def listen_ports(self) -> list[int]:
-        """Its one port."""
+        """Return its port."""
         return [self._port]
 
     async def prepare(self) -> None:
-        """Writes its configuration, JSON being YAML."""
+        """Write its configuration; JSON is valid YAML."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        scraped = {"job_name": "tidb", "static_configs": [{"targets": list(self._targets)}]}
-        config = {"global": {"scrape_interval": "1s"}, "scrape_configs": [scraped]}
+        job = {"job_name": "tidb", "static_configs": [{"targets": list(self._targets)}]}
+        config = {"global": {"scrape_interval": "1s"}, "scrape_configs": [job]}
         (self.directory / "prometheus.yml").write_text(json.dumps(config))
 
     def command(self) -> list[str]:
-        """Prometheus with its data beside its configuration."""
+        """Return Prometheus with its data next to its configuration."""
         return [
             find_program("prometheus", "prometheus"),
             f"--config.file={self.directory / 'prometheus.yml'}",
@@ -53,19 +53,19 @@ class PrometheusServer(Server):
         ]
 
     async def is_serving(self) -> bool:
-        """Whether it answers queries."""
+        """Return whether it answers queries."""
         return await http_responds(f"{self.url}/-/ready")
 
 
 class FakePrometheus:
-    """A handler that answers instant queries: by a word of the query, values by instance.
+    """A handler that answers instant queries, chosen by a word of the query, with values by instance.
 
-    It dates its answers by a clock of its own, as `skew` says.
+    The timestamps of its answers are shifted by `skew` seconds.
     """
 
     def __init__(self, values: Mapping[str, Mapping[str, float]], skew: float = 0.0) -> None:
         self.values = dict(values)
-        self.forced_answer: bytes | None = None  # in place of all answers
+        self.forced_answer: bytes | None = None  # Replaces all answers.
         self.request_heads: list[bytes] = []
         self._skew = skew
 
@@ -78,7 +78,7 @@ class FakePrometheus:
 
     @staticmethod
     def query(head: bytes) -> str:
-        """The PromQL of a request."""
+        """Return the PromQL of a request."""
         path = head.split()[1].decode()
         return urllib.parse.parse_qs(urllib.parse.urlsplit(path).query)["query"][0]
 

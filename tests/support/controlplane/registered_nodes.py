@@ -1,4 +1,4 @@
-"""Nodes for rollouts without a TiDB: something that greets, registered in a real etcd as a TiDB server is."""
+"""Fake nodes for rollouts: a server that greets, registered in a real etcd as a TiDB server is."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ FAST_ROLLOUT: Mapping[str, Any] = {
     "return_deadline_seconds": 15,
     "healthy_for_seconds": 0,
 }
-"""What `POST /v1/rollouts` is sent by tests that hurry."""
+"""Body of `POST /v1/rollouts` for fast tests."""
 
 SQL_CHECKS_ONLY = {"sql": {"interval": 0.1}, "status": {"enabled": False}}
-"""The section `health` of a control plane of such nodes."""
+"""The section `health` of a control plane with such nodes."""
 
 
 @dataclass
 class RegisteredNode:
-    """A node and what it says of itself in PD."""
+    """A node and its registration in PD."""
 
     address: str
     zone: str
@@ -55,7 +55,7 @@ class RegisteredNode:
 
 @asynccontextmanager
 async def registered_node(etcd: Etcd, zone: str) -> AsyncIterator[RegisteredNode]:
-    """A node whose SQL port greets; whoever checks its status port finds nobody."""
+    """Run a node whose SQL port greets; nothing listens on its status port."""
     async with (
         run_fake_server(send_parts(mysql_packet(GREETING_PAYLOAD))) as sql,
         EtcdClient([etcd.url]) as client,

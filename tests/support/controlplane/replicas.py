@@ -21,13 +21,11 @@ from sandbox.ports import Ports
 from tests.support.controlplane.engine import run_engine, settings
 from tests.support.waiting import wait_until
 
-LEADER_CHANGE_SECONDS = (
-    8.0  # seconds in which there is a new leader after the old one died, on an etcd with PD's timings
-)
+LEADER_CHANGE_SECONDS = 8.0  # Upper bound until a new leader after a leader's death, with PD's etcd timings.
 
 
 def replica_settings(directory: Path, name: str, etcd: Etcd, **sections: Any) -> Settings:
-    """Settings of an engine that shares its state."""
+    """Return the settings of an engine that shares its state."""
     return settings(
         directory / name, pd={"urls": [etcd.url]}, replicas={"enabled": True, "name": name}, **sections
     )
@@ -37,7 +35,7 @@ def replica_settings(directory: Path, name: str, etcd: Etcd, **sections: Any) ->
 async def run_engines(
     directory: Path, etcd: Etcd, names: Sequence[str] = ("a", "b"), **sections: Any
 ) -> AsyncIterator[list[Engine]]:
-    """Started engines of which one leads, that one first; all know of each other."""
+    """Run engines that know of each other, one of which is the leader; yield the leader first."""
     async with contextlib.AsyncExitStack() as stack:
         started = [
             await stack.enter_async_context(run_engine(replica_settings(directory, name, etcd, **sections)))
@@ -49,13 +47,13 @@ async def run_engines(
 
 
 def is_leader(engine: Engine) -> bool:
-    """Whether it may act as the leader."""
+    """Return whether it may act as the leader."""
     return engine.leadership.term is not None
 
 
 @contextlib.asynccontextmanager
 async def suspended(process: ChildProcess) -> AsyncIterator[None]:
-    """It lives and is silent. A signal takes a moment to reach all threads."""
+    """Suspend a process during the block. The signal takes a moment to reach all threads."""
     threads = Path(f"/proc/{process.pid}/task")
 
     def is_stopped() -> bool:
@@ -73,9 +71,9 @@ async def suspended(process: ChildProcess) -> AsyncIterator[None]:
 class ControlPlaneGroup:
     """Real `tidevoy serve` processes by name, and the etcd that they share.
 
-    `async with Planes(directory) as planes:` starts etcd and all control planes; `planes.etcd` is the one to
-    register nodes with. Control planes that a test kills are started again with `revive`. All say that Envoys
-    listen at `sql_port`.
+    `async with ControlPlaneGroup(directory) as group:` starts etcd and all control planes; register nodes at
+    `group.etcd`. `restart` starts control planes that a test has killed. All tell Envoys to listen at
+    `sql_port`.
     """
 
     def __init__(
@@ -84,7 +82,7 @@ class ControlPlaneGroup:
         names: Sequence[str] = ("a", "b", "c"),
         extra_settings: Mapping[str, Any] | Callable[[str], Mapping[str, Any]] | None = None,
     ) -> None:
-        """`more`: settings of all of them, or of each by its name."""
+        """`extra_settings`: settings of all control planes, or of each by its name."""
         self._directory = directory
         self._extra_settings = (
             extra_settings if callable(extra_settings) else lambda name: extra_settings or {}
@@ -106,9 +104,9 @@ class ControlPlaneGroup:
                 self.control_planes[name] = ControlPlaneProcess(
                     self._directory / name, self._settings(name), name=f"control-plane-{name}"
                 )
-            async with asyncio.TaskGroup() as starting:
+            async with asyncio.TaskGroup() as tasks:
                 for plane in self.control_planes.values():
-                    starting.create_task(self._launch(plane))
+                    tasks.create_task(self._launch(plane))
         except BaseException:
             await self._stop()
             raise
@@ -120,16 +118,16 @@ class ControlPlaneGroup:
         await self._stop()
 
     def xds(self, name: str) -> str:
-        """Address of a control plane's xDS server."""
+        """Return the address of a control plane's xDS server."""
         return self.control_planes[name].parsed_settings().xds.listen
 
     def url(self, name: str) -> str:
-        """Base URL of a control plane's REST API."""
+        """Return the base URL of a control plane's REST API."""
         return self.control_planes[name].api_url
 
     @property
     def sql_port(self) -> int:
-        """Where Envoys are told to listen."""
+        """The port where Envoys listen."""
         return self._sql_port
 
     @property
@@ -138,38 +136,38 @@ class ControlPlaneGroup:
         return [name for name, plane in self.control_planes.items() if plane.is_running]
 
     async def get(self, name: str, path: str) -> Any:
-        """The JSON that a control plane answers to a GET."""
+        """Return the JSON of a control plane's response to a GET."""
         async with httpx2.AsyncClient(base_url=self.url(name), timeout=10.0) as client:
-            answer = await client.get(path)
-            answer.raise_for_status()
-            return answer.json()
+            response = await client.get(path)
+            response.raise_for_status()
+            return response.json()
 
     async def post(self, name: str, path: str, body: Any = None) -> httpx2.Response:
-        """The answer of a control plane to a POST."""
+        """Return a control plane's response to a POST."""
         async with httpx2.AsyncClient(base_url=self.url(name), timeout=10.0) as client:
             return await client.post(path, json=body if body is not None else {})
 
     async def wait_for_leader(self, seconds: float = LEADER_CHANGE_SECONDS) -> str:
-        """The control plane that leads by its own word; waits until there is one."""
-        found = ""
+        """Wait until one control plane reports itself as the leader, and return its name."""
+        leader = ""
 
-        async def is_there() -> bool:
-            nonlocal found
-            found = ""
+        async def has_leader() -> bool:
+            nonlocal leader
+            leader = ""
             for name in self.running_names:
                 with contextlib.suppress(httpx2.HTTPError):
-                    told = (await self.get(name, "/v1/replicas"))["replicas"]
+                    replicas = (await self.get(name, "/v1/replicas"))["replicas"]
                     if any(
-                        each["is_us"] and each["leads"] for each in told
+                        replica["is_us"] and replica["leads"] for replica in replicas
                     ) and await self._reports_leadership(name):
-                        found = name
-            return bool(found)
+                        leader = name
+            return bool(leader)
 
-        await wait_until(is_there, seconds)
-        return found
+        await wait_until(has_leader, seconds)
+        return leader
 
     async def kill(self, name: str) -> None:
-        """What a power cut does."""
+        """Kill a control plane, as a power failure does."""
         await self.control_planes[name].kill()
 
     async def restart(self, name: str) -> None:
@@ -185,26 +183,26 @@ class ControlPlaneGroup:
         await plane.launch()
 
     def _settings(self, name: str) -> dict[str, Any]:
-        quick = {"interval": 0.2, "timeout": 2.0}
-        chosen: dict[str, Any] = {
+        fast_check = {"interval": 0.2, "timeout": 2.0}
+        result: dict[str, Any] = {
             "pd": {"urls": [self.etcd.url]},
             "xds": {"listen": f"127.0.0.1:{self._ports.allocate()}"},
             "api": {"listen": f"127.0.0.1:{self._ports.allocate()}"},
             "sql": {"listen": f"127.0.0.1:{self._sql_port}"},
             "state_dir": str(self._directory / name / "state"),
             "replicas": {"enabled": True, "name": name},
-            "health": {"sql": quick, "status": quick},
+            "health": {"sql": fast_check, "status": fast_check},
             "balance": {"report_interval": 0.2, "slow_start": 0, "floor": 0},
             "drain": {"fleet_return": 1},
             "log": {"format": "json"},
         }
         for key, value in self._extra_settings(name).items():
-            both = isinstance(value, Mapping) and isinstance(chosen.get(key), dict)
-            chosen[key] = {**chosen[key], **value} if both else value
-        return chosen
+            both = isinstance(value, Mapping) and isinstance(result.get(key), dict)
+            result[key] = {**result[key], **value} if both else value
+        return result
 
     async def _stop(self) -> None:
-        async with self._stack, asyncio.TaskGroup() as ending:
+        async with self._stack, asyncio.TaskGroup() as tasks:
             for plane in self.control_planes.values():
                 if plane.is_running:
-                    ending.create_task(plane.terminate())
+                    tasks.create_task(plane.terminate())

@@ -1,4 +1,4 @@
-"""A small world for the rollout machine: nodes, intents, a durable record, and a runner that may die."""
+"""A simulation for the rollout state machine: nodes, intents, a durable record, and a crashing controller."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ ROLLOUT_ID = "r1"
 
 
 def rollout_spec(*nodes: str, **more: object) -> RolloutSpec:
-    """An order with an action, for the new version, unless said otherwise."""
-    said: dict[str, object] = {"action": "restart", "version": NEW_VERSION, "healthy_for": 10.0, **more}
-    return RolloutSpec(nodes, **said)  # type: ignore[arg-type]
+    """Return a spec with an action, for the new version, unless `more` differs."""
+    values: dict[str, object] = {"action": "restart", "version": NEW_VERSION, "healthy_for": 10.0, **more}
+    return RolloutSpec(nodes, **values)  # type: ignore[arg-type]
 
 
-def rollout_with_steps(wanted: RolloutSpec, *steps: Step, **more: object) -> Rollout:
-    """A rollout that has these steps already."""
-    fresh = state_machine.create(ROLLOUT_ID, wanted, "alice", 0.0)
-    known = {**fresh.steps, **{step.address: step for step in steps}}
-    return replace(fresh, steps=MappingProxyType(known), **more)  # type: ignore[arg-type]
+def rollout_with_steps(spec: RolloutSpec, *steps: Step, **more: object) -> Rollout:
+    """Return a rollout that already has these steps."""
+    new = state_machine.create(ROLLOUT_ID, spec, "alice", 0.0)
+    all_steps = {**new.steps, **{step.address: step for step in steps}}
+    return replace(new, steps=MappingProxyType(all_steps), **more)  # type: ignore[arg-type]
 
 
 def node_view(**more: object) -> RolloutNodeView:
-    """A node that has been in service since it started at 100, long ago."""
-    said: dict[str, object] = {
+    """Return a node that has been in service since its start at time 100, long ago."""
+    values: dict[str, object] = {
         "state": State.ACTIVE,
         "sessions": 5,
         "started_at": 100.0,
@@ -43,24 +43,24 @@ def node_view(**more: object) -> RolloutNodeView:
         "is_warmed_up": True,
         **more,
     }
-    return RolloutNodeView(**said)  # type: ignore[arg-type]
+    return RolloutNodeView(**values)  # type: ignore[arg-type]
 
 
 def drained_node_view(owner: str = ROLLOUT_ID, **more: object) -> RolloutNodeView:
-    """The same, drained, and empty."""
-    said: dict[str, object] = {
+    """Return a drained node without sessions."""
+    values: dict[str, object] = {
         "state": State.DRAINED,
         "is_empty": True,
         "sessions": 0,
         "is_warmed_up": False,
         **more,
     }
-    return node_view(drain=DrainIntent(0.0, 600.0, owner=owner), **said)
+    return node_view(drain=DrainIntent(0.0, 600.0, owner=owner), **values)
 
 
 def rollout_view(nodes: Mapping[str, RolloutNodeView], **more: object) -> RolloutView:
-    """What is to be seen of these nodes and of no others."""
-    said: dict[str, object] = {
+    """Return the view of these nodes only."""
+    values: dict[str, object] = {
         "active": {a: "" for a, n in nodes.items() if n.state is State.ACTIVE} | {"other": ""},
         "drained_by_us": frozenset(
             a for a, n in nodes.items() if n.drain is not None and n.drain.owner == ROLLOUT_ID
@@ -68,12 +68,12 @@ def rollout_view(nodes: Mapping[str, RolloutNodeView], **more: object) -> Rollou
         "observing_since": -1000.0,
         **more,
     }
-    return RolloutView(nodes, **said)  # type: ignore[arg-type]
+    return RolloutView(nodes, **values)  # type: ignore[arg-type]
 
 
 @dataclass
 class SimulatedServer:
-    """A node as it is."""
+    """The real state of a node."""
 
     started_at: float = 100.0
     version: str = OLD_VERSION
@@ -85,21 +85,21 @@ class SimulatedServer:
 
 @dataclass
 class RolloutSimulation:
-    """Servers, intents and the record are what survives; `running` is what a control plane has in memory."""
+    """A simulated cluster. Servers, intents and the record survive a crash; `running_actions` does not."""
 
     record: Rollout
     servers: dict[str, SimulatedServer]
     now: float = 1000.0
     intents: Intents = field(default_factory=Intents)
     observing_since: float = 1000.0
-    running_actions: dict[tuple[str, int], bool] = field(
-        default_factory=dict
-    )  # whether it has restarted its node
+    running_actions: dict[tuple[str, int], bool] = field(default_factory=dict)
+    """Whether the action has restarted its node."""
     action_results: dict[tuple[str, int], str] = field(default_factory=dict)
-    started_actions: list[tuple[str, int]] = field(default_factory=list)  # all that were ever begun
+    started_actions: list[tuple[str, int]] = field(default_factory=list)
+    """All actions ever started."""
 
     def view(self) -> RolloutView:
-        """What the rollout sees now."""
+        """Return what the rollout sees now."""
         nodes = {
             address: self._node_view(address) for address in self.record.steps if address in self.servers
         }
@@ -136,14 +136,14 @@ class RolloutSimulation:
         )
 
     def advance_time(self, seconds: float) -> None:
-        """Time goes by; sessions leave nodes that are drained."""
+        """Advance the clock; sessions leave drained nodes."""
         self.now += seconds
         for address in self.intents.drains:
             if address in self.servers:
                 self.servers[address].sessions = 0
 
     def run_once(self, *, crashes: bool = False) -> None:
-        """One pass of the runner; `dies`: after it has written the record, before it has done anything."""
+        """Run the controller once; `crashes`: after it has written the record, before any effect."""
         current = self.record
         for address, step in current.steps.items():
             if step.stage is Stage.STARTED:
@@ -164,33 +164,33 @@ class RolloutSimulation:
     def _execute(self, effect: Effect) -> None:
         match effect:
             case RunAction(address, attempt):
-                assert address in self.intents.drains, "it was acted on while clients were led to it"
+                assert address in self.intents.drains, "an action started on a node that is not drained"
                 self.started_actions.append((address, attempt))
                 self.running_actions[(address, attempt)] = False
             case state_machine.DrainNode(address):
                 self.intents = intent_changes.drain(self.intents, address, self.now, 600.0, owner=ROLLOUT_ID)
             case UndrainNode(address):
-                assert not any(address == node for node, _ in self.running_actions), "its action still runs"
+                assert not any(address == node for node, _ in self.running_actions), "the action still runs"
                 self.intents = intent_changes.undrain(self.intents, address, owner=ROLLOUT_ID)
 
     def crash(self) -> None:
-        """The control plane dies; another one, or itself, goes on from what is kept."""
+        """Crash the control plane; a new one continues from the durable state."""
         self.running_actions.clear()
         self.action_results.clear()
         self.observing_since = self.now
 
     def restart_server(self, address: str, version: str = NEW_VERSION) -> None:
-        """The server of a node starts anew."""
+        """Restart the server of a node."""
         self.servers[address] = SimulatedServer(
             started_at=self.now, version=version, steady_since=self.now, sessions=0, active_since=self.now
         )
 
     def finish_action(self, key: tuple[str, int], problem: str = "") -> None:
-        """An action that runs ends."""
+        """Finish a running action."""
         del self.running_actions[key]
         self.action_results[key] = problem
 
     @property
     def stages(self) -> dict[str, Stage]:
-        """Of all steps."""
+        """The stages of all steps."""
         return {address: step.stage for address, step in self.record.steps.items()}

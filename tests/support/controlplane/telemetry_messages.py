@@ -1,4 +1,4 @@
-"""Messages of Envoy's metrics service made by hand, and a stream that sends them."""
+"""Hand-made messages of Envoy's metrics service, and a stream that sends them."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from controlplane.observe.envoy_reports.telemetry_pb2 import (
 def metric_family(
     name: str, value: float, *, gauge: bool = False, cluster: str | None = None, **labels: str
 ) -> bytes:
-    """One series as Envoy sends it. A label that is named like a word of Python's gets a `_` behind it.
+    """Build one series as Envoy sends it. A label named like a Python keyword gets a trailing `_`.
 
-    `cluster` is the tag that Envoy gives its own stats of a cluster.
+    `cluster` is the tag that Envoy adds to its own stats of a cluster.
     """
     if cluster is not None:
         labels["envoy.cluster_name"] = cluster
-    made = MetricFamily(name=name)
-    metric = made.metric.add()
-    for label, said in labels.items():
-        metric.label.append(LabelPair(name=label.rstrip("_"), value=said).SerializeToString())
+    family = MetricFamily(name=name)
+    metric = family.metric.add()
+    for label, text in labels.items():
+        metric.label.append(LabelPair(name=label.rstrip("_"), value=text).SerializeToString())
     setattr(metric, "gauge" if gauge else "counter", Value(value=value).SerializeToString())
-    return bytes(made.SerializeToString())
+    return bytes(family.SerializeToString())
 
 
 def metrics_message(*families: bytes, envoy: str = "") -> bytes:
-    """A message with these series; with `envoy` it is the first of a stream."""
-    made = StreamMetricsMessage(envoy_metrics=families)
+    """Build a message with these series; with `envoy`, the first message of a stream."""
+    message = StreamMetricsMessage(envoy_metrics=families)
     if envoy:
-        made.identifier.node.id = envoy
-    return bytes(made.SerializeToString())
+        message.identifier.node.id = envoy
+    return bytes(message.SerializeToString())
 
 
 def all_families(node: str) -> list[bytes]:
-    """One series of every family, of a module that has served something on `node`."""
+    """Build one series of every family, of a module that has served sessions on `node`."""
     return [
         metric_family("tidevoy.module_info", 1, gauge=True, version="0.1.0"),
         metric_family("tidevoy.sessions", 3, gauge=True, node=node, state="idle"),
@@ -67,37 +67,37 @@ def all_families(node: str) -> list[bytes]:
 
 
 def sessions_family(count: int, node: str, state: str = "idle") -> bytes:
-    """The sessions of a node that do the same."""
+    """Build the count of a node's sessions in one state."""
     return metric_family("tidevoy.sessions", count, gauge=True, node=node, state=state)
 
 
 def with_timestamp(serialised: bytes, at: float) -> bytes:
-    """A series with the time at which the Envoy flushed it, in Unix time by its clock."""
-    made = MetricFamily.FromString(serialised)
-    made.metric[0].timestamp_ms = round(at * 1000)
-    return bytes(made.SerializeToString())
+    """Return a series with the Unix time at which the Envoy flushed it, by its clock."""
+    family = MetricFamily.FromString(serialised)
+    family.metric[0].timestamp_ms = round(at * 1000)
+    return bytes(family.SerializeToString())
 
 
 def module_info_family(instance: str | None = None) -> bytes:
-    """What a module tells once a flush, whatever else there is; an older one does not say `instance`."""
-    said = {} if instance is None else {"instance": instance}
-    return metric_family("tidevoy.module_info", 1, gauge=True, version="0.1.0", **said)
+    """Build the series that a module sends once per flush; an older module has no `instance`."""
+    labels = {} if instance is None else {"instance": instance}
+    return metric_family("tidevoy.module_info", 1, gauge=True, version="0.1.0", **labels)
 
 
 class MetricsStream:
-    """An open stream."""
+    """An open metrics stream."""
 
     def __init__(self, call: Any) -> None:
         self.call = call
 
     async def send(self, *families: bytes, envoy: str = "") -> None:
-        """One message."""
+        """Send one message."""
         await self.call.write(metrics_message(*families, envoy=envoy))
 
 
 @contextlib.asynccontextmanager
 async def open_metrics_stream(port: int) -> AsyncIterator[MetricsStream]:
-    """A stream to the control plane on that port, as an Envoy's stat sink opens it."""
-    alone = (("grpc.use_local_subchannel_pool", 1),)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=alone) as channel:
+    """Open a stream to the control plane on that port, as an Envoy's stat sink does."""
+    options = (("grpc.use_local_subchannel_pool", 1),)
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
         yield MetricsStream(channel.stream_unary("/envoy.service.metrics.v3.MetricsService/StreamMetrics")())

@@ -20,7 +20,7 @@ EXPIRES_SOON_AT = datetime.datetime.now(datetime.UTC).replace(microsecond=0) + d
 
 
 class XdsPki:
-    """An authority, and the files of a control plane that asks for its certificates."""
+    """An authority, and the files of a control plane that requires its certificates."""
 
     def __init__(self, directory: Path) -> None:
         self.authority = trustme.CA()
@@ -33,25 +33,25 @@ class XdsPki:
 
     @property
     def settings(self) -> dict[str, str]:
-        """`xds.tls`."""
+        """The section `xds.tls`."""
         return {name: str(path) for name, path in self._files.items()}
 
     def issue(self) -> trustme.LeafCert:
-        """A certificate for the control plane."""
+        """Issue a certificate for the control plane."""
         return self.authority.issue_cert("127.0.0.1")
 
     def write_file(self, name: str, pem: bytes) -> None:
         """Replace one of the files, by a rename."""
-        new = self._files[name].with_suffix(".new")
-        new.write_bytes(pem)
-        os.replace(new, self._files[name])
+        new_file = self._files[name].with_suffix(".new")
+        new_file.write_bytes(pem)
+        os.replace(new_file, self._files[name])
 
     def remove_file(self, name: str) -> None:
-        """Take one of the files away."""
+        """Remove one of the files."""
         self._files[name].unlink()
 
     def envoy_tls(self, leaf: trustme.LeafCert | None) -> ControlPlaneTls:
-        """What a bootstrap is given, with this certificate of the Envoy's; None: it has none."""
+        """Return the TLS files for a bootstrap, with this certificate of the Envoy; None: without one."""
         ca = self._files["client_ca"]
         if leaf is None:
             return ControlPlaneTls(str(ca), "127.0.0.1")
@@ -62,7 +62,7 @@ class XdsPki:
 
 
 def channel_credentials(authority: trustme.CA, leaf: trustme.LeafCert | None) -> grpc.ChannelCredentials:
-    """A client that trusts `authority` and shows `leaf`, or nothing."""
+    """Return credentials of a client that trusts `authority` and presents `leaf`, or no certificate."""
     return grpc.ssl_channel_credentials(
         authority.cert_pem.bytes(),
         leaf.private_key_pem.bytes() if leaf is not None else None,
@@ -71,7 +71,7 @@ def channel_credentials(authority: trustme.CA, leaf: trustme.LeafCert | None) ->
 
 
 def channel_credentials_with_uri(authority: trustme.CA, uri: str) -> grpc.ChannelCredentials:
-    """A client whose certificate holds a URI and a common name, which trustme does not make."""
+    """Return credentials of a client whose certificate has a URI and a common name (trustme has no such)."""
     key = ec.generate_private_key(ec.SECP256R1())
     signer = serialization.load_pem_private_key(authority.private_key_pem.bytes(), None)
     issuer = x509.load_pem_x509_certificate(authority.cert_pem.bytes())

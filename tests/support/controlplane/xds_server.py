@@ -1,4 +1,4 @@
-"""A control plane's xDS server, a real Envoy and echo servers behind it, for tests of what Envoy does."""
+"""A control plane's xDS server, a real Envoy and echo servers behind it, for tests of Envoy's behaviour."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ STATE_BY_EDS_HEALTH = {
 def make_node_plan(
     address: str, endpoint: str, advice: EdsHealth = EdsHealth.HEALTHY, weight: int = 100
 ) -> NodePlan:
-    """A node as plans have it."""
+    """Build a node of a plan."""
     return NodePlan(
         Node(address, Source.PD), STATE_BY_EDS_HEALTH[advice], "a reason", 0.0, advice, weight, endpoint
     )
 
 
 def make_plan(*nodes: NodePlan) -> Plan:
-    """A plan of these nodes."""
-    return Plan(nodes={each.node.address: each for each in nodes})
+    """Build a plan of these nodes."""
+    return Plan(nodes={node_plan.node.address: node_plan for node_plan in nodes})
 
 
 class EchoSession:
@@ -65,7 +65,7 @@ class EchoSession:
         return cls(reader, writer, banner.decode().strip())
 
     async def is_alive(self) -> bool:
-        """Whether bytes still go there and back."""
+        """Return whether bytes are still echoed."""
         try:
             self.writer.write(b"ping\n")
             async with asyncio.timeout(5.0):
@@ -78,7 +78,10 @@ class EchoSession:
 
 
 def echo_handler(name: str, first_lines: list[bytes] | None = None) -> Callable[..., Awaitable[None]]:
-    """A handler that says its name, then echoes lines. `heard`: the first line is kept there, not echoed."""
+    """Return a handler that sends its name, then echoes lines.
+
+    `first_lines` receives the first line instead.
+    """
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if first_lines is not None:
@@ -92,7 +95,7 @@ def echo_handler(name: str, first_lines: list[bytes] | None = None) -> Callable[
 
 
 class XdsRig:
-    """The parts. `events` are (kind, subject, message)."""
+    """An xDS server, an Envoy and its clients. `events` are (kind, subject, message)."""
 
     def __init__(
         self,
@@ -120,14 +123,16 @@ class XdsRig:
         self.envoy: EnvoyProcess
 
     def with_settings(self, changes: SettingsSections) -> Settings:
-        """The rig's settings with some sections replaced."""
-        mine: SettingsSections = {
+        """Return the rig's settings with some sections replaced."""
+        sections: SettingsSections = {
             "xds": {"listen": f"127.0.0.1:{self._xds_port}"},
             "sql": {"listen": f"127.0.0.1:{self.sql_port}"},
         }
         for section, values in (*self._base_settings.items(), *changes.items()):
-            mine[section] = {**mine.get(section, {}), **values} if isinstance(values, dict) else values
-        return Settings.model_validate(mine)
+            sections[section] = (
+                {**sections.get(section, {}), **values} if isinstance(values, dict) else values
+            )
+        return Settings.model_validate(sections)
 
     def new_server(self) -> XdsServer:
         return XdsServer(
@@ -154,7 +159,7 @@ class XdsRig:
         self.envoy = await self._start_envoy(text)
 
     async def restart_server(self, published: Plan | None) -> None:
-        """A new control plane that knows at most the old one's plan; returns when Envoy is back on it."""
+        """Replace the control plane by one that knows at most this plan; wait for Envoy to reconnect."""
         await self.server.stop()
         self.server = self.new_server()
         if published is not None:
@@ -186,19 +191,19 @@ class XdsRig:
         await wait_until(self.is_acked)
 
     async def connect(self, first: bytes = b"", *, port: int | None = None) -> EchoSession:
-        """A client's connection through Envoy, closed with the rig; `port`: that of a group."""
+        """Open a client connection through Envoy, closed with the rig; `port`: that of a group."""
         session = await EchoSession.open(port or self.sql_port, first)
         self.sessions.append(session)
         return session
 
     async def wait_for_session(self, first: bytes = b"", *, port: int | None = None) -> EchoSession:
-        """The first connection that Envoy accepts."""
-        end = time.monotonic() + 10
+        """Return the first connection that Envoy accepts."""
+        deadline = time.monotonic() + 10
         while True:
             try:
                 return await self.connect(first, port=port)
             except ConnectionRefusedError:
-                assert time.monotonic() < end
+                assert time.monotonic() < deadline
                 await asyncio.sleep(0.005)
 
     async def stop(self) -> None:
@@ -220,31 +225,31 @@ async def run_xds_rig(
     zone: str = "",
     module: Path | None = None,
 ) -> AsyncIterator[XdsRig]:
-    """A server that has published nothing yet, and an Envoy that waits for it.
+    """Run a server that has published nothing yet, and an Envoy that waits for it.
 
-    `claims`: the version of Tidevoy's module that the Envoy says it has, although it has none.
-    `group` and `zone` are what it says of itself; `module` is the file of the module that it has.
+    `claimed_module_version`: of Tidevoy's module, in the node metadata of an Envoy that does not have it.
+    `group` and `zone` are the Envoy's; `module` is the file of the module that it loads.
     """
-    given = settings or {}
-    parts = XdsRig(
+    base_settings = settings or {}
+    rig = XdsRig(
         ports,
         start_envoy,
         delta=delta,
-        settings=given,
+        settings=base_settings,
         claimed_module_version=claimed_module_version,
         group=group,
         zone=zone,
         module=module,
     )
     try:
-        await parts.start(tls)
-        yield parts
+        await rig.start(tls)
+        yield rig
     finally:
-        await parts.stop()
+        await rig.stop()
 
 
 @contextlib.asynccontextmanager
 async def run_echo_servers(*names: str) -> AsyncIterator[list[FakeServer]]:
-    """Echo servers of these names."""
+    """Run echo servers with these names."""
     async with contextlib.AsyncExitStack() as stack:
         yield [await stack.enter_async_context(run_fake_server(echo_handler(name))) for name in names]

@@ -1,4 +1,4 @@
-"""Headless Chromium at the console, and a cluster with clients for it to look at."""
+"""Headless Chromium for tests of the console, and a cluster with clients to show in it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sandbox.mariadb import MariaDb
 from sandbox.session_certificate import SessionCertificate
 
 _WAIT_TIMEOUT_SECONDS = 20.0
-# What the browser, and htmx, report when a page is left, or a control plane is ended, during a request.
+# Messages of the browser and of htmx when a page is left or the control plane stops during a request.
 _DISCONNECT_MESSAGES = (
     *("net::ERR_CONNECTION_REFUSED", "net::ERR_INCOMPLETE_CHUNKED_ENCODING", "net::ERR_CONNECTION_RESET"),
     *("net::ERR_EMPTY_RESPONSE", "htmx:sendError", "htmx:afterRequest"),
@@ -29,11 +29,11 @@ _DISCONNECT_MESSAGES = (
 
 @asynccontextmanager
 async def run_chromium() -> AsyncIterator[Browser]:
-    """Debian's Chromium, without a window."""
+    """Run Debian's Chromium in headless mode."""
     program = shutil.which("chromium")
     assert program, "install Chromium: apt-get install --no-install-recommends chromium"
     async with async_playwright() as playwright:
-        # A container seldom lets a browser make its own sandbox; it shows nothing but our own pages here.
+        # In most containers a browser cannot create its sandbox; here it only opens the console's own pages.
         browser = await playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         try:
             yield browser
@@ -41,16 +41,16 @@ async def run_chromium() -> AsyncIterator[Browser]:
             await browser.close()
 
 
-@dataclass  # without slots: playwright keeps something of its own in whose methods it calls
+@dataclass  # without slots: playwright stores an attribute in objects whose methods it calls
 class ConsoleVisit:
-    """What a browser saw: complaints of its pages, and every host that they asked anything of."""
+    """A browser context at the console; records its pages' errors and warnings, and all requested hosts."""
 
     context: BrowserContext
     page: Page
     url: str
     complaints: list[str] = field(default_factory=list)
     hosts: set[str] = field(default_factory=set)
-    expects_outage: bool = False  # the control plane is away on purpose
+    expects_outage: bool = False  # the test stops the control plane on purpose
 
     def listen(self, page: Page) -> None:
         page.on("console", self._on_console)
@@ -60,14 +60,14 @@ class ConsoleVisit:
     def _on_console(self, message: ConsoleMessage) -> None:
         if message.type not in ("error", "warning"):
             return
-        if not (self.expects_outage and any(each in message.text for each in _DISCONNECT_MESSAGES)):
+        if not (self.expects_outage and any(text in message.text for text in _DISCONNECT_MESSAGES)):
             self.complaints.append(message.text)
 
     def _on_request(self, request: Request) -> None:
         self.hosts.add(urlsplit(request.url).netloc)
 
     async def wait_for_text(self, text: str, within: str = "body") -> None:
-        """Returns when the page shows that text."""
+        """Wait until the page shows the text."""
         await (
             self.page.locator(within)
             .filter(has_text=text)
@@ -79,19 +79,21 @@ class ConsoleVisit:
 async def open_console(
     browser: Browser, url: str, *, allowed_complaints: Sequence[str] = (), **context_options: Any
 ) -> AsyncIterator[ConsoleVisit]:
-    """A browser of its own at the console, which may have no complaint but these and ask no other host."""
+    """Visit the console in a new context; fails on other complaints and on requests to other hosts."""
     context = await browser.new_context(base_url=url, **context_options)
     context.set_default_timeout(_WAIT_TIMEOUT_SECONDS * 1000)
     try:
         page = await context.new_page()
-        made = ConsoleVisit(context, page, url)
-        made.listen(page)
-        yield made
+        visit = ConsoleVisit(context, page, url)
+        visit.listen(page)
+        yield visit
         unexpected = [
-            each for each in made.complaints if not any(known in each for known in allowed_complaints)
+            complaint
+            for complaint in visit.complaints
+            if not any(allowed in complaint for allowed in allowed_complaints)
         ]
         assert unexpected == [], unexpected
-        assert made.hosts <= {urlsplit(url).netloc}
+        assert visit.hosts <= {urlsplit(url).netloc}
     finally:
         await context.close()
 
@@ -100,38 +102,45 @@ async def open_console(
 async def run_console_cluster(
     directory: Path, mariadb: MariaDb | None, *, nodes: int = 3, settings: Mapping[str, Any] | None = None
 ) -> AsyncIterator[LocalCluster]:
-    """Nodes whose sessions can move, behind an Envoy with the module."""
-    quick = {"balance": {"slow_start": 1}, **(settings or {})}
+    """Run nodes whose sessions can migrate, behind an Envoy with the module."""
+    fast_settings = {"balance": {"slow_start": 1}, **(settings or {})}
     arguments = SessionCertificate.load_or_create(directory / "session-certificate").arguments
     async with LocalCluster.start(
-        directory, nodes=nodes, mariadb=mariadb, settings=quick, node_arguments=arguments, graceful_wait=3.0
-    ) as stack:
-        yield stack
+        directory,
+        nodes=nodes,
+        mariadb=mariadb,
+        settings=fast_settings,
+        node_arguments=arguments,
+        graceful_wait=3.0,
+    ) as cluster:
+        yield cluster
 
 
 @asynccontextmanager
 async def run_client_sessions(port: int, count: int, pause_seconds: float = 0.02) -> AsyncIterator[None]:
-    """So many clients that ask again and again; an error of any of them is raised at the end."""
-    async with contextlib.AsyncExitStack() as held:
+    """Run `count` clients that query repeatedly; raises the error of any of them at the end."""
+    async with contextlib.AsyncExitStack() as stack:
         connections = [
-            await held.enter_async_context(asyncmy.connect(host="127.0.0.1", port=port, user="root"))
+            await stack.enter_async_context(asyncmy.connect(host="127.0.0.1", port=port, user="root"))
             for _ in range(count)
         ]
-        asking = [asyncio.create_task(_query_repeatedly(each, pause_seconds)) for each in connections]
+        tasks = [
+            asyncio.create_task(_query_repeatedly(connection, pause_seconds)) for connection in connections
+        ]
         try:
             yield
-            for task in asking:
+            for task in tasks:
                 if task.done():
                     task.result()
         finally:
-            for task in asking:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _query_repeatedly(connection: Any, rest: float) -> None:
+async def _query_repeatedly(connection: Any, pause_seconds: float) -> None:
     while True:
         async with connection.cursor() as cursor:
             await cursor.execute("select 1")
             await cursor.fetchall()
-        await asyncio.sleep(rest)
+        await asyncio.sleep(pause_seconds)

@@ -1,4 +1,4 @@
-"""Clients that stay, and each say something now and then. What goes wrong for any of them is kept."""
+"""Long-lived clients that ping now and then. Errors of any of them are recorded."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from sandbox.tidb_sim.packets import MySqlCommand
 from tests.support.e2e.cluster import CountingClient, error_code
 
-_MAX_PARALLEL_LOGINS = 8  # logins
-_PAUSE_SECONDS = 0.2  # seconds between two rounds of statements
+_MAX_PARALLEL_LOGINS = 8
+_PAUSE_SECONDS = 0.2  # Between two rounds of statements.
 
 
 @dataclass(slots=True)
 class ClientCrowd:
-    """The clients that are there, what they have asked in all, and what failed."""
+    """The connected clients, their total number of statements, and their errors."""
 
     clients: list[CountingClient] = field(default_factory=list)
     statement_count: int = 0
@@ -25,22 +25,22 @@ class ClientCrowd:
     _entering: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_PARALLEL_LOGINS))
 
     async def add_clients(self, ports: Iterable[int]) -> list[CountingClient]:
-        """One more client on each of these ports, at about the same time; they are logged in."""
-        came = await asyncio.gather(*(self._connect(port) for port in ports))
-        self.clients += came
-        return came
+        """Connect one more client to each of these ports, in parallel, and log them in."""
+        new_clients = await asyncio.gather(*(self._connect(port) for port in ports))
+        self.clients += new_clients
+        return new_clients
 
     def drop_clients(self, clients: Sequence[CountingClient]) -> None:
-        """These clients are gone, without a word."""
+        """Abort these clients without a COM_QUIT."""
         for client in clients:
             self.clients.remove(client)
             client.writer.transport.abort()
 
     async def ping_all(self) -> None:
-        """Each client asks something, one after the other."""
+        """Let each client ping, one after the other."""
         for client in list(self.clients):
             if client not in self.clients:
-                continue  # it has left meanwhile
+                continue  # It has left meanwhile.
             self.statement_count += 1
             try:
                 failure = error_code(await client.send_command(MySqlCommand.PING))
@@ -65,15 +65,15 @@ class ClientCrowd:
 
 @asynccontextmanager
 async def run_crowd() -> AsyncIterator[ClientCrowd]:
-    """Nobody yet. Who comes asks on until the block ends, and is cut then."""
-    made = ClientCrowd()
-    asking = asyncio.create_task(made._query_repeatedly())
+    """Run an empty crowd. Clients ping until the block ends, and are aborted then."""
+    crowd = ClientCrowd()
+    query_task = asyncio.create_task(crowd._query_repeatedly())
     try:
-        yield made
+        yield crowd
     finally:
-        # Not cancelled: what it died of would not be seen.
-        made.is_stopping = True
+        # Not cancelled: the error that stopped it would be lost.
+        crowd.is_stopping = True
         try:
-            await asking
+            await query_task
         finally:
-            made.drop_clients(list(made.clients))
+            crowd.drop_clients(list(crowd.clients))

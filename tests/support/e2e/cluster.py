@@ -1,4 +1,4 @@
-"""Whole clusters with Tidevoy's module, to whose Envoy nobody but the test has connected; and more Envoys."""
+"""Whole clusters with Tidevoy's module, whose Envoy only the test uses; and additional Envoys."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _WAIT_TIMEOUT_SECONDS = 30.0
 
 
 class CountingClient(RawClient):
-    """A client through an Envoy that counts the bytes of its commands and of their answers."""
+    """A client through an Envoy that counts the bytes of its commands and their responses."""
 
     sent_bytes = received_bytes = 0
 
     async def read_packet(self) -> tuple[int, bytes]:
-        """The next one, which must come soon."""
+        """Read the next packet, which must arrive soon."""
         async with asyncio.timeout(_WAIT_TIMEOUT_SECONDS):
             sequence, payload = await super().read_packet()
         self.received_bytes += 4 + len(payload)
@@ -47,7 +47,10 @@ class CountingClient(RawClient):
         plugin: str = NATIVE_PASSWORD,
         tls: ssl.SSLContext | None = None,
     ) -> bytes:
-        """Log in, inside TLS with `trusting`; `password` goes as it is. The payload of the first answer."""
+        """Log in, inside TLS with `tls`; `password` is sent unchanged.
+
+        Returns the first response's payload.
+        """
         await self.read_packet()
         capabilities, sequence = CAPABILITIES, 1
         if tls is not None:
@@ -59,34 +62,34 @@ class CountingClient(RawClient):
         self.writer.write(
             frame(sequence, head + bytes((len(password),)) + password + plugin.encode() + b"\0")
         )
-        _, answer = await self.read_packet()
+        _, response = await self.read_packet()
         self.sent_bytes = self.received_bytes = 0
-        return answer
+        return response
 
     def write_command(self, command: int, body: bytes = b"") -> None:
-        """Send a command; its answer comes with `packet`."""
+        """Send a command; read its response with `read_packet`."""
         data = frame(0, bytes((command,)) + body)
         self.sent_bytes += len(data)
         self.writer.write(data)
 
     async def send_command(self, command: int, body: bytes = b"") -> bytes:
-        """Send a command; the payload of the first packet of its answer."""
+        """Send a command; return the payload of the first response packet."""
         self.write_command(command, body)
         return (await self.read_packet())[1]
 
     async def query(self, text: bytes | str) -> bytes:
-        """The payload of the first packet that answers a statement."""
+        """Run a statement; return the payload of the first response packet."""
         return await self.send_command(MySqlCommand.QUERY, text.encode() if isinstance(text, str) else text)
 
     async def read_to_end(self) -> bytes:
-        """What comes until the FIN; ConnectionResetError when the end is none."""
+        """Return the data until the FIN. Raises ConnectionResetError on a reset."""
         async with asyncio.timeout(_WAIT_TIMEOUT_SECONDS):
             return await self.reader.read()
 
 
 @asynccontextmanager
 async def counting_client(port: int) -> AsyncIterator[CountingClient]:
-    """A connection that has sent nothing yet; cut at the end."""
+    """Open a connection that has sent nothing yet; it is aborted at the end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         yield CountingClient(reader, writer)
@@ -95,7 +98,7 @@ async def counting_client(port: int) -> AsyncIterator[CountingClient]:
 
 
 def error_code(payload: bytes) -> int:
-    """Of an ERR packet; 0 for OK."""
+    """Return the code of an ERR packet; 0 for OK."""
     assert payload[0] in (0x00, 0xFF), payload
     return int.from_bytes(payload[1:3], "little") if payload[0] == 0xFF else 0
 
@@ -112,9 +115,9 @@ async def run_cluster(
     expects_listener: bool = True,
     workers: int = 2,
 ) -> AsyncIterator[LocalCluster]:
-    """A cluster in which all nodes are in service, and to whose Envoy nobody has connected yet.
+    """Run a cluster in which all nodes are in service; no client has connected to its Envoy yet.
 
-    `arguments` are for each stand-in. `serves`: whether the Envoy is to have a listener.
+    `arguments` are for each simulated server. `expects_listener`: whether the Envoy must get a listener.
     """
     start = LocalCluster.start(
         directory,
@@ -132,7 +135,7 @@ async def run_cluster(
         )
         await stack.wait_until(
             lambda: is_up_to_date(stack, "envoy-1", expects_listener),
-            "the Envoy to follow",
+            "the Envoy to be up to date",
             _WAIT_TIMEOUT_SECONDS,
         )
         yield stack
@@ -141,84 +144,86 @@ async def run_cluster(
 
 
 async def in_service(stack: LocalCluster, nodes: int) -> bool:
-    """Whether so many nodes are active."""
+    """Return whether this many nodes are active."""
     return list((await stack.states()).values()).count("active") == nodes
 
 
 async def get_envoys(stack: LocalCluster) -> dict[str, dict[str, Any]]:
-    """What `GET /v1/envoys` says, by id."""
-    return {each["id"]: each for each in (await stack.api.get("/v1/envoys")).json()["envoys"]}
+    """Return the Envoys of `GET /v1/envoys` by id."""
+    return {envoy["id"]: envoy for envoy in (await stack.api.get("/v1/envoys")).json()["envoys"]}
 
 
 async def is_up_to_date(stack: LocalCluster, envoy: str, expects_listener: bool = True) -> bool:
-    """Whether an Envoy is there and runs what was published last; without `serves`: whether it is there."""
-    said = (await get_envoys(stack)).get(envoy)
-    if said is None or said["connected_since"] is None:
+    """Return whether an Envoy is connected and, if a listener is expected, runs what was published last."""
+    status = (await get_envoys(stack)).get(envoy)
+    if status is None or status["connected_since"] is None:
         return False
-    return not expects_listener or said["acked_version"] == said["published_version"] != ""
+    return not expects_listener or status["acked_version"] == status["published_version"] != ""
 
 
 async def wait_shown(
     stack: LocalCluster, expected: Mapping[_Key, Any], read: Callable[[], Awaitable[Mapping[_Key, Any]]]
 ) -> None:
-    """Wait until what `look` gives has all that is expected. AssertionError with what it had at last."""
+    """Wait until `read` returns all expected values. Raises AssertionError with the last values."""
     last: dict[_Key, Any] = {}
 
-    async def same() -> bool:
-        said = await read()
+    async def matches() -> bool:
+        current = await read()
         last.clear()
-        last.update({key: said.get(key) for key in expected})
+        last.update({key: current.get(key) for key in expected})
         return last == dict(expected)
 
     try:
-        await stack.wait_until(same, "what is expected to be shown", _WAIT_TIMEOUT_SECONDS)
-    except WaitTimeout as never:
-        raise AssertionError(f"expected {dict(expected)}, shown at last: {last}") from never
+        await stack.wait_until(matches, "the expected values", _WAIT_TIMEOUT_SECONDS)
+    except WaitTimeout as timeout:
+        raise AssertionError(f"expected {dict(expected)}, last values: {last}") from timeout
 
 
 MetricKey = tuple[str, frozenset[tuple[str, str]]]
 
 
 def metric_key(name: str, **labels: str) -> MetricKey:
-    """What `metrics` knows a sample by; the label `class` is given as `class_`."""
+    """Return the key of a sample in `get_metrics`; the label `class` is given as `class_`."""
     return name, frozenset((label.rstrip("_"), value) for label, value in labels.items())
 
 
 async def get_metrics(stack: LocalCluster) -> dict[MetricKey, float]:
-    """What `GET /metrics` says now."""
+    """Return the samples of `GET /metrics`."""
     return {
-        metric_key(one.name, **one.labels): one.value
+        metric_key(sample.name, **sample.labels): sample.value
         for family in text_string_to_metric_families((await stack.api.get("/metrics")).text)
-        for one in family.samples
+        for sample in family.samples
     }
 
 
 async def get_events(stack: LocalCluster, *kinds: str) -> list[dict[str, Any]]:
-    """All events of these kinds so far."""
-    answer = await stack.api.get("/v1/events", params={"follow": "false"}, headers={"last-event-id": "0"})
-    data = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
+    """Return all events of these kinds so far."""
+    response = await stack.api.get("/v1/events", params={"follow": "false"}, headers={"last-event-id": "0"})
+    data = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
     return [event for event in map(json.loads, data) if event["kind"] in kinds]
 
 
 async def reload_settings(stack: LocalCluster, **settings: Any) -> dict[str, Any]:
-    """Reload the control plane with these sections in place of what it had; what the reload says."""
+    """Reload the control plane with these sections replaced; return the response of the reload."""
     stack.control_plane.settings = {**stack.control_plane.settings, **settings}
     await stack.control_plane.prepare()
-    answer: dict[str, Any] = (await stack.api.post("/v1/config/reload")).raise_for_status().json()
-    return answer
+    response: dict[str, Any] = (await stack.api.post("/v1/config/reload")).raise_for_status().json()
+    return response
 
 
 async def restart_envoy(stack: LocalCluster) -> None:
-    """Kill the Envoy, and start it until it runs what is published now."""
+    """Kill the Envoy, start it, and wait until it runs what is published now."""
     await stack.envoy.kill()
-    since = (await get_envoys(stack))["envoy-1"]["connected_since"]
+    connected_since = (await get_envoys(stack))["envoy-1"]["connected_since"]
 
     async def is_back() -> bool:
-        said = (await get_envoys(stack))["envoy-1"]
-        return said["connected_since"] not in (None, since) and await is_up_to_date(stack, "envoy-1")
+        status = (await get_envoys(stack))["envoy-1"]
+        return status["connected_since"] not in (None, connected_since) and await is_up_to_date(
+            stack, "envoy-1"
+        )
 
     await stack.envoy.launch()
-    await stack.wait_until(is_back, "the Envoy to be back", _WAIT_TIMEOUT_SECONDS)
+    await stack.wait_until(is_back, "the Envoy to reconnect", _WAIT_TIMEOUT_SECONDS)
     await stack.wait_until(stack.envoy.is_live, "the Envoy to serve", _WAIT_TIMEOUT_SECONDS)
 
 
@@ -232,11 +237,11 @@ async def run_another_envoy(
     group: str = "",
     zone: str = "",
 ) -> AsyncIterator[int]:
-    """One more Envoy of that id, on a port of its own, which it yields. `says`: the version it claims.
+    """Run one more Envoy with this id, and yield its SQL port. `claimed_version`: its module version.
 
-    `group` is the only one that it is there for, `zone` where it says it is.
+    `group` is the only group that it serves, `zone` its zone.
 
-    The port of the listener is for new Envoys, so a reload gives this one another than those that run.
+    The listener's port applies to new Envoys, so a reload gives this one another port than the running ones.
     """
     port = stack.ports.allocate()
     await reload_settings(stack, sql={"listen": f"127.0.0.1:{port}"})
@@ -250,10 +255,12 @@ async def run_another_envoy(
         zone=zone,
     )
     if claimed_version is not None:
-        said = bootstrap.replace('"tidevoy.module": "', f'"tidevoy.module": "{claimed_version}" # "')
-        assert said != bootstrap
-        bootstrap = said
+        changed = bootstrap.replace('"tidevoy.module": "', f'"tidevoy.module": "{claimed_version}" # "')
+        assert changed != bootstrap
+        bootstrap = changed
     async with EnvoyProcess(bootstrap, stack.directory / name, name=name):
         await stack.wait_until(lambda: sends_mysql_greeting(port), f"{name} to serve", _WAIT_TIMEOUT_SECONDS)
-        await stack.wait_until(lambda: is_up_to_date(stack, name), f"{name} to follow", _WAIT_TIMEOUT_SECONDS)
+        await stack.wait_until(
+            lambda: is_up_to_date(stack, name), f"{name} to be up to date", _WAIT_TIMEOUT_SECONDS
+        )
         yield port

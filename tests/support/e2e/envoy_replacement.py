@@ -1,4 +1,4 @@
-"""A cluster whose Envoys are replaced: who starts and stops them, sessions that work, and who connects."""
+"""A cluster whose Envoys are replaced: a supervisor for Envoys, working sessions, and connection attempts."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.support.controlplane.cli_process import CliResult, start_tidevoy, wai
 from tests.support.e2e.cluster import CountingClient, counting_client, error_code
 from tests.support.module.bootstrap import require_module
 
-_PAUSE_SECONDS = 0.02  # seconds between two statements of a session
+_PAUSE_SECONDS = 0.02  # Between two statements of a session.
 
 
 @dataclass(slots=True)
 class SupervisedEnvoy:
-    """An Envoy under a supervisor: started and ended by commands that return at once, as systemd's do."""
+    """An Envoy under a supervisor: started and stopped by commands that return at once, like systemd's."""
 
     stack: LocalCluster
     name: str
@@ -44,14 +44,14 @@ class SupervisedEnvoy:
         )
 
     def command(self, verb: str) -> str:
-        """What an operator would write: `start` or `stop`."""
+        """Return an operator's command for `start` or `stop`."""
         return f"sh -c 'echo {verb} > {self.fifo}'"
 
     @asynccontextmanager
     async def supervised(self) -> AsyncIterator[SupervisedEnvoy]:
-        """Obey the commands while the block runs."""
+        """Execute the commands during the block."""
         os.mkfifo(self.fifo)
-        # Also for writing, so that there is always a writer and it never reads as ended.
+        # Open for writing too, so that there is always a writer and reading never returns EOF.
         inbox = os.open(self.fifo, os.O_RDWR | os.O_NONBLOCK)
         verbs: asyncio.Queue[str] = asyncio.Queue()
 
@@ -61,28 +61,28 @@ class SupervisedEnvoy:
 
         loop = asyncio.get_running_loop()
         loop.add_reader(inbox, on_readable)
-        serving = asyncio.create_task(self._serve(verbs))
+        serve_task = asyncio.create_task(self._serve(verbs))
         try:
             yield self
-            assert not serving.done(), serving
+            assert not serve_task.done(), serve_task
         finally:
             loop.remove_reader(inbox)
             os.close(inbox)
-            serving.cancel()
-            await asyncio.gather(serving, return_exceptions=True)
+            serve_task.cancel()
+            await asyncio.gather(serve_task, return_exceptions=True)
             if self.process.is_running:
                 await self.process.terminate()
             self.process.ports.close()
 
-    async def _serve(self, waiting: asyncio.Queue[str]) -> None:
+    async def _serve(self, commands: asyncio.Queue[str]) -> None:
         while True:
-            match await waiting.get():
+            match await commands.get():
                 case "start":
                     self.start_count += 1
                     try:
                         await self.process.launch()
                     except ProcessFailed:
-                        continue  # a supervisor's command has returned by then, too
+                        continue  # A supervisor's command has returned by then, too.
                 case "stop":
                     if self.process.is_running:
                         await self.process.terminate()
@@ -91,40 +91,40 @@ class SupervisedEnvoy:
 def make_supervised_envoy(
     stack: LocalCluster, name: str, replacement: tuple[str, str] | None = None, *, admin: str | None = None
 ) -> SupervisedEnvoy:
-    """One more Envoy of the cluster, not started. `wrong`: what stands in its bootstrap in place of what."""
+    """Create one more Envoy of the cluster, not started. `replacement`: new and old text in its bootstrap."""
     admin = admin or f"127.0.0.1:{stack.ports.allocate()}"
-    right = render_bootstrap(
+    original = render_bootstrap(
         stack.control_plane.parsed_settings(),
         control_planes=[f"127.0.0.1:{stack.advertised.xds}"],
         node_id=name,
         admin=admin,
         module=str(require_module()),
     )
-    bootstrap = right if replacement is None else right.replace(replacement[1], replacement[0])
-    assert replacement is None or bootstrap != right
+    bootstrap = original if replacement is None else original.replace(replacement[1], replacement[0])
+    assert replacement is None or bootstrap != original
     return SupervisedEnvoy(stack, name, admin, bootstrap)
 
 
 def first_admin_address(stack: LocalCluster) -> str:
-    """The admin port of the Envoy that the cluster was started with."""
+    """Return the admin address of the Envoy that the cluster was started with."""
     return f"127.0.0.1:{stack.advertised.admin}"
 
 
 async def run_replacement(stack: LocalCluster, old: str, new: str, *more: str) -> CliResult:
-    """What `tidevoy envoys recycle` did."""
+    """Run `tidevoy envoys recycle` and return its result."""
     return await wait_for_result(await start_replacement(stack, old, new, *more))
 
 
 async def start_replacement(
     stack: LocalCluster, old: str, new: str, *more: str
 ) -> asyncio.subprocess.Process:
-    """`tidevoy envoys recycle`, started."""
+    """Start `tidevoy envoys recycle`."""
     arguments = ("envoys", "recycle", "--old-admin", old, "--new-admin", new, *more)
     return await start_tidevoy(stack.control_plane.api_url, *arguments)
 
 
 async def accepts_sessions(admin: str) -> bool | None:
-    """Whether the Envoy there accepts sessions; None: there is none."""
+    """Return whether the Envoy accepts sessions; None: no Envoy answers."""
     try:
         async with httpx2.AsyncClient(trust_env=False, timeout=5.0) as http:
             page = await http.get(f"http://{admin}/stats", params={"filter": "listener_stopped"})
@@ -134,31 +134,31 @@ async def accepts_sessions(admin: str) -> bool | None:
 
 
 class WorkingSession:
-    """A session that works until it is told to end: text, prepared, or with nothing to do."""
+    """A session that works until it is stopped, with text or prepared statements."""
 
-    def __init__(self, own: CountingClient, statement: bytes) -> None:
-        self.client = own
-        self._statement = statement  # the number of a prepared one; empty: text
+    def __init__(self, client: CountingClient, statement: bytes) -> None:
+        self.client = client
+        self._statement = statement  # The id of a prepared statement; empty: text.
         self.answers = 0
         self._ending = asyncio.Event()
 
     async def run(self) -> None:
-        """Ask again and again. AssertionError, OSError, IncompleteReadError when an answer is not right."""
+        """Run statements. Raises AssertionError, OSError or IncompleteReadError for a wrong response."""
         while not self._ending.is_set():
             if self._statement:
-                answer = await self.client.send_command(
+                response = await self.client.send_command(
                     MySqlCommand.STMT_EXECUTE, self._statement + b"\0" + struct.pack("<I", 1)
                 )
             else:
-                answer = await self.client.query("do 1")
-            assert error_code(answer) == 0
+                response = await self.client.query("do 1")
+            assert error_code(response) == 0
             self.answers += 1
             await asyncio.sleep(_PAUSE_SECONDS)
         self.client.write_command(MySqlCommand.QUIT)
         await self.client.read_to_end()
 
     def stop(self) -> None:
-        """Let it leave by itself, as a client does."""
+        """Let it quit by itself, as a client does."""
         self._ending.set()
 
 
@@ -166,16 +166,16 @@ class WorkingSession:
 async def run_working_sessions(
     port: int, count: int, tls: SSLContext | None = None
 ) -> AsyncIterator[tuple[list[WorkingSession], list[asyncio.Task[None]]]]:
-    """So many sessions: every other one prepares its statement, every third has TLS (with `trusting`)."""
-    async with AsyncExitStack() as held:
+    """Run this many sessions: every second one prepares its statement, every third uses TLS (with `tls`)."""
+    async with AsyncExitStack() as exit_stack:
         sessions = []
         for number in range(count):
-            own = await held.enter_async_context(counting_client(port))
-            assert error_code(await own.log_in(tls=tls if number % 3 == 0 else None)) == 0
+            client = await exit_stack.enter_async_context(counting_client(port))
+            assert error_code(await client.log_in(tls=tls if number % 3 == 0 else None)) == 0
             statement = b""
             if number % 2:
-                statement = (await own.send_command(MySqlCommand.STMT_PREPARE, b"do 1"))[1:5]
-            sessions.append(WorkingSession(own, statement))
+                statement = (await client.send_command(MySqlCommand.STMT_PREPARE, b"do 1"))[1:5]
+            sessions.append(WorkingSession(client, statement))
         tasks = [asyncio.create_task(session.run()) for session in sessions]
         try:
             yield sessions, tasks
@@ -186,7 +186,7 @@ async def run_working_sessions(
 
 
 def expect_no_failures(tasks: list[asyncio.Task[None]]) -> None:
-    """None of these has failed; raises what one failed of."""
+    """Raise the error of the first failed task, if any."""
     for task in tasks:
         if task.done():
             task.result()
@@ -194,7 +194,7 @@ def expect_no_failures(tasks: list[asyncio.Task[None]]) -> None:
 
 @dataclass(slots=True)
 class ConnectionAttempts:
-    """What came of connecting all the time."""
+    """Results of repeated connection attempts."""
 
     greeted: int = 0
     failures: list[str] = field(default_factory=list)
@@ -202,11 +202,11 @@ class ConnectionAttempts:
 
 @asynccontextmanager
 async def connect_repeatedly(port: int, parallel: int) -> AsyncIterator[ConnectionAttempts]:
-    """So many clients that connect, are greeted, and go, without a pause."""
-    knocks = ConnectionAttempts()
+    """Run this many clients that connect, read the greeting and disconnect, without a pause."""
+    attempts = ConnectionAttempts()
     stopping = asyncio.Event()
 
-    async def knock() -> None:
+    async def connect() -> None:
         while not stopping.is_set():
             try:
                 async with asyncio.timeout(20):
@@ -216,13 +216,13 @@ async def connect_repeatedly(port: int, parallel: int) -> AsyncIterator[Connecti
                     finally:
                         writer.transport.abort()
             except (OSError, asyncio.IncompleteReadError, AssertionError) as error:
-                knocks.failures.append(f"{type(error).__name__}: {error}")
+                attempts.failures.append(f"{type(error).__name__}: {error}")
             else:
-                knocks.greeted += 1
+                attempts.greeted += 1
 
-    tasks = [asyncio.create_task(knock()) for _ in range(parallel)]
+    tasks = [asyncio.create_task(connect()) for _ in range(parallel)]
     try:
-        yield knocks
+        yield attempts
     finally:
         stopping.set()
         await asyncio.gather(*tasks)

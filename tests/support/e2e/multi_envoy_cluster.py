@@ -1,4 +1,4 @@
-"""A cluster behind several real Envoys, and what its nodes themselves count."""
+"""A cluster behind several real Envoys, with the counts of its nodes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.module.bootstrap import require_module
 
 _WAIT_TIMEOUT_SECONDS = 30.0
 _STABLE_SECONDS = 1.5
-"""Seconds for which a balance has to last: a session counts at both nodes while it moves."""
+"""How long a balance has to last: a session counts at both nodes while it migrates."""
 
 
 @dataclass
@@ -35,10 +35,10 @@ class BalancedCluster:
     ports: list[int]
     status_client: httpx2.AsyncClient
     settled_at: float = 0.0
-    """Since when (monotonic) that has been so which was waited for last."""
+    """Monotonic time since when the condition of the last wait has held."""
 
     async def node_connections(self) -> dict[str, int]:
-        """The clients of each node, direct ones too, as the node itself counts them."""
+        """Return the number of clients of each node, direct ones too, as the node itself counts them."""
         nodes = self.stack.tidb
         pages = await asyncio.gather(*(self.status_client.get(f"{node.status_url}/status") for node in nodes))
         return {
@@ -47,13 +47,13 @@ class BalancedCluster:
         }
 
     async def is_reported(self, crowd: ClientCrowd) -> bool:
-        """Whether the control plane knows of all clients, at the nodes where they are."""
+        """Return whether the control plane reports all clients, at the nodes where they are."""
         shown = {address: node["connections"] for address, node in (await self.stack.nodes()).items()}
         return shown == await self.node_connections() and sum(shown.values()) == len(crowd.clients)
 
-    async def set_node_metrics(self, node: Tidb, **vitals: float) -> None:
-        """Make a node look so from now on (sandbox/tidb_sim/simulated_metrics.py)."""
-        (await self.status_client.post(f"{node.status_url}/sim/vitals", json=vitals)).raise_for_status()
+    async def set_node_metrics(self, node: Tidb, **values: float) -> None:
+        """Set the metrics that a node reports (sandbox/tidb_sim/simulated_metrics.py)."""
+        (await self.status_client.post(f"{node.status_url}/sim/vitals", json=values)).raise_for_status()
 
     async def wait_for_counts(
         self,
@@ -61,22 +61,22 @@ class BalancedCluster:
         what: str,
         seconds: float = _WAIT_TIMEOUT_SECONDS,
     ) -> dict[str, int]:
-        """Wait until what the nodes count is so, and stays so; what they count then."""
-        seen: dict[str, int] = {}
+        """Wait until the nodes' counts meet the condition and keep doing so; return these counts."""
+        counts: dict[str, int] = {}
         since = math.inf
 
         async def lasts() -> bool:
             nonlocal since
-            seen.update(await self.node_connections())
-            since = min(since, time.monotonic()) if condition(seen) else math.inf
+            counts.update(await self.node_connections())
+            since = min(since, time.monotonic()) if condition(counts) else math.inf
             return time.monotonic() - since >= _STABLE_SECONDS
 
         try:
             await self.stack.wait_until(lasts, what, seconds)
-        except WaitTimeout as never:
-            raise AssertionError(f"{never}; the nodes have {seen}") from never
+        except WaitTimeout as timeout:
+            raise AssertionError(f"{timeout}; the nodes have {counts}") from timeout
         self.settled_at = since
-        return seen
+        return counts
 
 
 @asynccontextmanager
@@ -89,7 +89,7 @@ async def run_balanced_cluster(
     envoys: int,
     settings: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[BalancedCluster]:
-    """All nodes are in service, sessions can move between them; all Envoys serve, with one worker each."""
+    """Run a cluster with all nodes in service, sessions that can migrate, and Envoys with one worker each."""
     start = LocalCluster.start(
         directory,
         nodes=nodes,
@@ -99,26 +99,26 @@ async def run_balanced_cluster(
         concurrency=1,
         module=require_module(),
     )
-    async with start as stack, AsyncExitStack() as more:
+    async with start as stack, AsyncExitStack() as exit_stack:
         await stack.wait_until(
-            lambda: is_up_to_date(stack, "envoy-1"), "the Envoy to follow", _WAIT_TIMEOUT_SECONDS
+            lambda: is_up_to_date(stack, "envoy-1"), "the Envoy to be up to date", _WAIT_TIMEOUT_SECONDS
         )
         ports = [stack.sql_port]
         for number in range(2, envoys + 1):
             other = run_another_envoy(stack, f"envoy-{number}", module=require_module())
-            ports.append(await more.enter_async_context(other))
-        asking = await more.enter_async_context(httpx2.AsyncClient(trust_env=False, timeout=5.0))
-        yield BalancedCluster(stack, ports, asking)
+            ports.append(await exit_stack.enter_async_context(other))
+        status_client = await exit_stack.enter_async_context(httpx2.AsyncClient(trust_env=False, timeout=5.0))
+        yield BalancedCluster(stack, ports, status_client)
         assert stack.violations() == []
 
 
 def imbalance(counts: Mapping[str, int]) -> float:
-    """What the fullest node has, over the mean."""
+    """Return the count of the fullest node, divided by the mean."""
     return max(counts.values()) * len(counts) / sum(counts.values())
 
 
 def is_fair(counts: Mapping[str, int], weights: Mapping[str, float] = EMPTY_MAP) -> bool:
-    """Whether each node has its share, to one session: what has moved stays for a minute."""
+    """Return whether each node has its share, to one session: a migrated session stays for a minute."""
     capacities = {address: weights.get(address, 1.0) for address in counts}
     level = sum(counts.values()) / sum(capacities.values())
     return all(abs(count - level * capacities[address]) <= 1 for address, count in counts.items())

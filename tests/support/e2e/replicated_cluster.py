@@ -1,4 +1,4 @@
-"""Three control planes on one etcd with PD's timings, stand-ins, an Envoy that knows all of them, clients."""
+"""Three control planes on one etcd with PD's timings, simulated servers, one Envoy, and clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.module.bootstrap import require_module
 from tests.support.waiting import wait_until
 
 REPLICA_COUNT = 3
-_PAUSE_SECONDS = 0.02  # seconds between two statements of a client
+_PAUSE_SECONDS = 0.02  # Between two statements of a client.
 
 
 @dataclass
@@ -36,63 +36,63 @@ class ReplicatedCluster:
     control_planes: list[ControlPlaneProcess]
     envoy: EnvoyProcess
     sql_port: int
-    http: dict[str, httpx2.AsyncClient]  # by the name of the control plane
+    http: dict[str, httpx2.AsyncClient]  # By the name of the control plane.
 
     def running_control_planes(self) -> list[ControlPlaneProcess]:
-        """Those that run."""
+        """Return the control planes that run."""
         return [plane for plane in self.control_planes if plane.is_running]
 
     def api(self) -> httpx2.AsyncClient:
-        """The first one that runs."""
+        """Return a client of the first control plane that runs."""
         return self.http[self.running_control_planes()[0].name]
 
     async def get(self, plane: ControlPlaneProcess, path: str) -> dict[str, Any]:
-        """What one of them answers."""
-        answer: dict[str, Any] = (await self.http[plane.name].get(path)).raise_for_status().json()
-        return answer
+        """Return the response of a control plane."""
+        response: dict[str, Any] = (await self.http[plane.name].get(path)).raise_for_status().json()
+        return response
 
     async def wait_for_leader(self, *, excluded_name: str = "", seconds: float = 30.0) -> ControlPlaneProcess:
-        """The one that says that it leads, once there is one; `but`: the name of one that does not count."""
+        """Wait for a control plane that reports itself as leader; `excluded_name` does not count."""
         leaders: list[ControlPlaneProcess] = []
 
-        async def found_one() -> bool:
+        async def has_leader() -> bool:
             leaders.clear()
             for plane in self.running_control_planes():
-                if plane.name != excluded_name and await self._says_it_leads(plane):
+                if plane.name != excluded_name and await self._reports_leadership(plane):
                     leaders.append(plane)
             return bool(leaders)
 
-        await wait_until(found_one, seconds)
+        await wait_until(has_leader, seconds)
         return leaders[0]
 
-    async def _says_it_leads(self, plane: ControlPlaneProcess) -> bool:
+    async def _reports_leadership(self, plane: ControlPlaneProcess) -> bool:
         try:
-            listed = (await self.get(plane, "/v1/replicas"))["replicas"]
+            replicas = (await self.get(plane, "/v1/replicas"))["replicas"]
         except httpx2.TransportError:
             return False
-        return any(replica["is_us"] and replica["leads"] for replica in listed)
+        return any(replica["is_us"] and replica["leads"] for replica in replicas)
 
     async def states(self, plane: ControlPlaneProcess) -> dict[str, str]:
-        """The state of each node by address, as one control plane says."""
-        listed = (await self.get(plane, "/v1/nodes"))["nodes"]
-        return {node["address"]: node["state"] for node in listed}
+        """Return the state of each node by address, according to one control plane."""
+        nodes = (await self.get(plane, "/v1/nodes"))["nodes"]
+        return {node["address"]: node["state"] for node in nodes}
 
     async def drained(self, plane: ControlPlaneProcess) -> set[str]:
-        """The nodes that are drained, as one control plane says."""
-        listed = (await self.get(plane, "/v1/nodes"))["nodes"]
-        return {node["address"] for node in listed if node["drain"] is not None}
+        """Return the drained nodes, according to one control plane."""
+        nodes = (await self.get(plane, "/v1/nodes"))["nodes"]
+        return {node["address"] for node in nodes if node["drain"] is not None}
 
     async def wait_all_in_service(self, seconds: float = 60.0) -> None:
-        """Returns when every control plane that runs says that all nodes are active."""
+        """Wait until every running control plane reports all nodes as active."""
 
-        async def settled() -> bool:
+        async def all_active() -> bool:
             for plane in self.running_control_planes():
                 states = await self.states(plane)
                 if [states.get(node.address) for node in self.nodes] != ["active"] * len(self.nodes):
                     return False
             return True
 
-        await wait_until(settled, seconds)
+        await wait_until(all_active, seconds)
 
 
 @asynccontextmanager
@@ -104,11 +104,11 @@ async def run_replicated_cluster(
     arguments: tuple[str, ...],
     settings: Mapping[str, Any],
 ) -> AsyncIterator[ReplicatedCluster]:
-    """All of it in service; a client that breaks the protocol in a stand-in's sight fails the test."""
-    async with AsyncExitStack() as running:
-        ports = running.enter_context(Ports())
+    """Run the cluster with all parts in service; a client's protocol violation fails the test."""
+    async with AsyncExitStack() as exit_stack:
+        ports = exit_stack.enter_context(Ports())
         sql = ports.allocate()
-        etcd = await running.enter_async_context(Etcd.start(directory / "etcd", pd_timings=True))
+        etcd = await exit_stack.enter_async_context(Etcd.start(directory / "etcd", pd_timings=True))
         tidbs: list[Tidb] = [
             FakeTidb(
                 directory,
@@ -148,25 +148,25 @@ async def run_replicated_cluster(
         )
         envoy = EnvoyProcess(bootstrap, directory, concurrency=2)
         for server in (*tidbs, *planes, envoy):
-            await running.enter_async_context(server)
+            await exit_stack.enter_async_context(server)
         http = {
-            plane.name: await running.enter_async_context(
+            plane.name: await exit_stack.enter_async_context(
                 httpx2.AsyncClient(base_url=plane.api_url, trust_env=False, timeout=10.0)
             )
             for plane in planes
         }
-        site = ReplicatedCluster(etcd, tidbs, planes, envoy, sql, http)
-        await site.wait_for_leader()
-        await site.wait_all_in_service()
+        cluster = ReplicatedCluster(etcd, tidbs, planes, envoy, sql, http)
+        await cluster.wait_for_leader()
+        await cluster.wait_all_in_service()
         await wait_until(envoy.is_live, 30)
-        yield site
+        yield cluster
         assert [line for node in tidbs for line in node.violations()] == []
         for plane in planes:
             assert "Traceback" not in plane.process.log.read_text(), plane.process.tail(60)
 
 
 class WorkingClients:
-    """Clients that ask one thing after the other, all the time; the first that fails is told."""
+    """Clients that run statements without a break; failures are recorded."""
 
     def __init__(self) -> None:
         self.answers = 0
@@ -176,14 +176,14 @@ class WorkingClients:
     @classmethod
     @asynccontextmanager
     async def run(cls, port: int, count: int) -> AsyncIterator[WorkingClients]:
-        """So many work inside the block. AssertionError at its end when one failed."""
+        """Run this many clients during the block. Raises AssertionError at its end if one failed."""
         sessions = cls()
-        async with AsyncExitStack() as opened:
+        async with AsyncExitStack() as exit_stack:
             tasks = []
             for _ in range(count):
-                one = await opened.enter_async_context(counting_client(port))
-                assert (await one.log_in())[0] == 0x00
-                tasks.append(asyncio.create_task(sessions._work(one)))
+                client = await exit_stack.enter_async_context(counting_client(port))
+                assert (await client.log_in())[0] == 0x00
+                tasks.append(asyncio.create_task(sessions._work(client)))
             try:
                 yield sessions
             finally:
@@ -192,16 +192,16 @@ class WorkingClients:
                 await asyncio.gather(*tasks, return_exceptions=True)
         assert sessions.failures == []
 
-    async def _work(self, one: CountingClient) -> None:
+    async def _work(self, client: CountingClient) -> None:
         loop = asyncio.get_running_loop()
         try:
             while True:
-                begin = loop.time()
-                answer = await one.query("do 1")
-                if answer[0] != 0x00:
-                    raise ValueError(f"answered with {answer!r}")
+                started_at = loop.time()
+                response = await client.query("do 1")
+                if response[0] != 0x00:
+                    raise ValueError(f"unexpected response {response!r}")
                 self.answers += 1
-                self.slowest = max(self.slowest, loop.time() - begin)
+                self.slowest = max(self.slowest, loop.time() - started_at)
                 await asyncio.sleep(_PAUSE_SECONDS)
         except Exception as error:
             self.failures.append(f"after {self.answers} answers: {type(error).__name__}: {error}")
@@ -209,7 +209,7 @@ class WorkingClients:
 
 @dataclass
 class EnvoyWatcher:
-    """What an Envoy had at least while it was looked at, and what it counted of its own changes."""
+    """Samples an Envoy: minimal number of endpoints, missing listeners, and counts of its changes."""
 
     envoy: EnvoyProcess
     min_endpoints: int = 10**9
@@ -219,7 +219,7 @@ class EnvoyWatcher:
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[EnvoyWatcher]:
-        """It looks all the time inside the block."""
+        """Sample during the block."""
         before = await self._change_counters()
         task = asyncio.create_task(self._sample())
         try:
@@ -233,7 +233,7 @@ class EnvoyWatcher:
         assert after == before, (before, after)
 
     async def _change_counters(self) -> dict[str, int]:
-        """Of listeners and clusters: how often one came, changed or went."""
+        """Return how often listeners and clusters were added, changed or removed."""
         names = r"^(listener_manager\.listener_(added|modified|removed)|cluster_manager\.cluster_removed)$"
         return await self.envoy.stats(names)
 

@@ -1,4 +1,4 @@
-"""The action of a rollout in tests: a command that has a stand-in restarted, well or badly."""
+"""The action of a rollout in tests: a command that makes the test restart a simulated server, or fail."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 NEW_VERSION = "v8.5.4"
 ACTION = "restart"
 
-# What the control plane runs: it notes first that it has begun, and then asks the test for the restart.
+# The command of the control plane: it logs its start, and then asks the test for the restart.
 _SCRIPT = """
 import json, os, socket, sys
 port, log, address, version = sys.argv[1:]
@@ -38,7 +38,7 @@ sys.exit(answer != "done")
 
 @dataclass(frozen=True, slots=True)
 class CommandRun:
-    """One run of the command, as it noted it itself. `version`: that the rollout wants."""
+    """One run of the command, from its own log. `version`: the rollout's target version."""
 
     address: str
     version: str
@@ -48,14 +48,14 @@ class CommandRun:
 
 
 RestartBehavior = Callable[[Tidb, CommandRun], Awaitable[str]]
-"""What is done with a node; `done`, or the words with which the command fails."""
+"""What is done with a node; returns `done`, or the message with which the command fails."""
 
 
 class RestartCommand:
-    """Does for each run of the command what its node's deed is, `usual` unless the test says otherwise.
+    """Executes a node's behavior for each run of the command, `default_behavior` unless another is set.
 
-    `finishes`: a restart that has begun goes on when the command is killed meanwhile, as one does that was
-    handed to another machine; else the node stays as it is at that moment.
+    `survives_interruption`: a started restart continues if the command is killed, as one does that was
+    handed to another machine; otherwise the node stays in its current state.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -69,11 +69,11 @@ class RestartCommand:
         self.default_behavior: RestartBehavior = restart_node
         self.survives_interruption = True
         self.interrupted_runs: list[CommandRun] = []
-        self.active_addresses: set[str] = set()  # addresses
+        self.active_addresses: set[str] = set()
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[RestartCommand]:
-        """It answers the commands inside the block."""
+        """Serve the commands during the block."""
         self._directory.mkdir(parents=True, exist_ok=True)
         self._script.write_text(_SCRIPT)
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
@@ -87,7 +87,7 @@ class RestartCommand:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The section `rollouts` of a configuration in which the action `restart` is this one."""
+        """The section `rollouts` of a configuration with this action as `restart`."""
         assert self._server is not None
         port = str(self._server.sockets[0].getsockname()[1])
         command = [
@@ -102,24 +102,24 @@ class RestartCommand:
         ]
         return {"actions": {ACTION: {"command": command, "timeout": 60}}}
 
-    def set_behavior(self, address: str, deed: RestartBehavior) -> None:
-        """What the next runs do with this node."""
-        self._behaviors[address] = deed
+    def set_behavior(self, address: str, behavior: RestartBehavior) -> None:
+        """Set the behavior of the next runs for this node."""
+        self._behaviors[address] = behavior
 
     async def wait_started(self, address: str) -> None:
-        """Returns when a command has asked for that node, and its deed goes on."""
+        """Wait until a command has started the behavior of that node."""
         await wait_until(lambda: address in self.active_addresses, 30)
 
     def reset_behaviors(self) -> None:
-        """All nodes are restarted as usual from now on."""
+        """Restore the default behavior for all nodes."""
         self._behaviors.clear()
 
     def runs(self, rollout: str | None = None) -> list[CommandRun]:
-        """All runs of the command so far, or those of one rollout."""
+        """Return all runs of the command so far, or those of one rollout."""
         if not self._log.exists():
             return []
-        noted = [CommandRun(**json.loads(line)) for line in self._log.read_text().splitlines()]
-        return [run for run in noted if rollout in (None, run.rollout)]
+        runs = [CommandRun(**json.loads(line)) for line in self._log.read_text().splitlines()]
+        return [run for run in runs if rollout in (None, run.rollout)]
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -137,75 +137,75 @@ class RestartCommand:
         self, run: CommandRun, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         node = next(node for node in self.nodes() if node.address == run.address)
-        deed = asyncio.ensure_future(self._behaviors.get(run.address, self.default_behavior)(node, run))
-        gone = asyncio.create_task(reader.read())
+        behavior = asyncio.ensure_future(self._behaviors.get(run.address, self.default_behavior)(node, run))
+        disconnected = asyncio.create_task(reader.read())
         self.active_addresses.add(run.address)
         try:
-            await asyncio.wait({deed, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not deed.done():
+            await asyncio.wait({behavior, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+            if not behavior.done():
                 self.interrupted_runs.append(run)
                 if not self.survives_interruption:
-                    deed.cancel()
+                    behavior.cancel()
             with suppress(asyncio.CancelledError):
-                said = await deed
-                writer.write(f"{said}\n".encode())
+                result = await behavior
+                writer.write(f"{result}\n".encode())
                 with suppress(ConnectionError):
                     await writer.drain()
         finally:
             self.active_addresses.discard(run.address)
-            deed.cancel()
-            gone.cancel()
-            await asyncio.gather(deed, gone, return_exceptions=True)
+            behavior.cancel()
+            disconnected.cancel()
+            await asyncio.gather(behavior, disconnected, return_exceptions=True)
 
 
 async def restart_node(node: Tidb, run: CommandRun) -> str:
-    """A restart with the version that the rollout wants."""
+    """Restart the node with the version that the rollout wants."""
     return await restart_with_version(run.version)(node, run)
 
 
 def restart_with_version(version: str) -> RestartBehavior:
-    """A restart with this version; empty: with the one that it has."""
+    """Return a behavior that restarts with this version; empty: with the current one."""
 
-    async def deed(node: Tidb, run: CommandRun) -> str:
+    async def restart(node: Tidb, run: CommandRun) -> str:
         await node.terminate()
         if version:
             node.arguments = (*_without_version(node.arguments), f"--version={version}")
         await node.launch()
         return "done"
 
-    return deed
+    return restart
 
 
 async def stop_node(node: Tidb, run: CommandRun) -> str:
-    """The node is stopped and never started, although the command says that all went well."""
+    """Stop the node and never start it, although the command reports success."""
     await node.terminate()
     return "done"
 
 
 def fail_with(message: str) -> RestartBehavior:
-    """Nothing is done, and the command fails with these words."""
+    """Return a behavior that does nothing, and fails the command with this message."""
 
-    async def deed(node: Tidb, run: CommandRun) -> str:
+    async def fail(node: Tidb, run: CommandRun) -> str:
         return message
 
-    return deed
+    return fail
 
 
 def wait_for_event(event: asyncio.Event, behavior: RestartBehavior = restart_node) -> RestartBehavior:
-    """The deed, once the event has come."""
+    """Return a behavior that waits for an event first."""
 
-    async def later(node: Tidb, run: CommandRun) -> str:
+    async def wait_first(node: Tidb, run: CommandRun) -> str:
         await event.wait()
         return await behavior(node, run)
 
-    return later
+    return wait_first
 
 
 def _without_version(arguments: Sequence[str]) -> tuple[str, ...]:
     return tuple(argument for argument in arguments if not argument.startswith("--version="))
 
 
-# --- what REST says ----------------------------------------------------------------------------------------
+# --- REST API ---
 
 ROLLOUT_REQUEST: Mapping[str, Any] = {
     "nodes": "all",
@@ -215,34 +215,34 @@ ROLLOUT_REQUEST: Mapping[str, Any] = {
     "drain_deadline_seconds": 20,
     "return_deadline_seconds": 20,
 }
-"""A rollout that hurries."""
+"""A fast rollout."""
 
 
 async def start_rollout(api: httpx2.AsyncClient, **overrides: Any) -> str:
-    """Start a rollout like ORDER; its id."""
-    answer = await api.post("/v1/rollouts", json={**ROLLOUT_REQUEST, **overrides})
-    assert answer.status_code == 201, answer.text
-    name: str = answer.json()["id"]
+    """Start a rollout like ROLLOUT_REQUEST; return its id."""
+    response = await api.post("/v1/rollouts", json={**ROLLOUT_REQUEST, **overrides})
+    assert response.status_code == 201, response.text
+    name: str = response.json()["id"]
     return name
 
 
 async def get_rollout(api: httpx2.AsyncClient, name: str) -> dict[str, Any]:
-    """What is said of a rollout."""
-    answer: dict[str, Any] = (await api.get(f"/v1/rollouts/{name}")).raise_for_status().json()
-    return answer
+    """Return a rollout as the API shows it."""
+    rollout: dict[str, Any] = (await api.get(f"/v1/rollouts/{name}")).raise_for_status().json()
+    return rollout
 
 
 async def wait_for_phase(
     api: httpx2.AsyncClient, name: str, *phases: str, seconds: float = 60.0
 ) -> dict[str, Any]:
-    """The rollout, once it is in one of these phases. AssertionError with what it is when it never is."""
+    """Wait until the rollout is in one of these phases, and return it. Raises AssertionError if it is not."""
     return await wait_for_rollout(api, name, lambda rollout: rollout["phase"] in phases, seconds)
 
 
 async def wait_for_rollout(
     api: httpx2.AsyncClient, name: str, condition: Callable[[dict[str, Any]], bool], seconds: float = 60.0
 ) -> dict[str, Any]:
-    """The rollout, once the condition holds. AssertionError with what it is when it does not in time."""
+    """Wait until the condition holds, and return the rollout. Raises AssertionError with its last state."""
     rollout: dict[str, Any] = {}
     try:
         async with asyncio.timeout(seconds):
@@ -254,13 +254,13 @@ async def wait_for_rollout(
 
 
 def stage_by_node(rollout: Mapping[str, Any]) -> dict[str, str]:
-    """The stage of each node."""
+    """Return the stage of each node."""
     return {step["address"]: step["stage"] for step in rollout["steps"]}
 
 
 async def control_rollout(api: httpx2.AsyncClient, name: str, action: str) -> dict[str, Any]:
-    """Pause, resume or abort it; what it is then."""
-    answer = await api.post(f"/v1/rollouts/{name}/{action}")
-    assert answer.status_code == 200, answer.text
-    rollout: dict[str, Any] = answer.json()
+    """Pause, resume or abort a rollout; return its new state."""
+    response = await api.post(f"/v1/rollouts/{name}/{action}")
+    assert response.status_code == 200, response.text
+    rollout: dict[str, Any] = response.json()
     return rollout

@@ -1,4 +1,4 @@
-"""Envoys of which each balances by itself: stock ones, least connections as it comes, no control plane."""
+"""Stock Envoys that balance independently by least connections, without a control plane."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TCP_PROXY = "envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy"
 async def run_stock_envoys(
     directory: Path, ports: Ports, nodes: Sequence[str], count: int
 ) -> AsyncIterator[list[int]]:
-    """The port of each; all of them serve."""
+    """Run the Envoys; yield their ports once all of them serve."""
     sql_ports = [ports.allocate() for _ in range(count)]
     envoys = [
         EnvoyProcess(json.dumps(stock_bootstrap(port, nodes)), directory, name=f"stock-{number}")
@@ -33,7 +33,7 @@ async def run_stock_envoys(
 
 
 def stock_bootstrap(port: int, nodes: Sequence[str]) -> dict[str, Any]:
-    """All that such an Envoy is told, as somebody would write it who has nothing but Envoy."""
+    """Return a plain configuration, as a user without Tidevoy would write it."""
     proxy = {"@type": f"type.googleapis.com/{_TCP_PROXY}", "stat_prefix": "sql", "cluster": "tidb"}
     filters = [{"name": "tcp_proxy", "typed_config": proxy}]
     endpoints = [{"endpoint": {"address": _socket(node)}} for node in nodes]

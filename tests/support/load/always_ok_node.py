@@ -1,7 +1,7 @@
-"""A light stand-in for a node under a storm of logins: it greets, lets everybody in, and says OK to all.
+"""A light fake node for a storm of logins: it greets, accepts every login, and answers OK to everything.
 
-MariaDB does not reach a thousand logins a second on two cores that it shares with Envoy and the clients. What
-a login costs the node does not matter here; that all of its messages are there does.
+MariaDB does not reach a thousand logins a second on two cores that it shares with Envoy and the clients. The
+node's cost of a login does not matter here, only that all of its messages are sent.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from sandbox.tidb_sim.packets import HEADER_SIZE, MySqlCommand, frame, read_nul_
 from tests.support.module.envoy import OK_PAYLOAD, greeting_packet
 
 AUTH_SWITCH_USER = "switch"
-"""A user who is asked for another authentication plugin."""
+"""A user for whom the node requests another authentication plugin."""
 _AUTH_SWITCH_REQUEST = b"\xfe" + NATIVE_PASSWORD.encode() + b"\0" + new_salt() + b"\0"
-_USER_OFFSET = 32  # in a HandshakeResponse41
+_USER_OFFSET = 32  # In a HandshakeResponse41.
 
 
 class FastLoginNode:
-    """Counts what it saw: connections, those that are open, logins that it agreed to, queries."""
+    """Counts connections, open connections, accepted logins and queries."""
 
     def __init__(self, greeting_pause_seconds: float | None) -> None:
         self.greeting_pause_seconds = greeting_pause_seconds
@@ -33,7 +33,7 @@ class FastLoginNode:
 
 
 class _NodeConnection(asyncio.Protocol):
-    """One connection to it."""
+    """One connection to the node."""
 
     def __init__(self, node: FastLoginNode) -> None:
         self._node = node
@@ -95,7 +95,10 @@ class _NodeConnection(asyncio.Protocol):
 
 @asynccontextmanager
 async def run_fast_login_node(greeting_pause_seconds: float | None = None) -> AsyncIterator[FastLoginNode]:
-    """A node on a port of its own. `halved`: seconds between two halves of its greeting, if it has them."""
+    """Run a node on a free port.
+
+    `greeting_pause_seconds`: pause between two halves of its greeting, if any.
+    """
     node = FastLoginNode(greeting_pause_seconds)
     loop = asyncio.get_running_loop()
     server = await loop.create_server(lambda: _NodeConnection(node), "127.0.0.1", 0, backlog=4096)

@@ -1,4 +1,4 @@
-"""Builds the client that loads the module, `bench/client`: `python -m tests.support.load.build_load_client`."""
+"""Builds the load client `bench/client`: `python -m tests.support.load.build_load_client`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _ROOT = Path(__file__).parents[3]
 
 
 def main() -> int:
-    """Build what bench/load_client.py would build; cargo lets both wait for each other."""
+    """Build what bench/load_client.py would build; cargo serializes the two."""
     exit_when_stdin_closes()
     lower_own_priority()
     command = ["cargo", "build", "--quiet", "--release", "--locked"]
     command += ["--manifest-path", str(_ROOT / "bench/client/Cargo.toml")]
-    # Not with its Process, whose session would not give way.
+    # Not with its Process, whose session would not have the low priority.
     return subprocess.run([*command, "--target-dir", str(_ROOT / "filters/target")]).returncode
 
 

@@ -1,4 +1,4 @@
-"""Certificates that change under a running proxy."""
+"""Certificates that are rotated under a running proxy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.waiting import wait_until
 class CertificateRotation:
     """An authority and, in two files, the certificate and key of the proxy.
 
-    Replaced as an operator would: file by file, each by a rename.
+    Rotated as an operator would: file by file, each by a rename.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -31,44 +31,47 @@ class CertificateRotation:
 
     @property
     def files(self) -> dict[str, str]:
-        """Where they are, as the module's settings name them."""
+        """Paths of the files, by the keys of the module's settings."""
         return {"cert": str(self._cert), "key": str(self._key)}
 
     def client_context(self) -> ssl.SSLContext:
-        """What checks them as a client does."""
+        """Return a client context that trusts the authority."""
         context = ssl.create_default_context()
         self._authority.configure_trust(context)
         return context
 
     def rotate(self) -> None:
-        """Put a new certificate and key in place."""
+        """Write a new certificate and key."""
         issued = self._authority.issue_cert("127.0.0.1", "localhost")
         pem = issued.cert_chain_pems[0].bytes()
-        # Between the two renames the pair does not fit; the proxy stays with the old one.
+        # Between the two renames the pair does not match; the proxy keeps the old one.
         pairs = [(self._cert, pem), (self._key, issued.private_key_pem.bytes())]
         if next(self._versions) % 2:
             pairs.reverse()
-        for file, text in pairs:
-            new = file.with_suffix(".new")
-            new.write_bytes(text)
-            os.replace(new, file)
+        for file, content in pairs:
+            new_file = file.with_suffix(".new")
+            new_file.write_bytes(content)
+            os.replace(new_file, file)
         self.serial = x509.load_pem_x509_certificate(pem).serial_number
 
     async def wait_until_served(self, port: int, trusting: ssl.SSLContext, seconds: float) -> None:
-        """Log in until a new session gets the current certificate. TimeoutError when none does in time."""
+        """Log in until a new session gets the current certificate.
 
-        async def is_shown() -> bool:
+        Raises TimeoutError if none does in time.
+        """
+
+        async def is_served() -> bool:
             return await asyncio.to_thread(_served_serial, port, trusting) == self.serial
 
-        await wait_until(is_shown, seconds)
+        await wait_until(is_served, seconds)
 
 
 def _served_serial(port: int, trusting: ssl.SSLContext) -> int:
-    """The serial number of the certificate that a new session gets."""
+    """Return the serial number of the certificate that a new session gets."""
     with pymysql.connect(
         host="127.0.0.1", port=port, user="root", ssl=trusting, connect_timeout=30, read_timeout=30
     ) as connection:
         connection.ping(reconnect=False)
         secure = connection._sock  # type: ignore[attr-defined]
-        shown = secure.getpeercert()
-        return int(shown["serialNumber"], 16)
+        peer_cert = secure.getpeercert()
+        return int(peer_cert["serialNumber"], 16)

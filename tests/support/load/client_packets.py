@@ -1,4 +1,4 @@
-"""What clients of a load send, as whole packets. Layouts: MySQL client/server protocol, connection phase."""
+"""Whole packets that load clients send. Layouts: MySQL client/server protocol, connection phase."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tests.support.tidb_sim_clients import CAPABILITIES
 _WITH_TLS = CAPABILITIES | Capability.SSL
 
 SSL_REQUEST = frame(1, struct.pack("<IIB23x", _WITH_TLS, 1 << 24, 45))
-"""Asks for TLS; the ClientHello follows."""
+"""Requests TLS; the ClientHello follows."""
 QUIT = frame(0, bytes((MySqlCommand.QUIT,)))
 
 
 def login(user: str, *, tls: bool = False) -> bytes:
-    """A login with the empty password; with `tls`, as it follows an SSLRequest."""
+    """Build a login with the empty password; with `tls`, for use after an SSLRequest."""
     return login_packet(_WITH_TLS, user, 2) if tls else login_packet(CAPABILITIES, user)
 
 
 def query(text: str) -> bytes:
-    """A COM_QUERY."""
+    """Build a COM_QUERY."""
     return frame(0, bytes((MySqlCommand.QUERY,)) + text.encode())

@@ -1,4 +1,4 @@
-"""Clients that have the conversations of `garbage`, many at once, and see that every one of them ends."""
+"""Clients that hold the conversations of `malformed.py` in parallel, and check that each one ends."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.support.load.client_packets import SSL_REQUEST, login
 from tests.support.load.malformed import UNPRIVILEGED_USER, ConnectionEnd, MalformedConversation
 
 _MAX_PARALLEL = 48
-# Silent ones mostly wait.
+# Silent conversations mostly wait.
 _MAX_PARALLEL_SILENT = 200
 _LINGER_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for 0 s
 
 
 @dataclass(slots=True)
 class HostileResult:
-    """What came of it: conversations by kind, how they ended, and those that never ended."""
+    """Conversations by kind, how they ended, and those that never ended."""
 
     count_by_kind: Counter[str] = field(default_factory=Counter)
     count_by_end: Counter[str] = field(default_factory=Counter)
@@ -32,7 +32,7 @@ class HostileResult:
 
     @property
     def count(self) -> int:
-        """Conversations that were had."""
+        """Number of finished conversations."""
         return self.count_by_kind.total()
 
 
@@ -47,12 +47,12 @@ class _PlainConnection:
         await self.writer.drain()
 
     async def receive(self) -> bytes:
-        """What comes next; empty when nothing more does."""
+        """Return the next data; empty at the end."""
         return await self.reader.read(65536)
 
 
 class _TlsConnection(_PlainConnection):
-    """TLS on top of it, with a proper handshake."""
+    """A TLS connection, with a valid handshake."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tls: ssl.SSLContext
@@ -62,7 +62,7 @@ class _TlsConnection(_PlainConnection):
         self._tls = tls.wrap_bio(self._incoming, self._outgoing)
 
     async def handshake(self) -> None:
-        """SSLRequest, then TLS. ConnectionError when the proxy leaves meanwhile."""
+        """Send the SSLRequest and shake hands. Raises ConnectionError if the proxy disconnects."""
         self.writer.write(SSL_REQUEST)
         while True:
             try:
@@ -86,68 +86,68 @@ class _TlsConnection(_PlainConnection):
 
     async def _receive_records(self) -> None:
         if not (received := await super().receive()):
-            raise ConnectionResetError("closed within TLS")
+            raise ConnectionResetError("closed during TLS")
         self._incoming.write(received)
 
 
 async def run_hostile_clients(
     port: int, conversations: Iterable[MalformedConversation], count: int, timeout_seconds: float
 ) -> HostileResult:
-    """Have the first `count` of them; one that the proxy does not end within `patience` seconds hangs."""
-    spoils = HostileResult()
+    """Hold the first `count` conversations; one that the proxy does not end in time hangs."""
+    result = HostileResult()
     active, silent = asyncio.Semaphore(_MAX_PARALLEL), asyncio.Semaphore(_MAX_PARALLEL_SILENT)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
 
-    async def have(conversation: MalformedConversation, free: asyncio.Semaphore) -> None:
+    async def hold(conversation: MalformedConversation, slot: asyncio.Semaphore) -> None:
         try:
             async with asyncio.timeout(timeout_seconds):
-                spoils.count_by_end[await _run_conversation(port, conversation, tls)] += 1
+                result.count_by_end[await _run_conversation(port, conversation, tls)] += 1
         except TimeoutError:
-            spoils.hung.append(conversation)
+            result.hung.append(conversation)
         finally:
-            spoils.count_by_kind[conversation.kind] += 1
-            free.release()
+            result.count_by_kind[conversation.kind] += 1
+            slot.release()
 
-    async with asyncio.TaskGroup() as running:
+    async with asyncio.TaskGroup() as tasks:
         for conversation in itertools.islice(conversations, count):
-            free = silent if conversation.end is ConnectionEnd.SILENCE else active
-            await free.acquire()
-            running.create_task(have(conversation, free))
-    return spoils
+            slot = silent if conversation.end is ConnectionEnd.SILENCE else active
+            await slot.acquire()
+            tasks.create_task(hold(conversation, slot))
+    return result
 
 
 async def _run_conversation(port: int, conversation: MalformedConversation, tls: ssl.SSLContext) -> str:
-    """How it ended. ConnectionRefusedError when nobody listens: the proxy is gone."""
+    """Return how it ended. Raises ConnectionRefusedError if nobody listens: the proxy has exited."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     raw: socket.socket = writer.get_extra_info("socket")
     try:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         greeting = b"" if conversation.skips_greeting else await reader.read(65536)
-        secure = _TlsConnection(reader, writer, tls) if conversation.tls else None
-        if secure is not None:
-            await secure.handshake()
-        link = secure or _PlainConnection(reader, writer)
+        tls_connection = _TlsConnection(reader, writer, tls) if conversation.tls else None
+        if tls_connection is not None:
+            await tls_connection.handshake()
+        connection = tls_connection or _PlainConnection(reader, writer)
         if conversation.logs_in:
-            await link.send(login(UNPRIVILEGED_USER, tls=conversation.tls))
-            await link.receive()
+            await connection.send(login(UNPRIVILEGED_USER, tls=conversation.tls))
+            await connection.receive()
         for piece in conversation.pieces:
-            await link.send(piece)
+            await connection.send(piece)
             await asyncio.sleep(conversation.pause_seconds)
         match conversation.end:
             case ConnectionEnd.RST:
                 raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
-                return "left by RST"
+                return "reset by the client"
             case ConnectionEnd.FIN:
                 writer.write_eof()
         answer = await reader.read()
         if conversation.skips_greeting:
             _, answer = _first_packet(answer)
         return _describe_end(greeting, answer)
-    except OSError:  # also "not connected", as shutdown(2) calls it
+    except OSError:  # Includes "not connected" of shutdown(2).
         return "reset by the proxy"
     except asyncio.CancelledError:
-        writer.transport.abort()  # what it still had to send would keep it open
+        writer.transport.abort()  # Unsent data would keep it open.
         raise
     finally:
         writer.close()
@@ -162,5 +162,5 @@ def _first_packet(data: bytes) -> tuple[bytes, bytes]:
 
 def _describe_end(greeting: bytes, answer: bytes) -> str:
     if answer[HEADER_SIZE : HEADER_SIZE + 1] == b"\xff":
-        return "told an error"
+        return "closed with an error packet"
     return "closed" if not answer else "answered"

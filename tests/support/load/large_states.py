@@ -1,7 +1,7 @@
 """A node whose sessions export states of any size without storing them: all send the same bytes.
 
-A session has only `ROW_COUNT()`, which SHOW SESSION_STATES changes and SET SESSION_STATES sets. Without
-asyncio's streams: these would copy the bytes of each write that does not fit into the socket.
+A session has only `ROW_COUNT()`, which SHOW SESSION_STATES changes and SET SESSION_STATES sets. It does not
+use asyncio's streams, which would copy the bytes of each write that does not fit into the socket.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _REPEATED_VALUE = b"0123456789abcd''"
 
 
 def build_states(size: int) -> bytes:
-    """JSON of `size` bytes, in TiDB's order of keys."""
+    """Return JSON of `size` bytes, with TiDB's order of keys."""
     head = b'{"affected-rows": %d, "user-var-values": {"a": "' % INSERTED_ROWS
     tail = b'"}, "warnings": []}'
     room = size - len(head) - len(tail)
@@ -51,19 +51,19 @@ def build_states(size: int) -> bytes:
 
 @dataclass
 class LargeStatesNode:
-    """A node. `size`: bytes of each session's states; `denies`: it refuses logins with a token."""
+    """A node. `size`: bytes of each session's states; `denies_tokens`: it denies logins with a token."""
 
     size: int = 0
     denies_tokens: bool = False
     endpoint: str = ""
     export_count: int = 0
-    """How often states were exported."""
+    """Number of state exports."""
     undone_count: int = 0
-    """How often what an export changed was put back."""
+    """Number of sessions in which the changes of an export were undone."""
     restored_count: int = 0
-    """Sessions that were restored with all of their states."""
+    """Number of sessions that were restored with all of their states."""
     problems: list[str] = field(default_factory=list)
-    """Descriptions of what went wrong."""
+    """Descriptions of errors."""
     expected: bytes = b""
     """The states that restored sessions must have."""
     _export: memoryview = field(init=False)
@@ -76,20 +76,20 @@ class LargeStatesNode:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[LargeStatesNode]:
-        """On a free port; all connections are closed at the end."""
+        """Listen on a free port; all connections are closed at the end."""
         with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
             listener.setblocking(False)
             self.endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
-            accepting = asyncio.create_task(self._accept(listener))
+            accept_task = asyncio.create_task(self._accept(listener))
             try:
                 yield self
             finally:
-                every = [accepting, *self._serving]
-                for task in every:
+                all_tasks = [accept_task, *self._serving]
+                for task in all_tasks:
                     task.cancel()
-                for ended in await asyncio.gather(*every, return_exceptions=True):
-                    if isinstance(ended, Exception):
-                        self.problems.append(repr(ended))
+                for result in await asyncio.gather(*all_tasks, return_exceptions=True):
+                    if isinstance(result, Exception):
+                        self.problems.append(repr(result))
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -101,34 +101,36 @@ class LargeStatesNode:
 
     async def _serve(self, connection: socket.socket) -> None:
         with connection, suppress(OSError, EOFError):
-            link = _PacketConnection(connection)
-            await link.send(greeting_packet())
-            login, sequence = await link.read_message()
+            packets = _PacketConnection(connection)
+            await packets.send(greeting_packet())
+            login, sequence = await packets.read_message()
             has_token = b"tidb_session_token" in login
-            await link.send(frame(sequence + 1, _DENIED if has_token and self.denies_tokens else _LOGIN_OK))
+            await packets.send(
+                frame(sequence + 1, _DENIED if has_token and self.denies_tokens else _LOGIN_OK)
+            )
             rows = 0
             while True:
-                command, _ = await link.read_message()
+                command, _ = await packets.read_message()
                 text = command[1:]
                 if command[0] == MySqlCommand.QUIT:
                     return
                 if text == b"SHOW SESSION_STATES":
                     self.export_count += 1
                     rows = -1
-                    await link.send(self._export)
+                    await packets.send(self._export)
                 elif text.startswith(b"SET SESSION_STATES"):
                     rows = self._check_restored(text, has_token)
                     has_token = False
-                    await link.send(_OK)
+                    await packets.send(_OK)
                 elif text == ROW_COUNT:
                     row = [("row_count()", str(rows)), ("node", self.endpoint)]
                     rows = -1
-                    await link.send(frames(1, single_row_result(row, AUTOCOMMIT, deprecate_eof=False)))
+                    await packets.send(frames(1, single_row_result(row, AUTOCOMMIT, deprecate_eof=False)))
                 elif text == INSERT:
                     rows = INSERTED_ROWS
-                    await link.send(_INSERTED)
+                    await packets.send(_INSERTED)
                 else:
-                    await link.send(_OK)
+                    await packets.send(_OK)
 
     def _check_restored(self, text: bytes, has_token: bool) -> int:
         """Check the states that a session gets: all, or what an export changed. Returns its ROW_COUNT()."""
@@ -142,12 +144,12 @@ class LargeStatesNode:
             self.restored_count += 1
         else:
             self.problems.append(f"{len(json_text)} bytes of states, not {len(self.expected)}")
-        found = re.match(rb'{"affected-rows": ?(-?\d+)', json_text)
-        return 0 if found is None else int(found[1])
+        match = re.match(rb'{"affected-rows": ?(-?\d+)', json_text)
+        return 0 if match is None else int(match[1])
 
 
 class _PacketConnection:
-    """A connection without buffers."""
+    """An unbuffered packet connection."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -157,7 +159,7 @@ class _PacketConnection:
         await self._loop.sock_sendall(self._connection, data)
 
     async def read_message(self) -> tuple[bytes, int]:
-        """The payload of the next message, and the sequence number of its last packet."""
+        """Return the payload of the next message, and the sequence number of its last packet."""
         parts = []
         while True:
             head = await self._read_exactly(4)
@@ -167,11 +169,11 @@ class _PacketConnection:
                 return b"".join(parts), head[3]
 
     async def _read_exactly(self, size: int) -> bytearray:
-        whole = bytearray(size)
-        view = memoryview(whole)
+        buffer = bytearray(size)
+        view = memoryview(buffer)
         while view:
             count = await self._loop.sock_recv_into(self._connection, view)
             if not count:
                 raise EOFError
             view = view[count:]
-        return whole
+        return buffer

@@ -1,4 +1,4 @@
-"""Logins at a steady rate that end at every stage of the handshake, each by FIN or by RST."""
+"""Logins at a steady rate that are abandoned at every stage of the handshake, each by FIN or by RST."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.support.load.always_ok_node import AUTH_SWITCH_USER
 from tests.support.load.client_packets import QUIT, SSL_REQUEST, login, query
 
 _MAX_PARALLEL_VISITS = 500
-# Longer than any of them takes: a visit that takes so long hangs.
+# Longer than any visit takes: one that takes so long hangs.
 _VISIT_TIMEOUT_SECONDS = 60.0
 _LINGER_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for 0 s
 
 
 class LoginStage(StrEnum):
-    """Where a client leaves."""
+    """Where a client disconnects."""
 
     ACCEPTED = "at once"
     CONNECTING = "before the greeting"
@@ -36,7 +36,7 @@ class LoginStage(StrEnum):
     TLS = "after the TLS handshake"
     RESPONSE = "after the HandshakeResponse"
     SWITCH = "at the AuthSwitchRequest"
-    SWITCHED = "after the answer to it"
+    SWITCHED = "after the AuthSwitchResponse"
     OK = "after OK"
     TLS_OK = "after OK, with TLS"
     QUERY = "with a query unanswered"
@@ -47,7 +47,7 @@ class LoginStage(StrEnum):
 TLS_STAGES = frozenset(
     {LoginStage.SSL_REQUEST, LoginStage.HALF_HELLO, LoginStage.HELLO, LoginStage.TLS, LoginStage.TLS_OK}
 )
-# What makes the full TLS handshake is dear; it comes less often.
+# A full TLS handshake is expensive; it is chosen less often.
 _EXPENSIVE_STAGES = frozenset({LoginStage.TLS, LoginStage.TLS_OK})
 _WEIGHTED_EXITS = [
     (stage, reset)
@@ -58,7 +58,7 @@ _WEIGHTED_EXITS = [
 
 @dataclass(slots=True)
 class StormResult:
-    """What came of it."""
+    """Result of a storm."""
 
     rate: float = 0.0
     seconds: float = 0.0
@@ -67,11 +67,11 @@ class StormResult:
 
 
 class _ClosedByProxy(Exception):
-    """The proxy ended the connection before the client wanted to leave."""
+    """The proxy closed the connection before the client disconnected."""
 
 
 class _LoginVisit:
-    """One client, on a bare socket."""
+    """One client, on a raw socket."""
 
     def __init__(self, tls: ssl.SSLContext, rng: random.Random) -> None:
         self._loop = asyncio.get_running_loop()
@@ -79,14 +79,14 @@ class _LoginVisit:
         self._wait = rng.random() * 0.01
         self.socket = socket.socket()
         self.socket.setblocking(False)
-        # Every loopback address has ephemeral ports of its own.
+        # Every loopback address has its own ephemeral ports.
         self.socket.bind((f"127.0.0.{rng.randrange(2, 10)}", 0))
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self._ssl_object: ssl.SSLObject | None = None
 
     async def advance_to(self, stage: LoginStage, port: int) -> None:
-        """Go as far as `stage`."""
+        """Log in up to `stage`."""
         await self._loop.sock_connect(self.socket, ("127.0.0.1", port))
         match stage:
             case LoginStage.ACCEPTED:
@@ -127,7 +127,7 @@ class _LoginVisit:
         if stage is LoginStage.SSL_REQUEST:
             await self._send(SSL_REQUEST)
             return
-        secure = self._ssl_object = self._tls.wrap_bio(self._incoming, self._outgoing)
+        tls_object = self._ssl_object = self._tls.wrap_bio(self._incoming, self._outgoing)
         self._try_handshake()
         hello = self._outgoing.read()
         if stage is LoginStage.HALF_HELLO:
@@ -144,11 +144,11 @@ class _LoginVisit:
         await self._send(self._outgoing.read())
         if stage is LoginStage.TLS:
             return
-        secure.write(login("root", tls=True))
+        tls_object.write(login("root", tls=True))
         await self._send(self._outgoing.read())
         while True:
             try:
-                secure.read(4096)
+                tls_object.read(4096)
                 return
             except ssl.SSLWantReadError:
                 self._incoming.write(await self._receive())
@@ -171,7 +171,7 @@ class _LoginVisit:
         return data
 
     async def leave(self, *, reset: bool) -> None:
-        """End the connection by RST, or by FIN and wait for the proxy's."""
+        """Close the connection by RST, or by FIN and wait for the proxy's."""
         if reset:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
             return
@@ -181,35 +181,35 @@ class _LoginVisit:
 
 
 async def login_storm(port: int, *, rate: float, count: int, seed: int) -> StormResult:
-    """So many visits, `rate` a second or as fast as this machine can."""
+    """Run `count` visits, `rate` a second or as fast as this machine can."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     rng = random.Random(seed)
     storm = StormResult()
-    free = asyncio.Semaphore(_MAX_PARALLEL_VISITS)
+    slots = asyncio.Semaphore(_MAX_PARALLEL_VISITS)
 
     async def visit(stage: LoginStage, reset: bool) -> None:
-        how = f"{stage} ({'RST' if reset else 'FIN'})"
+        label = f"{stage} ({'RST' if reset else 'FIN'})"
         login_visit = _LoginVisit(tls, rng)
         try:
             async with asyncio.timeout(_VISIT_TIMEOUT_SECONDS):
                 await login_visit.advance_to(stage, port)
                 await login_visit.leave(reset=reset)
-            storm.completed[how] += 1
-        except (_ClosedByProxy, OSError) as error:  # TimeoutError is an OSError too
-            storm.failures[f"{how}: {type(error).__name__} {error}"] += 1
+            storm.completed[label] += 1
+        except (_ClosedByProxy, OSError) as error:  # TimeoutError is an OSError too.
+            storm.failures[f"{label}: {type(error).__name__} {error}"] += 1
         finally:
             login_visit.socket.close()
-            free.release()
+            slots.release()
 
-    began = time.monotonic()
-    async with asyncio.TaskGroup() as running:
+    started_at = time.monotonic()
+    async with asyncio.TaskGroup() as tasks:
         for number in range(count):
-            early = began + number / rate - time.monotonic()
-            if early > 0.001:
-                await asyncio.sleep(early)
-            await free.acquire()
-            running.create_task(visit(*rng.choice(_WEIGHTED_EXITS)))
-        storm.seconds = time.monotonic() - began
+            delay = started_at + number / rate - time.monotonic()
+            if delay > 0.001:
+                await asyncio.sleep(delay)
+            await slots.acquire()
+            tasks.create_task(visit(*rng.choice(_WEIGHTED_EXITS)))
+        storm.seconds = time.monotonic() - started_at
     storm.rate = count / storm.seconds
     return storm

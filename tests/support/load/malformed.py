@@ -1,4 +1,4 @@
-"""Conversations that no client should have: garbage, truncated, oversized, out of sequence, slow."""
+"""Conversations that no client should hold: garbage, truncated, oversized, out of sequence, slow."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_RECORDED_BYTES = 64 * 1024
 
 
 class ConnectionEnd(Enum):
-    """What a client does when it has said all."""
+    """What a client does after sending everything."""
 
     FIN = "FIN"
     RST = "RST"
@@ -30,11 +30,11 @@ class ConnectionEnd(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MalformedConversation:
-    """What one client sends.
+    """The data that one client sends.
 
-    `gap`: seconds between two pieces. `eager`: it does not await the greeting. `tls`: it makes a proper TLS
-    handshake first. `logged_in`: and a proper login. Silence must only follow what is no whole login, else
-    the session would stay.
+    `pause_seconds`: between two pieces. `skips_greeting`: it does not await the greeting. `tls`: it makes a
+    valid TLS handshake first. `logs_in`: and a valid login. Silence must only follow an incomplete login,
+    otherwise the session would stay.
     """
 
     kind: str
@@ -50,34 +50,34 @@ ConversationFactory = Callable[[random.Random], MalformedConversation]
 
 
 def load_recorded(corpus: Path = CORPUS) -> list[tuple[bytes, ...]]:
-    """What clients said in the recorded conversations, a packet or several a piece; see the corpus' README.
+    """Return the clients' data of recorded conversations, in pieces of packets (see the corpus' README).
 
-    Conversations that send much, or ask the server to sleep, are left out: they would only cost time.
+    Conversations that send much, or ask the server to sleep, are skipped: they would only cost time.
     """
-    found: list[tuple[bytes, ...]] = []
+    conversations: list[tuple[bytes, ...]] = []
     for file in sorted(corpus.glob("*.bin")):
-        data, pieces, place = file.read_bytes(), list[bytes](), 0
-        while place < len(data):
-            kind, length = data[place], int.from_bytes(data[place + 1 : place + 5], "little")
+        data, pieces, offset = file.read_bytes(), list[bytes](), 0
+        while offset < len(data):
+            kind, length = data[offset], int.from_bytes(data[offset + 1 : offset + 5], "little")
             if kind == 0:
-                found.append(tuple(pieces))
+                conversations.append(tuple(pieces))
                 pieces = []
             elif kind == _CLIENT_RECORD:
-                pieces.append(data[place + 5 : place + 5 + length])
-            place += 5 + length
-        found.append(tuple(pieces))
-    return [pieces for pieces in found if pieces and not _is_too_long(b"".join(pieces))]
+                pieces.append(data[offset + 5 : offset + 5 + length])
+            offset += 5 + length
+        conversations.append(tuple(pieces))
+    return [pieces for pieces in conversations if pieces and not _is_too_long(b"".join(pieces))]
 
 
-def _is_too_long(said: bytes) -> bool:
-    return len(said) > _MAX_RECORDED_BYTES or b"sleep(" in said
+def _is_too_long(data: bytes) -> bool:
+    return len(data) > _MAX_RECORDED_BYTES or b"sleep(" in data
 
 
 class ConversationGenerator:
-    """Makes conversations, the same for the same seed.
+    """Generates conversations, the same for the same seed.
 
-    `silence`: seconds after which a client that says nothing is sent away. `tls`: whether the proxy offers
-    TLS, so that some conversations go on within it.
+    `login_timeout_seconds`: after which the proxy disconnects a silent client. `tls`: whether the proxy
+    offers TLS, so that some conversations continue within it.
     """
 
     def __init__(self, seed: int, *, tls: bool, login_timeout_seconds: float) -> None:
@@ -101,20 +101,20 @@ class ConversationGenerator:
             self._factories.append((self._within_tls, 3))
 
     def __iter__(self) -> Iterator[MalformedConversation]:
-        """Without end."""
-        makers, weights = zip(*self._factories, strict=True)
+        """Yield conversations without end."""
+        factories, weights = zip(*self._factories, strict=True)
         while True:
-            (make,) = self._rng.choices(makers, weights)
-            yield make(self._rng)
+            (factory,) = self._rng.choices(factories, weights)
+            yield factory(self._rng)
 
     def _mutated_login(self, rng: random.Random) -> MalformedConversation:
-        """A recorded conversation from its login on; the password is wrong even where the bytes are not."""
+        """Mutate a recorded conversation from its login on; its password is wrong even if unmutated."""
         return MalformedConversation(
             "mutated login", mutate(rng, rng.choice(self._recorded)), _random_end(rng)
         )
 
     def _mutated_commands(self, rng: random.Random) -> MalformedConversation:
-        """Recorded commands, mutated, behind a proper login."""
+        """Mutate recorded commands after a valid login."""
         commands = mutate(rng, rng.choice(self._recorded)[1:] or (query("select 1"),))
         return MalformedConversation("mutated commands", commands, _random_end(rng), logs_in=True)
 
@@ -127,7 +127,7 @@ class ConversationGenerator:
         )
 
     def _other_protocols(self, rng: random.Random) -> MalformedConversation:
-        said = rng.choice(
+        data = rng.choice(
             (
                 _client_hello(),
                 b"GET / HTTP/1.1\r\nHost: tidb\r\n\r\n",
@@ -136,17 +136,17 @@ class ConversationGenerator:
                 b"PROXY UNKNOWN\r\n",
                 b"\r\n\r\n\x00\r\nQUIT\n\x21\x11\x00\x0c\x0a\x00\x00\x01\x0a\x00\x00\x02\x12\x67\x17\x70",
                 b"SSH-2.0-OpenSSH_9.2\r\n",
-                b"\x00\x00\x00\x08\x04\xd2\x16\x2f",  # PostgreSQL's SSLRequest
+                b"\x00\x00\x00\x08\x04\xd2\x16\x2f",  # PostgreSQL's SSLRequest.
             )
         )
         tail = rng.choice((b"", login(UNPRIVILEGED_USER), rng.randbytes(30)))
         return MalformedConversation(
-            "other protocols", (said + tail,), _random_end(rng), skips_greeting=rng.random() < 0.7
+            "other protocols", (data + tail,), _random_end(rng), skips_greeting=rng.random() < 0.7
         )
 
     def _after_ssl_request(self, rng: random.Random) -> MalformedConversation:
         hello = _client_hello()
-        said = rng.choice(
+        data = rng.choice(
             (
                 rng.randbytes(200),
                 hello[: rng.randrange(len(hello))],
@@ -161,17 +161,17 @@ class ConversationGenerator:
         request = rng.choice((SSL_REQUEST, SSL_REQUEST, _flip_bits(rng, SSL_REQUEST)))
         together = rng.random() < 0.5
         return MalformedConversation(
-            "SSLRequest", (request + said,) if together else (request, said), _random_end(rng)
+            "SSLRequest", (request + data,) if together else (request, data), _random_end(rng)
         )
 
     def _huge(self, rng: random.Random) -> MalformedConversation:
-        """Lengths that no login has, and packets of 16 MiB of which little comes."""
-        of_login = rng.random() < 0.6
+        """Announce lengths that no login has, and packets of 16 MiB that are mostly missing."""
+        is_login = rng.random() < 0.6
         header = rng.choice((MAX_PACKET_PAYLOAD, MAX_PACKET_PAYLOAD - 1, 1 << 20, 70_000)).to_bytes(
             3, "little"
         )
         body = rng.randbytes(rng.choice((0, 10, 5000, 100_000)))
-        if of_login:
+        if is_login:
             return MalformedConversation("huge login", (header + b"\x01" + body,), _random_end(rng))
         return MalformedConversation(
             "huge command", (header + b"\x00\x03" + body,), _random_end(rng), logs_in=True
@@ -190,7 +190,7 @@ class ConversationGenerator:
         )
 
     def _truncated(self, rng: random.Random) -> MalformedConversation:
-        """Part of a login or of a command; only the first may be followed by silence."""
+        """Send part of a login or of a command; only the first may be followed by silence."""
         whole = login(UNPRIVILEGED_USER)
         if rng.random() < 0.7:
             end = rng.choice((ConnectionEnd.FIN, ConnectionEnd.RST, ConnectionEnd.SILENCE))
@@ -200,14 +200,14 @@ class ConversationGenerator:
         return MalformedConversation("truncated command", (command,), _random_end(rng), logs_in=True)
 
     def _byte_by_byte(self, rng: random.Random) -> MalformedConversation:
-        """A login, or what follows it, one byte a segment."""
+        """Send a login, or commands, one byte per segment."""
         logged_in = rng.random() < 0.5
-        said = query("select 1") + QUIT if logged_in else login(UNPRIVILEGED_USER)
-        pieces = tuple(said[i : i + 1] for i in range(len(said)))
+        data = query("select 1") + QUIT if logged_in else login(UNPRIVILEGED_USER)
+        pieces = tuple(data[i : i + 1] for i in range(len(data)))
         return MalformedConversation("byte by byte", pieces, _random_end(rng), logs_in=logged_in)
 
     def _slow(self, rng: random.Random) -> MalformedConversation:
-        """A login so slow that it is not over in time."""
+        """Send a login so slowly that it exceeds the login timeout."""
         whole = login(UNPRIVILEGED_USER)
         step = len(whole) // 20 + 1
         pieces = tuple(whole[i : i + step] for i in range(0, len(whole), step))
@@ -228,35 +228,35 @@ def _random_end(rng: random.Random) -> ConnectionEnd:
 
 
 def _flip_bits(rng: random.Random, data: bytes) -> bytes:
-    """One to four bits of it turned."""
-    turned = bytearray(data)
+    """Flip one to four bits."""
+    flipped = bytearray(data)
     for _ in range(rng.randint(1, 4)):
-        turned[rng.randrange(len(turned))] ^= 1 << rng.randrange(8)
-    return bytes(turned)
+        flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
+    return bytes(flipped)
 
 
 def mutate(rng: random.Random, pieces: Sequence[bytes]) -> tuple[bytes, ...]:
-    """The same conversation with one to three things wrong."""
-    changed = [piece for piece in pieces if piece]
+    """Return the conversation with one to three errors."""
+    mutated = [piece for piece in pieces if piece]
     for _ in range(rng.randint(1, 3)):
-        if not changed:
+        if not mutated:
             break
-        at = rng.randrange(len(changed))
-        piece = changed[at]
+        at = rng.randrange(len(mutated))
+        piece = mutated[at]
         match rng.randrange(9):
             case 0:
-                changed[at] = _flip_bits(rng, piece)
+                mutated[at] = _flip_bits(rng, piece)
             case 1:
                 cut = rng.randrange(len(piece))
-                changed[at] = piece[:cut] + rng.randbytes(rng.randint(1, 20)) + piece[cut:]
+                mutated[at] = piece[:cut] + rng.randbytes(rng.randint(1, 20)) + piece[cut:]
             case 2:
-                changed[at] = piece[: rng.randrange(len(piece))]
+                mutated[at] = piece[: rng.randrange(len(piece))]
             case 3:
-                changed.insert(at, piece)
+                mutated.insert(at, piece)
             case 4:
-                other = rng.randrange(len(changed))
-                changed[at], changed[other] = changed[other], piece
-            case 5:  # another length in the header
+                other = rng.randrange(len(mutated))
+                mutated[at], mutated[other] = mutated[other], piece
+            case 5:  # Another length in the header.
                 length = rng.choice(
                     (
                         0,
@@ -267,21 +267,21 @@ def mutate(rng: random.Random, pieces: Sequence[bytes]) -> tuple[bytes, ...]:
                         rng.randrange(MAX_PACKET_PAYLOAD),
                     )
                 )
-                changed[at] = max(length, 0).to_bytes(3, "little") + piece[3:]
+                mutated[at] = max(length, 0).to_bytes(3, "little") + piece[3:]
             case 6:
-                changed[at] = piece[:3] + rng.randbytes(1) + piece[4:]
+                mutated[at] = piece[:3] + rng.randbytes(1) + piece[4:]
             case 7:
-                del changed[at]
-            case _:  # a message of the server from the client
-                changed.insert(
+                del mutated[at]
+            case _:  # A server's message sent by the client.
+                mutated.insert(
                     at, frame(2, rng.choice((OK_PAYLOAD, err(1045, "no", "28000"), b"\xfe\x00\x00\x02\x00")))
                 )
-        changed = [piece for piece in changed if piece]
-    return tuple(changed)
+        mutated = [piece for piece in mutated if piece]
+    return tuple(mutated)
 
 
 def _client_hello() -> bytes:
-    """A genuine one. Its random part is not seeded; nothing depends on it."""
+    """Return a valid ClientHello. Its random part is not seeded; nothing depends on it."""
     outgoing = ssl.MemoryBIO()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client = context.wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
@@ -289,4 +289,4 @@ def _client_hello() -> bytes:
         client.do_handshake()
     except ssl.SSLWantReadError:
         return outgoing.read()
-    raise AssertionError("a handshake that needs no answer")
+    raise AssertionError("the TLS handshake finished without a response")

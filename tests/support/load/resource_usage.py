@@ -1,4 +1,4 @@
-"""What an Envoy with the module holds: descriptors, threads, memory, connections, sessions."""
+"""Resources of an Envoy with the module: descriptors, threads, memory, connections, sessions."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import psutil
 from tests.support.module.envoy import ModuleEnvoy
 
 MIB = 1024 * 1024
-# A bit more than the time between two reports of the module.
+# A bit longer than the module's report interval.
 _REPORT_SECONDS = 1.3
 
 
 @dataclass(frozen=True, slots=True)
 class EnvoyUsage:
-    """One look at an Envoy.
+    """One measurement of an Envoy.
 
-    `allocated`: bytes that live in its allocator, which the module shares. `resident`: bytes of memory.
-    `sessions`: by state, as the module counts them, states without any left out.
+    `allocated_bytes`: live bytes of its allocator, which the module shares. `resident_bytes`: memory.
+    `sessions`: by state, as the module counts them, without states that have none.
     """
 
     descriptors: int
@@ -34,7 +34,7 @@ class EnvoyUsage:
 
     @property
     def counts(self) -> tuple[int, int, int, int, int]:
-        """What must not become more, and is no memory."""
+        """The resources other than memory that must not grow."""
         return (
             self.descriptors,
             self.threads,
@@ -44,24 +44,25 @@ class EnvoyUsage:
         )
 
     def is_within(self, other: EnvoyUsage) -> bool:
-        """Whether no more is held than `other` held: that may have counted what was just being closed."""
-        return all(now <= then for now, then in zip(self.counts, other.counts, strict=True))
+        """Return whether no count exceeds that of `other`, which may include closing resources."""
+        return all(count <= limit for count, limit in zip(self.counts, other.counts, strict=True))
 
     @property
     def session_count(self) -> int:
-        """Sessions of any state."""
+        """Number of sessions in any state."""
         return sum(self.sessions.values())
 
     def __str__(self) -> str:
         return (
-            f"{self.descriptors} descriptors, {self.threads} threads, connections {self.client_connections} of clients"
+            f"{self.descriptors} descriptors, {self.threads} threads,"
+            f" connections {self.client_connections} of clients"
             f" and {self.node_connections} to nodes, sessions {self.sessions or 0},"
             f" {self.allocated_bytes / MIB:.2f} MiB allocated, {self.resident_bytes / MIB:.1f} MiB resident"
         )
 
 
 async def measure_usage(envoy: ModuleEnvoy) -> EnvoyUsage:
-    """The figures now. Those of the module are up to a second old."""
+    """Measure now. The module's values are up to a second old."""
     stats = await envoy.stats(
         r"^(tidevoy\.sessions\.|cluster\.tidb\.upstream_cx_active$)|downstream_cx_active$"
     )
@@ -92,16 +93,16 @@ async def measure_usage(envoy: ModuleEnvoy) -> EnvoyUsage:
 async def wait_for_usage(
     envoy: ModuleEnvoy, condition: Callable[[EnvoyUsage], bool], seconds: float = 60.0
 ) -> tuple[EnvoyUsage, bool]:
-    """Look until the condition holds, or the time is up; the last look, and whether it held.
+    """Measure until the condition holds or the time is up; return the last measurement and the result.
 
-    It has to hold twice, and the module has told its gauges in between.
+    The condition has to hold twice, with a report of the module's gauges in between.
     """
     deadline = time.monotonic() + seconds
     while True:
-        held = condition(await measure_usage(envoy))
-        await asyncio.sleep(_REPORT_SECONDS)  # there is no event: the module tells them by the clock
-        now = await measure_usage(envoy)
-        if held and condition(now):
-            return now, True
+        result = condition(await measure_usage(envoy))
+        await asyncio.sleep(_REPORT_SECONDS)  # There is no event: the module reports periodically.
+        usage = await measure_usage(envoy)
+        if result and condition(usage):
+            return usage, True
         if time.monotonic() > deadline:
-            return now, False
+            return usage, False

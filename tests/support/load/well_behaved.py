@@ -1,4 +1,4 @@
-"""Well-behaved clients: each asks over and over, and checks every answer."""
+"""Well-behaved clients: each queries repeatedly, and checks every answer."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 import asyncmy
 from asyncmy.errors import MySQLError
 
-# Between two questions of one session, so that they leave the machine to those who misbehave.
+# Between two queries of one session, to leave CPU time for the hostile clients.
 _PAUSE_SECONDS = 0.05
 _TIMEOUT_SECONDS = 60.0
 
 
 @dataclass(slots=True)
 class WellBehavedClients:
-    """What came of it. A failed session is not begun again."""
+    """Results. A failed session is not restarted."""
 
     sessions: int
     answers: int = 0
@@ -30,7 +30,7 @@ class WellBehavedClients:
     _logged_in_count: int = 0
 
     def count_login(self) -> None:
-        """One more session stands."""
+        """Count a login; sets `ready` when all sessions have logged in."""
         self._logged_in_count += 1
         if self._logged_in_count == self.sessions:
             self.ready.set()
@@ -40,24 +40,24 @@ class WellBehavedClients:
 async def run_well_behaved_clients(
     port: int, sessions: int, *, tls: Sequence[ssl.SSLContext | None] = (None,), one_query: bool = False
 ) -> AsyncIterator[WellBehavedClients]:
-    """So many sessions at a time for as long as the block lasts; they take turns in what `tls` has.
+    """Run this many sessions in parallel during the block, with the contexts of `tls` in turn.
 
-    `one_query`: sessions end after a question, and others follow. The block begins when all have logged in.
+    `one_query`: sessions end after one query and are replaced. The block starts when all have logged in.
     """
-    made = WellBehavedClients(sessions)
-    running = [
-        asyncio.create_task(_run_session_loop(made, port, number, tls[number % len(tls)], one_query))
+    clients = WellBehavedClients(sessions)
+    tasks = [
+        asyncio.create_task(_run_session_loop(clients, port, number, tls[number % len(tls)], one_query))
         for number in range(sessions)
     ]
     try:
         async with asyncio.timeout(_TIMEOUT_SECONDS):
-            waiting = asyncio.create_task(made.ready.wait())
-            await asyncio.wait([waiting, *running], return_when=asyncio.FIRST_COMPLETED)
-            waiting.cancel()
-        yield made
+            ready_task = asyncio.create_task(clients.ready.wait())
+            await asyncio.wait([ready_task, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            ready_task.cancel()
+        yield clients
     finally:
-        made.is_stopping = True
-        await asyncio.gather(*running)
+        clients.is_stopping = True
+        await asyncio.gather(*tasks)
 
 
 async def _run_session_loop(
@@ -78,30 +78,32 @@ async def _run_session_loop(
                 await _query_repeatedly(clients, connection, rng, one_query)
             finally:
                 connection.close()
-        except (MySQLError, OSError, _WrongAnswer) as failure:  # TimeoutError is an OSError too
+        except (MySQLError, OSError, _WrongAnswer) as failure:  # TimeoutError is an OSError too.
             clients.failures.append(f"{type(failure).__name__}: {failure}")
             return
         await asyncio.sleep(_PAUSE_SECONDS)
 
 
 class _WrongAnswer(Exception):
-    """An answer that is not the one to the question."""
+    """An answer that does not match its query."""
 
 
 async def _query_repeatedly(
     clients: WellBehavedClients, connection: asyncmy.Connection, rng: random.Random, one_query: bool
 ) -> None:
-    """Questions whose answers tell sessions apart, until the end."""
-    mine = rng.randbytes(8).hex()
+    """Run queries whose answers identify the session, until the end."""
+    session_value = rng.randbytes(8).hex()
     async with connection.cursor() as cursor:
-        await cursor.execute("set @mine = %s", (mine,))
+        await cursor.execute("set @mine = %s", (session_value,))
         while not clients.is_stopping:
             text = rng.randbytes(rng.choice((4, 100, 4000, 40_000))).hex()
             async with asyncio.timeout(_TIMEOUT_SECONDS):
                 await cursor.execute("select @mine, %s, crc32(%s)", (text, text))
                 answer = await cursor.fetchone()
-            if answer != (mine, text, zlib.crc32(text.encode())):
-                raise _WrongAnswer(f"session {mine} asked for {text[:20]}... and got {str(answer)[:60]}...")
+            if answer != (session_value, text, zlib.crc32(text.encode())):
+                raise _WrongAnswer(
+                    f"session {session_value} asked for {text[:20]}... and got {str(answer)[:60]}..."
+                )
             clients.answers += 1
             if one_query:
                 return

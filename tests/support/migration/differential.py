@@ -1,6 +1,6 @@
-"""Two sessions in which the same is done, one of which moves: their answers must be the same.
+"""Two sessions with the same statements, one of which migrates: their answers must be equal.
 
-The one that stays is MariaDB's own: a direct one, which no stand-in has a part in.
+The control session is a direct one at MariaDB, without a simulated server.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from tests.support.waiting import wait_until, wait_until_read
 SEED_VARIABLE = "TIDEVOY_SEED"
 """The environment variable that repeats a trial."""
 MIN_DRAIN_SECONDS = 0.05
-"""Seconds from one drain to the next, at least."""
+"""Minimum seconds from one drain to the next."""
 CUT_COUNTS = (0, 0, 0, 1, 1, 2, 5)
-"""In how many places requests are cut."""
+"""Numbers of places in which requests are split."""
 LATE_PROBABILITY, SEPARATE_PROBABILITY = 0.03, 0.3
-"""How probable it is that a piece comes when sessions have moved, and that it comes apart at least."""
+"""Probabilities that a piece is sent only after sessions have migrated, or at least separately."""
 ERRORS_WITH_STATEMENT_ID = (1243, 1421)
-"""Errors whose texts have the number of a statement: unknown, and without a cursor."""
+"""Errors whose texts contain a statement id: unknown, and without a cursor."""
 
 
 class AnswerMismatch(Exception):
-    """Not that of the session that does not move."""
+    """The migrating session's answer differs from the control session's."""
 
 
 @dataclass(frozen=True)
 class SentCommand:
-    """One command. `{db}` in its body stands for the session's own database.
+    """One command. `{db}` in its body is replaced by the session's own database.
 
-    `number`: the name of a prepared statement, whose number its body begins with; `typed`: whether the types
-    of columns must be the same, too.
+    `statement_name`: the prepared statement whose id its body starts with; `compares_types`: whether the
+    types of columns must be equal, too.
     """
 
     command: int
@@ -75,7 +75,7 @@ class SentCommand:
 
 @dataclass
 class ComparedSession:
-    """One of the two sessions. `numbers`: of its prepared statements, by their names here."""
+    """One of the two sessions. `statement_ids`: of its prepared statements, by their names here."""
 
     client: AnswerClient
     database: str
@@ -83,14 +83,14 @@ class ComparedSession:
 
 
 def query_command(statement: str, codec: str = "utf-8") -> SentCommand:
-    """A statement."""
+    """Build the command of a statement."""
     return SentCommand(MySqlCommand.QUERY, statement.encode(codec))
 
 
 class SessionPair:
-    """A session that moves and one that does not, in which the same is done.
+    """A migrating session and a control session that execute the same commands.
 
-    `others_move` returns when other sessions have moved, or have begun to.
+    `wait_others_migrate` returns when other sessions have migrated, or have started to.
     """
 
     def __init__(
@@ -109,25 +109,29 @@ class SessionPair:
         self.statement_count = 0
         self._name_count = 0
 
-    async def send(self, *asked: SentCommand) -> list[Answer]:
-        """All of them, sent ahead to both; what the one that moves answers."""
-        self.statement_count += len(asked)
-        for one in asked:
-            self.control.client.writer.write(encode_command(one.command, one.body_for(self.control)))
-        await self._send(b"".join(encode_command(one.command, one.body_for(self.migrating)) for one in asked))
+    async def send(self, *commands: SentCommand) -> list[Answer]:
+        """Send all commands ahead to both sessions; return the answers of the migrating one."""
+        self.statement_count += len(commands)
+        for command in commands:
+            self.control.client.writer.write(encode_command(command.command, command.body_for(self.control)))
+        await self._send(
+            b"".join(
+                encode_command(command.command, command.body_for(self.migrating)) for command in commands
+            )
+        )
         answers = []
-        for one in asked:
-            answers.append(await self.migrating.client.read_answer(one.command))
-            self._compare(one, answers[-1], await self.control.client.read_answer(one.command))
+        for command in commands:
+            answers.append(await self.migrating.client.read_answer(command.command))
+            self._compare(command, answers[-1], await self.control.client.read_answer(command.command))
         return answers
 
     async def run(self, *statements: str, codec: str = "utf-8") -> None:
-        """One by one."""
+        """Run statements one by one."""
         for statement in statements:
             await self.send(query_command(statement, codec))
 
     async def prepare(self, statement: str) -> str:
-        """Its name here."""
+        """Prepare a statement; return its name here."""
         await self.send(SentCommand(MySqlCommand.STMT_PREPARE, statement.encode()))
         self._name_count += 1
         name = f"s{self._name_count}"
@@ -141,11 +145,11 @@ class SessionPair:
         )
 
     def of_statement(self, command: int, name: str, body: bytes = bytes(4)) -> SentCommand:
-        """A command about a prepared statement."""
+        """Build a command for a prepared statement."""
         return SentCommand(command, body, name)
 
     async def change_user(self) -> None:
-        """To the user that it is, in its own database; both forget everything else."""
+        """Change to the same user in the session's own database; both sessions lose their state."""
         self.statement_count += 1
         for side in (self.migrating, self.control):
             cut = (
@@ -157,61 +161,61 @@ class SessionPair:
         self.forget_statements()
 
     def forget_statements(self) -> None:
-        """The prepared ones are gone."""
+        """Forget the prepared statements, which no longer exist."""
         self.migrating.statement_ids.clear()
         self.control.statement_ids.clear()
 
     async def _send(self, data: bytes) -> None:
-        """In pieces, which do not end where packets end."""
-        writer, dice = self.migrating.client.writer, self.rng
-        cuts = sorted(dice.randrange(len(data)) for _ in range(dice.choice(CUT_COUNTS)))
+        """Send in pieces that do not end at packet boundaries."""
+        writer, rng = self.migrating.client.writer, self.rng
+        cuts = sorted(rng.randrange(len(data)) for _ in range(rng.choice(CUT_COUNTS)))
         for start, end in pairwise([0, *cuts, len(data)]):
             writer.write(data[start:end])
             await writer.drain()
             if end < len(data):
-                # Most may come together; some come apart, and a few so late that sessions move in between.
-                late = dice.random()
-                if late < LATE_PROBABILITY:
+                # Most pieces may arrive together; some arrive separately, a few only after migrations.
+                chance = rng.random()
+                if chance < LATE_PROBABILITY:
                     await self._wait_others_migrate()
-                elif late < SEPARATE_PROBABILITY:
+                elif chance < SEPARATE_PROBABILITY:
                     await wait_until_read(writer)
 
-    def _compare(self, asked: SentCommand, answer: Answer, expected: Answer) -> None:
-        """WrongAnswer. Only the name of the database, and numbers in errors, may differ."""
+    def _compare(self, command: SentCommand, answer: Answer, expected: Answer) -> None:
+        """Raise AnswerMismatch unless only the database name and ids in errors differ."""
         if answer == expected:
             return
         control_database, migrating_database = (
             self.control.database.encode(),
             self.migrating.database.encode(),
         )
-        wrong, right = (
+        actual, control = (
             tuple(_with_database(part, control_database, migrating_database) for part in parts)
             for parts in (answer, expected)
         )
-        if not asked.compares_types:
-            wrong, right = without_types(wrong), without_types(right)
-        if wrong != right:
-            told = f"{answer!r:.1500}\nand not\n{expected!r:.1500}"
-            raise AnswerMismatch(f"{asked.command}, {asked.body[:200]!r}:\n{told}")
+        if not command.compares_types:
+            actual, control = without_types(actual), without_types(control)
+        if actual != control:
+            difference = f"{answer!r:.1500}\nand not\n{expected!r:.1500}"
+            raise AnswerMismatch(f"{command.command}, {command.body[:200]!r}:\n{difference}")
 
 
-def _with_database(part: AnswerPart, wrong: bytes, right: bytes) -> AnswerPart:
-    """A part of an answer that names another database, which must have as long a name."""
+def _with_database(part: AnswerPart, old: bytes, new: bytes) -> AnswerPart:
+    """Replace the database name in a part of an answer by another name of the same length."""
 
     def renamed(values: tuple[bytes, ...]) -> tuple[bytes, ...]:
-        return tuple(value.replace(wrong, right) for value in values)
+        return tuple(value.replace(old, new) for value in values)
 
     match part:
         case PrepareAnswer():
             return replace(part, columns=renamed(part.columns), parameters=renamed(part.parameters))
         case OkAnswer():
-            return replace(part, info=part.info.replace(wrong, right))
+            return replace(part, info=part.info.replace(old, new))
         case ErrorAnswer() if part.message.startswith(b"#HY000ERROR 1243 "):
-            return ErrorAnswer(1243, b"")  # TiDB sends this one as an unknown error
+            return ErrorAnswer(1243, b"")  # TiDB sends this error as an unknown error.
         case ErrorAnswer():
             return replace(
                 part,
-                message=b"" if part.code in ERRORS_WITH_STATEMENT_ID else part.message.replace(wrong, right),
+                message=b"" if part.code in ERRORS_WITH_STATEMENT_ID else part.message.replace(old, new),
             )
         case RowsAnswer():
             return replace(part, columns=renamed(part.columns), rows=renamed(part.rows))
@@ -219,9 +223,9 @@ def _with_database(part: AnswerPart, wrong: bytes, right: bytes) -> AnswerPart:
 
 
 def without_types(answer: Answer) -> Answer:
-    """The same answer with the names of columns only.
+    """Return the answer with column names only.
 
-    What the last statement left a stand-in puts into a question as literals, and those have other types.
+    The simulated server inserts results of the last statement as literals, which have other types.
     """
     return tuple(
         replace(part, columns=tuple(map(_column_name, part.columns)))
@@ -233,7 +237,7 @@ def without_types(answer: Answer) -> Answer:
 
 def _column_name(definition: bytes) -> bytes:
     at = 0
-    for _ in range(4):  # catalog, schema, table, table without alias
+    for _ in range(4):  # Catalog, schema, table, table without alias.
         _, at = read_lenenc_bytes(definition, at)
     return read_lenenc_bytes(definition, at)[0]
 
@@ -245,7 +249,7 @@ PIN_REASONS = ("transaction", "cursor", "long_data", "opaque", "endless_transact
 
 @dataclass(frozen=True)
 class TrialResult:
-    """What a trial has come to. `moves`: while clients worked; `deeds`: how often each."""
+    """Result of a trial. `migrations`: during the trial; `activities`: count of each."""
 
     statements: int
     migrations: int
@@ -256,16 +260,17 @@ class TrialResult:
 
     def __str__(self) -> str:
         speed = f"{self.statements / self.seconds:.0f}/s"
-        told = f"{self.statements} statements in {self.seconds:.1f} s ({speed})"
-        return f"{told}, {self.migrations} moves in {self.drains} drains, {self.refused} refused; {dict(self.activities)}"
+        head = f"{self.statements} statements in {self.seconds:.1f} s ({speed})"
+        migrations = f"{self.migrations} migrations in {self.drains} drains, {self.refused} refused"
+        return f"{head}, {migrations}; {dict(self.activities)}"
 
 
 @dataclass(frozen=True)
 class DifferentialTrial:
-    """Clients that do things at random while nodes are drained in turn.
+    """Clients that run random activities while nodes are drained in turn.
 
-    `statements`: of all clients; `turn`: seconds that a drain may take; `seed`: another one gives other
-    statements; `once`: done by one client, once, in the middle.
+    `statements`: of all clients; `max_drain_seconds`: limit of a drain; `seed`: determines the statements;
+    `single_activity`: done by one client, once, in the middle.
     """
 
     activities: Mapping[Activity, int]
@@ -276,30 +281,32 @@ class DifferentialTrial:
     max_drain_seconds: float = 0.5
 
     async def run(self, nodes: MigratingFleet, mariadb: MariaDb) -> TrialResult:
-        """WrongAnswer, in a group. At the end all sessions can move, and nothing is left of them."""
+        """Run the trial. Raises AnswerMismatch in a group. At the end, checks that nothing remains."""
         await self._warm_up(nodes)
-        files, began = nodes.proxy.descriptor_count(), time.monotonic()
+        files, started_at = nodes.proxy.descriptor_count(), time.monotonic()
         before = await nodes.count_migrations("moved", "ok")
         stopped, end = asyncio.Event(), asyncio.Barrier(self.clients + 1)
-        waiting = asyncio.Semaphore(self.clients // 2)
+        waiting_clients = asyncio.Semaphore(self.clients // 2)
         async with client_databases(nodes, mariadb, self.clients), asyncio.TaskGroup() as group:
-            mover = group.create_task(self._keep_draining(nodes, stopped))
+            drain_task = group.create_task(self._keep_draining(nodes, stopped))
             checks = [
-                group.create_task(self._run_client(nodes, mariadb, number, end, waiting))
+                group.create_task(self._run_client(nodes, mariadb, number, end, waiting_clients))
                 for number in range(self.clients)
             ]
             await end.wait()
-            seconds = time.monotonic() - began
+            seconds = time.monotonic() - started_at
             stopped.set()
-            drains = await mover
-            moves = await nodes.count_migrations("moved", "ok") - before
+            drains = await drain_task
+            migrations = await nodes.count_migrations("moved", "ok") - before
             await expect_all_can_migrate(nodes)
             await end.wait()
         await expect_nothing_left(nodes, files)
-        done = [check.result() for check in checks]
-        deeds = sum((deeds for _, deeds in done), Counter[str]())
+        results = [check.result() for check in checks]
+        activities = sum((counts for _, counts in results), Counter[str]())
         refused = await nodes.count_migrations("stayed", "refused")
-        return TrialResult(sum(count for count, _ in done), moves, refused, drains, seconds, deeds)
+        return TrialResult(
+            sum(count for count, _ in results), migrations, refused, drains, seconds, activities
+        )
 
     async def _run_client(
         self,
@@ -307,44 +314,48 @@ class DifferentialTrial:
         mariadb: MariaDb,
         number: int,
         end: asyncio.Barrier,
-        waiting: asyncio.Semaphore,
+        waiting_clients: asyncio.Semaphore,
     ) -> tuple[int, Counter[str]]:
-        """One client: its statements, and how often it did what. It waits twice for the end of all.
+        """Run one client; return its statement count and activities. It waits twice for the end of all.
 
-        `waiting`: clients that wait for others to move. They are within a statement and cannot move, so not
-        all of them may wait.
+        `waiting_clients`: clients that wait for others to migrate. They are within a statement and cannot
+        migrate, so not all of them may wait.
         """
 
-        async def others_move() -> None:
-            if not waiting.locked():
-                async with waiting:
+        async def wait_others_migrate() -> None:
+            if not waiting_clients.locked():
+                async with waiting_clients:
                     await nodes.wait_sessions_changed()
 
         capabilities = CAPABILITIES | Capability.LOCAL_FILES
         capabilities |= Capability.DEPRECATE_EOF if number % 2 else Capability(0)
-        dice = Random(f"{self.seed} {number}")
-        moving, still = database_names(number)
-        each = -(-self.statements // self.clients)
+        rng = Random(f"{self.seed} {number}")
+        migrating_database, control_database = database_names(number)
+        per_client = -(-self.statements // self.clients)
         async with mariadb_session(mariadb, capabilities) as control:
-            migrating = ComparedSession(await nodes.connect_answer_client(capabilities), moving, {})
-            pair = SessionPair(migrating, ComparedSession(control, still, {}), dice, others_move)
-            done: Counter[str] = Counter()
+            migrating = ComparedSession(
+                await nodes.connect_answer_client(capabilities), migrating_database, {}
+            )
+            pair = SessionPair(
+                migrating, ComparedSession(control, control_database, {}), rng, wait_others_migrate
+            )
+            activities: Counter[str] = Counter()
             await pair.run("use {db}")
             await pair.run("create table t (id int auto_increment primary key, v longtext)")
-            while pair.statement_count < each:
-                (deed,) = dice.choices(list(self.activities), list(self.activities.values()))
+            while pair.statement_count < per_client:
+                (activity,) = rng.choices(list(self.activities), list(self.activities.values()))
                 if (
                     number == 0
-                    and self.single_activity.__name__ not in done
-                    and pair.statement_count > each / 2
+                    and self.single_activity.__name__ not in activities
+                    and pair.statement_count > per_client / 2
                 ):
-                    deed = self.single_activity
-                done[deed.__name__] += 1
-                await self._run_activity(deed, pair, number)
+                    activity = self.single_activity
+                activities[activity.__name__] += 1
+                await self._run_activity(activity, pair, number)
             await end.wait()
             await end.wait()
             await pair.migrating.client.quit()
-        return pair.statement_count, done
+        return pair.statement_count, activities
 
     async def _run_activity(self, activity: Activity, pair: SessionPair, number: int) -> None:
         try:
@@ -356,9 +367,9 @@ class DifferentialTrial:
             raise
 
     async def _keep_draining(self, nodes: MigratingFleet, stopped: asyncio.Event) -> int:
-        """Drain one node after the other until all is over; how often that was.
+        """Drain one node after the other until the end; return the number of drains.
 
-        The next one comes when all sessions have left, or when a turn is over: some cannot leave.
+        The next drain starts when all sessions have left, or after a limit: some cannot leave.
         """
         drains = 0
         drained = nodes.nodes[0]
@@ -377,7 +388,7 @@ class DifferentialTrial:
         return drains
 
     async def _warm_up(self, nodes: MigratingFleet) -> None:
-        """All workers have had sessions that have moved, so that they have all that they keep."""
+        """Let all workers handle migrated sessions, so that they hold all descriptors that they keep."""
         wires = [await nodes.connect_answer_client() for _ in range(4 * self.clients)]
         leaving = sum(nodes.sessions[1:])
         nodes.drain(*nodes.nodes[1:])
@@ -387,23 +398,23 @@ class DifferentialTrial:
         nodes.drain()
         await wait_until(lambda: not any(nodes.sessions))
 
-        async def are_counted() -> bool:
+        async def is_reported() -> bool:
             return await nodes.count_migrations("moved", "ok") >= leaving
 
-        await wait_until(are_counted)
+        await wait_until(is_reported)
 
 
 def choose_seed() -> int:
-    """A new one, or that of `TIDEVOY_SEED` in the environment, to repeat what has failed; it is printed."""
+    """Return a new seed, or that of `TIDEVOY_SEED` to repeat a failure; it is printed."""
     seed = int(os.environ.get(SEED_VARIABLE) or random.randrange(1 << 30))
     print(f"\n{SEED_VARIABLE}={seed}", flush=True)
     return seed
 
 
 def database_names(number: int) -> tuple[str, str]:
-    """Of the session of a client that moves, and of the one that does not.
+    """Return the databases of a client's migrating session and of its control session.
 
-    Their names differ in the last letter alone: errors cite the beginnings of statements, with whole names or
+    Their names differ only in the last letter: errors quote the starts of statements, with whole names or
     with parts that are equal.
     """
     return f"checked_{number:03}_m", f"checked_{number:03}_s"
@@ -411,7 +422,7 @@ def database_names(number: int) -> tuple[str, str]:
 
 @asynccontextmanager
 async def client_databases(nodes: MigratingFleet, mariadb: MariaDb, clients: int) -> AsyncIterator[None]:
-    """Those of so many clients, made anew and dropped at the end, when nobody uses them any more."""
+    """Create the databases of this many clients; drop them at the end, when they are unused."""
     async with mariadb_session(mariadb) as admin:
         names = [name for number in range(clients) for name in database_names(number)]
         for name in names:
@@ -425,7 +436,7 @@ async def client_databases(nodes: MigratingFleet, mariadb: MariaDb, clients: int
 
 
 async def expect_all_can_migrate(nodes: MigratingFleet) -> None:
-    """No session is stuck, whatever it has been through."""
+    """Check that no session is stuck, whatever its history."""
     for node in nodes.nodes:
         nodes.drain(node)
         await wait_until(lambda node=node: not node.node.connections, 40.0)  # type: ignore[misc]
@@ -433,14 +444,14 @@ async def expect_all_can_migrate(nodes: MigratingFleet) -> None:
 
 
 async def expect_nothing_left(nodes: MigratingFleet, files: int) -> None:
-    """No session, no more descriptors of Envoy than `files`; nobody has broken the protocol or was lost."""
+    """Check that no sessions or additional descriptors remain, and that no session was lost."""
     await wait_until(lambda: not any(nodes.sessions))
     names = [node.sql_address for node in nodes.nodes]
     await nodes.proxy.wait_for_metrics(
         {("sessions", name, state): 0 for name in names for state in SESSION_STATES}
     )
     await nodes.proxy.wait_for_metrics(
-        {("sessions_pinned", name, why): 0 for name in names for why in PIN_REASONS}
+        {("sessions_pinned", name, reason): 0 for name in names for reason in PIN_REASONS}
     )
     await wait_until(lambda: nodes.proxy.descriptor_count() <= files)
     assert await nodes.count_migrations("lost", "lost") == 0

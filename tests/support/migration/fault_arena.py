@@ -1,4 +1,4 @@
-"""One Envoy for many moves that fail, each on nodes of its own; nothing may be left of them."""
+"""One Envoy for many failing migrations, each on its own nodes; nothing of them may remain."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from tests.support.tidb_sim_clients import RawClient
 from tests.support.waiting import wait_until
 
 HELD_STEPS = ("export", "login", "states", "switch", "undo")
-"""Steps in which nothing of the client is passed on."""
+"""Steps in which the client's data is held back."""
 MAX_MIGRATIONS, MAX_HELD_SESSIONS = 64, 2
-"""Most sessions of an Envoy that move, and of a worker that are held, at the same time."""
+"""Limits of migrating sessions of an Envoy, and of held sessions of a worker."""
 RETRY_SECONDS = 1.0
-"""Seconds after which a session is tried again."""
+"""Delay before a session's migration is retried."""
 VARIABLE_VALUE = "7"
 HOLD_TIMEOUT_SECONDS = 1.5
-"""Seconds; later some would come in place of others that have waited too long."""
+"""In seconds; later, some would replace others that have waited too long."""
 DRAINED_NODE = "last.test:4000"
-"""The node that many leave."""
+"""The node that many sessions leave."""
 
 
 @dataclass
 class MigrationScenario:
-    """A session on `old` that is to move to `new`, or, when that fails, to `third`, if there is one."""
+    """A session on `old` that should migrate to `new`, or, if that fails, to `third`, if there is one."""
 
     arena: FaultArena
     old: ScriptedNode
@@ -52,25 +52,25 @@ class MigrationScenario:
     third: ScriptedNode
     client: RawClient
     has_no_third_node: bool
-    """There is no third."""
+    """Whether there is no third node."""
     rows: int = 2
     gate: StepGate = field(init=False)
     _descriptors: int = 0
 
-    # How it comes to a step.
+    # Reaching a step.
 
     def drain(self, *, close: bool = False) -> None:
-        """The session is to leave its node."""
+        """Drain the session's node."""
         others = [] if self.has_no_third_node else [Host(self.third.endpoint, self.third.name, priority=1)]
-        left = Host(self.old.endpoint, self.old.name, state="draining", terminate_sessions=close)
-        self.arena.publish(left, to_host(self.new), *others)
+        drained = Host(self.old.endpoint, self.old.name, state="draining", terminate_sessions=close)
+        self.arena.publish(drained, to_host(self.new), *others)
 
     def undrain(self) -> None:
-        """It is to stay there."""
+        """Return the session's node to service."""
         self.arena.publish(to_host(self.old), Host(self.new.endpoint, self.new.name, state="draining"))
 
     async def reach_step(self, step: str, *, bytewise: bool = False) -> StepGate:
-        """Returns when the move is in that step, and its node waits at `gate`."""
+        """Wait until the migration is in that step, and its node waits at `gate`."""
         self._descriptors = self.arena.proxy.descriptor_count()
         match step:
             case "connect" | "tls" | "login":
@@ -95,35 +95,35 @@ class MigrationScenario:
             if self.arena.tls is None:
                 await self.new.connections[-1].wait_until_read()
         if step == "undo":
-            link = await failing.wait_reached()
-            link.send(LOGIN_DENIED)
+            connection = await failing.wait_reached()
+            connection.send(LOGIN_DENIED)
             failing.proceed(GateAction.STAY_SILENT)
         await self.gate.wait_reached()
         return self.gate
 
     async def fail_migration(self) -> NodeConnection:
-        """The session stays, with its states known from the failed move. Returns its connection to `old`."""
+        """Make the migration fail: the session stays, with known states. Returns its connection to `old`."""
         (await self.reach_step("undo")).proceed()
-        link = self.old.connections[-1]
-        await link.wait_until_read()
-        return link
+        connection = self.old.connections[-1]
+        await connection.wait_until_read()
+        return connection
 
-    # What the client does.
+    # Actions of the client.
 
     def send(self, *statements: str) -> None:
-        """Send them, all at once."""
+        """Send statements, all at once."""
         requests = [
             frames(0, [bytes((MySqlCommand.QUERY,)) + statement.encode()]) for statement in statements
         ]
         self.client.writer.write(b"".join(requests))
 
     async def expect_insert_ok(self, rows: int) -> None:
-        """The answer to `insert`."""
+        """Check the response to `insert`."""
         _, payload = await with_timeout(self.client.read_packet())
         assert payload[:2] == bytes((0, rows)), payload
 
     async def read_row(self) -> tuple[str, ...]:
-        """An answer of one row."""
+        """Read a response of one row."""
         _, head = await with_timeout(self.client.read_packet())
         assert head[0] < 10, head
         for _ in range(head[0] + 1):
@@ -132,33 +132,33 @@ class MigrationScenario:
         await with_timeout(self.client.read_packet())
         return tuple((cell or b"").decode() for cell in parse_row(cells, head[0]))
 
-    # What comes of it.
+    # Expected results.
 
     async def expect_on(self, node: ScriptedNode) -> None:
-        """The session is there, with all that it had."""
+        """Check that the session is on that node, with all of its state."""
         self.send(CHECK_STATEMENT)
         assert await self.read_row() == (VARIABLE_VALUE, str(self.rows), node.name)
 
     async def expect_stayed(self, reason: str) -> None:
-        """It is where it was, for this reason."""
+        """Check that the session stayed, for this reason."""
         await self.wait_target_released()
-        began = time.monotonic()
+        started_at = time.monotonic()
         self.undrain()
         await self.expect_on(self.old)
-        if time.monotonic() - began < RETRY_SECONDS / 2:
+        if time.monotonic() - started_at < RETRY_SECONDS / 2:
             self.arena.expect_migration(self.old, reason, "stayed")
-        else:  # it may have been tried again
+        else:  # It may have been retried.
             self.arena.expect_failures(self.old, reason)
 
     async def expect_migrated(self, to: ScriptedNode | None = None) -> None:
-        """It is on the other node."""
+        """Check that the session migrated to the other node."""
         target = to or self.new
         await with_timeout(target.migration_completed.wait())
         await self.expect_on(target)
         self.arena.expect_migration(self.old, "ok", "moved")
 
     async def expect_ended(self, error_code: int = 0) -> None:
-        """The client is told so, or nothing, and then there is no more."""
+        """Check that the client gets this error, or none, and that the connection is closed."""
         if error_code:
             _, payload = await with_timeout(self.client.read_packet())
             assert payload[0] == 0xFF, payload
@@ -166,20 +166,20 @@ class MigrationScenario:
         assert await with_timeout(self.client.reader.read()) == b""
 
     async def wait_failure_counted(self, reason: str) -> None:
-        """Returns when a move has failed for this reason, as far as Envoy tells; it does once a second."""
+        """Wait until Envoy reports a migration failed for this reason; it reports once a second."""
 
-        async def is_told() -> bool:
+        async def is_reported() -> bool:
             series = await self.arena.proxy.metrics()
             return series.get(("migrations", (self.old.name, reason, "stayed")), 0) > 0
 
-        await wait_until(is_told)
+        await wait_until(is_reported)
 
     async def wait_target_released(self) -> None:
-        """Returns when Envoy has given up the target."""
+        """Wait until Envoy has closed its connection to the target."""
         await wait_until(lambda: self.arena.proxy.descriptor_count() <= self._descriptors)
 
     async def expect_outcome(self, case: FailureCase) -> None:
-        """What that case says."""
+        """Check the result of that case."""
         match case.result:
             case "moves":
                 await self.expect_migrated()
@@ -188,32 +188,32 @@ class MigrationScenario:
             case "lost":
                 await self.expect_ended(1053)
                 self.arena.expect_migration(self.old, "lost", "lost")
-            case told if told.startswith("ERR-"):
-                await self.expect_ended(int(told.removeprefix("ERR-")))
+            case error if error.startswith("ERR-"):
+                await self.expect_ended(int(error.removeprefix("ERR-")))
             case _:
                 await self.expect_stayed(case.reason)
 
     async def expect_nothing_left(self) -> None:
-        """Behind the client's end: no connection, and no descriptor of Envoy's."""
+        """Check, after the client's end, that no connection and no descriptor of Envoy remains."""
         self.client.writer.transport.abort()
-        actors = (self.old, self.new, self.third)
-        for actor in actors:
-            actor.release_all()
+        nodes = (self.old, self.new, self.third)
+        for node in nodes:
+            node.release_all()
         if not self.arena.proxy.is_running:
             return
-        await wait_until(lambda: not any(actor.open_connections for actor in actors))
+        await wait_until(lambda: not any(node.open_connections for node in nodes))
         await wait_until(lambda: self.arena.proxy.descriptor_count() <= self.arena.descriptors)
 
 
-def to_host(actor: ScriptedNode) -> Host:
-    return Host(actor.endpoint, actor.name)
+def to_host(node: ScriptedNode) -> Host:
+    return Host(node.endpoint, node.name)
 
 
 LOGIN_DENIED = frame(2, err(1045, "Access denied for user 'root'@'%' (using password: YES)", "28000"))
 
 
 class EnvoyStarter(Protocol):
-    """How an Envoy is started."""
+    """Starts an Envoy."""
 
     def __call__(
         self, directory: Path, hosts: Sequence[Host | str], parts: ModuleConfig
@@ -222,83 +222,83 @@ class EnvoyStarter(Protocol):
 
 @dataclass
 class FaultArena:
-    """An Envoy, and what it has to have counted in the end."""
+    """An Envoy, and its expected counters."""
 
     proxy: ModuleEnvoy
     endpoints: Path
     tls: ssl.SSLContext | None
     descriptors: int = 0
-    """That it has with no session."""
+    """Its descriptors without sessions."""
     scenario_count: int = 0
     expected_migrations: Counter[tuple[str, ...]] = field(default_factory=Counter)
     expected_failures: set[tuple[str, ...]] = field(default_factory=set)
     ignored_nodes: set[str] = field(default_factory=set)
-    """Nodes of which it does not matter how moves from there are counted."""
+    """Nodes whose migrations may be counted in any way."""
     scenario_by_node: dict[str, str] = field(default_factory=dict)
-    """What was tried with a node."""
+    """Descriptions of scenarios by node."""
 
     def publish(self, *hosts: Host) -> None:
         publish_nodes(self.endpoints, hosts)
 
     def expect_migration(self, node: ScriptedNode, reason: str, result: str, times: int = 1) -> None:
-        """So many moves from there have ended so."""
+        """Expect this many migrations from that node with this result."""
         self.expected_migrations[node.name, reason, result] += times
 
     def expect_failures(self, node: ScriptedNode, reason: str) -> None:
-        """A move from there has failed so once or more."""
+        """Expect one or more failed migrations from that node."""
         self.expected_failures.add((node.name, reason, "stayed"))
 
     @asynccontextmanager
     async def scenario(
         self, description: object = "", *, third: bool = False, tls: Sequence[ssl.SSLContext | None] = ()
     ) -> AsyncIterator[MigrationScenario]:
-        """A session with something to take along. At the end nothing may be left of it.
+        """Run a session with state to migrate. At the end nothing of it may remain.
 
-        `tls`: of the old, the new and the third node, where they differ.
+        `tls`: of the old, the new and the third node, if they differ.
         """
         self.scenario_count += 1
         names = (f"old-{self.scenario_count}", "new", "third")
         old, new, other = (
-            ScriptedNode(f"{name}.test:4000", each)
-            for name, each in zip(names, tls or [self.tls] * 3, strict=True)
+            ScriptedNode(f"{name}.test:4000", context)
+            for name, context in zip(names, tls or [self.tls] * 3, strict=True)
         )
         self.scenario_by_node[old.name] = str(description)
         async with old.listening(), new.listening(), other.listening():
             targets = [new, other] if third else [new]
             self.publish(
-                to_host(old), *(Host(each.endpoint, each.name, state="draining") for each in targets)
+                to_host(old), *(Host(node.endpoint, node.name, state="draining") for node in targets)
             )
-            play = MigrationScenario(
+            scenario = MigrationScenario(
                 self, old, new, other, await self._connect_on(old), has_no_third_node=not third
             )
             try:
-                play.send(f"set @a = {VARIABLE_VALUE}", f"insert {play.rows}")
-                await play.expect_insert_ok(0)
-                await play.expect_insert_ok(play.rows)
-                yield play
-                await play.expect_nothing_left()
+                scenario.send(f"set @a = {VARIABLE_VALUE}", f"insert {scenario.rows}")
+                await scenario.expect_insert_ok(0)
+                await scenario.expect_insert_ok(scenario.rows)
+                yield scenario
+                await scenario.expect_nothing_left()
             except BaseException:
-                self.ignored_nodes.add(old.name)  # that has failed already
-                play.client.writer.transport.abort()
+                self.ignored_nodes.add(old.name)  # It has failed already.
+                scenario.client.writer.transport.abort()
                 raise
 
-    async def _connect_on(self, on: ScriptedNode) -> RawClient:
-        """A client on that node, of which Envoy may not know yet."""
+    async def _connect_on(self, node: ScriptedNode) -> RawClient:
+        """Connect a client to that node, of which Envoy may not know yet."""
         while True:
             client = await self.proxy.connect()
             try:
-                if (await with_timeout(client.login()))[0] == 0 and on.connections:
+                if (await with_timeout(client.login()))[0] == 0 and node.connections:
                     return client
             except (OSError, EOFError):
                 pass
             client.writer.transport.abort()
 
     async def warm_up(self) -> None:
-        """One move that goes well, after which Envoy has the descriptors that it keeps."""
+        """Run one successful migration, after which Envoy has the descriptors that it keeps."""
         self.descriptors = 1 << 30
-        async with self.scenario("warming up") as play:
-            play.drain()
-            await play.expect_migrated()
+        async with self.scenario("warming up") as scenario:
+            scenario.drain()
+            await scenario.expect_migrated()
         before = 0
         while before != (before := self.proxy.descriptor_count()):
             await self.proxy.get("/ready")
@@ -308,38 +308,38 @@ class FaultArena:
     async def hold_many(
         self, step: str, count: int = MAX_MIGRATIONS
     ) -> AsyncIterator[tuple[list[RawClient], Callable[[], None]]]:
-        """So many sessions, all in that step; what has them go on.
+        """Hold this many sessions in that step; yields them and a function that releases them.
 
-        If there is room for fewer, TimeoutError. Two targets get as many of them each.
+        Raises TimeoutError if fewer fit. Two targets get equal numbers.
         """
         old, new, third = (ScriptedNode(f"{name}.test:4000", self.tls) for name in ("last", "new", "third"))
         async with old.listening(), new.listening(), third.listening():
             targets = (new, third)
             self.publish(
-                to_host(old), *(Host(each.endpoint, each.name, state="draining") for each in targets)
+                to_host(old), *(Host(target.endpoint, target.name, state="draining") for target in targets)
             )
             clients = [await self._connect_on(old) for _ in range(count)]
-            for each in targets:
-                each.hold_at(step, stays_closed=True)
+            for target in targets:
+                target.hold_at(step, stays_closed=True)
             self.publish(Host(old.endpoint, old.name, state="draining"), *map(to_host, targets))
             await wait_until(lambda: new.waiting_count + third.waiting_count == count, HOLD_TIMEOUT_SECONDS)
-            assert new.waiting_count == third.waiting_count, "sessions are counted that never came"
+            assert new.waiting_count == third.waiting_count, "the policy counts sessions that never arrived"
 
             def release_all() -> None:
-                for each in targets:
-                    each.release_all()
+                for target in targets:
+                    target.release_all()
 
             yield clients, release_all
             release_all()
             for client in clients:
                 client.writer.transport.abort()
-            await wait_until(lambda: not any(each.open_connections for each in (old, *targets)))
+            await wait_until(lambda: not any(node.open_connections for node in (old, *targets)))
 
     async def expect_full_capacity(self) -> None:
-        """Whatever has failed."""
+        """Check that the full capacity is available after all failures."""
         for step, count in (("connect", MAX_MIGRATIONS), ("login", MAX_HELD_SESSIONS)):
-            async with self.hold_many(step, count) as (clients, go_on):
-                go_on()
+            async with self.hold_many(step, count) as (clients, release_all):
+                release_all()
                 for client in clients:
                     client.writer.write(frames(0, [bytes((MySqlCommand.QUERY,)) + b"still here"]))
                     _, first = await with_timeout(client.read_packet())
@@ -347,44 +347,42 @@ class FaultArena:
             self.expected_migrations[DRAINED_NODE, "ok", "moved"] += count
 
     async def expect_counters(self) -> None:
-        """Each move was counted as it ended, and no session is left in any gauge."""
+        """Check that each migration was counted correctly, and that no session remains in any gauge."""
         mismatches: list[dict[str, str]] = [{}]
 
-        async def is_right() -> bool:
+        async def matches() -> bool:
             mismatches.append(self._counter_mismatches(await self.proxy.metrics()))
             return not mismatches[-1]
 
         try:
-            await wait_until(is_right, 5.0)
+            await wait_until(matches, 5.0)
         except TimeoutError:
             pytest.fail("\n".join(f"{name}: {what}" for name, what in sorted(mismatches[-1].items())))
 
     def _counter_mismatches(self, series: Mapping[tuple[str, tuple[str, ...]], int]) -> dict[str, str]:
-        """What is not as it has to be, and how."""
-        wrong: dict[str, str] = {}
-        counted = {
-            labels: value for (name, labels), value in series.items() if name == "migrations" and value
-        }
-        for labels in counted.keys() | self.expected_migrations.keys() | self.expected_failures:
-            # Between two cases a session may find no node, or leave the last target before its end is known.
+        """Return descriptions of wrong counters."""
+        mismatches: dict[str, str] = {}
+        counts = {labels: value for (name, labels), value in series.items() if name == "migrations" and value}
+        for labels in counts.keys() | self.expected_migrations.keys() | self.expected_failures:
+            # Between two cases a session may find no node, or leave the last target before its result shows.
             if labels not in self.expected_migrations and (
                 labels[1] == "no_node" or labels[0] == "new.test:4000"
             ):
                 continue
-            is_counted, expected = counted.get(labels, 0), self.expected_migrations[labels]
-            right = is_counted > 0 if labels in self.expected_failures else is_counted == expected
-            if labels[0] not in self.ignored_nodes and not right:
-                wrong[f"{self.scenario_by_node.get(labels[0])} {labels}"] = (
-                    f"{is_counted} times, not {expected}"
+            count, expected = counts.get(labels, 0), self.expected_migrations[labels]
+            is_correct = count > 0 if labels in self.expected_failures else count == expected
+            if labels[0] not in self.ignored_nodes and not is_correct:
+                mismatches[f"{self.scenario_by_node.get(labels[0])} {labels}"] = (
+                    f"{count} times, not {expected}"
                 )
         for (name, labels), value in series.items():
             if name in ("sessions", "sessions_pinned") and value:
-                wrong[f"{self.scenario_by_node.get(labels[0])} {name} {labels}"] = str(value)
-        return wrong
+                mismatches[f"{self.scenario_by_node.get(labels[0])} {name} {labels}"] = str(value)
+        return mismatches
 
 
 def node_tls_context(certificates: PemFiles) -> ssl.SSLContext:
-    """Of a node."""
+    """Return a node's TLS context."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates.cert, certificates.key)
     return context
@@ -394,49 +392,49 @@ def node_tls_context(certificates: PemFiles) -> ssl.SSLContext:
 async def run_arena(
     directory: Path, *, tls: bool = False, start_envoy: EnvoyStarter | None = None
 ) -> AsyncIterator[FaultArena]:
-    """An Envoy that was warmed up, and is looked at in the end."""
-    async with run_cold_arena(directory, tls=tls, start_envoy=start_envoy) as one:
-        await one.warm_up()
-        yield one
-        await one.expect_full_capacity()
-        await one.expect_counters()
+    """Run a warmed-up arena; check its capacity and counters at the end."""
+    async with run_cold_arena(directory, tls=tls, start_envoy=start_envoy) as arena:
+        await arena.warm_up()
+        yield arena
+        await arena.expect_full_capacity()
+        await arena.expect_counters()
 
 
 @asynccontextmanager
 async def run_cold_arena(
     directory: Path, *, tls: bool = False, start_envoy: EnvoyStarter | None = None
 ) -> AsyncIterator[FaultArena]:
-    """One in which no session has moved yet, and at which nobody looks in the end."""
+    """Run an arena in which no session has migrated yet, without checks at the end."""
     endpoints = directory / "endpoints.json"
     certificates = PemFiles.create(directory / "certificates")
-    secured = {"tls": "required", "ca": str(certificates.ca), "verify": "ca"}
-    parts = ModuleConfig(node=secured if tls else {}, endpoints=endpoints)
+    tls_settings = {"tls": "required", "ca": str(certificates.ca), "verify": "ca"}
+    parts = ModuleConfig(node=tls_settings if tls else {}, endpoints=endpoints)
     context = node_tls_context(certificates) if tls else None
     async with (start_envoy or run_envoy)(directory, [Host("127.0.0.1:1")], parts) as proxy:
         yield FaultArena(proxy, endpoints, context)
 
 
 class FaultArenas:
-    """Those of a module of tests: one without TLS to nodes, and one with, each from when it is needed."""
+    """The arenas of a test module: one without TLS to nodes and one with it, each started when needed."""
 
     def __init__(
-        self, directory: Path, running: AsyncExitStack, start_envoy: EnvoyStarter | None = None
+        self, directory: Path, exit_stack: AsyncExitStack, start_envoy: EnvoyStarter | None = None
     ) -> None:
-        self._directory, self._running, self._start_envoy = directory, running, start_envoy
+        self._directory, self._exit_stack, self._start_envoy = directory, exit_stack, start_envoy
         self._by_tls: dict[bool, FaultArena] = {}
 
     async def arena_for(self, step: str) -> FaultArena:
-        """That in which a session comes to this step."""
+        """Return the arena in which a session reaches this step."""
         tls = step == "tls"
         if tls not in self._by_tls:
             directory = self._directory / ("tls" if tls else "plain")
-            self._by_tls[tls] = await self._running.enter_async_context(
+            self._by_tls[tls] = await self._exit_stack.enter_async_context(
                 run_arena(directory, tls=tls, start_envoy=self._start_envoy)
             )
         return self._by_tls[tls]
 
     @asynccontextmanager
     async def scenario(self, case: FailureCase, *, third: bool = False) -> AsyncIterator[MigrationScenario]:
-        """A session for what is tried."""
-        async with (await self.arena_for(case.step)).scenario(case, third=third) as play:
-            yield play
+        """Run the session of a case."""
+        async with (await self.arena_for(case.step)).scenario(case, third=third) as scenario:
+            yield scenario

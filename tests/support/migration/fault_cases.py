@@ -1,4 +1,4 @@
-"""What may fail while a session moves: every step with every way, what comes of it, and the table of that.
+"""Failures during a migration: every step with every fault, the expected results, and their table.
 
 The steps are those of filters/session/src/limits.rs, `enter` in its two halves, and the switch.
 """
@@ -13,7 +13,7 @@ MIGRATION_STEPS = ("connect", "tls", "wait", "export", "login", "states", "switc
 
 OUTCOME_TABLE = """
 target: refused                   gone a a a a a a a
-target: says nothing              slow slow b b slow slow c d
+target: silent                    slow slow b b slow slow c d
 target: byte by byte, late        moves moves b b moves moves moves d
 target: FIN                       gone gone gone gone gone ends ends d
 target: RST                       gone gone gone gone gone ends ends d
@@ -22,9 +22,9 @@ target: ERR                       invalid gone invalid invalid denied not_restor
 target: garbage                   invalid gone invalid invalid invalid invalid invalid d
 target: wrong certificate         e gone e e e e e e
 target: expired token             e e e e denied e e e
-target: older, refuses states     e e e e e not_restored e e
-target: dies under a statement    c c c c c c ends d
-target: gone, another is there    moves moves moves moves moves moves moves d
+target: older, rejects states     e e e e e not_restored e e
+target: dies during a statement   c c c c c c ends d
+target: gone, another available   moves moves moves moves moves moves moves d
 old node: sends bytes             served served f lost moves moves moves moves
 old node: ERR 1053 and FIN        ERR-1053 ERR-1053 ERR-1053 ends ends ends ends ends
 old node: FIN                     ends ends ends ends ends ends ends ends
@@ -36,7 +36,7 @@ old node: byte by byte            g g moves moves g g g denied
 old node: late                    g g moves slow g g g denied
 old node: ERR 8146                g g f refused g g g denied
 old node: has no certificate      e e e no_token e e e e
-old node: states nobody can read  e e e states e e e e
+old node: unreadable states       e e e states e e e e
 client: FIN                       ends ends ends ends ends ends ends ends
 client: RST                       ends ends ends ends ends ends ends ends
 client: COM_QUIT                  ends ends ends ends ends ends ends ends
@@ -47,23 +47,23 @@ Envoy: SIGTERM                    ends ends ends ends ends ends ends ends
 Envoy: cluster replaced           moves moves moves moves moves moves moves denied
 Envoy: listener removed           ends ends ends ends ends ends ends ends
 Envoy: no descriptors             moves moves moves moves moves moves moves denied
-Envoy: deadline of the drain      ERR-1053 ERR-1053 ends ERR-1053 ERR-1053 ERR-1053 i ERR-1053
+Envoy: drain deadline             ERR-1053 ERR-1053 ends ERR-1053 ERR-1053 ERR-1053 i ERR-1053
 """
-"""One line for each way to fail. A letter says why there is nothing to try, else the result (see `Case`).
+"""One line per fault. A letter is the reason to skip the case, else it is the result (see `FailureCase`).
 
 A node that is `gone` has closed its port before. If it listens, a KILL has ended the idle connection.
 """
 
 SKIP_REASONS: Mapping[str, str] = {
-    "a": "a connection can be refused only before it is there",
-    "b": "nothing is expected of the target then",
-    "c": "the session is not there yet, or it is the session's own affair from then on",
-    "d": "the target was given up before that",
-    "e": "it is looked at in one step only",
-    "f": "what the old node says then is the answer to the client's statement",
-    "g": "nothing is asked of the old node then",
-    "h": "a session does not depart before its last answer was read",
-    "i": "which of them comes first is open",
+    "a": "a connection can only be refused before it is established",
+    "b": "no data is expected from the target in this step",
+    "c": "the session is not there yet, or from then on the failure is the session's own",
+    "d": "the target was already given up",
+    "e": "it is checked in one step only",
+    "f": "what the old node sends in this step is the response to the client's statement",
+    "g": "the old node gets no request in this step",
+    "h": "a session does not migrate before its last response was read",
+    "i": "the order of the two events is undefined",
 }
 
 _STAY_REASONS = {"gone", "slow", "invalid", "denied", "not_restored", "refused", "no_token", "states"}
@@ -71,11 +71,12 @@ _STAY_REASONS = {"gone", "slow", "invalid", "denied", "not_restored", "refused",
 
 @dataclass(frozen=True)
 class FailureCase:
-    """What is tried.
+    """One fault in one step.
 
-    `result`: `moves`; `ends` (by FIN, without a word); `ERR-nnnn` (the client is told so, it ends);
-    `served` (it goes on where it is, whatever comes of the move); `lost` (as ERR-1053, and the move is
-    counted as lost); else it stays for this reason (`gone`: unreachable).
+    `result`: `moves`; `ends` (by FIN, without an error); `ERR-nnnn` (the client gets this error and the
+    session ends); `served` (the session continues where it is, whatever the migration's result); `lost` (like
+    ERR-1053, and the migration counts as lost); otherwise the session stays for this reason (`gone`:
+    unreachable).
     """
 
     fault: str
@@ -84,14 +85,14 @@ class FailureCase:
 
     @property
     def outcome(self) -> str:
-        """As it is told."""
+        """The result in the printed table."""
         if self.result in _STAY_REASONS or self.result == "served":
             return "stays"
         return "ERR 1053" if self.result == "lost" else self.result.replace("-", " ")
 
     @property
     def reason(self) -> str:
-        """Of the move that failed; empty: it did not, or nobody counts it."""
+        """The reason of the failed migration; empty: it did not fail, or is not counted."""
         if self.result == "gone":
             return "unreachable"
         return self.result if self.result in _STAY_REASONS or self.result == "lost" else ""
@@ -102,38 +103,38 @@ class FailureCase:
 
 def _parse_table() -> Iterator[tuple[str, list[str]]]:
     for line in OUTCOME_TABLE.strip().splitlines():
-        way, results = re.split(r"  +", line, maxsplit=1)
-        yield way, results.split()
+        fault, results = re.split(r"  +", line, maxsplit=1)
+        yield fault, results.split()
 
 
 def failure_cases(side: str, *faults: str) -> list[FailureCase]:
-    """Those of one side; with `ways`, only these."""
+    """Return the cases of one side; with `faults`, only these."""
     return [
-        FailureCase(way, step, result)
-        for way, results in _parse_table()
+        FailureCase(fault, step, result)
+        for fault, results in _parse_table()
         for step, result in zip(MIGRATION_STEPS, results, strict=True)
-        if way.startswith(f"{side}: ")
+        if fault.startswith(f"{side}: ")
         and result not in SKIP_REASONS
-        and (not faults or way.partition(": ")[2] in faults)
+        and (not faults or fault.partition(": ")[2] in faults)
     ]
 
 
 def format_results(passed: Mapping[tuple[str, str], bool]) -> Iterable[str]:
-    """Lines that tell what came of them. `passed`: by way and step, of those that were tried."""
+    """Yield the lines of the result table. `passed`: by fault and step, of the executed cases."""
     yield f"{'':34}{''.join(f'{step:10}' for step in MIGRATION_STEPS)}".rstrip()
-    used: set[str] = set()
-    for way, results in _parse_table():
-        if not any(tried == way for tried, _ in passed):
+    used_letters: set[str] = set()
+    for fault, results in _parse_table():
+        if not any(passed_fault == fault for passed_fault, _ in passed):
             continue
         cells = []
         for step, result in zip(MIGRATION_STEPS, results, strict=True):
             if result in SKIP_REASONS:
-                used.add(result)
+                used_letters.add(result)
                 cells.append(f"- {result}")
-            elif (tried := passed.get((way, step))) is None:
+            elif (has_passed := passed.get((fault, step))) is None:
                 cells.append("not run")
             else:
-                cells.append(FailureCase(way, step, result).outcome if tried else "FAILED")
-        yield f"{way:34}{''.join(f'{cell:10}' for cell in cells)}".rstrip()
-    for letter in sorted(used):
+                cells.append(FailureCase(fault, step, result).outcome if has_passed else "FAILED")
+        yield f"{fault:34}{''.join(f'{cell:10}' for cell in cells)}".rstrip()
+    for letter in sorted(used_letters):
         yield f"- {letter}: {SKIP_REASONS[letter]}"

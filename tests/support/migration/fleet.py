@@ -1,4 +1,4 @@
-"""Nodes whose sessions move, an Envoy before them, and clients that must not notice."""
+"""Nodes whose sessions migrate, an Envoy in front of them, and clients that must not notice."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from tests.support.waiting import wait_until
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """What is special about a node. `signs`: it has the certificate of session tokens."""
+    """Properties of a node. `has_signing_certificate`: it has the certificate for session tokens."""
 
     migration: MigrationRules = field(default_factory=MigrationRules)
     has_signing_certificate: bool = True
     release: str = DEFAULT_RELEASE
     graceful_wait: float = 0.0
-    """Seconds."""
+    """In seconds."""
     host: str = "127.0.0.1"
     requires_proxy_header: bool = False
-    """Without a PROXY header it lets nobody in."""
+    """It rejects connections without a PROXY header."""
 
     def settings(self, mariadb: MariaDb, signing: SessionCertificate, tls: PemFiles | None) -> SimSettings:
-        """For its stand-in; with certificates, over TLS or not at all."""
-        secured = None if tls is None else SqlTlsFiles(tls.cert, tls.key)
+        """Return the settings of its simulated server; with certificates, it requires TLS."""
+        sql_tls = None if tls is None else SqlTlsFiles(tls.cert, tls.key)
         header = (
             ProxyProtocol(networks=("*",), fallbackable=False)
             if self.requires_proxy_header
@@ -56,7 +56,7 @@ class NodeSpec:
         rules = session_rules(
             mariadb,
             migration=self.migration,
-            tls=secured,
+            tls=sql_tls,
             require_secure_transport=tls is not None,
             proxy_protocol=header,
         )
@@ -76,9 +76,9 @@ THREE_NODES = (NodeSpec(), NodeSpec(), NodeSpec())
 
 @dataclass
 class MigratingFleet:
-    """Nodes that share a signing certificate, and an Envoy before them. `others`: endpoints of anything else.
+    """Nodes with a shared signing certificate, and an Envoy. `other_endpoints`: additional fake nodes.
 
-    `tls`: of both sides; None: both are plain.
+    `tls`: for both sides; None: both are plain.
     """
 
     proxy: ModuleEnvoy
@@ -89,16 +89,16 @@ class MigratingFleet:
     answer_clients: list[AnswerClient] = field(default_factory=list)
 
     def drain(self, *drained: TidbSim | str) -> None:
-        """From now on sessions are to leave these nodes, and no others."""
+        """Publish these nodes, and no others, as draining."""
         publish_nodes(self.endpoints, to_hosts([*self.nodes, *self.other_endpoints], drained))
 
     @property
     def client_tls(self) -> ssl.SSLContext | None:
-        """For a client's TLS; None without."""
+        """A client's TLS context; None without TLS."""
         return None if self.tls is None else ssl.create_default_context(cafile=str(self.tls.ca))
 
     async def connect_driver(self, **options: Any) -> Any:
-        """A driver's connection."""
+        """Connect a driver."""
         return await asyncmy.connect(
             **{
                 "host": self.proxy.host,
@@ -113,24 +113,24 @@ class MigratingFleet:
     async def connect_answer_client(
         self, capabilities: Capability = CAPABILITIES, **options: Any
     ) -> AnswerClient:
-        """A client whose answers can be compared (options: of Wire.login); cut at the end, if not before."""
+        """Connect a client whose answers can be compared (options of AnswerClient.login), closed at end."""
         proxy = self.proxy
-        wire = await with_timeout(
+        client = await with_timeout(
             AnswerClient.login(proxy.host, proxy.port, capabilities, tls=self.client_tls, **options)
         )
-        self.answer_clients.append(wire)
-        return wire
+        self.answer_clients.append(client)
+        return client
 
     async def close_sessions(self) -> None:
-        """Cut all sessions, but those of drivers; returns when the nodes have none."""
+        """Abort all sessions except those of drivers; wait until the nodes have none."""
         self.abort_sessions()
         await wait_until(lambda: not any(self.sessions))
 
     def abort_sessions(self) -> None:
-        """Cut all sessions, but those of drivers."""
+        """Abort all sessions except those of drivers."""
         writers = [
             *(raw.writer for raw in self.proxy.clients),
-            *(wire.writer for wire in self.answer_clients),
+            *(client.writer for client in self.answer_clients),
         ]
         for writer in writers:
             writer.transport.abort()
@@ -138,7 +138,7 @@ class MigratingFleet:
         self.answer_clients.clear()
 
     async def connect_raw(self, capabilities: Capability = CAPABILITIES) -> RawClient:
-        """A client that can send anything, logged in; cut at the end, if not before."""
+        """Connect and log in a client that can send any packet; aborted at the end, if not before."""
         if self.tls is not None:
             return await connect_with_tls(self.proxy, self.tls, capabilities)
         client = await self.proxy.connect()
@@ -147,27 +147,27 @@ class MigratingFleet:
 
     @property
     def sessions(self) -> list[int]:
-        """How many connections each node has."""
+        """The number of connections of each node."""
         return [node.node.connections for node in self.nodes]
 
     async def wait_session_counts(self, *sessions: int) -> None:
-        """Returns when the nodes have so many connections."""
+        """Wait until the nodes have these numbers of connections."""
         await wait_until(lambda: self.sessions == list(sessions))
 
     async def wait_sessions_changed(self) -> None:
-        """Returns when a session has come to a node, or left one."""
+        """Wait until a session has arrived at a node, or left one."""
         before = self.sessions
         await wait_until(lambda: self.sessions != before)
 
     async def migrate_all(self) -> None:
-        """All sessions, which are on one node, go to other nodes."""
-        (left,) = (node for node in self.nodes if node.node.connections)
-        count = left.node.connections
-        self.drain(left, *self.other_endpoints)
-        await wait_until(lambda: left.node.connections == 0 and sum(self.sessions) == count)
+        """Migrate all sessions, which are on one node, to other nodes."""
+        (source,) = (node for node in self.nodes if node.node.connections)
+        count = source.node.connections
+        self.drain(source, *self.other_endpoints)
+        await wait_until(lambda: source.node.connections == 0 and sum(self.sessions) == count)
 
     async def count_migrations(self, result: str, reason: str) -> int:
-        """How many moves have ended so, as far as the module has told; it does once a second."""
+        """Return the number of migrations with this result, as reported by the module once a second."""
         return sum(
             count
             for (name, labels), count in (await self.proxy.metrics()).items()
@@ -175,11 +175,11 @@ class MigratingFleet:
         )
 
     async def wait_pinned(self, reason: str) -> None:
-        """Returns when one session at the first node is reported to stay there for this reason."""
+        """Wait until one session at the first node is reported as pinned for this reason."""
         await self.proxy.wait_for_metrics({("sessions_pinned", self.nodes[0].sql_address, reason): 1})
 
     async def wait_stayed(self, reason: str, times: int = 1) -> None:
-        """Returns when so many moves have failed for this reason."""
+        """Wait until this many migrations have failed for this reason."""
 
         async def have_failed() -> bool:
             return await self.count_migrations("stayed", reason) >= times
@@ -187,26 +187,26 @@ class MigratingFleet:
         await wait_until(have_failed)
 
     def pop_violations(self) -> list[str]:
-        """What nodes have seen of a client that breaks the protocol, since this was asked."""
-        seen = [what for node in self.nodes for what in node.node.violations]
+        """Return the protocol violations that the nodes have seen since the last call."""
+        violations = [violation for node in self.nodes for violation in node.node.violations]
         for node in self.nodes:
             node.node.violations.clear()
-        return seen
+        return violations
 
 
-def to_hosts(all_: Sequence[TidbSim | str], drained: Sequence[TidbSim | str]) -> list[Host]:
-    """Nodes as Envoy is told of them."""
+def to_hosts(nodes: Sequence[TidbSim | str], drained: Sequence[TidbSim | str]) -> list[Host]:
+    """Return the nodes as Envoy's hosts."""
     return [
         Host(
             node if isinstance(node, str) else node.sql_address,
             state="draining" if node in drained else "active",
         )
-        for node in all_
+        for node in nodes
     ]
 
 
 def with_tls_on_both_sides(parts: ModuleConfig, tls: PemFiles) -> ModuleConfig:
-    """With TLS towards clients and nodes, which all must have."""
+    """Require TLS towards clients and nodes."""
     client = {"tls": "required", "cert": str(tls.cert), "key": str(tls.key)}
     node = {"tls": "required", "ca": str(tls.ca), "verify": "full"}
     return replace(parts, client={**parts.client, **client}, node={**parts.node, **node})
@@ -226,24 +226,25 @@ async def run_fleet(
     workers: int = 1,
     change_bootstrap: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> AsyncIterator[MigratingFleet]:
-    """No node may see a violation of the protocol.
+    """Run a fleet; check that no node saw a protocol violation.
 
-    From the start the nodes at the positions `drained`, and all `others`, get no sessions. `change`: what is
-    special about Envoy's bootstrap.
+    Initially the nodes at the positions `drained`, and all `others`, are drained. `change_bootstrap` modifies
+    Envoy's bootstrap.
     """
     signing = signing or SessionCertificate.load_or_create(directory / "signing")
     endpoints = directory / "endpoints.json"
     parts = replace(parts or ModuleConfig(), endpoints=endpoints)
-    async with AsyncExitStack() as running:
+    async with AsyncExitStack() as exit_stack:
         nodes = [
-            await running.enter_async_context(TidbSim(one.settings(mariadb, signing, tls))) for one in specs
+            await exit_stack.enter_async_context(TidbSim(spec.settings(mariadb, signing, tls)))
+            for spec in specs
         ]
-        known = to_hosts([*nodes, *others], [*(nodes[position] for position in drained), *others])
-        wanted = parts if tls is None else with_tls_on_both_sides(parts, tls)
-        tree = bootstrap(known, wanted)
-        change_bootstrap(tree)
-        proxy = ModuleEnvoy(json.dumps(tree), directory, concurrency=workers)
-        async with serve_envoy(proxy, wanted):
+        hosts = to_hosts([*nodes, *others], [*(nodes[position] for position in drained), *others])
+        config = parts if tls is None else with_tls_on_both_sides(parts, tls)
+        bootstrap_config = bootstrap(hosts, config)
+        change_bootstrap(bootstrap_config)
+        proxy = ModuleEnvoy(json.dumps(bootstrap_config), directory, concurrency=workers)
+        async with serve_envoy(proxy, config):
             running_fleet = MigratingFleet(proxy, nodes, others, endpoints, tls)
             try:
                 yield running_fleet
@@ -257,42 +258,42 @@ async def run_fleet(
 async def mariadb_session(
     mariadb: MariaDb, capabilities: Capability = CAPABILITIES, **options: Any
 ) -> AsyncIterator[AnswerClient]:
-    """A session of MariaDB's own, which does not move: what it answers is what others must answer."""
-    wire = await AnswerClient.login("127.0.0.1", mariadb.port, capabilities, **options)
+    """Open a session at MariaDB itself, which does not migrate: its answers are the expected ones."""
+    client = await AnswerClient.login("127.0.0.1", mariadb.port, capabilities, **options)
     try:
-        yield wire
-        await wire.quit()
+        yield client
+        await client.quit()
     finally:
-        wire.writer.transport.abort()
+        client.writer.transport.abort()
 
 
 async def query_rows(client: Any, statement: str) -> list[tuple[Any, ...]]:
-    """The rows of a statement."""
+    """Return the rows of a statement."""
     async with client.cursor() as cursor:
         await cursor.execute(statement)
         return list(await cursor.fetchall())
 
 
 _PIDFD_GETFD = 438
-"""The number of the system call, which is the same on all machines."""
+"""The system call's number, which is the same on all architectures."""
 
 
 @contextmanager
 def socket_of_process(pid: int, port: int) -> Iterator[socket.socket]:
-    """The only connection of a process to that port: the socket itself, to ask it for its options."""
-    found = []
+    """Yield a duplicate of a process's only socket connected to that port, to read its options."""
+    matches = []
     process = os.pidfd_open(pid)
-    with ExitStack() as held:
-        held.callback(os.close, process)
+    with ExitStack() as exit_stack:
+        exit_stack.callback(os.close, process)
         for file in Path(f"/proc/{pid}/fd").iterdir():
             if not os.readlink(file).startswith("socket:"):
                 continue
-            got = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, process, int(file.name), 0)
-            if got < 0:
-                raise OSError(ctypes.get_errno(), "a descriptor of another process cannot be had")
-            candidate = held.enter_context(socket.socket(fileno=got))
+            descriptor = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, process, int(file.name), 0)
+            if descriptor < 0:
+                raise OSError(ctypes.get_errno(), "cannot duplicate a descriptor of another process")
+            candidate = exit_stack.enter_context(socket.socket(fileno=descriptor))
             with suppress(OSError):
                 if candidate.getpeername()[1] == port:
-                    found.append(candidate)
-        (connection,) = found
+                    matches.append(candidate)
+        (connection,) = matches
         yield connection

@@ -1,4 +1,4 @@
-"""What clients do at random in sessions that move."""
+"""Random activities of clients in sessions that migrate."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ FAILING_STATEMENTS = (
 )
 
 
-def random_size(dice: Random) -> int:
-    """Of a value, in bytes: mostly small, at most a MiB."""
-    return int(2 ** (dice.random() ** 2 * 20))
+def random_size(rng: Random) -> int:
+    """Return the size of a value in bytes: mostly small, at most 1 MiB."""
+    return int(2 ** (rng.random() ** 2 * 20))
 
 
-def random_statement(dice: Random) -> str:
-    """A statement that can stand anywhere."""
-    number, word = dice.randrange(1, 40), dice.choice(TEXTS)
-    return dice.choice(
+def random_statement(rng: Random) -> str:
+    """Return a statement that is valid at any point."""
+    number, word = rng.randrange(1, 40), rng.choice(TEXTS)
+    return rng.choice(
         (
             f"select {number}, '{word}', null",
             f"select id, v from t where id <= {number} order by id",
@@ -38,11 +38,11 @@ def random_statement(dice: Random) -> str:
             f"replace into t (id, v) values ({number}, '{word}')",
             f"set @a = '{word}', @n = {number}",
             "select @a, @n, hex(@a)",
-            f"select repeat('{number}', {random_size(dice)}), {number}",
-            f"select seq, repeat('x', seq) from mysql.seq_1_to_{random_size(dice) % 1500 + 1}",
+            f"select repeat('{number}', {random_size(rng)}), {number}",
+            f"select seq, repeat('x', seq) from mysql.seq_1_to_{random_size(rng) % 1500 + 1}",
             "select database(), @@autocommit, @@sql_mode, @@time_zone",
             "do 1",
-            dice.choice(FAILING_STATEMENTS),
+            rng.choice(FAILING_STATEMENTS),
         )
     )
 
@@ -72,7 +72,7 @@ async def long_rows(pair: SessionPair) -> None:
 
 
 async def multi_packet_values(pair: SessionPair) -> None:
-    """Rows, and a statement, that take more than one packet."""
+    """Rows and a statement that take more than one packet."""
     size = MAX_PACKET_PAYLOAD + pair.rng.randrange(1 << 20)
     await pair.run(f"select seq, repeat(seq, {size}) from mysql.seq_1_to_2", "select 1")
     await pair.run(f"select length('{'w' * size}')", "select 2")
@@ -115,7 +115,7 @@ LAST_STATEMENT_CASES = (
     ("insert into t (v) values ('one'), ('more')", ("row_count", "last_id")),
     ("select * from {db}.nowhere", ("warnings", "errors", "last_id")),
 )
-"""Statements, and what can be asked for behind them."""
+"""Statements, and the results that can be queried after them."""
 RESULT_QUERIES = {
     "warnings": "show warnings",
     "errors": "show errors",
@@ -126,7 +126,7 @@ RESULT_QUERIES = {
 
 
 async def last_statement_results(pair: SessionPair) -> None:
-    """What is asked for first counts: asking may change the rest, and not in TiDB as in MariaDB."""
+    """Compare only the first query: it may change the other results, and differently in TiDB and MariaDB."""
     statement, questions = pair.rng.choice(LAST_STATEMENT_CASES)
     await pair.run(statement)
     await pair.send(
@@ -138,7 +138,7 @@ async def last_statement_results(pair: SessionPair) -> None:
 
 
 async def session_variables(pair: SessionPair) -> None:
-    changed, back = pair.rng.choice(
+    setting, reset = pair.rng.choice(
         (
             ("time_zone = '+05:30'", "time_zone = default"),
             ("sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES'", "sql_mode = default"),
@@ -147,10 +147,10 @@ async def session_variables(pair: SessionPair) -> None:
             ("transaction isolation level serializable", "transaction isolation level repeatable read"),
         )
     )
-    session = "session " if changed.startswith("transaction") else ""
-    await pair.run(f"set {session}{changed}", random_statement(pair.rng), "select from_unixtime(0), '\\\\'")
+    session = "session " if setting.startswith("transaction") else ""
+    await pair.run(f"set {session}{setting}", random_statement(pair.rng), "select from_unixtime(0), '\\\\'")
     await pair.run(f"select group_concat(seq) from mysql.seq_1_to_{random_size(pair.rng) % 600 + 1}")
-    await pair.run(f"set {session}{back}")
+    await pair.run(f"set {session}{reset}")
 
 
 async def character_sets(pair: SessionPair) -> None:
@@ -172,26 +172,26 @@ async def named_statement(pair: SessionPair) -> None:
 
 
 async def prepared(pair: SessionPair) -> None:
-    dice = pair.rng
+    rng = pair.rng
     if len(pair.migrating.statement_ids) < 6:
         name = await pair.prepare("select ?, ?, concat('<', ?, '>')")
         await pair.execute(name, 1, b"x", None)
-    name = dice.choice(list(pair.migrating.statement_ids))
-    for _ in range(dice.randrange(4)):
-        values = (dice.randrange(1 << 40), dice.choice(TEXTS).encode(), b"z" * random_size(dice))
-        await pair.execute(name, *values, types=dice.random() < 0.3)
-    if dice.random() < 0.2:
-        for piece in (b"long", b"er" * random_size(dice)):
+    name = rng.choice(list(pair.migrating.statement_ids))
+    for _ in range(rng.randrange(4)):
+        values = (rng.randrange(1 << 40), rng.choice(TEXTS).encode(), b"z" * random_size(rng))
+        await pair.execute(name, *values, types=rng.random() < 0.3)
+    if rng.random() < 0.2:
+        for piece in (b"long", b"er" * random_size(rng)):
             await pair.send(
                 pair.of_statement(MySqlCommand.STMT_SEND_LONG_DATA, name, long_data_body(0, 2, piece)),
                 SentCommand(MySqlCommand.PING),
             )
         await pair.execute(name, 1, b"2", ParameterSource.LONG_DATA)
-    if dice.random() < 0.3:
+    if rng.random() < 0.3:
         await pair.send(pair.of_statement(MySqlCommand.STMT_RESET, name))
-    if dice.random() < 0.2:
+    if rng.random() < 0.2:
         await pair.send(
-            pair.of_statement(MySqlCommand.STMT_CLOSE, name), query_command(random_statement(dice))
+            pair.of_statement(MySqlCommand.STMT_CLOSE, name), query_command(random_statement(rng))
         )
         await pair.execute(name, 1, b"x", None)
         for side in (pair.migrating, pair.control):
@@ -204,7 +204,7 @@ async def cursor(pair: SessionPair) -> None:
     for _ in range(pair.rng.randrange(5)):
         fetch = pair.of_statement(MySqlCommand.STMT_FETCH, name, fetch_body(0, 15))
         await pair.send(fetch)
-    # Else it is left as it is.
+    # Otherwise the cursor stays open until the statement is closed.
     await pair.send(pair.of_statement(MySqlCommand.STMT_CLOSE, name), SentCommand(MySqlCommand.PING))
     for side in (pair.migrating, pair.control):
         del side.statement_ids[name]
@@ -260,4 +260,4 @@ ACTIVITIES: dict[Activity, int] = {
     multi_statements_off: 2,
     reset_session: 1,
 }
-"""What clients do, and how often."""
+"""The activities and their weights."""

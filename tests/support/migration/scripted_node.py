@@ -1,6 +1,6 @@
-"""A node that stops before each step of a move until it may go on, so that something can fail there.
+"""A node that stops before each step of a migration until it may proceed, so that faults can be injected.
 
-It keeps of a session what can be seen of a move: a variable, and ROW_COUNT(), which its export disturbs.
+Of a session's state it keeps what a migration affects: a variable, and ROW_COUNT(), which an export disturbs.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ LOGIN_OK = ok(AUTOCOMMIT)
 SHUTDOWN_ERROR = err(1053, "Server shutdown in progress", "08S01")
 CHECK_STATEMENT = "select @a, row_count(), @@hostname"
 SSL_REQUEST_BYTES = 36
-"""Bytes of an SSLRequest."""
+"""Size of an SSLRequest."""
 
 
 class GateAction(Enum):
-    """What a node does when it may go on: it answers, that was done for it, or it is silent from then on."""
+    """What a node does when its gate opens: it answers, was already answered for, or stays silent."""
 
     ANSWER = 0
     ALREADY_ANSWERED = 1
@@ -51,14 +51,14 @@ class GateAction(Enum):
 
 
 async def reset_connection(connection: socket.socket, close: Callable[[], None]) -> None:
-    """Has it end by RST, when `close` does; returns when that is done."""
+    """Make `close` end the connection by RST, call it, and wait until it is done."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     close()
     await wait_until(lambda: connection.fileno() == -1)
 
 
 class NodeConnection:
-    """One connection, as the node has it."""
+    """One connection on the node's side."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -66,10 +66,10 @@ class NodeConnection:
         self.writer: asyncio.StreamWriter | None = None
         self.user_variable, self.row_count = "", 0
         self.logged_in_by_token = False
-        """It was let in by a token."""
+        """Whether it logged in by token."""
 
     async def open(self, tls: ssl.SSLContext | None) -> None:
-        """From here on bytes are buffered. TLS begins, if at all; OSError when that fails."""
+        """Start buffering, and TLS if `tls`. Raises OSError if the handshake fails."""
         loop = asyncio.get_running_loop()
         self.reader = asyncio.StreamReader(limit=1 << 20)
         protocol = asyncio.StreamReaderProtocol(self.reader)
@@ -77,55 +77,55 @@ class NodeConnection:
         self.writer = asyncio.StreamWriter(transport, protocol, self.reader, loop)
 
     async def read_ssl_request(self) -> bytes:
-        """An SSLRequest, and nothing of what stands behind it."""
-        loop, whole = asyncio.get_running_loop(), b""
-        while len(whole) < SSL_REQUEST_BYTES:
-            piece = await loop.sock_recv(self._connection, SSL_REQUEST_BYTES - len(whole))
-            if not piece:
+        """Read an SSLRequest, and nothing after it."""
+        loop, data = asyncio.get_running_loop(), b""
+        while len(data) < SSL_REQUEST_BYTES:
+            chunk = await loop.sock_recv(self._connection, SSL_REQUEST_BYTES - len(data))
+            if not chunk:
                 raise EOFError
-            whole += piece
-        return whole
+            data += chunk
+        return data
 
     async def read_command(self) -> bytes:
-        """The payload of the next request, which may take several packets."""
-        whole = b""
+        """Return the payload of the next request, which may take several packets."""
+        payload = b""
         while True:
             size = int.from_bytes((await self.reader.readexactly(4))[:3], "little")
-            whole += await self.reader.readexactly(size)
+            payload += await self.reader.readexactly(size)
             if size < MAX_PACKET_PAYLOAD:
-                return whole
+                return payload
 
     def send(self, data: bytes) -> None:
-        """At once."""
+        """Send at once."""
         if self.writer is not None:
             self.writer.write(data)
         else:
             self._connection.send(data)
 
     async def send_bytewise(self, data: bytes) -> None:
-        """Byte by byte, each of which is read alone."""
+        """Send byte by byte, each of which is read separately."""
         assert self.writer is not None
         for byte in data:
             self.writer.write(bytes((byte,)))
             await wait_until_read(self.writer)
 
     async def wait_until_read(self) -> None:
-        """Returns when all was read."""
+        """Wait until the peer has read everything."""
         assert self.writer is not None
         await wait_until_read(self.writer)
 
     async def send_fin(self) -> None:
-        """Ends it."""
+        """Send a FIN."""
         if self.writer is None:
             self._connection.shutdown(socket.SHUT_WR)
         elif self.writer.can_write_eof():
-            with suppress(OSError):  # it may have been ended there
+            with suppress(OSError):  # The peer may have closed it.
                 self.writer.write_eof()
         else:
             self.writer.close()
 
     async def reset(self) -> None:
-        """Breaks it off; returns when that is done."""
+        """Reset the connection and wait until it is done."""
         await reset_connection(self._connection, self.close)
 
     def close(self) -> None:
@@ -135,7 +135,7 @@ class NodeConnection:
             self._connection.close()
 
     async def wait_until_closed(self) -> None:
-        """Returns when the other side has ended it, too, or broken it off."""
+        """Wait until the peer has closed or reset the connection, too."""
         with suppress(OSError):
             if self.writer is not None:
                 while await self.reader.read(1 << 16):
@@ -147,7 +147,7 @@ class NodeConnection:
 
 @dataclass
 class StepGate:
-    """Where a node waits. `link`: its connection, once it is there. `open` says how it goes on."""
+    """A point where a node waits. `connection`: set when it arrives. `proceed` decides how it continues."""
 
     was_reached: asyncio.Event = field(default_factory=asyncio.Event)
     action: asyncio.Future[GateAction] = field(
@@ -162,7 +162,7 @@ class StepGate:
             self.action.set_result(action)
 
     async def wait_reached(self) -> NodeConnection:
-        """The connection that has come here."""
+        """Wait for a connection to arrive here and return it."""
         async with asyncio.timeout(20):
             await self.was_reached.wait()
         assert self.connection is not None
@@ -170,23 +170,23 @@ class StepGate:
 
 
 class ScriptedNode:
-    """A node. It stops where it is told to (`hold`): connect, tls, login, states, export, undo, statement."""
+    """A node that stops at the steps of `hold_at`: connect, tls, login, states, export, undo, statement."""
 
     def __init__(self, name: str, tls: ssl.SSLContext | None = None) -> None:
         self.name, self.endpoint = name, ""
         self.tls = tls
         self.statements: list[bytes] = []
-        """Beginnings of the statements of clients."""
+        """Starts of the clients' statements."""
         self.connections: list[NodeConnection] = []
         self.open_connections = 0
         self.waiting_count = 0
-        """Connections that have come to where they wait."""
+        """Connections that have arrived at a gate."""
         self.migration_completed = asyncio.Event()
-        """The last OK to a session that moves was said."""
+        """Set when the last OK of a migration was sent."""
         self.canned_answers: dict[bytes, bytes] = {}
-        """To statements, in place of the usual."""
+        """Answers to statements that replace the usual ones."""
         self.quit_count = self.export_count = 0
-        """How often it was told COM_QUIT, and asked for states."""
+        """Number of COM_QUIT and of state exports."""
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._gates: dict[str, StepGate] = {}
@@ -194,23 +194,23 @@ class ScriptedNode:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def hold_at(self, step: str, *, bytewise: bool = False, stays_closed: bool = False) -> StepGate:
-        """The next connection that comes there waits; if `lasting`, all that do.
+        """Make the next connection wait at a step; with `stays_closed`, all of them.
 
-        `bytewise`: its answer comes byte by byte.
+        `bytewise`: its answer is sent byte by byte.
         """
         gate = self._gates[step] = StepGate(bytewise=bytewise, stays_closed=stays_closed)
         self._all_gates.append(gate)
         return gate
 
     def release_all(self) -> None:
-        """Whoever waits goes on, and nobody waits any more."""
+        """Open all gates for good."""
         self._gates.clear()
         for gate in self._all_gates:
             gate.proceed()
 
     @asynccontextmanager
     async def listening(self, backlog: int = 256) -> AsyncIterator[ScriptedNode]:
-        """On a port of its own; all is cut at the end."""
+        """Listen on a free port; all connections are reset at the end."""
         with socket.create_server(("127.0.0.1", 0), backlog=backlog) as listener:
             listener.setblocking(False)
             self.endpoint = addresses.join("127.0.0.1", listener.getsockname()[1])
@@ -219,15 +219,15 @@ class ScriptedNode:
             try:
                 yield self
             finally:
-                every = [self._accepting, *self._tasks]
-                for task in every:
+                all_tasks = [self._accepting, *self._tasks]
+                for task in all_tasks:
                     task.cancel()
-                await asyncio.gather(*every, return_exceptions=True)
-                for link in self.connections:
-                    link.close()
+                await asyncio.gather(*all_tasks, return_exceptions=True)
+                for connection in self.connections:
+                    connection.close()
 
     async def stop_listening(self) -> None:
-        """Refuse new connections, like a node whose process has ended; open connections stay."""
+        """Refuse new connections, like a node whose process has exited; open connections stay."""
         assert self._accepting is not None
         assert self._listener is not None
         self._accepting.cancel()
@@ -237,134 +237,138 @@ class ScriptedNode:
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            connection, _ = await loop.sock_accept(listener)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            link = NodeConnection(connection)
-            self.connections.append(link)
+            accepted, _ = await loop.sock_accept(listener)
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = NodeConnection(accepted)
+            self.connections.append(connection)
             self.open_connections += 1
-            task = loop.create_task(self._serve(link))
+            task = loop.create_task(self._serve(connection))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, link: NodeConnection) -> None:
+    async def _serve(self, connection: NodeConnection) -> None:
         try:
-            if await self._greet(link) and await self._accept_login(link):
-                while await self._serve_command(link):
+            if await self._greet(connection) and await self._accept_login(connection):
+                while await self._serve_command(connection):
                     pass
-            await link.wait_until_closed()
+            await connection.wait_until_closed()
         except (OSError, EOFError):
-            pass  # that is how most of them end
+            pass  # Most connections end this way.
         finally:
-            link.close()
+            connection.close()
             self.open_connections -= 1
 
-    async def _pass_gate(self, step: str, link: NodeConnection, answer: bytes) -> bool:
-        """Waits there, if it is to, and answers. False: nothing more is to be said."""
+    async def _pass_gate(self, step: str, connection: NodeConnection, answer: bytes) -> bool:
+        """Wait at a gate, if there is one, and send the answer. Returns False to stay silent."""
         gate = self._gates.get(step)
         if gate is not None:
             if not gate.stays_closed:
                 del self._gates[step]
-            gate.connection = link
+            gate.connection = connection
             gate.was_reached.set()
             self.waiting_count += 1
-            how = await asyncio.shield(gate.action)
-            if how is GateAction.STAY_SILENT:
+            action = await asyncio.shield(gate.action)
+            if action is GateAction.STAY_SILENT:
                 return False
-            if how is GateAction.ALREADY_ANSWERED:
+            if action is GateAction.ALREADY_ANSWERED:
                 return True
             if gate.bytewise:
-                await link.send_bytewise(answer)
+                await connection.send_bytewise(answer)
                 return True
-        link.send(answer)
+        connection.send(answer)
         return True
 
-    async def _greet(self, link: NodeConnection) -> bool:
+    async def _greet(self, connection: NodeConnection) -> bool:
         offered = OFFERED_CAPABILITIES | (Capability.SSL if self.tls else Capability(0))
-        hello = frame(0, build_greeting("8.0.11-TiDB-v8.5.3", 7, new_salt(), offered=offered))
+        greeting = frame(0, build_greeting("8.0.11-TiDB-v8.5.3", 7, new_salt(), offered=offered))
         if self.tls is None:
-            await link.open(None)
-            return await self._pass_gate("connect", link, hello)
-        if not await self._pass_gate("connect", link, hello):
+            await connection.open(None)
+            return await self._pass_gate("connect", connection, greeting)
+        if not await self._pass_gate("connect", connection, greeting):
             return False
-        await link.read_ssl_request()
-        if not await self._pass_gate("tls", link, b""):
+        await connection.read_ssl_request()
+        if not await self._pass_gate("tls", connection, b""):
             return False
-        await link.open(self.tls)
+        await connection.open(self.tls)
         return True
 
-    async def _accept_login(self, link: NodeConnection) -> bool:
-        header = await link.reader.readexactly(4)
-        login = await link.reader.readexactly(int.from_bytes(header[:3], "little"))
-        link.logged_in_by_token = b"tidb_session_token" in login
+    async def _accept_login(self, connection: NodeConnection) -> bool:
+        header = await connection.reader.readexactly(4)
+        login = await connection.reader.readexactly(int.from_bytes(header[:3], "little"))
+        connection.logged_in_by_token = b"tidb_session_token" in login
         answer = frame(header[3] + 1, LOGIN_OK)
-        return await self._pass_gate("login" if link.logged_in_by_token else "first login", link, answer)
+        return await self._pass_gate(
+            "login" if connection.logged_in_by_token else "first login", connection, answer
+        )
 
-    async def _serve_command(self, link: NodeConnection) -> bool:
-        command = await link.read_command()
+    async def _serve_command(self, connection: NodeConnection) -> bool:
+        command = await connection.read_command()
         text = command[1:200]
         if command[0] == MySqlCommand.QUIT:
             self.quit_count += 1
-            link.close()
+            connection.close()
             return False
         if text == b"SHOW SESSION_STATES":
             self.export_count += 1
-            answer = self.states_result(link, link.row_count)
-            link.row_count = -1
-            return await self._pass_gate("export", link, answer)
+            answer = self.states_result(connection, connection.row_count)
+            connection.row_count = -1
+            return await self._pass_gate("export", connection, answer)
         if text.startswith(b"SET SESSION_STATES"):
-            self._restore(link, command[1:].decode())
-            if not link.logged_in_by_token:
-                return await self._pass_gate("undo", link, OK_PACKET)
-            link.logged_in_by_token = False
-            goes_on = await self._pass_gate("states", link, OK_PACKET)
+            self._restore(connection, command[1:].decode())
+            if not connection.logged_in_by_token:
+                return await self._pass_gate("undo", connection, OK_PACKET)
+            connection.logged_in_by_token = False
+            continues = await self._pass_gate("states", connection, OK_PACKET)
             self.migration_completed.set()
-            return goes_on
+            return continues
         if text.startswith(b"SET @@session.sql_mode=''"):
-            return await self._pass_gate("prepare", link, OK_PACKET)
+            return await self._pass_gate("prepare", connection, OK_PACKET)
         if command[0] == MySqlCommand.PING:
-            return await self._pass_gate("ping", link, OK_PACKET)
+            return await self._pass_gate("ping", connection, OK_PACKET)
         self.statements.append(text)
-        return await self._pass_gate("statement", link, self._result(link, command))
+        return await self._pass_gate("statement", connection, self._result(connection, command))
 
-    def _result(self, link: NodeConnection, command: bytes) -> bytes:
+    def _result(self, connection: NodeConnection, command: bytes) -> bytes:
         statement = command[1:]
         if statement in self.canned_answers:
-            link.row_count = -1
+            connection.row_count = -1
             return self.canned_answers[statement]
-        if found := re.fullmatch(rb"set @a = (\d+)", statement):
-            link.user_variable, link.row_count = found[1].decode(), 0
+        if match := re.fullmatch(rb"set @a = (\d+)", statement):
+            connection.user_variable, connection.row_count = match[1].decode(), 0
             return OK_PACKET
-        if found := re.fullmatch(rb"insert (\d)", statement):
-            link.row_count = int(found[1])
-            return frame(1, b"\0%c\0\x02\0\0\0" % link.row_count)
+        if match := re.fullmatch(rb"insert (\d)", statement):
+            connection.row_count = int(match[1])
+            return frame(1, b"\0%c\0\x02\0\0\0" % connection.row_count)
         if statement == CHECK_STATEMENT.encode():
-            row = [("a", link.user_variable), ("rows", str(link.row_count)), ("node", self.name)]
+            row = [("a", connection.user_variable), ("rows", str(connection.row_count)), ("node", self.name)]
         else:
             row = [("size", str(len(statement))), ("node", self.name)]
-        link.row_count = -1
+        connection.row_count = -1
         return frames(1, single_row_result(row, AUTOCOMMIT, deprecate_eof=False))
 
     @staticmethod
-    def states_result(link: NodeConnection, rows: int, token: bytes | None = b'{"username":"root"}') -> bytes:
-        """An answer to SHOW SESSION_STATES."""
-        kept = {
-            "user-var-values": {"a": link.user_variable},
+    def states_result(
+        connection: NodeConnection, rows: int, token: bytes | None = b'{"username":"root"}'
+    ) -> bytes:
+        """Build a response to SHOW SESSION_STATES."""
+        states = {
+            "user-var-values": {"a": connection.user_variable},
             "affected-rows": rows,
             "found-rows": 3,
             "sys-vars": {"sql_mode": ""},
         }
-        return session_states_result(json.dumps(kept).encode(), token)
+        return session_states_result(json.dumps(states).encode(), token)
 
     @staticmethod
-    def _restore(link: NodeConnection, statement: str) -> None:
+    def _restore(connection: NodeConnection, statement: str) -> None:
         text = statement.removeprefix("SET SESSION_STATES '").removesuffix("'")
-        kept: dict[str, Any] = json.loads(text.replace("''", "'").replace("\\\\", "\\"))
-        if "user-var-values" in kept:
-            link.user_variable = kept["user-var-values"]["a"]
-        link.row_count = kept.get("affected-rows", 0)
+        states: dict[str, Any] = json.loads(text.replace("''", "'").replace("\\\\", "\\"))
+        if "user-var-values" in states:
+            connection.user_variable = states["user-var-values"]["a"]
+        connection.row_count = states.get("affected-rows", 0)
 
 
 def session_states_result(*row: bytes | None) -> bytes:
-    """An answer to SHOW SESSION_STATES with this row."""
+    """Build a response to SHOW SESSION_STATES with this row."""
     columns = [("Session_states", COLUMN_TYPE_JSON), ("Session_token", COLUMN_TYPE_JSON)]
     return frames(1, result_set(columns, [row], AUTOCOMMIT, deprecate_eof=False))

@@ -1,4 +1,4 @@
-"""A client that takes whole answers apart, so that those of two sessions can be compared."""
+"""A client that parses whole answers, so that those of two sessions can be compared."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from tests.support.waiting import wait_until_read
 COMMANDS_WITHOUT_RESPONSE = frozenset(
     {MySqlCommand.QUIT, MySqlCommand.STMT_CLOSE, MySqlCommand.STMT_SEND_LONG_DATA}
 )
-"""Nothing answers these."""
+"""Commands without a response."""
 _COLLATION = 45  # utf8mb4_general_ci
 _ANSWER_TIMEOUT_SECONDS = 30.0
-"""No answer may take longer."""
+"""Limit for any answer."""
 _CHUNK_BYTES = 256 * 1024
-"""Bytes that are read at a time."""
+"""Bytes per read."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class OkAnswer:
 
 @dataclass(frozen=True)
 class ErrorAnswer:
-    """ERR; `text` begins with the SQLSTATE."""
+    """ERR; `message` starts with the SQLSTATE."""
 
     code: int
     message: bytes
@@ -62,7 +62,7 @@ class ErrorAnswer:
 
 @dataclass(frozen=True)
 class PrepareAnswer:
-    """The answer to COM_STMT_PREPARE but for the number of the statement. Definitions, as their payloads."""
+    """The answer to COM_STMT_PREPARE without the statement id. Definitions are kept as payloads."""
 
     columns: tuple[bytes, ...]
     parameters: tuple[bytes, ...]
@@ -79,13 +79,13 @@ class RowsAnswer:
     warnings: int
 
     def cells(self) -> list[tuple[bytes | None, ...]]:
-        """The values of a text result."""
+        """Return the values of a text result."""
         return [parse_row(row, len(self.columns)) for row in self.rows]
 
 
 AnswerPart = OkAnswer | ErrorAnswer | PrepareAnswer | RowsAnswer
 Answer = tuple[AnswerPart, ...]
-"""One part, or several of a text with several statements."""
+"""One part, or several for a text with several statements."""
 
 
 class LoginFailed(Exception):
@@ -93,7 +93,7 @@ class LoginFailed(Exception):
 
 
 class AnswerClient:
-    """A session. `number`: of the statement prepared last; `file`: what LOAD DATA LOCAL gets, by packets."""
+    """A session. `statement_id`: prepared last; `load_data_packets`: the file for LOAD DATA LOCAL."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, capabilities: Capability
@@ -120,29 +120,29 @@ class AnswerClient:
         collation: int = _COLLATION,
         source: str = "",
     ) -> AnswerClient:
-        """Log in, from that address of ours. Refused: with the server's error."""
-        wanted = {
+        """Log in, from the local address `source`. Raises LoginFailed with the server's error."""
+        conditions = {
             Capability.SSL: tls is not None,
             Capability.CONNECT_WITH_DB: bool(database),
             Capability.CONNECT_ATTRS: attributes is not None,
         }
-        capabilities |= reduce(or_, (flag for flag, on in wanted.items() if on), Capability(0))
+        capabilities |= reduce(or_, (flag for flag, on in conditions.items() if on), Capability(0))
         local = (source, 0) if source else None
-        wire = cls(*await asyncio.open_connection(host, port, local_addr=local), capabilities)
-        greeting = await wire._read_packet()
+        client = cls(*await asyncio.open_connection(host, port, local_addr=local), capabilities)
+        greeting = await client._read_packet()
         _, at = read_nul_bytes(greeting, 1)
-        wire._salt = greeting[at + 4 : at + 12] + greeting[at + 31 : at + 43]
+        client._salt = greeting[at + 4 : at + 12] + greeting[at + 31 : at + 43]
         head = struct.pack("<IIB23x", capabilities, 1 << 24, collation)
         if tls is not None:
-            wire._send_next(head)
-            await wire.writer.start_tls(tls, server_hostname="localhost")
-        body = head + user.encode() + b"\0" + _length_prefixed(scramble_password(password, wire._salt))
+            client._send_next(head)
+            await client.writer.start_tls(tls, server_hostname="localhost")
+        body = head + user.encode() + b"\0" + _length_prefixed(scramble_password(password, client._salt))
         body += database.encode() + b"\0" if database else b""
         body += NATIVE_PASSWORD.encode() + b"\0"
         body += _encode_attributes(attributes) if attributes is not None else b""
-        wire._send_next(body)
-        await wire._finish_login(password)
-        return wire
+        client._send_next(body)
+        await client._finish_login(password)
+        return client
 
     async def change_user(
         self,
@@ -153,9 +153,9 @@ class AnswerClient:
         plugin: str = NATIVE_PASSWORD,
         first_piece_bytes: int = MAX_PACKET_PAYLOAD,
     ) -> None:
-        """COM_CHANGE_USER; with another plugin the server must ask for ours. Refused.
+        """Change the user; with another plugin the server must request ours. Raises LoginFailed.
 
-        The other side has so many bytes of it before the rest is sent.
+        The server receives `first_piece_bytes` of the request before the rest is sent.
         """
         proof = scramble_password(password, self._salt if plugin == NATIVE_PASSWORD else b"")
         body = user.encode() + b"\0" + _length_prefixed(proof) + database.encode() + b"\0"
@@ -172,23 +172,23 @@ class AnswerClient:
         await self._finish_login(password)
 
     async def query(self, text: str | bytes) -> Answer:
-        """A text of one statement or several."""
+        """Run a text of one statement or several."""
         return await self.send_command(MySqlCommand.QUERY, text.encode() if isinstance(text, str) else text)
 
     async def query_row(self, text: str | bytes) -> tuple[bytes | None, ...]:
-        """The only row of a statement."""
+        """Return the only row of a statement."""
         (part,) = await self.query(text)
         assert isinstance(part, RowsAnswer), part
         (row,) = part.cells()
         return row
 
     async def send_command(self, command: int, body: bytes = b"") -> Answer:
-        """Any command, and its answer."""
+        """Send any command and return its answer."""
         self.writer.write(encode_command(command, body))
         return await self.read_answer(command)
 
     async def read_answer(self, command: int) -> Answer:
-        """The answer to what was sent by other ways."""
+        """Read the answer to a command that was sent separately."""
         self._sequence = None
         async with asyncio.timeout(_ANSWER_TIMEOUT_SECONDS):
             return await self._read_answer(command)
@@ -239,15 +239,15 @@ class AnswerClient:
         if head[0] == 0xFF:
             return _parse_error(head)
         self.statement_id, columns, parameters, warnings = struct.unpack_from("<IHHxH", head, 1)
-        found = []
+        definitions = []
         for count in (parameters, columns):
-            found.append(await self._read_packets(count))
+            definitions.append(await self._read_packets(count))
             if count and not self._deprecate_eof:
                 await self._read_packet()
-        return PrepareAnswer(found[1], found[0], warnings)
+        return PrepareAnswer(definitions[1], definitions[0], warnings)
 
     async def _upload(self) -> None:
-        """The file that was asked for."""
+        """Send the requested file."""
         assert self._sequence is not None
         packets = frames(self._sequence, [*self.load_data_packets, b""])
         self._sequence = (packets[-1] + 1) & 0xFF
@@ -272,13 +272,13 @@ class AnswerClient:
             raise LoginFailed(payload)
 
     def _send_next(self, payload: bytes) -> None:
-        """A packet within a dialogue."""
+        """Send the next packet of an exchange."""
         assert self._sequence is not None
         self.writer.write(frame(self._sequence, payload))
         self._sequence = (self._sequence + 1) & 0xFF
 
     async def _read_packet(self) -> bytes:
-        """The next payload, however many packets it takes."""
+        """Return the next payload, which may take several packets."""
         while (payload := self._next_payload()) is None:
             chunk = await self.reader.read(_CHUNK_BYTES)
             if not chunk:
@@ -287,7 +287,7 @@ class AnswerClient:
         return payload
 
     def _next_payload(self) -> bytes | None:
-        """The next payload, if all of it has come. Within an answer the sequence numbers go on."""
+        """Return the next payload if it is complete. Sequence numbers continue within an answer."""
         buffer, parts, at = self._buffer, [], 0
         sequence = self._sequence
         while True:
@@ -306,21 +306,21 @@ class AnswerClient:
         return payload
 
     async def quit(self) -> None:
-        """COM_QUIT; returns when the other side has closed."""
+        """Send COM_QUIT and wait until the server has closed."""
         self.writer.write(encode_command(MySqlCommand.QUIT))
         async with asyncio.timeout(_ANSWER_TIMEOUT_SECONDS):
-            rest = self._buffer + await self.reader.read()
-        assert not rest, bytes(rest[:1000])
+            remaining = self._buffer + await self.reader.read()
+        assert not remaining, bytes(remaining[:1000])
         self.writer.close()
 
 
 def encode_command(command: int, body: bytes = b"") -> bytes:
-    """The packets of a command."""
+    """Build the packets of a command."""
     return frames(0, [bytes((command,)) + body])
 
 
 class ParameterSource(Enum):
-    """How a parameter's value comes, when it does not come with COM_STMT_EXECUTE."""
+    """How a parameter's value is sent if not with COM_STMT_EXECUTE."""
 
     LONG_DATA = auto()
 
@@ -329,9 +329,9 @@ Value = int | bytes | None | ParameterSource
 
 
 def execute_body(statement_id: int, values: Sequence[Value], *, types: bool = True, flags: int = 0) -> bytes:
-    """The body of COM_STMT_EXECUTE with such parameters: INT64, strings, NULL.
+    """Build the body of COM_STMT_EXECUTE with INT64, string and NULL parameters.
 
-    `types`: whether they are told once more.
+    `types`: whether the types are sent.
     """
     body = struct.pack("<IBI", statement_id, flags, 1)
     if values:
@@ -342,18 +342,18 @@ def execute_body(statement_id: int, values: Sequence[Value], *, types: bool = Tr
     return body + b"".join(map(_value, values))
 
 
-def long_data_body(number: int, parameter: int, data: bytes) -> bytes:
-    """The body of COM_STMT_SEND_LONG_DATA."""
-    return struct.pack("<IH", number, parameter) + data
+def long_data_body(statement_id: int, parameter: int, data: bytes) -> bytes:
+    """Build the body of COM_STMT_SEND_LONG_DATA."""
+    return struct.pack("<IH", statement_id, parameter) + data
 
 
-def fetch_body(number: int, rows: int) -> bytes:
-    """The body of COM_STMT_FETCH."""
-    return struct.pack("<II", number, rows)
+def fetch_body(statement_id: int, rows: int) -> bytes:
+    """Build the body of COM_STMT_FETCH."""
+    return struct.pack("<II", statement_id, rows)
 
 
 def scramble_password(password: str, salt: bytes) -> bytes:
-    """What proves a password (mysql_native_password)."""
+    """Compute the proof of a password (mysql_native_password)."""
     if not password:
         return b""
     once = hashlib.sha1(password.encode()).digest()

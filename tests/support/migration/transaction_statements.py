@@ -1,6 +1,6 @@
-"""Texts that begin a transaction, or look as if they did, and the answers to them in many situations.
+"""Texts that start a transaction, or look as if they did, and the answers to them in many contexts.
 
-Each text is executed in sessions of its own, with and without a drain of the server. The answers of both
+Each text is executed in separate sessions, with and without a drain of the server. The answers of both
 runs must be equal.
 """
 
@@ -19,7 +19,7 @@ from tests.support.tidb_sim_clients import CAPABILITIES
 from tests.support.waiting import wait_until
 
 BATCH_SIZE = 16
-"""Parallel sessions: as many busy sessions of a node may wait for a move at the same time."""
+"""Parallel sessions: as many busy sessions of a node may wait for a migration at the same time."""
 _SYNTAX, _NOOP, _ONE_STATEMENT, _BAD_TIME = 1064, 1235, 8130, 1292
 _NETLINK_SOCK_DIAG, _BY_FAMILY, _DUMP = 4, 20, 0x301
 _INFO, _WITH_INFO, _ESTABLISHED = 2, 1 << 1, 1 << 1
@@ -29,9 +29,9 @@ _MULTI_STATEMENTS = CAPABILITIES | Capability.MULTI_STATEMENTS
 
 @dataclass(frozen=True)
 class TransactionText:
-    """`{id}` stands for a unique number. `code`: the error of TiDB 8.5.3; 0: success.
+    """`{id}` is replaced by a unique number. `code`: the error of TiDB 8.5.3; 0: success.
 
-    `like_tidb`: whether the stand-in, which has MariaDB's lexer, answers the same.
+    `fake_matches`: whether the simulated server, which has MariaDB's lexer, answers the same.
     """
 
     text: str
@@ -116,7 +116,7 @@ class TransactionContext(Enum):
 
 @dataclass(frozen=True)
 class TransactionCase:
-    """One session. `number` is unique. `prepared`: the text is sent in the binary protocol."""
+    """One session. `number` is unique. `is_prepared`: the text is sent in the binary protocol."""
 
     number: int
     text: TransactionText
@@ -125,7 +125,7 @@ class TransactionCase:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether an open transaction keeps it from moving before the text."""
+        """Whether an open transaction prevents its migration before the text."""
         return self.context in (TransactionContext.IN_TRANSACTION, TransactionContext.WITHOUT_AUTOCOMMIT)
 
     async def run_context(self, wire: AnswerClient, table: str) -> list[Answer]:
@@ -166,7 +166,7 @@ TRANSACTION_CASES = tuple(
         for where in TransactionContext
         for prepared in (False, True)
         for text in TRANSACTION_TEXTS
-        # One situation is enough for the binary protocol.
+        # One context is enough for the binary protocol.
         if not prepared or where is TransactionContext.IN_TRANSACTION
     )
 )
@@ -181,20 +181,20 @@ async def run_cases(
     before_texts: Callable[[Sequence[TransactionCase]], Awaitable[None]],
     before_batch: Callable[[], Awaitable[None]],
 ) -> dict[TransactionCase, list[Answer]]:
-    """The answers to each case. `before` runs before each batch, `between` before the texts of a batch."""
+    """Return the answers to each case. The callbacks run before each batch and before its texts."""
     answers: dict[TransactionCase, list[Answer]] = {}
     for start in range(0, len(cases), BATCH_SIZE):
         batch = cases[start : start + BATCH_SIZE]
         await before_batch()
-        wires = [await login(case.text.capabilities) for case in batch]
-        first = [await case.run_context(wire, table) for case, wire in zip(batch, wires, strict=True)]
+        clients = [await login(case.text.capabilities) for case in batch]
+        first = [await case.run_context(client, table) for case, client in zip(batch, clients, strict=True)]
         await before_texts(batch)
-        asked = await asyncio.gather(
-            *(case.run_text(wire, table) for case, wire in zip(batch, wires, strict=True)),
+        text_answers = await asyncio.gather(
+            *(case.run_text(client, table) for case, client in zip(batch, clients, strict=True)),
         )
-        for case, one, rest in zip(batch, first, asked, strict=True):
-            answers[case] = one + rest
-        await asyncio.gather(*(wire.quit() for wire in wires))
+        for case, context_answers, text_part in zip(batch, first, text_answers, strict=True):
+            answers[case] = context_answers + text_part
+        await asyncio.gather(*(client.quit() for client in clients))
     return answers
 
 
@@ -203,7 +203,7 @@ def find_differences(
     right: dict[TransactionCase, list[Answer]],
     compared: Callable[[Answer], Answer] = lambda answer: answer,
 ) -> list[str]:
-    """The cases whose answers differ. `compared`: the part of an answer that is compared."""
+    """Return the cases whose answers differ. `compared` returns the compared part of an answer."""
     return [
         f"{case.text.text!r} {case.context.name} prepared={case.is_prepared}: {left[case]} but {right[case]}"
         for case in left
@@ -212,22 +212,22 @@ def find_differences(
 
 
 def find_unexpected(answers: dict[TransactionCase, list[Answer]], *, is_fake: bool) -> list[str]:
-    """Answers to texts with another code than TiDB's."""
-    found = []
+    """Return the answers to texts with another code than TiDB's."""
+    unexpected = []
     for case, received in answers.items():
         # Four statements follow the text.
         part = received[-5][-1]
         code = part.code if isinstance(part, ErrorAnswer) else 0
         applies = case.text.fake_matches or not is_fake
         if applies and not case.is_prepared and code != case.text.code:
-            found.append(f"{case.text.text!r} {case.context.name}: {part}")
-    return found
+            unexpected.append(f"{case.text.text!r} {case.context.name}: {part}")
+    return unexpected
 
 
 def count_greeted_clients(port: int) -> int:
-    """How many clients in this namespace have read the greeting of a server at that port, and sent nothing.
+    """Return how many clients have read the greeting of a server at that port, and sent nothing.
 
-    The kernel reports it for each socket (sock_diag(7)), as for `ss --info`.
+    The kernel reports it for each socket of this namespace (sock_diag(7)), as for `ss --info`.
     """
     request = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, _WITH_INFO, _ESTABLISHED) + bytes(48)
     count = 0
@@ -239,22 +239,22 @@ def count_greeted_clients(port: int) -> int:
                 length, kind = struct.unpack_from("=IH", messages)
                 if kind != _BY_FAMILY:
                     return count
-                count += _has_read_a_greeting(messages[16:length], port)
+                count += _has_read_greeting(messages[16:length], port)
                 messages = messages[(length + 3) & ~3 :]
 
 
-def _has_read_a_greeting(socket_: bytes, port: int) -> bool:
+def _has_read_greeting(socket_: bytes, port: int) -> bool:
     (peer,), (unread,) = struct.unpack_from("!H", socket_, 6), struct.unpack_from("=I", socket_, 56)
     attributes = socket_[72:]
     while attributes:
         length, kind = struct.unpack_from("=HH", attributes)
         if kind == _INFO:
             sent, received = struct.unpack_from("=QQ", attributes, 4 + 120)
-            return bool(peer == port and unread == 0 and received > 0 and sent <= 1)  # `sent` counts the SYN
+            return bool(peer == port and unread == 0 and received > 0 and sent <= 1)  # `sent` counts the SYN.
         attributes = attributes[(length + 3) & ~3 :]
     return False
 
 
 async def wait_until_greeted(port: int, count: int) -> None:
-    """Returns when the connections of this many waiting moves have been greeted by the target at `port`."""
+    """Wait until the target at `port` has greeted the connections of this many waiting migrations."""
     await wait_until(lambda: count_greeted_clients(port) >= count)

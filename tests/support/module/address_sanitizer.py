@@ -1,4 +1,4 @@
-"""The module with AddressSanitizer, in stock Envoy.
+"""The module built with AddressSanitizer, in stock Envoy.
 
 Memory that the module allocates is checked, by the allocator of filters/abi/src/sanitized.rs. Memory that
 Envoy allocates is not, since Envoy is built without the sanitizer.
@@ -20,23 +20,23 @@ _INTERCEPTOR_PREFIX = "__interceptor_"
 
 
 def build_sanitized_module() -> Path:
-    """The module's file. It takes minutes the first time."""
+    """Build the module and return its file. Takes minutes the first time."""
     path = f"{os.environ['PATH']}{os.pathsep}{Path.home() / '.cargo' / 'bin'}"
     environment = {
         **os.environ,
         "PATH": path,
-        "RUSTC_BOOTSTRAP": "1",  # for the unstable flag -Zsanitizer with stable Rust
+        "RUSTC_BOOTSTRAP": "1",  # Permits the unstable flag -Zsanitizer with stable Rust.
         "RUSTFLAGS": "-Zsanitizer=address --cfg tidevoy_sanitized -Cforce-frame-pointers=yes",
     }
     profile = ('profile.release.lto="off"', "profile.release.codegen-units=16")
     command = ["cargo", "build", "--quiet", "--release", "--locked", "--package", "module"]
     command += ["--target", _TARGET, "--target-dir", "target/sanitized"]
-    command += [word for each in profile for word in ("--config", each)]
+    command += [word for option in profile for word in ("--config", option)]
     subprocess.run(command, cwd=_FILTERS, env=environment, check=True)
     return _FILTERS / "target" / "sanitized" / _TARGET / "release" / "libtidevoy.so"
 
 
-# The sanitizer's versions of these return memory from its own allocator, which Envoy would free with another.
+# The sanitizer's versions of these return memory of its own allocator, which Envoy would free with another.
 _ALLOCATING_SOURCE = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -66,29 +66,29 @@ char *realpath(const char *path, char *out) {
 
 
 class SanitizedEnvoy(ModuleEnvoy):
-    """An Envoy that can load such a module. It ends at the first error, and its log describes it."""
+    """An Envoy that can load such a module. It exits at the first error, which its log describes."""
 
     def environment(self) -> Mapping[str, str]:
-        """Our environment, with the sanitizer and two libraries that it needs beside Envoy's allocator."""
+        """Return our environment with the sanitizer and two libraries that Envoy's allocator requires."""
         sanitizer = Path(_output("gcc", "-print-file-name=libasan.so")).resolve()
         allocating = _compile_library(self.directory / "allocating.so", _ALLOCATING_SOURCE)
-        lacking = _compile_library(self.directory / "lacking.so", _missing_functions_source(sanitizer))
+        missing = _compile_library(self.directory / "lacking.so", _missing_functions_source(sanitizer))
         options = "detect_leaks=0:halt_on_error=1:exitcode=99:verify_asan_link_order=0"
-        preloaded = f"{allocating}:{sanitizer}:{lacking}"
+        preloaded = f"{allocating}:{sanitizer}:{missing}"
         return {**super().environment(), "LD_PRELOAD": preloaded, "ASAN_OPTIONS": options}
 
 
 def _missing_functions_source(sanitizer: Path) -> str:
-    """C source of the functions that the sanitizer intercepts and this system does not have.
+    """Return C source of the functions that the sanitizer intercepts and this system does not have.
 
-    When the sanitizer does not find one, it allocates an error message. Envoy's allocator then calls
+    If the sanitizer does not find one, it allocates an error message. Envoy's allocator then calls
     functions of the sanitizer that are not initialized yet.
     """
     words = _output("nm", "--dynamic", "--defined-only", str(sanitizer)).split()
     names = [word.removeprefix(_INTERCEPTOR_PREFIX) for word in words if word.startswith(_INTERCEPTOR_PREFIX)]
     system = [ctypes.CDLL(name) for name in ("libc.so.6", "libm.so.6", "libgcc_s.so.1")]
-    lacking = [name for name in names if not any(hasattr(each, name) for each in system)]
-    return "".join(f"void {name}(void) {{ __builtin_trap(); }}\n" for name in lacking)
+    missing = [name for name in names if not any(hasattr(library, name) for library in system)]
+    return "".join(f"void {name}(void) {{ __builtin_trap(); }}\n" for name in missing)
 
 
 def _compile_library(file: Path, source: str) -> Path:

@@ -1,4 +1,4 @@
-"""Bootstraps of an Envoy with the module, and changes of its nodes while it runs."""
+"""Bootstraps of an Envoy with the module, and changes of its nodes at run time."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ POLICY_DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Host:
-    """A node as Envoy knows it. `name`: what the control plane calls it; empty: as its endpoint."""
+    """A node as Envoy sees it. `name`: its name in the control plane; empty: its endpoint."""
 
     endpoint: str
     name: str = ""
@@ -65,7 +65,7 @@ class Host:
 
 @dataclass(frozen=True)
 class ModuleConfig:
-    """What the module's parts are configured with, beside what stands above; times in seconds."""
+    """Configuration of the module's parts that differs from the defaults above; times in seconds."""
 
     client: Mapping[str, Any] = field(default_factory=dict)
     node: Mapping[str, Any] = field(default_factory=dict)
@@ -81,11 +81,11 @@ class ModuleConfig:
     module: Path | None = None
     per_connection_pools: bool = True
     endpoints: Path | None = None
-    """A file with the endpoints, for tests that change nodes (`tell`); see also `live_config_file`."""
+    """A file with the endpoints, for tests that change nodes by `publish_nodes` (see `live_config_file`)."""
 
 
 def require_module() -> Path:
-    """The module's file. Without one the test fails: it is what is tested."""
+    """Return the module's file. Fails the test if it is not built."""
     module = module_path.find_module()
     if module is None:
         pytest.fail("libtidevoy.so is not built; run: make filters/target/release/libtidevoy.so")
@@ -93,7 +93,7 @@ def require_module() -> Path:
 
 
 def bootstrap(hosts: Sequence[Host], parts: ModuleConfig) -> dict[str, Any]:
-    """A whole Envoy: one listener, one cluster, the admin port."""
+    """Build a whole bootstrap: one listener, one cluster, the admin port."""
 
     def module_part(
         kind: str, message: str, field_name: str, name: str, config: Mapping[str, Any]
@@ -101,10 +101,10 @@ def bootstrap(hosts: Sequence[Host], parts: ModuleConfig) -> dict[str, Any]:
         return _extension(kind, message, field_name, name, {"version": parts.version, **config})
 
     def socket(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
-        packed = module_part(
+        typed_config = module_part(
             "transport_sockets", "DynamicModuleTransportSocket", "transport_socket", name, config
         )
-        return {"name": name, "typed_config": packed}
+        return {"name": name, "typed_config": typed_config}
 
     session = module_part(
         "filters.network",
@@ -201,7 +201,7 @@ def _live_config_extension(hosts: Sequence[Host], live: Mapping[str, Any], versi
 
 
 def live_config_file(endpoints: Path) -> Path:
-    """The file with the live configuration that belongs to those endpoints."""
+    """Return the file with the live configuration for those endpoints."""
     return endpoints.with_name(f"{endpoints.name}.live")
 
 
@@ -212,18 +212,18 @@ def write_live_config(
     *,
     version: str = VERSION,
 ) -> None:
-    """Change the live configuration only."""
+    """Change only the live configuration."""
     config = _live_config_extension(hosts, {**LIVE_DEFAULTS, **(live or {})}, version)
-    kind = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
+    type_url = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
     _replace_resource(
-        live_config_file(endpoints), {"@type": kind, "name": _LIVE_CONFIG, "typed_config": config}
+        live_config_file(endpoints), {"@type": type_url, "name": _LIVE_CONFIG, "typed_config": config}
     )
 
 
 def _replace_resource(file: Path, resource: Mapping[str, Any]) -> None:
-    new = file.with_suffix(".new")
-    new.write_text(json.dumps({"resources": [resource]}))
-    new.rename(file)  # Envoy looks for files that are moved there
+    new_file = file.with_suffix(".new")
+    new_file.write_text(json.dumps({"resources": [resource]}))
+    new_file.rename(file)  # Envoy watches for files that are moved into place.
 
 
 def _endpoint_source(hosts: Sequence[Host], endpoints: Path | None) -> dict[str, Any]:
@@ -241,9 +241,9 @@ def publish_nodes(endpoints: Path, hosts: Sequence[Host], group: str = "") -> No
 
 
 def write_endpoints(endpoints: Path, hosts: Sequence[Host], cluster: str = "tidb") -> None:
-    """Change the endpoints only."""
-    kind = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
-    _replace_resource(endpoints, {"@type": kind, **_assignment(hosts, cluster)})
+    """Change only the endpoints."""
+    type_url = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
+    _replace_resource(endpoints, {"@type": type_url, **_assignment(hosts, cluster)})
 
 
 def _assignment(hosts: Sequence[Host], cluster: str = "tidb") -> dict[str, Any]:
@@ -270,16 +270,16 @@ def _endpoint(host: Host) -> dict[str, Any]:
 
 
 def _node_info(host: Host) -> dict[str, Any]:
-    known: dict[str, Any] = {
+    info: dict[str, Any] = {
         "endpoint": host.endpoint,
         "address": host.name or host.endpoint,
         "state": host.state,
     }
-    known |= {"close": True} if host.terminate_sessions else {}
-    known |= {"moves": host.outgoing} if host.outgoing else {}
-    known |= {"wants": host.incoming} if host.incoming else {}
-    known |= {"version": host.version} if host.version else {}
-    return known
+    info |= {"close": True} if host.terminate_sessions else {}
+    info |= {"moves": host.outgoing} if host.outgoing else {}
+    info |= {"wants": host.incoming} if host.incoming else {}
+    info |= {"version": host.version} if host.version else {}
+    return info
 
 
 def _socket_address(host: str, port: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Logins at a node with a limit of sessions: what clients receive, directly and through Tidevoy."""
+"""Logins at a node with a session limit: what clients receive, directly and through Tidevoy."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tests.support.soak import SOAK
 from tests.support.tidb_sim_clients import RawClient
 
 RETRY_PERIOD_SECONDS = 8.0 if SOAK else 1.0
-"""How long clients log in one after the other when the node has room again."""
+"""How long clients log in one after the other when the node has free slots again."""
 _PAUSE_SECONDS = 0.1
-"""Between two of them: at a steady pace, each meets the node in another moment."""
+"""Between two logins: at a steady pace, each meets the node at a different moment."""
 BURST_LOGINS, CONNECTION_LIMIT = 80, 50
 TOO_MANY_CONNECTIONS = "1040"
 
 
 @dataclass(frozen=True)
 class LoginResults:
-    """Results of logins: `ok` or the code of the error; and all error packets in place of a greeting."""
+    """Results of logins: `ok` or the error code; and all error packets received instead of a greeting."""
 
     burst: Counter[str]
     later: Counter[str]
@@ -34,33 +34,33 @@ async def _log_in(host: str, port: int, packets: set[bytes]) -> tuple[RawClient,
             first = await client.reader.readexactly(int.from_bytes(header[:3], "little"))
             if first[0] == 0xFF:
                 packets.add(header + first)
-                assert await client.reader.read() == b"", "nothing may follow"
+                assert await client.reader.read() == b"", "data after the error packet"
                 return client, str(int.from_bytes(first[1:3], "little"))
-            answer = await client.send_login()
-            if answer[0] == 0xFF:
-                return client, str(int.from_bytes(answer[1:3], "little"))
+            response = await client.send_login()
+            if response[0] == 0xFF:
+                return client, str(int.from_bytes(response[1:3], "little"))
             return client, "ok"
     except (OSError, EOFError) as error:
         return client, type(error).__name__
 
 
 async def log_in_repeatedly(address: str, *, at_once: int = 1) -> LoginResults:
-    """`BURST` clients, of which `at_once` log in in parallel; all leave; then one client after the other."""
+    """Log in `BURST_LOGINS` clients, `at_once` in parallel, close them, then log in one after the other."""
     host, _, port = address.rpartition(":")
     packets: set[bytes] = set()
-    gate = asyncio.Semaphore(at_once)
+    slots = asyncio.Semaphore(at_once)
 
-    async def one() -> tuple[RawClient, str]:
-        async with gate:
+    async def log_in() -> tuple[RawClient, str]:
+        async with slots:
             return await _log_in(host, int(port), packets)
 
-    burst = await asyncio.gather(*(one() for _ in range(BURST_LOGINS)))
+    burst = await asyncio.gather(*(log_in() for _ in range(BURST_LOGINS)))
     for client, _ in burst:
         client.writer.close()
     later: Counter[str] = Counter()
     for _ in range(round(RETRY_PERIOD_SECONDS / _PAUSE_SECONDS)):
         await asyncio.sleep(_PAUSE_SECONDS)
-        client, how = await _log_in(host, int(port), packets)
-        later[how] += 1
+        client, result = await _log_in(host, int(port), packets)
+        later[result] += 1
         client.writer.close()
-    return LoginResults(Counter(how for _, how in burst), later, frozenset(packets))
+    return LoginResults(Counter(result for _, result in burst), later, frozenset(packets))

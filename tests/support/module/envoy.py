@@ -1,4 +1,4 @@
-"""A running Envoy with the module, and nodes and clients that follow a script."""
+"""A running Envoy with the module, and scripted nodes and clients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.waiting import wait_until
 
 _T = TypeVar("_T")
 _WAIT_TIMEOUT_SECONDS = 20.0
-"""Every wait ends after so long; what is awaited takes milliseconds, a report about a second."""
+"""Limit of every wait; the awaited events take milliseconds, a report about a second."""
 
 _APPLIED_COUNTERS = r"^(cluster\.tidb\.update_success|extension_config_discovery\..*\.config_reload)$"
 """Envoy's counters of applied endpoints and of applied live configurations."""
@@ -44,17 +44,17 @@ class ModuleEnvoy(EnvoyProcess):
 
     @property
     def _bootstrap_file(self) -> Path:
-        # Not YAML: Envoy reads its fractions as strings where no field says that they are numbers.
+        # Not YAML: Envoy reads its fractions as strings where no field declares them as numbers.
         return self.directory / f"{self.name}.json"
 
     async def connect(self) -> RawClient:
-        """A connection that can send anything; cut at the end, if not before."""
+        """Open a connection that can send any packet; reset at the end, if not before."""
         client = RawClient(*await with_timeout(asyncio.open_connection(self.host, self.port)))
         self.clients.append(client)
         return client
 
     async def metrics(self) -> dict[tuple[str, tuple[str, ...]], int]:
-        """The module's series: by name without `tidevoy_`, and the values of its labels, sorted by label."""
+        """Return the module's series: by name without `tidevoy_`, and label values sorted by label."""
         page = await self.get("/stats/prometheus?filter=^tidevoy")
         return {
             (sample.name.removeprefix("envoy_tidevoy_").removesuffix("_total"), _labels(sample.labels)): int(
@@ -65,28 +65,28 @@ class ModuleEnvoy(EnvoyProcess):
         }
 
     async def wait_for_metrics(self, expected: MetricValues) -> None:
-        """Wait until each series (name, then the values of its labels, sorted by label) has its value.
+        """Wait until each series (name, then label values sorted by label) has its value.
 
-        The module reports once a second. A series that is not there has the value 0.
+        The module reports once a second. A missing series has the value 0.
         """
-        seen: dict[tuple[str, ...], int] = {}
+        current: dict[tuple[str, ...], int] = {}
 
-        async def are_there() -> bool:
-            every = await self.metrics()
-            seen.update({key: every.get((key[0], key[1:]), 0) for key in expected})
-            return seen == expected
+        async def have_values() -> bool:
+            metrics = await self.metrics()
+            current.update({key: metrics.get((key[0], key[1:]), 0) for key in expected})
+            return current == expected
 
         try:
-            await wait_until(are_there)
+            await wait_until(have_values)
         except TimeoutError:
             all_metrics = {
                 " ".join((name, *labels)): value for (name, labels), value in (await self.metrics()).items()
             }
-            pytest.fail(f"expected {dict(expected)}, got {seen}; all: {json.dumps(all_metrics, indent=1)}")
+            pytest.fail(f"expected {dict(expected)}, got {current}; all: {json.dumps(all_metrics, indent=1)}")
 
     @asynccontextmanager
     async def wait_applied(self) -> AsyncIterator[None]:
-        """After the block, waits until Envoy has applied new endpoints and a new live configuration."""
+        """After the block, wait until Envoy has applied new endpoints and a new live configuration."""
         before = await self.stats(_APPLIED_COUNTERS)
         assert len(before) >= 2, before
         yield
@@ -97,38 +97,38 @@ class ModuleEnvoy(EnvoyProcess):
         await wait_until(are_applied)
 
     async def instance_id(self) -> str:
-        """How the module names this process."""
+        """Return the module's instance id of this process."""
 
         names: list[str] = []
 
-        async def is_told() -> bool:
+        async def is_reported() -> bool:
             names.extend(labels[0] for name, labels in await self.metrics() if name == "module_info")
             return bool(names)
 
-        await wait_until(is_told)
+        await wait_until(is_reported)
         return names[0]
 
     async def allocated_bytes(self) -> int:
-        """Bytes that are allocated (`GET /memory` of the admin port)."""
+        """Return the allocated bytes (`GET /memory` of the admin port)."""
         return int((await self.get("/memory")).json()["allocated"])
 
     def descriptor_count(self) -> int:
-        """Open files of its process."""
+        """Return the number of open files of its process."""
         return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
     def thread_names(self) -> list[str]:
-        """Names of its threads."""
+        """Return the names of its threads."""
         tasks = Path(f"/proc/{self.pid}/task").iterdir()
         return sorted((task / "comm").read_text().strip() for task in tasks)
 
     @property
     def pid(self) -> int:
-        """Of Envoy itself: the program that ties it to us is replaced by it."""
+        """Of Envoy itself, which replaces the program that ties it to us."""
         return self.process.pid
 
     @property
     def log(self) -> str:
-        """All that it has logged."""
+        """Its whole log."""
         return self.process.output()
 
 
@@ -140,17 +140,17 @@ def _labels(labels: Mapping[str, str]) -> tuple[str, ...]:
 async def run_envoy(
     directory: Path, hosts: Sequence[Host | str], parts: ModuleConfig | None = None, *, workers: int = 1
 ) -> AsyncIterator[ModuleEnvoy]:
-    """An Envoy with the module that accepts clients. At the end SIGTERM must end it with exit code 0."""
+    """Run an Envoy with the module. At the end, SIGTERM must stop it with exit code 0."""
     parts = parts or ModuleConfig()
-    known = [Host(host) if isinstance(host, str) else host for host in hosts]
-    process = ModuleEnvoy(json.dumps(bootstrap(known, parts)), directory, concurrency=workers)
+    all_hosts = [Host(host) if isinstance(host, str) else host for host in hosts]
+    process = ModuleEnvoy(json.dumps(bootstrap(all_hosts, parts)), directory, concurrency=workers)
     async with serve_envoy(process, parts):
         yield process
 
 
 @asynccontextmanager
 async def serve_envoy(process: ModuleEnvoy, parts: ModuleConfig) -> AsyncIterator[None]:
-    """The same of an Envoy with another bootstrap."""
+    """Run an Envoy with another bootstrap, with the same checks."""
     process.host, process.listeners, process.clients = parts.listen, {}, []
     async with process:
         await wait_until(process.is_live)
@@ -169,12 +169,12 @@ async def serve_envoy(process: ModuleEnvoy, parts: ModuleConfig) -> AsyncIterato
 
 
 def greeting_packet(version: str = "8.0.11-scripted", offered: Capability = OFFERED_CAPABILITIES) -> bytes:
-    """A greeting, as its whole packet."""
+    """Build the whole packet of a greeting."""
     return frame(0, build_greeting(version, 7, new_salt(), offered=offered))
 
 
 def error_packet(code: int, text: str, state: str | None = None) -> bytes:
-    """An error in place of a greeting, as its whole packet."""
+    """Build the whole packet of an error in place of a greeting."""
     return frame(0, err(code, text, state))
 
 
@@ -184,7 +184,7 @@ OK_PAYLOAD = ok(AUTOCOMMIT)
 async def accept_login(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, greeting: bytes = b""
 ) -> RawClient:
-    """Let a client in, whoever it is; what comes next is up to the caller."""
+    """Accept any login; the caller handles what follows."""
     node = RawClient(reader, writer)
     writer.write(greeting or greeting_packet())
     sequence, _ = await node.read_packet()
@@ -193,7 +193,7 @@ async def accept_login(
 
 
 async def serve_ok(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A handler (tests.support.fake_servers): a node that lets everybody in, and answers all commands with OK."""
+    """Accept every login and answer all commands with OK (a handler for tests.support.fake_servers)."""
     node = await accept_login(reader, writer)
     while True:
         await node.read_packet()
@@ -201,7 +201,7 @@ async def serve_ok(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 async def deny_logins(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A handler: a node that denies all logins. Sessions that were to move there stay, with known states."""
+    """Deny all logins (a handler). Sessions that should migrate there stay, with known states."""
     node = RawClient(reader, writer)
     writer.write(greeting_packet())
     sequence, _ = await node.read_packet()
@@ -209,24 +209,24 @@ async def deny_logins(reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 
 
 def login_packet(capabilities: Capability = CAPABILITIES, user: str = "root", sequence: int = 1) -> bytes:
-    """A client's answer to the greeting, with an empty password, as its whole packet."""
+    """Build the whole packet of a client's response to the greeting, with an empty password."""
     head = struct.pack("<IIB23x", capabilities, 1 << 24, 45)
     return frame(sequence, head + user.encode() + b"\0\0mysql_native_password\0")
 
 
 async def with_timeout(awaitable: Awaitable[_T]) -> _T:
-    """Its result; TimeoutError when it takes too long."""
+    """Return the awaitable's result. Raises TimeoutError if it takes too long."""
     async with asyncio.timeout(_WAIT_TIMEOUT_SECONDS):
         return await awaitable
 
 
 async def read_to_end(client: RawClient) -> bytes:
-    """What comes until the FIN. A reset raises ConnectionResetError."""
+    """Return the data until the FIN. Raises ConnectionResetError on a reset."""
     return await with_timeout(client.reader.read())
 
 
 async def connect_logged_in(envoy: ModuleEnvoy) -> RawClient:
-    """A raw client that is logged in."""
+    """Return a raw client that is logged in."""
     client = await envoy.connect()
     assert (await with_timeout(client.login()))[0] == 0
     return client
@@ -239,7 +239,7 @@ def client_tls_config(
     allow_cleartext_backend: bool = False,
     passthrough_compression: bool = False,
 ) -> ModuleConfig:
-    """TLS with clients, none with nodes."""
+    """Return a configuration with TLS for clients and none for nodes."""
     client = {"tls": mode, "cert": str(pair.cert), "key": str(pair.key)}
     compression = {"compression": "passthrough" if passthrough_compression else "off"}
     return ModuleConfig(
@@ -250,7 +250,7 @@ def client_tls_config(
 async def connect_with_tls(
     proxy: ModuleEnvoy, pair: PemFiles, capabilities: Capability = CAPABILITIES, *, answer: bytes = OK_PAYLOAD
 ) -> RawClient:
-    """A client that has sent its login over TLS. The answer must begin with `answer`."""
+    """Log in over TLS. The response must start with `answer`."""
     client = await proxy.connect()
     await with_timeout(client.read_packet())
     capabilities |= Capability.SSL

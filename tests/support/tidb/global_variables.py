@@ -18,35 +18,35 @@ _TOO_MANY_CONNECTIONS = 1040
 
 
 class GlobalVariables:
-    """Sets variables and remembers their former values."""
+    """Sets variables and remembers their previous values."""
 
     def __init__(self, cluster: TidbCluster) -> None:
         self._cluster = cluster
-        self._former_values: dict[tuple[Tidb, str], Any] = {}
+        self._previous_values: dict[tuple[Tidb, str], Any] = {}
 
-    def set(self, name: str, wanted: object, *nodes: Tidb) -> None:
+    def set(self, name: str, value: object, *nodes: Tidb) -> None:
         """Set a variable on `nodes`, or on all. Only some variables belong to a node (max_connections)."""
-        chosen = nodes or tuple(self._cluster.tidb)
+        selected = nodes or tuple(self._cluster.tidb)
         # All are read before the first is set: most variables belong to the whole cluster.
-        for node in chosen:
-            if (node, name) not in self._former_values:
+        for node in selected:
+            if (node, name) not in self._previous_values:
                 with connect_directly(node) as connection:
-                    ((_, before),) = query_rows(connection, f"show global variables like '{name}'")
-                self._former_values[node, name] = before
-        for node in chosen:
-            _set(node, name, wanted)
+                    ((_, previous),) = query_rows(connection, f"show global variables like '{name}'")
+                self._previous_values[node, name] = previous
+        for node in selected:
+            _set(node, name, value)
 
     async def restore(self) -> None:
-        """Set all variables to their former values."""
-        for (node, name), before in self._former_values.items():
-            # A full node refuses this connection, too, until it has noticed that the test's clients are gone.
-            await wait_until(partial(_try_set, node, name, before))
-        self._former_values.clear()
+        """Set all variables to their previous values."""
+        for (node, name), previous in self._previous_values.items():
+            # A full node also rejects this connection until it notices that the test's clients have closed.
+            await wait_until(partial(_try_set, node, name, previous))
+        self._previous_values.clear()
 
 
 @asynccontextmanager
 async def restoring_variables(cluster: TidbCluster) -> AsyncIterator[GlobalVariables]:
-    """Variables that are restored at the end."""
+    """Yield variables that are restored at the end."""
     variables = GlobalVariables(cluster)
     try:
         yield variables
@@ -54,9 +54,9 @@ async def restoring_variables(cluster: TidbCluster) -> AsyncIterator[GlobalVaria
         await variables.restore()
 
 
-def _try_set(node: Tidb, name: str, before: str) -> bool:
+def _try_set(node: Tidb, name: str, previous: str) -> bool:
     try:
-        _set(node, name, int(before) if before.lstrip("-").isdigit() else before)
+        _set(node, name, int(previous) if previous.lstrip("-").isdigit() else previous)
     except pymysql.err.OperationalError as error:
         if error.args[0] != _TOO_MANY_CONNECTIONS:
             raise
@@ -64,6 +64,6 @@ def _try_set(node: Tidb, name: str, before: str) -> bool:
     return True
 
 
-def _set(node: Tidb, name: str, wanted: object) -> None:
+def _set(node: Tidb, name: str, value: object) -> None:
     with connect_directly(node) as connection, connection.cursor() as cursor:
-        cursor.execute(f"set global {name} = %s", (wanted,))
+        cursor.execute(f"set global {name} = %s", (value,))

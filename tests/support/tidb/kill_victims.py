@@ -21,7 +21,7 @@ from tests.support.tidb_sim_clients import RawClient
 from tests.support.waiting import wait_until
 
 _END_TIMEOUT_SECONDS = 3.0
-"""The longest that the end of a killed session may take; it takes milliseconds."""
+"""Upper bound for the end of a killed session; it takes milliseconds."""
 _MIGRATION_TIMEOUT_SECONDS = 60.0
 _STATEMENT = "select sleep(100)"
 _ALIAS_QUERY = "select session_alias, id from information_schema.processlist where session_alias <> ''"
@@ -41,11 +41,11 @@ class KilledSession:
     end: asyncio.Task[bytes] | None = None
 
     def start_watching(self) -> None:
-        """Notice its end from now on."""
+        """Start detecting its end."""
         self.end = asyncio.create_task(_read_until_end(self.client))
 
     async def stop_watching(self) -> None:
-        """Stop reading, so that it can be asked something."""
+        """Stop reading, so that it can be queried."""
         assert self.end is not None
         self.end.cancel()
         await asyncio.gather(self.end, return_exceptions=True)
@@ -63,7 +63,10 @@ async def _read_until_end(client: RawClient) -> bytes:
 
 
 class KillArena:
-    """An Envoy in front of real nodes, and its sessions. `denying`: one more node; it refuses all logins."""
+    """An Envoy in front of real nodes, and its sessions.
+
+    `denying`: one more node, which denies all logins.
+    """
 
     def __init__(
         self, proxy: ModuleEnvoy, endpoints: Path, nodes: Sequence[Tidb], denying: FakeServer
@@ -76,7 +79,7 @@ class KillArena:
     def publish_nodes(
         self, *draining: Tidb, only: Sequence[Tidb] | None = None, denying: bool = False
     ) -> None:
-        """Tell Envoy which nodes there are, and which of them sessions are to leave."""
+        """Publish the nodes to Envoy, and which of them sessions have to leave."""
         nodes = self.nodes if only is None else only
         hosts = [Host(node.address, state="draining" if node in draining else "active") for node in nodes]
         publish_nodes(
@@ -84,42 +87,42 @@ class KillArena:
         )
 
     async def wait_until_known(self) -> None:
-        """Returns when Envoy has read that there are these nodes, and the denying one no more."""
+        """Wait until Envoy has read these nodes, without the denying one."""
 
-        async def are_known() -> bool:
+        async def is_applied() -> bool:
             page = (await self.proxy.get("/clusters")).text
             return all(node.address in page for node in self.nodes) and self._denying.endpoint not in page
 
-        await wait_until(are_known)
+        await wait_until(is_applied)
 
     async def connect(self, count: int) -> list[KilledSession]:
         """Open this many idle sessions."""
-        new = [await self._open_session(f"v{len(self.victims) + number}") for number in range(count)]
-        self.victims += new
-        return new
+        added = [await self._open_session(f"v{len(self.victims) + number}") for number in range(count)]
+        self.victims += added
+        return added
 
     async def _open_session(self, name: str) -> KilledSession:
         client = await self.proxy.connect()
         assert (await client.login())[0] == 0
-        answer = await client.query(f"set @@tidb_session_alias = '{name}', @mine = '{name}'")
-        assert answer[0] == 0, answer
+        response = await client.query(f"set @@tidb_session_alias = '{name}', @mine = '{name}'")
+        assert response[0] == 0, response
         victim = KilledSession(name, client)
         victim.start_watching()
         return victim
 
     async def run_statements(self, victims: Sequence[KilledSession]) -> None:
-        """Keep the sessions busy; returns when all nodes execute their statements."""
+        """Keep the sessions busy; return when all nodes execute their statements."""
         for victim in victims:
             victim.client.writer.write(frames(0, [bytes((MySqlCommand.QUERY,)) + _STATEMENT.encode()]))
         count = f"select count(*) from information_schema.processlist where info = '{_STATEMENT}'"
 
-        def are_busy() -> bool:
+        def is_busy() -> bool:
             return sum(int(query_rows(self.admin(node), count)[0][0]) for node in self.nodes) == len(victims)
 
-        await wait_until(are_busy)
+        await wait_until(is_busy)
 
     def admin(self, node: Tidb) -> Connection:
-        """A connection to a node, not through Envoy."""
+        """Return a connection to a node, not through Envoy."""
         if node.port not in self._admins:
             self._admins[node.port] = connect_directly(node)
         return self._admins[node.port]
@@ -130,29 +133,34 @@ class KillArena:
             admin.close()
 
     def listed(self, *nodes: Tidb) -> dict[str, list[KillTarget]]:
-        """What the process lists show at this moment, by session alias."""
-        found: dict[str, list[KillTarget]] = {}
+        """Return the sessions in the process lists now, by session alias."""
+        targets: dict[str, list[KillTarget]] = {}
         for node in nodes or self.nodes:
-            for alias, number in query_rows(self.admin(node), _ALIAS_QUERY):
-                found.setdefault(str(alias), []).append((node, int(number)))
-        return found
+            for alias, connection_id in query_rows(self.admin(node), _ALIAS_QUERY):
+                targets.setdefault(str(alias), []).append((node, int(connection_id)))
+        return targets
 
     def kill(self, victim: KilledSession, targets: Sequence[KillTarget]) -> None:
         """KILL each of these ids."""
-        victim.kills.append({(node.port, number) for node, number in targets})
-        for node, number in targets:
-            query_rows(self.admin(node), f"kill {number}")
+        victim.kills.append({(node.port, connection_id) for node, connection_id in targets})
+        for node, connection_id in targets:
+            query_rows(self.admin(node), f"kill {connection_id}")
 
     async def wait_until_ended(self, victims: Sequence[KilledSession]) -> None:
-        """Fails with the names of the sessions that do not end in time."""
+        """Wait until the sessions have ended. Raises AssertionError with the names of those that have not."""
         try:
             await wait_until(lambda: all(victim.has_ended for victim in victims), _END_TIMEOUT_SECONDS)
         except TimeoutError:
-            left = [(victim.name, victim.kills) for victim in victims if not victim.has_ended]
-            raise AssertionError(f"{len(left)} of {len(victims)} are left: {left[:5]}") from None
+            remaining = [(victim.name, victim.kills) for victim in victims if not victim.has_ended]
+            raise AssertionError(
+                f"{len(remaining)} of {len(victims)} are still open: {remaining[:5]}"
+            ) from None
 
     async def check_alive(self, victims: Sequence[KilledSession], node: Tidb) -> None:
-        """All sessions are on that node, with their variable. Afterwards their states are not known."""
+        """Check that all sessions are on that node, with their variable.
+
+        Afterwards their states are unknown.
+        """
         for victim in victims:
             assert not victim.has_ended, f"{victim.name} has ended"
             await victim.stop_watching()
@@ -160,31 +168,33 @@ class KillArena:
             victim.start_watching()
 
     async def wait_until_denied(self, count: int) -> None:
-        """Returns when this many moves have failed since the target refused the login."""
+        """Wait until this many migrations have failed because the target denied the login."""
 
-        async def are_counted() -> bool:
+        async def is_reached() -> bool:
             series = await self.proxy.metrics()
             denied = [
-                n for (name, labels), n in series.items() if name == "migrations" and "denied" in labels
+                value
+                for (name, labels), value in series.items()
+                if name == "migrations" and "denied" in labels
             ]
             return sum(denied) >= count
 
-        await wait_until(are_counted, _MIGRATION_TIMEOUT_SECONDS)
+        await wait_until(is_reached, _MIGRATION_TIMEOUT_SECONDS)
 
     async def wait_until_on(self, node: Tidb, victims: Sequence[KilledSession]) -> None:
-        """Returns when all of these sessions are on that node."""
+        """Wait until all of these sessions are on that node."""
         names = {victim.name for victim in victims}
 
-        def are_there() -> bool:
-            shown = self.listed(*(one for one in self.nodes if one.is_running))
-            return all([one for one, _ in shown.get(name, [])] == [node] for name in names)
+        def have_arrived() -> bool:
+            sessions = self.listed(*(other for other in self.nodes if other.is_running))
+            return all([other for other, _ in sessions.get(name, [])] == [node] for name in names)
 
-        await wait_until(are_there, _MIGRATION_TIMEOUT_SECONDS)
+        await wait_until(have_arrived, _MIGRATION_TIMEOUT_SECONDS)
 
 
 @asynccontextmanager
 async def log_kills(nodes: Sequence[Tidb]) -> AsyncIterator[None]:
-    """Nodes log the idle connections that a KILL ends (pkg/server/conn.go)."""
+    """Make nodes log the idle connections that a KILL ends (pkg/server/conn.go)."""
     async with httpx2.AsyncClient(trust_env=False) as client:
 
         async def set_level(level: str) -> None:
@@ -201,23 +211,23 @@ async def log_kills(nodes: Sequence[Tidb]) -> AsyncIterator[None]:
 
 
 def logged_kills(node: Tidb) -> set[tuple[int, int]]:
-    """SQL port and connection id of each of them."""
-    found = (re.search(r"\[conn=(\d+)\]", line) for line in node.log_lines_containing("killed connection"))
-    return {(node.port, int(match[1])) for match in found if match}
+    """Return SQL port and connection id of each logged KILL."""
+    matches = (re.search(r"\[conn=(\d+)\]", line) for line in node.log_lines_containing("killed connection"))
+    return {(node.port, int(match[1])) for match in matches if match}
 
 
 @asynccontextmanager
 async def run_kill_arena(directory: Path, nodes: Sequence[Tidb]) -> AsyncIterator[KillArena]:
-    """At first only the first node receives sessions."""
+    """Run an arena in which at first only the first node receives sessions."""
     endpoints = directory / "endpoints.json"
     async with run_fake_server(deny_logins) as denying:
         hosts = [Host(node.address, state="active" if node is nodes[0] else "draining") for node in nodes]
         async with run_envoy(directory, hosts, ModuleConfig(endpoints=endpoints), workers=2) as proxy:
-            made = KillArena(proxy, endpoints, nodes, denying)
+            arena = KillArena(proxy, endpoints, nodes, denying)
             try:
-                yield made
+                yield arena
             finally:
-                for victim in made.victims:
+                for victim in arena.victims:
                     await victim.stop_watching()
                 for node in nodes:
-                    made.close_admin(node)
+                    arena.close_admin(node)

@@ -1,4 +1,4 @@
-"""Operations on nodes through the REST API, and waiting for their effect."""
+"""Operations on nodes through the REST API that wait for their effect."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _TIMEOUT_SECONDS = 30.0
 
 
 async def start_drain(stack: LocalCluster, node: Tidb) -> None:
-    """Drain a node without waiting."""
+    """Start draining a node, without waiting."""
     (await stack.api.post(f"/v1/nodes/{node.address}/drain")).raise_for_status()
 
 
 async def drain(stack: LocalCluster, node: Tidb, seconds: float = _TIMEOUT_SECONDS) -> None:
-    """Drain a node until no session is left."""
+    """Drain a node and wait until no session is left."""
     await start_drain(stack, node)
     await wait_for_state(stack, node, "drained", seconds)
 
@@ -44,7 +44,7 @@ async def wait_for_state(
 
 
 async def migration_counts(stack: LocalCluster) -> dict[tuple[str, str, str], int]:
-    """How many moves have ended, by source node, result and reason."""
+    """Return the number of finished migrations, by source node, result and reason."""
     page = (await stack.envoy.get("/stats/prometheus?filter=^tidevoy")).text
     return {
         (node, result, reason): count for node, result, reason, count in parse_migration_counts(page) if count
@@ -52,12 +52,12 @@ async def migration_counts(stack: LocalCluster) -> dict[tuple[str, str, str], in
 
 
 async def wait_until_can_log_in(nodes: Sequence[Tidb], user: str, password: str = "") -> None:
-    """Wait until a new user may log in at all nodes: each reloads its privileges at its own time."""
+    """Wait until a new user can log in at all nodes: each reloads its privileges independently."""
     await wait_until(lambda: all(can_log_in(node, user, password) for node in nodes))
 
 
 def can_log_in(node: Tidb, user: str, password: str = "") -> bool:
-    """Whether the user may log in there."""
+    """Return whether the user can log in there."""
     try:
         connect_directly(node, user=user, password=password).close()
     except pymysql.err.OperationalError:

@@ -1,4 +1,4 @@
-"""Behaviour of TiDB on which Tidevoy relies. Each function examines one server, real or a stand-in."""
+"""Behaviour of TiDB on which Tidevoy relies. Each function examines one server, real or simulated."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _MAX_LOGIN_WAIT_SECONDS = 11.0
 """Longer than Tidevoy's `sql.login_timeout` (8 s) and MariaDB's `connect_timeout` (10 s)."""
 _LOGIN = struct.Struct("<IIB23x")
 _ZSTD = Capability(1 << 26)
-"""CLIENT_ZSTD_COMPRESSION_ALGORITHM, which the stand-in does not offer."""
+"""CLIENT_ZSTD_COMPRESSION_ALGORITHM, which the simulated server does not offer."""
 
 
 @asynccontextmanager
 async def open_connection(node: Tidb) -> AsyncIterator[RawClient]:
-    """A connection that has sent nothing yet; it is aborted at the end."""
+    """Yield a connection that has sent nothing yet; it is reset at the end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
     try:
         yield RawClient(reader, writer)
@@ -42,7 +42,7 @@ async def open_connection(node: Tidb) -> AsyncIterator[RawClient]:
 
 @asynccontextmanager
 async def logged_in(node: Tidb, *statements: str) -> AsyncIterator[RawClient]:
-    """A session of root in which these statements have been executed."""
+    """Yield a session of root in which these statements have been executed."""
     async with open_connection(node) as client:
         assert (await client.login())[0] == 0x00
         for statement in statements:
@@ -51,7 +51,7 @@ async def logged_in(node: Tidb, *statements: str) -> AsyncIterator[RawClient]:
 
 
 async def read_until_end(client: RawClient, seconds: float = _TIMEOUT_SECONDS) -> tuple[bytes, str]:
-    """What is received until the connection ends, and how it ends: `FIN`, `RST`, or `open` if it does not."""
+    """Return the data until the connection ends, and how it ends: `FIN`, `RST`, or `open` if it does not."""
     received = b""
     try:
         async with asyncio.timeout(seconds):
@@ -65,25 +65,25 @@ async def read_until_end(client: RawClient, seconds: float = _TIMEOUT_SECONDS) -
 
 
 async def greeting(node: Tidb) -> Any:
-    """The first packet without release, connection id and salt."""
+    """Examine the first packet without release, connection id and salt."""
     async with open_connection(node) as client:
         sequence, payload = await client.read_packet()
     parsed = parse_greeting(payload)
-    rest = payload[payload.index(0) + 1 :]
+    remaining = payload[payload.index(0) + 1 :]
     version, _, release = parsed.version.partition("-TiDB-v")
     return {
         "sequence": sequence,
         "version": version,
         "has a release": bool(release),
         "capabilities": parsed.capabilities & ~_ZSTD,
-        "collation and status": rest[15:18],
-        "salt": (rest[4:12].isascii(), rest[12], len(rest[31:43]), rest[43]),
-        "plugin": rest[44:],
+        "collation and status": remaining[15:18],
+        "salt": (remaining[4:12].isascii(), remaining[12], len(remaining[31:43]), remaining[43]),
+        "plugin": remaining[44:],
     }
 
 
 async def status_page(node: Tidb) -> Any:
-    """`/status` and `/info` of the status port: keys and types of values."""
+    """Examine `/status` and `/info` of the status port: keys and types of values."""
     async with httpx2.AsyncClient(trust_env=False, base_url=node.status_url) as client:
         status, info = await client.get("/status"), await client.get("/info")
         nowhere = await client.get("/nowhere")
@@ -97,47 +97,47 @@ async def status_page(node: Tidb) -> Any:
 async def kill_of_an_idle_session(node: Tidb) -> Any:
     """The client receives a FIN and no error."""
     async with logged_in(node) as killed, logged_in(node) as killer:
-        ((number,),) = await killed.rows("select connection_id()")
-        return await killer.query(f"kill {number}"), await read_until_end(killed)
+        ((connection_id,),) = await killed.rows("select connection_id()")
+        return await killer.query(f"kill {connection_id}"), await read_until_end(killed)
 
 
 async def kill_of_a_busy_session(node: Tidb) -> Any:
     """The client receives no error either."""
     async with logged_in(node) as killed, logged_in(node) as killer:
-        ((number,),) = await killed.rows("select connection_id()")
+        ((connection_id,),) = await killed.rows("select connection_id()")
         killed.writer.write(frame(0, bytes((MySqlCommand.QUERY,)) + b"select sleep(30)"))
 
         async def is_busy() -> bool:
-            listed = await killer.rows("select id, command from information_schema.processlist")
-            return (number, "Query") in listed
+            sessions = await killer.rows("select id, command from information_schema.processlist")
+            return (connection_id, "Query") in sessions
 
         await wait_until(is_busy)
-        return await killer.query(f"kill {number}"), await read_until_end(killed)
+        return await killer.query(f"kill {connection_id}"), await read_until_end(killed)
 
 
 async def kill_of_an_unknown_session(node: Tidb) -> Any:
-    """It is no error."""
+    """KILL of an unknown session is no error."""
     async with logged_in(node) as killer:
-        return [await killer.query(f"kill {how} 4242424242") for how in ("", "connection", "query")]
+        return [await killer.query(f"kill {option} 4242424242") for option in ("", "connection", "query")]
 
 
 async def wait_timeout(node: Tidb) -> Any:
     """The client receives a FIN and no error."""
     async with logged_in(node, "set session wait_timeout = 1") as client:
-        begin = time.monotonic()
+        started_at = time.monotonic()
         end = await read_until_end(client)
-        return end, 0.5 < time.monotonic() - begin < 3.0
+        return end, 0.5 < time.monotonic() - started_at < 3.0
 
 
 async def client_that_does_not_log_in(node: Tidb) -> Any:
-    """After its greeting a server waits longer than Tidevoy does."""
+    """After its greeting, a server waits for the login longer than Tidevoy does."""
     async with open_connection(node) as client:
         await client.read_packet()
         return await read_until_end(client, _MAX_LOGIN_WAIT_SECONDS)
 
 
 async def refused_logins(node: Tidb) -> Any:
-    """Unknown user, unknown database, old protocol."""
+    """Examine logins with an unknown user, an unknown database, and the old protocol."""
     ends = []
     for user, database, capabilities in (
         (b"nobody", b"", CAPABILITIES),
@@ -146,16 +146,16 @@ async def refused_logins(node: Tidb) -> Any:
     ):
         async with open_connection(node) as client:
             await client.read_packet()
-            named = database + b"\0" if database else b""
+            database_field = database + b"\0" if database else b""
             head = _LOGIN.pack(capabilities, 1 << 24, 45) + user + b"\0\0"
-            client.writer.write(frame(1, head + named + NATIVE_PASSWORD.encode() + b"\0"))
+            client.writer.write(frame(1, head + database_field + NATIVE_PASSWORD.encode() + b"\0"))
             ends.append(await read_until_end(client))
     return ends
 
 
 async def commands(node: Tidb) -> Any:
-    """The answers to commands that are rare, unknown, or name unknown statements."""
-    number = (99).to_bytes(4, "little")
+    """Examine the responses to rare and unknown commands, and to commands for unknown statements."""
+    statement_id = (99).to_bytes(4, "little")
     requests = {
         "ping": b"\x0e",
         "reset": b"\x1f",
@@ -163,50 +163,50 @@ async def commands(node: Tidb) -> Any:
         "debug": b"\x0d",
         "multi statements off": b"\x1b\1\0",
         "create database": b"\x05x",
-        "execute": b"\x17" + number + b"\0\1\0\0\0",
-        "reset statement": b"\x1a" + number,
-        "fetch": b"\x1c" + number + b"\1\0\0\0",
+        "execute": b"\x17" + statement_id + b"\0\1\0\0\0",
+        "reset statement": b"\x1a" + statement_id,
+        "fetch": b"\x1c" + statement_id + b"\1\0\0\0",
     }
-    answers = {}
+    responses = {}
     for name, command in requests.items():
         async with logged_in(node) as client:
             client.writer.write(frame(0, command))
-            answers[name] = await client.read_packet()
-    return answers
+            responses[name] = await client.read_packet()
+    return responses
 
 
 async def statements(node: Tidb) -> Any:
-    """The answers to statements without rows, in one session; only the code of syntax errors."""
-    answers = {}
+    """Examine the responses to statements without rows, in one session; only the code of syntax errors."""
+    responses = {}
     async with logged_in(node) as client:
         for statement in (
             *("", ";", "/* nothing */", "begin", "commit", "start transaction", "rollback"),
             *("set autocommit = 0", "set autocommit = 1", "use nowhere", "select * from nowhere.t"),
             *("set nosuch = 1", "begin foo", "set @a = 1", "kill"),
         ):
-            answer = await client.send_command(MySqlCommand.QUERY, statement.encode())
-            is_syntax = answer[:3] == b"\xff" + (1064).to_bytes(2, "little")
-            answers[statement] = answer[:9] if is_syntax else answer
-    return answers
+            response = await client.send_command(MySqlCommand.QUERY, statement.encode())
+            is_syntax = response[:3] == b"\xff" + (1064).to_bytes(2, "little")
+            responses[statement] = response[:9] if is_syntax else response
+    return responses
 
 
 async def states(node: Tidb) -> Any:
-    """SHOW SESSION_STATES of a new session and of one with many kinds of state, and the token's shape."""
+    """Examine SHOW SESSION_STATES of a new session and of one with many states, and the token's shape."""
     async with logged_in(node) as client:
         fresh, token = await client.export_states()
         await client.query("set @a = 1, @b = 'x'")
         await client.query("use mysql")
         await client.query("prepare s from 'select ? + 1'")
-        number = await client.prepare(b"select ?, 'x'")
+        statement_id = await client.prepare(b"select ?, 'x'")
         await client.rows("select 1 union select 2")
         full, _ = await client.export_states()
-    own = ("sys-vars", "user-var-values", "user-var-types", "rs-group", "query-info")
+    excluded = ("sys-vars", "user-var-values", "user-var-types", "rs-group", "query-info")
     return {
-        "fresh": {key: value for key, value in fresh.items() if key not in own},
-        "full": {key: value for key, value in full.items() if key not in own},
+        "fresh": {key: value for key, value in fresh.items() if key not in excluded},
+        "full": {key: value for key, value in full.items() if key not in excluded},
         "variables": sorted(full["user-var-values"]) == sorted(full["user-var-types"]) == ["a", "b"],
         "settings": {name: full["sys-vars"][name] for name in ("autocommit", "character_set_client")},
-        "number": number,
+        "number": statement_id,
         "token": _json_shape(json.loads(token)),
     }
 
@@ -216,13 +216,13 @@ async def empty_states(node: Tidb) -> Any:
     async with logged_in(node, "prepare s from 'select 1'") as client:
         first = await client.prepare(b"select 1")
         await client.export_states()
-        answer = await client.query("set session_states '{}'")
+        response = await client.query("set session_states '{}'")
         after = await client.rows("select row_count(), found_rows(), last_insert_id()")
-        return answer[0], after, first, await client.prepare(b"select 2")
+        return response[0], after, first, await client.prepare(b"select 2")
 
 
 async def registration(cluster: Cluster, node: Tidb) -> Any:
-    """The keys in PD: names, whether they have leases, and the shape of the values."""
+    """Examine the keys in PD: names, whether they have leases, and the shape of the values."""
     prefix = f"/topology/tidb/{node.address}"
     async with EtcdClient([cluster.pd_url]) as client:
         entries = (await client.range(prefix)).entries
@@ -236,21 +236,22 @@ async def registration(cluster: Cluster, node: Tidb) -> Any:
 
 
 async def full_server(node: Tidb, others: int) -> Any:
-    """What a client receives while `others` sessions, which are `max_connections`, are open."""
-    async with AsyncExitStack() as open_:
+    """Examine what a client receives while `others` sessions, which are `max_connections`, are open."""
+    async with AsyncExitStack() as exit_stack:
         for _ in range(others):
-            await open_.enter_async_context(logged_in(node))
-        client = await open_.enter_async_context(open_connection(node))
+            await exit_stack.enter_async_context(logged_in(node))
+        client = await exit_stack.enter_async_context(open_connection(node))
         return await client.read_packet(), await read_until_end(client)
 
 
 async def graceful_shutdown(node: Tidb) -> Any:
-    """What SIGTERM does, in order, to an idle session and one in a transaction.
+    """Examine the effects of SIGTERM, in order, on an idle session and one in a transaction.
 
-    COM_PING is left out: TiDB answers it up to 8.5.3, and the stand-in refuses it as later releases do.
+    COM_PING is excluded: TiDB answers it up to 8.5.3, and the simulated server rejects it as later releases
+    do.
     """
-    async with logged_in(node) as idle, logged_in(node, "begin") as open_, logged_in(node) as asking:
-        ending = asyncio.create_task(node.terminate())
+    async with logged_in(node) as idle, logged_in(node, "begin") as in_transaction, logged_in(node) as active:
+        shutdown_task = asyncio.create_task(node.terminate())
         async with httpx2.AsyncClient(trust_env=False, base_url=node.status_url) as client:
 
             async def has_noticed() -> bool:
@@ -258,28 +259,28 @@ async def graceful_shutdown(node: Tidb) -> Any:
 
             await wait_until(has_noticed)
             status = (await client.get("/status")).status_code
-        works = await asking.query("set @a = 1")
-        async with logged_in(node) as late:
-            login = await late.query("set @a = 1")
-        begin = time.monotonic()
+        works = await active.query("set @a = 1")
+        async with logged_in(node) as new_session:
+            login = await new_session.query("set @a = 1")
+        started_at = time.monotonic()
         idle_end = await read_until_end(idle)
-        lasted = time.monotonic() - begin > node.graceful_wait / 2
+        outlasted_half_wait = time.monotonic() - started_at > node.graceful_wait / 2
         accepted = await accepts_connections(node.port)
-        works_still = await open_.query("set @a = 1")
-        committed = await open_.query("commit")
-        last = await read_until_end(open_)
+        works_after_wait = await in_transaction.query("set @a = 1")
+        committed = await in_transaction.query("commit")
+        final_end = await read_until_end(in_transaction)
         return {
             "status": status,
             "during the wait": (works, login),
-            "idle": (idle_end, lasted),
+            "idle": (idle_end, outlasted_half_wait),
             "accepts after the wait": accepted,
-            "in a transaction": (works_still, committed, last),
-            "exit": await ending,
+            "in a transaction": (works_after_wait, committed, final_end),
+            "exit": await shutdown_task,
         }
 
 
 def _json_shape(value: Any) -> Any:
-    """The keys of a JSON value and the types of its leaves."""
+    """Return the keys of a JSON value and the types of its leaves."""
     if isinstance(value, dict):
-        return {key: _json_shape(one) for key, one in sorted(value.items())}
+        return {key: _json_shape(item) for key, item in sorted(value.items())}
     return type(value).__name__

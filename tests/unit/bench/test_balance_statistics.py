@@ -1,4 +1,4 @@
-"""What samples of a simulation amount to, and the tables and charts that are made of it."""
+"""Statistics of simulation samples, and the tables and charts made from them."""
 
 from __future__ import annotations
 
@@ -74,17 +74,17 @@ def test_quantiles_are_samples() -> None:
     assert quantile(0.99, [7.0]) == 7
 
 
-def test_a_share_of_time_is_of_the_samples_above_a_limit() -> None:
+def test_fraction_above_counts_samples_above_the_limit() -> None:
     assert fraction_above(1.1, [1.0, 1.1, 1.2, 1.3]) == 0.5
 
 
-def test_what_settles_stays_so_for_ten_samples() -> None:
+def test_settling_needs_ten_consecutive_samples() -> None:
     assert samples_until_settled([1.0] * 10, 1.1) == 0
     assert samples_until_settled([1.2, 1.0, 1.2] + [1.0] * 10, 1.1) == 3
     assert samples_until_settled([1.2] + [1.0] * 9, 1.1) is None
 
 
-def test_a_swing_is_an_autocorrelation_that_comes_back() -> None:
+def test_oscillation_measures_recurring_autocorrelation() -> None:
     wave = [math.sin(second * math.tau / 20) for second in range(600)]
     assert autocorrelations([wave], range(10, 21, 10)) == pytest.approx([-0.983, 0.967], abs=0.01)
     assert oscillation([wave, wave]) > 0.9
@@ -101,18 +101,18 @@ def test_a_swing_is_an_autocorrelation_that_comes_back() -> None:
     assert oscillation([[1.0] * 100]) == 0.0
 
 
-def test_the_imbalance_is_of_nodes_in_service_by_weight() -> None:
-    world = SimulatedCluster(1)
+def test_imbalance_counts_serving_nodes_by_weight() -> None:
+    cluster = SimulatedCluster(1)
     for capacity in (100, 50, 100):
-        world.add_node(capacity)
-    assert world.imbalance() == 1.0, "where there are no sessions, none is wrong"
-    world.add_direct(0, 20)
-    world.add_direct(1, 10)
-    world.add_direct(2, 30)
-    world.serving[2] = False
-    assert world.imbalance() == pytest.approx(1.0)
-    world.add_direct(1, 5)
-    assert world.imbalance() == pytest.approx(15 / 50 / (35 / 150))
+        cluster.add_node(capacity)
+    assert cluster.imbalance() == 1.0, "an empty cluster is balanced"
+    cluster.add_direct(0, 20)
+    cluster.add_direct(1, 10)
+    cluster.add_direct(2, 30)
+    cluster.serving[2] = False
+    assert cluster.imbalance() == pytest.approx(1.0)
+    cluster.add_direct(1, 5)
+    assert cluster.imbalance() == pytest.approx(15 / 50 / (35 / 150))
 
 
 def test_targets_are_met_or_missed() -> None:
@@ -128,19 +128,19 @@ def test_targets_are_met_or_missed() -> None:
     assert verdicts[alone] == "missed"
 
 
-def test_what_never_comes_misses_its_target() -> None:
+def test_unsettled_fleet_misses_its_target() -> None:
     never = replace(OUTCOME, recoveries=(replace(RECOVERY, settled_after=None),))
-    found = target_figures({("e", TIDEVOY): never, ("e", LEAST_CONNECTIONS): never}, OUTCOME)
-    assert next(figure for figure in found if "join" in figure.name).verdict == "missed"
+    figures = target_figures({("e", TIDEVOY): never, ("e", LEAST_CONNECTIONS): never}, OUTCOME)
+    assert next(figure for figure in figures if "join" in figure.name).verdict == "missed"
 
 
-def test_each_case_has_a_table_with_a_row_for_each_balancer() -> None:
-    found = case_tables(OUTCOMES)
-    assert [sheet.title[0] for sheet in found] == list(CASES)
-    for sheet in found:
-        assert [row[0] for row in sheet.rows] == list(BALANCERS)
-        assert {len(row) for row in sheet.rows} == {len(sheet.heads)}
-    assert found[4].rows[0][1:] == (
+def test_each_case_table_has_a_row_per_balancer() -> None:
+    tables = case_tables(OUTCOMES)
+    assert [table.title[0] for table in tables] == list(CASES)
+    for table in tables:
+        assert [row[0] for row in table.rows] == list(BALANCERS)
+        assert {len(row) for row in table.rows} == {len(table.heads)}
+    assert tables[4].rows[0][1:] == (
         *("1.030", "1.005", "1.080", "1.200", "1.0%"),
         *("1,234", "62 s", "0.02", "8 s", "11 s"),
     )
@@ -155,7 +155,7 @@ def test_charts_show_every_case_and_every_change() -> None:
             assert [line.name for line in panel.lines] == list(BALANCERS)
 
 
-def test_tables_and_charts_are_kept_with_the_figures(tmp_path: Path) -> None:
+def test_report_contains_tables_and_charts(tmp_path: Path) -> None:
     section = ReportSection(
         "balance",
         "How it was done.",

@@ -1,4 +1,4 @@
-"""What is shown of slow changes, and how the stages of a control plane's changes are recorded."""
+"""Description of slow changes, and the recording of their stages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def change(number: int, sent: float, acked: float) -> MeasuredChange:
     )
 
 
-def test_the_slowest_change_is_told_with_what_happened_meanwhile() -> None:
+def test_slowest_change_lists_its_events() -> None:
     trace = [
         TraceEvent("intent stored", 9.999),
         TraceEvent("request received", 10.001),
@@ -36,13 +36,13 @@ def test_the_slowest_change_is_told_with_what_happened_meanwhile() -> None:
     ]
 
 
-def test_what_takes_until_after_the_change_is_told_when_it_began_before() -> None:
+def test_overlapping_event_is_listed() -> None:
     trace = [TraceEvent("garbage of generation 2 collected", 10.2, 0.15), TraceEvent("plan saved", 10.2)]
     (line,) = describe_slowest([change(0, 10.0, 10.12)], trace, 1)
     assert "garbage of generation 2 collected 200.0 (took 150.0)" in line
     assert "plan saved" not in line
 
 
-def test_waiting_for_a_cpu_is_no_work() -> None:
+def test_cpu_waits_are_subtracted() -> None:
     assert change(0, 10.0, 10.12).seconds_without_cpu_waits == pytest.approx(0.118)
     assert MeasuredChange(0, 1.0, 1.01, 1.01, 1.01, {"Envoy": 0.02}).seconds_without_cpu_waits == 0

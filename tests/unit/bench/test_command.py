@@ -12,21 +12,21 @@ from bench.command import BALANCE, CONTROL_PLANE, MOVES, Benchmark, register, se
 
 @pytest.fixture
 def app() -> typer.Typer:
-    made = typer.Typer()
-    made.callback()(lambda: None)
-    register(made)
-    return made
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    register(app)
+    return app
 
 
-def test_benchmarks_are_chosen_by_name_and_run_in_our_order() -> None:
-    assert [each.name for each in select_benchmarks([])] == ["plan", "latency", "fleet", "loop"]
-    assert [each.name for each in select_benchmarks(["fleet", "plan"])] == ["plan", "fleet"]
+def test_selects_benchmarks_by_name_in_fixed_order() -> None:
+    assert [benchmark.name for benchmark in select_benchmarks([])] == ["plan", "latency", "fleet", "loop"]
+    assert [benchmark.name for benchmark in select_benchmarks(["fleet", "plan"])] == ["plan", "fleet"]
     with pytest.raises(typer.BadParameter, match="there is no benchmark 'speed'; choose from plan, latency"):
         select_benchmarks(["speed"])
 
 
-@pytest.mark.parametrize("benchmark", [*CONTROL_PLANE, BALANCE, MOVES], ids=lambda each: each.name)
-def test_a_benchmark_can_be_measured(benchmark: Benchmark) -> None:
+@pytest.mark.parametrize("benchmark", [*CONTROL_PLANE, BALANCE, MOVES], ids=lambda benchmark: benchmark.name)
+def test_each_benchmark_has_a_method_and_measure(benchmark: Benchmark) -> None:
     module = importlib.import_module(benchmark.module)
     assert isinstance(module.METHOD, str)
     options = {"sessions", "moves", "rounds"} if benchmark is MOVES else set()
@@ -34,21 +34,19 @@ def test_a_benchmark_can_be_measured(benchmark: Benchmark) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "complaint"),
+    ("arguments", "message"),
     [
         (["against"], "either --rev REVISION or --module FILE"),
         (["against", "--rev", "main", "--module", __file__], "either --rev REVISION or --module FILE"),
         (["against", "--rev", "main", "--only", "writes"], "there are: point select, 1 client;"),
-        (["proxies", "--only", "writes"], "--only leaves no workload; there are: point select, 1 client;"),
+        (["proxies", "--only", "writes"], "--only selects no workload; there are: point select, 1 client;"),
         (["proxies", "--peer", "other=/bin/true"], "write NAME=COMMAND"),
-        (["proxies", "--peer", "HAProxy=/bin/true {listen} {server}"], "two proxies with the name HAProxy"),
+        (["proxies", "--peer", "HAProxy=/bin/true {listen} {server}"], "two proxies have the name HAProxy"),
         (["proxies", "--peer", "x=/bin/true {listen} {pd}"], "with {pd} needs PD: add --backend tidb"),
         (["proxies", "--peer", "x=/no/proxy {listen} {server}"], "no program /no/proxy for peer x"),
     ],
 )
-def test_wrong_options_are_refused_before_anything_starts(
-    app: typer.Typer, arguments: list[str], complaint: str
-) -> None:
+def test_rejects_wrong_options_before_any_start(app: typer.Typer, arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["bench", *arguments], env={"COLUMNS": "2000"})
     assert result.exit_code == 2
-    assert complaint in result.output
+    assert message in result.output

@@ -1,4 +1,4 @@
-"""Charts of lines: SVG that says what the drawing says."""
+"""Line charts as SVG."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DRAWING = LineChart(
 )
 
 
-def test_a_drawing_has_its_texts() -> None:
+def test_chart_contains_its_texts() -> None:
     root = ElementTree.fromstring(render_svg(DRAWING.as_json()))
     assert root.findtext(f"{SVG}title") == DRAWING.title
     texts = [text for element in root.iter(f"{SVG}text") for text in element.itertext()]
@@ -38,11 +38,11 @@ def test_a_drawing_has_its_texts() -> None:
     ]
 
 
-def test_the_same_drawing_gives_the_same_bytes() -> None:
+def test_same_chart_gives_the_same_bytes() -> None:
     assert render_svg(DRAWING.as_json()) == render_svg(DRAWING.as_json())
 
 
-def test_a_line_is_steps_that_stay_within_the_frame() -> None:
+def test_lines_are_steps_clipped_to_the_frame() -> None:
     root = ElementTree.fromstring(render_svg(DRAWING.as_json()))
     axes = next(group for group in root.iter(f"{SVG}g") if group.get("id") == "axes_1")
     frame, *_, even, uneven = [corners(path.attrib["d"]) for path in axes.iter(f"{SVG}path")]
@@ -56,5 +56,5 @@ def test_a_line_is_steps_that_stay_within_the_frame() -> None:
 
 
 def corners(path: str) -> list[tuple[float, float]]:
-    """Each place that a path goes through, once."""
+    """Return each distinct point of a path."""
     return list(dict.fromkeys((float(x), float(y)) for x, y in re.findall(r"[ML] (\S+) (\S+)", path)))

@@ -15,36 +15,36 @@ SLICE = {
 }
 
 
-def test_a_slice_is_in_milliseconds() -> None:
-    found = LoadClientResult.parse(json.dumps(SLICE) + "\n")
-    measured = SliceResult.from_result(found)
-    assert measured.seconds == 0.0297
-    assert measured.latencies == pytest.approx([0.0987, 1.2345])
-    assert measured.new_connections == [2.0]
-    assert (found.errors, found.error_text) == (0, "")
+def test_slice_latencies_are_in_milliseconds() -> None:
+    result = LoadClientResult.parse(json.dumps(SLICE) + "\n")
+    slice_result = SliceResult.from_result(result)
+    assert slice_result.seconds == 0.0297
+    assert slice_result.latencies == pytest.approx([0.0987, 1.2345])
+    assert slice_result.new_connections == [2.0]
+    assert (result.errors, result.error_text) == (0, "")
 
 
-def test_the_last_line_is_the_result() -> None:
+def test_parses_the_last_output_line() -> None:
     last = {"connected": 5, "alive": 5, "errors": 0, "errors_by_kind": {}, "details": []}
-    found = LoadClientResult.parse('{"connected": 5}\n' + json.dumps(last) + "\n")
-    assert found.figures["alive"] == 5
+    result = LoadClientResult.parse('{"connected": 5}\n' + json.dumps(last) + "\n")
+    assert result.figures["alive"] == 5
 
 
 @pytest.mark.parametrize("output", ["", "\n", "Segmentation fault\n", "[1]\n", '{"connected": 5}\n'])
-def test_what_is_no_result_is_told(output: str) -> None:
+def test_rejects_output_without_a_result(output: str) -> None:
     with pytest.raises(ValueError, match=r"printed no result|Expecting value"):
         LoadClientResult.parse(output)
 
 
-def test_errors_are_told_by_kind_and_by_what_the_first_said() -> None:
-    told = ["session 3: row 1 has at byte 7 of 27", "session 9: nothing came within 30 s"]
-    figures = SLICE | {"errors": 3, "errors_by_kind": {"content": 2, "slow": 1}, "details": told}
-    found = LoadClientResult.parse(json.dumps(figures))
-    assert found.errors == 3
-    assert found.error_text.splitlines() == ["content: 2, slow: 1", *told]
+def test_error_text_lists_kinds_and_details() -> None:
+    details = ["session 3: row 1 has at byte 7 of 27", "session 9: nothing came within 30 s"]
+    figures = SLICE | {"errors": 3, "errors_by_kind": {"content": 2, "slow": 1}, "details": details}
+    result = LoadClientResult.parse(json.dumps(figures))
+    assert result.errors == 3
+    assert result.error_text.splitlines() == ["content: 2, slow: 1", *details]
 
 
-def test_certificates_are_checked_where_an_authority_is_named() -> None:
+def test_ca_option_enables_certificate_checks() -> None:
     server = ["--address", "127.0.0.1:4000", "--tls"]
     root = ["--user", "root", "--password", ""]
     assert LoginOptions().command_options(4000) == [*server, "none", *root]
@@ -57,6 +57,6 @@ def test_certificates_are_checked_where_an_authority_is_named() -> None:
     ]
 
 
-def test_targets_say_where_tls_begins() -> None:
+def test_target_text_contains_the_tls_mode() -> None:
     assert str(LoadTarget(4000)) == "127.0.0.1:4000,tls=none"
     assert str(LoadTarget(4000, "mysql")) == "127.0.0.1:4000,tls=mysql"

@@ -56,13 +56,13 @@ def by_name(figures: list[BenchmarkFigure]) -> dict[str, BenchmarkFigure]:
     return {figure.name: figure for figure in figures}
 
 
-def test_the_counts_of_sysbench_are_read() -> None:
+def test_parses_sysbench_counts() -> None:
     assert SysbenchCounts.parse(SYSBENCH) == SysbenchCounts(4826, 96_520, 3, 1)
     assert SysbenchCounts.parse(SYSBENCH.replace("reconnects:", "others:")) is None
     assert SysbenchCounts.parse(SYSBENCH.splitlines()[0]) is None
 
 
-def test_sysbench_works_until_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sysbench_runs_until_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "bench.sysbench_load.clients.find_program", lambda program, package: f"/bin/{program}"
     )
@@ -82,7 +82,7 @@ ASKED = (
 )
 
 
-def test_a_statement_belongs_to_a_while_in_which_it_was_under_way() -> None:
+def test_statement_belongs_to_overlapping_windows() -> None:
     windows = [TimeWindow(2.0, 3.01)]
     assert statements_during(ASKED, windows) == [ASKED[1], ASKED[2]]
     assert statements_outside(ASKED, windows) == [ASKED[0], ASKED[3]]
@@ -90,7 +90,7 @@ def test_a_statement_belongs_to_a_while_in_which_it_was_under_way() -> None:
     assert [slowest_ms(ASKED), slowest_ms([])] == pytest.approx([400, 0])
 
 
-def test_all_combinations_have_a_name() -> None:
+def test_all_combinations_have_distinct_names() -> None:
     assert len({combination.name for combination in ALL_COMBINATIONS}) == 8
     assert ALL_COMBINATIONS[0].name == "prepared, TLS, 2 workers"
     assert ALL_COMBINATIONS[-1].name == "text, plain, 1 worker"
@@ -114,23 +114,23 @@ def rolled() -> RollingRestartResult:
     )
 
 
-def test_what_a_rolling_restart_costs_is_told_apart() -> None:
-    found = rolled()
-    assert (found.moved, found.failed_by_reason) == ({"127.0.0.1:4000": 12}, {"slow": 2})
-    slow = [found.slowest_while_draining, found.slowest_while_moving, found.slowest_at_rest]
+def test_rolling_restart_separates_drain_and_rest() -> None:
+    result = rolled()
+    assert (result.moved, result.failed_by_reason) == ({"127.0.0.1:4000": 12}, {"slow": 2})
+    slow = [result.slowest_while_draining, result.slowest_while_moving, result.slowest_at_rest]
     assert slow == pytest.approx([50, 200, 400])
-    figures = by_name(rolling_figures(found, 3))
+    figures = by_name(rolling_figures(result, 3))
     assert [figure.verdict for figure in figures.values()] == ["met", "met", "missed", ""]
 
 
-def test_entries_of_an_epoll_descriptor_are_counted() -> None:
-    told = (
+def test_counts_epoll_entries() -> None:
+    fdinfo = (
         "pos:\t0\nflags:\t02\ntfd:       5 events:       19 data: 5 pos:0\ntfd:       6 events: 19 data: 6\n"
     )
-    assert count_epoll_entries(told) == 2
+    assert count_epoll_entries(fdinfo) == 2
 
 
-def test_what_a_process_holds_is_seen() -> None:
+def test_samples_resources_of_a_process() -> None:
     async def mine() -> ResourceUsage:
         return ResourceUsage.of_process(os.getpid())
 
@@ -147,7 +147,7 @@ def page(**counts: int) -> dict[str, object]:
     return {"stats": [{"histograms": {"supported_percentiles": [], "details": details}}]}
 
 
-def test_only_turns_in_between_count() -> None:
+def test_subtract_keeps_only_new_loop_iterations() -> None:
     before, now = (
         event_loop_latency.parse_stats(page(_20=5, _9000=1)),
         event_loop_latency.parse_stats(page(_20=8, _1500=2, _9000=1)),
@@ -163,13 +163,13 @@ def test_only_turns_in_between_count() -> None:
     assert event_loop_latency.parse_stats({"stats": []}) == {}
 
 
-def test_a_crowd_is_as_large_as_files_allow() -> None:
+def test_session_count_fits_the_file_limit() -> None:
     assert fit_session_count(10_000, 1_048_576) == 10_000
     assert fit_session_count(10_000, 20_000) == 9_900
     assert fit_session_count(99, 20_000) == 90
 
 
-def test_stalls_are_shown_with_and_without_a_drain() -> None:
+def test_crowd_figures_compare_drain_and_baseline() -> None:
     quiet, drained = (
         ObservedPhase(TimeWindow(0.5, 1.5), {30.0: 9}),
         ObservedPhase(TimeWindow(1.8, 3.02), {30.0: 9, 12_000.0: 1}),
@@ -184,15 +184,15 @@ def test_stalls_are_shown_with_and_without_a_drain() -> None:
     ]
 
 
-def test_what_grows_with_moves_is_not_flat() -> None:
+def test_growing_resources_miss_the_target() -> None:
     def long(last: ResourceUsage, after: ResourceUsage) -> list[str]:
         samples = [
             (10_000, ResourceUsage(100.0, 2020, 2010)),
             (50_000, ResourceUsage(101, 2020, 2010)),
             (100_000, last),
         ]
-        found = RepeatedMovesResult(1000, 200.0, ResourceUsage(80.0, 20, 10), samples, after, 0)
-        return [figure.verdict for figure in repeated_moves_figures(found)]
+        result = RepeatedMovesResult(1000, 200.0, ResourceUsage(80.0, 20, 10), samples, after, 0)
+        return [figure.verdict for figure in repeated_moves_figures(result)]
 
     assert set(long(ResourceUsage(104.0, 2020, 2010), ResourceUsage(100.0, 20, 10))) == {"met"}
     grown = long(ResourceUsage(106.0, 2021, 2011), ResourceUsage(100.0, 21, 11))
@@ -200,7 +200,7 @@ def test_what_grows_with_moves_is_not_flat() -> None:
 
 
 class Link(asyncio.Transport):
-    """What a stand-in's session writes to."""
+    """The transport that a fake node's session writes to."""
 
     def __init__(self) -> None:
         super().__init__({"sockname": ("127.9.0.1", 4000)})
@@ -234,7 +234,7 @@ def node(house: SharedNodeState) -> tuple[NodeSession, Link]:
 
 
 def login(house: SharedNodeState, token: bytes | None = None) -> tuple[NodeSession, Link]:
-    """By token: an account of 250 bytes at most goes with one byte of length."""
+    """Log in by token. Up to 250 bytes need one length byte."""
     session, link = node(house)
     body = BY_PASSWORD
     if token is not None:
@@ -245,27 +245,27 @@ def login(house: SharedNodeState, token: bytes | None = None) -> tuple[NodeSessi
     return session, link
 
 
-def test_a_session_moves_from_one_stand_in_to_another() -> None:
-    one, other = SharedNodeState(make_signer(b"key")), SharedNodeState(make_signer(b"key"))
-    session, link = login(one)
-    assert (link.take()[4], one.sessions["127.9.0.1:4000"]) == (0, 1)
+def test_session_migrates_between_fake_nodes() -> None:
+    source, target = SharedNodeState(make_signer(b"key")), SharedNodeState(make_signer(b"key"))
+    session, link = login(source)
+    assert (link.take()[4], source.sessions["127.9.0.1:4000"]) == (0, 1)
     session.data_received(frame(0, b"\x03SHOW SESSION_STATES"))
-    shown = link.take()
-    token = shown[shown.index(b'{"username"') :]
+    response = link.take()
+    token = response[response.index(b'{"username"') :]
     token = token[: token.index(b"}") + 1]
-    states = shown[shown.index(b'{"user-var-values"') :]
+    states = response[response.index(b'{"user-var-values"') :]
     states = states[: states.index(b"}}") + 2]
-    verify_token(other.signer, token, "root", 0)
+    verify_token(target.signer, token, "root", 0)
 
-    arrived, there = login(other, token)
-    assert there.take()[4] == 0
+    arrived, target_link = login(target, token)
+    assert target_link.take()[4] == 0
     arrived.data_received(frame(0, PREPARE) + frame(0, b"\x03SET SESSION_STATES '" + states + b"'"))
     arrived.data_received(frame(0, bytes((MySqlCommand.PING,))))
-    assert there.take().count(b"\0\0\0\2\0\0\0") == 3
+    assert target_link.take().count(b"\0\0\0\2\0\0\0") == 3
     session.connection_lost(None)
-    assert (one.sessions["127.9.0.1:4000"], other.moved_in["127.9.0.1:4000"]) == (0, 1)
-    assert list(one.emptied_at) == ["127.9.0.1:4000"]
-    assert json.loads(other.report_as_json())["violations"] == one.violations == []
+    assert (source.sessions["127.9.0.1:4000"], target.moved_in["127.9.0.1:4000"]) == (0, 1)
+    assert list(source.emptied_at) == ["127.9.0.1:4000"]
+    assert json.loads(target.report_as_json())["violations"] == source.violations == []
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_a_session_moves_from_one_stand_in_to_another() -> None:
         frame(0, b"\x16select 1"),
     ],
 )
-def test_a_stand_in_takes_nothing_else(sent: bytes) -> None:
+def test_fake_node_rejects_other_commands(sent: bytes) -> None:
     house = SharedNodeState(make_signer(b"key"))
     session, link = login(house)
     session.data_received(sent)
@@ -284,15 +284,15 @@ def test_a_stand_in_takes_nothing_else(sent: bytes) -> None:
     assert len(house.violations) == 1
 
 
-def test_only_a_token_of_the_same_cluster_lets_a_session_in() -> None:
+def test_fake_node_accepts_only_tokens_of_its_cluster() -> None:
     house = SharedNodeState(make_signer(b"key"))
     token = json.dumps(issue_token(make_signer(b"another"), "root", 0)).encode()
     _, link = login(house, token)
     assert link.ended
-    assert "its signature is not of our key" in house.violations[0]
+    assert "its signature is not from our key" in house.violations[0]
 
 
-def test_behind_a_token_come_the_states() -> None:
+def test_fake_node_requires_states_after_a_token() -> None:
     house = SharedNodeState(make_signer(b"key"))
     session, link = login(house, json.dumps(issue_token(house.signer, "root", time.time_ns())).encode())
     assert not link.ended

@@ -1,4 +1,4 @@
-"""Profiles: what `perf script` prints, where the time goes, and how both are shown."""
+"""Profiles: parsing of `perf script`, classification of CPU time, flame graphs and the page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MACHINE = Machine("a CPU", 2, 1024, "Linux 6.1", "3.11.7", "1.40.0", "3.4.23")
 QUIET = MachineCondition("2026-01-01 00:00:00Z", 0.5, 0.02)
 SVG = "{http://www.w3.org/2000/svg}"
 
-# As perf 6.1 prints it, made short.
+# As perf 6.1 prints it, shortened.
 PRINTED = """\
 wrk:worker_0 
 \tffffffff81e2fb7e sock_def_readable ([kernel.kallsyms])
@@ -49,7 +49,7 @@ wrk:worker_0
 SEND: CallStack = ("t", "__send", "do_syscall_64_[k]", "tcp_sendmsg_[k]")
 
 
-def test_stacks_are_read_from_thread_to_function() -> None:
+def test_parses_stacks_from_thread_to_function() -> None:
     assert fold_stacks(PRINTED * 2) == Counter(
         {
             (
@@ -62,7 +62,7 @@ def test_stacks_are_read_from_thread_to_function() -> None:
     )
 
 
-def test_nothing_printed_is_no_stack() -> None:
+def test_empty_output_has_no_stacks() -> None:
     assert fold_stacks("") == fold_stacks("\n") == Counter()
     with pytest.raises(ValueError, match="no samples"):
         area_shares(fold_stacks(""))
@@ -85,56 +85,56 @@ def test_nothing_printed_is_no_stack() -> None:
         (["asm_sysvec_apic_timer_interrupt", "update_wall_time"], "interrupts"),
     ],
 )
-def test_the_innermost_known_function_tells_the_area(functions: list[str], expected: str) -> None:
+def test_innermost_known_function_decides_the_area(functions: list[str], expected: str) -> None:
     kernel = ["entry_SYSCALL_64_after_hwframe", "do_syscall_64", *functions]
     assert classify_stack(("thread", "main", *(f"{name}_[k]" for name in kernel))) == expected
 
 
-def test_outside_the_kernel_names_tell_nothing() -> None:
+def test_user_functions_never_match_kernel_areas() -> None:
     assert classify_stack(("thread", "main", "tcp_sendmsg")) == USER_AREA
     assert classify_stack(("thread", "main", "exc_page_fault_[k]")) == OTHER_KERNEL_AREA
 
 
-def test_shares_add_up() -> None:
+def test_area_shares_sum_to_one() -> None:
     parts = area_shares({SEND: 3, ("t", "main"): 1})
     assert list(parts) == list(AREAS)
     assert (parts["TCP send"], parts[USER_AREA], sum(parts.values())) == (0.75, 0.25, 1.0)
 
 
 def boxes(picture: str) -> dict[str, float]:
-    """The widths of the boxes of a flame graph by their titles."""
-    found = {}
+    """Return the box widths of a flame graph by title."""
+    widths = {}
     for group in ElementTree.fromstring(picture).iter(f"{SVG}g"):
         title, box = group.find(f"{SVG}title"), group.find(f"{SVG}path")
         if title is not None and box is not None:
             corners = [float(x) for x in re.findall(r"[ML] (\S+)", box.attrib["d"])]
-            found[title.text or ""] = max(corners) - min(corners)
-    return found
+            widths[title.text or ""] = max(corners) - min(corners)
+    return widths
 
 
-def test_a_box_is_as_wide_as_its_share() -> None:
+def test_box_width_is_the_share_of_samples() -> None:
     picture = flame_graph_svg({SEND: 300, ("t", "main", "<read>"): 100}, "a & b")
-    found = boxes(picture)
-    assert list(found) == [
+    widths = boxes(picture)
+    assert list(widths) == [
         *("t: 100.0%", "__send: 75.0%", "do_syscall_64: 75.0%", "tcp_sendmsg: 75.0%"),
         *("main: 25.0%", "<read>: 25.0%"),
     ]
-    assert found["__send: 75.0%"] / found["main: 25.0%"] == pytest.approx(3, abs=0.02)
+    assert widths["__send: 75.0%"] / widths["main: 25.0%"] == pytest.approx(3, abs=0.02)
     assert "400 samples" in picture
     assert picture == flame_graph_svg({SEND: 300, ("t", "main", "<read>"): 100}, "a & b")
 
 
-def test_what_is_too_narrow_is_left_out() -> None:
+def test_narrow_boxes_are_omitted() -> None:
     many: dict[CallStack, int] = {("t", f"function_{number}", "deep"): 1 for number in range(300)}
     assert list(boxes(flame_graph_svg({**many, ("t", "main"): 100}, "x"))) == ["t: 100.0%", "main: 25.0%"]
 
 
-def test_text_stands_where_it_has_room() -> None:
+def test_boxes_have_text_only_if_it_fits() -> None:
     picture = flame_graph_svg({("t", "a_long_name"): 4, ("t", "another_long_name"): 996}, "x")
-    shown = [element.text for element in ElementTree.fromstring(picture).iter(f"{SVG}text")]
-    assert "another_long_name" in shown
-    assert "a_long_name" not in shown
-    assert set(AREAS) <= set(shown)
+    texts = [element.text for element in ElementTree.fromstring(picture).iter(f"{SVG}text")]
+    assert "another_long_name" in texts
+    assert "a_long_name" not in texts
+    assert set(AREAS) <= set(texts)
     with pytest.raises(ValueError, match="no samples"):
         flame_graph_svg({}, "x")
 
@@ -147,7 +147,7 @@ PROFILES = [
 ]
 
 
-def test_the_page_splits_the_cost_of_a_query() -> None:
+def test_page_splits_the_cpu_time_per_query() -> None:
     page = profiles_as_markdown(PROFILES, MACHINE)
     assert "## Point select, 4 clients" in page
     assert "| | HAProxy 2.0.1 | Tidevoy 0.1.0 |" in page
@@ -158,16 +158,16 @@ def test_the_page_splits_the_cost_of_a_query() -> None:
     assert "| samples | 100 | 100 |" in page
 
 
-def test_the_page_tells_when_the_machine_was_busiest() -> None:
+def test_page_reports_the_busiest_condition() -> None:
     page = profiles_as_markdown(PROFILES, MACHINE)
     assert "60% of the machine was busy with other things" in page
     assert "others had a share" in page
 
 
-def test_every_flame_graph_is_shown(tmp_path: Path) -> None:
+def test_page_shows_every_flame_graph(tmp_path: Path) -> None:
     page, *pictures = write_profiles(PROFILES, MACHINE, tmp_path)
     assert page == tmp_path / "profiles.md"
     assert len(pictures) == len(PROFILES)
-    for picture, each in zip(pictures, PROFILES, strict=True):
+    for picture, profile in zip(pictures, PROFILES, strict=True):
         assert f"({picture.relative_to(tmp_path)})" in page.read_text()
-        assert each.proxy in (ElementTree.fromstring(picture.read_text()).findtext(f"{SVG}title") or "")
+        assert profile.proxy in (ElementTree.fromstring(picture.read_text()).findtext(f"{SVG}title") or "")

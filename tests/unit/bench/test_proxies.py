@@ -1,4 +1,4 @@
-"""What is measured when, on which cores, and how a contender is described; no proxy is started."""
+"""Order of measurements, core pinning and contender settings; starts no proxy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def site(directory: Path, encryption: Encryption = Encryption.NONE, pd: str = ""
     return ProxySite(directory, Ports(), backend, certificate, encryption)
 
 
-def test_each_proxy_is_as_often_before_another_as_behind_it() -> None:
+def test_measuring_order_is_balanced() -> None:
     names = ["A", "B", "C"]
     assert list(measuring_order(names, 0))[:6] == ["A", "B", "C", "C", "B", "A"]
     assert list(measuring_order(names, 1))[:6] == ["B", "C", "A", "A", "C", "B"]
@@ -44,45 +44,48 @@ def test_each_proxy_is_as_often_before_another_as_behind_it() -> None:
         turns = list(measuring_order(names, block))
         assert set(Counter(turns).values()) == {6}
         rounds = [turns[at : at + 3] for at in range(0, len(turns), 3)]
-        assert sum(each.index("A") < each.index("B") for each in rounds) == 3
+        assert sum(order.index("A") < order.index("B") for order in rounds) == 3
 
 
-def test_the_short_form_is_a_part_of_the_whole_one() -> None:
+def test_short_form_is_a_subset_of_the_whole_form() -> None:
     short, whole = select_workloads([], whole=False), select_workloads([], whole=True)
     assert len(short) == 8
     assert set(short) < set(whole) == set(WORKLOADS)
-    assert [each.name for each in select_workloads(["1,000 ROWS"], whole=False)] == [
+    assert [workload.name for workload in select_workloads(["1,000 ROWS"], whole=False)] == [
         "1,000 rows, 300/s",
         "TLS to clients, 1,000 rows, 300/s",
     ]
 
 
-def test_figures_are_compared_block_by_block() -> None:
+def test_compares_figures_block_by_block() -> None:
     def blocks(factor: float) -> list[Block]:
         latencies = [0.1 * factor * (1 + number / 100) for number in range(100)]
         return [
-            Block(0.002 * factor * mood, [each * mood for each in latencies]) for mood in (1.0, 2.0, 0.5, 1.5)
+            Block(0.002 * factor * noise, [latency * noise for latency in latencies])
+            for noise in (1.0, 2.0, 0.5, 1.5)
         ]
 
     measured = Measurement({"HAProxy": blocks(1.0), "Tidevoy": blocks(0.9)}, QUIET)
-    found = {each.figure: each for each in compare_measurement(WORKLOADS[0], measured, "HAProxy")}
-    assert set(found) == {"cpu", "mean", "p95"}
-    for each in found.values():
-        assert each.ratio.value == pytest.approx(0.9)
-        assert each.describe_verdict() == "better"
-    assert found["cpu"].reference_value == pytest.approx(25.0)  # 2 ms * 1.25 for 100 queries
-    assert found["p95"].value == pytest.approx(0.9 * 0.1 * 1.25 * 1.9495, rel=0.01)
+    comparisons = {
+        comparison.figure: comparison for comparison in compare_measurement(WORKLOADS[0], measured, "HAProxy")
+    }
+    assert set(comparisons) == {"cpu", "mean", "p95"}
+    for comparison in comparisons.values():
+        assert comparison.ratio.value == pytest.approx(0.9)
+        assert comparison.describe_verdict() == "better"
+    assert comparisons["cpu"].reference_value == pytest.approx(25.0)  # 2 ms * 1.25 for 100 queries
+    assert comparisons["p95"].value == pytest.approx(0.9 * 0.1 * 1.25 * 1.9495, rel=0.01)
 
 
-def test_nothing_is_judged_while_something_else_runs() -> None:
+def test_busy_machine_makes_verdicts_unclear() -> None:
     block = [Block(0.001, [1.0, 2.0])] * 4
     measured = Measurement({"A": block, "B": block}, CpuUsage(total=100.0, busy=90.0, own=70.0))
-    for each in compare_measurement(WORKLOADS[0], measured, "A"):
-        assert each.verdict == "unclear"
-        assert each.describe_verdict() == "unclear: other programs used 20% of the machine"
+    for comparison in compare_measurement(WORKLOADS[0], measured, "A"):
+        assert comparison.verdict == "unclear"
+        assert comparison.describe_verdict() == "unclear: other programs used 20% of the machine"
 
 
-def test_new_connections_are_a_figure_where_there_are_some() -> None:
+def test_new_connection_figure_needs_new_connections() -> None:
     block = [Block(0.001, [1.0, 2.0], [3.0])] * 4
     assert Measurement({"A": block, "B": block}, QUIET).figure_names() == [
         "cpu",
@@ -96,18 +99,18 @@ def test_new_connections_are_a_figure_where_there_are_some() -> None:
     ("files", "counts"),
     [(200_000, [1, 16, 64, 1_000, 10_000]), (20_000, [1, 16, 64, 1_000, 9_000]), (3_024, [1, 16, 64, 512])],
 )
-def test_open_files_limit_the_clients(files: int, counts: list[int]) -> None:
+def test_client_counts_fit_the_file_limit(files: int, counts: list[int]) -> None:
     assert client_counts(files) == counts
 
 
-def test_cores_are_shared_out_only_if_there_are_enough() -> None:
+def test_pinning_needs_four_cores() -> None:
     assert CpuPinning.of(range(2)) is None
     assert CpuPinning.of({4, 5, 6, 7, 9}) == CpuPinning(9, 7, frozenset({4, 5, 6}))
 
 
-def test_a_command_is_filled_in(tmp_path: Path) -> None:
-    words = ["--at={listen}", "{server}", "{pd}", "{directory}", "{other}"]
-    assert fill_placeholders(words, 7, site(tmp_path, pd="127.0.0.1:2379")) == [
+def test_replaces_placeholders_in_a_command(tmp_path: Path) -> None:
+    arguments = ["--at={listen}", "{server}", "{pd}", "{directory}", "{other}"]
+    assert fill_placeholders(arguments, 7, site(tmp_path, pd="127.0.0.1:2379")) == [
         "--at=127.0.0.1:7",
         "127.0.0.1:3306",
         "127.0.0.1:2379",
@@ -125,13 +128,13 @@ def test_a_command_is_filled_in(tmp_path: Path) -> None:
         ("x=no-such-proxy {listen} {server}", "no program no-such-proxy for peer x"),
     ],
 )
-def test_a_peer_that_cannot_be_started_is_refused(text: str, complaint: str) -> None:
+def test_rejects_invalid_peers(text: str, complaint: str) -> None:
     with pytest.raises(InvalidPeer, match=complaint):
         contender_from_command(text)
 
 
 @pytest.mark.parametrize("encryption", list(Encryption))
-def test_the_control_plane_encrypts_what_the_workload_says(tmp_path: Path, encryption: Encryption) -> None:
+def test_settings_enable_tls_of_the_workload(tmp_path: Path, encryption: Encryption) -> None:
     place = site(tmp_path, encryption)
     with place.ports:
         parsed = Settings.model_validate(control_plane_settings(place, 6000))
@@ -139,7 +142,7 @@ def test_the_control_plane_encrypts_what_the_workload_says(tmp_path: Path, encry
     assert (parsed.tls.backend.mode == "required") == (encryption is Encryption.BOTH)
 
 
-def test_haproxy_is_configured_as_the_guide_says() -> None:
+def test_haproxy_configuration_follows_the_guide() -> None:
     plain = haproxy.render_configuration(listen=1, server=2, log=3)
     assert "bind 127.0.0.1:1\n" in plain
     assert "server tidb-1 127.0.0.1:2 check inter 2000 rise 2 fall 3\n" in plain
@@ -151,6 +154,6 @@ def test_haproxy_is_configured_as_the_guide_says() -> None:
 
 
 @pytest.mark.parametrize("name", ["no-such-revision", "--output=x", "a b"])
-async def test_an_unknown_revision_is_refused(name: str, tmp_path: Path) -> None:
+async def test_rejects_an_unknown_revision(name: str, tmp_path: Path) -> None:
     with pytest.raises(RevisionNotBuildable, match=f"cannot build the module of revision {name}: "):
         await build_revision(name, tmp_path)

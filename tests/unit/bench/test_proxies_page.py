@@ -1,4 +1,4 @@
-"""The page, the chart and README's table that are made from results of `tidevoy bench proxies`."""
+"""The page, the chart and README's table of `tidevoy bench proxies`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.proxies.drains import DrainResult
 from bench.proxies.results import Results
 from bench.proxies.significance import LatencyDifference, Ratio
 
-KEPT = sorted((Path(__file__).parents[3] / "bench/results").glob("proxies-*.json"))
+STORED_RESULTS = sorted((Path(__file__).parents[3] / "bench/results").glob("proxies-*.json"))
 README = Path(__file__).parents[3] / "README.md"
 MACHINE = {"cpu": "a CPU", "cores": 2, "memory_mib": 4096, "kernel": "Linux 6.1"}
 
@@ -57,16 +57,16 @@ def results(backend: str = "mariadb") -> Results:
     )
 
 
-def test_results_are_read_as_they_were_kept(tmp_path: Path) -> None:
-    data, shown, chart = page.write_results(results(), tmp_path)
+def test_results_survive_a_json_round_trip(tmp_path: Path) -> None:
+    data, page_file, chart = page.write_results(results(), tmp_path)
     assert Results.read(data) == results()
     assert results().others_busy == 0.05
-    assert shown.read_text() == page.results_as_markdown(Results.read(data), chart.name)
+    assert page_file.read_text() == page.results_as_markdown(Results.read(data), chart.name)
     short = replace(results(), latencies=(), memory=None, moves=None)
     assert Results.from_json(json.loads(json.dumps(short.as_json()))) == short
 
 
-def test_the_page_has_a_table_for_each_figure() -> None:
+def test_page_has_a_table_per_figure() -> None:
     text = page.results_as_markdown(results(), "chart.svg")
     assert "Measured 2026-01-01 00:00 UTC on 2 cores (a CPU), 4 GiB of memory, Linux 6.1." in text
     assert "| workload | HAProxy, µs | Envoy / HAProxy | Tidevoy / HAProxy | other / HAProxy |" in text
@@ -81,14 +81,14 @@ def test_the_page_has_a_table_for_each_figure() -> None:
     assert "Mean time of a new connection" not in text
 
 
-def test_the_chart_is_the_same_each_time() -> None:
+def test_chart_is_deterministic() -> None:
     chart = page.draw_chart(results())
     assert chart == page.draw_chart(results())
-    texts = {each.text for each in ElementTree.fromstring(chart).iter() if each.tag.endswith("text")}
+    texts = {element.text for element in ElementTree.fromstring(chart).iter() if element.tag.endswith("text")}
     assert {"1,000 rows, 300/s", "Tidevoy", "other"} <= texts
 
 
-def test_the_readme_gets_a_small_table(tmp_path: Path) -> None:
+def test_readme_section_has_a_small_table(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text(f"# A\n{page.README_BEGIN}\nold\n{page.README_END}\nz\n")
     page.write_results(results(), tmp_path)
@@ -103,13 +103,13 @@ def test_the_readme_gets_a_small_table(tmp_path: Path) -> None:
     assert "[proxies-tidb](bench/results/proxies-tidb.md)" in text
 
 
-@pytest.mark.parametrize("kept", KEPT, ids=lambda path: path.stem)
-def test_kept_pages_are_made_from_kept_results(kept: Path, tmp_path: Path) -> None:
-    for written in page.write_results(Results.read(kept), tmp_path):
-        assert written.read_bytes() == (kept.parent / written.name).read_bytes()
+@pytest.mark.parametrize("results_file", STORED_RESULTS, ids=lambda path: path.stem)
+def test_stored_pages_match_stored_results(results_file: Path, tmp_path: Path) -> None:
+    for written in page.write_results(Results.read(results_file), tmp_path):
+        assert written.read_bytes() == (results_file.parent / written.name).read_bytes()
 
 
-def test_the_readme_is_made_from_kept_results(tmp_path: Path) -> None:
+def test_readme_matches_stored_results(tmp_path: Path) -> None:
     assert (README.parent / "bench/results/proxies-mariadb.json").exists()
     copy = tmp_path / "README.md"
     copy.write_text(README.read_text())

@@ -1,4 +1,4 @@
-"""Intervals and verdicts of the comparison of proxies, on made-up measurements."""
+"""Intervals and verdicts of proxy comparisons, on synthetic measurements."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def noisy(centre: float, spread: float, seed: int, blocks: int = 80) -> list[flo
     return [centre * dice.lognormvariate(0, spread) for _ in range(blocks)]
 
 
-def test_what_meets_both_alike_leaves_no_trace() -> None:
+def test_common_noise_cancels_out() -> None:
     machine = noisy(1.0, 0.5, 1)
-    ratio = Ratio.of([1.07 * each for each in machine], machine)
+    ratio = Ratio.of([1.07 * value for value in machine], machine)
     assert ratio.value == pytest.approx(1.07)
     assert ratio.max_deviation == pytest.approx(0.07)
 
 
-def test_the_interval_holds_the_truth_and_shrinks_with_more_blocks() -> None:
+def test_interval_contains_the_truth_and_shrinks() -> None:
     few, many = (Ratio.of(noisy(1.05, 0.04, 2, count), noisy(1.0, 0.04, 3, count)) for count in (20, 400))
     for ratio in (few, many):
         assert ratio.low < 1.05 < ratio.high
@@ -29,16 +29,16 @@ def test_the_interval_holds_the_truth_and_shrinks_with_more_blocks() -> None:
     assert many.high - many.low < 0.5 * (few.high - few.low)
 
 
-def test_equal_things_are_seldom_judged_different() -> None:
+def test_equal_proxies_rarely_differ() -> None:
     verdicts = [
         Ratio.of(noisy(1.0, 0.06, 2 * seed), noisy(1.0, 0.06, 2 * seed + 1)).verdict for seed in range(50)
     ]
-    assert sum(each in (RatioVerdict.WORSE, RatioVerdict.BETTER) for each in verdicts) <= 1
+    assert sum(verdict in (RatioVerdict.WORSE, RatioVerdict.BETTER) for verdict in verdicts) <= 1
 
 
-def test_a_few_disturbed_blocks_do_not_count() -> None:
+def test_few_disturbed_blocks_are_ignored() -> None:
     values = noisy(1.0, 0.01, 4)
-    values[:6] = [each * 5 for each in values[:6]]
+    values[:6] = [value * 5 for value in values[:6]]
     assert Ratio.of(values, noisy(1.0, 0.01, 5)).verdict is RatioVerdict.EQUAL
 
 
@@ -54,11 +54,11 @@ def test_a_few_disturbed_blocks_do_not_count() -> None:
         (Ratio(1.20, 1.01, 1.40), RatioVerdict.WORSE, "worse"),
     ],
 )
-def test_verdicts(ratio: Ratio, verdict: RatioVerdict, words: str) -> None:
+def test_verdict_depends_on_value_and_interval(ratio: Ratio, verdict: RatioVerdict, words: str) -> None:
     assert (ratio.verdict, ratio.describe_verdict()) == (verdict, words)
 
 
-def test_blocks_without_a_partner_are_refused() -> None:
+def test_rejects_unpaired_blocks() -> None:
     with pytest.raises(ValueError, match="3 and 4 blocks cannot be compared"):
         Ratio.of([1.0] * 3, [1.0] * 4)
 
@@ -72,13 +72,13 @@ def test_blocks_without_a_partner_are_refused() -> None:
         ([RatioVerdict.UNCLEAR, RatioVerdict.WORSE, RatioVerdict.BETTER], RatioVerdict.WORSE),
     ],
 )
-def test_the_worst_verdict_decides(verdicts: list[RatioVerdict], verdict: RatioVerdict) -> None:
+def test_overall_verdict_is_the_worst(verdicts: list[RatioVerdict], verdict: RatioVerdict) -> None:
     assert overall_verdict(verdicts) is verdict
 
 
-def test_an_added_percentile_comes_with_its_interval() -> None:
+def test_latency_difference_has_an_interval() -> None:
     direct = [noisy(0.2, 0.3, seed, 200) for seed in range(20)]
-    through = [[each + 0.1 for each in noisy(0.2, 0.3, 100 + seed, 200)] for seed in range(20)]
-    added = LatencyDifference.of(through, direct, 0.95)
+    proxied = [[latency + 0.1 for latency in noisy(0.2, 0.3, 100 + seed, 200)] for seed in range(20)]
+    added = LatencyDifference.of(proxied, direct, 0.95)
     assert added.low < 0.1 < added.high
     assert added.high - added.low < 0.05

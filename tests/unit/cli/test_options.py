@@ -1,4 +1,4 @@
-"""How option values are read."""
+"""Parsing of option values."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from cli.errors import EXIT_USAGE, CliError
         ("7d", 604_800.0),
     ],
 )
-def test_durations(text: str, expected: float) -> None:
+def test_parses_durations(text: str, expected: float) -> None:
     assert options.parse_duration(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "m", "10x", "-1", "1m1h", "1e3", "nan", "inf", "10 m", "8d", "604801"])
-def test_what_is_no_duration(text: str) -> None:
+def test_rejects_invalid_durations(text: str) -> None:
     with pytest.raises(typer.BadParameter):
         options.parse_duration(text)
 
 
-def test_labels() -> None:
+def test_parses_labels() -> None:
     assert options.parse_labels(["zone=a", "empty=", "both=x=y"]) == {"zone": "a", "empty": "", "both": "x=y"}
 
 
 @pytest.mark.parametrize("pair", ["zone", "=a", ""])
-def test_what_is_no_label(pair: str) -> None:
+def test_rejects_invalid_labels(pair: str) -> None:
     with pytest.raises(typer.BadParameter):
         options.parse_labels([pair])
 
@@ -51,12 +51,12 @@ def test_what_is_no_label(pair: str) -> None:
         ("tidb-0.peer:4000", "/v1/nodes/tidb-0.peer%3A4000"),
     ],
 )
-def test_the_path_of_a_node(address: str, path: str) -> None:
+def test_node_path_is_canonical_and_quoted(address: str, path: str) -> None:
     assert node_path(address) == path
 
 
 @pytest.mark.parametrize("address", ["", "host", "../x", "::1:4000", "a:0", "a/b:1"])
-def test_an_address_that_is_none_is_a_usage_error(address: str) -> None:
-    with pytest.raises(CliError) as caught:
+def test_invalid_address_is_a_usage_error(address: str) -> None:
+    with pytest.raises(CliError) as error:
         node_path(address)
-    assert caught.value.exit_code == EXIT_USAGE
+    assert error.value.exit_code == EXIT_USAGE

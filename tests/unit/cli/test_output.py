@@ -1,4 +1,4 @@
-"""What commands print."""
+"""Output of commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cli.nodes import show_ejections
 from cli.output import format_count, format_duration, format_plain_table
 
 
-def test_a_plain_table_has_one_whole_line_a_row() -> None:
+def test_plain_table_prints_one_full_line_per_row() -> None:
     assert format_plain_table(("A", "LONG"), [("x" * 100, "y"), ("z", "")]) == [
         "A" + " " * 101 + "LONG",
         "x" * 100 + "  y",
@@ -22,38 +22,38 @@ def test_a_plain_table_has_one_whole_line_a_row() -> None:
     ]
 
 
-def test_what_others_wrote_cannot_command_the_terminal() -> None:
+def test_table_replaces_control_characters() -> None:
     assert format_plain_table(("A",), [("v1\x1b[2J\n",)]) == ["A", "v1\ufffd[2J\ufffd"]
 
 
-def test_a_table_without_rows_is_its_heads() -> None:
+def test_table_without_rows_prints_only_headers() -> None:
     assert format_plain_table(("A", "B"), []) == ["A  B"]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.9, "0:00"), (61, "1:01"), (3723, "1:02:03")])
-def test_elapsed(seconds: float, text: str) -> None:
+def test_formats_durations(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
-def test_an_unknown_count_is_no_zero() -> None:
+def test_unknown_count_differs_from_zero() -> None:
     assert (format_count(None), format_count(0)) == ("-", "0")
 
 
 @pytest.mark.parametrize(
     ("acked", "published", "text"),
     [
-        ("", "", "waits for a first plan"),
+        ("", "", "waiting for the first plan"),
         ("", "7", "at nothing, published 7"),
         ("6", "7", "at 6, published 7"),
         ("7", "7", "up to date (7)"),
     ],
 )
-def test_the_state_of_an_envoy(acked: str, published: str, text: str) -> None:
-    seen = {"connected_since": "2026-01-01T00:00:00Z", "acked_version": acked, "published_version": published}
-    assert describe_state(seen) == text
+def test_describes_the_state_of_a_connected_envoy(acked: str, published: str, text: str) -> None:
+    versions = {"acked_version": acked, "published_version": published}
+    assert describe_state({"connected_since": "2026-01-01T00:00:00Z", **versions}) == text
 
 
-def test_what_a_reload_changed() -> None:
+def test_describes_what_a_reload_changed() -> None:
     assert describe_reload({"now": [], "new_envoys": [], "restart": []}) == ["nothing has changed"]
     lines = describe_reload({"now": ["a", "b"], "new_envoys": [], "restart": ["c"]})
     assert [line.rpartition(": ")[2] for line in lines] == ["a, b", "c"]
@@ -79,24 +79,26 @@ def test_what_a_reload_changed() -> None:
         ["bootstrap", "--admin", "[::]:0"],
     ],
 )
-def test_wrong_usage_gives_2(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage_exits_with_2(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(arguments) == 2
-    shown = capsys.readouterr()
-    assert shown.out == ""
-    assert shown.err.strip()
-    assert "Traceback" not in shown.err
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.strip()
+    assert "Traceback" not in output.err
 
 
-def test_nobody_answers(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_control_plane_is_reported_in_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TIDEVOY_URL", "http://127.0.0.1:1")
     assert run(["nodes"]) == 1
-    shown = capsys.readouterr()
-    assert shown.err.count("\n") == 1
-    assert "http://127.0.0.1:1 does not answer (connection refused)" in shown.err
-    assert "tidevoy serve" in shown.err
+    output = capsys.readouterr()
+    assert output.err.count("\n") == 1
+    assert "http://127.0.0.1:1 does not answer (connection refused)" in output.err
+    assert "tidevoy serve" in output.err
 
 
-def test_a_missing_package_breaks_only_its_own_command(
+def test_missing_package_disables_only_its_own_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from importlib.metadata import EntryPoint
@@ -110,12 +112,12 @@ def test_a_missing_package_breaks_only_its_own_command(
     assert run(["config", "--help"]) == 0
 
 
-def test_a_command_from_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+def test_runs_a_command_registered_by_entry_point(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["run", "--help"]) == 0
     assert "Ctrl-C" in capsys.readouterr().out
 
 
-def test_bootstrap_is_for_the_named_control_planes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bootstrap_contains_the_named_control_planes(capsys: pytest.CaptureFixture[str]) -> None:
     import yaml
 
     assert run(["bootstrap", "--control-plane", "10.0.0.1:18000", "--id", "envoy-1"]) == 0
@@ -124,14 +126,14 @@ def test_bootstrap_is_for_the_named_control_planes(capsys: pytest.CaptureFixture
     assert "10.0.0.1" in json.dumps(document)
 
 
-def test_ejections_by_many_envoys_are_one_line_for_each_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    def ejected(envoy: str, reason: str, second: int) -> dict[str, str]:
+def test_ejections_are_grouped_by_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    def ejection(envoy: str, reason: str, second: int) -> dict[str, str]:
         return {"envoy": envoy, "reason": reason, "since": f"2026-11-22T10:00:{second:02}Z"}
 
-    ejections = [ejected("a", "connect", 7), ejected("b", "tls", 3), ejected("c", "connect", 5)]
+    ejections = [ejection("a", "connect", 7), ejection("b", "tls", 3), ejection("c", "connect", 5)]
     show_ejections({"address": "n:4000", "ejected_by": ejections})
-    one, other = capsys.readouterr().err.splitlines()
-    assert one.startswith("tidevoy: n:4000: ejected by Envoy c and 1 more since ")
-    assert one.endswith(":05, reason connect")
-    assert other.startswith("tidevoy: n:4000: ejected by Envoy b since ")
-    assert other.endswith(":03, reason tls")
+    connect_line, tls_line = capsys.readouterr().err.splitlines()
+    assert connect_line.startswith("tidevoy: n:4000: ejected by Envoy c and 1 more since ")
+    assert connect_line.endswith(":05, reason connect")
+    assert tls_line.startswith("tidevoy: n:4000: ejected by Envoy b since ")
+    assert tls_line.endswith(":03, reason tls")

@@ -1,4 +1,4 @@
-"""When waiting for a drain is over."""
+"""Waiting for a drain: when it ends, and what it prints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.controlplane.cli_process import FakeApiClient
 NODE = "/v1/nodes/a%3A1"
 
 
-# An hour: tables are made when tests are collected, and those before this one take minutes.
+# The deadline is an hour away: parameters are built at collection, and earlier tests take minutes.
 def node(
     state: str,
     sessions: int | None,
@@ -45,15 +45,15 @@ def node(
 
 
 @pytest.mark.parametrize(
-    "seen",
+    "state",
     [
         node("draining", 3),
         node("draining", None),
-        node("draining", 0),  # not every Envoy has confirmed the zero yet
+        node("draining", 0),  # some Envoys have not confirmed the zero yet
         node("drained", None),  # no Envoy has reported
         node("gone", None),
         node("gone", None, deadline_in=None),
-        node("gone", 0),  # nor this one
+        node("gone", 0),  # some Envoys have not confirmed the zero yet
         node("gone", 0, deadline_in=None),
         node("gone", None, advice=None),
         node("gone", 3, advice=None),
@@ -61,89 +61,96 @@ def node(
         node("gone", 3, deadline_in=None),
     ],
 )
-def test_waits_on(seen: dict[str, Any]) -> None:
-    assert drain_result(seen) is None
+def test_wait_continues_until_zero_is_confirmed(state: dict[str, Any]) -> None:
+    assert drain_result(state) is None
 
 
 @pytest.mark.parametrize(
-    "seen",
+    "final_state",
     [
         node("drained", 0),
         node("gone", 0, deadline_in=-1, advice=None),
-        node("drained", None, endpoint=None),  # its name never had an IP, so no Envoy could connect to it
+        node("drained", None, endpoint=None),  # its name never resolved, so no Envoy could connect to it
     ],
 )
-def test_done(seen: dict[str, Any]) -> None:
-    assert drain_result(seen) == ""
+def test_drain_is_done_without_sessions(final_state: dict[str, Any]) -> None:
+    assert drain_result(final_state) == ""
 
 
-def test_sessions_that_are_being_ended_are_waited_for() -> None:
+def test_wait_continues_while_sessions_are_closed() -> None:
     assert drain_result(node("draining", 3, deadline_in=-1, closes=True)) is None
 
 
-def test_the_deadline_came() -> None:
+def test_wait_fails_after_the_deadline() -> None:
     assert "still has sessions (3)" in (drain_result(node("draining", 3, deadline_in=-1)) or "")
     assert "(3, not movable: 2 (cursor 2))" in (
         drain_result(node("draining", 3, deadline_in=-1, not_movable={"cursor": 2})) or ""
     )
-    late = drain_result(node("draining", 3, deadline_in=-61, closes=True)) or ""
-    assert "still has sessions (3), although they are to be ended" in late
+    after_grace = drain_result(node("draining", 3, deadline_in=-61, closes=True)) or ""
+    assert "still has sessions (3), although they should be closed" in after_grace
     assert "no Envoy has reported" in (drain_result(node("drained", None, deadline_in=-1)) or "")
 
 
-def test_somebody_took_the_drain_back() -> None:
-    assert "taken back" in (drain_result(node("active", 3, deadline_in=None)) or "")
+def test_wait_fails_when_the_drain_is_cancelled() -> None:
+    assert "was cancelled" in (drain_result(node("active", 3, deadline_in=None)) or "")
 
 
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def _poll_without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_POLL_SECONDS", 0.0)
 
 
-def test_a_restart_of_the_control_plane_does_not_disturb(capsys: pytest.CaptureFixture[str]) -> None:
-    away = ControlPlaneUnreachable("nobody answers")
-    with FakeApiClient(NODE, node("draining", 2), away, away, node("drained", 0)) as client:
+def test_wait_continues_while_the_control_plane_restarts(capsys: pytest.CaptureFixture[str]) -> None:
+    outage = ControlPlaneUnreachable("no answer")
+    with FakeApiClient(NODE, node("draining", 2), outage, outage, node("drained", 0)) as client:
         wait_until_drained(client, node("draining", 3))
-    shown = capsys.readouterr()
-    assert "a:1 is drained after" in shown.out
-    assert shown.err.splitlines() == [
+    output = capsys.readouterr()
+    assert "a:1 is drained after" in output.out
+    assert output.err.splitlines() == [
         "tidevoy: a:1 draining, sessions left: 3",
         "tidevoy: a:1 draining, sessions left: 2",
-        "tidevoy: nobody answers; still trying",
+        "tidevoy: no answer; retrying",
     ]
 
 
-def test_progress_shows_what_has_moved_and_what_cannot(capsys: pytest.CaptureFixture[str]) -> None:
-    cannot = {"transaction": 2, "cursor": 1}
-    seen = [
-        node("draining", 40, moved=60, failed={"slow": 2}, not_movable=cannot, seconds_left=8.2),
-        node("draining", 40, moved=60, failed={"slow": 2}, not_movable=cannot, seconds_left=9.1),
-        node("draining", 3, moved=97, failed={"slow": 2, "refused": 3}, not_movable=cannot, seconds_left=1.0),
+def test_progress_counts_migrated_and_unmovable_sessions(capsys: pytest.CaptureFixture[str]) -> None:
+    not_movable = {"transaction": 2, "cursor": 1}
+    responses = [
+        node("draining", 40, moved=60, failed={"slow": 2}, not_movable=not_movable, seconds_left=8.2),
+        node("draining", 40, moved=60, failed={"slow": 2}, not_movable=not_movable, seconds_left=9.1),
+        node(
+            "draining",
+            3,
+            moved=97,
+            failed={"slow": 2, "refused": 3},
+            not_movable=not_movable,
+            seconds_left=1.0,
+        ),
         node("drained", 0, moved=98, failed={"slow": 2, "refused": 3}, seconds_left=0.0),
     ]
-    with FakeApiClient(NODE, *seen) as client:
+    with FakeApiClient(NODE, *responses) as client:
         wait_until_drained(client, node("draining", 100))
-    shown = capsys.readouterr()
-    assert shown.err.splitlines() == [
+    output = capsys.readouterr()
+    assert output.err.splitlines() == [
         "tidevoy: a:1 draining, sessions left: 100",
-        "tidevoy: a:1 draining, sessions left: 40, moved: 60, failed: 2,"
+        "tidevoy: a:1 draining, sessions left: 40, migrated: 60, failed: 2,"
         " not movable: 3 (cursor 1, transaction 2), about 0:08 left",
-        "tidevoy: a:1 draining, sessions left: 3, moved: 97, failed: 5,"
+        "tidevoy: a:1 draining, sessions left: 3, migrated: 97, failed: 5,"
         " not movable: 3 (cursor 1, transaction 2), about 0:01 left",
     ]
-    assert shown.out.endswith("no session is left; moved: 98, failed: 5\n")
+    assert output.out.endswith("no session is left; migrated: 98, failed: 5\n")
 
 
-def test_progress_is_json_when_that_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    seen = [
+def test_progress_prints_json_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    responses = [
         node("draining", 1, moved=1, seconds_left=5.0),
         node("draining", 1, moved=1, seconds_left=6.0),
         node("drained", 0, moved=2, failed={"slow": 1}, seconds_left=0.0),
     ]
-    with FakeApiClient(NODE, *seen) as client:
+    with FakeApiClient(NODE, *responses) as client:
         wait_until_drained(client, node("draining", 2), as_json=True)
-    shown = capsys.readouterr()
-    lines = [json.loads(line) for line in shown.out.splitlines()]
+    output = capsys.readouterr()
+    lines = [json.loads(line) for line in output.out.splitlines()]
     assert [(line["left"], line["moved"], line["seconds_left"]) for line in lines] == [
         (2, None, None),
         (1, 1, 5.0),
@@ -158,27 +165,27 @@ def test_progress_is_json_when_that_is_asked_for(capsys: pytest.CaptureFixture[s
         "not_movable": {},
         "seconds_left": 0.0,
     }
-    assert shown.err == ""
+    assert output.err == ""
 
 
-def test_patience_with_a_control_plane_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_fails_after_a_long_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_OUTAGE_TIMEOUT_SECONDS", -1.0)
     with (
-        FakeApiClient(NODE, ControlPlaneUnreachable("nobody answers")) as client,
+        FakeApiClient(NODE, ControlPlaneUnreachable("no answer")) as client,
         pytest.raises(ControlPlaneUnreachable),
     ):
         wait_until_drained(client, node("draining", 3))
 
 
-def test_a_node_that_is_forgotten_has_no_session_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_removed_node_counts_as_drained(capsys: pytest.CaptureFixture[str]) -> None:
     with FakeApiClient(NODE, NotFound("no such node")) as client:
         wait_until_drained(client, node("draining", 3))
     assert "is drained" in capsys.readouterr().out
 
 
-def test_ctrl_c_leaves_the_drain_as_it_is() -> None:
+def test_ctrl_c_does_not_cancel_the_drain() -> None:
     with (
         FakeApiClient(NODE, KeyboardInterrupt()) as client,
-        pytest.raises(CliError, match="the drain of a:1 goes on"),
+        pytest.raises(CliError, match="the drain of a:1 continues"),
     ):
         wait_until_drained(client, node("draining", 3))

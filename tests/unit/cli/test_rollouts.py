@@ -1,4 +1,4 @@
-"""What `tidevoy rollout` shows, and when watching one is over."""
+"""Output of `tidevoy rollout`, and when waiting for a rollout ends."""
 
 from __future__ import annotations
 
@@ -49,27 +49,27 @@ def rollout(phase: str, *steps: dict[str, Any], reason: str = "") -> dict[str, A
     }
 
 
-def test_a_step_tells_its_duration_so_far_or_in_all_and_its_counts() -> None:
-    pending, going = (
+def test_step_row_shows_duration_and_counts() -> None:
+    pending, running = (
         step("a:1", "pending"),
         step("b:1", "draining", "3 sessions are left", sessions=9, moved=6),
     )
     assert step_row(pending, NOW)[:7] == ("a:1", "pending", "-", "-", "-", "-", "-")
-    assert step_row(going, NOW)[:7] == ("b:1", "draining", "2:00", "9", "6", "0", "0")
+    assert step_row(running, NOW)[:7] == ("b:1", "draining", "2:00", "9", "6", "0", "0")
     done = step_row(step("c:1", "done"), NOW)
     assert (done[2], done[7]) == ("1:05", "v8.5.3 -> v8.5.4")
     early = datetime(2026, 1, 1, 11, 0, 0, tzinfo=UTC)  # this machine's clock is behind
-    assert step_row(going, early)[2] == "0:00"
+    assert step_row(running, early)[2] == "0:00"
 
 
-def test_a_rollout_in_one_line() -> None:
-    shown = rollout("paused", step("a:1", "done"), step("b:1", "failed"), step("c:1", "pending"), reason="x")
-    assert rollout_row(shown)[:6] == ("r-1", "paused", "1/3", "1", "restart", "anna")
-    assert summary_line(shown) == "rollout r-1 (restart to v8.5.4, all, by anna) is paused: x"
+def test_formats_a_rollout_in_one_line() -> None:
+    paused = rollout("paused", step("a:1", "done"), step("b:1", "failed"), step("c:1", "pending"), reason="x")
+    assert rollout_row(paused)[:6] == ("r-1", "paused", "1/3", "1", "restart", "anna")
+    assert summary_line(paused) == "rollout r-1 (restart to v8.5.4, all, by anna) is paused: x"
 
 
-def test_a_plan_says_what_is_done_to_each_node() -> None:
-    order = {
+def test_plan_lists_the_steps_for_each_node() -> None:
+    spec = {
         "nodes": ["a:1", "b:1"],
         "action": "restart",
         "max_unavailable": 1,
@@ -80,18 +80,18 @@ def test_a_plan_says_what_is_done_to_each_node() -> None:
         "version": "v8.5.4",
         "failure_budget": 2,
     }
-    assert plan_lines({"order": order}) == [
+    assert plan_lines({"order": spec}) == [
         "2 nodes, 1 at a time: a:1, b:1",
-        "1. drain it, 10:00 at most; sessions that are left then are ended",
+        "1. drain it, for at most 10:00; sessions that are left then are closed",
         "2. run the action restart",
-        "3. wait until it is back with version v8.5.4, 1:30 at most, and has passed its checks for 0:10",
+        "3. wait until it is back with version v8.5.4, for at most 1:30, and has passed its checks for 0:10",
         "4. undrain it, and let it warm up",
-        "pause when more than 2 nodes have failed, or at the end when fewer have",
+        "pause when more than 2 nodes have failed, or at the end if fewer have",
     ]
 
 
 @pytest.mark.parametrize(
-    ("phase", "ending"),
+    ("phase", "expected"),
     [
         ("running", None),
         ("aborting", None),
@@ -99,33 +99,33 @@ def test_a_plan_says_what_is_done_to_each_node() -> None:
         ("aborted", "the rollout r-1 was aborted: b:1 is broken"),
         (
             "paused",
-            "the rollout r-1 is paused: b:1 is broken; `tidevoy rollout resume r-1` goes on, `tidevoy rollout"
-            " abort r-1` ends it",
+            "the rollout r-1 is paused: b:1 is broken; `tidevoy rollout resume r-1` continues it, `tidevoy"
+            " rollout abort r-1` ends it",
         ),
     ],
 )
-def test_when_watching_is_over(phase: str, ending: str | None) -> None:
-    assert rollout_result(rollout(phase, reason="b:1 is broken")) == ending
+def test_rollout_result_depends_on_the_phase(phase: str, expected: str | None) -> None:
+    assert rollout_result(rollout(phase, reason="b:1 is broken")) == expected
 
 
 @pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def _poll_without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout_waiting, "_POLL_SECONDS", 0.0)
     monkeypatch.setattr(progress, "_POLL_SECONDS", 0.0)
 
 
-def test_each_stage_is_a_line_and_the_end_a_report(capsys: pytest.CaptureFixture[str]) -> None:
-    begin = rollout("running", step("a:1", "pending"))
-    going = rollout("running", step("a:1", "draining", "9 sessions are left"))
+def test_prints_a_line_per_stage_and_a_final_report(capsys: pytest.CaptureFixture[str]) -> None:
+    pending = rollout("running", step("a:1", "pending"))
+    running = rollout("running", step("a:1", "draining", "9 sessions are left"))
     fewer = rollout("running", step("a:1", "draining", "8 sessions are left"))
     done = rollout("done", step("a:1", "done"))
-    with FakeApiClient(ROLLOUT, going, fewer, ControlPlaneUnreachable("away"), done) as client:
-        wait_until_finished(client, begin)
+    with FakeApiClient(ROLLOUT, running, fewer, ControlPlaneUnreachable("outage"), done) as client:
+        wait_until_finished(client, pending)
     out, err = capsys.readouterr()
     assert err.splitlines() == [
         "tidevoy: rollout r-1 (restart to v8.5.4, all, by anna) is running",
         "tidevoy: a:1 draining: 9 sessions are left",
-        "tidevoy: away; still trying",
+        "tidevoy: outage; retrying",
         "tidevoy: a:1 done",
         "tidevoy: rollout r-1 (restart to v8.5.4, all, by anna) is done",
     ]
@@ -133,39 +133,39 @@ def test_each_stage_is_a_line_and_the_end_a_report(capsys: pytest.CaptureFixture
     assert "v8.5.3 -> v8.5.4" in out
 
 
-def test_a_pause_ends_the_watching_with_a_report_and_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+def test_pause_ends_the_wait_with_a_report_and_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     paused = rollout("paused", step("a:1", "failed", "broken\x1b[2J"), reason="a:1: broken\x1b[2J")
-    with FakeApiClient(ROLLOUT) as client, pytest.raises(CliError, match="is paused: a:1: broken") as failure:
+    with FakeApiClient(ROLLOUT) as client, pytest.raises(CliError, match="is paused: a:1: broken") as error:
         wait_until_finished(client, paused)
-    assert failure.value.exit_code == 1
+    assert error.value.exit_code == 1
     out, err = capsys.readouterr()
-    assert "\x1b" not in out + err + str(failure.value)
+    assert "\x1b" not in out + err + str(error.value)
     assert "a:1" in out
 
 
-def test_an_interrupt_leaves_the_rollout_and_says_so() -> None:
+def test_ctrl_c_does_not_stop_the_rollout() -> None:
     with (
         FakeApiClient(ROLLOUT, KeyboardInterrupt()) as client,
-        pytest.raises(CliError, match=r"the rollout r-1 goes on: `tidevoy rollout status r-1 --follow`"),
+        pytest.raises(CliError, match=r"the rollout r-1 continues: `tidevoy rollout status r-1 --follow`"),
     ):
         wait_until_finished(client, rollout("running", step("a:1", "draining")))
 
 
-def test_changes_come_as_lines_of_json(capsys: pytest.CaptureFixture[str]) -> None:
-    going = rollout("running", step("a:1", "draining"), step("b:1", "pending"))
+def test_changes_are_printed_as_json_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    running = rollout("running", step("a:1", "draining"), step("b:1", "pending"))
     done = rollout("done", step("a:1", "done"), step("b:1", "done"))
-    with FakeApiClient(ROLLOUT, going, done) as client:
-        wait_until_finished(client, going, as_json=True)
+    with FakeApiClient(ROLLOUT, running, done) as client:
+        wait_until_finished(client, running, as_json=True)
     first, last = map(json.loads, capsys.readouterr().out.splitlines())
     assert (first["phase"], first["done"], first["of"]) == ("running", 0, 2)
     assert (last["phase"], last["done"], last["changed"]) == ("done", 2, done["steps"])
 
 
-def test_only_what_is_new_is_a_change() -> None:
-    said: dict[str, Any] = {}
-    going = rollout("running", step("a:1", "draining"), step("b:1", "pending"))
-    assert changes_since(said, going) is not None
-    assert changes_since(said, going) is None
-    assert (changes_since(said, {**going, "reason": "x"}) or {})["changed"] == []
+def test_unchanged_steps_are_not_repeated() -> None:
+    previous: dict[str, Any] = {}
+    running = rollout("running", step("a:1", "draining"), step("b:1", "pending"))
+    assert changes_since(previous, running) is not None
+    assert changes_since(previous, running) is None
+    assert (changes_since(previous, {**running, "reason": "x"}) or {})["changed"] == []
     fewer = rollout("running", step("a:1", "draining", moved=1), step("b:1", "pending"), reason="x")
-    assert (changes_since(said, fewer) or {})["changed"] == [fewer["steps"][0]]
+    assert (changes_since(previous, fewer) or {})["changed"] == [fewer["steps"][0]]

@@ -1,4 +1,4 @@
-"""The recorded conversations that the Rust tests replay: whole, small, and of all clients and steps."""
+"""The recorded conversations that the Rust tests replay: complete, small, with all clients and steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.clients.record import (
 from tests.support.clients.steps import STEPS
 
 
-def test_what_is_written_is_read() -> None:
+def test_corpus_round_trips() -> None:
     conversations = [
         RecordedConversation(
             "login",
@@ -30,15 +30,15 @@ def test_what_is_written_is_read() -> None:
 
 
 @pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
-def test_a_clients_corpus_is_complete(client: MatrixClient) -> None:
+def test_corpus_of_client_is_complete(client: MatrixClient) -> None:
     conversations = list(decode_corpus(corpus_file(client).read_bytes()))
     assert {conversation.step for conversation in conversations} >= set(STEPS) - client.unsupported_steps - {
         "cut"
     }
     for conversation in conversations:
-        assert conversation.bytes_of(RecordKind.TO_CLIENT)[4] == 10  # the greeting's protocol version
-        assert conversation.bytes_of(RecordKind.TO_SERVER)[3] == 1  # the login's sequence number
+        assert conversation.bytes_of(RecordKind.TO_CLIENT)[4] == 10  # The greeting's protocol version.
+        assert conversation.bytes_of(RecordKind.TO_SERVER)[3] == 1  # The login's sequence number.
 
 
-def test_the_corpus_is_small() -> None:
+def test_corpus_is_small() -> None:
     assert sum(file.stat().st_size for file in CORPUS.iterdir()) < len(CLIENTS) * 80_000

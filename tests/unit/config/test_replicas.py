@@ -1,4 +1,4 @@
-"""Replicas that cannot work are refused at the start, with what to do."""
+"""Unusable settings of replicas are rejected with a remedy."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TLS = {"cert": "/cert.pem", "key": "/key.pem"}
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
-        ({"replicas": {"enabled": True}}, "there is no PD to share a state in; set pd.urls"),
+        ({"replicas": {"enabled": True}}, "there is no PD to share the state in; set pd.urls"),
         (
             {
                 **PD,
@@ -30,38 +30,38 @@ TLS = {"cert": "/cert.pem", "key": "/key.pem"}
         ),
         (
             {**PD, "replicas": {"enabled": True}, "xds": {"tls": TLS}},
-            "replicas that connect to each other have to show certificates; set it",
+            "replicas authenticate to each other by client certificates; set it",
         ),
-        ({"replicas": {"name": "a/b"}}, "'a/b' is no name of a replica"),
-        ({"replicas": {"name": "a" * 65}}, "is no name of a replica"),
-        ({"replicas": {"prefix": "tidevoy/"}}, "'tidevoy/' is no prefix"),
-        ({"replicas": {"prefix": "/"}}, "'/' is no prefix"),
+        ({"replicas": {"name": "a/b"}}, "'a/b' is not a valid replica name"),
+        ({"replicas": {"name": "a" * 65}}, "is not a valid replica name"),
+        ({"replicas": {"prefix": "tidevoy/"}}, "'tidevoy/' is not a valid key prefix"),
+        ({"replicas": {"prefix": "/"}}, "'/' is not a valid key prefix"),
         ({"replicas": {"prefix": "/topology/tidb/"}}, "belongs to TiDB or PD"),
         ({"replicas": {"lease": 4}}, "greater than or equal to 5"),
         ({"replicas": {"advertise": "10.0.0.1"}}, "10.0.0.1"),
     ],
 )
-def test_what_cannot_be(settings: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValidationError, match=says):
+def test_rejects_unusable_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         Settings.model_validate(settings)
 
 
-def test_what_can_be() -> None:
+def test_accepts_usable_settings() -> None:
     Settings.model_validate({**PD, "replicas": {"enabled": True}})
     Settings.model_validate(
         {**PD, "replicas": {"enabled": True}, "xds": {"tls": {**TLS, "client_ca": "/ca.pem"}}}
     )
-    Settings.model_validate({"xds": {"tls": TLS}})  # without replicas nobody needs a certificate
+    Settings.model_validate({"xds": {"tls": TLS}})  # without replicas, clients need no certificate
 
 
-def test_a_host_that_has_a_strange_name_has_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_host_name_gives_valid_replica_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "böse/host" + "x" * 99)
     assert ReplicaSettings().effective_name == "b-se-host" + "x" * 55
     assert ReplicaSettings(name="a").effective_name == "a"
 
 
 @pytest.mark.parametrize(
-    ("advertise", "listen", "told"),
+    ("advertise", "listen", "expected"),
     [
         (None, "127.0.0.1:18000", "127.0.0.1:18000"),
         (None, "127.0.0.1:0", "127.0.0.1:4711"),
@@ -69,6 +69,6 @@ def test_a_host_that_has_a_strange_name_has_a_name(monkeypatch: pytest.MonkeyPat
         ("cp-0.example:18000", "0.0.0.0:0", "cp-0.example:18000"),
     ],
 )
-def test_what_others_are_told(advertise: str | None, listen: str, told: str) -> None:
+def test_advertised_address(advertise: str | None, listen: str, expected: str) -> None:
     port = 4711 if listen.endswith(":0") else int(listen.rpartition(":")[2])
-    assert ReplicaSettings(advertise=advertise).advertised_address(listen, port) == told
+    assert ReplicaSettings(advertise=advertise).advertised_address(listen, port) == expected

@@ -1,4 +1,4 @@
-"""What may be configured for rollouts, and what is said of what may not."""
+"""Settings of rollouts, and the errors of invalid ones."""
 
 from __future__ import annotations
 
@@ -21,31 +21,37 @@ rollouts:
 """
 
 
-def loaded(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> Settings:
+def load(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> Settings:
     (tmp_path / "t.yaml").write_text(text)
     return read_settings(tmp_path / "t.yaml", environ or {})
 
 
-def test_actions_have_names(tmp_path: Path) -> None:
-    rollouts = loaded(tmp_path, RESTART).rollouts
+def test_loads_named_actions(tmp_path: Path) -> None:
+    rollouts = load(tmp_path, RESTART).rollouts
     assert list(rollouts.actions) == ["restart", "hook"]
     assert actions.command_placeholders(rollouts.actions["restart"]) == {"host", "port"}
     assert rollouts.actions["hook"].webhook == "https://deploy.internal:443/restart"
-    by_environment = {"TIDEVOY_ROLLOUTS__ACTIONS": '{"one": {"command": ["true"]}}'}
-    assert list(loaded(tmp_path, RESTART, by_environment).rollouts.actions) == ["one"]
+    environ = {"TIDEVOY_ROLLOUTS__ACTIONS": '{"one": {"command": ["true"]}}'}
+    assert list(load(tmp_path, RESTART, environ).rollouts.actions) == ["one"]
 
 
 @pytest.mark.parametrize(
-    ("rollouts", "told"),
+    ("rollouts", "message"),
     [
-        ("{actions: {manual: {command: [a]}}}", "rollouts.actions: 'manual' is the action that nobody runs"),
-        ("{actions: {'a b': {command: [a]}}}", "rollouts.actions: 'a b' is no name of an action"),
+        (
+            "{actions: {manual: {command: [a]}}}",
+            "rollouts.actions: 'manual' is reserved for the built-in action",
+        ),
+        ("{actions: {'a b': {command: [a]}}}", "rollouts.actions: 'a b' is not a valid action name"),
         ("{actions: {a: {}}}", "rollouts.actions.a.command: has neither a command nor a webhook"),
         (
             "{actions: {a: {command: [a], webhook: 'http://b/'}}}",
             "rollouts.actions.a.command: has both a command and a webhook",
         ),
-        ("{actions: {a: {command: ['{node}']}}}", "rollouts.actions.a.command.0: nothing is known as {node}"),
+        (
+            "{actions: {a: {command: ['{node}']}}}",
+            "rollouts.actions.a.command.0: {node} is not a placeholder",
+        ),
         ("{actions: {a: {webhook: 'ftp://b/'}}}", "rollouts.actions.a.webhook: 'ftp://b/' does not begin"),
         (
             "{actions: {a: {webhook: 'https://b/?key=hunter2'}}}",
@@ -62,19 +68,19 @@ def test_actions_have_names(tmp_path: Path) -> None:
         ("{probe: {user: a, ca: /no/such/file}}", "rollouts.probe.ca: there is no file /no/such/file"),
     ],
 )
-def test_what_cannot_be_used_is_told(tmp_path: Path, rollouts: str, told: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        loaded(tmp_path, f"rollouts: {rollouts}")
-    assert told in str(refused.value)
-    assert "hunter2" not in str(refused.value)
+def test_rejects_invalid_settings(tmp_path: Path, rollouts: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        load(tmp_path, f"rollouts: {rollouts}")
+    assert message in str(error.value)
+    assert "hunter2" not in str(error.value)
 
 
-def test_they_are_in_the_documentation() -> None:
+def test_rollout_settings_are_documented() -> None:
     page = reference_docs.render()
     assert "## `rollouts.actions.*`" in page
     assert "## `rollouts.probe`" in page
 
 
-def test_nothing_of_a_word_that_was_filled_in_is_filled_in_again() -> None:
-    words: dict[str, Any] = {"address": "{host}", "host": "h"}
-    assert actions.expand("{address} {host} {port} {{host}}", words) == "{host} h {port} {h}"
+def test_placeholders_are_expanded_once() -> None:
+    values: dict[str, Any] = {"address": "{host}", "host": "h"}
+    assert actions.expand("{address} {host} {port} {{host}}", values) == "{host} h {port} {h}"

@@ -1,4 +1,4 @@
-"""Settings from a file and the environment: what counts, what is refused, what a reload changes."""
+"""Settings from a file and the environment: precedence, validation, reload, documentation."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from controlplane.model.plan import BalancePolicy
 LEAVES = list(schema.leaves(Settings))
 DOCS = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
 
-# For each setting a value other than its default, as JSON data. A new setting has to be added here.
-OTHERS: dict[str, Any] = {
+# For each setting a value other than its default, as JSON data. Add new settings here.
+NON_DEFAULTS: dict[str, Any] = {
     "pd.urls": ["https://pd-0:2379", "https://pd-1:2379"],
     "pd.tls.ca": "/other/ca.pem",
     "pd.tls.cert": "/other/cert.pem",
@@ -142,7 +142,7 @@ OTHERS: dict[str, Any] = {
 }
 
 
-# What cannot stand without another setting: certificates and keys, and what they are switched on by.
+# Settings that are invalid without another one: certificates and keys, and the settings that enable them.
 PAIRED = {"ca", "cert", "key", "client_ca", "identity", "clients"}
 SWITCHES = {
     "health.status.tls": "client_tls",
@@ -156,48 +156,48 @@ NEEDED_BY_REPLICAS = {"pd.urls", "xds.tls.client_ca"}
 def nested(values: dict[str, Any]) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for path, value in values.items():
-        *above, name = path.split(".")
+        *parents, name = path.split(".")
         inner = data
-        for step in above:
+        for step in parents:
             inner = inner.setdefault(step, {})
         inner[name] = value
     return data
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Path:
+def config_file(tmp_path: Path) -> Path:
     return tmp_path / "tidevoy.yaml"
 
 
-def refused(path: Path | None, environ: dict[str, str]) -> str:
-    with pytest.raises(ConfigError) as refusal:
+def read_error(path: Path | None, environ: dict[str, str]) -> str:
+    with pytest.raises(ConfigError) as error:
         read_settings(path, environ)
-    return str(refusal.value)
+    return str(error.value)
 
 
 # --- sources ---
 
 
-def test_defaults_need_nothing() -> None:
+def test_defaults_need_no_file() -> None:
     assert read_settings(None, {}) == Settings()
 
 
 @pytest.mark.parametrize(
     "text", ["", "# nothing\n", "---\n", "pd:\nsql:\n  listen:\nxds: {tls: }\nnodes: ~\n", "\ufeff"]
 )
-def test_what_holds_no_value_means_the_defaults(text: str, written: Path) -> None:
-    written.write_text(text, encoding="utf-8")
-    assert read_settings(written, {}) == Settings()
+def test_empty_values_mean_defaults(text: str, config_file: Path) -> None:
+    config_file.write_text(text, encoding="utf-8")
+    assert read_settings(config_file, {}) == Settings()
 
 
-def test_every_setting_can_be_written_in_the_file(written: Path) -> None:
-    assert OTHERS.keys() == {format_path(path) for path, _ in LEAVES}
-    # Files of certificates are read by `load`; here they are only names.
-    written.write_text(yaml.safe_dump(nested(OTHERS)))
-    data = parse_yaml(written.read_text(), "F").data
-    shown = nested(OTHERS)
-    shown["api"]["tokens"] = [{**token, "sha256": "**********"} for token in OTHERS["api.tokens"]]
-    assert Settings.model_validate(data).model_dump(mode="json") == shown
+def test_reads_every_setting_from_file(config_file: Path) -> None:
+    assert NON_DEFAULTS.keys() == {format_path(path) for path, _ in LEAVES}
+    # `read_settings` would read the certificate files, which do not exist.
+    config_file.write_text(yaml.safe_dump(nested(NON_DEFAULTS)))
+    data = parse_yaml(config_file.read_text(), "F").data
+    masked = nested(NON_DEFAULTS)
+    masked["api"]["tokens"] = [{**token, "sha256": "**********"} for token in NON_DEFAULTS["api.tokens"]]
+    assert Settings.model_validate(data).model_dump(mode="json") == masked
 
 
 @pytest.mark.parametrize(
@@ -209,9 +209,9 @@ def test_every_setting_can_be_written_in_the_file(written: Path) -> None:
     ],
     ids=format_path,
 )
-def test_every_setting_can_be_a_variable(path: schema.SettingPath) -> None:
+def test_reads_every_setting_from_variable(path: schema.SettingPath) -> None:
     name = format_path(path)
-    value = OTHERS[name]
+    value = NON_DEFAULTS[name]
     text = (
         ",".join(value)
         if name == "pd.urls"
@@ -226,49 +226,53 @@ def test_every_setting_can_be_a_variable(path: schema.SettingPath) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         (
             "url",
             "10.0.0.9:9090",
-            "'10.0.0.9:9090' is no http:// or https:// URL; write a URL, such as http://",
+            "'10.0.0.9:9090' is not an http:// or https:// URL; write a URL, such as http://",
         ),
-        ("url", "http://:9090", "'http://:9090' is no http:// or https:// URL; write a URL"),
-        ("url", "http://p:70000", "'http://p:70000' is no http:// or https:// URL; write a URL"),
+        ("url", "http://:9090", "'http://:9090' is not an http:// or https:// URL; write a URL"),
+        ("url", "http://p:70000", "'http://p:70000' is not an http:// or https:// URL; write a URL"),
         (
             "url",
             "http://me:secret@p",
-            "the URL names a user; leave out what stands before the @, and set bearer",
+            "the URL contains a user; remove the part before the @, and set bearer",
         ),
         (
             "url",
             "http://p/api?x=1",
-            "'http://p/api?x=1' has a query; write the URL that /api/v1/query stands",
+            "'http://p/api?x=1' has a query or fragment; write the base URL, without",
         ),
-        ("instance_label", "tidb-node", "'tidb-node' is no name of a label; write a name of letters, digits"),
-        ("instance_label", "9", "'9' is no name of a label; write a name of letters, digits"),
+        (
+            "instance_label",
+            "tidb-node",
+            "'tidb-node' is not a valid label name; write a name of letters, digits",
+        ),
+        ("instance_label", "9", "'9' is not a valid label name; write a name of letters, digits"),
         ("ca", "/nowhere/ca.pem", "there is no file /nowhere/ca.pem; name an existing PEM file"),
     ],
 )
-def test_a_prometheus_that_cannot_be_asked_is_refused(key: str, value: str, told: str) -> None:
+def test_rejects_invalid_prometheus_settings(key: str, value: str, message: str) -> None:
     variable = f"TIDEVOY_BALANCE__PROMETHEUS__{key.upper()}"
-    assert refused(None, {variable: value}).startswith(f"{variable}: balance.prometheus.{key}: {told}")
+    assert read_error(None, {variable: value}).startswith(f"{variable}: balance.prometheus.{key}: {message}")
 
 
-def test_the_environment_wins_over_the_file(written: Path) -> None:
-    written.write_text("health: {sql: {rise: 3, fall: 4}}\n")
-    settings = read_settings(written, {"TIDEVOY_HEALTH__SQL__RISE": "5", "TIDEVOY_LOG__LEVEL": ""})
+def test_environment_takes_precedence_over_file(config_file: Path) -> None:
+    config_file.write_text("health: {sql: {rise: 3, fall: 4}}\n")
+    settings = read_settings(config_file, {"TIDEVOY_HEALTH__SQL__RISE": "5", "TIDEVOY_LOG__LEVEL": ""})
     assert (settings.health.sql.rise, settings.health.sql.fall) == (5, 4)
     assert settings.log.level == "info"
 
 
-def test_lists_in_variables_take_commas_or_json() -> None:
+def test_list_variables_accept_commas_or_json() -> None:
     commas = read_settings(None, {"TIDEVOY_PD__URLS": " http://a:1 , http://b:2/"})
     as_json = read_settings(None, {"TIDEVOY_PD__URLS": '["http://a:1", "http://b:2"]'})
     assert commas.pd.urls == as_json.pd.urls == ("http://a:1", "http://b:2")
 
 
-def test_variables_of_others_are_left_alone() -> None:
+def test_ignores_foreign_variables() -> None:
     others = {
         "TIDEVOY_URL": "http://127.0.0.1:3080",
         "TIDEVOY_CONFIG": "/etc/tidevoy.yaml",
@@ -282,8 +286,8 @@ def test_variables_of_others_are_left_alone() -> None:
     assert read_settings(None, others) == Settings()
 
 
-def test_a_port_that_a_person_set_is_refused() -> None:
-    assert refused(None, {"TIDEVOY_PORT": "6000"}).startswith(
+def test_rejects_port_variable_not_set_by_kubernetes() -> None:
+    assert read_error(None, {"TIDEVOY_PORT": "6000"}).startswith(
         "TIDEVOY_PORT: no setting has this name; did you"
     )
 
@@ -296,46 +300,46 @@ def test_a_port_that_a_person_set_is_refused() -> None:
         ("~", None), ("", None), ("null", None),
     ],
 )  # fmt: skip
-def test_scalars_are_those_of_yaml_1_2(scalar: str, value: object) -> None:
+def test_reads_scalars_of_yaml_1_2(scalar: str, value: object) -> None:
     read = parse_yaml(f"a: {scalar}\n", "F").data["a"]
     assert (read, type(read)) == (value, type(value))
 
 
-def test_merge_keys_and_anchors_work() -> None:
+def test_reads_merge_keys_and_anchors() -> None:
     document = parse_yaml("a: &x {p: 1, q: 1}\nb:\n  <<: *x\n  q: 2\n", "F")
     assert document.data["b"] == {"p": 1, "q": 2}
     assert document.lines["b", "q"] == 4
 
 
-def test_several_faults_are_told_together(written: Path) -> None:
-    written.write_text("log: {level: loud}\nsql: {listen: x}\n")
-    with pytest.raises(ConfigErrors) as refusal:
-        read_settings(written, {})
-    assert len(str(refusal.value).splitlines()) == 2
-    assert refusal.value.key == refusal.value.errors[0].key == "sql.listen"
+def test_reports_several_errors_together(config_file: Path) -> None:
+    config_file.write_text("log: {level: loud}\nsql: {listen: x}\n")
+    with pytest.raises(ConfigErrors) as error:
+        read_settings(config_file, {})
+    assert len(str(error.value).splitlines()) == 2
+    assert error.value.key == error.value.errors[0].key == "sql.listen"
 
 
-def test_no_value_makes_a_message_of_two_lines(written: Path) -> None:
-    written.write_text(
+def test_error_messages_are_single_lines(config_file: Path) -> None:
+    config_file.write_text(
         'sql: {listen: "a\\nb"}\nlog: {level: "a\\nb\\u2028c"}\nstate_dir: !!set {a, b}\n"x\\ny": 1\n'
     )
-    assert len(refused(written, {}).splitlines()) == 4
+    assert len(read_error(config_file, {}).splitlines()) == 4
 
 
-def test_a_password_in_a_url_is_not_told() -> None:
-    assert "hunter2" not in refused(None, {"TIDEVOY_PD__URLS": "http://root:hunter2@pd:2379"})
+def test_error_does_not_show_password_of_url() -> None:
+    assert "hunter2" not in read_error(None, {"TIDEVOY_PD__URLS": "http://root:hunter2@pd:2379"})
 
 
 # --- rules between settings ---
 
 
 @pytest.mark.parametrize("listen", ["127.0.0.1:3080", "127.8.9.1:3080", "[::1]:3080", "localhost:3080"])
-def test_loopback_needs_no_permission(listen: str) -> None:
+def test_loopback_needs_no_authentication(listen: str) -> None:
     assert Settings.model_validate({"api": {"listen": listen}}).api.listen == listen
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:3080", "[::]:3080", "10.0.0.1:3080", "lb.example:3080"])
-def test_beyond_loopback_needs_permission(listen: str) -> None:
+def test_other_addresses_need_authentication(listen: str) -> None:
     with pytest.raises(ValueError, match="can be reached from other machines"):
         Settings.model_validate({"api": {"listen": listen}})
     assert (
@@ -344,9 +348,9 @@ def test_beyond_loopback_needs_permission(listen: str) -> None:
     )
 
 
-def test_a_demand_for_tls_names_its_settings() -> None:
+def test_tls_requirement_names_its_settings() -> None:
     client, backend = {"mode": "required", "cert": "/c", "key": "/k"}, {"mode": "required"}
-    demands = {
+    requirements = {
         "": {},
         "tls.client.mode is set to required": {"client": client},
         "tls.client.mode is set to required and tls.backend.mode is set to required": {
@@ -354,11 +358,11 @@ def test_a_demand_for_tls_names_its_settings() -> None:
             "backend": backend,
         },
     }
-    for demand, tls in demands.items():
-        assert Settings.model_validate({"tls": tls}).tls.tls_requirement == demand
+    for requirement, tls in requirements.items():
+        assert Settings.model_validate({"tls": tls}).tls.tls_requirement == requirement
 
 
-def test_xds_with_client_certificates_needs_no_permission() -> None:
+def test_xds_with_client_ca_may_listen_anywhere() -> None:
     tls = {"cert": "c", "key": "k"}
     with pytest.raises(ValueError, match="can be reached from other machines"):
         Settings.model_validate({"xds": {"listen": "0.0.0.0:18000", "tls": tls}})
@@ -367,7 +371,7 @@ def test_xds_with_client_certificates_needs_no_permission() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sql", "api", "collide"),
+    ("sql", "api", "is_conflict"),
     [
         ("0.0.0.0:3080", "127.0.0.1:3080", True),
         ("127.0.0.1:3080", "127.0.0.1:3080", True),
@@ -376,9 +380,9 @@ def test_xds_with_client_certificates_needs_no_permission() -> None:
         ("0.0.0.0:3081", "127.0.0.1:3080", False),
     ],
 )
-def test_listeners_on_the_same_port(sql: str, api: str, collide: bool) -> None:
+def test_rejects_listeners_on_same_port(sql: str, api: str, is_conflict: bool) -> None:
     data = {"sql": {"listen": sql}, "api": {"listen": api}}
-    if collide:
+    if is_conflict:
         with pytest.raises(ValueError, match="have the same port"):
             Settings.model_validate(data)
     else:
@@ -391,26 +395,26 @@ GROUP = {"name": "olap", "listen": "0.0.0.0:6001", "labels": {"use": "olap"}}
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({}, "olap stands there twice; give each group its own name"),
+        ({}, "olap is listed twice; give each group its own name"),
         ({"name": "fast"}, r"groups\.1\.listen and groups\.0\.listen .* have the same port"),
         (
             {"name": "fast", "listen": "10.0.0.1:6000"},
             r"groups\.1\.listen and sql\.listen .* have the same port",
         ),
-        ({"name": "Fast"}, "'Fast' is no name of a group"),
-        ({"name": "f" * 33}, "is no name of a group"),
-        ({"name": "fast", "labels": {}}, "names no label, so every node would be in the group"),
+        ({"name": "Fast"}, "'Fast' is not a valid group name"),
+        ({"name": "f" * 33}, "is not a valid group name"),
+        ({"name": "fast", "labels": {}}, "has no labels, so every node would be in the group"),
         ({"name": "fast", "listen": "host:6002"}, "Envoy listens on IP addresses only"),
     ],
 )
-def test_groups_that_cannot_be(change: dict[str, Any], problem: str) -> None:
+def test_rejects_invalid_groups(change: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         Settings.model_validate({"groups": [GROUP, {**GROUP, **change}]})
 
 
-def test_the_memory_for_states_suffices_for_several_sessions() -> None:
-    def migration(**given: int) -> Settings:
-        return Settings.model_validate({"migration": given})
+def test_states_budget_is_at_least_four_times_the_maximum() -> None:
+    def migration(**values: int) -> Settings:
+        return Settings.model_validate({"migration": values})
 
     assert migration(states_max_bytes=65_536, states_budget_bytes=262_144)
     with pytest.raises(ValueError, match=r"is less than four times states_max_bytes \(4194304\)"):
@@ -418,18 +422,18 @@ def test_the_memory_for_states_suffices_for_several_sessions() -> None:
     assert migration(states_max_bytes=67_108_864), "the largest value fits into the default budget"
 
 
-def test_any_free_port_for_envoys_collides_with_nothing() -> None:
+def test_port_0_conflicts_with_no_listener() -> None:
     assert Settings.model_validate({"xds": {"listen": "[::1]:0"}}).xds.listen == "[::1]:0"
 
 
-def test_cautions_tell_what_is_allowed_and_odd() -> None:
-    assert [caution.split(" ")[0] for caution in startup_warnings(Settings())] == ["pd.urls"]
-    open_and_blind = {
+def test_startup_warnings() -> None:
+    assert [warning.split(" ")[0] for warning in startup_warnings(Settings())] == ["pd.urls"]
+    insecure = {
         "nodes": [{"address": "a:1"}],
         "allow_unauthenticated": True,
         "health": {"sql": {"enabled": False}, "status": {"enabled": False}},
     }
-    assert [c.split(" ")[0] for c in startup_warnings(Settings.model_validate(open_and_blind))] == [
+    assert [warning.split(" ")[0] for warning in startup_warnings(Settings.model_validate(insecure))] == [
         "allow_unauthenticated",
         "both",
     ]
@@ -441,26 +445,34 @@ def test_cautions_tell_what_is_allowed_and_odd() -> None:
 @pytest.mark.parametrize(
     ("path", "field"), LEAVES, ids=lambda part: format_path(part) if isinstance(part, tuple) else ""
 )
-def test_a_change_is_told_by_the_time_of_its_effect(path: schema.SettingPath, field: Any) -> None:
+def test_reload_reports_when_each_change_takes_effect(path: schema.SettingPath, field: Any) -> None:
     name = format_path(path)
-    # What else would be refused: certificates where TLS is off, and a certificate without its key.
-    off = SWITCHES.get(name, "nothing")
-    base = {key: value for key, value in OTHERS.items() if off not in key or key.split(".")[-1] not in PAIRED}
+    # Omit what would be invalid: certificates while TLS is off, and a certificate without its key.
+    disabled = SWITCHES.get(name, "nothing")
+    base = {
+        key: value
+        for key, value in NON_DEFAULTS.items()
+        if disabled not in key or key.split(".")[-1] not in PAIRED
+    }
     if name in NEEDED_BY_REPLICAS:
         del base["replicas.enabled"]
     other = "/third" if name.endswith((".cert", ".key")) else field.default
     if name == "tls.client.mode":
-        other = "optional"  # one mode needs a certificate, the default has no use for it
+        other = "optional"  # `required` is the base value, and `disabled` rejects the certificates
     old, new = Settings.model_validate(nested(base)), Settings.model_validate(nested({**base, name: other}))
-    settled, changed = apply_reload(old, new)
-    told = {"now": changed.applied, "new envoys": changed.needs_new_envoys, "restart": changed.needs_restart}
+    applied, changed = apply_reload(old, new)
+    reported = {
+        "now": changed.applied,
+        "new envoys": changed.needs_new_envoys,
+        "restart": changed.needs_restart,
+    }
     when = schema.takes_effect(field)
-    assert told == {effect: ((name,) if effect == when else ()) for effect in told}
-    assert settled == (old if when == "restart" else new)
+    assert reported == {effect: ((name,) if effect == when else ()) for effect in reported}
+    assert applied == (old if when == "restart" else new)
 
 
 @pytest.mark.parametrize(
-    ("after", "now", "new_envoys"),
+    ("changes", "now", "new_envoys"),
     [
         ([{"listen": "0.0.0.0:6002"}], (), ("groups",)),
         ([{"labels": {"use": "other"}}], ("groups",), ()),
@@ -468,49 +480,49 @@ def test_a_change_is_told_by_the_time_of_its_effect(path: schema.SettingPath, fi
         ([], ("groups",), ()),
     ],
 )
-def test_a_changed_group_takes_effect_as_what_changed_in_it(
-    after: list[dict[str, Any]], now: tuple[str, ...], new_envoys: tuple[str, ...]
+def test_group_change_takes_effect_like_its_changed_keys(
+    changes: list[dict[str, Any]], now: tuple[str, ...], new_envoys: tuple[str, ...]
 ) -> None:
     olap = {"name": "olap", "listen": "0.0.0.0:6001", "labels": {"use": "olap"}}
-    old, new = ({"groups": groups} for groups in ([olap], [olap | each for each in after]))
+    old, new = ({"groups": groups} for groups in ([olap], [olap | change for change in changes]))
     _, changed = apply_reload(Settings.model_validate(old), Settings.model_validate(new))
     assert (changed.applied, changed.needs_new_envoys, changed.needs_restart) == (now, new_envoys, ())
 
 
-def test_what_needs_a_restart_is_named_again_until_then() -> None:
+def test_reload_reports_pending_restart_again() -> None:
     wanted = Settings.model_validate({"api": {"listen": "127.0.0.1:3081"}, "log": {"level": "debug"}})
-    settled, first = apply_reload(Settings(), wanted)
+    applied, first = apply_reload(Settings(), wanted)
     assert (first.applied, first.needs_restart) == (("log.level",), ("api.listen",))
-    _, second = apply_reload(settled, wanted)
+    _, second = apply_reload(applied, wanted)
     assert (second.applied, second.needs_restart) == ((), ("api.listen",))
 
 
-def test_tls_that_appears_needs_a_restart() -> None:
+def test_added_tls_section_needs_restart() -> None:
     wanted = Settings.model_validate({"xds": {"tls": {"cert": "c", "key": "k"}}})
-    settled, changed = apply_reload(Settings(), wanted)
-    assert (settled.xds.tls, changed.needs_restart) == (None, ("xds.tls",))
+    applied, changed = apply_reload(Settings(), wanted)
+    assert (applied.xds.tls, changed.needs_restart) == (None, ("xds.tls",))
 
 
-def test_the_view_masks_secrets() -> None:
-    class Door(BaseModel):
+def test_dump_masks_secrets() -> None:
+    class Section(BaseModel):
         token: SecretStr = SecretStr("hunter2")
 
-    assert dump_masked(Door()) == {"token": "**********"}
+    assert dump_masked(Section()) == {"token": "**********"}
     assert dump_masked(Settings())["state_dir"] == "/var/lib/tidevoy"
 
 
-def test_policy_takes_over_what_decisions_need() -> None:
-    decided = build_policy(Settings.model_validate(nested(OTHERS)))
-    assert decided.balance_policy is BalancePolicy.LOCATION
-    assert (decided.status_rise, decided.sql_fall, decided.panic_threshold, decided.gone_grace) == (
+def test_build_policy_copies_settings() -> None:
+    policy = build_policy(Settings.model_validate(nested(NON_DEFAULTS)))
+    assert policy.balance_policy is BalancePolicy.LOCATION
+    assert (policy.status_rise, policy.sql_fall, policy.panic_threshold, policy.gone_grace) == (
         5,
         5,
         0.5,
         1.5,
     )
-    assert (decided.status_check, decided.sql_check) == (False, False)
-    assert decided.groups == (NodeGroup("olap", {"use": "olap"}),)
-    assert (decided.backup_labels, decided.zone_label, decided.zone_overload_ratio) == (
+    assert (policy.status_check, policy.sql_check) == (False, False)
+    assert policy.groups == (NodeGroup("olap", {"use": "olap"}),)
+    assert (policy.backup_labels, policy.zone_label, policy.zone_overload_ratio) == (
         {"role": "backup"},
         "rack",
         2.5,
@@ -520,14 +532,14 @@ def test_policy_takes_over_what_decisions_need() -> None:
 @pytest.mark.parametrize(
     "field", [field for _, field in LEAVES], ids=[format_path(path) for path, _ in LEAVES]
 )
-def test_every_setting_is_documented(field: Any) -> None:
+def test_every_setting_has_documentation(field: Any) -> None:
     assert field.description
     assert field.description.endswith(".")
     assert field.json_schema_extra["change"] in ("now", "new envoys", "restart")
     assert "a value" not in schema.describe_expected(field)
 
 
-def test_the_documentation_is_up_to_date() -> None:
+def test_reference_docs_are_up_to_date() -> None:
     assert DOCS.read_text() == reference_docs.render(), (
         "python -m controlplane.config.reference_docs > docs/reference/configuration.md"
     )

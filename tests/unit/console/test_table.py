@@ -1,4 +1,4 @@
-"""Which nodes the table shows, in which order; and how numbers and lines are written."""
+"""The console's table of nodes (filter, sort order, pages), number formats, and sparklines."""
 
 from __future__ import annotations
 
@@ -33,21 +33,24 @@ FLEET = [
 ]
 
 
-def shown(query: TableQuery, per_page: int = 50) -> list[str]:
-    return [each.address.partition(":")[0] for each in paginate(FLEET, query, per_page).rows]
+def page_names(query: TableQuery, per_page: int = 50) -> list[str]:
+    return [node_row.address.partition(":")[0] for node_row in paginate(FLEET, query, per_page).rows]
 
 
 @pytest.mark.parametrize(
     ("query", "expected"),
     [
-        (TableQuery(), ["tidb-1", "tidb-9", "tidb-10"]),  # by number, not by letter
+        (TableQuery(), ["tidb-1", "tidb-9", "tidb-10"]),  # numeric order
         (TableQuery(descending=True), ["tidb-10", "tidb-9", "tidb-1"]),
-        (TableQuery(sort=SortColumn.STATE), ["tidb-9", "tidb-1", "tidb-10"]),  # what needs a look first
+        (
+            TableQuery(sort=SortColumn.STATE),
+            ["tidb-9", "tidb-1", "tidb-10"],
+        ),  # unhealthy first
         (TableQuery(sort=SortColumn.SESSIONS), ["tidb-10", "tidb-1", "tidb-9"]),
         (
             TableQuery(sort=SortColumn.SESSIONS, descending=True),
             ["tidb-1", "tidb-10", "tidb-9"],
-        ),  # unknown last
+        ),  # unknown values last
         (TableQuery(sort=SortColumn.VERSION, descending=True), ["tidb-1", "tidb-9", "tidb-10"]),
         (TableQuery(state=State.DRAINING), ["tidb-1"]),
         (TableQuery(text="ZONE=B"), ["tidb-9"]),
@@ -55,25 +58,25 @@ def shown(query: TableQuery, per_page: int = 50) -> list[str]:
         (TableQuery(text="nowhere"), []),
     ],
 )
-def test_rows_are_found_and_sorted(query: TableQuery, expected: list[str]) -> None:
-    assert shown(query) == expected
+def test_rows_are_filtered_and_sorted(query: TableQuery, expected: list[str]) -> None:
+    assert page_names(query) == expected
 
 
-def test_pages_hold_all_rows_and_one_too_far_is_the_last() -> None:
-    assert [shown(TableQuery(page=number), per_page=2) for number in (1, 2)] == [
+def test_page_number_beyond_the_end_shows_the_last_page() -> None:
+    assert [page_names(TableQuery(page=number), per_page=2) for number in (1, 2)] == [
         ["tidb-1", "tidb-9"],
         ["tidb-10"],
     ]
-    far: TablePage = paginate(FLEET, TableQuery(page=999), 2)
-    assert (far.query.page, far.pages, far.match_count, far.max_sessions) == (2, 2, 3, 7)
+    last: TablePage = paginate(FLEET, TableQuery(page=999), 2)
+    assert (last.query.page, last.pages, last.match_count, last.max_sessions) == (2, 2, 3, 7)
     assert paginate([], TableQuery(page=7)).query.page == 1
 
 
-def test_a_column_is_turned_round_by_a_second_click() -> None:
-    once = TableQuery(page=3).sorted_by(SortColumn.SESSIONS)
-    assert once == TableQuery(sort=SortColumn.SESSIONS)
-    assert once.sorted_by(SortColumn.SESSIONS).descending
-    assert not once.sorted_by(SortColumn.SESSIONS).sorted_by(SortColumn.SESSIONS).descending
+def test_second_click_on_a_column_reverses_the_order() -> None:
+    ascending = TableQuery(page=3).sorted_by(SortColumn.SESSIONS)
+    assert ascending == TableQuery(sort=SortColumn.SESSIONS)
+    assert ascending.sorted_by(SortColumn.SESSIONS).descending
+    assert not ascending.sorted_by(SortColumn.SESSIONS).sorted_by(SortColumn.SESSIONS).descending
 
 
 queries = st.builds(
@@ -87,13 +90,13 @@ queries = st.builds(
 
 
 @given(queries)
-def test_a_link_says_all_of_a_query(query: TableQuery) -> None:
+def test_link_round_trips_the_query(query: TableQuery) -> None:
     assert TableQuery.from_params(dict(parse_qsl(urlsplit(query.link).query))) == query
 
 
 @given(st.dictionaries(st.sampled_from(["text", "state", "sort", "order", "page"]), st.text(max_size=300)))
-def test_any_address_of_the_page_can_be_read(given_fields: dict[str, str]) -> None:
-    query = TableQuery.from_params(given_fields)
+def test_arbitrary_query_parameters_are_accepted(params: dict[str, str]) -> None:
+    query = TableQuery.from_params(params)
     assert query.page >= 1
     assert paginate(FLEET, query).query.page == 1
 
@@ -102,19 +105,19 @@ def test_any_address_of_the_page_can_be_read(given_fields: dict[str, str]) -> No
     queries,
     st.lists(st.builds(row, st.from_regex(r"[a-z]{1,3}-[0-9]{1,3}:4000", fullmatch=True)), max_size=30),
 )
-def test_pages_together_are_all_rows_once(query: TableQuery, fleet: list[NodeRow]) -> None:
-    found = [
-        each
+def test_pages_together_contain_each_match_once(query: TableQuery, fleet: list[NodeRow]) -> None:
+    matches = [
+        node_row
         for page in range(1, paginate(fleet, query, 4).pages + 1)
-        for each in paginate(fleet, query.at_page(page), 4).rows
+        for node_row in paginate(fleet, query.at_page(page), 4).rows
     ]
-    assert len(found) == paginate(fleet, query, 4).match_count <= len(fleet)
-    assert {id(each) for each in found} <= {id(each) for each in fleet}
-    assert len({id(each) for each in found}) == len(found)
+    assert len(matches) == paginate(fleet, query, 4).match_count <= len(fleet)
+    assert {id(node_row) for node_row in matches} <= {id(node_row) for node_row in fleet}
+    assert len({id(node_row) for node_row in matches}) == len(matches)
 
 
 @pytest.mark.parametrize(
-    ("written", "expected"),
+    ("text", "expected"),
     [
         (formatting.format_count(None), formatting.UNKNOWN),
         (formatting.format_count(12345), "12,345"),
@@ -134,11 +137,11 @@ def test_pages_together_are_all_rows_once(query: TableQuery, fleet: list[NodeRow
         (formatting.format_iso_time(0.0), "1970-01-01T00:00:00Z"),
     ],
 )
-def test_numbers_and_times_are_written_for_people(written: str, expected: str) -> None:
-    assert written == expected
+def test_numbers_and_times_are_formatted(text: str, expected: str) -> None:
+    assert text == expected
 
 
-def test_a_line_ends_at_the_right_edge_and_breaks_where_nothing_is_known() -> None:
+def test_sparkline_ends_at_the_right_edge_and_breaks_at_unknown_values() -> None:
     assert sparkline.polyline_points([1.0, 2.0, None, 2.0, 0.0], 5) == [
         "0.0,14.0 30.0,2.0",
         "90.0,2.0 120.0,26.0",
@@ -148,9 +151,9 @@ def test_a_line_ends_at_the_right_edge_and_breaks_where_nothing_is_known() -> No
 
 
 @given(st.lists(st.none() | st.floats(0, 1e9), max_size=120))
-def test_a_line_stays_within_its_picture(values: list[float | None]) -> None:
+def test_sparkline_stays_within_its_area(values: list[float | None]) -> None:
     for line in sparkline.polyline_points(values, 120):
         for point in line.split():
-            across, down = map(float, point.split(","))
-            assert 0 <= across <= sparkline.WIDTH
-            assert 0 <= down <= sparkline.HEIGHT
+            x, y = map(float, point.split(","))
+            assert 0 <= x <= sparkline.WIDTH
+            assert 0 <= y <= sparkline.HEIGHT

@@ -1,4 +1,4 @@
-"""Whole numbers shared out: sums, limits, fairness."""
+"""Apportionment of integers: sums, limits, fairness."""
 
 from __future__ import annotations
 
@@ -10,33 +10,31 @@ from controlplane.decide.balance.apportion import apportion
 holders = st.dictionaries(st.text("abc", min_size=1, max_size=3), st.integers(0, 1000), max_size=9)
 
 
-def test_the_largest_remainders_get_what_is_left() -> None:
+def test_remainder_goes_to_largest_fractions() -> None:
     assert apportion(10, {"a": 50, "b": 34, "c": 16}) == {"a": 5, "b": 3, "c": 2}
     assert apportion(2, {"c": 1, "b": 1, "a": 1}) == {"a": 1, "b": 1}
     assert apportion(7, {"a": 2, "b": 0}) == {"a": 2}
     assert apportion(7, {}) == apportion(0, {"a": 1}) == apportion(-3, {"a": 1}) == {}
 
 
-def test_of_equal_remainders_another_is_the_first_with_each_turn() -> None:
-    has = {"c": 1, "a": 1, "b": 1}
-    assert [apportion(1, has, turn) for turn in range(4)] == [{"a": 1}, {"b": 1}, {"c": 1}, {"a": 1}]
-    assert [apportion(2, has, turn) for turn in range(3)] == [
+def test_ties_rotate() -> None:
+    held = {"c": 1, "a": 1, "b": 1}
+    assert [apportion(1, held, rotation) for rotation in range(4)] == [{"a": 1}, {"b": 1}, {"c": 1}, {"a": 1}]
+    assert [apportion(2, held, rotation) for rotation in range(3)] == [
         {"a": 1, "b": 1},
         {"b": 1, "c": 1},
         {"a": 1, "c": 1},
     ]
-    assert {apportion(1, {"a": 9, "b": 1}, turn)["a"] for turn in range(9)} == {1}
+    assert {apportion(1, {"a": 9, "b": 1}, rotation)["a"] for rotation in range(9)} == {1}
 
 
 @given(st.integers(-5, 5000), holders, st.integers(0, 10**10))
-def test_everything_is_shared_out_and_nobody_gives_more_than_it_has(
-    total: int, has: dict[str, int], turn: int
-) -> None:
-    shares = apportion(total, has, turn)
-    whole = sum(has.values())
+def test_distributes_total_within_each_holding(total: int, held: dict[str, int], rotation: int) -> None:
+    shares = apportion(total, held, rotation)
+    whole = sum(held.values())
     assert sum(shares.values()) == max(0, min(total, whole))
     assert list(shares) == sorted(shares)
-    for name, count in has.items():
+    for name, count in held.items():
         share = shares.get(name, 0)
         assert 0 <= share <= count
         assert whole == 0 or abs(share - min(max(total, 0), whole) * count / whole) < 1

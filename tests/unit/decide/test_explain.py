@@ -1,4 +1,4 @@
-"""Why a node has its share, in words: each factor, and the one sentence."""
+"""Explanations of node shares: each factor, and the summary."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def serving(address: str, weight: int = 1600, **more: object) -> NodePlan:
 
 
 def holding(**counts: int) -> Facts:
-    live = {{"a": A, "b": B, "c": C}[name]: count for name, count in counts.items()}
-    return Facts(loads={"one": EnvoyLoad("one", NOW, live)}, sessions_by_endpoint=live)
+    sessions = {{"a": A, "b": B, "c": C}[name]: count for name, count in counts.items()}
+    return Facts(loads={"one": EnvoyLoad("one", NOW, sessions)}, sessions_by_endpoint=sessions)
 
 
-def told(
+def explanations(
     *nodes: NodePlan, facts: Facts | None = None, policy: Policy = POLICY, plan: Plan | None = None
 ) -> list[NodeExplanation]:
     plan = replace(plan or Plan(), nodes={p.node.address: p for p in nodes})
@@ -43,15 +43,15 @@ def told(
 
 
 def factor(explanation: NodeExplanation, name: str) -> FactorExplanation:
-    return next(each for each in explanation.factors if each.name == name)
+    return next(f for f in explanation.factors if f.name == name)
 
 
-def test_a_node_that_has_its_share() -> None:
-    first, second = told(serving(A, 1600), serving(B, 4800), facts=holding(a=2, b=2))
+def test_explains_node_with_its_share() -> None:
+    first, second = explanations(serving(A, 1600), serving(B, 4800), facts=holding(a=2, b=2))
     assert (first.weight, first.share) == (1600, 0.25)
     assert first.sentence == "gets 25% of the new sessions: it has 2 sessions, which is its share"
     assert second.share == 0.75
-    assert [each.name for each in first.factors] == [
+    assert [f.name for f in first.factors] == [
         *("state", "labels", "health", "memory", "cpu", "location", "connections")
     ]
     assert factor(first, "state") == FactorExplanation("state", 0, "active: it passes its checks")
@@ -61,67 +61,68 @@ def test_a_node_that_has_its_share() -> None:
     )
 
 
-def test_more_and_fewer_than_the_share_are_told_as_numbers() -> None:
+def test_sentence_has_deviation_from_share() -> None:
     plan = {A: serving(A), B: serving(B)}
-    # Sessions of Envoys without a module cannot move, so what is there already is the least of a share.
+    # Sessions of Envoys without a module cannot migrate, so they are the lower limit of a share.
     facts = Facts(sessions_by_address={A: 41, B: 35}, loads={"one": EnvoyLoad("one", NOW)})
     first, second = explain(Plan(plan), facts, POLICY, NOW).values()
     assert "it has 41 sessions, 3 more than its share of 38" in first.sentence
     assert "it has 35 sessions, 3 fewer than its share of 38" in second.sentence
 
 
-def test_what_nobody_has_reported_is_not_known() -> None:
-    (only,) = told(serving(A))
-    assert only.sentence == "gets 100% of the new sessions: how many sessions it has is not known"
+def test_session_count_may_be_unknown() -> None:
+    (only,) = explanations(serving(A))
+    assert only.sentence == "gets 100% of the new sessions: its session count is not known"
     assert factor(only, "connections").score is None
 
 
-def test_factors_are_told_with_what_they_take_and_where_they_go() -> None:
+def test_sentence_has_current_and_target_share_of_factors() -> None:
     factors = {
         "health": Factor(0.5, 1.0),
         "memory": Factor(0.7, 1.0, 0, "not known"),
-        "cpu": Factor(0.6, 0.31, 1, "its CPU is at 95%, where 50% is usual"),
+        "cpu": Factor(0.6, 0.31, 1, "its CPU is at 95%, where 50% is normal in its group"),
     }
-    signs = NodeMetrics(cpu=MetricValue(0.95, NOW), cpu_quota=4, pd_failures=MetricValue(0.0, NOW))
-    facts = replace(holding(a=1), node_metrics={A: signs})
-    (only,) = told(serving(A, factors=factors), facts=facts)
+    metrics = NodeMetrics(cpu=MetricValue(0.95, NOW), cpu_quota=4, pd_failures=MetricValue(0.0, NOW))
+    facts = replace(holding(a=1), node_metrics={A: metrics})
+    (only,) = explanations(serving(A, factors=factors), facts=facts)
     assert only.sentence == (
         "gets 100% of the new sessions: it has 1 session, which is its share;"
-        " its health is no reason any more to give it less, so its share goes up to 100% and is now at 50%;"
+        " its health no longer reduces its share, so its share goes up to 100% and is now at 50%;"
         " its memory is not known, so its share goes up to 100% and is now at 70%;"
-        " its CPU is at 95%, where 50% is usual, so its share goes down to 31% and is now at 60%"
+        " its CPU is at 95%, where 50% is normal in its group,"
+        " so its share goes down to 31% and is now at 60%"
     )
-    assert [(each.score, each.share) for each in only.factors[2:5]] == [(0, 0.5), (None, 0.7), (19, 0.6)]
+    assert [(f.score, f.share) for f in only.factors[2:5]] == [(0, 0.5), (None, 0.7), (19, 0.6)]
 
 
-def test_a_factor_that_has_come_to_rest_says_where() -> None:
-    held = {"cpu": Factor(0.6, 0.6, 1, "its CPU is at 57% with less than its full share")}
-    (only,) = told(serving(A, factors=held), facts=holding(a=1))
-    assert only.sentence.endswith("less than its full share, so its share is at 60%")
+def test_settled_factor_has_only_its_share() -> None:
+    factors = {"cpu": Factor(0.6, 0.6, 1, "its CPU is at 57% with a reduced share")}
+    (only,) = explanations(serving(A, factors=factors), facts=holding(a=1))
+    assert only.sentence.endswith("a reduced share, so its share is at 60%")
 
 
-def test_a_level_that_is_no_reason_takes_nothing() -> None:
+def test_common_level_does_not_reduce_the_share() -> None:
     common = {"health": Factor(1.0, 1.0, 2, "60% of its requests to PD fail; most are no better")}
-    signs = NodeMetrics(pd_failures=MetricValue(0.6, NOW))
-    (only,) = told(serving(A, factors=common), facts=replace(holding(a=1), node_metrics={A: signs}))
+    metrics = NodeMetrics(pd_failures=MetricValue(0.6, NOW))
+    (only,) = explanations(serving(A, factors=common), facts=replace(holding(a=1), node_metrics={A: metrics}))
     assert only.sentence == "gets 100% of the new sessions: it has 1 session, which is its share"
     assert factor(only, "health") == FactorExplanation("health", 2, common["health"].reason, 1.0)
 
 
-def test_vitals_without_consequence_are_told_too() -> None:
-    signs = NodeMetrics(
+def test_normal_metrics_are_explained() -> None:
+    metrics = NodeMetrics(
         cpu=MetricValue(0.42, NOW),
         cpu_quota=4,
         memory=MetricValue(0.3, NOW),
         pd_failures=MetricValue(0.0, NOW),
         tikv_failures=MetricValue(0.01, NOW),
     )
-    (only,) = told(serving(A), facts=Facts(node_metrics={A: signs}))
+    (only,) = explanations(serving(A), facts=Facts(node_metrics={A: metrics}))
     assert only.factors[2:5] == (
         FactorExplanation(
             "health",
             0,
-            "0 failures for each 100 requests to PD and 1 failures for each 100 requests to TiKV",
+            "0 failures per 100 requests to PD and 1 failures per 100 requests to TiKV",
             1.0,
         ),
         FactorExplanation("memory", 0, "30% of its memory is in use", 1.0),
@@ -129,20 +130,20 @@ def test_vitals_without_consequence_are_told_too() -> None:
     )
 
 
-def test_vitals_that_are_not_known_are_told_as_such_and_why() -> None:
-    (only,) = told(serving(A))
+def test_unknown_metrics_have_a_reason() -> None:
+    (only,) = explanations(serving(A))
     assert factor(only, "cpu") == FactorExplanation("cpu", None, "not known")
-    (only,) = told(serving(A), facts=Facts(node_metrics_outage="Prometheus does not answer"))
+    (only,) = explanations(serving(A), facts=Facts(node_metrics_outage="Prometheus does not answer"))
     assert factor(only, "memory") == FactorExplanation(
         "memory", None, "not known: Prometheus does not answer"
     )
 
 
-def test_a_node_that_is_not_in_service_gets_nothing_and_says_why() -> None:
+def test_node_out_of_service_has_no_share() -> None:
     drained = serving(
         A, 0, state=State.DRAINING, reason="drained by an operator", eds_health=EdsHealth.DRAINING
     )
-    first, second = told(drained, serving(B), facts=holding(a=3))
+    first, second = explanations(drained, serving(B), facts=holding(a=3))
     assert (first.share, first.weight) == (0.0, 0)
     assert first.sentence == "gets no new sessions: drained by an operator"
     assert factor(first, "state") == FactorExplanation("state", 1, "draining: drained by an operator")
@@ -150,84 +151,88 @@ def test_a_node_that_is_not_in_service_gets_nothing_and_says_why() -> None:
     assert second.share == 1.0
 
 
-def test_a_node_that_is_kept_against_its_checks_says_so() -> None:
-    kept = serving(A, state=State.UNHEALTHY, reason="it refuses")
-    (only,) = told(kept, facts=holding(a=1), plan=Plan(panic_threshold_reason="only 0 of 1 pass"))
+def test_panic_threshold_is_explained() -> None:
+    unhealthy = serving(A, state=State.UNHEALTHY, reason="it refuses")
+    (only,) = explanations(
+        unhealthy, facts=holding(a=1), plan=Plan(panic_threshold_reason="only 0 of 1 pass")
+    )
     assert only.sentence == "gets 100% of the new sessions: it has 1 session; only 0 of 1 pass"
     assert factor(only, "state").reason == "unhealthy: it refuses; only 0 of 1 pass"
 
 
-def test_groups_share_their_own_sessions() -> None:
-    first, second = told(serving(A, group="olap"), serving(B), facts=holding(a=1, b=1))
+def test_share_is_within_the_group() -> None:
+    first, second = explanations(serving(A, group="olap"), serving(B), facts=holding(a=1, b=1))
     assert first.sentence.startswith('gets 100% of the new sessions of group "olap": ')
     assert factor(first, "labels") == FactorExplanation("labels", 0, 'in group "olap"')
     assert second.share == 1.0
 
 
-def test_a_node_that_stands_in_gets_something_only_without_the_others() -> None:
-    spare = serving(B, backup=True)
-    first, second = told(serving(A), spare)
+def test_backup_has_a_share_only_without_primaries() -> None:
+    backup = serving(B, backup=True)
+    first, second = explanations(serving(A), backup)
     assert (first.share, second.share, second.weight) == (1.0, 0.0, 1600)
     assert second.sentence == (
-        "gets no new sessions: it stands in only when no other node of its group is in service"
+        "gets no new sessions: it is a backup, used only when no other node of its group is in service"
     )
     assert factor(second, "labels").score == 1
     down = serving(A, 0, state=State.UNHEALTHY, eds_health=EdsHealth.UNHEALTHY)
-    _, second = told(down, spare)
+    _, second = explanations(down, backup)
     assert second.share == 1.0
     assert factor(second, "labels") == FactorExplanation(
-        "labels", 0, "in no group; it stands in, since no other node of its group is in service"
+        "labels", 0, "in no group; it is a backup, in use because no other node of its group is in service"
     )
 
 
-def test_slow_start_is_told() -> None:
-    joined = serving(A, active_since=NOW - 10)
-    (only,) = told(joined, facts=holding(a=1), policy=Policy(slow_start=30))
+def test_slow_start_is_explained() -> None:
+    joining = serving(A, active_since=NOW - 10)
+    (only,) = explanations(joining, facts=holding(a=1), policy=Policy(slow_start=30))
     assert "; it is in its slow start, at 37% of its share" in only.sentence
 
 
-def test_where_envoys_keep_to_their_zone_shares_are_those_of_the_zone() -> None:
-    here = serving(A, zone="x", local_weight=100)
-    beside = serving(B, zone="x", local_weight=300)
-    there = serving(C, zone="y")
+def test_share_is_within_the_zone_of_local_envoys() -> None:
+    first_local = serving(A, zone="x", local_weight=100)
+    second_local = serving(B, zone="x", local_weight=300)
+    remote = serving(C, zone="y")
     facts = replace(holding(a=1, b=3, c=1), envoy_zones={"one": "x", "two": "x", "three": "z"})
-    first, _, third = told(here, beside, there, facts=facts)
+    first, _, third = explanations(first_local, second_local, remote, facts=facts)
     assert first.share == 0.25
-    assert first.sentence.startswith('gets 25% of the new sessions that come by Envoys of its zone "x": ')
+    assert first.sentence.startswith('gets 25% of the new sessions through Envoys of its zone "x": ')
     assert factor(first, "location") == FactorExplanation(
-        "location", 0, 'in zone "x", as 2 of 3 Envoys that say where they are'
+        "location", 0, 'in zone "x", like 2 of 3 Envoys that report a zone'
     )
     assert third.share == pytest.approx(1 / 3)
     assert factor(third, "location").score == 1
 
-    first, _, _ = told(here, beside, there, facts=facts, plan=Plan(overloaded_zones=frozenset({("", "x")})))
+    first, _, _ = explanations(
+        first_local, second_local, remote, facts=facts, plan=Plan(overloaded_zones=frozenset({("", "x")}))
+    )
     assert first.share == pytest.approx(1 / 3)
     assert factor(first, "location").reason.endswith(
-        "; the zone is full, so its Envoys use nodes elsewhere, too"
+        "; the zone is overloaded, so its Envoys also use nodes in other zones"
     )
 
 
-def test_a_zone_may_not_be_known() -> None:
-    first, second = told(serving(A), serving(B, zone="x"))
+def test_zone_may_be_unknown() -> None:
+    first, second = explanations(serving(A), serving(B, zone="x"))
     assert factor(first, "location") == FactorExplanation(
         "location", None, "not known: it has no label `zone`"
     )
     assert factor(second, "location") == FactorExplanation(
-        "location", None, 'in zone "x"; no Envoy says where it is'
+        "location", None, 'in zone "x"; no Envoy reports its zone'
     )
 
 
-def test_the_policy_orders_the_factors_and_switches_them_off() -> None:
-    (only,) = told(serving(A), policy=Policy(balance_policy=BalancePolicy.LOCATION))
-    assert [each.name for each in only.factors] == [
+def test_policy_orders_and_disables_factors() -> None:
+    (only,) = explanations(serving(A), policy=Policy(balance_policy=BalancePolicy.LOCATION))
+    assert [f.name for f in only.factors] == [
         *("state", "labels", "location", "health", "memory", "cpu", "connections")
     ]
-    (only,) = told(serving(A, zone="x"), policy=Policy(balance_policy=BalancePolicy.CONNECTION))
-    off = "does not count: `balance.policy` is `connection`"
-    assert [each.reason for each in only.factors[2:6]] == [off] * 4
+    (only,) = explanations(serving(A, zone="x"), policy=Policy(balance_policy=BalancePolicy.CONNECTION))
+    not_used = "not used: `balance.policy` is `connection`"
+    assert [f.reason for f in only.factors[2:6]] == [not_used] * 4
 
 
-def test_only_those_that_are_asked_for_are_explained() -> None:
+def test_explains_requested_nodes_only() -> None:
     plan = Plan({A: serving(A), B: serving(B)})
     assert explain(plan, Facts(), POLICY, NOW, [B]).keys() == {B}
     assert explain(Plan(), Facts(), POLICY, NOW) == {}

@@ -1,4 +1,4 @@
-"""A node's life as a table: what is known, and the state, advice and reason that must follow."""
+"""Table tests of the node lifecycle: from observation to state, EDS health and reason."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ NODE = Node("10.0.0.1:4000", Source.PD, status_address="10.0.0.1:10080")
 POLICY = Policy(status_rise=2, status_fall=3, sql_rise=2, sql_fall=3, registration_grace=60, gone_grace=600)
 
 
-def probe(outcome: str, streak: int = 1) -> CheckResult:
-    return CheckResult(CheckStatus(outcome), f"probe said {outcome}", streak, NOW)
+def probe(status: str, consecutive: int = 1) -> CheckResult:
+    return CheckResult(CheckStatus(status), f"probe reports {status}", consecutive, NOW)
 
 
 def health(status: CheckResult | None, sql: CheckResult | None) -> Health:
@@ -45,12 +45,12 @@ def past(state: State, **fields: Any) -> NodePlan:
 class Case:
     name: str
     past: NodePlan | None
-    expect: State | None
-    advice: EdsHealth | None
+    expected: State | None
+    eds_health: EdsHealth | None
     health: Health = UNCHECKED
-    known: dict[str, Any] = field(default_factory=dict)
+    observed: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
-    closing: bool = False
+    terminates: bool = False
 
 
 UNREGISTERED = {"node": replace(NODE, registered=False)}
@@ -62,7 +62,7 @@ CASES = [
     Case("discovered", None, State.JOINING, None, reason="not been checked"),
     Case("one pass activates", None, State.ACTIVE, EdsHealth.HEALTHY, ONE_PASS),
     Case("one pass activates a joining", past(State.JOINING), State.ACTIVE, EdsHealth.HEALTHY, ONE_PASS),
-    Case("joining, refuses", past(State.JOINING), State.JOINING, None, DOWN, reason="probe said fail"),
+    Case("joining, refused", past(State.JOINING), State.JOINING, None, DOWN, reason="probe reports fail"),
     Case("joining, starts up", past(State.JOINING), State.JOINING, None, STARTING),
     Case("joining, only SQL passes", None, State.JOINING, None, health(None, probe("pass"))),
     Case("joining without ttl", None, State.JOINING, None, GOOD, UNREGISTERED, reason="`ttl`"),
@@ -84,7 +84,7 @@ CASES = [
         State.UNHEALTHY,
         EdsHealth.UNHEALTHY,
         DOWN,
-        reason="probe said fail",
+        reason="probe reports fail",
     ),
     Case(
         "active, only the status port is down",
@@ -94,12 +94,12 @@ CASES = [
         health(probe("fail", 3), probe("pass", 9)),
     ),
     Case(
-        "active, says it stops",
+        "active, reports stopping",
         past(State.ACTIVE),
         State.DRAINING,
         EdsHealth.DRAINING,
         STOPPING,
-        reason="probe said stopping",
+        reason="probe reports stopping",
     ),
     Case(
         "stopping, empty",
@@ -119,7 +119,7 @@ CASES = [
     ),
     Case("unhealthy, starting", past(State.UNHEALTHY), State.UNHEALTHY, EdsHealth.UNHEALTHY, STARTING),
     Case(
-        "unhealthy, status 500 but greets",
+        "unhealthy, status 500 but SQL passes",
         past(State.UNHEALTHY),
         State.UNHEALTHY,
         EdsHealth.UNHEALTHY,
@@ -144,7 +144,7 @@ CASES = [
         EdsHealth.HEALTHY,
         GOOD,
         UNREGISTERED,
-        reason="borne for 60 s",
+        reason="tolerated for 60 s",
     ),
     Case(
         "ttl lost 59 s ago",
@@ -180,7 +180,11 @@ CASES = [
         UNREGISTERED,
     ),
     Case(
-        "ttl back", past(State.DRAINING, unregistered_since=NOW - 90), State.ACTIVE, EdsHealth.HEALTHY, GOOD
+        "ttl restored",
+        past(State.DRAINING, unregistered_since=NOW - 90),
+        State.ACTIVE,
+        EdsHealth.HEALTHY,
+        GOOD,
     ),
     Case(
         "drain",
@@ -199,9 +203,9 @@ CASES = [
         GOOD,
         DRAINED | {"is_confirmed_empty": True},
     ),
-    Case("drained, nothing is known", past(State.DRAINED), State.DRAINED, EdsHealth.DRAINING, GOOD, DRAINED),
+    Case("drained, no reports", past(State.DRAINED), State.DRAINED, EdsHealth.DRAINING, GOOD, DRAINED),
     Case(
-        "drain beats checks",
+        "drain overrides checks",
         past(State.DRAINED),
         State.DRAINED,
         EdsHealth.DRAINING,
@@ -224,8 +228,8 @@ CASES = [
         EdsHealth.DRAINING,
         GOOD,
         CLOSING,
-        reason="the sessions that are left are ended",
-        closing=True,
+        reason="the remaining sessions are terminated",
+        terminates=True,
     ),
     Case("close, in time", past(State.DRAINING), State.DRAINING, EdsHealth.DRAINING, GOOD, CLOSING | IN_TIME),
     Case(
@@ -244,7 +248,7 @@ CASES = [
         EdsHealth.DRAINING,
         DOWN,
         CLOSING | {"is_listed": False},
-        closing=True,
+        terminates=True,
     ),
     Case(
         "removed by force",
@@ -253,11 +257,11 @@ CASES = [
         EdsHealth.DRAINING,
         GOOD,
         CLOSING | {"removed_since": NOW},
-        reason="are ended",
-        closing=True,
+        reason="sessions are terminated",
+        terminates=True,
     ),
     Case(
-        "closing taken back",
+        "terminating revoked",
         past(State.DRAINING, terminate_sessions=True),
         State.ACTIVE,
         EdsHealth.HEALTHY,
@@ -288,8 +292,8 @@ CASES = [
         {"is_listed": False},
     ),
     Case("gone while joining", past(State.JOINING), None, None, UNCHECKED, {"is_listed": False}),
-    Case("gone and back", past(State.GONE), State.ACTIVE, EdsHealth.HEALTHY, ONE_PASS),
-    Case("gone and back, down", past(State.GONE), State.JOINING, None, DOWN),
+    Case("gone, returned", past(State.GONE), State.ACTIVE, EdsHealth.HEALTHY, ONE_PASS),
+    Case("gone, returned down", past(State.GONE), State.JOINING, None, DOWN),
     Case(
         "gone while drained",
         past(State.DRAINED),
@@ -299,7 +303,7 @@ CASES = [
         DRAINED | {"is_listed": False, "is_confirmed_empty": True},
         reason="drained when it comes back",
     ),
-    Case("back, still drained", past(State.GONE), State.DRAINING, EdsHealth.DRAINING, GOOD, DRAINED),
+    Case("returned, still drained", past(State.GONE), State.DRAINING, EdsHealth.DRAINING, GOOD, DRAINED),
     Case(
         "removed",
         past(State.ACTIVE),
@@ -317,9 +321,9 @@ CASES = [
         GOOD,
         {"removed_since": NOW, "is_confirmed_empty": True},
     ),
-    Case("removed, named again by PD", None, None, None, GOOD, {"removed_since": NOW}),
+    Case("removed, still defined by PD", None, None, None, GOOD, {"removed_since": NOW}),
     Case(
-        "removed beats drain",
+        "removal overrides drain",
         past(State.DRAINED),
         None,
         None,
@@ -330,8 +334,8 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_table(case: Case) -> None:
-    evidence = NodeObservation(
+def test_next_state(case: Case) -> None:
+    observation = NodeObservation(
         node=NODE,
         is_listed=True,
         removed_since=None,
@@ -342,22 +346,22 @@ def test_table(case: Case) -> None:
         is_confirmed_empty=False,
         has_sessions=False,
     )
-    planned = advance(case.past, evidence._replace(**case.known), POLICY, NOW)
-    if case.expect is None:
+    planned = advance(case.past, observation._replace(**case.observed), POLICY, NOW)
+    if case.expected is None:
         assert planned is None
         return
     assert planned is not None
-    assert (planned.state, planned.eds_health) == (case.expect, case.advice)
+    assert (planned.state, planned.eds_health) == (case.expected, case.eds_health)
     assert planned.reason
     assert case.reason in planned.reason
-    assert planned.terminate_sessions is case.closing
-    unchanged = case.past is not None and case.past.state is case.expect
+    assert planned.terminate_sessions is case.terminates
+    unchanged = case.past is not None and case.past.state is case.expected
     assert planned.since == (NOW - 10 if unchanged else NOW)
-    assert (planned.closed_since is None) == (case.expect in (State.JOINING, State.ACTIVE))
+    assert (planned.closed_since is None) == (case.expected in (State.JOINING, State.ACTIVE))
 
 
-def test_status_is_not_asked_for_without_a_status_address() -> None:
-    evidence = NodeObservation(
+def test_status_check_needs_a_status_address() -> None:
+    observation = NodeObservation(
         node=replace(NODE, status_address=None),
         is_listed=True,
         removed_since=None,
@@ -368,13 +372,13 @@ def test_status_is_not_asked_for_without_a_status_address() -> None:
         is_confirmed_empty=False,
         has_sessions=False,
     )
-    planned = advance(None, evidence, POLICY, NOW)
+    planned = advance(None, observation, POLICY, NOW)
     assert planned is not None
     assert planned.state is State.ACTIVE
 
 
-def test_checks_that_are_switched_off_decide_nothing() -> None:
-    evidence = NodeObservation(
+def test_disabled_checks_are_ignored() -> None:
+    observation = NodeObservation(
         node=NODE,
         is_listed=True,
         removed_since=None,
@@ -385,6 +389,6 @@ def test_checks_that_are_switched_off_decide_nothing() -> None:
         is_confirmed_empty=False,
         has_sessions=False,
     )
-    planned = advance(None, evidence, replace(POLICY, status_check=False, sql_check=False), NOW)
+    planned = advance(None, observation, replace(POLICY, status_check=False, sql_check=False), NOW)
     assert planned is not None
     assert planned.state is State.ACTIVE

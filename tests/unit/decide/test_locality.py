@@ -1,4 +1,4 @@
-"""Groups, nodes that stand in, and zones that are full."""
+"""Node groups, backup nodes, and overloaded zones."""
 
 from __future__ import annotations
 
@@ -38,33 +38,33 @@ def planned(address: str, *, group: str = "", backup: bool = False, zone: str = 
 
 
 def served(*nodes: NodePlan) -> dict[str, NodePlan]:
-    return {each.node.address: each for each in nodes}
+    return {planned.node.address: planned for planned in nodes}
 
 
 @pytest.mark.parametrize(
-    ("labels", "where"),
+    ("labels", "expected"),
     [
         ({}, ("", False, "")),
         ({"use": "olap"}, ("olap", False, "")),
-        ({"use": "olap", "disk": "nvme"}, ("olap", False, "")),  # the first group that it fits
-        ({"use": "oltp", "disk": "nvme"}, ("", False, "")),  # one label of two is not enough
+        ({"use": "olap", "disk": "nvme"}, ("olap", False, "")),  # the first group that matches
+        ({"use": "oltp", "disk": "nvme"}, ("", False, "")),  # one of two labels does not match
         ({"role": "backup", "zone": "a"}, ("", True, "a")),
         ({"role": "spare", "use": "olap", "zone": "b"}, ("olap", False, "b")),
     ],
 )
-def test_labels_tell_the_place_of_a_node(labels: dict[str, str], where: tuple[str, bool, str]) -> None:
-    assert classify(node(**labels), POLICY) == where
+def test_labels_set_group_backup_and_zone(labels: dict[str, str], expected: tuple[str, bool, str]) -> None:
+    assert classify(node(**labels), POLICY) == expected
 
 
-def test_no_node_stands_in_when_no_labels_say_which() -> None:
+def test_no_backup_nodes_without_backup_labels() -> None:
     assert classify(node(role="backup"), replace(POLICY, backup_labels={})) == ("", False, "")
 
 
-def test_the_zone_stands_in_the_label_that_the_settings_name() -> None:
+def test_zone_label_is_configurable() -> None:
     assert classify(node(zone="a", rack="r1"), replace(POLICY, zone_label="rack"))[2] == "r1"
 
 
-def test_nodes_that_stand_in_take_sessions_where_no_other_of_their_group_does() -> None:
+def test_backups_serve_only_groups_without_primaries() -> None:
     nodes = served(
         planned("a"),
         planned("b", backup=True),
@@ -77,51 +77,51 @@ def test_nodes_that_stand_in_take_sessions_where_no_other_of_their_group_does() 
 # --- zones --------------------------------------------------------------------------------------------------
 
 TWO_ZONES = served(planned("a", zone="a"), planned("b", zone="b"))
-EVEN = {"a": 1.0, "b": 1.0}
+CAPACITIES = {"a": 1.0, "b": 1.0}
 ENVOYS = {"envoy-1": "a"}
-FULL: frozenset[GroupZone] = frozenset({("", "a")})
+OVERLOADED: frozenset[GroupZone] = frozenset({("", "a")})
 
 
-def is_full(sessions: int, elsewhere: int, *, before: frozenset[GroupZone] = frozenset()) -> bool:
-    return bool(overloaded_zones(TWO_ZONES, {"a": sessions, "b": elsewhere}, EVEN, before, POLICY, ENVOYS))
+def is_overloaded(here: int, elsewhere: int, *, before: frozenset[GroupZone] = frozenset()) -> bool:
+    return bool(overloaded_zones(TWO_ZONES, {"a": here, "b": elsewhere}, CAPACITIES, before, POLICY, ENVOYS))
 
 
-def test_a_zone_is_full_above_its_threshold_and_until_midway_below_it() -> None:
-    assert not is_full(150, 50)
-    assert is_full(151, 49)
-    assert is_full(126, 74, before=FULL)
-    assert not is_full(125, 75, before=FULL)
+def test_zone_overload_has_hysteresis() -> None:
+    assert not is_overloaded(150, 50)
+    assert is_overloaded(151, 49)
+    assert is_overloaded(126, 74, before=OVERLOADED)
+    assert not is_overloaded(125, 75, before=OVERLOADED)
 
 
-def test_a_few_sessions_make_no_zone_full() -> None:
-    assert not is_full(7, 0)
-    assert is_full(8, 0)
+def test_few_sessions_never_overload_a_zone() -> None:
+    assert not is_overloaded(7, 0)
+    assert is_overloaded(8, 0)
 
 
-def test_a_zone_without_any_session_is_not_full() -> None:
-    assert not is_full(0, 0, before=FULL)
+def test_zone_without_sessions_is_not_overloaded() -> None:
+    assert not is_overloaded(0, 0, before=OVERLOADED)
 
 
-def test_only_zones_of_envoys_are_looked_at() -> None:
-    assert not overloaded_zones(TWO_ZONES, {"a": 0, "b": 100}, EVEN, (), POLICY, ENVOYS)
-    assert overloaded_zones(TWO_ZONES, {"a": 0, "b": 100}, EVEN, (), POLICY, {"x": "b", "y": ""}) == {
+def test_only_zones_with_envoys_can_be_overloaded() -> None:
+    assert not overloaded_zones(TWO_ZONES, {"a": 0, "b": 100}, CAPACITIES, (), POLICY, ENVOYS)
+    assert overloaded_zones(TWO_ZONES, {"a": 0, "b": 100}, CAPACITIES, (), POLICY, {"x": "b", "y": ""}) == {
         ("", "b")
     }
 
 
-@pytest.mark.parametrize("strategy", [BalancePolicy.LOCATION, BalancePolicy.CONNECTION])
-def test_by_place_or_connections_alone_no_zone_is_full(strategy: BalancePolicy) -> None:
-    policy = replace(POLICY, balance_policy=strategy)
-    assert not overloaded_zones(TWO_ZONES, {"a": 100, "b": 0}, EVEN, FULL, policy, ENVOYS)
+@pytest.mark.parametrize("balance_policy", [BalancePolicy.LOCATION, BalancePolicy.CONNECTION])
+def test_other_policies_have_no_overloaded_zones(balance_policy: BalancePolicy) -> None:
+    policy = replace(POLICY, balance_policy=balance_policy)
+    assert not overloaded_zones(TWO_ZONES, {"a": 100, "b": 0}, CAPACITIES, OVERLOADED, policy, ENVOYS)
 
 
-def test_a_node_of_unknown_load_makes_no_zone_full_nor_empty() -> None:
+def test_node_with_unknown_load_is_ignored() -> None:
     nodes = TWO_ZONES | served(planned("c", zone="b"))
-    assert not overloaded_zones(nodes, {"a": 100}, EVEN | {"c": 1.0}, (), POLICY, ENVOYS)
-    assert overloaded_zones(nodes, {"a": 100, "b": 0}, EVEN | {"c": 1.0}, (), POLICY, ENVOYS)
+    assert not overloaded_zones(nodes, {"a": 100}, CAPACITIES | {"c": 1.0}, (), POLICY, ENVOYS)
+    assert overloaded_zones(nodes, {"a": 100, "b": 0}, CAPACITIES | {"c": 1.0}, (), POLICY, ENVOYS)
 
 
-def test_a_group_is_measured_by_its_own_nodes() -> None:
+def test_groups_are_measured_separately() -> None:
     nodes = TWO_ZONES | served(planned("c", group="olap", zone="a"), planned("d", group="olap", zone="b"))
     counts = {"a": 5, "b": 5, "c": 90, "d": 10}
     assert overloaded_zones(nodes, counts, dict.fromkeys(nodes, 1.0), (), POLICY, ENVOYS) == {("olap", "a")}
@@ -140,7 +140,7 @@ fleets = st.lists(
 
 
 @given(fleets, st.sets(st.tuples(st.sampled_from(["", "olap"]), st.sampled_from(["a", "b", "gone"]))))
-def test_never_are_all_zones_of_a_group_full_and_never_one_that_has_no_node(
+def test_some_zone_with_nodes_is_never_overloaded(
     fleet: list[tuple[str, str, bool, int, int | None]], before: set[GroupZone]
 ) -> None:
     nodes, counts, capacities = {}, {}, {}
@@ -151,20 +151,18 @@ def test_never_are_all_zones_of_a_group_full_and_never_one_that_has_no_node(
         if sessions is not None:
             counts[address] = sessions
     envoys = {"1": "a", "2": "b", "3": "c", "4": "elsewhere", "5": ""}
-    found = overloaded_zones(nodes, counts, capacities, frozenset(before), POLICY, envoys)
-    for group, taking in serving_by_group(nodes).items():
-        there = {nodes[a].zone for a in taking if a in counts}
-        crowded = {zone for each, zone in found if each == group}
-        assert crowded <= there - {""}
-        # Whoever is above the mean stands beside somebody who is below it.
-        assert not crowded or crowded < there
-    # Without a new fact the decision stays: what is full was above the threshold, or is not below midway.
-    assert overloaded_zones(nodes, counts, capacities, found, POLICY, envoys) == found
+    overloaded = overloaded_zones(nodes, counts, capacities, frozenset(before), POLICY, envoys)
+    for group, serving in serving_by_group(nodes).items():
+        zones = {nodes[a].zone for a in serving if a in counts}
+        overloaded_here = {zone for name, zone in overloaded if name == group}
+        assert overloaded_here <= zones - {""}
+        # If one zone is above the mean, another is below it.
+        assert not overloaded_here or overloaded_here < zones
+    # Equal facts give an equal decision.
+    assert overloaded_zones(nodes, counts, capacities, overloaded, POLICY, envoys) == overloaded
 
 
 @given(st.integers(0, 500), st.integers(0, 500))
-def test_sending_one_session_elsewhere_does_not_empty_a_zone_that_has_just_become_full(
-    sessions: int, elsewhere: int
-) -> None:
-    if is_full(sessions, elsewhere):
-        assert is_full(sessions - 1, elsewhere + 1, before=FULL)
+def test_sending_one_session_elsewhere_does_not_end_overload(sessions: int, elsewhere: int) -> None:
+    if is_overloaded(sessions, elsewhere):
+        assert is_overloaded(sessions - 1, elsewhere + 1, before=OVERLOADED)

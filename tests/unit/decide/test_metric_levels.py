@@ -1,4 +1,4 @@
-"""Levels of vital signs: their bounds, and what lies between the bounds."""
+"""Levels of node metrics: their bounds and the hysteresis between them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from controlplane.model.node_metrics import MetricValue, NodeMetrics
 NOW = 1000.0
 
 ratios = st.none() | st.builds(MetricValue, st.floats(0, 2), st.floats(NOW - 150, NOW))
-vitals = st.builds(
+node_metrics = st.builds(
     NodeMetrics,
     cpu=ratios,
     memory=ratios,
@@ -39,16 +39,16 @@ def filling(used: float, growth: float = 0.0) -> NodeMetrics:
     ("pd", "tikv", "level"),
     [(0.5, 0.0, 2), (0.0, 0.3, 2), (0.5, None, 2), (0.1, 0.1, 0), (None, 0.1, 0), (None, None, None)],
 )
-def test_the_worse_of_pd_and_tikv_makes_the_level_of_health(
+def test_health_level_is_the_worse_of_pd_and_tikv(
     pd: float | None, tikv: float | None, level: int | None
 ) -> None:
-    for was in (0, 2):
-        assert metric_levels.health_level(failing(pd, tikv), was, NOW) == level
+    for previous in (0, 2):
+        assert metric_levels.health_level(failing(pd, tikv), previous, NOW) == level
 
 
 @pytest.mark.parametrize(("pd", "tikv"), [(0.49, 0.0), (0.11, 0.29), (0.0, 0.11), (None, 0.2)])
-def test_between_its_bounds_health_stays_as_it_was(pd: float | None, tikv: float | None) -> None:
-    assert [metric_levels.health_level(failing(pd, tikv), was, NOW) for was in (0, 2)] == [0, 2]
+def test_health_level_has_hysteresis(pd: float | None, tikv: float | None) -> None:
+    assert [metric_levels.health_level(failing(pd, tikv), previous, NOW) for previous in (0, 2)] == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -69,13 +69,16 @@ def test_between_its_bounds_health_stays_as_it_was(pd: float | None, tikv: float
         (0.95, 0.001, (2, 2, 2)),
     ],
 )
-def test_memory_goes_by_what_is_used_and_by_how_soon_it_is_all(
+def test_memory_level_depends_on_usage_and_growth(
     used: float, growth: float, levels: tuple[int, int, int]
 ) -> None:
-    assert tuple(metric_levels.memory_level(filling(used, growth), was, NOW) for was in (0, 1, 2)) == levels
+    assert (
+        tuple(metric_levels.memory_level(filling(used, growth), previous, NOW) for previous in (0, 1, 2))
+        == levels
+    )
 
 
-def test_seconds_left_are_told_from_growth() -> None:
+def test_seconds_until_memory_full_follow_growth() -> None:
     assert metric_levels.seconds_until_memory_full(0.6, 0.01) == pytest.approx(30)
     assert metric_levels.seconds_until_memory_full(0.95, 0.01) == 0
     assert (
@@ -87,7 +90,7 @@ def test_seconds_left_are_told_from_growth() -> None:
     assert not metric_levels.is_memory_urgent(filling(0.9), NOW)
 
 
-def test_a_reading_that_is_old_says_nothing() -> None:
+def test_stale_metrics_are_ignored() -> None:
     old = NodeMetrics(
         cpu=MetricValue(0.5, NOW - 121),
         memory=MetricValue(0.9, NOW - 61),
@@ -107,42 +110,45 @@ def test_a_reading_that_is_old_says_nothing() -> None:
     assert metric_levels.cpu_usage(old, NOW - 1) == 0.5
 
 
-def test_levels_are_told_in_words() -> None:
-    assert metric_levels.failure_reason(failing(0.5, 0.05), NOW) == "50 failures for each 100 requests to PD"
+def test_describes_levels() -> None:
+    assert metric_levels.failure_reason(failing(0.5, 0.05), NOW) == "50 failures per 100 requests to PD"
     assert metric_levels.failure_summary(failing(0.5, 0.05), NOW) == (
-        "50 failures for each 100 requests to PD and 5 failures for each 100 requests to TiKV"
+        "50 failures per 100 requests to PD and 5 failures per 100 requests to TiKV"
     )
     assert metric_levels.memory_summary(filling(0.8), NOW) == "80% of its memory is in use"
     assert metric_levels.memory_summary(filling(0.6, 0.01), NOW) == (
-        "60% of its memory is in use, and none is left in 30 s at this pace"
+        "60% of its memory is in use, and it runs out in 30 s at this rate"
     )
 
 
-@given(vitals, st.sampled_from((0, 1, 2)))
-def test_who_is_calm_has_no_level_whatever_it_had(known: NodeMetrics, was: int) -> None:
-    if metric_levels.is_normal(known, NOW):
-        assert (metric_levels.health_level(known, was, NOW), metric_levels.memory_level(known, was, NOW)) == (
+@given(node_metrics, st.sampled_from((0, 1, 2)))
+def test_is_normal_implies_level_zero(metrics: NodeMetrics, previous: int) -> None:
+    if metric_levels.is_normal(metrics, NOW):
+        assert (
+            metric_levels.health_level(metrics, previous, NOW),
+            metric_levels.memory_level(metrics, previous, NOW),
+        ) == (
             0,
             0,
         )
 
 
-@given(vitals, st.sampled_from((0, 1, 2)))
-def test_a_level_stands_while_nothing_changes(known: NodeMetrics, was: int) -> None:
-    for judge in (metric_levels.health_level, metric_levels.memory_level):
-        level = judge(known, was, NOW)
-        assert level is None or judge(known, level, NOW) == level
+@given(node_metrics, st.sampled_from((0, 1, 2)))
+def test_level_is_stable_for_unchanged_metrics(metrics: NodeMetrics, previous: int) -> None:
+    for level_of in (metric_levels.health_level, metric_levels.memory_level):
+        level = level_of(metrics, previous, NOW)
+        assert level is None or level_of(metrics, level, NOW) == level
 
 
-def test_of_vitals_that_grow_old_what_is_left_is_current() -> None:
-    known = NodeMetrics(
+def test_current_metrics_drop_stale_values() -> None:
+    metrics = NodeMetrics(
         cpu=MetricValue(0.5, NOW),
         cpu_quota=4,
         memory=MetricValue(0.9, NOW),
         tikv_failures=MetricValue(0, NOW),
     )
-    assert metric_levels.current_metrics(known, NOW + 60) == known
-    assert metric_levels.current_metrics(known, NOW + 120) == NodeMetrics(
+    assert metric_levels.current_metrics(metrics, NOW + 60) == metrics
+    assert metric_levels.current_metrics(metrics, NOW + 120) == NodeMetrics(
         cpu=MetricValue(0.5, NOW), cpu_quota=4
     )
-    assert metric_levels.current_metrics(known, NOW + 121) is None
+    assert metric_levels.current_metrics(metrics, NOW + 121) is None

@@ -1,4 +1,4 @@
-"""Who gives how many sessions to whom: as properties, over any nodes with any sessions of any Envoys."""
+"""Migration batches: examples, and properties over arbitrary nodes, Envoys and sessions."""
 
 from __future__ import annotations
 
@@ -36,85 +36,85 @@ from tests.support.controlplane.balance_inputs import (
 EXACT = replace(POLICY, rebalance_threshold=0.0)
 
 
-def asked(
-    standing: Mapping[str, tuple[int, int]],
-    *there: Mapping[str, int],
+def batch(
+    sessions_and_shares: Mapping[str, tuple[int, int]],
+    *sessions_by_envoy: Mapping[str, int],
     policy: Policy = EXACT,
-    chance: float = 0.0,
-    turn: int = 0,
+    noise: float = 0.0,
+    rotation: int = 0,
 ) -> MigrationBatch | None:
-    """`standing`: what each node has, and its share; `there`: what the Envoys X and Y have on each."""
-    censuses = [
-        SessionCounts(NOW, NOW, each, instance=name)
-        for name, each in zip((INSTANCE_X, INSTANCE_Y), there, strict=False)
+    """Plan a batch from sessions and share per node, and the sessions per node of Envoys X and Y."""
+    capable = [
+        SessionCounts(NOW, NOW, sessions, instance=name)
+        for name, sessions in zip((INSTANCE_X, INSTANCE_Y), sessions_by_envoy, strict=False)
     ]
-    numbers = {a: LoadStatus(has, has, share, share) for a, (has, share) in standing.items()}
-    return plan_batch("", numbers, dict.fromkeys(numbers, chance), censuses, policy, turn)
+    statuses = {a: LoadStatus(n, n, share, share) for a, (n, share) in sessions_and_shares.items()}
+    return plan_batch("", statuses, dict.fromkeys(statuses, noise), capable, policy, rotation)
 
 
-def test_those_that_are_furthest_off_their_share_come_first() -> None:
-    found = asked({A: (30, 20), B: (90, 70), C: (3, 20), D: (57, 70)}, {A: 30, B: 90}, policy=_limit(12))
-    assert found is not None
-    assert found.outgoing == {A: {INSTANCE_X: 10}, B: {INSTANCE_X: 2}}
-    assert found.incoming == {C: {INSTANCE_X: 12}}
-    assert found.sessions == 12
+def test_largest_deviations_come_first() -> None:
+    result = batch({A: (30, 20), B: (90, 70), C: (3, 20), D: (57, 70)}, {A: 30, B: 90}, policy=_limit(12))
+    assert result is not None
+    assert result.outgoing == {A: {INSTANCE_X: 10}, B: {INSTANCE_X: 2}}
+    assert result.incoming == {C: {INSTANCE_X: 12}}
+    assert result.sessions == 12
 
 
 def _limit(sessions: int) -> Policy:
     return replace(EXACT, rebalance_per_second=sessions / 5)
 
 
-def test_each_envoy_gives_in_proportion_to_what_it_has_and_gets_as_many_as_it_gives() -> None:
-    found = asked({A: (40, 20), B: (0, 15), C: (5, 10)}, {A: 30}, {A: 10, C: 5})
-    assert found is not None
-    assert found.outgoing == {A: {INSTANCE_X: 15, INSTANCE_Y: 5}}
-    assert found.incoming == {B: {INSTANCE_X: 15}, C: {INSTANCE_Y: 5}}
+def test_envoys_share_a_batch_in_proportion() -> None:
+    result = batch({A: (40, 20), B: (0, 15), C: (5, 10)}, {A: 30}, {A: 10, C: 5})
+    assert result is not None
+    assert result.outgoing == {A: {INSTANCE_X: 15, INSTANCE_Y: 5}}
+    assert result.incoming == {B: {INSTANCE_X: 15}, C: {INSTANCE_Y: 5}}
 
 
-def test_who_is_asked_for_the_last_session_changes_with_each_turn() -> None:
-    """It may be one that cannot move, in an Envoy that has no other there."""
-    found = [asked({A: (6, 5), B: (4, 5)}, {A: 3}, {A: 3}, turn=turn) for turn in range(4)]
-    assert [each.outgoing for each in found if each] == [{A: {INSTANCE_X: 1}}, {A: {INSTANCE_Y: 1}}] * 2
-    assert [each.incoming for each in found if each] == [{B: {INSTANCE_X: 1}}, {B: {INSTANCE_Y: 1}}] * 2
+def test_remainder_rotates_between_envoys() -> None:
+    """The session may not be movable, and the Envoy may have no other on that node."""
+    batches = [batch({A: (6, 5), B: (4, 5)}, {A: 3}, {A: 3}, rotation=rotation) for rotation in range(4)]
+    assert [b.outgoing for b in batches if b] == [{A: {INSTANCE_X: 1}}, {A: {INSTANCE_Y: 1}}] * 2
+    assert [b.incoming for b in batches if b] == [{B: {INSTANCE_X: 1}}, {B: {INSTANCE_Y: 1}}] * 2
 
 
 @pytest.mark.parametrize(
-    ("standing", "there"),
+    ("sessions_and_shares", "sessions"),
     [
         ({A: (20, 20), B: (20, 20)}, {A: 20, B: 20}),  # all have their share
-        ({A: (30, 20), B: (20, 20)}, {A: 30}),  # nobody surely lacks any
-        ({A: (20, 20), B: (10, 20)}, {A: 20}),  # nobody surely has too many
-        ({A: (30, 20), B: (10, 20)}, {B: 10}),  # what is too much is not with those who can be asked
+        ({A: (30, 20), B: (20, 20)}, {A: 30}),  # no node has a certain deficit
+        ({A: (20, 20), B: (10, 20)}, {A: 20}),  # no node has a certain surplus
+        ({A: (30, 20), B: (10, 20)}, {B: 10}),  # no capable Envoy has the surplus sessions
         ({}, {}),
     ],
 )
-def test_nothing_is_asked_for_where_nothing_can_come_of_it(
-    standing: Mapping[str, tuple[int, int]], there: Mapping[str, int]
+def test_no_batch_without_possible_migrations(
+    sessions_and_shares: Mapping[str, tuple[int, int]], sessions: Mapping[str, int]
 ) -> None:
-    assert asked(standing, there) is None
+    assert batch(sessions_and_shares, sessions) is None
 
 
-def test_the_reason_names_the_node_that_is_furthest_off() -> None:
-    found = asked({A: (50, 20), B: (25, 20), C: (0, 35)}, {A: 50, B: 25})
-    assert found is not None
-    assert found.reason == f"{A} has 50 sessions and its share is 20, and 1 more node is off theirs"
-    found = asked({A: (22, 20), B: (22, 20), C: (16, 20)}, {A: 22, B: 22}, policy=POLICY, chance=1.9)
-    assert found is not None
-    assert found.reason == f"{B} has 22 sessions and its share is 20, and 1 more node is off theirs"
-    found = asked({A: (21, 20), B: (21, 20), C: (18, 20)}, {A: 21, B: 21}, policy=EXACT, chance=0.9)
-    assert found is not None
-    assert found.outgoing == {A: {INSTANCE_X: 1}, B: {INSTANCE_X: 1}}
+def test_reason_names_the_node_with_largest_deviation() -> None:
+    result = batch({A: (50, 20), B: (25, 20), C: (0, 35)}, {A: 50, B: 25})
+    assert result is not None
+    assert result.reason == f"{A} has 50 sessions and its share is 20, and 1 more node is off its share"
+    result = batch({A: (22, 20), B: (22, 20), C: (16, 20)}, {A: 22, B: 22}, policy=POLICY, noise=1.9)
+    assert result is not None
+    assert result.reason == f"{B} has 22 sessions and its share is 20, and 1 more node is off its share"
+    result = batch({A: (21, 20), B: (21, 20), C: (18, 20)}, {A: 21, B: 21}, policy=EXACT, noise=0.9)
+    assert result is not None
+    assert result.outgoing == {A: {INSTANCE_X: 1}, B: {INSTANCE_X: 1}}
 
 
-# --- whatever there is -------------------------------------------------------------------------------------
+# --- properties --------------------------------------------------------------------------------------------
 
-KINDS = ("good", "good", "silent", "older", "plain")
-AGES = {0.0: 0.1, 10.0: 0.1 + 0.9 * 0.3, 40.0: 1.0, 500.0: 1.0}  # and what slow start leaves
+KINDS = ("capable", "capable", "silent", "without_instance", "stock")
+AGES = {0.0: 0.1, 10.0: 0.1 + 0.9 * 0.3, 40.0: 1.0, 500.0: 1.0}  # with the factor of slow start
 
 
 @st.composite
 def fleets(draw: st.DrawFn) -> tuple[dict[str, NodePlan], ReportedSessions, Policy]:
-    """Nodes of any weight, age and place, Envoys of all kinds with any sessions, and direct clients."""
+    """Draw nodes of any weight, age and location, Envoys of all kinds and sessions, and direct clients."""
     planned = node_plans(
         *(
             node_plan(
@@ -129,155 +129,159 @@ def fleets(draw: st.DrawFn) -> tuple[dict[str, NodePlan], ReportedSessions, Poli
         )
     )
     sessions: dict[str, dict[str, int]] = {}
-    plain: dict[str, dict[str, int]] = {}
+    stock: dict[str, dict[str, int]] = {}
     kinds = {f"e{i}": draw(st.sampled_from(KINDS)) for i in range(draw(st.integers(1, 4)))}
     for envoy, kind in kinds.items():
-        there = {a: draw(st.integers(0, 200)) for a in planned}
-        (plain if kind == "plain" else sessions)[envoy] = there
-    held = {a: sum(each[a] for each in (*sessions.values(), *plain.values())) for a in planned}
+        drawn = {a: draw(st.integers(0, 200)) for a in planned}
+        (stock if kind == "stock" else sessions)[envoy] = drawn
+    total = {a: sum(counts[a] for counts in (*sessions.values(), *stock.values())) for a in planned}
     counted = draw(st.sampled_from([(), tuple(planned), tuple(planned)[:1]]))
     fleet = ReportedSessions(
         sessions,
-        instances={e: f"{i:016x}" for i, e in enumerate(kinds) if kinds[e] != "older"},
+        instances={e: f"{i:016x}" for i, e in enumerate(kinds) if kinds[e] != "without_instance"},
         stale_envoys=frozenset(e for e, kind in kinds.items() if kind == "silent"),
-        stock_envoy_sessions=plain,
-        node_connections={a: held[a] + draw(st.integers(0, 300)) for a in counted},
+        stock_envoy_sessions=stock,
+        node_connections={a: total[a] + draw(st.integers(0, 300)) for a in counted},
     )
-    speed = draw(st.sampled_from([0.1, 1.0, 20.0, 9e9]))
-    return planned, fleet, replace(POLICY, slow_start=30.0, rebalance_per_second=speed)
+    rate = draw(st.sampled_from([0.1, 1.0, 20.0, 9e9]))
+    return planned, fleet, replace(POLICY, slow_start=30.0, rebalance_per_second=rate)
 
 
-def of_all(counts: Mapping[str, Mapping[str, int]], instance: str) -> int:
-    """What is asked of one Envoy, or wanted through it."""
-    return sum(each.get(instance, 0) for each in counts.values())
+def total_for_envoy(counts: Mapping[str, Mapping[str, int]], instance: str) -> int:
+    """Return the sum of the counts of one Envoy over all nodes."""
+    return sum(by_envoy.get(instance, 0) for by_envoy in counts.values())
 
 
 @given(fleets())
-def test_each_envoy_gets_as_many_as_it_gives_and_nobody_gives_what_it_has_not(
+def test_outgoing_equals_incoming_per_envoy(
     drawn: tuple[dict[str, NodePlan], ReportedSessions, Policy],
 ) -> None:
     planned, fleet, policy = drawn
     facts = fleet.facts(envoy_zones={"e0": "a"})
-    found = decide_rebalance(facts, planned, policy=policy)
-    able = {
+    result = decide_rebalance(facts, planned, policy=policy)
+    capable = {
         c.instance: c for e, c in facts.session_counts.items() if c.instance and e not in fleet.stale_envoys
     }
-    for counts in (found.outgoing, found.incoming):
-        assert all(count >= 1 for each in counts.values() for count in each.values())
-        assert all(each and each.keys() <= able.keys() for each in counts.values())
-    assert not found.outgoing.keys() & found.incoming.keys()
-    for instance, census in able.items():
-        assert of_all(found.outgoing, instance) == of_all(found.incoming, instance)
-        for address, asks in found.outgoing.items():
-            assert asks.get(instance, 0) <= census.sessions.get(address, 0)
-    assert found.round_ends_at - NOW <= 5.0
-    assert (found.since is not None) == (sum(sum(each.values()) for each in found.outgoing.values()) >= 10)
+    for counts in (result.outgoing, result.incoming):
+        assert all(count >= 1 for by_envoy in counts.values() for count in by_envoy.values())
+        assert all(by_envoy and by_envoy.keys() <= capable.keys() for by_envoy in counts.values())
+    assert not result.outgoing.keys() & result.incoming.keys()
+    for instance, counts_of_envoy in capable.items():
+        assert total_for_envoy(result.outgoing, instance) == total_for_envoy(result.incoming, instance)
+        for address, by_envoy in result.outgoing.items():
+            assert by_envoy.get(instance, 0) <= counts_of_envoy.sessions.get(address, 0)
+    assert result.round_ends_at - NOW <= 5.0
+    assert (result.since is not None) == (sum(sum(n.values()) for n in result.outgoing.values()) >= 10)
 
 
 @given(fleets())
-def test_no_node_comes_below_its_share_by_what_it_gives_nor_above_it_by_what_it_gets(
+def test_no_node_overshoots_its_share(
     drawn: tuple[dict[str, NodePlan], ReportedSessions, Policy],
 ) -> None:
     planned, fleet, policy = drawn
-    facts = fleet.facts(envoy_zones={"idle": "a"})  # it has no sessions that it would want back
-    found = decide_rebalance(facts, planned, policy=policy)
-    for members in _quarters(planned, "a"):
-        most = {a: _most(a, facts) for a in members}
-        least = {a: _least(a, facts, fleet) for a in members}
-        most_shares, least_shares = (_shares(has, planned, fleet) for has in (most, least))
+    facts = fleet.facts(envoy_zones={"idle": "a"})  # it has no sessions to return
+    result = decide_rebalance(facts, planned, policy=policy)
+    for members in _expected_groups(planned, "a"):
+        maxima = {a: _max_sessions(a, facts) for a in members}
+        minima = {a: _min_sessions(a, facts, fleet) for a in members}
+        max_shares, min_shares = (_shares(counts, planned, fleet) for counts in (maxima, minima))
         for address in members:
-            moved = sum(found.outgoing.get(address, {}).values())
-            got = sum(found.incoming.get(address, {}).values())
-            assert not moved or least[address] - moved > most_shares[address] - 1
-            assert not got or most[address] + got < least_shares[address] + 1
-        gives = {i for a in members for i in found.outgoing.get(a, {})}
-        gets = {i for a in members for i in found.incoming.get(a, {})}
-        assert gives == gets  # what leaves a quarter's nodes goes to its nodes
-        assert sum(sum(found.outgoing.get(a, {}).values()) for a in members) == sum(
-            sum(found.incoming.get(a, {}).values()) for a in members
+            given = sum(result.outgoing.get(address, {}).values())
+            received = sum(result.incoming.get(address, {}).values())
+            assert not given or minima[address] - given > max_shares[address] - 1
+            assert not received or maxima[address] + received < min_shares[address] + 1
+        giving_envoys = {i for a in members for i in result.outgoing.get(a, {})}
+        receiving_envoys = {i for a in members for i in result.incoming.get(a, {})}
+        assert giving_envoys == receiving_envoys  # sessions stay within their balancing group
+        assert sum(sum(result.outgoing.get(a, {}).values()) for a in members) == sum(
+            sum(result.incoming.get(a, {}).values()) for a in members
         )
 
 
-def _quarters(planned: Mapping[str, NodePlan], home: str) -> list[list[str]]:
-    """Nodes that share their sessions: those in the zone that has an Envoy, and all others, of each group.
+def _expected_groups(planned: Mapping[str, NodePlan], home: str) -> list[list[str]]:
+    """Return the nodes of each group divided into those in the zone with an Envoy, and all others.
 
-    Nodes that stand in belong to the first of their group while it has others.
+    Backup nodes belong to the first part of their group while it has other nodes.
     """
-    found = []
+    groups = []
     for group in {p.group for p in planned.values()}:
         members = {a: p for a, p in planned.items() if p.group == group}
-        taking = {a: p for a, p in members.items() if not p.backup} or members
-        parts = [[a for a, p in taking.items() if (p.zone == home) is inside] for inside in (False, True)]
+        receiving = {a: p for a, p in members.items() if not p.backup} or members
+        parts = [[a for a, p in receiving.items() if (p.zone == home) is inside] for inside in (False, True)]
         parts = [part for part in parts if part]
-        parts[0] += members.keys() - taking.keys()
-        found += parts
-    return found
+        parts[0] += members.keys() - receiving.keys()
+        groups += parts
+    return groups
 
 
-def _most(address: str, facts: Facts) -> int:
-    own = facts.health[address].connections if address in facts.health else None
+def _max_sessions(address: str, facts: Facts) -> int:
+    connections = facts.health[address].connections if address in facts.health else None
     return (
-        own
-        if own is not None
+        connections
+        if connections is not None
         else facts.sessions_by_address.get(address, 0) + facts.sessions_by_endpoint.get(address, 0)
     )
 
 
-def _least(address: str, facts: Facts, fleet: ReportedSessions) -> int:
-    """Without those of Envoys that fell silent, which may be over."""
+def _min_sessions(address: str, facts: Facts, fleet: ReportedSessions) -> int:
+    """Return the count without the sessions of silent Envoys, which may have ended."""
     if address in facts.health:
-        return _most(address, facts)
-    return _most(address, facts) - sum(fleet.sessions[e].get(address, 0) for e in fleet.stale_envoys)
+        return _max_sessions(address, facts)
+    return _max_sessions(address, facts) - sum(fleet.sessions[e].get(address, 0) for e in fleet.stale_envoys)
 
 
 def _shares(
-    has: Mapping[str, int], planned: Mapping[str, NodePlan], fleet: ReportedSessions
+    counts: Mapping[str, int], planned: Mapping[str, NodePlan], fleet: ReportedSessions
 ) -> dict[str, float]:
-    """Of what these nodes have, what each would have if sessions could be divided."""
-    able = [
-        there for e, there in fleet.sessions.items() if e in fleet.instances and e not in fleet.stale_envoys
+    """Return the exact fair share of each node, not rounded to whole sessions."""
+    capable = [
+        sessions
+        for e, sessions in fleet.sessions.items()
+        if e in fleet.instances and e not in fleet.stale_envoys
     ]
-    fixed = {a: max(0, count - sum(there.get(a, 0) for there in able)) for a, count in has.items()}
-    is_idle = not all(planned[a].backup for a in has)
-    widths = {
+    fixed = {a: max(0, n - sum(sessions.get(a, 0) for sessions in capable)) for a, n in counts.items()}
+    has_primary = not all(planned[a].backup for a in counts)
+    capacities = {
         a: planned[a].node.weight * AGES[NOW - (planned[a].active_since or 0.0)]
-        for a in has
-        if not (planned[a].backup and is_idle)
+        for a in counts
+        if not (planned[a].backup and has_primary)
     }
-    height = expected_water_level(
-        list(widths.values()), [fixed[a] for a in widths], sum(has.values()) - sum(fixed.values())
+    level = expected_water_level(
+        list(capacities.values()), [fixed[a] for a in capacities], sum(counts.values()) - sum(fixed.values())
     )
-    return {a: max(float(fixed[a]), height * widths.get(a, 0.0)) for a in has}
+    return {a: max(float(fixed[a]), level * capacities.get(a, 0.0)) for a in counts}
 
 
 @given(fleets(), st.floats(0, 3.99))
-def test_without_new_reports_nothing_is_asked_for(
+def test_no_batch_without_new_reports(
     drawn: tuple[dict[str, NodePlan], ReportedSessions, Policy], age: float
 ) -> None:
-    """Modules tell again, but of sessions as they were; and so do nodes."""
+    """Modules and nodes report again, but with counts from before the round."""
     planned, fleet, policy = drawn
-    before = RebalanceState(NOW - 100, "", 1, NOW + 0.01, surplus=9)  # a round of which nobody has told yet
-    told = replace(fleet, counting_since=NOW, counted_at=NOW).facts()
-    assert not decide_rebalance(told, planned, before, policy, NOW + 0.01 + age).outgoing
+    before = RebalanceState(NOW - 100, "", 1, NOW + 0.01, surplus=9)  # a round with a result not reported yet
+    facts = replace(fleet, counting_since=NOW, counted_at=NOW).facts()
+    assert not decide_rebalance(facts, planned, before, policy, NOW + 0.01 + age).outgoing
 
 
 @given(fleets(), st.randoms())
-def test_the_order_in_which_anything_is_told_does_not_matter(
-    drawn: tuple[dict[str, NodePlan], ReportedSessions, Policy], chance: Random
+def test_batch_is_independent_of_report_order(
+    drawn: tuple[dict[str, NodePlan], ReportedSessions, Policy], rng: Random
 ) -> None:
     planned, fleet, policy = drawn
     facts = fleet.facts()
-    told = {
+    mappings = {
         "session_counts": facts.session_counts,
         "loads": facts.loads,
         "sessions_by_address": facts.sessions_by_address,
         "health": facts.health,
     }
-    turned = fleet.facts(**{name: _turned(each, chance) for name, each in told.items()})
-    assert decide_rebalance(turned, planned, policy=policy) == decide_rebalance(facts, planned, policy=policy)
+    shuffled = fleet.facts(**{name: _shuffled(mapping, rng) for name, mapping in mappings.items()})
+    assert decide_rebalance(shuffled, planned, policy=policy) == decide_rebalance(
+        facts, planned, policy=policy
+    )
 
 
-def _turned(mapping: Mapping[str, Any], chance: Random) -> dict[str, Any]:
+def _shuffled(mapping: Mapping[str, Any], rng: Random) -> dict[str, Any]:
     items = list(mapping.items())
-    chance.shuffle(items)
+    rng.shuffle(items)
     return dict(items)

@@ -1,4 +1,4 @@
-"""One list of nodes out of several sources and the operators' wishes."""
+"""Merging the nodes of several sources and the overrides of operators."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def topology(source: Source, *nodes: Node, complete: bool = True) -> Topology:
 
 
 def facts(*topologies: Topology) -> Facts:
-    return Facts({each.source: each for each in topologies})
+    return Facts({topology.source: topology for topology in topologies})
 
 
 IN_PD = Node(A, Source.PD, "10.0.0.1:10080", "v8.5.3", labels={"zone": "pd", "rack": "1"}, registered=False)
-IN_CONFIGURATION = Node(A, Source.STATIC, "10.0.0.1:1", labels={"zone": "static", "x": "1"}, weight=300)
+IN_CONFIG = Node(A, Source.STATIC, "10.0.0.1:1", labels={"zone": "static", "x": "1"}, weight=300)
 ADDED = Node(A, Source.API, "10.0.0.1:2", labels={"zone": "api", "y": "2"}, weight=50)
-BY_SOURCE = {Source.PD: IN_PD, Source.STATIC: IN_CONFIGURATION, Source.API: ADDED}
+BY_SOURCE = {Source.PD: IN_PD, Source.STATIC: IN_CONFIG, Source.API: ADDED}
 
 
 @pytest.mark.parametrize(
-    "sources", [each for n in (1, 2, 3) for each in itertools.permutations(Source, n)], ids=str
+    "sources", [order for n in (1, 2, 3) for order in itertools.permutations(Source, n)], ids=str
 )
-def test_the_first_source_describes_a_node_and_the_others_fill_gaps(sources: tuple[Source, ...]) -> None:
+def test_first_source_wins_and_others_fill_gaps(sources: tuple[Source, ...]) -> None:
     merged = merged_nodes(facts(*(topology(source, BY_SOURCE[source]) for source in sources)), Intents())[A]
     ranked = [source for source in Source if source in sources]
     first = BY_SOURCE[ranked[0]]
@@ -45,16 +45,16 @@ def test_the_first_source_describes_a_node_and_the_others_fill_gaps(sources: tup
     )
     assert merged.labels["zone"] == first.labels["zone"]
     assert set(merged.labels) == set().union(*(BY_SOURCE[source].labels for source in ranked))
-    # PD knows no capacity, so the next source in rank says it; among the others the first one does.
-    of_capacity = next((source for source in ranked if source is not Source.PD), Source.PD)
-    assert merged.weight == BY_SOURCE[of_capacity].weight
+    # PD knows no weights, so the weight comes from the first other source.
+    weight_source = next((source for source in ranked if source is not Source.PD), Source.PD)
+    assert merged.weight == BY_SOURCE[weight_source].weight
 
 
-def test_a_status_address_that_the_first_does_not_know_comes_from_the_next() -> None:
+def test_missing_status_address_comes_from_the_next_source() -> None:
     merged = merged_nodes(
         facts(
             topology(Source.PD, replace(IN_PD, status_address=None)),
-            topology(Source.STATIC, replace(IN_CONFIGURATION, status_address=None)),
+            topology(Source.STATIC, replace(IN_CONFIG, status_address=None)),
             topology(Source.API, ADDED),
         ),
         Intents(),
@@ -62,32 +62,30 @@ def test_a_status_address_that_the_first_does_not_know_comes_from_the_next() -> 
     assert merged[A].status_address == ADDED.status_address
 
 
-def test_operators_have_the_last_word_on_capacity_and_labels() -> None:
-    wishes = Intents(weights={A: 7, B: 8}, labels={A: {"zone": "mine"}, B: {"zone": "nobody"}})
-    merged = merged_nodes(
-        facts(topology(Source.PD, IN_PD), topology(Source.STATIC, IN_CONFIGURATION)), wishes
-    )
-    assert list(merged) == [A]  # a wish for a node that is not there makes none
+def test_operators_override_weight_and_labels() -> None:
+    intents = Intents(weights={A: 7, B: 8}, labels={A: {"zone": "mine"}, B: {"zone": "unused"}})
+    merged = merged_nodes(facts(topology(Source.PD, IN_PD), topology(Source.STATIC, IN_CONFIG)), intents)
+    assert list(merged) == [A]  # overrides do not create nodes
     assert merged[A].weight == 7
     assert dict(merged[A].labels) == {"zone": "mine", "rack": "1", "x": "1"}
 
 
-def test_silence_of_a_source_that_has_not_spoken_proves_nothing() -> None:
+def test_incomplete_source_retains_its_nodes() -> None:
     before = Plan(
         {
             node.address: NodePlan(node, State.ACTIVE, "a reason", 0.0)
             for node in (IN_PD, replace(ADDED, address=B))
         }
     )
-    known = (topology(Source.STATIC), topology(Source.API))
-    assert retained(facts(*known), before) == {A}
-    assert retained(facts(*known, topology(Source.PD, complete=False)), before) == {A}
-    assert retained(facts(*known, topology(Source.PD)), before) == frozenset()
+    other_sources = (topology(Source.STATIC), topology(Source.API))
+    assert retained(facts(*other_sources), before) == {A}
+    assert retained(facts(*other_sources, topology(Source.PD, complete=False)), before) == {A}
+    assert retained(facts(*other_sources, topology(Source.PD)), before) == frozenset()
     assert retained(facts(), before) == {A, B}
 
 
-def test_facts_are_complete_when_every_source_has_spoken() -> None:
-    known = [topology(Source.STATIC), topology(Source.API)]
-    assert not all_sources_complete(facts(*known))
-    assert not all_sources_complete(facts(*known, topology(Source.PD, complete=False)))
-    assert all_sources_complete(facts(*known, topology(Source.PD)))
+def test_complete_when_every_source_is_complete() -> None:
+    other_sources = [topology(Source.STATIC), topology(Source.API)]
+    assert not all_sources_complete(facts(*other_sources))
+    assert not all_sources_complete(facts(*other_sources, topology(Source.PD, complete=False)))
+    assert all_sources_complete(facts(*other_sources, topology(Source.PD)))

@@ -1,4 +1,4 @@
-"""Sessions asked to move to nodes that have fewer than their share: how many, whence, where, and when."""
+"""Rebalancing to nodes below their share: how many sessions, from where, to where, and when."""
 
 from __future__ import annotations
 
@@ -28,82 +28,82 @@ from tests.support.controlplane.balance_inputs import (
     outgoing_by_node,
 )
 
-ALIKE = node_plans(node_plan(A), node_plan(B), node_plan(C))
-ENDED = "all nodes have about their share, or what they have beyond it cannot move"
+EQUAL_NODES = node_plans(node_plan(A), node_plan(B), node_plan(C))
+BALANCED = "all nodes have about their share, or the surplus cannot be migrated"
 
 
 def one(a: int, b: int, c: int) -> ReportedSessions:
-    """A single Envoy with so many sessions on the three nodes."""
+    """Return the reports of a single Envoy with these sessions on the three nodes."""
     return ReportedSessions({"x": {A: a, B: b, C: c}})
 
 
-def test_nodes_above_their_share_give_to_those_below_through_the_envoys_that_have_the_sessions() -> None:
-    found = decide_rebalance(DEFAULT_SESSIONS.facts())
-    assert found.outgoing == {A: {INSTANCE_X: 10, INSTANCE_Y: 5}, B: {INSTANCE_X: 10, INSTANCE_Y: 5}}
-    assert found.incoming == {C: {INSTANCE_X: 20, INSTANCE_Y: 10}}
-    assert (found.since, found.round, found.round_ends_at) == (NOW, int(NOW), NOW + 1.0)
-    assert found.reason == f"{B} has 45 sessions and its share is 30, and 1 more node is off theirs"
+def test_sessions_migrate_from_nodes_above_to_below_their_share() -> None:
+    state = decide_rebalance(DEFAULT_SESSIONS.facts())
+    assert state.outgoing == {A: {INSTANCE_X: 10, INSTANCE_Y: 5}, B: {INSTANCE_X: 10, INSTANCE_Y: 5}}
+    assert state.incoming == {C: {INSTANCE_X: 20, INSTANCE_Y: 10}}
+    assert (state.since, state.round, state.round_ends_at) == (NOW, int(NOW), NOW + 1.0)
+    assert state.reason == f"{B} has 45 sessions and its share is 30, and 1 more node is off its share"
 
 
-def test_any_node_gives_and_any_gets_however_long_it_has_been_there() -> None:
-    found = decide_rebalance(one(60, 45, 0).facts(), ALIKE)
-    assert (outgoing_by_node(found), incoming_by_node(found)) == ({A: 25, B: 10}, {C: 35})
-    found = decide_rebalance(one(90, 6, 9).facts(), ALIKE)
-    assert (outgoing_by_node(found), incoming_by_node(found)) == ({A: 55}, {B: 29, C: 26})
+def test_old_nodes_give_and_receive_too() -> None:
+    state = decide_rebalance(one(60, 45, 0).facts(), EQUAL_NODES)
+    assert (outgoing_by_node(state), incoming_by_node(state)) == ({A: 25, B: 10}, {C: 35})
+    state = decide_rebalance(one(90, 6, 9).facts(), EQUAL_NODES)
+    assert (outgoing_by_node(state), incoming_by_node(state)) == ({A: 55}, {B: 29, C: 26})
 
 
-def test_only_what_is_above_the_share_is_given() -> None:
+def test_only_the_surplus_migrates() -> None:
     assert decide_rebalance(one(100, 20, 0).facts()).outgoing == {A: {INSTANCE_X: 60}}
 
 
-def test_shares_go_by_weight_by_slow_start_and_by_vital_signs() -> None:
+def test_shares_follow_weight_slow_start_and_factors() -> None:
     heavy = node_plans(node_plan(A), node_plan(B), node_plan(C, NOW, weight=300))
     assert incoming_by_node(decide_rebalance(DEFAULT_SESSIONS.facts(), heavy)) == {C: 54}
     slow = replace(POLICY, slow_start=30.0)
     for active_for, share in ((0.0, 4), (15.0, 20), (29.9, 28), (30.0, 30)):
         joined = node_plans(node_plan(A), node_plan(B), node_plan(C, NOW - active_for))
         assert incoming_by_node(decide_rebalance(DEFAULT_SESSIONS.facts(), joined, policy=slow)) == {C: share}
-    sick = node_plans(node_plan(A, factors={"cpu": Factor(0.5, 0.5, 1, "")}), node_plan(B), node_plan(C))
-    found = decide_rebalance(one(40, 40, 40).facts(), sick)
-    assert (outgoing_by_node(found), incoming_by_node(found)) == ({A: 16}, {B: 8, C: 8})
+    reduced = node_plans(node_plan(A, factors={"cpu": Factor(0.5, 0.5, 1, "")}), node_plan(B), node_plan(C))
+    state = decide_rebalance(one(40, 40, 40).facts(), reduced)
+    assert (outgoing_by_node(state), incoming_by_node(state)) == ({A: 16}, {B: 8, C: 8})
 
 
 @pytest.mark.parametrize(
-    ("counts", "moved"),
+    ("counts", "outgoing"),
     [
         ((105, 103, 92), {}),  # 5 of 100 too many, and 8 too few
-        ((105, 105, 90), {}),  # a node may lack 10 of 100
+        ((105, 105, 90), {}),  # a deficit of 10 of 100 is tolerated
         ((106, 97, 97), {A: 6}),
-        ((106, 105, 89), {A: 6, B: 5}),  # those that have less than that too many give as well
+        ((106, 105, 89), {A: 6, B: 5}),  # nodes with a smaller surplus give as well
     ],
 )
-def test_a_few_more_or_less_than_the_share_are_no_reason(
-    counts: tuple[int, int, int], moved: dict[str, int]
-) -> None:
-    assert outgoing_by_node(decide_rebalance(one(*counts).facts(), ALIKE)) == moved
+def test_small_deviations_are_tolerated(counts: tuple[int, int, int], outgoing: dict[str, int]) -> None:
+    assert outgoing_by_node(decide_rebalance(one(*counts).facts(), EQUAL_NODES)) == outgoing
 
 
-def test_the_threshold_is_the_operators() -> None:
+def test_threshold_is_configurable() -> None:
     exact = replace(POLICY, rebalance_threshold=0.0)
-    assert outgoing_by_node(decide_rebalance(one(101, 100, 99).facts(), ALIKE, policy=exact)) == {A: 1}
+    assert outgoing_by_node(decide_rebalance(one(101, 100, 99).facts(), EQUAL_NODES, policy=exact)) == {A: 1}
     lax = replace(POLICY, rebalance_threshold=1.0)
-    assert outgoing_by_node(decide_rebalance(one(200, 60, 40).facts(), ALIKE, policy=lax)) == {}
-    assert outgoing_by_node(decide_rebalance(one(201, 60, 39).facts(), ALIKE, policy=lax)) == {A: 101}
+    assert outgoing_by_node(decide_rebalance(one(200, 60, 40).facts(), EQUAL_NODES, policy=lax)) == {}
+    assert outgoing_by_node(decide_rebalance(one(201, 60, 39).facts(), EQUAL_NODES, policy=lax)) == {A: 101}
 
 
-def test_what_chance_explains_is_no_reason_either() -> None:
-    """In 3 s 150 sessions open on three nodes, and as many end: a standard deviation of 10 on each."""
+def test_noise_is_tolerated() -> None:
+    """In 3 s 150 sessions open on three nodes and as many end: a standard deviation of 10 per node."""
     exact = replace(POLICY, rebalance_threshold=0.0)
 
     def first(arrivals: float) -> int:
-        """By how many sessions one node has to be above its share before any move."""
-        found = (
+        """Return how many sessions above its share a node must be before any migration."""
+        states = (
             decide_rebalance(
-                one(1000 + n, 1000, 1000 - n).facts(new_sessions_per_second=arrivals), ALIKE, policy=exact
+                one(1000 + n, 1000, 1000 - n).facts(new_sessions_per_second=arrivals),
+                EQUAL_NODES,
+                policy=exact,
             )
             for n in range(200)
         )
-        return next(n for n, each in enumerate(found) if each.outgoing)
+        return next(n for n, state in enumerate(states) if state.outgoing)
 
     assert first(0.0) == 1
     assert 10 < first(50.0) <= 30
@@ -111,16 +111,16 @@ def test_what_chance_explains_is_no_reason_either() -> None:
     assert first(200.0) == pytest.approx(2 * first(50.0), abs=1)
 
 
-def test_a_round_has_a_limit_for_the_whole_fleet_and_lasts_the_longer_the_more_it_asks_for() -> None:
+def test_round_size_is_limited_and_sets_its_duration() -> None:
     many = ReportedSessions({"x": {A: 3000, B: 3000}, "y": {A: 1500, B: 1500}})
-    found = decide_rebalance(many.facts(), policy=replace(POLICY, rebalance_per_second=20.0))
-    assert (sum(outgoing_by_node(found).values()), incoming_by_node(found), found.round_ends_at) == (
+    state = decide_rebalance(many.facts(), policy=replace(POLICY, rebalance_per_second=20.0))
+    assert (sum(outgoing_by_node(state).values()), incoming_by_node(state), state.round_ends_at) == (
         100,
         {C: 100},
         NOW + 5.0,
     )
-    for speed, seconds in ((1.0, 5.0), (10.0, 3.0), (9e9, 1.0)):
-        limited = replace(POLICY, rebalance_per_second=speed)
+    for rate, seconds in ((1.0, 5.0), (10.0, 3.0), (9e9, 1.0)):
+        limited = replace(POLICY, rebalance_per_second=rate)
         assert decide_rebalance(DEFAULT_SESSIONS.facts(), policy=limited).round_ends_at == NOW + seconds
     assert outgoing_by_node(
         decide_rebalance(DEFAULT_SESSIONS.facts(), policy=replace(POLICY, rebalance_per_second=0.01))
@@ -130,41 +130,41 @@ def test_a_round_has_a_limit_for_the_whole_fleet_and_lasts_the_longer_the_more_i
     )
 
 
-def test_the_limit_is_that_of_all_groups_together() -> None:
+def test_round_limit_applies_to_all_groups_together() -> None:
     apart = node_plans(
         node_plan(A, group="one"),
         node_plan(B, group="one"),
         node_plan(C, group="two"),
         node_plan("d:1", group="two"),
     )
-    known = ReportedSessions({"x": {A: 100, C: 100}}, complete_nodes=frozenset(apart)).facts()
-    found = decide_rebalance(known, apart, policy=replace(POLICY, rebalance_per_second=2.0))
-    assert 0 < sum(outgoing_by_node(found).values()) <= 10
+    facts = ReportedSessions({"x": {A: 100, C: 100}}, complete_nodes=frozenset(apart)).facts()
+    state = decide_rebalance(facts, apart, policy=replace(POLICY, rebalance_per_second=2.0))
+    assert 0 < sum(outgoing_by_node(state).values()) <= 10
 
 
-def test_nodes_of_different_groups_have_nothing_to_give_each_other() -> None:
+def test_sessions_stay_within_their_group() -> None:
     apart = node_plans(node_plan(A, group="one"), node_plan(B, group="two"), node_plan(C, group="two"))
-    found = decide_rebalance(one(90, 20, 10).facts(), apart, policy=replace(POLICY, rebalance_threshold=0.0))
-    assert (outgoing_by_node(found), incoming_by_node(found)) == ({B: 5}, {C: 5})
+    state = decide_rebalance(one(90, 20, 10).facts(), apart, policy=replace(POLICY, rebalance_threshold=0.0))
+    assert (outgoing_by_node(state), incoming_by_node(state)) == ({B: 5}, {C: 5})
     assert outgoing_by_node(decide_rebalance(one(90, 0, 0).facts(), apart)) == {}
 
 
-def test_groups_go_together_and_zones_take_turns() -> None:
-    """Within an Envoy a session of one zone might take the place that another zone's node has left."""
-    four = node_plans(*(node_plan(f"{i}:1") for i in range(4)))
-    known = ReportedSessions({"x": {"0:1": 40, "2:1": 60}}, complete_nodes=frozenset(four)).facts(
+def test_groups_migrate_together_and_zones_alternate() -> None:
+    """Within an Envoy a session of one zone could take a slot meant for another zone's node."""
+    nodes = node_plans(*(node_plan(f"{i}:1") for i in range(4)))
+    facts = ReportedSessions({"x": {"0:1": 40, "2:1": 60}}, complete_nodes=frozenset(nodes)).facts(
         envoy_zones={"x": "a", "y": "b"}
     )
-    groups = {a: replace(p, group="ab"[i // 2]) for i, (a, p) in enumerate(four.items())}
-    assert outgoing_by_node(decide_rebalance(known, groups)) == {"0:1": 20, "2:1": 30}
-    zones = {a: replace(p, zone="ab"[i // 2]) for i, (a, p) in enumerate(four.items())}
-    first = decide_rebalance(known, zones)
+    groups = {a: replace(p, group="ab"[i // 2]) for i, (a, p) in enumerate(nodes.items())}
+    assert outgoing_by_node(decide_rebalance(facts, groups)) == {"0:1": 20, "2:1": 30}
+    zones = {a: replace(p, zone="ab"[i // 2]) for i, (a, p) in enumerate(nodes.items())}
+    first = decide_rebalance(facts, zones)
     assert (outgoing_by_node(first), incoming_by_node(first)) == ({"2:1": 30}, {"3:1": 30})
     later = ReportedSessions(
         {"x": {"0:1": 40, "2:1": 30, "3:1": 30}},
         reported_at=NOW + 9,
         counting_since=NOW + 7,
-        complete_nodes=frozenset(four),
+        complete_nodes=frozenset(nodes),
     )
     ended = replace(first, outgoing=EMPTY_MAP, incoming=EMPTY_MAP)
     second = decide_rebalance(later.facts(envoy_zones={"x": "a", "y": "b"}), zones, ended, now=NOW + 9)
@@ -172,96 +172,102 @@ def test_groups_go_together_and_zones_take_turns() -> None:
 
 
 @pytest.mark.parametrize("apart", ["zone", "group"])
-def test_sessions_that_do_not_move_keep_no_others_from_their_turn(apart: str) -> None:
-    """Neither in a zone of the same group nor in another group, however slow all together have to be."""
-    four = node_plans(*(node_plan(f"{i}:1", **{apart: "ab"[i // 2]}) for i in range(4)))  # type: ignore[arg-type]
-    stuck = ReportedSessions({"x": {"0:1": 40, "2:1": 60}}, complete_nodes=frozenset(four))
+def test_immovable_sessions_do_not_block_other_batches(apart: str) -> None:
+    """Neither in a zone of the same group nor in another group, however low the rate limit is."""
+    nodes = node_plans(*(node_plan(f"{i}:1", **{apart: "ab"[i // 2]}) for i in range(4)))  # type: ignore[arg-type]
+    stuck = ReportedSessions({"x": {"0:1": 40, "2:1": 60}}, complete_nodes=frozenset(nodes))
     slow = replace(POLICY, rebalance_per_second=2.0)
-    found, asked = RebalanceState(), set[str]()
+    state, requested = RebalanceState(), set[str]()
     for second in range(200):
         now = NOW + second
-        known = replace(stuck, reported_at=now, counting_since=now).facts(envoy_zones={"x": "a", "y": "b"})
-        found = decide_rebalance(known, four, found, slow, now)
-        asked |= found.outgoing.keys()
-    assert asked == {"0:1", "2:1"}
+        facts = replace(stuck, reported_at=now, counting_since=now).facts(envoy_zones={"x": "a", "y": "b"})
+        state = decide_rebalance(facts, nodes, state, slow, now)
+        requested |= state.outgoing.keys()
+    assert requested == {"0:1", "2:1"}
 
 
-def test_nodes_that_stood_in_give_all_that_they_have_when_others_serve_again() -> None:
-    spare = node_plans(node_plan(A), node_plan(B), node_plan(C, backup=True))
-    found = decide_rebalance(one(10, 10, 10).facts(), spare)
-    assert (outgoing_by_node(found), incoming_by_node(found)) == ({C: 10}, {A: 5, B: 5})
-    # No session opens there any more, so chance explains none.
+def test_backups_return_all_sessions_when_others_serve() -> None:
+    with_backup = node_plans(node_plan(A), node_plan(B), node_plan(C, backup=True))
+    state = decide_rebalance(one(10, 10, 10).facts(), with_backup)
+    assert (outgoing_by_node(state), incoming_by_node(state)) == ({C: 10}, {A: 5, B: 5})
+    # No session opens on the backup any more, so noise explains none.
     assert outgoing_by_node(
-        decide_rebalance(one(10, 10, 10).facts(new_sessions_per_second=100.0), spare)
+        decide_rebalance(one(10, 10, 10).facts(new_sessions_per_second=100.0), with_backup)
     ) == {C: 10}
     alone = node_plans(node_plan(A, state=State.DRAINING), node_plan(C, backup=True))
     assert outgoing_by_node(decide_rebalance(one(10, 0, 10).facts(), alone)) == {}
 
 
-def test_connections_that_no_envoy_has_count_but_are_asked_of_nobody() -> None:
-    beside = replace(DEFAULT_SESSIONS, node_connections={A: 75, B: 45, C: 0})  # 30 are of direct clients
-    found = decide_rebalance(beside.facts())
-    assert (outgoing_by_node(found), incoming_by_node(found)) == ({A: 35, B: 5}, {C: 40})
-    full = replace(DEFAULT_SESSIONS, node_connections={A: 145, B: 45, C: 0})
+def test_direct_connections_count_but_do_not_migrate() -> None:
+    with_direct = replace(
+        DEFAULT_SESSIONS, node_connections={A: 75, B: 45, C: 0}
+    )  # 30 belong to direct clients
+    state = decide_rebalance(with_direct.facts())
+    assert (outgoing_by_node(state), incoming_by_node(state)) == ({A: 35, B: 5}, {C: 40})
+    overfull = replace(DEFAULT_SESSIONS, node_connections={A: 145, B: 45, C: 0})
     assert (
-        outgoing_by_node(decide_rebalance(full.facts())),
-        incoming_by_node(decide_rebalance(full.facts())),
+        outgoing_by_node(decide_rebalance(overfull.facts())),
+        incoming_by_node(decide_rebalance(overfull.facts())),
     ) == ({A: 45}, {C: 45})
-    old = replace(beside, counted_at=NOW - 3.1)
+    old = replace(with_direct, counted_at=NOW - 3.1)
     assert decide_rebalance(old.facts()) == decide_rebalance(DEFAULT_SESSIONS.facts())
 
 
-def test_an_envoy_that_has_not_told_all_is_waited_for() -> None:
+def test_waits_for_envoys_with_incomplete_reports() -> None:
     assert (
         decide_rebalance(replace(DEFAULT_SESSIONS, complete_nodes=frozenset((A, B))).facts())
         == RebalanceState()
     )
 
 
-def test_an_envoy_that_fell_silent_neither_gives_nor_makes_others_give_more() -> None:
-    # 60 sessions are sure, and there may be 90: no node may come below a third of those.
+def test_silent_envoy_neither_gives_nor_raises_demand() -> None:
+    # 60 sessions are certain, and there may be 90: no node may drop below a third of those.
     assert (
         decide_rebalance(replace(DEFAULT_SESSIONS, stale_envoys=frozenset("y")).facts()) == RebalanceState()
     )
-    surely = ReportedSessions({"x": {A: 60, B: 60}, "y": {A: 3, B: 3}}, stale_envoys=frozenset("y"))
-    assert decide_rebalance(surely.facts()).outgoing == {A: {INSTANCE_X: 18}, B: {INSTANCE_X: 18}}
-    nobody = replace(DEFAULT_SESSIONS, stale_envoys=frozenset("xy"))
-    assert decide_rebalance(nobody.facts()) == RebalanceState()
-    # What the nodes count themselves leaves no doubt.
+    mostly_certain = ReportedSessions({"x": {A: 60, B: 60}, "y": {A: 3, B: 3}}, stale_envoys=frozenset("y"))
+    assert decide_rebalance(mostly_certain.facts()).outgoing == {A: {INSTANCE_X: 18}, B: {INSTANCE_X: 18}}
+    all_silent = replace(DEFAULT_SESSIONS, stale_envoys=frozenset("xy"))
+    assert decide_rebalance(all_silent.facts()) == RebalanceState()
+    # TiDB's own counts are exact.
     counted = replace(DEFAULT_SESSIONS, stale_envoys=frozenset("y"), node_connections={A: 45, B: 45, C: 0})
     assert decide_rebalance(counted.facts()).outgoing == {A: {INSTANCE_X: 15}, B: {INSTANCE_X: 15}}
 
 
-def test_who_does_not_say_which_process_it_is_or_has_no_module_is_not_asked() -> None:
+def test_envoys_without_instance_or_module_do_not_migrate() -> None:
     older = replace(DEFAULT_SESSIONS, instances={"x": INSTANCE_X}).facts()
     assert decide_rebalance(older).outgoing == {A: {INSTANCE_X: 15}, B: {INSTANCE_X: 15}}
     few = ReportedSessions({"x": {A: 4, B: 2}, "y": {A: 41, B: 43}}, instances={"x": INSTANCE_X}).facts()
     assert decide_rebalance(few).outgoing == {A: {INSTANCE_X: 4}, B: {INSTANCE_X: 2}}
     mixed = ReportedSessions({"x": {A: 4, B: 2}}, stock_envoy_sessions={"z": {A: 41, B: 43}}).facts()
     assert decide_rebalance(mixed).outgoing == {A: {INSTANCE_X: 4}, B: {INSTANCE_X: 2}}
-    known = DEFAULT_SESSIONS.facts()
-    unused = replace(known.session_counts["x"], has_served=False)
-    assert decide_rebalance(replace(known, session_counts={"x": unused})) == RebalanceState()
+    facts = DEFAULT_SESSIONS.facts()
+    unused = replace(facts.session_counts["x"], has_served=False)
+    assert decide_rebalance(replace(facts, session_counts={"x": unused})) == RebalanceState()
 
 
-def test_nothing_is_asked_for_while_the_fleet_comes_back() -> None:
+def test_no_round_during_reconnect_grace() -> None:
     assert decide_rebalance(DEFAULT_SESSIONS.facts(observing_since=NOW - 14.9)) == RebalanceState()
     assert decide_rebalance(DEFAULT_SESSIONS.facts(observing_since=NOW - 15.0)).outgoing
 
 
-def test_a_round_is_withdrawn_when_what_it_rests_on_is_gone() -> None:
+def test_round_is_cancelled_when_its_premises_change() -> None:
     first = decide_rebalance(DEFAULT_SESSIONS.facts())
     soon = NOW + 0.5
     off = decide_rebalance(
         DEFAULT_SESSIONS.facts(), before=first, policy=replace(POLICY, rebalance_enabled=False), now=soon
     )
     assert (off.since, off.outgoing, off.incoming, off.round_ends_at) == (None, {}, {}, soon)
-    assert off.reason == "it was switched off"
-    held = decide_rebalance(
+    assert off.reason == "rebalancing is disabled"
+    untrusted = decide_rebalance(
         DEFAULT_SESSIONS.facts(), before=first, panic_threshold_reason="only 1 of 9 passes", now=soon
     )
-    assert (held.since, held.outgoing, held.reason) == (None, {}, "the checks of nodes are not trusted")
-    less = replace(first, outgoing={}, incoming={}, round_ends_at=soon)
+    assert (untrusted.since, untrusted.outgoing, untrusted.reason) == (
+        None,
+        {},
+        "failing nodes are kept in service, so their checks are not trusted",
+    )
+    cancelled = replace(first, outgoing={}, incoming={}, round_ends_at=soon)
     for changed in (
         node_plans(node_plan(A), node_plan(B, state=State.DRAINING), node_plan(C, NOW)),
         node_plans(node_plan(A), node_plan(B, weight=200), node_plan(C, NOW)),
@@ -269,13 +275,13 @@ def test_a_round_is_withdrawn_when_what_it_rests_on_is_gone() -> None:
         {**NODES_WITH_NEW_NODE, **node_plans(node_plan("d:1", NOW))},
     ):
         past = Plan(NODES_WITH_NEW_NODE, "", first)
-        assert rebalance(changed, frozenset(), "", past, DEFAULT_SESSIONS.facts(), POLICY, soon) == less
-    again = node_plans(node_plan(A), node_plan(B), node_plan(C, NOW))
+        assert rebalance(changed, frozenset(), "", past, DEFAULT_SESSIONS.facts(), POLICY, soon) == cancelled
+    unchanged = node_plans(node_plan(A), node_plan(B), node_plan(C, NOW))
     past = Plan(NODES_WITH_NEW_NODE, "", first)
-    assert rebalance(again, frozenset(), "", past, DEFAULT_SESSIONS.facts(), POLICY, soon) is first
+    assert rebalance(unchanged, frozenset(), "", past, DEFAULT_SESSIONS.facts(), POLICY, soon) is first
 
 
-def test_there_is_nobody_to_give_to_where_one_node_serves_alone() -> None:
+def test_no_round_with_a_single_serving_node() -> None:
     alone = node_plans(
         node_plan(A), node_plan(B, state=State.UNHEALTHY), node_plan(C, LONG_AGO, state=State.DRAINED)
     )

@@ -1,4 +1,4 @@
-"""Round after round over a simulated fleet: it ends with fair shares, soon, and then stays quiet."""
+"""Rebalancing of a simulated fleet over many rounds: it reaches fair shares soon, and then stays quiet."""
 
 from __future__ import annotations
 
@@ -25,85 +25,87 @@ HEALTHY = Health(PASSED, PASSED)
 
 
 @dataclass
-class Allowance:
-    """Of each node, how many sessions one Envoy may still move in the round that it knows."""
+class RoundQuota:
+    """How many sessions one Envoy may still migrate per node in the current round."""
 
     rounds: dict[str, int] = field(default_factory=dict)
-    left: dict[str, int] = field(default_factory=dict)
+    remaining: dict[str, int] = field(default_factory=dict)
 
-    def hear(self, number: int, asked: Mapping[str, Mapping[str, int]], instance: str) -> None:
+    def update(self, number: int, requested: Mapping[str, Mapping[str, int]], instance: str) -> None:
         for address in ADDRESSES:
-            if address not in asked:
-                self.left[address] = 0
+            if address not in requested:
+                self.remaining[address] = 0
                 self.rounds.pop(address, None)
             elif self.rounds.get(address) != number:
                 self.rounds[address] = number
-                self.left[address] = asked[address].get(instance, 0)
+                self.remaining[address] = requested[address].get(instance, 0)
 
 
 @dataclass
 class SimulatedModule:
-    """An Envoy's module: it moves what it is asked to, to nodes that want some, and no more than they do."""
+    """The module of an Envoy: it migrates the requested sessions to the nodes that are to receive them."""
 
     instance: str
     sessions: dict[str, int]
-    pace: int = 10**9  # moves a second and node
-    moved: int = 0
-    moves: Allowance = field(default_factory=Allowance)
-    wants: Allowance = field(default_factory=Allowance)
-    told: list[tuple[float, Mapping[str, int]]] = field(default_factory=list)
+    rate: int = 10**9  # migrations per second and node
+    migrated: int = 0
+    outgoing: RoundQuota = field(default_factory=RoundQuota)
+    incoming: RoundQuota = field(default_factory=RoundQuota)
+    history: list[tuple[float, Mapping[str, int]]] = field(default_factory=list)
 
-    def obey(self, planned: Plan) -> None:
-        asked = planned.rebalance
-        self.moves.hear(asked.round, asked.outgoing, self.instance)
-        self.wants.hear(asked.round, asked.incoming, self.instance)
+    def apply(self, planned: Plan) -> None:
+        rebalance = planned.rebalance
+        self.outgoing.update(rebalance.round, rebalance.outgoing, self.instance)
+        self.incoming.update(rebalance.round, rebalance.incoming, self.instance)
         for address in self.sessions:
-            is_left = planned.nodes[address].state is State.DRAINING
-            count = self.sessions[address] if is_left else min(self.moves.left[address], self.pace)
+            is_draining = planned.nodes[address].state is State.DRAINING
+            count = (
+                self.sessions[address] if is_draining else min(self.outgoing.remaining[address], self.rate)
+            )
             for _ in range(count):
-                wanted = None if is_left else {a for a, left in self.wants.left.items() if left}
-                if wanted is None or wanted:
-                    self._move(address, planned, wanted)
+                targets = None if is_draining else {a for a, n in self.incoming.remaining.items() if n}
+                if targets is None or targets:
+                    self._migrate(address, planned, targets)
 
-    def _move(self, address: str, planned: Plan, wanted: Collection[str] | None) -> None:
-        """To any node in service or, when it is spared, to one of those that want it."""
-        open_for = {
+    def _migrate(self, address: str, planned: Plan, targets: Collection[str] | None) -> None:
+        """Migrate a session to one of the targets, or to any node in service if `targets` is None."""
+        weights = {
             a: p.weight
             for a, p in planned.nodes.items()
-            if p.weight and a != address and (wanted is None or a in wanted)
+            if p.weight and a != address and (targets is None or a in targets)
         }
-        target = min(open_for, key=lambda a: (self.sessions[a] + 1) / open_for[a])
+        target = min(weights, key=lambda a: (self.sessions[a] + 1) / weights[a])
         self.sessions[address] -= 1
         self.sessions[target] += 1
-        self.moved += 1
-        if wanted is not None:
-            self.moves.left[address] -= 1
-            self.wants.left[target] -= 1
+        self.migrated += 1
+        if targets is not None:
+            self.outgoing.remaining[address] -= 1
+            self.incoming.remaining[target] -= 1
 
-    def tell(self, now: float) -> None:
-        self.told = [*self.told[-4:], (now, dict(self.sessions))]
+    def record(self, now: float) -> None:
+        self.history = [*self.history[-4:], (now, dict(self.sessions))]
 
-    def census(self, now: float) -> SessionCounts:
-        """What it has counted a second ago, as of two seconds before that at the earliest."""
-        seen = [told for told in self.told if told[0] <= now - 1.0]
-        return SessionCounts(now, now - 3.0, seen[-1][1], frozenset(ADDRESSES), instance=self.instance)
+    def session_counts(self, now: float) -> SessionCounts:
+        """Return the counts of one second ago, valid as of three seconds ago."""
+        visible = [entry for entry in self.history if entry[0] <= now - 1.0]
+        return SessionCounts(now, now - 3.0, visible[-1][1], frozenset(ADDRESSES), instance=self.instance)
 
 
-class Site:
-    """Nodes, Envoys and a control plane, a second after the other."""
+class SimulatedFleet:
+    """Nodes, Envoys and a control plane, simulated second by second."""
 
     def __init__(self, *modules: SimulatedModule, arrivals: int = 0, seed: int = 0) -> None:
-        """`arrivals`: sessions that open each second. Then each ends with a chance of 1 % a second."""
+        """`arrivals` sessions open per second; if there are any, each session ends with 1 % per second."""
         self.modules = modules
         self.now = START
         self.plan = Plan()
         self.intents = Intents()
-        self.asked: list[tuple[float, int]] = []  # when something was asked for anew, and how much
-        self.own = False  # whether nodes count their connections themselves
-        self._told: dict[str, SessionCounts] = {}
-        self._arrivals, self._chance = arrivals, random.Random(seed)
+        self.rounds_started: list[tuple[float, int]] = []  # start times and sizes of rounds
+        self.tidb_counts = False  # whether nodes report their own counts
+        self._reports: dict[str, SessionCounts] = {}
+        self._arrivals, self._rng = arrivals, random.Random(seed)
         for module in modules:
-            module.tell(self.now - 10.0)
+            module.record(self.now - 10.0)
 
     def sums(self) -> list[int]:
         return [sum(module.sessions[a] for module in self.modules) for a in ADDRESSES]
@@ -113,182 +115,185 @@ class Site:
         round_before = self.plan.rebalance.round
         self.plan = plan(self.plan, self._facts(silent), self.intents, POLICY, self.now)
         if self.plan.rebalance.round != round_before:
-            count = sum(sum(each.values()) for each in self.plan.rebalance.outgoing.values())
-            self.asked.append((self.now, count))
-        self._live()
+            count = sum(sum(by_envoy.values()) for by_envoy in self.plan.rebalance.outgoing.values())
+            self.rounds_started.append((self.now, count))
+        self._open_and_end_sessions()
         for module in self.modules:
-            module.obey(self.plan)
-            module.tell(self.now)
+            module.apply(self.plan)
+            module.record(self.now)
 
     def seconds(self, count: int) -> None:
         for _ in range(count):
             self.second()
 
-    def _live(self) -> None:
-        """Sessions open by weight, and end."""
+    def _open_and_end_sessions(self) -> None:
+        """Open sessions by weight, and end some."""
         if not self._arrivals:
             return
         weights = [p.weight for p in self.plan.nodes.values()]
-        for address in self._chance.choices(list(self.plan.nodes), weights, k=self._arrivals):
-            self._chance.choice(self.modules).sessions[address] += 1
+        for address in self._rng.choices(list(self.plan.nodes), weights, k=self._arrivals):
+            self._rng.choice(self.modules).sessions[address] += 1
         for module in self.modules:
             for address, count in module.sessions.items():
-                module.sessions[address] -= sum(self._chance.random() < 0.01 for _ in range(count))
+                module.sessions[address] -= sum(self._rng.random() < 0.01 for _ in range(count))
 
     def _facts(self, silent: bool) -> Facts:
         if not silent:
-            self._told = {f"e{index}": module.census(self.now) for index, module in enumerate(self.modules)}
-        censuses = self._told
-        counted: dict[str, int] = {}
-        for census in censuses.values():
-            for address, count in census.sessions.items():
-                counted[address] = counted.get(address, 0) + count
-        listed = {a: Node(a, Source.STATIC) for a in ADDRESSES}
-        own = dict(zip(ADDRESSES, self.sums(), strict=True)) if self.own else {}
+            self._reports = {
+                f"e{index}": module.session_counts(self.now) for index, module in enumerate(self.modules)
+            }
+        reports = self._reports
+        sums: dict[str, int] = {}
+        for report in reports.values():
+            for address, count in report.sessions.items():
+                sums[address] = sums.get(address, 0) + count
+        nodes = {a: Node(a, Source.STATIC) for a in ADDRESSES}
+        connections = dict(zip(ADDRESSES, self.sums(), strict=True)) if self.tidb_counts else {}
+        counted_at = self.now if connections else None
         return Facts(
             topologies={
-                Source.STATIC: Topology(Source.STATIC, listed, is_complete=True),
+                Source.STATIC: Topology(Source.STATIC, nodes, is_complete=True),
                 Source.PD: Topology(Source.PD, is_complete=True),
                 Source.API: Topology(Source.API, is_complete=True),
             },
             health={
-                a: replace(HEALTHY, connections=own.get(a), connections_at=self.now if own else None)
+                a: replace(HEALTHY, connections=connections.get(a), connections_at=counted_at)
                 for a in ADDRESSES
             },
-            session_counts=censuses,
-            sessions_by_address=counted,
-            envoys_last_seen={envoy: census.at for envoy, census in censuses.items()},
-            closed_acks=dict.fromkeys(censuses, dict.fromkeys(ADDRESSES, START)),
+            session_counts=reports,
+            sessions_by_address=sums,
+            envoys_last_seen={envoy: report.at for envoy, report in reports.items()},
+            closed_acks=dict.fromkeys(reports, dict.fromkeys(ADDRESSES, START)),
             new_sessions_per_second=float(self._arrivals),
-            migrations={ADDRESSES[0]: {(MOVED, "ok"): sum(module.moved for module in self.modules)}},
+            migrations={ADDRESSES[0]: {(MOVED, "ok"): sum(module.migrated for module in self.modules)}},
         )
 
 
-def module(number: int, *counts: int, pace: int = 10**9) -> SimulatedModule:
-    return SimulatedModule(f"{number:016x}", dict(zip(ADDRESSES, counts, strict=True)), pace)
+def module(number: int, *counts: int, rate: int = 10**9) -> SimulatedModule:
+    return SimulatedModule(f"{number:016x}", dict(zip(ADDRESSES, counts, strict=True)), rate)
 
 
-def joined(*modules: SimulatedModule) -> Site:
-    """The last node has been drained, and is taken back after the others have been there for long."""
-    site = Site(*modules)
-    site.intents = Intents(drains={ADDRESSES[-1]: DrainIntent(START, 600.0)})
-    site.seconds(50)
-    for each in modules:
-        each.moved = 0
-    site.asked.clear()
-    site.intents = Intents()
-    return site
+def fleet_with_joining_node(*modules: SimulatedModule) -> SimulatedFleet:
+    """Return a fleet whose last node has just been undrained, long after the others started."""
+    fleet = SimulatedFleet(*modules)
+    fleet.intents = Intents(drains={ADDRESSES[-1]: DrainIntent(START, 600.0)})
+    fleet.seconds(50)
+    for module in modules:
+        module.migrated = 0
+    fleet.rounds_started.clear()
+    fleet.intents = Intents()
+    return fleet
 
 
 def is_fair(sums: list[int]) -> bool:
-    """Nobody has more than a twentieth above its share, nor less than a tenth below it."""
+    """Return whether no node is more than 5 % above or 10 % below its share."""
     share = sum(sums) / len(sums)
     return max(sums) <= max(1.05 * share, share + 1) and min(sums) >= min(0.9 * share, share - 1)
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("tidb_counts", [False, True])
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("total", [7, 60, 900, 9_000])
-def test_a_node_that_joins_has_its_share_soon_and_nothing_flaps(seed: int, total: int, own: bool) -> None:
-    chance = random.Random(seed)
+def test_joining_node_reaches_its_share_without_flapping(seed: int, total: int, tidb_counts: bool) -> None:
+    rng = random.Random(seed)
     modules = []
     for number in range(3):
-        there = [chance.randrange(total // 9 + 1) for _ in ADDRESSES[:-1]]
-        modules.append(module(number, *there, 0))
-    site = joined(*modules)
-    site.own = own
-    before = site.sums()
+        counts = [rng.randrange(total // 9 + 1) for _ in ADDRESSES[:-1]]
+        modules.append(module(number, *counts, 0))
+    fleet = fleet_with_joining_node(*modules)
+    fleet.tidb_counts = tidb_counts
+    before = fleet.sums()
     share = sum(before) / len(ADDRESSES)
     lows = before
-    for _ in range(60):  # the slow start, and as long again
-        site.second()
-        lows = [min(low, now) for low, now in zip(lows, site.sums(), strict=True)]
-    after = site.sums()
+    for _ in range(60):  # twice the slow start
+        fleet.second()
+        lows = [min(low, now) for low, now in zip(lows, fleet.sums(), strict=True)]
+    after = fleet.sums()
     assert sum(after) == sum(before)
     assert is_fair(after)
-    # Nobody has given below its share, not even for a while, but who had less to begin with.
-    assert all(low > min(share - 1, had - 1e-6) for low, had in zip(lows, before, strict=True))
-    # No session has moved for nothing.
-    gained = sum(max(0, now - had) for now, had in zip(after, before, strict=True))
-    assert sum(each.moved for each in modules) == gained
-    assert site.plan.rebalance.since is None
-    quiet = site.plan
-    site.seconds(50)
-    assert site.sums() == after
-    assert site.plan == quiet
+    # No node drops below its share, even for a while, unless it was below it at first.
+    assert all(low > min(share - 1, first - 1e-6) for low, first in zip(lows, before, strict=True))
+    # No migration was superfluous.
+    gained = sum(max(0, last - first) for last, first in zip(after, before, strict=True))
+    assert sum(m.migrated for m in modules) == gained
+    assert fleet.plan.rebalance.since is None
+    settled = fleet.plan
+    fleet.seconds(50)
+    assert fleet.sums() == after
+    assert fleet.plan == settled
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_fleet_that_lives_evens_out_and_then_hardly_moves_anything(seed: int) -> None:
-    """20 sessions open a second and live for 100 s: 500 a node, give or take 22 if nobody balanced."""
-    site = Site(module(1, 1400, 200, 0, 0), module(2, 100, 0, 300, 0), arrivals=20, seed=seed)
-    site.own = True
-    site.seconds(20)
-    sums = site.sums()
+def test_busy_fleet_evens_out_with_few_migrations(seed: int) -> None:
+    """20 sessions open per second and last 100 s: 500 per node, with a deviation of 22 without balancing."""
+    fleet = SimulatedFleet(module(1, 1400, 200, 0, 0), module(2, 100, 0, 300, 0), arrivals=20, seed=seed)
+    fleet.tidb_counts = True
+    fleet.seconds(20)
+    sums = fleet.sums()
     assert max(sums) / (sum(sums) / 4) < 1.1
-    site.asked.clear()
+    fleet.rounds_started.clear()
     worst = 0.0
     for _ in range(300):
-        site.second()
-        worst = max(worst, max(site.sums()) / (sum(site.sums()) / 4))
+        fleet.second()
+        worst = max(worst, max(fleet.sums()) / (sum(fleet.sums()) / 4))
     assert worst < 1.05
-    # 6,000 sessions came and went.
-    assert sum(count for _, count in site.asked) < 60
+    # 6,000 sessions opened and ended.
+    assert sum(count for _, count in fleet.rounds_started) < 60
 
 
 @pytest.mark.parametrize("total", [40, 4000])
-def test_rounds_are_apart_so_far_that_each_sees_what_came_of_the_last(total: int) -> None:
-    site = Site(module(1, total, 0, 0, 0, pace=5))
-    site.seconds(60)
-    starts = [at for at, _ in site.asked]
+def test_rounds_are_far_enough_apart_to_see_results(total: int) -> None:
+    fleet = SimulatedFleet(module(1, total, 0, 0, 0, rate=5))
+    fleet.seconds(60)
+    starts = [at for at, _ in fleet.rounds_started]
     assert len(starts) > 3
-    # Its own length, a second for moves on their way, one until they are counted; and counts are 3 s old.
-    lengths = [min(5.0, max(1.0, count / 200)) for _, count in site.asked]
+    # Duration of the round, 1 s for migrations in progress, 1 s until they count; and counts are 3 s old.
+    lengths = [min(5.0, max(1.0, count / 200)) for _, count in fleet.rounds_started]
     for (early, late), length in zip(itertools.pairwise(starts), lengths, strict=False):
         assert late - early >= length + 5.0
 
 
-def test_a_slow_module_is_asked_again_for_what_it_could_not_do() -> None:
-    site = joined(module(1, 300, 300, 300, 0, pace=5))
-    site.seconds(240)
-    assert is_fair(site.sums())
-    assert site.plan.rebalance.since is None
-    assert site.plan.rebalance.stalled_rounds == 0
+def test_slow_module_is_asked_again() -> None:
+    fleet = fleet_with_joining_node(module(1, 300, 300, 300, 0, rate=5))
+    fleet.seconds(240)
+    assert is_fair(fleet.sums())
+    assert fleet.plan.rebalance.since is None
+    assert fleet.plan.rebalance.stalled_rounds == 0
 
 
-def test_sessions_that_cannot_move_are_asked_for_ever_more_rarely() -> None:
-    stuck = module(1, 300, 0, 0, 0, pace=0)
-    site = Site(stuck)
-    site.seconds(600)
-    starts = [at for at, _ in site.asked]
+def test_immovable_sessions_are_requested_less_and_less() -> None:
+    stuck = module(1, 300, 0, 0, 0, rate=0)
+    fleet = SimulatedFleet(stuck)
+    fleet.seconds(600)
+    starts = [at for at, _ in fleet.rounds_started]
     assert starts[-1] - starts[-2] > 100
     assert len(starts) < 12
-    stuck.pace = 10**9
-    site.seconds(310)
-    assert is_fair(site.sums())
+    stuck.rate = 10**9
+    fleet.seconds(310)
+    assert is_fair(fleet.sums())
 
 
-def test_without_reports_it_stops_and_with_them_it_goes_on() -> None:
-    site = joined(module(1, 300, 300, 300, 0), module(2, 90, 90, 90, 0))
-    site.seconds(1)
-    rounds = len(site.asked)
+def test_rebalancing_stops_without_reports_and_resumes() -> None:
+    fleet = fleet_with_joining_node(module(1, 300, 300, 300, 0), module(2, 90, 90, 90, 0))
+    fleet.seconds(1)
+    rounds = len(fleet.rounds_started)
     for _ in range(60):
-        site.second(silent=True)
-    assert len(site.asked) == rounds
-    assert not site.plan.rebalance.outgoing
-    assert site.plan.rebalance.reason == "no Envoy has a module that could be asked"
-    site.seconds(10)
-    assert len(site.asked) > rounds
+        fleet.second(silent=True)
+    assert len(fleet.rounds_started) == rounds
+    assert not fleet.plan.rebalance.outgoing
+    assert fleet.plan.rebalance.reason == "no Envoy has a module that can migrate sessions"
+    fleet.seconds(10)
+    assert len(fleet.rounds_started) > rounds
 
 
 def test_rolling_restarts_end_with_fair_shares() -> None:
-    site = joined(module(1, 100, 100, 100, 0), module(2, 50, 50, 50, 0))
-    site.seconds(100)
+    fleet = fleet_with_joining_node(module(1, 100, 100, 100, 0), module(2, 50, 50, 50, 0))
+    fleet.seconds(100)
     for address in ADDRESSES:
-        site.intents = Intents(drains={address: DrainIntent(site.now, 600.0)})
-        site.seconds(10)
-        site.intents = Intents()
-        site.seconds(45)
-    site.seconds(40)
-    assert is_fair(site.sums())
-    assert site.plan.rebalance.since is None
+        fleet.intents = Intents(drains={address: DrainIntent(fleet.now, 600.0)})
+        fleet.seconds(10)
+        fleet.intents = Intents()
+        fleet.seconds(45)
+    fleet.seconds(40)
+    assert is_fair(fleet.sums())
+    assert fleet.plan.rebalance.since is None

@@ -1,4 +1,4 @@
-"""What people are shown, from hand-made facts."""
+"""Views built from example facts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LOADED = Facts(
 )
 
 
-def test_a_node_is_shown_with_the_facts_behind_it() -> None:
+def test_node_view_has_the_facts_behind_the_plan() -> None:
     drain = DrainIntent(1.0, 600.0)
     view = views.node_view(ACTIVE, LOADED, Intents(drains={A: drain}))
     assert (view.plan, view.weight, view.connections, view.sessions, view.drain) == (ACTIVE, 40, 3, 2, drain)
@@ -45,21 +45,21 @@ def test_a_node_is_shown_with_the_facts_behind_it() -> None:
     )
 
 
-def test_a_node_is_shown_with_the_envoys_that_eject_it_if_their_reports_are_recent() -> None:
+def test_node_view_has_recent_ejections() -> None:
     def report(envoy: str, at: float) -> ModuleReport:
         return ModuleReport(envoy, at, ejections={A: Ejection(envoy, "connect", 900.0)})
 
     reports = {envoy: report(envoy, at) for envoy, at in (("two", 990.0), ("one", 1000.0), ("old", 900.0))}
     facts = replace(LOADED, module_reports={**reports, "well": ModuleReport("well", 1000.0)})
     view = views.node_view(ACTIVE, facts, Intents(), now=1000.0)
-    assert [(each.envoy, each.reason, each.since) for each in view.ejections] == [
+    assert [(ejection.envoy, ejection.reason, ejection.since) for ejection in view.ejections] == [
         ("one", "connect", 900.0),
         ("two", "connect", 900.0),
     ]
     assert views.node_view(ACTIVE, LOADED, Intents(), now=1000.0).ejections == ()
 
 
-def test_envoys_are_shown_by_id_with_what_they_reported() -> None:
+def test_envoy_views_are_sorted_by_id() -> None:
     statuses = [EnvoyStatus(name, "", "", "none", None, 0.0) for name in ("two", "one")]
     assert [(view.status.id, view.sessions) for view in views.envoy_views(statuses, LOADED)] == [
         ("one", 6),
@@ -67,27 +67,27 @@ def test_envoys_are_shown_by_id_with_what_they_reported() -> None:
     ]
 
 
-def test_sessions_are_those_of_the_module_where_there_is_one() -> None:
+def test_sessions_come_from_the_module_if_present() -> None:
     facts = replace(
         LOADED,
         sessions_by_endpoint={},
         session_counts={"one": SessionCounts(1.0, 0.0, {A: 5, "b:1": 2})},
         sessions_by_address={A: 5, "b:1": 2},
     )
-    departure = DrainProgress(0.0, 1.0, 5)
-    view = views.node_view(ACTIVE, facts, Intents(), departure)
-    assert (view.sessions, view.drain_progress) == (5, departure)
+    progress = DrainProgress(0.0, 1.0, 5)
+    view = views.node_view(ACTIVE, facts, Intents(), progress)
+    assert (view.sessions, view.drain_progress) == (5, progress)
     (envoy,) = views.envoy_views([EnvoyStatus("one", "", "", "module", None, 0.0)], facts)
     assert envoy.sessions == 7
 
 
-def test_a_node_shows_how_many_sessions_are_asked_to_leave_it() -> None:
-    asked = RebalanceState(1.0, "", 1, 6.0, {A: {"00000000000000aa": 3, "00000000000000bb": 4}})
-    assert views.node_view(ACTIVE, LOADED, Intents(), None, asked).rebalancing_sessions == 7
+def test_node_view_has_rebalancing_sessions() -> None:
+    rebalance = RebalanceState(1.0, "", 1, 6.0, {A: {"00000000000000aa": 3, "00000000000000bb": 4}})
+    assert views.node_view(ACTIVE, LOADED, Intents(), None, rebalance).rebalancing_sessions == 7
     assert views.node_view(ACTIVE, LOADED, Intents(), None, RebalanceState()).rebalancing_sessions == 0
 
 
-def test_only_who_is_connected_can_lack_the_module() -> None:
+def test_only_connected_envoys_can_lack_the_module() -> None:
     statuses = [
         EnvoyStatus("one", "", "", "module", 1.0, 0.0),
         EnvoyStatus("two", "", "", "contrib", 1.0, 0.0),
@@ -96,8 +96,8 @@ def test_only_who_is_connected_can_lack_the_module() -> None:
     assert views.envoys_without_module(statuses) == ["two"]
 
 
-def test_traffic_is_summed_over_envoys_and_over_nodes() -> None:
-    refusal = ConfigRejection(1.0, "session", "bad key")
+def test_traffic_is_summed_over_envoys_and_nodes() -> None:
+    rejection = ConfigRejection(1.0, "session", "bad key")
     facts = Facts(
         module_reports={
             "one": ModuleReport(
@@ -106,44 +106,43 @@ def test_traffic_is_summed_over_envoys_and_over_nodes() -> None:
             "two": ModuleReport("two", 1.0, nodes={A: Traffic(logins=2), "b:1": Traffic(logins=4)}),
             "new": ModuleReport("new", 1.0),
         },
-        config_rejections={"two": refusal},
+        config_rejections={"two": rejection},
     )
     assert views.node_view(ACTIVE, facts, Intents()).traffic == Traffic(logins=3)
     statuses = [EnvoyStatus(name, "", "", "none", None, 0.0) for name in ("new", "one", "stock", "two")]
-    shown = views.envoy_views(statuses, facts)
-    assert [view.traffic for view in shown] == [
+    envoys = views.envoy_views(statuses, facts)
+    assert [view.traffic for view in envoys] == [
         Traffic(),
         Traffic(logins=1, login_failures={"x": 1}),
         None,
         Traffic(logins=6),
     ]
-    assert [view.config_rejection for view in shown] == [None, None, None, refusal]
+    assert [view.config_rejection for view in envoys] == [None, None, None, rejection]
 
 
-def test_a_node_that_no_module_has_told_of_has_no_traffic_yet() -> None:
+def test_node_without_module_reports_has_no_traffic() -> None:
     assert views.node_view(ACTIVE, LOADED, Intents()).traffic is None
     silent = Facts(module_reports={"one": ModuleReport("one", 1.0)})
     assert views.node_view(ACTIVE, silent, Intents()).traffic == Traffic()
 
 
-def test_problems_and_strangers_come_from_the_sources() -> None:
+def test_problems_and_other_keyspaces_come_from_sources() -> None:
     assert [problem.subject for problem in views.topology_problems(LOADED)] == ["key"]
     assert dict(views.other_keyspace(LOADED)) == {"b:1": "7"}
     assert dict(views.other_keyspace(Facts())) == {}
 
 
-def test_it_is_ready_when_something_is_published_and_a_node_is_active() -> None:
+def test_ready_with_published_plan_and_active_node() -> None:
     active, none = Plan({A: ACTIVE}), Plan()
-    assert (
-        views.readiness_problems(active, LOADED, is_published=True) == []
-    )  # an outage alone stops no traffic
+    # An outage alone does not count.
+    assert views.readiness_problems(active, LOADED, is_published=True) == []
     assert views.readiness_problems(none, LOADED, is_published=True) == ["PD is away", "no node is active"]
     assert views.readiness_problems(none, Facts(), is_published=False) == ["no plan has been published yet"]
 
 
-def test_vitals_are_shown_as_long_as_they_count() -> None:
-    known = NodeMetrics(cpu=MetricValue(0.5, 1000.0), memory=MetricValue(0.3, 1000.0))
-    facts = Facts(node_metrics={A: known})
+def test_node_view_drops_stale_metrics() -> None:
+    metrics = NodeMetrics(cpu=MetricValue(0.5, 1000.0), memory=MetricValue(0.3, 1000.0))
+    facts = Facts(node_metrics={A: metrics})
     shown = [views.node_view(ACTIVE, facts, Intents(), now=now).metrics for now in (1060, 1100, 1200)]
-    assert shown == [known, NodeMetrics(cpu=known.cpu), None]
+    assert shown == [metrics, NodeMetrics(cpu=metrics.cpu), None]
     assert views.node_view(ACTIVE, Facts(), Intents()).metrics is None

@@ -1,4 +1,4 @@
-"""Weights: what least connections over the fleet means, as properties."""
+"""Weights as properties of least connections over the fleet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from controlplane.decide.balance.water_filling import (
     weight_ratio,
 )
 
-vessels = st.lists(
+node_lists = st.lists(
     st.builds(
         WeightedNode,
         address=st.just(""),
@@ -29,31 +29,31 @@ vessels = st.lists(
     min_size=1,
     max_size=50,
 ).map(
-    lambda found: [
-        WeightedNode(f"n{i}", v.capacity, v.sessions, v.capacity_factor) for i, v in enumerate(found)
+    lambda nodes: [
+        WeightedNode(f"n{i}", n.capacity, n.sessions, n.capacity_factor) for i, n in enumerate(nodes)
     ]
 )
 
 
-@given(vessels, st.floats(0, 1e6))
-def test_every_node_gets_a_weight_that_eds_can_carry(found: list[WeightedNode], expected: float) -> None:
-    result = compute_weights(found, expected, {})
-    assert result.keys() == {v.address for v in found}
+@given(node_lists, st.floats(0, 1e6))
+def test_every_weight_fits_eds(nodes: list[WeightedNode], expected: float) -> None:
+    result = compute_weights(nodes, expected, {})
+    assert result.keys() == {v.address for v in nodes}
     assert all(1 <= weight < 2**20 for weight in result.values())
 
 
-@given(vessels, st.floats(0, 1e6))
-def test_weights_that_were_computed_once_stand(found: list[WeightedNode], expected: float) -> None:
-    first = compute_weights(found, expected, {})
-    held = {v.address: weight_ratio(first[v.address], v.capacity) for v in found if v.capacity >= 100}
-    again = compute_weights(found, expected, held)
-    assert all(again[address] == pytest.approx(first[address], rel=0.2) for address in held)
+@given(node_lists, st.floats(0, 1e6))
+def test_weights_are_stable(nodes: list[WeightedNode], expected: float) -> None:
+    first = compute_weights(nodes, expected, {})
+    previous = {v.address: weight_ratio(first[v.address], v.capacity) for v in nodes if v.capacity >= 100}
+    again = compute_weights(nodes, expected, previous)
+    assert all(again[address] == pytest.approx(first[address], rel=0.2) for address in previous)
 
 
-@given(vessels, st.floats(0, 1e6))
-def test_the_fuller_of_two_equal_nodes_never_gets_more(found: list[WeightedNode], expected: float) -> None:
-    result = compute_weights(found, expected, {})
-    for a, b in itertools.combinations(found, 2):
+@given(node_lists, st.floats(0, 1e6))
+def test_fuller_of_two_equal_nodes_never_weighs_more(nodes: list[WeightedNode], expected: float) -> None:
+    result = compute_weights(nodes, expected, {})
+    for a, b in itertools.combinations(nodes, 2):
         if (
             a.capacity == b.capacity
             and a.capacity_factor == b.capacity_factor
@@ -64,29 +64,27 @@ def test_the_fuller_of_two_equal_nodes_never_gets_more(found: list[WeightedNode]
             assert result[fuller.address] <= result[emptier.address]
 
 
-@pytest.mark.parametrize("live", [[2000] * 49 + [0], [2000] * 49 + [1990], list(range(1950, 2050, 2))])
-def test_no_node_gets_over_four_times_its_part_of_what_nobody_expected(live: list[int]) -> None:
-    """As when all clients come back at once, or no more weights come."""
-    result = compute_weights([WeightedNode(f"n{i}", 100, count) for i, count in enumerate(live)], 0.0, {})
-    assert max(result.values()) <= 4.5 * sum(result.values()) / len(live)
+@pytest.mark.parametrize("sessions", [[2000] * 49 + [0], [2000] * 49 + [1990], list(range(1950, 2050, 2))])
+def test_no_node_exceeds_four_times_its_share_of_a_burst(sessions: list[int]) -> None:
+    """As when all clients reconnect at once, or weights are no longer updated."""
+    result = compute_weights([WeightedNode(f"n{i}", 100, count) for i, count in enumerate(sessions)], 0.0, {})
+    assert max(result.values()) <= 4.5 * sum(result.values()) / len(sessions)
 
 
-@given(vessels, st.floats(1.5, 20), st.floats(1, 100))
-def test_of_enough_water_and_of_more_no_vessel_takes_much_more_than_its_part(
-    found: list[WeightedNode], most: float, times: float
-) -> None:
-    widths = [v.capacity * v.capacity_factor for v in found]
-    filled = [float(v.sessions or 0) for v in found]
-    poured = min_volume(widths, filled, most)
-    lowest = min(f / w for f, w in zip(filled, widths, strict=True))
+@given(node_lists, st.floats(1.5, 20), st.floats(1, 100))
+def test_min_volume_bounds_every_share(nodes: list[WeightedNode], max_ratio: float, times: float) -> None:
+    capacities = [v.capacity * v.capacity_factor for v in nodes]
+    current = [float(v.sessions or 0) for v in nodes]
+    volume = min_volume(capacities, current, max_ratio)
+    lowest = min(f / w for f, w in zip(current, capacities, strict=True))
 
-    def highest(water: float) -> float:
-        """How many times its part of the water the emptiest takes."""
-        return (water_level(widths, filled, water) - lowest) * sum(widths) / water
+    def largest_ratio(incoming: float) -> float:
+        """Return the share of the emptiest node relative to its capacity share."""
+        return (water_level(capacities, current, incoming) - lowest) * sum(capacities) / incoming
 
-    assert highest(max(poured, 1.0) * times) <= most * 1.001 + 0.001
-    if poured > 1.0:
-        assert highest(poured) == pytest.approx(most, rel=0.001)
+    assert largest_ratio(max(volume, 1.0) * times) <= max_ratio * 1.001 + 0.001
+    if volume > 1.0:
+        assert largest_ratio(volume) == pytest.approx(max_ratio, rel=0.001)
 
 
 def test_equal_nodes_with_equal_load_weigh_the_same() -> None:
@@ -94,34 +92,34 @@ def test_equal_nodes_with_equal_load_weigh_the_same() -> None:
     assert len(set(result.values())) == 1
 
 
-def test_capacity_decides_between_empty_nodes() -> None:
+def test_empty_nodes_weigh_by_capacity() -> None:
     result = compute_weights([WeightedNode("big", 200, 0), WeightedNode("small", 100, 0)], 300, {})
     assert result["big"] == 2 * result["small"]
 
 
-def test_an_unknown_count_is_neither_empty_nor_full() -> None:
+def test_unknown_count_is_treated_as_average() -> None:
     result = compute_weights(
         [WeightedNode("a", 100, 50), WeightedNode("b", 100, 50), WeightedNode("unknown", 100, None)], 10, {}
     )
     assert result["unknown"] == result["a"] == result["b"]
 
 
-def test_noise_does_not_move_a_weight() -> None:
+def test_noise_does_not_change_weights() -> None:
     base = [WeightedNode(f"n{i}", 100, 1000) for i in range(3)]
     first = compute_weights(base, 300, {})
-    held = {v.address: weight_ratio(first[v.address], v.capacity) for v in base}
+    previous = {v.address: weight_ratio(first[v.address], v.capacity) for v in base}
     noisy = [WeightedNode("n0", 100, 1010), WeightedNode("n1", 100, 995), WeightedNode("n2", 100, 1000)]
-    assert compute_weights(noisy, 300, held) == first
+    assert compute_weights(noisy, 300, previous) == first
 
 
-def test_a_change_of_capacity_is_never_taken_for_noise() -> None:
+def test_capacity_change_always_changes_weight() -> None:
     first = compute_weights([WeightedNode("a", 100, 0), WeightedNode("b", 100, 0)], 10, {})
-    held = {address: weight_ratio(weight, 100) for address, weight in first.items()}
-    changed = compute_weights([WeightedNode("a", 105, 0), WeightedNode("b", 100, 0)], 10, held)
+    previous = {address: weight_ratio(weight, 100) for address, weight in first.items()}
+    changed = compute_weights([WeightedNode("a", 105, 0), WeightedNode("b", 100, 0)], 10, previous)
     assert changed["a"] > first["a"]
 
 
-def test_a_node_that_joins_starts_small_and_grows() -> None:
+def test_joining_node_ramps_up() -> None:
     shares = []
     for age in range(0, 31, 5):
         result = compute_weights(
@@ -133,7 +131,7 @@ def test_a_node_that_joins_starts_small_and_grows() -> None:
     assert shares[-1] == 0.5
 
 
-def test_nodes_that_all_just_started_are_equals() -> None:
+def test_nodes_started_together_weigh_the_same() -> None:
     young = ramp(0, 30)
     assert compute_weights(
         [WeightedNode("a", 100, 0, young), WeightedNode("b", 100, 0, young)], 10, {}
@@ -148,22 +146,22 @@ def test_ramp(age: float, window: float, expected: float) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_fleet_levels_out_and_stays_level(seed: int) -> None:
-    """200 rounds of arrivals by weight and random ends, with the counts of the round before."""
-    dice = random.Random(seed)
+def test_fleet_converges_and_stays_balanced(seed: int) -> None:
+    """Simulate 200 rounds of arrivals by weight and random ends, with counts one round old."""
+    rng = random.Random(seed)
     capacity = {"a": 100, "b": 100, "c": 200, "d": 50}
-    live = {"a": 400, "b": 0, "c": 0, "d": 30}
-    held: dict[str, float] = {}
-    seen = dict(live)
+    sessions = {"a": 400, "b": 0, "c": 0, "d": 30}
+    previous: dict[str, float] = {}
+    reported = dict(sessions)
     spread = []
     for _ in range(200):
-        result = compute_weights([WeightedNode(n, capacity[n], seen[n]) for n in live], 60, held)
-        held = {n: weight_ratio(result[n], capacity[n]) for n in live}
-        seen = dict(live)
-        for name in dice.choices(list(live), [result[n] for n in live], k=30):
-            live[name] += 1
-        for name in live:
-            live[name] -= sum(dice.random() < 0.05 for _ in range(live[name]))
-        level = [live[n] / capacity[n] for n in live]
-        spread.append(max(level) / (sum(live.values()) / sum(capacity.values())))
+        result = compute_weights([WeightedNode(n, capacity[n], reported[n]) for n in sessions], 60, previous)
+        previous = {n: weight_ratio(result[n], capacity[n]) for n in sessions}
+        reported = dict(sessions)
+        for name in rng.choices(list(sessions), [result[n] for n in sessions], k=30):
+            sessions[name] += 1
+        for name in sessions:
+            sessions[name] -= sum(rng.random() < 0.05 for _ in range(sessions[name]))
+        level = [sessions[n] / capacity[n] for n in sessions]
+        spread.append(max(level) / (sum(sessions.values()) / sum(capacity.values())))
     assert sum(spread[100:]) / 100 < 1.25

@@ -1,4 +1,4 @@
-"""Sessions that were sent to other zones go back when theirs has room: how many, to whom, and when none."""
+"""Sessions in other zones return when the zone of their Envoys has capacity: when, how many, where to."""
 
 from __future__ import annotations
 
@@ -26,45 +26,47 @@ from tests.support.controlplane.balance_inputs import (
 )
 
 ZONES = {"x": "here", "y": "there"}
-FOUR = node_plans(
+NODES = node_plans(
     node_plan(A, zone="here"),
     node_plan(B, zone="here"),
     node_plan(C, zone="there"),
     node_plan(D, zone="there"),
 )
-BY_PLACE = replace(POLICY, balance_policy=BalancePolicy.LOCATION)
+LOCATION_POLICY = replace(POLICY, balance_policy=BalancePolicy.LOCATION)
 
 
-def back(
+def decide(
     fleet: ReportedSessions,
-    planned: dict[str, NodePlan] = FOUR,
+    planned: dict[str, NodePlan] = NODES,
     policy: Policy = POLICY,
-    full: frozenset[GroupZone] = frozenset(),
+    overloaded: frozenset[GroupZone] = frozenset(),
 ) -> RebalanceState:
-    return decide_rebalance(fleet.facts(envoy_zones=ZONES), planned, policy=policy, overloaded_zones=full)
+    return decide_rebalance(
+        fleet.facts(envoy_zones=ZONES), planned, policy=policy, overloaded_zones=overloaded
+    )
 
 
-def test_sessions_go_back_to_the_zone_of_their_envoys() -> None:
-    found = back(ReportedSessions({"x": {C: 12, D: 8}, "y": {C: 20, D: 20}}))
-    assert outgoing_by_node(found) == {C: 12, D: 8}
-    assert incoming_by_node(found) == {A: 10, B: 10}
-    assert {i for counts in (*found.outgoing.values(), *found.incoming.values()) for i in counts} == {
+def test_sessions_return_to_the_zone_of_their_envoys() -> None:
+    result = decide(ReportedSessions({"x": {C: 12, D: 8}, "y": {C: 20, D: 20}}))
+    assert outgoing_by_node(result) == {C: 12, D: 8}
+    assert incoming_by_node(result) == {A: 10, B: 10}
+    assert {i for counts in (*result.outgoing.values(), *result.incoming.values()) for i in counts} == {
         INSTANCE_X
     }
-    assert found.reason == "Envoys of zone here have sessions elsewhere, and it has room for them"
+    assert result.reason == "zone here has capacity again for its Envoys' sessions in other zones"
 
 
-def test_none_goes_back_beyond_what_the_zone_has_room_for() -> None:
-    """Or the zone might be full at once, and send them elsewhere again."""
-    found = back(ReportedSessions({"x": {A: 20, B: 20, C: 10, D: 10}, "y": {C: 5, D: 5}}))
-    assert (sum(outgoing_by_node(found).values()), incoming_by_node(found)) == (0, {})
-    found = back(ReportedSessions({"x": {A: 20, B: 20, C: 10, D: 10}, "y": {C: 15, D: 15}}))
-    assert (sum(outgoing_by_node(found).values()), incoming_by_node(found)) == (5, {A: 3, B: 2})
+def test_return_is_limited_by_zone_capacity() -> None:
+    """Otherwise the zone could become overloaded at once and send sessions elsewhere again."""
+    result = decide(ReportedSessions({"x": {A: 20, B: 20, C: 10, D: 10}, "y": {C: 5, D: 5}}))
+    assert (sum(outgoing_by_node(result).values()), incoming_by_node(result)) == (0, {})
+    result = decide(ReportedSessions({"x": {A: 20, B: 20, C: 10, D: 10}, "y": {C: 15, D: 15}}))
+    assert (sum(outgoing_by_node(result).values()), incoming_by_node(result)) == (5, {A: 3, B: 2})
 
 
-def test_by_place_alone_all_go_back() -> None:
-    found = back(ReportedSessions({"x": {A: 20, B: 20, C: 10, D: 10}}), policy=BY_PLACE)
-    assert (sum(outgoing_by_node(found).values()), incoming_by_node(found)) == (20, {A: 10, B: 10})
+def test_location_policy_returns_all_sessions() -> None:
+    result = decide(ReportedSessions({"x": {A: 20, B: 20, C: 10, D: 10}}), policy=LOCATION_POLICY)
+    assert (sum(outgoing_by_node(result).values()), incoming_by_node(result)) == (20, {A: 10, B: 10})
 
 
 @pytest.mark.parametrize(
@@ -79,30 +81,34 @@ def test_by_place_alone_all_go_back() -> None:
             node_plan(A, zone="here", group="g"), node_plan(C, zone="there"), node_plan(D, zone="there")
         ),
     ],
-    ids=["no node of it serves", "its nodes are another group's"],
+    ids=["no node of the zone serves", "its nodes are in another group"],
 )
-def test_none_goes_where_its_envoy_has_no_nodes(planned: dict[str, NodePlan]) -> None:
-    found = back(ReportedSessions({"x": {C: 10, D: 10}}), planned)
-    assert (outgoing_by_node(found), incoming_by_node(found)) == ({}, {})
+def test_no_return_to_a_zone_without_usable_nodes(planned: dict[str, NodePlan]) -> None:
+    result = decide(ReportedSessions({"x": {C: 10, D: 10}}), planned)
+    assert (outgoing_by_node(result), incoming_by_node(result)) == ({}, {})
 
 
-def test_a_full_zone_and_one_whose_place_nobody_asks_for_get_none_back() -> None:
-    away = ReportedSessions({"x": {C: 10, D: 10}})
-    assert outgoing_by_node(back(away, policy=replace(POLICY, balance_policy=BalancePolicy.CONNECTION))) == {
+def test_no_return_if_overloaded_or_zones_unused() -> None:
+    remote = ReportedSessions({"x": {C: 10, D: 10}})
+    assert outgoing_by_node(
+        decide(remote, policy=replace(POLICY, balance_policy=BalancePolicy.CONNECTION))
+    ) == {
         C: 5,
         D: 5,
     }
-    assert "elsewhere" not in back(away, full=frozenset({("", "here"), ("", "there")})).reason
+    assert "capacity again" not in decide(remote, overloaded=frozenset({("", "here"), ("", "there")})).reason
 
 
-def test_silent_envoys_and_the_speed_are_heeded() -> None:
-    away = ReportedSessions({"x": {C: 400, D: 400}, "y": {C: 20, D: 20}})
-    slow = replace(BY_PLACE, rebalance_per_second=10.0)
-    found = back(away, policy=slow)
+def test_return_respects_rate_limit_and_silent_envoys() -> None:
+    remote = ReportedSessions({"x": {C: 400, D: 400}, "y": {C: 20, D: 20}})
+    slow = replace(LOCATION_POLICY, rebalance_per_second=10.0)
+    result = decide(remote, policy=slow)
     assert (
-        sum(outgoing_by_node(found).values()),
-        sum(incoming_by_node(found).values()),
-        found.round_ends_at,
+        sum(outgoing_by_node(result).values()),
+        sum(incoming_by_node(result).values()),
+        result.round_ends_at,
     ) == (50, 50, NOW + 5.0)
-    assert outgoing_by_node(back(replace(away, stale_envoys=frozenset({"x"})), policy=BY_PLACE)) == {}
-    assert INSTANCE_Y not in {i for counts in found.outgoing.values() for i in counts}
+    assert (
+        outgoing_by_node(decide(replace(remote, stale_envoys=frozenset({"x"})), policy=LOCATION_POLICY)) == {}
+    )
+    assert INSTANCE_Y not in {i for counts in result.outgoing.values() for i in counts}

@@ -1,4 +1,4 @@
-"""docker-compose.yml and the files that it mounts agree with each other and with the code."""
+"""docker-compose.yml and the files that it mounts are consistent with each other and with the code."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MODULE = "/usr/lib/tidevoy/libtidevoy.so"
 TIDB = [name for name in SERVICES if name.startswith("tidb")]
 
 
-def test_the_bootstrap_of_the_image_is_what_the_command_prints() -> None:
-    """Made by `tidevoy bootstrap --control-plane controlplane:18000 --module MODULE`."""
+def test_image_bootstrap_matches_command_output() -> None:
+    """The file is the output of `tidevoy bootstrap --control-plane controlplane:18000 --module MODULE`."""
     settings = settings_file.read_settings(ROOT / "deploy/tidevoy.yaml", {})
     printed = bootstrap.render_bootstrap(
         settings, control_planes=["controlplane:18000"], node_id=None, module=MODULE
@@ -29,19 +29,19 @@ def test_the_bootstrap_of_the_image_is_what_the_command_prints() -> None:
     assert (ROOT / "envoy/bootstrap.yaml").read_text() == printed
 
 
-def test_the_image_of_envoy_has_the_module() -> None:
+def test_envoy_image_contains_module() -> None:
     dockerfile = (ROOT / "envoy/Dockerfile").read_text()
     workspace = tomllib.loads((ROOT / "filters/Cargo.toml").read_text())["workspace"]
-    oldest = tuple(map(int, workspace["package"]["rust-version"].split(".")))
+    minimum = tuple(map(int, workspace["package"]["rust-version"].split(".")))
     compiler = re.search(r"^FROM rust:(\d+)\.(\d+)-slim-bookworm AS build$", dockerfile, re.MULTILINE)
     assert compiler is not None
-    assert (int(compiler[1]), int(compiler[2])) >= oldest
+    assert (int(compiler[1]), int(compiler[2])) >= minimum
     copied = re.search(r"^COPY --from=build --chown=0:0 \S+ (\S+)$", dockerfile, re.MULTILINE)
     assert copied is not None
     assert copied[1] == MODULE
 
 
-def test_a_server_has_time_to_end_by_itself() -> None:
+def test_tidb_servers_have_time_for_graceful_shutdown() -> None:
     """Graceful wait, 15 s for transactions and 1 s more (pingcap/tidb pkg/server/server.go), 20 s spare."""
     wait = tomllib.loads((ROOT / "deploy/tidb.toml").read_text())["graceful-wait-before-shutdown"]
     interval = settings_file.read_settings(ROOT / "deploy/tidevoy.yaml", {}).health.status.interval
@@ -54,21 +54,21 @@ def test_a_server_has_time_to_end_by_itself() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_every_service_is_checked_and_pinned(name: str) -> None:
+def test_services_have_health_check_and_pinned_version(name: str) -> None:
     service = SERVICES[name]
     if service.get("restart") == "no":
-        waiting = [other for other in SERVICES.values() if name in other.get("depends_on", {})]
-        assert waiting, "nobody would see how it has ended"
-        for other in waiting:
+        dependents = [other for other in SERVICES.values() if name in other.get("depends_on", {})]
+        assert dependents, "no service depends on its result"
+        for other in dependents:
             assert other["depends_on"][name] == {"condition": "service_completed_successfully"}
     else:
         assert service["healthcheck"]["test"][0] == "CMD"
     assert "build" in service or re.search(r":v?\d+\.\d+\.\d+$", service["image"]), service["image"]
     for port in service.get("ports", []):
-        assert port.startswith("127.0.0.1:"), "nothing here asks who is calling"
+        assert port.startswith("127.0.0.1:"), "the services here do not authenticate clients"
 
 
-def test_every_mounted_file_is_there() -> None:
+def test_mounted_files_exist() -> None:
     mounted = [volume for service in SERVICES.values() for volume in service.get("volumes", [])]
     sources = {volume.partition(":")[0] for volume in mounted}
     files = {source for source in sources if source.startswith(".")}
@@ -77,18 +77,18 @@ def test_every_mounted_file_is_there() -> None:
     assert sources - files == set(COMPOSE["volumes"])
 
 
-def test_prometheus_asks_services_that_there_are() -> None:
-    configured = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
+def test_prometheus_scrapes_existing_services() -> None:
+    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text())
     targets = [
         target
-        for job in configured["scrape_configs"]
+        for job in config["scrape_configs"]
         for static in job["static_configs"]
         for target in static["targets"]
     ]
     assert {target.partition(":")[0] for target in targets} == {"controlplane", "pd", "tikv", *TIDB}
 
 
-def test_grafana_begins_with_a_dashboard_that_there_is() -> None:
+def test_grafana_home_dashboard_exists() -> None:
     environment = SERVICES["grafana"]["environment"]
     page = Path(environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
     assert f"./deploy/grafana/dashboards:{page.parent}:ro" in SERVICES["grafana"]["volumes"]

@@ -1,4 +1,4 @@
-"""Stamps: a leader's numbers never fall, and who was told what is told by them."""
+"""Plan stamps: a leader's stamps never decrease, and they show which closed nodes a replica knows."""
 
 from __future__ import annotations
 
@@ -17,86 +17,86 @@ def plan(*closed: str, at: float = 1.0) -> Plan:
     return Plan(nodes=nodes)
 
 
-def test_whoever_has_no_others_beside_it_has_no_stamps() -> None:
-    offers = PlanGeneration()
-    offers.advance(plan("a:1"))
-    assert (offers.stamp, list(offers.closed)) == (None, ["a:1"])
+def test_single_control_plane_has_no_stamps() -> None:
+    generation = PlanGeneration()
+    generation.advance(plan("a:1"))
+    assert (generation.stamp, list(generation.closed)) == (None, ["a:1"])
 
 
-def test_a_leader_counts_its_plans_and_goes_on_counting_in_the_same_term() -> None:
-    offers = PlanGeneration()
-    offers.become_leader(7, plan())
-    offers.advance(plan("a:1"))
-    assert offers.stamp == (7, 2)
-    offers.go_standalone()
-    offers.advance(plan("a:1", "b:1"))
-    assert offers.stamp is None
-    offers.become_leader(7, plan("a:1", "b:1"))
-    assert offers.stamp == (7, 3)
-    offers.become_leader(9, plan())
-    assert offers.stamp == (9, 1)
+def test_leader_serials_continue_within_a_term() -> None:
+    generation = PlanGeneration()
+    generation.become_leader(7, plan())
+    generation.advance(plan("a:1"))
+    assert generation.stamp == (7, 2)
+    generation.go_standalone()
+    generation.advance(plan("a:1", "b:1"))
+    assert generation.stamp is None
+    generation.become_leader(7, plan("a:1", "b:1"))
+    assert generation.stamp == (7, 3)
+    generation.become_leader(9, plan())
+    assert generation.stamp == (9, 1)
 
 
-def test_others_know_that_a_node_is_closed_from_the_plan_on_that_closes_it() -> None:
-    offers = PlanGeneration()
-    offers.become_leader(7, plan())
-    offers.advance(plan("a:1"))
-    offers.advance(plan("a:1", "b:1"))
+def test_closed_node_is_known_from_the_plan_that_closes_it() -> None:
+    generation = PlanGeneration()
+    generation.become_leader(7, plan())
+    generation.advance(plan("a:1"))
+    generation.advance(plan("a:1", "b:1"))
     assert (
-        list(offers.known_closed(None))
-        == list(offers.known_closed((7, 1)))
-        == list(offers.known_closed((6, 99)))
+        list(generation.known_closed(None))
+        == list(generation.known_closed((7, 1)))
+        == list(generation.known_closed((6, 99)))
         == []
     )
-    assert list(offers.known_closed((7, 2))) == ["a:1"]
-    assert list(offers.known_closed((7, 3))) == ["a:1", "b:1"]
+    assert list(generation.known_closed((7, 2))) == ["a:1"]
+    assert list(generation.known_closed((7, 3))) == ["a:1", "b:1"]
 
 
-def test_what_is_closed_while_nobody_hears_of_it_is_told_with_the_next_plan_for_all() -> None:
-    offers = PlanGeneration()
-    offers.become_leader(7, plan("a:1"))
-    offers.go_standalone()
-    offers.advance(plan("a:1", "b:1"))
-    assert list(offers.known_closed((7, 99))) == ["a:1"]
-    offers.become_leader(8, plan("a:1", "b:1"))
-    assert list(offers.known_closed((7, 99))) == ["a:1"]
-    assert list(offers.known_closed((8, 1))) == ["a:1", "b:1"]
+def test_node_closed_while_standalone_is_known_from_the_next_shared_plan() -> None:
+    generation = PlanGeneration()
+    generation.become_leader(7, plan("a:1"))
+    generation.go_standalone()
+    generation.advance(plan("a:1", "b:1"))
+    assert list(generation.known_closed((7, 99))) == ["a:1"]
+    generation.become_leader(8, plan("a:1", "b:1"))
+    assert list(generation.known_closed((7, 99))) == ["a:1"]
+    assert list(generation.known_closed((8, 1))) == ["a:1", "b:1"]
 
 
-def test_what_opens_and_closes_again_is_to_be_told_anew() -> None:
-    offers = PlanGeneration()
-    offers.become_leader(7, plan("a:1"))
-    offers.advance(plan())
-    offers.advance(plan("a:1"))
-    assert list(offers.known_closed((7, 2))) == []
-    assert list(offers.known_closed((7, 3))) == ["a:1"]
+def test_reopened_and_closed_node_is_known_only_from_the_new_plan() -> None:
+    generation = PlanGeneration()
+    generation.become_leader(7, plan("a:1"))
+    generation.advance(plan())
+    generation.advance(plan("a:1"))
+    assert list(generation.known_closed((7, 2))) == []
+    assert list(generation.known_closed((7, 3))) == ["a:1"]
 
 
-def test_so_is_what_was_open_in_a_plan_that_was_missed() -> None:
-    offers = PlanGeneration()
-    offers.adopt(plan("a:1", at=1.0), (7, 2))
-    offers.adopt(plan("a:1", at=9.0), (7, 6))
-    assert list(offers.known_closed((7, 5))) == []
-    assert list(offers.known_closed((7, 6))) == ["a:1"]
+def test_node_reopened_in_a_missed_plan_is_known_only_from_the_new_plan() -> None:
+    generation = PlanGeneration()
+    generation.adopt(plan("a:1", at=1.0), (7, 2))
+    generation.adopt(plan("a:1", at=9.0), (7, 6))
+    assert list(generation.known_closed((7, 5))) == []
+    assert list(generation.known_closed((7, 6))) == ["a:1"]
 
 
-def test_a_new_leader_knows_what_the_old_one_told() -> None:
-    offers = PlanGeneration()
-    offers.adopt(plan("a:1"), (7, 5))
-    offers.become_leader(9, plan("a:1"))
-    assert list(offers.known_closed((7, 4))) == []
-    assert list(offers.known_closed((7, 5))) == ["a:1"]
+def test_new_leader_knows_the_closed_nodes_of_the_old_leader() -> None:
+    generation = PlanGeneration()
+    generation.adopt(plan("a:1"), (7, 5))
+    generation.become_leader(9, plan("a:1"))
+    assert list(generation.known_closed((7, 4))) == []
+    assert list(generation.known_closed((7, 5))) == ["a:1"]
 
 
-def test_a_follower_takes_later_plans_and_after_straying_the_leaders_whatever_it_is() -> None:
-    offers = PlanGeneration()
-    assert offers.is_newer((7, 1), 7)
-    offers.adopt(plan(), (7, 5))
-    assert not offers.is_newer((7, 5), 7)
-    assert not offers.is_newer((7, 4), 7)
-    assert offers.is_newer((7, 6), 7)
-    assert offers.is_newer((9, 1), 9)
-    offers.go_standalone()
-    assert offers.is_newer((7, 5), 7)  # the same leader goes on, and has had no other plan since
-    assert not offers.is_newer((7, 5), 9)  # ours is younger than what the last leader has left
-    assert offers.is_newer((9, 1), 9)
+def test_follower_adopts_newer_plans_or_any_leader_plan_after_standalone() -> None:
+    generation = PlanGeneration()
+    assert generation.is_newer((7, 1), 7)
+    generation.adopt(plan(), (7, 5))
+    assert not generation.is_newer((7, 5), 7)
+    assert not generation.is_newer((7, 4), 7)
+    assert generation.is_newer((7, 6), 7)
+    assert generation.is_newer((9, 1), 9)
+    generation.go_standalone()
+    assert generation.is_newer((7, 5), 7)  # the same leader continues with the same plan
+    assert not generation.is_newer((7, 5), 9)  # ours is newer than the last plan of the previous leader
+    assert generation.is_newer((9, 1), 9)

@@ -1,4 +1,4 @@
-"""When one Envoy may take over from another, what is read of both, and what a command of a recycle does."""
+"""Envoy replacement: takeover checks, parsing of Envoy states, child commands."""
 
 from __future__ import annotations
 
@@ -20,96 +20,109 @@ from cli.errors import EXIT_USAGE, CliError
 
 OLD = EnvoyState("a", "1.40.0", True, 100.0, {"sql": "10.0.0.1:6000", "sql-olap": "10.0.0.1:6001"}, False, 7)
 NEW = replace(OLD, id="b", uptime_seconds=1.0, sessions=0)
-WAS = RegisteredEnvoy("a", True, "v1", "v2", "module", stale_resources=("listener",))
-IS = RegisteredEnvoy("b", True, "v2", "v2", "module")
-ORDER = ReplacementSpec("127.0.0.1:9901", "127.0.0.1:9902", start_command=("start",))
+OLD_ENTRY = RegisteredEnvoy("a", True, "v1", "v2", "module", stale_resources=("listener",))
+NEW_ENTRY = RegisteredEnvoy("b", True, "v2", "v2", "module")
+SPEC = ReplacementSpec("127.0.0.1:9901", "127.0.0.1:9902", start_command=("start",))
 
 
-def why(
+def blockers(
     new: EnvoyState | None = NEW,
-    member: RegisteredEnvoy | None = IS,
-    was: RegisteredEnvoy | None = WAS,
-    *without: str,
+    new_entry: RegisteredEnvoy | None = NEW_ENTRY,
+    old_entry: RegisteredEnvoy | None = OLD_ENTRY,
+    *optional_listeners: str,
 ) -> str:
-    members = {each.id: each for each in (member, was) if each is not None}
-    return "; ".join(compatibility.takeover_blockers(OLD, new, members, frozenset(without)))
+    registered = {entry.id: entry for entry in (new_entry, old_entry) if entry is not None}
+    return "; ".join(compatibility.takeover_blockers(OLD, new, registered, frozenset(optional_listeners)))
 
 
-def test_one_that_is_ready_and_runs_what_is_published_takes_over() -> None:
-    assert why() == ""
-    assert why(was=None) == ""  # the control plane has been started since, and has not seen the old one
-    assert why(replace(NEW, listeners={**OLD.listeners, "sql-etl": "10.0.0.1:6002"})) == ""
-    assert why(was=replace(WAS, filter="none")) == ""  # it gains the module
+def test_ready_up_to_date_envoy_can_take_over() -> None:
+    assert blockers() == ""
+    assert blockers(old_entry=None) == ""  # the control plane restarted and does not know the old Envoy
+    assert blockers(replace(NEW, listeners={**OLD.listeners, "sql-etl": "10.0.0.1:6002"})) == ""
+    assert blockers(old_entry=replace(OLD_ENTRY, filter="none")) == ""  # it gains the module
 
 
 @pytest.mark.parametrize(
-    ("said", "text"),
+    ("reported", "expected"),
     [
-        (why(None), "does not answer"),
-        (why(replace(NEW, is_live=False)), "b is not ready"),
-        (why(replace(NEW, listeners={})), "b has no listener"),
-        (why(replace(NEW, listeners={"sql": "10.0.0.1:6000"})), "b lacks what a has: sql-olap"),
-        (why(member=None), "b is not connected"),
-        (why(member=replace(IS, is_connected=False)), "b is not connected"),
-        (why(member=replace(IS, acked_version="v1")), "b has not acknowledged v2"),
-        (why(member=replace(IS, acked_version="", published_version="")), "published nothing"),
-        (why(member=replace(IS, problems=("it refused it",))), "b: it refused it"),
-        (why(member=replace(IS, stale_resources=("cluster",))), "b runs older settings itself: cluster"),
-        (why(member=replace(IS, filter="none")), "b has the filter none, and a has module"),
-        (why(member=replace(IS, group="olap")), "b serves the group olap, and a serves all groups"),
+        (blockers(None), "does not answer"),
+        (blockers(replace(NEW, is_live=False)), "b is not ready"),
+        (blockers(replace(NEW, listeners={})), "b has no listener"),
+        (
+            blockers(replace(NEW, listeners={"sql": "10.0.0.1:6000"})),
+            "b lacks listeners that a has: sql-olap",
+        ),
+        (blockers(new_entry=None), "b is not connected"),
+        (blockers(new_entry=replace(NEW_ENTRY, is_connected=False)), "b is not connected"),
+        (
+            blockers(new_entry=replace(NEW_ENTRY, acked_version="v1")),
+            "b has not acknowledged the published version v2",
+        ),
+        (blockers(new_entry=replace(NEW_ENTRY, acked_version="", published_version="")), "published nothing"),
+        (blockers(new_entry=replace(NEW_ENTRY, problems=("it rejected T",))), "b: it rejected T"),
+        (
+            blockers(new_entry=replace(NEW_ENTRY, stale_resources=("cluster",))),
+            "b itself uses older settings: cluster",
+        ),
+        (blockers(new_entry=replace(NEW_ENTRY, filter="none")), "b has the filter none, but a has module"),
+        (
+            blockers(new_entry=replace(NEW_ENTRY, group="olap")),
+            "b serves the group olap, but a serves all groups",
+        ),
     ],
 )
-def test_whatever_speaks_against_it_is_said(said: str, text: str) -> None:
-    assert text in said
+def test_takeover_blockers_are_reported(reported: str, expected: str) -> None:
+    assert expected in reported
 
 
-def test_a_listener_that_nobody_needs_may_be_missing() -> None:
-    assert why(replace(NEW, listeners={"sql": "10.0.0.1:6000"}), IS, WAS, "sql-olap") == ""
+def test_optional_listener_may_be_missing() -> None:
+    assert blockers(replace(NEW, listeners={"sql": "10.0.0.1:6000"}), NEW_ENTRY, OLD_ENTRY, "sql-olap") == ""
 
 
-def test_two_of_one_id_and_a_closed_one_are_mistakes() -> None:
+def test_same_id_or_closed_new_envoy_is_rejected() -> None:
     assert compatibility.permanent_problems(OLD, NEW) == ()
     assert "the id a" in compatibility.permanent_problems(OLD, replace(NEW, id="a"))[0]
     assert "swapped" in compatibility.permanent_problems(OLD, replace(NEW, has_stopped_accepting=True))[0]
 
 
-def test_a_caution_where_clients_would_be_turned_away() -> None:
+def test_warns_if_clients_would_be_rejected() -> None:
     elsewhere = replace(NEW, listeners={"sql": "10.0.0.2:6000"})
     assert compatibility.warnings(OLD, NEW, kernel_migrates=False)
     assert compatibility.warnings(OLD, None, kernel_migrates=False)
     assert not compatibility.warnings(OLD, NEW, kernel_migrates=True)
     assert not compatibility.warnings(OLD, NEW, kernel_migrates=None)
-    (told,) = compatibility.warnings(OLD, elsewhere, kernel_migrates=False)
-    assert told.startswith("nobody accepts at 10.0.0.1:6000, 10.0.0.1:6001 when a has closed its port")
+    (warning,) = compatibility.warnings(OLD, elsewhere, kernel_migrates=False)
+    assert warning.startswith(
+        "nobody accepts connections at 10.0.0.1:6000, 10.0.0.1:6001 after a has closed its port"
+    )
     assert not compatibility.warnings(
         replace(OLD, has_stopped_accepting=True), elsewhere, kernel_migrates=False
     )
     assert not compatibility.warnings(replace(OLD, has_stopped_accepting=True), NEW, kernel_migrates=False)
 
 
-def test_the_steps_that_are_left() -> None:
-    assert len(list(compatibility.describe_steps(ORDER, OLD, None))) == 7
-    waiting = list(
+def test_describes_the_remaining_steps() -> None:
+    assert len(list(compatibility.describe_steps(SPEC, OLD, None))) == 7
+    steps = list(
         compatibility.describe_steps(
-            replace(ORDER, on_deadline="cut"), replace(OLD, has_stopped_accepting=True), NEW
+            replace(SPEC, on_deadline="cut"), replace(OLD, has_stopped_accepting=True), NEW
         )
     )
-    assert [step.split()[0] for step in waiting] == ["wait", "cut", "end", "tell"]
+    assert [step.split()[0] for step in steps] == ["wait", "cut", "stop", "remove"]
 
 
 @given(st.booleans(), st.booleans(), st.floats(0, 1e6), st.floats(0, 1e6))
-def test_a_process_neither_grows_younger_nor_opens_again(
-    was: bool, is_now: bool, before: float, after: float
-) -> None:
-    then, now = (
-        replace(OLD, has_stopped_accepting=was, uptime_seconds=before),
-        replace(OLD, has_stopped_accepting=is_now, uptime_seconds=after),
+def test_detects_a_restarted_process(was_closed: bool, is_closed: bool, before: float, after: float) -> None:
+    previous, current = (
+        replace(OLD, has_stopped_accepting=was_closed, uptime_seconds=before),
+        replace(OLD, has_stopped_accepting=is_closed, uptime_seconds=after),
     )
-    assert compatibility.is_same_process(then, now) is (after >= before and not (was and not is_now))
-    assert not compatibility.is_same_process(then, replace(now, id="b"))
+    is_same = after >= before and not (was_closed and not is_closed)
+    assert compatibility.is_same_process(previous, current) is is_same
+    assert not compatibility.is_same_process(previous, replace(current, id="b"))
 
 
-def answers(**counts: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+def admin_responses(**counts: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     info = {
         "node": {"id": "a"},
         "version": "9e55/1.40.0/Clean/RELEASE/BoringSSL",
@@ -127,8 +140,8 @@ def answers(**counts: int) -> tuple[dict[str, Any], dict[str, Any], dict[str, An
     return info, listeners, {"stats": [*stats, {"histograms": {}}]}
 
 
-def test_what_admin_ports_tell() -> None:
-    told = answers(
+def test_parses_admin_port_responses() -> None:
+    responses = admin_responses(
         listener__sql__downstream_cx_active=5,
         listener__sql__worker_0__downstream_cx_active=5,
         listener__sql__downstream_pre_cx_active=2,
@@ -138,22 +151,24 @@ def test_what_admin_ports_tell() -> None:
         tcp__sql__upstream_flush_active=3,
         listener_manager__listener_stopped=0,
     )
-    assert compatibility.parse_envoy_state(*told) == EnvoyState(
+    assert compatibility.parse_envoy_state(*responses) == EnvoyState(
         "a", "1.40.0", True, 70.0, {"sql": "[fd00::1]:6000"}, False, 10
     )
     assert compatibility.parse_envoy_state(
-        *answers(listener_manager__listener_stopped=2)
+        *admin_responses(listener_manager__listener_stopped=2)
     ).has_stopped_accepting
 
 
-@pytest.mark.parametrize("told", [({}, {}, {}), ({"node": []}, {}, {"stats": []}), ([], {}, {"stats": []})])
-def test_what_is_no_envoy_is_not_taken_for_one(told: Any) -> None:
+@pytest.mark.parametrize(
+    "responses", [({}, {}, {}), ({"node": []}, {}, {"stats": []}), ([], {}, {"stats": []})]
+)
+def test_rejects_responses_of_other_servers(responses: Any) -> None:
     with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
-        compatibility.parse_envoy_state(*told)
+        compatibility.parse_envoy_state(*responses)
 
 
-def test_what_an_earlier_envoy_of_that_id_refused_is_passed_over() -> None:
-    refused = {
+def test_rejections_by_an_earlier_envoy_are_ignored() -> None:
+    rejection = {
         "at": "2026-01-01T10:00:00Z",
         "type_url": "T",
         "message": "no",
@@ -168,8 +183,8 @@ def test_what_an_earlier_envoy_of_that_id_refused_is_passed_over() -> None:
         "group": "",
         "problem": None,
         "outdated": [],
-        "last_nack": refused,
-        "refusal": refused,
+        "last_nack": rejection,
+        "refusal": rejection,
     }
     assert (
         compatibility.parse_registered_envoy(
@@ -181,21 +196,21 @@ def test_what_an_earlier_envoy_of_that_id_refused_is_passed_over() -> None:
     assert compatibility.parse_registered_envoy(
         {**envoy, "connected_since": "2026-01-01T09:59:59.500000Z"}
     ).problems == (
-        "it refused T: no",
-        "its module refused its socket: nor",
+        "it rejected T: no",
+        "its module rejected the configuration of `socket`: nor",
     )
 
 
-def test_a_command_is_words_and_no_shell() -> None:
+def test_splits_a_command_without_a_shell() -> None:
     assert split_command("--start", "systemctl start 'a b'") == ("systemctl", "start", "a b")
     assert split_command("--start", "") == ()
     for wrong in ("echo 'open", "  "):
-        with pytest.raises(CliError) as refused:
+        with pytest.raises(CliError) as error:
             split_command("--start", wrong)
-        assert refused.value.exit_code == EXIT_USAGE
+        assert error.value.exit_code == EXIT_USAGE
 
 
-def test_a_command_tells_why_it_failed(tmp_path: Path) -> None:
+def test_failed_command_reports_the_reason(tmp_path: Path) -> None:
     run_command((sys.executable, "-c", "pass"), 30)
     with pytest.raises(CliError, match=r"returned 3: one \| two$"):
         run_command((sys.executable, "-c", "print('one\\n\\ntwo'); raise SystemExit(3)"), 30)
@@ -205,18 +220,18 @@ def test_a_command_tells_why_it_failed(tmp_path: Path) -> None:
         run_command((sys.executable, "-c", "import time; time.sleep(60)"), 0.1)
 
 
-def test_a_command_that_stays_is_left_running_or_ended() -> None:
-    stays = ChildCommand((sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"))
-    assert stays.exit_failure() is None
-    assert stays.is_running
-    stays.terminate()
-    assert not stays.is_running
-    assert stays.detach() is None
-    assert not stays.log_path.exists()
+def test_terminates_a_running_command() -> None:
+    command = ChildCommand((sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"))
+    assert command.exit_failure() is None
+    assert command.is_running
+    command.terminate()
+    assert not command.is_running
+    assert command.detach() is None
+    assert not command.log_path.exists()
 
 
-class Nobody:
-    """A control plane that must not be asked."""
+class UnusedControlPlane:
+    """A control plane that must not be called."""
 
     def envoys(self) -> dict[str, RegisteredEnvoy]:
         raise AssertionError
@@ -225,47 +240,49 @@ class Nobody:
         raise AssertionError(envoy)
 
 
-def test_orders_that_make_no_sense_are_refused() -> None:
-    told: list[ProgressMessage] = []
+def test_rejects_invalid_specifications() -> None:
+    messages: list[ProgressMessage] = []
     for old, new in (
         ("127.0.0.1:9901", "127.0.0.1:9901"),
         ("9901", "127.0.0.1:9902"),
         ("127.0.0.1:9901", ":x"),
     ):
-        with pytest.raises(CliError) as refused:
-            EnvoyReplacement(ReplacementSpec(old, new), Nobody(), told.append)
-        assert refused.value.exit_code == EXIT_USAGE
-    assert told == []
+        with pytest.raises(CliError) as error:
+            EnvoyReplacement(ReplacementSpec(old, new), UnusedControlPlane(), messages.append)
+        assert error.value.exit_code == EXIT_USAGE
+    assert messages == []
 
 
-def test_nothing_is_cut_while_nobody_knows_whether_the_new_one_serves(
+def test_keeps_sessions_if_the_new_envoy_is_unresponsive(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The new one takes connections to its admin port, and does not answer."""
-    closed, ended = replace(OLD, has_stopped_accepting=True), list[str]()
+    """The new Envoy accepts connections to its admin port, but does not answer."""
+    closed, quit_addresses = replace(OLD, has_stopped_accepting=True), list[str]()
 
-    def look(admin: EnvoyAdmin) -> EnvoyState:
-        if admin.address == ORDER.old_admin:
+    def fetch_state(admin: EnvoyAdmin) -> EnvoyState:
+        if admin.address == SPEC.old_admin:
             return closed
         raise CliError("it does not answer")
 
     monkeypatch.setattr("cli.envoy_replacement.replacement._UNRESPONSIVE_TIMEOUT_SECONDS", 0.1)
-    monkeypatch.setattr(EnvoyAdmin, "fetch_state", look)
-    monkeypatch.setattr(EnvoyAdmin, "quit", lambda admin: ended.append(admin.address))
-    job = EnvoyReplacement(replace(ORDER, deadline=0.0, on_deadline="cut"), Nobody(), lambda told: None)
+    monkeypatch.setattr(EnvoyAdmin, "fetch_state", fetch_state)
+    monkeypatch.setattr(EnvoyAdmin, "quit", lambda admin: quit_addresses.append(admin.address))
+    replacement = EnvoyReplacement(
+        replace(SPEC, deadline=0.0, on_deadline="cut"), UnusedControlPlane(), lambda message: None
+    )
     with pytest.raises(CliError, match="they are not cut, because the new Envoy"):
-        job._wait_until_empty(closed)
-    assert ended == []
+        replacement._wait_until_empty(closed)
+    assert quit_addresses == []
 
 
-def test_one_look_that_is_turned_away_is_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_failed_poll_does_not_count_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = replace(OLD, has_stopped_accepting=True)
-    looks = iter([None, closed, None, None, replace(closed, sessions=0), closed, None, None, None])
+    states = iter([None, closed, None, None, replace(closed, sessions=0), closed, None, None, None])
     monkeypatch.setattr(
-        EnvoyAdmin, "fetch_state", lambda admin: next(looks) if admin.address == ORDER.old_admin else NEW
+        EnvoyAdmin, "fetch_state", lambda admin: next(states) if admin.address == SPEC.old_admin else NEW
     )
     monkeypatch.setattr("cli.envoy_replacement.replacement._POLL_SECONDS", 0.0)
-    job = EnvoyReplacement(ORDER, Nobody(), lambda told: None)
-    assert job._wait_until_empty(closed)
-    with pytest.raises(CliError, match="has ended by itself, with 7 sessions"):
-        job._wait_until_empty(closed)
+    replacement = EnvoyReplacement(SPEC, UnusedControlPlane(), lambda message: None)
+    assert replacement._wait_until_empty(closed)
+    with pytest.raises(CliError, match="has stopped on its own; it had 7 sessions"):
+        replacement._wait_until_empty(closed)

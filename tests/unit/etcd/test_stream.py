@@ -1,4 +1,4 @@
-"""What gRPC statuses of etcd mean: whether another member may be asked, and whether this one has acted."""
+"""gRPC statuses of etcd: whether another member may be tried, and whether a change was not applied."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ URL = "http://pd-0:2379"
 
 
 @pytest.mark.parametrize(
-    ("code", "details", "sentence", "untouched"),
+    ("code", "details", "message", "not_applied"),
     [
-        (StatusCode.UNAVAILABLE, "Connection refused", "cannot be reached (Connection refused)", False),
+        (StatusCode.UNAVAILABLE, "Connection refused", "is unreachable (Connection refused)", False),
         (StatusCode.UNAVAILABLE, "etcdserver: no leader", "answered etcdserver: no leader", True),
         (
             StatusCode.UNAVAILABLE,
@@ -28,10 +28,12 @@ URL = "http://pd-0:2379"
         (StatusCode.UNIMPLEMENTED, "", "answered UNIMPLEMENTED", False),
     ],
 )
-def test_another_member_may_do_better(code: StatusCode, details: str, sentence: str, untouched: bool) -> None:
+def test_temporary_status_is_unanswered(
+    code: StatusCode, details: str, message: str, not_applied: bool
+) -> None:
     error = error_from_status(URL, code, details)
     assert isinstance(error, Unanswered)
-    assert (str(error).startswith(sentence), error.not_applied) == (True, untouched)
+    assert (str(error).startswith(message), error.not_applied) == (True, not_applied)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,7 @@ def test_another_member_may_do_better(code: StatusCode, details: str, sentence: 
         (StatusCode.INVALID_ARGUMENT, "etcdserver: user name is empty"),
     ],
 )
-def test_every_member_would_say_so(code: StatusCode, details: str) -> None:
+def test_final_status_is_rejected(code: StatusCode, details: str) -> None:
     error = error_from_status(URL, code, details)
     assert isinstance(error, Rejected)
-    assert str(error) == f"PD at {URL} refused: {details}"
+    assert str(error) == f"PD at {URL} rejected the call: {details}"

@@ -1,4 +1,4 @@
-"""Keys as bytes, and the end of a prefix."""
+"""Encoding of keys, and the end of a prefix."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from controlplane.etcd.types import decode_key, encode_key, prefix_end
     ("prefix", "end"),
     [(b"/topology/tidb/", b"/topology/tidb0"), (b"a\xff", b"b"), (b"a\xff\xff", b"b"), (b"\x00", b"\x01")],
 )
-def test_the_end_of_a_prefix(prefix: bytes, end: bytes) -> None:
+def test_prefix_end(prefix: bytes, end: bytes) -> None:
     assert prefix_end(prefix) == end
 
 
 @given(st.binary(min_size=1).filter(lambda prefix: prefix.strip(b"\xff")), st.binary())
-def test_what_begins_with_a_prefix_lies_before_its_end(prefix: bytes, other: bytes) -> None:
+def test_prefix_end_follows_all_keys_with_prefix(prefix: bytes, other: bytes) -> None:
     assert prefix <= prefix + other < prefix_end(prefix)
     assert other.startswith(prefix) == (prefix <= other < prefix_end(prefix))
 
 
 @given(st.text())
-def test_keys_of_text_come_back(key: str) -> None:
+def test_text_keys_round_trip(key: str) -> None:
     assert decode_key(encode_key(key)) == key
 
 
-def test_keys_that_are_no_text_stay_readable() -> None:
+def test_invalid_utf8_keys_stay_readable() -> None:
     assert decode_key(b"/topology/tidb/\xff\xfe:4000/info") == "/topology/tidb/\\xff\\xfe:4000/info"

@@ -1,4 +1,4 @@
-"""The memory of events: nobody who reads misses one in silence, and nobody who does not read costs memory."""
+"""The event log: readers miss no event unnoticed, and readers that stop reading cost no memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from controlplane.events.event_log import EventLog
 from controlplane.model.events import Event
 
-KEPT = 1000
+MAX_KEPT_EVENTS = 1000
 
 
 class Clock:
@@ -19,7 +19,7 @@ class Clock:
         return self.now
 
 
-def told(log: EventLog, count: int) -> list[int]:
+def append_events(log: EventLog, count: int) -> list[int]:
     return [log.append("node.state", "a:1", f"message {n}").id for n in range(count)]
 
 
@@ -28,90 +28,90 @@ async def read(events: AsyncIterator[Event], count: int) -> list[int]:
         return [(await anext(events)).id for _ in range(count)]
 
 
-async def test_a_reader_gets_what_happens_from_its_call_on() -> None:
+async def test_reader_gets_events_from_its_subscription_on() -> None:
     log = EventLog(Clock())
-    told(log, 1)
+    append_events(log, 1)
     events = log.subscribe()
-    between = told(log, 2)  # before the reader looks for the first time
-    assert await read(events, 2) == between
-    later = told(log, 1)
-    assert await read(events, 1) == later
+    unread_ids = append_events(log, 2)  # before the first read
+    assert await read(events, 2) == unread_ids
+    later_ids = append_events(log, 1)
+    assert await read(events, 1) == later_ids
 
 
-async def test_a_reader_that_comes_back_gets_what_it_missed_once() -> None:
+async def test_resuming_reader_gets_missed_events_once() -> None:
     log = EventLog(Clock())
-    ids = told(log, 5)
+    ids = append_events(log, 5)
     events = log.subscribe(after_id=ids[1])
-    ids += told(log, 2)
+    ids += append_events(log, 2)
     assert await read(events, 5) == ids[2:]
 
 
-async def test_ids_grow_over_restarts_and_within_one_moment() -> None:
+async def test_ids_increase_across_restarts_and_at_the_same_time() -> None:
     clock = Clock()
-    first = told(EventLog(clock), 100)
+    first_ids = append_events(EventLog(clock), 100)
     clock.now += 1.0  # a restart takes longer than this
-    second = told(EventLog(clock), 3)
-    assert first == sorted(set(first))
-    assert second[0] > first[-1]
+    second_ids = append_events(EventLog(clock), 3)
+    assert first_ids == sorted(set(first_ids))
+    assert second_ids[0] > first_ids[-1]
 
 
-async def test_only_the_latest_are_kept() -> None:
+async def test_only_latest_events_are_kept() -> None:
     log = EventLog(Clock())
-    ids = told(log, KEPT + 5)
-    assert await read(log.subscribe(after_id=0), KEPT) == ids[5:]
+    ids = append_events(log, MAX_KEPT_EVENTS + 5)
+    assert await read(log.subscribe(after_id=0), MAX_KEPT_EVENTS) == ids[5:]
 
 
-async def test_a_reader_of_all_that_is_kept_is_not_taken_for_a_slow_one() -> None:
+async def test_reader_of_all_kept_events_does_not_count_as_slow() -> None:
     log = EventLog(Clock())
-    ids = told(log, KEPT)
+    ids = append_events(log, MAX_KEPT_EVENTS)
     events = log.subscribe(after_id=0)
-    ids += told(log, 3)
-    assert await read(events, KEPT + 3) == ids
+    ids += append_events(log, 3)
+    assert await read(events, MAX_KEPT_EVENTS + 3) == ids
 
 
-async def test_a_reader_that_has_stopped_reading_is_cut_off_after_what_it_had_coming() -> None:
+async def test_slow_reader_ends_after_its_queued_events() -> None:
     log = EventLog(Clock())
-    slow, quick = log.subscribe(), log.subscribe()
+    slow, fast = log.subscribe(), log.subscribe()
     ids = []
-    for _ in range(KEPT + 10):
-        ids += told(log, 1)
-        assert await read(quick, 1) == ids[-1:]
-    got = [event.id async for event in slow]
-    assert got == ids[:KEPT]
+    for _ in range(MAX_KEPT_EVENTS + 10):
+        ids += append_events(log, 1)
+        assert await read(fast, 1) == ids[-1:]
+    slow_ids = [event.id async for event in slow]
+    assert slow_ids == ids[:MAX_KEPT_EVENTS]
 
 
-async def test_readers_that_are_dropped_are_forgotten() -> None:
+async def test_dropped_readers_are_forgotten() -> None:
     log = EventLog(Clock())
-    never, begun, kept = log.subscribe(), log.subscribe(), log.subscribe()
-    told(log, 1)
-    await anext(begun)
+    unread, closed, active = log.subscribe(), log.subscribe(), log.subscribe()
+    append_events(log, 1)
+    await anext(closed)
     assert len(log._readers) == 3
-    del never
-    await begun.aclose()
+    del unread
+    await closed.aclose()
     gc.collect()
     assert len(log._readers) == 1
-    assert await read(kept, 1)
+    assert await read(active, 1)
 
 
-async def test_a_reader_that_is_cancelled_and_closed_is_forgotten() -> None:
+async def test_cancelled_and_closed_reader_is_forgotten() -> None:
     log = EventLog(Clock())
     events = log.subscribe()
-    waiting = asyncio.create_task(anext(events, None))
+    read_task = asyncio.create_task(anext(events, None))
     await asyncio.sleep(0)
-    waiting.cancel()
-    await asyncio.wait({waiting})
-    assert waiting.cancelled()
+    read_task.cancel()
+    await asyncio.wait({read_task})
+    assert read_task.cancelled()
     await events.aclose()
-    del events, waiting
+    del events, read_task
     gc.collect()
     assert len(log._readers) == 0
 
 
-async def test_closing_ends_all_readers_those_to_come_too() -> None:
+async def test_close_ends_current_and_future_readers() -> None:
     log = EventLog(Clock())
-    early = log.subscribe()
-    ids = told(log, 2)
+    reader = log.subscribe()
+    ids = append_events(log, 2)
     log.close()
-    assert [event.id async for event in early] == ids
+    assert [event.id async for event in reader] == ids
     assert [event.id async for event in log.subscribe()] == []
     assert [event.id async for event in log.subscribe(after_id=0)] == ids

@@ -1,4 +1,4 @@
-"""A step on what operators asked for, while others write too."""
+"""Changes of intents while another control plane writes too."""
 
 from __future__ import annotations
 
@@ -11,45 +11,45 @@ from controlplane.model.intents import Intents
 from controlplane.storage.store import Versioned
 
 
-class Shared:
-    """A store in which another control plane writes, too. It tells what it held when it was asked."""
+class SharedStore:
+    """A store that another control plane writes to as well. Reads are delayed and return old content."""
 
     def __init__(self) -> None:
-        self.kept = Versioned(Intents(), 1)
-        self.asked = asyncio.Event()
-        self.answers = asyncio.Event()
+        self.stored = Versioned(Intents(), 1)
+        self.read_started = asyncio.Event()
+        self.may_respond = asyncio.Event()
 
     async def save_intents(self, intents: Intents, version: int) -> int:
-        if version != self.kept.version:
+        if version != self.stored.version:
             raise VersionConflict("the intents")
-        self.kept = Versioned(intents, version + 1)
-        return self.kept.version
+        self.stored = Versioned(intents, version + 1)
+        return self.stored.version
 
     async def read_intents(self) -> Versioned[Intents]:
-        kept = self.kept
-        self.asked.set()
-        await self.answers.wait()
-        return kept
+        stored = self.stored
+        self.read_started.set()
+        await self.may_respond.wait()
+        return stored
 
-    def drained(self, address: str) -> Versioned[Intents]:
-        """Another one drains a node."""
-        self.kept = Versioned(drain(self.kept.value, address, 1.0, 600.0), self.kept.version + 1)
-        return self.kept
+    def drain_by_other(self, address: str) -> Versioned[Intents]:
+        """Drain a node on behalf of the other control plane."""
+        self.stored = Versioned(drain(self.stored.value, address, 1.0, 600.0), self.stored.version + 1)
+        return self.stored
 
 
-async def test_an_answer_that_comes_late_takes_nothing_back() -> None:
-    shared = Shared()
-    in_force: list[set[str]] = []
-    intentions = IntentRepository(
-        shared,  # type: ignore[arg-type]
-        lambda before, by_operator: in_force.append(set(intentions.current.drains)),
+async def test_late_read_does_not_revert_newer_intents() -> None:
+    store = SharedStore()
+    drains_in_force: list[set[str]] = []
+    repository = IntentRepository(
+        store,  # type: ignore[arg-type]
+        lambda before, by_operator: drains_in_force.append(set(repository.current.drains)),
     )
-    intentions.restore(shared.kept)
-    shared.drained("a:1")
-    changing = asyncio.create_task(intentions.change(lambda now: drain(now, "c:1", 1.0, 600.0)))
-    await shared.asked.wait()
-    intentions.accept(shared.drained("b:1"))  # heard of before the answer to what was asked earlier
-    shared.answers.set()
-    version = await changing
-    assert in_force == [{"a:1", "b:1"}, {"a:1", "b:1", "c:1"}]
-    assert shared.kept == Versioned(intentions.current, version)
+    repository.restore(store.stored)
+    store.drain_by_other("a:1")
+    change = asyncio.create_task(repository.change(lambda now: drain(now, "c:1", 1.0, 600.0)))
+    await store.read_started.wait()
+    repository.accept(store.drain_by_other("b:1"))  # received before the response to the earlier read
+    store.may_respond.set()
+    version = await change
+    assert drains_in_force == [{"a:1", "b:1"}, {"a:1", "b:1", "c:1"}]
+    assert store.stored == Versioned(repository.current, version)

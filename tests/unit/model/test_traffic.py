@@ -1,4 +1,4 @@
-"""Sums of what modules tell, and quantiles of a histogram."""
+"""Sums of traffic counters, and quantiles of a histogram."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from controlplane.model.traffic import EMPTY_BUCKETS, LATENCY_BOUNDS_SECONDS, Tr
 FILTERS = Path(__file__).parents[3] / "filters"
 
 
-def quoted(file: str, begins: str, ends: str) -> tuple[str, ...]:
-    """The strings between two texts of a Rust file under `filters`."""
-    _, found, rest = (FILTERS / file).read_text().partition(begins)
-    assert found, f"{file} has no {begins!r}"
-    return tuple(re.findall(r'"([^"]+)"', rest[: rest.index(ends)]))
+def quoted(file: str, start: str, end: str) -> tuple[str, ...]:
+    """Return the string literals between two texts of a Rust file under `filters`."""
+    _, separator, rest = (FILTERS / file).read_text().partition(start)
+    assert separator, f"{file} does not contain {start!r}"
+    return tuple(re.findall(r'"([^"]+)"', rest[: rest.index(end)]))
 
 
-def test_the_module_counts_by_the_words_that_are_known_here() -> None:
-    """Others would be left out."""
-    refusals = quoted("wire/src/error.rs", "pub const fn name(", "\n    }")
-    beyond = quoted("module/src/node.rs", "fn login_failure(", "refusal =>")
-    assert (*refusals, *beyond) == traffic_model.LOGIN_FAILURES
+def test_label_values_match_the_module() -> None:
+    """Counts with other label values would be dropped."""
+    proxy_errors = quoted("wire/src/error.rs", "pub const fn name(", "\n    }")
+    other_failures = quoted("module/src/node.rs", "fn login_failure(", "refusal =>")
+    assert (*proxy_errors, *other_failures) == traffic_model.LOGIN_FAILURES
     node = "module/src/node.rs"
     assert quoted(node, "impl Standing {", "];") == traffic_model.SESSION_STATES
     assert quoted(node, "const PINNED:", "];") == traffic_model.NOT_MOVABLE_REASONS
@@ -37,15 +37,15 @@ def test_the_module_counts_by_the_words_that_are_known_here() -> None:
     assert get_args(EjectionSchema.model_fields["reason"].annotation) == traffic_model.EJECT_REASONS
     assert quoted(node, "const KINDS:", "];") == traffic_model.COMMANDS
     assert quoted(node, "const ERRORS:", "];") == traffic_model.ERRORS
-    moves = quoted(node, "const MOVES:", "];")
-    assert tuple(zip(moves[::2], moves[1::2], strict=True)) == traffic_model.MIGRATION_RESULTS
+    migrations = quoted(node, "const MOVES:", "];")
+    assert tuple(zip(migrations[::2], migrations[1::2], strict=True)) == traffic_model.MIGRATION_RESULTS
     assert quoted(node, "const BUCKET_NAMES:", "];") == (
         *(f"{bound:g}" for bound in LATENCY_BOUNDS_SECONDS),
         "+Inf",
     )
 
 
-def test_a_sum_has_all_parts() -> None:
+def test_sum_includes_all_fields() -> None:
     part = Traffic(
         sessions={"idle": 1},
         not_movable={"cursor": 2},
@@ -83,54 +83,54 @@ def test_a_sum_has_all_parts() -> None:
     )
 
 
-def test_moves_by_why_they_did_not_happen() -> None:
-    moves = {("moved", "ok"): 5, ("stayed", "slow"): 2, ("stayed", "denied"): 1, ("lost", "lost"): 1}
-    assert traffic_model.migrations_by_reason(moves, traffic_model.FAILED) == {"slow": 2, "denied": 1}
-    assert traffic_model.migrations_by_reason(moves, traffic_model.MOVED) == {"ok": 5}
+def test_migrations_by_reason() -> None:
+    migrations = {("moved", "ok"): 5, ("stayed", "slow"): 2, ("stayed", "denied"): 1, ("lost", "lost"): 1}
+    assert traffic_model.migrations_by_reason(migrations, traffic_model.FAILED) == {"slow": 2, "denied": 1}
+    assert traffic_model.migrations_by_reason(migrations, traffic_model.MOVED) == {"ok": 5}
 
 
 def buckets(**counts: int) -> tuple[int, ...]:
-    """Cumulative counts from those of single buckets, by index."""
+    """Return cumulative buckets from counts per bucket, by index."""
     single = [counts.get(f"b{index}", 0) for index in range(len(EMPTY_BUCKETS))]
     return tuple(sum(single[: index + 1]) for index in range(len(single)))
 
 
 @pytest.mark.parametrize(
-    ("share", "told", "seconds"),
+    ("share", "cumulative", "seconds"),
     [
         (0.5, EMPTY_BUCKETS, None),
-        (0.5, buckets(b0=10), 0.00025),  # in the middle of the first
+        (0.5, buckets(b0=10), 0.00025),  # in the middle of the first bucket
         (1.0, buckets(b0=10), 0.0005),
         (0.5, buckets(b1=10), 0.00075),
         (0.75, buckets(b0=5, b1=5), 0.00075),
-        (0.99, buckets(b0=50, b13=50), 10.0),  # beyond the last bound nothing is known
+        (0.99, buckets(b0=50, b13=50), 10.0),  # values above the last bound are not known
         (0.5, buckets(b13=1), 10.0),
     ],
 )
-def test_a_quantile_is_guessed_on_a_straight_line(
-    share: float, told: tuple[int, ...], seconds: float | None
+def test_quantile_is_interpolated_linearly(
+    share: float, cumulative: tuple[int, ...], seconds: float | None
 ) -> None:
-    assert quantile(share, told) == (seconds if seconds is None else pytest.approx(seconds))
+    assert quantile(share, cumulative) == (seconds if seconds is None else pytest.approx(seconds))
 
 
 @given(st.lists(st.integers(0, 1000), min_size=14, max_size=14).filter(any), st.floats(0.0, 1.0))
-def test_a_quantile_lies_in_the_bucket_that_reaches_the_share(counts: list[int], share: float) -> None:
-    told = buckets(**{f"b{index}": count for index, count in enumerate(counts)})
-    guessed = quantile(share, told)
-    assert guessed is not None
-    reached = next(index for index, count in enumerate(told) if count >= share * told[-1])
-    assert guessed <= (
+def test_quantile_lies_in_the_bucket_that_reaches_the_share(counts: list[int], share: float) -> None:
+    cumulative = buckets(**{f"b{index}": count for index, count in enumerate(counts)})
+    value = quantile(share, cumulative)
+    assert value is not None
+    reached = next(index for index, count in enumerate(cumulative) if count >= share * cumulative[-1])
+    assert value <= (
         LATENCY_BOUNDS_SECONDS[reached]
         if reached < len(LATENCY_BOUNDS_SECONDS)
         else LATENCY_BOUNDS_SECONDS[-1]
     )
-    assert guessed >= (
+    assert value >= (
         LATENCY_BOUNDS_SECONDS[min(reached, len(LATENCY_BOUNDS_SECONDS)) - 1] if reached else 0.0
     )
 
 
-def test_a_forgotten_node_is_not_shown_as_ejected() -> None:
-    ejections = {each: traffic_model.Ejection("one", "connect", 1.0) for each in ("a:1", "b:1")}
+def test_filtered_report_has_no_ejections_of_other_nodes() -> None:
+    ejections = {node: traffic_model.Ejection("one", "connect", 1.0) for node in ("a:1", "b:1")}
     report = traffic_model.ModuleReport("one", 1.0, ejections=ejections)
     assert dict(report.filtered({"a:1", ""}).ejections) == {"a:1": ejections["a:1"]}
     assert report.filtered({"a:1", "b:1", ""}) is report

@@ -1,4 +1,4 @@
-"""What is looked up and what is checked follows from the nodes, the plan and the answers of DNS."""
+"""Host names and check targets, derived from the nodes, the plan and DNS resolutions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def plan(address: str, endpoint: str | None) -> Plan:
     return Plan({address: NodePlan(node(address), State.ACTIVE, "a reason", 0.0, endpoint=endpoint)})
 
 
-def test_only_names_are_looked_up() -> None:
+def test_only_names_are_resolved() -> None:
     nodes = [
         node("tidb-0:4000", "status-0:10080"),
         node("10.0.0.1:4000", "10.0.0.1:10080"),
@@ -37,44 +37,42 @@ def test_only_names_are_looked_up() -> None:
     assert host_names([]) == set()
 
 
-def test_names_are_replaced_by_addresses_and_kept_for_certificates() -> None:
-    found = build_check_targets([node("tidb-0:4000", "status-0:10080")], Plan(), RESOLVED)
-    assert found == {"tidb-0:4000": CheckTarget("tidb-0:4000", "10.0.0.1:4000", "10.0.0.9:10080", "status-0")}
+def test_names_are_resolved_and_kept_for_certificates() -> None:
+    targets = build_check_targets([node("tidb-0:4000", "status-0:10080")], Plan(), RESOLVED)
+    assert targets == {
+        "tidb-0:4000": CheckTarget("tidb-0:4000", "10.0.0.1:4000", "10.0.0.9:10080", "status-0")
+    }
 
 
-def test_literal_addresses_need_no_answer_of_dns() -> None:
-    found = build_check_targets(
+def test_literal_addresses_need_no_resolution() -> None:
+    targets = build_check_targets(
         [node("[fd00::1]:4000", "[fd00::1]:10080"), node("10.0.0.2:4000")], Plan(), Facts()
     )
-    assert found["[fd00::1]:4000"] == CheckTarget(
+    assert targets["[fd00::1]:4000"] == CheckTarget(
         "[fd00::1]:4000", "[fd00::1]:4000", "[fd00::1]:10080", "fd00::1"
     )
-    assert found["10.0.0.2:4000"] == CheckTarget("10.0.0.2:4000", "10.0.0.2:4000", None, "")
+    assert targets["10.0.0.2:4000"] == CheckTarget("10.0.0.2:4000", "10.0.0.2:4000", None, "")
 
 
-def test_a_name_that_leads_to_ipv6_is_put_in_brackets() -> None:
-    assert (
-        build_check_targets([node("tidb-6:4000")], Plan(), RESOLVED)["tidb-6:4000"].sql_endpoint
-        == "[fd00::6]:4000"
-    )
+def test_ipv6_resolution_is_put_in_brackets() -> None:
+    (target,) = build_check_targets([node("tidb-6:4000")], Plan(), RESOLVED).values()
+    assert target.sql_endpoint == "[fd00::6]:4000"
 
 
-def test_nodes_without_an_address_are_left_out_until_they_have_one() -> None:
+def test_unresolved_nodes_have_no_check_target() -> None:
     assert build_check_targets([node("unknown:4000"), node("never-asked:4000")], Plan(), RESOLVED) == {}
 
 
-def test_what_is_checked_is_what_envoys_are_told() -> None:
-    """After a restart without DNS the saved plan still knows where the node is."""
-    kept = plan("unknown:4000", "10.0.0.7:4000")
-    assert (
-        build_check_targets([node("unknown:4000")], kept, RESOLVED)["unknown:4000"].sql_endpoint
-        == "10.0.0.7:4000"
-    )
-    assert build_check_targets([node("tidb-0:4000")], plan("tidb-0:4000", None), RESOLVED)[
-        "tidb-0:4000"
-    ].sql_endpoint == ("10.0.0.1:4000")
+def test_planned_endpoint_is_checked_first() -> None:
+    """It is the endpoint that Envoys use; after a restart without DNS, the saved plan still has it."""
+    saved_plan = plan("unknown:4000", "10.0.0.7:4000")
+    (target,) = build_check_targets([node("unknown:4000")], saved_plan, RESOLVED).values()
+    assert target.sql_endpoint == "10.0.0.7:4000"
+    without_endpoint = plan("tidb-0:4000", None)
+    (target,) = build_check_targets([node("tidb-0:4000")], without_endpoint, RESOLVED).values()
+    assert target.sql_endpoint == "10.0.0.1:4000"
 
 
-def test_a_status_name_that_does_not_resolve_leaves_the_sql_check() -> None:
-    (found,) = build_check_targets([node("10.0.0.2:4000", "unknown:10080")], Plan(), RESOLVED).values()
-    assert (found.sql_endpoint, found.status_endpoint) == ("10.0.0.2:4000", None)
+def test_unresolved_status_name_leaves_the_sql_check() -> None:
+    (target,) = build_check_targets([node("10.0.0.2:4000", "unknown:10080")], Plan(), RESOLVED).values()
+    assert (target.sql_endpoint, target.status_endpoint) == ("10.0.0.2:4000", None)

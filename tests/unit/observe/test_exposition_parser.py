@@ -1,4 +1,4 @@
-"""The series that are picked out of an answer of `GET /metrics`."""
+"""Parsing of the needed series of a response to `GET /metrics`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from controlplane.model.node_metrics import CounterSample
 from controlplane.observe.node_metrics.exposition_parser import TIDB_SERIES, ExpositionParser
 
-ANSWER = b"""\
+RESPONSE = b"""\
 # HELP process_cpu_seconds_total Total user and system CPU time spent in seconds.
 # TYPE process_cpu_seconds_total counter
 process_cpu_seconds_total 1234.5
@@ -30,33 +30,33 @@ tidb_tikvclient_request_seconds_count{type="Get",store="4",scope="global"} 2
 tidb_tikvclient_backoff_seconds_count{type="tikvRPC"} 5
 tidb_tikvclient_backoff_seconds_count{type="txnLock"} 70
 """
-FOUND = CounterSample(7.0, 1234.5, 16.0, 1073741824.0, 0.0, 100.0, 3.0, 42.0, 5.0)
+EXPECTED = CounterSample(7.0, 1234.5, 16.0, 1073741824.0, 0.0, 100.0, 3.0, 42.0, 5.0)
 
 
-def read(*parts: bytes) -> CounterSample | None:
-    text = ExpositionParser()
-    for part in parts:
-        text.feed(part)
-    return text.sample(7.0)
+def parse(*chunks: bytes) -> CounterSample | None:
+    parser = ExpositionParser()
+    for chunk in chunks:
+        parser.feed(chunk)
+    return parser.sample(7.0)
 
 
-def cpu(value: str) -> float | None:
-    found = read(f"process_cpu_seconds_total {value}\n".encode())
-    return found.cpu_seconds if found is not None else None
+def parse_cpu(value: str) -> float | None:
+    sample = parse(f"process_cpu_seconds_total {value}\n".encode())
+    return sample.cpu_seconds if sample is not None else None
 
 
-def test_what_is_used_is_found_and_added_up_over_labels() -> None:
-    assert read(ANSWER) == FOUND
+def test_series_are_found_and_summed_over_labels() -> None:
+    assert parse(RESPONSE) == EXPECTED
 
 
-@given(st.lists(st.integers(0, len(ANSWER)), max_size=20).map(sorted))
-def test_it_may_come_in_any_parts(cuts: list[int]) -> None:
-    bounds = [0, *cuts, len(ANSWER)]
-    assert read(*(ANSWER[a:b] for a, b in itertools.pairwise(bounds))) == FOUND
+@given(st.lists(st.integers(0, len(RESPONSE)), max_size=20).map(sorted))
+def test_response_may_arrive_in_any_chunks(cuts: list[int]) -> None:
+    bounds = [0, *cuts, len(RESPONSE)]
+    assert parse(*(RESPONSE[a:b] for a, b in itertools.pairwise(bounds))) == EXPECTED
 
 
 @pytest.mark.parametrize(
-    ("value", "read_as"),
+    ("value", "expected"),
     [
         ("12", 12.0),
         ("+1.5e3", 1500.0),
@@ -66,22 +66,22 @@ def test_it_may_come_in_any_parts(cuts: list[int]) -> None:
         ("3\t-1 ", 3.0),
         ("3\r", 3.0),
         *(
-            (text, None)
-            for text in ("NaN", "+Inf", "-Inf", "1e999", "-1", "1_000", "0x10", "", "3 4 5", "3x")
+            (parser, None)
+            for parser in ("NaN", "+Inf", "-Inf", "1e999", "-1", "1_000", "0x10", "", "3 4 5", "3x")
         ),
     ],
 )
-def test_a_value_is_a_plain_number_or_not_there(value: str, read_as: float | None) -> None:
-    assert cpu(value) == read_as
+def test_values_other_than_plain_numbers_are_ignored(value: str, expected: float | None) -> None:
+    assert parse_cpu(value) == expected
 
 
-def test_a_value_that_is_no_number_spoils_no_other() -> None:
-    found = read(b'tidb_tikvclient_request_seconds_count{type="a"} NaN\n' + ANSWER)
-    assert found == FOUND
+def test_nan_value_does_not_affect_other_series() -> None:
+    sample = parse(b'tidb_tikvclient_request_seconds_count{type="a"} NaN\n' + RESPONSE)
+    assert sample == EXPECTED
 
 
-def test_a_sum_that_is_too_large_for_a_number_is_not_there() -> None:
-    assert read(b'process_cpu_seconds_total{a="%d"} 1.7e308\n' * 2 % (1, 2)) is None
+def test_infinite_sum_is_ignored() -> None:
+    assert parse(b'process_cpu_seconds_total{a="%d"} 1.7e308\n' * 2 % (1, 2)) is None
 
 
 @pytest.mark.parametrize(
@@ -95,10 +95,10 @@ def test_a_sum_that_is_too_large_for_a_number_is_not_there() -> None:
         'a="\u00e4, 7} 8",type="tso"',
     ],
 )
-def test_labels_may_hold_anything_and_stand_in_any_order(labels: str) -> None:
-    found = read(f"pd_client_cmd_handle_cmds_duration_seconds_count{{{labels}}} 4\n".encode())
-    assert found is not None
-    assert found.pd_requests == 4
+def test_labels_may_have_any_value_and_order(labels: str) -> None:
+    sample = parse(f"pd_client_cmd_handle_cmds_duration_seconds_count{{{labels}}} 4\n".encode())
+    assert sample is not None
+    assert sample.pd_requests == 4
 
 
 @pytest.mark.parametrize(
@@ -118,48 +118,48 @@ def test_labels_may_hold_anything_and_stand_in_any_order(labels: str) -> None:
         '{type="tso} 4',
     ],
 )
-def test_a_series_without_the_label_or_of_another_form_is_not_there(line: str) -> None:
-    assert read(f"pd_client_cmd_handle_cmds_duration_seconds_count{line}\n".encode()) is None
+def test_series_without_the_required_label_is_ignored(line: str) -> None:
+    assert parse(f"pd_client_cmd_handle_cmds_duration_seconds_count{line}\n".encode()) is None
 
 
-def test_a_line_that_is_cut_off_is_not_there() -> None:
-    assert read(b"tidb_server_maxprocs 16\nprocess_cpu_seconds_total 123") == CounterSample(
+def test_incomplete_last_line_is_ignored() -> None:
+    assert parse(b"tidb_server_maxprocs 16\nprocess_cpu_seconds_total 123") == CounterSample(
         7.0, cpu_quota=16.0
     )
 
 
-def test_an_endless_line_takes_no_memory_and_hides_no_other() -> None:
-    text = ExpositionParser()
+def test_endless_line_is_skipped_without_buffering_it() -> None:
+    parser = ExpositionParser()
     for _ in range(100):
-        text.feed(b"x" * 50_000)
-        assert len(text._partial_line) <= 64 * 1024
-    text.feed(b"process_cpu_seconds_total 1\n")  # still the same line
-    text.feed(b"tidb_server_maxprocs 16\n")
-    assert text.sample(7.0) == CounterSample(7.0, cpu_quota=16.0)
+        parser.feed(b"x" * 50_000)
+        assert len(parser._partial_line) <= 64 * 1024
+    parser.feed(b"process_cpu_seconds_total 1\n")  # still the same line
+    parser.feed(b"tidb_server_maxprocs 16\n")
+    assert parser.sample(7.0) == CounterSample(7.0, cpu_quota=16.0)
 
 
-BEGINNINGS = st.sampled_from([series.name.encode() for series in TIDB_SERIES])
+SERIES_NAMES = st.sampled_from([series.name.encode() for series in TIDB_SERIES])
 
 
 @given(
     st.lists(
-        st.one_of(st.binary(), BEGINNINGS, st.sampled_from([b"\n", b"{", b'type="tso"', b"} ", b" 1e9"]))
+        st.one_of(st.binary(), SERIES_NAMES, st.sampled_from([b"\n", b"{", b'type="tso"', b"} ", b" 1e9"]))
     )
 )
-def test_garbage_is_borne_and_gives_numbers_only(parts: list[bytes]) -> None:
-    found = read(*parts)
-    if found is not None:
-        values = [getattr(found, series.field) for series in TIDB_SERIES]
+def test_malformed_input_gives_only_valid_numbers(parts: list[bytes]) -> None:
+    sample = parse(*parts)
+    if sample is not None:
+        values = [getattr(sample, series.field) for series in TIDB_SERIES]
         assert all(value is None or (math.isfinite(value) and value >= 0) for value in values)
 
 
 @pytest.mark.parametrize("rest", [b'{a="b"' + b" " * 60_000, b" " + b"1" * 60_000, b" " * 60_000])
-def test_a_long_line_that_is_no_series_is_read_fast(rest: bytes) -> None:
-    """Each would take minutes if what repeats in it were given back, part by part."""
-    assert read(b"tidb_server_maxprocs" + rest + b"x\n", ANSWER) == FOUND
+def test_long_invalid_line_is_parsed_fast(rest: bytes) -> None:
+    """Each would take minutes if the regular expression could backtrack."""
+    assert parse(b"tidb_server_maxprocs" + rest + b"x\n", RESPONSE) == EXPECTED
 
 
-def test_a_megabyte_is_read_fast() -> None:
-    """Linear in its size, whatever it holds: a label that never ends is no trap."""
-    trap = b"process_cpu_seconds_total{" + b'a="\\\\",' * 8000 + b"\n"
-    assert read(trap * 20, ANSWER) == FOUND
+def test_one_megabyte_is_parsed_fast() -> None:
+    """The time is linear in the size, even for a label set that never ends."""
+    endless_labels = b"process_cpu_seconds_total{" + b'a="\\\\",' * 8000 + b"\n"
+    assert parse(endless_labels * 20, RESPONSE) == EXPECTED

@@ -1,4 +1,4 @@
-"""What the first packet of a SQL connection is taken for."""
+"""Evaluation of the first packet of a SQL connection."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ GREETING = (
 PORT = "the SQL port 10.0.0.1:4000"
 
 
-def test_a_greeting_passes_and_tells_the_version() -> None:
-    finding = evaluate_greeting(GREETING, PORT)
-    assert finding.status is CheckStatus.PASS
-    assert finding.version == "8.0.11-TiDB-v8.5.3"
-    assert finding.reason == f"{PORT} greets"
+def test_greeting_passes_with_its_version() -> None:
+    result = evaluate_greeting(GREETING, PORT)
+    assert result.status is CheckStatus.PASS
+    assert result.version == "8.0.11-TiDB-v8.5.3"
+    assert result.reason == f"{PORT} greets"
 
 
 @pytest.mark.parametrize(
-    ("packet", "told"),
+    ("packet", "error"),
     [
         (b"\xff\x10\x04Too many connections", "error 1040, Too many connections"),
         (b"\xff\x10\x04#08004Too many connections", "error 1040, Too many connections"),
@@ -32,23 +32,23 @@ def test_a_greeting_passes_and_tells_the_version() -> None:
         (b"\xff\x6a\x04\xff\xfe", "error 1130, \ufffd\ufffd"),
     ],
 )
-def test_an_error_packet_fails_with_its_code_and_text(packet: bytes, told: str) -> None:
-    finding = evaluate_greeting(packet, PORT)
-    assert finding.status is CheckStatus.FAIL
-    assert finding.reason == f"{PORT} refuses sessions: {told}"
+def test_error_packet_fails_with_code_and_text(packet: bytes, error: str) -> None:
+    result = evaluate_greeting(packet, PORT)
+    assert result.status is CheckStatus.FAIL
+    assert result.reason == f"{PORT} rejects sessions: {error}"
 
 
 @pytest.mark.parametrize("packet", [b"\x095.0\x00", b"\x0a8.0.11", b"\xff", b"\xff\x10", b"\x00", b"Hello"])
-def test_anything_else_is_no_greeting(packet: bytes) -> None:
-    finding = evaluate_greeting(packet, PORT)
-    assert finding.status is CheckStatus.FAIL
-    assert finding.reason == f"{PORT} sends a first packet that is no MySQL greeting"
+def test_any_other_packet_fails(packet: bytes) -> None:
+    result = evaluate_greeting(packet, PORT)
+    assert result.status is CheckStatus.FAIL
+    assert result.reason == f"{PORT} sends a first packet that is not a MySQL greeting"
 
 
 @given(st.binary(min_size=1, max_size=600))
-def test_any_packet_gives_one_line_of_bounded_length(packet: bytes) -> None:
-    finding = evaluate_greeting(packet, PORT)
-    assert len(finding.reason) < 300
-    assert finding.reason.isprintable()
-    assert (finding.status is CheckStatus.PASS) == (packet[0] == 10 and b"\x00" in packet[1:])
-    assert len(finding.version) <= 200
+def test_reason_is_one_line_of_bounded_length(packet: bytes) -> None:
+    result = evaluate_greeting(packet, PORT)
+    assert len(result.reason) < 300
+    assert result.reason.isprintable()
+    assert (result.status is CheckStatus.PASS) == (packet[0] == 10 and b"\x00" in packet[1:])
+    assert len(result.version) <= 200

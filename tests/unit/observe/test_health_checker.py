@@ -1,4 +1,4 @@
-"""How findings become what is known of a node, and when the next probe is due."""
+"""How probe results update a node's health, and when the next probe is due."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from controlplane.observe.health.probes import ProbeResult
 
 PASS = ProbeResult(CheckStatus.PASS, "answers", connections=7, version="8.0.11-TiDB-v8.5.3")
 FAIL = ProbeResult(CheckStatus.FAIL, "refuses connections")
-STOPPING = ProbeResult(CheckStatus.STOPPING, "says that it is shutting down")
+STOPPING = ProbeResult(CheckStatus.STOPPING, "reports that it is shutting down")
 
 
-def test_a_streak_counts_equal_outcomes_and_starts_again_at_one() -> None:
+def test_consecutive_counts_equal_results_and_restarts_at_one() -> None:
     health = Health()
-    streaks = []
-    for at, finding in enumerate([PASS, PASS, FAIL, STOPPING, STOPPING, STOPPING, PASS]):
-        health = with_result(health, CheckKind.STATUS, finding, float(at))
+    counts = []
+    for at, result in enumerate([PASS, PASS, FAIL, STOPPING, STOPPING, STOPPING, PASS]):
+        health = with_result(health, CheckKind.STATUS, result, float(at))
         assert health.status is not None
-        assert (health.status.status, health.status.reason) == (finding.status, finding.reason)
+        assert (health.status.status, health.status.reason) == (result.status, result.reason)
         assert health.status.at == at
-        streaks.append(health.status.consecutive)
-    assert streaks == [1, 2, 1, 1, 2, 3, 1]
+        counts.append(health.status.consecutive)
+    assert counts == [1, 2, 1, 1, 2, 3, 1]
 
 
-def test_the_two_checks_do_not_touch_each_other() -> None:
+def test_status_and_sql_checks_are_independent() -> None:
     health = with_result(Health(), CheckKind.STATUS, PASS, 1.0)
     health = with_result(health, CheckKind.SQL, FAIL, 2.0)
     assert health.status == CheckResult(CheckStatus.PASS, "answers", 1, 1.0)
     assert health.sql == CheckResult(CheckStatus.FAIL, "refuses connections", 1, 2.0)
 
 
-def test_the_count_of_connections_and_the_version_outlive_failures() -> None:
+def test_connection_count_and_version_survive_failures() -> None:
     health = with_result(Health(), CheckKind.STATUS, PASS, 1.0)
     health = with_result(health, CheckKind.STATUS, FAIL, 2.0)
     assert (health.connections, health.connections_at) == (7, 1.0)
     assert health.version == "8.0.11-TiDB-v8.5.3"
 
 
-def test_a_greeting_tells_the_version_but_no_connections() -> None:
+def test_greeting_sets_version_but_no_connections() -> None:
     health = with_result(
         Health(), CheckKind.SQL, ProbeResult(CheckStatus.PASS, "greets", version="8.0.11-TiDB-v9"), 1.0
     )
@@ -53,39 +53,39 @@ def test_a_greeting_tells_the_version_but_no_connections() -> None:
     health = with_result(
         health, CheckKind.SQL, ProbeResult(CheckStatus.PASS, "greets", version="5.7.25"), 3.0
     )
-    assert health.version == "8.0.11-TiDB-v8.5.3"  # the status port's word counts more
+    assert health.version == "8.0.11-TiDB-v8.5.3"  # the version from the status port has priority
 
 
 @pytest.mark.parametrize(
-    ("start", "interval", "now", "due"),
+    ("due_at", "interval", "now", "next_at"),
     [
         (10.0, 1.0, 10.2, 11.0),
-        (10.0, 1.0, 11.0, 12.0),  # exactly late: not at once, that would be two probes in a row
+        (10.0, 1.0, 11.0, 12.0),  # late by one interval: not at once, or two probes would follow each other
         (10.0, 1.0, 13.7, 14.0),  # a stall of three intervals is followed by one probe
         (10.0, 0.25, 10.3, 10.5),
     ],
 )
-def test_the_next_probe_keeps_its_place_in_the_interval(
-    start: float, interval: float, now: float, due: float
+def test_next_probe_keeps_its_offset_in_the_interval(
+    due_at: float, interval: float, now: float, next_at: float
 ) -> None:
-    assert next_probe_at(start, interval, now) == pytest.approx(due)
+    assert next_probe_at(due_at, interval, now) == pytest.approx(next_at)
 
 
 @pytest.mark.parametrize(
-    ("now", "due"), [(10.2, 11.0), (11.001, 11.0), (11.2, 11.0), (11.3, 12.0), (13.7, 14.0), (14.1, 14.0)]
+    ("now", "next_at"), [(10.2, 11.0), (11.001, 11.0), (11.2, 11.0), (11.3, 12.0), (13.7, 14.0), (14.1, 14.0)]
 )
-def test_a_probe_that_is_a_little_late_is_not_skipped(now: float, due: float) -> None:
-    assert next_probe_at(10.0, 1.0, now, tolerance=0.25) == pytest.approx(due)
+def test_slightly_late_probe_is_not_skipped(now: float, next_at: float) -> None:
+    assert next_probe_at(10.0, 1.0, now, tolerance=0.25) == pytest.approx(next_at)
 
 
 @given(
-    start=st.floats(0, 1e6),
+    due_at=st.floats(0, 1e6),
     interval=st.floats(0.05, 300),
-    passed=st.floats(0, 1e4),
+    elapsed=st.floats(0, 1e4),
 )
-def test_the_next_probe_is_at_most_one_interval_away(start: float, interval: float, passed: float) -> None:
-    now = start + passed
-    due = next_probe_at(start, interval, now)
-    assert now - 1e-6 <= due <= now + interval + 1e-6
-    steps = (due - start) / interval
-    assert math.isclose(steps, round(steps), abs_tol=1e-4)
+def test_next_probe_is_at_most_one_interval_away(due_at: float, interval: float, elapsed: float) -> None:
+    now = due_at + elapsed
+    next_at = next_probe_at(due_at, interval, now)
+    assert now - 1e-6 <= next_at <= now + interval + 1e-6
+    intervals = (next_at - due_at) / interval
+    assert math.isclose(intervals, round(intervals), abs_tol=1e-4)

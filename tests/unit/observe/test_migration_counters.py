@@ -1,4 +1,4 @@
-"""Moves are counted on over restarts of Envoys and of their streams."""
+"""Migration counters continue across restarts of Envoys and of their streams."""
 
 from __future__ import annotations
 
@@ -18,74 +18,74 @@ def report(
     ok: int = 0,
     slow: int = 0,
 ) -> ModuleReport:
-    moves = {key: count for key, count in ((OK, ok), (SLOW, slow)) if count}
+    migrations = {key: count for key, count in ((OK, ok), (SLOW, slow)) if count}
     return ModuleReport(
         envoy,
         1.0,
         instance=instance,
-        nodes={node: Traffic(migrations=moves)},
+        nodes={node: Traffic(migrations=migrations)},
         is_first=is_first,
     )
 
 
-def test_what_was_counted_before_it_was_heard_of_does_not_count() -> None:
-    counts = MigrationCounters()
-    counts.add(report(is_first=True, ok=40))
-    assert not any(counts.totals[A].values())
-    counts.add(report(ok=42, slow=7))
-    assert counts.totals[A] == {OK: 2, SLOW: 7}
+def test_first_report_is_the_baseline() -> None:
+    counters = MigrationCounters()
+    counters.add(report(is_first=True, ok=40))
+    assert not any(counters.totals[A].values())
+    counters.add(report(ok=42, slow=7))
+    assert counters.totals[A] == {OK: 2, SLOW: 7}
 
 
-def test_what_is_heard_of_after_the_first_flush_is_new() -> None:
-    counts = MigrationCounters()
-    counts.add(report())
-    counts.add(report(ok=3))
-    counts.add(report(envoy="two", ok=5, slow=1))
-    assert counts.totals[A] == {OK: 8, SLOW: 1}
+def test_counter_missing_in_first_flush_starts_at_zero() -> None:
+    counters = MigrationCounters()
+    counters.add(report())
+    counters.add(report(ok=3))
+    counters.add(report(envoy="two", ok=5, slow=1))
+    assert counters.totals[A] == {OK: 8, SLOW: 1}
 
 
-def test_an_envoy_that_begins_anew_is_counted_on() -> None:
-    counts = MigrationCounters()
-    counts.add(report(ok=10))
-    counts.add(report(is_first=True))
-    counts.add(report(ok=4))
-    counts.add(report(ok=6))
-    assert counts.totals[A] == {OK: 16}
+def test_counting_continues_after_envoy_restart() -> None:
+    counters = MigrationCounters()
+    counters.add(report(ok=10))
+    counters.add(report(is_first=True))
+    counters.add(report(ok=4))
+    counters.add(report(ok=6))
+    assert counters.totals[A] == {OK: 16}
 
 
-def test_of_a_process_that_is_new_to_us_only_what_comes_after_its_first_flush_counts() -> None:
-    """It may have run for long before it reached us, under the id of one that we knew."""
-    counts = MigrationCounters()
-    counts.add(report(instance="a", ok=10))
-    counts.add(report(is_first=True, instance="b", ok=400))
-    assert counts.totals[A] == {OK: 10}
-    counts.add(report(instance="b", ok=401, slow=1))
-    assert counts.totals[A] == {OK: 11, SLOW: 1}
+def test_first_flush_of_another_process_is_a_new_baseline() -> None:
+    """The process may have run for long, under the id of a known Envoy, before it connected to us."""
+    counters = MigrationCounters()
+    counters.add(report(instance="a", ok=10))
+    counters.add(report(is_first=True, instance="b", ok=400))
+    assert counters.totals[A] == {OK: 10}
+    counters.add(report(instance="b", ok=401, slow=1))
+    assert counters.totals[A] == {OK: 11, SLOW: 1}
 
 
-def test_a_stream_that_broke_is_counted_on() -> None:
-    counts = MigrationCounters()
-    counts.add(report(instance="a", ok=10))
-    counts.add(report(is_first=True, instance="a", ok=13))
-    assert counts.totals[A] == {OK: 13}
+def test_counting_continues_after_stream_restart() -> None:
+    counters = MigrationCounters()
+    counters.add(report(instance="a", ok=10))
+    counters.add(report(is_first=True, instance="a", ok=13))
+    assert counters.totals[A] == {OK: 13}
 
 
-def test_what_was_counted_of_a_node_before_it_was_forgotten_is_not_new_when_it_comes_back() -> None:
-    counts = MigrationCounters()
-    counts.add(report(ok=400))
-    counts.retain_nodes({})
-    counts.retain_nodes({A: None})
-    counts.add(report(ok=401, slow=1))
-    assert not any(counts.totals[A].values())
-    counts.add(report(ok=403, slow=1))
-    assert counts.totals[A] == {OK: 2}
+def test_returning_node_has_a_new_baseline() -> None:
+    counters = MigrationCounters()
+    counters.add(report(ok=400))
+    counters.retain_nodes({})
+    counters.retain_nodes({A: None})
+    counters.add(report(ok=401, slow=1))
+    assert not any(counters.totals[A].values())
+    counters.add(report(ok=403, slow=1))
+    assert counters.totals[A] == {OK: 2}
 
 
-def test_nodes_are_forgotten_and_sums_outlive_their_envoys() -> None:
-    counts = MigrationCounters()
-    counts.add(report(ok=1))
-    counts.add(report(node=B, ok=2))
-    counts.forget_envoy("one")
-    counts.forget_envoy("never heard of")
-    counts.retain_nodes({A: None})
-    assert counts.totals == {A: {OK: 1}}
+def test_sums_survive_their_envoy_but_not_their_node() -> None:
+    counters = MigrationCounters()
+    counters.add(report(ok=1))
+    counters.add(report(node=B, ok=2))
+    counters.forget_envoy("one")
+    counters.forget_envoy("unknown")
+    counters.retain_nodes({A: None})
+    assert counters.totals == {A: {OK: 1}}

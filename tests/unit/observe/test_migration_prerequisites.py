@@ -1,4 +1,4 @@
-"""What a node's own configuration lacks for its sessions to move."""
+"""Migration blockers in a node's own configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from controlplane.observe.health.migration_prerequisites import find_migration_blockers
 
 CERT = {"session-token-signing-cert": "/tidb/session.crt"}
-MOVE, TIME = "its sessions cannot move", "its sessions have no time to move"
+NO_MIGRATION, NO_TIME = "its sessions cannot migrate", "its sessions have no time to migrate"
 
 
 def config(**changes: Any) -> bytes:
@@ -20,43 +20,45 @@ def config(**changes: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("told", "missing"),
+    ("body", "expected_prefixes"),
     [
         (config(), []),
-        (config(security={}), [MOVE]),  # a release that knows no such certificate
-        (config(security={"session-token-signing-cert": ""}), [MOVE]),
-        (config(security=CERT | {"session-token-signing-key": ""}), [MOVE + ": it has no key"]),
+        (config(security={}), [NO_MIGRATION]),  # a release without this setting
+        (config(security={"session-token-signing-cert": ""}), [NO_MIGRATION]),
+        (config(security=CERT | {"session-token-signing-key": ""}), [NO_MIGRATION + ": it has no key"]),
         (config(security=CERT | {"session-token-signing-key": "/tidb/session.key"}), []),
         (
             config(security=dict.fromkeys((*CERT, "session-token-signing-key"), "")),
-            [MOVE + ": it has no certificate and no key"],
+            [NO_MIGRATION + ": it has no certificate and no key"],
         ),
-        (config(**{"graceful-wait-before-shutdown": 0}), [TIME]),
-        (config(**{"graceful-wait-before-shutdown": 2}), [TIME]),
+        (config(**{"graceful-wait-before-shutdown": 0}), [NO_TIME]),
+        (config(**{"graceful-wait-before-shutdown": 2}), [NO_TIME]),
         (config(**{"graceful-wait-before-shutdown": 3}), []),
-        (config(**{"graceful-wait-before-shutdown": 0}, security={}), [MOVE, TIME]),
-        (config(**{"graceful-wait-before-shutdown": "soon"}, security={}), [MOVE]),
-        (b'{"security": {}}', [MOVE]),
+        (config(**{"graceful-wait-before-shutdown": 0}, security={}), [NO_MIGRATION, NO_TIME]),
+        (config(**{"graceful-wait-before-shutdown": "soon"}, security={}), [NO_MIGRATION]),
+        (b'{"security": {}}', [NO_MIGRATION]),
     ],
 )
-def test_what_is_missing_is_told(told: bytes, missing: list[str]) -> None:
-    found = find_migration_blockers(told, 1.0)
-    assert found is not None
-    assert len(found) == len(missing)
-    assert all(text.startswith(begin) for text, begin in zip(found, missing, strict=True))
+def test_finds_missing_prerequisites(body: bytes, expected_prefixes: list[str]) -> None:
+    blockers = find_migration_blockers(body, 1.0)
+    assert blockers is not None
+    assert len(blockers) == len(expected_prefixes)
+    assert all(
+        blocker.startswith(prefix) for blocker, prefix in zip(blockers, expected_prefixes, strict=True)
+    )
 
 
 @pytest.mark.parametrize(
-    ("interval", "told"), [(0.1, "to 1 s or more"), (1.5, "to 5 s or more"), (300.0, "to 30 s or more")]
+    ("interval", "text"), [(0.1, "to 1 s or more"), (1.5, "to 5 s or more"), (300.0, "to 30 s or more")]
 )
-def test_the_time_that_is_needed_is_that_of_the_checks(interval: float, told: str) -> None:
-    found = find_migration_blockers(config(**{"graceful-wait-before-shutdown": 0}), interval)
-    assert found is not None
-    assert told in found[0]
+def test_required_wait_depends_on_the_check_interval(interval: float, text: str) -> None:
+    blockers = find_migration_blockers(config(**{"graceful-wait-before-shutdown": 0}), interval)
+    assert blockers is not None
+    assert text in blockers[0]
 
 
 @pytest.mark.parametrize(
-    "told",
+    "body",
     [
         b"",
         b"404 page not found",
@@ -68,5 +70,5 @@ def test_the_time_that_is_needed_is_that_of_the_checks(interval: float, told: st
         config(security=None),
     ],
 )
-def test_what_is_no_configuration_says_nothing(told: bytes) -> None:
-    assert find_migration_blockers(told, 1.0) is None
+def test_other_documents_give_no_result(body: bytes) -> None:
+    assert find_migration_blockers(body, 1.0) is None

@@ -1,4 +1,4 @@
-"""When a source of vital signs counts as failed."""
+"""When failures of a source of node metrics count as an outage."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from controlplane.config.settings import Settings
 from controlplane.observe.node_metrics.observer import NodeMetricsObserver
 
 
-def test_a_prometheus_that_fails_now_and_then_is_no_outage() -> None:
-    told: list[str] = []
-    observer = NodeMetricsObserver(Settings(), lambda _, outage: told.append(outage), lambda: 0.0)
+def test_three_consecutive_prometheus_failures_are_an_outage() -> None:
+    outages: list[str] = []
+    observer = NodeMetricsObserver(Settings(), lambda _, outage: outages.append(outage), lambda: 0.0)
     for problem in ("away", "away", "", "away", "away", "away", ""):
         observer._on_metrics({}, problem)
-    outage = "CPU, memory and health of the nodes cannot be read: away"
-    assert told == ["", "", "", "", "", outage, ""]
+    outage = "node metrics are unavailable: away"
+    assert outages == ["", "", "", "", "", outage, ""]

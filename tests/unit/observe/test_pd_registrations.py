@@ -1,4 +1,4 @@
-"""Keys and values of the topology in PD, and how the registry folds them."""
+"""Parsing of PD's topology keys and values, and their combination into a topology."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def info(**changes: Any) -> bytes:
 
 
 def key(address: str = NODE, field: str = "info", keyspace: str = "") -> str:
-    above = f"/keyspaces/tidb/{keyspace}" if keyspace else ""
-    return f"{above}/topology/tidb/{address}/{field}"
+    prefix = f"/keyspaces/tidb/{keyspace}" if keyspace else ""
+    return f"{prefix}/topology/tidb/{address}/{field}"
 
 
 def put(
@@ -50,8 +50,8 @@ def delete(address: str = NODE, field: str = "info", keyspace: str = "") -> KeyC
     return KeyChange(key(address, field, keyspace), None)
 
 
-def shown(registry: PdRegistrations) -> Topology:
-    return registry.topology(is_complete=True, outage="")
+def topology_of(registrations: PdRegistrations) -> Topology:
+    return registrations.topology(is_complete=True, outage="")
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def shown(registry: PdRegistrations) -> Topology:
         ("", None),
     ],
 )
-def test_keys_are_located(text: str, expected: tuple[str, str] | None) -> None:
+def test_keys_are_parsed(text: str, expected: tuple[str, str] | None) -> None:
     assert parse_key(text) == expected
 
 
@@ -84,7 +84,7 @@ def test_keys_are_located(text: str, expected: tuple[str, str] | None) -> None:
         ("10.0.0.7:400/info", ("10.0.0.7:400", "info")),
     ],
 )
-def test_leaves_are_parsed(rest: str, expected: tuple[str, str]) -> None:
+def test_address_and_field_are_parsed(rest: str, expected: tuple[str, str]) -> None:
     assert parse_address_field(rest) == expected
 
 
@@ -102,12 +102,12 @@ def test_leaves_are_parsed(rest: str, expected: tuple[str, str]) -> None:
         ("a\\xff:4000/info", "neither an IP address nor a host name"),
     ],
 )
-def test_bad_leaves_are_refused(rest: str, reason: str) -> None:
+def test_rejects_invalid_address_or_field(rest: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_address_field(rest)
 
 
-def test_an_info_is_a_node() -> None:
+def test_info_is_parsed_as_node() -> None:
     assert parse_info(NODE, info()) == Node(
         address=NODE,
         source=Source.PD,
@@ -120,12 +120,12 @@ def test_an_info_is_a_node() -> None:
     )
 
 
-def test_an_info_may_lack_labels_and_have_ipv6_and_unknown_keys() -> None:
+def test_info_may_have_null_labels_ipv6_and_unknown_keys() -> None:
     node = parse_info("[fd00::1]:4000", info(labels=None, ip="fd00::1", future=[1]))
     assert (node.status_address, node.labels) == ("[fd00::1]:10080", {})
 
 
-def test_only_ip_and_status_port_are_needed() -> None:
+def test_only_ip_and_status_port_are_required() -> None:
     node = parse_info(NODE, b'{"ip": "tidb-0", "status_port": 1}')
     assert (node.status_address, node.version, node.started_at) == ("tidb-0:1", "", None)
 
@@ -147,24 +147,24 @@ def test_only_ip_and_status_port_are_needed() -> None:
         (info(status_port=65536), "status_port is 65536"),
         (info(status_port=None), "status_port is null"),
         (b'{"ip": "10.0.0.7"}', "status_port is null"),
-        (b'{"status_port": 1}', "ip is null, not a text"),
+        (b'{"status_port": 1}', "ip is null, not a valid string"),
         (info(ip="a b"), "neither an IP address nor a host name"),
         (info(ip=""), "neither an IP address nor a host name"),
         (info(ip="[fd00::1]"), "neither an IP address nor a host name"),
-        (info(version=8), "version is 8, not a text"),
-        (info(git_hash=None), "git_hash is null, not a text"),
-        (info(version="\ud800"), "version is .*, not a text"),
+        (info(version=8), "version is 8, not a valid string"),
+        (info(git_hash=None), "git_hash is null, not a valid string"),
+        (info(version="\ud800"), "version is .*, not a valid string"),
         (info(labels=[]), r"labels is \[\], not an object"),
-        (info(labels={"zone": 1}), "zone is 1, not a text"),
-        (info(labels={"zone": "\udfff"}), "zone is .*, not a text"),
-        (info(labels={"\udfff": "a"}), "the name of a label is not a text"),
-        (info(start_timestamp="now"), 'start_timestamp is "now", not Unix seconds'),
+        (info(labels={"zone": 1}), "zone is 1, not a valid string"),
+        (info(labels={"zone": "\udfff"}), "zone is .*, not a valid string"),
+        (info(labels={"\udfff": "a"}), "the name of a label is not a valid string"),
+        (info(start_timestamp="now"), 'start_timestamp is "now", not a Unix time in seconds'),
         (info(start_timestamp=-1), "start_timestamp is -1"),
-        (info(start_timestamp=10**400), r"start_timestamp is 1000+\.\.\., not Unix seconds"),
+        (info(start_timestamp=10**400), r"start_timestamp is 1000+\.\.\., not a Unix time in seconds"),
         (info(start_timestamp=float("nan")), "not JSON"),
     ],
 )
-def test_a_bad_info_is_told(value: bytes, reason: str) -> None:
+def test_rejects_invalid_info(value: bytes, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_info(NODE, value)
 
@@ -178,10 +178,10 @@ def test_a_bad_info_is_told(value: bytes, reason: str) -> None:
         ).map(lambda value: json.dumps(value).encode()),
     )
 )
-def test_no_value_does_more_than_be_refused(value: bytes) -> None:
-    registry = PdRegistrations()
-    registry.apply([put(value=value)])
-    assert len(shown(registry).nodes) + len(shown(registry).problems) == 1
+def test_any_value_is_a_node_or_a_problem(value: bytes) -> None:
+    registrations = PdRegistrations()
+    registrations.apply([put(value=value)])
+    assert len(topology_of(registrations).nodes) + len(topology_of(registrations).problems) == 1
 
 
 @given(
@@ -194,136 +194,144 @@ def test_no_value_does_more_than_be_refused(value: bytes) -> None:
         )
     )
 )
-def test_change_by_change_is_as_listed(script: list[tuple[str, str, str, bytes | None]]) -> None:
-    step_by_step, state = PdRegistrations("5"), dict[str, bytes]()
-    for keyspace, address, field, value in script:
+def test_incremental_changes_match_a_listing(changes: list[tuple[str, str, str, bytes | None]]) -> None:
+    incremental, state = PdRegistrations("5"), dict[str, bytes]()
+    for keyspace, address, field, value in changes:
         name = key(address, field, keyspace)
-        before = shown(step_by_step)
-        different = step_by_step.apply([KeyChange(name, value)])
-        assert different == (shown(step_by_step) != before)
+        before = topology_of(incremental)
+        has_changed = incremental.apply([KeyChange(name, value)])
+        assert has_changed == (topology_of(incremental) != before)
         if value is None:
             state.pop(name, None)
         else:
             state[name] = value
     listed = PdRegistrations("5")
     listed.replace(state)
-    now, then = shown(step_by_step), shown(listed)
-    # What a listing cannot know is what an entry said before it became unreadable.
-    assert then.nodes.keys() <= now.nodes.keys()
-    assert (now.other_keyspace, {problem.subject for problem in now.problems}) == (
-        then.other_keyspace,
-        {problem.subject for problem in then.problems},
+    actual, expected = topology_of(incremental), topology_of(listed)
+    # A listing does not contain the last valid values of entries that became invalid.
+    assert expected.nodes.keys() <= actual.nodes.keys()
+    assert (actual.other_keyspace, {problem.subject for problem in actual.problems}) == (
+        expected.other_keyspace,
+        {problem.subject for problem in expected.problems},
     )
     assert not listed.replace(state)
-    assert step_by_step.replace({}) == (now != Topology(Source.PD, is_complete=True))
-    assert shown(step_by_step) == Topology(Source.PD, is_complete=True)
+    assert incremental.replace({}) == (actual != Topology(Source.PD, is_complete=True))
+    assert topology_of(incremental) == Topology(Source.PD, is_complete=True)
 
 
-def test_a_node_is_registered_while_its_ttl_is_there() -> None:
-    registry = PdRegistrations()
-    assert not registry.apply([put(field="ttl", value=b"1")])
-    assert shown(registry).nodes == {}
-    assert registry.apply([put()])
-    assert shown(registry).nodes[NODE].registered
-    assert not registry.apply([put(field="ttl", value=b"2"), put()])  # the refresh of each 30 s
-    assert registry.apply([delete(field="ttl")])
-    assert not shown(registry).nodes[NODE].registered
-    assert registry.apply([delete()])
-    assert shown(registry).nodes == {}
+def test_node_is_registered_while_its_ttl_exists() -> None:
+    registrations = PdRegistrations()
+    assert not registrations.apply([put(field="ttl", value=b"1")])
+    assert topology_of(registrations).nodes == {}
+    assert registrations.apply([put()])
+    assert topology_of(registrations).nodes[NODE].registered
+    assert not registrations.apply([put(field="ttl", value=b"2"), put()])  # the refresh every 30 s
+    assert registrations.apply([delete(field="ttl")])
+    assert not topology_of(registrations).nodes[NODE].registered
+    assert registrations.apply([delete()])
+    assert topology_of(registrations).nodes == {}
 
 
-def test_addresses_that_begin_alike_are_different_nodes() -> None:
-    registry = PdRegistrations()
-    registry.apply([put("host:400"), put("host:4000"), put("host:4000", "ttl", b"1"), delete("host:400")])
-    assert list(shown(registry).nodes) == ["host:4000"]
+def test_addresses_with_a_common_prefix_are_different_nodes() -> None:
+    registrations = PdRegistrations()
+    registrations.apply(
+        [put("host:400"), put("host:4000"), put("host:4000", "ttl", b"1"), delete("host:400")]
+    )
+    assert list(topology_of(registrations).nodes) == ["host:4000"]
 
 
-def test_a_published_topology_does_not_change_any_more() -> None:
-    registry = PdRegistrations()
-    registry.apply([put("a:1"), put("b:1", keyspace="5")])
-    before = shown(registry)
-    registry.apply([put("c:1"), delete("a:1"), delete("b:1", keyspace="5"), put("x", value=b"")])
+def test_published_topology_is_immutable() -> None:
+    registrations = PdRegistrations()
+    registrations.apply([put("a:1"), put("b:1", keyspace="5")])
+    before = topology_of(registrations)
+    registrations.apply([put("c:1"), delete("a:1"), delete("b:1", keyspace="5"), put("x", value=b"")])
     assert (list(before.nodes), dict(before.other_keyspace), before.problems) == (["a:1"], {"b:1": "5"}, ())
 
 
 @pytest.mark.parametrize(
-    ("served", "nodes", "foreign"),
+    ("served", "nodes", "other_keyspace"),
     [
         ("", ["a:1"], {"b:1": "5", "c:1": "6"}),
         ("5", ["b:1"], {"a:1": "", "c:1": "6"}),
         ("7", [], {"a:1": "", "b:1": "5", "c:1": "6"}),
     ],
 )
-def test_one_keyspace_is_served_and_others_are_named(
-    served: str, nodes: list[str], foreign: dict[str, str]
+def test_one_keyspace_is_served_and_others_are_listed(
+    served: str, nodes: list[str], other_keyspace: dict[str, str]
 ) -> None:
-    registry = PdRegistrations(served)
-    registry.apply([put("a:1"), put("b:1", keyspace="5"), put("c:1", keyspace="6")])
-    assert (list(shown(registry).nodes), shown(registry).other_keyspace) == (nodes, foreign)
+    registrations = PdRegistrations(served)
+    registrations.apply([put("a:1"), put("b:1", keyspace="5"), put("c:1", keyspace="6")])
+    assert (list(topology_of(registrations).nodes), topology_of(registrations).other_keyspace) == (
+        nodes,
+        other_keyspace,
+    )
 
 
-def test_an_address_that_lives_in_another_keyspace_is_not_served() -> None:
-    registry = PdRegistrations()
-    registry.apply([put(), put(keyspace="5")])
-    assert list(shown(registry).nodes) == [NODE]  # the other entry is a leftover: nobody vouches for it
-    registry.apply([put(field="ttl", value=b"1", keyspace="5")])
-    assert (shown(registry).nodes, shown(registry).other_keyspace) == ({}, {NODE: "5"})
-    assert "a server of keyspace 5 lives there" in shown(registry).problems[0].reason
-    registry.apply([delete(field="ttl", keyspace="5")])
-    assert list(shown(registry).nodes) == [NODE]
-    assert shown(registry).problems == ()
+def test_address_used_in_another_keyspace_is_not_served() -> None:
+    registrations = PdRegistrations()
+    registrations.apply([put(), put(keyspace="5")])
+    assert list(topology_of(registrations).nodes) == [NODE]  # the other entry is outdated: it has no ttl
+    registrations.apply([put(field="ttl", value=b"1", keyspace="5")])
+    assert (topology_of(registrations).nodes, topology_of(registrations).other_keyspace) == ({}, {NODE: "5"})
+    assert "a server of keyspace 5 runs at it too" in topology_of(registrations).problems[0].reason
+    registrations.apply([delete(field="ttl", keyspace="5")])
+    assert list(topology_of(registrations).nodes) == [NODE]
+    assert topology_of(registrations).problems == ()
 
 
-def test_foreign_entries_are_not_read() -> None:
-    registry = PdRegistrations()
-    registry.apply([put(value=b"{", keyspace="5"), put("nonsense", keyspace="5")])
-    assert (shown(registry).other_keyspace, shown(registry).problems) == ({NODE: "5"}, ())
+def test_entries_of_other_keyspaces_are_not_parsed() -> None:
+    registrations = PdRegistrations()
+    registrations.apply([put(value=b"{", keyspace="5"), put("nonsense", keyspace="5")])
+    assert (topology_of(registrations).other_keyspace, topology_of(registrations).problems) == (
+        {NODE: "5"},
+        (),
+    )
 
 
-def test_problems_come_and_go_with_their_keys() -> None:
-    registry = PdRegistrations()
-    assert registry.apply([put("nonsense"), put("a:1", value=b"{"), put("b:1")])
-    problems = shown(registry).problems
+def test_problems_appear_and_disappear_with_their_keys() -> None:
+    registrations = PdRegistrations()
+    assert registrations.apply([put("nonsense"), put("a:1", value=b"{"), put("b:1")])
+    problems = topology_of(registrations).problems
     assert [problem.subject for problem in problems] == [key("a:1"), key("nonsense")]
     assert "not JSON" in problems[0].reason
     assert "has no port" in problems[1].reason
-    assert list(shown(registry).nodes) == ["b:1"]
-    assert registry.apply([delete("nonsense"), put("a:1")])
-    assert shown(registry).problems == ()
-    assert sorted(shown(registry).nodes) == ["a:1", "b:1"]
+    assert list(topology_of(registrations).nodes) == ["b:1"]
+    assert registrations.apply([delete("nonsense"), put("a:1")])
+    assert topology_of(registrations).problems == ()
+    assert sorted(topology_of(registrations).nodes) == ["a:1", "b:1"]
 
 
-def test_a_node_whose_entry_becomes_unreadable_stays_what_it_was() -> None:
-    registry = PdRegistrations()
-    registry.apply([put(), put(field="ttl", value=b"1")])
-    registry.apply([put(value=b"{")])
-    assert shown(registry).nodes[NODE].version == "v8.5.3"
-    assert "what it said before stays in force" in shown(registry).problems[0].reason
-    registry.apply([put(value=info(version="v9"))])
-    assert (shown(registry).nodes[NODE].version, shown(registry).problems) == ("v9", ())
+def test_node_with_invalid_new_entry_keeps_the_last_valid_one() -> None:
+    registrations = PdRegistrations()
+    registrations.apply([put(), put(field="ttl", value=b"1")])
+    registrations.apply([put(value=b"{")])
+    assert topology_of(registrations).nodes[NODE].version == "v8.5.3"
+    assert "the last valid entry stays in effect" in topology_of(registrations).problems[0].reason
+    registrations.apply([put(value=info(version="v9"))])
+    assert (topology_of(registrations).nodes[NODE].version, topology_of(registrations).problems) == ("v9", ())
 
 
-def test_a_listing_replaces_what_was_known() -> None:
-    registry = PdRegistrations()
-    registry.apply([put("a:1"), put("a:1", "ttl", b"1"), put("b:1"), put("nonsense")])
-    assert registry.replace({key("b:1"): info(), key("b:1", "ttl"): b"1"})
-    topology = shown(registry)
+def test_listing_replaces_all_registrations() -> None:
+    registrations = PdRegistrations()
+    registrations.apply([put("a:1"), put("a:1", "ttl", b"1"), put("b:1"), put("nonsense")])
+    assert registrations.replace({key("b:1"): info(), key("b:1", "ttl"): b"1"})
+    topology = topology_of(registrations)
     assert (list(topology.nodes), topology.problems, topology.nodes["b:1"].registered) == (["b:1"], (), True)
 
 
-def test_one_change_among_5000_nodes_is_cheap() -> None:
-    registry = PdRegistrations()
-    registry.replace({key(f"tidb-{number}:4000"): info() for number in range(5000)})
+def test_one_change_among_5000_nodes_is_fast() -> None:
+    registrations = PdRegistrations()
+    registrations.replace({key(f"tidb-{number}:4000"): info() for number in range(5000)})
     best = float("inf")
     for number in range(50):
-        begun = time.perf_counter()
-        assert registry.apply([put(f"tidb-{number}:4000", value=info(version="v9"))])
-        assert len(shown(registry).nodes) == 5000
-        best = min(best, time.perf_counter() - begun)
-    assert best < 0.002  # parsing all of them takes some 100 ms
+        started_at = time.perf_counter()
+        assert registrations.apply([put(f"tidb-{number}:4000", value=info(version="v9"))])
+        assert len(topology_of(registrations).nodes) == 5000
+        best = min(best, time.perf_counter() - started_at)
+    assert best < 0.002  # parsing all of them takes about 100 ms
 
 
-def test_an_address_is_the_same_however_it_is_spelt() -> None:
+def test_addresses_are_normalized() -> None:
     assert (
         parse_address_field("[FD00:0::1]:4000/info")
         == parse_address_field("[fd00::1]:4000/info")

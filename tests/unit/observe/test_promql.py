@@ -1,4 +1,4 @@
-"""What is asked of a Prometheus, and what its answers mean."""
+"""PromQL queries, and parsing of Prometheus responses."""
 
 from __future__ import annotations
 
@@ -21,46 +21,49 @@ from controlplane.observe.node_metrics.promql import (
 )
 
 
-def answer(*named: tuple[str | None, str]) -> bytes:
+def response_body(*named_values: tuple[str | None, str]) -> bytes:
     result = [
         {"metric": {"job": "tidb"} | ({"instance": name} if name is not None else {}), "value": [1.5, value]}
-        for name, value in named
+        for name, value in named_values
     ]
     return json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}}).encode()
 
 
-def test_the_queries_are_those_of_the_documentation() -> None:
-    asked = build_queries({"job": "tidb", "cluster": 'a"b\\c'}, "pod")
-    chosen = r'job="tidb",cluster="a\"b\\c"'
-    assert asked == {
-        "age": f"time() - timestamp(process_cpu_seconds_total{{{chosen}}})",
-        "cpu_seconds": f"irate(process_cpu_seconds_total{{{chosen}}}[2m])",
-        "cpu_quota": f"tidb_server_maxprocs{{{chosen}}}",
-        "memory_bytes": f"process_resident_memory_bytes{{{chosen}}}",
-        "memory_quota_bytes": f"tidb_server_memory_quota_bytes{{{chosen}}}",
-        "growth": f"deriv(process_resident_memory_bytes{{{chosen}}}[1m])",
+def test_queries_match_the_documentation() -> None:
+    queries = build_queries({"job": "tidb", "cluster": 'a"b\\c'}, "pod")
+    matchers = r'job="tidb",cluster="a\"b\\c"'
+    assert queries == {
+        "age": f"time() - timestamp(process_cpu_seconds_total{{{matchers}}})",
+        "cpu_seconds": f"irate(process_cpu_seconds_total{{{matchers}}}[2m])",
+        "cpu_quota": f"tidb_server_maxprocs{{{matchers}}}",
+        "memory_bytes": f"process_resident_memory_bytes{{{matchers}}}",
+        "memory_quota_bytes": f"tidb_server_memory_quota_bytes{{{matchers}}}",
+        "growth": f"deriv(process_resident_memory_bytes{{{matchers}}}[1m])",
         "pd_requests": "sum by (pod) (increase("
-        f'pd_client_cmd_handle_cmds_duration_seconds_count{{{chosen},type="tso"}}[2m]))',
+        f'pd_client_cmd_handle_cmds_duration_seconds_count{{{matchers},type="tso"}}[2m]))',
         "pd_failures": "sum by (pod) (increase("
-        f'pd_client_cmd_handle_failed_cmds_duration_seconds_count{{{chosen},type="tso"}}[2m]))',
-        "tikv_requests": f"sum by (pod) (increase(tidb_tikvclient_request_seconds_count{{{chosen}}}[2m]))",
+        f'pd_client_cmd_handle_failed_cmds_duration_seconds_count{{{matchers},type="tso"}}[2m]))',
+        "tikv_requests": f"sum by (pod) (increase(tidb_tikvclient_request_seconds_count{{{matchers}}}[2m]))",
         "tikv_failures": "sum by (pod) (increase("
-        f'tidb_tikvclient_backoff_seconds_count{{{chosen},type="tikvRPC"}}[2m]))',
+        f'tidb_tikvclient_backoff_seconds_count{{{matchers},type="tikvRPC"}}[2m]))',
     }
 
 
-def test_values_are_read_by_what_names_the_node() -> None:
-    assert parse_values(answer(("a:1", "0.5"), ("b:1", "1e3")), "instance") == {"a:1": 0.5, "b:1": 1000.0}
-    assert parse_values(answer(), "instance") == {}
+def test_values_are_returned_by_instance_label() -> None:
+    assert parse_values(response_body(("a:1", "0.5"), ("b:1", "1e3")), "instance") == {
+        "a:1": 0.5,
+        "b:1": 1000.0,
+    }
+    assert parse_values(response_body(), "instance") == {}
 
 
-def test_a_value_that_is_no_number_or_has_no_name_is_left_out() -> None:
-    told = answer(("a", "NaN"), ("b", "+Inf"), (None, "1"), ("c", "-2"))
-    assert parse_values(told, "instance") == {"c": -2.0}
+def test_non_finite_and_unnamed_values_are_dropped() -> None:
+    body = response_body(("a", "NaN"), ("b", "+Inf"), (None, "1"), ("c", "-2"))
+    assert parse_values(body, "instance") == {"c": -2.0}
 
 
-def test_what_two_series_name_alike_is_left_out() -> None:
-    assert parse_values(answer(("a", "1"), ("a", "2"), ("b", "3")), "instance") == {"b": 3.0}
+def test_names_that_two_series_share_are_dropped() -> None:
+    assert parse_values(response_body(("a", "1"), ("a", "2"), ("b", "3")), "instance") == {"b": 3.0}
 
 
 @pytest.mark.parametrize(
@@ -80,8 +83,8 @@ def test_what_two_series_name_alike_is_left_out() -> None:
         b"[" * 100_000,
     ],
 )
-def test_what_prometheus_never_answers_is_told(body: bytes) -> None:
-    with pytest.raises(InvalidPrometheusResponse, match="not as Prometheus does"):
+def test_rejects_responses_that_prometheus_never_sends(body: bytes) -> None:
+    with pytest.raises(InvalidPrometheusResponse, match="does not answer like Prometheus"):
         parse_values(body, "instance")
 
 
@@ -98,16 +101,16 @@ JSON = st.recursive(
 
 @settings(max_examples=50)
 @given(JSON)
-def test_whatever_is_answered_is_read_or_told(told: object) -> None:
+def test_any_json_is_parsed_or_rejected(document: object) -> None:
     with contextlib.suppress(InvalidPrometheusResponse):
-        assert isinstance(parse_values(json.dumps(told).encode(), "instance"), dict)
+        assert isinstance(parse_values(json.dumps(document).encode(), "instance"), dict)
 
 
-def test_vital_signs_are_as_old_as_prometheus_says() -> None:
-    found = node_metrics_by_name(
+def test_metrics_have_the_age_that_prometheus_reports() -> None:
+    metrics = node_metrics_by_name(
         {
             AGE_QUERY: {"a": 12.5, "b": -0.5},
-            "cpu_seconds": {"a": 3.0, "stranger": 1.0},
+            "cpu_seconds": {"a": 3.0, "unknown": 1.0},
             "cpu_quota": {"a": 4.0, "b": 8.0},
             "memory_bytes": {"a": 50.0, "b": 50.0},
             "memory_quota_bytes": {"a": 100.0, "b": 0.0},
@@ -120,7 +123,7 @@ def test_vital_signs_are_as_old_as_prometheus_says() -> None:
         now=1000.0,
     )
     at = 987.5
-    assert found == {
+    assert metrics == {
         "a": NodeMetrics(
             MetricValue(0.75, at),
             4.0,
@@ -137,9 +140,9 @@ def target(address: str, status: str | None, status_host: str) -> CheckTarget:
     return CheckTarget(address, "10.0.0.1:4000", status, status_host)
 
 
-def test_a_node_is_named_by_its_status_port_its_host_or_its_pod() -> None:
+def test_nodes_are_found_by_status_port_host_or_pod() -> None:
     pod = "basic-tidb-0.basic-tidb-peer.default.svc:4000"
-    found = addresses_by_name(
+    addresses = addresses_by_name(
         {
             "10.0.0.1:4000": target("10.0.0.1:4000", "10.0.0.1:10080", "10.0.0.1"),
             pod: target(pod, "10.0.0.2:10080", "basic-tidb-0.basic-tidb-peer.default.svc"),
@@ -147,7 +150,7 @@ def test_a_node_is_named_by_its_status_port_its_host_or_its_pod() -> None:
             "bare:4000": target("bare:4000", None, ""),
         }
     )
-    assert found == {
+    assert addresses == {
         "10.0.0.1:10080": "10.0.0.1:4000",
         "10.0.0.1": "10.0.0.1:4000",
         "10.0.0.2:10080": pod,
@@ -160,9 +163,14 @@ def test_a_node_is_named_by_its_status_port_its_host_or_its_pod() -> None:
     }
 
 
-def test_what_names_two_nodes_names_none() -> None:
-    one, other = "h:4000", "h:4001"
-    found = addresses_by_name(
-        {one: target(one, "10.0.0.1:10080", "h"), other: target(other, "10.0.0.1:10081", "h")}
+def test_name_that_fits_two_nodes_is_ambiguous() -> None:
+    first, second = "h:4000", "h:4001"
+    addresses = addresses_by_name(
+        {first: target(first, "10.0.0.1:10080", "h"), second: target(second, "10.0.0.1:10081", "h")}
     )
-    assert found == {"h:10080": one, "10.0.0.1:10080": one, "h:10081": other, "10.0.0.1:10081": other}
+    assert addresses == {
+        "h:10080": first,
+        "10.0.0.1:10080": first,
+        "h:10081": second,
+        "10.0.0.1:10081": second,
+    }

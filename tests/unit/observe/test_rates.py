@@ -1,4 +1,4 @@
-"""From samples of counters to vital signs."""
+"""Node metrics, computed from counter samples."""
 
 from __future__ import annotations
 
@@ -13,63 +13,63 @@ from controlplane.observe.node_metrics.rates import append_sample, compute_node_
 
 
 def history(*samples: CounterSample) -> tuple[CounterSample, ...]:
-    seen: tuple[CounterSample, ...] = ()
+    kept: tuple[CounterSample, ...] = ()
     for sample in samples:
-        seen = append_sample(seen, sample)
-    return seen
+        kept = append_sample(kept, sample)
+    return kept
 
 
-def every(seconds: float, count: int, **growing: float) -> tuple[CounterSample, ...]:
-    """Counters that grow by so much a second, of a node with four cores and 100 bytes."""
+def every(seconds: float, count: int, **per_second: float) -> tuple[CounterSample, ...]:
+    """Return samples of a node with four cores and 100 bytes, whose counters grow by that much per second."""
 
-    def sample(since: float) -> CounterSample:
-        grown = {part: pace * since for part, pace in growing.items()}
-        return CounterSample(1000.0 + since, cpu_quota=4.0, memory_quota_bytes=100.0, **grown)
+    def sample(elapsed: float) -> CounterSample:
+        counters = {field: rate * elapsed for field, rate in per_second.items()}
+        return CounterSample(1000.0 + elapsed, cpu_quota=4.0, memory_quota_bytes=100.0, **counters)
 
     return history(*(sample(seconds * number) for number in range(count)))
 
 
 def about(value: float, at: float) -> MetricValue:
-    """A reading that equals those near it."""
+    """Return a metric value that equals those near it."""
     return MetricValue(cast(float, pytest.approx(value)), at)
 
 
-def values(of: NodeMetrics) -> dict[str, float | None]:
-    parts = {"cpu": of.cpu, "memory": of.memory, "pd": of.pd_failures, "tikv": of.tikv_failures}
-    return {name: part.value if part is not None else None for name, part in parts.items()}
+def values(node: NodeMetrics) -> dict[str, float | None]:
+    metrics = {"cpu": node.cpu, "memory": node.memory, "pd": node.pd_failures, "tikv": node.tikv_failures}
+    return {name: metric.value if metric is not None else None for name, metric in metrics.items()}
 
 
-def test_of_nothing_nothing_is_known() -> None:
+def test_no_counters_give_no_metrics() -> None:
     assert compute_node_metrics(()) == compute_node_metrics((CounterSample(5.0),)) == NodeMetrics()
 
 
-def test_cpu_is_time_used_over_time_and_quota() -> None:
-    found = compute_node_metrics(every(5.0, 4, cpu_seconds=3.0))
-    assert found.cpu == about(0.75, 1015.0)
-    assert found.cpu_quota == 4.0
+def test_cpu_is_used_time_per_time_and_quota() -> None:
+    metrics = compute_node_metrics(every(5.0, 4, cpu_seconds=3.0))
+    assert metrics.cpu == about(0.75, 1015.0)
+    assert metrics.cpu_quota == 4.0
 
 
-def test_cpu_is_that_of_the_last_30_seconds() -> None:
-    calm = every(5.0, 20, cpu_seconds=0.0)
-    last = calm[-1]
-    busy = calm
+def test_cpu_covers_the_last_30_seconds() -> None:
+    idle = every(5.0, 20, cpu_seconds=0.0)
+    last = idle[-1]
+    busy = idle
     for number in range(1, 7):
         at = last.at + 5.0 * number
         busy = append_sample(busy, CounterSample(at, cpu_seconds=4.0 * 5.0 * number, cpu_quota=4.0))
         assert compute_node_metrics(busy).cpu == about(number / 6, at)
 
 
-def test_cpu_takes_samples_a_second_apart() -> None:
+def test_cpu_needs_samples_a_second_apart() -> None:
     assert compute_node_metrics(every(0.4, 3, cpu_seconds=1.0)).cpu is None
     assert compute_node_metrics(every(0.5, 3, cpu_seconds=1.0)).cpu is not None
 
 
-def test_cpu_goes_by_the_last_two_samples_where_they_are_rarer_than_that() -> None:
+def test_cpu_uses_the_last_two_samples_if_they_are_rare() -> None:
     assert values(compute_node_metrics(every(60.0, 5, cpu_seconds=2.0)))["cpu"] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("quota", [None, 0.0])
-def test_without_a_quota_neither_cpu_nor_memory_is_known(quota: float | None) -> None:
+def test_cpu_and_memory_need_a_quota(quota: float | None) -> None:
     samples = history(
         *(
             CounterSample(at, cpu_seconds=at, cpu_quota=quota, memory_bytes=at, memory_quota_bytes=quota)
@@ -79,30 +79,32 @@ def test_without_a_quota_neither_cpu_nor_memory_is_known(quota: float | None) ->
     assert compute_node_metrics(samples) == NodeMetrics()
 
 
-def test_a_ratio_beyond_all_numbers_is_not_known() -> None:
-    """JSON has no infinity, and no share is made of it: a node must not spoil the answer for all others."""
-    almost = 1e-300
-    parts = {"cpu_seconds": 1e10, "memory_bytes": 1e10, "pd_failures": 1e10, "pd_requests": almost}
+def test_infinite_ratio_is_unknown() -> None:
+    """JSON has no infinity, and no share can be computed: one node must not break the response for all."""
+    almost_zero = 1e-300
+    counters = {"cpu_seconds": 1e10, "memory_bytes": 1e10, "pd_failures": 1e10, "pd_requests": almost_zero}
     samples = history(
-        CounterSample(1000.0, cpu_quota=almost, memory_quota_bytes=almost, **dict.fromkeys(parts, 0.0)),
-        CounterSample(1005.0, cpu_quota=almost, memory_quota_bytes=almost, **parts),
+        CounterSample(
+            1000.0, cpu_quota=almost_zero, memory_quota_bytes=almost_zero, **dict.fromkeys(counters, 0.0)
+        ),
+        CounterSample(1005.0, cpu_quota=almost_zero, memory_quota_bytes=almost_zero, **counters),
     )
     assert set(values(compute_node_metrics(samples)).values()) == {None}
 
 
-def test_memory_is_that_of_the_newest_sample_and_its_growth_that_of_10_seconds() -> None:
-    found = compute_node_metrics(every(5.0, 5, memory_bytes=2.0))
-    assert found.memory == about(0.4, 1020.0)
-    assert found.memory_growth == pytest.approx(0.02)
-    shrinks = append_sample(
+def test_memory_growth_covers_10_seconds() -> None:
+    metrics = compute_node_metrics(every(5.0, 5, memory_bytes=2.0))
+    assert metrics.memory == about(0.4, 1020.0)
+    assert metrics.memory_growth == pytest.approx(0.02)
+    shrinking = append_sample(
         every(5.0, 5, memory_bytes=2.0), CounterSample(1025.0, memory_bytes=0.0, memory_quota_bytes=100.0)
     )
-    # Since the newest one that is 10 s older: 30 bytes in 10 s.
-    assert compute_node_metrics(shrinks).memory_growth == pytest.approx(-0.03)
+    # Since the newest sample that is 10 s older: 30 bytes in 10 s.
+    assert compute_node_metrics(shrinking).memory_growth == pytest.approx(-0.03)
     assert compute_node_metrics(every(9.9, 2, memory_bytes=2.0)).memory_growth == 0.0
 
 
-def test_failures_are_counted_over_two_minutes() -> None:
+def test_failure_ratios_cover_two_minutes() -> None:
     samples = every(30.0, 3, pd_requests=10.0, pd_failures=5.0, tikv_requests=10.0, tikv_failures=30.0)
     assert values(compute_node_metrics(samples)) == {"cpu": None, "memory": None, "pd": 0.5, "tikv": 3.0}
     last = samples[-1]
@@ -114,29 +116,29 @@ def test_failures_are_counted_over_two_minutes() -> None:
                 at, pd_requests=(last.pd_requests or 0) + 300.0 * number, pd_failures=last.pd_failures
             ),
         )
-        found = compute_node_metrics(samples).pd_failures
-        assert found is not None
-        assert found.at == at
-        assert (found.value == 0.0) is (number >= 4)
+        metrics = compute_node_metrics(samples).pd_failures
+        assert metrics is not None
+        assert metrics.at == at
+        assert (metrics.value == 0.0) is (number >= 4)
 
 
 @pytest.mark.parametrize(
     ("failures", "requests", "ratio"), [(0.0, 0.0, 0.0), (0.0, 9.0, 0.0), (3.0, 0.0, 1.0), (3.0, 6.0, 0.5)]
 )
-def test_failures_without_a_request_count_as_all(failures: float, requests: float, ratio: float) -> None:
+def test_failures_without_requests_have_ratio_one(failures: float, requests: float, ratio: float) -> None:
     assert failure_ratio(failures, requests) == ratio
 
 
 @pytest.mark.parametrize("missing", ["pd_requests", "pd_failures"])
-def test_failures_are_not_known_without_one_of_the_two(missing: str) -> None:
-    both = {"pd_requests": 10.0, "pd_failures": 5.0, "tikv_requests": 10.0, "tikv_failures": 0.0}
-    found = compute_node_metrics(
-        every(5.0, 3, **{name: pace for name, pace in both.items() if name != missing})
+def test_failure_ratio_needs_both_counters(missing: str) -> None:
+    rates = {"pd_requests": 10.0, "pd_failures": 5.0, "tikv_requests": 10.0, "tikv_failures": 0.0}
+    metrics = compute_node_metrics(
+        every(5.0, 3, **{name: rate for name, rate in rates.items() if name != missing})
     )
-    assert (found.pd_failures, found.tikv_failures) == (None, MetricValue(0.0, 1010.0))
+    assert (metrics.pd_failures, metrics.tikv_failures) == (None, MetricValue(0.0, 1010.0))
 
 
-def test_what_the_newest_sample_lacks_is_not_known() -> None:
+def test_metrics_need_counters_in_the_newest_sample() -> None:
     samples = every(5.0, 5, cpu_seconds=1.0, memory_bytes=1.0, pd_requests=1.0, pd_failures=1.0)
     assert None not in (
         compute_node_metrics(samples).cpu,
@@ -147,28 +149,28 @@ def test_what_the_newest_sample_lacks_is_not_known() -> None:
 
 
 @pytest.mark.parametrize("counter", ["cpu_seconds", "pd_requests", "tikv_failures"])
-def test_after_a_restart_nothing_from_before_counts(counter: str) -> None:
+def test_restart_discards_older_samples(counter: str) -> None:
     running = dict.fromkeys(
         ("cpu_seconds", "pd_requests", "pd_failures", "tikv_requests", "tikv_failures"), 1.0
     )
     samples = every(5.0, 5, **running)
     counts: dict[str, Any] = dict.fromkeys(running, 1e6) | {counter: 0.5}
-    again = append_sample(samples, CounterSample(1025.0, cpu_quota=4.0, **counts))
-    assert len(again) == 1
-    assert values(compute_node_metrics(again)) == dict.fromkeys(("cpu", "memory", "pd", "tikv"))
+    restarted = append_sample(samples, CounterSample(1025.0, cpu_quota=4.0, **counts))
+    assert len(restarted) == 1
+    assert values(compute_node_metrics(restarted)) == dict.fromkeys(("cpu", "memory", "pd", "tikv"))
     later = {name: count + 2.0 for name, count in counts.items()}
-    assert values(compute_node_metrics(append_sample(again, CounterSample(1030.0, cpu_quota=4.0, **later))))[
-        "cpu"
-    ] == pytest.approx(0.1)
+    assert values(
+        compute_node_metrics(append_sample(restarted, CounterSample(1030.0, cpu_quota=4.0, **later)))
+    )["cpu"] == pytest.approx(0.1)
 
 
-def test_a_sample_that_lacks_a_counter_hides_no_restart() -> None:
+def test_restart_is_detected_despite_a_missing_counter() -> None:
     samples = append_sample(every(5.0, 5, cpu_seconds=1.0), CounterSample(1025.0, cpu_quota=4.0))
-    again = CounterSample(1030.0, cpu_quota=4.0, cpu_seconds=1.0)
-    assert append_sample(samples, again) == (again,)
+    restarted = CounterSample(1030.0, cpu_quota=4.0, cpu_seconds=1.0)
+    assert append_sample(samples, restarted) == (restarted,)
 
 
-def test_what_was_sampled_over_two_minutes_ago_does_not_count() -> None:
+def test_samples_older_than_two_minutes_are_dropped() -> None:
     samples = every(5.0, 60, cpu_seconds=1.0)
     assert samples[0].at == samples[-1].at - 120.0
     assert append_sample(samples, CounterSample(5000.0, cpu_seconds=1e4)) == (
@@ -176,22 +178,22 @@ def test_what_was_sampled_over_two_minutes_ago_does_not_count() -> None:
     )
 
 
-def test_a_sample_that_is_not_newer_is_left_out() -> None:
+def test_sample_that_is_not_newer_is_ignored() -> None:
     samples = every(5.0, 2, cpu_seconds=1.0)
     assert append_sample(samples, CounterSample(1005.0, cpu_seconds=7.0)) == samples
 
 
 COUNTS = st.none() | st.floats(0, 1e300)
 SAMPLES = st.lists(
-    st.tuples(st.floats(0, 1e6), *([COUNTS] * 8)).map(lambda parts: CounterSample(*parts)), max_size=40
+    st.tuples(st.floats(0, 1e6), *([COUNTS] * 8)).map(lambda fields: CounterSample(*fields)), max_size=40
 )
 
 
 @given(SAMPLES)
-def test_whatever_is_counted_nothing_known_is_below_zero_or_older_than_the_newest_sample(
+def test_metrics_are_current_and_not_negative(
     samples: list[CounterSample],
 ) -> None:
-    seen = history(*samples)
-    found = compute_node_metrics(seen)
-    for reading in (found.cpu, found.memory, found.pd_failures, found.tikv_failures):
-        assert reading is None or (reading.value >= 0.0 and reading.at == seen[-1].at)
+    kept = history(*samples)
+    metrics = compute_node_metrics(kept)
+    for metric in (metrics.cpu, metrics.memory, metrics.pd_failures, metrics.tikv_failures):
+        assert metric is None or (metric.value >= 0.0 and metric.at == kept[-1].at)

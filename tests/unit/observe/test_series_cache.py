@@ -1,4 +1,4 @@
-"""Series that were told before: known again by their bytes, with the same outcome as when they are read."""
+"""The series cache: cached series give the same result as parsed ones."""
 
 from __future__ import annotations
 
@@ -23,83 +23,84 @@ from tests.support.controlplane.telemetry_messages import (
 )
 
 A, B = "10.0.0.1:4000", "[fd00::1]:4000"
-KNOWN = frozenset((A, B))
+KNOWN_NODES = frozenset((A, B))
 LOGINS = COLUMNS["logins", ""]
-NOON = 1_800_000_000_000  # Unix time in milliseconds
+NOW_MS = 1_800_000_000_000  # Unix time in milliseconds
 
 
-def timed(serialised: bytes, at: int = NOON) -> bytes:
-    """A family with the time that Envoy puts behind each value; a value of zero is an empty message there."""
-    made = MetricFamily.FromString(serialised)
-    (metric,) = made.metric
+def with_time(serialized: bytes, at: int = NOW_MS) -> bytes:
+    """Add the timestamp that Envoy puts after each value; in Envoy, a value of zero is an empty message."""
+    family = MetricFamily.FromString(serialized)
+    (metric,) = family.metric
     is_zero = not (metric.counter or metric.gauge)
     body = metric.SerializeToString() + (b"\x1a\x00" if is_zero else b"") + b"\x30" + varint(at)
-    return bytes(MetricFamily(name=made.name).SerializeToString() + delimited(4, body))
+    return bytes(MetricFamily(name=family.name).SerializeToString() + delimited(4, body))
 
 
-def logins(count: float, node: str = A, at: int = NOON) -> bytes:
-    return timed(metric_family("tidevoy.logins", count, node=node), at)
+def logins(count: float, node: str = A, at: int = NOW_MS) -> bytes:
+    return with_time(metric_family("tidevoy.logins", count, node=node), at)
 
 
-def knowing(*families: bytes, node: str = A) -> tuple[SeriesCache, NodeCounters]:
-    """One that has learned these, which are logins, and a tally with a row for the node."""
-    recall, tally = SeriesCache(), NodeCounters()
-    for each in families:
-        (metric,) = MetricFamily.FromString(each).metric
-        recall.add(each, Value.FromString(metric.counter).value, node, LOGINS)
-    tally.set_value(node, LOGINS, -1.0)
-    return recall, tally
+def cache_with(*families: bytes, node: str = A) -> tuple[SeriesCache, NodeCounters]:
+    """Return a cache that has these login series, and counters with a row for the node."""
+    cache, counters = SeriesCache(), NodeCounters()
+    for family in families:
+        (metric,) = MetricFamily.FromString(family).metric
+        cache.add(family, Value.FromString(metric.counter).value, node, LOGINS)
+    counters.set_value(node, LOGINS, -1.0)
+    return cache, counters
 
 
 @pytest.mark.parametrize("count", [1, 7.0, 2.0**40])
-def test_a_series_is_known_again_with_another_value_at_another_time(count: float) -> None:
-    recall, tally = knowing(logins(5))
-    assert recall.apply_known([logins(count, at=NOON + 1_000)], tally) == []
-    assert tally.rows[A][LOGINS] == count
+def test_cached_series_is_found_with_another_value_and_time(count: float) -> None:
+    cache, counters = cache_with(logins(5))
+    assert cache.apply_known([logins(count, at=NOW_MS + 1_000)], counters) == []
+    assert counters.rows[A][LOGINS] == count
 
 
-def test_a_zero_has_bytes_of_its_own() -> None:
-    recall, tally = knowing(logins(5), logins(0))
-    assert recall.apply_known([logins(3)], tally) == []
-    assert recall.apply_known([logins(0, at=NOON + 5)], tally) == []
-    assert tally.rows[A][LOGINS] == 0
-    unaware, fresh = knowing(logins(5))
-    assert unaware.apply_known([logins(0)], fresh) == [logins(0)]
+def test_zero_value_has_its_own_cache_entry() -> None:
+    cache, counters = cache_with(logins(5), logins(0))
+    assert cache.apply_known([logins(3)], counters) == []
+    assert cache.apply_known([logins(0, at=NOW_MS + 5)], counters) == []
+    assert counters.rows[A][LOGINS] == 0
+    cache, counters = cache_with(logins(5))
+    assert cache.apply_known([logins(0)], counters) == [logins(0)]
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, 2.0**63])
-def test_what_is_no_count_is_left_to_be_read(value: float) -> None:
-    recall, tally = knowing(logins(5))
-    assert recall.apply_known([logins(value)], tally) == [logins(value)]
+def test_invalid_count_is_left_to_the_parser(value: float) -> None:
+    cache, counters = cache_with(logins(5))
+    assert cache.apply_known([logins(value)], counters) == [logins(value)]
 
 
-def test_other_nodes_and_other_forms_are_left_to_be_read() -> None:
-    recall, tally = knowing(logins(5))
-    untimed = metric_family("tidevoy.logins", 6, node=A)
-    gauge = timed(metric_family("tidevoy.logins", 5, gauge=True, node=A))
-    others = [logins(5, B), untimed, gauge, b"torn, tidevoy."]
-    assert recall.apply_known(others, tally) == others
+def test_other_nodes_and_layouts_are_left_to_the_parser() -> None:
+    cache, counters = cache_with(logins(5))
+    without_time = metric_family("tidevoy.logins", 6, node=A)
+    gauge = with_time(metric_family("tidevoy.logins", 5, gauge=True, node=A))
+    others = [logins(5, B), without_time, gauge, b"torn, tidevoy."]
+    assert cache.apply_known(others, counters) == others
     assert (
-        recall.apply_known([timed(metric_family("cluster.tidb.total", 5)), b"", b"\x00" * 40], tally) == []
+        cache.apply_known([with_time(metric_family("cluster.tidb.total", 5)), b"", b"\x00" * 40], counters)
+        == []
     )  # not ours
-    for each in (untimed, b"", b"\x00" * 40):
-        recall.add(each, 6.0, A, LOGINS)
-    assert recall.apply_known([untimed], tally) == [untimed]
+    for family in (without_time, b"", b"\x00" * 40):
+        cache.add(family, 6.0, A, LOGINS)
+    assert cache.apply_known([without_time], counters) == [without_time]
 
 
-def test_a_node_that_is_forgotten_is_left_to_be_read() -> None:
-    recall, tally = knowing(logins(5))
-    tally.retain(frozenset((B,)))
-    assert recall.apply_known([logins(6)], tally) == [logins(6)]
+def test_forgotten_node_is_left_to_the_parser() -> None:
+    cache, counters = cache_with(logins(5))
+    counters.retain(frozenset((B,)))
+    assert cache.apply_known([logins(6)], counters) == [logins(6)]
 
 
-def test_a_row_that_was_given_away_is_not_changed_any_more() -> None:
-    recall, tally = knowing(logins(5))
-    recall.apply_known([logins(6)], tally)
-    before = tally.snapshot()
-    recall.apply_known([logins(7)], tally)
-    assert (before[A][LOGINS], tally.rows[A][LOGINS]) == (6, 7)
-    assert tally.snapshot()[A] is tally.snapshot()[A]  # nothing new was told, so nothing is copied
+def test_rows_of_a_snapshot_do_not_change() -> None:
+    cache, counters = cache_with(logins(5))
+    cache.apply_known([logins(6)], counters)
+    before = counters.snapshot()
+    cache.apply_known([logins(7)], counters)
+    assert (before[A][LOGINS], counters.rows[A][LOGINS]) == (6, 7)
+    assert counters.snapshot()[A] is counters.snapshot()[A]  # nothing changed, so nothing is copied
 
 
 NODES = st.sampled_from([A, B, "10.9.9.9:1"])
@@ -118,38 +119,38 @@ FLUSHES = st.lists(
 
 
 @given(flushes=FLUSHES)
-def test_a_stream_that_knows_all_again_tells_the_same_as_one_that_reads(
+def test_cached_and_parsed_streams_give_equal_reports(
     flushes: list[dict[tuple[str, str, int], float]],
 ) -> None:
-    shared = SeriesCache()
-    knowing_ones = [TelemetryStream(lambda: KNOWN, shared) for _ in range(2)]
-    reading_one = TelemetryStream(lambda: KNOWN)
+    shared_cache = SeriesCache()
+    cached_streams = [TelemetryStream(lambda: KNOWN_NODES, shared_cache) for _ in range(2)]
+    parsing_stream = TelemetryStream(lambda: KNOWN_NODES)
     for number, flush in enumerate(flushes):
-        at = NOON // 1000 + number
-        timed_ones = [_series(*each, value, at * 1000) for each, value in flush.items()]
-        # Without a time behind the value nothing is known again.
-        plain = [_series(*each, value) for each, value in flush.items()]
-        expected = _told(reading_one, plain, float(at))
-        assert [_told(each, timed_ones, float(at)) for each in knowing_ones] == [expected] * 2
+        at = NOW_MS // 1000 + number
+        with_times = [_series(*series, value, at * 1000) for series, value in flush.items()]
+        # Without a timestamp after the value, no series is found in the cache.
+        without_times = [_series(*series, value) for series, value in flush.items()]
+        expected = _receive(parsing_stream, without_times, float(at))
+        reports = [_receive(stream, with_times, float(at)) for stream in cached_streams]
+        assert reports == [expected] * 2
 
 
-def test_all_that_a_module_tells_is_known_again() -> None:
-    shared, tally = SeriesCache(), NodeCounters()
-    families = [timed(each) for each in all_families(A)]
-    fed = TelemetryStream(lambda: KNOWN, shared)
-    fed.receive(metrics_message(*families, envoy="e1"), 1.0)
-    for each in (A, ""):
-        tally.set_value(each, 0, 0.0)
-    assert (
-        shared.apply_known(families, tally) == families[:1]
-    )  # which says who tells it, and that the flush is over
+def test_all_series_of_a_module_are_cached() -> None:
+    cache, counters = SeriesCache(), NodeCounters()
+    families = [with_time(family) for family in all_families(A)]
+    stream = TelemetryStream(lambda: KNOWN_NODES, cache)
+    stream.receive(metrics_message(*families, envoy="e1"), 1.0)
+    for node in (A, ""):
+        counters.set_value(node, 0, 0.0)
+    # Only `module_info` is parsed in each flush.
+    assert cache.apply_known(families, counters) == families[:1]
 
 
 def _series(name: str, node: str, state: int, value: float, at: int | None = None) -> bytes:
     labels = {"node": node} | ({"state": SESSION_STATES[state]} if name == "sessions" else {})
-    made = metric_family(f"tidevoy.{name}", value, gauge=name == "sessions", **labels)
-    return made if at is None else timed(made, at)
+    family = metric_family(f"tidevoy.{name}", value, gauge=name == "sessions", **labels)
+    return family if at is None else with_time(family, at)
 
 
-def _told(fed: TelemetryStream, families: Sequence[bytes], at: float) -> ModuleReport | None:
-    return fed.receive(metrics_message(*families, module_info_family(), envoy="e1"), at)
+def _receive(stream: TelemetryStream, families: Sequence[bytes], at: float) -> ModuleReport | None:
+    return stream.receive(metrics_message(*families, module_info_family(), envoy="e1"), at)

@@ -1,4 +1,4 @@
-"""Nodes from the configuration and from the API as topologies."""
+"""Topologies of the nodes from the configuration and from the API."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from controlplane.model.nodes import Node, Source
 from controlplane.observe.discovery import static_nodes
 
 
-def test_configured_nodes_keep_everything_that_was_configured() -> None:
+def test_configured_nodes_keep_all_settings() -> None:
     topology = static_nodes.from_config(
         [
             StaticNodeSettings(
@@ -32,13 +32,13 @@ def test_configured_nodes_keep_everything_that_was_configured() -> None:
     }
 
 
-def test_no_nodes_make_a_complete_and_empty_topology() -> None:
+def test_topology_without_nodes_is_complete() -> None:
     assert static_nodes.from_config([]).is_complete
     assert static_nodes.from_api({}, 100).is_complete
     assert not static_nodes.from_config([]).nodes
 
 
-def test_added_nodes_take_the_default_weight_only_when_they_have_none() -> None:
+def test_added_nodes_without_weight_get_the_default() -> None:
     topology = static_nodes.from_api(
         {
             "a:4000": AddedNode("a:4000", status_address="a:10080", labels={"rack": "7"}),
@@ -53,7 +53,7 @@ def test_added_nodes_take_the_default_weight_only_when_they_have_none() -> None:
     assert topology.nodes["b:4000"].weight == 1
 
 
-def test_later_changes_of_the_given_labels_do_not_reach_the_topology() -> None:
+def test_topology_copies_the_labels() -> None:
     labels = {"zone": "a"}
     topology = static_nodes.from_config([StaticNodeSettings(address="a:4000", labels=labels)])
     labels["zone"] = "b"

@@ -1,4 +1,4 @@
-"""What is read of an Envoy's stats: hand-made messages, whole, in pieces, foreign, malformed."""
+"""Parsing of an Envoy's stats from hand-written messages: complete, partial, unrelated and malformed."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from tests.support.controlplane.telemetry_messages import (
 )
 
 A, B = "10.0.0.1:4000", "[fd00::1]:4000"
-KNOWN = frozenset((A, B))
+KNOWN_NODES = frozenset((A, B))
 
 
-def stream(known: frozenset[str] = KNOWN) -> TelemetryStream:
-    return TelemetryStream(lambda: known)
+def new_stream(known_nodes: frozenset[str] = KNOWN_NODES) -> TelemetryStream:
+    return TelemetryStream(lambda: known_nodes)
 
 
-def told(fed: TelemetryStream, *families: bytes, at: float = 1.0, envoy: str = "e1") -> ModuleReport:
-    """A flush of one message; what is in it last counts."""
-    report = fed.receive(metrics_message(module_info_family(), *families, envoy=envoy), at)
+def flush(stream: TelemetryStream, *families: bytes, at: float = 1.0, envoy: str = "e1") -> ModuleReport:
+    """Receive a flush of one message and return its report."""
+    report = stream.receive(metrics_message(module_info_family(), *families, envoy=envoy), at)
     assert report is not None
     return report
 
 
-def heard(fed: TelemetryStream, *families: bytes, at: float = 1.0) -> SessionCounts | None:
-    """What is known of sessions after a message, which is a part of a flush."""
-    report = fed.receive(metrics_message(*families, envoy="e1"), at)
+def counts_after(stream: TelemetryStream, *families: bytes, at: float = 1.0) -> SessionCounts | None:
+    """Receive a message, which is a part of a flush, and return the session counts of its report."""
+    report = stream.receive(metrics_message(*families, envoy="e1"), at)
     return report.session_counts if report is not None else None
 
 
@@ -45,23 +45,25 @@ def logins(count: float, node: str = A) -> bytes:
     return metric_family("tidevoy.logins", count, node=node)
 
 
-def test_an_ejection_is_reported_until_it_ends() -> None:
+def test_ejection_is_reported_until_it_ends() -> None:
     def ejected(since: int, reason: str = "closed", node: str = A) -> bytes:
         return metric_family("tidevoy.ejected_since", since, gauge=True, node=node, reason=reason)
 
-    fed = stream()
-    assert told(fed).ejections == {}
-    assert told(fed, ejected(1000)).ejections == {A: Ejection("e1", "closed", 1000)}
-    # It was tried again and failed for another reason.
-    report = told(fed, ejected(0), ejected(1000, "connect"), ejected(1001, node=B))
+    stream = new_stream()
+    assert flush(stream).ejections == {}
+    assert flush(stream, ejected(1000)).ejections == {A: Ejection("e1", "closed", 1000)}
+    # The Envoy tried the node again and ejected it for another reason.
+    report = flush(stream, ejected(0), ejected(1000, "connect"), ejected(1001, node=B))
     assert report.ejections == {A: Ejection("e1", "connect", 1000), B: Ejection("e1", "closed", 1001)}
-    report = told(fed, ejected(5, "whim"), ejected(5, node="10.9.9.9:4000"), ejected(0, "connect"))
+    report = flush(
+        stream, ejected(5, "unknown reason"), ejected(5, node="10.9.9.9:4000"), ejected(0, "connect")
+    )
     assert (report.ejections, report.dropped_series) == ({B: Ejection("e1", "closed", 1001)}, 2)
     assert not report.nodes
 
 
-def test_every_family_has_its_place() -> None:
-    report = told(stream(), *all_families(B))
+def test_every_family_is_parsed() -> None:
+    report = flush(new_stream(), *all_families(B))
     assert (report.envoy, report.at, report.version, report.dropped_series) == ("e1", 1.0, "0.1.0", 0)
     assert report.nodes == {
         B: Traffic(
@@ -84,46 +86,46 @@ def test_every_family_has_its_place() -> None:
 
 
 def test_only_the_first_message_names_the_envoy() -> None:
-    fed = stream()
-    assert told(fed, logins(1)).envoy == "e1"
-    assert told(fed, logins(2), envoy="").envoy == "e1"
-    assert told(fed, logins(3), envoy="someone-else").envoy == "e1"
+    stream = new_stream()
+    assert flush(stream, logins(1)).envoy == "e1"
+    assert flush(stream, logins(2), envoy="").envoy == "e1"
+    assert flush(stream, logins(3), envoy="someone-else").envoy == "e1"
 
 
-def test_a_flush_in_several_messages_adds_up_and_later_values_replace_earlier_ones() -> None:
-    fed = stream()
-    assert fed.receive(metrics_message(logins(6), envoy="e1"), 1.0) is None
-    assert fed.receive(metrics_message(sessions_family(5, A, "busy")), 1.0) is None
-    report = told(fed, logins(1, B), envoy="")
+def test_flush_of_several_messages_is_combined() -> None:
+    stream = new_stream()
+    assert stream.receive(metrics_message(logins(6), envoy="e1"), 1.0) is None
+    assert stream.receive(metrics_message(sessions_family(5, A, "busy")), 1.0) is None
+    report = flush(stream, logins(1, B), envoy="")
     assert report.nodes == {A: Traffic(sessions={"busy": 5}, logins=6), B: Traffic(logins=1)}
-    # What comes behind `module_info` is told with the next one.
-    assert fed.receive(metrics_message(sessions_family(0, A, "busy")), 1.0) is None
-    report = told(fed, logins(7), envoy="")
+    # Series after `module_info` are in the next report.
+    assert stream.receive(metrics_message(sessions_family(0, A, "busy")), 1.0) is None
+    report = flush(stream, logins(7), envoy="")
     assert report.nodes == {A: Traffic(sessions={"busy": 0}, logins=7), B: Traffic(logins=1)}
 
 
-def test_a_report_is_never_changed_afterwards() -> None:
-    fed = stream()
-    first = told(fed, *all_families(A))
-    told(fed, logins(1000), metric_family("tidevoy.sessions", 1000, node=A, state="idle"))
+def test_reports_are_immutable() -> None:
+    stream = new_stream()
+    first = flush(stream, *all_families(A))
+    flush(stream, logins(1000), metric_family("tidevoy.sessions", 1000, node=A, state="idle"))
     assert (first.nodes[A].logins, first.nodes[A].sessions["idle"]) == (9, 3)
 
 
-def test_an_envoy_without_the_module_tells_nothing() -> None:
-    fed = stream()
+def test_envoy_without_the_module_gives_no_report() -> None:
+    stream = new_stream()
     others = [
         metric_family("cluster.upstream_cx_total", 3, cluster="tidevoy.sessions"),
         metric_family("server.uptime", 1, gauge=True),
         metric_family("my.tidevoy.logins", 1, node=A),
         metric_family("logins", 1, node=A, cluster="tidevoy."),
     ]
-    assert fed.receive(metrics_message(*others, envoy="e1"), 1.0) is None
-    assert fed.envoy == "e1"
+    assert stream.receive(metrics_message(*others, envoy="e1"), 1.0) is None
+    assert stream.envoy == "e1"
 
 
-def test_unknown_families_and_labels_are_passed_over_without_counting_them() -> None:
+def test_unknown_families_and_labels_are_ignored_uncounted() -> None:
     extra = metric_family("tidevoy.logins", 4, node=A, zone="new")
-    report = told(stream(), extra, metric_family("tidevoy.of_a_newer_module", 1, node=A))
+    report = flush(new_stream(), extra, metric_family("tidevoy.of_a_newer_module", 1, node=A))
     assert report.nodes == {A: Traffic(logins=4)}
     assert report.dropped_series == 0
 
@@ -141,61 +143,66 @@ def test_unknown_families_and_labels_are_passed_over_without_counting_them() -> 
         logins(math.nan),
         logins(math.inf),
         logins(1e300),
-        b"\x0a\x0etidevoy.logins\x22\xff",  # says that more follows
-        b"\x0a\x0ctidevoy.\xff\xfe\x00\x01",  # no UTF-8
+        b"\x0a\x0etidevoy.logins\x22\xff",  # claims that more bytes follow
+        b"\x0a\x0ctidevoy.\xff\xfe\x00\x01",  # not UTF-8
         MetricFamily(name="tidevoy.logins", metric=[{"label": [b"\xff"]}]).SerializeToString(),
     ],
 )
-def test_what_cannot_be_used_is_left_out_and_counted(series: bytes) -> None:
-    report = told(stream(), series, logins(2, B))
+def test_unusable_series_are_dropped_and_counted(series: bytes) -> None:
+    report = flush(new_stream(), series, logins(2, B))
     assert report.nodes == {B: Traffic(logins=2)}
     assert report.dropped_series == 1
 
 
-def test_a_message_that_is_none_is_counted_and_forgiven() -> None:
-    fed = stream()
-    assert fed.receive(b"\xff\xff", 1.0) is None
-    assert fed.envoy == ""
-    told(fed, logins(1))
-    assert fed.receive(b"\x0a\xff", 2.0) is None
-    report = told(fed)
+def test_malformed_message_is_counted_and_skipped() -> None:
+    stream = new_stream()
+    assert stream.receive(b"\xff\xff", 1.0) is None
+    assert stream.envoy == ""
+    flush(stream, logins(1))
+    assert stream.receive(b"\x0a\xff", 2.0) is None
+    report = flush(stream)
     assert (report.nodes, report.dropped_series) == ({A: Traffic(logins=1)}, 2)
 
 
-def test_nodes_that_are_forgotten_are_forgotten_here_too() -> None:
-    known = set(KNOWN)
-    fed = TelemetryStream(lambda: frozenset(known))
-    told(
-        fed, logins(1, A), logins(2, B), metric_family("tidevoy.login_failures", 1, node="", reason="no_node")
+def test_forgotten_nodes_are_removed() -> None:
+    known_nodes = set(KNOWN_NODES)
+    stream = TelemetryStream(lambda: frozenset(known_nodes))
+    flush(
+        stream,
+        logins(1, A),
+        logins(2, B),
+        metric_family("tidevoy.login_failures", 1, node="", reason="no_node"),
     )
-    known.remove(A)
-    report = told(fed, logins(1, A), logins(2, B), envoy="")
+    known_nodes.remove(A)
+    report = flush(stream, logins(1, A), logins(2, B), envoy="")
     assert set(report.nodes) == {B, ""}
     assert report.dropped_series == 1
 
 
-def test_refusals_are_bounded_in_number_and_length() -> None:
-    fed = stream()
+def test_config_rejections_are_bounded_in_number_and_length() -> None:
+    stream = new_stream()
     texts = [
         metric_family("tidevoy.config_refusals", 1, extension="session", text=f"{n} " + "x" * 10_000)
         for n in range(40)
     ]
-    report = told(fed, *texts)
+    report = flush(stream, *texts)
     assert len(report.rejections) == 16
     assert {len(text) for _, text in report.rejections} == {500}
     assert report.dropped_series == 24
-    assert told(fed, *texts[:16], envoy="").rejections == report.rejections
+    assert flush(stream, *texts[:16], envoy="").rejections == report.rejections
 
 
-def test_a_refusal_that_never_was_is_none() -> None:
-    refused = metric_family("tidevoy.config_refusals", 0, extension="session", text="nothing")
-    assert told(stream(), refused, logins(1)).rejections == {}
+def test_config_rejection_with_count_zero_is_ignored() -> None:
+    rejected = metric_family("tidevoy.config_refusals", 0, extension="session", text="nothing")
+    assert flush(new_stream(), rejected, logins(1)).rejections == {}
 
 
-def test_several_series_in_one_family_count_too() -> None:
+def test_family_may_have_several_series() -> None:
     both = MetricFamily.FromString(logins(1, A))
     both.metric.append(MetricFamily.FromString(logins(2, B)).metric[0])
-    assert {node: part.logins for node, part in told(stream(), both.SerializeToString()).nodes.items()} == {
+    assert {
+        node: part.logins for node, part in flush(new_stream(), both.SerializeToString()).nodes.items()
+    } == {
         A: 1,
         B: 2,
     }
@@ -205,33 +212,33 @@ def bucket(count: int, le: str = "+Inf") -> bytes:
     return metric_family("tidevoy.command_seconds_bucket", count, node=A, le=le)
 
 
-def test_buckets_never_fall_from_one_bound_to_the_next() -> None:
-    buckets = told(stream(), bucket(10, "0.01"), bucket(9, "0.025"), bucket(12)).nodes[A].latency_buckets
+def test_buckets_never_decrease() -> None:
+    buckets = flush(new_stream(), bucket(10, "0.01"), bucket(9, "0.025"), bucket(12)).nodes[A].latency_buckets
     assert buckets == (0, 0, 0, 0, 10, 10, 10, 10, 10, 10, 10, 10, 10, 12)
 
 
-def test_recent_commands_are_those_of_the_last_minute_or_two() -> None:
-    fed = stream()
+def test_recent_commands_cover_one_to_two_minutes() -> None:
+    stream = new_stream()
 
     def recent(count: int, at: float) -> int:
-        return told(fed, bucket(count), at=at).nodes[A].recent_latency_buckets[-1]
+        return flush(stream, bucket(count), at=at).nodes[A].recent_latency_buckets[-1]
 
-    assert recent(1000, 0.0) == 0  # of how long ago, nobody knows
+    assert recent(1000, 0.0) == 0  # their age is unknown
     assert recent(1000, 0.5) == 0  # the rest of that flush
     assert recent(1010, 5.0) == 0  # the baseline
     assert recent(1020, 10.0) == 10
     assert recent(1030, 65.0) == 20  # the second baseline
     assert recent(1040, 124.9) == 30
-    assert recent(1050, 125.0) == 20  # the first is gone
-    assert recent(7, 130.0) == 0  # a count that falls says nothing, and is no reason to stop
+    assert recent(1050, 125.0) == 20  # the first baseline is dropped
+    assert recent(7, 130.0) == 0  # a counter that decreases gives zero, not an error
 
 
-def test_a_flush_is_reported_with_what_it_has_once() -> None:
-    """Envoy tells all counters of a flush before that."""
-    fed = stream()
+def test_each_flush_gives_one_report() -> None:
+    """The report comes with `module_info`, which Envoy sends after all counters of a flush."""
+    stream = new_stream()
 
     def reports(*families: bytes) -> list[bool]:
-        report = fed.receive(metrics_message(*families, envoy="e1"), 5.0)
+        report = stream.receive(metrics_message(*families, envoy="e1"), 5.0)
         return [report.is_first] if report is not None else []
 
     assert reports(logins(1)) == []
@@ -241,7 +248,7 @@ def test_a_flush_is_reported_with_what_it_has_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "instance"),
+    ("label", "instance"),
     [
         ("00c0ffee00c0ffee", "00c0ffee00c0ffee"),
         ("", ""),
@@ -250,106 +257,107 @@ def test_a_flush_is_reported_with_what_it_has_once() -> None:
         ("x,y=1:2", ""),
     ],
 )
-def test_an_envoys_process_is_known_by_sixteen_digits(said: str, instance: str) -> None:
-    fed = stream()
-    told(fed, module_info_family(instance=said))
-    report = told(fed, module_info_family(instance=said))
+def test_instance_must_have_sixteen_hex_digits(label: str, instance: str) -> None:
+    stream = new_stream()
+    flush(stream, module_info_family(instance=label))
+    report = flush(stream, module_info_family(instance=label))
     assert report.instance == instance
     assert report.session_counts is not None
     assert report.session_counts.instance == instance
-    assert told(stream(), module_info_family()).instance == ""  # as an older module tells it
+    assert flush(new_stream(), module_info_family()).instance == ""  # as an older module sends it
 
 
-def test_sessions_are_known_when_all_stats_have_come() -> None:
-    fed = stream()
-    assert heard(fed, sessions_family(2, A), at=10.0) is None
-    assert heard(fed, module_info_family(), at=10.25) is None
-    assert heard(fed, sessions_family(5, A, "busy"), at=10.5) is None  # the rest of the first flush
-    assert heard(fed, sessions_family(2, A), at=11.0) is None
-    whole = heard(fed, module_info_family(), at=11.25)
-    assert whole is not None
-    # What came in the same flush before its first `module_info` may be older than that, but not by much.
-    assert (whole.at, whole.counting_since) == (11.25, 9.25)
-    assert (whole.sessions, whole.complete_nodes, whole.has_served) == ({A: 7}, KNOWN, True)
-    assert heard(fed, sessions_family(0, A, "busy"), at=11.5) is None
-    later = heard(fed, sessions_family(2, A), module_info_family(), at=12.25)
-    assert later == SessionCounts(12.25, 10.25, {A: 2}, KNOWN)
-    last = heard(fed, module_info_family(), sessions_family(0, A), sessions_family(1, B), at=13.0)
-    assert last == SessionCounts(13.0, 11.25, {B: 1}, KNOWN)
+def test_session_counts_exist_once_all_stats_have_arrived() -> None:
+    stream = new_stream()
+    assert counts_after(stream, sessions_family(2, A), at=10.0) is None
+    assert counts_after(stream, module_info_family(), at=10.25) is None
+    assert counts_after(stream, sessions_family(5, A, "busy"), at=10.5) is None  # the rest of the first flush
+    assert counts_after(stream, sessions_family(2, A), at=11.0) is None
+    first = counts_after(stream, module_info_family(), at=11.25)
+    assert first is not None
+    # Series of the same flush that came before its first `module_info` are slightly older than that.
+    assert (first.at, first.counting_since) == (11.25, 9.25)
+    assert (first.sessions, first.complete_nodes, first.has_served) == ({A: 7}, KNOWN_NODES, True)
+    assert counts_after(stream, sessions_family(0, A, "busy"), at=11.5) is None
+    later = counts_after(stream, sessions_family(2, A), module_info_family(), at=12.25)
+    assert later == SessionCounts(12.25, 10.25, {A: 2}, KNOWN_NODES)
+    last = counts_after(stream, module_info_family(), sessions_family(0, A), sessions_family(1, B), at=13.0)
+    assert last == SessionCounts(13.0, 11.25, {B: 1}, KNOWN_NODES)
 
 
 @pytest.mark.parametrize("ahead", [0.0, 5000.0, -1e9])
-def test_flushes_that_waited_for_us_keep_their_age(ahead: float) -> None:
-    """Whatever the Envoy's clock says: else a zero of before would pass for a new one."""
-    fed = stream()
+def test_delayed_flushes_keep_their_age(ahead: float) -> None:
+    """This holds for any offset of the Envoy's clock: an old zero must not be taken for a new one."""
+    stream = new_stream()
 
-    def at_once(made: float, at: float) -> SessionCounts:
-        census = heard(fed, with_timestamp(sessions_family(0, A), made + ahead), module_info_family(), at=at)
-        assert census is not None
-        return census
+    def receive(sent_at: float, at: float) -> SessionCounts:
+        sessions = with_timestamp(sessions_family(0, A), sent_at + ahead)
+        counts = counts_after(stream, sessions, module_info_family(), at=at)
+        assert counts is not None
+        return counts
 
-    heard(fed, with_timestamp(sessions_family(0, A), 2e9 + ahead), module_info_family(), at=2e9)
-    assert at_once(2e9 + 1, 2e9 + 1).at == 2e9 + 1
-    for second in (2, 3, 4):  # all of them read when we are awake again
-        late = at_once(2e9 + second, 2e9 + 60)
+    counts_after(stream, with_timestamp(sessions_family(0, A), 2e9 + ahead), module_info_family(), at=2e9)
+    assert receive(2e9 + 1, 2e9 + 1).at == 2e9 + 1
+    for second in (2, 3, 4):  # all of them are read after a stall of this process
+        late = receive(2e9 + second, 2e9 + 60)
         assert (late.at, late.counting_since) == (2e9 + second, 2e9 + second - 2)
-    assert at_once(2e9 + 61, 2e9 + 61).at == 2e9 + 61
+    assert receive(2e9 + 61, 2e9 + 61).at == 2e9 + 61
 
 
-def test_a_module_that_never_had_a_session_says_so() -> None:
-    fed = stream()
-    told(fed, module_info_family())
-    unused = told(fed, module_info_family()).session_counts
+def test_module_without_sessions_has_not_served() -> None:
+    stream = new_stream()
+    flush(stream, module_info_family())
+    unused = flush(stream, module_info_family()).session_counts
     assert unused is not None
     assert (unused.has_served, unused.sessions) == (False, {})
-    turned_away = metric_family("tidevoy.login_failures", 1, node="", reason="no_node")
-    used = told(fed, turned_away).session_counts
+    failed_login = metric_family("tidevoy.login_failures", 1, node="", reason="no_node")
+    used = flush(stream, failed_login).session_counts
     assert used is not None
     assert (used.has_served, used.sessions) == (True, {})
-    # Not even what is said of nodes that nobody knows leaves it unused.
-    strange = stream()
-    told(strange, module_info_family(), sessions_family(1, "10.9.9.9:4000"))
-    known = told(strange, module_info_family()).session_counts
-    assert known is not None
-    assert (known.has_served, known.sessions) == (True, {})
+    # Sessions on unknown nodes also prove that the module has served.
+    other_stream = new_stream()
+    flush(other_stream, module_info_family(), sessions_family(1, "10.9.9.9:4000"))
+    used = flush(other_stream, module_info_family()).session_counts
+    assert used is not None
+    assert (used.has_served, used.sessions) == (True, {})
 
 
-def test_a_node_that_was_unknown_for_a_while_is_not_covered() -> None:
-    known = set(KNOWN)
-    fed = TelemetryStream(lambda: frozenset(known))
+def test_temporarily_unknown_node_is_incomplete() -> None:
+    known_nodes = set(KNOWN_NODES)
+    stream = TelemetryStream(lambda: frozenset(known_nodes))
 
-    def covered(*families: bytes) -> object:
-        census = heard(fed, *families)
-        return census and census.complete_nodes
+    def complete_nodes(*families: bytes) -> object:
+        counts = counts_after(stream, *families)
+        return counts and counts.complete_nodes
 
-    assert covered(module_info_family(), sessions_family(1, A)) is None
-    assert covered(module_info_family(), sessions_family(1, A)) == {A, B}
-    known.remove(A)
-    assert covered(sessions_family(1, A)) is None
-    known.add(A)
-    assert covered(module_info_family()) == {B}
-    assert covered(module_info_family()) == {B}  # its series may have stood before that, and were left out
-    assert covered(module_info_family(), sessions_family(1, A)) == {A, B}
+    assert complete_nodes(module_info_family(), sessions_family(1, A)) is None
+    assert complete_nodes(module_info_family(), sessions_family(1, A)) == {A, B}
+    known_nodes.remove(A)
+    assert complete_nodes(sessions_family(1, A)) is None
+    known_nodes.add(A)
+    assert complete_nodes(module_info_family()) == {B}
+    assert complete_nodes(module_info_family()) == {B}  # series of A may have been dropped before that
+    assert complete_nodes(module_info_family(), sessions_family(1, A)) == {A, B}
 
 
-def test_a_node_with_sessions_in_an_unknown_state_is_not_covered() -> None:
-    fed = stream()
+def test_node_with_sessions_in_an_unknown_state_is_incomplete() -> None:
+    stream = new_stream()
     for _ in range(3):
-        census = told(
-            fed, module_info_family(), sessions_family(1, A, "asleep"), sessions_family(0, B, "asleep")
+        counts = flush(
+            stream, module_info_family(), sessions_family(1, A, "asleep"), sessions_family(0, B, "asleep")
         ).session_counts
-    assert census is not None
-    assert (census.sessions, census.complete_nodes) == ({}, {B})
+    assert counts is not None
+    assert (counts.sessions, counts.complete_nodes) == ({}, {B})
 
 
-def test_what_could_not_be_read_may_have_been_sessions() -> None:
-    fed = stream()
+def test_unreadable_series_reset_the_session_counts() -> None:
+    stream = new_stream()
     for _ in range(2):
-        whole = told(fed, module_info_family(), sessions_family(1, A))
-    assert whole.session_counts is not None
-    assert heard(fed, sessions_family(-1, A)) is None
-    assert told(fed, module_info_family(), sessions_family(1, A)).session_counts is None
-    assert told(fed, module_info_family(), sessions_family(1, A)).session_counts is not None
+        report = flush(stream, module_info_family(), sessions_family(1, A))
+    assert report.session_counts is not None
+    assert counts_after(stream, sessions_family(-1, A)) is None
+    assert flush(stream, module_info_family(), sessions_family(1, A)).session_counts is None
+    assert flush(stream, module_info_family(), sessions_family(1, A)).session_counts is not None
 
 
 @given(
@@ -357,38 +365,37 @@ def test_what_could_not_be_read_may_have_been_sessions() -> None:
     st.lists(st.integers(1, 5), min_size=1, max_size=4),
     st.integers(0, 6),
 )
-def test_a_first_flush_in_any_pieces_never_makes_a_node_look_empty(
-    counts: list[tuple[str, int]], pieces: list[int], place: int
+def test_first_flush_in_any_messages_hides_no_sessions(
+    counts: list[tuple[str, int]], message_sizes: list[int], info_position: int
 ) -> None:
-    """From the first census on it holds what the flush had, wherever its pieces end."""
-    last = {(node, f"{index}"): count for index, (node, count) in enumerate(counts)}
+    """The first session counts contain the whole flush, wherever its messages end."""
     states = ("login", "idle", "busy", "transaction", "opaque")
-    latest = {(node, states[int(index) % 5]): count for (node, index), count in last.items()}
-    flush = [sessions_family(count, node, state) for (node, state), count in latest.items()]
-    flush.insert(min(place, len(flush)), module_info_family())
+    latest = {(node, states[index % 5]): count for index, (node, count) in enumerate(counts)}
+    families = [sessions_family(count, node, state) for (node, state), count in latest.items()]
+    families.insert(min(info_position, len(families)), module_info_family())
     expected: dict[str, int] = {}
     for (node, _), count in latest.items():
         expected[node] = expected.get(node, 0) + count
-    fed, at, censuses = stream(), 0.0, 0
+    stream, at, reports = new_stream(), 0.0, 0
     for _ in range(2):
-        rest = list(flush)
-        for size in [*pieces, len(flush)]:
-            part, rest = rest[:size], rest[size:]
+        remaining = list(families)
+        for size in [*message_sizes, len(families)]:
+            message, remaining = remaining[:size], remaining[size:]
             at += 0.1
-            if (census := heard(fed, *part, at=at)) is not None:
-                assert census.sessions == {n: count for n, count in expected.items() if count}
-                censuses += 1
-    assert censuses == 1
+            if (session_counts := counts_after(stream, *message, at=at)) is not None:
+                assert session_counts.sessions == {n: count for n, count in expected.items() if count}
+                reports += 1
+    assert reports == 1
 
 
 @pytest.mark.parametrize("prefix", ["cluster.", "tidevoy."])
-def test_any_prefix_can_be_read(prefix: str) -> None:
-    first = metric_family("cluster.a", 1, cluster="tidb")
-    reading = parse_message(
-        metrics_message(first, metric_family("tidevoy.b", 2, gauge=True), envoy="e1"), prefix
+def test_any_prefix_can_be_parsed(prefix: str) -> None:
+    cluster_family = metric_family("cluster.a", 1, cluster="tidb")
+    message = parse_message(
+        metrics_message(cluster_family, metric_family("tidevoy.b", 2, gauge=True), envoy="e1"), prefix
     )
-    assert reading.envoy == "e1"
-    assert [(one.name, dict(one.labels), one.value) for one in reading.series] == [
+    assert message.envoy == "e1"
+    assert [(series.name, dict(series.labels), series.value) for series in message.series] == [
         {"cluster.": ("cluster.a", {"envoy.cluster_name": "tidb"}, 1), "tidevoy.": ("tidevoy.b", {}, 2)}[
             prefix
         ]
@@ -396,27 +403,27 @@ def test_any_prefix_can_be_read(prefix: str) -> None:
 
 
 @given(st.binary(max_size=200))
-def test_no_message_is_fatal(data: bytes) -> None:
-    stream().receive(data, 1.0)
+def test_any_message_is_tolerated(data: bytes) -> None:
+    new_stream().receive(data, 1.0)
 
 
 @given(st.lists(st.binary(max_size=60).map(lambda tail: b"\x0a\x0etidevoy.logins" + tail), max_size=5))
-def test_no_family_is_fatal(families: list[bytes]) -> None:
-    fed = stream()
-    fed.receive(metrics_message(*families, envoy="e1"), 1.0)
-    assert set(told(fed, logins(5, B), envoy="").nodes) >= {B}
+def test_malformed_families_do_not_affect_others(families: list[bytes]) -> None:
+    stream = new_stream()
+    stream.receive(metrics_message(*families, envoy="e1"), 1.0)
+    assert set(flush(stream, logins(5, B), envoy="").nodes) >= {B}
 
 
-def test_what_is_read_is_what_the_protocol_says() -> None:
-    """Bytes written down by hand from the field numbers, so that a slip in our own file shows."""
+def test_parser_matches_the_wire_format() -> None:
+    """The bytes are written by hand from the field numbers, to detect mistakes in our .proto file."""
     label = b"\x0a\x04node\x12\x0d10.0.0.1:4000"
     metric = b"\x0a" + bytes([len(label)]) + label + b"\x1a\x09\x09" + b"\x00\x00\x00\x00\x00\x00\x08\x40"
     metric += b"\x30\x80\x01"  # a time stamp
-    one = b"\x0a\x0etidevoy.logins\x18\x00\x22" + bytes([len(metric)]) + metric
-    whole = b"\x0a\x07\x0a\x05\x0a\x03e-7" + b"\x12" + bytes([len(one)]) + one
-    fed = stream()
-    assert fed.receive(whole, 1.0) is None
-    report = told(fed, envoy="")
+    family = b"\x0a\x0etidevoy.logins\x18\x00\x22" + bytes([len(metric)]) + metric
+    message = b"\x0a\x07\x0a\x05\x0a\x03e-7" + b"\x12" + bytes([len(family)]) + family
+    stream = new_stream()
+    assert stream.receive(message, 1.0) is None
+    report = flush(stream, envoy="")
     assert (report.envoy, report.nodes) == ("e-7", {A: Traffic(logins=3)})
     assert LabelPair.FromString(label).value == A
-    assert StreamMetricsMessage.FromString(whole).identifier.node.id == "e-7"
+    assert StreamMetricsMessage.FromString(message).identifier.node.id == "e-7"

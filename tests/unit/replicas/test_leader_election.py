@@ -1,4 +1,4 @@
-"""In which term a control plane may act: that of the lease that it has, as long as this surely holds."""
+"""A control plane acts only in the term of its own lease, and only while that lease is surely valid."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ KEYS = EtcdKeys("/tidevoy/")
 
 
 @dataclass
-class Held:
-    """A lease."""
+class FakeLease:
+    """A lease whose state the test sets."""
 
     id: int | None = 0xA
     is_valid: bool = True
 
 
-class Heard:
-    """What is in PD, as it is known here; and, as a store, the plan of the former leader there."""
+class FakeMirror:
+    """The mirror of etcd, and a store with the plan of the previous leader."""
 
     is_readable = True
 
@@ -39,39 +39,39 @@ class Heard:
         return LoadedState(Versioned(Intents()), SavedPlan(Plan(), term=7, serial=1))
 
 
-class Helm:
-    """Keeps what it is told to do."""
+class RecordingDecider:
+    """Records the role changes."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     def become_leader(self, term: int, saved: object) -> None:
-        self.told.append(f"lead in {term}")
+        self.calls.append(f"lead in {term}")
 
     def become_follower(self) -> None:
-        self.told.append("stand by")
+        self.calls.append("follow")
 
     def adopt_plan(self, saved: SavedPlan, term: int) -> None:
-        self.told.append(f"follow in {term}")
+        self.calls.append(f"adopt in {term}")
 
     def become_standalone(self) -> None:
-        self.told.append("decide alone")
+        self.calls.append("standalone")
 
 
-class Rig:
-    """A control plane that leads in term 7 by the lease a."""
+class ElectionRig:
+    """A control plane that leads in term 7 with the lease 0xA."""
 
     def __init__(self) -> None:
-        self.lease, self.heard, self.helm = Held(), Heard(), Helm()
+        self.lease, self.mirror, self.decider = FakeLease(), FakeMirror(), RecordingDecider()
         unused: Any = None
-        self.succession = LeaderElection(
+        self.election = LeaderElection(
             "us",
             unused,
             KEYS,
-            self.heard,  # type: ignore[arg-type]
+            self.mirror,  # type: ignore[arg-type]
             self.lease,  # type: ignore[arg-type]
-            self.heard,  # type: ignore[arg-type]
-            self.helm,
+            self.mirror,  # type: ignore[arg-type]
+            self.decider,
             clock=lambda: 0.0,
             boottime_clock=lambda: 0.0,
             lease_seconds=5,
@@ -81,46 +81,46 @@ class Rig:
         )
 
     async def step(self) -> tuple[int | None, int | None]:
-        """The term in which it may act, and that in which it may write."""
-        await self.succession._step()
+        """Run one step; return the term for decisions and the term for writes."""
+        await self.election._step()
         return self.terms
 
     @property
     def terms(self) -> tuple[int | None, int | None]:
-        return self.succession.term, self.succession.fenced_term
+        return self.election.term, self.election.fenced_term
 
 
 @pytest.fixture
-async def rig() -> Rig:
-    rig = Rig()
+async def rig() -> ElectionRig:
+    rig = ElectionRig()
     assert await rig.step() == (7, 7)
     return rig
 
 
-async def test_nothing_is_begun_when_the_lease_may_be_over(rig: Rig) -> None:
+async def test_replica_stops_leading_when_its_lease_may_have_expired(rig: ElectionRig) -> None:
     rig.lease.is_valid = False
     assert rig.terms == (None, 7)
     assert await rig.step() == (None, None)
-    assert rig.helm.told == ["lead in 7", "decide alone"]
+    assert rig.decider.calls == ["lead in 7", "standalone"]
     rig.lease.is_valid = True
     assert await rig.step() == (7, 7)
-    assert rig.helm.told[2:] == ["lead in 7"]
+    assert rig.decider.calls[2:] == ["lead in 7"]
 
 
-async def test_a_new_lease_is_not_that_of_an_old_term(rig: Rig) -> None:
-    rig.lease.id = 0xB  # had before anybody looked at who leads now
+async def test_new_lease_does_not_continue_the_old_term(rig: ElectionRig) -> None:
+    rig.lease.id = 0xB  # granted before the next step
     assert rig.terms == (None, 7)
 
 
-async def test_who_has_led_does_not_follow_itself(rig: Rig) -> None:
-    """The new lease is there before it is heard that the old one has ended."""
+async def test_former_leader_does_not_follow_its_own_old_term(rig: ElectionRig) -> None:
+    """The new lease is granted before the mirror shows the end of the old one."""
     rig.lease.is_valid = False
     await rig.step()
     rig.lease.id, rig.lease.is_valid = 0xB, True
     assert await rig.step() == (None, None)
-    rig.heard.entries = {}
+    rig.mirror.entries = {}
     assert await rig.step() == (None, None)
-    assert rig.helm.told == ["lead in 7", "decide alone"]
-    rig.heard.entries = {KEYS.leader: Entry(encode_leader("other", 0xC, 0.0), 9)}
+    assert rig.decider.calls == ["lead in 7", "standalone"]
+    rig.mirror.entries = {KEYS.leader: Entry(encode_leader("other", 0xC, 0.0), 9)}
     assert await rig.step() == (None, None)
-    assert rig.helm.told[2:] == ["stand by", "follow in 9"]
+    assert rig.decider.calls[2:] == ["follow", "adopt in 9"]

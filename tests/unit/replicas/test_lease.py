@@ -1,4 +1,4 @@
-"""How long a lease is believed: from when its last answered renewal was sent, however late the answer."""
+"""Lease validity counts from the sending of the last answered renewal, however late the answer."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from controlplane.replicas.lease import Lease
 from tests.support.waiting import assert_never, wait_until
 
 
-class Pd:
-    """Grants leases; renewals take as long as a test says, by the clock of the test or by the real one."""
+class FakePd:
+    """Grants leases; renewals take as long as the test sets, by the test's clock or the real one."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.granted = 0
-        self.seconds = 5.0  # that a renewal gives; 0: the lease has ended
-        self.away = False
-        self.takes = 0.0  # real seconds
-        self.answer_at: float | None = None  # by the clock of the test; it is the last one
+        self.seconds = 5.0  # the TTL that a renewal returns; 0: the lease has ended
+        self.unavailable = False
+        self.delay = 0.0  # real seconds
+        self.answer_at: float | None = None  # by the test's clock; no renewal is answered after it
         self.renewed = 0
 
     async def lease_grant(self, ttl: int) -> int:
@@ -31,16 +31,16 @@ class Pd:
 
     async def lease_renew(self, lease: int) -> float:
         self.renewed += 1
-        await asyncio.sleep(self.takes)
-        if self.away:
+        await asyncio.sleep(self.delay)
+        if self.unavailable:
             raise PdError("no PD member answers")
         if self.answer_at is not None:
-            self.now, self.away = self.answer_at, True
+            self.now, self.unavailable = self.answer_at, True
         return self.seconds
 
 
 @contextlib.asynccontextmanager
-async def held(pd: Pd, lease: Lease) -> AsyncIterator[None]:
+async def running_lease(pd: FakePd, lease: Lease) -> AsyncIterator[None]:
     running = asyncio.create_task(lease.run())
     try:
         await wait_until(lambda: pd.renewed > 0)
@@ -50,25 +50,25 @@ async def held(pd: Pd, lease: Lease) -> AsyncIterator[None]:
         await asyncio.wait({running})
 
 
-def of(pd: Pd) -> Lease:
+def create_lease(pd: FakePd) -> Lease:
     return Lease(pd, 5, on_change=lambda: None, clock=lambda: pd.now)  # type: ignore[arg-type]
 
 
-async def test_it_counts_from_when_its_renewal_was_sent() -> None:
-    pd = Pd()
+async def test_validity_counts_from_the_sending_of_the_renewal() -> None:
+    pd = FakePd()
     pd.answer_at = 4.0
-    lease = of(pd)
-    async with held(pd, lease):
+    lease = create_lease(pd)
+    async with running_lease(pd, lease):
         await wait_until(lambda: lease.is_valid)
-        for now, holds in ((4.0, True), (4.4, True), (4.6, False), (99.0, False)):
+        for now, expected in ((4.0, True), (4.4, True), (4.6, False), (99.0, False)):
             pd.now = now
-            assert lease.is_valid is holds
+            assert lease.is_valid is expected
 
 
-async def test_one_that_ended_is_followed_by_another() -> None:
-    pd = Pd()
-    lease = of(pd)
-    async with held(pd, lease):
+async def test_ended_lease_is_replaced() -> None:
+    pd = FakePd()
+    lease = create_lease(pd)
+    async with running_lease(pd, lease):
         await wait_until(lambda: lease.is_valid)
         pd.seconds, pd.now = 0.0, 99.0
         assert not lease.is_valid
@@ -78,12 +78,12 @@ async def test_one_that_ended_is_followed_by_another() -> None:
         assert lease.id == pd.granted
 
 
-async def test_slow_answers_do_not_end_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_renewals_keep_the_lease_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("controlplane.replicas.lease._SAFETY_MARGIN_SECONDS", 0.1)
-    pd = Pd()
-    pd.seconds, pd.takes = 1.5, 0.6
+    pd = FakePd()
+    pd.seconds, pd.delay = 1.5, 0.6
     clock = asyncio.get_running_loop().time
     lease = Lease(pd, 5, on_change=lambda: None, clock=clock)  # type: ignore[arg-type]
-    async with held(pd, lease):
+    async with running_lease(pd, lease):
         await wait_until(lambda: lease.is_valid)
         await assert_never(lambda: not lease.is_valid, 2.0)

@@ -1,4 +1,4 @@
-"""The Envoys of all replicas as one fleet, and the clock of another machine."""
+"""The merged fleet of all replicas, and the clock offset of a peer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ NOW = 1_000_000.0
 
 
 def status(
-    envoy: str = "e", since: float | None = NOW, seen: float = NOW, streams: int | None = None, **more: object
+    envoy: str = "e",
+    since: float | None = NOW,
+    seen: float = NOW,
+    streams: int | None = None,
+    **overrides: object,
 ) -> EnvoyStatus:
     count = (since is not None) if streams is None else streams
     return EnvoyStatus(
@@ -34,12 +38,12 @@ def status(
         connected_since=since,
         last_seen=seen,
         streams=int(count),
-        **more,  # type: ignore[arg-type]
+        **overrides,  # type: ignore[arg-type]
     )
 
 
 def fleets(**statuses: list[EnvoyStatus]) -> Mapping[str, ReplicaFleet]:
-    return {name: ReplicaFleet(tuple(each), (1, len(name))) for name, each in statuses.items()}
+    return {name: ReplicaFleet(tuple(envoys), (1, len(name))) for name, envoys in statuses.items()}
 
 
 some_fleets = st.dictionaries(
@@ -52,62 +56,65 @@ some_fleets = st.dictionaries(
             st.floats(0, NOW),
             nacks=st.integers(0, 3),
         ),
-        unique_by=lambda each: each.id,
-    ).map(lambda each: ReplicaFleet(tuple(each))),
+        unique_by=lambda envoy: envoy.id,
+    ).map(lambda envoys: ReplicaFleet(tuple(envoys))),
 )
 
 
 @given(some_fleets)
-def test_every_envoy_is_there_once_and_the_youngest_connection_speaks(
-    all_: Mapping[str, ReplicaFleet],
+def test_merge_keeps_each_envoy_once_with_its_newest_connection(
+    replica_fleets: Mapping[str, ReplicaFleet],
 ) -> None:
-    merged = merge_fleets(all_)
-    told = {name: {s.id: s for s in fleet.statuses} for name, fleet in all_.items()}
-    assert [each.status.id for each in merged] == sorted({envoy for each in told.values() for envoy in each})
-    for placed in merged:
-        of_it = [each[placed.status.id] for each in told.values() if placed.status.id in each]
-        sinces = [each.connected_since for each in of_it if each.connected_since is not None]
-        assert placed.status.connected_since == max(sinces, default=None)
-        assert told[placed.replica][placed.status.id].connected_since == placed.status.connected_since
-        assert placed.status.streams == sum(each.streams for each in of_it)
-        assert placed.status.nacks == sum(each.nacks for each in of_it)
-        assert placed.status.last_seen == max(each.last_seen for each in of_it)
+    merged = merge_fleets(replica_fleets)
+    by_replica = {name: {s.id: s for s in fleet.statuses} for name, fleet in replica_fleets.items()}
+    assert [envoy.status.id for envoy in merged] == sorted(
+        {envoy_id for statuses in by_replica.values() for envoy_id in statuses}
+    )
+    for envoy in merged:
+        envoy_id = envoy.status.id
+        candidates = [statuses[envoy_id] for statuses in by_replica.values() if envoy_id in statuses]
+        times = [s.connected_since for s in candidates if s.connected_since is not None]
+        assert envoy.status.connected_since == max(times, default=None)
+        assert by_replica[envoy.replica][envoy_id].connected_since == envoy.status.connected_since
+        assert envoy.status.streams == sum(s.streams for s in candidates)
+        assert envoy.status.nacks == sum(s.nacks for s in candidates)
+        assert envoy.status.last_seen == max(s.last_seen for s in candidates)
 
 
 @given(some_fleets)
-def test_what_one_replica_has_alone_stays_as_it_is(all_: Mapping[str, ReplicaFleet]) -> None:
-    for name, fleet in all_.items():
-        alone = merge_fleets({name: fleet})
-        assert {each.status.id: each.status for each in alone} == {s.id: s for s in fleet.statuses}
-        assert all((each.replica, each.stamp) == (name, fleet.stamp) for each in alone)
+def test_merge_of_one_replica_keeps_its_statuses(replica_fleets: Mapping[str, ReplicaFleet]) -> None:
+    for name, fleet in replica_fleets.items():
+        merged = merge_fleets({name: fleet})
+        assert {envoy.status.id: envoy.status for envoy in merged} == {s.id: s for s in fleet.statuses}
+        assert all((envoy.replica, envoy.stamp) == (name, fleet.stamp) for envoy in merged)
 
 
-def test_an_envoy_that_has_gone_to_another_replica_is_spoken_for_there() -> None:
+def test_reconnected_envoy_is_reported_by_its_new_replica() -> None:
     old = status(since=NOW - 100, acked_version="1", last_nack=Nack(NOW - 50, "lds", "1", "no"), nacks=2)
     new = status(since=NOW - 1, acked_version="2", last_nack=Nack(NOW - 70, "cds", "0", "never"), nacks=1)
     (both,) = merge_fleets(fleets(a=[old], bb=[new]))
     assert (both.replica, both.stamp, both.status.acked_version) == ("bb", (1, 2), "2")
-    assert both.status.streams == 2  # as long as the old one is not known to be gone
+    assert both.status.streams == 2  # until the old replica detects the disconnect
     assert both.status.nacks == 3
     assert both.status.last_nack == old.last_nack
-    (gone,) = merge_fleets({**fleets(bb=[new]), "a": mark_disconnected(fleets(a=[old])["a"], NOW)})
-    assert (gone.replica, gone.status.streams) == ("bb", 1)
+    (moved,) = merge_fleets({**fleets(bb=[new]), "a": mark_disconnected(fleets(a=[old])["a"], NOW)})
+    assert (moved.replica, moved.status.streams) == ("bb", 1)
 
 
-def test_a_replica_that_is_lost_has_no_envoy_but_remembers_them() -> None:
-    there, gone = status("x", seen=NOW + 5), status("y", since=None, seen=NOW - 500)
-    left = mark_disconnected(ReplicaFleet((there, gone), (3, 4)), NOW)
-    assert [(s.id, s.connected_since, s.last_seen, s.streams) for s in left.statuses] == [
+def test_lost_replica_keeps_its_envoys_as_disconnected() -> None:
+    connected, ended = status("x", seen=NOW + 5), status("y", since=None, seen=NOW - 500)
+    lost = mark_disconnected(ReplicaFleet((connected, ended), (3, 4)), NOW)
+    assert [(s.id, s.connected_since, s.last_seen, s.streams) for s in lost.statuses] == [
         ("x", None, NOW, 0),
         ("y", None, NOW - 500, 0),
     ]
-    assert left.stamp is None
-    assert [s.id for s in without_expired(left, NOW - 100).statuses] == ["x"]
-    assert without_expired(left, NOW + 1).statuses == ()
-    assert without_expired(ReplicaFleet((there,)), NOW + 99).statuses == (there,)
+    assert lost.stamp is None
+    assert [s.id for s in without_expired(lost, NOW - 100).statuses] == ["x"]
+    assert without_expired(lost, NOW + 1).statuses == ()
+    assert without_expired(ReplicaFleet((connected,)), NOW + 99).statuses == (connected,)
 
 
-def test_envoys_of_a_replica_that_started_anew_are_remembered() -> None:
+def test_envoys_of_a_restarted_replica_are_carried_over() -> None:
     before = ReplicaFleet((status("x"), status("y"), status("z", since=None, seen=NOW - 9)), (1, 1))
     now = carry_over_missing(before, ReplicaFleet((status("y", since=NOW + 3),), (2, 5)), NOW + 4)
     assert now.stamp == (2, 5)
@@ -119,14 +126,14 @@ def test_envoys_of_a_replica_that_started_anew_are_remembered() -> None:
     assert carry_over_missing(None, before, NOW) is before
 
 
-def test_an_id_at_two_replicas_is_told_once_and_only_after_a_while() -> None:
+def test_duplicate_id_is_reported_once_after_20_seconds() -> None:
     both = fleets(b=[status()], a=[status()])
     one = fleets(b=[status()], a=[status(since=None)])
     duplicates = DuplicateIdDetector()
     assert duplicates.check(both, NOW) == []
     assert duplicates.check(both, NOW + 19) == []
     assert duplicates.check(one, NOW + 19.5) == []
-    assert duplicates.check(both, NOW + 20) == []  # anew
+    assert duplicates.check(both, NOW + 20) == []  # the time starts again
     ((envoy, message),) = duplicates.check(both, NOW + 40)
     assert envoy == "e"
     assert "control planes a and b" in message
@@ -140,22 +147,22 @@ def test_an_id_at_two_replicas_is_told_once_and_only_after_a_while() -> None:
     st.floats(-1e6, 1e6),
     st.lists(st.tuples(st.floats(0, 5), st.floats(0, 60)), min_size=1),
 )
-def test_a_time_of_a_peer_is_never_in_our_future_and_a_late_message_keeps_its_age(
-    distance: float, messages: list[tuple[float, float]]
+def test_peer_times_are_never_in_the_future_and_keep_message_age(
+    offset: float, messages: list[tuple[float, float]]
 ) -> None:
-    clock, told = ClockOffset(), NOW
-    least = float("inf")
+    clock, sent = ClockOffset(), NOW
+    min_delay = float("inf")
     for pause, delay in messages:
-        told += pause
-        now = told + distance + delay
-        least = min(least, delay)
-        clock.observe(told, now)
-        here = clock.to_local(told)
-        assert here <= now + 1e-3
-        assert here >= told + distance + least - 1e-3
+        sent += pause
+        now = sent + offset + delay
+        min_delay = min(min_delay, delay)
+        clock.observe(sent, now)
+        local = clock.to_local(sent)
+        assert local <= now + 1e-3
+        assert local >= sent + offset + min_delay - 1e-3
 
 
-def test_a_clock_that_was_stopped_is_believed_again() -> None:
+def test_clock_offset_recovers_after_a_suspend() -> None:
     clock = ClockOffset()
     clock.observe(100.0, 200.0)
     clock.observe(110.0, 225.0)  # 15 s late, or the machine was suspended

@@ -1,4 +1,4 @@
-"""Who may hear of all Envoys, and what waits for somebody who does not read."""
+"""Which callers may follow this replica, and the message queue of a subscriber."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ REPLICAS = ("cp-1.test:18000", "10.0.0.2:18000", "[fd00::3]:18000")
         ({"peer_dns": [b"\xff"]}, False),
     ],
 )
-def test_with_certificates_a_follower_is_a_registered_replica(
-    auth: dict[str, list[bytes]], admitted: bool
-) -> None:
+def test_certificate_must_name_a_registered_replica(auth: dict[str, list[bytes]], admitted: bool) -> None:
     caller = read_credentials("127.0.0.1:5", auth)
-    for is_open in (False, True):
-        problem = denial_message(caller, REPLICAS, requires_certificate=True, allows_unauthenticated=is_open)
+    for allows_all in (False, True):
+        problem = denial_message(
+            caller, REPLICAS, requires_certificate=True, allows_unauthenticated=allows_all
+        )
         assert (not problem) is admitted
     assert denial_message(caller, (), requires_certificate=True, allows_unauthenticated=True)
 
 
 @pytest.mark.parametrize(
-    ("address", "is_open", "admitted"),
+    ("address", "allows_all", "admitted"),
     [
         ("127.0.0.1:5", False, True),
         ("[::1]:5", False, True),
@@ -47,42 +47,42 @@ def test_with_certificates_a_follower_is_a_registered_replica(
         ("", False, False),
     ],
 )
-def test_without_certificates_only_this_machine_follows_unless_all_may(
-    address: str, is_open: bool, admitted: bool
+def test_without_certificates_only_loopback_is_authorized_by_default(
+    address: str, allows_all: bool, admitted: bool
 ) -> None:
     problem = denial_message(
-        read_credentials(address, {}), REPLICAS, requires_certificate=False, allows_unauthenticated=is_open
+        read_credentials(address, {}), REPLICAS, requires_certificate=False, allows_unauthenticated=allows_all
     )
     assert (not problem) is admitted
 
 
-async def test_what_waits_is_told_in_turn_and_of_fleets_only_the_latest() -> None:
-    follower = _Subscriber()
+async def test_batch_has_the_latest_fleet_and_all_messages_in_order() -> None:
+    subscriber = _Subscriber()
     for index in range(3):
-        follower.put_message(b"%d" % index)
-        follower.put_fleet(b"fleet %d" % index)
-    told = peer_feed_pb2.Bulletin.FromString(await follower.next_batch())
-    assert list(told.news) == [b"fleet 2", b"0", b"1", b"2"]
+        subscriber.put_message(b"%d" % index)
+        subscriber.put_fleet(b"fleet %d" % index)
+    batch = peer_feed_pb2.Bulletin.FromString(await subscriber.next_batch())
+    assert list(batch.news) == [b"fleet 2", b"0", b"1", b"2"]
 
 
-async def test_a_bulletin_has_an_end() -> None:
-    follower = _Subscriber()
+async def test_batch_size_is_bounded() -> None:
+    subscriber = _Subscriber()
     for _ in range(3):
-        follower.put_message(bytes(_MAX_BATCH_BYTES - 1))
-    assert [len(peer_feed_pb2.Bulletin.FromString(await follower.next_batch()).news) for _ in range(2)] == [
+        subscriber.put_message(bytes(_MAX_BATCH_BYTES - 1))
+    assert [len(peer_feed_pb2.Bulletin.FromString(await subscriber.next_batch()).news) for _ in range(2)] == [
         2,
         1,
     ]
 
 
-async def test_who_does_not_read_is_cut_off_and_holds_no_memory() -> None:
-    follower = _Subscriber()
-    piece = bytes(1 << 20)
-    for _ in range(_MAX_QUEUED_BYTES // len(piece)):
-        follower.put_message(piece)
-    assert len(follower._queue) == 0
-    assert await follower.next_batch() == b""
-    follower.put_message(piece)
-    follower.put_fleet(b"fleet")
-    assert len(follower._queue) == 0
-    assert await follower.next_batch() == b""
+async def test_slow_subscriber_is_ended_and_its_queue_dropped() -> None:
+    subscriber = _Subscriber()
+    message = bytes(1 << 20)
+    for _ in range(_MAX_QUEUED_BYTES // len(message)):
+        subscriber.put_message(message)
+    assert len(subscriber._queue) == 0
+    assert await subscriber.next_batch() == b""
+    subscriber.put_message(message)
+    subscriber.put_fleet(b"fleet")
+    assert len(subscriber._queue) == 0
+    assert await subscriber.next_batch() == b""

@@ -1,4 +1,4 @@
-"""What replicas tell each other: bytes and back, and streams that are joined in their middle."""
+"""Messages between replicas: encoding and decoding, and streams that are joined in the middle."""
 
 from __future__ import annotations
 
@@ -51,88 +51,88 @@ statuses = st.builds(
 )
 fleets = st.builds(
     ReplicaFleet,
-    st.lists(statuses, max_size=4, unique_by=lambda each: each.id).map(tuple),
+    st.lists(statuses, max_size=4, unique_by=lambda status: status.id).map(tuple),
     st.one_of(st.none(), st.tuples(st.integers(0, 1 << 60), st.integers(0, 1 << 60))),
 )
 
 
-class Ear:
-    """What was heard of one peer whose clock shows the same as ours."""
+class RecordingReader:
+    """Records the facts of one peer whose clock equals ours."""
 
     def __init__(self) -> None:
         self.loads: list[EnvoyLoad] = []
         self.reports: list[ModuleReport] = []
         self.fleets: list[ReplicaFleet] = []
         self.events: list[tuple[str, str, str, Mapping[str, Any]]] = []
-        recall = SeriesCache()
-        self._hearing = peer_messages.PeerMessageReader(
+        series_cache = SeriesCache()
+        self._reader = peer_messages.PeerMessageReader(
             on_load=self.loads.append,
             on_report=self.reports.append,
             on_fleet=self.fleets.append,
             on_event=lambda *event: self.events.append(event),
-            new_stream=lambda joined: TelemetryStream(lambda: {NODE}, recall, resumed_envoy=joined),
+            new_stream=lambda joined: TelemetryStream(lambda: {NODE}, series_cache, resumed_envoy=joined),
         )
 
-    def hear(self, piece: bytes, now: float = 0.0) -> None:
-        self._hearing.receive(piece, now)
+    def receive(self, message: bytes, now: float = 0.0) -> None:
+        self._reader.receive(message, now)
 
 
 @given(fleets)
-def test_a_fleet_arrives_as_it_was_told(fleet: ReplicaFleet) -> None:
-    ear = Ear()
-    ear.hear(peer_messages.encode_fleet(fleet, 0.0))
-    assert ear.fleets == [fleet]
+def test_fleet_round_trips(fleet: ReplicaFleet) -> None:
+    reader = RecordingReader()
+    reader.receive(peer_messages.encode_fleet(fleet, 0.0))
+    assert reader.fleets == [fleet]
 
 
-def test_times_are_converted_but_a_connection_keeps_its_time() -> None:
-    def told(since: float | None) -> ReplicaFleet:
+def test_times_are_converted_and_a_connection_keeps_its_time() -> None:
+    def fleet(since: float | None) -> ReplicaFleet:
         return ReplicaFleet(
             (EnvoyStatus("e", "a", "v", "none", since, 1000.0, last_nack=Nack(900, "", "", "")),)
         )
 
-    ear = Ear()
-    ear.hear(peer_messages.encode_fleet(told(950.0), 1000.0), now=5000.0)
-    ear.hear(
-        peer_messages.encode_fleet(told(950.0), 1001.0), now=5000.5
-    )  # this one came half a second sooner
-    ear.hear(peer_messages.encode_fleet(told(951.0), 1002.0), now=5002.0)
-    ear.hear(peer_messages.encode_fleet(told(None), 1003.0), now=5002.5)
-    (first, sooner, other, gone) = [each.statuses[0] for each in ear.fleets]
+    reader = RecordingReader()
+    reader.receive(peer_messages.encode_fleet(fleet(950.0), 1000.0), now=5000.0)
+    reader.receive(
+        peer_messages.encode_fleet(fleet(950.0), 1001.0), now=5000.5
+    )  # this one arrived half a second sooner
+    reader.receive(peer_messages.encode_fleet(fleet(951.0), 1002.0), now=5002.0)
+    reader.receive(peer_messages.encode_fleet(fleet(None), 1003.0), now=5002.5)
+    (first, sooner, reconnected, ended) = [fleet.statuses[0] for fleet in reader.fleets]
     assert (first.connected_since, first.last_seen) == (4950.0, 5000.0)
     assert (sooner.connected_since, sooner.last_seen) == (4950.0, 4999.5)
-    assert (other.connected_since, gone.connected_since) == (4950.5, None)
+    assert (reconnected.connected_since, ended.connected_since) == (4950.5, None)
     assert first.last_nack is not None
     assert first.last_nack.at == 4900.0
 
 
-def test_a_load_report_is_read_as_at_the_replica_that_got_it() -> None:
+def test_load_report_decodes_as_at_its_receiver() -> None:
     report = lrs_pb2.LoadStatsRequest()
     cluster = report.cluster_stats.add(cluster_name="tidb-olap")
     stats = cluster.upstream_locality_stats.add().upstream_endpoint_stats.add(total_requests_in_progress=7)
     stats.address.socket_address.address = "10.0.0.1"
     stats.address.socket_address.port_value = 4000
     report.cluster_stats.add(cluster_name="tidevoy_control_plane")
-    ear = Ear()
-    ear.hear(peer_messages.encode_load("e", 99.0, report.SerializeToString()), now=100.0)
-    (load,) = ear.loads
+    reader = RecordingReader()
+    reader.receive(peer_messages.encode_load("e", 99.0, report.SerializeToString()), now=100.0)
+    (load,) = reader.loads
     assert (load.envoy, load.at, dict(load.sessions)) == ("e", 100.0, {NODE: 7})
 
 
 @given(texts, texts, texts, st.dictionaries(texts, st.one_of(texts, st.integers(-5, 5), st.booleans())))
-def test_an_event_arrives_as_it_was_told(kind: str, subject: str, said: str, data: Mapping[str, Any]) -> None:
-    ear = Ear()
-    ear.hear(peer_messages.encode_event(kind, subject, said, data, 0.0))
-    assert ear.events == [(kind, subject, said, data)]
+def test_event_round_trips(kind: str, subject: str, text: str, data: Mapping[str, Any]) -> None:
+    reader = RecordingReader()
+    reader.receive(peer_messages.encode_event(kind, subject, text, data, 0.0))
+    assert reader.events == [(kind, subject, text, data)]
 
 
-def test_what_json_has_not_becomes_a_text() -> None:
-    ear = Ear()
-    ear.hear(peer_messages.encode_event("audit.drain", "n", "m", {"who": {1}}, 0.0))
-    assert ear.events == [("audit.drain", "n", "m", {"who": "{1}"})]
+def test_values_without_json_type_become_strings() -> None:
+    reader = RecordingReader()
+    reader.receive(peer_messages.encode_event("audit.drain", "n", "m", {"who": {1}}, 0.0))
+    assert reader.events == [("audit.drain", "n", "m", {"who": "{1}"})]
 
 
 @pytest.mark.parametrize(
-    "piece",
+    "message",
     [
         b"\xff\xff",
         peer_feed_pb2.News(load=peer_feed_pb2.Load(report=b"\xff")).SerializeToString(),
@@ -140,22 +140,22 @@ def test_what_json_has_not_becomes_a_text() -> None:
         peer_feed_pb2.News(event=peer_feed_pb2.Event(data="[]")).SerializeToString(),
     ],
 )
-def test_what_cannot_be_read_is_said(piece: bytes) -> None:
+def test_invalid_message_raises_unreadable_message(message: bytes) -> None:
     with pytest.raises(peer_messages.UnreadableMessage):
-        Ear().hear(piece)
+        RecordingReader().receive(message)
 
 
-def test_what_a_later_version_tells_is_passed_over() -> None:
-    ear = Ear()
-    ear.hear(peer_feed_pb2.News(at=1.0).SerializeToString() + b"\xa2\x06\x01x")
-    assert (ear.loads, ear.reports, ear.fleets, ear.events) == ([], [], [], [])
+def test_unknown_messages_are_ignored() -> None:
+    reader = RecordingReader()
+    reader.receive(peer_feed_pb2.News(at=1.0).SerializeToString() + b"\xa2\x06\x01x")
+    assert (reader.loads, reader.reports, reader.fleets, reader.events) == ([], [], [], [])
 
 
 @pytest.mark.parametrize(
     ("kind", "shared"),
     [("envoy.nack", True), ("audit.node_drain", True), ("node.state", False), ("replica.leads", False)],
 )
-def test_events_that_others_cannot_know_of_are_shared(kind: str, shared: bool) -> None:
+def test_only_envoy_and_audit_events_are_shared(kind: str, shared: bool) -> None:
     assert peer_messages.is_shared_event(kind) is shared
 
 
@@ -166,20 +166,24 @@ COUNTERS = (
     metric_family("tidevoy.commands", 5, node=NODE, kind="query"),
 )
 GAUGES = (sessions_family(3, NODE), module_info_family("0" * 16), sessions_family(2, NODE, "transaction"))
-FLUSH = tuple(metrics_message(each) for each in (*COUNTERS, *GAUGES))  # one message for each family
+FLUSH = tuple(metrics_message(family) for family in (*COUNTERS, *GAUGES))  # one message per family
 
 
-def tell(ear: Ear, *parts: bytes, at: float, first: bool = False, number: int = 1) -> None:
-    for index, part in enumerate(parts):
-        ear.hear(peer_messages.encode_telemetry(number, "e", at, part, first=first and index == 0), now=at)
+def send_telemetry(
+    reader: RecordingReader, *messages: bytes, at: float, first: bool = False, number: int = 1
+) -> None:
+    for index, message in enumerate(messages):
+        reader.receive(
+            peer_messages.encode_telemetry(number, "e", at, message, first=first and index == 0), now=at
+        )
 
 
-def test_a_stream_that_is_heard_from_its_beginning_is_as_our_own() -> None:
-    ear = Ear()
+def test_stream_received_from_its_start_gives_complete_reports() -> None:
+    reader = RecordingReader()
     identified = (metrics_message(COUNTERS[0], envoy="e"), *FLUSH[1:])
-    tell(ear, *identified, at=10.0, first=True)
-    tell(ear, *FLUSH, at=11.0)
-    first, second = ear.reports
+    send_telemetry(reader, *identified, at=10.0, first=True)
+    send_telemetry(reader, *FLUSH, at=11.0)
+    first, second = reader.reports
     assert (first.envoy, first.is_first, first.session_counts) == ("e", True, None)
     assert first.nodes[NODE].logins == 9
     assert second.session_counts is not None
@@ -189,54 +193,58 @@ def test_a_stream_that_is_heard_from_its_beginning_is_as_our_own() -> None:
 
 
 @given(st.integers(0, len(FLUSH)))
-def test_a_part_of_a_flush_never_passes_for_the_whole(missed: int) -> None:
-    """Wherever a stream is joined, what is told first has all counters, and a census has all sessions."""
-    ear = Ear()
-    tell(ear, *FLUSH[missed:], at=10.0)
+def test_partial_flush_is_never_reported_as_complete(missed: int) -> None:
+    """Wherever a stream is joined, the first report has all counters, and session counts are complete."""
+    reader = RecordingReader()
+    send_telemetry(reader, *FLUSH[missed:], at=10.0)
     for second in range(1, 4):
-        tell(ear, *FLUSH, at=10.0 + second)
-    assert [report.envoy for report in ear.reports] == ["e"] * len(ear.reports)
-    assert [report.is_first for report in ear.reports[:2]] == [True, False]
-    for report in ear.reports:
+        send_telemetry(reader, *FLUSH, at=10.0 + second)
+    assert [report.envoy for report in reader.reports] == ["e"] * len(reader.reports)
+    assert [report.is_first for report in reader.reports[:2]] == [True, False]
+    for report in reader.reports:
         assert report.nodes[NODE].logins == 9
         assert report.nodes[NODE].commands == {"query": 5}
         if report.session_counts is not None:
             assert dict(report.session_counts.sessions) == {NODE: 5}
             assert NODE in report.session_counts.complete_nodes or not report.session_counts.complete_nodes
-    assert ear.reports[-1].session_counts is not None
-    assert ear.reports[-1].session_counts.complete_nodes == {NODE}
+    assert reader.reports[-1].session_counts is not None
+    assert reader.reports[-1].session_counts.complete_nodes == {NODE}
 
 
-def test_a_flush_that_was_missed_in_part_does_not_count_whatever_the_order_of_the_next() -> None:
+def test_partially_missed_flush_is_not_counted_in_any_order() -> None:
     idle, busy, rest = (
         sessions_family(3, NODE),
         sessions_family(2, NODE, "busy"),
         module_info_family("0" * 16),
     )
-    ear = Ear()
-    tell(ear, metrics_message(busy, rest), at=10.0)  # before that, and unheard, came the idle ones
-    tell(ear, metrics_message(busy, rest), at=11.0)  # which come behind it from now on
-    tell(ear, metrics_message(idle), at=11.1)
-    tell(ear, metrics_message(busy, rest, idle), at=12.0)
-    assert [report.session_counts for report in ear.reports[:1]] == [None]
-    (census,) = [report.session_counts for report in ear.reports if report.session_counts is not None]
-    assert dict(census.sessions) == {NODE: 5}
+    reader = RecordingReader()
+    send_telemetry(
+        reader, metrics_message(busy, rest), at=10.0
+    )  # the idle sessions were sent before and missed
+    send_telemetry(reader, metrics_message(busy, rest), at=11.0)  # from now on the idle sessions come last
+    send_telemetry(reader, metrics_message(idle), at=11.1)
+    send_telemetry(reader, metrics_message(busy, rest, idle), at=12.0)
+    assert [report.session_counts for report in reader.reports[:1]] == [None]
+    (session_counts,) = [
+        report.session_counts for report in reader.reports if report.session_counts is not None
+    ]
+    assert dict(session_counts.sessions) == {NODE: 5}
 
 
-def test_streams_are_told_apart_and_forgotten_at_their_end() -> None:
-    ear = Ear()
-    tell(ear, metrics_message(*COUNTERS, *GAUGES, envoy="e"), at=10.0, first=True, number=1)
-    ear.hear(peer_messages.encode_telemetry_end(1, 10.5), now=10.5)
-    tell(
-        ear,
+def test_streams_are_separate_and_forgotten_at_their_end() -> None:
+    reader = RecordingReader()
+    send_telemetry(reader, metrics_message(*COUNTERS, *GAUGES, envoy="e"), at=10.0, first=True, number=1)
+    reader.receive(peer_messages.encode_telemetry_end(1, 10.5), now=10.5)
+    send_telemetry(
+        reader,
         metrics_message(sessions_family(1, NODE), module_info_family(), envoy="e"),
         at=11.0,
         first=True,
         number=2,
     )
-    assert ear.reports[-1].is_first
-    assert ear.reports[-1].nodes[NODE].logins == 0
-    tell(
-        ear, metrics_message(*GAUGES), at=12.0, number=1
-    )  # a number that has ended is no stream that is known
-    assert len(ear.reports) == 2
+    assert reader.reports[-1].is_first
+    assert reader.reports[-1].nodes[NODE].logins == 0
+    send_telemetry(
+        reader, metrics_message(*GAUGES), at=12.0, number=1
+    )  # an ended number is an unknown stream
+    assert len(reader.reports) == 2

@@ -1,4 +1,4 @@
-"""Who leads, follows or is on its own, by what is known of the leader."""
+"""The role of a control plane: leader, follower or standalone, from its view of the election."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ NEVER = float("-inf")
 
 
 @pytest.mark.parametrize(
-    ("outlook", "now", "expected"),
+    ("view", "now", "expected"),
     [
         (ElectionView(is_own_record=True, has_valid_lease=True), 0.0, Role.LEADER),
-        # Its lease ran out: at once on its own, for nodes that die matter to its Envoys.
+        # Its lease expired: standalone at once, so that its Envoys still learn of failed nodes.
         (
             ElectionView(is_own_record=True, has_valid_lease=False, leader_last_seen=NEVER),
             0.0,
             Role.STANDALONE,
         ),
-        # It has lost its lease, and its key is gone: until another one leads.
+        # It lost its lease and its key was deleted: standalone until another replica leads.
         (ElectionView(has_valid_lease=True, leader_last_seen=NEVER), 0.0, Role.STANDALONE),
         (
             ElectionView(has_valid_lease=True, has_other_leader=True, leader_last_seen=0.0),
@@ -30,21 +30,32 @@ NEVER = float("-inf")
             Role.FOLLOWER,
         ),
         (ElectionView(has_other_leader=True), 99.0, Role.FOLLOWER),
-        # PD is not heard, or the leader has died: another one comes soon.
+        # PD is unreachable, or the leader died: the next leader is expected soon.
         (ElectionView(leader_last_seen=10.0), 10.0 + 3 * LEASE - 0.1, Role.FOLLOWER),
         (ElectionView(leader_last_seen=10.0), 10.0 + 3 * LEASE, Role.STANDALONE),
-        # It cannot read the plan that others follow.
+        # It cannot read the shared plan.
         (ElectionView(has_other_leader=True, is_plan_readable=False), 0.0, Role.STANDALONE),
         (ElectionView(is_own_record=True, has_valid_lease=True, is_plan_readable=False), 0.0, Role.LEADER),
     ],
 )
-def test_what_to_be(outlook: ElectionView, now: float, expected: Role) -> None:
-    assert decide_role(outlook, now, LEASE) is expected
+def test_decide_role(view: ElectionView, now: float, expected: Role) -> None:
+    assert decide_role(view, now, LEASE) is expected
 
 
 @given(st.booleans(), st.booleans(), st.booleans(), st.floats(0, 100), st.booleans(), st.floats(0, 100))
-def test_nobody_leads_whose_lease_may_be_over(
-    ours: bool, holds: bool, another: bool, last: float, readable: bool, now: float
+def test_only_an_owner_of_a_valid_lease_leads(
+    is_own_record: bool,
+    has_valid_lease: bool,
+    has_other_leader: bool,
+    leader_last_seen: float,
+    is_plan_readable: bool,
+    now: float,
 ) -> None:
-    outlook = ElectionView(ours, holds, another and not ours, last, readable)
-    assert (decide_role(outlook, now, LEASE) is Role.LEADER) == (ours and holds)
+    view = ElectionView(
+        is_own_record,
+        has_valid_lease,
+        has_other_leader and not is_own_record,
+        leader_last_seen,
+        is_plan_readable,
+    )
+    assert (decide_role(view, now, LEASE) is Role.LEADER) == (is_own_record and has_valid_lease)

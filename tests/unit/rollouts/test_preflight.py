@@ -1,7 +1,8 @@
-"""What speaks against a rollout, which nodes are meant, and what is told of one."""
+"""Preflight problems and warnings, node selectors, and rollout events."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from controlplane.model.health import Health
 from controlplane.model.intents import DrainIntent, Intents
 from controlplane.model.nodes import Node, Source, State
 from controlplane.model.plan import NodePlan, Plan, Policy
-from controlplane.model.rollout import MANUAL, WAITING_PREFIX, RolloutPhase, RolloutSpec, Stage, Step
+from controlplane.model.rollout import MANUAL, WAITING_PREFIX, Rollout, RolloutPhase, RolloutSpec, Stage, Step
 from controlplane.rollouts import rollout_events, state_machine
 from controlplane.rollouts.node_selector import select_nodes
 from controlplane.rollouts.observation import ClusterState
@@ -25,121 +26,122 @@ A, B, C = "10.0.0.1:4000", "10.0.0.2:4000", "10.0.0.3:4000"
 NODES = (A, B, C)
 ACTIONS = {"restart": frozenset[str](), "upgrade": frozenset({"version", "host"})}
 ENVOY = EnvoyStatus("envoy-1", "10.0.1.1:1", "1.40.0", "module", 1.0, 1.0)
-NO_CERTIFICATE = "its sessions cannot move: it has no certificate"
+NO_CERTIFICATE = "its sessions cannot migrate: it has no certificate"
 
 
-def planned(address: str, state: State = State.ACTIVE, **more: Any) -> NodePlan:
+def planned(address: str, state: State = State.ACTIVE, **overrides: Any) -> NodePlan:
     labels = {"zone": "a" if address != C else "b"}
-    node = Node(address, Source.PD, started_at=more.pop("started_at", 100.0), labels=labels)
-    return NodePlan(node, state, "a reason", 0.0, **more)
+    node = Node(address, Source.PD, started_at=overrides.pop("started_at", 100.0), labels=labels)
+    return NodePlan(node, state, "a reason", 0.0, **overrides)
 
 
-def outlook(*plans: NodePlan, **more: Any) -> ClusterState:
-    nodes = {address: planned(address) for address in NODES} | {each.node.address: each for each in plans}
-    said: dict[str, Any] = {
+def cluster(*plans: NodePlan, **overrides: Any) -> ClusterState:
+    nodes = {address: planned(address) for address in NODES} | {plan.node.address: plan for plan in plans}
+    inputs: dict[str, Any] = {
         "facts": Facts(),
         "intents": Intents(),
         "policy": Policy(),
         "envoys": [ENVOY],
-        **more,
+        **overrides,
     }
-    return ClusterState(Plan(nodes), **said)
+    return ClusterState(Plan(nodes), **inputs)
 
 
-def checked(wanted: RolloutSpec, seen: ClusterState | None = None, **more: Any) -> PreflightResult:
-    live = more.pop("live", ())
-    return run_preflight(wanted, seen or outlook(), live, ACTIONS, probes_login=False, **more)
+def checked(
+    spec: RolloutSpec, state: ClusterState | None = None, active_rollouts: Iterable[Rollout] = ()
+) -> PreflightResult:
+    return run_preflight(spec, state or cluster(), active_rollouts, ACTIONS, probes_login=False)
 
 
-def test_nothing_speaks_against_an_order_that_fits() -> None:
+def test_valid_spec_has_no_problems() -> None:
     assert checked(rollout_spec(A, B)) == PreflightResult(rollout_spec(A, B))
 
 
-@pytest.mark.parametrize(("said", "meant"), [("8.5.4", "v8.5.4"), ("v8.5.4", "v8.5.4"), ("", "")])
-def test_a_version_is_told_as_nodes_tell_it(said: str, meant: str) -> None:
-    assert checked(rollout_spec(A, version=said)).spec.version == meant
+@pytest.mark.parametrize(("version", "expected"), [("8.5.4", "v8.5.4"), ("v8.5.4", "v8.5.4"), ("", "")])
+def test_version_is_normalized(version: str, expected: str) -> None:
+    assert checked(rollout_spec(A, version=version)).spec.version == expected
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found"),
+    ("spec", "problem"),
     [
-        (rollout_spec(), "no node is named"),
-        (rollout_spec(A, A), "a node is named twice"),
+        (rollout_spec(), "the rollout has no nodes"),
+        (rollout_spec(A, A), "a node is listed twice"),
         (rollout_spec(*(f"10.0.{n}.1:4000" for n in range(2001))), "2001 nodes are too many for one rollout"),
-        (rollout_spec(A, max_unavailable=0), "at least 1 node must be let out"),
-        (rollout_spec(A, failure_budget=-1), "at least 1 node must be let out"),
-        (rollout_spec(A, healthy_for=float("nan")), "durations are seconds"),
-        (rollout_spec(A, version="--flag"), "'--flag' is no release of TiDB"),
+        (rollout_spec(A, max_unavailable=0), "max_unavailable must be at least 1"),
+        (rollout_spec(A, failure_budget=-1), "max_unavailable must be at least 1, and failure_budget"),
+        (rollout_spec(A, healthy_for=float("nan")), "durations must be finite"),
+        (rollout_spec(A, version="--flag"), "'--flag' is not a TiDB release"),
         (
             rollout_spec(A, action="rm"),
-            "no action is named 'rm'; rollouts.actions of the configuration has restart,",
+            "no action is named 'rm'; rollouts.actions in the configuration has restart,",
         ),
-        (rollout_spec(A, action="upgrade", version=""), "the action upgrade fills in a version"),
-        (rollout_spec("10.0.0.9:4000"), "not known: 10.0.0.9:4000"),
+        (rollout_spec(A, action="upgrade", version=""), "the action upgrade uses {version}; set"),
+        (rollout_spec("10.0.0.9:4000"), "unknown nodes: 10.0.0.9:4000"),
     ],
 )
-def test_what_force_does_not_help_against(wanted: RolloutSpec, found: str) -> None:
-    checks = checked(wanted)
-    assert checks.unforceable_problems[0].startswith(found)
-    assert checks.problems[: len(checks.unforceable_problems)] == checks.unforceable_problems
+def test_unforceable_problems(spec: RolloutSpec, problem: str) -> None:
+    result = checked(spec)
+    assert result.unforceable_problems[0].startswith(problem)
+    assert result.problems[: len(result.unforceable_problems)] == result.unforceable_problems
 
 
-def test_nodes_that_leave_or_have_no_start_time_are_refused() -> None:
-    leaving = outlook(planned(A, removal_since=5.0, state=State.GONE), planned(B, started_at=None))
-    found = checked(rollout_spec(A, B), leaving).unforceable_problems
-    assert found[0] == f"on their way out: {A}"
-    assert found[1].startswith(f"the start time is not known of {B}")
+def test_rejects_removed_nodes_and_nodes_without_start_time() -> None:
+    leaving = cluster(planned(A, removal_since=5.0, state=State.GONE), planned(B, started_at=None))
+    problems = checked(rollout_spec(A, B), leaving).unforceable_problems
+    assert problems[0] == f"nodes that are being removed: {A}"
+    assert problems[1].startswith(f"the start time of {B} is unknown")
 
 
-def test_a_node_has_one_rollout_at_a_time() -> None:
+def test_rejects_nodes_of_an_active_rollout() -> None:
     other = replace(rollout_with_steps(rollout_spec(A, B)), id="r0")
-    assert checked(rollout_spec(A), live=[other]).unforceable_problems == (
-        f"the rollout r0 is not over and has {A}, too",
+    assert checked(rollout_spec(A), active_rollouts=[other]).unforceable_problems == (
+        f"the rollout r0 is still active and also has {A}",
     )
-    assert checked(rollout_spec(C), live=[other]).unforceable_problems == ()
+    assert checked(rollout_spec(C), active_rollouts=[other]).unforceable_problems == ()
 
 
-def test_one_node_of_each_group_stays() -> None:
+def test_one_node_of_each_group_must_stay_active() -> None:
     assert not checked(rollout_spec(*NODES, max_unavailable=2)).problems
-    (found,) = checked(rollout_spec(*NODES, max_unavailable=3)).problems
-    assert found.startswith("with 3 out of service at a time, no other node would be active")
-    (found,) = checked(rollout_spec(*NODES), outlook(planned(C, group="olap"))).problems
-    assert found.startswith("with 1 out of service at a time, no other node of the group olap would be")
-    assert not checked(rollout_spec(A, B), outlook(planned(C, group="olap"))).problems
+    (problem,) = checked(rollout_spec(*NODES, max_unavailable=3)).problems
+    assert problem.startswith("with 3 out of service at a time, no other node would be active")
+    (problem,) = checked(rollout_spec(*NODES), cluster(planned(C, group="olap"))).problems
+    assert problem.startswith("with 1 out of service at a time, no other node of the group olap would be")
+    assert not checked(rollout_spec(A, B), cluster(planned(C, group="olap"))).problems
 
 
-def test_sessions_must_be_able_to_move() -> None:
+def test_migration_blockers_are_problems() -> None:
     plain = replace(ENVOY, id="envoy-2", filter="none")
-    (found,) = checked(rollout_spec(A), outlook(envoys=[ENVOY, plain])).problems
-    assert found == "sessions cannot move in Envoys without Tidevoy's module: envoy-2"
-    health = {B: Health(migration_blockers=("its sessions have no time to move", NO_CERTIFICATE))}
-    (found,) = checked(rollout_spec(A), outlook(facts=Facts(health=health))).problems
-    assert found == f"sessions cannot move from or to {B} ({B}: {NO_CERTIFICATE})"
-    in_time = {B: Health(migration_blockers=("its sessions have no time to move",))}
-    assert not checked(rollout_spec(A), outlook(facts=Facts(health=in_time))).problems
+    (problem,) = checked(rollout_spec(A), cluster(envoys=[ENVOY, plain])).problems
+    assert problem == "Envoys without Tidevoy's module cannot migrate sessions: envoy-2"
+    health = {B: Health(migration_blockers=("its sessions have no time to migrate", NO_CERTIFICATE))}
+    (problem,) = checked(rollout_spec(A), cluster(facts=Facts(health=health))).problems
+    assert problem == f"sessions cannot migrate from or to {B} ({B}: {NO_CERTIFICATE})"
+    in_time = {B: Health(migration_blockers=("its sessions have no time to migrate",))}
+    assert not checked(rollout_spec(A), cluster(facts=Facts(health=in_time))).problems
 
 
-def test_cautions() -> None:
-    seen = outlook(
+def test_warnings() -> None:
+    state = cluster(
         planned(A, version="v8.5.4"),
         planned(C, State.UNHEALTHY),
         envoys=[replace(ENVOY, connected_since=None)],
         intents=Intents(drains={B: DrainIntent(0.0, 60.0)}),
         policy=Policy(status_check=False, sql_check=False),
     )
-    found = checked(rollout_spec(A, B), seen).warnings
-    assert [text.partition(":")[0].partition(",")[0] for text in found] == [
+    warnings = checked(rollout_spec(A, B), state).warnings
+    assert [text.partition(":")[0].partition(",")[0] for text in warnings] == [
         "no Envoy is connected",
-        "out of service already",
-        "drained already",
-        "of v8.5.4 already",
+        "already out of service",
+        "already drained",
+        "already on v8.5.4",
         "health.status is off",
         "health.sql is off and rollouts.probe is not set",
     ]
 
 
 @pytest.mark.parametrize(
-    ("text", "chosen"),
+    ("selector", "selected"),
     [
         ("all", (A, B)),
         ("zone=a", (A, B)),
@@ -148,27 +150,29 @@ def test_cautions() -> None:
         ("10.0.0.9:4000", ("10.0.0.9:4000",)),
     ],
 )
-def test_which_nodes_are_meant(text: str, chosen: tuple[str, ...]) -> None:
+def test_selector_resolves_nodes(selector: str, selected: tuple[str, ...]) -> None:
     nodes = [planned(B), planned(C, State.GONE), planned(A)]
-    assert select_nodes(text, nodes) == chosen
+    assert select_nodes(selector, nodes) == selected
 
 
-@pytest.mark.parametrize("text", ["", "zone=c", "zone=a,disk=ssd", "10.0.0.1", "zone=a,10.0.0.1:4000", "ALL"])
-def test_what_makes_no_sense_is_refused(text: str) -> None:
+@pytest.mark.parametrize(
+    "selector", ["", "zone=c", "zone=a,disk=ssd", "10.0.0.1", "zone=a,10.0.0.1:4000", "ALL"]
+)
+def test_invalid_selector_is_rejected(selector: str) -> None:
     with pytest.raises(RolloutRefused):
-        select_nodes(text, [planned(A)])
+        select_nodes(selector, [planned(A)])
 
 
-def test_a_new_rollout_is_told_with_what_it_is_to_do() -> None:
-    (told,) = rollout_events.rollout_events(
+def test_started_event_describes_the_rollout() -> None:
+    (event,) = rollout_events.rollout_events(
         None, state_machine.create("r7", RolloutSpec((A, B), MANUAL), "alice", 5.0)
     )
-    assert told.kind == "rollout.started"
-    assert told.message == "alice started the rollout r7: 2 nodes, action `manual`"
-    assert told.data == {"nodes": [A, B], "action": "manual", "by": "alice"}
+    assert event.kind == "rollout.started"
+    assert event.message == "alice started the rollout r7: 2 nodes, action `manual`"
+    assert event.data == {"nodes": [A, B], "action": "manual", "by": "alice"}
 
 
-def test_steps_and_phases_are_told_when_they_change() -> None:
+def test_events_for_changed_steps_and_phases() -> None:
     before = rollout_with_steps(rollout_spec(A, B), Step(A, Stage.STARTED, attempts=1))
     failed = replace(before, steps=before.with_step(Step(A, Stage.FAILED, "it broke", attempts=1)))
     after = replace(failed, phase=RolloutPhase.PAUSED, reason="A failed")
@@ -177,12 +181,13 @@ def test_steps_and_phases_are_told_when_they_change() -> None:
     assert first.data == {"node": A, "from": "started", "to": "failed", "reason": "it broke", "attempt": 1}
     assert (second.kind, second.message) == ("rollout.paused", "the rollout r1 is paused: A failed")
     assert [
-        told.kind for told in rollout_events.rollout_events(after, replace(after, phase=RolloutPhase.RUNNING))
+        event.kind
+        for event in rollout_events.rollout_events(after, replace(after, phase=RolloutPhase.RUNNING))
     ] == ["rollout.resumed"]
     assert not list(rollout_events.rollout_events(after, replace(after, reason="another reason")))
     waits = replace(after, reason=f"{WAITING_PREFIX}a node is out")
-    (told,) = rollout_events.rollout_events(after, waits)
-    assert (told.kind, told.message) == ("rollout.waits", "the rollout r1 waits: a node is out")
+    (event,) = rollout_events.rollout_events(after, waits)
+    assert (event.kind, event.message) == ("rollout.waits", "the rollout r1 waits: a node is out")
     assert not list(
         rollout_events.rollout_events(waits, replace(waits, reason=f"{WAITING_PREFIX}another is out"))
     )

@@ -1,4 +1,4 @@
-"""Records of rollouts: kept before they count, caught up with where others write, and not kept for ever."""
+"""The rollout repository: stores changes before they apply, follows other writers, deletes old records."""
 
 from __future__ import annotations
 
@@ -17,128 +17,132 @@ from controlplane.storage.store import Versioned
 from tests.support.controlplane.rollout_simulator import rollout_spec, rollout_with_steps
 
 A = "10.0.0.1:4000"
-FRESH = rollout_with_steps(rollout_spec(A))
+NEW_ROLLOUT = rollout_with_steps(rollout_spec(A))
 
 
-class Kept:
-    """Records over a real directory, and all that they told."""
+class RepositoryRig:
+    """A repository on a real directory, and its change notifications."""
 
     def __init__(self, directory: Path) -> None:
         self.store = FileStore(directory)
-        self.told: list[tuple[Rollout | None, Rollout]] = []
-        self.records = RolloutRepository(self.store, lambda: 1e9, lambda *change: self.told.append(change))
+        self.changes: list[tuple[Rollout | None, Rollout]] = []
+        self.repository = RolloutRepository(
+            self.store, lambda: 1e9, lambda *change: self.changes.append(change)
+        )
 
-    async def kept(self) -> Mapping[str, Versioned[Rollout]]:
+    async def stored(self) -> Mapping[str, Versioned[Rollout]]:
         return (await self.store.load()).rollouts
 
 
-def paused(record: Rollout) -> Rollout:
-    return state_machine.pause(record, "bob", 5.0)
+def paused(rollout: Rollout) -> Rollout:
+    return state_machine.pause(rollout, "bob", 5.0)
 
 
-async def test_a_change_is_kept_and_told(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
-    async with kept.store.lock():
-        await kept.records.create(FRESH)
-        changed = await kept.records.change("r1", paused)
-        assert (await kept.kept())["r1"].value == changed == kept.records.get("r1")
-        assert kept.told == [(None, FRESH), (FRESH, changed)]
-        assert await kept.records.change("r1", paused) is changed
-        assert len(kept.told) == 2, "what changes nothing is not told"
+async def test_change_is_stored_and_notified(tmp_path: Path) -> None:
+    rig = RepositoryRig(tmp_path)
+    async with rig.store.lock():
+        await rig.repository.create(NEW_ROLLOUT)
+        changed = await rig.repository.change("r1", paused)
+        assert (await rig.stored())["r1"].value == changed == rig.repository.get("r1")
+        assert rig.changes == [(None, NEW_ROLLOUT), (NEW_ROLLOUT, changed)]
+        assert await rig.repository.change("r1", paused) is changed
+        assert len(rig.changes) == 2, "an unchanged rollout is not notified"
 
 
-async def test_what_cannot_be_kept_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Kept(tmp_path)
-    async with kept.store.lock():
-        await kept.records.create(FRESH)
+async def test_failed_save_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = RepositoryRig(tmp_path)
+    async with rig.store.lock():
+        await rig.repository.create(NEW_ROLLOUT)
 
-        async def full(*_: object) -> int:
+        async def fail_save(*_: object) -> int:
             raise StateUnavailable("rollouts.json", "no space left")
 
-        monkeypatch.setattr(kept.store, "save_rollout", full)
+        monkeypatch.setattr(rig.store, "save_rollout", fail_save)
         with pytest.raises(StateUnavailable):
-            await kept.records.change("r1", paused)
-        assert kept.records.get("r1") == FRESH
+            await rig.repository.change("r1", paused)
+        assert rig.repository.get("r1") == NEW_ROLLOUT
         with pytest.raises(UnknownRollout):
-            await kept.records.change("r2", paused)
+            await rig.repository.change("r2", paused)
         with pytest.raises(RolloutRefused):
-            await kept.records.change(
+            await rig.repository.change(
                 "r1", lambda r: state_machine.resume(replace(r, phase=RolloutPhase.DONE), "b", 1.0)
             )
 
 
-async def test_a_change_by_others_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a store that others write to: the first try finds another version, which is then gone on from."""
-    kept = Kept(tmp_path)
-    aborting = state_machine.abort(FRESH, "carol", 4.0)
-    async with kept.store.lock():
-        await kept.records.create(FRESH)
-        await kept.store.save_rollout(aborting, 1)  # by somebody else
-        real, tries = kept.store.save_rollout, list[int]()
-
-        async def save(record: Rollout, version: int, term: int | None = None) -> int:
-            tries.append(version)
-            return await real(record, version, term)
-
-        monkeypatch.setattr(kept.store, "save_rollout", save)
-        with pytest.raises(RolloutRefused, match="it is aborting"):
-            await kept.records.change("r1", paused)
-        assert tries == [1]
-        assert kept.records.get("r1").phase is RolloutPhase.ABORTING
-        assert kept.told[-1] == (FRESH, kept.records.get("r1"))
-
-
-async def test_the_same_id_is_not_taken_twice(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
-    async with kept.store.lock():
-        await kept.records.create(FRESH)
-        with pytest.raises(VersionConflict):
-            await kept.records.create(FRESH)
-
-
-async def test_what_others_wrote_is_taken_over_when_it_is_newer(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
-    first, second = FRESH, paused(FRESH)
-    kept.records.restore({"r1": Versioned(first, 7)})
-    assert kept.told == []
-    kept.records.accept({"r1": Versioned(second, 7)})
-    assert kept.records.get("r1") == first
-    kept.records.accept({"r1": Versioned(second, 8), "r2": Versioned(replace(FRESH, id="r2"), 9)})
-    assert kept.records.get("r1").phase is RolloutPhase.PAUSED
-    assert [after.id for _, after in kept.told] == ["r1", "r2"]
-    kept.records.accept({"r1": Versioned(first, 7)})
-    assert kept.records.get("r2").id == "r2", "a view from before it was begun does not end it"
-    over = replace(second, phase=RolloutPhase.ABORTED)
-    kept.records.accept({"r1": Versioned(over, 10)})
-    kept.records.accept({})
-    assert [each.id for each in kept.records.all()] == ["r2"]
-
-
-async def test_the_oldest_that_are_over_are_forgotten(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
-    async with kept.store.lock():
-        for number in range(25):
-            phase = RolloutPhase.RUNNING if number == 0 else RolloutPhase.DONE
-            await kept.records.create(replace(FRESH, id=f"r{number}", created=float(number), phase=phase))
-        await kept.records.forget_old()
-        left = [f"r{number}" for number in (*range(24, 4, -1), 0)]
-        assert [each.id for each in kept.records.all()] == left
-        assert sorted(await kept.kept()) == sorted(left)
-        assert [each.id for each in kept.records.active()] == ["r0"]
-
-
-async def test_a_record_is_not_forgotten_because_the_store_is_away(
+async def test_conflicting_change_is_reapplied_to_the_newer_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = Kept(tmp_path)
-    async with kept.store.lock():
-        await kept.records.create(FRESH)
-        await kept.store.save_rollout(state_machine.abort(FRESH, "carol", 4.0), 1)  # by somebody else
+    """As in a shared store: the first attempt finds a newer version, and the next one starts from it."""
+    rig = RepositoryRig(tmp_path)
+    aborting = state_machine.abort(NEW_ROLLOUT, "carol", 4.0)
+    async with rig.store.lock():
+        await rig.repository.create(NEW_ROLLOUT)
+        await rig.store.save_rollout(aborting, 1)  # by another writer
+        original_save, versions = rig.store.save_rollout, list[int]()
 
-        async def away(*_: object) -> None:
+        async def save(rollout: Rollout, version: int, term: int | None = None) -> int:
+            versions.append(version)
+            return await original_save(rollout, version, term)
+
+        monkeypatch.setattr(rig.store, "save_rollout", save)
+        with pytest.raises(RolloutRefused, match="it is aborting"):
+            await rig.repository.change("r1", paused)
+        assert versions == [1]
+        assert rig.repository.get("r1").phase is RolloutPhase.ABORTING
+        assert rig.changes[-1] == (NEW_ROLLOUT, rig.repository.get("r1"))
+
+
+async def test_create_rejects_a_duplicate_id(tmp_path: Path) -> None:
+    rig = RepositoryRig(tmp_path)
+    async with rig.store.lock():
+        await rig.repository.create(NEW_ROLLOUT)
+        with pytest.raises(VersionConflict):
+            await rig.repository.create(NEW_ROLLOUT)
+
+
+async def test_accept_applies_only_newer_versions(tmp_path: Path) -> None:
+    rig = RepositoryRig(tmp_path)
+    first, second = NEW_ROLLOUT, paused(NEW_ROLLOUT)
+    rig.repository.restore({"r1": Versioned(first, 7)})
+    assert rig.changes == []
+    rig.repository.accept({"r1": Versioned(second, 7)})
+    assert rig.repository.get("r1") == first
+    rig.repository.accept({"r1": Versioned(second, 8), "r2": Versioned(replace(NEW_ROLLOUT, id="r2"), 9)})
+    assert rig.repository.get("r1").phase is RolloutPhase.PAUSED
+    assert [after.id for _, after in rig.changes] == ["r1", "r2"]
+    rig.repository.accept({"r1": Versioned(first, 7)})
+    assert rig.repository.get("r2").id == "r2", "an older view of the store does not delete it"
+    ended = replace(second, phase=RolloutPhase.ABORTED)
+    rig.repository.accept({"r1": Versioned(ended, 10)})
+    rig.repository.accept({})
+    assert [rollout.id for rollout in rig.repository.all()] == ["r2"]
+
+
+async def test_forget_old_deletes_the_oldest_ended_rollouts(tmp_path: Path) -> None:
+    rig = RepositoryRig(tmp_path)
+    async with rig.store.lock():
+        for number in range(25):
+            phase = RolloutPhase.RUNNING if number == 0 else RolloutPhase.DONE
+            await rig.repository.create(
+                replace(NEW_ROLLOUT, id=f"r{number}", created=float(number), phase=phase)
+            )
+        await rig.repository.forget_old()
+        remaining = [f"r{number}" for number in (*range(24, 4, -1), 0)]
+        assert [rollout.id for rollout in rig.repository.all()] == remaining
+        assert sorted(await rig.stored()) == sorted(remaining)
+        assert [rollout.id for rollout in rig.repository.active()] == ["r0"]
+
+
+async def test_unavailable_store_keeps_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = RepositoryRig(tmp_path)
+    async with rig.store.lock():
+        await rig.repository.create(NEW_ROLLOUT)
+        await rig.store.save_rollout(state_machine.abort(NEW_ROLLOUT, "carol", 4.0), 1)  # by another writer
+
+        async def fail_read(*_: object) -> None:
             raise StateUnavailable("PD", "it does not answer")
 
-        monkeypatch.setattr(kept.store, "read_rollout", away)
+        monkeypatch.setattr(rig.store, "read_rollout", fail_read)
         with pytest.raises(StateUnavailable):
-            await kept.records.change("r1", paused)
-        assert kept.records.get("r1") == FRESH
+            await rig.repository.change("r1", paused)
+        assert rig.repository.get("r1") == NEW_ROLLOUT

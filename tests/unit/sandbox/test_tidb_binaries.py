@@ -1,4 +1,4 @@
-"""Where the programs of a TiDB cluster are searched for, and the errors when some are missing."""
+"""Where the programs of a TiDB cluster are looked up, and the errors if some are missing."""
 
 from __future__ import annotations
 
@@ -29,75 +29,75 @@ VALUES = {
 }
 
 
-def program(path: Path, says: str = "") -> Path:
+def write_program(path: Path, output: str = "") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\nprintf '%s\\n' '{says}'\n")
+    path.write_text(f"#!/bin/sh\nprintf '%s\\n' '{output}'\n")
     path.chmod(0o755)
     return path
 
 
-def folder(path: Path, *names: str) -> Path:
+def write_folder(path: Path, *names: str) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     for name in names:
-        program(path / name)
+        write_program(path / name)
     return path
 
 
-def tiup(home: Path, **releases: str) -> dict[str, str]:
-    """An environment in which TiUP has these releases, for example `tidb="v8.5.2 v8.5.3"`."""
+def write_tiup_home(home: Path, **releases: str) -> dict[str, str]:
+    """Return an environment in which TiUP has these releases, for example `tidb="v8.5.2 v8.5.3"`."""
     for name, versions in releases.items():
         for release in versions.split():
-            program(home / "components" / name / release / f"{name}-server")
+            write_program(home / "components" / name / release / f"{name}-server")
     return {"TIUP_HOME": str(home)}
 
 
-def test_a_given_folder_is_used(tmp_path: Path) -> None:
-    named = folder(tmp_path / "bin", *ALL)
-    found = find_binaries(named, environment={})
-    assert found is not None
-    assert (found.tidb, found.pd) == (named / "tidb-server", named / "pd-server")
-    assert (found.store.program, found.store.is_tikv) == (named / "tikv-server", True)
+def test_uses_given_folder(tmp_path: Path) -> None:
+    binaries_folder = write_folder(tmp_path / "bin", *ALL)
+    binaries = find_binaries(binaries_folder, environment={})
+    assert binaries is not None
+    assert (binaries.tidb, binaries.pd) == (binaries_folder / "tidb-server", binaries_folder / "pd-server")
+    assert (binaries.store.program, binaries.store.is_tikv) == (binaries_folder / "tikv-server", True)
 
 
-def test_the_option_precedes_the_environment_which_precedes_tiup(tmp_path: Path) -> None:
-    environment = tiup(tmp_path / "tiup", tidb="v8.5.3", pd="v8.5.3", tikv="v8.5.3")
-    found = find_binaries(environment=environment)
-    assert found is not None
-    assert found.tidb == tmp_path / "tiup/components/tidb/v8.5.3/tidb-server"
-    environment[BINARIES_FOLDER_VARIABLE] = str(folder(tmp_path / "named", *ALL))
-    found = find_binaries(environment=environment)
-    assert found is not None
-    assert found.tidb == tmp_path / "named/tidb-server"
-    found = find_binaries(folder(tmp_path / "option", *ALL), environment=environment)
-    assert found is not None
-    assert found.tidb == tmp_path / "option/tidb-server"
+def test_option_precedes_environment_and_environment_precedes_tiup(tmp_path: Path) -> None:
+    environment = write_tiup_home(tmp_path / "tiup", tidb="v8.5.3", pd="v8.5.3", tikv="v8.5.3")
+    binaries = find_binaries(environment=environment)
+    assert binaries is not None
+    assert binaries.tidb == tmp_path / "tiup/components/tidb/v8.5.3/tidb-server"
+    environment[BINARIES_FOLDER_VARIABLE] = str(write_folder(tmp_path / "named", *ALL))
+    binaries = find_binaries(environment=environment)
+    assert binaries is not None
+    assert binaries.tidb == tmp_path / "named/tidb-server"
+    binaries = find_binaries(write_folder(tmp_path / "option", *ALL), environment=environment)
+    assert binaries is not None
+    assert binaries.tidb == tmp_path / "option/tidb-server"
 
 
-def test_the_newest_release_of_which_tiup_has_all_programs_is_used(tmp_path: Path) -> None:
-    environment = tiup(
+def test_uses_newest_tiup_release_that_has_all_programs(tmp_path: Path) -> None:
+    environment = write_tiup_home(
         tmp_path,
         tidb="v8.5.3 v8.5.10 v9.0.0 v10.0.0-alpha",
         pd="v8.5.3 v8.5.10 v10.0.0-alpha",
         tikv="v8.5.3 v8.5.10 v9.0.0 v10.0.0-alpha",
     )
-    found = find_binaries(environment=environment)
-    assert found is not None
-    assert {path.parent.name for path in (found.tidb, found.pd, found.store.program)} == {"v8.5.10"}
+    binaries = find_binaries(environment=environment)
+    assert binaries is not None
+    assert {path.parent.name for path in (binaries.tidb, binaries.pd, binaries.store.program)} == {"v8.5.10"}
 
 
-def test_another_store_needs_no_tikv(tmp_path: Path) -> None:
-    environment = tiup(tmp_path, tidb="v8.5.3", pd="v8.5.3", tikv="v7.5.0")
+def test_other_store_replaces_tikv(tmp_path: Path) -> None:
+    environment = write_tiup_home(tmp_path, tidb="v8.5.3", pd="v8.5.3", tikv="v7.5.0")
     assert find_binaries(environment=environment) is None
-    store = program(tmp_path / "my store")
+    store = write_program(tmp_path / "my store")
     environment[STORE_VARIABLE] = f"'{store}' --listen={{address}} --data {{data}}"
-    found = find_binaries(environment=environment)
-    assert found is not None
-    assert not found.store.is_tikv
-    assert found.store.command(**VALUES) == [str(store), "--listen=127.0.0.1:1", "--data", "/data"]
+    binaries = find_binaries(environment=environment)
+    assert binaries is not None
+    assert not binaries.store.is_tikv
+    assert binaries.store.command(**VALUES) == [str(store), "--listen=127.0.0.1:1", "--data", "/data"]
 
 
-def test_the_command_that_starts_tikv(tmp_path: Path) -> None:
-    store = StoreProgram.parse(str(program(tmp_path / "tikv-server")))
+def test_tikv_command_has_all_arguments(tmp_path: Path) -> None:
+    store = StoreProgram.parse(str(write_program(tmp_path / "tikv-server")))
     assert store.command(**VALUES)[1:] == [
         "--addr=127.0.0.1:1",
         "--status-addr=127.0.0.1:2",
@@ -109,53 +109,54 @@ def test_the_command_that_starts_tikv(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
-        ("/nowhere/store", "there is no program /nowhere/store to be the store"),
-        ("{}/other", "it is not known how to start other; give its whole command, for example"),
+        ("/nowhere/store", "the store program /nowhere/store does not exist or is not executable"),
+        ("{}/other", "other is not a known store; give its whole command, for example"),
         ("{}/other --at {{port}}", "the store's command has an unknown placeholder: 'port'"),
         ("{}/other {{address.port}}", "the store's command has an unknown placeholder: "),
-        ("'{}/other", "the store's command cannot be read: no closing quotation"),
+        ("'{}/other", "the store's command cannot be parsed: no closing quotation"),
         ("", "the store's command is empty"),
     ],
 )
-def test_a_store_that_cannot_be_started(tmp_path: Path, text: str, says: str) -> None:
-    program(tmp_path / "other")
+def test_rejects_invalid_store_command(tmp_path: Path, text: str, message: str) -> None:
+    write_program(tmp_path / "other")
     with pytest.raises(BinariesMissing) as missing:
         StoreProgram.parse(text.format(tmp_path))
-    assert str(missing.value).startswith(says)
+    assert str(missing.value).startswith(message)
 
 
-def test_missing_programs_are_named(tmp_path: Path) -> None:
-    named = folder(tmp_path, "pd-server")
-    (named / "tidb-server").write_text("not a program")
+def test_error_names_missing_programs(tmp_path: Path) -> None:
+    binaries_folder = write_folder(tmp_path, "pd-server")
+    (binaries_folder / "tidb-server").write_text("not a program")
     with pytest.raises(
         BinariesMissing, match="has no tidb-server and no tikv-server; install them with `tiup "
     ):
-        find_binaries(named, environment={})
+        find_binaries(binaries_folder, environment={})
 
 
-def test_no_programs_at_all(tmp_path: Path) -> None:
+def test_requires_programs_or_raises_install_hint(tmp_path: Path) -> None:
     assert find_binaries(environment={"TIUP_HOME": str(tmp_path)}) is None
-    with pytest.raises(
-        BinariesMissing, match=r"^there are no programs of TiDB here; install them with `tiup "
-    ):
+    with pytest.raises(BinariesMissing, match=r"^no TiDB programs were found; install them with `tiup "):
         require_binaries(environment={"TIUP_HOME": str(tmp_path)})
 
 
-def test_the_command_exits_with_2_and_one_sentence(tmp_path: Path) -> None:
+def test_command_exits_with_2_and_one_line_without_programs(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "sandbox.tidb_binaries"]
     root = Path(__file__).parents[3]
-    told = subprocess.run(
+    result = subprocess.run(
         command, env={"TIUP_HOME": str(tmp_path)}, cwd=root, capture_output=True, text=True, check=False
     )
-    assert (told.returncode, told.stdout) == (2, "")
-    assert told.stderr.count("\n") == 1
-    assert told.stderr.startswith("there are no programs of TiDB here; install them with `tiup install tidb")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("no TiDB programs were found; install them with `tiup install tidb")
 
 
-def test_versions(tmp_path: Path) -> None:
-    assert read_version(program(tmp_path / "tidb", "Release Version: v8.5.3\nEdition: Community")) == "v8.5.3"
-    assert read_version(program(tmp_path / "tikv", "TiKV \nRelease Version:   8.5.3")) == "v8.5.3"
-    assert read_version(program(tmp_path / "mute")) == ""
+def test_reads_version_of_programs(tmp_path: Path) -> None:
+    assert (
+        read_version(write_program(tmp_path / "tidb", "Release Version: v8.5.3\nEdition: Community"))
+        == "v8.5.3"
+    )
+    assert read_version(write_program(tmp_path / "tikv", "TiKV \nRelease Version:   8.5.3")) == "v8.5.3"
+    assert read_version(write_program(tmp_path / "mute")) == ""
     assert read_version(tmp_path / "none") == ""

@@ -1,4 +1,4 @@
-"""What stands in PD of replicas and their leader, whoever wrote it."""
+"""Records of replicas and their leader in PD, also malformed ones."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from controlplane.storage.etcd_keys import (
 KEYS = EtcdKeys("/tidevoy/")
 
 
-def test_a_leader_is_who_it_says_it_is() -> None:
+def test_decodes_leader() -> None:
     assert decode_leader(None) is None
     assert decode_leader(Entry(encode_leader("a", 0xABC, 3.5), 7)) == LeaderRecord("a", "abc", 3.5, 7)
 
 
-def test_replicas_are_those_with_an_address() -> None:
+def test_decodes_only_replicas_with_address() -> None:
     a = ReplicaRecord("a", "10.0.0.1:18000", "0.1.0", 3.5, "x")
     entries = {
         "/tidevoy/replicas/a": Entry(encode_replica(a), 1),
@@ -35,8 +35,8 @@ def test_replicas_are_those_with_an_address() -> None:
 
 
 @given(st.binary() | st.sampled_from([b"[]", b"7", b'{"name": 7}', b'{"since": "x"}', b"[" * 10_000]))
-def test_a_leader_that_cannot_be_read_leads_all_the_same(value: bytes) -> None:
-    found = decode_leader(Entry(value, 7))
-    assert found is not None
-    assert found.term == 7
+def test_unreadable_leader_still_counts_as_leader(value: bytes) -> None:
+    leader = decode_leader(Entry(value, 7))
+    assert leader is not None
+    assert leader.term == 7
     assert decode_replicas({"/tidevoy/replicas/a": Entry(value, 1)}, KEYS) == {}

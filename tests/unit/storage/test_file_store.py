@@ -1,4 +1,4 @@
-"""What is kept on disk comes back as it was, or is reported and kept aside; it is never silently lost."""
+"""Saved values load unchanged, or are reported and moved aside; they are never lost silently."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ PLAN = SavedPlan(
 
 
 @pytest.fixture
-async def directory(tmp_path: Path) -> AsyncIterator[FileStore]:
-    directory = FileStore(tmp_path / "state")
-    async with directory.lock():
-        yield directory
+async def store(tmp_path: Path) -> AsyncIterator[FileStore]:
+    store = FileStore(tmp_path / "state")
+    async with store.lock():
+        yield store
 
 
-async def keep(directory: FileStore, intents: Intents) -> int:
-    """Write intents over those that are there."""
-    return await directory.save_intents(intents, (await directory.read_intents()).version)
+async def save_intents(store: FileStore, intents: Intents) -> int:
+    """Replace the saved intents."""
+    return await store.save_intents(intents, (await store.read_intents()).version)
 
 
 def any_value(hint: Any) -> st.SearchStrategy[Any]:
-    """Values of a type, with every field of a dataclass filled, those that are added later too."""
+    """Return a strategy for a type that fills every field of its dataclasses, also fields added later."""
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return st.one_of([any_value(one) for one in arguments])
@@ -83,103 +83,103 @@ def any_value(hint: Any) -> st.SearchStrategy[Any]:
 
 @settings(max_examples=50)
 @given(any_value(Intents), any_value(SavedPlan))
-def test_everything_comes_back_as_it_was(intents: Intents, saved: SavedPlan) -> None:
-    async def there_and_back(path: Path) -> None:
-        async with (directory := FileStore(path)).lock():
-            await keep(directory, intents)
-            await directory.save_plan(saved)
+def test_saved_values_round_trip(intents: Intents, saved: SavedPlan) -> None:
+    async def round_trip(path: Path) -> None:
+        async with (store := FileStore(path)).lock():
+            await save_intents(store, intents)
+            await store.save_plan(saved)
             stored = await FileStore(path).load()
         assert (stored.intents.value, stored.plan, stored.load_errors) == (intents, saved, ())
 
     with tempfile.TemporaryDirectory() as path:
-        asyncio.run(there_and_back(Path(path)))
+        asyncio.run(round_trip(Path(path)))
 
 
-async def test_an_empty_directory_holds_nothing(directory: FileStore) -> None:
-    stored = await directory.load()
+async def test_empty_directory_loads_nothing(store: FileStore) -> None:
+    stored = await store.load()
     assert (stored.intents.value, stored.plan, stored.load_errors) == (Intents(), None, ())
 
 
-async def test_a_text_without_utf8_form_does_not_spoil_the_file(directory: FileStore) -> None:
-    await keep(directory, Intents(labels={"a:1": {"zone": "\ud800"}}))
-    stored = await directory.load()
+async def test_text_without_utf8_form_keeps_file_valid(store: FileStore) -> None:
+    await save_intents(store, Intents(labels={"a:1": {"zone": "\ud800"}}))
+    stored = await store.load()
     assert (stored.intents.value.labels, stored.load_errors) == ({"a:1": {"zone": "?"}}, ())
 
 
-async def test_only_the_owner_may_read(directory: FileStore) -> None:
-    await keep(directory, INTENTS)
-    assert (directory.path / "intents.json").stat().st_mode & 0o777 == 0o600
-    assert directory.path.stat().st_mode & 0o777 == 0o700
+async def test_files_are_readable_by_owner_only(store: FileStore) -> None:
+    await save_intents(store, INTENTS)
+    assert (store.path / "intents.json").stat().st_mode & 0o777 == 0o600
+    assert store.path.stat().st_mode & 0o777 == 0o700
 
 
-# --- damage ---
+# --- damaged files ---
 
 
-def file_of(content: Any, **head: Any) -> bytes:
-    """The file of some content, with a checksum that is right."""
+def encode_file(content: Any, **head: Any) -> bytes:
+    """Return the bytes of a file with this content and a valid checksum."""
     canonical = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
-    whole = {"tidevoy": "intents", "version": 2, "sha256": hashlib.sha256(canonical).hexdigest()}
-    return json.dumps({**whole, **head, "content": content}).encode()
+    default_head = {"tidevoy": "intents", "version": 2, "sha256": hashlib.sha256(canonical).hexdigest()}
+    return json.dumps({**default_head, **head, "content": content}).encode()
 
 
 @pytest.mark.parametrize(
-    ("raw", "why"),
+    ("raw", "problem"),
     [
-        (b"", "it is not JSON, so it is torn or was not written by Tidevoy"),
-        (b"\0" * 4096, "it is not JSON, so it is torn or was not written by Tidevoy"),
-        (b"\xff\xfe\x00", "it is not JSON, so it is torn or was not written by Tidevoy"),
-        (b"[" * 100_000, "it is not JSON, so it is torn or was not written by Tidevoy"),
-        (b"[]", "it does not hold intents of Tidevoy"),
-        (b'{"added": {}}', "it does not hold intents of Tidevoy"),
-        (file_of({}, tidevoy="plan"), "it does not hold intents of Tidevoy"),
-        (file_of({}, version=3), "it has format 3, and this Tidevoy reads 2"),
-        (file_of({}, sha256="0"), "its checksum does not match, so it is torn or was edited"),
-        (file_of({"weights": {"a:1": "heavy"}}), "weights.a:1 in it has no valid value"),
-        (file_of([]), " in it has no valid value"),
-        (file_of({"rollouts": {}}), "a newer Tidevoy wrote things to it that this one does not know"),
+        (b"", "it is not JSON, so it is truncated or was not written by Tidevoy"),
+        (b"\0" * 4096, "it is not JSON, so it is truncated or was not written by Tidevoy"),
+        (b"\xff\xfe\x00", "it is not JSON, so it is truncated or was not written by Tidevoy"),
+        (b"[" * 100_000, "it is not JSON, so it is truncated or was not written by Tidevoy"),
+        (b"[]", "it does not contain Tidevoy's intents"),
+        (b'{"added": {}}', "it does not contain Tidevoy's intents"),
+        (encode_file({}, tidevoy="plan"), "it does not contain Tidevoy's intents"),
+        (encode_file({}, version=3), "it has format 3, and this Tidevoy reads 2"),
+        (encode_file({}, sha256="0"), "its checksum does not match, so it is damaged or was edited"),
+        (encode_file({"weights": {"a:1": "heavy"}}), "its content is invalid at weights.a:1"),
+        (encode_file([]), "its content is invalid at the top level"),
+        (encode_file({"rollouts": {}}), "a newer Tidevoy wrote fields to it that this version does not know"),
         (
-            file_of({"drains": {"a:1": {"since": 1, "deadline_seconds": 2, "why": "x"}}}),
-            "a newer Tidevoy wrote things to it that this one does not know",
+            encode_file({"drains": {"a:1": {"since": 1, "deadline_seconds": 2, "problem": "x"}}}),
+            "a newer Tidevoy wrote fields to it that this version does not know",
         ),
     ],
 )
-async def test_what_cannot_be_used_is_kept_aside(raw: bytes, why: str, directory: FileStore) -> None:
-    file = directory.path / "intents.json"
+async def test_moves_unusable_file_aside(raw: bytes, problem: str, store: FileStore) -> None:
+    file = store.path / "intents.json"
     file.write_bytes(raw)
-    stored = await directory.load()
-    (aside,) = directory.path.glob("intents.json.damaged-*")
-    assert stored.load_errors == (f"{file} could not be used, because {why}; it is kept as {aside}",)
+    stored = await store.load()
+    (aside,) = store.path.glob("intents.json.damaged-*")
+    assert stored.load_errors == (f"{file} is unusable, because {problem}; it was moved to {aside}",)
     assert (stored.intents.value, aside.read_bytes(), file.exists()) == (Intents(), raw, False)
 
 
-async def test_damaged_files_do_not_replace_each_other(directory: FileStore) -> None:
+async def test_damaged_files_do_not_overwrite_each_other(store: FileStore) -> None:
     for number in range(3):
-        (directory.path / "intents.json").write_bytes(b"%d torn" % number)
-        await directory.load()
-    kept = {path.read_bytes() for path in directory.path.glob("intents.json.damaged-*")}
-    assert kept == {b"0 torn", b"1 torn", b"2 torn"}
+        (store.path / "intents.json").write_bytes(b"%d torn" % number)
+        await store.load()
+    contents = {path.read_bytes() for path in store.path.glob("intents.json.damaged-*")}
+    assert contents == {b"0 torn", b"1 torn", b"2 torn"}
 
 
-async def test_one_damaged_file_does_not_touch_the_other(directory: FileStore) -> None:
-    await keep(directory, INTENTS)
-    await directory.save_plan(PLAN)
-    (directory.path / "plan.json").write_bytes((directory.path / "plan.json").read_bytes()[:-40])
-    stored = await directory.load()
+async def test_damaged_file_does_not_affect_the_other(store: FileStore) -> None:
+    await save_intents(store, INTENTS)
+    await store.save_plan(PLAN)
+    (store.path / "plan.json").write_bytes((store.path / "plan.json").read_bytes()[:-40])
+    stored = await store.load()
     assert (stored.intents.value, stored.plan, len(stored.load_errors)) == (INTENTS, None, 1)
 
 
-async def test_an_older_file_lacks_what_came_later(directory: FileStore) -> None:
-    (directory.path / "intents.json").write_bytes(file_of({"weights": {"a:1": 5}}))
-    assert (await directory.load()).intents.value == Intents(weights={"a:1": 5})
+async def test_older_file_may_lack_newer_fields(store: FileStore) -> None:
+    (store.path / "intents.json").write_bytes(encode_file({"weights": {"a:1": 5}}))
+    assert (await store.load()).intents.value == Intents(weights={"a:1": 5})
 
 
-async def test_intents_of_format_1_are_read(directory: FileStore) -> None:
+async def test_reads_intents_of_format_1(store: FileStore) -> None:
     content = {
         "ended": {"envoy-1": 5.0},
         "drains": {"a:1": {"since": 1.0, "deadline_seconds": 2.0, "by": "r1"}},
     }
-    (directory.path / "intents.json").write_bytes(file_of(content, version=1))
-    stored = await directory.load()
+    (store.path / "intents.json").write_bytes(encode_file(content, version=1))
+    stored = await store.load()
     assert stored.load_errors == ()
     assert stored.intents.value == Intents(
         ended_envoys={"envoy-1": 5.0}, drains={"a:1": DrainIntent(1.0, 2.0, owner="r1")}
@@ -187,11 +187,9 @@ async def test_intents_of_format_1_are_read(directory: FileStore) -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-async def test_a_plan_of_an_older_format_is_read_without_its_round(
-    directory: FileStore, version: int
-) -> None:
-    await directory.save_plan(PLAN)
-    file = directory.path / "plan.json"
+async def test_reads_older_plan_without_its_round(store: FileStore, version: int) -> None:
+    await store.save_plan(PLAN)
+    file = store.path / "plan.json"
     content = json.loads(file.read_bytes())["content"]
     plan = content["plan"]
     for new, old in (
@@ -208,156 +206,156 @@ async def test_a_plan_of_an_older_format_is_read_without_its_round(
         ):
             node[old] = node.pop(new)
     plan["rebalance"] = {"round": 7, "until": 3.5, "moves": {"a:1": {"00aa": 5}}, "wants": ["b:1"]}
-    file.write_bytes(file_of(content, tidevoy="plan", version=version))
-    stored = await directory.load()
+    file.write_bytes(encode_file(content, tidevoy="plan", version=version))
+    stored = await store.load()
     expected = dataclasses.replace(PLAN.plan, rebalance=RebalanceState(round=7, round_ends_at=3.5))
     assert (stored.plan, stored.load_errors) == (dataclasses.replace(PLAN, plan=expected), ())
 
 
-async def test_rollouts_of_format_1_are_read(directory: FileStore) -> None:
+async def test_reads_rollouts_of_format_1(store: FileStore) -> None:
     rollout = rollout_with_steps(
         rollout_spec("a:1"), Step("a:1", Stage.DRAINING, "a reason", drain_requested_at=5.0)
     )
-    await directory.save_rollout(rollout, 0)
-    file = directory.path / "rollouts.json"
+    await store.save_rollout(rollout, 0)
+    file = store.path / "rollouts.json"
     content = json.loads(file.read_bytes())["content"]
-    for rollout in content["rollouts"].values():
-        rollout["order"] = rollout.pop("spec")
-        for step in rollout["steps"].values():
+    for encoded in content["rollouts"].values():
+        encoded["order"] = encoded.pop("spec")
+        for step in encoded["steps"].values():
             step["begun"], step["cut_off"] = step.pop("drain_requested_at"), step.pop("interrupted")
-    file.write_bytes(file_of(content, tidevoy="rollouts", version=1))
-    stored = await directory.load()
+    file.write_bytes(encode_file(content, tidevoy="rollouts", version=1))
+    stored = await store.load()
     assert stored.load_errors == ()
-    assert [each.value for each in stored.rollouts.values()] == [rollout]
+    assert [versioned.value for versioned in stored.rollouts.values()] == [rollout]
 
 
-@pytest.mark.parametrize("strange", [[], {"plan": None}, {"plan": {"rebalance": 5}}])
-async def test_an_older_plan_of_another_shape_is_not_read(directory: FileStore, strange: Any) -> None:
-    (directory.path / "plan.json").write_bytes(file_of(strange, tidevoy="plan", version=1))
-    stored = await directory.load()
+@pytest.mark.parametrize("content", [[], {"plan": None}, {"plan": {"rebalance": 5}}])
+async def test_rejects_older_plan_of_unknown_shape(store: FileStore, content: Any) -> None:
+    (store.path / "plan.json").write_bytes(encode_file(content, tidevoy="plan", version=1))
+    stored = await store.load()
     assert (stored.plan, len(stored.load_errors)) == (None, 1)
 
 
 @settings(max_examples=60)
 @given(st.data())
-def test_no_torn_file_passes_for_another_one(data: st.DataObject) -> None:
-    async def tear(path: Path) -> None:
-        async with (directory := FileStore(path)).lock():
-            await keep(directory, INTENTS)
+def test_detects_every_damaged_file(data: st.DataObject) -> None:
+    async def damage(path: Path) -> None:
+        async with (store := FileStore(path)).lock():
+            await save_intents(store, INTENTS)
             file = path / "intents.json"
             raw = bytearray(file.read_bytes())
             if data.draw(st.booleans(), "truncate"):
                 del raw[data.draw(st.integers(0, len(raw) - 2), "length") :]
             else:
-                at = data.draw(st.integers(0, len(raw) - 1), "at")
-                raw[at] ^= 1 << data.draw(st.integers(0, 7), "bit")
+                position = data.draw(st.integers(0, len(raw) - 1), "at")
+                raw[position] ^= 1 << data.draw(st.integers(0, 7), "bit")
             file.write_bytes(raw)
-            stored = await directory.load()
+            stored = await store.load()
         assert stored.intents.value == (Intents() if stored.load_errors else INTENTS)
 
     with tempfile.TemporaryDirectory() as path:
-        asyncio.run(tear(Path(path)))
+        asyncio.run(damage(Path(path)))
 
 
-async def test_what_cannot_even_be_read_stops_the_start(directory: FileStore) -> None:
-    (directory.path / "intents.json").mkdir()
+async def test_unreadable_file_stops_start(store: FileStore) -> None:
+    (store.path / "intents.json").mkdir()
     with pytest.raises(ConfigError, match=r"state_dir: .*intents\.json cannot be read: Is a directory; give"):
-        await directory.load()
+        await store.load()
 
 
-# --- writes that fail ---
+# --- failed writes ---
 
 
 @contextmanager
-def full_disk(room: int) -> Iterator[None]:
-    """No file of this process may grow beyond `room` bytes: the kernel refuses the write."""
+def full_disk(max_bytes: int) -> Iterator[None]:
+    """Limit all files of this process to `max_bytes` bytes: the kernel rejects larger writes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-async def test_a_full_disk_leaves_the_old_intents(directory: FileStore) -> None:
-    await keep(directory, INTENTS)
+async def test_full_disk_keeps_old_intents(store: FileStore) -> None:
+    await save_intents(store, INTENTS)
     with (
         full_disk(10),
         pytest.raises(StateUnavailable, match=r"nothing was changed.*intents\.json.*: File too"),
     ):
-        await keep(directory, Intents())
-    assert (await directory.load()).intents.value == INTENTS
-    assert sorted(path.name for path in directory.path.iterdir()) == ["intents.json", "lock"]
-    await keep(directory, Intents())
-    assert (await directory.load()).intents.value == Intents()
+        await save_intents(store, Intents())
+    assert (await store.load()).intents.value == INTENTS
+    assert sorted(path.name for path in store.path.iterdir()) == ["intents.json", "lock"]
+    await save_intents(store, Intents())
+    assert (await store.load()).intents.value == Intents()
 
 
-async def test_a_plan_that_cannot_be_written_leaves_the_old_one(directory: FileStore) -> None:
-    await directory.save_plan(PLAN)
+async def test_failed_write_keeps_old_plan(store: FileStore) -> None:
+    await store.save_plan(PLAN)
     with full_disk(10), pytest.raises(StateUnavailable, match=r"plan\.json.*: File too large"):
-        await directory.save_plan(SavedPlan(Plan()))
-    assert (await directory.load()).plan == PLAN
+        await store.save_plan(SavedPlan(Plan()))
+    assert (await store.load()).plan == PLAN
 
 
-async def test_of_writes_side_by_side_over_one_version_one_is_kept(directory: FileStore) -> None:
+async def test_one_of_concurrent_writes_of_a_version_wins(store: FileStore) -> None:
     versions = [Intents(weights={"a:1": number}) for number in range(1, 21)]
     outcomes = await asyncio.gather(
-        *(directory.save_intents(intents, 0) for intents in versions), return_exceptions=True
+        *(store.save_intents(intents, 0) for intents in versions), return_exceptions=True
     )
     assert [outcome for outcome in outcomes if not isinstance(outcome, VersionConflict)] == [1]
-    assert (await directory.load()).intents == Versioned(versions[0], 1)
+    assert (await store.load()).intents == Versioned(versions[0], 1)
 
 
-async def test_a_cancelled_write_is_finished_before_the_next_begins(directory: FileStore) -> None:
-    begun = asyncio.create_task(keep(directory, INTENTS))
+async def test_cancelled_write_completes_before_next(store: FileStore) -> None:
+    write = asyncio.create_task(save_intents(store, INTENTS))
     await asyncio.sleep(0)
-    begun.cancel()
+    write.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await begun
-    assert (await directory.load()).intents.value == INTENTS
-    await keep(directory, Intents())
-    assert (await directory.load()).intents.value == Intents()
+        await write
+    assert (await store.load()).intents.value == INTENTS
+    await save_intents(store, Intents())
+    assert (await store.load()).intents.value == Intents()
 
 
-async def test_a_failed_write_that_was_cancelled_is_cancelled(directory: FileStore) -> None:
+async def test_failed_cancelled_write_raises_cancellation(store: FileStore) -> None:
     with full_disk(10):
-        begun = asyncio.create_task(keep(directory, INTENTS))
+        write = asyncio.create_task(save_intents(store, INTENTS))
         await asyncio.sleep(0)
-        begun.cancel()
+        write.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await begun
-    assert (await directory.load()).intents.value == Intents()
+            await write
+    assert (await store.load()).intents.value == Intents()
 
 
 # --- the directory ---
 
 
-async def test_one_directory_serves_one_control_plane(directory: FileStore) -> None:
+async def test_directory_is_locked_by_one_control_plane(store: FileStore) -> None:
     with pytest.raises(
         ConfigError, match=rf"process id {os.getpid()} uses it \(lock file .*/lock\); stop that one"
     ):
-        async with FileStore(directory.path).lock():
-            pytest.fail("the directory is held by two")
+        async with FileStore(store.path).lock():
+            pytest.fail("two control planes locked the directory")
 
 
-async def test_a_directory_is_free_again_afterwards(tmp_path: Path) -> None:
+async def test_unlocks_directory(tmp_path: Path) -> None:
     for _ in range(2):
         async with FileStore(tmp_path / "a" / "b").lock():
             pass
 
 
 @pytest.mark.parametrize(
-    ("path", "why"),
+    ("path", "problem"),
     [
         ("file", "it is not a directory"),
         ("file/state", "file/state cannot be created: Not a directory"),
         ("/proc/state", "/proc/state cannot be created: No such file or directory"),
     ],
 )
-async def test_a_directory_that_cannot_be(path: str, why: str, tmp_path: Path) -> None:
+async def test_rejects_invalid_directory(path: str, problem: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError) as refusal:
+    with pytest.raises(ConfigError) as error:
         async with FileStore(tmp_path / path).lock():
-            pytest.fail("there is no such directory")
-    assert refusal.value.key == "state_dir"
-    assert refusal.value.problem.endswith(why)
+            pytest.fail("locked an invalid directory")
+    assert error.value.key == "state_dir"
+    assert error.value.problem.endswith(problem)

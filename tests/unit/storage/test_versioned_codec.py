@@ -1,4 +1,4 @@
-"""What is sealed: the same bytes whoever writes them, and nothing that is found there ends the process."""
+"""The encoding is deterministic, and malformed data raises DecodeError."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Leaf = str | float | int | bool | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Thing:
+class _Value:
     values: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Leaf]]]]
 
 
-THING = VersionedCodec("thing", 1, _Thing)
+CODEC = VersionedCodec("thing", 1, _Value)
 
 leaves = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -31,16 +31,16 @@ for _ in range(4):
 
 
 @given(values)
-def test_the_content_is_json_with_sorted_keys(
+def test_content_is_json_with_sorted_keys(
     value: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Leaf]]]],
 ) -> None:
-    raw = THING.encode(_Thing(value))
-    sorted_ = json.dumps({"values": value}, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    assert raw.endswith(b', "content": ' + sorted_.encode("utf-8", "replace") + b"}\n")
+    raw = CODEC.encode(_Value(value))
+    sorted_json = json.dumps({"values": value}, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    assert raw.endswith(b', "content": ' + sorted_json.encode("utf-8", "replace") + b"}\n")
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_numbers_that_json_does_not_have_are_unusable(number: str) -> None:
+def test_rejects_numbers_that_json_does_not_have(number: str) -> None:
     raw = f'{{"tidevoy": "thing", "version": 1, "sha256": "", "content": {{"values": {number}}}}}'
     with pytest.raises(DecodeError, match="checksum"):
-        THING.decode(raw.encode())
+        CODEC.decode(raw.encode())

@@ -1,4 +1,4 @@
-"""What the audit makes of what its tools say: nothing that was not looked at passes for good."""
+"""The audit of dependencies reports findings, and never passes what it could not check."""
 
 from __future__ import annotations
 
@@ -16,35 +16,37 @@ from tests.support.dependency_audit import (
 )
 
 
-def test_weaknesses_are_found() -> None:
+def test_reports_vulnerabilities() -> None:
     bad = {"name": "a", "version": "1", "vulns": [{"id": "PYSEC-1", "fix_versions": ["1.1", "2"]}]}
     worse = {"name": "b", "version": "2", "vulns": [{"id": "GHSA-2", "fix_versions": []}]}
     outcome = parse_pip_audit("x", {"dependencies": [bad, worse, {"name": "c", "version": "3", "vulns": []}]})
-    assert outcome == AuditResult("x", ("a 1: PYSEC-1, mended in 1.1", "b 2: GHSA-2"))
+    assert outcome == AuditResult("x", ("a 1: PYSEC-1, fixed in 1.1", "b 2: GHSA-2"))
     assert outcome.lines()[0] == "FOUND   x"
 
 
-def test_what_the_list_does_not_have_is_told() -> None:
-    left_out = [{"name": name, "skip_reason": "not found"} for name in "abcde"]
-    outcome = parse_pip_audit("x", {"dependencies": [*left_out, {"name": "f", "version": "3", "vulns": []}]})
-    assert outcome.lines() == ["SKIPPED x: the list has nothing on 5 of 6 packages: a, b, c ..."]
+def test_reports_packages_without_data() -> None:
+    skipped = [{"name": name, "skip_reason": "not found"} for name in "abcde"]
+    outcome = parse_pip_audit("x", {"dependencies": [*skipped, {"name": "f", "version": "3", "vulns": []}]})
+    assert outcome.lines() == ["SKIPPED x: no data for 5 of 6 packages: a, b, c ..."]
     assert not has_failed([outcome], strict=False)
     assert has_failed([outcome], strict=True)
 
 
-def test_crates_that_are_refused_are_found_and_a_list_that_is_away_is_told() -> None:
+def test_reports_denied_crates_and_unreachable_database() -> None:
     assert parse_cargo_deny("x", 0, "advisories ok") == AuditResult("x")
-    refused = parse_cargo_deny("x", 4, "error[vulnerability]: a hole\n  ┌─ Cargo.lock\nerror[yanked]: b\n")
-    assert refused.findings == ("error[vulnerability]: a hole", "error[yanked]: b")
-    assert has_failed([refused], strict=False)
-    away = parse_cargo_deny("x", 1, "[ERROR] failed to fetch advisory database\nCould not resolve host\n")
-    assert (away.findings, away.skip_reason) == ((), "Could not resolve host")
+    denied = parse_cargo_deny("x", 4, "error[vulnerability]: a hole\n  ┌─ Cargo.lock\nerror[yanked]: b\n")
+    assert denied.findings == ("error[vulnerability]: a hole", "error[yanked]: b")
+    assert has_failed([denied], strict=False)
+    unreachable = parse_cargo_deny(
+        "x", 1, "[ERROR] failed to fetch advisory database\nCould not resolve host\n"
+    )
+    assert (unreachable.findings, unreachable.skip_reason) == ((), "Could not resolve host")
 
 
-def test_a_tool_that_waits_for_a_network_that_is_away_ends_the_check_and_nothing_else() -> None:
-    hung = _run(["sleep", "60"], timeout_seconds=0.1)
-    outcome = parse_cargo_deny("x", hung.returncode, hung.stderr)
-    assert (outcome.findings, outcome.skip_reason) == ((), "no answer within 0.1 s")
+def test_tool_timeout_skips_only_its_check() -> None:
+    timed_out = _run(["sleep", "60"], timeout_seconds=0.1)
+    outcome = parse_cargo_deny("x", timed_out.returncode, timed_out.stderr)
+    assert (outcome.findings, outcome.skip_reason) == ((), "no result within 0.1 s")
 
 
 @pytest.mark.parametrize(
@@ -58,16 +60,16 @@ def test_a_tool_that_waits_for_a_network_that_is_away_ends_the_check_and_nothing
         ("", False),
     ],
 )
-def test_licences(expression: str, allowed: bool) -> None:
+def test_evaluates_license_expressions(expression: str, allowed: bool) -> None:
     assert is_allowed(expression) is allowed
 
 
-def test_where_packages_tell_their_licence() -> None:
+def test_reads_license_from_package_metadata() -> None:
     assert license_expression("MIT", "whatever", ["BSD License"]) == "MIT"
     assert license_expression(None, None, ["MIT License", "Apache Software License"]) == "MIT OR Apache-2.0"
     assert license_expression(None, "3-Clause BSD License\nand its text", []) == "BSD-3-Clause"
     assert license_expression(None, None, []) == ""
 
 
-def test_what_is_installed_with_us_may_be_given_on() -> None:
+def test_licenses_of_installed_dependencies_are_allowed() -> None:
     assert check_licenses().findings == ()

@@ -1,4 +1,4 @@
-"""What an Envoy is started with."""
+"""The bootstrap configuration of an Envoy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from controlplane.version import VERSION
 from controlplane.xds.bootstrap.bootstrap import ControlPlaneTls, render_bootstrap
 
 
-def test_a_bootstrap_says_where_and_how() -> None:
+def test_bootstrap_has_control_planes_tls_and_limits() -> None:
     settings = Settings.model_validate({"overload": {"max_connections": 77, "max_heap_bytes": 100_000_000}})
     tls = ControlPlaneTls("/ca.pem", "plane.test", "/cert.pem", "/key.pem")
     text = render_bootstrap(
@@ -31,7 +31,7 @@ def test_a_bootstrap_says_where_and_how() -> None:
     assert (ads["api_type"], ads["set_node_on_first_message_only"]) == ("DELTA_GRPC", True)
     (cluster,) = parsed["static_resources"]["clusters"]
     assert cluster["type"] == "STRICT_DNS"
-    planes = [each["endpoint"]["address"]["socket_address"] for each in _endpoints(cluster)]
+    planes = [endpoint["endpoint"]["address"]["socket_address"] for endpoint in _endpoints(cluster)]
     assert planes == [
         {"address": "plane-0.test", "port_value": 18000},
         {"address": "fd00::1", "port_value": 18001},
@@ -42,15 +42,15 @@ def test_a_bootstrap_says_where_and_how() -> None:
     assert connections["typed_config"]["max_active_downstream_connections"] == 77
 
 
-def test_each_of_several_control_planes_may_have_a_certificate_of_its_own() -> None:
+def test_control_planes_may_have_different_certificates() -> None:
     def socket(*planes: str, name: str | None = None) -> Any:
         tls = ControlPlaneTls("/ca.pem", name)
         text = render_bootstrap(Settings(), control_planes=planes, node_id="e", tls=tls)
         return yaml.safe_load(text)["static_resources"]["clusters"][0]["transport_socket"]["typed_config"]
 
-    def names(found: Any) -> list[tuple[str, str]]:
-        matchers = found["common_tls_context"]["validation_context"]["match_typed_subject_alt_names"]
-        return [(each["san_type"], each["matcher"]["exact"]) for each in matchers]
+    def names(socket_config: Any) -> list[tuple[str, str]]:
+        matchers = socket_config["common_tls_context"]["validation_context"]["match_typed_subject_alt_names"]
+        return [(matcher["san_type"], matcher["matcher"]["exact"]) for matcher in matchers]
 
     several = socket("cp-0.test:18000", "10.0.0.1:18000", "cp-0.test:18001")
     assert names(several) == [("DNS", "cp-0.test"), ("IP_ADDRESS", "10.0.0.1")]
@@ -63,7 +63,7 @@ def test_each_of_several_control_planes_may_have_a_certificate_of_its_own() -> N
     assert (alone["sni"], "auto_host_sni" in alone) == ("cp-0.test", False)
 
 
-def test_a_plain_bootstrap_leaves_out_what_is_not_asked_for() -> None:
+def test_minimal_bootstrap_has_no_optional_parts() -> None:
     parsed = yaml.safe_load(render_bootstrap(Settings(), control_planes=["10.0.0.1:18000"], node_id=None))
     assert parsed["node"] == {"cluster": "tidevoy"}
     assert parsed["dynamic_resources"]["ads_config"]["api_type"] == "GRPC"
@@ -74,7 +74,7 @@ def test_a_plain_bootstrap_leaves_out_what_is_not_asked_for() -> None:
     assert not parsed.keys() & {"bootstrap_extensions", "stats_sinks", "stats_flush_interval"}
 
 
-def test_a_bootstrap_says_where_the_envoy_is_and_for_whom() -> None:
+def test_bootstrap_has_zone_and_group() -> None:
     text = render_bootstrap(
         Settings(), control_planes=["10.0.0.1:18000"], node_id="e", group="olap", zone="a: 1", module="/m.so"
     )
@@ -89,7 +89,7 @@ def test_a_bootstrap_says_where_the_envoy_is_and_for_whom() -> None:
     assert "bootstrap_extensions" not in alone
 
 
-def test_a_bootstrap_with_the_module_loads_it_says_so_and_pushes_its_counts() -> None:
+def test_bootstrap_with_module_loads_it_and_pushes_stats() -> None:
     text = render_bootstrap(
         Settings(), control_planes=["10.0.0.1:18000"], node_id="e", module='/opt/a "b".so'
     )
@@ -129,31 +129,31 @@ def test_a_bootstrap_with_the_module_loads_it_says_so_and_pushes_its_counts() ->
 
 
 @pytest.mark.parametrize(("interval", "flush"), [(0.1, "1s"), (2.5, "2.5s"), (60.0, "60s")])
-def test_a_module_tells_as_often_as_load_reports_come_but_no_more_often_than_it_counts(
-    interval: float, flush: str
-) -> None:
-    wanted = Settings.model_validate({"balance": {"report_interval": interval}})
-    text = render_bootstrap(wanted, control_planes=["10.0.0.1:18000"], node_id="e", module="/opt/it.so")
+def test_stats_flush_interval_follows_report_interval(interval: float, flush: str) -> None:
+    settings = Settings.model_validate({"balance": {"report_interval": interval}})
+    text = render_bootstrap(settings, control_planes=["10.0.0.1:18000"], node_id="e", module="/opt/it.so")
     assert yaml.safe_load(text)["stats_flush_interval"] == flush
 
 
-def test_a_module_can_be_told_to_tell_of_sessions_and_moves_alone() -> None:
-    wanted = Settings.model_validate({"balance": {"module_counts": "sessions"}})
-    text = render_bootstrap(wanted, control_planes=["10.0.0.1:18000"], node_id="e", module="/opt/it.so")
+def test_module_counts_setting_limits_reported_stats() -> None:
+    settings = Settings.model_validate({"balance": {"module_counts": "sessions"}})
+    text = render_bootstrap(settings, control_planes=["10.0.0.1:18000"], node_id="e", module="/opt/it.so")
     patterns = yaml.safe_load(text)["stats_config"]["stats_matcher"]["exclusion_list"]["patterns"]
-    left_out = tuple(each["prefix"] for each in patterns)
-    told = {name for name in FAMILIES if not f"tidevoy.{name}".startswith(left_out)}
-    assert told == {"sessions", "sessions_pinned", "migrations"}
-    assert not any(f"tidevoy.{name}".startswith(left_out) for name in ("module_info", "config_refusals"))
+    excluded_prefixes = tuple(pattern["prefix"] for pattern in patterns)
+    reported = {name for name in FAMILIES if not f"tidevoy.{name}".startswith(excluded_prefixes)}
+    assert reported == {"sessions", "sessions_pinned", "migrations"}
+    assert not any(
+        f"tidevoy.{name}".startswith(excluded_prefixes) for name in ("module_info", "config_refusals")
+    )
 
 
-def test_the_module_has_an_absolute_path() -> None:
+def test_rejects_relative_module_path() -> None:
     with pytest.raises(ValueError, match="relative path"):
         render_bootstrap(Settings(), control_planes=["10.0.0.1:18000"], node_id=None, module="libtidevoy.so")
 
 
 @pytest.mark.parametrize("planes", [[], ["nowhere"], ["host:99999"], ["a b:1"]])
-def test_a_bootstrap_needs_addresses(planes: list[str]) -> None:
+def test_rejects_missing_or_invalid_addresses(planes: list[str]) -> None:
     with pytest.raises(ValueError, match=r"address|port|host"):
         render_bootstrap(Settings(), control_planes=planes, node_id="x")
 

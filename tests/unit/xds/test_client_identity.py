@@ -1,4 +1,4 @@
-"""Which names a certificate holds, and what a refused Envoy and its operator are told."""
+"""Names in a certificate, and the message and events of a denied Envoy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from controlplane.xds.client_identity import (
 
 
 @pytest.mark.parametrize(
-    ("auth", "held"),
+    ("auth", "expected"),
     [
         ({}, ()),
         ({"x509_common_name": [b"cn"]}, ("cn",)),
@@ -46,33 +46,33 @@ from controlplane.xds.client_identity import (
         ({"x509_subject_alternative_name": [b"\xff"], "peer_dns": [b"\xff"]}, ("\\xff",)),
     ],
 )
-def test_names_of_a_certificate(auth: Mapping[str, list[bytes]], held: tuple[str, ...]) -> None:
-    assert read_certificate_names(auth) == held
+def test_reads_names_of_certificate(auth: Mapping[str, list[bytes]], expected: tuple[str, ...]) -> None:
+    assert read_certificate_names(auth) == expected
 
 
-def test_a_refusal_names_both_and_nothing_that_harms_a_terminal() -> None:
+def test_denial_message_has_both_names_and_is_printable() -> None:
     assert denial_message("envoy-1", ("a", "b")).startswith(
-        "the Envoy says that it is envoy-1 (node.id), but its certificate is that of a, b; give it a"
+        "the Envoy's node.id is envoy-1, but its certificate is for a, b; give it a"
     )
-    assert "is that of a, b, c and 2 more;" in denial_message("x", ("a", "b", "c", "d", "e"))
-    assert "holds no name;" in denial_message("x", ())
+    assert "is for a, b, c and 2 more;" in denial_message("x", ("a", "b", "c", "d", "e"))
+    assert "has no name;" in denial_message("x", ())
     hostile = denial_message("\x1b[2J\n", ("y" * 5000,))
     assert hostile.isprintable()
     assert "'\\x1b[2J\\n'" in hostile
     assert len(hostile) < 400
 
 
-def test_an_address_of_a_caller() -> None:
+def test_parses_peer_address() -> None:
     assert peer_address("ipv4:10.0.0.1:4711") == "10.0.0.1:4711"
     assert peer_address("ipv6:%5Bfd00::1%5D:4711") == "[fd00::1]:4711"
 
 
-class Refused(Exception):
+class Denied(Exception):
     pass
 
 
 class Call:
-    """A call of an Envoy whose certificate holds one name."""
+    """A call of an Envoy whose certificate has one name."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -84,37 +84,37 @@ class Call:
         return "ipv4:10.0.0.1:4711"
 
     async def abort(self, *_: object) -> None:
-        raise Refused
+        raise Denied
 
 
-async def test_refusals_are_told_sparsely_and_each_soon() -> None:
+async def test_denial_events_are_rate_limited() -> None:
     now = 1000.0
-    told: list[str] = []
-    identities = ClientIdentityChecker(
+    event_subjects: list[str] = []
+    checker = ClientIdentityChecker(
         XdsTls.model_validate({"cert": "c", "key": "k", "client_ca": "a"}),
         lambda: now,
-        lambda _, subject, message: told.append(subject),
+        lambda _, subject, message: event_subjects.append(subject),
     )
 
-    async def refuse(envoy: str, name: str = "stranger") -> None:
+    async def deny(envoy: str, name: str = "stranger") -> None:
         call: Any = Call(name)
-        with pytest.raises(Refused):
-            await identities.authorize(call, envoy)
+        with pytest.raises(Denied):
+            await checker.authorize(call, envoy)
 
     for _ in range(1000):
-        await refuse("envoy-1")
-    await refuse("envoy-2")
-    assert told == ["envoy-1"]
+        await deny("envoy-1")
+    await deny("envoy-2")
+    assert event_subjects == ["envoy-1"]
     now += 2
-    await refuse("envoy-1")
-    await refuse("envoy-2")
-    assert told == ["envoy-1", "envoy-2"]
+    await deny("envoy-1")
+    await deny("envoy-2")
+    assert event_subjects == ["envoy-1", "envoy-2"]
     now += 60
-    await refuse("envoy-1")
-    assert told == ["envoy-1", "envoy-2", "envoy-1"]
-    for number in range(10_000):  # whoever invents names is heard once a second
+    await deny("envoy-1")
+    assert event_subjects == ["envoy-1", "envoy-2", "envoy-1"]
+    for number in range(10_000):  # invented names cause at most one event a second
         now += 0.01
-        await refuse(f"invented-{number}")
-    assert len(told) - 3 <= 100
+        await deny(f"invented-{number}")
+    assert len(event_subjects) - 3 <= 100
     call: Any = Call("envoy-1")
-    await asyncio.wait_for(identities.authorize(call, "envoy-1"), 1)
+    await asyncio.wait_for(checker.authorize(call, "envoy-1"), 1)

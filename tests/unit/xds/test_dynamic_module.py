@@ -1,4 +1,4 @@
-"""What Tidevoy's module gets in cluster and listener: exactly these parts, with exactly these keys."""
+"""The parts of Tidevoy's module in cluster and listener: exactly these, with exactly these keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from controlplane.xds.resources import listeners_and_clusters
 from controlplane.xds.resources.profile import CONTRIB_PROFILE, MODULE_PROFILE, PLAIN_PROFILE, EnvoyProfile
 from tests.support.module.bootstrap import CLIENT_DEFAULTS
 
-NAMED = {"name": "tidevoy", "do_not_close": True, "metrics_namespace": "tidevoy"}
+MODULE_CONFIG = {"name": "tidevoy", "do_not_close": True, "metrics_namespace": "tidevoy"}
 PORT = listeners_and_clusters.GroupListener("", "0.0.0.0:6000")
 TLS = {
     "client": {
@@ -43,21 +43,21 @@ def settings(**sections: Any) -> Settings:
     return Settings.model_validate(sections)
 
 
-def listener_of(of: Settings, envoy_class: EnvoyProfile) -> Any:
-    return listeners_and_clusters.build_listener(of, envoy_class, PORT)
+def listener_of(settings_: Settings, profile: EnvoyProfile) -> Any:
+    return listeners_and_clusters.build_listener(settings_, profile, PORT)
 
 
-def parts(of: Settings) -> dict[str, Any]:
-    """All that the module is configured with, by name: message, module and the part's own configuration."""
+def parts(settings_: Settings) -> dict[str, Any]:
+    """Return all parts of the module by name: message type, field of the configuration, configuration."""
     listener, cluster = (
-        listener_of(of, MODULE_PROFILE),
-        listeners_and_clusters.build_cluster(of, MODULE_PROFILE, PORT),
+        listener_of(settings_, MODULE_PROFILE),
+        listeners_and_clusters.build_cluster(settings_, MODULE_PROFILE, PORT),
     )
     (chain,) = listener.filter_chains
     (policy,) = cluster.load_balancing_policy.policies
-    (live,) = [each.config_discovery for each in listener.listener_filters]
-    filters = [live.default_config, *(each.typed_config for each in chain.filters)]
-    found = {}
+    (live,) = [listener_filter.config_discovery for listener_filter in listener.listener_filters]
+    filters = [live.default_config, *(network_filter.typed_config for network_filter in chain.filters)]
+    by_name = {}
     for packed in (
         *filters,
         chain.transport_socket.typed_config,
@@ -67,17 +67,17 @@ def parts(of: Settings) -> dict[str, Any]:
         message = typed_struct_pb2.TypedStruct()
         if packed.Unpack(message):
             value = json_format.MessageToDict(message.value)
-            assert value.pop("dynamic_module_config") == NAMED
+            assert value.pop("dynamic_module_config") == MODULE_CONFIG
             (name,) = [value.pop(key) for key in list(value) if key.endswith("_name")]
             (key, config) = value.popitem()
             assert not value
             assert config["@type"] == "type.googleapis.com/google.protobuf.Struct"
             kind = message.type_url.removeprefix("type.googleapis.com/envoy.extensions.")
-            found[name] = (kind, key, config["value"])
-    return found
+            by_name[name] = (kind, key, config["value"])
+    return by_name
 
 
-def test_without_settings_all_keys_are_sent() -> None:
+def test_default_settings_send_all_keys() -> None:
     assert parts(settings()) == {
         "session": (
             "filters.network.dynamic_modules.v3.DynamicModuleNetworkFilter",
@@ -126,8 +126,8 @@ def test_without_settings_all_keys_are_sent() -> None:
     }
 
 
-def test_every_setting_of_the_module_reaches_it() -> None:
-    given = settings(
+def test_sends_every_module_setting() -> None:
+    settings_ = settings(
         tls=TLS,
         sql={"max_connections": 9, "compression": "passthrough"},
         backend={"proxy_protocol": "v2", "eject_seconds": 7.5, "sentinels": False, "max_connect_attempts": 5},
@@ -138,7 +138,7 @@ def test_every_setting_of_the_module_reaches_it() -> None:
             "states_budget_bytes": 280_000,
         },
     )
-    configs = {name: config for name, (_, _, config) in parts(given).items()}
+    configs = {name: config for name, (_, _, config) in parts(settings_).items()}
     assert configs == {
         "session": {"version": VERSION, "max_connections": 9},
         "live_config": {"version": VERSION},
@@ -175,10 +175,10 @@ def test_every_setting_of_the_module_reaches_it() -> None:
     }
 
 
-def test_limits_that_change_at_run_time_do_not_change_the_listener() -> None:
-    given = settings(sql={"login_timeout": 2.5, "idle_timeout": 90.5})
-    assert listener_of(given, MODULE_PROFILE) == listener_of(settings(), MODULE_PROFILE)
-    (live,) = listener_of(given, MODULE_PROFILE).listener_filters
+def test_runtime_limits_do_not_change_listener() -> None:
+    settings_ = settings(sql={"login_timeout": 2.5, "idle_timeout": 90.5})
+    assert listener_of(settings_, MODULE_PROFILE) == listener_of(settings(), MODULE_PROFILE)
+    (live,) = listener_of(settings_, MODULE_PROFILE).listener_filters
     assert live.name == "tidevoy.live-config"
     source = live.config_discovery.config_source
     assert source.WhichOneof("config_source_specifier") == "ads"
@@ -187,45 +187,46 @@ def test_limits_that_change_at_run_time_do_not_change_the_listener() -> None:
     assert source.initial_fetch_timeout.ToMilliseconds() == 0
     assert not live.config_discovery.apply_default_config_without_warming
     assert not any(
-        each.listener_filters for each in map(partial(listener_of, given), (CONTRIB_PROFILE, PLAIN_PROFILE))
+        built.listener_filters
+        for built in map(partial(listener_of, settings_), (CONTRIB_PROFILE, PLAIN_PROFILE))
     )
 
 
-def test_tcp_proxy_leaves_idle_sessions_and_the_choice_of_nodes_to_the_module() -> None:
-    given = settings(sql={"idle_timeout": 90}, backend={"max_connect_attempts": 7})
-    (chain,) = listener_of(given, MODULE_PROFILE).filter_chains
+def test_module_controls_idle_timeout_and_connect_attempts() -> None:
+    settings_ = settings(sql={"idle_timeout": 90}, backend={"max_connect_attempts": 7})
+    (chain,) = listener_of(settings_, MODULE_PROFILE).filter_chains
     session, last = chain.filters
     assert session.name == "envoy.filters.network.dynamic_modules"
     proxy = tcp_proxy_pb2.TcpProxy()
     assert last.typed_config.Unpack(proxy)
-    assert proxy.HasField("idle_timeout")  # left out, it is an hour
+    assert proxy.HasField("idle_timeout")  # without it, the timeout is an hour
     assert proxy.idle_timeout.ToMilliseconds() == 0
-    assert [each.filter_state.key for each in proxy.hash_policy] == ["envoy.hashable_string"]
-    assert proxy.max_connect_attempts.value == 20  # the module counts those of the setting
+    assert [policy.filter_state.key for policy in proxy.hash_policy] == ["envoy.hashable_string"]
+    assert proxy.max_connect_attempts.value == 20  # the module enforces the setting
     assert not proxy.HasField("backoff_options")
 
 
-def logged(envoy_class: EnvoyProfile, **sql: Any) -> dict[str, Any]:
-    """The file and the fields of the log of sessions, by key; empty when there is none."""
-    (chain,) = listener_of(settings(sql=sql), envoy_class).filter_chains
+def access_log_fields(profile: EnvoyProfile, **sql: Any) -> dict[str, Any]:
+    """Return the fields of each access log by its file; empty without an access log."""
+    (chain,) = listener_of(settings(sql=sql), profile).filter_chains
     proxy = tcp_proxy_pb2.TcpProxy()
     assert chain.filters[-1].typed_config.Unpack(proxy)
-    found: dict[str, Any] = {}
-    for each in proxy.access_log:
+    by_path: dict[str, Any] = {}
+    for logger in proxy.access_log:
         log = file_pb2.FileAccessLog()
-        assert each.typed_config.Unpack(log)
-        found[log.path] = json_format.MessageToDict(log.log_format.json_format)
-    return found
+        assert logger.typed_config.Unpack(log)
+        by_path[log.path] = json_format.MessageToDict(log.log_format.json_format)
+    return by_path
 
 
-def test_of_moves_and_bytes_the_module_tells_the_log_of_sessions() -> None:
-    assert logged(MODULE_PROFILE) == logged(PLAIN_PROFILE) == {}
-    ((path, fields),) = logged(MODULE_PROFILE, access_log="/dev/stdout").items()
+def test_access_log_takes_migrations_and_bytes_from_module() -> None:
+    assert access_log_fields(MODULE_PROFILE) == access_log_fields(PLAIN_PROFILE) == {}
+    ((path, fields),) = access_log_fields(MODULE_PROFILE, access_log="/dev/stdout").items()
     assert path == "/dev/stdout"
-    told = {key for key, value in fields.items() if value == f"%DYNAMIC_METADATA(tidevoy:{key})%"}
-    assert told == {"node", "moves", "bytes_from_client", "bytes_to_client"}
-    for envoy_class in (CONTRIB_PROFILE, PLAIN_PROFILE):
-        ((_, others),) = logged(envoy_class, access_log="/dev/stdout").items()
+    module_keys = {key for key, value in fields.items() if value == f"%DYNAMIC_METADATA(tidevoy:{key})%"}
+    assert module_keys == {"node", "moves", "bytes_from_client", "bytes_to_client"}
+    for profile in (CONTRIB_PROFILE, PLAIN_PROFILE):
+        ((_, others),) = access_log_fields(profile, access_log="/dev/stdout").items()
         assert fields.keys() - others.keys() == {"node", "moves"}
         assert (others["bytes_from_client"], others["bytes_to_client"]) == (
             "%BYTES_RECEIVED%",
@@ -233,35 +234,36 @@ def test_of_moves_and_bytes_the_module_tells_the_log_of_sessions() -> None:
         )
 
 
-@pytest.mark.parametrize(("most", "guard"), [(1, 2), (10, 11), (1000, 1100), (1005, 1106)])
-def test_envoys_limit_stands_above_the_modules(most: int, guard: int) -> None:
-    (chain,) = listener_of(settings(sql={"max_connections": most}), MODULE_PROFILE).filter_chains
+@pytest.mark.parametrize(("setting", "guard"), [(1, 2), (10, 11), (1000, 1100), (1005, 1106)])
+def test_envoy_connection_limit_is_above_module_limit(setting: int, guard: int) -> None:
+    (chain,) = listener_of(settings(sql={"max_connections": setting}), MODULE_PROFILE).filter_chains
     limit = connection_limit_pb2.ConnectionLimit()
     assert chain.filters[0].typed_config.Unpack(limit)
     assert limit.max_connections.value == guard
 
 
-def test_the_cluster_is_otherwise_that_of_all_classes() -> None:
-    given = settings(backend={"proxy_protocol": "v2", "eject_seconds": 3, "connect_timeout": 2})
-    mine, others = (
-        listeners_and_clusters.build_cluster(given, each, PORT) for each in (MODULE_PROFILE, PLAIN_PROFILE)
+def test_cluster_differs_only_in_module_parts() -> None:
+    settings_ = settings(backend={"proxy_protocol": "v2", "eject_seconds": 3, "connect_timeout": 2})
+    with_module, others = (
+        listeners_and_clusters.build_cluster(settings_, profile, PORT)
+        for profile in (MODULE_PROFILE, PLAIN_PROFILE)
     )
     assert others.transport_socket.name == "envoy.transport_sockets.upstream_proxy_protocol"
-    for message in (mine, others):
+    for message in (with_module, others):
         message.ClearField("transport_socket")
         message.ClearField("load_balancing_policy")
-    assert mine.connection_pool_per_downstream_connection
-    mine.connection_pool_per_downstream_connection = False
+    assert with_module.connection_pool_per_downstream_connection
+    with_module.connection_pool_per_downstream_connection = False
     assert others.HasField("outlier_detection")
     others.ClearField("outlier_detection")  # the module ejects nodes itself
-    assert mine == others
+    assert with_module == others
     assert listeners_and_clusters.build_clusters(
-        given, CONTRIB_PROFILE
-    ) == listeners_and_clusters.build_clusters(given, PLAIN_PROFILE)
+        settings_, CONTRIB_PROFILE
+    ) == listeners_and_clusters.build_clusters(settings_, PLAIN_PROFILE)
 
 
 @pytest.mark.parametrize(
-    ("tls", "served"),
+    ("tls", "is_served"),
     [
         ({}, True),
         ({"client": {"mode": "optional", "cert": "/c", "key": "/k"}}, True),
@@ -270,10 +272,10 @@ def test_the_cluster_is_otherwise_that_of_all_classes() -> None:
         ({"backend": {"mode": "required"}}, False),
     ],
 )
-def test_without_the_module_nothing_is_served_that_has_to_be_encrypted(
-    tls: dict[str, Any], served: bool
-) -> None:
-    given = settings(tls=tls)
-    assert list(listeners_and_clusters.build_listeners(given, MODULE_PROFILE)) == ["sql"]
-    for envoy_class in (CONTRIB_PROFILE, PLAIN_PROFILE):
-        assert list(listeners_and_clusters.build_listeners(given, envoy_class)) == (["sql"] if served else [])
+def test_required_tls_without_module_gets_no_listener(tls: dict[str, Any], is_served: bool) -> None:
+    settings_ = settings(tls=tls)
+    assert list(listeners_and_clusters.build_listeners(settings_, MODULE_PROFILE)) == ["sql"]
+    for profile in (CONTRIB_PROFILE, PLAIN_PROFILE):
+        assert list(listeners_and_clusters.build_listeners(settings_, profile)) == (
+            ["sql"] if is_served else []
+        )

@@ -1,4 +1,4 @@
-"""Which nodes the Envoys of a group and a zone are told of, in which order they may use them."""
+"""Which nodes are published to the Envoys of a group and a zone, and in which order of priority."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ GROUPS = Settings.model_validate(
 )
 
 
-def node(name: str, advice: EdsHealth = EdsHealth.HEALTHY, **place: Any) -> NodePlan:
+def node(name: str, eds_health: EdsHealth = EdsHealth.HEALTHY, **fields: Any) -> NodePlan:
     endpoint = f"10.0.0.{ord(name[0])}:4000"
-    plain = NodePlan(Node(name, Source.PD), State.ACTIVE, "", 0.0, advice, 7, endpoint)
-    return replace(plain, **place)
+    plain = NodePlan(Node(name, Source.PD), State.ACTIVE, "", 0.0, eds_health, 7, endpoint)
+    return replace(plain, **fields)
 
 
-def plan(*nodes: NodePlan, full: frozenset[tuple[str, str]] = frozenset()) -> Plan:
-    return Plan({each.node.address: each for each in nodes}, overloaded_zones=full)
+def plan(*nodes: NodePlan, overloaded_zones: frozenset[tuple[str, str]] = frozenset()) -> Plan:
+    return Plan({node_plan.node.address: node_plan for node_plan in nodes}, overloaded_zones=overloaded_zones)
 
 
-def assignments(held: ResourceSet) -> dict[str, Any]:
-    """The assignments by cluster."""
-    found = {}
-    for name, resource in held.resources.items():
+def assignments(resource_set: ResourceSet) -> dict[str, Any]:
+    """Return the assignments by cluster."""
+    by_cluster = {}
+    for name, resource in resource_set.resources.items():
         at = resource.sotw.index(b"ClusterLoadAssignment") + len(b"ClusterLoadAssignment")
         message = endpoint_pb2.ClusterLoadAssignment()
         message.ParseFromString(_value(resource.sotw[at:]))
         assert message.cluster_name == name
-        found[name] = message
-    return found
+        by_cluster[name] = message
+    return by_cluster
 
 
 def _value(rest: bytes) -> bytes:
-    """What `google.protobuf.Any` carries, without the tag and the length of the field."""
+    """Return the value of a `google.protobuf.Any`, without the tag and the length of the field."""
     assert rest[0] == 0x12
     at = 1
     while rest[at] & 0x80:
@@ -54,63 +54,65 @@ def _value(rest: bytes) -> bytes:
     return rest[at + 1 :]
 
 
-def tiers(of: Plan, zone: str = "", cluster: str = "tidb", **settings: Any) -> list[dict[str, int]]:
-    """Weight by address, priority for priority, as an Envoy there is told."""
-    given = Settings.model_validate({**GROUPS.model_dump(exclude_unset=True), **settings})
+def tiers(plan_: Plan, zone: str = "", cluster: str = "tidb", **settings: Any) -> list[dict[str, int]]:
+    """Return weight by address for each priority, as an Envoy in that zone gets them."""
+    all_settings = Settings.model_validate({**GROUPS.model_dump(exclude_unset=True), **settings})
     message = assignments(
-        build_snapshots(of, given)[PLAIN_PROFILE.for_group_and_zone("", zone)].collections[ENDPOINTS]
+        build_snapshots(plan_, all_settings)[PLAIN_PROFILE.for_group_and_zone("", zone)].collections[
+            ENDPOINTS
+        ]
     )[cluster]
-    assert [each.priority for each in message.endpoints] == list(range(len(message.endpoints)))
+    assert [locality.priority for locality in message.endpoints] == list(range(len(message.endpoints)))
     assert message.HasField("policy") == (len(message.endpoints) > 1)
     return [
         {
             chr(
-                int(each.endpoint.address.socket_address.address.rpartition(".")[2])
-            ): each.load_balancing_weight.value
-            for each in told.lb_endpoints
+                int(endpoint.endpoint.address.socket_address.address.rpartition(".")[2])
+            ): endpoint.load_balancing_weight.value
+            for endpoint in locality.lb_endpoints
         }
-        for told in message.endpoints
+        for locality in message.endpoints
     ]
 
 
-NEAR, FAR = node("a", zone="a", local_weight=9), node("b", zone="b", local_weight=8)
-SPARE, OLAP = node("c", backup=True, zone="a"), node("d", group="olap", zone="a", local_weight=5)
+LOCAL, REMOTE = node("a", zone="a", local_weight=9), node("b", zone="b", local_weight=8)
+BACKUP, OLAP = node("c", backup=True, zone="a"), node("d", group="olap", zone="a", local_weight=5)
 
 
-def test_nodes_nearby_come_first_with_their_weight_there_and_those_that_stand_in_last() -> None:
-    every = plan(NEAR, FAR, SPARE, OLAP)
-    assert tiers(every, "a") == [{"a": 9}, {"b": 7}, {"c": 7}]
-    assert tiers(every, "b") == [{"b": 8}, {"a": 7}, {"c": 7}]
+def test_local_nodes_come_first_and_backup_nodes_last() -> None:
+    all_nodes = plan(LOCAL, REMOTE, BACKUP, OLAP)
+    assert tiers(all_nodes, "a") == [{"a": 9}, {"b": 7}, {"c": 7}]
+    assert tiers(all_nodes, "b") == [{"b": 8}, {"a": 7}, {"c": 7}]
     for zone in ("", "elsewhere"):
-        assert tiers(every, zone) == [{"a": 7, "b": 7}, {"c": 7}]
-    assert tiers(every, "a", "tidb-olap") == [{"d": 5}]
-    assert tiers(every, "b", "tidb-olap") == [{"d": 7}]
+        assert tiers(all_nodes, zone) == [{"a": 7, "b": 7}, {"c": 7}]
+    assert tiers(all_nodes, "a", "tidb-olap") == [{"d": 5}]
+    assert tiers(all_nodes, "b", "tidb-olap") == [{"d": 7}]
 
 
-def test_a_full_zone_is_told_as_all_are() -> None:
-    every = plan(NEAR, FAR, SPARE, OLAP, full=frozenset({("", "a")}))
-    assert tiers(every, "a") == tiers(every, "")
-    assert tiers(every, "a", "tidb-olap") == [{"d": 5}]  # which is full in one group is not in another
+def test_overloaded_zone_uses_all_nodes() -> None:
+    all_nodes = plan(LOCAL, REMOTE, BACKUP, OLAP, overloaded_zones=frozenset({("", "a")}))
+    assert tiers(all_nodes, "a") == tiers(all_nodes, "")
+    assert tiers(all_nodes, "a", "tidb-olap") == [{"d": 5}]  # the overload concerns one group only
 
 
-def test_a_zone_without_a_node_in_service_is_told_as_all_are() -> None:
-    down = replace(NEAR, eds_health=EdsHealth.DRAINING, weight=0, local_weight=0)
-    assert tiers(plan(down, FAR, SPARE), "a") == [{"a": 1, "b": 7}, {"c": 7}]
-    # With another one there, a node that drains stays where its sessions know it to be.
-    also = node("e", zone="a", local_weight=3)
-    assert tiers(plan(down, also, FAR), "a") == [{"a": 1, "e": 3}, {"b": 7}]
+def test_zone_without_healthy_node_uses_all_nodes() -> None:
+    draining = replace(LOCAL, eds_health=EdsHealth.DRAINING, weight=0, local_weight=0)
+    assert tiers(plan(draining, REMOTE, BACKUP), "a") == [{"a": 1, "b": 7}, {"c": 7}]
+    # If the zone has another node, a draining node stays in the zone's priority.
+    another = node("e", zone="a", local_weight=3)
+    assert tiers(plan(draining, another, REMOTE), "a") == [{"a": 1, "e": 3}, {"b": 7}]
 
 
-def test_by_connections_alone_nobody_asks_where_a_node_is() -> None:
-    assert tiers(plan(NEAR, FAR), "a", balance={"policy": "connection"}) == [{"a": 7, "b": 7}]
+def test_connection_policy_ignores_zones() -> None:
+    assert tiers(plan(LOCAL, REMOTE), "a", balance={"policy": "connection"}) == [{"a": 7, "b": 7}]
 
 
-def test_where_only_those_that_stand_in_are_left_they_come_first() -> None:
-    assert tiers(plan(SPARE), "a") == [{"c": 7}]
+def test_backup_nodes_come_first_without_other_nodes() -> None:
+    assert tiers(plan(BACKUP), "a") == [{"c": 7}]
     assert tiers(plan(), "a") == [{}]
 
 
-places = st.tuples(
+placements = st.tuples(
     st.sampled_from(["", "a", "b"]),
     st.sampled_from(["", "olap"]),
     st.booleans(),
@@ -118,61 +120,69 @@ places = st.tuples(
 )
 
 
-@given(st.lists(places, max_size=8), st.sampled_from(["", "a", "b"]), st.booleans())
-def test_each_envoy_is_told_of_each_node_of_a_group_once(
-    fleet: list[tuple[str, str, bool, EdsHealth | None]], zone: str, is_full: bool
+@given(st.lists(placements, max_size=8), st.sampled_from(["", "a", "b"]), st.booleans())
+def test_publishes_each_node_of_a_group_once(
+    fleet: list[tuple[str, str, bool, EdsHealth | None]], zone: str, is_overloaded: bool
 ) -> None:
     nodes = [
-        replace(node(chr(97 + number)), zone=there, group=group, backup=backup, eds_health=advice)
-        for number, (there, group, backup, advice) in enumerate(fleet)
+        replace(node(chr(97 + number)), zone=node_zone, group=group, backup=backup, eds_health=eds_health)
+        for number, (node_zone, group, backup, eds_health) in enumerate(fleet)
     ]
-    full = frozenset({("", zone)}) if is_full else frozenset()
+    overloaded_zones = frozenset({("", zone)}) if is_overloaded else frozenset()
     for group, cluster in (("", "tidb"), ("olap", "tidb-olap")):
-        told = [address for tier in tiers(plan(*nodes, full=full), zone, cluster) for address in tier]
-        expected = [n.node.address for n in nodes if n.group == group and n.eds_health is not None]
-        assert sorted(told) == expected
+        published = [
+            address
+            for tier in tiers(plan(*nodes, overloaded_zones=overloaded_zones), zone, cluster)
+            for address in tier
+        ]
+        expected = [
+            node_plan.node.address
+            for node_plan in nodes
+            if node_plan.group == group and node_plan.eds_health is not None
+        ]
+        assert sorted(published) == expected
 
 
-# --- what classes share ---
+# --- what profiles share ---
 
 
-def test_what_does_not_depend_on_the_zone_is_made_once() -> None:
-    made = build_snapshots(plan(NEAR, FAR), GROUPS)
-    here, there, nowhere = (
-        made[PLAIN_PROFILE.for_group_and_zone("", zone)].collections for zone in ("a", "b", "c")
+def test_zones_share_clusters_and_listeners() -> None:
+    snapshots = build_snapshots(plan(LOCAL, REMOTE), GROUPS)
+    in_a, in_b, in_c = (
+        snapshots[PLAIN_PROFILE.for_group_and_zone("", zone)].collections for zone in ("a", "b", "c")
     )
-    anywhere = made[PLAIN_PROFILE].collections
-    assert here[CLUSTER] is there[CLUSTER] is anywhere[CLUSTER]
-    assert here[LISTENER] is anywhere[LISTENER]
-    assert nowhere[ENDPOINTS] is anywhere[ENDPOINTS] is made[MODULE_PROFILE].collections[ENDPOINTS]
-    assert len({held[ENDPOINTS].version for held in (here, there, anywhere)}) == 3
-    assert made[PLAIN_PROFILE.for_group_and_zone("", "c")].version == made[PLAIN_PROFILE].version
+    without_zone = snapshots[PLAIN_PROFILE].collections
+    assert in_a[CLUSTER] is in_b[CLUSTER] is without_zone[CLUSTER]
+    assert in_a[LISTENER] is without_zone[LISTENER]
+    assert in_c[ENDPOINTS] is without_zone[ENDPOINTS] is snapshots[MODULE_PROFILE].collections[ENDPOINTS]
+    assert len({collections[ENDPOINTS].version for collections in (in_a, in_b, without_zone)}) == 3
+    assert snapshots[PLAIN_PROFILE.for_group_and_zone("", "c")].version == snapshots[PLAIN_PROFILE].version
 
 
-def test_an_envoy_of_one_group_has_that_under_the_names_of_the_first() -> None:
-    made = build_snapshots(plan(NEAR, OLAP), GROUPS)
-    own = made[PLAIN_PROFILE.for_group_and_zone("olap", "")].collections
-    assert list(made[PLAIN_PROFILE].collections[CLUSTER].resources) == ["tidb", "tidb-olap"]
-    assert list(made[PLAIN_PROFILE].collections[LISTENER].resources) == ["sql", "sql-olap"]
-    assert (list(own[CLUSTER].resources), list(own[LISTENER].resources)) == (["tidb"], ["sql"])
-    (told,) = assignments(own[ENDPOINTS])["tidb"].endpoints
-    assert len(told.lb_endpoints) == 1
-    unknown = made[PLAIN_PROFILE.for_group_and_zone("gone", "")]
+def test_envoy_of_one_group_uses_default_names() -> None:
+    snapshots = build_snapshots(plan(LOCAL, OLAP), GROUPS)
+    of_olap = snapshots[PLAIN_PROFILE.for_group_and_zone("olap", "")].collections
+    assert list(snapshots[PLAIN_PROFILE].collections[CLUSTER].resources) == ["tidb", "tidb-olap"]
+    assert list(snapshots[PLAIN_PROFILE].collections[LISTENER].resources) == ["sql", "sql-olap"]
+    assert (list(of_olap[CLUSTER].resources), list(of_olap[LISTENER].resources)) == (["tidb"], ["sql"])
+    (locality,) = assignments(of_olap[ENDPOINTS])["tidb"].endpoints
+    assert len(locality.lb_endpoints) == 1
+    unknown = snapshots[PLAIN_PROFILE.for_group_and_zone("gone", "")]
     assert unknown.missing_group == "gone"
-    assert not any(held.resources for held in unknown.collections.values())
+    assert not any(resource_set.resources for resource_set in unknown.collections.values())
 
 
-def test_a_cluster_of_no_group_leads_nowhere() -> None:
-    made = build_snapshots(plan(NEAR), GROUPS)[PLAIN_PROFILE]
-    assert made.endpoints({"tidb", "tidb-olap", "of_others"}) is made.collections[ENDPOINTS]
-    more = made.endpoints({"tidb", "tidb-gone"})
-    assert made.endpoints({"tidb-gone"}) is more  # made once for all Envoys
-    assert list(more.resources) == ["tidb", "tidb-gone", "tidb-olap"]
-    (told,) = assignments(more)["tidb-gone"].endpoints
-    assert not told.lb_endpoints
+def test_cluster_of_removed_group_has_no_endpoints() -> None:
+    snapshots = build_snapshots(plan(LOCAL), GROUPS)[PLAIN_PROFILE]
+    assert snapshots.endpoints({"tidb", "tidb-olap", "of_others"}) is snapshots.collections[ENDPOINTS]
+    extended = snapshots.endpoints({"tidb", "tidb-gone"})
+    assert snapshots.endpoints({"tidb-gone"}) is extended  # built once for all Envoys
+    assert list(extended.resources) == ["tidb", "tidb-gone", "tidb-olap"]
+    (locality,) = assignments(extended)["tidb-gone"].endpoints
+    assert not locality.lb_endpoints
 
 
 @pytest.mark.parametrize("name", ["tidb", "tidb-olap"])
-def test_an_empty_group_is_told_as_such(name: str) -> None:
-    held = build_snapshots(plan(), GROUPS)[PLAIN_PROFILE].collections[ENDPOINTS]
-    assert [list(told.lb_endpoints) for told in assignments(held)[name].endpoints] == [[]]
+def test_empty_group_gets_empty_endpoints(name: str) -> None:
+    endpoints = build_snapshots(plan(), GROUPS)[PLAIN_PROFILE].collections[ENDPOINTS]
+    assert [list(locality.lb_endpoints) for locality in assignments(endpoints)[name].endpoints] == [[]]

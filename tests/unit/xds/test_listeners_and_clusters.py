@@ -1,4 +1,4 @@
-"""What each setting and each plan becomes in the resources that Envoys get."""
+"""Settings and plans rendered as the resources of Envoys."""
 
 from __future__ import annotations
 
@@ -46,56 +46,58 @@ HEALTHY, UNHEALTHY, DRAINING = 1, 2, 3  # envoy.config.core.v3.HealthStatus
 def planned(
     address: str,
     endpoint: str | None,
-    advice: EdsHealth | None = EdsHealth.HEALTHY,
+    eds_health: EdsHealth | None = EdsHealth.HEALTHY,
     weight: int = 100,
     state: State = State.ACTIVE,
 ) -> NodePlan:
-    return NodePlan(Node(address, Source.PD), state, "a reason", 0.0, advice, weight, endpoint)
+    return NodePlan(Node(address, Source.PD), state, "a reason", 0.0, eds_health, weight, endpoint)
 
 
 def plan(*nodes: NodePlan) -> Plan:
-    return Plan(nodes={each.node.address: each for each in nodes})
+    return Plan(nodes={node_plan.node.address: node_plan for node_plan in nodes})
 
 
-def assigned(of: Plan, group: str = "", home: str = "") -> bytes:
-    return endpoints_of_plans.build_load_assignment(nodes_by_group(of).get(group, []), "tidb", home)
+def serialised_assignment(plan_: Plan, group: str = "", preferred_zone: str = "") -> bytes:
+    return endpoints_of_plans.build_load_assignment(
+        nodes_by_group(plan_).get(group, []), "tidb", preferred_zone
+    )
 
 
-def live(of: Plan, settings: Settings | None = None, group: str = "") -> bytes:
-    nodes = nodes_by_group(of).get(group, [])
-    text = live_configs.render_live_config(of, nodes, settings or Settings(), group)
+def serialised_live_config(plan_: Plan, settings: Settings | None = None, group: str = "") -> bytes:
+    nodes = nodes_by_group(plan_).get(group, [])
+    text = live_configs.render_live_config(plan_, nodes, settings or Settings(), group)
     return live_configs.build_extension_config("live", text)
 
 
 def assignment(*nodes: NodePlan) -> Any:
-    return endpoint_pb2.ClusterLoadAssignment.FromString(assigned(plan(*nodes)))
+    return endpoint_pb2.ClusterLoadAssignment.FromString(serialised_assignment(plan(*nodes)))
 
 
 def endpoints(*nodes: NodePlan) -> list[tuple[str, int, int, int, str, str]]:
-    """What the endpoints and the live configuration say of each node."""
-    (group,) = assignment(*nodes).endpoints
-    found = []
-    nodes_of_module = read_live_config(live(plan(*nodes)))["nodes"]
-    for each, info in zip(group.lb_endpoints, nodes_of_module, strict=True):
-        at = each.endpoint.address.socket_address
-        assert info["endpoint"] == addresses.join(at.address, at.port_value)
-        assert not each.HasField("metadata")
-        found.append(
+    """Return address, port, health, weight, name and state of each node from endpoints and live config."""
+    (locality,) = assignment(*nodes).endpoints
+    rows = []
+    live_nodes = read_live_config(serialised_live_config(plan(*nodes)))["nodes"]
+    for lb_endpoint, info in zip(locality.lb_endpoints, live_nodes, strict=True):
+        socket_address = lb_endpoint.endpoint.address.socket_address
+        assert info["endpoint"] == addresses.join(socket_address.address, socket_address.port_value)
+        assert not lb_endpoint.HasField("metadata")
+        rows.append(
             (
-                at.address,
-                at.port_value,
-                each.health_status,
-                each.load_balancing_weight.value,
+                socket_address.address,
+                socket_address.port_value,
+                lb_endpoint.health_status,
+                lb_endpoint.load_balancing_weight.value,
                 info["address"],
                 info["state"],
             )
         )
-    return found
+    return rows
 
 
 def filters(message: Any) -> list[str]:
     (chain,) = message.filter_chains
-    return [each.name.rpartition(".")[2] for each in chain.filters]
+    return [network_filter.name.rpartition(".")[2] for network_filter in chain.filters]
 
 
 def cluster(**backend: Any) -> Any:
@@ -104,9 +106,9 @@ def cluster(**backend: Any) -> Any:
     )
 
 
-def listener(settings: Settings, envoy_class: EnvoyProfile) -> Any:
+def listener(settings: Settings, profile: EnvoyProfile) -> Any:
     return listeners_and_clusters.build_listener(
-        settings, envoy_class, listeners_and_clusters.group_listeners(settings, "")[0]
+        settings, profile, listeners_and_clusters.group_listeners(settings, "")[0]
     )
 
 
@@ -116,8 +118,8 @@ def unpacked(kind: Any, packed: Any) -> Any:
     return message
 
 
-def test_nodes_are_told_with_health_weight_and_state_in_the_order_of_addresses() -> None:
-    told = endpoints(
+def test_publishes_health_weight_and_state_ordered_by_address() -> None:
+    rows = endpoints(
         planned("tidb-2:4000", "10.0.0.2:4000", EdsHealth.UNHEALTHY, 0, State.UNHEALTHY),
         planned("tidb-1:4000", "10.0.0.1:4000", weight=7),
         planned("tidb-0:4000", None, None, 0, State.JOINING),
@@ -125,7 +127,7 @@ def test_nodes_are_told_with_health_weight_and_state_in_the_order_of_addresses()
         planned("tidb-4:4000", "[fd00::4]:4000"),
         planned("tidb-5:4000", None),
     )
-    assert told == [
+    assert rows == [
         ("10.0.0.1", 4000, HEALTHY, 7, "tidb-1:4000", "active"),
         ("10.0.0.2", 4000, UNHEALTHY, 1, "tidb-2:4000", "unhealthy"),
         ("10.0.0.3", 4001, DRAINING, 1, "tidb-3:4000", "drained"),
@@ -133,66 +135,70 @@ def test_nodes_are_told_with_health_weight_and_state_in_the_order_of_addresses()
     ]
 
 
-def test_the_live_configuration_says_which_sessions_are_to_leave_and_leaves_out_defaults() -> None:
-    known = replace(planned("tidb-0:4000", "10.0.0.1:4000"), version="v8.5.3")
-    left = planned("tidb-1:4000", "10.0.0.2:4000", EdsHealth.DRAINING, 0, State.DRAINING)
-    closing = replace(left, terminate_sessions=True)
-    assert read_live_config(live(plan(known, closing)))["nodes"] == [
+def test_live_config_has_terminated_nodes_and_no_defaults() -> None:
+    with_version = replace(planned("tidb-0:4000", "10.0.0.1:4000"), version="v8.5.3")
+    draining = planned("tidb-1:4000", "10.0.0.2:4000", EdsHealth.DRAINING, 0, State.DRAINING)
+    terminating = replace(draining, terminate_sessions=True)
+    assert read_live_config(serialised_live_config(plan(with_version, terminating)))["nodes"] == [
         {"endpoint": "10.0.0.1:4000", "address": "tidb-0:4000", "state": "active", "version": "v8.5.3"},
         {"endpoint": "10.0.0.2:4000", "address": "tidb-1:4000", "state": "draining", "close": True},
     ]
 
 
-def test_the_live_configuration_has_the_limits_and_the_nodes_of_one_group() -> None:
+def test_live_config_has_limits_and_nodes_of_one_group() -> None:
     settings = Settings.model_validate({"sql": {"login_timeout": 2.5, "idle_timeout": 90.5}})
     one = planned("a:1", "10.0.0.1:4000")
     other = replace(planned("b:1", "10.0.0.2:4000"), group="olap")
-    told = read_live_config(live(plan(one, other), settings, "olap"))
-    assert [each["address"] for each in told.pop("nodes")] == ["b:1"]
-    assert told == {"group": "olap", "login_timeout": 2.5, "idle_timeout": 90.5}
+    live_config = read_live_config(serialised_live_config(plan(one, other), settings, "olap"))
+    assert [node["address"] for node in live_config.pop("nodes")] == ["b:1"]
+    assert live_config == {"group": "olap", "login_timeout": 2.5, "idle_timeout": 90.5}
 
 
 @given(st.text())
-def test_any_text_survives_the_encoding_of_the_live_configuration(text: str) -> None:
-    odd = replace(planned(text, "10.0.0.1:4000"), version=text)
-    (told,) = read_live_config(live(plan(odd)))["nodes"]
-    assert told["address"] == text
-    assert told.get("version", "") == text
+def test_live_config_preserves_any_text(text: str) -> None:
+    node = replace(planned(text, "10.0.0.1:4000"), version=text)
+    (decoded,) = read_live_config(serialised_live_config(plan(node)))["nodes"]
+    assert decoded["address"] == text
+    assert decoded.get("version", "") == text
 
 
-def test_the_live_configuration_says_how_many_sessions_each_envoy_is_to_move() -> None:
+def test_live_config_has_migrations_per_envoy() -> None:
     from_a = {"a:1": {"00000000000000bb": 2, "00000000000000aa": 13}}
     to_b = {"b:1": {"00000000000000bb": 2, "00000000000000aa": 13}}
-    asked = RebalanceState(1.0, "", 17, 6.0, from_a, to_b)
-    both = Plan({"a:1": planned("a:1", "10.0.0.1:4000"), "b:1": planned("b:1", "10.0.0.2:4000")}, "", asked)
-    told = read_live_config(live(both))["nodes"]
-    assert told[0]["moves"] == "17:00000000000000aa=13,00000000000000bb=2"
-    assert "moves" not in told[1]
-    assert told[1]["wants"] == "17:00000000000000aa=13,00000000000000bb=2"
-    assert "wants" not in told[0]
-    withdrawn = replace(both, rebalance=replace(asked, outgoing={}, incoming={}))
-    assert live(withdrawn) == live(replace(both, rebalance=RebalanceState()))
-    assert assigned(both) == assigned(withdrawn)
+    rebalance = RebalanceState(1.0, "", 17, 6.0, from_a, to_b)
+    plan_ = Plan(
+        {"a:1": planned("a:1", "10.0.0.1:4000"), "b:1": planned("b:1", "10.0.0.2:4000")}, "", rebalance
+    )
+    nodes = read_live_config(serialised_live_config(plan_))["nodes"]
+    assert nodes[0]["moves"] == "17:00000000000000aa=13,00000000000000bb=2"
+    assert "moves" not in nodes[1]
+    assert nodes[1]["wants"] == "17:00000000000000aa=13,00000000000000bb=2"
+    assert "wants" not in nodes[0]
+    cancelled = replace(plan_, rebalance=replace(rebalance, outgoing={}, incoming={}))
+    assert serialised_live_config(cancelled) == serialised_live_config(
+        replace(plan_, rebalance=RebalanceState())
+    )
+    assert serialised_assignment(plan_) == serialised_assignment(cancelled)
 
 
-def test_an_endpoint_of_two_nodes_is_told_once_and_the_one_in_service_has_it() -> None:
+def test_shared_endpoint_belongs_to_healthy_node() -> None:
     gone = planned("tidb-0:4000", "10.0.0.1:4000", EdsHealth.DRAINING, 0, State.GONE)
     new = planned("tidb-1:4000", "10.0.0.1:4000", weight=5)
     assert endpoints(gone, new) == [("10.0.0.1", 4000, HEALTHY, 5, "tidb-1:4000", "active")]
-    twin = planned("tidb-2:4000", "10.0.0.1:4000", weight=9)
-    assert endpoints(twin, new) == endpoints(new)
+    duplicate = planned("tidb-2:4000", "10.0.0.1:4000", weight=9)
+    assert endpoints(duplicate, new) == endpoints(new)
 
 
-def test_an_empty_plan_is_an_empty_set_and_not_a_missing_one() -> None:
+def test_empty_plan_gives_empty_endpoints() -> None:
     assert assignment().cluster_name == "tidb"
     assert endpoints() == []
 
 
-def test_endpoints_have_no_time_to_live_and_no_policy() -> None:
+def test_single_priority_has_no_policy() -> None:
     assert not assignment(planned("tidb-1:4000", "10.0.0.1:4000")).HasField("policy")
 
 
-def test_the_cluster_takes_endpoints_over_ads_and_balances_by_weight_alone() -> None:
+def test_cluster_uses_ads_and_balances_by_weight_alone() -> None:
     message = cluster()
     assert message.type == message.EDS
     assert message.eds_cluster_config.eds_config.HasField("ads")
@@ -210,14 +216,14 @@ def test_the_cluster_takes_endpoints_over_ads_and_balances_by_weight_alone() -> 
 
 
 @pytest.mark.parametrize(("setting", "expected"), [(0, 2**32 - 1), (1, 1), (5000, 5000)])
-def test_every_circuit_breaker_is_set(setting: int, expected: int) -> None:
+def test_sets_every_circuit_breaker(setting: int, expected: int) -> None:
     (limits,) = cluster(max_connections=setting).circuit_breakers.thresholds
     values = (limits.max_connections, limits.max_pending_requests, limits.max_requests, limits.max_retries)
-    assert [each.value for each in values] == [expected] * 4
+    assert [limit.value for limit in values] == [expected] * 4
 
 
 @pytest.mark.parametrize(("seconds", "interval"), [(5.0, 0.5), (0.2, 0.1), (300.0, 0.5)])
-def test_one_failed_connect_ejects_for_the_time_that_is_set(seconds: float, interval: float) -> None:
+def test_one_failed_connect_ejects_for_eject_seconds(seconds: float, interval: float) -> None:
     detection = cluster(eject_seconds=seconds).outlier_detection
     assert detection.split_external_local_origin_errors
     assert detection.consecutive_local_origin_failure.value == 1
@@ -233,7 +239,7 @@ def test_one_failed_connect_ejects_for_the_time_that_is_set(seconds: float, inte
         assert getattr(detection, name).ToTimedelta().total_seconds() == pytest.approx(expected)
 
 
-def test_nothing_else_ejects() -> None:
+def test_other_failures_do_not_eject() -> None:
     detection = cluster().outlier_detection
     off = (
         "enforcing_consecutive_5xx",
@@ -244,11 +250,11 @@ def test_nothing_else_ejects() -> None:
         "enforcing_failure_percentage_local_origin",
     )
     for name in off:
-        assert detection.HasField(name), name  # left out, some of them default to 100
+        assert detection.HasField(name), name  # without a value, some of them default to 100
         assert getattr(detection, name).value == 0, name
 
 
-def test_timeouts_and_keepalive_to_nodes() -> None:
+def test_sets_connect_timeout_and_keepalive_to_nodes() -> None:
     message = cluster(connect_timeout=0.35, keepalive_idle=61, keepalive_interval=4, keepalive_probes=6)
     assert message.connect_timeout.ToMilliseconds() == 350
     keepalive = message.upstream_connection_options.tcp_keepalive
@@ -265,27 +271,27 @@ def test_proxy_protocol_to_nodes_wraps_the_plain_socket(setting: str, version: i
     assert wrapper.transport_socket.name == "envoy.transport_sockets.raw_buffer"
 
 
-def test_the_listener_never_ends_an_idle_session_unless_told_to() -> None:
+def test_idle_timeout_is_off_by_default() -> None:
     for seconds in (0.0, 90.5):
         message = listener(Settings(sql=SqlSettings(idle_timeout=seconds)), PLAIN_PROFILE)
         assert message.address.socket_address.address == "0.0.0.0"
         assert message.address.socket_address.port_value == 6000
         assert filters(message) == ["tcp_proxy"]
         proxy = unpacked(tcp_proxy_pb2.TcpProxy, message.filter_chains[0].filters[0].typed_config)
-        assert proxy.HasField("idle_timeout")  # left out, it is an hour
+        assert proxy.HasField("idle_timeout")  # without it, the timeout is an hour
         assert proxy.idle_timeout.ToMilliseconds() == seconds * 1000
         assert proxy.cluster == "tidb"
         assert proxy.max_connect_attempts.value == 3
         assert not message.listener_filters
 
 
-@pytest.mark.parametrize(("listen", "both"), [("[::]:6000", True), ("[::1]:6000", False)])
-def test_the_unspecified_ipv6_address_takes_ipv4_too(listen: str, both: bool) -> None:
+@pytest.mark.parametrize(("listen", "ipv4_compat"), [("[::]:6000", True), ("[::1]:6000", False)])
+def test_unspecified_ipv6_address_accepts_ipv4(listen: str, ipv4_compat: bool) -> None:
     message = listener(Settings(sql=SqlSettings(listen=listen)), PLAIN_PROFILE)
-    assert message.address.socket_address.ipv4_compat is both
+    assert message.address.socket_address.ipv4_compat is ipv4_compat
 
 
-def test_the_filters_of_a_class_and_a_limit_stand_in_order() -> None:
+def test_orders_filters_of_each_profile() -> None:
     limited = Settings(sql=SqlSettings(max_connections=9))
     assert filters(listener(Settings(), CONTRIB_PROFILE)) == ["mysql_proxy", "tcp_proxy"]
     assert filters(listener(limited, PLAIN_PROFILE)) == ["connection_limit", "tcp_proxy"]
@@ -298,23 +304,23 @@ def test_the_filters_of_a_class_and_a_limit_stand_in_order() -> None:
     assert config.value["stat_prefix"] == "sql"
 
 
-@pytest.mark.parametrize(("setting", "without"), [("optional", True), ("required", False)])
-def test_proxy_protocol_from_clients(setting: str, without: bool) -> None:
+@pytest.mark.parametrize(("setting", "allows_plain"), [("optional", True), ("required", False)])
+def test_accepts_proxy_protocol_from_clients(setting: str, allows_plain: bool) -> None:
     settings = Settings(sql=SqlSettings.model_validate({"proxy_protocol": setting}))
     (reader,) = listener(settings, PLAIN_PROFILE).listener_filters
     config = unpacked(proxy_protocol_pb2.ProxyProtocol, reader.typed_config)
-    assert config.allow_requests_without_proxy_protocol is without
+    assert config.allow_requests_without_proxy_protocol is allows_plain
 
 
-FITS = EnvoyCapabilities(module_version="0.1.7")
+COMPATIBLE = EnvoyCapabilities(module_version="0.1.7")
 
 
 @pytest.mark.parametrize(
-    ("wanted", "build", "expected"),
+    ("filter_setting", "capabilities", "expected"),
     [
         ("auto", EnvoyCapabilities(), "none"),
         ("auto", EnvoyCapabilities(has_contrib_filter=True), "contrib none"),
-        ("auto", FITS, "module none"),
+        ("auto", COMPATIBLE, "module none"),
         ("auto", EnvoyCapabilities(has_contrib_filter=True, module_version="0.1.0"), "module contrib none"),
         ("auto", EnvoyCapabilities(has_contrib_filter=True, module_version="0.2.0"), "contrib none"),
         ("auto", EnvoyCapabilities(module_version="1.1.0"), "none"),
@@ -322,18 +328,23 @@ FITS = EnvoyCapabilities(module_version="0.1.7")
         ("module", EnvoyCapabilities(), "module none"),
         ("module", EnvoyCapabilities(has_contrib_filter=True), "module contrib none"),
         ("module", EnvoyCapabilities(module_version="0.2.0"), "none"),
-        ("contrib", FITS, "contrib none"),
+        ("contrib", COMPATIBLE, "contrib none"),
         ("none", EnvoyCapabilities(has_contrib_filter=True, module_version="0.1.0"), "none"),
     ],
 )
-def test_the_classes_that_an_envoy_may_be_of(
-    monkeypatch: pytest.MonkeyPatch, wanted: FilterSetting, build: EnvoyCapabilities, expected: str
+def test_candidate_profiles(
+    monkeypatch: pytest.MonkeyPatch,
+    filter_setting: FilterSetting,
+    capabilities: EnvoyCapabilities,
+    expected: str,
 ) -> None:
     monkeypatch.setattr("controlplane.version.VERSION", "0.1.3")
-    assert " ".join(each.filter for each in candidate_profiles(wanted, build)) == expected
+    assert (
+        " ".join(profile.filter for profile in candidate_profiles(filter_setting, capabilities)) == expected
+    )
 
 
-def test_why_an_envoy_cannot_have_the_module_is_told() -> None:
+def test_module_problem_names_the_reason() -> None:
     assert "bootstrap --module" in module_problem(EnvoyCapabilities())
     assert module_problem(EnvoyCapabilities(module_version="99.0.1")).startswith(
         "its module is version 99.0.1 and"
@@ -342,7 +353,7 @@ def test_why_an_envoy_cannot_have_the_module_is_told() -> None:
 
 
 @given(st.integers(min_value=0, max_value=2**40), st.binary(max_size=300))
-def test_parts_are_written_as_protobuf_writes_them(number: int, payload: bytes) -> None:
+def test_encodes_varints_and_fields_like_protobuf(number: int, payload: bytes) -> None:
     value = 0
     for shift, byte in enumerate(varint(number)):
         value |= (byte & 0x7F) << 7 * shift

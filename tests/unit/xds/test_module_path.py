@@ -1,4 +1,4 @@
-"""Where the module is looked for, and when `tidevoy run` uses it."""
+"""Where the module is searched, and when `tidevoy run` uses it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from controlplane.xds.bootstrap import module_path
 from sandbox.run import FilterChoice, RunError, _find_module
 
 
-def test_the_packaged_file_comes_before_the_built_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prefers_packaged_module_over_built_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packaged, built = tmp_path / "packaged.so", tmp_path / "built.so"
     monkeypatch.setattr(module_path, "_CANDIDATE_PATHS", (packaged, built))
     assert module_path.find_module() is None
@@ -22,15 +20,15 @@ def test_the_packaged_file_comes_before_the_built_one(
     assert module_path.find_module() == packaged.resolve()
 
 
-def test_it_is_looked_for_beside_the_package_and_where_cargo_puts_it() -> None:
+def test_searches_package_and_cargo_output() -> None:
     root = Path(__file__).parents[3]
-    assert [place.relative_to(root) for place in module_path._CANDIDATE_PATHS] == [
+    assert [path.relative_to(root) for path in module_path._CANDIDATE_PATHS] == [
         Path("controlplane/libtidevoy.so"),
         Path("filters/target/release/libtidevoy.so"),
     ]
 
 
-def test_what_tidevoy_run_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tidevoy_run_selects_module_by_filter_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     built = tmp_path / "built.so"
     monkeypatch.setattr(module_path, "_CANDIDATE_PATHS", (built,))
     assert _find_module(FilterChoice.AUTO) is _find_module(FilterChoice.NONE) is None

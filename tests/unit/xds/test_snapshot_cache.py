@@ -1,4 +1,4 @@
-"""Versions name content: the same in every process, another when anything differs, and shared as bytes."""
+"""Versions identify content: equal in every process, different if anything differs; bytes are shared."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ print(build_snapshots(Plan(nodes=nodes), Settings())[CONTRIB_PROFILE].version)
 """
 
 
-def test_versions_are_the_same_in_any_process_and_order() -> None:
-    here = build_snapshots(plan(3, 4), Settings())[CONTRIB_PROFILE].version
+def test_versions_do_not_depend_on_process_or_order() -> None:
+    version = build_snapshots(plan(3, 4), Settings())[CONTRIB_PROFILE].version
     for seed in ("1", "2"):
-        there = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", _PRINT_VERSION],
             env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
             capture_output=True,
             check=True,
             text=True,
         )
-        assert there.stdout.strip() == here
+        assert process.stdout.strip() == version
 
 
-def test_only_what_differs_gets_another_version() -> None:
+def test_changes_only_the_version_of_the_changed_type() -> None:
     settings = Settings()
-    base = build_snapshots(plan(3, 4), settings)[PLAIN_PROFILE]
+    original = build_snapshots(plan(3, 4), settings)[PLAIN_PROFILE]
     cases = {
         ENDPOINTS: build_snapshots(plan(3, 5), settings)[PLAIN_PROFILE],
         CLUSTER: build_snapshots(plan(3, 4), Settings.model_validate({"backend": {"connect_timeout": 2}}))[
@@ -69,45 +69,45 @@ def test_only_what_differs_gets_another_version() -> None:
         LISTENER: build_snapshots(plan(3, 4), settings)[CONTRIB_PROFILE],
     }
     for changed, other in cases.items():
-        assert other.version != base.version
+        assert other.version != original.version
         for kind in PUSH_ORDER:
-            same = other.collections[kind].version == base.collections[kind].version
-            assert same is (kind is not changed), (changed, kind)
+            is_same = other.collections[kind].version == original.collections[kind].version
+            assert is_same is (kind is not changed), (changed, kind)
 
 
-def test_reasons_and_times_are_not_published() -> None:
+def test_reasons_and_times_do_not_change_snapshots() -> None:
     first = plan(3)
     (node,) = first.nodes.values()
     other = NodePlan(
-        node.node, node.state, "told otherwise", 9.0, node.eds_health, node.weight, node.endpoint, 7.0
+        node.node, node.state, "another reason", 9.0, node.eds_health, node.weight, node.endpoint, 7.0
     )
-    told = build_snapshots(Plan(nodes={other.node.address: other}), Settings())
-    assert build_snapshots(first, Settings())[PLAIN_PROFILE] == told[PLAIN_PROFILE]
+    snapshots = build_snapshots(Plan(nodes={other.node.address: other}), Settings())
+    assert build_snapshots(first, Settings())[PLAIN_PROFILE] == snapshots[PLAIN_PROFILE]
 
 
-def test_classes_share_what_does_not_depend_on_them() -> None:
-    made = build_snapshots(plan(3), Settings())
+def test_profiles_share_common_resources() -> None:
+    snapshots = build_snapshots(plan(3), Settings())
     module, contrib, plain = (
-        made[each].collections for each in (MODULE_PROFILE, CONTRIB_PROFILE, PLAIN_PROFILE)
+        snapshots[profile].collections for profile in (MODULE_PROFILE, CONTRIB_PROFILE, PLAIN_PROFILE)
     )
     assert module[ENDPOINTS] is contrib[ENDPOINTS] is plain[ENDPOINTS]
     assert contrib[CLUSTER] == plain[CLUSTER] != module[CLUSTER]
 
 
-def test_a_collection_is_a_response_but_for_its_nonce() -> None:
+def test_resource_set_body_is_response_without_nonce() -> None:
     bodies = {
         name: any_pb2.Any(type_url=name, value=name.encode()).SerializeToString() for name in ("b", "a", "c")
     }
     collection = resource_set_from_bodies(CLUSTER, bodies)
     whole = discovery_pb2.DiscoveryResponse.FromString(collection.sotw_body(None))
     assert (whole.version_info, whole.type_url) == (collection.version, CLUSTER.url)
-    assert [each.type_url for each in whole.resources] == ["a", "b", "c"]
+    assert [resource.type_url for resource in whole.resources] == ["a", "b", "c"]
     assert collection.sotw_body(frozenset(bodies)) is collection.body
     part = discovery_pb2.DiscoveryResponse.FromString(collection.sotw_body(frozenset({"c", "x"})))
-    assert [each.type_url for each in part.resources] == ["c"]
+    assert [resource.type_url for resource in part.resources] == ["c"]
 
 
-def test_a_delta_entry_holds_name_version_and_resource() -> None:
+def test_delta_entry_has_name_version_and_resource() -> None:
     body = any_pb2.Any(type_url="t", value=b"v").SerializeToString()
     (entry,) = resource_set_from_bodies(CLUSTER, {"a": body}).resources.values()
     (parsed,) = discovery_pb2.DeltaDiscoveryResponse.FromString(entry.delta).resources

@@ -1,4 +1,4 @@
-"""One Envoy's stream and the fleet's memory of it: order, fallback, versions, names."""
+"""One Envoy's stream and the registry: order of messages, fallback, versions, node ids."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ from sandbox.live_config import read
 
 NAMES = {ENDPOINTS: "tidb", LIVE_CONFIG: "tidevoy.live-config"}
 PUBLISHED = build_snapshots(Plan(), Settings())
-DEMANDING = build_snapshots(Plan(), Settings.model_validate({"tls": {"backend": {"mode": "required"}}}))
+TLS_REQUIRED = build_snapshots(Plan(), Settings.model_validate({"tls": {"backend": {"mode": "required"}}}))
 
 
 def sotw(kind: ResourceType, **fields: Any) -> bytes:
     request = discovery_pb2.DiscoveryRequest(type_url=kind.url)
-    refusal = fields.pop("refusal", "")
+    error_detail = fields.pop("error_detail", "")
     for name, value in fields.items():
         setattr(request, name, value)
-    if refusal:
-        request.error_detail.message = refusal
+    if error_detail:
+        request.error_detail.message = error_detail
     if kind in NAMES:
         request.resource_names.append(NAMES[kind])
     data: bytes = request.SerializeToString()
@@ -68,19 +68,19 @@ def first(
     return data
 
 
-def stream(*extensions: str, wanted: FilterSetting = "auto", module: str = "") -> Stream:
-    return Stream(SOTW, "10.0.0.9:5000", first("envoy-1", *extensions, module=module), wanted)
+def stream(*extensions: str, filter_setting: FilterSetting = "auto", module: str = "") -> Stream:
+    return Stream(SOTW, "10.0.0.9:5000", first("envoy-1", *extensions, module=module), filter_setting)
 
 
-def types(of: Stream, published: SnapshotCache = PUBLISHED) -> list[str]:
-    found = []
-    while (data := of.next_message(published)) is not None:
-        found.append(discovery_pb2.DiscoveryResponse.FromString(data).type_url)
-    return found
+def types(stream_: Stream, published: SnapshotCache = PUBLISHED) -> list[str]:
+    type_urls = []
+    while (data := stream_.next_message(published)) is not None:
+        type_urls.append(discovery_pb2.DiscoveryResponse.FromString(data).type_url)
+    return type_urls
 
 
 class EnvoySide:
-    """The Envoy of a stream: takes or refuses what it is sent, and keeps what it took."""
+    """The Envoy of a stream: acknowledges or rejects what it is sent, and holds what it acknowledged."""
 
     def __init__(self, published: SnapshotCache = PUBLISHED, **build: Any) -> None:
         self.stream = stream(**build)
@@ -88,103 +88,108 @@ class EnvoySide:
         self.sent: dict[ResourceType, Any] = {}
         self.has: dict[ResourceType, str] = {}
 
-    def ask(self, kind: ResourceType) -> None:
+    def request(self, kind: ResourceType) -> None:
         self.stream.receive(sotw(kind, version_info=self.has.get(kind, "")))
 
     def get(self) -> list[str]:
-        """The types of the next messages; each stays unanswered."""
-        nouns = []
+        """Return the types of the next messages, without acknowledging them."""
+        names = []
         while (data := self.stream.next_message(self.published)) is not None:
             message = discovery_pb2.DiscoveryResponse.FromString(data)
             kind = RESOURCE_TYPES_BY_URL[message.type_url]
             self.sent[kind] = message
-            nouns.append(kind.display_name)
-        return nouns
+            names.append(kind.display_name)
+        return names
 
-    def take(self, kind: ResourceType) -> None:
+    def ack(self, kind: ResourceType) -> None:
         self.has[kind] = self.sent[kind].version_info
         self.stream.receive(sotw(kind, version_info=self.has[kind], response_nonce=self.sent[kind].nonce))
 
-    def refuse(self, kind: ResourceType) -> StreamNack:
+    def nack(self, kind: ResourceType) -> StreamNack:
         version = self.has.get(kind, "")
-        refusal = self.stream.receive(
-            sotw(kind, version_info=version, response_nonce=self.sent[kind].nonce, refusal="no such module")
+        nack = self.stream.receive(
+            sotw(
+                kind,
+                version_info=version,
+                response_nonce=self.sent[kind].nonce,
+                error_detail="no such module",
+            )
         )
-        assert refusal is not None
-        return refusal
+        assert nack is not None
+        return nack
 
-    def has_all_of(self, envoy_class: EnvoyProfile) -> bool:
-        collections = self.published[envoy_class].collections
+    def has_all_of(self, profile: EnvoyProfile) -> bool:
+        collections = self.published[profile].collections
         return all(self.has.get(kind) == collections[kind].version for kind in (CLUSTER, LISTENER))
 
 
 def with_cluster(published: SnapshotCache = PUBLISHED, **build: Any) -> EnvoySide:
-    """An Envoy that has taken its cluster."""
+    """Return an Envoy that has acknowledged its cluster."""
     envoy = EnvoySide(published, **build)
     assert envoy.get() == ["cluster"]
-    envoy.take(CLUSTER)
+    envoy.ack(CLUSTER)
     return envoy
 
 
-def test_clusters_come_before_endpoints_and_those_before_listeners() -> None:
-    one = stream()
-    one.receive(sotw(LISTENER))
-    one.receive(sotw(ENDPOINTS))
-    assert types(one) == [CLUSTER.url, ENDPOINTS.url]
-    one.receive(sotw(CLUSTER, response_nonce="1"))
-    assert types(one) == [LISTENER.url]
+def test_sends_clusters_then_endpoints_then_listeners() -> None:
+    stream_ = stream()
+    stream_.receive(sotw(LISTENER))
+    stream_.receive(sotw(ENDPOINTS))
+    assert types(stream_) == [CLUSTER.url, ENDPOINTS.url]
+    stream_.receive(sotw(CLUSTER, response_nonce="1"))
+    assert types(stream_) == [LISTENER.url]
 
 
 def up_to_date() -> EnvoySide:
-    """An Envoy with the module that has taken everything."""
+    """Return an Envoy with the module that has acknowledged everything."""
     envoy = with_cluster(module=VERSION)
     for kind in (ENDPOINTS, LISTENER, LIVE_CONFIG):
-        envoy.ask(kind)
+        envoy.request(kind)
         assert envoy.get() == [kind.display_name]
-        envoy.take(kind)
+        envoy.ack(kind)
     return envoy
 
 
-def drained() -> SnapshotCache:
+def snapshots_with_draining_node() -> SnapshotCache:
     node = Node("10.0.0.1:4000", Source.STATIC)
-    left = NodePlan(node, State.DRAINING, "", 0.0, EdsHealth.DRAINING, 0, node.address)
-    return build_snapshots(Plan({node.address: left}), Settings())
+    draining = NodePlan(node, State.DRAINING, "", 0.0, EdsHealth.DRAINING, 0, node.address)
+    return build_snapshots(Plan({node.address: draining}), Settings())
 
 
-def test_an_envoy_with_the_module_follows_when_it_has_taken_endpoints_and_live_configuration() -> None:
+def test_eds_acked_with_module_needs_endpoints_and_live_config() -> None:
     envoy = up_to_date()
     assert envoy.stream.eds_acked(PUBLISHED)
     assert envoy.stream.acked_version(PUBLISHED) == PUBLISHED[MODULE_PROFILE].version
-    envoy.published = drained()
+    envoy.published = snapshots_with_draining_node()
     assert not envoy.stream.eds_acked(envoy.published)
     assert envoy.get() == ["endpoints", "live configuration"]
-    envoy.take(ENDPOINTS)
+    envoy.ack(ENDPOINTS)
     assert not envoy.stream.eds_acked(envoy.published)
     assert envoy.stream.acked_version(envoy.published) == PUBLISHED[MODULE_PROFILE].version
-    envoy.take(LIVE_CONFIG)
+    envoy.ack(LIVE_CONFIG)
     assert envoy.stream.eds_acked(envoy.published)
     assert envoy.stream.acked_version(envoy.published) == envoy.published[MODULE_PROFILE].version
 
 
-def test_a_refused_live_configuration_is_reported_and_changes_neither_class_nor_listener() -> None:
+def test_rejected_live_config_is_reported_without_fallback() -> None:
     envoy = up_to_date()
-    envoy.published = drained()
+    envoy.published = snapshots_with_draining_node()
     envoy.get()
-    envoy.take(ENDPOINTS)
-    refusal = envoy.refuse(LIVE_CONFIG)
-    assert (refusal.kind, refusal.message, refusal.fallback) == (LIVE_CONFIG, "no such module", None)
+    envoy.ack(ENDPOINTS)
+    nack = envoy.nack(LIVE_CONFIG)
+    assert (nack.kind, nack.message, nack.fallback) == (LIVE_CONFIG, "no such module", None)
     assert envoy.get() == []
     assert not envoy.stream.eds_acked(envoy.published)
     assert envoy.stream.active_filter(envoy.published) == "module"
 
 
-def test_a_live_configuration_that_may_have_been_refused_before_is_not_sent_as_the_same_bytes() -> None:
-    """Envoy would acknowledge those without reading them."""
-    plan = drained()
+def test_reencodes_live_config_that_may_have_been_rejected() -> None:
+    """Envoy would acknowledge identical bytes without reading them."""
+    plan = snapshots_with_draining_node()
 
     def bodies(version_info: str) -> set[bytes]:
-        found = set()
-        for _ in range(3):  # streams of control planes that know nothing of each other
+        values = set()
+        for _ in range(3):  # streams of independent control planes
             one = Stream(SOTW, "10.0.0.9:5000", first(module=VERSION), "auto")
             one.receive(sotw(LIVE_CONFIG, version_info=version_info))
             data = one.next_message(plan)
@@ -193,41 +198,45 @@ def test_a_live_configuration_that_may_have_been_refused_before_is_not_sent_as_t
             live = discovery_pb2.DiscoveryResponse.FromString(data or b"")
             assert live.version_info == plan[MODULE_PROFILE].collections[LIVE_CONFIG].version
             (resource,) = live.resources
-            assert [each["state"] for each in read(resource.value)["nodes"]] == ["draining"]
-            found.add(resource.value)
-        return found
+            assert [node["state"] for node in read(resource.value)["nodes"]] == ["draining"]
+            values.add(resource.value)
+        return values
 
     assert len(bodies("")) == 3
     assert len(bodies("of another plan")) == 3
     assert len(bodies(plan[MODULE_PROFILE].collections[LIVE_CONFIG].version)) == 1
 
 
-def test_an_envoy_that_still_has_the_module_gets_changes_of_nodes_after_the_filter_was_switched_off() -> None:
+def test_envoy_with_module_gets_node_changes_after_filter_is_off() -> None:
     envoy = up_to_date()
     envoy.stream.set_filter("none")
-    envoy.published = drained()
+    envoy.published = snapshots_with_draining_node()
     assert envoy.get() == ["endpoints", "live configuration"]
 
 
-def test_changed_limits_reach_an_envoy_that_has_its_listener() -> None:
+def test_changed_limits_reach_envoy_with_listener() -> None:
     envoy = up_to_date()
     envoy.published = build_snapshots(Plan(), Settings.model_validate({"sql": {"login_timeout": 3}}))
     assert envoy.get() == ["live configuration"]
     assert envoy.stream.stale_resources(envoy.published) == ()
 
 
-def test_nothing_is_said_before_something_was_published() -> None:
+def test_sends_nothing_before_first_publish() -> None:
     one = stream()
-    nothing = SnapshotCache()
-    assert one.next_message(nothing) is None
-    assert (one.acked_version(nothing), one.published_version(nothing), one.stale_resources(nothing)) == (
+    unpublished = SnapshotCache()
+    assert one.next_message(unpublished) is None
+    assert (
+        one.acked_version(unpublished),
+        one.published_version(unpublished),
+        one.stale_resources(unpublished),
+    ) == (
         "",
         "",
         (),
     )
 
 
-def test_a_snapshot_is_acknowledged_when_every_type_is() -> None:
+def test_snapshot_is_acked_when_every_type_is() -> None:
     one = stream()
     one.receive(sotw(ENDPOINTS))
     types(one)
@@ -245,108 +254,111 @@ def test_a_snapshot_is_acknowledged_when_every_type_is() -> None:
     assert one.published_version(later) == later[PLAIN_PROFILE].version
 
 
-def test_an_envoy_follows_when_it_has_acknowledged_the_endpoints() -> None:
+def test_eds_acked_needs_acknowledged_endpoints() -> None:
     one = stream()
-    assert not one.eds_acked(SnapshotCache())  # it may route by what another control plane told it
-    assert one.eds_acked(PUBLISHED)  # it has no cluster, so no session goes anywhere
+    assert not one.eds_acked(SnapshotCache())  # it may route by endpoints of another control plane
+    assert one.eds_acked(PUBLISHED)  # it has no cluster, so it routes no sessions
     returning = discovery_pb2.DiscoveryRequest.FromString(first("back"))
     returning.version_info = "from before"
-    back = Stream(SOTW, "10.9.9.9:1", returning.SerializeToString(), "auto")
-    assert not back.eds_acked(PUBLISHED)
+    reconnected = Stream(SOTW, "10.9.9.9:1", returning.SerializeToString(), "auto")
+    assert not reconnected.eds_acked(PUBLISHED)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "extensions", "expected"),
+    ("filter_setting", "extensions", "expected"),
     [("auto", (), "none"), ("auto", (CONTRIB_FILTER,), "contrib"), ("none", (CONTRIB_FILTER,), "none")],
 )
-def test_the_filter_follows_what_the_envoy_has(
-    wanted: FilterSetting, extensions: tuple[str, ...], expected: str
+def test_filter_follows_setting_and_extensions(
+    filter_setting: FilterSetting, extensions: tuple[str, ...], expected: str
 ) -> None:
-    assert stream(*extensions, wanted=wanted).active_filter(PUBLISHED) == expected
+    assert stream(*extensions, filter_setting=filter_setting).active_filter(PUBLISHED) == expected
 
 
-def test_what_was_refused_is_not_tried_again() -> None:
-    envoy = EnvoySide(wanted="contrib")
-    envoy.ask(LISTENER)
+def test_does_not_retry_rejected_profile() -> None:
+    envoy = EnvoySide(filter_setting="contrib")
+    envoy.request(LISTENER)
     assert envoy.get() == ["cluster"]
-    envoy.take(CLUSTER)
+    envoy.ack(CLUSTER)
     assert envoy.get() == ["listener"]
-    assert envoy.refuse(LISTENER).fallback == PLAIN_PROFILE
+    assert envoy.nack(LISTENER).fallback == PLAIN_PROFILE
     assert envoy.get() == ["listener"]
-    envoy.stream.set_filter("contrib")  # nor does a reload bring it back
-    assert envoy.refuse(LISTENER).fallback is None
+    envoy.stream.set_filter("contrib")  # nor does a reload retry it
+    assert envoy.nack(LISTENER).fallback is None
     assert envoy.get() == []
 
 
 @pytest.mark.parametrize("extensions", [(), (CONTRIB_FILTER,)])
-def test_a_refused_cluster_falls_back_before_any_listener(extensions: tuple[str, ...]) -> None:
+def test_rejected_cluster_falls_back_before_any_listener(extensions: tuple[str, ...]) -> None:
     envoy = EnvoySide(module=VERSION)
     envoy.stream = stream(*extensions, module=VERSION)
     assert envoy.get() == ["cluster"]
-    refusal = envoy.refuse(CLUSTER)
+    nack = envoy.nack(CLUSTER)
     simpler = "contrib" if extensions else "none"
-    assert refusal.fallback is not None
-    assert (refusal.fallback.filter, refusal.message) == (simpler, "no such module")
-    envoy.ask(LISTENER)
+    assert nack.fallback is not None
+    assert (nack.fallback.filter, nack.message) == (simpler, "no such module")
+    envoy.request(LISTENER)
     assert envoy.get() == ["cluster"]
-    envoy.take(CLUSTER)
+    envoy.ack(CLUSTER)
     assert envoy.get() == ["listener"]
-    envoy.take(LISTENER)
-    assert envoy.has_all_of(refusal.fallback)
+    envoy.ack(LISTENER)
+    assert envoy.has_all_of(nack.fallback)
     assert envoy.stream.active_filter(PUBLISHED) == simpler
-    assert envoy.stream.problem(PUBLISHED).startswith("it refused Tidevoy's module")
+    assert envoy.stream.problem(PUBLISHED).startswith("it rejected Tidevoy's module")
 
 
-def test_a_refused_listener_takes_the_cluster_of_its_class_with_it() -> None:
+def test_rejected_listener_also_replaces_cluster() -> None:
     envoy = with_cluster(module=VERSION)
     for kind in (ENDPOINTS, LISTENER):
-        envoy.ask(kind)
+        envoy.request(kind)
     assert envoy.get() == ["endpoints", "listener"]
-    envoy.take(ENDPOINTS)
-    assert envoy.refuse(LISTENER).fallback == PLAIN_PROFILE
-    assert envoy.get() == ["cluster"]  # no session is on the one that it has
-    envoy.ask(ENDPOINTS)
-    envoy.take(CLUSTER)
+    envoy.ack(ENDPOINTS)
+    assert envoy.nack(LISTENER).fallback == PLAIN_PROFILE
+    assert envoy.get() == ["cluster"]  # the cluster that it has carries no session
+    envoy.request(ENDPOINTS)
+    envoy.ack(CLUSTER)
     assert envoy.get() == ["listener"]
-    envoy.take(LISTENER)
+    envoy.ack(LISTENER)
     assert envoy.has_all_of(PLAIN_PROFILE)
 
 
-def test_a_cluster_is_not_changed_before_it_is_known_that_there_is_no_listener() -> None:
+def test_cluster_stays_until_listener_state_is_known() -> None:
     envoy = EnvoySide(module=VERSION)
     envoy.has = {CLUSTER: "from before", LISTENER: "from before"}
     returning = discovery_pb2.DiscoveryRequest.FromString(first(module=VERSION))
     returning.version_info = "from before"
     envoy.stream = Stream(SOTW, "10.9.9.9:1", returning.SerializeToString(), "auto")
     assert envoy.get() == []
-    envoy.ask(LISTENER)
+    envoy.request(LISTENER)
     assert envoy.get() == []
     assert envoy.stream.stale_resources(PUBLISHED) == ("cluster", "listener")
 
 
-def test_groups_come_one_by_one_when_the_first_listener_is_held_each_after_its_cluster() -> None:
-    names = ("a", "b")
-    groups = [{"name": n, "listen": f"0.0.0.0:{7000 + ord(n)}", "labels": {"use": n}} for n in names]
+def test_groups_follow_one_by_one_after_first_listener() -> None:
+    group_names = ("a", "b")
+    groups = [
+        {"name": name, "listen": f"0.0.0.0:{7000 + ord(name)}", "labels": {"use": name}}
+        for name in group_names
+    ]
     envoy = with_cluster(build_snapshots(Plan(), Settings.model_validate({"groups": groups})), module=VERSION)
-    envoy.ask(LISTENER)
-    told = []
-    while nouns := envoy.get():
+    envoy.request(LISTENER)
+    received = []
+    while kinds := envoy.get():
         for kind in (CLUSTER, LISTENER):
-            if kind.display_name in nouns:
-                told.append((kind.display_name, len(envoy.sent[kind].resources)))
-                envoy.take(kind)
-    assert told == [("listener", 1), ("cluster", 2), ("cluster", 3), ("listener", 2), ("listener", 3)]
+            if kind.display_name in kinds:
+                received.append((kind.display_name, len(envoy.sent[kind].resources)))
+                envoy.ack(kind)
+    assert received == [("listener", 1), ("cluster", 2), ("cluster", 3), ("listener", 2), ("listener", 3)]
     assert envoy.has_all_of(MODULE_PROFILE)
     assert envoy.stream.acked_version(envoy.published) == envoy.published[MODULE_PROFILE].version
     assert envoy.stream.stale_resources(envoy.published) == ()
 
 
-def test_another_filter_reaches_only_who_has_no_listener() -> None:
+def test_changed_filter_reaches_only_envoys_without_listener() -> None:
     holder, waiting = with_cluster(module=VERSION), with_cluster(module=VERSION)
     for envoy in (holder, waiting):
-        envoy.ask(LISTENER)
+        envoy.request(LISTENER)
     assert holder.get() == ["listener"]
-    holder.take(LISTENER)
+    holder.ack(LISTENER)
     for envoy in (holder, waiting):
         envoy.stream.set_filter("none")
     assert (holder.get(), waiting.get()) == ([], ["cluster"])
@@ -354,9 +366,9 @@ def test_another_filter_reaches_only_who_has_no_listener() -> None:
         "module",
         ("cluster", "listener"),
     )
-    waiting.take(CLUSTER)
+    waiting.ack(CLUSTER)
     assert waiting.get() == ["listener"]
-    waiting.take(LISTENER)
+    waiting.ack(LISTENER)
     assert (waiting.stream.active_filter(PUBLISHED), waiting.stream.stale_resources(PUBLISHED)) == (
         "none",
         (),
@@ -364,140 +376,138 @@ def test_another_filter_reaches_only_who_has_no_listener() -> None:
     assert waiting.has_all_of(PLAIN_PROFILE)
 
 
-def test_a_module_that_does_not_fit_is_not_used_and_told() -> None:
+def test_incompatible_module_is_not_used_and_reported() -> None:
     one = stream(CONTRIB_FILTER, module="99.0.0")
     assert one.active_filter(PUBLISHED) == "contrib"
     assert one.problem(PUBLISHED).startswith("its module is version 99.0.0 and this control plane needs ")
     one.set_filter("none")
-    assert one.problem(PUBLISHED) == ""  # nobody wants it
+    assert one.problem(PUBLISHED) == ""  # the module is not configured
     assert stream(module=VERSION).problem(PUBLISHED) == ""
     assert stream().problem(PUBLISHED) == ""
 
 
 @pytest.mark.parametrize("build", [{}, {"module": "99.0.0"}, {"module": VERSION}])
-def test_where_tls_is_demanded_only_the_module_gets_a_listener(build: dict[str, str]) -> None:
-    envoy = EnvoySide(DEMANDING, **build)
+def test_required_tls_gives_listener_only_with_module(build: dict[str, str]) -> None:
+    envoy = EnvoySide(TLS_REQUIRED, **build)
     envoy.get()
     if build.get("module") == VERSION:
-        envoy.refuse(CLUSTER)
+        envoy.nack(CLUSTER)
         envoy.get()
-    envoy.take(CLUSTER)
-    envoy.ask(LISTENER)
+    envoy.ack(CLUSTER)
+    envoy.request(LISTENER)
     assert envoy.get() == []
-    assert envoy.stream.acked_version(DEMANDING) == ""
-    problem = envoy.stream.problem(DEMANDING)
+    assert envoy.stream.acked_version(TLS_REQUIRED) == ""
+    problem = envoy.stream.problem(TLS_REQUIRED)
     assert problem.startswith("it gets no listener, because tls.backend.mode is set to required and it")
-    envoy.published = PUBLISHED  # the demand is taken back
+    envoy.published = PUBLISHED  # TLS is no longer required
     if build.get("module") == VERSION:
-        assert envoy.get() == ["cluster"]  # the module's is another now, so it gets a chance
-        envoy.refuse(CLUSTER)
-        assert envoy.get() == ["cluster", "listener"]  # it may have taken a part of what it refused
+        assert envoy.get() == ["cluster"]  # the module's cluster has changed, so it is tried again
+        envoy.nack(CLUSTER)
+        assert envoy.get() == ["cluster", "listener"]  # it may have applied a part of what it rejected
     else:
         assert envoy.get() == ["listener"]
-    envoy.take(LISTENER)
+    envoy.ack(LISTENER)
     assert envoy.has_all_of(PLAIN_PROFILE)
     assert "listener" not in envoy.stream.problem(PUBLISHED)
 
 
-def test_a_reload_that_changes_what_was_refused_makes_the_module_possible_again() -> None:
+def test_reload_that_changes_rejected_listener_retries_module() -> None:
     tls = {"client": {"mode": "required", "cert": "/wrong.pem", "key": "/k.pem"}}
     envoy = with_cluster(build_snapshots(Plan(), Settings.model_validate({"tls": tls})), module=VERSION)
-    envoy.ask(LISTENER)
+    envoy.request(LISTENER)
     envoy.get()
-    assert envoy.refuse(LISTENER).fallback == PLAIN_PROFILE
+    assert envoy.nack(LISTENER).fallback == PLAIN_PROFILE
     assert envoy.get() == ["cluster"]
-    envoy.take(CLUSTER)
+    envoy.ack(CLUSTER)
     assert envoy.get() == []
     assert "no listener" in envoy.stream.problem(envoy.published)
     tls["client"]["cert"] = "/right.pem"
     envoy.published = build_snapshots(Plan(), Settings.model_validate({"tls": tls}))
     assert envoy.get() == ["cluster"]
-    envoy.take(CLUSTER)
+    envoy.ack(CLUSTER)
     assert envoy.get() == ["listener"]
-    envoy.take(LISTENER)
+    envoy.ack(LISTENER)
     assert envoy.has_all_of(MODULE_PROFILE)
     assert envoy.stream.problem(envoy.published) == ""
 
 
-def test_where_tls_is_demanded_the_module_serves() -> None:
-    envoy = with_cluster(DEMANDING, module=VERSION)
-    envoy.ask(LISTENER)
+def test_required_tls_is_served_with_module() -> None:
+    envoy = with_cluster(TLS_REQUIRED, module=VERSION)
+    envoy.request(LISTENER)
     assert envoy.get() == ["listener"]
-    envoy.take(LISTENER)
+    envoy.ack(LISTENER)
     assert envoy.has_all_of(MODULE_PROFILE)
-    assert (envoy.stream.active_filter(DEMANDING), envoy.stream.problem(DEMANDING)) == ("module", "")
+    assert (envoy.stream.active_filter(TLS_REQUIRED), envoy.stream.problem(TLS_REQUIRED)) == ("module", "")
 
 
 @pytest.mark.parametrize("module", ["", VERSION])
-def test_an_envoy_that_serves_without_a_later_demand_is_told_of(module: str) -> None:
+def test_reports_envoy_with_listener_from_before_required_tls(module: str) -> None:
     envoy = with_cluster(module=module)
-    envoy.ask(LISTENER)
+    envoy.request(LISTENER)
     envoy.get()
-    envoy.take(LISTENER)
-    envoy.published = DEMANDING
+    envoy.ack(LISTENER)
+    envoy.published = TLS_REQUIRED
     assert envoy.get() == []
-    problem = envoy.stream.problem(DEMANDING)
-    assert problem.startswith("it serves on with older settings, although tls.backend.mode is set")
+    problem = envoy.stream.problem(TLS_REQUIRED)
+    assert problem.startswith("it still runs older settings, although tls.backend.mode is set")
     assert ("--module" in problem) == (module == "")
     assert envoy.stream.active_filter(PUBLISHED) == ("module" if module else "none")
 
 
-@pytest.mark.parametrize("dialect", [SOTW, DELTA])
-def test_a_stream_needs_a_name(dialect: Any) -> None:
+@pytest.mark.parametrize("variant", [SOTW, DELTA])
+def test_rejects_stream_without_node_id(variant: Any) -> None:
     for data in (b"", first("")):
         with pytest.raises(BadRequest, match=r"node\.id|DeltaDiscoveryRequest"):
-            Stream(dialect, "10.0.0.9:5000", data, "auto")
+            Stream(variant, "10.0.0.9:5000", data, "auto")
 
 
-def test_an_envoy_is_remembered_for_ten_minutes() -> None:
+def test_remembers_envoy_for_ten_minutes() -> None:
     now = 1000.0
     events: list[str] = []
-    fleet = EnvoyRegistry(lambda: now, lambda kind, subject, message: events.append(kind))
+    registry = EnvoyRegistry(lambda: now, lambda kind, subject, message: events.append(kind))
     one = stream()
-    fleet.add_stream(one)
+    registry.add_stream(one)
     now += 5000
-    (status,) = fleet.statuses(PUBLISHED)
+    (status,) = registry.statuses(PUBLISHED)
     assert (status.connected_since, status.last_seen, status.version) == (1000.0, 6000.0, "1.40.0")
-    fleet.remove_stream(one)
+    registry.remove_stream(one)
     now += RETENTION_SECONDS
-    (status,) = fleet.statuses(PUBLISHED)
+    (status,) = registry.statuses(PUBLISHED)
     assert (status.connected_since, status.last_seen) == (None, 6000.0)
     now += 1
-    assert fleet.statuses(PUBLISHED) == []
+    assert registry.statuses(PUBLISHED) == []
     assert events == ["envoy.connected", "envoy.disconnected"]
 
 
-def test_a_problem_is_told_once() -> None:
-    told: list[tuple[str, str]] = []
-    fleet = EnvoyRegistry(lambda: 0.0, lambda kind, subject, message: told.append((kind, message)))
+def test_reports_problem_once() -> None:
+    events: list[tuple[str, str]] = []
+    registry = EnvoyRegistry(lambda: 0.0, lambda kind, subject, message: events.append((kind, message)))
     one = stream(module="99.0.0")
-    fleet.add_stream(one)
+    registry.add_stream(one)
     for published in (SnapshotCache(), PUBLISHED, PUBLISHED):
-        fleet.check_problem(one, published)
-    (problem,) = [message for kind, message in told if kind == "envoy.problem"]
+        registry.check_problem(one, published)
+    (problem,) = [message for kind, message in events if kind == "envoy.problem"]
     assert "99.0.0" in problem
-    (status,) = fleet.statuses(PUBLISHED)
+    (status,) = registry.statuses(PUBLISHED)
     assert (status.filter, status.module_version, status.problem) == ("none", "99.0.0", problem)
 
 
 @pytest.mark.parametrize(
     ("last_push", "first_change", "latest", "expected"),
     [
-        (float("-inf"), 5.0, 5.0, 5.0),  # the first of all
-        (4.0, 5.0, 5.0, 5.0),  # after a quiet time
+        (float("-inf"), 5.0, 5.0, 5.0),  # the very first change
+        (4.0, 5.0, 5.0, 5.0),  # after a quiet period
         (5.0, 5.005, 5.005, 5.025),
         (5.0, 5.005, 5.020, 5.040),
-        (5.0, 5.005, 5.200, 5.205),  # a burst without end
+        (5.0, 5.005, 5.200, 5.205),  # an endless burst
     ],
 )
-def test_when_changes_are_pushed(
-    last_push: float, first_change: float, latest: float, expected: float
-) -> None:
+def test_next_push_at(last_push: float, first_change: float, latest: float, expected: float) -> None:
     assert next_push_at(last_push, first_change, latest) == pytest.approx(expected)
 
 
 @given(st.lists(st.floats(min_value=0, max_value=0.3), min_size=1, max_size=200))
-def test_no_change_waits_longer_than_the_limit(gaps: list[float]) -> None:
+def test_no_change_waits_longer_than_max_delay(gaps: list[float]) -> None:
     now, last_push, first_change, at = 0.0, float("-inf"), None, float("inf")
     for gap in gaps:
         now += gap

@@ -1,4 +1,4 @@
-"""Whatever an Envoy and the network do, in the end it has what was published last: a model, at random."""
+"""Model-based random test: whatever an Envoy and the network do, it ends up with the latest resources."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from controlplane.xds.resource_set import Resource, ResourceSet, build_resource_
 from controlplane.xds.resource_type import CLUSTER, ENDPOINTS, LISTENER, LIVE_CONFIG, ResourceType
 from controlplane.xds.subscription import DeltaSubscription, SotwSubscription
 
-# A type like clusters, but for what is true of them in our use: that they are not changed under an Envoy.
+# Like clusters, but mutable: Tidevoy never changes the clusters that an Envoy holds.
 CHANGEABLE = replace(CLUSTER, immutable=False)
 
 NAMES = ("a", "b", "c")
@@ -30,39 +30,39 @@ contents = st.dictionaries(name, st.binary(min_size=1, max_size=1), min_size=1)
 
 
 class Client(ABC):
-    """What all clients share: what they have, and that they were not told what they must not be told."""
+    """Base of the clients: holds resources, and asserts that held immutable resources do not change."""
 
     def __init__(self, kind: ResourceType) -> None:
         self.kind = kind
         self.everything = kind.wildcard
         self.wanted: set[str] = set() if kind.wildcard else {"a"}
         self.has: dict[str, bytes] = {}
-        self.compared_with: dict[str, bytes] = {}  # what it was sent last, of a type that Envoy compares
+        self.last_received: dict[str, bytes] = {}  # received last, of a `skips_identical` type
 
-    def wants(self, each: str) -> bool:
-        return self.everything or each in self.wanted
+    def wants(self, resource_name: str) -> bool:
+        return self.everything or resource_name in self.wanted
 
     @staticmethod
     @abstractmethod
-    def told(data: bytes) -> tuple[str, set[tuple[str, str]]]:
-        """The nonce of a response, and the names and versions that an answer to it is about."""
+    def nonce_and_versions(data: bytes) -> tuple[str, set[tuple[str, str]]]:
+        """Return the nonce of a response, and the names and versions that its ACK covers."""
 
-    def read(self, told: dict[str, bytes]) -> dict[str, bytes]:
-        """What it reads of a response: of a type that it compares, not what is the same as the last time."""
+    def read_new(self, received: dict[str, bytes]) -> dict[str, bytes]:
+        """Return what the Envoy reads of a response: what is new, if the type skips identical resources."""
         if not self.kind.skips_identical:
-            return told
-        new = dict(told.items() - self.compared_with.items())
-        self.compared_with.update(told)
+            return received
+        new = dict(received.items() - self.last_received.items())
+        self.last_received.update(received)
         return new
 
-    def give_up(self, each: str) -> None:
-        self.wanted.discard(each)
-        self.has.pop(each, None)
-        self.compared_with.pop(each, None)
+    def forget(self, resource_name: str) -> None:
+        self.wanted.discard(resource_name)
+        self.has.pop(resource_name, None)
+        self.last_received.pop(resource_name, None)
 
-    def check(self, told: dict[str, bytes]) -> None:
+    def check(self, received: dict[str, bytes]) -> None:
         if self.kind.immutable:
-            assert all(self.has.get(each, body) == body for each, body in told.items())
+            assert all(self.has.get(resource_name, body) == body for resource_name, body in received.items())
 
 
 class SotwClient(Client):
@@ -71,41 +71,45 @@ class SotwClient(Client):
         self.version = self.nonce = ""
 
     @staticmethod
-    def told(data: bytes) -> tuple[str, set[tuple[str, str]]]:
+    def nonce_and_versions(data: bytes) -> tuple[str, set[tuple[str, str]]]:
         message = discovery_pb2.DiscoveryResponse.FromString(data)
         return message.nonce, {("", message.version_info)}
 
-    def request(self, refusal: str = "") -> SotwRequest:
-        return SotwRequest(self.kind.url, self.version, self.nonce, frozenset(self.wanted), refusal)
+    def request(self, error_detail: str = "") -> SotwRequest:
+        return SotwRequest(self.kind.url, self.version, self.nonce, frozenset(self.wanted), error_detail)
 
     def reconnect(self) -> SotwRequest:
         self.nonce = ""
         return self.request()
 
-    def again(self) -> SotwRequest:
+    def repeat(self) -> SotwRequest:
         return self.request()
 
-    def subscribe(self, each: str) -> SotwRequest:
-        self.wanted.add(each)
+    def subscribe(self, resource: str) -> SotwRequest:
+        self.wanted.add(resource)
         return self.request()
 
-    def unsubscribe(self, each: str) -> SotwRequest:
-        self.give_up(each)
+    def unsubscribe(self, resource: str) -> SotwRequest:
+        self.forget(resource)
         return self.request()
 
-    def process(self, data: bytes, *, refuse: bool) -> SotwRequest:
+    def process(self, data: bytes, *, reject: bool) -> SotwRequest:
         message = discovery_pb2.DiscoveryResponse.FromString(data)
         assert message.type_url == self.kind.url
         self.nonce = message.nonce
-        told = {each.type_url: each.value for each in message.resources if self.wants(each.type_url)}
-        read = self.read(told)
-        if refuse and (read or not told):
+        received = {
+            resource.type_url: resource.value
+            for resource in message.resources
+            if self.wants(resource.type_url)
+        }
+        read = self.read_new(received)
+        if reject and (read or not received):
             return self.request("no")
-        self.check(told)
-        # What a response leaves out is gone here, and what is sticky is not to go.
-        assert not self.kind.immutable or self.has.keys() <= told.keys()
-        kept = {} if self.kind.wildcard else self.has
-        self.has = {each: body for each, body in {**kept, **read}.items() if self.wants(each)}
+        self.check(received)
+        # A resource missing from a response is removed, and immutable ones must not be.
+        assert not self.kind.immutable or self.has.keys() <= received.keys()
+        held = {} if self.kind.wildcard else self.has
+        self.has = {resource: body for resource, body in {**held, **read}.items() if self.wants(resource)}
         self.version = message.version_info
         return self.request()
 
@@ -116,47 +120,51 @@ class DeltaClient(Client):
         self.versions: dict[str, str] = {}
 
     @staticmethod
-    def told(data: bytes) -> tuple[str, set[tuple[str, str]]]:
+    def nonce_and_versions(data: bytes) -> tuple[str, set[tuple[str, str]]]:
         message = discovery_pb2.DeltaDiscoveryResponse.FromString(data)
-        return message.nonce, {(each.name, each.version) for each in message.resources}
+        return message.nonce, {(resource.name, resource.version) for resource in message.resources}
 
     def reconnect(self) -> DeltaRequest:
         return DeltaRequest(
             self.kind.url, subscribe=frozenset(self.wanted), initial_versions=dict(self.versions)
         )
 
-    def again(self) -> DeltaRequest:
+    def repeat(self) -> DeltaRequest:
         return DeltaRequest(self.kind.url)
 
-    def subscribe(self, each: str) -> DeltaRequest:
-        self.wanted.add(each)
-        return DeltaRequest(self.kind.url, subscribe=frozenset({each}))
+    def subscribe(self, resource: str) -> DeltaRequest:
+        self.wanted.add(resource)
+        return DeltaRequest(self.kind.url, subscribe=frozenset({resource}))
 
-    def unsubscribe(self, each: str) -> DeltaRequest:
-        self.give_up(each)
-        self.versions.pop(each, None)
-        return DeltaRequest(self.kind.url, unsubscribe=frozenset({each}))
+    def unsubscribe(self, resource: str) -> DeltaRequest:
+        self.forget(resource)
+        self.versions.pop(resource, None)
+        return DeltaRequest(self.kind.url, unsubscribe=frozenset({resource}))
 
-    def process(self, data: bytes, *, refuse: bool) -> DeltaRequest:
+    def process(self, data: bytes, *, reject: bool) -> DeltaRequest:
         message = discovery_pb2.DeltaDiscoveryResponse.FromString(data)
         assert message.type_url == self.kind.url
-        told = {each.name: each.resource.value for each in message.resources if self.wants(each.name)}
-        read = self.read(told)
-        if refuse and (read or not told):
+        received = {
+            resource.name: resource.resource.value
+            for resource in message.resources
+            if self.wants(resource.name)
+        }
+        read = self.read_new(received)
+        if reject and (read or not received):
             return DeltaRequest(self.kind.url, message.nonce, error_detail="no")
-        self.check(told)
+        self.check(received)
         self.has.update(read)
-        for each in message.resources:
-            if self.wants(each.name):
-                self.versions[each.name] = each.version
-        for gone in message.removed_resources:
-            self.has.pop(gone, None)
-            self.versions.pop(gone, None)
+        for resource in message.resources:
+            if self.wants(resource.name):
+                self.versions[resource.name] = resource.version
+        for removed_name in message.removed_resources:
+            self.has.pop(removed_name, None)
+            self.versions.pop(removed_name, None)
         return DeltaRequest(self.kind.url, message.nonce)
 
 
 class Exchange(RuleBasedStateMachine):
-    """Client and server with messages of both under way, each delivered in order."""
+    """Client and server with messages in flight in both directions, delivered in order."""
 
     client: Any
     subscription: Any
@@ -174,16 +182,18 @@ class Exchange(RuleBasedStateMachine):
         self.reconnect()
 
     def put(self, bodies: dict[str, bytes]) -> None:
-        # A resource's `Any` carries its name as its type, so that the client can tell whose body it is.
+        # A resource's `Any` has the resource's name as its type, so that the client can identify the body.
         self.bodies = bodies
         self.published: ResourceSet = build_resource_set(
-            self.kind, (self.resource(each, body) for each, body in bodies.items())
+            self.kind, (self.resource(resource_name, body) for resource_name, body in bodies.items())
         )
-        self.refused: set[tuple[str, str]] = set()
+        self.rejected: set[tuple[str, str]] = set()
 
-    def resource(self, each: str, body: bytes) -> Resource:
+    def resource(self, resource_name: str, body: bytes) -> Resource:
         return make_resource(
-            each, _packed(each, body), lambda: _packed(each, body + PADDING + next(self.numbers))
+            resource_name,
+            _packed(resource_name, body),
+            lambda: _packed(resource_name, body + PADDING + next(self.numbers)),
         )
 
     @rule(bodies=contents)
@@ -195,25 +205,25 @@ class Exchange(RuleBasedStateMachine):
         self.subscription = self.subscriptions(self.kind)
         self.to_server.clear()
         self.to_client.clear()
-        self.refused = set()
+        self.rejected = set()
         self.sent: dict[str, set[tuple[str, str]]] = {}
         self.to_server.append(self.client.reconnect())
 
     @rule()
     def ask_again(self) -> None:
-        self.to_server.append(self.client.again())
+        self.to_server.append(self.client.repeat())
 
     @precondition(lambda self: not self.kind.wildcard)
-    @rule(each=name)
-    def subscribe(self, each: str) -> None:
-        if each not in self.client.wanted:
-            self.to_server.append(self.client.subscribe(each))
+    @rule(resource_name=name)
+    def subscribe(self, resource_name: str) -> None:
+        if resource_name not in self.client.wanted:
+            self.to_server.append(self.client.subscribe(resource_name))
 
     @precondition(lambda self: not self.kind.wildcard)
-    @rule(each=name)
-    def unsubscribe(self, each: str) -> None:
-        if each in self.client.wanted:
-            self.to_server.append(self.client.unsubscribe(each))
+    @rule(resource_name=name)
+    def unsubscribe(self, resource_name: str) -> None:
+        if resource_name in self.client.wanted:
+            self.to_server.append(self.client.unsubscribe(resource_name))
 
     @precondition(lambda self: self.to_server)
     @rule()
@@ -222,13 +232,13 @@ class Exchange(RuleBasedStateMachine):
 
     def read(self) -> None:
         request = self.to_server.popleft()
-        answer = self.subscription.receive(request)
-        if answer is not None and answer.error_detail:
-            self.refused |= self.sent[request.nonce]
-        # Who gives a name up and then asks for it gets it, refused or not.
-        for given_up in getattr(request, "unsubscribe", ()):
-            for told in (self.refused, *self.sent.values()):
-                told -= {each for each in told if each[0] == given_up}
+        ack_result = self.subscription.receive(request)
+        if ack_result is not None and ack_result.error_detail:
+            self.rejected |= self.sent[request.nonce]
+        # A client that unsubscribes a name and subscribes it again gets it even if it was rejected.
+        for unsubscribed in getattr(request, "unsubscribe", ()):
+            for versions in (self.rejected, *self.sent.values()):
+                versions -= {version for version in versions if version[0] == unsubscribed}
 
     @rule()
     def server_writes(self) -> None:
@@ -240,16 +250,16 @@ class Exchange(RuleBasedStateMachine):
         )
         if data is None:
             return False
-        nonce, told = self.clients.told(data)
-        assert not told & self.refused, "sent again what was refused"
-        self.sent[nonce] = told
+        nonce, versions = self.clients.nonce_and_versions(data)
+        assert not versions & self.rejected, "resent a rejected version"
+        self.sent[nonce] = versions
         self.to_client.append(data)
         return True
 
     @precondition(lambda self: self.to_client)
-    @rule(refuse=st.booleans())
-    def client_reads(self, refuse: bool) -> None:
-        self.to_server.append(self.client.process(self.to_client.popleft(), refuse=refuse))
+    @rule(reject=st.booleans())
+    def client_reads(self, reject: bool) -> None:
+        self.to_server.append(self.client.process(self.to_client.popleft(), reject=reject))
 
     def teardown(self) -> None:
         if not hasattr(self, "published"):
@@ -257,35 +267,39 @@ class Exchange(RuleBasedStateMachine):
         while self.kind.skips_identical and self.settle_one():
             pass
         if self.kind.skips_identical and self.subscription.is_synced(self.published):
-            self.check_it_has_what_it_wants()
-        # Something new, so that an earlier refusal does not stand in the way; and no refusals from now on.
+            self.check_client_is_current()
+        # Publish new content, so that no earlier rejection applies; from now on nothing is rejected.
         while self.to_client or self.to_server:
             self.settle_one()
-        self.put({each: b"last " + body for each, body in self.bodies.items()})
+        self.put({resource_name: b"last " + body for resource_name, body in self.bodies.items()})
         for _ in range(30):
             if not self.settle_one():
                 break
         else:
-            raise AssertionError("the exchange does not come to rest")
+            raise AssertionError("the exchange does not settle")
         if self.kind.immutable:
             assert set(self.client.has) & set(NAMES) or not self.bodies
-            # In the other dialect an Envoy that is back does not say what it has, only which version.
+            # In state of the world, a reconnected Envoy reports only a version, not what it has.
             assert self.clients is SotwClient or set(self.bodies) <= set(self.client.has)
         else:
-            self.check_it_has_what_it_wants()
+            self.check_client_is_current()
         assert self.subscription.is_synced(self.published)
 
-    def check_it_has_what_it_wants(self) -> None:
-        wanted = {each: body for each, body in self.bodies.items() if self.client.wants(each)}
-        has = {each: body.partition(PADDING)[0] for each, body in self.client.has.items()}
+    def check_client_is_current(self) -> None:
+        wanted = {
+            resource_name: body
+            for resource_name, body in self.bodies.items()
+            if self.client.wants(resource_name)
+        }
+        has = {resource_name: body.partition(PADDING)[0] for resource_name, body in self.client.has.items()}
         if self.clients is SotwClient and not self.kind.wildcard:
-            # Here the dialect cannot say that something is gone; Envoy drops it with its cluster.
-            has = {each: body for each, body in has.items() if each in self.bodies}
+            # State of the world cannot remove endpoints; Envoy drops them with their cluster.
+            has = {resource_name: body for resource_name, body in has.items() if resource_name in self.bodies}
         assert has == wanted
 
     def settle_one(self) -> bool:
         if self.to_client:
-            self.to_server.append(self.client.process(self.to_client.popleft(), refuse=False))
+            self.to_server.append(self.client.process(self.to_client.popleft(), reject=False))
             return True
         if self.to_server:
             self.read()
@@ -293,8 +307,8 @@ class Exchange(RuleBasedStateMachine):
         return self.write()
 
 
-def _packed(each: str, body: bytes) -> bytes:
-    data: bytes = any_pb2.Any(type_url=each, value=body).SerializeToString()
+def _packed(resource_name: str, body: bytes) -> bytes:
+    data: bytes = any_pb2.Any(type_url=resource_name, value=body).SerializeToString()
     return data
 
 
@@ -351,46 +365,46 @@ TestDeltaListeners = DeltaListeners.TestCase
 LIVE_CONFIGS = pytest.mark.parametrize("machine", [SotwLiveConfig, DeltaLiveConfig])
 
 
-def begun(machine: type[Exchange]) -> Exchange:
-    """An exchange whose client wants `a` and `b`, and has them."""
+def synced_exchange(machine: type[Exchange]) -> Exchange:
+    """Return an exchange whose client subscribes to `a` and `b`, and has them."""
     exchange = machine()
     exchange.begin({"a": b"1", "b": b"1"})
     exchange.subscribe("b")
     while exchange.settle_one():
         pass
-    exchange.check_it_has_what_it_wants()
+    exchange.check_client_is_current()
     return exchange
 
 
-def changed(machine: type[Exchange]) -> Exchange:
-    """One that has written a change of `a` which its client has not read yet."""
-    exchange = begun(machine)
+def exchange_with_pending_change(machine: type[Exchange]) -> Exchange:
+    """Return an exchange with a sent change of `a` that its client has not read yet."""
+    exchange = synced_exchange(machine)
     exchange.publish({"a": b"2", "b": b"1"})
     assert exchange.write()
     return exchange
 
 
 @LIVE_CONFIGS
-def test_what_was_refused_is_read_when_it_comes_by_another_stream(machine: type[Exchange]) -> None:
-    exchange = changed(machine)
-    exchange.client_reads(refuse=True)
+def test_rejected_resource_is_read_on_new_stream(machine: type[Exchange]) -> None:
+    exchange = exchange_with_pending_change(machine)
+    exchange.client_reads(reject=True)
     exchange.reconnect()
     exchange.teardown()
 
 
 @LIVE_CONFIGS
-def test_what_was_refused_is_read_when_something_else_has_changed(machine: type[Exchange]) -> None:
-    exchange = changed(machine)
-    exchange.client_reads(refuse=True)
+def test_rejected_resource_is_read_with_later_change(machine: type[Exchange]) -> None:
+    exchange = exchange_with_pending_change(machine)
+    exchange.client_reads(reject=True)
     exchange.read()
     exchange.publish({"a": b"2", "b": b"2"})
     exchange.teardown()
 
 
 @LIVE_CONFIGS
-def test_what_was_refused_is_read_when_something_else_changed_meanwhile(machine: type[Exchange]) -> None:
-    exchange = changed(machine)
+def test_rejected_resource_is_read_with_concurrent_change(machine: type[Exchange]) -> None:
+    exchange = exchange_with_pending_change(machine)
     exchange.publish({"a": b"2", "b": b"2"})
     exchange.write()
-    exchange.client_reads(refuse=True)
+    exchange.client_reads(reject=True)
     exchange.teardown()

@@ -1,4 +1,4 @@
-"""TiDB's authentication plugins at a stand-in, packet by packet and with drivers."""
+"""TiDB's authentication plugins at a simulated server, packet by packet and with drivers."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ ACCOUNTS = {
 
 @pytest.fixture
 async def sim(mariadb: MariaDb) -> AsyncIterator[TidbSim]:
-    """A stand-in with an account for each plugin, which no client may have wronged at the end."""
-    async with TidbSim(SimSettings(session_rules(mariadb))) as running:
-        admin = await connect_driver(running)
+    """A simulated server with an account for each plugin; checks that it saw no protocol violation."""
+    async with TidbSim(SimSettings(session_rules(mariadb))) as server:
+        admin = await connect_driver(server)
         async with admin.cursor() as cursor:
             for name, identified in ACCOUNTS.items():
                 await cursor.execute(f"create user {name}@'%' {identified}")
-            yield running
+            yield server
             for name in ACCOUNTS:
                 await cursor.execute(f"drop user {name}@'%'")
         await admin.ensure_closed()
-        assert running.node.violations == []
+        assert server.node.violations == []
 
 
 async def log_in(client: RawClient, user: str, plugin: str, auth: bytes = b"") -> tuple[bytes, bytes]:
-    """Send a response; the salt of the greeting, and the first answer."""
+    """Send a response; return the salt of the greeting and the payload of the first answer."""
     greeting = (await client.read_packet())[1]
     at = greeting.index(b"\0", 1) + 5
     salt = greeting[at : at + 8] + greeting[at + 27 : at + 39]
@@ -62,21 +62,21 @@ async def log_in(client: RawClient, user: str, plugin: str, auth: bytes = b"") -
     return salt, (await client.read_packet())[1]
 
 
-async def answer(client: RawClient, sequence: int, payload: bytes) -> bytes:
+async def read_answer(client: RawClient, sequence: int, payload: bytes) -> bytes:
     client.writer.write(frame(sequence, payload))
     got, reply = await client.read_packet()
     assert got == sequence + 1
     return reply
 
 
-def code(payload: bytes) -> int:
+def error_code(payload: bytes) -> int:
     assert payload[0] == 0xFF, payload
     return int.from_bytes(payload[1:3], "little")
 
 
 @pytest.mark.parametrize("offered", ["auth_unknown_plugin", "mysql_native_password", "same"])
 @pytest.mark.parametrize(
-    ("user", "asked", "in_clear"),
+    ("user", "requested_plugin", "in_clear"),
     [
         ("p_sha2", "caching_sha2_password", True),
         ("p_sm3", "tidb_sm3_password", True),
@@ -84,58 +84,58 @@ def code(payload: bytes) -> int:
         ("p_ldap", "mysql_clear_password", False),
     ],
 )
-async def test_the_account_decides_which_plugin(
-    sim: TidbSim, offered: str, user: str, asked: str, in_clear: bool
+async def test_account_determines_plugin(
+    sim: TidbSim, offered: str, user: str, requested_plugin: str, in_clear: bool
 ) -> None:
-    """Also a client that offers the right one is asked: it is not the greeting's."""
+    """Even a client that offers the right plugin is asked: the greeting names another one."""
     for password, expected in ((b"geheim\0", None), (b"falsch\0", 1045)):
         async with raw_connection(sim) as client:
-            plugin = asked if offered == "same" else offered
+            plugin = requested_plugin if offered == "same" else offered
             salt, question = await log_in(client, user, plugin, SCRAMBLE)
-            assert question == b"\xfe" + asked.encode() + b"\0" + salt + b"\0"
+            assert question == b"\xfe" + requested_plugin.encode() + b"\0" + salt + b"\0"
             sequence = 3
             if in_clear:
-                assert await answer(client, sequence, SCRAMBLE) == b"\x01\x04"
+                assert await read_answer(client, sequence, SCRAMBLE) == b"\x01\x04"
                 sequence += 2
-            reply = await answer(client, sequence, password)
-            assert (reply == ok(2)) if expected is None else (code(reply) == expected)
+            reply = await read_answer(client, sequence, password)
+            assert (reply == ok(2)) if expected is None else (error_code(reply) == expected)
 
 
-async def test_there_is_no_rsa_key(sim: TidbSim) -> None:
+async def test_has_no_rsa_key(sim: TidbSim) -> None:
     async with raw_connection(sim) as client:
         await log_in(client, "p_sha2", "auth_unknown_plugin")
-        assert await answer(client, 3, SCRAMBLE) == b"\x01\x04"
-        refused = await answer(client, 5, b"\x02")  # taken for a password
-        assert refused.startswith(b"\xff\x15\x04#28000Access denied for user 'p_sha2'@'127.0.0.1'")
-        assert refused.endswith(b"(using password: YES)")
+        assert await read_answer(client, 3, SCRAMBLE) == b"\x01\x04"
+        denied = await read_answer(client, 5, b"\x02")  # taken for a password
+        assert denied.startswith(b"\xff\x15\x04#28000Access denied for user 'p_sha2'@'127.0.0.1'")
+        assert denied.endswith(b"(using password: YES)")
 
 
 @pytest.mark.parametrize("user", ["p_empty", "p_sha2_empty"])
-async def test_an_empty_password_is_asked_for_too(sim: TidbSim, user: str) -> None:
+async def test_requests_empty_password_too(sim: TidbSim, user: str) -> None:
     async with raw_connection(sim) as client:
         _, question = await log_in(client, user, "auth_unknown_plugin")
         assert question[:1] == b"\xfe"
-        assert await answer(client, 3, b"") == ok(2)
+        assert await read_answer(client, 3, b"") == ok(2)
     async with raw_connection(sim) as client:
-        # An empty reply does not replace what the client sent first.
+        # An empty reply does not replace the client's first response.
         await log_in(client, user, "auth_unknown_plugin", b"x" * 20)
         client.writer.write(frame(3, b""))
         reply = (await client.read_packet())[1]
         if user == "p_sha2_empty":
             assert reply == b"\x01\x04"
-            reply = await answer(client, 5, b"x\0")
-        assert code(reply) == 1045
+            reply = await read_answer(client, 5, b"x\0")
+        assert error_code(reply) == 1045
 
 
 @pytest.mark.parametrize("user", ["p_socket", "nobody_knows"])
-async def test_some_are_refused_without_a_question(sim: TidbSim, user: str) -> None:
+async def test_denies_some_accounts_without_request(sim: TidbSim, user: str) -> None:
     async with raw_connection(sim) as client:
-        refused = (await log_in(client, user, "auth_unknown_plugin", SCRAMBLE))[1]
-        assert refused[:9] == b"\xff\x15\x04#28000"
+        denied = (await log_in(client, user, "auth_unknown_plugin", SCRAMBLE))[1]
+        assert denied[:9] == b"\xff\x15\x04#28000"
         assert await client.reader.read() == b""
 
 
-async def test_a_client_without_plugins_has_only_native(sim: TidbSim) -> None:
+async def test_client_without_plugins_can_only_use_native(sim: TidbSim) -> None:
     head = struct.pack("<IIB23x", CAPABILITIES & ~Capability.PLUGIN_AUTH, 1 << 24, 45)
     for user, expected in ((b"p_empty", ok(2)), (b"p_sha2", None)):
         async with raw_connection(sim) as client:
@@ -148,7 +148,7 @@ async def test_a_client_without_plugins_has_only_native(sim: TidbSim) -> None:
                 assert reply == expected
 
 
-async def test_a_wrong_number_of_a_reply_is_a_violation(mariadb: MariaDb, sim: TidbSim) -> None:
+async def test_wrong_sequence_of_reply_is_violation(mariadb: MariaDb, sim: TidbSim) -> None:
     async with TidbSim(SimSettings(session_rules(mariadb))) as strict, raw_connection(strict) as client:
         await log_in(client, "p_sha2", "auth_unknown_plugin")
         client.writer.write(frame(4, SCRAMBLE))
@@ -156,20 +156,20 @@ async def test_a_wrong_number_of_a_reply_is_a_violation(mariadb: MariaDb, sim: T
         assert len(strict.node.violations) == 1
 
 
-async def test_the_greeting_names_another_plugin(mariadb: MariaDb, sim: TidbSim) -> None:
+async def test_greeting_names_configured_plugin(mariadb: MariaDb, sim: TidbSim) -> None:
     rules = session_rules(mariadb, default_plugin="caching_sha2_password")
     async with TidbSim(SimSettings(rules)) as other:
         async with raw_connection(other) as client:
             _, first = await log_in(client, "p_sha2", "caching_sha2_password", SCRAMBLE)
             assert first == b"\x01\x04"  # nothing to switch to
-            assert await answer(client, 3, b"geheim\0") == ok(2)
+            assert await read_answer(client, 3, b"geheim\0") == ok(2)
         async with raw_connection(other) as client:
             _, first = await log_in(client, "p_native", "mysql_native_password", b"x" * 20)
             assert first[:1] == b"\xfe"
         assert other.node.violations == []
 
 
-async def test_change_user_asks_for_the_plugin_but_never_in_clear(sim: TidbSim) -> None:
+async def test_change_user_never_requests_clear_password(sim: TidbSim) -> None:
     def request(user: bytes) -> bytes:
         return user + b"\0\0\0\x2d\0auth_unknown_plugin\0"
 
@@ -177,16 +177,16 @@ async def test_change_user_asks_for_the_plugin_but_never_in_clear(sim: TidbSim) 
         assert await client.login() == ok(2)
         for user, reply in ((b"p_token", b"geheim\0"), (b"p_sha2_empty", b"")):
             assert (await client.send_command(MySqlCommand.CHANGE_USER, request(user)))[:1] == b"\xfe"
-            assert await answer(client, 2, reply) == ok(2)
+            assert await read_answer(client, 2, reply) == ok(2)
             assert await client.send_command(MySqlCommand.QUERY, b"select user()") == b"\x01"
             assert user in (await client.read_until_eof(5), await client.read_until_eof(5))[1][0]
         assert (await client.send_command(MySqlCommand.CHANGE_USER, request(b"p_sha2")))[:1] == b"\xfe"
-        assert code(await answer(client, 2, SCRAMBLE)) == 1045
+        assert error_code(await read_answer(client, 2, SCRAMBLE)) == 1045
 
 
 @pytest.mark.parametrize("user", ["p_native", "p_sha2"])
 async def test_drivers_log_in(sim: TidbSim, user: str) -> None:
-    """PyMySQL wants RSA for caching_sha2_password without TLS, which TiDB does not have."""
+    """PyMySQL requires RSA for caching_sha2_password without TLS, which TiDB does not have."""
 
     def try_it(password: str) -> Any:
         host, port = sim.sql_address.split(":")
@@ -199,12 +199,12 @@ async def test_drivers_log_in(sim: TidbSim, user: str) -> None:
 
     if user == "p_native":
         assert await asyncio.to_thread(try_it, "geheim") == ("p_native@%",)
-    with pytest.raises(pymysql.err.OperationalError) as refused:
+    with pytest.raises(pymysql.err.OperationalError) as denied:
         await asyncio.to_thread(try_it, "falsch" if user == "p_native" else "geheim")
-    assert refused.value.args[0] == 1045
+    assert denied.value.args[0] == 1045
 
 
-async def test_long_data_for_an_unknown_statement_answers_too_much(sim: TidbSim) -> None:
+async def test_long_data_for_unknown_statement_gets_error(sim: TidbSim) -> None:
     text = b"Unknown prepared statement handler 99 given to stmt_send_longdata"
     error = b"\xff\x51\x04#HY000ERROR 1243 (HY000): " + text
     async with raw_connection(sim) as client:
@@ -219,7 +219,7 @@ async def test_long_data_for_an_unknown_statement_answers_too_much(sim: TidbSim)
             assert (await client.send_command(MySqlCommand.PING))[0] == 0
 
 
-async def test_statements_that_are_ours_can_be_prepared(sim: TidbSim) -> None:
+async def test_builtin_statements_can_be_prepared(sim: TidbSim) -> None:
     async with raw_connection(sim) as client:
         await client.login(CAPABILITIES | Capability.DEPRECATE_EOF)
         prepared = await client.send_command(MySqlCommand.STMT_PREPARE, b"SELECT @@port")
@@ -228,7 +228,7 @@ async def test_statements_that_are_ours_can_be_prepared(sim: TidbSim) -> None:
         assert await client.send_command(MySqlCommand.STMT_EXECUTE, execute) == b"\x01"
         rows = await client.read_until_eof(9)
         assert int.from_bytes(rows[1][2:], "little") == sim.node.sql_port
-        refused = await client.send_command(
+        denied = await client.send_command(
             MySqlCommand.STMT_EXECUTE, prepared[1:5] + struct.pack("<BI", 2, 1)
         )
-        assert refused == b"\xff\x51\x04#HY000unsupported flag: CursorTypeForUpdate"
+        assert denied == b"\xff\x51\x04#HY000unsupported flag: CursorTypeForUpdate"

@@ -1,4 +1,4 @@
-"""Clients at a stand-in over a real MariaDB: logins and every kind of answer."""
+"""Clients of a simulated server over a real MariaDB: logins and every kind of response."""
 
 from __future__ import annotations
 
@@ -24,65 +24,65 @@ from tests.support.tidb_sim_clients import CAPABILITIES, connect_driver, raw_con
 
 @pytest.fixture
 async def sim(mariadb: MariaDb) -> AsyncIterator[TidbSim]:
-    """A stand-in in this process, which no client may have wronged at the end."""
-    async with TidbSim(SimSettings(session_rules(mariadb))) as running:
-        yield running
-        assert running.node.violations == []
-    assert running.node.connections == 0
+    """A simulated server in this process; checks that it saw no protocol violation."""
+    async with TidbSim(SimSettings(session_rules(mariadb))) as server:
+        yield server
+        assert server.node.violations == []
+    assert server.node.connections == 0
 
 
-async def ask(connection: Any, statement: str, *arguments: object) -> Any:
-    """All rows of one statement."""
+async def query_rows(connection: Any, statement: str, *arguments: object) -> Any:
+    """Return all rows of one statement."""
     async with connection.cursor() as cursor:
         await cursor.execute(statement, arguments or None)
         return await cursor.fetchall()
 
 
-async def test_a_client_logs_in_and_sees_where_it_is(sim: TidbSim) -> None:
+async def test_client_logs_in_and_queries_its_node(sim: TidbSim) -> None:
     connection = await connect_driver(sim)
-    assert await ask(connection, "select @@port") == ((sim.node.sql_port,),)
-    assert await ask(connection, "select @@hostname") == ((sim.node.name,),)
-    assert await ask(connection, "select version()") == (("8.0.11-TiDB-v8.5.3",),)
+    assert await query_rows(connection, "select @@port") == ((sim.node.sql_port,),)
+    assert await query_rows(connection, "select @@hostname") == ((sim.node.name,),)
+    assert await query_rows(connection, "select version()") == (("8.0.11-TiDB-v8.5.3",),)
     assert connection.get_server_info() == "8.0.11-TiDB-v8.5.3"
-    assert await ask(connection, "select connection_id()") == ((connection.thread_id(),),)
+    assert await query_rows(connection, "select connection_id()") == ((connection.thread_id(),),)
     assert sim.node.connections == 1
     await connection.ensure_closed()
 
 
-async def test_accounts_made_through_one_stand_in_count_at_another(mariadb: MariaDb, sim: TidbSim) -> None:
+async def test_accounts_are_shared_by_all_servers(mariadb: MariaDb, sim: TidbSim) -> None:
     async with TidbSim(SimSettings(session_rules(mariadb))) as other:
         admin = await connect_driver(sim)
-        await ask(admin, "create user 'anna'@'%' identified by 'geheim'")
+        await query_rows(admin, "create user 'anna'@'%' identified by 'geheim'")
         try:
             connection = await connect_driver(other, user="anna", password="geheim")
             await connection.ensure_closed()
             for password, used in (("falsch", "YES"), ("", "NO")):
-                with pytest.raises(OperationalError) as refused:
+                with pytest.raises(OperationalError) as denied:
                     await connect_driver(other, user="anna", password=password)
                 text = f"Access denied for user 'anna'@'127.0.0.1' (using password: {used})"
-                assert refused.value.args == (1045, text)
-            with pytest.raises(OperationalError) as refused:
+                assert denied.value.args == (1045, text)
+            with pytest.raises(OperationalError) as denied:
                 await connect_driver(other, user="nobody")
-            assert refused.value.args[0] == 1045
-            await ask(admin, "alter user 'anna'@'%' account lock")
-            with pytest.raises(OperationalError) as refused:
+            assert denied.value.args[0] == 1045
+            await query_rows(admin, "alter user 'anna'@'%' account lock")
+            with pytest.raises(OperationalError) as denied:
                 await connect_driver(other, user="anna", password="geheim")
-            assert refused.value.args[0] == 3118
+            assert denied.value.args[0] == 3118
         finally:
-            await ask(admin, "drop user 'anna'@'%'")
+            await query_rows(admin, "drop user 'anna'@'%'")
             await admin.ensure_closed()
 
 
-async def test_the_database_of_the_login(sim: TidbSim, database: str) -> None:
+async def test_login_selects_database(sim: TidbSim, database: str) -> None:
     connection = await connect_driver(sim, db=database)
-    assert await ask(connection, "select database()") == ((database,),)
+    assert await query_rows(connection, "select database()") == ((database,),)
     await connection.ensure_closed()
-    with pytest.raises(OperationalError) as refused:
+    with pytest.raises(OperationalError) as denied:
         await connect_driver(sim, db="nowhere")
-    assert refused.value.args == (1049, "Unknown database 'nowhere'")
+    assert denied.value.args == (1049, "Unknown database 'nowhere'")
 
 
-async def test_a_client_of_another_plugin_is_asked_again(sim: TidbSim) -> None:
+async def test_client_with_other_plugin_is_switched(sim: TidbSim) -> None:
     async with raw_connection(sim) as client:
         question = await client.login(plugin="auth_unknown_plugin")
         assert question[:1] == b"\xfe"
@@ -92,7 +92,7 @@ async def test_a_client_of_another_plugin_is_asked_again(sim: TidbSim) -> None:
         assert await client.read_packet() == (4, bytes.fromhex("00000002000000"))
 
 
-async def test_rows_and_requests_over_16_mib(sim: TidbSim) -> None:
+async def test_transfers_rows_and_requests_over_16_mib(sim: TidbSim) -> None:
     text = "tidevoy!" * (1 << 21) + "end"
     assert len(text) > 1 << 24
 
@@ -111,7 +111,7 @@ async def test_rows_and_requests_over_16_mib(sim: TidbSim) -> None:
     assert await asyncio.to_thread(exchange) == [[len(text), 1], [5]]
 
 
-async def test_several_statements_in_one_request(sim: TidbSim) -> None:
+async def test_runs_several_statements_in_one_request(sim: TidbSim) -> None:
     connection = await connect_driver(sim, client_flag=Capability.MULTI_STATEMENTS)
     async with connection.cursor() as cursor:
         await cursor.execute("select 1; do 0; select 2 union select 3; select nonsense")
@@ -121,11 +121,11 @@ async def test_several_statements_in_one_request(sim: TidbSim) -> None:
         assert await cursor.fetchall() == ((2,), (3,))
         with pytest.raises(OperationalError, match="nonsense"):
             await cursor.nextset()
-    assert await ask(connection, "select 4") == ((4,),)
+    assert await query_rows(connection, "select 4") == ((4,),)
     await connection.ensure_closed()
 
 
-async def test_load_data_local(sim: TidbSim, database: str, tmp_path: Path) -> None:
+async def test_runs_load_data_local(sim: TidbSim, database: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text("".join(f"{number},{'x' * 100}\n" for number in range(20_000)))
 
@@ -146,8 +146,8 @@ async def test_load_data_local(sim: TidbSim, database: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("deprecate_eof", [Capability(0), Capability.DEPRECATE_EOF])
-async def test_prepared_statements_and_cursors(sim: TidbSim, deprecate_eof: Capability) -> None:
-    """Each request must leave the stand-in ready for the next: where an answer ends is followed exactly."""
+async def test_runs_prepared_statements_and_cursors(sim: TidbSim, deprecate_eof: Capability) -> None:
+    """Each request must leave the server ready for the next: the end of a response is detected exactly."""
     end = 5 if not deprecate_eof else 9
     async with raw_connection(sim) as client:
         await client.login(CAPABILITIES | deprecate_eof)
@@ -172,7 +172,7 @@ async def test_prepared_statements_and_cursors(sim: TidbSim, deprecate_eof: Capa
             else (await client.read_until_eof(end))[:-1]
         )
         assert [row[-5:] for row in rows] == [b"\x04long"] * 5
-        # With a cursor: the first answer has no rows, each FETCH has some.
+        # With a cursor: the first response has no rows, each FETCH has some.
         client.writer.write(
             frame(0, bytes((MySqlCommand.STMT_SEND_LONG_DATA,)) + statement + b"\0\0" + b"more")
         )
@@ -187,7 +187,7 @@ async def test_prepared_statements_and_cursors(sim: TidbSim, deprecate_eof: Capa
         assert (await client.send_command(MySqlCommand.PING))[0] == 0
 
 
-async def test_the_other_commands(sim: TidbSim, database: str) -> None:
+async def test_answers_other_commands(sim: TidbSim, database: str) -> None:
     async with raw_connection(sim) as client:
         await client.login()
         assert (await client.send_command(MySqlCommand.INIT_DB, database.encode()))[0] == 0
@@ -201,13 +201,13 @@ async def test_the_other_commands(sim: TidbSim, database: str) -> None:
         assert await client.send_command(MySqlCommand.QUERY, b"begin") == ok(3)
         assert await client.send_command(MySqlCommand.QUERY, b" ; ") == ok(3)
         for unsupported in (0x0A, 0x0C, 0x0D, 0x12, 0x55):
-            refused = await client.send_command(unsupported)
-            assert refused == b"\xffQ\x04#HY000ERROR 1105 (HY000): command %d not supported now" % unsupported
+            denied = await client.send_command(unsupported)
+            assert denied == b"\xffQ\x04#HY000ERROR 1105 (HY000): command %d not supported now" % unsupported
         client.writer.write(frame(0, bytes((MySqlCommand.QUIT,))))
         assert await client.reader.read() == b""
 
 
-async def test_change_user_begins_a_fresh_session(sim: TidbSim, database: str) -> None:
+async def test_change_user_starts_fresh_session(sim: TidbSim, database: str) -> None:
     async with raw_connection(sim) as client:
         await client.login()
         assert (await client.send_command(MySqlCommand.QUERY, b"set @a = 1"))[0] == 0
@@ -226,7 +226,7 @@ async def test_change_user_begins_a_fresh_session(sim: TidbSim, database: str) -
         assert await client.reader.read() == b""
 
 
-async def test_transactions_are_seen_from_another_stand_in_after_their_commit(
+async def test_committed_transactions_are_visible_at_another_server(
     mariadb: MariaDb, sim: TidbSim, database: str
 ) -> None:
     async with AsyncExitStack() as closing:
@@ -234,29 +234,29 @@ async def test_transactions_are_seen_from_another_stand_in_after_their_commit(
         writer, reader = await connect_driver(sim, db=database), await connect_driver(other, db=database)
         closing.push_async_callback(writer.ensure_closed)
         closing.push_async_callback(reader.ensure_closed)
-        await ask(writer, "create table t (id int)")
-        await ask(writer, "begin")
-        await ask(writer, "insert into t values (1)")
-        assert await ask(reader, "select count(*) from t") == ((0,),)
-        await ask(writer, "commit")
-        assert await ask(reader, "select count(*) from t") == ((1,),)
+        await query_rows(writer, "create table t (id int)")
+        await query_rows(writer, "begin")
+        await query_rows(writer, "insert into t values (1)")
+        assert await query_rows(reader, "select count(*) from t") == ((0,),)
+        await query_rows(writer, "commit")
+        assert await query_rows(reader, "select count(*) from t") == ((1,),)
 
 
-async def test_kill_ends_a_session_at_another_stand_in(mariadb: MariaDb, sim: TidbSim) -> None:
+async def test_kill_ends_session_at_another_server(mariadb: MariaDb, sim: TidbSim) -> None:
     async with TidbSim(SimSettings(session_rules(mariadb))) as other, raw_connection(sim) as victim:
         connection_id = parse_greeting((await victim.read_packet())[1]).connection_id
         head = struct.pack("<IIB23x", CAPABILITIES, 1 << 24, 45)
         victim.writer.write(frame(1, head + b"root\0\0mysql_native_password\0"))
         assert await victim.read_packet() == (2, ok(2))
         killer = await connect_driver(other)
-        await ask(killer, f"kill {connection_id}")
+        await query_rows(killer, f"kill {connection_id}")
         assert await victim.reader.read() == b""  # FIN, no ERR
         await killer.ensure_closed()
 
 
-async def test_half_a_request_is_never_executed(sim: TidbSim, database: str) -> None:
+async def test_incomplete_request_is_never_executed(sim: TidbSim, database: str) -> None:
     connection = await connect_driver(sim, db=database)
-    await ask(connection, "create table t (id int)")
+    await query_rows(connection, "create table t (id int)")
     async with raw_connection(sim) as client:
         await client.login()
         text = f"insert into {database}.t values (1)".encode().ljust(8192) + b";"
@@ -265,11 +265,11 @@ async def test_half_a_request_is_never_executed(sim: TidbSim, database: str) -> 
     async with asyncio.timeout(10):
         while sim.node.connections > 1:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert await ask(connection, "select count(*) from t") == ((0,),)
+    assert await query_rows(connection, "select count(*) from t") == ((0,),)
     await connection.ensure_closed()
 
 
-async def test_requests_that_are_sent_ahead_are_answered_in_order(sim: TidbSim) -> None:
+async def test_pipelined_requests_are_answered_in_order(sim: TidbSim) -> None:
     async with raw_connection(sim) as client:
         await client.login(CAPABILITIES | Capability.DEPRECATE_EOF)
         texts = [b"select sleep(0.05)", b"select @@port", b"select '" + b"x" * 5000 + b"'", b"select 2"] * 20
@@ -280,7 +280,7 @@ async def test_requests_that_are_sent_ahead_are_answered_in_order(sim: TidbSim) 
         assert (await client.send_command(MySqlCommand.PING))[0] == 0
 
 
-async def test_sysbench_runs_through_a_stand_in(sim: TidbSim, database: str) -> None:
+async def test_sysbench_runs_on_simulated_server(sim: TidbSim, database: str) -> None:
     sysbench = shutil.which("sysbench")
     assert sysbench is not None, "apt-get install sysbench"
     host, port = sim.sql_address.split(":")

@@ -1,4 +1,4 @@
-"""Cluster TLS of a stand-in: towards PD, and on the status port, both with client certificates."""
+"""Cluster TLS of a simulated server: towards PD, and on the status port, both with client certificates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sandbox.tidb_sim.settings import SimSettings
 
 @dataclass(frozen=True)
 class Files:
-    """PEM files of one authority and of one certificate that it issued for 127.0.0.1."""
+    """PEM files of an authority and of a certificate that it issued for 127.0.0.1."""
 
     ca: Path
     cert: Path
@@ -31,13 +31,13 @@ class Files:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Files:
-    made = Files(*(tmp_path / f"{name}.pem" for name in ("ca", "cert", "key")))
+    certificate_files = Files(*(tmp_path / f"{name}.pem" for name in ("ca", "cert", "key")))
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
-    authority.cert_pem.write_to_path(made.ca)
-    issued.cert_chain_pems[0].write_to_path(made.cert)
-    issued.private_key_pem.write_to_path(made.key)
-    return made
+    authority.cert_pem.write_to_path(certificate_files.ca)
+    issued.cert_chain_pems[0].write_to_path(certificate_files.cert)
+    issued.private_key_pem.write_to_path(certificate_files.key)
+    return certificate_files
 
 
 async def test_cluster_tls_covers_pd_and_the_status_port(
@@ -49,11 +49,11 @@ async def test_cluster_tls_covers_pd_and_the_status_port(
         async with TidbSim(SimSettings(rules, pd=(etcd.url,), cluster_tls=tls)) as sim:
             async with EtcdClient([etcd.url], tls=tls) as client:
                 assert len((await client.range(f"/topology/tidb/{sim.node.name}/")).entries) == 2
-            known = ssl.create_default_context(cafile=files.ca)
+            context = ssl.create_default_context(cafile=files.ca)
             url = f"https://{sim.status_address}/status"
-            async with httpx2.AsyncClient(verify=known) as http:
+            async with httpx2.AsyncClient(verify=context) as http:
                 with pytest.raises(httpx2.TransportError):
                     await http.get(url)
-            known.load_cert_chain(files.cert, files.key)
-            async with httpx2.AsyncClient(verify=known) as http:
+            context.load_cert_chain(files.cert, files.key)
+            async with httpx2.AsyncClient(verify=context) as http:
                 assert (await http.get(url)).json()["version"] == "8.0.11-TiDB-v8.5.3"

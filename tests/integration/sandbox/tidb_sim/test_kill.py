@@ -1,4 +1,4 @@
-"""KILL ends a session of a fake TiDB server as TiDB does: by a FIN without an error, whatever it is doing.
+"""KILL ends a session of a simulated server as TiDB does: by a FIN without an error, whatever it executes.
 
 pingcap/tidb pkg/server/server.go, `Kill` and `killQuery`: they set a deadline on the connection. So the
 client of a busy session gets no error either, and KILL QUERY ends an idle session, too.
@@ -20,61 +20,59 @@ from tests.support.waiting import wait_until
 SLEEP = bytes((MySqlCommand.QUERY,)) + b"select sleep(60)"
 
 
-async def own(client: RawClient) -> str:
-    """Its connection ID."""
+async def connection_id(client: RawClient) -> str:
+    """Return its connection id."""
     ((number,),) = await client.rows("select connection_id()")
     return str(number)
 
 
-async def killed(admin: RawClient, statement: str, client: RawClient, number: str) -> bytes:
-    """What the client receives after it was killed."""
+async def kill_session(admin: RawClient, statement: str, client: RawClient, number: str) -> bytes:
+    """Kill a session; return what its client receives."""
     assert (await admin.send_command(MySqlCommand.QUERY, f"{statement} {number}".encode()))[0] == 0
     async with asyncio.timeout(10):
         return await client.reader.read()
 
 
-async def sleeps(admin: RawClient, client: RawClient, number: str) -> None:
-    """Returns when the client's statement runs."""
+async def wait_sleeping(admin: RawClient, client: RawClient, number: str) -> None:
+    """Wait until the client's statement runs."""
     client.writer.write(frames(0, [SLEEP]))
-    await listed(admin, number, "state", "User sleep")
+    await wait_listed(admin, number, "state", "User sleep")
 
 
-async def listed(admin: RawClient, number: str, column: str, value: str) -> None:
-    """Returns when the list of processes has that value for a session."""
+async def wait_listed(admin: RawClient, number: str, column: str, value: str) -> None:
+    """Wait until the process list has that value for a session."""
 
     async def is_listed() -> bool:
-        asked = f"select {column} from information_schema.processlist where id = {number}"
-        return await admin.rows(asked) == [(value,)]
+        query = f"select {column} from information_schema.processlist where id = {number}"
+        return await admin.rows(query) == [(value,)]
 
     await wait_until(is_listed)
 
 
 @pytest.mark.parametrize("statement", ["kill", "KILL TIDB CONNECTION", "kill query", "kill tidb query"])
 @pytest.mark.parametrize("state", ["idle", "in a transaction"])
-async def test_a_session_that_runs_nothing_ends_by_a_fin(
-    mariadb: MariaDb, state: str, statement: str
-) -> None:
+async def test_kill_ends_idle_session_by_fin(mariadb: MariaDb, state: str, statement: str) -> None:
     before = ["begin"] if state == "in a transaction" else []
     async with (
         TidbSim(SimSettings(session_rules(mariadb))) as sim,
         raw_session(sim) as admin,
         raw_session(sim, *before) as client,
     ):
-        number = await own(client)
-        await listed(admin, number, "command", "Sleep")  # MariaDB shows it only after its answer
-        assert await killed(admin, statement, client, number) == b""
+        number = await connection_id(client)
+        await wait_listed(admin, number, "command", "Sleep")  # MariaDB lists it only after its response.
+        assert await kill_session(admin, statement, client, number) == b""
 
 
 @pytest.mark.parametrize("before", [[], ["begin"]], ids=str)
-async def test_a_busy_session_ends_by_a_fin_or_gets_an_error(mariadb: MariaDb, before: list[str]) -> None:
+async def test_kill_ends_busy_session_by_fin_or_error(mariadb: MariaDb, before: list[str]) -> None:
     async with TidbSim(SimSettings(session_rules(mariadb))) as sim, raw_session(sim) as admin:
         async with raw_session(sim, *before) as client:
-            number = await own(client)
-            await sleeps(admin, client, number)
-            assert await killed(admin, "kill", client, number) == b""
+            number = await connection_id(client)
+            await wait_sleeping(admin, client, number)
+            assert await kill_session(admin, "kill", client, number) == b""
         async with raw_session(sim, *before) as client:
-            number = await own(client)
-            await sleeps(admin, client, number)
+            number = await connection_id(client)
+            await wait_sleeping(admin, client, number)
             assert (await admin.send_command(MySqlCommand.QUERY, f"kill query {number}".encode()))[0] == 0
             async with asyncio.timeout(10):
                 for _ in range(4):  # MariaDB ends it with an error; in TiDB SLEEP() gives 1
@@ -82,7 +80,7 @@ async def test_a_busy_session_ends_by_a_fin_or_gets_an_error(mariadb: MariaDb, b
             await run_statement(client, "do 1")
 
 
-async def test_killing_a_session_that_does_not_exist_succeeds(mariadb: MariaDb) -> None:
+async def test_kill_of_unknown_session_succeeds(mariadb: MariaDb) -> None:
     async with TidbSim(SimSettings(session_rules(mariadb))) as sim, raw_session(sim) as admin:
         for statement in ("kill 4294967000", "kill query 4294967000"):
             assert (await admin.send_command(MySqlCommand.QUERY, statement.encode()))[0] == 0

@@ -1,4 +1,4 @@
-"""How a stand-in comes and goes: registration in a real etcd, graceful shutdown in TiDB's order, crash."""
+"""Lifecycle of a simulated server: registration in a real etcd, graceful shutdown in TiDB's order, crash."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ async def connect(address: str, **options: Any) -> Any:
     return await asyncmy.connect(host=host, port=int(port), user="root", **options)
 
 
-async def ask(connection: Any, statement: str) -> Any:
+async def query_rows(connection: Any, statement: str) -> Any:
     async with connection.cursor() as cursor:
         await cursor.execute(statement)
         return await cursor.fetchall()
 
 
 async def ping_error(connection: Any) -> int:
-    """The code of the ERR that a COM_PING gets, 0 for OK."""
+    """Return the error code of a COM_PING, 0 for OK."""
     try:
         await connection.ping(reconnect=False)
     except OperationalError as error:
@@ -50,7 +50,7 @@ async def ping_error(connection: Any) -> int:
 
 
 async def status_code(address: str) -> int:
-    """What `GET /status` says; 0 when the connection is refused."""
+    """Return the status code of `GET /status`; 0 if the connection is refused."""
     async with httpx2.AsyncClient() as client:
         try:
             return (await client.get(f"http://{address}/status")).status_code
@@ -58,7 +58,7 @@ async def status_code(address: str) -> int:
             return 0
 
 
-async def refuses(address: str) -> bool:
+async def is_refused(address: str) -> bool:
     host, port = address.split(":")
     try:
         _, writer = await asyncio.open_connection(host, int(port))
@@ -69,7 +69,7 @@ async def refuses(address: str) -> bool:
     return False
 
 
-async def until(condition: Callable[[], Awaitable[bool]], seconds: float = 15.0) -> None:
+async def wait_until_true(condition: Callable[[], Awaitable[bool]], seconds: float = 15.0) -> None:
     async with asyncio.timeout(seconds):
         while True:
             if await condition():
@@ -83,7 +83,7 @@ async def keys(client: EtcdClient) -> dict[str, bytes]:
 
 @asynccontextmanager
 async def process(mariadb: MariaDb, *arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, Any]]:
-    """A stand-in as a process, and what it says when it is ready."""
+    """Run a simulated server as a process; yield it and its ready message."""
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "sandbox.tidb_sim", "-P", "0", "--status", "0", "--host", "127.0.0.1"),
         *("--mariadb", str(mariadb.socket), *arguments),
@@ -99,44 +99,44 @@ async def process(mariadb: MariaDb, *arguments: str) -> AsyncIterator[tuple[asyn
         await child.communicate()
 
 
-async def test_a_graceful_shutdown_goes_in_tidbs_order(mariadb: MariaDb, database: str) -> None:
+async def test_graceful_shutdown_follows_order_of_tidb(mariadb: MariaDb, database: str) -> None:
     sim = TidbSim(settings_for(mariadb, graceful_wait=2))
     await sim.start()
-    idle, later, busy = [await connect(sim.sql_address, db=database) for _ in range(3)]
-    await ask(busy, "create table t (id int)")
-    await ask(busy, "begin")
-    await ask(busy, "insert into t values (1)")
+    idle, second_idle, busy = [await connect(sim.sql_address, db=database) for _ in range(3)]
+    await query_rows(busy, "create table t (id int)")
+    await query_rows(busy, "begin")
+    await query_rows(busy, "insert into t values (1)")
     assert await ping_error(idle) == 0
     assert await status_code(sim.status_address) == 200
 
     sim.request_stop()
-    await until(lambda: _is(sim.node.is_stopping))
-    # In the graceful wait everything works but COM_PING, and /status says so.
+    await wait_until_true(lambda: _is(sim.node.is_stopping))
+    # During the graceful wait everything works except COM_PING, and /status reports the shutdown.
     assert await status_code(sim.status_address) == 500
     assert await ping_error(idle) == 1053
-    assert await ask(idle, "select 1") == ((1,),)
-    newcomer = await connect(sim.sql_address)
-    assert await ask(newcomer, "select 2") == ((2,),)
+    assert await query_rows(idle, "select 1") == ((1,),)
+    new_session = await connect(sim.sql_address)
+    assert await query_rows(new_session, "select 2") == ((2,),)
 
-    await until(lambda: _is(sim.node.is_closing))
+    await wait_until_true(lambda: _is(sim.node.is_closing))
     assert await status_code(sim.status_address) == 0
-    assert await refuses(sim.sql_address)
-    # An idle session is told nothing; its next request is dropped, not executed.
+    assert await is_refused(sim.sql_address)
+    # An idle session gets no notice; its next request is dropped, not executed.
     with pytest.raises(OperationalError, match="Lost connection"):
-        await ask(later, "insert into t values (99)")
-    # A session in a transaction goes on until the transaction ends.
-    await ask(busy, "insert into t values (2)")
-    await ask(busy, "commit")
+        await query_rows(second_idle, "insert into t values (99)")
+    # A session in a transaction continues until the transaction ends.
+    await query_rows(busy, "insert into t values (2)")
+    await query_rows(busy, "commit")
     with pytest.raises(OperationalError, match="Lost connection"):
-        await ask(busy, "select 1")
+        await query_rows(busy, "select 1")
     async with asyncio.timeout(5):
         await sim.wait()
 
     async with TidbSim(settings_for(mariadb)) as other:
         reader = await connect(other.sql_address, db=database)
-        assert await ask(reader, "select id from t order by id") == ((1,), (2,))
+        assert await query_rows(reader, "select id from t order by id") == ((1,), (2,))
         await reader.ensure_closed()
-    for connection in (idle, newcomer):
+    for connection in (idle, new_session):
         connection.close()
 
 
@@ -144,46 +144,46 @@ async def _is(value: bool) -> bool:
     return value
 
 
-async def test_what_outlasts_the_drain_is_killed(mariadb: MariaDb, database: str) -> None:
-    sim = TidbSim(settings_for(mariadb, drain=0.3))
+async def test_sessions_that_exceed_drain_timeout_are_killed(mariadb: MariaDb, database: str) -> None:
+    sim = TidbSim(settings_for(mariadb, drain_timeout=0.3))
     await sim.start()
     waiting, executing = [await connect(sim.sql_address, db=database) for _ in range(2)]
-    await ask(waiting, "create table t (id int)")
-    await ask(waiting, "begin")
-    await ask(waiting, "insert into t values (1)")
-    query = asyncio.create_task(ask(executing, "select sleep(60)"))
+    await query_rows(waiting, "create table t (id int)")
+    await query_rows(waiting, "begin")
+    await query_rows(waiting, "insert into t values (1)")
+    query = asyncio.create_task(query_rows(executing, "select sleep(60)"))
     watcher = await connect(f"127.0.0.1:{mariadb.port}")
     sleeping = "select count(*) from information_schema.processlist where info = 'select sleep(60)'"
-    await until(lambda: _equals(watcher, sleeping, 1))
+    await wait_until_true(lambda: _equals(watcher, sleeping, 1))
     started = time.monotonic()
     await sim.stop()
     assert 0.3 <= time.monotonic() - started < 3
     with pytest.raises(OperationalError):
         await query
     with pytest.raises(OperationalError):
-        await ask(waiting, "commit")
-    # Neither the statement nor the transaction is left behind in MariaDB.
-    await until(lambda: _equals(watcher, sleeping, 0))
-    assert await ask(watcher, f"select count(*) from {database}.t") == ((0,),)
+        await query_rows(waiting, "commit")
+    # Neither the statement nor the transaction remains in MariaDB.
+    await wait_until_true(lambda: _equals(watcher, sleeping, 0))
+    assert await query_rows(watcher, f"select count(*) from {database}.t") == ((0,),)
     await watcher.ensure_closed()
 
 
 async def _equals(connection: Any, statement: str, number: int) -> bool:
-    return bool(await ask(connection, statement) == ((number,),))
+    return bool(await query_rows(connection, statement) == ((number,),))
 
 
-async def test_a_login_that_ends_after_the_listener_closed_is_closed(mariadb: MariaDb) -> None:
-    sim = TidbSim(settings_for(mariadb, drain=5))
+async def test_login_that_completes_during_shutdown_is_closed(mariadb: MariaDb) -> None:
+    sim = TidbSim(settings_for(mariadb, drain_timeout=5))
     await sim.start()
     busy = await connect(sim.sql_address)
-    await ask(busy, "begin")
-    assert (await ask(busy, "select 1 from mysql.user limit 1")) == ((1,),)
+    await query_rows(busy, "begin")
+    assert (await query_rows(busy, "select 1 from mysql.user limit 1")) == ((1,),)
     host, port = sim.sql_address.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     greeting = await reader.readexactly(4)
     await reader.readexactly(int.from_bytes(greeting[:3], "little"))
     sim.request_stop()
-    await until(lambda: _is(sim.node.is_closing))
+    await wait_until_true(lambda: _is(sim.node.is_closing))
     response = (
         bytes.fromhex("0082 0800 0000 0001 2d".replace(" ", ""))
         + bytes(23)
@@ -193,22 +193,22 @@ async def test_a_login_that_ends_after_the_listener_closed_is_closed(mariadb: Ma
     assert (await reader.read()).hex() == "0700000200000002000000"
     writer.close()
     await writer.wait_closed()
-    await ask(busy, "rollback")
+    await query_rows(busy, "rollback")
     await sim.wait()
     busy.close()
 
 
-async def test_shutdown_is_a_statement_too(mariadb: MariaDb) -> None:
+async def test_shutdown_statement_shuts_down(mariadb: MariaDb) -> None:
     sim = TidbSim(settings_for(mariadb))
     await sim.start()
     connection = await connect(sim.sql_address)
-    await ask(connection, "shutdown")
+    await query_rows(connection, "shutdown")
     async with asyncio.timeout(5):
         await sim.wait()
     connection.close()
 
 
-async def test_a_stand_in_is_registered_as_tidb_is(mariadb: MariaDb, etcd: Etcd) -> None:
+async def test_registers_like_tidb(mariadb: MariaDb, etcd: Etcd) -> None:
     async with EtcdClient([etcd.url]) as client:
         before = time.time_ns()
         settings = settings_for(mariadb, pd=(etcd.url,), labels={"zone": "a"}, topology_refresh=0.2)
@@ -226,21 +226,19 @@ async def test_a_stand_in_is_registered_as_tidb_is(mariadb: MariaDb, etcd: Etcd)
             async def refreshed() -> bool:
                 return int((await keys(client))[f"{base}/ttl"]) > first
 
-            await until(refreshed)
-            # The lease goes: a new one is taken, and both keys are written again.
+            await wait_until_true(refreshed)
+            # The lease expires: a new one is granted, and both keys are written again.
             await client.lease_revoke(entries[f"{base}/ttl"].lease)
             await client.delete(f"{base}/info")
-            await until(lambda: _has(client, f"{base}/info", f"{base}/ttl"))
+            await wait_until_true(lambda: _has(client, f"{base}/info", f"{base}/ttl"))
         assert await keys(client) == {}
 
 
-async def _has(client: EtcdClient, *wanted: str) -> bool:
-    return set(wanted) <= set(await keys(client))
+async def _has(client: EtcdClient, *expected_keys: str) -> bool:
+    return set(expected_keys) <= set(await keys(client))
 
 
-async def test_deleting_the_registration_also_hits_addresses_that_begin_alike(
-    mariadb: MariaDb, etcd: Etcd
-) -> None:
+async def test_deregistration_also_deletes_addresses_with_same_prefix(mariadb: MariaDb, etcd: Etcd) -> None:
     async with EtcdClient([etcd.url]) as client:
         async with TidbSim(settings_for(mariadb, pd=(etcd.url,))) as sim:
             neighbour = f"/topology/tidb/127.0.0.1:{sim.node.sql_port}0/info"
@@ -250,19 +248,19 @@ async def test_deleting_the_registration_also_hits_addresses_that_begin_alike(
         assert set(await keys(client)) == {other}
 
 
-async def test_it_serves_without_etcd_and_registers_when_etcd_is_there(mariadb: MariaDb, etcd: Etcd) -> None:
+async def test_serves_without_etcd_and_registers_later(mariadb: MariaDb, etcd: Etcd) -> None:
     await etcd.kill()
     async with TidbSim(settings_for(mariadb, pd=(etcd.url,))) as sim:
         connection = await connect(sim.sql_address)
-        assert await ask(connection, "select 1") == ((1,),)
+        assert await query_rows(connection, "select 1") == ((1,),)
         await connection.ensure_closed()
         await etcd.restart()
         async with EtcdClient([etcd.url]) as client:
             base = f"/topology/tidb/{sim.node.name}"
-            await until(lambda: _has(client, f"{base}/info", f"{base}/ttl"))
+            await wait_until_true(lambda: _has(client, f"{base}/info", f"{base}/ttl"))
 
 
-async def test_a_crash_leaves_the_registration_to_its_lease(mariadb: MariaDb, etcd: Etcd) -> None:
+async def test_crash_leaves_registration_until_lease_expires(mariadb: MariaDb, etcd: Etcd) -> None:
     async with EtcdClient([etcd.url]) as client:
         settings = settings_for(mariadb, pd=(etcd.url,), topology_ttl=2)
         sim = TidbSim(settings)
@@ -272,24 +270,24 @@ async def test_a_crash_leaves_the_registration_to_its_lease(mariadb: MariaDb, et
             await http.post(f"http://{sim.status_address}/sim/crash")
         await sim.wait()
         with pytest.raises(OperationalError):
-            await ask(connection, "select 1")
-        assert await refuses(sim.sql_address)
+            await query_rows(connection, "select 1")
+        assert await is_refused(sim.sql_address)
         base = f"/topology/tidb/{sim.node.name}"
         assert set(await keys(client)) == {f"{base}/info", f"{base}/ttl"}
 
         async def only_info() -> bool:
             return set(await keys(client)) == {f"{base}/info"}
 
-        await until(only_info)
+        await wait_until_true(only_info)
 
 
-async def test_a_process_says_when_it_is_ready_and_stops_on_sigterm(mariadb: MariaDb, etcd: Etcd) -> None:
+async def test_process_reports_ready_and_stops_on_sigterm(mariadb: MariaDb, etcd: Etcd) -> None:
     pd = etcd.url.partition("://")[2]
     async with process(mariadb, "--path", pd, "--version", "v9.0.0") as (child, ready):
         assert ready["event"] == "ready"
         assert await status_code(ready["status"]) == 200
         connection = await connect(ready["sql"])
-        assert await ask(connection, "select version()") == (("8.0.11-TiDB-v9.0.0",),)
+        assert await query_rows(connection, "select version()") == (("8.0.11-TiDB-v9.0.0",),)
         async with EtcdClient([etcd.url]) as client:
             assert len(await keys(client)) == 2
             child.send_signal(signal.SIGTERM)
@@ -299,7 +297,7 @@ async def test_a_process_says_when_it_is_ready_and_stops_on_sigterm(mariadb: Mar
         connection.close()
 
 
-async def test_a_process_that_saw_a_violation_ends_with_3(mariadb: MariaDb) -> None:
+async def test_process_exits_with_3_after_violation(mariadb: MariaDb) -> None:
     async with process(mariadb) as (child, ready):
         host, port = ready["sql"].split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -309,15 +307,15 @@ async def test_a_process_that_saw_a_violation_ends_with_3(mariadb: MariaDb) -> N
         writer.close()
         await writer.wait_closed()
         async with httpx2.AsyncClient() as http:
-            told = (await http.get(f"http://{ready['status']}/sim/violations")).json()["violations"]
-        assert [text.partition(": ")[2] for text in told] == ["invalid sequence 7 != 1"]
+            violations = (await http.get(f"http://{ready['status']}/sim/violations")).json()["violations"]
+        assert [text.partition(": ")[2] for text in violations] == ["invalid sequence 7 != 1"]
         child.send_signal(signal.SIGTERM)
         _, errors = await child.communicate()
         assert child.returncode == 3
         assert b"protocol violation" in errors
 
 
-async def test_a_process_crashes_on_demand(mariadb: MariaDb) -> None:
+async def test_process_crashes_on_request(mariadb: MariaDb) -> None:
     async with process(mariadb) as (child, ready):
         async with httpx2.AsyncClient() as http:
             assert (await http.post(f"http://{ready['status']}/sim/crash")).status_code == 200

@@ -1,4 +1,4 @@
-"""What a stand-in refuses, and what it takes: PROXY headers, logins, sequence numbers."""
+"""Rejected and accepted protocol cases of a simulated server: PROXY headers, logins, sequence numbers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from sandbox.tidb_sim.settings import SimSettings
 from tests.support.tidb_sim_clients import connect_driver, raw_connection, session_rules
 
 
-async def test_what_is_refused_before_a_login(mariadb: MariaDb) -> None:
-    """These errors have no SQLSTATE, for the client's capabilities are not known yet."""
+async def test_errors_before_login_have_no_sqlstate(mariadb: MariaDb) -> None:
+    """These errors have no SQLSTATE, because the client's capabilities are not known yet."""
     async with TidbSim(SimSettings(session_rules(mariadb, max_connections=1))) as sim:
         async with raw_connection(sim) as old:
             await old.read_packet()
@@ -31,7 +31,7 @@ async def test_what_is_refused_before_a_login(mariadb: MariaDb) -> None:
         await connection.ensure_closed()
 
 
-async def test_a_node_that_fills_up_during_a_login_refuses_it_twice_after_its_greeting(
+async def test_node_that_fills_up_during_login_sends_error_twice(
     mariadb: MariaDb,
 ) -> None:
     """As observed with TiDB 8.5.3."""
@@ -47,7 +47,7 @@ async def test_a_node_that_fills_up_during_a_login_refuses_it_twice_after_its_gr
         assert await late.reader.read() == b""
 
 
-async def test_a_proxy_header_names_the_client(mariadb: MariaDb) -> None:
+async def test_proxy_header_sets_client_address(mariadb: MariaDb) -> None:
     rules = session_rules(mariadb, proxy_protocol=ProxyProtocol(("127.0.0.0/8",)))
     v2 = (
         b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c"
@@ -76,7 +76,7 @@ async def test_a_proxy_header_names_the_client(mariadb: MariaDb) -> None:
         assert sim.node.violations == []
 
 
-async def test_a_proxy_header_that_nobody_expects_is_a_violation(mariadb: MariaDb) -> None:
+async def test_unexpected_proxy_header_is_violation(mariadb: MariaDb) -> None:
     async with TidbSim(SimSettings(session_rules(mariadb))) as sim, raw_connection(sim) as client:
         client.writer.write(b"PROXY TCP4 10.0.0.8 10.0.0.1 40002 4000\r\n")
         await client.read_packet()
@@ -84,7 +84,7 @@ async def test_a_proxy_header_that_nobody_expects_is_a_violation(mariadb: MariaD
         assert len(sim.node.violations) == 1
 
 
-async def test_a_stand_in_without_its_storage_closes_without_a_word(mariadb: MariaDb, tmp_path: Path) -> None:
+async def test_server_without_storage_closes_without_error(mariadb: MariaDb, tmp_path: Path) -> None:
     link = tmp_path / "socket"
     link.symlink_to(mariadb.socket)
     async with TidbSim(SimSettings(SessionRules(BackendAddress(socket=str(link))))) as sim:
@@ -94,7 +94,7 @@ async def test_a_stand_in_without_its_storage_closes_without_a_word(mariadb: Mar
 
 
 @pytest.mark.parametrize("sequence", [1, 5, 255])
-async def test_a_wrong_sequence_number_is_a_violation(mariadb: MariaDb, sequence: int) -> None:
+async def test_wrong_sequence_number_is_violation(mariadb: MariaDb, sequence: int) -> None:
     async with TidbSim(SimSettings(session_rules(mariadb))) as sim, raw_connection(sim) as client:
         await client.login()
         client.writer.write(frame(sequence, b"\x03select 1"))
@@ -106,7 +106,7 @@ async def test_a_wrong_sequence_number_is_a_violation(mariadb: MariaDb, sequence
         ]
 
 
-async def test_a_wrong_sequence_number_within_a_login_or_a_long_request(mariadb: MariaDb) -> None:
+async def test_wrong_sequence_number_in_login_or_long_request_is_violation(mariadb: MariaDb) -> None:
     async with TidbSim(SimSettings(session_rules(mariadb))) as sim:
         async with raw_connection(sim) as client:
             await client.read_packet()
@@ -114,16 +114,16 @@ async def test_a_wrong_sequence_number_within_a_login_or_a_long_request(mariadb:
             assert (await client.read_packet())[1][:3] == b"\xff\x74\x1f"
         async with raw_connection(sim) as client:
             await client.login()
-            # A payload that is full goes on in packet 1, not 2.
+            # A full payload continues in packet 1, not 2.
             client.writer.write(b"\xff\xff\xff\0\x03" + b" " * 0xFFFFFE + frame(2, b"select 1"))
             assert b"invalid sequence 2 != 1" in (await client.read_packet())[1]
         assert len(sim.node.violations) == 2
 
 
-@pytest.mark.parametrize("behind", [b"", frame(0, b"\x0e")])
-async def test_an_empty_request_is_a_violation(mariadb: MariaDb, behind: bytes) -> None:
+@pytest.mark.parametrize("rest", [b"", frame(0, b"\x0e")])
+async def test_empty_request_is_violation(mariadb: MariaDb, rest: bytes) -> None:
     async with TidbSim(SimSettings(session_rules(mariadb))) as sim, raw_connection(sim) as client:
         await client.login()
-        client.writer.write(frame(0, b"") + behind)
+        client.writer.write(frame(0, b"") + rest)
         assert (await client.read_packet())[1][:3] == b"\xff\x74\x1f"
         assert len(sim.node.violations) == 1

@@ -1,4 +1,4 @@
-"""Sessions that are moved by hand from one stand-in to another: what they keep."""
+"""Sessions migrated manually from one simulated server to another: the state that they keep."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.support.tidb_sim_clients import (
     run_statement,
 )
 
-LEFT_BEHIND = "select row_count(), found_rows(), last_insert_id()"
+LAST_STATEMENT_RESULTS = "select row_count(), found_rows(), last_insert_id()"
 
 
-async def test_the_states_are_one_row_of_json(source: TidbSim, database: str) -> None:
+async def test_states_are_one_row_of_json(source: TidbSim, database: str) -> None:
     connection = await connect_driver(source, db=database)
     async with connection.cursor() as cursor:
         await cursor.execute("SHOW SESSION_STATES;")
@@ -43,7 +43,7 @@ async def test_the_states_are_one_row_of_json(source: TidbSim, database: str) ->
 
 
 @pytest.mark.parametrize("extra", [Capability(0), Capability.DEPRECATE_EOF])
-async def test_user_variables_are_kept(source: TidbSim, target: TidbSim, extra: Capability) -> None:
+async def test_keeps_user_variables(source: TidbSim, target: TidbSim, extra: Capability) -> None:
     values = {
         "@a": "-5",
         "@b": "18446744073709551615",
@@ -56,17 +56,17 @@ async def test_user_variables_are_kept(source: TidbSim, target: TidbSim, extra: 
         "@`o``d d ü`": "'it''s \\\\ \"'",
         "@i": "''",
     }
-    asked = "select " + ", ".join(f"{name}, hex({name}), collation({name})" for name in values)
+    query = "select " + ", ".join(f"{name}, hex({name}), collation({name})" for name in values)
     capabilities = CAPABILITIES | extra
     statements = [f"set {name} = {value}" for name, value in values.items()]
     async with raw_session(source, *statements, capabilities=capabilities) as client:
-        before = await client.rows(asked)
+        before = await client.rows(query)
         async with migrated_session(client, target, capabilities=capabilities) as other:
-            assert await other.rows(asked) == before
+            assert await other.rows(query) == before
             assert await other.rows("select @b + 0, @a + 0") == [("18446744073709551615", "-5")]
 
 
-async def test_a_user_variable_of_megabytes_is_kept(source: TidbSim, target: TidbSim) -> None:
+async def test_keeps_user_variable_of_megabytes(source: TidbSim, target: TidbSim) -> None:
     async with (
         raw_session(source, "set @a = repeat('tidevoy!', 700000)") as client,
         migrated_session(client, target) as other,
@@ -74,7 +74,7 @@ async def test_a_user_variable_of_megabytes_is_kept(source: TidbSim, target: Tid
         assert await other.rows("select length(@a), right(@a, 8)") == [("5600000", "tidevoy!")]
 
 
-async def test_system_variables_are_kept(source: TidbSim, target: TidbSim) -> None:
+async def test_keeps_system_variables(source: TidbSim, target: TidbSim) -> None:
     statements = (
         "set time_zone = '+03:00'",
         "set session transaction isolation level serializable",
@@ -86,13 +86,13 @@ async def test_system_variables_are_kept(source: TidbSim, target: TidbSim) -> No
         "set sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES'",
         "set autocommit = 0",
     )
-    asked = (
+    query = (
         "select @@time_zone, @@tx_isolation, @@lc_time_names, @@group_concat_max_len, @@sql_select_limit, "
         "@@character_set_client, @@character_set_results, @@character_set_connection, "
         "@@collation_connection, @@sql_mode, @@autocommit"
     )
     async with raw_session(source, *statements) as client:
-        before = await client.rows(asked)
+        before = await client.rows(query)
         assert before[0][6] is None
         assert before[0][-1] == "0"
         states, token = await client.export_states()
@@ -100,21 +100,19 @@ async def test_system_variables_are_kept(source: TidbSim, target: TidbSim) -> No
             await other.login_by_token(token)
             status = int.from_bytes((await other.set_states(states))[3:5], "little")
             assert status & (AUTOCOMMIT | NO_BACKSLASH_ESCAPES) == NO_BACKSLASH_ESCAPES
-            assert await other.rows(asked) == before
-            # And once more, out of a session of these modes.
+            assert await other.rows(query) == before
+            # Repeat from a session with these modes.
             async with migrated_session(other, source) as back:
-                assert await back.rows(asked) == before
+                assert await back.rows(query) == before
 
 
-async def test_the_literal_is_read_as_the_mode_of_the_new_session_says(
-    source: TidbSim, target: TidbSim
-) -> None:
+async def test_parses_literal_by_mode_of_new_session(source: TidbSim, target: TidbSim) -> None:
     async with raw_session(source, "set @a = 'it''s \\\\ \"'") as client:
         states, token = await client.export_states()
         async with raw_connection(target) as other:
             await other.login_by_token(token)
             assert (await other.query("set sql_mode = 'NO_BACKSLASH_ESCAPES'"))[0] == 0x00
-            # Doubled backslashes stay doubled in this mode, and the JSON is none any more.
+            # Doubled backslashes stay doubled in this mode, so the text is no longer JSON.
             assert error_code(await other.set_states({"current-db": 'a"b'})) == 1105
             await run_statement(other, "set sql_mode = ''")
             assert (await other.set_states(states))[0] == 0x00
@@ -122,7 +120,7 @@ async def test_the_literal_is_read_as_the_mode_of_the_new_session_says(
         assert target.node.violations == []
 
 
-async def test_the_current_database_is_kept(source: TidbSim, target: TidbSim, database: str) -> None:
+async def test_keeps_current_database(source: TidbSim, target: TidbSim, database: str) -> None:
     async with raw_session(source, f"use {database}") as client:
         assert (await client.export_states())[0]["current-db"] == database
         async with migrated_session(client, target) as other:
@@ -131,7 +129,7 @@ async def test_the_current_database_is_kept(source: TidbSim, target: TidbSim, da
         assert await other.rows("select database()") == [(None,)]
 
 
-async def test_named_statements_are_kept(source: TidbSim, target: TidbSim, database: str) -> None:
+async def test_keeps_named_statements(source: TidbSim, target: TidbSim, database: str) -> None:
     statements = (
         f"use {database}",
         "create table t (id int)",
@@ -156,32 +154,30 @@ async def test_named_statements_are_kept(source: TidbSim, target: TidbSim, datab
             assert error_code(await other.query("execute one using @by")) == 1243
 
 
-def pair(number: int, text: bytes, *, types: bool) -> bytes:
-    """The parameters of a statement: an INT and a string."""
-    told = b"\1\x03\0\xfd\0" if types else b"\0"
-    return b"\0" + told + struct.pack("<i", number) + b"\xfd" + len(text).to_bytes(3, "little") + text
+def encode_parameters(number: int, text: bytes, *, types: bool) -> bytes:
+    """Build the parameters of a statement: an INT and a string."""
+    types_part = b"\1\x03\0\xfd\0" if types else b"\0"
+    return b"\0" + types_part + struct.pack("<i", number) + b"\xfd" + len(text).to_bytes(3, "little") + text
 
 
 @pytest.mark.parametrize("extra", [Capability(0), Capability.DEPRECATE_EOF])
-async def test_clients_go_on_with_their_statement_numbers(
-    source: TidbSim, target: TidbSim, extra: Capability
-) -> None:
+async def test_keeps_statement_ids(source: TidbSim, target: TidbSim, extra: Capability) -> None:
     capabilities = CAPABILITIES | extra
     async with raw_session(source, capabilities=capabilities) as client:
-        numbers = [
+        statement_ids = [
             await client.prepare(text)
             for text in (b"select 'closed'", b"select concat(?, ':', ?)", b"select 'third'")
         ]
-        assert numbers == [1, 2, 3]
+        assert statement_ids == [1, 2, 3]
         await client.close_statement(1)
-        assert (await client.execute(2, pair(5, b"abc", types=True)))[0][2:] == b"\x055:abc"
+        assert (await client.execute(2, encode_parameters(5, b"abc", types=True)))[0][2:] == b"\x055:abc"
         states, _ = await client.export_states()
         assert states["prepared-stmt-id"] == 3
         assert set(states["prepared-stmts"]) == {"2", "3"}
         async with migrated_session(client, target, capabilities=capabilities) as other:
-            # The types were told at the other node.
-            assert (await other.execute(2, pair(6, b"def", types=False)))[0][2:] == b"\x056:def"
-            assert (await other.execute(2, pair(7, b"ghi", types=False)))[0][2:] == b"\x057:ghi"
+            # The types were sent to the other node.
+            assert (await other.execute(2, encode_parameters(6, b"def", types=False)))[0][2:] == b"\x056:def"
+            assert (await other.execute(2, encode_parameters(7, b"ghi", types=False)))[0][2:] == b"\x057:ghi"
             assert (await other.execute(3))[0][2:] == b"\x05third"
             body = struct.pack("<IBI", 1, 0, 1)
             assert error_code(await other.send_command(MySqlCommand.STMT_EXECUTE, body)) == 1105
@@ -189,15 +185,15 @@ async def test_clients_go_on_with_their_statement_numbers(
             assert (await other.execute(4))[0][2:] == b"\x03new"
             async with migrated_session(other, source, capabilities=capabilities) as back:
                 # Too long for one segment, and without the types.
-                row = (await back.execute(2, pair(8, b"x" * 200_000, types=False)))[0]
+                row = (await back.execute(2, encode_parameters(8, b"x" * 200_000, types=False)))[0]
                 assert row[2:] == b"\xfd" + (200_002).to_bytes(3, "little") + b"8:" + b"x" * 200_000
-                row = (await back.execute(2, pair(9, b"y" * 200_000, types=True)))[0]
+                row = (await back.execute(2, encode_parameters(9, b"y" * 200_000, types=True)))[0]
                 assert row[6:9] == b"9:y"
                 assert await back.prepare(b"select '" + b"z" * 10_000 + b"'") == 5
                 assert (await back.send_command(MySqlCommand.STMT_RESET, struct.pack("<I", 2)))[0] == 0
 
 
-async def test_long_data_and_cursors_work_after_a_move(source: TidbSim, target: TidbSim) -> None:
+async def test_long_data_and_cursors_work_after_migration(source: TidbSim, target: TidbSim) -> None:
     async with raw_session(source) as client:
         number = await client.prepare(b"select seq, ? from mysql.seq_1_to_3")
         async with migrated_session(client, target) as other:
@@ -211,10 +207,8 @@ async def test_long_data_and_cursors_work_after_a_move(source: TidbSim, target: 
             assert (first[0], len(await other.read_until_eof(5))) == (0, 3)
 
 
-async def test_what_the_last_statement_left_behind_is_kept(
-    source: TidbSim, target: TidbSim, database: str
-) -> None:
-    """The same statements in a session that is not moved must give the same answers."""
+async def test_keeps_results_of_last_statement(source: TidbSim, target: TidbSim, database: str) -> None:
+    """The same statements must give the same answers as in a session that is not migrated."""
 
     def statements(table: str) -> tuple[str, ...]:
         return (
@@ -224,54 +218,54 @@ async def test_what_the_last_statement_left_behind_is_kept(
         )
 
     async with raw_session(source, *statements("a")) as control:
-        expected = await control.rows(LEFT_BEHIND)
+        expected = await control.rows(LAST_STATEMENT_RESULTS)
     assert (expected[0][0], expected[0][2]) == ("2", "1")
     async with raw_session(source, *statements("b")) as client:
         states, _ = await client.export_states()
-        told = [states[key] for key in ("affected-rows", "found-rows", "last-insert-id")]
-        assert [tuple(map(str, told))] == expected
+        results = [states[key] for key in ("affected-rows", "found-rows", "last-insert-id")]
+        assert [tuple(map(str, results))] == expected
         async with migrated_session(client, target) as other, migrated_session(other, source) as back:
-            assert await back.rows(LEFT_BEHIND) == expected
+            assert await back.rows(LAST_STATEMENT_RESULTS) == expected
             assert await back.rows("select row_count(), found_rows()") == [("-1", "1")]
-        # It was shown twice, and that went by unseen.
-        assert await client.rows(LEFT_BEHIND) == expected
+        # The states were exported twice without affecting the results.
+        assert await client.rows(LAST_STATEMENT_RESULTS) == expected
 
 
-async def test_states_that_are_left_out_are_reset(source: TidbSim) -> None:
-    """As in TiDB. The number of the last prepared statement is reset, too, and used again."""
+async def test_missing_states_are_reset(source: TidbSim) -> None:
+    """As in TiDB. The id of the last prepared statement is reset, too, and reused."""
     async with raw_session(source, "select last_insert_id(7)") as client:
         first = await client.prepare(b"select 1")
         await run_statement(client, "select seq from mysql.seq_1_to_7")
         await client.export_states()
         assert (await client.set_states({}))[0] == 0x00
-        assert await client.rows(LEFT_BEHIND) == [("0", "0", "0")]
+        assert await client.rows(LAST_STATEMENT_RESULTS) == [("0", "0", "0")]
         assert await client.prepare(b"select 2") == first
 
 
-async def test_an_insert_id_has_64_bits(source: TidbSim, target: TidbSim) -> None:
+async def test_keeps_64_bit_insert_id(source: TidbSim, target: TidbSim) -> None:
     async with raw_session(source, "select last_insert_id(18446744073709551615)") as client:
         async with migrated_session(client, target) as other:
             assert await other.rows("select last_insert_id()") == [("18446744073709551615",)]
         assert await client.rows("select last_insert_id()") == [("18446744073709551615",)]
 
 
-async def test_warnings_are_kept(source: TidbSim, target: TidbSim) -> None:
+async def test_keeps_warnings(source: TidbSim, target: TidbSim) -> None:
     faulty = "select cast('12x' as unsigned) + cast('ü' as unsigned)"
     async with raw_session(source, faulty) as control:
         expected = await control.rows("show warnings")
         counted = await control.rows("show count(*) warnings")
     assert "12x" in str(expected)
     async with raw_session(source, faulty) as client, migrated_session(client, target) as other:
-        for one in (other, client):
-            assert await one.rows("show warnings") == expected
-            assert await one.rows("show count(*) warnings") == counted
-            assert await one.rows("select @@warning_count") == counted
-            assert await one.rows("show errors") == []
-            await run_statement(one, "select count(*) from mysql.seq_1_to_2")
-            assert await one.rows("show warnings") == []
+        for session in (other, client):
+            assert await session.rows("show warnings") == expected
+            assert await session.rows("show count(*) warnings") == counted
+            assert await session.rows("select @@warning_count") == counted
+            assert await session.rows("show errors") == []
+            await run_statement(session, "select count(*) from mysql.seq_1_to_2")
+            assert await session.rows("show warnings") == []
 
 
-async def test_text_in_gbk_is_kept(source: TidbSim, target: TidbSim) -> None:
+async def test_keeps_text_in_gbk(source: TidbSim, target: TidbSim) -> None:
     async with raw_session(source, "set names gbk") as client:
         assert (await client.query("set @a = '中'".encode("gbk")))[0] == 0x00
         assert (await client.query("prepare s from 'select ''中'''".encode("gbk")))[0] == 0x00
@@ -282,7 +276,7 @@ async def test_text_in_gbk_is_kept(source: TidbSim, target: TidbSim) -> None:
             assert await other.rows("execute s", "gbk") == [("中",)]
 
 
-async def test_a_reset_connection_is_moved_as_a_fresh_session(
+async def test_reset_connection_migrates_as_fresh_session(
     source: TidbSim, target: TidbSim, database: str
 ) -> None:
     pins = ("create temporary table x (id int)", "prepare s from 'select 1'", "set @a = 1")
@@ -296,7 +290,7 @@ async def test_a_reset_connection_is_moved_as_a_fresh_session(
             assert (await other.execute(1))[0][2:] == b"\x05first"
 
 
-async def test_what_a_client_sends_behind_show_waits(source: TidbSim) -> None:
+async def test_pipelined_request_waits_for_export(source: TidbSim) -> None:
     async with raw_session(source) as client:
         client.writer.write(frame(0, b"\x03show session_states") + frame(0, b"\x03select 'behind'"))
         answers = [await client.read_until_eof(5) for _ in range(4)]

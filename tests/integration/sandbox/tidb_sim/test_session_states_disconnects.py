@@ -1,4 +1,4 @@
-"""Clients and connections that go away while a stand-in reads or restores states: nothing stays behind."""
+"""Disconnects while a simulated server exports or restores states: no connection or session remains."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SLOW = MigrationRules(export_delay_seconds=60)
 
 @pytest.fixture
 async def connections(mariadb: MariaDb) -> AsyncIterator[Callable[[], int]]:
-    """How many connections MariaDB has beside this one's; at the end not more than before."""
+    """Returns MariaDB's number of connections without its own; checks at the end that it has not grown."""
     with pymysql.connect(host="127.0.0.1", port=mariadb.port, user="root", autocommit=True) as watcher:
 
         def count() -> int:
@@ -48,33 +48,33 @@ async def connections(mariadb: MariaDb) -> AsyncIterator[Callable[[], int]]:
 
 
 @pytest.fixture
-def questions(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[None]:
-    """One for each that stand-ins have for MariaDB, when it is asked."""
-    asked: asyncio.Queue[None] = asyncio.Queue()
+def queries(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[None]:
+    """An item for each query of a simulated server to MariaDB, added when it is sent."""
+    sent_queries: asyncio.Queue[None] = asyncio.Queue()
 
-    def told(
-        asks: Callable[[BackendConnection, bytes | str], Any],
+    def recording(
+        method: Callable[[BackendConnection, bytes | str], Any],
     ) -> Callable[[BackendConnection, bytes | str], Any]:
-        def ask(backing: BackendConnection, statement: bytes | str) -> Any:
-            asked.put_nowait(None)
-            return asks(backing, statement)
+        def record_and_run(backing: BackendConnection, statement: bytes | str) -> Any:
+            sent_queries.put_nowait(None)
+            return method(backing, statement)
 
-        return ask
+        return record_and_run
 
-    monkeypatch.setattr(BackendConnection, "rows", told(BackendConnection.rows))
-    monkeypatch.setattr(BackendConnection, "execute", told(BackendConnection.execute))
-    return asked
+    monkeypatch.setattr(BackendConnection, "rows", recording(BackendConnection.rows))
+    monkeypatch.setattr(BackendConnection, "execute", recording(BackendConnection.execute))
+    return sent_queries
 
 
-def forget(questions: asyncio.Queue[None]) -> int:
-    """Of those that were asked; how many that were."""
-    count = questions.qsize()
+def clear_queries(queries: asyncio.Queue[None]) -> int:
+    """Remove all queries from the queue; return how many there were."""
+    count = queries.qsize()
     for _ in range(count):
-        questions.get_nowait()
+        queries.get_nowait()
     return count
 
 
-async def test_a_client_leaves_while_its_states_are_read(
+async def test_client_disconnects_during_export(
     mariadb: MariaDb, signing: SessionCertificate, connections: Callable[[], int]
 ) -> None:
     settings = SimSettings(session_rules(mariadb, migration=SLOW), **signing.settings)
@@ -87,14 +87,14 @@ async def test_a_client_leaves_while_its_states_are_read(
 
 
 @pytest.mark.parametrize("ending", ["quit", "abort"])
-async def test_clients_leave_at_any_moment(
+async def test_clients_disconnect_at_any_query(
     mariadb: MariaDb,
     signing: SessionCertificate,
     connections: Callable[[], int],
-    questions: asyncio.Queue[None],
+    queries: asyncio.Queue[None],
     ending: str,
 ) -> None:
-    """While MariaDB has any question of both statements; the last one is served as ever."""
+    """At any query of both statements; the last client is served normally."""
     async with TidbSim(SimSettings(session_rules(mariadb), **signing.settings)) as sim:
         async with raw_session(sim, "set @a = repeat('x', 1000000)", "prepare s from 'select 1'") as model:
             states, _ = await model.export_states()
@@ -102,18 +102,18 @@ async def test_clients_leave_at_any_moment(
         for statement in (SHOW, restored):
             async with raw_session(sim) as client:
                 await client.export_states()
-                forget(questions)
+                clear_queries(queries)
                 client.writer.write(statement)
                 await client.read_packet()
-            asked = forget(questions)
-            assert asked > 1
-            for step in range(asked + 1):
+            query_count = clear_queries(queries)
+            assert query_count > 1
+            for step in range(query_count + 1):
                 async with raw_session(sim) as client:
                     await client.export_states()
-                    forget(questions)
+                    clear_queries(queries)
                     client.writer.write(statement)
                     for _ in range(step):
-                        await questions.get()
+                        await queries.get()
                     if ending == "abort":
                         client.writer.transport.abort()
                 await wait_until(lambda: not sim.node.connections)
@@ -122,7 +122,7 @@ async def test_clients_leave_at_any_moment(
         assert sim.node.violations == []
 
 
-async def test_a_client_leaves_in_the_middle_of_its_states(
+async def test_client_disconnects_while_receiving_states(
     mariadb: MariaDb, signing: SessionCertificate, connections: Callable[[], int]
 ) -> None:
     async with TidbSim(SimSettings(session_rules(mariadb), **signing.settings)) as sim:
@@ -136,7 +136,7 @@ async def test_a_client_leaves_in_the_middle_of_its_states(
         assert sim.node.violations == []
 
 
-async def test_a_session_that_is_killed_while_its_states_are_read_ends_at_once(
+async def test_kill_during_export_ends_session_at_once(
     mariadb: MariaDb, signing: SessionCertificate, connections: Callable[[], int]
 ) -> None:
     settings = SimSettings(session_rules(mariadb, migration=SLOW), **signing.settings)
@@ -149,7 +149,7 @@ async def test_a_session_that_is_killed_while_its_states_are_read_ends_at_once(
 
 
 @pytest.mark.parametrize("crash", [False, True])
-async def test_a_stand_in_ends_while_states_are_read(
+async def test_server_stops_during_export(
     mariadb: MariaDb, signing: SessionCertificate, connections: Callable[[], int], crash: bool
 ) -> None:
     settings = SimSettings(session_rules(mariadb, migration=SLOW), drain_timeout=0.1, **signing.settings)
@@ -167,10 +167,10 @@ async def test_a_stand_in_ends_while_states_are_read(
         assert await client.reader.read() == b""
 
 
-async def test_states_are_asked_for_while_mariadb_takes_what_came_before(
+async def test_export_starts_while_mariadb_reads_earlier_data(
     mariadb: MariaDb, signing: SessionCertificate
 ) -> None:
-    """Whether MariaDB takes more is heard while we ask it ourselves, or the client is never read again."""
+    """Flow control must work during our own queries, or reading from the client never resumes."""
     settings = SimSettings(
         session_rules(mariadb, migration=MigrationRules(export_delay_seconds=0.2)), **signing.settings
     )
@@ -184,7 +184,7 @@ async def test_states_are_asked_for_while_mariadb_takes_what_came_before(
         assert (await client.send_command(MySqlCommand.PING))[0] == 0x00
 
 
-async def test_a_client_that_does_not_read_its_states_holds_up_nobody(
+async def test_client_that_does_not_read_states_blocks_no_other(
     mariadb: MariaDb, signing: SessionCertificate, connections: Callable[[], int]
 ) -> None:
     sim = TidbSim(SimSettings(session_rules(mariadb), drain_timeout=0.1, **signing.settings))

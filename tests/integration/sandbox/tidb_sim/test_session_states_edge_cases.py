@@ -1,4 +1,4 @@
-"""Sessions that are moved by hand from one stand-in to another: what is easily lost on the way."""
+"""Sessions migrated manually from one simulated server to another: state that is easily lost."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.support.waiting import wait_until_read
 ONCE = "tx_isolation_one_shot"
 
 
-async def reason(client: RawClient) -> str:
-    """Why the session is not moved."""
+async def migration_blocker(client: RawClient) -> str:
+    """Return why the session cannot migrate."""
     refused = await client.query("show session_states")
     assert error_code(refused) == 8146
     return refused.partition(b"session: ")[2].decode()
@@ -31,9 +31,7 @@ async def reason(client: RawClient) -> str:
 # Variables.
 
 
-async def test_numbers_and_times_in_user_variables_are_kept_to_the_last_digit(
-    source: TidbSim, target: TidbSim
-) -> None:
+async def test_keeps_exact_numbers_and_times_in_user_variables(source: TidbSim, target: TidbSim) -> None:
     values = {
         "@a": "-9223372036854775808",
         "@b": "0.1e0 + 0.2e0",
@@ -45,15 +43,15 @@ async def test_numbers_and_times_in_user_variables_are_kept_to_the_last_digit(
         "@h": "true",
         "@i": "1e-300",
     }
-    asked = "select " + ", ".join(f"{name}, collation({name}), {name} + 0" for name in values)
+    query = "select " + ", ".join(f"{name}, collation({name}), {name} + 0" for name in values)
     statements = [f"set {name} = {value}" for name, value in values.items()]
     async with raw_session(source, *statements) as client:
-        before = await client.rows(asked)
+        before = await client.rows(query)
         async with migrated_session(client, target) as other:
-            assert await other.rows(asked) == before
+            assert await other.rows(query) == before
 
 
-async def test_a_user_variable_that_is_too_large_is_not_lost_but_refused(source: TidbSim) -> None:
+async def test_too_large_user_variable_blocks_migration(source: TidbSim) -> None:
     async with raw_session(
         source, "set @a = repeat('x', 40 << 20)", "select cast('12x' as unsigned)"
     ) as client:
@@ -65,7 +63,7 @@ async def test_a_user_variable_that_is_too_large_is_not_lost_but_refused(source:
         assert await client.rows("select length(@a)") == [(str(40 << 20),)]
 
 
-async def test_a_clock_that_was_stopped_stays_so_and_dice_roll_on(source: TidbSim, target: TidbSim) -> None:
+async def test_keeps_fixed_timestamp_and_random_sequence(source: TidbSim, target: TidbSim) -> None:
     async with raw_session(source) as client:
         assert "timestamp" not in (await client.export_states())[0]["sys-vars"]
         for statement in ("set timestamp = 100.25", "set rand_seed1 = 10000000, rand_seed2 = 1000000"):
@@ -73,21 +71,21 @@ async def test_a_clock_that_was_stopped_stays_so_and_dice_roll_on(source: TidbSi
         states, _ = await client.export_states()
         assert float(states["sys-vars"]["timestamp"]) == 100.25
         async with migrated_session(client, target) as other:
-            asked = "select unix_timestamp(now(6)), rand(), rand()"
-            assert await other.rows(asked) == await client.rows(asked)
+            query = "select unix_timestamp(now(6)), rand(), rand()"
+            assert await other.rows(query) == await client.rows(query)
             await run_statement(other, "set timestamp = default")
             async with migrated_session(other, source) as back:
                 assert await back.rows("select now() > '2020-01-01'") == [("1",)]
 
 
-async def test_a_value_is_kept_although_the_global_one_has_changed(source: TidbSim, target: TidbSim) -> None:
-    asked = "select @@group_concat_max_len"
+async def test_keeps_value_if_global_value_changed(source: TidbSim, target: TidbSim) -> None:
+    query = "select @@group_concat_max_len"
     async with raw_session(source) as client, raw_session(target) as admin:
-        before = await client.rows(asked)
+        before = await client.rows(query)
         try:
             await run_statement(admin, "set global group_concat_max_len = 4711")
             async with migrated_session(client, target) as other:
-                assert await other.rows(asked) == before != [("4711",)]
+                assert await other.rows(query) == before != [("4711",)]
         finally:
             await run_statement(admin, "set global group_concat_max_len = default")
 
@@ -95,20 +93,20 @@ async def test_a_value_is_kept_although_the_global_one_has_changed(source: TidbS
 @pytest.mark.parametrize(
     "names", ["set names binary", "set names latin1", "set character_set_results = ucs2", "set names gbk"]
 )
-async def test_character_sets_are_kept(source: TidbSim, target: TidbSim, names: str) -> None:
-    asked = (
+async def test_keeps_character_sets(source: TidbSim, target: TidbSim, names: str) -> None:
+    query = (
         "select hex(concat_ws(':', @@character_set_client, @@character_set_results, "
         "@@character_set_connection, @@collation_connection)), hex('x'), charset('x')"
     )
     async with raw_session(source, names) as client:
-        before = await client.rows(asked)
+        before = await client.rows(query)
         async with migrated_session(client, target) as other, migrated_session(other, source) as back:
-            assert await other.rows(asked) == await back.rows(asked) == before
-        assert await client.rows(asked) == before
+            assert await other.rows(query) == await back.rows(query) == before
+        assert await client.rows(query) == before
 
 
 @pytest.mark.parametrize("modes", ["ORACLE", "ANSI,NO_BACKSLASH_ESCAPES", "IGNORE_SPACE,PIPES_AS_CONCAT", ""])
-async def test_modes_are_kept(source: TidbSim, target: TidbSim, modes: str) -> None:
+async def test_keeps_sql_modes(source: TidbSim, target: TidbSim, modes: str) -> None:
     statements = (f"set sql_mode = '{modes}', @a = 'it''s'", "prepare s from 'select ''a'' '")
     async with raw_session(source, *statements) as client:
         before = await client.rows("select @@sql_mode, @a")
@@ -120,9 +118,7 @@ async def test_modes_are_kept(source: TidbSim, target: TidbSim, modes: str) -> N
 # Transactions.
 
 
-async def test_the_level_of_the_next_transaction_is_kept(
-    source: TidbSim, target: TidbSim, database: str
-) -> None:
+async def test_keeps_isolation_of_next_transaction(source: TidbSim, target: TidbSim, database: str) -> None:
     table = f"{database}.t"
     statements = (
         f"create table {table} (id int) engine = innodb",
@@ -131,27 +127,27 @@ async def test_the_level_of_the_next_transaction_is_kept(
         "set @a = 1",
     )
 
-    async def locks(one: RawClient) -> bool:
-        """Whether a transaction's SELECT locks what it reads, as only a serializable one's does."""
-        await run_statement(one, "begin")
-        await run_statement(one, f"select * from {table}")
+    async def is_locking(session: RawClient) -> bool:
+        """Return whether a transaction's SELECT locks what it reads, as only a serializable one does."""
+        await run_statement(session, "begin")
+        await run_statement(session, f"select * from {table}")
         async with raw_session(target, "set innodb_lock_wait_timeout = 0") as writer:
             locked = (await writer.query(f"update {table} set id = id + 1"))[0] == 0xFF
-        await run_statement(one, "rollback")
+        await run_statement(session, "rollback")
         return locked
 
     async with raw_session(source, *statements) as client:
         states, _ = await client.export_states()
         assert states["sys-vars"][ONCE] == "SERIALIZABLE"
         async with migrated_session(client, target) as other, migrated_session(other, source) as back:
-            for one in (back, client):
-                assert [await locks(one), await locks(one)] == [True, False]
+            for session in (back, client):
+                assert [await is_locking(session), await is_locking(session)] == [True, False]
             states, _ = await back.export_states()
             assert ONCE not in states["sys-vars"]
 
 
 @pytest.mark.parametrize("level", ["", "SERIALIZABLE; drop", "NO-LEVEL"])
-async def test_a_level_that_is_none_does_no_harm(source: TidbSim, level: str) -> None:
+async def test_ignores_invalid_isolation_level(source: TidbSim, level: str) -> None:
     async with raw_session(source) as client:
         await client.export_states()
         assert (await client.set_states({"sys-vars": {ONCE: level}}))[0] == 0x00
@@ -159,33 +155,33 @@ async def test_a_level_that_is_none_does_no_harm(source: TidbSim, level: str) ->
 
 
 @pytest.mark.parametrize("autocommit", [0, 1])
-async def test_autocommit_is_kept_and_the_transaction_is_the_clients(
+async def test_keeps_autocommit_without_starting_transaction(
     source: TidbSim, target: TidbSim, database: str, autocommit: int
 ) -> None:
     statements = (f"create table {database}.t (id int) engine = innodb", f"set autocommit = {autocommit}")
     async with raw_session(source, *statements) as client, migrated_session(client, target) as other:
-        # Neither reading the states nor restoring them has begun a transaction.
+        # Neither exporting nor restoring the states has started a transaction.
         assert await other.rows("select @@autocommit, @@in_transaction") == [(str(autocommit), "0")]
         status = (await other.query(f"insert into {database}.t values (1)"))[3]
         assert status & 3 == (AUTOCOMMIT if autocommit else 1)
         if not autocommit:
-            assert await reason(other) == "session has an active transaction"
+            assert await migration_blocker(other) == "session has an active transaction"
         await run_statement(other, "rollback")
         count = await other.rows(f"select count(*) from {database}.t")
         assert count == [(str(autocommit),)]
 
 
-# What the last statement left behind.
+# Results of the last statement.
 
 
-async def test_the_rows_of_a_limited_select_are_kept(source: TidbSim, target: TidbSim) -> None:
+async def test_keeps_found_rows_of_limited_select(source: TidbSim, target: TidbSim) -> None:
     select = "select sql_calc_found_rows seq from mysql.seq_1_to_9 limit 2"
     async with raw_session(source, select) as client, migrated_session(client, target) as other:
         assert await other.rows("select found_rows()") == [("9",)]
         assert await other.rows("select found_rows()") == [("1",)]
 
 
-async def test_of_several_statements_only_the_first_sees_what_was_left_behind(
+async def test_only_first_of_several_statements_sees_last_results(
     source: TidbSim, target: TidbSim, database: str
 ) -> None:
     statements = (
@@ -201,15 +197,13 @@ async def test_of_several_statements_only_the_first_sees_what_was_left_behind(
         assert answers[1][0] == b"\x013\x012"
 
 
-async def test_what_was_left_behind_is_seen_in_a_long_statement_too(
-    source: TidbSim, target: TidbSim, database: str
-) -> None:
+async def test_long_statement_sees_last_results(source: TidbSim, target: TidbSim, database: str) -> None:
     statements = (f"create table {database}.t (id int)", f"insert into {database}.t values (1), (2)")
     async with raw_session(source, *statements) as client, migrated_session(client, target) as other:
         assert await other.rows("select row_count()".ljust(300_000) + ", found_rows() >= 0") == [("2", "1")]
 
 
-async def test_an_error_is_kept_as_a_warning(source: TidbSim, target: TidbSim) -> None:
+async def test_keeps_error_as_warning(source: TidbSim, target: TidbSim) -> None:
     async with raw_session(source) as client:
         assert error_code(await client.query("select * from mysql.nowhere")) == 1146
         async with migrated_session(client, target) as other:
@@ -223,8 +217,8 @@ async def test_an_error_is_kept_as_a_warning(source: TidbSim, target: TidbSim) -
 # Status flags.
 
 
-async def test_a_cursor_that_was_closed_unread_leaves_no_flag(source: TidbSim, target: TidbSim) -> None:
-    """A first EOF with CURSOR_EXISTS would end the answer, and whoever reads it would lose count."""
+async def test_cursor_closed_unread_leaves_no_status_flag(source: TidbSim, target: TidbSim) -> None:
+    """A first EOF with CURSOR_EXISTS would end the response, and its reader would lose track."""
     async with raw_session(source) as client:
         number = await client.prepare(b"select seq from mysql.seq_1_to_5")
         assert await client.execute(number, flags=1) == []
@@ -240,8 +234,8 @@ async def test_a_cursor_that_was_closed_unread_leaves_no_flag(source: TidbSim, t
             assert (await other.export_states())[0]["status"] == AUTOCOMMIT
 
 
-async def test_several_statements_of_which_one_failed_leave_no_flag(source: TidbSim, target: TidbSim) -> None:
-    """MORE_RESULTS in the next answer would make its reader wait for ever."""
+async def test_failed_batch_leaves_no_status_flag(source: TidbSim, target: TidbSim) -> None:
+    """MORE_RESULTS in the next response would make its reader wait forever."""
     async with raw_session(source) as client:
         client.writer.write(frame(0, b"\x03do 0; select nonsense"))
         assert (await client.read_packet())[1][0] == 0x00
@@ -257,10 +251,8 @@ async def test_several_statements_of_which_one_failed_leave_no_flag(source: Tidb
 
 
 @pytest.mark.parametrize("extra", [Capability(0), Capability.DEPRECATE_EOF])
-async def test_parameters_of_all_kinds_keep_their_types(
-    source: TidbSim, target: TidbSim, extra: Capability
-) -> None:
-    """Nine parameters: their bits for NULL take two bytes. An unsigned one, and one that is NULL."""
+async def test_keeps_parameter_types(source: TidbSim, target: TidbSim, extra: Capability) -> None:
+    """Nine parameters, so their NULL bits take two bytes; one is unsigned, one is NULL."""
     types = b"\x08\x80" + b"\x08\0" + b"\x05\0" + b"\x01\0" + b"\xfd\0" * 4 + b"\x03\0"
     values = struct.pack("<Qqdb", (1 << 64) - 1, -7, 1.5, -8) + b"\1a\1b\1c" + struct.pack("<i", 9)
     expected = b"18446744073709551615:-7:1.5:-8:a:b:c:9"
@@ -274,12 +266,12 @@ async def test_parameters_of_all_kinds_keep_their_types(
             migrated_session(client, target, capabilities=capabilities) as other,
             migrated_session(other, source, capabilities=capabilities) as back,
         ):
-            for one in (back, other):
-                (row,) = await one.execute(number, nulls + b"\0" + values)
+            for session in (back, other):
+                (row,) = await session.execute(number, nulls + b"\0" + values)
                 assert row[3:] == expected
 
 
-async def test_the_database_of_a_statement_is_that_of_its_preparation(
+async def test_statement_keeps_database_of_its_preparation(
     source: TidbSim, target: TidbSim, database: str
 ) -> None:
     statements = (f"use {database}", "create table t (id int)", "insert into t values (7)")
@@ -291,7 +283,9 @@ async def test_the_database_of_a_statement_is_that_of_its_preparation(
             assert await other.rows("select database()") == [("mysql",)]
 
 
-async def test_a_current_database_that_was_dropped(source: TidbSim, target: TidbSim, database: str) -> None:
+async def test_migrates_session_whose_database_was_dropped(
+    source: TidbSim, target: TidbSim, database: str
+) -> None:
     async with raw_session(source, f"use {database}", f"drop database {database}") as client:
         assert await client.prepare(b"select 7") == 1
         states, _ = await client.export_states()
@@ -301,7 +295,7 @@ async def test_a_current_database_that_was_dropped(source: TidbSim, target: Tidb
             assert (await other.execute(1))[0][2:] == struct.pack("<i", 7)
 
 
-async def test_statements_whose_tables_are_gone_are_not_restored(
+async def test_statements_on_dropped_tables_are_not_restored(
     source: TidbSim, target: TidbSim, database: str
 ) -> None:
     statements = (
@@ -317,31 +311,31 @@ async def test_statements_whose_tables_are_gone_are_not_restored(
         assert token
 
 
-async def test_long_statements_pin_a_session_and_are_kept(
+async def test_long_statements_pin_session_and_are_kept(
     source: TidbSim, target: TidbSim, database: str
 ) -> None:
     columns = ", ".join(f"column_number_{number} int" for number in range(500))
     text = f"/* {'long ' * 2000} */ create temporary table x ({columns})".encode()
     async with raw_session(source, f"use {database}") as client:
-        # In two parts: it must be seen as a whole all the same.
+        # In two parts: it must be parsed as a whole anyway.
         packet = frame(0, bytes((MySqlCommand.QUERY,)) + text)
         client.writer.write(packet[:6000])
         await wait_until_read(client.writer)
         client.writer.write(packet[6000:])
         assert (await client.read_packet())[1][0] == 0x00
-        assert await reason(client) == "session has local temporary tables"
+        assert await migration_blocker(client) == "session has local temporary tables"
         await run_statement(client, "drop table x")
         await run_statement(client, f"prepare s from 'select length(\\'{'y' * 100_000}\\')'")
         async with migrated_session(client, target) as other:
             assert await other.rows("execute s") == [("100000",)]
 
 
-async def test_a_text_that_nobody_saw_pins_a_session(source: TidbSim, target: TidbSim) -> None:
+async def test_unknown_statement_text_pins_session(source: TidbSim, target: TidbSim) -> None:
     async with raw_session(source) as client:
         client.writer.write(frame(0, b"\x03set @a = 'select 5'; prepare s from @a; set @a = 'gone'"))
         for _ in range(3):
             assert (await client.read_packet())[1][0] == 0x00
-        assert await reason(client) == "the text of the prepared statement s is not known"
+        assert await migration_blocker(client) == "the text of the prepared statement s is not known"
         await run_statement(client, "deallocate prepare s")
         async with migrated_session(client, target):
             pass
@@ -350,16 +344,16 @@ async def test_a_text_that_nobody_saw_pins_a_session(source: TidbSim, target: Ti
 # Locks.
 
 
-async def pinned_until_last(client: RawClient, *statements: str) -> None:
-    """Only behind the last of these the session has no lock any more."""
+async def expect_pinned_until_last(client: RawClient, *statements: str) -> None:
+    """Check that only the last of these statements releases the session's last lock."""
     for statement in statements:
-        assert await reason(client) == "session has advisory locks"
+        assert await migration_blocker(client) == "session has advisory locks"
         await run_statement(client, statement)
 
 
-async def test_a_lock_pins_a_session_whatever_became_of_its_name(source: TidbSim, target: TidbSim) -> None:
+async def test_lock_pins_session_with_any_name(source: TidbSim, target: TidbSim) -> None:
     async with raw_session(source, "set @name = 'pin_a'", "select get_lock(@name, 0)") as client:
-        await pinned_until_last(
+        await expect_pinned_until_last(
             client,
             "set @name = 'pin_b'",
             "select release_lock('pin_c')",
@@ -370,10 +364,10 @@ async def test_a_lock_pins_a_session_whatever_became_of_its_name(source: TidbSim
             pass
 
 
-async def test_locks_are_asked_for_by_name_in_any_mode(source: TidbSim, target: TidbSim) -> None:
+async def test_locks_are_queried_by_name_in_any_mode(source: TidbSim, target: TidbSim) -> None:
     statements = ("select get_lock('it\\'s', 0), get_lock('pin_ü', 0)", "set sql_mode = 'ANSI,ORACLE'")
     async with raw_session(source, *statements) as client, raw_session(target) as stranger:
-        await pinned_until_last(client, "select release_lock('it''s')", "select release_lock('pin_ü')")
+        await expect_pinned_until_last(client, "select release_lock('it''s')", "select release_lock('pin_ü')")
         await run_statement(stranger, "select get_lock('pin_ü', 0)")
         async with migrated_session(client, target):
             pass

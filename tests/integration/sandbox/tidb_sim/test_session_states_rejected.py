@@ -1,4 +1,4 @@
-"""Sessions that stand-ins do not move, states that they do not take, and proxies that break the rules."""
+"""Sessions that cannot migrate, states that are rejected, and proxies that violate the rules."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ from tests.support.waiting import wait_until, wait_until_read
         (["lock tables t write"], "session has locked tables", ["unlock tables"]),
     ],
 )
-async def test_what_pins_a_session(
+async def test_reports_why_session_is_pinned(
     source: TidbSim, target: TidbSim, database: str, pins: list[str], reason: str, frees: list[str]
 ) -> None:
     async with raw_session(source, f"use {database}", "create table t (id int)", *pins) as client:
-        refused = await client.query("show session_states")
-        assert refused == b"\xff\xd2\x1f#HY000cannot migrate the current session: " + reason.encode()
+        rejected = await client.query("show session_states")
+        assert rejected == b"\xff\xd2\x1f#HY000cannot migrate the current session: " + reason.encode()
         for statement in frees:
             await run_statement(client, statement)
         async with migrated_session(client, target) as other:
             assert await other.rows("select database()") == [(database,)]
 
 
-async def test_a_refusal_changes_nothing(source: TidbSim, database: str) -> None:
+async def test_rejected_export_has_no_effect(source: TidbSim, database: str) -> None:
     async with raw_session(
         source, f"use {database}", "create table t (id int)", "begin", "insert into t values (1), (2)"
     ) as client:
@@ -66,7 +66,7 @@ async def test_a_refusal_changes_nothing(source: TidbSim, database: str) -> None
         assert await client.rows("select count(*) from t") == [("0",)]
 
 
-async def test_bound_parameters_and_unfetched_rows_pin_a_session(source: TidbSim) -> None:
+async def test_bound_parameters_and_unfetched_rows_pin_session(source: TidbSim) -> None:
     async with raw_session(source) as client:
         number = await client.prepare(b"select seq, ? from mysql.seq_1_to_5")
         head = struct.pack("<BIH", MySqlCommand.STMT_SEND_LONG_DATA, number, 0)
@@ -83,10 +83,10 @@ async def test_bound_parameters_and_unfetched_rows_pin_a_session(source: TidbSim
         assert (await client.export_states())[0]["prepared-stmt-id"] == number
 
 
-async def test_without_a_certificate_there_is_no_token(mariadb: MariaDb) -> None:
+async def test_no_token_without_certificate(mariadb: MariaDb) -> None:
     async with TidbSim(SimSettings(session_rules(mariadb))) as old, raw_session(old) as client:
-        refused = await client.query("show session_states")
-        assert refused.endswith(b"session: no certificate or key file to sign the data")
+        rejected = await client.query("show session_states")
+        assert rejected.endswith(b"session: no certificate or key file to sign the data")
     async with (
         TidbSim(SimSettings(session_rules(mariadb), release="v9.0.0")) as new,
         raw_session(new) as client,
@@ -96,10 +96,12 @@ async def test_without_a_certificate_there_is_no_token(mariadb: MariaDb) -> None
         assert token is None
 
 
-async def test_states_may_be_slow_refused_and_disturb(
+async def test_states_can_be_slow_rejected_and_change_row_count(
     mariadb: MariaDb, signing: SessionCertificate, database: str
 ) -> None:
-    rules = session_rules(mariadb, migration=MigrationRules(export_delay_seconds=0.3, rejects_set_states=True))
+    rules = session_rules(
+        mariadb, migration=MigrationRules(export_delay_seconds=0.3, rejects_set_states=True)
+    )
     async with TidbSim(SimSettings(rules, **signing.settings)) as sim, raw_session(sim) as client:
         started = time.monotonic()
         states, _ = await client.export_states()
@@ -112,31 +114,29 @@ async def test_states_may_be_slow_refused_and_disturb(
         "select seq from mysql.seq_1_to_7",
         f"insert into {database}.t values (1), (2)",
     )
-    asked = "select row_count(), found_rows()"
+    query = "select row_count(), found_rows()"
     async with (
         TidbSim(SimSettings(rules, **signing.settings)) as sim,
         raw_session(sim, *statements) as client,
     ):
         states, _ = await client.export_states()
-        kept = {key: states[key] for key in ("affected-rows", "found-rows")}
-        assert kept["affected-rows"] == 2
-        assert await client.rows(asked) == [("-1", "1")]
-        # Only these are put right, and nothing else changes.
+        results = {key: states[key] for key in ("affected-rows", "found-rows")}
+        assert results["affected-rows"] == 2
+        assert await client.rows(query) == [("-1", "1")]
+        # Only these are restored, and nothing else changes.
         await run_statement(client, "set @a = 1")
-        assert (await client.set_states(kept))[0] == 0x00
-        assert await client.rows(f"{asked}, @a") == [("2", str(kept["found-rows"]), "1")]
+        assert (await client.set_states(results))[0] == 0x00
+        assert await client.rows(f"{query}, @a") == [("2", str(results["found-rows"]), "1")]
         assert sim.node.violations == []
 
 
-# What no proxy does.
+# Violations of a proxy.
 
 
 @pytest.mark.parametrize(
     "command", [b"\x0e", b"\x03select 1", b"\x02mysql", b"\x03set global time_zone='SYSTEM'"]
 )
-async def test_a_command_before_the_states_is_a_violation(
-    source: TidbSim, target: TidbSim, command: bytes
-) -> None:
+async def test_command_before_states_is_violation(source: TidbSim, target: TidbSim, command: bytes) -> None:
     async with raw_session(source) as client, raw_connection(target) as other:
         _, token = await client.export_states()
         await other.login_by_token(token)
@@ -148,7 +148,7 @@ async def test_a_command_before_the_states_is_a_violation(
         target.node.violations.clear()
 
 
-async def test_states_for_a_session_that_was_not_moved_are_a_violation(source: TidbSim) -> None:
+async def test_states_for_session_without_token_are_violation(source: TidbSim) -> None:
     async with raw_session(source) as client:
         assert (await client.set_states({"found-rows": 3}))[0] == 0x00
         assert len(source.node.violations) == 1
@@ -156,7 +156,7 @@ async def test_states_for_a_session_that_was_not_moved_are_a_violation(source: T
         source.node.violations.clear()
 
 
-async def test_two_whole_sessions_on_one_connection_are_a_violation(source: TidbSim, target: TidbSim) -> None:
+async def test_restoring_two_whole_sessions_is_violation(source: TidbSim, target: TidbSim) -> None:
     async with raw_session(source) as client, migrated_session(client, target) as other:
         states, _ = await client.export_states()
         assert (await other.set_states({"affected-rows": 1}))[0] == 0x00
@@ -181,7 +181,7 @@ async def test_two_whole_sessions_on_one_connection_are_a_violation(source: Tidb
         ('set session_states \'{"current-db": "nowhere"}\'', 1049),
     ],
 )
-async def test_states_that_cannot_be_set(source: TidbSim, text: str, expected: int) -> None:
+async def test_rejects_invalid_states(source: TidbSim, text: str, expected: int) -> None:
     async with raw_session(source) as client:
         await client.export_states()
         assert error_code(await client.query(text)) == expected
@@ -195,7 +195,7 @@ async def test_states_that_cannot_be_set(source: TidbSim, text: str, expected: i
         'set session_states "{}"',
     ],
 )
-async def test_what_is_unknown_does_no_harm(source: TidbSim, text: str) -> None:
+async def test_ignores_unknown_states(source: TidbSim, text: str) -> None:
     async with raw_session(source) as client:
         await client.export_states()
         assert (await client.query(text))[0] == 0x00
@@ -203,17 +203,17 @@ async def test_what_is_unknown_does_no_harm(source: TidbSim, text: str) -> None:
             assert await client.rows("select @@lc_time_names") == [("de_DE",)]
 
 
-async def test_a_stand_in_with_a_bad_certificate_does_not_start(
+async def test_server_with_bad_certificate_does_not_start(
     mariadb: MariaDb, signing: SessionCertificate, tmp_path: Path
 ) -> None:
     settings = SimSettings(
         session_rules(mariadb), signing_cert=str(signing.cert), signing_key=str(tmp_path / "nowhere")
     )
-    with pytest.raises(ConfigError, match="no key"):
+    with pytest.raises(ConfigError, match="not a private key"):
         await TidbSim(settings).start()
 
 
-async def test_a_client_that_leaves_while_it_waits_for_its_states(
+async def test_client_disconnects_while_waiting_for_states(
     mariadb: MariaDb, signing: SessionCertificate
 ) -> None:
     rules = session_rules(mariadb, migration=MigrationRules(export_delay_seconds=60))

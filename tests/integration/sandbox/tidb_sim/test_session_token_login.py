@@ -1,4 +1,4 @@
-"""Logins by session token at a stand-in: who gets in, and which tokens are a violation."""
+"""Logins by session token at a simulated server: accepted logins, and tokens that are a violation."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.support.tidb_sim_clients import (
 
 @pytest.fixture
 async def accounts(source: TidbSim) -> AsyncIterator[dict[str, str]]:
-    """Names of accounts and what is special about them."""
-    made = {
+    """Names of accounts and their special property."""
+    properties = {
         "m_plain": "identified by 'geheim'",
         "m_sha2": "identified with 'caching_sha2_password' by 'geheim'",
         "m_tls": "identified by 'geheim' require ssl",
@@ -33,15 +33,15 @@ async def accounts(source: TidbSim) -> AsyncIterator[dict[str, str]]:
     }
     admin = await connect_driver(source)
     async with admin.cursor() as cursor:
-        for name, identified in made.items():
+        for name, identified in properties.items():
             await cursor.execute(f"create user {name}@'%' {identified}")
-        yield made
-        for name in made:
+        yield properties
+        for name in properties:
             await cursor.execute(f"drop user {name}@'%'")
     await admin.ensure_closed()
 
 
-async def token_of(sim: TidbSim, user: str = "m_plain") -> bytes:
+async def export_token(sim: TidbSim, user: str = "m_plain") -> bytes:
     connection = await connect_driver(sim, user=user, password="geheim")
     async with connection.cursor() as cursor:
         await cursor.execute("show session_states")
@@ -51,7 +51,7 @@ async def token_of(sim: TidbSim, user: str = "m_plain") -> bytes:
 
 
 async def login(sim: TidbSim, token: bytes, user: str = "m_plain", **options: Any) -> bytes:
-    """The answer to a login by token, at once followed by QUIT."""
+    """Log in by token, directly followed by QUIT; return the response."""
     async with raw_connection(sim) as client:
         answer = await client.login_by_token(token, user=user, **options)
         if answer[0] == 0x00:
@@ -60,10 +60,10 @@ async def login(sim: TidbSim, token: bytes, user: str = "m_plain", **options: An
         return answer
 
 
-async def test_the_password_does_not_count(
+async def test_token_login_ignores_password(
     source: TidbSim, target: TidbSim, accounts: dict[str, str]
 ) -> None:
-    token = await token_of(source)
+    token = await export_token(source)
     for _ in range(2):
         assert await login(target, token) == ok(AUTOCOMMIT)
     admin = await connect_driver(source)
@@ -75,44 +75,46 @@ async def test_the_password_does_not_count(
     assert error_code(await login(target, token)) == 3118
 
 
-async def test_a_database_that_is_gone(source: TidbSim, target: TidbSim, accounts: dict[str, str]) -> None:
-    assert error_code(await login(target, await token_of(source), database="nowhere")) == 1049
+async def test_token_login_with_dropped_database_fails(
+    source: TidbSim, target: TidbSim, accounts: dict[str, str]
+) -> None:
+    assert error_code(await login(target, await export_token(source), database="nowhere")) == 1049
 
 
-async def test_tls_is_asked_for_before_the_token(target: TidbSim, accounts: dict[str, str]) -> None:
+async def test_checks_tls_before_token(target: TidbSim, accounts: dict[str, str]) -> None:
     assert error_code(await login(target, b"no token", "m_tls")) == 1045
     assert error_code(await login(target, b"no token", "m_nobody")) == 1045
 
 
-async def test_a_node_without_a_certificate_knows_no_tokens(
+async def test_node_without_certificate_denies_tokens(
     mariadb: MariaDb, source: TidbSim, accounts: dict[str, str]
 ) -> None:
     async with TidbSim(SimSettings(session_rules(mariadb))) as sim:
-        assert error_code(await login(sim, await token_of(source))) == 1045
+        assert error_code(await login(sim, await export_token(source))) == 1045
         assert sim.node.violations == []
 
 
 @pytest.mark.parametrize(
-    ("user", "told"),
-    [("m_plain", "signature"), ("m_sha2", "of 'm_plain', not of 'm_sha2'")],
+    ("user", "message"),
+    [("m_plain", "signature"), ("m_sha2", "belongs to 'm_plain', not to 'm_sha2'")],
 )
-async def test_a_token_that_is_forged_or_of_somebody_else_is_a_violation(
-    source: TidbSim, target: TidbSim, accounts: dict[str, str], user: str, told: str
+async def test_forged_or_foreign_token_is_violation(
+    source: TidbSim, target: TidbSim, accounts: dict[str, str], user: str, message: str
 ) -> None:
-    token = await token_of(source)
+    token = await export_token(source)
     if user == "m_plain":
         token = token.replace(b"m_plain", b"m_other")
-    refused = await login(target, token, user)
-    assert refused.startswith(b"\xff\x15\x04#28000Access denied for user '" + user.encode())
+    denied = await login(target, token, user)
+    assert denied.startswith(b"\xff\x15\x04#28000Access denied for user '" + user.encode())
     assert len(target.node.violations) == 1
-    assert told in target.node.violations[0]
+    assert message in target.node.violations[0]
     target.node.violations.clear()
 
 
-async def test_a_token_that_has_expired_is_a_violation(
+async def test_expired_token_is_violation(
     mariadb: MariaDb, source: TidbSim, signing: SessionCertificate, accounts: dict[str, str]
 ) -> None:
-    token = await token_of(source)
+    token = await export_token(source)
     for skew, answer in ((-120.0, ok(AUTOCOMMIT)), (40.0, ok(AUTOCOMMIT)), (70.0, None)):
         rules = session_rules(mariadb, migration=MigrationRules(clock_skew_seconds=skew))
         async with TidbSim(SimSettings(rules, **signing.settings)) as sim:
@@ -121,7 +123,7 @@ async def test_a_token_that_has_expired_is_a_violation(
             assert len(sim.node.violations) == (answer is None)
 
 
-async def test_the_token_is_of_whom_the_session_has_become(
+async def test_token_belongs_to_current_user_of_session(
     source: TidbSim, target: TidbSim, accounts: dict[str, str]
 ) -> None:
     async with raw_session(source, "set @a = 1") as client:
@@ -130,11 +132,11 @@ async def test_the_token_is_of_whom_the_session_has_become(
         states, token = await client.export_states()
         assert "user-var-values" not in states
         assert await login(target, token, "m_empty") == ok(AUTOCOMMIT)
-        # The token would do, but the account is of another case.
+        # The token is valid, but the account's name has another case.
         assert error_code(await login(target, token, "M_Empty")) == 1045
 
 
-async def test_change_user_takes_no_token(source: TidbSim) -> None:
+async def test_change_user_denies_token(source: TidbSim) -> None:
     async with raw_session(source) as client:
         _, token = await client.export_states()
         body = b"root\0" + bytes((len(token),)) + token + b"\0\x2d\0tidb_session_token\0"

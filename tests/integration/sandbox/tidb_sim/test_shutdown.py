@@ -1,4 +1,4 @@
-"""A stand-in that shuts down, as its sessions see it: served but for COM_PING first, then closed by a FIN."""
+"""Shutdown of a simulated server as its sessions see it: served except COM_PING, then closed by a FIN."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ PING = bytes((MySqlCommand.PING,))
 
 
 @asynccontextmanager
-async def waiting(mariadb: MariaDb, signing: SessionCertificate) -> AsyncIterator[TidbSim]:
-    """A stand-in whose graceful wait, once the test has begun it, does not end by itself."""
+async def waiting_server(mariadb: MariaDb, signing: SessionCertificate) -> AsyncIterator[TidbSim]:
+    """A simulated server whose graceful wait, once started, does not end by itself."""
     sim = TidbSim(SimSettings(session_rules(mariadb), graceful_wait=600, **signing.settings))
     await sim.start()
     try:
@@ -51,32 +51,36 @@ async def waiting(mariadb: MariaDb, signing: SessionCertificate) -> AsyncIterato
 
 
 @asynccontextmanager
-async def pinned(sim: TidbSim, database: str) -> AsyncIterator[RawClient]:
-    """A session in a transaction, for which a stand-in that shuts down waits."""
+async def session_in_transaction(sim: TidbSim, database: str) -> AsyncIterator[RawClient]:
+    """A session in a transaction, for which a server that shuts down waits."""
     statements = (f"use {database}", "create table t (id int)", "begin", "insert into t values (1)")
     async with raw_session(sim, *statements) as client:
         yield client
 
 
 async def begin_closing(sim: TidbSim) -> None:
-    """Returns when it is in shutdown mode."""
+    """Wait until the server is closing."""
     sim.request_stop()
     await wait_until(lambda: sim.node.is_closing)
 
 
-async def ended(client: RawClient) -> None:
-    """Nothing more has come to it but a FIN: a reset would raise, an ERR would be read."""
+async def expect_fin(client: RawClient) -> None:
+    """Check that the client receives only a FIN: a reset would raise, an ERR would be read."""
     async with asyncio.timeout(10):
         assert await client.reader.read() == b""
 
 
-# The graceful wait.
+# During the graceful wait.
 
 
-async def test_a_ping_is_refused_and_the_session_goes_on(
+async def test_ping_is_rejected_and_session_continues(
     mariadb: MariaDb, signing: SessionCertificate, database: str
 ) -> None:
-    async with waiting(mariadb, signing) as sim, raw_session(sim) as idle, pinned(sim, database) as busy:
+    async with (
+        waiting_server(mariadb, signing) as sim,
+        raw_session(sim) as idle,
+        session_in_transaction(sim, database) as busy,
+    ):
         assert await idle.send_command(MySqlCommand.PING) == ok(AUTOCOMMIT)
         assert await busy.send_command(MySqlCommand.PING) == ok(AUTOCOMMIT | IN_TRANSACTION)
         sim.request_stop()
@@ -87,17 +91,17 @@ async def test_a_ping_is_refused_and_the_session_goes_on(
                 assert await client.rows("select 1") == [("1",)]
         await run_statement(busy, "commit")
         assert await busy.rows("select count(*) from t") == [("1",)]
-        # Sent ahead, behind a query that takes its time.
+        # Sent ahead, after a slow query.
         idle.writer.write(frame(0, b"\x03select sleep(0.05)") + frame(0, PING) + frame(0, b"\x03do 0"))
         await idle.read_until_eof(5)
         await idle.read_until_eof(5)
         assert [(await idle.read_packet())[1] for _ in range(2)] == [SHUTTING_DOWN, ok(AUTOCOMMIT)]
 
 
-async def test_everything_else_is_served(
+async def test_serves_everything_except_ping(
     mariadb: MariaDb, signing: SessionCertificate, database: str
 ) -> None:
-    async with waiting(mariadb, signing) as sim, raw_session(sim) as client:
+    async with waiting_server(mariadb, signing) as sim, raw_session(sim) as client:
         number = await client.prepare(b"select seq, ? from mysql.seq_1_to_3")
         sim.request_stop()
         await wait_until(lambda: sim.node.is_stopping)
@@ -120,17 +124,17 @@ async def test_everything_else_is_served(
             assert await newcomer.rows("select 2") == [("2",)]
             assert await newcomer.send_command(MySqlCommand.PING) == SHUTTING_DOWN
         client.writer.write(frame(0, bytes((MySqlCommand.QUIT,))))
-        await ended(client)
+        await expect_fin(client)
 
 
-async def test_sessions_move_away_and_even_arrive(
+async def test_sessions_migrate_away_and_arrive(
     mariadb: MariaDb, signing: SessionCertificate, database: str
 ) -> None:
     async with (
-        waiting(mariadb, signing) as sim,
+        waiting_server(mariadb, signing) as sim,
         TidbSim(SimSettings(session_rules(mariadb), **signing.settings)) as other,
         raw_session(sim, f"use {database}", "set @a = 1") as client,
-        pinned(sim, database) as busy,
+        session_in_transaction(sim, database) as busy,
     ):
         sim.request_stop()
         await wait_until(lambda: sim.node.is_stopping)
@@ -142,10 +146,8 @@ async def test_sessions_move_away_and_even_arrive(
             assert await back.send_command(MySqlCommand.PING) == SHUTTING_DOWN
 
 
-async def test_a_ping_is_refused_inside_compression_too(
-    mariadb: MariaDb, signing: SessionCertificate
-) -> None:
-    async with waiting(mariadb, signing) as sim, raw_connection(sim) as client:
+async def test_ping_is_rejected_inside_compression(mariadb: MariaDb, signing: SessionCertificate) -> None:
+    async with waiting_server(mariadb, signing) as sim, raw_connection(sim) as client:
         assert await client.login(CAPABILITIES | Capability.COMPRESS) == ok(AUTOCOMMIT)
         sim.request_stop()
         await wait_until(lambda: sim.node.is_stopping)
@@ -157,15 +159,17 @@ async def test_a_ping_is_refused_inside_compression_too(
             assert content == frame(1, answer)
 
 
-# Shutdown mode.
+# While closing.
 
 
-async def test_idle_sessions_are_told_nothing_and_get_a_fin_at_the_end(
-    mariadb: MariaDb, database: str
-) -> None:
+async def test_idle_sessions_get_fin_without_error(mariadb: MariaDb, database: str) -> None:
     sim = TidbSim(SimSettings(session_rules(mariadb)))
     await sim.start()
-    async with raw_session(sim) as idle, raw_session(sim) as half, pinned(sim, database) as busy:
+    async with (
+        raw_session(sim) as idle,
+        raw_session(sim) as half,
+        session_in_transaction(sim, database) as busy,
+    ):
         half.writer.write(frame(0, b"\x03select 1")[:-1])
         await begin_closing(sim)
         await assert_nothing_received(idle.reader, 0.2)
@@ -173,7 +177,7 @@ async def test_idle_sessions_are_told_nothing_and_get_a_fin_at_the_end(
         assert await busy.send_command(MySqlCommand.PING) == SHUTTING_DOWN
         assert (await busy.query("commit"))[0] == 0x00
         for client in (busy, idle, half):
-            await ended(client)
+            await expect_fin(client)
         async with asyncio.timeout(10):
             await sim.wait()
 
@@ -193,25 +197,23 @@ async def test_idle_sessions_are_told_nothing_and_get_a_fin_at_the_end(
         struct.pack("<BIH", MySqlCommand.STMT_SEND_LONG_DATA, 1, 0) + bytes(1_000_000),
     ],
 )
-async def test_the_next_command_is_dropped_unanswered(
+async def test_next_command_is_dropped(
     mariadb: MariaDb, signing: SessionCertificate, database: str, request_: bytes
 ) -> None:
     sim = TidbSim(SimSettings(session_rules(mariadb), **signing.settings))
     await sim.start()
-    async with pinned(sim, database) as busy, raw_session(sim, f"use {database}") as client:
+    async with session_in_transaction(sim, database) as busy, raw_session(sim, f"use {database}") as client:
         await begin_closing(sim)
         client.writer.write(frame(0, request_))
-        await ended(client)
+        await expect_fin(client)
         await run_statement(busy, "commit")
-        await ended(busy)
+        await expect_fin(busy)
         await sim.wait()
     async with TidbSim(SimSettings(session_rules(mariadb))) as other, raw_session(other) as reader:
         assert await reader.rows(f"select id from {database}.t") == [("1",)]
 
 
-async def test_what_is_executed_is_answered_and_what_comes_behind_is_dropped(
-    mariadb: MariaDb, database: str
-) -> None:
+async def test_running_request_is_answered_and_next_is_dropped(mariadb: MariaDb, database: str) -> None:
     sim = TidbSim(SimSettings(session_rules(mariadb)))
     await sim.start()
     async with raw_session(sim, f"use {database}", "create table t (id int)") as client:
@@ -221,13 +223,13 @@ async def test_what_is_executed_is_answered_and_what_comes_behind_is_dropped(
         await begin_closing(sim)
         await client.read_until_eof(5)
         assert (await client.read_until_eof(5))[0] == b"\x010\x04done"
-        await ended(client)
+        await expect_fin(client)
         await sim.wait()
     async with TidbSim(SimSettings(session_rules(mariadb))) as other, raw_session(other) as reader:
         assert await reader.rows(f"select count(*) from {database}.t") == [("0",)]
 
 
-async def test_a_session_in_tls_gets_close_notify_before_the_fin(mariadb: MariaDb, tmp_path: Path) -> None:
+async def test_tls_session_gets_close_notify_before_fin(mariadb: MariaDb, tmp_path: Path) -> None:
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
     issued.cert_chain_pems[0].write_to_path(tmp_path / "cert")
@@ -258,10 +260,10 @@ async def test_a_session_in_tls_gets_close_notify_before_the_fin(mariadb: MariaD
         await sim.stop()
         incoming.write(await client.reader.read())
         incoming.write_eof()
-        assert tls.read(1000) == b""  # an end without close_notify would raise
+        assert tls.read(1000) == b""  # An end without close_notify would raise.
 
 
-async def test_a_client_that_reads_nothing_does_not_hold_up_the_end(mariadb: MariaDb) -> None:
+async def test_client_that_does_not_read_does_not_delay_shutdown(mariadb: MariaDb) -> None:
     sim = TidbSim(SimSettings(session_rules(mariadb), drain_timeout=0.1))
     await sim.start()
     async with raw_session(sim) as client:

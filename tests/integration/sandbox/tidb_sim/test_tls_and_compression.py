@@ -1,4 +1,4 @@
-"""TLS and compression on a stand-in's SQL port."""
+"""TLS and compression on the SQL port of a simulated server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RESPONSE = SSL_REQUEST + b"root\0\0mysql_native_password\0"
 
 @dataclass(frozen=True)
 class Pki:
-    """Files of a server, and what a client needs."""
+    """Files of a server, and of its clients."""
 
     tls: SqlTlsFiles
     trusting: ssl.SSLContext
@@ -61,22 +61,22 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
 
 @pytest.fixture
 async def sim(mariadb: MariaDb, pki: Pki) -> AsyncIterator[TidbSim]:
-    """A stand-in with TLS, which no client may have wronged at the end."""
-    async with TidbSim(SimSettings(session_rules(mariadb, tls=pki.tls))) as running:
-        yield running
-        assert running.node.violations == []
+    """A simulated server with TLS; checks that it saw no protocol violation."""
+    async with TidbSim(SimSettings(session_rules(mariadb, tls=pki.tls))) as server:
+        yield server
+        assert server.node.violations == []
 
 
-async def ask(connection: Any, statement: str) -> Any:
+async def query_rows(connection: Any, statement: str) -> Any:
     async with connection.cursor() as cursor:
         await cursor.execute(statement)
         return await cursor.fetchall()
 
 
-async def hello(
+async def start_client_tls(
     client: RawClient, context: ssl.SSLContext
 ) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
-    """A client's TLS that has its ClientHello ready to be sent."""
+    """Return a client's TLS object with its ClientHello ready to send."""
     await client.read_packet()
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
@@ -85,15 +85,15 @@ async def hello(
     return tls, incoming, outgoing
 
 
-async def finish(
+async def finish_login(
     client: RawClient, tls: ssl.SSLObject, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO
 ) -> bytes:
-    """The rest of the handshake, the login as root, and the plain bytes that answer it."""
+    """Finish the handshake, log in as root, and return the decrypted response."""
     answer = b""
     established = False
     while not answer:
         data = await client.reader.read(65536)
-        assert data, "the stand-in has closed"
+        assert data, "the server has closed"
         incoming.write(data)
         try:
             if not established:
@@ -108,30 +108,28 @@ async def finish(
 
 
 @pytest.mark.parametrize("step", [1000, 1])
-async def test_the_client_hello_may_come_in_the_segment_of_the_request(
-    sim: TidbSim, pki: Pki, step: int
-) -> None:
+async def test_client_hello_may_arrive_with_ssl_request(sim: TidbSim, pki: Pki, step: int) -> None:
     async with raw_connection(sim) as client:
-        tls, incoming, outgoing = await hello(client, pki.trusting)
+        tls, incoming, outgoing = await start_client_tls(client, pki.trusting)
         data = frame(1, SSL_REQUEST) + outgoing.read()
         for at in range(0, len(data), step):
             client.writer.write(data[at : at + step])
             await wait_until_read(client.writer)
-        assert await finish(client, tls, incoming, outgoing) == frame(3, ok(2))
+        assert await finish_login(client, tls, incoming, outgoing) == frame(3, ok(2))
         assert tls.version() == "TLSv1.3"
 
 
-async def test_a_session_inside_tls(sim: TidbSim, pki: Pki) -> None:
+async def test_serves_session_inside_tls(sim: TidbSim, pki: Pki) -> None:
     async with raw_connection(sim) as client:
         greeting = parse_greeting((await client.read_packet())[1])
         assert greeting.capabilities == OFFERED_CAPABILITIES | Capability.SSL
     connection = await connect_driver(sim, ssl=pki.trusting)
-    assert await ask(connection, "show status like 'Ssl_version'") == (("Ssl_version", "TLSv1.3"),)
-    assert await ask(connection, "select connection_id()") == ((connection.thread_id(),),)
+    assert await query_rows(connection, "show status like 'Ssl_version'") == (("Ssl_version", "TLSv1.3"),)
+    assert await query_rows(connection, "select connection_id()") == ((connection.thread_id(),),)
     await connection.ensure_closed()
 
 
-async def test_a_million_rows_and_20_mib_inside_tls(sim: TidbSim, pki: Pki, database: str) -> None:
+async def test_transfers_million_rows_and_20_mib_inside_tls(sim: TidbSim, pki: Pki, database: str) -> None:
     blob = bytes(range(256)) * (20 << 12)
 
     def exchange() -> tuple[int, bool]:
@@ -150,7 +148,7 @@ async def test_a_million_rows_and_20_mib_inside_tls(sim: TidbSim, pki: Pki, data
     assert await asyncio.to_thread(exchange) == (500_000_500_000, True)
 
 
-async def test_tls_1_1_and_strangers_get_nowhere(sim: TidbSim, pki: Pki) -> None:
+async def test_rejects_tls_1_1_and_foreign_certificates(sim: TidbSim, pki: Pki) -> None:
     old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
     old.set_ciphers("ALL:@SECLEVEL=0")
@@ -166,11 +164,13 @@ async def test_tls_1_1_and_strangers_get_nowhere(sim: TidbSim, pki: Pki) -> None
     assert sim.node.connections == 0
 
 
-async def test_accounts_may_require_tls_and_certificates(sim: TidbSim, pki: Pki) -> None:
+async def test_accounts_can_require_tls_and_certificates(sim: TidbSim, pki: Pki) -> None:
     admin = await connect_driver(sim)
     try:
-        await ask(admin, "create user berta identified by 'geheim' require ssl")
-        await ask(admin, "create user clara identified with caching_sha2_password by 'geheim' require x509")
+        await query_rows(admin, "create user berta identified by 'geheim' require ssl")
+        await query_rows(
+            admin, "create user clara identified with caching_sha2_password by 'geheim' require x509"
+        )
         for user, context, allowed in (
             ("berta", None, False),
             ("berta", pki.trusting, True),
@@ -181,27 +181,27 @@ async def test_accounts_may_require_tls_and_certificates(sim: TidbSim, pki: Pki)
             if allowed:
                 await (await connect_driver(sim, **options)).ensure_closed()
                 continue
-            with pytest.raises(OperationalError) as refused:
+            with pytest.raises(OperationalError) as denied:
                 await connect_driver(sim, **options)
-            assert refused.value.args[0] == 1045
+            assert denied.value.args[0] == 1045
     finally:
-        await ask(admin, "drop user if exists berta, clara")
+        await query_rows(admin, "drop user if exists berta, clara")
         await admin.ensure_closed()
 
 
-async def test_tls_may_be_demanded_of_all(mariadb: MariaDb, pki: Pki) -> None:
+async def test_server_can_require_tls(mariadb: MariaDb, pki: Pki) -> None:
     rules = session_rules(mariadb, tls=SqlTlsFiles(pki.tls.cert, pki.tls.key), require_secure_transport=True)
     async with TidbSim(SimSettings(rules)) as sim:
         async with raw_connection(sim) as client:
-            refused = await client.login()
-            assert refused[:3] == b"\xff\x57\x0c"
-            assert refused[3:].startswith(b"Connections using insecure transport are prohibited")
+            denied = await client.login()
+            assert denied[:3] == b"\xff\x57\x0c"
+            assert denied[3:].startswith(b"Connections using insecure transport are prohibited")
             assert await client.reader.read() == b""
         await (await connect_driver(sim, ssl=pki.trusting)).ensure_closed()
         assert sim.node.violations == []
 
 
-async def test_asking_for_tls_where_none_is_offered_is_a_violation(mariadb: MariaDb) -> None:
+async def test_ssl_request_without_offer_is_violation(mariadb: MariaDb) -> None:
     async with TidbSim(SimSettings(session_rules(mariadb))) as sim, raw_connection(sim) as client:
         assert not parse_greeting((await client.read_packet())[1]).capabilities & Capability.SSL
         client.writer.write(frame(1, SSL_REQUEST))
@@ -209,7 +209,7 @@ async def test_asking_for_tls_where_none_is_offered_is_a_violation(mariadb: Mari
         assert len(sim.node.violations) == 1
 
 
-async def test_a_wrong_number_inside_tls_is_a_violation(mariadb: MariaDb, pki: Pki) -> None:
+async def test_wrong_sequence_number_inside_tls_is_violation(mariadb: MariaDb, pki: Pki) -> None:
     async with (
         TidbSim(SimSettings(session_rules(mariadb, tls=pki.tls))) as sim,
         raw_connection(sim) as client,
@@ -222,21 +222,21 @@ async def test_a_wrong_number_inside_tls_is_a_violation(mariadb: MariaDb, pki: P
         assert len(sim.node.violations) == 1
 
 
-async def test_a_client_in_tls_sees_the_end_at_once(sim: TidbSim, pki: Pki) -> None:
+async def test_tls_client_gets_close_notify_at_once(sim: TidbSim, pki: Pki) -> None:
     async with raw_connection(sim) as client:
-        tls, incoming, outgoing = await hello(client, pki.trusting)
+        tls, incoming, outgoing = await start_client_tls(client, pki.trusting)
         client.writer.write(frame(1, SSL_REQUEST) + outgoing.read())
-        await finish(client, tls, incoming, outgoing)
+        await finish_login(client, tls, incoming, outgoing)
         tls.write(frame(0, bytes((MySqlCommand.QUIT,))))
         client.writer.write(outgoing.read())
-        incoming.write(await client.reader.read())  # up to the FIN, which waits for nothing of ours
+        incoming.write(await client.reader.read())  # Up to the FIN, which waits for no data of ours.
         assert tls.read() == b""  # close_notify, not just the FIN
 
 
 # Compression.
 
 
-class Packed:
+class CompressedClient:
     """A client of the compressed protocol."""
 
     def __init__(self, client: RawClient) -> None:
@@ -256,8 +256,8 @@ class Packed:
         header = await self.content(4)
         return await self.content(int.from_bytes(header[:3], "little"))
 
-    def ask(self, *requests: bytes, number: int = 0) -> None:
-        """Requests in packets of their own, all sent at once."""
+    def send(self, *requests: bytes, number: int = 0) -> None:
+        """Send requests in separate packets, all at once."""
         for request in requests:
             self.end.sequence = 0
             self.client.writer.write(self.end.compress(frame(number, request)))
@@ -269,52 +269,52 @@ class Packed:
         return packets[1 + packets[0][0] : -1]
 
 
-ZIPPED = CAPABILITIES | Capability.COMPRESS | Capability.DEPRECATE_EOF
+COMPRESSED_CAPABILITIES = CAPABILITIES | Capability.COMPRESS | Capability.DEPRECATE_EOF
 
 
-async def test_a_compressed_session(sim: TidbSim, database: str) -> None:
+async def test_serves_compressed_session(sim: TidbSim, database: str) -> None:
     async with raw_connection(sim) as client:
-        assert await client.login(ZIPPED) == ok(2)
-        packed = Packed(client)
-        # The numbers within count for nothing; those of the outer packets begin again with each request.
-        packed.ask(b"\x03select repeat('x', 3000000)", number=9)
-        assert [len(row) for row in await packed.rows()] == [3_000_004]
+        assert await client.login(COMPRESSED_CAPABILITIES) == ok(2)
+        compressed = CompressedClient(client)
+        # Inner numbers are ignored; those of the outer packets restart with each request.
+        compressed.send(b"\x03select repeat('x', 3000000)", number=9)
+        assert [len(row) for row in await compressed.rows()] == [3_000_004]
         texts = (b"select sleep(0.05)", b"select @@port", b"select '" + b"y" * 5000 + b"'")
         for text in texts:
-            packed.ask(b"\x03" + text)
-            assert len(await packed.rows()) == 1
-        packed.ask(bytes((MySqlCommand.INIT_DB,)) + database.encode())
-        assert (await packed.packet())[0] == 0
-        packed.ask(b"\x11root\0\0" + database.encode() + b"\0\x2d\0other_plugin\0")
-        assert (await packed.packet())[0] == 0xFE
-        client.writer.write(packed.end.compress(frame(2, b"")))
-        assert await packed.packet() == ok(2)
-        packed.ask(b"\x03select database()")
-        assert await packed.rows() == [bytes((len(database),)) + database.encode()]
+            compressed.send(b"\x03" + text)
+            assert len(await compressed.rows()) == 1
+        compressed.send(bytes((MySqlCommand.INIT_DB,)) + database.encode())
+        assert (await compressed.packet())[0] == 0
+        compressed.send(b"\x11root\0\0" + database.encode() + b"\0\x2d\0other_plugin\0")
+        assert (await compressed.packet())[0] == 0xFE
+        client.writer.write(compressed.end.compress(frame(2, b"")))
+        assert await compressed.packet() == ok(2)
+        compressed.send(b"\x03select database()")
+        assert await compressed.rows() == [bytes((len(database),)) + database.encode()]
 
 
-async def test_compressed_requests_that_are_sent_ahead(sim: TidbSim) -> None:
+async def test_pipelined_compressed_requests_are_answered(sim: TidbSim) -> None:
     async with raw_connection(sim) as client:
-        await client.login(ZIPPED)
-        packed = Packed(client)
-        packed.ask(*[b"\x03select sleep(0.01), '" + b"z" * 6000 + b"'"] * 10)
+        await client.login(COMPRESSED_CAPABILITIES)
+        compressed = CompressedClient(client)
+        compressed.send(*[b"\x03select sleep(0.01), '" + b"z" * 6000 + b"'"] * 10)
         for _ in range(10):
-            packed.end.sequence = 1
-            assert len(await packed.rows()) == 1
+            compressed.end.sequence = 1
+            assert len(await compressed.rows()) == 1
 
 
-async def test_a_wrong_number_of_a_compressed_packet_is_a_violation(mariadb: MariaDb) -> None:
+async def test_wrong_number_of_compressed_packet_is_violation(mariadb: MariaDb) -> None:
     async with TidbSim(SimSettings(session_rules(mariadb))) as sim, raw_connection(sim) as client:
-        await client.login(ZIPPED)
-        packed = Packed(client)
-        packed.end.sequence = 3
-        client.writer.write(packed.end.compress(frame(0, b"\x0e")))
+        await client.login(COMPRESSED_CAPABILITIES)
+        compressed = CompressedClient(client)
+        compressed.end.sequence = 3
+        client.writer.write(compressed.end.compress(frame(0, b"\x0e")))
         assert b"invalid compressed sequence 3 != 0" in await client.reader.read()
         assert len(sim.node.violations) == 1
 
 
-async def test_the_stock_client_compresses(sim: TidbSim, pki: Pki, tmp_path: Path, database: str) -> None:
-    """MariaDB's own client (C), whose LOAD DATA and long rows cross many compressed packets."""
+async def test_stock_client_compresses(sim: TidbSim, pki: Pki, tmp_path: Path, database: str) -> None:
+    """MariaDB's own client (C), whose LOAD DATA and long rows span many compressed packets."""
     file = tmp_path / "rows.csv"
     file.write_text("".join(f"{number},{'x' * 100}\n" for number in range(20_000)))
     host, port = sim.sql_address.split(":")

@@ -1,4 +1,4 @@
-// Steps in which a connection ends in the middle of something.
+// Steps in which a connection ends in the middle of an operation.
 
 package main
 
@@ -12,12 +12,12 @@ import (
 )
 
 const (
-	deadline = 20 * time.Second // until the server has noticed something
-	sleep    = 60               // seconds a query would last that is to be killed
+	deadline = 20 * time.Second // limit until the server has noticed an event
+	sleep    = 60               // duration in seconds of a query that is to be killed
 )
 
-// lock waits until no other session has the lock, and takes it; the server frees a session's when it has gone. To get 0
-// of it is to find, without a wait, that another session has it.
+// lock waits until no other session holds the lock, and takes it; the server releases it when its session ends. With 0
+// it checks, without waiting, that another session holds it.
 func (s session) lock(name string, got int64) error {
 	return s.expect(got, fmt.Sprintf("select get_lock('%s', %d)", name, int64(deadline.Seconds())*got))
 }
@@ -63,13 +63,13 @@ func (p plan) kill() (string, error) {
 	case <-time.After(deadline):
 		return "", errors.New("the query goes on")
 	}
-	told := "connection lost"
+	outcome := "connection lost"
 	if errors.As(err, &answer) {
-		told = fmt.Sprintf("error %d", answer.Number)
+		outcome = fmt.Sprintf("error %d", answer.Number)
 	} else if !errors.Is(err, mysql.ErrInvalidConn) {
 		return "", fmt.Errorf("neither an answer nor a lost connection: %v", err)
 	}
-	return told, killer.lock(gone, 1)
+	return outcome, killer.lock(gone, 1)
 }
 
 func (p plan) cut() (string, error) {
@@ -105,7 +105,7 @@ func (p plan) cut() (string, error) {
 	if err := other.lock(gone, 0); err != nil {
 		return "", err
 	}
-	cancel() // the driver closes the connection without a word
+	cancel() // the driver closes the connection without COM_QUIT
 	if err := other.lock(gone, 1); err != nil {
 		return "", err
 	}

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// notSupported says what the driver does not have.
+// notSupported names a feature that the driver lacks.
 type notSupported string
 
 func (reason notSupported) Error() string { return string(reason) }
@@ -74,14 +74,14 @@ func main() {
 		began := time.Now()
 		detail, err := p.step(name)
 		ok := err == nil
-		told := line{Step: name, OK: &ok, Detail: detail, Seconds: time.Since(began).Seconds()}
+		report := line{Step: name, OK: &ok, Detail: detail, Seconds: time.Since(began).Seconds()}
 		var unsupported notSupported
 		if errors.As(err, &unsupported) {
-			told.OK, told.Detail = nil, err.Error()
+			report.OK, report.Detail = nil, err.Error()
 		} else if err != nil {
-			told.Detail = fmt.Sprintf("%.300v", err)
+			report.Detail = fmt.Sprintf("%.300v", err)
 		}
-		if err := output.Encode(told); err != nil {
+		if err := output.Encode(report); err != nil {
 			os.Exit(1)
 		}
 	}

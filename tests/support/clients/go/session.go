@@ -1,4 +1,4 @@
-// One connection, and what steps do with it.
+// One connection and its operations.
 
 package main
 
@@ -11,7 +11,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 )
 
-// session is one connection. With interpolate its queries with parameters go in the text protocol.
+// session is one connection. With interpolate, queries with parameters use the text protocol.
 type session struct {
 	*sql.Conn
 	pool *sql.DB
@@ -63,7 +63,7 @@ func (s session) expect(wanted int64, query string, parameters ...any) error {
 	return nil
 }
 
-// first is the first error, so that steps read as lists of what they do.
+// first is the first error, so that steps can list their operations without error handling.
 func first(actions ...func() error) error {
 	for _, action := range actions {
 		if err := action(); err != nil {

@@ -208,9 +208,9 @@ func (p plan) multi() (string, error) {
 		return "", fmt.Errorf("results: %v, %v", values, err)
 	}
 	_, err = query("select 1; select * from absent; select 2")
-	told, err := wantError(err, 1146)
+	outcome, err := wantError(err, 1146)
 	if err != nil {
 		return "", err
 	}
-	return "2 results, " + told, s.expect(3, "select 3")
+	return "2 results, " + outcome, s.expect(3, "select 3")
 }

@@ -1,4 +1,4 @@
-// Steps that carry much data.
+// Steps with large data.
 
 package main
 

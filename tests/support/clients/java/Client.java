@@ -29,7 +29,7 @@ public final class Client {
                     (System.nanoTime() - began) / 1e9);
             System.out.flush();
         }
-        System.exit(0); // whatever threads the driver has
+        System.exit(0); // even if the driver still has threads
     }
 
     static String run(String step) throws Exception {

@@ -4,7 +4,7 @@ import java.sql.SQLException;
 import java.util.HashMap;
 import java.util.Map;
 
-/** What differs between the drivers. */
+/** The differences between the drivers. */
 interface Driver {
     String STORE_PASSWORD = "matrix";
 

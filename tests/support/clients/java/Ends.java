@@ -5,14 +5,14 @@ import java.sql.Statement;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
 
-/** Steps in which a connection ends in the middle of something. */
+/** Steps in which a connection ends in the middle of an operation. */
 final class Ends {
-    private static final int DEADLINE_SECONDS = 20; // until the server has noticed something
-    private static final int SLEEP_SECONDS = 60; // a query would last that is to be killed
+    private static final int DEADLINE_SECONDS = 20; // limit until the server has noticed an event
+    private static final int SLEEP_SECONDS = 60; // duration of a query that is to be killed
 
     private Ends() {}
 
-    /** Wait until no other session has the lock, and take it. The server frees a session's when it has gone. */
+    /** Wait until no other session holds the lock, and take it. The server releases it when its session ends. */
     private static void lock(Connection session, String name) throws Exception {
         Sql.expect(Sql.number(session, "select get_lock('" + name + "', " + DEADLINE_SECONDS + ")"), 1L);
     }
@@ -64,7 +64,7 @@ final class Ends {
                 Sql.expect(found.next(), true);
             }
             Sql.expect(Sql.number(other, "select get_lock('" + gone + "', 0)"), 0L);
-            session.abort(Runnable::run); // closes the socket without a word
+            session.abort(Runnable::run); // closes the socket without COM_QUIT
             lock(other, gone);
             try (Connection fresh = Sql.open(Sql.TEXT)) {
                 Sql.expect(Sql.number(fresh, "select 1"), 1L);

@@ -1,4 +1,4 @@
-/** What a run is told to do, by its environment. */
+/** The parameters of a run, from its environment. */
 final class Plan {
     static final String DATABASE = setting("DATABASE");
     static final String USER = setting("USER");

@@ -15,7 +15,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Properties;
 
-/** Connections, and what steps do with one. */
+/** Connections and their operations. */
 final class Sql {
     static final Map<String, String> TEXT = Map.of();
     static Driver driver;
@@ -28,7 +28,7 @@ final class Sql {
 
     private Sql() {}
 
-    /** Before the first connection. */
+    /** Call this before the first connection. */
     static void begin(Driver chosen) throws Exception {
         driver = chosen;
         base = properties();
@@ -71,7 +71,7 @@ final class Sql {
         return DriverManager.getConnection(url, properties);
     }
 
-    /** Run a statement with parameters; all rows, each value as the driver gives it. */
+    /** Run a statement with parameters; return all rows, each value as the driver returns it. */
     static List<List<Object>> query(Connection connection, String sql, Object... parameters)
             throws SQLException {
         List<List<Object>> rows = new ArrayList<>();

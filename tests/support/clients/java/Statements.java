@@ -110,9 +110,9 @@ final class Statements {
                             "select 1; drop table if exists multi; create table multi (id int); "
                                     + "insert into multi values (1), (2); select count(*) from multi; drop table multi");
             Sql.expect(values, List.of(1L, 2L));
-            String told = Sql.wantError(1146, () -> results(session, "select 1; select * from absent; select 2"));
+            String outcome = Sql.wantError(1146, () -> results(session, "select 1; select * from absent; select 2"));
             Sql.expect(Sql.number(session, "select 3"), 3L);
-            return "2 results, " + told;
+            return "2 results, " + outcome;
         }
     }
 

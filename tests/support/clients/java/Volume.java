@@ -9,7 +9,7 @@ import java.util.HexFormat;
 import java.util.List;
 import java.util.Map;
 
-/** Steps that carry much data. */
+/** Steps with large data. */
 final class Volume {
     private Volume() {}
 

@@ -4,8 +4,8 @@ import { readFileSync } from "node:fs";
 import { setTimeout as after } from "node:timers/promises";
 import { openSession } from "./sessions.mjs";
 
-const DEADLINE = 20; // seconds until the server has noticed something
-const SLEEP = 60; // seconds a query would last that is to be killed
+const DEADLINE = 20; // Seconds until the server has noticed an event.
+const SLEEP = 60; // Duration in seconds of a query that is to be killed.
 const open = await openSession(process.argv[2]);
 
 const env = process.env;
@@ -33,8 +33,8 @@ const plan = {
 const openWith = (options) => open({ ...plan.options, ...options });
 
 /**
- * Wait until no other session has the lock, and take it. The server frees a session's when it has gone.
- * Where `got` is 0, another session does have it, now.
+ * Wait until no other session holds the lock, and take it. The server releases it when its session ends.
+ * If `got` is 0, another session must hold it now.
  */
 async function lock(session, name, got = 1) {
   expect(await session.text(`select get_lock('${name}', ${DEADLINE * got})`), [[got]], name);
@@ -57,14 +57,14 @@ async function expectError(action, code) {
   throw new Error(`no error ${code}`);
 }
 
-/** Run a step's body with so many sessions; they are dropped, whatever their state, when it fails. */
+/** Run a step with this many sessions; if it fails, they are dropped in any state. */
 async function withSessions(count, body) {
   const sessions = [];
   try {
     while (sessions.length < count) sessions.push(await openWith());
-    const told = await body(...sessions);
+    const outcome = await body(...sessions);
     for (const session of sessions) await session.close();
-    return told;
+    return outcome;
   } catch (error) {
     for (const session of sessions) session.destroy();
     throw error;
@@ -177,9 +177,9 @@ const steps = {
           "insert into multi values (1), (2); select count(*) from multi; drop table multi",
       );
       expect(results.filter(isRows), [[[1]], [[2]]]);
-      const told = await expectError(() => session.text("select 1; select * from absent; select 2"), 1146);
+      const outcome = await expectError(() => session.text("select 1; select * from absent; select 2"), 1146);
       expect(await session.text("select 3"), [[3]]);
-      return `2 results, ${told}`;
+      return `2 results, ${outcome}`;
     }),
 
   batch: () =>
@@ -219,10 +219,10 @@ const steps = {
       await session.changeUser({ user, password, database });
       expect(await who(), [user, [[null]]]);
       const wrong = { user: plan.other.user, password: "not the password", database };
-      const told = await expectError(() => refused.changeUser(wrong), 1045);
+      const outcome = await expectError(() => refused.changeUser(wrong), 1045);
       refused.destroy();
       refused.close = () => {};
-      return `there and back, ${told}`;
+      return `there and back, ${outcome}`;
     }),
 
   reset: () =>

@@ -11,7 +11,7 @@ export async function openSession(driver) {
     const { default: mysql } = await import("mysql2/promise");
     return async (options) => {
       const connection = await mysql.createConnection({ ...options, charset: "utf8mb4", supportBigNumbers: true });
-      connection.on("error", () => {}); // each query reports its own error
+      connection.on("error", () => {}); // Each query reports its own error.
       return new Mysql2Session(connection);
     };
   }

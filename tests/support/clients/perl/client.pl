@@ -31,7 +31,7 @@ sub opened {
     $options{mysql_enable_utf8mb4} = 1 if $driver eq 'mysql';
     if (plan('CA')) {
         $options{"${prefix}_ssl"} = 1;
-        # Debian's DBD::mysql cannot ask libmariadb to insist on TLS; it does when the certificate is to be checked.
+        # Debian's DBD::mysql cannot make libmariadb require TLS, except by verifying the certificate.
         $options{mysql_ssl_optional} = 1 if $driver eq 'mysql';
         $options{"${prefix}_ssl_ca_file"}            = plan('CA');
         $options{"${prefix}_ssl_verify_server_cert"} = 1;
@@ -59,7 +59,7 @@ sub expect_error {
     return "error $code";
 }
 
-# An executed statement, sent as text or prepared on the server, its rows read all at once or one by one. A blob is
+# Executes a statement, as text or prepared on the server; its rows are read all at once or one by one. A blob is
 # passed as a reference.
 sub executed {
     my ($session, $sql, $parameters, %how) = @_;
@@ -158,9 +158,9 @@ sub multi {
 
 # Runs `body` in a child process, with a function that sends lines to `$parent`, which gets the stream to read them from.
 # Returns what `$parent` returns; then the child is killed.
-sub beside_child {
+sub with_child_process {
     my ($body, $parent) = @_;
-    pipe my $says, my $out or die $!;
+    pipe my $reader, my $out or die $!;
     my $child = fork // die $!;
     if ($child == 0) {
         $out->autoflush(1);
@@ -168,7 +168,7 @@ sub beside_child {
         kill KILL => $$;    # a normal exit would close the parent's connections, too
     }
     close $out;
-    my @result = eval { $parent->($says) };
+    my @result = eval { $parent->($reader) };
     my $error = $@;
     kill KILL => $child;    # its socket is closed without COM_QUIT
     waitpid $child, 0;
@@ -176,7 +176,7 @@ sub beside_child {
     return @result;
 }
 
-sub said { my ($says) = @_; my $line = readline($says) // die "the child said nothing\n"; chomp $line; return $line }
+sub next_line { my ($reader) = @_; my $line = readline($reader) // die "the child sent nothing\n"; chomp $line; return $line }
 
 my %steps = (
     login => sub {
@@ -219,9 +219,9 @@ my %steps = (
         my $found = multi($session, 'select 1; drop table if exists multi; create table multi (id int); '
                 . 'insert into multi values (1), (2); select count(*) from multi; drop table multi');
         expect($found, [[[1]], [[2]]]);
-        my $told = expect_error(1146, sub { multi($session, 'select 1; select * from absent; select 2') });
+        my $outcome = expect_error(1146, sub { multi($session, 'select 1; select * from absent; select 2') });
         expect(rows($session, 'select 3'), [[3]]);
-        return "2 results, $told";
+        return "2 results, $outcome";
     },
     load_data => sub {
         my ($session, $count) = (opened(), plan('LOAD_ROWS'));
@@ -234,7 +234,7 @@ my %steps = (
         return "$count rows";
     },
     kill => sub {
-        my ($told) = beside_child(
+        my ($outcome) = with_child_process(
             sub {
                 my ($say) = @_;
                 my $victim = opened();
@@ -248,21 +248,21 @@ my %steps = (
                 $say->($DBI::err >= 2000 ? 'connection lost' : "error $DBI::err");
             },
             sub {
-                my ($says) = @_;
-                my $number = said($says);
+                my ($reader) = @_;
+                my $number = next_line($reader);
                 my $killer = opened();
                 get_lock($killer, "begun $number");
                 rows($killer, "kill $number");
-                my $last = said($says);
+                my $last = next_line($reader);
                 get_lock($killer, "gone $number");
                 return $last;
             },
         );
-        $told =~ /^(connection lost|error \d+)$/ or die "$told\n";
-        return $told;
+        $outcome =~ /^(connection lost|error \d+)$/ or die "$outcome\n";
+        return $outcome;
     },
     cut => sub {
-        my ($other, $gone) = beside_child(
+        my ($other, $gone) = with_child_process(
             sub {
                 my ($say) = @_;
                 my $session = opened();
@@ -274,8 +274,8 @@ my %steps = (
                 sleep $SLEEP;
             },
             sub {
-                my ($says) = @_;
-                my $gone  = 'gone ' . said($says);
+                my ($reader) = @_;
+                my $gone  = 'gone ' . next_line($reader);
                 my $other = opened();
                 get_lock($other, $gone, 0);
                 return ($other, $gone);
@@ -302,6 +302,6 @@ for my $step (split / /, plan('STEPS')) {
     } elsif (!eval { $detail = $steps{$step}->(); 1 }) {
         ($ok, $detail) = (JSON::PP::false, substr "$@", 0, 300);
     }
-    my %told = (step => $step, ok => $ok, detail => $detail, seconds => 0 + sprintf('%.3f', time - $began));
-    print JSON::PP->new->ascii->encode(\%told), "\n";
+    my %outcome = (step => $step, ok => $ok, detail => $detail, seconds => 0 + sprintf('%.3f', time - $began));
+    print JSON::PP->new->ascii->encode(\%outcome), "\n";
 }

@@ -192,9 +192,9 @@ final class Script
         $values = $session->multi('select 1; drop table if exists multi; create table multi (id int); '
             . 'insert into multi values (1), (2); select count(*) from multi; drop table multi');
         expect($values, [[[1]], [[2]]]);
-        $told = expectError(1146, fn() => $session->multi('select 1; select * from absent; select 2'));
+        $outcome = expectError(1146, fn() => $session->multi('select 1; select * from absent; select 2'));
         expect($session->text('select 3'), [[3]]);
-        return "2 results, $told";
+        return "2 results, $outcome";
     }
 
     public function batch(): string
@@ -248,7 +248,7 @@ final class Script
 
     public function kill(): string
     {
-        [$child, $says] = inChild(function (callable $say): void {
+        [$child, $reader] = inChild(function (callable $say): void {
             $victim = $this->open();
             [[$number]] = $victim->text('select connection_id()');
             $this->lock($victim, "begun $number");
@@ -263,23 +263,23 @@ final class Script
             }
         });
         try {
-            $number = trim((string) fgets($says));
+            $number = trim((string) fgets($reader));
             $killer = $this->open();
             $this->lock($killer, "begun $number");
             $killer->text("kill $number");
-            stream_set_timeout($says, DEADLINE);
-            $told = trim((string) fgets($says));
+            stream_set_timeout($reader, DEADLINE);
+            $outcome = trim((string) fgets($reader));
             $this->lock($killer, "gone $number");
         } finally {
             killed($child);
         }
-        expect(preg_match('/^(connection lost|error \d+)$/', $told), 1, $told);
-        return $told;
+        expect(preg_match('/^(connection lost|error \d+)$/', $outcome), 1, $outcome);
+        return $outcome;
     }
 
     public function cut(): string
     {
-        [$child, $says] = inChild(function (callable $say): void {
+        [$child, $reader] = inChild(function (callable $say): void {
             $session = $this->open();
             [[$number]] = $session->text('select connection_id()');
             $this->lock($session, "gone $number");
@@ -292,7 +292,7 @@ final class Script
             }
         });
         try {
-            $gone = 'gone ' . trim((string) fgets($says));
+            $gone = 'gone ' . trim((string) fgets($reader));
             $other = $this->open();
             $this->lock($other, $gone, 0);
         } finally {

@@ -35,7 +35,7 @@ abstract class Session
 
     abstract public function streamPrepared(string $sql): iterable;
 
-    /** The result sets of several statements; those without rows are left out. */
+    /** The result sets of several statements, without those that have no rows. */
     abstract public function multi(string $sql): array;
 
     abstract public function begin(): void;
@@ -50,7 +50,7 @@ abstract class Session
         $this->connection->rollback();
     }
 
-    /** Calls the driver, and gives its errors the same type. */
+    /** Calls the driver, and converts its errors to one type. */
     protected function tried(callable $action): mixed
     {
         try {

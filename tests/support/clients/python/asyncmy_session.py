@@ -1,4 +1,4 @@
-"""asyncmy: Cython on asyncio. Driven from synchronous code, one event loop for all its connections."""
+"""asyncmy: Cython on asyncio, driven from synchronous code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNSUPPORTED = 1295  # ER_UNSUPPORTED_PS
 
 
 class AsyncmySession(DriverSession):
-    """One connection of asyncmy. A loop of its own, because a step may use two of them from two threads."""
+    """One connection of asyncmy, with its own loop, because a step may use two of them from two threads."""
 
     misreads_large_text = True
 
@@ -31,7 +31,7 @@ class AsyncmySession(DriverSession):
         tls: dict[str, Any] = {}
         if self.plan.ca:
             tls["ssl"] = ssl.create_default_context(cafile=self.plan.ca)
-        connecting = asyncmy.connect(
+        connect_future = asyncmy.connect(
             **self.connection_arguments(),
             local_infile=True,
             client_flag=_MULTI_STATEMENTS,
@@ -39,7 +39,7 @@ class AsyncmySession(DriverSession):
             max_allowed_packet=128 << 20,
             **tls,
         )
-        self._connection: Any = self._run(_awaited(connecting))
+        self._connection: Any = self._run(_awaited(connect_future))
 
     @classmethod
     def error_code(cls, error: Exception) -> int | None:
@@ -47,7 +47,7 @@ class AsyncmySession(DriverSession):
 
     def close(self) -> None:
         self._run(self._connection.ensure_closed())
-        self._run(asyncio.sleep(0))  # the transport closes its socket in a later turn of the loop
+        self._run(asyncio.sleep(0))  # The transport closes its socket in a later iteration of the loop.
         self._loop.close()
 
     def text(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
@@ -61,7 +61,7 @@ class AsyncmySession(DriverSession):
         except TypeError as error:
             if not sql.startswith("load data"):
                 raise
-            # Version 0.2.18 takes the name of the file, as bytes, for text.
+            # Version 0.2.18 treats the name of the file, as bytes, as text.
             raise NotSupported(f"broken in the driver itself: {error}") from error
 
     def prepared(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
@@ -124,7 +124,7 @@ class AsyncmySession(DriverSession):
                 try:
                     await statement.execute_bulk(rows)  # MariaDB's own COM_STMT_BULK_EXECUTE
                 except MySQLError as error:
-                    # No MariaDB; or TLS, before which the driver forgets to say that it wants this.
+                    # Not MariaDB; or TLS, with which the driver does not request this capability.
                     if not isinstance(error, NotSupportedError) and self.error_code(error) != _UNSUPPORTED:
                         raise
                     for row in rows:

@@ -34,7 +34,7 @@ class ConnectorSession(DbApiSession):
 
     @classmethod
     def error_code(cls, error: Exception) -> int | None:
-        # The C extension lets some errors of its own through, which are no errors of the package.
+        # The C extension raises some exceptions of its own that are not the package's.
         code = getattr(error, "errno", None)
         return code if isinstance(code, int) else None
 
@@ -58,7 +58,7 @@ class ConnectorSession(DbApiSession):
 
 
 class PureConnectorSession(ConnectorSession):
-    """One connection in pure Python. Bytes go as COM_STMT_SEND_LONG_DATA when they are prepared."""
+    """One connection in pure Python. Prepared statements send bytes as COM_STMT_SEND_LONG_DATA."""
 
     pure = True
     misreads_large_binary = True
@@ -68,7 +68,7 @@ class PureConnectorSession(ConnectorSession):
         return super().prepared(sql, streamed)
 
     def cursor_fetch(self, sql: str, rows: int) -> tuple[int, int]:
-        # Its cursor objects never ask for one, its commands do.
+        # Its cursor objects never request one, but its commands do.
         connection = self._connection
         statement = connection.cmd_stmt_prepare(sql.encode())["statement_id"]
         _, columns, _ = connection.cmd_stmt_execute(statement, flags=_READ_ONLY_CURSOR)

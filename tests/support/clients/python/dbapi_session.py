@@ -1,4 +1,4 @@
-"""What is the same with every synchronous driver, since Python's DB API says how it is done (PEP 249)."""
+"""The common part of all synchronous drivers, which follow Python's DB API (PEP 249)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.support.clients.python.session import FETCH_ROWS, DriverSession, Rows
 
 
 class DbApiSession(DriverSession):
-    """One connection of a driver that follows the DB API. `connect` is to set `_connection`."""
+    """One connection of a driver that follows the DB API. `connect` must set `_connection`."""
 
     _connection: Any
 
@@ -52,16 +52,16 @@ class DbApiSession(DriverSession):
 
     @abstractmethod
     def _streaming_cursor(self) -> Any:
-        """A cursor for the text protocol that reads no more rows than it is asked for."""
+        """Return a cursor for the text protocol that reads only the requested rows."""
 
     def _fetch_all(self, cursor: Any, sql: str, parameters: Sequence[Any]) -> Rows:
-        """All rows of a statement; none when it has no result set. Closes the cursor."""
+        """Return all rows of a statement; none if it has no result set. Closes the cursor."""
         with cursor:
             cursor.execute(sql.replace("?", "%s"), tuple(parameters) or None)
             return list(cursor.fetchall()) if cursor.description else []
 
     def _fetch_sum(self, cursor: Any, sql: str) -> tuple[int, int]:
-        """Number and sum of the rows of one integer column, read in pieces. Closes the cursor."""
+        """Return number and sum of the rows of one integer column, read in pieces. Closes the cursor."""
         count = total = 0
         with cursor:
             cursor.execute(sql)

@@ -17,7 +17,7 @@ class MysqlclientSession(DbApiSession):
     def connect(self) -> None:
         tls: dict[str, Any] = {}
         if self.plan.ca:
-            # Without the mode, libmariadb goes on in plain text with a server that has no TLS.
+            # Without the mode, libmariadb continues in plain text with a server that has no TLS.
             tls = {"ssl": {"ca": self.plan.ca}, "ssl_mode": "VERIFY_IDENTITY"}
         self._connection = _mysqldb.connect(
             **self.connection_arguments(),

@@ -1,4 +1,4 @@
-"""What one run of the script is told, by environment variables that all eight clients read alike."""
+"""The parameters of one run of the script: environment variables that all clients read in the same way."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MatrixPlan:
-    """Where to connect, as whom, and how much data to move.
+    """The server, the accounts, and the amount of data.
 
-    `ca`: a PEM file, then TLS is demanded and the server's certificate checked; empty: plain. `rows`,
-    `rows_prepared`: how many of the table `numbers` are read, in the text and in the binary protocol. `blob`:
-    bytes. `long`: characters of the longest text. `load_file`: a file with two columns and `load_rows` lines.
-    `steps`: those that are run, in their order.
+    `ca`: a PEM file, then TLS is required and the server's certificate verified; empty: plain. `rows`,
+    `rows_prepared`: how many rows of the table `numbers` are read, in the text and in the binary protocol.
+    `blob`: bytes. `long`: characters of the longest text. `load_file`: a file with two columns and
+    `load_rows` lines. `steps`: the steps to run, in order.
     """
 
     host: str
@@ -34,7 +34,7 @@ class MatrixPlan:
 
     @classmethod
     def from_environment(cls) -> MatrixPlan:
-        """As tests/support/clients/runner.py sets it. KeyError names a variable that is missing."""
+        """Read the variables that tests/support/clients/runner.py sets. Raises KeyError if one is missing."""
         value = os.environ
         return cls(
             host=value["MATRIX_HOST"],

@@ -1,4 +1,4 @@
-"""The script itself: the steps that every client runs, in this order, each on sessions of its own."""
+"""The script: the steps that every client runs, in this order, each with its own sessions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from tests.support.clients.python.plan import MatrixPlan
 from tests.support.clients.python.session import DriverSession, NotSupported, Rows
 
-_DEADLINE_SECONDS = 20  # seconds until the server has noticed something
-_SLEEP_SECONDS = 60  # seconds a query would last that is to be killed
+_DEADLINE_SECONDS = 20  # Limit until the server has noticed an event.
+_SLEEP_SECONDS = 60  # Duration of a query that is to be killed.
 
 Query = Callable[..., Rows]
 
 
 class MatrixScript:
-    """The steps for one driver. Each returns what there is to tell; AssertionError: not what was expected."""
+    """The steps for one driver. Each returns its details, and raises AssertionError for a wrong result."""
 
     def __init__(self, plan: MatrixPlan, driver: type[DriverSession]) -> None:
         self.plan, self.driver = plan, driver
@@ -28,7 +28,7 @@ class MatrixScript:
     def run(self) -> None:
         """Run the steps of the plan and print a line of JSON for each."""
         for step in self.plan.steps:
-            began = time.monotonic()
+            started_at = time.monotonic()
             ok: bool | None
             try:
                 ok, detail = True, getattr(self, step)()
@@ -36,11 +36,11 @@ class MatrixScript:
                 ok, detail = None, str(reason)
             except Exception as error:
                 ok, detail = False, f"{type(error).__name__}: {error}"[:300]
-            seconds = round(time.monotonic() - began, 3)
+            seconds = round(time.monotonic() - started_at, 3)
             print(json.dumps({"step": step, "ok": ok, "detail": detail, "seconds": seconds}), flush=True)
 
     def login(self) -> str:
-        """Log in; who one is then."""
+        """Log in; return the session's user and database."""
         with self._open_session() as session:
             ((database,),) = session.text("select database()")
             return f"{_user(session)} in {database}"
@@ -68,18 +68,18 @@ class MatrixScript:
             return self._check_queries(session.prepared, "query_prepared")
 
     def transactions(self) -> str:
-        """What a second session sees before and after a commit, and after a rollback."""
+        """Check what a second session sees before and after a commit, and after a rollback."""
         with self._open_session() as session, self._open_session() as second:
             session.text("drop table if exists tx")
             session.text("create table tx (id int primary key) engine=innodb")
-            for number, (end, seen) in enumerate([(session.commit, 1), (session.rollback, 1)]):
+            for number, (end, expected_count) in enumerate([(session.commit, 1), (session.rollback, 1)]):
                 before = number
                 session.begin()
                 session.text("insert into tx values (?)", (number,))
                 expect(session.text("select count(*) from tx"), [(before + 1,)])
                 expect(second.text("select count(*) from tx"), [(before,)])
                 end()
-                expect(second.text("select count(*) from tx"), [(seen,)])
+                expect(second.text("select count(*) from tx"), [(expected_count,)])
             session.text("drop table tx")
         return "0 1 1"
 
@@ -94,7 +94,7 @@ class MatrixScript:
             return self._check_sum(session.stream_prepared, self.plan.rows_prepared)
 
     def blob_text(self) -> str:
-        """A value that is larger than a packet can be, there and back, in the text protocol."""
+        """Write and read a value that is larger than a packet, in the text protocol."""
         with self._open_session() as session:
             return self._check_blob(session.text, session.misreads_large_text)
 
@@ -104,21 +104,21 @@ class MatrixScript:
             return self._check_blob(session.prepared, session.misreads_large_binary)
 
     def multi(self) -> str:
-        """Several statements at once, and an error in the middle of some."""
+        """Several statements at once, also with an error in the middle."""
         with self._open_session() as session:
             results = session.multi_statement(
                 "select 1; drop table if exists multi; create table multi (id int); "
                 "insert into multi values (1), (2); select count(*) from multi; drop table multi"
             )
             expect(results, [[(1,)], [(2,)]])
-            told = self._expect_error(
+            error = self._expect_error(
                 lambda: session.multi_statement("select 1; select * from absent; select 2"), 1146
             )
             expect(session.text("select 3"), [(3,)])
-        return f"2 results, {told}"
+        return f"2 results, {error}"
 
     def batch(self) -> str:
-        """Many rows at once, by the driver's own means."""
+        """Insert many rows at once, by the driver's own method."""
         with self._open_session() as session:
             session.text("drop table if exists batch")
             session.text("create table batch (id int primary key, name varchar(50))")
@@ -128,7 +128,7 @@ class MatrixScript:
         return "100 rows"
 
     def cursor(self) -> str:
-        """A result from a cursor on the server."""
+        """Read a result from a cursor on the server."""
         with self._open_session() as session:
             count, total = session.cursor_fetch("select n from numbers where n <= 5000", 700)
             expect((count, total), (5000, 12502500))
@@ -156,12 +156,12 @@ class MatrixScript:
             expect((_user(session), session.text("select @mark")), (self.plan.user, [(None,)]))
         session = self._open_session()
         try:
-            told = self._expect_error(
+            error = self._expect_error(
                 lambda: session.change_user(self.plan.other_user, "not the password"), 1045
             )
         finally:
             session.drop_connection()
-        return f"there and back, {told}"
+        return f"there and back, {error}"
 
     def reset(self) -> str:
         """COM_RESET_CONNECTION."""
@@ -172,46 +172,46 @@ class MatrixScript:
         return ""
 
     def kill(self) -> str:
-        """KILL of a session in the middle of a query, from another one."""
+        """Kill a session in the middle of a query from another session."""
         victim = self._open_session()
         with self._open_session() as killer:
-            ((number,),) = victim.text("select connection_id()")
-            begun, gone = f"begun {number}", f"gone {number}"
-            _expect_lock(victim, begun)
-            _expect_lock(victim, gone)
+            ((connection_id,),) = victim.text("select connection_id()")
+            started_lock, ended_lock = f"begun {connection_id}", f"gone {connection_id}"
+            _expect_lock(victim, started_lock)
+            _expect_lock(victim, ended_lock)
             failures: list[Exception] = []
 
             def sleep() -> None:
                 try:
-                    victim.text(f"select release_lock('{begun}'), sleep({_SLEEP_SECONDS})")
+                    victim.text(f"select release_lock('{started_lock}'), sleep({_SLEEP_SECONDS})")
                 except Exception as error:
                     failures.append(error)
 
-            sleeping = threading.Thread(target=sleep, daemon=True)
-            sleeping.start()
-            _expect_lock(killer, begun)
-            killer.text(f"kill {number}")
-            sleeping.join(_DEADLINE_SECONDS)
-            assert not sleeping.is_alive(), "the query goes on"
+            thread = threading.Thread(target=sleep, daemon=True)
+            thread.start()
+            _expect_lock(killer, started_lock)
+            killer.text(f"kill {connection_id}")
+            thread.join(_DEADLINE_SECONDS)
+            assert not thread.is_alive(), "the query continues"
             assert failures, "the query ended without an error"
             code = self.driver.error_code(failures[0])
             assert code is not None, repr(failures[0])
-            _expect_lock(killer, gone)
+            _expect_lock(killer, ended_lock)
         victim.drop_connection()
-        # From 2000 on they are the client's own: the connection has gone. Which one depends on TLS.
+        # Codes from 2000 on are the client's own: the connection was lost. Which code depends on TLS.
         return "connection lost" if 2000 <= code < 3000 else f"error {code}"
 
     def cut(self) -> str:
-        """Vanish in the middle of a big result. The server lets go of the session, and others work."""
+        """Disconnect in the middle of a big result. The server ends the session, and others work."""
         with self._open_session() as other:
             session = self._open_session()
-            ((number,),) = session.text("select connection_id()")
-            gone = f"gone {number}"
-            _expect_lock(session, gone)
+            ((connection_id,),) = session.text("select connection_id()")
+            ended_lock = f"gone {connection_id}"
+            _expect_lock(session, ended_lock)
             session.begin_stream("select n, repeat('x', 100) from numbers", 1000)
-            _expect_lock(other, gone, expected=0)
+            _expect_lock(other, ended_lock, expected=0)
             session.drop_connection()
-            _expect_lock(other, gone)
+            _expect_lock(other, ended_lock)
             with self._open_session() as new:
                 expect(new.text("select 1"), [(1,)])
         return ""
@@ -266,35 +266,35 @@ class MatrixScript:
         run("create table blobs (id int primary key, data longblob)")
         run("insert into blobs values (?, ?)", (1, blob))
         expect(
-            run("select sha2(data, 256) from blobs where id = ?", (1,)), [(digest,)], "what the server has"
+            run("select sha2(data, 256) from blobs where id = ?", (1,)), [(digest,)], "the server's digest"
         )
         half = size // 2 if in_halves else size
         read = b""
         while len(read) < size:
             ((part,),) = run(f"select substring(data, {len(read) + 1}, {half}) from blobs where id = ?", (1,))
-            assert part, f"{len(read)} bytes came back"
+            assert part, f"only {len(read)} bytes received"
             read += part
-        expect(hashlib.sha256(read).hexdigest(), digest, "what came back")
+        expect(hashlib.sha256(read).hexdigest(), digest, "the received digest")
         run("drop table blobs")
-        return f"{size} bytes" + (", read in halves: the driver cannot more" if in_halves else "")
+        return f"{size} bytes" + (", read in halves: the driver cannot read more" if in_halves else "")
 
 
 def _expect_lock(session: DriverSession, name: str, expected: int = 1) -> None:
-    """Wait until no other session has the lock, and take it. The server frees a session's when it has gone.
+    """Wait until no other session holds the lock, and take it. The server releases it when its session ends.
 
-    `got=0`: another session does have it, now.
+    `expected=0`: another session must hold it now.
     """
     expect(session.text(f"select get_lock('{name}', {_DEADLINE_SECONDS * expected})"), [(expected,)], name)
 
 
 def expect(actual: object, expected: object, what: str = "got") -> None:
-    """AssertionError that shows both, when they differ. Rows are compared whatever sequence they are."""
+    """Raise AssertionError with both values if they differ. Rows are compared as any kind of sequence."""
     if _to_lists(actual) != _to_lists(expected):
         raise AssertionError(f"{what}: {str(actual)[:120]}, not {str(expected)[:120]}")
 
 
 def _user(session: DriverSession) -> str:
-    """Who one is, asked so that a stand-in can answer: it recognises whole statements."""
+    """Return the session's user, by a statement that the simulated server recognises as a whole."""
     ((account,),) = session.text("select current_user()")
     return str(account).partition("@")[0]
 
@@ -317,12 +317,12 @@ _DRIVERS = {
     "connector-c": ("connector_session", "ConnectorSession"),
     "connector-pure": ("connector_session", "PureConnectorSession"),
 }
-"""Module and class of each driver; a module is imported only for its own."""
+"""Module and class of each driver; only the module of the used driver is imported."""
 
 
 def _driver(name: str) -> type[DriverSession]:
     module, session = _DRIVERS[name]
-    found: type[DriverSession] = getattr(
+    session_class: type[DriverSession] = getattr(
         importlib.import_module(f"tests.support.clients.python.{module}"), session
     )
-    return found
+    return session_class

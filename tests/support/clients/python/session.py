@@ -1,4 +1,4 @@
-"""What the script asks of a driver. Each driver's own module says how it does it, or why it cannot."""
+"""The operations that the script requires of a driver. Each driver's module implements or rejects them."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from tests.support.clients.python.plan import MatrixPlan
 Rows = list[tuple[Any, ...]]
 
 FETCH_ROWS = 10_000
-"""Rows that are read at once where a result is read piece by piece."""
+"""Rows per read where a result is read in pieces."""
 
 
 class NotSupported(Exception):
-    """The driver has no such thing; the text says so."""
+    """The driver lacks this feature; the text names it."""
 
 
 class DriverSession(ABC):
-    """One connection. Parameters in SQL are `?`, and `?` and `%` stand for nothing else there."""
+    """One connection. Parameters in SQL are `?`; `?` and `%` have no other meaning there."""
 
     misreads_large_text = False
     """Whether the driver itself fails to read a row over 16 MiB in the text protocol.
 
-    Such a row may begin with 0xfe, as the packet that ends the rows does; only its length tells.
+    Such a row may start with 0xfe, as the packet that ends the rows does; only its length differs.
     """
     misreads_large_binary = False
     """The same in the binary protocol."""
 
     def __init__(self, plan: MatrixPlan, user: str, password: str) -> None:
         self.plan, self.user, self.password = plan, user, password
-        before = _connected_sockets()
+        previous_sockets = _connected_sockets()
         self.connect()
-        ((self._descriptor, _),) = _connected_sockets() - before
+        ((self._descriptor, _),) = _connected_sockets() - previous_sockets
 
     @abstractmethod
     def connect(self) -> None:
-        """Log in, with autocommit, and with TLS when the plan has a CA."""
+        """Log in, with autocommit, and with TLS if the plan has a CA."""
 
     def connection_arguments(self) -> dict[str, Any]:
-        """Whom to connect to and how, in the names that all drivers use alike."""
+        """Return the connection arguments that all drivers share."""
         return {
             "host": self.plan.host,
             "port": self.plan.port,
@@ -63,23 +63,23 @@ class DriverSession(ABC):
         if error is None:
             self.close()
         else:
-            self.drop_connection()  # what the driver thinks of its state after an error is not the question here
+            self.drop_connection()  # The driver's state after an error is not tested here.
 
     @classmethod
     @abstractmethod
     def error_code(cls, error: Exception) -> int | None:
-        """The MySQL error code of a driver's exception; None when it has none."""
+        """Return the MySQL error code of a driver's exception; None if it has none."""
 
     @abstractmethod
     def close(self) -> None:
-        """End it politely, with COM_QUIT."""
+        """Close the connection with COM_QUIT."""
 
     @abstractmethod
     def text(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
-        """COM_QUERY, with the parameters written into the statement; all rows."""
+        """Run COM_QUERY with the parameters in the statement; return all rows."""
 
     def prepared(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
-        """COM_STMT_PREPARE and COM_STMT_EXECUTE; all rows."""
+        """Run COM_STMT_PREPARE and COM_STMT_EXECUTE; return all rows."""
         raise NotSupported("no prepared statements")
 
     @abstractmethod
@@ -88,64 +88,64 @@ class DriverSession(ABC):
 
     @abstractmethod
     def commit(self) -> None:
-        """Commit it."""
+        """Commit the transaction."""
 
     @abstractmethod
     def rollback(self) -> None:
-        """Roll it back."""
+        """Roll the transaction back."""
 
     @abstractmethod
     def multi_statement(self, sql: str) -> list[Rows]:
-        """Several statements in one COM_QUERY; the rows of those that have a result set."""
+        """Run several statements in one COM_QUERY; return the rows of those with a result set."""
 
     @abstractmethod
     def stream(self, sql: str) -> tuple[int, int]:
-        """Read a result of one integer column row by row; number of rows and their sum."""
+        """Read a result of one integer column row by row; return the number of rows and their sum."""
 
     def stream_prepared(self, sql: str) -> tuple[int, int]:
-        """The same in the binary protocol."""
+        """Like `stream`, in the binary protocol."""
         raise NotSupported("no prepared statements")
 
     @abstractmethod
     def begin_stream(self, sql: str, rows: int) -> None:
-        """Read so many rows of a result and leave the others where they are."""
+        """Read this many rows of a result and leave the others unread."""
 
     def cursor_fetch(self, sql: str, rows: int) -> tuple[int, int]:
-        """As `stream_prepared`, from a cursor on the server, `rows` in each COM_STMT_FETCH."""
+        """Like `stream_prepared`, from a cursor on the server, with `rows` per COM_STMT_FETCH."""
         raise NotSupported("no server-side cursors")
 
     def batch(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Run an INSERT for all rows by the driver's own means for that."""
+        """Run an INSERT for all rows by the driver's own batch method."""
         raise NotSupported("no protocol of its own for batches")
 
     def change_user(self, user: str, password: str) -> None:
-        """COM_CHANGE_USER."""
+        """Run COM_CHANGE_USER."""
         raise NotSupported("no change of user")
 
     def reset(self) -> None:
-        """COM_RESET_CONNECTION."""
+        """Run COM_RESET_CONNECTION."""
         raise NotSupported("no reset of a connection")
 
     @abstractmethod
     def ping(self) -> None:
-        """COM_PING, without any reconnecting."""
+        """Send COM_PING, without reconnecting."""
 
     def drop_connection(self) -> None:
-        """Drop the TCP connection without a word to the driver or the server, as a crash does.
+        """Drop the TCP connection without notifying the driver or the server, as a crash does.
 
-        Something else is put into the place of the socket, which closes it: after a mere shutdown(2) a server
-        that waits for us to read would wait on.
+        Another file replaces the socket, which closes it: after a mere shutdown(2), a server that waits for
+        us to read would keep waiting.
         """
-        with open(os.devnull) as nothing:
-            os.dup2(nothing.fileno(), self._descriptor)
+        with open(os.devnull) as replacement:
+            os.dup2(replacement.fileno(), self._descriptor)
 
 
 def _connected_sockets() -> set[tuple[int, str]]:
-    """Descriptors of this process that are connected TCP sockets, for the C drivers do not tell theirs.
+    """Return this process's connected TCP sockets (the C drivers do not expose theirs).
 
-    With what the kernel calls each: a number may be in use again.
+    Each descriptor comes with the kernel's name of the socket, because a number may be reused.
     """
-    found = set()
+    sockets = set()
     for name in os.listdir("/proc/self/fd"):
         try:
             kind = os.readlink(f"/proc/self/fd/{name}")
@@ -154,7 +154,7 @@ def _connected_sockets() -> set[tuple[int, str]]:
             with socket.socket(fileno=os.dup(int(name))) as candidate:
                 if candidate.family in (socket.AF_INET, socket.AF_INET6):
                     candidate.getpeername()
-                    found.add((int(name), kind))
+                    sockets.add((int(name), kind))
         except OSError:
             continue
-    return found
+    return sockets

@@ -57,7 +57,7 @@ class Session
     found ? found.to_a : []
   end
 
-  # Calls the block with each row, and keeps none.
+  # Calls the block with each row, without keeping the rows.
   def stream(sql, &row) = @client.query(sql, stream: true, cache_rows: false).each(&row)
 
   def stream_prepared(sql, &row) = @client.prepare(sql).execute(stream: true, cache_rows: false).each(&row)
@@ -76,9 +76,9 @@ end
 
 # Runs the block in a child process, with a pipe to us. Returns the process and our end of the pipe.
 def in_child
-  says, out = IO.pipe
+  reader, out = IO.pipe
   child = fork do
-    says.close
+    reader.close
     out.sync = true
     begin
       yield out
@@ -88,7 +88,7 @@ def in_child
     Process.kill(:KILL, Process.pid) # a normal exit would close the parent's connections, too
   end
   out.close
-  [child, says]
+  [child, reader]
 end
 
 def killed(child)
@@ -176,9 +176,9 @@ STEPS = {
     values = session.multi("select 1; drop table if exists multi; create table multi (id int); " \
                            "insert into multi values (1), (2); select count(*) from multi; drop table multi")
     expect(values, [[[1]], [[2]]])
-    told = expect_error(1146) { session.multi("select 1; select * from absent; select 2") }
+    outcome = expect_error(1146) { session.multi("select 1; select * from absent; select 2") }
     expect(session.text("select 3"), [[3]])
-    "2 results, #{told}"
+    "2 results, #{outcome}"
   },
   "batch" => -> { raise NotSupported, "no protocol of its own for batches" },
   "cursor" => -> { raise NotSupported, "no server-side cursors" },
@@ -195,7 +195,7 @@ STEPS = {
   "change_user" => -> { raise NotSupported, "no change of user" },
   "reset" => -> { raise NotSupported, "no reset of a connection" },
   "kill" => lambda {
-    child, says = in_child do |out|
+    child, reader = in_child do |out|
       victim = Session.new
       ((number,),) = victim.text("select connection_id()")
       victim.lock("begun #{number}")
@@ -210,20 +210,20 @@ STEPS = {
       end
     end
     begin
-      number = says.gets.chomp
+      number = reader.gets.chomp
       killer = Session.new
       killer.lock("begun #{number}")
       killer.text("kill #{number}")
-      told = says.gets.chomp
+      outcome = reader.gets.chomp
       killer.lock("gone #{number}")
     ensure
       killed(child)
     end
-    expect(told.match?(/\A(connection lost|error \d+)\z/), true, told)
-    told
+    expect(outcome.match?(/\A(connection lost|error \d+)\z/), true, outcome)
+    outcome
   },
   "cut" => lambda {
-    child, says = in_child do |out|
+    child, reader = in_child do |out|
       session, count = Session.new, 0
       ((number,),) = session.text("select connection_id()")
       session.lock("gone #{number}")
@@ -236,7 +236,7 @@ STEPS = {
       end
     end
     begin
-      gone = "gone #{says.gets.chomp}"
+      gone = "gone #{reader.gets.chomp}"
       other = Session.new
       other.lock(gone, 0)
     ensure

@@ -12,8 +12,8 @@ from sandbox.tidb_sim.compression import Compression
 from sandbox.tidb_sim.packets import BadSequence, MalformedPacket
 
 
-def opened(end: Compression, data: bytes, step: int) -> bytes:
-    """All content, `data` coming in pieces of `step` bytes."""
+def decompress_chunked(end: Compression, data: bytes, step: int) -> bytes:
+    """Return all content of `data`, fed in chunks of `step` bytes."""
     content = b""
     for at in range(0, len(data), step):
         end.feed(data[at : at + step])
@@ -23,17 +23,17 @@ def opened(end: Compression, data: bytes, step: int) -> bytes:
 
 
 @given(st.lists(st.binary(max_size=200), max_size=4), st.sampled_from([0, 2_500_000]), st.integers(1, 100))
-def test_what_is_packed_is_opened_however_it_is_cut(writes: list[bytes], more: int, step: int) -> None:
-    one, other = Compression(), Compression()
+def test_compressed_data_round_trips_in_any_chunks(writes: list[bytes], more: int, step: int) -> None:
+    sender, receiver = Compression(), Compression()
     written = [*writes, b"x" * more]
-    packed = b"".join(one.compress(data) for data in written)
-    assert opened(other, packed, step) == b"".join(written)
-    assert (other.sequence, len(other)) == (one.sequence, 0)
+    packed = b"".join(sender.compress(data) for data in written)
+    assert decompress_chunked(receiver, packed, step) == b"".join(written)
+    assert (receiver.sequence, len(receiver)) == (sender.sequence, 0)
 
 
-def test_layout() -> None:
+def test_packet_layout_matches_protocol() -> None:
     end = Compression()
-    assert end.compress(b"x" * 50) == b"\x32\0\0\0\0\0\0" + b"x" * 50  # not worth it
+    assert end.compress(b"x" * 50) == b"\x32\0\0\0\0\0\0" + b"x" * 50  # Too short to compress.
     packed = end.compress(b"x" * 51)
     assert packed[3:7] == b"\x01\x33\0\0"
     assert int.from_bytes(packed[:3], "little") == len(packed) - 7
@@ -43,17 +43,17 @@ def test_layout() -> None:
     assert end.sequence == 0
 
 
-def test_only_the_last_packet_of_an_answer_is_short() -> None:
+def test_only_last_packet_of_response_is_short() -> None:
     end = Compression()
     assert end.compress(b"x" * 1000, more_follows=True) == b""
     first = end.compress(bytes(1 << 20), more_follows=True)
     assert first[3:7] == b"\0\0\0\x10"
     rest = end.compress(b"", more_follows=False)
     assert rest[3:7] == b"\x01" + (1000).to_bytes(3, "little")
-    assert opened(Compression(), first + rest, 100) == b"x" * 1000 + bytes(1 << 20)
+    assert decompress_chunked(Compression(), first + rest, 100) == b"x" * 1000 + bytes(1 << 20)
 
 
-def test_a_wrong_number_is_seen() -> None:
+def test_rejects_wrong_sequence_number() -> None:
     end = Compression()
     end.feed(b"\x01\0\0\x02\0\0\0x")
     with pytest.raises(BadSequence, match="invalid compressed sequence 2 != 0"):
@@ -61,7 +61,7 @@ def test_a_wrong_number_is_seen() -> None:
 
 
 @pytest.mark.parametrize("size", [50, 52])
-def test_a_wrong_size_is_seen(size: int) -> None:
+def test_rejects_wrong_uncompressed_size(size: int) -> None:
     body = zlib.compress(b"x" * 51)
     end = Compression()
     end.feed(len(body).to_bytes(3, "little") + b"\0" + size.to_bytes(3, "little") + body)
@@ -69,8 +69,8 @@ def test_a_wrong_size_is_seen(size: int) -> None:
         end.next_content()
 
 
-def test_nonsense_cannot_be_opened() -> None:
+def test_rejects_invalid_zlib_data() -> None:
     end = Compression()
     end.feed(b"\x03\0\0\0\x09\0\0abc")
-    with pytest.raises(MalformedPacket, match="cannot be opened"):
+    with pytest.raises(MalformedPacket, match="cannot be decompressed"):
         end.next_content()

@@ -1,4 +1,4 @@
-"""What a stand-in changes on the way to MariaDB: words."""
+"""Translation of TiDB statements for MariaDB."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ HASH = hash_password(b"it's").encode()
         (b"start transaction with causal consistency only", b"start transaction"),
     ],
 )
-def test_tidbs_words_become_mariadbs(text: bytes, expected: bytes) -> None:
+def test_translates_tidb_syntax_to_mariadb(text: bytes, expected: bytes) -> None:
     assert translate_statement(text, CLIENT) == expected
 
 
@@ -67,7 +67,7 @@ def test_tidbs_words_become_mariadbs(text: bytes, expected: bytes) -> None:
         b"Start Transaction With Consistent Snapshot",
     ],
 )
-def test_everything_else_stays_as_it_is(text: bytes) -> None:
+def test_leaves_other_statements_unchanged(text: bytes) -> None:
     assert translate_statement(text, CLIENT) == text
 
 
@@ -83,17 +83,17 @@ def test_everything_else_stays_as_it_is(text: bytes) -> None:
         (b"start transaction /*!40000 read only */;", 1235),
     ],
 )
-def test_what_tidb_refuses_is_made_an_error_in_mariadb(text: bytes, code: int) -> None:
-    """The error leaves an open transaction as it is, as in TiDB."""
+def test_translates_statements_rejected_by_tidb_to_errors(text: bytes, code: int) -> None:
+    """As in TiDB, the error does not affect an open transaction."""
     assert translate_statement(text, CLIENT).startswith(
         f"signal sqlstate '42000' set mysql_errno = {code},".encode()
     )
 
 
-def test_what_is_prepared_tells_of_the_node_whenever_it_is_executed() -> None:
-    def nothing() -> None: ...
+def test_prepared_statement_returns_node_values() -> None:
+    def noop() -> None: ...
 
-    node = SimNode("10.0.0.7:4000", "v8.5.3", "8", {}, nothing, nothing, sql_port=4000)
+    node = SimNode("10.0.0.7:4000", "v8.5.3", "8", {}, noop, noop, sql_port=4000)
     assert translate_prepared(b"SELECT @@port", node, CLIENT) == b"select 4000 as `@@port`"
     assert (
         translate_prepared(b"select @@transaction_isolation, ?", node, CLIENT) == b"select @@tx_isolation, ?"

@@ -1,4 +1,4 @@
-"""Greeting, login packets, accounts: what TiDB sends and understands, byte by byte."""
+"""Greeting, login packets and accounts: the bytes that TiDB sends and accepts."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ SALT = bytes(range(1, 21))
 BASE = Capability.PROTOCOL_41 | Capability.SECURE_CONNECTION | Capability.PLUGIN_AUTH
 
 
-def proof_of(password: bytes, salt: bytes) -> bytes:
-    """mysql_native_password's answer to a salt, as a client makes it."""
+def native_password_scramble(password: bytes, salt: bytes) -> bytes:
+    """Return a client's mysql_native_password response to a salt."""
     once = hashlib.sha1(password).digest()
     mask = hashlib.sha1(salt + hashlib.sha1(once).digest()).digest()
     return bytes(left ^ right for left, right in zip(once, mask, strict=True))
 
 
-def stored(password: bytes) -> str:
+def stored_hash(password: bytes) -> str:
     return "*" + hashlib.sha1(hashlib.sha1(password).digest()).hexdigest().upper()
 
 
@@ -54,7 +54,7 @@ def response(capabilities: Capability, *parts: bytes) -> bytes:
     return struct.pack("<IIB23x", capabilities, 1 << 24, 45) + b"".join(parts)
 
 
-def test_the_greeting_has_tidbs_layout() -> None:
+def test_greeting_has_tidb_layout() -> None:
     payload = build_greeting("8.0.11-TiDB-v8.5.3", 0x1_0000_0007, SALT)
     head = b"\x0a8.0.11-TiDB-v8.5.3\0" + b"\x07\0\0\0" + SALT[:8] + b"\0"
     assert payload.startswith(head)
@@ -70,12 +70,12 @@ def test_the_greeting_has_tidbs_layout() -> None:
     )
 
 
-def test_exactly_tidbs_capabilities_are_offered_but_for_zstd() -> None:
+def test_offers_capabilities_of_tidb_except_zstd() -> None:
     tidb = (0, 1, 2, 3, 5, 7, 9, 10, 13, 15, 16, 17, 19, 20, 24)
     assert sum(1 << bit for bit in tidb) == OFFERED_CAPABILITIES
 
 
-def test_the_greeting_offers_tls_and_another_plugin_when_told() -> None:
+def test_greeting_offers_tls_and_configured_plugin() -> None:
     payload = build_greeting(
         "8", 1, SALT, offered=OFFERED_CAPABILITIES | Capability.SSL, plugin="caching_sha2_password"
     )
@@ -83,13 +83,13 @@ def test_the_greeting_offers_tls_and_another_plugin_when_told() -> None:
     assert payload.endswith(SALT[8:] + b"\0caching_sha2_password\0")
 
 
-def test_a_salt_holds_no_nul_no_dollar_and_only_seven_bits() -> None:
-    drawn = b"".join(new_salt() for _ in range(500))
-    assert len(drawn) == 10_000
-    assert not set(drawn) & ({0, 0x24} | set(range(128, 256)))
+def test_salt_has_no_nul_no_dollar_and_only_seven_bits() -> None:
+    salt_bytes = b"".join(new_salt() for _ in range(500))
+    assert len(salt_bytes) == 10_000
+    assert not set(salt_bytes) & ({0, 0x24} | set(range(128, 256)))
 
 
-def test_a_full_response_is_read() -> None:
+def test_parses_full_handshake_response() -> None:
     attributes = lenenc_bytes(b"_os") + lenenc_bytes(b"Linux")
     login = parse_handshake_response(
         response(
@@ -109,37 +109,37 @@ def test_a_full_response_is_read() -> None:
     ("capabilities", "auth", "expected"),
     [
         (Capability.LENENC_AUTH, b"\xfc\x2c\x01" + b"t" * 300, b"t" * 300),
-        (Capability.LENENC_AUTH, b"\x01\x00", b""),  # an oddity of TiDB's parser
+        (Capability.LENENC_AUTH, b"\x01\x00", b""),  # A special case of TiDB's parser.
         (Capability.SECURE_CONNECTION, b"\x03abc", b"abc"),
         (Capability(0), b"abc\0", b"abc"),
     ],
 )
-def test_auth_data_has_three_forms(capabilities: Capability, auth: bytes, expected: bytes) -> None:
+def test_parses_three_forms_of_auth_data(capabilities: Capability, auth: bytes, expected: bytes) -> None:
     both = Capability.PROTOCOL_41 | Capability.PLUGIN_AUTH | capabilities
     login = parse_handshake_response(response(both, b"u\0" + auth + b"p\0"))
     assert (login.auth_response, login.plugin) == (expected, "p")
 
 
-def test_broken_attributes_do_not_stop_a_login() -> None:
+def test_ignores_malformed_connection_attributes() -> None:
     login = parse_handshake_response(response(BASE | Capability.CONNECT_ATTRS, b"u\0\0p\0\x09\x05ab"))
     assert (login.user, login.attributes) == ("u", {})
 
 
-def test_a_client_of_the_old_protocol_is_told_apart() -> None:
+def test_detects_clients_of_old_protocol() -> None:
     with pytest.raises(OldProtocolError):
         parse_handshake_response(response(Capability.SECURE_CONNECTION, b"u\0\0"))
     with pytest.raises(OldProtocolError):
-        parse_handshake_response(b"\x85\x24\0\0\0old\0")  # HandshakeResponse320 is short
+        parse_handshake_response(b"\x85\x24\0\0\0old\0")  # HandshakeResponse320 is short.
 
 
 @pytest.mark.parametrize("tail", [b"", b"u", b"u\0", b"u\0\x14abc"])
-def test_a_response_that_is_cut_off_is_malformed(tail: bytes) -> None:
+def test_rejects_truncated_handshake_response(tail: bytes) -> None:
     with pytest.raises(MalformedPacket):
         parse_handshake_response(response(BASE, tail))
 
 
 @given(st.binary(max_size=120))
-def test_no_bytes_make_the_parser_fail_otherwise(tail: bytes) -> None:
+def test_parser_raises_only_malformed_packet(tail: bytes) -> None:
     for extra in (
         Capability(0),
         Capability.LENENC_AUTH,
@@ -151,17 +151,17 @@ def test_no_bytes_make_the_parser_fail_otherwise(tail: bytes) -> None:
             continue
 
 
-def test_change_user_keeps_capabilities_and_ignores_the_charset() -> None:
-    former = parse_handshake_response(response(BASE, b"u\0\0p\0"))
+def test_change_user_keeps_capabilities_and_ignores_charset() -> None:
+    previous = parse_handshake_response(response(BASE, b"u\0\0p\0"))
     with pytest.raises(MalformedPacket):
-        parse_change_user(b"\x11anna\0\x14abc\0", former)
-    login = parse_change_user(b"\x11anna\0\x03abcshop\0\xff\x00mysql_native_password\0", former)
+        parse_change_user(b"\x11anna\0\x14abc\0", previous)
+    login = parse_change_user(b"\x11anna\0\x03abcshop\0\xff\x00mysql_native_password\0", previous)
     assert (login.user, login.auth_response, login.database) == ("anna", b"abc", "shop")
-    assert (login.plugin, login.collation) == ("mysql_native_password", former.collation)
+    assert (login.plugin, login.collation) == ("mysql_native_password", previous.collation)
 
 
 @given(st.integers(min_value=0, max_value=2**64 - 1))
-def test_length_encoded_integers_come_back(value: int) -> None:
+def test_length_encoded_integers_round_trip(value: int) -> None:
     encoded = lenenc_int(value)
     assert read_lenenc_int(encoded + b"x", 0) == (value, len(encoded))
 
@@ -169,7 +169,7 @@ def test_length_encoded_integers_come_back(value: int) -> None:
 @pytest.mark.parametrize(
     "size", [0, 5, MAX_PACKET_PAYLOAD - 1, MAX_PACKET_PAYLOAD, MAX_PACKET_PAYLOAD + 1, 2 * MAX_PACKET_PAYLOAD]
 )
-def test_long_payloads_are_cut_into_packets_and_joined_again(size: int) -> None:
+def test_long_payloads_are_split_and_joined(size: int) -> None:
     payload = bytes(size)
     data = bytearray(frames(0, [payload]) + b"behind")
     assert len(data) == 4 * (size // MAX_PACKET_PAYLOAD + 1) + size + 6
@@ -181,32 +181,32 @@ def test_long_payloads_are_cut_into_packets_and_joined_again(size: int) -> None:
         parse_payload(data, check_sequence=True)
 
 
-def test_null_is_no_text() -> None:
+def test_result_set_encodes_null() -> None:
     packets = result_set([("a", TYPE_JSON), ("b", TYPE_JSON)], [[b"{}", None]], 2, deprecate_eof=True)
     assert packets[0] == b"\x02"
     assert packets[3] == b"\x02{}\xfb"
     assert len(packets) == 5
 
 
-def test_ok_and_err_have_tidbs_bytes() -> None:
+def test_ok_and_err_have_tidb_bytes() -> None:
     assert ok(2).hex() == "00000002000000"
     assert err(1045, "no", "28000") == b"\xff\x15\x04#28000no"
     assert err(1040, "Too many connections", None) == b"\xff\x10\x04Too many connections"
 
 
-def test_a_password_is_proved_with_the_salt_it_was_asked_with() -> None:
-    account = Account("%", (stored(b"geheim"),), locked=False)
-    assert account.verify_native_password(SALT, proof_of(b"geheim", SALT))
-    assert not account.verify_native_password(SALT[::-1], proof_of(b"geheim", SALT))
-    assert not account.verify_native_password(SALT, proof_of(b"falsch", SALT))
+def test_verifies_native_password_with_its_salt() -> None:
+    account = Account("%", (stored_hash(b"geheim"),), locked=False)
+    assert account.verify_native_password(SALT, native_password_scramble(b"geheim", SALT))
+    assert not account.verify_native_password(SALT[::-1], native_password_scramble(b"geheim", SALT))
+    assert not account.verify_native_password(SALT, native_password_scramble(b"falsch", SALT))
     assert not account.verify_native_password(SALT, b"")
     assert not account.verify_native_password(SALT, b"short")
 
 
-def test_an_empty_password_is_proved_by_nothing_only() -> None:
+def test_empty_password_matches_only_empty_scramble() -> None:
     account = Account("%", ("",), locked=False)
     assert account.verify_native_password(SALT, b"")
-    assert not account.verify_native_password(SALT, proof_of(b"", SALT))
+    assert not account.verify_native_password(SALT, native_password_scramble(b"", SALT))
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_an_empty_password_is_proved_by_nothing_only() -> None:
         ),
     ],
 )
-def test_mariadbs_accounts_are_read(privileges: str, passwords: tuple[str, ...], locked: bool) -> None:
+def test_reads_native_password_accounts(privileges: str, passwords: tuple[str, ...], locked: bool) -> None:
     assert Account.from_row("%", privileges) == Account("%", passwords, locked)
 
 
@@ -245,14 +245,14 @@ def test_mariadbs_accounts_are_read(privileges: str, passwords: tuple[str, ...],
         ),
     ],
 )
-def test_accounts_of_tidbs_plugins_are_read(
+def test_reads_accounts_of_tidb_plugins(
     privileges: str, plugin: str, passwords: tuple[str, ...], requirement: TlsRequirement
 ) -> None:
     account = Account.from_row("%", privileges)
     assert account == Account("%", passwords, False, plugin, requirement)
 
 
-def test_a_password_in_clear_is_compared() -> None:
+def test_verifies_clear_password() -> None:
     account = Account("%", (hash_password(b"geheim"),), False, "caching_sha2_password")
     assert account.verify_clear_password(b"geheim")
     assert not account.verify_clear_password(b"falsch")
@@ -276,6 +276,6 @@ def test_a_password_in_clear_is_compared() -> None:
         ([], "10.0.0.7", None),
     ],
 )
-def test_the_most_specific_host_counts(hosts: list[str], peer: str, chosen: str | None) -> None:
+def test_selects_account_with_most_specific_host(hosts: list[str], peer: str, chosen: str | None) -> None:
     account = find_account([Account(host, (), False) for host in hosts], peer)
     assert (account.host if account else None) == chosen

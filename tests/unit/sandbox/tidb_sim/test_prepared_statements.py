@@ -1,4 +1,4 @@
-"""Prepared statements at a stand-in: TiDB's numbers and MariaDB's, and what TiDB does its own way."""
+"""Prepared statements of the simulated server: ids of TiDB and MariaDB, and TiDB's own behaviour."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def execute(number: int, flags: int = 0, rest: bytes = b"") -> bytes:
 
 @pytest.fixture
 def statements() -> PreparedStatements:
-    """Number 1 of ours is number 7 of MariaDB's."""
-    made = PreparedStatements()
-    assert made.add(PreparedStatement(TEXT, "shop", 7, 2)) == 1
-    return made
+    """Return statements whose id 1 is MariaDB's id 7."""
+    prepared = PreparedStatements()
+    assert prepared.add(PreparedStatement(TEXT, "shop", 7, 2)) == 1
+    return prepared
 
 
-def test_numbers_of_ours_count_on_and_become_those_of_mariadb(statements: PreparedStatements) -> None:
+def test_translates_own_ids_to_mariadb_ids(statements: PreparedStatements) -> None:
     assert statements.add(PreparedStatement(b"select 1", "shop", 9)) == 2
     assert statements.translate(execute(1)) == (execute(7), None)
     assert statements.translate(execute(2)) == (execute(9), None)
@@ -44,7 +44,7 @@ def test_numbers_of_ours_count_on_and_become_those_of_mariadb(statements: Prepar
     assert statements.add(PreparedStatement(b"select 2", "shop", 3)) == 3
 
 
-def test_a_restored_statement_keeps_its_number_and_new_ones_come_behind() -> None:
+def test_restored_statement_keeps_its_id() -> None:
     statements = PreparedStatements()
     statements.restore(41, PreparedStatement(TEXT, "", 1, 2))
     assert statements.translate(execute(41)) == (execute(1), None)
@@ -53,16 +53,16 @@ def test_a_restored_statement_keeps_its_number_and_new_ones_come_behind() -> Non
     assert statements.add(PreparedStatement(b"select 2", "", 3)) == 0
 
 
-def test_a_number_of_mariadb_is_no_number_of_ours(statements: PreparedStatements) -> None:
-    for command, rest, told in (
+def test_rejects_mariadb_id(statements: PreparedStatements) -> None:
+    for command, rest, command_name in (
         (MySqlCommand.STMT_EXECUTE, bytes(5), b"stmt_execute"),
         (MySqlCommand.STMT_FETCH, bytes(4), b"stmt_fetch"),
         (MySqlCommand.STMT_RESET, b"", b"stmt_reset"),
         (MySqlCommand.STMT_SEND_LONG_DATA, bytes(2), b"stmt_send_longdata"),
     ):
-        refusal = statements.translate(request(command, 7, rest))[1]
-        text = b"Unknown prepared statement handler 7 given to " + told
-        assert refusal == b"\xffQ\x04#HY000ERROR 1243 (HY000): " + text
+        error = statements.translate(request(command, 7, rest))[1]
+        text = b"Unknown prepared statement handler 7 given to " + command_name
+        assert error == b"\xffQ\x04#HY000ERROR 1243 (HY000): " + text
     # MariaDB ignores this one.
     assert statements.translate(request(MySqlCommand.STMT_CLOSE, 7)) == (
         request(MySqlCommand.STMT_CLOSE, 0),
@@ -70,12 +70,12 @@ def test_a_number_of_mariadb_is_no_number_of_ours(statements: PreparedStatements
     )
 
 
-def test_what_is_closed_is_unknown(statements: PreparedStatements) -> None:
+def test_rejects_closed_statement(statements: PreparedStatements) -> None:
     statements.translate(request(MySqlCommand.STMT_CLOSE, 1))
     assert statements.translate(execute(1))[1] is not None
 
 
-def test_statements_that_sql_has_prepared_have_numbers_too() -> None:
+def test_named_statements_have_ids() -> None:
     statements = PreparedStatements()
     assert statements.add(PreparedStatement(b"select 1", "", name="s")) == 1
     assert statements.translate(execute(1))[1] is not None
@@ -85,37 +85,37 @@ def test_statements_that_sql_has_prepared_have_numbers_too() -> None:
     assert not statements.by_id
 
 
-def test_types_are_learnt_and_told_once_more_by_us(statements: PreparedStatements) -> None:
+def test_repeats_parameter_types_after_migration(statements: PreparedStatements) -> None:
     values = b"\x05\0\0\0\x03abc"
     statements.translate(execute(1, 0, b"\0\1" + INT_AND_TEXT + values))
-    learnt = statements.by_id[1].parameter_types
-    assert learnt == INT_AND_TEXT
-    moved = PreparedStatements()
-    moved.restore(1, PreparedStatement(TEXT, "", 3, 2, parameter_types=learnt, backend_knows_types=False))
-    assert moved.required_bytes(execute(1)) is None
-    again = execute(1, 0, b"\0\0" + values)
-    assert moved.translate(again) == (execute(3, 0, b"\0\1" + INT_AND_TEXT + values), None)
-    assert moved.translate(again) == (execute(3, 0, b"\0\0" + values), None)
+    types = statements.by_id[1].parameter_types
+    assert types == INT_AND_TEXT
+    migrated = PreparedStatements()
+    migrated.restore(1, PreparedStatement(TEXT, "", 3, 2, parameter_types=types, backend_knows_types=False))
+    assert migrated.required_bytes(execute(1)) is None
+    repeated = execute(1, 0, b"\0\0" + values)
+    assert migrated.translate(repeated) == (execute(3, 0, b"\0\1" + INT_AND_TEXT + values), None)
+    assert migrated.translate(repeated) == (execute(3, 0, b"\0\0" + values), None)
 
 
-def test_types_of_the_client_come_first() -> None:
-    moved = PreparedStatements()
-    moved.restore(
+def test_types_sent_by_client_take_precedence() -> None:
+    migrated = PreparedStatements()
+    migrated.restore(
         1, PreparedStatement(TEXT, "", 3, 2, parameter_types=INT_AND_TEXT, backend_knows_types=False)
     )
     body = b"\3\1" + b"\x08\0\x08\0"
-    assert moved.translate(execute(1, 0, body)) == (execute(3, 0, body), None)
-    assert moved.by_id[1].parameter_types == b"\x08\0\x08\0"
+    assert migrated.translate(execute(1, 0, body)) == (execute(3, 0, body), None)
+    assert migrated.by_id[1].parameter_types == b"\x08\0\x08\0"
 
 
-def test_how_much_of_a_long_request_must_be_there(statements: PreparedStatements) -> None:
+def test_required_bytes_of_long_request(statements: PreparedStatements) -> None:
     assert statements.required_bytes(request(MySqlCommand.STMT_SEND_LONG_DATA, 1)) == 7
     assert statements.required_bytes(execute(1)) == 10 + 1 + 1 + 4
     assert statements.required_bytes(execute(1)[:3]) == 10
     assert statements.required_bytes(execute(99)) == 10
 
 
-def test_malformed_requests_are_refused(statements: PreparedStatements) -> None:
+def test_rejects_malformed_requests(statements: PreparedStatements) -> None:
     for payload in (
         execute(1)[:-1],
         request(MySqlCommand.STMT_SEND_LONG_DATA, 1, b"\0"),
@@ -125,19 +125,20 @@ def test_malformed_requests_are_refused(statements: PreparedStatements) -> None:
         assert statements.translate(payload)[1] == MALFORMED
 
 
-def test_only_cursors_to_read_from_are_opened(statements: PreparedStatements) -> None:
+def test_rejects_update_and_scrollable_cursors(statements: PreparedStatements) -> None:
     assert statements.translate(execute(1, 1))[1] is None
     assert (statements.translate(execute(1, 2))[1] or b"").endswith(b"unsupported flag: CursorTypeForUpdate")
     assert (statements.translate(execute(1, 4))[1] or b"").endswith(b"unsupported flag: CursorTypeScrollable")
 
 
-def test_a_fetch_gets_1024_rows_at_most(statements: PreparedStatements) -> None:
-    for asked, got in ((5, 5), (100_000, 1024)):
-        wanted = request(MySqlCommand.STMT_FETCH, 1, struct.pack("<I", asked))
-        assert statements.translate(wanted)[0] == request(MySqlCommand.STMT_FETCH, 7, struct.pack("<I", got))
+def test_fetch_is_limited_to_1024_rows(statements: PreparedStatements) -> None:
+    for requested, expected in ((5, 5), (100_000, 1024)):
+        payload = request(MySqlCommand.STMT_FETCH, 1, struct.pack("<I", requested))
+        translated = request(MySqlCommand.STMT_FETCH, 7, struct.pack("<I", expected))
+        assert statements.translate(payload)[0] == translated
 
 
-def test_long_data_pins_the_session_until_it_is_used(statements: PreparedStatements) -> None:
+def test_long_data_blocks_migration_until_used(statements: PreparedStatements) -> None:
     data = request(MySqlCommand.STMT_SEND_LONG_DATA, 1, b"\0\0abc")
     statements.translate(data)
     assert statements.migration_blocker() == "prepared statements have bound params"
@@ -149,19 +150,19 @@ def test_long_data_pins_the_session_until_it_is_used(statements: PreparedStateme
     assert statements.migration_blocker() is None
 
 
-def test_rows_that_are_not_fetched_pin_the_session(statements: PreparedStatements) -> None:
-    def ask(payload: bytes, status: int, *, failed: bool = False) -> str | None:
+def test_unfetched_rows_block_migration(statements: PreparedStatements) -> None:
+    def blocker_after(payload: bytes, status: int, *, failed: bool = False) -> str | None:
         statements.translate(payload)
         statements.on_response_end(status, failed=failed)
         return statements.migration_blocker()
 
     pinned = "prepared statements have unfetched rows"
     fetch = request(MySqlCommand.STMT_FETCH, 1, bytes(4))
-    assert ask(execute(1, 1), AUTOCOMMIT | CURSOR_EXISTS) == pinned
-    assert ask(fetch, AUTOCOMMIT | CURSOR_EXISTS) == pinned
-    assert ask(fetch, AUTOCOMMIT, failed=True) == pinned
-    assert ask(fetch, AUTOCOMMIT | LAST_ROW_SENT) is None
-    ask(execute(1, 1), AUTOCOMMIT | CURSOR_EXISTS)
-    assert ask(request(MySqlCommand.STMT_RESET, 1), AUTOCOMMIT) is None
-    ask(execute(1, 1), AUTOCOMMIT | CURSOR_EXISTS)
-    assert ask(execute(1), AUTOCOMMIT) is None
+    assert blocker_after(execute(1, 1), AUTOCOMMIT | CURSOR_EXISTS) == pinned
+    assert blocker_after(fetch, AUTOCOMMIT | CURSOR_EXISTS) == pinned
+    assert blocker_after(fetch, AUTOCOMMIT, failed=True) == pinned
+    assert blocker_after(fetch, AUTOCOMMIT | LAST_ROW_SENT) is None
+    blocker_after(execute(1, 1), AUTOCOMMIT | CURSOR_EXISTS)
+    assert blocker_after(request(MySqlCommand.STMT_RESET, 1), AUTOCOMMIT) is None
+    blocker_after(execute(1, 1), AUTOCOMMIT | CURSOR_EXISTS)
+    assert blocker_after(execute(1), AUTOCOMMIT) is None

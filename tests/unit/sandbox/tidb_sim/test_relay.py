@@ -1,4 +1,4 @@
-"""A relay between two sockets, at whose other ends the test is the client and MariaDB."""
+"""A relay between two sockets; the test acts as the client and as MariaDB."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from sandbox.tidb_sim.stream import ConnectionClosed, PacketStream
 INTERRUPTED = err(1317, "Query execution was interrupted", "70100")
 
 
-class End:
+class SocketEnd:
     """The test's end of a socket."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
 
     async def send(self, sequence: int, *payloads: bytes) -> None:
-        """Packets in one segment, each of them an answer or a request of its own."""
+        """Send packets in one segment, each of them a request or response of its own."""
         data = b"".join(frame(sequence, payload) for payload in payloads)
         await asyncio.get_running_loop().sock_sendall(self._end, data)
 
     async def packet(self) -> bytes:
-        """The payload of the next packet."""
+        """Return the payload of the next packet."""
         header = await self._exactly(4)
         return await self._exactly(int.from_bytes(header[:3], "little"))
 
@@ -60,44 +60,47 @@ class End:
 
 
 @asynccontextmanager
-async def connection(*, narrow: bool = False) -> AsyncIterator[tuple[PacketStream, End]]:
-    """A stream and its other end. `narrow`: hardly anything fits in before that one reads."""
+async def connection(*, narrow: bool = False) -> AsyncIterator[tuple[PacketStream, SocketEnd]]:
+    """Yield a stream and its other end. `narrow`: almost nothing is buffered until that end reads."""
     near, far = socket.socketpair()
     if narrow:
         near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
     far.setblocking(False)
     _, stream = await asyncio.get_running_loop().connect_accepted_socket(PacketStream, near)
     try:
-        yield stream, End(far)
+        yield stream, SocketEnd(far)
     finally:
         far.close()
         await stream.close()
 
 
 @asynccontextmanager
-async def relay() -> AsyncIterator[tuple[End, End, SessionMigration]]:
-    """A relay that runs: the ends of the client and of MariaDB, which takes little at once; its session."""
+async def relay() -> AsyncIterator[tuple[SocketEnd, SocketEnd, SessionMigration]]:
+    """Yield the client's and MariaDB's end of a running relay, and its session.
+
+    MariaDB's end buffers little.
+    """
     async with connection() as (stream, client), connection(narrow=True) as (inner, mariadb):
         node = SimNode("n", "v8.5.3", "8.0.11-TiDB-v8.5.3", {}, lambda: None, lambda: None)
-        backing = BackendConnection(inner, ServerGreeting("", 1, OFFERED_CAPABILITIES))
+        backend = BackendConnection(inner, ServerGreeting("", 1, OFFERED_CAPABILITIES))
         rules = MigrationRules()
-        movement = SessionMigration(
-            node, SqlClientInfo(), backing, rules, database="", by_token=False, deprecate_eof=False
+        migration = SessionMigration(
+            node, SqlClientInfo(), backend, rules, database="", by_token=False, deprecate_eof=False
         )
-        requests = RequestHandler(node, SqlClientInfo(), movement, deprecate_eof=False)
-        running = Relay(node, requests, stream, backing)
-        serving = asyncio.create_task(running.run())
-        yield client, mariadb, movement
-        running.abort()
-        assert await serving is None
+        requests = RequestHandler(node, SqlClientInfo(), migration, deprecate_eof=False)
+        relay_under_test = Relay(node, requests, stream, backend)
+        run_task = asyncio.create_task(relay_under_test.run())
+        yield client, mariadb, migration
+        relay_under_test.abort()
+        assert await run_task is None
 
 
-async def test_flow_control_goes_on_while_mariadb_is_asked() -> None:
-    """What MariaDB took too slowly before must not keep the client from being read afterwards."""
-    async with relay() as (client, mariadb, movement):
-        number = movement.tracker.prepared_statements.add(PreparedStatement(b"select ?", "", 7, 1))
-        data = struct.pack("<BIH", MySqlCommand.STMT_SEND_LONG_DATA, number, 0) + bytes(100_000)
-        # The relay reads both before it hears that MariaDB takes no more.
+async def test_flow_control_continues_during_own_queries() -> None:
+    """A slow MariaDB before the exchange must not stop reading from the client after it."""
+    async with relay() as (client, mariadb, migration):
+        statement_id = migration.tracker.prepared_statements.add(PreparedStatement(b"select ?", "", 7, 1))
+        data = struct.pack("<BIH", MySqlCommand.STMT_SEND_LONG_DATA, statement_id, 0) + bytes(100_000)
+        # The relay reads both requests before it learns that MariaDB accepts no more data.
         await client.send(0, data, b"\x03show session_states")
         assert len(await mariadb.packet()) == len(data)
         assert (await mariadb.packet()).startswith(b"\x03SELECT HEX(")
@@ -110,23 +113,23 @@ async def test_flow_control_goes_on_while_mariadb_is_asked() -> None:
 
 
 @pytest.mark.parametrize("times", [0, 1, 2])
-async def test_a_session_that_cannot_be_given_back_ends(times: int) -> None:
-    """KILL QUERY may hit any statement of ours; one that undoes what we changed is tried once more."""
+async def test_session_ends_if_client_settings_cannot_be_restored(times: int) -> None:
+    """KILL QUERY may hit any statement of ours; one that restores the client's settings is retried once."""
     async with connection() as (stream, mariadb):
-        backing = BackendConnection(stream, ServerGreeting("", 1, OFFERED_CAPABILITIES))
-        giving = asyncio.create_task(restore_client_session(backing, "SET character_set_client = gbk"))
-        for answer in ([INTERRUPTED] * times + [ok(AUTOCOMMIT)])[:2]:
+        backend = BackendConnection(stream, ServerGreeting("", 1, OFFERED_CAPABILITIES))
+        restore_task = asyncio.create_task(restore_client_session(backend, "SET character_set_client = gbk"))
+        for response in ([INTERRUPTED] * times + [ok(AUTOCOMMIT)])[:2]:
             assert await mariadb.packet() == b"\x03SET character_set_client = gbk"
-            await mariadb.send(1, answer)
+            await mariadb.send(1, response)
         if times < 2:
-            await giving
+            await restore_task
             return
-        with pytest.raises(ConnectionClosed) as ended:
-            await giving
-        assert isinstance(ended.value.__cause__, BackendError)
+        with pytest.raises(ConnectionClosed) as raised:
+            await restore_task
+        assert isinstance(raised.value.__cause__, BackendError)
 
 
-def test_a_payload_of_several_packets_is_joined_once_all_are_there() -> None:
+def test_joins_payload_of_several_packets_once_complete() -> None:
     first = MAX_PACKET_PAYLOAD.to_bytes(3, "little") + b"\0" + bytes(MAX_PACKET_PAYLOAD)
     data = bytearray(first + frame(1, b"end")[:-1])
     assert parse_payload(data, check_sequence=True) is None

@@ -1,4 +1,4 @@
-"""Where an answer ends: every shape of the protocol, with the bytes cut anywhere."""
+"""Detection of the end of a response: every form of the protocol, with the bytes split anywhere."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ SHAPES = [
         IN_TXN,
     ),
     ("error after a result", MySqlCommand.QUERY, True, [ok(MORE), ERR], ResponseProgress.DONE, MORE),
-    ("file wanted", MySqlCommand.QUERY, True, [b"\xfb/tmp/x"], ResponseProgress.WANTS_FILE, AUTOCOMMIT),
+    ("file requested", MySqlCommand.QUERY, True, [b"\xfb/tmp/x"], ResponseProgress.WANTS_FILE, AUTOCOMMIT),
     (
         "cursor with EOF",
         MySqlCommand.STMT_EXECUTE,
@@ -135,7 +135,7 @@ SHAPES = [
         AUTOCOMMIT,
     ),
     (
-        "prepared, nothing to describe",
+        "prepared without definitions",
         MySqlCommand.STMT_PREPARE,
         False,
         [b"\x00\x01\0\0\0\0\0\0\0\0\0\0"],
@@ -144,7 +144,7 @@ SHAPES = [
     ),
     ("statistics", MySqlCommand.STATISTICS, True, [b"Uptime: 1"], ResponseProgress.DONE, AUTOCOMMIT),
     ("option set", MySqlCommand.SET_OPTION, False, [eof(IN_TXN)], ResponseProgress.DONE, IN_TXN),
-    ("ping refused", MySqlCommand.PING, True, [ERR], ResponseProgress.DONE, AUTOCOMMIT),
+    ("ping rejected", MySqlCommand.PING, True, [ERR], ResponseProgress.DONE, AUTOCOMMIT),
 ]
 
 
@@ -154,7 +154,7 @@ SHAPES = [
     ids=[shape[0] for shape in SHAPES],
 )
 @given(cuts=st.lists(st.integers(min_value=1, max_value=400), max_size=30))
-def test_the_end_is_found_wherever_the_bytes_are_cut(
+def test_detects_end_in_any_chunks(
     command: MySqlCommand,
     deprecate_eof: bool,
     payloads: list[bytes],
@@ -174,8 +174,8 @@ def test_the_end_is_found_wherever_the_bytes_are_cut(
 
 
 @pytest.mark.parametrize("first", [0xFE, 0x03, 0xFF])
-def test_a_row_over_16_mib_is_not_taken_for_an_end(first: int) -> None:
-    """Its second packet may begin with any byte, and be empty; the first may begin with 0xfe."""
+def test_row_over_16_mib_is_no_end(first: int) -> None:
+    """Its second packet may start with any byte, and be empty; the first may start with 0xfe."""
     tracker = ResponseTracker(deprecate_eof=True)
     tracker.begin(MySqlCommand.QUERY)
     assert tracker.feed(frames(1, [b"\x01", DEFINITION])) is ResponseProgress.MORE
@@ -188,7 +188,7 @@ def test_a_row_over_16_mib_is_not_taken_for_an_end(first: int) -> None:
     assert tracker.status == IN_TXN
 
 
-def test_the_answer_after_a_file_is_followed_like_that_to_a_query() -> None:
+def test_tracks_response_after_file() -> None:
     tracker = ResponseTracker(deprecate_eof=True)
     tracker.begin(MySqlCommand.QUERY)
     assert tracker.feed(frame(1, b"\xfbfile")) is ResponseProgress.WANTS_FILE

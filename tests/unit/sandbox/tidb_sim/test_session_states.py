@@ -1,4 +1,4 @@
-"""The states of a session: their JSON, how the literal with it is read, and what the next statement sees."""
+"""The states of a session: their JSON, parsing its literal, and the results of the last statement."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ STATES = SessionStates(
 )
 
 
-def test_states_come_back_with_all_their_bits() -> None:
+def test_states_round_trip() -> None:
     text = STATES.encode()
     assert SessionStates.parse(text) == STATES
     stored = json.loads(text)
@@ -55,14 +55,14 @@ def test_states_come_back_with_all_their_bits() -> None:
     assert "ü" in text
 
 
-def test_what_is_empty_is_left_out() -> None:
+def test_encode_omits_empty_values() -> None:
     states = SessionStates(
         user_variables={}, system_variables={"a": ""}, statements={}, database="", found_rows=0, warnings=()
     )
     assert json.loads(states.encode()) == {"sys-vars": {"a": ""}}
 
 
-def test_a_few_states_say_nothing_about_the_others() -> None:
+def test_parses_partial_states() -> None:
     states = SessionStates.parse('{"affected-rows": 3, "found-rows": 7, "rs-group": "default"}')
     assert states == SessionStates(affected_rows=3, found_rows=7)
     assert not states.is_complete
@@ -101,7 +101,7 @@ def test_a_few_states_say_nothing_about_the_others() -> None:
         '{"user-var-values": {"\\ud800": "35"}, "user-var-types": {"\\ud800": "INT"}}',
     ],
 )
-def test_what_is_no_object_of_states(text: str) -> None:
+def test_rejects_invalid_states(text: str) -> None:
     with pytest.raises(InvalidSessionStates):
         SessionStates.parse(text)
 
@@ -115,7 +115,7 @@ _KEYS = st.sampled_from(sorted(json.loads(STATES.encode())))
 
 
 @given(st.dictionaries(_KEYS, _JSON | st.dictionaries(st.sampled_from("123"), _JSON)))
-def test_whatever_json_comes_is_read_or_refused(stored: dict[str, Any]) -> None:
+def test_parses_or_rejects_any_json(stored: dict[str, Any]) -> None:
     try:
         states = SessionStates.parse(json.dumps(stored))
     except InvalidSessionStates:
@@ -161,18 +161,18 @@ def test_user_variables_keep_their_types(variable: UserVariable, expected: str) 
         ("", True, None),
     ],
 )
-def test_a_literal_is_read_as_the_mode_says(
+def test_parses_literal_according_to_sql_mode(
     text: str, backslash: bool, expected: tuple[str, str] | None
 ) -> None:
     assert parse_string_literal(text, backslash_escapes=backslash) == expected
 
 
-def test_double_quotes_may_be_for_names() -> None:
+def test_double_quotes_may_quote_names() -> None:
     assert parse_string_literal('"a"', backslash_escapes=True, double_quotes=False) is None
 
 
 @given(st.text(max_size=60))
-def test_what_is_escaped_in_either_way_comes_back(value: str) -> None:
+def test_escaped_literals_round_trip(value: str) -> None:
     doubled = value.replace("\\", "\\\\").replace("'", "''")
     slashed = value.replace("\\", "\\\\").replace("'", "\\'")
     for text in (doubled, slashed):
@@ -183,18 +183,18 @@ def test_what_is_escaped_in_either_way_comes_back(value: str) -> None:
     )
 
 
-def test_a_literal_of_megabytes_is_read() -> None:
+def test_parses_literal_of_megabytes() -> None:
     value = 'x"\\' * 1_000_000
     text = "'" + value.replace("\\", "\\\\") + "'"
     assert parse_string_literal(text, backslash_escapes=True) == (value, "")
 
 
-def test_statements_are_told_apart() -> None:
+def test_splits_statements() -> None:
     text = b'select \';\' ; -- a; b\n /* ; */ use `a;b`; # end;\n select "\\";"; ;\0'
     assert split_statements(text) == [b"select ';'", b"use `a;b`", b'select "\\";"']
 
 
-def test_character_sets_have_codecs() -> None:
+def test_maps_character_sets_to_codecs() -> None:
     assert "süß".encode(mariadb_codec("latin1")) == b"s\xfc\xdf"
     assert tidb_codec("latin1") == tidb_codec("utf8mb4") == "utf-8"
     assert tidb_codec("GBK") == "gbk"
@@ -202,10 +202,10 @@ def test_character_sets_have_codecs() -> None:
     assert decode_statement(b"\xfc", "latin1") == "ü"
 
 
-# What a statement leaves behind.
+# Results of the last statement.
 
 WARNINGS = (SqlWarning("Warning", 1292, "w"), SqlWarning("Error", 1064, "e"))
-LEFT = LastStatementState(3, 7, WARNINGS)
+LAST_STATEMENT = LastStatementState(3, 7, WARNINGS)
 
 
 @pytest.mark.parametrize(
@@ -231,18 +231,18 @@ LEFT = LastStatementState(3, 7, WARNINGS)
         (b"select 1", None),
     ],
 )
-def test_what_was_left_behind_is_put_into_the_text(text: bytes, expected: bytes | None) -> None:
-    assert LEFT.substitute(text) == (text if expected is None else expected)
+def test_substitutes_results_of_last_statement(text: bytes, expected: bytes | None) -> None:
+    assert LAST_STATEMENT.substitute(text) == (text if expected is None else expected)
 
 
-def test_only_what_is_known_is_put_into_the_text() -> None:
+def test_substitutes_only_known_results() -> None:
     assert LastStatementState(row_count=-1).substitute(
         b"select row_count(), found_rows(), @@warning_count"
     ) == (b"select (-1) as `row_count()`, found_rows(), @@warning_count")
 
 
 @pytest.mark.parametrize(
-    ("text", "left"),
+    ("text", "remaining"),
     [
         (b"select 1", None),
         (b"select * from t", None),
@@ -254,13 +254,13 @@ def test_only_what_is_known_is_put_into_the_text() -> None:
         (b"set @a = ';' ; ", LastStatementState(found_rows=7)),
     ],
 )
-def test_the_next_statement_takes_it_away(text: bytes, left: LastStatementState | None) -> None:
-    assert LEFT.after_statement(text) == left
+def test_next_statement_clears_results(text: bytes, remaining: LastStatementState | None) -> None:
+    assert LAST_STATEMENT.after_statement(text) == remaining
 
 
-def test_warnings_are_listed() -> None:
-    def listed(statement: str, leftovers: LastStatementState = LEFT) -> list[bytes] | None:
-        return leftovers.answer_show_warnings(statement, AUTOCOMMIT, deprecate_eof=True)
+def test_answers_show_warnings() -> None:
+    def listed(statement: str, last_statement: LastStatementState = LAST_STATEMENT) -> list[bytes] | None:
+        return last_statement.answer_show_warnings(statement, AUTOCOMMIT, deprecate_eof=True)
 
     assert (listed("show warnings") or [])[4:-1] == [b"\x07Warning\x041292\x01w", b"\x05Error\x041064\x01e"]
     assert (listed("show errors") or [])[4:-1] == [b"\x05Error\x041064\x01e"]

@@ -1,4 +1,4 @@
-"""Session tokens: what is signed, and which tokens let nobody in."""
+"""Session tokens: the signed bytes, and the tokens that are rejected."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def encoded(token: dict[str, str]) -> bytes:
     return json.dumps(token).encode()
 
 
-def test_a_token_has_tidbs_keys_and_times(signer: Signer) -> None:
+def test_token_has_tidb_keys_and_times(signer: Signer) -> None:
     token = issue_token(signer, "anna", NOW)
     assert list(token) == ["username", "sign-time", "expire-time", "signature"]
     assert token["username"] == "anna"
@@ -62,7 +62,7 @@ def test_a_token_has_tidbs_keys_and_times(signer: Signer) -> None:
     assert signer.verify(content, base64.b64decode(token["signature"]))
 
 
-def test_rsa_signs_with_the_hash_of_the_certificates_own_signature(tmp_path: Path) -> None:
+def test_rsa_signs_with_hash_of_certificate_signature(tmp_path: Path) -> None:
     files = SessionCertificate.load_or_create(tmp_path, rsa=True)
     signature = load_signer(files.cert, files.key).sign(b"content")
     public = x509.load_pem_x509_certificate(files.cert.read_bytes()).public_key()
@@ -70,64 +70,62 @@ def test_rsa_signs_with_the_hash_of_the_certificates_own_signature(tmp_path: Pat
     public.verify(signature, b"content", padding.PKCS1v15(), hashes.SHA384())
 
 
-def test_go_escapes_what_html_would_take_for_markup() -> None:
+def test_escapes_html_characters_like_go() -> None:
     token = {"username": "<a>&\u2028ü\"'", "sign-time": "s", "expire-time": "e"}
     expected = '{"username":"\\u003ca\\u003e\\u0026\\u2028ü\\"\'","sign-time":"s","expire-time":"e"}'
     assert signed_bytes(token) == expected.encode()
 
 
-@pytest.mark.parametrize("late", [0, 59, 60])
-def test_a_token_is_good_for_a_minute(signer: Signer, late: int) -> None:
-    verify_token(signer, encoded(issue_token(signer, "anna", NOW)), "anna", NOW + late * SECOND)
+@pytest.mark.parametrize("age_seconds", [0, 59, 60])
+def test_token_is_valid_for_a_minute(signer: Signer, age_seconds: int) -> None:
+    verify_token(signer, encoded(issue_token(signer, "anna", NOW)), "anna", NOW + age_seconds * SECOND)
 
 
-def test_a_token_from_the_future_and_another_case_of_the_name_are_fine(signer: Signer) -> None:
+def test_accepts_token_from_future_and_other_case_of_name(signer: Signer) -> None:
     verify_token(signer, encoded(issue_token(signer, "Anna", NOW + 3600 * SECOND)), "aNNa", NOW)
 
 
-def test_a_token_may_be_written_another_way(signer: Signer) -> None:
-    """TiDB's type JSON sorts the keys and puts blanks between them."""
+def test_accepts_reformatted_token(signer: Signer) -> None:
+    """TiDB's type JSON sorts the keys and inserts blanks between them."""
     token = issue_token(signer, "anna", NOW)
     verify_token(signer, json.dumps(token, sort_keys=True, indent=1).encode(), "anna", NOW)
 
 
-def changed(key: str, value: str) -> Callable[[dict[str, str]], dict[str, str]]:
+def with_field(key: str, value: str) -> Callable[[dict[str, str]], dict[str, str]]:
     return lambda token: token | {key: value}
 
 
 @pytest.mark.parametrize(
     "tamper",
     [
-        changed("username", "root"),
-        changed("expire-time", "2036-01-01T00:00:00Z"),
-        changed("sign-time", "2025-12-31T23:59:59Z"),
-        changed("signature", base64.b64encode(bytes(64)).decode()),
-        changed("signature", ""),
+        with_field("username", "root"),
+        with_field("expire-time", "2036-01-01T00:00:00Z"),
+        with_field("sign-time", "2025-12-31T23:59:59Z"),
+        with_field("signature", base64.b64encode(bytes(64)).decode()),
+        with_field("signature", ""),
     ],
 )
-def test_a_changed_token_is_forged(
-    signer: Signer, tamper: Callable[[dict[str, str]], dict[str, str]]
-) -> None:
+def test_rejects_modified_token(signer: Signer, tamper: Callable[[dict[str, str]], dict[str, str]]) -> None:
     with pytest.raises(TokenRejected, match="signature"):
         verify_token(signer, encoded(tamper(issue_token(signer, "anna", NOW))), "root", NOW)
 
 
-def test_a_token_of_another_key_is_forged(signer: Signer, tmp_path: Path) -> None:
+def test_rejects_token_of_another_key(signer: Signer, tmp_path: Path) -> None:
     other = SessionCertificate.load_or_create(tmp_path)
     token = issue_token(load_signer(other.cert, other.key), "anna", NOW)
     with pytest.raises(TokenRejected, match="signature"):
         verify_token(signer, encoded(token), "anna", NOW)
 
 
-def test_a_token_that_is_over_or_of_somebody_else(signer: Signer) -> None:
+def test_rejects_expired_token_and_token_of_another_user(signer: Signer) -> None:
     token = encoded(issue_token(signer, "anna", NOW))
     with pytest.raises(TokenRejected, match="expired"):
         verify_token(signer, token, "anna", NOW + 60 * SECOND + 1)
-    with pytest.raises(TokenRejected, match="of 'anna', not of 'berta'"):
+    with pytest.raises(TokenRejected, match="belongs to 'anna', not to 'berta'"):
         verify_token(signer, token, "berta", NOW)
 
 
-def test_a_long_life_of_a_token_counts_for_nothing(signer: Signer) -> None:
+def test_ignores_longer_expire_time(signer: Signer) -> None:
     token = {
         "username": "anna",
         "sign-time": format_go_time(NOW),
@@ -155,39 +153,39 @@ def test_a_long_life_of_a_token_counts_for_nothing(signer: Signer) -> None:
         ).encode(),
     ],
 )
-def test_what_is_no_token(signer: Signer, token: bytes) -> None:
-    with pytest.raises(TokenRejected, match="no session token"):
+def test_rejects_invalid_token(signer: Signer, token: bytes) -> None:
+    with pytest.raises(TokenRejected, match="not a session token"):
         verify_token(signer, token, "anna", NOW)
 
 
 @given(st.integers(min_value=0, max_value=4_000_000_000 * SECOND))
-def test_times_come_back(now: int) -> None:
+def test_times_round_trip(now: int) -> None:
     text = format_go_time(now)
     assert parse_rfc3339(text) == now
     assert not text.endswith(("0Z", ".Z")) or "." not in text
 
 
-def test_times_of_other_zones() -> None:
+def test_parses_times_of_other_zones() -> None:
     assert parse_rfc3339("2026-01-01T08:00:00.5+08:00") == 1_767_225_600 * SECOND + SECOND // 2
     with pytest.raises(ValueError, match="RFC 3339"):
         parse_rfc3339("2026-01-01 00:00:00")
 
 
-def test_a_clock_may_be_ahead() -> None:
+def test_clock_skew_shifts_clock() -> None:
     ahead, right = MigrationRules(clock_skew_seconds=50).now_nanoseconds(), MigrationRules().now_nanoseconds()
     assert 49 * SECOND < ahead - right < 51 * SECOND
 
 
-def test_files_that_cannot_be_used(tmp_path: Path) -> None:
+def test_rejects_unusable_key_files(tmp_path: Path) -> None:
     one, two = (
         SessionCertificate.load_or_create(tmp_path / "1"),
         SessionCertificate.load_or_create(tmp_path / "2"),
     )
     with pytest.raises(ConfigError, match="it is not the key of"):
         load_signer(one.cert, two.key)
-    with pytest.raises(ConfigError, match="no certificate"):
+    with pytest.raises(ConfigError, match="not a certificate"):
         load_signer(tmp_path / "nowhere", one.key)
-    with pytest.raises(ConfigError, match="no key"):
+    with pytest.raises(ConfigError, match="not a private key"):
         load_signer(one.cert, one.cert)
     elliptic = tmp_path / "ec.key"
     elliptic.write_bytes(
@@ -195,5 +193,5 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
     )
-    with pytest.raises(ConfigError, match="kind of key is not supported"):
+    with pytest.raises(ConfigError, match="type of key is not supported"):
         load_signer(one.cert, elliptic)

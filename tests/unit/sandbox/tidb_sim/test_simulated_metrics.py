@@ -1,4 +1,4 @@
-"""What a stand-in shows of its load and health."""
+"""The load and health that a simulated server reports."""
 
 from __future__ import annotations
 
@@ -13,51 +13,51 @@ from controlplane.observe.node_metrics.rates import append_sample, compute_node_
 from sandbox.tidb_sim.simulated_metrics import SimulatedMetrics
 
 
-class Stand:
-    """Signs with a clock of the test's."""
+class ClockedMetrics:
+    """Simulated metrics with a clock that the test controls."""
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.signs = SimulatedMetrics(lambda: self.now)
+        self.metrics = SimulatedMetrics(lambda: self.now)
 
     def sample(self) -> CounterSample:
         text = ExpositionParser()
-        text.feed(self.signs.render().encode())
-        found = text.sample(self.now)
-        assert found is not None
-        return found
+        text.feed(self.metrics.render().encode())
+        sample = text.sample(self.now)
+        assert sample is not None
+        return sample
 
-    def seen_for(self, seconds: float) -> NodeMetrics:
-        """What a reader makes of two samples."""
+    def observe(self, seconds: float) -> NodeMetrics:
+        """Return the metrics computed from two samples."""
         first = self.sample()
         self.now += seconds
         return compute_node_metrics(append_sample((first,), self.sample()))
 
-    def show(self, **told: Any) -> None:
-        self.signs.set_values(json.dumps(told).encode())
+    def set_values(self, **values: Any) -> None:
+        self.metrics.set_values(json.dumps(values).encode())
 
 
-def ratios(of: NodeMetrics) -> list[float | None]:
-    read = (of.cpu, of.memory, of.pd_failures, of.tikv_failures)
-    return [one.value if one is not None else None for one in read]
+def ratios(metrics: NodeMetrics) -> list[float | None]:
+    values = (metrics.cpu, metrics.memory, metrics.pd_failures, metrics.tikv_failures)
+    return [value.value if value is not None else None for value in values]
 
 
-def test_it_is_calm_until_it_is_told_something() -> None:
-    stand = Stand()
-    assert ratios(stand.seen_for(5.0)) == pytest.approx([0.05, 0.1, 0.0, 0.0])
-    sample = stand.sample()
-    assert None not in [getattr(sample, part) for part in CounterSample.__slots__]
+def test_reports_calm_node_by_default() -> None:
+    metrics = ClockedMetrics()
+    assert ratios(metrics.observe(5.0)) == pytest.approx([0.05, 0.1, 0.0, 0.0])
+    sample = metrics.sample()
+    assert None not in [getattr(sample, field) for field in CounterSample.__slots__]
 
 
-def test_it_shows_what_it_was_told_from_then_on() -> None:
-    stand = Stand()
-    stand.now += 1000.0
-    stand.show(cpu=0.95, memory=0.8, pd_failures=0.5, tikv_failures=0.4, cores=3)
-    found = stand.seen_for(5.0)
-    assert ratios(found) == pytest.approx([0.95, 0.8, 0.5, 0.4])
-    assert found.cpu_quota == 3.0
-    stand.show(pd_failures=0)
-    assert ratios(stand.seen_for(5.0)) == pytest.approx([0.95, 0.8, 0.0, 0.4])
+def test_reports_values_once_they_are_set() -> None:
+    metrics = ClockedMetrics()
+    metrics.now += 1000.0
+    metrics.set_values(cpu=0.95, memory=0.8, pd_failures=0.5, tikv_failures=0.4, cores=3)
+    observed = metrics.observe(5.0)
+    assert ratios(observed) == pytest.approx([0.95, 0.8, 0.5, 0.4])
+    assert observed.cpu_quota == 3.0
+    metrics.set_values(pd_failures=0)
+    assert ratios(metrics.observe(5.0)) == pytest.approx([0.95, 0.8, 0.0, 0.4])
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,10 @@ def test_it_shows_what_it_was_told_from_then_on() -> None:
         b'{"cpu": Infinity}',
     ],
 )
-def test_what_it_does_not_understand_changes_nothing(body: bytes) -> None:
-    stand = Stand()
+def test_rejects_invalid_values_without_effect(body: bytes) -> None:
+    metrics = ClockedMetrics()
     with pytest.raises(ValueError, match=r"."):
-        stand.signs.set_values(body)
+        metrics.metrics.set_values(body)
     with pytest.raises(ValueError, match="swap"):
-        stand.show(cpu=0.9, swap=1)
-    assert ratios(stand.seen_for(5.0)) == pytest.approx([0.05, 0.1, 0.0, 0.0])
+        metrics.set_values(cpu=0.9, swap=1)
+    assert ratios(metrics.observe(5.0)) == pytest.approx([0.05, 0.1, 0.0, 0.0])

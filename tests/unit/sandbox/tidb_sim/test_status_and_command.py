@@ -1,4 +1,4 @@
-"""What a stand-in says about itself, and its command line."""
+"""The status pages of the simulated server, its built-in answers, and its command line."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ SETTINGS = SimSettings(SessionRules(BackendAddress(socket="/run/s")), advertise_
 
 @pytest.fixture
 def node() -> SimNode:
-    def nothing() -> None: ...
+    def noop() -> None: ...
 
     return SimNode(
         name="10.0.0.7:4000",
         release="v8.5.3",
         server_version=SETTINGS.version,
         labels={"zone": "a"},
-        shut_down=nothing,
-        crash=nothing,
+        shut_down=noop,
+        crash=noop,
         sql_port=4000,
         status_port=10080,
         is_serving=True,
@@ -42,10 +42,10 @@ def node() -> SimNode:
     )
 
 
-def test_info_is_what_tidb_registers(node: SimNode) -> None:
+def test_topology_info_matches_tidb(node: SimNode) -> None:
     assert json.loads(topology_info(node, SETTINGS)) == {
         "version": "v8.5.3",
-        "git_hash": "stand-in",
+        "git_hash": "simulated",
         "ip": "10.0.0.7",
         "status_port": 10080,
         "deploy_path": "/tidb-server",
@@ -54,10 +54,10 @@ def test_info_is_what_tidb_registers(node: SimNode) -> None:
     }
 
 
-def test_status_tells_connections_and_version(node: SimNode) -> None:
+def test_status_reports_connections_and_version(node: SimNode) -> None:
     reply = status_answer("GET", "/status", node, SETTINGS)
-    told = json.loads(reply.body)
-    assert (reply.code, told["connections"], told["version"]) == (200, 3, "8.0.11-TiDB-v8.5.3")
+    page = json.loads(reply.body)
+    assert (reply.code, page["connections"], page["version"]) == (200, 3, "8.0.11-TiDB-v8.5.3")
 
 
 @pytest.mark.parametrize(("serving", "stopping"), [(False, False), (True, True)])
@@ -70,7 +70,7 @@ def test_status_is_500_and_empty_while_starting_and_stopping(
     assert b"500 Internal Server Error" in reply.encode()
 
 
-def test_the_other_paths(node: SimNode) -> None:
+def test_other_paths_respond_like_tidb(node: SimNode) -> None:
     node.record_violation("10.0.0.1:5", "invalid sequence 3 != 0")
     info = json.loads(status_answer("GET", "/info", node, SETTINGS).body)
     assert (info["listening_port"], info["is_owner"]) == (4000, False)
@@ -87,12 +87,12 @@ def test_the_other_paths(node: SimNode) -> None:
     assert status_answer("GET", "/sim/crash", node, SETTINGS).code == 405
 
 
-def test_its_vital_signs_are_what_it_was_told(node: SimNode) -> None:
+def test_metrics_report_values_set_by_test(node: SimNode) -> None:
     assert status_answer("POST", "/sim/vitals", node, SETTINGS, b'{"cores": 3}').code == 200
     assert b"\ntidb_server_maxprocs 3.0\n" in status_answer("GET", "/metrics", node, SETTINGS).body
-    refused = status_answer("POST", "/sim/vitals", node, SETTINGS, b'{"cup": 3}')
-    assert refused.encode().startswith(b"HTTP/1.1 400 Bad Request\r\n")
-    assert refused.body.startswith(b"'cup' is none of cpu, memory,")
+    rejected = status_answer("POST", "/sim/vitals", node, SETTINGS, b'{"cup": 3}')
+    assert rejected.encode().startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert rejected.body.startswith(b"'cup' is not one of cpu, memory,")
     assert status_answer("GET", "/sim/vitals", node, SETTINGS).code == 404
 
 
@@ -111,13 +111,13 @@ def test_its_vital_signs_are_what_it_was_told(node: SimNode) -> None:
         (b"SHOW SESSION STATUS LIKE 'ssl_version'", "TLSv1.3"),
     ],
 )
-def test_statements_that_are_answered_here(node: SimNode, text: bytes, value: str | int) -> None:
-    found = answer_builtin(normalize_statement(text), node, CLIENT)
-    assert found is not None
-    assert found[-1][1] == value
+def test_answers_builtin_statements(node: SimNode, text: bytes, value: str | int) -> None:
+    row = answer_builtin(normalize_statement(text), node, CLIENT)
+    assert row is not None
+    assert row[-1][1] == value
 
 
-def test_an_answer_of_ours_can_be_prepared_too() -> None:
+def test_builtin_answer_can_be_prepared() -> None:
     row = (("a", 1), ("b()", "it's \\"))
     assert as_select(row) == rb"select 1 as `a`, 'it''s \\' as `b()`"
 
@@ -125,11 +125,11 @@ def test_an_answer_of_ours_can_be_prepared_too() -> None:
 @pytest.mark.parametrize(
     "text", [b"select 1", b"select @@port, 1", b"set @@port = 1", b"begin", b"show status like 'ssl_%'"]
 )
-def test_everything_else_is_for_mariadb(node: SimNode, text: bytes) -> None:
+def test_leaves_other_statements_to_mariadb(node: SimNode, text: bytes) -> None:
     assert answer_builtin(normalize_statement(text), node, CLIENT) is None
 
 
-def test_tidbs_own_command_line_is_understood(tmp_path: Path) -> None:
+def test_parses_tidb_command_line(tmp_path: Path) -> None:
     file = tmp_path / "tidb.toml"
     file.write_text(
         """
@@ -182,7 +182,7 @@ def test_cluster_tls_makes_pd_https(tmp_path: Path) -> None:
     assert str(settings.cluster_tls.cert) == f"{tmp_path}/cert"
 
 
-def test_tls_to_clients_is_in_the_file_or_on_the_command_line(tmp_path: Path) -> None:
+def test_reads_client_tls_from_file_or_flags(tmp_path: Path) -> None:
     file = tmp_path / "tidb.toml"
     file.write_text(
         '[security]\nssl-cert = "/c"\nssl-key = "/k"\nssl-ca = ""\nrequire-secure-transport = true\n'
@@ -199,7 +199,7 @@ def test_tls_to_clients_is_in_the_file_or_on_the_command_line(tmp_path: Path) ->
     assert parse_arguments(["--mariadb", "/run/s"], {}).rules.tls is None
 
 
-def test_what_moves_sessions_is_in_the_file_or_on_the_command_line(tmp_path: Path) -> None:
+def test_reads_migration_settings_from_file_or_flags(tmp_path: Path) -> None:
     file = tmp_path / "tidb.toml"
     file.write_text('[security]\nsession-token-signing-cert = "/c"\nsession-token-signing-key = "/k"\n')
     settings = parse_arguments(["--config", str(file), "--mariadb", "/run/s"], {})
@@ -213,17 +213,17 @@ def test_what_moves_sessions_is_in_the_file_or_on_the_command_line(tmp_path: Pat
     assert parse_arguments(["--mariadb", "/run/s"], {}).signing_key == ""
 
 
-def test_an_embedded_store_registers_nowhere() -> None:
+def test_embedded_store_does_not_register() -> None:
     assert parse_arguments(["--store", "unistore", "--path", "/tmp/tidb", "--mariadb", "/run/s"], {}).pd == ()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["--nonsense"], "unrecognized arguments: --nonsense"),
         (["--adv", "x"], "unrecognized arguments: --adv"),
-        (["-P", "70000"], "70000 is no port"),
-        ([], "no MariaDB to keep the data in; give --mariadb or set TIDB_SIM_MARIADB"),
+        (["-P", "70000"], "70000 is not a port"),
+        ([], "MariaDB's address is missing; give --mariadb or set TIDB_SIM_MARIADB"),
         (["--mariadb", "nohost"], "'nohost' has no port"),
         (["--mariadb", "/s", "--label", "zone"], "the label 'zone' is not KEY=VALUE"),
         (["--mariadb", "/s", "--config", "/nowhere.toml"], "/nowhere.toml"),
@@ -232,10 +232,10 @@ def test_an_embedded_store_registers_nowhere() -> None:
         (["--mariadb", "/s", "--default-authentication-plugin", "sha1"], "invalid choice: 'sha1'"),
     ],
 )
-def test_a_wrong_command_line_is_refused(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+def test_rejects_invalid_command_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as refused:
+    with pytest.raises(SystemExit) as rejected:
         parse_arguments(arguments, {})
-    assert refused.value.code == 2
-    assert told in capsys.readouterr().err
+    assert rejected.value.code == 2
+    assert message in capsys.readouterr().err

@@ -10,15 +10,15 @@ use sha2::{Digest as _, Sha256};
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlRow, MySqlSslMode};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, Row as _};
 
-const DEADLINE: Duration = Duration::from_secs(20); // until the server has noticed something
-const SLEEP: u32 = 60; // seconds a query would last that is to be killed
+const DEADLINE: Duration = Duration::from_secs(20); // limit until the server has noticed an event
+const SLEEP: u32 = 60; // duration in seconds of a query that is to be killed
 
-type Told<T = String> = Result<T, Failure>;
+type Outcome<T = String> = Result<T, Failure>;
 
 enum Failure {
-    /// sqlx does not have that.
+    /// sqlx lacks this feature.
     NotSupported(&'static str),
-    /// Something went otherwise than it should.
+    /// A result differs from the expected one.
     Wrong(String),
     Sqlx(sqlx::Error),
 }
@@ -57,12 +57,12 @@ fn setting(name: &str) -> String {
     std::env::var(format!("MATRIX_{name}")).unwrap_or_default()
 }
 
-fn number<T: std::str::FromStr>(name: &str) -> Told<T> {
+fn number<T: std::str::FromStr>(name: &str) -> Outcome<T> {
     setting(name).parse().map_err(|_| Failure::Wrong(format!("MATRIX_{name} is no number")))
 }
 
 impl Plan {
-    fn read() -> Told<Self> {
+    fn read() -> Outcome<Self> {
         let options = MySqlConnectOptions::new()
             .host(&setting("HOST"))
             .port(number("PORT")?)
@@ -84,11 +84,11 @@ impl Plan {
         })
     }
 
-    async fn open(&self) -> Told<MySqlConnection> {
+    async fn open(&self) -> Outcome<MySqlConnection> {
         Ok(MySqlConnection::connect_with(&self.options).await?)
     }
 
-    async fn step(&self, name: &str) -> Told {
+    async fn step(&self, name: &str) -> Outcome {
         match name {
             "login" => self.login().await,
             "wrong_password" => self.wrong_password().await,
@@ -112,21 +112,21 @@ impl Plan {
         }
     }
 
-    async fn login(&self) -> Told {
+    async fn login(&self) -> Outcome {
         let mut session = self.open().await?;
         let account: String = session.fetch_one(sqlx::raw_sql("select current_user()")).await?.get(0);
         let database: String = session.fetch_one(sqlx::raw_sql("select database()")).await?.get(0);
-        let told = format!("{} in {database}", account.split('@').next().unwrap_or_default());
+        let outcome = format!("{} in {database}", account.split('@').next().unwrap_or_default());
         session.close().await?;
-        Ok(told)
+        Ok(outcome)
     }
 
-    async fn wrong_password(&self) -> Told {
+    async fn wrong_password(&self) -> Outcome {
         let options = self.options.clone().password("not the password");
         want_error(1045, MySqlConnection::connect_with(&options).await)
     }
 
-    async fn ping(&self) -> Told {
+    async fn ping(&self) -> Outcome {
         let mut session = self.open().await?;
         session.ping().await?;
         expect_number(&mut session, "select 1", 1).await?;
@@ -135,7 +135,7 @@ impl Plan {
         Ok(String::new())
     }
 
-    async fn queries(&self, protocol: Protocol, table: &str) -> Told {
+    async fn queries(&self, protocol: Protocol, table: &str) -> Outcome {
         let mut session = self.open().await?;
         let s = &mut session;
         let rows: Vec<Line> = (0..20).map(Line::new).collect();
@@ -174,7 +174,7 @@ impl Plan {
         Ok(format!("20 rows, {absent}, {duplicate}"))
     }
 
-    async fn transactions(&self) -> Told {
+    async fn transactions(&self) -> Outcome {
         let (mut session, mut second) = (self.open().await?, self.open().await?);
         session.execute("drop table if exists tx").await?;
         session.execute("create table tx (id int primary key) engine=innodb").await?;
@@ -196,7 +196,7 @@ impl Plan {
         Ok("0 1 1".into())
     }
 
-    async fn big_result(&self, protocol: Protocol, rows: u64) -> Told {
+    async fn big_result(&self, protocol: Protocol, rows: u64) -> Outcome {
         let mut session = self.open().await?;
         let sql = format!("select n from numbers where n <= {rows}");
         let mut found = match protocol {
@@ -214,7 +214,7 @@ impl Plan {
         Ok(format!("{count} rows"))
     }
 
-    async fn big_value(&self, protocol: Protocol) -> Told {
+    async fn big_value(&self, protocol: Protocol) -> Outcome {
         let mut session = self.open().await?;
         let mut blob = vec![0; self.blob];
         rand::rng().fill_bytes(&mut blob);
@@ -223,12 +223,12 @@ impl Plan {
         session.execute("create table blobs (id int primary key, data longblob)").await?;
         let insert = "insert into blobs values (?, ?)";
         run(&mut session, protocol, insert, &[Value::Int(1), Value::Bytes(blob)]).await?;
-        let there = "select sha2(data, 256) from blobs where id = ?";
-        let there = run(&mut session, protocol, there, &[Value::Int(1)]).await?;
-        expect(&one(&there)?.get::<String, _>(0), &digest)?;
-        // In the text protocol sqlx takes a row that begins with so long a value for the end of the rows.
-        let (part, told) = match protocol {
-            Protocol::Text => (self.blob.div_ceil(2), ", read in halves: the driver cannot more"),
+        let stored = "select sha2(data, 256) from blobs where id = ?";
+        let stored = run(&mut session, protocol, stored, &[Value::Int(1)]).await?;
+        expect(&one(&stored)?.get::<String, _>(0), &digest)?;
+        // In the text protocol sqlx mistakes a row that starts with such a long value for the end of the rows.
+        let (part, note) = match protocol {
+            Protocol::Text => (self.blob.div_ceil(2), ", read in halves: the driver cannot read more"),
             Protocol::Prepared => (self.blob, ""),
         };
         let mut data = Vec::new();
@@ -238,17 +238,17 @@ impl Plan {
             let rows = run(&mut session, protocol, &select, &[Value::Int(1)]).await?;
             let read: Vec<u8> = one(&rows)?.get(0);
             if read.is_empty() {
-                return Err(Failure::Wrong(format!("{} bytes came back", data.len())));
+                return Err(Failure::Wrong(format!("{} bytes received", data.len())));
             }
             data.extend(read);
         }
         expect(&hex(&Sha256::digest(&data)), &digest)?;
         session.execute("drop table blobs").await?;
         session.close().await?;
-        Ok(format!("{} bytes{told}", data.len()))
+        Ok(format!("{} bytes{note}", data.len()))
     }
 
-    async fn multi(&self) -> Told {
+    async fn multi(&self) -> Outcome {
         let mut session = self.open().await?;
         let sql = "select 1; drop table if exists multi; create table multi (id int); \
                    insert into multi values (1), (2); select count(*) from multi; drop table multi";
@@ -256,13 +256,13 @@ impl Plan {
         let values: Vec<i64> = rows.iter().map(|row| row.get_unchecked(0)).collect();
         expect(&values, &vec![1, 2])?;
         let broken = sqlx::raw_sql("select 1; select * from absent; select 2");
-        let told = want_error(1146, broken.fetch_all(&mut session).await)?;
+        let outcome = want_error(1146, broken.fetch_all(&mut session).await)?;
         expect_number(&mut session, "select 3", 3).await?;
         session.close().await?;
-        Ok(format!("2 results, {told}"))
+        Ok(format!("2 results, {outcome}"))
     }
 
-    async fn kill(&self) -> Told {
+    async fn kill(&self) -> Outcome {
         let (mut victim, mut killer) = (self.open().await?, self.open().await?);
         let id = value(&mut victim, "select connection_id()").await?;
         let (begun, gone) = (format!("begun {id}"), format!("gone {id}"));
@@ -276,7 +276,7 @@ impl Plan {
         let Ok(Ok(ended)) = tokio::time::timeout(DEADLINE, sleeping).await else {
             return Err(Failure::Wrong("the query goes on".into()));
         };
-        let told = match ended {
+        let outcome = match ended {
             Err(sqlx::Error::Database(answer)) => {
                 format!("error {}", answer.downcast_ref::<sqlx::mysql::MySqlDatabaseError>().number())
             }
@@ -285,10 +285,10 @@ impl Plan {
         };
         lock(&mut killer, &gone).await?;
         killer.close().await?;
-        Ok(told)
+        Ok(outcome)
     }
 
-    async fn cut(&self) -> Told {
+    async fn cut(&self) -> Outcome {
         let (mut session, mut other) = (self.open().await?, self.open().await?);
         let gone = format!("gone {}", value(&mut session, "select connection_id()").await?);
         lock(&mut session, &gone).await?;
@@ -300,7 +300,7 @@ impl Plan {
         }
         drop(found);
         expect_number(&mut other, &format!("select get_lock('{gone}', 0)"), 0).await?;
-        drop(session); // closes the socket without a word
+        drop(session); // closes the socket without COM_QUIT
         lock(&mut other, &gone).await?;
         other.close().await?;
         let mut fresh = self.open().await?;
@@ -363,7 +363,7 @@ enum Value {
 }
 
 impl Value {
-    /// As SQL. The script's texts hold nothing that would have to be escaped.
+    /// As SQL. The script's texts need no escaping.
     fn literal(&self) -> String {
         match self {
             Self::Null => "null".into(),
@@ -377,12 +377,12 @@ impl Value {
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}"); // a String takes all
+        let _ = write!(text, "{byte:02x}"); // writing to a String cannot fail
         text
     })
 }
 
-/// Run a statement with parameters; all rows. sqlx itself puts no values into text.
+/// Run a statement with parameters; return all rows. sqlx itself never inserts values into the text.
 async fn run(
     session: &mut MySqlConnection,
     protocol: Protocol,
@@ -415,30 +415,30 @@ async fn run(
     }
 }
 
-fn one(rows: &[MySqlRow]) -> Told<&MySqlRow> {
+fn one(rows: &[MySqlRow]) -> Outcome<&MySqlRow> {
     match rows {
         [row] => Ok(row),
         _ => Err(Failure::Wrong(format!("{} rows instead of one", rows.len()))),
     }
 }
 
-async fn value(session: &mut MySqlConnection, sql: &str) -> Told<i64> {
+async fn value(session: &mut MySqlConnection, sql: &str) -> Outcome<i64> {
     let row = session.fetch_one(sqlx::raw_sql(AssertSqlSafe(sql.to_owned()))).await?;
     Ok(row.get_unchecked(0))
 }
 
-async fn expect_number(session: &mut MySqlConnection, sql: &str, wanted: i64) -> Told<()> {
+async fn expect_number(session: &mut MySqlConnection, sql: &str, wanted: i64) -> Outcome<()> {
     expect(&value(session, sql).await?, &wanted)
 }
 
-fn expect<T: std::fmt::Debug + PartialEq + ?Sized>(got: &T, wanted: &T) -> Told<()> {
+fn expect<T: std::fmt::Debug + PartialEq + ?Sized>(got: &T, wanted: &T) -> Outcome<()> {
     if got == wanted {
         return Ok(());
     }
     Err(Failure::Wrong(format!("{got:.120?}, not {wanted:.120?}")))
 }
 
-fn want_error<T>(code: u16, result: sqlx::Result<T>) -> Told {
+fn want_error<T>(code: u16, result: sqlx::Result<T>) -> Outcome {
     match result {
         Ok(_) => Err(Failure::Wrong(format!("no error {code}"))),
         Err(sqlx::Error::Database(answer))
@@ -450,23 +450,23 @@ fn want_error<T>(code: u16, result: sqlx::Result<T>) -> Told {
     }
 }
 
-/// Wait until no other session has the lock, and take it. The server frees a session's when it has gone.
-async fn lock(session: &mut MySqlConnection, name: &str) -> Told<()> {
+/// Wait until no other session holds the lock, and take it. The server releases it when its session ends.
+async fn lock(session: &mut MySqlConnection, name: &str) -> Outcome<()> {
     expect_number(session, &format!("select get_lock('{name}', {})", DEADLINE.as_secs()), 1).await
 }
 
-async fn timed(step: impl Future<Output = Told>) -> (Told, f64) {
+async fn timed(step: impl Future<Output = Outcome>) -> (Outcome, f64) {
     let began = Instant::now();
-    let told = step.await;
-    (told, began.elapsed().as_secs_f64())
+    let outcome = step.await;
+    (outcome, began.elapsed().as_secs_f64())
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), String> {
     let plan = Plan::read().map_err(|failure| failure.to_string())?;
     for step in setting("STEPS").split(' ') {
-        let (told, seconds) = timed(plan.step(step)).await;
-        let (ok, detail) = match told {
+        let (outcome, seconds) = timed(plan.step(step)).await;
+        let (ok, detail) = match outcome {
             Ok(detail) => (Some(true), detail),
             Err(Failure::NotSupported(reason)) => (None, reason.to_owned()),
             Err(failure) => (Some(false), failure.to_string().chars().take(300).collect()),

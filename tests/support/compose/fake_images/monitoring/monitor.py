@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Answers the health check of Prometheus (when it gets its options) or Grafana, if its files are there."""
+"""Answers the health check of Prometheus (if it gets its options) or Grafana, if the mounted files exist."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def _serve(port: int, path: str) -> None:
             self.end_headers()
 
         def log_message(self, format: str, *arguments: object) -> None:
-            """Health checks are no news."""
+            """Log nothing."""
 
     ThreadingHTTPServer(("", port), Health).serve_forever()
 
 
 def main() -> None:
-    """Check that what the compose file mounts is there and writable where it must be, then serve."""
+    """Check that the mounts of the compose file exist and are writable where needed, then serve."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("--config.file", dest="config", type=Path)
     parser.add_argument("--storage.tsdb.path", dest="data", type=Path)

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""PD's command line, answered by the etcd server that PD has inside. An option that PD lacks is refused."""
+"""PD's command line, served by the etcd that PD embeds. Options that PD lacks are rejected."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""TiKV's command line and status port. The store that the stand-in TiDB servers share is a MariaDB."""
+"""TiKV's command line and status port. The store that the simulated TiDB servers share is a MariaDB."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SQL_PORT = 3306
 
 class _Status(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        known = self.path in ("/status", "/metrics")
-        self.send_response(200 if known and _store_greets() else 503 if known else 404)
+        is_known_path = self.path in ("/status", "/metrics")
+        self.send_response(200 if is_known_path and _store_greets() else 503 if is_known_path else 404)
         self.send_header("Content-Length", "0")
         self.end_headers()
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Health checks are no news."""
+        """Log nothing."""
 
 
 def _store_greets() -> bool:
@@ -68,7 +68,7 @@ def main() -> int:
         ]
         subprocess.run(install, check=True, stdout=subprocess.DEVNULL)
     allow = Path("/tmp/allow.sql")
-    # A stand-in for TiDB gives it the rest, but has to get in first.
+    # The simulated TiDB server runs the other setup statements, but has to log in first.
     allow.write_text("CREATE USER IF NOT EXISTS root@'%';\nGRANT ALL ON *.* TO root@'%' WITH GRANT OPTION;\n")
     store = subprocess.Popen(
         [
