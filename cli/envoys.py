@@ -1,4 +1,4 @@
-"""Envoy commands: envoys, envoys recycle, envoys forget."""
+"""Envoy commands: envoys, envoys replace, envoys forget."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands to `app`."""
     envoys = typer.Typer(help="Show the Envoys, or replace one.", invoke_without_command=True)
     envoys.callback()(show_envoys)
-    envoys.command("recycle")(replace_envoy)
+    envoys.command("replace")(replace_envoy)
     envoys.command("forget")(forget_envoy)
     app.add_typer(envoys, name="envoys")
 
@@ -54,7 +54,7 @@ def show_envoys(context: typer.Context, url: Url = DEFAULT_URL, as_json: AsJson 
             outdated = ", ".join(envoy["outdated"])
             print_note(
                 f"{envoy['id']} uses older settings until that Envoy restarts: {outdated};"
-                " `tidevoy envoys recycle` on its machine applies them without cutting a session"
+                " `tidevoy envoys replace` on its machine applies them without cutting a session"
             )
 
 

@@ -1,4 +1,4 @@
-"""The command `envoys recycle`: replace an Envoy by another one on this machine."""
+"""The command `envoys replace`: replace an Envoy by another one on this machine."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ class LocalCluster:
             "api": {"listen": f"127.0.0.1:{self.advertised.api}"},
             "state_dir": str(self.directory / "state"),
             # The only Envoy reconnects at once.
-            "drain": {"fleet_return": 2.0},
+            "drain": {"reconnect_grace": 2.0},
         }
 
     @property

@@ -42,7 +42,7 @@ class AccessController:
         self._event_rate = TokenBucket(_MAX_EVENTS_PER_SECOND, clock())
         self._suppressed_events = 0
         self._denials = Counter(
-            "tidevoy_api_refused",
+            "tidevoy_api_denied",
             "Requests and connections that the REST API denied, by reason.",
             ["reason"],
             registry=engine.registry,
@@ -51,7 +51,7 @@ class AccessController:
             "tidevoy_api_connections", "Open connections to the REST API.", registry=engine.registry
         ).set_function(lambda: self.sources.connections)
         Gauge(
-            "tidevoy_api_sources_shut_out",
+            "tidevoy_api_banned_sources",
             "Addresses that are banned from the REST API at the moment.",
             registry=engine.registry,
         ).set_function(lambda: len(self.sources.banned_sources(self._clock())))
@@ -115,7 +115,7 @@ class AccessController:
         if seconds := self.sources.record_denial(source, self.api.limits, now):
             self.on_ban()
             message = f"connections from {source} are rejected for {seconds:g} s"
-            self._emit("audit.shut_out", source, message, reason)
+            self._emit("audit.source_banned", source, message, reason)
         elif self._source_event_rates.take(source, _SOURCE_EVENTS_PER_SECOND, _SOURCE_EVENT_BURST, now):
             self._suppressed_events += 1
         else:

@@ -32,7 +32,7 @@ _ANNOUNCED_EVENTS = (
     "envoy.nack",
     "envoy.problem",
     "source.outage",
-    "balance.floor",
+    "balance.panic_threshold",
 )
 
 

@@ -94,7 +94,7 @@ class BalanceSettings(SettingsSection):
         ge=0,
         le=3600,
     )
-    floor: float = setting(
+    panic_threshold: float = setting(
         0.25,
         "Panic threshold: when less than this fraction of the nodes is healthy, health checks are ignored and"
         " failed nodes stay in service.",

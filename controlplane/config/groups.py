@@ -64,7 +64,7 @@ class ZoneSettings(SettingsSection):
     """How an Envoy prefers nodes of its own zone, which its bootstrap names (`tidevoy bootstrap --zone`)."""
 
     label: str = setting("zone", "Node label that holds the node's zone.", "now")
-    spill: float = setting(
+    overload_ratio: float = setting(
         1.5,
         "When the nodes of a zone have this many times the average load of their group, the Envoys of that"
         " zone also use nodes of other zones (policy `resource` only).",

@@ -215,7 +215,7 @@ class DrainSettings(SettingsSection):
         ge=0,
         le=86400,
     )
-    fleet_return: float = setting(
+    reconnect_grace: float = setting(
         15.0,
         "Seconds after a start of the control plane for Envoys to reconnect; no node counts as drained"
         " before.",
@@ -417,11 +417,11 @@ def build_policy(settings: Settings) -> Policy:
         sql_fall=settings.health.sql.fall,
         registration_grace=settings.drain.registration_grace,
         gone_grace=settings.drain.gone_grace,
-        panic_threshold=settings.balance.floor,
+        panic_threshold=settings.balance.panic_threshold,
         slow_start=settings.balance.slow_start,
         report_interval=settings.balance.report_interval,
         connect_timeout=settings.backend.connect_timeout,
-        reconnect_grace=settings.drain.fleet_return,
+        reconnect_grace=settings.drain.reconnect_grace,
         rebalance_enabled=settings.rebalance.enabled,
         rebalance_per_second=settings.rebalance.per_second,
         rebalance_threshold=settings.rebalance.threshold,
@@ -429,6 +429,6 @@ def build_policy(settings: Settings) -> Policy:
         groups=tuple(Selected(group.name, group.labels) for group in settings.groups),
         backup_labels=settings.backup.labels,
         zone_label=settings.zones.label,
-        zone_overload_ratio=settings.zones.spill,
+        zone_overload_ratio=settings.zones.overload_ratio,
         balance_policy=BalancePolicy(settings.balance.policy),
     )

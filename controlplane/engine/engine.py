@@ -279,7 +279,7 @@ class Engine:
     async def _restore_state(self) -> None:
         stored = await self._store.load()
         for load_error in stored.load_errors:
-            self.record_event("state.damaged", str(self.settings.state_dir), load_error)
+            self.record_event("state.load_failed", str(self.settings.state_dir), load_error)
         now = self._clock()
         self._intents.restore(
             Versioned(clamp_intent_times(stored.intents.value, now), stored.intents.version)

@@ -18,26 +18,26 @@ _SOURCE_NAMES = {Source.PD: "PD", Source.STATIC: "the configuration", Source.API
 # Kinds that operators must see even if the log level is "warning".
 _WARNING_KINDS = frozenset(
     {
-        "balance.floor",
+        "balance.panic_threshold",
         "config.rejected",
         "envoy.duplicate",
         "envoy.filter_fallback",
-        "envoy.module_refusal",
+        "envoy.config_rejected",
         "envoy.nack",
         "envoy.problem",
-        "envoy.refused",
-        "node.hindrance",
+        "envoy.denied",
+        "node.migration_blocker",
         "rollout.not_recorded",
         "rollout.paused",
         "rollout.step_failed",
-        "replica.unheard",
-        "replica.alone",
+        "replica.unreachable",
+        "replica.standalone",
         "replica.duplicate",
         "replica.outage",
         "source.outage",
         "source.problem",
-        "state.damaged",
-        "vitals.outage",
+        "state.load_failed",
+        "node_metrics.outage",
         "xds.certificates_rejected",
     }
 )
@@ -73,7 +73,7 @@ def node_events(before: Plan, after: Plan) -> Iterator[EventDraft]:
             yield EventDraft("node.reason", address, f"{address} is {planned.state}: {planned.reason}")
         if past is not None and past.endpoint and planned.endpoint and past.endpoint != planned.endpoint:
             yield EventDraft(
-                "node.moved",
+                "node.address_changed",
                 address,
                 f"{address} now resolves to {planned.endpoint} (previously {past.endpoint})",
             )
@@ -87,10 +87,10 @@ def node_events(before: Plan, after: Plan) -> Iterator[EventDraft]:
             f"{address} is forgotten: it was removed and has no sessions to wait for",
         )
     if after.panic_threshold_reason and not before.panic_threshold_reason:
-        yield EventDraft("balance.floor", "nodes", after.panic_threshold_reason)
+        yield EventDraft("balance.panic_threshold", "nodes", after.panic_threshold_reason)
     if before.panic_threshold_reason and not after.panic_threshold_reason:
         yield EventDraft(
-            "balance.floor_over",
+            "balance.panic_threshold_over",
             "nodes",
             "enough nodes pass their checks again; failed checks take nodes out of service again",
         )
@@ -165,7 +165,7 @@ def intent_events(before: Intents, after: Intents) -> Iterator[EventDraft]:
             )
     # A node that was added by hand and is not listed any more has left: its removal is complete.
     for address in before.removed.keys() - after.removed.keys() - after.added.keys() - before.added.keys():
-        yield EventDraft("intent.readmit", address, f"an operator cancels the removal of {address}")
+        yield EventDraft("intent.restore", address, f"an operator cancels the removal of {address}")
     for address in before.drains.keys() - after.drains.keys():
         yield EventDraft("intent.undrain", address, f"the drain of {address} has ended")
 
@@ -190,23 +190,23 @@ def topology_events(before: Topology | None, after: Topology) -> Iterator[EventD
     for address, keyspace in after.other_keyspace.items():
         if known_other_keyspace.get(address) != keyspace:
             yield EventDraft(
-                "node.foreign", address, f"{address} serves keyspace {keyspace}, so it gets no sessions"
+                "node.other_keyspace", address, f"{address} serves keyspace {keyspace}, so it gets no sessions"
             )
 
 
 def node_metrics_events(before: str, after: str) -> Iterator[EventDraft]:
     """Yield an event when node metrics become unavailable or available; arguments: the outage, or ""."""
     if after and not before:
-        yield EventDraft("vitals.outage", "nodes", after)
+        yield EventDraft("node_metrics.outage", "nodes", after)
     if before and not after:
-        yield EventDraft("vitals.outage_over", "nodes", "node metrics are available again")
+        yield EventDraft("node_metrics.outage_over", "nodes", "node metrics are available again")
 
 
 def migration_blocker_events(address: str, before: Health, after: Health) -> Iterator[EventDraft]:
     """Yield the new reasons why the sessions of a node cannot migrate, or not in time."""
     for blocker in after.migration_blockers:
         if blocker not in before.migration_blockers:
-            yield EventDraft("node.hindrance", address, f"{address}: {blocker}")
+            yield EventDraft("node.migration_blocker", address, f"{address}: {blocker}")
 
 
 def drain_finished(address: str, progress: DrainProgress) -> EventDraft:
@@ -227,14 +227,14 @@ def drain_finished(address: str, progress: DrainProgress) -> EventDraft:
         "lost": progress.lost,
         "left": progress.sessions_left,
     }
-    return EventDraft("node.departure", address, f"{address}: {', '.join(parts)}", data)
+    return EventDraft("node.drain_finished", address, f"{address}: {', '.join(parts)}", data)
 
 
 def module_config_rejected(envoy: str, rejection: ConfigRejection) -> EventDraft:
     """Return the event for a configuration that the module in an Envoy rejected."""
     data = {"extension": rejection.extension, "text": rejection.text}
     message = f"its module rejected the configuration of `{rejection.extension}`: {rejection.text}"
-    return EventDraft("envoy.module_refusal", envoy, message, data)
+    return EventDraft("envoy.config_rejected", envoy, message, data)
 
 
 def reload_message(result: ReloadResult) -> str:

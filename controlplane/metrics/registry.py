@@ -51,7 +51,7 @@ class Metrics:
             registry=self.registry,
         )
         self.events = Counter("tidevoy_events_total", "Events by kind.", ["kind"], registry=self.registry)
-        for kind in ("envoy.refused", "xds.certificates_rejected"):
+        for kind in ("envoy.denied", "xds.certificates_rejected"):
             self.events.labels(kind)  # exported as 0, or an alert on an increase would miss the first event
         self.plan_duration = Histogram(
             "tidevoy_plan_duration_seconds",
@@ -103,17 +103,17 @@ class _EngineGauges(Collector):
         yield from _source_families(snapshot.topologies)
         yield from module_metric_families(snapshot.module_reports)
         yield _gauge(
-            "tidevoy_floor_active",
+            "tidevoy_panic_threshold_active",
             "1 while nodes stay in service although they fail their checks (panic threshold).",
             snapshot.is_panic_threshold_active,
         )
         yield _gauge(
-            "tidevoy_vitals_outage",
+            "tidevoy_node_metrics_outage",
             "1 while node metrics are unavailable from every node.",
             snapshot.has_node_metrics_outage,
         )
         yield _gauge(
-            "tidevoy_published", "1 once a plan has been published since the start.", snapshot.is_published
+            "tidevoy_plan_published", "1 once a plan has been published since the start.", snapshot.is_published
         )
 
 
@@ -189,7 +189,7 @@ def _source_families(topologies: Sequence[Topology]) -> Iterator[Metric]:
         labels=["source"],
     )
     other_keyspace = GaugeMetricFamily(
-        "tidevoy_source_foreign_nodes", "Nodes of other keyspaces, which get no sessions.", labels=["source"]
+        "tidevoy_source_other_keyspace_nodes", "Nodes of other keyspaces, which get no sessions.", labels=["source"]
     )
     by_source = {topology.source: topology for topology in topologies}
     for source in Source:

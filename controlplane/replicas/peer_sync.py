@@ -197,12 +197,12 @@ class PeerSync:
         for name in self._reported_unreachable - self._unreachable.keys():
             self._reported_unreachable.discard(name)
             if name in self._addresses:
-                self._on_event("replica.heard", name, "it reports its Envoys again", {})
+                self._on_event("replica.reachable", name, "it reports its Envoys again", {})
         for name, (since, reason) in self._unreachable.items():
             if name not in self._reported_unreachable and now - since >= _UNREACHABLE_AFTER_SECONDS:
                 self._reported_unreachable.add(name)
                 message = f"it is registered, but {reason}; its Envoys count as not connected"
-                self._on_event("replica.unheard", name, message, {})
+                self._on_event("replica.unreachable", name, message, {})
 
     def _all_fleets(self) -> Mapping[str, ReplicaFleet]:
         return {**self._fleets, self._name: self._own_fleet()}

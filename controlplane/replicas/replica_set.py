@@ -119,7 +119,7 @@ class ReplicaSet:
         leader = Gauge("tidevoy_leader", "1 while this control plane leads.", registry=self._metrics_registry)
         leader.set_function(lambda: self.term is not None)
         unreachable = Gauge(
-            "tidevoy_replicas_unheard",
+            "tidevoy_replicas_unreachable",
             "Registered control planes that do not report their Envoys to this one.",
             registry=self._metrics_registry,
         )

@@ -35,7 +35,7 @@ def rollout_events(before: Rollout | None, after: Rollout) -> Iterator[EventDraf
         yield EventDraft(_EVENT_KIND_BY_PHASE[after.phase], after.id, message, data)
     if after.is_waiting and not (before is not None and before.is_waiting):
         yield EventDraft(
-            "rollout.waits", after.id, f"the rollout {after.id} {after.reason}", {"reason": after.reason}
+            "rollout.waiting", after.id, f"the rollout {after.id} {after.reason}", {"reason": after.reason}
         )
 
 

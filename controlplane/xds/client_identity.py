@@ -60,7 +60,7 @@ class ClientIdentityChecker:
         is_rate_limited = any(at > now - _MIN_EVENT_INTERVAL_SECONDS for at in self._reported_at.values())
         if (certificate_names, envoy_id) not in self._reported_at and not is_rate_limited:
             self._reported_at[certificate_names, envoy_id] = now
-            self._on_event("envoy.refused", _printable(envoy_id), message)
+            self._on_event("envoy.denied", _printable(envoy_id), message)
 
 
 def read_certificate_names(auth: Mapping[str, Iterable[bytes]]) -> tuple[str, ...]:

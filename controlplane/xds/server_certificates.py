@@ -89,7 +89,7 @@ class ServerCertificates:
         if loaded is not None:
             self._loaded = loaded
             self._on_event(
-                "xds.certificates", "xds.tls", "new connections from Envoys get the new certificates"
+                "xds.certificates_reloaded", "xds.tls", "new connections from Envoys get the new certificates"
             )
         self._problem = self._reported_problem = ""
 

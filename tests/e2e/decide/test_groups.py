@@ -38,7 +38,7 @@ async def test_sessions_stay_in_their_group_and_zone_while_possible(
     arguments = SessionCertificate.load_or_create(tmp_path).arguments
     settings = {
         "balance": {"slow_start": 0, "policy": "location"},
-        "drain": {"fleet_return": 0},
+        "drain": {"reconnect_grace": 0},
         "backup": {"labels": {"role": "backup"}},
     }
     cluster = run_cluster(tmp_path / "stack", mariadb, nodes=4, arguments=arguments, settings=settings)

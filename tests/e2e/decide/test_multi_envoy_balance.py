@@ -32,7 +32,7 @@ REPETITIONS = 5
 BALANCE_SECONDS = 75.0
 """A migrated session does not migrate again for 60 s, so a balance may have to wait for sessions that
 migrated while the clients connected: on a busy machine counts are late, and more sessions migrate."""
-SETTINGS = {"balance": {"slow_start": 0}, "drain": {"fleet_return": 0}}
+SETTINGS = {"balance": {"slow_start": 0}, "drain": {"reconnect_grace": 0}}
 
 
 async def test_six_envoys_balance_as_one(

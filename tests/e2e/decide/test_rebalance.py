@@ -20,7 +20,7 @@ async def test_undrained_node_gets_its_share(tmp_path: Path, mariadb: MariaDb) -
     log = tmp_path / "sessions.log"
     settings = {
         "balance": {"slow_start": 0},
-        "drain": {"fleet_return": 0},
+        "drain": {"reconnect_grace": 0},
         "sql": {"access_log": str(log)},
     }
     arguments = SessionCertificate.load_or_create(tmp_path).arguments

@@ -81,7 +81,7 @@ class ShareSamples:
 async def test_sessions_leave_troubled_nodes_and_return(
     tmp_path: Path, mariadb: MariaDb, signing: SessionCertificate, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    settings = {"balance": {**BALANCE, "metrics": {"enabled": False}}, "drain": {"fleet_return": 0}}
+    settings = {"balance": {**BALANCE, "metrics": {"enabled": False}}, "drain": {"reconnect_grace": 0}}
     async with (
         run_balanced_cluster(tmp_path, mariadb, signing, nodes=NODES, envoys=1, settings=settings) as cluster,
         run_crowd() as clients,

@@ -180,7 +180,7 @@ async def test_systemd_script_alternates_between_two_envoys(tmp_path: Path, mari
     (programs / "systemctl").write_text(_SYSTEMCTL)
     (programs / "systemctl").chmod(0o755)
     (programs / "tidevoy").symlink_to(TIDEVOY)
-    script = Path(__file__).parents[3] / "deploy" / "systemd" / "tidevoy-recycle"
+    script = Path(__file__).parents[3] / "deploy" / "systemd" / "tidevoy-replace-envoy"
     async with (
         run_cluster(tmp_path / "cluster", mariadb) as cluster,
         make_supervised_envoy(cluster, "envoy-a", admin="127.0.0.1:9901").supervised() as envoy_a,
@@ -379,7 +379,7 @@ async def test_replacement_applies_settings_for_new_envoys(one_node_cluster: Loc
 
     await wait_until(lambda: _is_not_empty(outdated("envoy-1")))
     envoys = await run_tidevoy(one_node_cluster.control_plane.api_url, "envoys")
-    assert "`tidevoy envoys recycle` on its machine applies them without cutting a session" in envoys.stderr
+    assert "`tidevoy envoys replace` on its machine applies them without cutting a session" in envoys.stderr
     async with make_supervised_envoy(one_node_cluster, "envoy-b").supervised() as new:
         result = await run_replacement(
             one_node_cluster,

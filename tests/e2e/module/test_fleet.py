@@ -240,7 +240,7 @@ async def test_module_errors_are_reported_until_the_envoy_restarts(
         assert view["problem"].startswith(
             "it gets no listener" if is_required else "it rejected Tidevoy's module"
         )
-        (event,) = await get_events(stack, "envoy.module_refusal")
+        (event,) = await get_events(stack, "envoy.config_rejected")
         assert event["message"] == f"its module rejected the configuration of `{component}`: {text}"
         assert await get_events(stack, "envoy.nack")
         assert [item["message"] for item in await get_events(stack, "envoy.problem")][-1] == view["problem"]

@@ -154,7 +154,7 @@ async def test_wrong_tokens_are_counted_and_their_events_rate_limited(plane: Api
     for _ in range(40):
         await plane.http.get("/v1/nodes", headers=bearer_header(UNKNOWN_TOKEN))
     metrics = (await plane.http.get("/metrics", headers=bearer_header(VIEWER_TOKEN))).text
-    assert 'tidevoy_api_refused_total{reason="wrong_token"} 40.0' in metrics
+    assert 'tidevoy_api_denied_total{reason="wrong_token"} 40.0' in metrics
     events = [event for event in await audit_events(plane) if event["kind"] == "audit.unauthenticated"]
     assert 1 <= len(events) <= 8
     assert UNKNOWN_TOKEN not in str(events)

@@ -91,6 +91,6 @@ async def test_failing_tikv_requests_are_reported_in_all_outputs(
     series = (await plane.http.get("/metrics")).text
     assert f'tidevoy_node_factor_share{{factor="health",node="{failing.address}"}}' in series
     assert f'tidevoy_node_tikv_failure_ratio{{node="{failing.address}"}}' in series
-    assert "tidevoy_vitals_outage 0.0" in series
+    assert "tidevoy_node_metrics_outage 0.0" in series
     events = (await plane.http.get("/v1/events?follow=false", headers={"Last-Event-ID": "0"})).text
     assert '"kind":"node.factor"' in events

@@ -56,7 +56,7 @@ async def test_address_that_guesses_tokens_is_banned_and_no_other(plane: ApiServ
         assert (await open_connection.request("GET", "/v1/nodes", VALID_TOKEN))[0] == 200
         assert 30 <= await attack(plane, ATTACKER) < 100
         assert await is_connection_dropped(plane, ATTACKER)
-        assert await metric_value(plane, "tidevoy_api_sources_shut_out") == 1
+        assert await metric_value(plane, "tidevoy_api_banned_sources") == 1
         # Neither open connections from that address nor other addresses are affected.
         assert (await open_connection.request("GET", "/v1/nodes", VALID_TOKEN))[0] == 200
         async with await HttpConnection.open(plane, NEIGHBOUR) as connection:
@@ -183,7 +183,7 @@ async def test_incomplete_first_head_times_out(
     async with await HttpConnection.open(plane) as connection:
         connection.writer.write(part)
         assert await connection.read_to_end() == b""
-    assert await metric_value(plane, 'tidevoy_api_refused_total{reason="slow_head"}') == 1
+    assert await metric_value(plane, 'tidevoy_api_denied_total{reason="slow_head"}') == 1
 
 
 @pytest.mark.parametrize("part", [b"G", b"GET / HTTP/1.1\r\nHost: x\r\n"])
@@ -233,7 +233,7 @@ async def test_endless_head_is_rejected(plane: ApiServer) -> None:
     async with await HttpConnection.open(plane) as connection:
         connection.writer.write(b"GET / HTTP/1.1\r\n" + b"X-Long: " + b"x" * 70_000)
         await connection.read_to_end()
-    assert await metric_value(plane, 'tidevoy_api_refused_total{reason="head_too_large"}') == 1
+    assert await metric_value(plane, 'tidevoy_api_denied_total{reason="head_too_large"}') == 1
 
 
 @pytest.mark.parametrize(

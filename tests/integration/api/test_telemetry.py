@@ -207,7 +207,7 @@ async def test_drain_progress_is_reported(plane: ApiServer, node: str) -> None:
         )
         lines = [line for line in stored.text.splitlines() if line.startswith("data: ")]
         events = [json.loads(line.removeprefix("data: ")) for line in lines]
-        (summary,) = [event for event in events if event["kind"] == "node.departure"]
+        (summary,) = [event for event in events if event["kind"] == "node.drain_finished"]
         assert summary["message"].startswith(f"{node}: 7 sessions migrated to other nodes in ")
         assert summary["message"].endswith(", 2 migration attempts failed (refused 2), 3 sessions remain")
 
@@ -252,7 +252,7 @@ async def test_config_rejection_of_the_module_is_reported(plane: ApiServer) -> N
         )
         lines = [line for line in stored.text.splitlines() if line.startswith("data: ")]
         events = [json.loads(line.removeprefix("data: ")) for line in lines]
-        rejections = [event for event in events if event["kind"] == "envoy.module_refusal"]
+        rejections = [event for event in events if event["kind"] == "envoy.config_rejected"]
         assert [event["subject"] for event in rejections] == ["one", "one"]
         assert rejections[0]["message"] == f"its module rejected the configuration of `session`: {text}"
         assert rejections[0]["data"] == {"extension": "session", "text": text}

@@ -33,9 +33,9 @@ SERIES = {
     "tidevoy_envoy_sessions",
     "tidevoy_source_up",
     "tidevoy_source_problems",
-    "tidevoy_source_foreign_nodes",
-    "tidevoy_floor_active",
-    "tidevoy_published",
+    "tidevoy_source_other_keyspace_nodes",
+    "tidevoy_panic_threshold_active",
+    "tidevoy_plan_published",
     "tidevoy_events_total",
     "tidevoy_plan_duration_seconds_count",
     "tidevoy_plan_saves_failed_total",
@@ -86,7 +86,7 @@ async def test_label_names_are_bounded(tmp_path: Path) -> None:
         await wait_for_state(engine, sql, "active")
         await EventRecorder(engine).wait_for("envoy.connected")
         assert (
-            value(engine, "tidevoy_events_total", kind="envoy.refused") == 0
+            value(engine, "tidevoy_events_total", kind="envoy.denied") == 0
         )  # exported from the start: an alert uses its increase
         names = {name for line in lines(engine) for name in re.findall(r'[{,](\w+)="', line)}
         label_names = {"kind", "phase", "result", "stage", "state", "le", "generation"}
@@ -98,4 +98,4 @@ async def test_pd_outage_is_exported(tmp_path: Path) -> None:
         await EventRecorder(engine).wait_for("source.outage")
         assert value(engine, "tidevoy_source_up", source="pd") == 0
         assert value(engine, "tidevoy_source_up", source="static") == 1
-        assert value(engine, "tidevoy_published") == 0
+        assert value(engine, "tidevoy_plan_published") == 0

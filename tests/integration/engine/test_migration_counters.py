@@ -133,7 +133,7 @@ async def test_migration_blocker_emits_an_event(tmp_path: Path) -> None:
             settings(tmp_path, nodes=[{"address": sql.endpoint, "status_address": status.endpoint}])
         ) as engine,
     ):
-        event = await EventRecorder(engine).wait_for("node.hindrance")
+        event = await EventRecorder(engine).wait_for("node.migration_blocker")
         (blocker,) = engine.node(sql.endpoint).health.migration_blockers
         assert (event.subject, event.message) == (sql.endpoint, f"{sql.endpoint}: {blocker}")
 

@@ -230,7 +230,7 @@ async def test_missing_facts_count_as_neither_zero_nor_full(tmp_path: Path, case
             # Unavailable metrics count as neither good nor bad.
             await wait_until(lambda: bool(engine.node(failing).plan.factors) or not case.has_metrics)
             if case.source == "an unavailable Prometheus":
-                await EventRecorder(engine).wait_for("vitals.outage")
+                await EventRecorder(engine).wait_for("node_metrics.outage")
             await wait_for_plans(engine, 1)
             expected = {failing: {"health"} if case.has_metrics else set(), overloaded: set(), third: set()}
             assert {a: set(engine.node(a).plan.factors) for a in expected} == expected

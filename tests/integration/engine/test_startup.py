@@ -159,7 +159,7 @@ async def test_damaged_file_is_reported_and_preserved(tmp_path: Path, file: str)
     state.mkdir(mode=0o700)
     (state / file).write_text('{"tidevoy": "torn')
     async with run_engine(settings(tmp_path)) as engine:
-        event = await EventRecorder(engine).wait_for("state.damaged")
+        event = await EventRecorder(engine).wait_for("state.load_failed")
         assert str(state / file) in event.message
         (damaged_copy,) = state.glob(f"{file}.damaged-*")
         assert str(damaged_copy) in event.message

@@ -93,11 +93,11 @@ async def test_last_metrics_stay_during_an_outage(tmp_path: Path) -> None:
         await wait_for_plans(engine, 1)
         assert facts(engine).node_metrics[node.address] == last_metrics
         async for event in events:
-            if event.kind == "vitals.outage":
+            if event.kind == "node_metrics.outage":
                 break
         await node.open()
         async for event in events:
-            if event.kind == "vitals.outage_over":
+            if event.kind == "node_metrics.outage_over":
                 break
         assert facts(engine).node_metrics_outage == ""
 

@@ -41,7 +41,7 @@ def published(engine: Engine) -> list[str]:
 
 
 def published_gauge(engine: Engine) -> float | None:
-    return engine.registry.get_sample_value("tidevoy_published")
+    return engine.registry.get_sample_value("tidevoy_plan_published")
 
 
 async def test_all_replicas_publish_the_leaders_plan(tmp_path: Path, etcd: Etcd, client: EtcdClient) -> None:
@@ -90,9 +90,9 @@ async def test_drain_waits_while_a_replica_is_unreachable(
                 await wait_until(lambda: other.node(sql).sessions == 3)
                 await leader.drain(sql)
                 await assert_never(lambda: leader.node(sql).plan.state.value == "drained", 4.0)
-                assert leader.registry.get_sample_value("tidevoy_replicas_unheard") == 1
+                assert leader.registry.get_sample_value("tidevoy_replicas_unreachable") == 1
         await wait_for_state(leader, sql, "drained")
-        assert leader.registry.get_sample_value("tidevoy_replicas_unheard") == 0
+        assert leader.registry.get_sample_value("tidevoy_replicas_unreachable") == 0
 
 
 async def test_intents_are_applied_when_any_replica_responds(
@@ -257,8 +257,8 @@ async def test_replica_decides_alone_while_the_plan_is_unreadable(
         async with run_engines(tmp_path, etcd) as (leader, follower):
             await wait_for_state(follower, sql, "active")
             await client.put("/tidevoy/plan", b"{}")
-            assert "cannot be read" in (await EventRecorder(follower).wait_for("replica.alone")).message
-            assert "the plan in PD" in (await EventRecorder(leader).wait_for("state.damaged")).message
+            assert "cannot be read" in (await EventRecorder(follower).wait_for("replica.standalone")).message
+            assert "the plan in PD" in (await EventRecorder(leader).wait_for("state.load_failed")).message
             await follower.drain(sql)  # it is applied all the same
             for engine in (leader, follower):
                 await wait_for_state(engine, sql, "drained")
@@ -345,7 +345,7 @@ async def test_leader_without_etcd_decides_for_its_own_envoys(
                     await node_stack.aclose()
                     await wait_for_state(leader, sql, "unhealthy")
                     await envoy.wait_for_endpoints(lambda endpoints: endpoints[sql][0] == "UNHEALTHY")
-                    event = await EventRecorder(leader).wait_for("replica.alone")
+                    event = await EventRecorder(leader).wait_for("replica.standalone")
                     assert event.subject in [view.name for view in leader.replicas() if view.is_self]
                 await wait_until(lambda: is_leader(leader) or is_leader(follower))
                 await wait_for_state(follower, sql, "unhealthy")

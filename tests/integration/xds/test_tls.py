@@ -151,7 +151,7 @@ async def test_envoy_with_invalid_certificate_gets_nothing(
         assert not await parts.envoy.is_live()
         assert parts.server.statuses() == []
         denials = [(kind, subject) for kind, subject, _ in parts.events]
-        assert denials == ([("envoy.refused", "envoy-1")] if case == "another Envoy's" else [])
+        assert denials == ([("envoy.denied", "envoy-1")] if case == "another Envoy's" else [])
 
 
 # --- every stream, with a protocol client ---
@@ -245,7 +245,7 @@ async def test_denies_every_stream_with_another_envoys_id(pki: XdsPki, method: s
         assert await call.code() == grpc.StatusCode.PERMISSION_DENIED
         assert "node.id is envoy-1, but its certificate is for envoy-2;" in await call.details()
         assert (endpoint.reports, endpoint.server.statuses()) == ([], [])
-        ((subject, event_text),) = endpoint.of_kind("envoy.refused")
+        ((subject, event_text),) = endpoint.of_kind("envoy.denied")
         assert subject == "envoy-1"
         assert "from 127.0.0.1:" in event_text
         assert await call.details() in event_text
@@ -315,7 +315,7 @@ async def test_reloads_certificates_without_ending_streams(pki: XdsPki) -> None:
         pki.write_file("client_ca", pki.authority.cert_pem.bytes())
         pki.write_file("key", issued.private_key_pem.bytes())
         pki.write_file("cert", issued.cert_chain_pems[0].bytes())
-        await wait_until(lambda: bool(endpoint.of_kind("xds.certificates")))
+        await wait_until(lambda: bool(endpoint.of_kind("xds.certificates_reloaded")))
 
         assert await endpoint.stream_status(new, "envoy-2") == grpc.StatusCode.OK
         assert await endpoint.stream_status(old) == grpc.StatusCode.UNAVAILABLE
@@ -371,7 +371,7 @@ async def test_keeps_old_certificates_and_reports_unusable_files_once(pki: XdsPk
         issued = pki.issue()
         pki.write_file("key", issued.private_key_pem.bytes())
         pki.write_file("cert", issued.cert_chain_pems[0].bytes())
-        await wait_until(lambda: bool(endpoint.of_kind("xds.certificates")))
+        await wait_until(lambda: bool(endpoint.of_kind("xds.certificates_reloaded")))
         assert await endpoint.stream_status(credentials) == grpc.StatusCode.OK
 
 

@@ -54,7 +54,7 @@ def settings(directory: Path, ports: Ports, nodes: Sequence[str] = (), **section
             "state_dir": directory / "state",
             "nodes": [{"address": address} for address in nodes],
             "health": {"sql": {"interval": 0.1}},
-            "drain": {"fleet_return": 0},
+            "drain": {"reconnect_grace": 0},
             **sections,
         }
     )

@@ -63,7 +63,7 @@ def minimal_configuration(directory: Path, ports: Ports, *nodes: str, **xds: Any
         "sql": {"listen": f"127.0.0.1:{ports.allocate()}"},
         "state_dir": str(directory / "state"),
         "health": {"sql": {"interval": 0.1}},
-        "drain": {"fleet_return": 0},
+        "drain": {"reconnect_grace": 0},
         "nodes": [{"address": address} for address in nodes],
     }
 

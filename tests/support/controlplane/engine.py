@@ -55,9 +55,9 @@ def settings(directory: Path, **sections: Any) -> Settings:
         "xds": {"listen": "127.0.0.1:0"},
         "state_dir": directory / "state",
         "health": {"sql": FAST_CHECKS, "status": FAST_CHECKS},
-        "balance": {"report_interval": 0.1, "slow_start": 0, "floor": 0},
+        "balance": {"report_interval": 0.1, "slow_start": 0, "panic_threshold": 0},
         "backend": {"connect_timeout": 0.1},
-        "drain": {"fleet_return": 0},
+        "drain": {"reconnect_grace": 0},
     }
     for name, value in sections.items():
         both = isinstance(value, dict) and isinstance(result.get(name), dict)

@@ -192,8 +192,8 @@ class ControlPlaneGroup:
             "state_dir": str(self._directory / name / "state"),
             "replicas": {"enabled": True, "name": name},
             "health": {"sql": fast_check, "status": fast_check},
-            "balance": {"report_interval": 0.2, "slow_start": 0, "floor": 0},
-            "drain": {"fleet_return": 1},
+            "balance": {"report_interval": 0.2, "slow_start": 0, "panic_threshold": 0},
+            "drain": {"reconnect_grace": 1},
             "log": {"format": "json"},
         }
         for key, value in self._extra_settings(name).items():

@@ -111,15 +111,15 @@ def first_admin_address(stack: LocalCluster) -> str:
 
 
 async def run_replacement(stack: LocalCluster, old: str, new: str, *more: str) -> CliResult:
-    """Run `tidevoy envoys recycle` and return its result."""
+    """Run `tidevoy envoys replace` and return its result."""
     return await wait_for_result(await start_replacement(stack, old, new, *more))
 
 
 async def start_replacement(
     stack: LocalCluster, old: str, new: str, *more: str
 ) -> asyncio.subprocess.Process:
-    """Start `tidevoy envoys recycle`."""
-    arguments = ("envoys", "recycle", "--old-admin", old, "--new-admin", new, *more)
+    """Start `tidevoy envoys replace`."""
+    arguments = ("envoys", "replace", "--old-admin", old, "--new-admin", new, *more)
     return await start_tidevoy(stack.control_plane.api_url, *arguments)
 
 

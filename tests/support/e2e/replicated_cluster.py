@@ -131,7 +131,7 @@ async def run_replicated_cluster(
                     "api": {"listen": f"127.0.0.1:{ports.allocate()}"},
                     "state_dir": str(directory / name),
                     "replicas": {"enabled": True, "name": name},
-                    "drain": {"fleet_return": 2},
+                    "drain": {"reconnect_grace": 2},
                     "balance": {"slow_start": 1},
                     **settings,
                 },

@@ -119,7 +119,7 @@ def test_exported_lists_series_and_labels() -> None:
         ("sum(tidevoy_no_such)", "", "tidevoy_no_such is not exported"),
         ("tidevoy_events_total{knid=~'x'}", "", "has no frozenset({'knid'})"),
         ("sum by (envoy) (rate(tidevoy_events_total[5m]))", "", "no queried series has {'envoy'}"),
-        ("tidevoy_floor_active", "{{node}}", "no queried series has {'node'}"),
+        ("tidevoy_panic_threshold_active", "{{node}}", "no queried series has {'node'}"),
         ("vector(1)", "", "no series"),
     ],
 )

@@ -64,7 +64,7 @@ def test_only_state_changes_and_drain_reasons_are_reported() -> None:
 
 def test_changed_resolution_is_reported_but_not_the_first() -> None:
     (event,) = messages(node_events(plan(planned(A)), plan(planned(A, endpoint="10.0.0.2:4000"))))
-    assert event == ("node.moved", A, f"{A} now resolves to 10.0.0.2:4000 (previously 10.0.0.1:4000)")
+    assert event == ("node.address_changed", A, f"{A} now resolves to 10.0.0.2:4000 (previously 10.0.0.1:4000)")
     assert messages(node_events(plan(planned(A, endpoint=None)), plan(planned(A)))) == []
 
 
@@ -77,9 +77,9 @@ def test_forgotten_nodes_are_reported_in_address_order() -> None:
 
 def test_panic_threshold_is_reported_when_it_starts_and_ends() -> None:
     active, inactive = plan(panic_reason="only 0 of 2 nodes pass"), plan()
-    assert messages(node_events(inactive, active)) == [("balance.floor", "nodes", "only 0 of 2 nodes pass")]
+    assert messages(node_events(inactive, active)) == [("balance.panic_threshold", "nodes", "only 0 of 2 nodes pass")]
     assert messages(node_events(active, plan(panic_reason="only 1 of 4 nodes pass"))) == []
-    assert [kind for kind, _, _ in messages(node_events(active, inactive))] == ["balance.floor_over"]
+    assert [kind for kind, _, _ in messages(node_events(active, inactive))] == ["balance.panic_threshold_over"]
 
 
 def test_factor_is_reported_when_its_level_changes_not_its_share() -> None:
@@ -175,11 +175,11 @@ def test_source_problems_and_other_keyspaces_are_reported_once() -> None:
     after = Topology(Source.PD, other_keyspace={B: "7"}, problems=(problem,), is_complete=True)
     assert messages(topology_events(Topology(Source.PD), after)) == [
         ("source.problem", problem.subject, f"{problem.subject} in PD is ignored: it is not JSON"),
-        ("node.foreign", B, f"{B} serves keyspace 7, so it gets no sessions"),
+        ("node.other_keyspace", B, f"{B} serves keyspace 7, so it gets no sessions"),
     ]
     assert messages(topology_events(after, replace(after))) == []
     (changed,) = topology_events(after, replace(after, other_keyspace={B: "8"}))
-    assert changed[0] == "node.foreign"
+    assert changed[0] == "node.other_keyspace"
 
 
 def test_intents_are_reported_by_kind() -> None:
@@ -206,14 +206,14 @@ def test_intents_are_reported_by_kind() -> None:
     withdrawals = messages(
         intent_events(intents, Intents(added=intents.added, weights=intents.weights, labels=intents.labels))
     )
-    assert [kind for kind, _, _ in withdrawals] == ["intent.readmit", "intent.undrain"]
+    assert [kind for kind, _, _ in withdrawals] == ["intent.restore", "intent.undrain"]
     removing = Intents(added={A: AddedNode(A)}, removed={A: 1.0})
     assert messages(intent_events(removing, Intents())) == []  # the removal is complete
 
 
 def test_finished_drain_is_summarized_in_one_sentence() -> None:
     assert drain_finished(A, DrainProgress(1.0, 12.4, 0, moved=90))[:3] == (
-        "node.departure",
+        "node.drain_finished",
         A,
         f"{A}: 90 sessions migrated to other nodes in 12 s",
     )
@@ -234,7 +234,7 @@ def test_finished_drain_is_summarized_in_one_sentence() -> None:
 def test_migration_blocker_is_reported_once() -> None:
     blocked = Health(migration_blockers=("its sessions cannot migrate",))
     (event,) = migration_blocker_events(A, Health(), blocked)
-    assert event[:3] == ("node.hindrance", A, f"{A}: its sessions cannot migrate")
+    assert event[:3] == ("node.migration_blocker", A, f"{A}: its sessions cannot migrate")
     assert is_warning(event.kind)
     assert (
         list(migration_blocker_events(A, blocked, blocked))
@@ -245,11 +245,11 @@ def test_migration_blocker_is_reported_once() -> None:
 
 def test_node_metrics_outage_is_reported_once_for_all_reasons() -> None:
     (event,) = node_metrics_events("", "Prometheus does not answer")
-    assert event[:3] == ("vitals.outage", "nodes", "Prometheus does not answer")
+    assert event[:3] == ("node_metrics.outage", "nodes", "Prometheus does not answer")
     assert is_warning(event.kind)
     assert not list(node_metrics_events("Prometheus does not answer", "Prometheus answers HTTP 503"))
     (over,) = node_metrics_events("Prometheus answers HTTP 503", "")
-    assert (over.kind, is_warning(over.kind)) == ("vitals.outage_over", False)
+    assert (over.kind, is_warning(over.kind)) == ("node_metrics.outage_over", False)
     assert not list(node_metrics_events("", ""))
 
 
@@ -270,5 +270,5 @@ def test_reload_message_says_when_settings_take_effect() -> None:
 def test_module_config_rejection_is_reported_with_its_text() -> None:
     event = module_config_rejected("envoy-1", ConfigRejection(1.0, "client", "unknown key `x`: remove it"))
     message = "its module rejected the configuration of `client`: unknown key `x`: remove it"
-    assert event[:3] == ("envoy.module_refusal", "envoy-1", message)
+    assert event[:3] == ("envoy.config_rejected", "envoy-1", message)
     assert is_warning(event.kind)

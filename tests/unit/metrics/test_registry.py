@@ -64,8 +64,8 @@ def test_every_state_is_exported_even_if_zero() -> None:
     assert counts == {state: float(state in (State.ACTIVE, State.DRAINING)) for state in State}
     assert sample(exported, "tidevoy_node_in_service", node=A) == 1
     assert sample(exported, "tidevoy_node_in_service", node=B) == 0
-    assert sample(exported, "tidevoy_floor_active") == 1
-    assert sample(exported, "tidevoy_published") == 0
+    assert sample(exported, "tidevoy_panic_threshold_active") == 1
+    assert sample(exported, "tidevoy_plan_published") == 0
 
 
 def test_envoys_show_if_connected_and_up_to_date() -> None:
@@ -96,7 +96,7 @@ def test_source_is_up_if_complete_and_without_outage() -> None:
     )
     assert sample(exported, "tidevoy_source_up", source="pd") == 0
     assert sample(exported, "tidevoy_source_problems", source="pd") == 1
-    assert sample(exported, "tidevoy_source_foreign_nodes", source="pd") == 1
+    assert sample(exported, "tidevoy_source_other_keyspace_nodes", source="pd") == 1
     assert sample(exported, "tidevoy_source_up", source="static") == 1
     assert sample(exported, "tidevoy_source_up", source="api") is None
 
@@ -134,7 +134,7 @@ def test_node_metrics_and_reducing_factors_have_series() -> None:
     assert sample(exported, "tidevoy_node_cpu_ratio", node=B) is None
     assert sample(exported, "tidevoy_node_factor_share", node=A, factor="cpu") == 0.6
     assert sample(exported, "tidevoy_node_factor_share", node=A, factor="memory") is None
-    assert sample(exported, "tidevoy_vitals_outage") == 0
+    assert sample(exported, "tidevoy_node_metrics_outage") == 0
 
 
 def test_node_metrics_outage_is_exported() -> None:
@@ -143,4 +143,4 @@ def test_node_metrics_outage_is_exported() -> None:
             [], [], [], is_panic_threshold_active=False, is_published=True, has_node_metrics_outage=True
         )
     )
-    assert sample(exported, "tidevoy_vitals_outage") == 1
+    assert sample(exported, "tidevoy_node_metrics_outage") == 1

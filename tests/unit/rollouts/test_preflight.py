@@ -187,7 +187,7 @@ def test_events_for_changed_steps_and_phases() -> None:
     assert not list(rollout_events.rollout_events(after, replace(after, reason="another reason")))
     waits = replace(after, reason=f"{WAITING_PREFIX}a node is out")
     (event,) = rollout_events.rollout_events(after, waits)
-    assert (event.kind, event.message) == ("rollout.waits", "the rollout r1 waits: a node is out")
+    assert (event.kind, event.message) == ("rollout.waiting", "the rollout r1 waits: a node is out")
     assert not list(
         rollout_events.rollout_events(waits, replace(waits, reason=f"{WAITING_PREFIX}another is out"))
     )
