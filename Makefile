@@ -30,7 +30,7 @@ REAL_TIDB = $(if $(findstring --stand-ins,$(ARGS)),,$(or $(findstring --tidb-bin
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-tidb lint audit fmt bench fuzz matrix soak lock clean
-.PHONY: packages-for-tests test-rust test-python test-python-beside lint-python lint-rust
+.PHONY: packages-for-tests test-rust test-python test-python-slow lint-python lint-rust
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -42,7 +42,7 @@ run: $(READY) $(MODULE) ## start a whole cluster on this machine; Ctrl-C stops i
 test: $(READY) ## run all tests
 	@RUST=$(RUST) sandbox/install.sh rust
 	@$(AT_ONCE) --silent $(MODULE) packages-for-tests test-rust
-	@$(if $(ARGS),exec $(BIN)/pytest $(ARGS),$(AT_ONCE) --silent --output-sync=none test-python test-python-beside)
+	@$(if $(ARGS),exec $(BIN)/pytest $(ARGS),$(AT_ONCE) --silent --output-sync=none test-python test-python-slow)
 
 # Checks for the TiDB binaries first: without them nothing needs to be installed or built.
 test-tidb: $(READY) ## run the tests on real TiDB servers, from TIDEVOY_TIDB_BIN or TiUP; not part of `make test`
@@ -52,11 +52,11 @@ test-tidb: $(READY) ## run the tests on real TiDB servers, from TIDEVOY_TIDB_BIN
 	@exec $(BIN)/pytest $(or $(ARGS),tests/tidb)
 
 test-python:
-	@exec $(BIN)/pytest -m 'not beside'
+	@exec $(BIN)/pytest -m 'not slow'
 
 # The tests marked by tests/support/slow_marker.py: they run with lower priority, and their output is printed at the end.
-test-python-beside:
-	@output=$$(nice -n 5 $(BIN)/pytest -m beside -p no:cacheprovider 2>&1); code=$$?; echo "$$output"; exit $$code
+test-python-slow:
+	@output=$$(nice -n 5 $(BIN)/pytest -m slow -p no:cacheprovider 2>&1); code=$$?; echo "$$output"; exit $$code
 
 packages-for-tests:
 	@PYTHON=$(PYTHON) sandbox/install.sh test

@@ -15,14 +15,17 @@ from controlplane.config.settings import Settings
 from sandbox.child_process import ChildProcess
 from sandbox.server import Server, http_responds
 
-TIDEVOY_COMMAND = (sys.executable, "-P", "-c", "from cli.main import main; main()")
-"""The console script, independent of where it is installed."""
+
+def tidevoy_command(main_module: str = "cli.main") -> list[str]:
+    """Return the command `tidevoy`, however it was installed."""
+    return [sys.executable, "-P", "-c", f"from {main_module} import main; main()"]
 
 
 class ControlPlaneProcess(Server):
     """One control plane. `settings` is the content of its configuration file, as plain data."""
 
     stop_timeout = 15.0
+    main_module = "cli.main"
 
     def __init__(self, directory: Path, settings: Mapping[str, Any], *, name: str = "control-plane") -> None:
         super().__init__(name, directory)
@@ -49,7 +52,7 @@ class ControlPlaneProcess(Server):
 
     def command(self) -> list[str]:
         """Return the command `tidevoy serve`."""
-        return [*TIDEVOY_COMMAND, "serve", "--config", str(self.config_file)]
+        return [*tidevoy_command(self.main_module), "serve", "--config", str(self.config_file)]
 
     def environment(self) -> Mapping[str, str]:
         """Return our environment without TIDEVOY_*, so that only the file configures it."""

@@ -24,7 +24,7 @@ from controlplane.errors import TidevoyError
 from controlplane.version import VERSION
 from controlplane.xds.bootstrap import module_path
 from sandbox.child_process import ProcessFailed, ProgramMissing, describe_exit, find_program
-from sandbox.control_plane import TIDEVOY_COMMAND, ControlPlaneProcess
+from sandbox.control_plane import ControlPlaneProcess, tidevoy_command
 from sandbox.envoy import EnvoyProcess, envoy_binary
 from sandbox.ports import Ports
 from sandbox.server import Server, sends_mysql_greeting
@@ -109,6 +109,11 @@ class ModuleBuild:
         """Return the environment variables for programs of its checkout."""
         return {} if self.checkout is None else {"PYTHONPATH": str(self.checkout)}
 
+    def main_module(self) -> str:
+        """Return the module with `main` in its checkout: `api.cli.main` before `cli` became a package."""
+        is_old = self.checkout is not None and not (self.checkout / "cli" / "main.py").exists()
+        return "api.cli.main" if is_old else "cli.main"
+
 
 def direct_contender(backend: DatabaseBackend) -> Contender:
     """Return the contender that is the server itself."""
@@ -185,7 +190,7 @@ def envoy_starter(build: ModuleBuild) -> Callable[[ProxySite], AbstractAsyncCont
     async def start(site: ProxySite) -> AsyncIterator[RunningProxy]:
         port = site.ports.allocate()
         control_plane = _ControlPlaneOfBuild(site.directory, control_plane_settings(site, port))
-        control_plane.build = build
+        control_plane.build, control_plane.main_module = build, build.main_module()
         async with control_plane:
             bootstrap = await asyncio.to_thread(_make_bootstrap, control_plane)
             async with EnvoyProcess(bootstrap, site.directory) as process:
@@ -242,7 +247,7 @@ def _make_bootstrap(control_plane: _ControlPlaneOfBuild) -> str:
     options = ["--config", str(control_plane.config_file), "--id", "measured", "--admin", "127.0.0.1:0"]
     module = control_plane.build.module
     options += [] if module is None else ["--module", str(module)]
-    command = [*TIDEVOY_COMMAND, "bootstrap", *options]
+    command = [*tidevoy_command(control_plane.main_module), "bootstrap", *options]
     result = subprocess.run(
         command, capture_output=True, text=True, env=control_plane.environment(), timeout=60, check=False
     )

@@ -34,7 +34,7 @@ class ChildCommand:
     def __init__(self, arguments: Sequence[str]) -> None:
         """Start the command. Raises CliError if it cannot be run."""
         self.command_line = shlex.join(arguments)
-        with tempfile.NamedTemporaryFile("wb", prefix="tidevoy-replace-envoy-", suffix=".log", delete=False) as log:
+        with tempfile.NamedTemporaryFile("wb", prefix="tidevoy-replace-", suffix=".log", delete=False) as log:
             self.log_path = Path(log.name)
             try:
                 self._process = subprocess.Popen(

@@ -190,7 +190,9 @@ def topology_events(before: Topology | None, after: Topology) -> Iterator[EventD
     for address, keyspace in after.other_keyspace.items():
         if known_other_keyspace.get(address) != keyspace:
             yield EventDraft(
-                "node.other_keyspace", address, f"{address} serves keyspace {keyspace}, so it gets no sessions"
+                "node.other_keyspace",
+                address,
+                f"{address} serves keyspace {keyspace}, so it gets no sessions",
             )
 
 

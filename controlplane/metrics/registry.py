@@ -113,7 +113,9 @@ class _EngineGauges(Collector):
             snapshot.has_node_metrics_outage,
         )
         yield _gauge(
-            "tidevoy_plan_published", "1 once a plan has been published since the start.", snapshot.is_published
+            "tidevoy_plan_published",
+            "1 once a plan has been published since the start.",
+            snapshot.is_published,
         )
 
 
@@ -189,7 +191,9 @@ def _source_families(topologies: Sequence[Topology]) -> Iterator[Metric]:
         labels=["source"],
     )
     other_keyspace = GaugeMetricFamily(
-        "tidevoy_source_other_keyspace_nodes", "Nodes of other keyspaces, which get no sessions.", labels=["source"]
+        "tidevoy_source_other_keyspace_nodes",
+        "Nodes of other keyspaces, which get no sessions.",
+        labels=["source"],
     )
     by_source = {topology.source: topology for topology in topologies}
     for source in Source:

@@ -152,7 +152,9 @@ class LeaderElection:
 
     def _report_standalone(self) -> None:
         cause = "no leader is known" if self._store.is_readable else "the shared state cannot be read"
-        self._emit("replica.standalone", self._name, f"{cause}, so this control plane decides for its own Envoys")
+        self._emit(
+            "replica.standalone", self._name, f"{cause}, so this control plane decides for its own Envoys"
+        )
 
     def _election_view(self, is_current: bool) -> ElectionView:
         ours = self.leader is not None and self._is_own_record(self.leader)
@@ -178,7 +180,10 @@ class LeaderElection:
             self._leader_changes.inc()
             leader = "this control plane" if self._is_own_record(now) else f"the control plane {now.name}"
             self._emit(
-                "replica.leader_elected", now.name, f"{leader} now leads, in term {now.term}", {"term": now.term}
+                "replica.leader_elected",
+                now.name,
+                f"{leader} now leads, in term {now.term}",
+                {"term": now.term},
             )
 
     def _report_load_errors(self, loaded: LoadedState) -> None:

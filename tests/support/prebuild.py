@@ -1,7 +1,7 @@
 """Builds slow artifacts in the background, during tests that do not need them.
 
-A test marked `ahead(NAME)` needs what `python -m NAME` builds. That process starts with the first test of a
-run, uses only idle CPU time, and exits when its standard input closes; the marked tests run last.
+A test marked `prebuild(NAME)` needs what `python -m NAME` builds. That process starts with the first test of
+a run, uses only idle CPU time, and exits when its standard input closes; the marked tests run last.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 
 from sandbox.child_process import ProcessFailed, describe_exit
 
-PREBUILD_MARK = "ahead"
+PREBUILD_MARK = "prebuild"
 _ROOT = Path(__file__).parents[2]
 _STOP_TIMEOUT_SECONDS = 150.0
 IDLE_NICENESS, NORMAL_NICENESS = 19, 0

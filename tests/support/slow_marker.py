@@ -1,6 +1,6 @@
 """Marks tests that mostly wait (for leases, nodes or builds), which run in a second process.
 
-`make test` runs `pytest -m beside` and `pytest -m "not beside"` at the same time; `pytest` alone runs all of
+`make test` runs `pytest -m slow` and `pytest -m "not slow"` at the same time; `pytest` alone runs all of
 them one after the other. The marked tests tolerate a slow machine; tests that measure durations do not belong
 here.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-SLOW_MARK = "beside"
+SLOW_MARK = "slow"
 _TESTS = Path(__file__).parents[1]
 FILES = frozenset(
     {

@@ -30,7 +30,7 @@ from tests.support.clients.steps import STEPS, StepResult, compare_results
 from tests.support.module.bootstrap import require_module
 
 # The first test of a language also installs its clients, which includes minutes of compiling Rust.
-pytestmark = [pytest.mark.ahead("tests.support.clients.client_builds"), pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.prebuild("tests.support.clients.client_builds"), pytest.mark.timeout(1200)]
 
 HAS_MODULE = module_path.find_module() is not None
 SERVERS = ("MariaDB", "simulated TiDB")

@@ -32,7 +32,7 @@ READY = "tests.support.compose.prebuilt_images"
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.compose,
-    pytest.mark.ahead(READY),
+    pytest.mark.prebuild(READY),
     pytest.mark.timeout(2400),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a Docker daemon"),
 ]
@@ -125,9 +125,9 @@ def choose_port(ports: Ports, usual: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def docker(ahead: Mapping[str, Prebuild]) -> Iterator[Docker]:
+def docker(prebuilds: Mapping[str, Prebuild]) -> Iterator[Docker]:
     """Run a daemon that has the images. Afterwards check that nothing of it is left."""
-    prebuild = ahead[READY]
+    prebuild = prebuilds[READY]
     docker = Docker(Path(prebuild.wait_ready()))
     yield docker
     assert prebuild.stop() == 0, prebuild.log()

@@ -22,7 +22,7 @@ SOAK = "TIDEVOY_SOAK"
 """The environment variable that selects the large counts."""
 
 # The first build of the client takes minutes, and so does a soak.
-pytestmark = [pytest.mark.ahead("tests.support.load.build_load_client"), pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.prebuild("tests.support.load.build_load_client"), pytest.mark.timeout(3600)]
 
 Metrics = dict[tuple[str, tuple[str, ...]], int]
 

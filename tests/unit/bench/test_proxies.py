@@ -14,6 +14,7 @@ from bench.proxies.backends import DatabaseBackend
 from bench.proxies.comparison import compare_measurement
 from bench.proxies.contenders import (
     InvalidPeer,
+    ModuleBuild,
     ProxySite,
     contender_from_command,
     control_plane_settings,
@@ -34,6 +35,14 @@ def site(directory: Path, encryption: Encryption = Encryption.NONE, pd: str = ""
     backend = DatabaseBackend("mariadb", "MariaDB 10", 3306, directory / "ca.pem", pd)
     certificate = SessionCertificate(directory / "server.crt", directory / "server.key")
     return ProxySite(directory, Ports(), backend, certificate, encryption)
+
+
+def test_control_plane_of_an_old_revision_has_another_main_module(tmp_path: Path) -> None:
+    assert ModuleBuild(None).main_module() == "cli.main"
+    assert ModuleBuild(None, tmp_path).main_module() == "api.cli.main"
+    (tmp_path / "cli").mkdir()
+    (tmp_path / "cli" / "main.py").touch()
+    assert ModuleBuild(None, tmp_path).main_module() == "cli.main"
 
 
 def test_measuring_order_is_balanced() -> None:

@@ -64,7 +64,11 @@ def test_only_state_changes_and_drain_reasons_are_reported() -> None:
 
 def test_changed_resolution_is_reported_but_not_the_first() -> None:
     (event,) = messages(node_events(plan(planned(A)), plan(planned(A, endpoint="10.0.0.2:4000"))))
-    assert event == ("node.address_changed", A, f"{A} now resolves to 10.0.0.2:4000 (previously 10.0.0.1:4000)")
+    assert event == (
+        "node.address_changed",
+        A,
+        f"{A} now resolves to 10.0.0.2:4000 (previously 10.0.0.1:4000)",
+    )
     assert messages(node_events(plan(planned(A, endpoint=None)), plan(planned(A)))) == []
 
 
@@ -77,9 +81,13 @@ def test_forgotten_nodes_are_reported_in_address_order() -> None:
 
 def test_panic_threshold_is_reported_when_it_starts_and_ends() -> None:
     active, inactive = plan(panic_reason="only 0 of 2 nodes pass"), plan()
-    assert messages(node_events(inactive, active)) == [("balance.panic_threshold", "nodes", "only 0 of 2 nodes pass")]
+    assert messages(node_events(inactive, active)) == [
+        ("balance.panic_threshold", "nodes", "only 0 of 2 nodes pass")
+    ]
     assert messages(node_events(active, plan(panic_reason="only 1 of 4 nodes pass"))) == []
-    assert [kind for kind, _, _ in messages(node_events(active, inactive))] == ["balance.panic_threshold_over"]
+    assert [kind for kind, _, _ in messages(node_events(active, inactive))] == [
+        "balance.panic_threshold_over"
+    ]
 
 
 def test_factor_is_reported_when_its_level_changes_not_its_share() -> None:

@@ -153,7 +153,12 @@ def test_unknown_messages_are_ignored() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "shared"),
-    [("envoy.nack", True), ("audit.node_drain", True), ("node.state", False), ("replica.leader_elected", False)],
+    [
+        ("envoy.nack", True),
+        ("audit.node_drain", True),
+        ("node.state", False),
+        ("replica.leader_elected", False),
+    ],
 )
 def test_only_envoy_and_audit_events_are_shared(kind: str, shared: bool) -> None:
     assert peer_messages.is_shared_event(kind) is shared
