@@ -12,7 +12,7 @@ _FACTOR_COLUMNS = ("health", "memory", "cpu")
 
 
 def show_explanations(nodes: Sequence[dict[str, Any]]) -> None:
-    """Print a table of nodes from the API's nodes with explanations."""
+    """Print a table of nodes. `nodes`: the API's nodes, each with its `explanation`."""
     headers = (
         *("ADDRESS", "STATE", "SHARE", "WEIGHT", "ZONE", "SESSIONS"),
         *(name.upper() for name in _FACTOR_COLUMNS),
@@ -38,7 +38,7 @@ def _explanation_row(node: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _factor_cell(metrics: dict[str, Any], factor: dict[str, Any]) -> str:
-    """Return the measured value and, in brackets, the share that this factor leaves if it is below 100 %."""
+    """Return the measured value and, in brackets, to what percentage the factor reduces the node's share."""
     reading, remaining_share = _format_reading(metrics, factor), factor["share"]
     if remaining_share is None or remaining_share >= 1:
         return reading

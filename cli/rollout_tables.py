@@ -1,4 +1,4 @@
-"""Format rollouts as table rows and lines of text. Pure."""
+"""Format rollouts as table rows and lines of text. No I/O."""
 
 from __future__ import annotations
 

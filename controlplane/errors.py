@@ -16,7 +16,7 @@
     ├── RolloutRefused         a rollout cannot be started or continued in the current state
     └── PdError                PD (etcd) was unreachable or rejected the call; always retryable
         ├── Compacted          the changes since a revision were compacted: list again
-        ├── OutcomeUnknown     it is unknown whether PD applied a change: read it back
+        ├── OutcomeUnknown     it is unknown whether PD applied a change: check the current state
         └── LeaseLost          a lease expired or was not kept alive in time; its keys are or will be deleted
 
 `retryable` says whether the same call may succeed later without a change by the caller.

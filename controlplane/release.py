@@ -1,4 +1,4 @@
-"""Parse the TiDB release out of the version texts that servers report. Pure."""
+"""Parse the TiDB release out of the version texts that servers report. No I/O."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ class LocalCluster:
             except (httpx2.HTTPError, OSError) as error:
                 reason = f" ({type(error).__name__}: {error})"
             if time.monotonic() > deadline:
-                raise WaitTimeout(f"not within {timeout:.0f} s: {what}{reason}")
+                raise WaitTimeout(f"waited {timeout:.0f} s for: {what}{reason}")
             await asyncio.sleep(_POLL_SECONDS)
 
     async def wait_for_first_failure(self) -> ProcessFailed:

@@ -19,7 +19,7 @@ from api.problems import ProblemKind
 # Bytes. Enough for 64 labels of 512 characters, each character written as an escape of 12 bytes.
 _MAX_BODY_BYTES = 524_288
 _MAX_LOGIN_BODY_BYTES = 8_192  # for callers without write permission, who send only login forms
-_MAX_DISCARDED_BYTES = 4_194_304  # of a too large body, before the connection is closed
+_MAX_DISCARDED_BYTES = 4_194_304  # of a body that is too large, before the connection is closed
 _BODY_TIMEOUT_SECONDS = 30.0  # for the whole body
 _CONNECTION_CLOSE = {"Connection": "close"}
 
@@ -60,18 +60,18 @@ class AuthMiddleware:
 
 
 class _RevocableSend:
-    """Send a response while its caller is authorized: an endless stream ends when the token is revoked."""
+    """Send a response until its caller loses access: then an endless stream ends at its next message."""
 
     def __init__(self, access: AccessController, request: AuthRequest, send: Send) -> None:
         self._access, self._request, self._send = access, request, send
-        self._api = access.api
+        self._api_settings = access.api  # a reload replaces this object
         self._is_revoked = False
 
     async def __call__(self, message: Message) -> None:
         if self._is_revoked:
             return
-        if message.get("more_body") and self._access.api is not self._api:
-            self._api = self._access.api
+        if message.get("more_body") and self._access.api is not self._api_settings:
+            self._api_settings = self._access.api
             if isinstance(self._access.evaluate(self._request), Denial):
                 self._is_revoked = True
                 message = {"type": "http.response.body", "body": b"", "more_body": False}
@@ -109,8 +109,8 @@ class BodyLimitMiddleware:
         body, size, more = bytearray(), 0, True
         try:
             async with asyncio.timeout(_BODY_TIMEOUT_SECONDS):
-                # A too large body is read up to a point: closing the connection at once could lose the
-                # response, and leaving it open would let a client send forever.
+                # The rest of a body that is too large is read up to a limit: closing the connection at once
+                # could lose the response, and reading to the end would let a client send forever.
                 while more and size <= _MAX_DISCARDED_BYTES:
                     message = await receive()
                     if message["type"] != "http.request":

@@ -34,7 +34,7 @@ class HistoryPoint:
 
     at: float
     sessions: int | None = None
-    rate: float | None = None  # commands a second
+    rate: float | None = None  # commands per second
     p95: float | None = None  # seconds from a command to the end of its response
 
 

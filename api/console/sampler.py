@@ -38,22 +38,30 @@ async def take_sample(engine: Engine, history: History, clock: Clock, interval: 
     `interval`: seconds between two samples at present.
     """
     loop = asyncio.get_running_loop()
-    plan, facts = engine.plan_and_facts()
-    reporting_envoys = frozenset(facts.module_reports)
+    plan, _ = engine.plan_and_facts()
+    envoys_at_start = reporting_envoys = _reporting_envoys(engine)
     counts: list[TrafficSample] = []
     slice_start = loop.time()
     for address in plan.nodes:
         if (worked := loop.time() - slice_start) > _MAX_SLICE_SECONDS:
             await asyncio.sleep(rest_seconds(worked))
             slice_start = loop.time()
+            reporting_envoys = _reporting_envoys(engine)
         try:
             view = engine.node(address)
         except UnknownNode:
             continue  # removed meanwhile
         counts.append(_to_count(view.sessions, view.traffic))
         history.put(address, clock(), counts[-1], reporting_envoys, interval)
-    history.put(FLEET_KEY, clock(), _sum_counts(counts), reporting_envoys, interval)
+    # Counts from before and after such a change are of different Envoys: they compare with no others.
+    fleet_envoys = envoys_at_start if reporting_envoys == envoys_at_start else {"", *envoys_at_start}
+    history.put(FLEET_KEY, clock(), _sum_counts(counts), fleet_envoys, interval)
     history.retain([FLEET_KEY, *plan.nodes])
+
+
+def _reporting_envoys(engine: Engine) -> frozenset[str]:
+    _, facts = engine.plan_and_facts()
+    return frozenset(facts.module_reports)
 
 
 def rest_seconds(worked: float) -> float:

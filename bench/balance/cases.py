@@ -55,12 +55,14 @@ class Case:
 
 
 _BASE_CASE = Case("a", "200 Envoys, 50 nodes, 1,800 sessions")
+# 10 % of the sessions connect to nodes directly, not through an Envoy.
 _DIRECT_CASE = replace(
     _BASE_CASE,
     letter="b",
     description="as a, and 10 % of the sessions come past the fleet",
     direct_fraction=0.1,
 )
+# A client pool (5 % of the sessions) closes all its sessions together; Envoys get new sessions by Zipf's law.
 _BURSTS_CASE = replace(
     _BASE_CASE,
     letter="c",

@@ -1,4 +1,4 @@
-"""Statistics of a simulation's samples. Pure."""
+"""Statistics of a simulation's samples. No I/O."""
 
 from __future__ import annotations
 

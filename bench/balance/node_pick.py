@@ -1,4 +1,4 @@
-"""The node pick of the Envoy module, as in `filters/module/src/policy.rs`. Pure."""
+"""The node pick of the Envoy module, as in `filters/module/src/policy.rs`. No I/O."""
 
 from __future__ import annotations
 

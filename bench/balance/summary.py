@@ -1,4 +1,4 @@
-"""Summary of one simulation. Pure."""
+"""Summary of one simulation. No I/O."""
 
 from __future__ import annotations
 

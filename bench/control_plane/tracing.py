@@ -96,11 +96,17 @@ class _TraceRecorder:
         from controlplane.xds.stream import Stream
 
         os.fsync = self.timed_fsync
-        self._wrap_method(AuthMiddleware, "__call__", before="request received", after="request over")
-        self._wrap_method(FileStore, "save_intents", after="intent stored")
-        self._wrap_method(FileStore, "save_plan", before="plan is being saved", after="plan saved")
-        self._wrap_method(XdsServer, "_push", before="plan decided", after="snapshot published")
-        self._wrap_method(Stream, "next", after="message for Envoy")
+        self._wrap_method(
+            AuthMiddleware, AuthMiddleware.__call__.__name__, before="request received", after="request over"
+        )
+        self._wrap_method(FileStore, FileStore.save_intents.__name__, after="intent stored")
+        self._wrap_method(
+            FileStore, FileStore.save_plan.__name__, before="plan is being saved", after="plan saved"
+        )
+        self._wrap_method(
+            XdsServer, XdsServer._push.__name__, before="plan decided", after="snapshot published"
+        )
+        self._wrap_method(Stream, Stream.next_message.__name__, after="message for Envoy")
 
     def _wrap_method(self, cls: type, name: str, *, before: str = "", after: str = "") -> None:
         method: Callable[..., Any] = getattr(cls, name)

@@ -212,7 +212,9 @@ async def _measure_rolling_restart(directory: Path, module: Path, rounds: int) -
             stack, combination, directory / "load", rounds=rounds, rate=MODERATE_TRANSACTIONS_PER_SECOND
         )
         if violations := stack.violations():
-            raise ProcessFailed("Envoy", "has broken the protocol towards a node", "\n".join(violations))
+            raise ProcessFailed(
+                "Envoy", "has violated the protocol on a connection to a node", "\n".join(violations)
+            )
         return result
 
 

@@ -31,7 +31,7 @@ from sandbox.server import Server, http_responds, sends_mysql_greeting
 _STEP_TIMEOUT_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 _STABLE_READINGS = 10
-"""Consecutive equal samples: Envoy closes a connection a moment after its session has migrated."""
+"""Equal samples in a row that count as stable: Envoy closes connections some time after sessions migrate."""
 _NODE_WEIGHT = 100  # the isolated node has 1
 _SESSIONS_METRIC = "envoy_tidevoy_sessions"
 STATS_FLUSH_WAIT_SECONDS = 2.5
@@ -133,7 +133,7 @@ class MigrationCluster:
             report.merge(await process.fetch_report())
         if report.violations:
             raise ProcessFailed(
-                "Envoy", "has broken the protocol towards a node", "\n".join(report.violations)
+                "Envoy", "has violated the protocol on a connection to a node", "\n".join(report.violations)
             )
         return report
 
@@ -163,7 +163,7 @@ class MigrationCluster:
         while not predicate(report := await self.fetch_nodes_report()):
             if time.monotonic() > deadline:
                 raise WaitTimeout(
-                    f"not within {_STEP_TIMEOUT_SECONDS:.0f} s: {goal}; {dict(report.sessions)}"
+                    f"waited {_STEP_TIMEOUT_SECONDS:.0f} s for {goal}; sessions: {dict(report.sessions)}"
                 )
             await asyncio.sleep(_POLL_SECONDS)
         return report
@@ -215,7 +215,7 @@ async def run_cluster(
         ports = running.enter_context(Ports())
         node_processes = [
             FakeNodeProcess(directory, ports, name=name, key=key)
-            for name in ("nodes", "apart")[: 1 + with_isolated_node]
+            for name in ("nodes", "isolated")[: 1 + with_isolated_node]
         ]
         for process in node_processes:
             await running.enter_async_context(process)
@@ -268,7 +268,7 @@ def _is_up_to_date(envoy: Mapping[str, Any]) -> bool:
 
 
 def check_all_alive(results: Sequence[LoadClientResult], sessions: int) -> None:
-    """Raise ProcessFailed unless every idle session has answered at its end."""
+    """Raise ProcessFailed unless every idle session still answered when the client program ended."""
     (result,) = results
     if result.errors or result.figures["alive"] != sessions:
         raise ProcessFailed(

@@ -1,4 +1,4 @@
-"""Figures of session migration from the measurements. Pure."""
+"""Figures of session migration from the measurements. No I/O."""
 
 from __future__ import annotations
 

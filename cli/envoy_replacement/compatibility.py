@@ -1,4 +1,4 @@
-"""Decide whether an Envoy can take over from another one, and parse what both report. Pure."""
+"""Decide whether an Envoy can take over from another one, and parse what both report. No I/O."""
 
 from __future__ import annotations
 

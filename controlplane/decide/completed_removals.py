@@ -1,4 +1,4 @@
-"""Detect completed removals of nodes, so that their intents can be dropped. Pure."""
+"""Detect completed removals of nodes, so that their intents can be dropped. No I/O."""
 
 from __future__ import annotations
 

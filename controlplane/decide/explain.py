@@ -1,4 +1,4 @@
-"""Explain a node's share of the new sessions: every factor, and a summary in one sentence. Pure."""
+"""Explain a node's share of the new sessions: every factor, and a summary in one sentence. No I/O."""
 
 from __future__ import annotations
 

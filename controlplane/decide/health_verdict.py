@@ -1,4 +1,4 @@
-"""Combine the check results of a node into one verdict. Pure."""
+"""Combine the check results of a node into one verdict. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The state machine of one node: from its observation to its next state, EDS health and reason. Pure."""
+"""The state machine of one node: from its observation to its next state, EDS health and reason. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merge the nodes of all sources and the overrides of operators into one list of nodes. Pure."""
+"""Merge the nodes of all sources and the overrides of operators into one list of nodes. No I/O."""
 
 from __future__ import annotations
 

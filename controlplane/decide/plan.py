@@ -1,4 +1,4 @@
-"""Compute the plan for all nodes from facts and intents. Pure."""
+"""Compute the plan for all nodes from facts and intents. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Count the sessions of a node, and decide whether it is confirmed empty. Pure.
+"""Count the sessions of a node, and decide whether it is confirmed empty. No I/O.
 
 Two sources report the sessions of an Envoy. Its module, once it has served a session, counts each session at
 its current node. Load reports, which every Envoy sends, keep counting a session at its first node; so they

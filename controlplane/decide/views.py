@@ -1,4 +1,4 @@
-"""Build the views that the API shows: nodes, Envoys, problems, readiness. Pure."""
+"""Build the views that the API shows: nodes, Envoys, problems, readiness. No I/O."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ from controlplane.storage.clamp_timestamps import clamp_plan_times
 from controlplane.storage.store import SavedPlan
 from controlplane.xds.server import XdsServer
 
-# Time alone changes plans (grace periods, slow start), so the loop decides at least this often. If a decision
-# takes long, the interval is the factor times its duration instead, at most the load report interval.
+# Time alone changes plans (grace periods, slow start), so the loop decides at least this often. After a
+# slow decision the interval is _TICK_FACTOR times its duration, at most the load report interval.
 _TICK_SECONDS, _TICK_FACTOR = 1.0, 100.0
 # After a decision the loop pauses for this multiple of its duration, so that a flood of facts costs at most
 # a third of a core. The minimum pause lets facts that arrive together go into one decision.
@@ -57,7 +57,7 @@ class Planner:
     ) -> None:
         """`fleet` returns the Envoys of all control planes; replica "" is this one.
 
-        `on_change` gets the plans before and after, or the same plan twice to replicate it at once.
+        `on_change` gets the previous and the new plan, or the same plan twice to have it replicated at once.
         `wake` is set when a decision may be due.
         """
         self.policy = build_policy(settings)
@@ -131,7 +131,7 @@ class Planner:
             if saved is not None:
                 self._mark_envoys_seen(saved)
         self._generation.become_leader(term, self.plan)
-        self._publish_changes(before, self._observers.fact_store.view(), now, at_once=True, is_new_plan=True)
+        self._publish_changes(before, self._observers.fact_store.view(), now, at_once=True, must_publish=True)
         self.decide(at_once=True)
 
     def become_standalone(self) -> None:
@@ -156,7 +156,7 @@ class Planner:
         self._generation.adopt(self.plan, saved.stamp, saved.intents_version)
         self.publish_gate.skip()
         self._publish_changes(
-            before, self._observers.fact_store.view(), now, at_once=applies_newer_intents, is_new_plan=True
+            before, self._observers.fact_store.view(), now, at_once=applies_newer_intents, must_publish=True
         )
         self._plan_adopted.set()
         self._plan_adopted = asyncio.Event()
@@ -177,9 +177,9 @@ class Planner:
         self.is_follower = False
 
     def _mark_envoys_seen(self, saved: SavedPlan) -> None:
-        now, ended = self._clock(), self._intents.current.ended_envoys
+        now, forgotten_at = self._clock(), self._intents.current.ended_envoys
         for envoy, last_seen in saved.envoys.items():
-            if last_seen > ended.get(envoy, 0.0):
+            if last_seen > forgotten_at.get(envoy, 0.0):
                 self._observers.fact_store.mark_envoy_seen(envoy, now)
 
     # --- the decision ---
@@ -204,7 +204,7 @@ class Planner:
             )
             if applies_newer_intents or self.plan != before:
                 self._generation.advance(self.plan, self._applied_intents_version)
-        self._publish_changes(before, facts, now, at_once=at_once, is_new_plan=applies_newer_intents)
+        self._publish_changes(before, facts, now, at_once=at_once, must_publish=applies_newer_intents)
 
     def _update_fleet(self, now: float) -> None:
         fleet = self._fleet()
@@ -219,9 +219,13 @@ class Planner:
         )
 
     def _publish_changes(
-        self, before: Plan, facts: Facts, now: float, *, at_once: bool, is_new_plan: bool = False
+        self, before: Plan, facts: Facts, now: float, *, at_once: bool, must_publish: bool = False
     ) -> None:
-        """Emit events, update the observers and publish. `is_new_plan`: also if the plan looks the same."""
+        """Emit events, update the observers and publish the plan if it has changed.
+
+        `must_publish`: publish even if the plan equals the previous one, for example because it applies newer
+        intents.
+        """
         self._observers.awaiting_empty = nodes_awaiting_empty(self.plan)
         changed = self.plan != before
         if changed:
@@ -229,12 +233,12 @@ class Planner:
             for draft in (*node_events(before, self.plan), *rebalance_events(before, self.plan)):
                 self._emit(*draft)
         just_opened = self._try_open_gate(facts, now)
-        if changed or is_new_plan or just_opened:
-            self._on_change(self.plan if is_new_plan or just_opened else before, self.plan)
+        if changed or must_publish or just_opened:
+            self._on_change(self.plan if must_publish or just_opened else before, self.plan)
         for address, progress in self._drain_progress_tracker.update(self.plan, facts, now):
             self._emit(*drain_finished(address, progress))
         self._observers.update_targets(self.plan, self._intents.current, before.nodes.keys())
-        if just_opened or ((changed or is_new_plan) and self.publish_gate.is_open):
+        if just_opened or ((changed or must_publish) and self.publish_gate.is_open):
             self._xds.publish(self.plan, at_once=at_once, stamp=self._generation.stamp)
 
     def _try_open_gate(self, facts: Facts, now: float) -> bool:

@@ -35,7 +35,7 @@ _CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 3_000),  # in effect the timeout of one connect attempt
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.max_receive_message_length", _UNLIMITED),  # pages and fragments bound what etcd sends
+    ("grpc.max_receive_message_length", _UNLIMITED),  # etcd sends ranges in pages, watch events in fragments
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
 )
@@ -81,7 +81,7 @@ class EtcdEndpoints:
             await self._channels.pop(url).close()
 
     def rotate(self, url: str) -> None:
-        """Make the member after `url` current if `url` is, because a call to it failed."""
+        """After a failed call to `url`, make the next member current if `url` is the current one."""
         if url == self._current_url:
             self._current_url = self._urls_from_current()[1 % len(self._urls)]
 
@@ -91,8 +91,8 @@ class EtcdEndpoints:
         """Return the response of the first member that serves the call, starting with the current one.
 
         While the members elect a leader, which takes some seconds, the call is retried. A call that is not
-        `repeatable` goes to another member only if certainly none has applied it. Raises Rejected, PdError if
-        no member answers, or OutcomeUnknown.
+        `repeatable` is sent to another member only if it is certain that no member has applied it. Raises
+        Rejected, PdError if no member answers, or OutcomeUnknown.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within
@@ -103,7 +103,8 @@ class EtcdEndpoints:
                 pause = random.uniform(0.05, 0.2)
                 if not error.no_leader or loop.time() + pause > deadline:
                     raise PdError(
-                        f"no PD member answers: {error}; check that PD runs and pd.urls name it"
+                        f"no PD member answers: {error}; check that PD is running and that pd.urls has"
+                        " its addresses"
                     ) from error
             await asyncio.sleep(pause)
 
@@ -172,7 +173,8 @@ class EtcdEndpoints:
                 self.rotate(url)
                 if not (repeatable or error.not_applied):
                     raise OutcomeUnknown(
-                        f"PD at {url} {error}, so it is unknown whether it applied the change; read it back"
+                        f"PD at {url} {error}, so it is unknown whether it applied the change; check"
+                        " the current state before retrying"
                     ) from error
                 failures.append(f"{url} {error}")
                 no_leader |= error.no_leader

@@ -91,7 +91,7 @@ class LeaderElection:
 
     @property
     def term(self) -> int | None:
-        """The term in which this replica leads, while its lease is surely valid; else None."""
+        """The term in which this replica leads, while its lease is certainly valid; else None."""
         ours = self.leader is not None and self._is_own_record(self.leader)
         return self._term if ours and self._lease.is_valid else None
 

@@ -1,4 +1,4 @@
-"""A lease in PD's etcd that this process keeps alive, and until when it is surely valid."""
+"""A lease in PD's etcd that this process keeps alive, and the time until which it is certainly valid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides the role of a control plane: leader, follower or standalone. Pure."""
+"""Decides the role of a control plane: leader, follower or standalone. No I/O."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _STANDALONE_AFTER_LEASES = 3.0
 class Role(StrEnum):
     """Which replica decides for our Envoys."""
 
-    LEADER = "leads"  # this one, for all replicas
-    FOLLOWER = "follows"  # the leader, whose plan we publish; or an election is under way
-    STANDALONE = "alone"  # no leader is reachable: this one, for its own Envoys only
+    LEADER = "leads"  # this replica, for all replicas
+    FOLLOWER = "follows"  # another replica, whose plan this one publishes; nobody during an election
+    STANDALONE = "alone"  # this replica, for its own Envoys only: no leader is reachable
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +22,9 @@ class ElectionView:
     """What a control plane knows about the leader."""
 
     is_own_record: bool = False  # the leader record in PD is ours
-    has_valid_lease: bool = False  # our lease has surely not ended
+    has_valid_lease: bool = False  # our lease has certainly not expired
     has_other_leader: bool = False  # another replica leads in PD, and our view of PD is current
-    # When there last was another leader; at first the time of our start; -inf after we have led ourselves.
+    # When another replica was last seen as leader; before that, our start time; -inf after this replica led.
     leader_last_seen: float = 0.0
     is_plan_readable: bool = True  # this version can read the plan in PD
 

@@ -1,4 +1,4 @@
-"""Resolves a node selector: `all`, labels or addresses. Pure."""
+"""Resolves a node selector: `all`, labels or addresses. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One node's step in a rollout: computes its next stage and the reason from the node's view. Pure."""
+"""One node's step in a rollout: computes its next stage and the reason from the node's view. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Builds a rollout's view of its own nodes and of the relevant other nodes. Pure."""
+"""Builds a rollout's view of its own nodes and of the relevant other nodes. No I/O."""
 
 from __future__ import annotations
 

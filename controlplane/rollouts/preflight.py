@@ -1,4 +1,4 @@
-"""Checks whether a rollout may start now: problems that block it, and warnings. Pure."""
+"""Checks whether a rollout may start now: problems that block it, and warnings. No I/O."""
 
 from __future__ import annotations
 

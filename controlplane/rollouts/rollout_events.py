@@ -1,4 +1,4 @@
-"""Derives events from two records of a rollout. Pure."""
+"""Derives events from two records of a rollout. No I/O."""
 
 from __future__ import annotations
 

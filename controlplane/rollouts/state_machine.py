@@ -1,4 +1,4 @@
-"""The state machine of a rollout: computes the next state and the effects from the observed nodes. Pure.
+"""The state machine of a rollout: computes the next state and the effects from the observed nodes. No I/O.
 
 Effects follow from the record and the view alone, never from history: a control plane that takes over, or
 that stopped between recording and acting, does what remains. The one exception is an action, which must run

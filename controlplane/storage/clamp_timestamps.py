@@ -1,4 +1,4 @@
-"""Clamp saved timestamps to the current clock after a restart. Pure.
+"""Clamp saved timestamps to the current clock after a restart. No I/O.
 
 Times are steady within a process only: if the system clock was set back between two runs, saved times may
 lie in the future, and grace periods and slow starts would last that much longer.

@@ -1,4 +1,4 @@
-"""The etcd keys of Tidevoy, and the encoding of leader and replica records. Pure."""
+"""The etcd keys of Tidevoy, and the encoding of leader and replica records. No I/O."""
 
 from __future__ import annotations
 

@@ -20,6 +20,15 @@ _PLAN_FROM_V2 = {
     "full": "overloaded_zones",
 }
 _NODE_FROM_V2 = {"advice": "eds_health", "leaving_since": "removal_since", "closing": "terminate_sessions"}
+_REBALANCE_FROM_V2 = {
+    "until": "round_ends_at",
+    "moves": "outgoing",
+    "wants": "incoming",
+    "futile": "stalled_rounds",
+    "excess": "surplus",
+    "moved": "migrated_before",
+    "rests_until": "paused_until",
+}
 _ROLLOUT_FROM_V1 = {"order": "spec"}
 _STEP_FROM_V1 = {"begun": "drain_requested_at", "cut_off": "interrupted"}
 
@@ -28,12 +37,20 @@ def _upgrade_intents_from_v1(content: Any) -> Any:
     return _rename(content, _INTENTS_FROM_V1, "drains", _DRAIN_FROM_V1)
 
 
-def _upgrade_plan_from_v2(content: Any) -> Any:
-    """Drop the rebalancing round too: a restart cancels it anyway. Format 1 needs no other change."""
+def _upgrade_plan_from_v1(content: Any) -> Any:
+    """Drop the migrations of the rebalancing round: format 1 counted them differently."""
     match content:
         case {"plan": {"rebalance": {**rebalance}, **plan}, **saved}:
-            finished = {"round": rebalance.get("round", 0), "round_ends_at": rebalance.get("until", 0.0)}
-            upgraded = _rename({**plan, "rebalance": finished}, _PLAN_FROM_V2, "nodes", _NODE_FROM_V2)
+            kept = {name: value for name, value in rebalance.items() if name not in ("moves", "wants")}
+            return _upgrade_plan_from_v2({**saved, "plan": {**plan, "rebalance": kept}})
+    return content
+
+
+def _upgrade_plan_from_v2(content: Any) -> Any:
+    match content:
+        case {"plan": {"rebalance": {**rebalance}, **plan}, **saved}:
+            plan["rebalance"] = _rename_fields(rebalance, _REBALANCE_FROM_V2)
+            upgraded = _rename(plan, _PLAN_FROM_V2, "nodes", _NODE_FROM_V2)
             return {**saved, "plan": upgraded}
     return content
 
@@ -49,15 +66,17 @@ def _rename(content: Any, names: Mapping[str, str], children: str, child_names: 
     """
     if not isinstance(content, dict):
         return content
-    renamed = {names.get(name, name): value for name, value in content.items()}
+    renamed = _rename_fields(content, names)
     if isinstance(inner := renamed.get(children), dict):
         renamed[children] = {
-            key: {child_names.get(name, name): value for name, value in child.items()}
-            if isinstance(child, dict)
-            else child
+            key: _rename_fields(child, child_names) if isinstance(child, dict) else child
             for key, child in inner.items()
         }
     return renamed
+
+
+def _rename_fields(fields: Mapping[Any, Any], names: Mapping[str, str]) -> dict[Any, Any]:
+    return {names.get(name, name): value for name, value in fields.items()}
 
 
 def _upgrade_rollouts_from_v1(content: Any) -> Any:
@@ -77,6 +96,6 @@ class RolloutsFile:
 
 
 INTENTS_CODEC = VersionedCodec("intents", 2, Intents, {1: _upgrade_intents_from_v1})
-PLAN_CODEC = VersionedCodec("plan", 3, SavedPlan, {1: _upgrade_plan_from_v2, 2: _upgrade_plan_from_v2})
+PLAN_CODEC = VersionedCodec("plan", 3, SavedPlan, {1: _upgrade_plan_from_v1, 2: _upgrade_plan_from_v2})
 ROLLOUT_CODEC = VersionedCodec("rollout", 2, Rollout, {1: _upgrade_rollout_from_v1})
 ROLLOUTS_CODEC = VersionedCodec("rollouts", 2, RolloutsFile, {1: _upgrade_rollouts_from_v1})

@@ -55,7 +55,8 @@ class SotwSubscription:
         self._response_count = 0  # on this stream; also the latest nonce
         self._ack_pending = False  # the latest response has no ACK or NACK yet
         self._response_due = False  # the Envoy waits for a response even if nothing has changed
-        # The Envoy may have rejected the published version, on an earlier stream or in part on this one.
+        # Whether the Envoy may have rejected resources of the published version: on an earlier stream, or
+        # with its latest NACK on this one.
         self._may_have_rejected = True
 
     @property
@@ -87,15 +88,16 @@ class SotwSubscription:
         previous = self._subscribed
         self._set_subscribed(request.names)
         if not self._ack_pending:
-            # A repeated request without news: after a cluster change Envoy sends one, and delays the new
-            # cluster for 15 s if it gets no response. Only dropping names needs no response.
+            # Envoy repeats its request unchanged after a cluster change, and delays the new cluster for 15 s
+            # if it gets no response. A request that only drops names needs no response.
             self._response_due |= not _is_reduced(self._subscribed, previous)
             return None
         self._ack_pending = False
         if request.error_detail:
             self._rejected_version = self._sent_version
             self._may_have_rejected = True
-            # The Envoy may have applied a part, so the next version is sent even if it had that before.
+            # The Envoy may have applied a part of the response, so the next version is sent even if the Envoy
+            # had acknowledged that version before.
             self._response_due = True
             self._remember_rejected()
             return AckResult(self._sent_version, request.error_detail)
@@ -119,10 +121,13 @@ class SotwSubscription:
                 None if self._ack_pending else self._next_resource_set(offered, replaces, allowed_names)
             )
             if next_set is None or not next_set.resources:
-                return None  # an acknowledged empty set would count as resources that must not change later
+                # Once acknowledged, an empty set would count as held, and held resources never change.
+                return None
             offered = next_set
         if self._kind.skips_identical and self._ack_pending:
-            return None  # a NACK of the earlier response would be missed
+            # Envoy would acknowledge an identical resource without reading it, which would hide a NACK of the
+            # earlier response.
+            return None
         if self._rejected_version == offered.version:
             return None
         self._rejected_version = ""
@@ -139,6 +144,7 @@ class SotwSubscription:
         self._ack_pending = True
         self._sent_version, self._sent_resources = offered.version, offered
         self._response_count += 1
+        # In the same bytes, Envoy would acknowledge the resources that it rejected without reading them.
         if self._kind.skips_identical and self._may_have_rejected and offered.version != self._acked_version:
             offered = offered.reencoded()
         return offered.sotw_body(self._subscribed) + delimited(_NONCE, self._nonce)
@@ -174,7 +180,7 @@ class SotwSubscription:
         return held is not None and held.versions.get(resource.name) == resource.version
 
     def _held_resources(self, offered: ResourceSet) -> ResourceSet | None:
-        """Return what the Envoy holds; None: nothing, or only unpublished resources of an earlier stream."""
+        """Return what the Envoy holds; None: nothing, or an unpublished version from an earlier stream."""
         if self._acked_resources is None and self._acked_version:
             self._acked_resources = offered.subset_by_version(self._acked_version)
         return self._acked_resources
@@ -301,6 +307,7 @@ class DeltaSubscription:
             and self._may_have_rejected
             and not versions.items() <= self._acked_versions.items()
         ):
+            # In the same bytes, Envoy would acknowledge the resources that it rejected without reading them.
             changed = [resource.reencoded() for resource in changed]
         return self._build_response(addable, versions, (resource.delta for resource in changed))
 
@@ -332,8 +339,8 @@ class DeltaSubscription:
             for name, resource in offered.resources.items()
             if self._is_subscribed(name)
         }
-        # Envoy may have applied parts of a response that it rejected. It is up to date only when it has
-        # acknowledged another one since, even if that repeats the version that it acknowledged before.
+        # Envoy may have applied parts of a response that it rejected. It is up to date only after it has
+        # acknowledged a later response, even one with the version that it had before.
         has_rejected = not self._rejected_versions.keys().isdisjoint(wanted)
         return not self._pending and not has_rejected and self._acked_versions == wanted
 

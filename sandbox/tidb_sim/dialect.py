@@ -1,4 +1,4 @@
-"""Translates statements that TiDB understands and MariaDB does not. Pure.
+"""Translates statements that TiDB understands and MariaDB does not. No I/O.
 
 Only what clients and tests use: accounts with TiDB's plugins, variables with other names in MariaDB, the
 start of transactions, the collation that MySQL 8 clients request, KILL, and functions that return the

@@ -1,8 +1,8 @@
-"""Results of a statement that the next one can query, for cases in which MariaDB does not have them. Pure.
+"""Results of a statement that the next one can query, for when MariaDB no longer has them. No I/O.
 
 Exporting or restoring session states in MariaDB changes ROW_COUNT(), FOUND_ROWS() and the warnings. So they
-are kept here, and inserted into the text of a statement that queries them: only of a COM_QUERY, because a
-prepared statement would return the same values at each execution.
+are kept here, and written into the text of a statement that queries them. This is done for COM_QUERY only,
+because a prepared statement would return the same values at each execution.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _RESULT_TOKEN = re.compile(
     | (?<![\w.@]) (?P<function>row_count|found_rows) \s*\(\s*\)
     | @@ (?:(?:session|local)\.)? (?P<count>warning|error)_count \b"""
 )
-_LISTED_BEFORE = re.compile(rb"(?is)(?:^\s*select|,)\s*\Z")
-_LISTED_BEHIND = re.compile(rb"(?is)\s*(?:,|;|\0|\Z|from\b)")
-_SELECT_COUNT = re.compile(
+_STARTS_SELECT_ITEM = re.compile(rb"(?is)(?:^\s*select|,)\s*\Z")
+_ENDS_SELECT_ITEM = re.compile(rb"(?is)\s*(?:,|;|\0|\Z|from\b)")
+_SELECTS_WARNING_COUNT = re.compile(
     rb"(?is)\s*select\b(?!.*\bfrom\b).*@@(?:(?:session|local)\.)?(?:warning|error)_count\b"
 )
 _KEEPS_FOUND_ROWS = re.compile(
@@ -47,9 +47,9 @@ class LastStatementState:
     warnings: tuple[SqlWarning, ...] | None = None
 
     def substitute(self, statement: bytes) -> bytes:
-        """Replace expressions that query these values, with an alias if they are columns.
+        """Replace expressions that query these values by the values; a column of the result keeps its name.
 
-        Only in the first of several statements: the others see the results of that one.
+        Only in the first of several statements: the others query the results of the one before.
         """
         lower = statement.lower()
         if not any(hint in lower for hint in _KEYWORDS):
@@ -66,8 +66,8 @@ class LastStatementState:
                 continue
             parts += [statement[at : token.start()], b"(%d)" % value if value < 0 else b"%d" % value]
             at = token.end()
-            listed = _LISTED_BEFORE.search(statement[: token.start()])
-            if depth == 0 and listed and _LISTED_BEHIND.match(statement, at):
+            starts_item = _STARTS_SELECT_ITEM.search(statement[: token.start()])
+            if depth == 0 and starts_item and _ENDS_SELECT_ITEM.match(statement, at):
                 parts.append(b" as `" + token[0] + b"`")
         return b"".join((*parts, statement[at:])) if parts else statement
 
@@ -79,7 +79,7 @@ class LastStatementState:
             self,
             row_count=None,
             found_rows=self.found_rows if _KEEPS_FOUND_ROWS.match(statement) else None,
-            warnings=self.warnings if _SELECT_COUNT.match(statement) else None,
+            warnings=self.warnings if _SELECTS_WARNING_COUNT.match(statement) else None,
         )
         return None if remaining == LastStatementState() else remaining
 

@@ -177,17 +177,17 @@ def read_nul_bytes(data: bytes, offset: int) -> tuple[bytes, int]:
 
 
 def ok(status: int, header: int = 0x00) -> bytes:
-    """Build an OK without rows, insert id or info: exactly 7 bytes, as TiDB sends it after a login."""
+    """Build an OK payload without affected rows, insert id or info: 7 bytes, as TiDB sends after a login."""
     return struct.pack("<BBBHH", header, 0, 0, status, 0)
 
 
 def eof(status: int) -> bytes:
-    """Build an EOF, for clients without DEPRECATE_EOF."""
+    """Build an EOF payload, for clients without DEPRECATE_EOF."""
     return struct.pack("<BHH", 0xFE, 0, status)
 
 
 def err(code: int, message: str, state: str | None) -> bytes:
-    """Build an ERR.
+    """Build an ERR payload.
 
     `state` is None before the client's PROTOCOL_41 bit is known: TiDB sends no SQLSTATE then.
     """
@@ -223,11 +223,11 @@ def result_set(
 
 
 def _column_definition(column: str, column_type: int) -> bytes:
-    text = column_type == TYPE_VAR_STRING
+    is_text = column_type == TYPE_VAR_STRING
     return (
         b"".join(lenenc_bytes(part) for part in (b"def", b"", b"", b"", column.encode(), b""))
         + b"\x0c"
         + struct.pack(
-            "<HIBHBH", COLLATION_UTF8MB4_BIN if text else _COLLATION_BINARY, 1024, column_type, 0, 0, 0
+            "<HIBHBH", COLLATION_UTF8MB4_BIN if is_text else _COLLATION_BINARY, 1024, column_type, 0, 0, 0
         )
     )

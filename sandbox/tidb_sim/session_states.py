@@ -1,4 +1,4 @@
-"""The states of a session as the JSON of SHOW SESSION_STATES and SET SESSION_STATES. Pure.
+"""The states of a session as the JSON of SHOW SESSION_STATES and SET SESSION_STATES. No I/O.
 
 Keys: pingcap/tidb pkg/sessionctx/sessionstates/session_states.go. The encoding of user variables is our own:
 only TiDB needs to understand its own.

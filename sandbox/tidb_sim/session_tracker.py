@@ -1,4 +1,4 @@
-"""State of one session that MariaDB cannot report, derived from the session's statements. Pure."""
+"""State of one session that MariaDB cannot report, derived from the session's statements. No I/O."""
 
 from __future__ import annotations
 

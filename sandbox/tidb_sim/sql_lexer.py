@@ -1,4 +1,4 @@
-"""Parses SQL as far as the simulated server needs it: string literals and statement ends. Pure.
+"""Parses SQL as far as the simulated server needs it: string literals and statement ends. No I/O.
 
 Literals: MySQL reference manual, "String Literals"; `\\%` and `\\_` keep their backslash (pingcap/tidb
 pkg/parser/lexer.go).

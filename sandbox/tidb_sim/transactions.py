@@ -1,4 +1,4 @@
-"""Translates statements that start a transaction in TiDB for MariaDB, or returns TiDB's errors. Pure.
+"""Translates statements that start a transaction in TiDB for MariaDB, or returns TiDB's errors. No I/O.
 
 Grammar: `BeginTransactionStmt` in pkg/parser/parser.y of pingcap/tidb v8.5.3. While
 tidb_enable_noop_functions is off, `executeBegin` in pkg/executor/simple.go rejects READ ONLY before it

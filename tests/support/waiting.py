@@ -1,4 +1,4 @@
-"""Waits in tests: for conditions without an event, until bytes are read, or to show that nothing happens."""
+"""Waits in tests: for conditions to be polled, until bytes are read, or to show that nothing happens."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable
 
 _TCP_CLOSE = 7  # State of a socket that has been reset.
 _TIMER_ZERO_WINDOW_PROBE = 4  # Timer of a socket whose peer has no receive window.
-_NETLINK_SOCK_DIAG, _BY_FAMILY, _REQUEST = 4, 20, 1
+_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
 
 
 async def wait_until(condition: Callable[[], bool | Awaitable[bool]], timeout_seconds: float = 20.0) -> None:
-    """Wait until a condition without an event holds. Raises TimeoutError if it does not hold in time.
+    """Poll a condition until it is true. Raises TimeoutError if it is not true in time.
 
-    It is polled ever less often, because a check may be expensive and the condition may take long.
+    The pause between two checks grows, because a check may be expensive and the condition may take long.
     """
     pause = 0.001
     async with asyncio.timeout(timeout_seconds):
@@ -65,7 +65,8 @@ async def wait_until_read(writer: asyncio.StreamWriter) -> None:
             or own_socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
         ):
             raise ConnectionResetError("the peer has closed the connection")
-        # Both, in this order: what has not arrived has not been read either.
+        # Our send queue first, then the peer's receive queue: in the other order, data that arrives between
+        # the two checks would be missed.
         (sent,) = struct.unpack("i", fcntl.ioctl(own_socket, termios.TIOCOUTQ, bytes(4)))
         return not (
             writer.transport.get_write_buffer_size() or sent or _unread_bytes(peer_address, own_address)
@@ -99,6 +100,8 @@ def _query_socket(local: tuple[str, int], remote: tuple[str, int]) -> bytes:
     socket_id = ports + addresses + struct.pack("=Iq", 0, -1)
     request = struct.pack("=BBxxI", socket.AF_INET, socket.IPPROTO_TCP, 0) + socket_id
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
-        kernel.send(struct.pack("=IHHII", 16 + len(request), _BY_FAMILY, _REQUEST, 0, 0) + request)
+        kernel.send(
+            struct.pack("=IHHII", 16 + len(request), _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 0, 0) + request
+        )
         response = kernel.recv(4096)
-    return response if struct.unpack_from("=H", response, 4)[0] == _BY_FAMILY else b""
+    return response if struct.unpack_from("=H", response, 4)[0] == _SOCK_DIAG_BY_FAMILY else b""

@@ -25,7 +25,7 @@ from tests.support.tidb.node_operations import drain, wait_until_can_log_in
 from tests.support.tidb.sessions import connect_directly, query_value
 from tests.support.waiting import wait_until
 
-FULL_PACKET = b"\x17\x00\x00\x00\xff\x10\x04Too many connections"
+TOO_MANY_CONNECTIONS_PACKET = b"\x17\x00\x00\x00\xff\x10\x04Too many connections"
 
 
 def address(stack: LocalCluster) -> str:
@@ -61,7 +61,7 @@ async def test_single_full_node_answers_as_without_tidevoy(
             {"ok": CONNECTION_LIMIT, TOO_MANY_CONNECTIONS: BURST_LOGINS - CONNECTION_LIMIT}
         )
         assert set(results.later) == {"ok"}
-        assert results.packets == {FULL_PACKET}
+        assert results.packets == {TOO_MANY_CONNECTIONS_PACKET}
         # In parallel more logins may succeed: TiDB counts a session from the end of its login.
         results = await run_burst(single, target, at_once=BURST_LOGINS)
         assert set(results.burst) == {"ok", TOO_MANY_CONNECTIONS}
@@ -74,7 +74,7 @@ async def test_single_full_node_answers_as_without_tidevoy(
 async def test_full_node_is_skipped_if_others_have_room(
     tmp_path: Path, cluster: TidbCluster, global_variables: GlobalVariables, tls: str
 ) -> None:
-    """Envoy also skips a node that rejects clients after its greeting, as in most of a parallel burst."""
+    """Envoy also skips a node that rejects clients after its greeting, as in a parallel burst."""
     full = cluster.tidb[0]
     settings = {"tls": {"backend": {"mode": tls, "verify": "none"}, "allow_cleartext_backend": True}}
     async with LocalCluster.start(tmp_path, cluster=cluster, settings=settings) as stack:
@@ -87,7 +87,7 @@ async def test_full_node_is_skipped_if_others_have_room(
         assert "a bug:" not in stack.envoy.process.output()
 
 
-async def test_failed_over_login_checks_the_password(
+async def test_password_is_checked_after_skipping_a_full_node(
     stack: LocalCluster, global_variables: GlobalVariables, database: str
 ) -> None:
     full = stack.tidb[0]

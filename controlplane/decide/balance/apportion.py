@@ -1,4 +1,4 @@
-"""Divide an integer in proportion to weights with the largest remainder method. Pure."""
+"""Divide an integer in proportion to weights with the largest remainder method. No I/O."""
 
 from __future__ import annotations
 

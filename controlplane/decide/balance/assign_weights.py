@@ -1,4 +1,4 @@
-"""Assign EDS weights to the nodes of a plan, per group and zone, from session counts. Pure."""
+"""Assign EDS weights to the nodes of a plan, per group and zone, from session counts. No I/O."""
 
 from __future__ import annotations
 

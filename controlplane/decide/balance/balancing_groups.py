@@ -1,4 +1,4 @@
-"""Divide the nodes in service into balancing groups: node groups or, with zones, parts of them. Pure."""
+"""Divide the nodes in service into balancing groups: node groups or, with zones, parts of them. No I/O."""
 
 from __future__ import annotations
 

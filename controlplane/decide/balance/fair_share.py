@@ -1,4 +1,4 @@
-"""Compute each node's fair share of the sessions in whole numbers, and compare it with its sessions. Pure."""
+"""Compute each node's fair share of the sessions in whole numbers, and compare with its sessions. No I/O."""
 
 from __future__ import annotations
 

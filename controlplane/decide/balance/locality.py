@@ -1,4 +1,4 @@
-"""Node groups, backup nodes and zones: which nodes serve which Envoys. Pure."""
+"""Node groups, backup nodes and zones: which nodes serve which Envoys. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Classify the metrics of one node into levels from 0 (normal) to 2, with hysteresis. Pure.
+"""Classify the metrics of one node into levels from 0 (normal) to 2, with hysteresis. No I/O.
 
 The levels are TiProxy's (its `factor_health.go` and `factor_memory.go`), but their use is not: see
 `resource_factors`. A metric that is unknown or too old has no level.

@@ -1,4 +1,4 @@
-"""Plan how many sessions migrate between the nodes of a balancing group, and through which Envoys. Pure."""
+"""Plan how many sessions migrate between the nodes of a balancing group, and through which Envoys. No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rebalance: decide how many sessions migrate from which node to which others through which Envoy. Pure.
+"""Rebalance: decide how many sessions migrate from which node to which others through which Envoy. No I/O.
 
 Sessions migrate from nodes above their share to nodes below it. Small deviations, which random arrivals
 explain and new sessions correct, are ignored.

@@ -1,4 +1,4 @@
-"""Scale nodes' shares of the sessions by their health, memory and CPU. Pure.
+"""Scale nodes' shares of the sessions by their health, memory and CPU. No I/O.
 
 Each factor of a node multiplies its share by a value from `MIN_SHARE` to 1. It approaches its target at a
 limited rate, so that a wrong or late metric does not cause a rush of sessions. The factors apply in order,

@@ -1,4 +1,4 @@
-"""Least connections over the whole fleet, as weights for Envoy's weighted pick. Pure.
+"""Least connections over the whole fleet, as weights for Envoy's weighted pick. No I/O.
 
 Envoys distribute new connections in proportion to the weights alone (their configuration ignores their own
 connection counts). The weights therefore distribute the connections that are expected until the next

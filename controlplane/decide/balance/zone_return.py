@@ -1,4 +1,4 @@
-"""Return sessions to the zone of their Envoys once that zone has capacity again. Pure.
+"""Return sessions to the zone of their Envoys once that zone has capacity again. No I/O.
 
 Envoys use the nodes of their zone, except while these are overloaded or out of service. Without migration,
 sessions that went to other zones in the meantime would stay there until their clients disconnect.

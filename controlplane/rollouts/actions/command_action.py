@@ -29,10 +29,10 @@ _MAX_OUTPUT_LINE_CHARS = 200  # of the last output line in a message
 
 
 async def run_command(argv: Sequence[str], environment: Mapping[str, str], timeout: float) -> str:
-    """Run a command to its end; return why it failed, as a clause about it, or an empty string.
+    """Run a command to its end. Return an empty string, or how it failed, such as "ended by SIGKILL".
 
-    Cancellation kills the command and all its processes at once. Processes that a command left running when
-    it ended in time continue.
+    Cancellation kills the command and all its processes at once. If the command ends before the timeout,
+    processes that it started in the background keep running.
     """
     if shutil.which(argv[0], path=environment.get("PATH")) is None:
         return f"cannot be run: {argv[0]} is not installed or not executable"
@@ -69,8 +69,8 @@ async def run_command(argv: Sequence[str], environment: Mapping[str, str], timeo
         output_text = output.tail.decode("utf-8", "replace")
     log.debug("a command has ended", program=argv[0], code=code, output=output_text)
     if timed_out:
-        return f"did not end within {timeout:g} s and was killed{_last_line(output_text)}"
-    return "" if code == 0 else f"ended {_describe_exit(code)}{_last_line(output_text)}"
+        return f"did not end within {timeout:g} s and was killed{_last_line_suffix(output_text)}"
+    return "" if code == 0 else f"ended {_describe_exit(code)}{_last_line_suffix(output_text)}"
 
 
 class _Output:
@@ -134,8 +134,8 @@ def _describe_exit(code: int) -> str:
     return f"with exit code {code}"
 
 
-def _last_line(output: str) -> str:
-    """Return the last output line for an event: printable and bounded."""
+def _last_line_suffix(output: str) -> str:
+    """Return ": " and the last output line, printable and shortened; an empty string without output."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     if not lines:
         return ""

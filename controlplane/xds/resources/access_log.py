@@ -1,4 +1,4 @@
-"""Build the access log of sessions: Envoy writes one line of JSON when a session ends. Pure.
+"""Build the access log of sessions: Envoy writes one line of JSON when a session ends. No I/O.
 
 What Envoy does not know of a session, such as the node of one that never reached any, is `null`.
 """

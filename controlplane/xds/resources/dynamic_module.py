@@ -1,4 +1,4 @@
-"""Build the parts of Tidevoy's module in an Envoy's cluster and listener from the settings. Pure.
+"""Build the parts of Tidevoy's module in an Envoy's cluster and listener from the settings. No I/O.
 
 Each part gets its whole configuration, every key and the version of this control plane: the module rejects
 unknown keys. Names and keys are those of `filters/module`; the messages around them are Envoy's

@@ -1,4 +1,4 @@
-"""Build the endpoints of one cluster from a plan, as Envoys of one zone get them. Pure.
+"""Build the endpoints of one cluster from a plan, as Envoys of one zone get them. No I/O.
 
 Each node has one priority, and an Envoy uses the first priority with a healthy node: nodes of its own zone,
 if it prefers those; all other nodes; backup nodes.
@@ -21,8 +21,9 @@ _CLUSTER_NAME, _ENDPOINTS, _LB_ENDPOINTS = 1, 2, 2
 
 _HEALTH_STATUS = {EdsHealth.HEALTHY: 1, EdsHealth.UNHEALTHY: 2, EdsHealth.DRAINING: 3}  # core.v3.HealthStatus
 
-# In percent. Envoy uses only one priority while its share of healthy nodes times this is at least 100: down
-# to one healthy node of ten thousand. With a lower factor, some clients would go to the next priority.
+# Overprovisioning factor in percent (Envoy's default: 140). Envoy sends some clients to the next priority if
+# the healthy fraction of a priority's nodes times this factor is below 100 %: here, if fewer than one node in
+# ten thousand is healthy.
 _OVERPROVISIONING_PERCENT = 1_000_000
 
 
@@ -47,9 +48,10 @@ def nodes_by_group(plan: Plan) -> dict[str, list[NodePlan]]:
 
 
 def preferred_zones(plan: Plan, balance_policy: BalancePolicy) -> frozenset[GroupZone]:
-    """Return the groups and zones whose Envoys prefer local nodes: those with a node and not overloaded.
+    """Return the groups and zones whose Envoys prefer local nodes.
 
-    All other Envoys get the same endpoints, wherever they are.
+    They have a healthy node that is no backup, and are not overloaded. All other Envoys get the same
+    endpoints, wherever they are.
     """
     if balance_policy is BalancePolicy.CONNECTION:
         return frozenset()

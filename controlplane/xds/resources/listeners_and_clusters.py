@@ -1,4 +1,4 @@
-"""Build the clusters and listeners of one Envoy profile from the settings. Pure.
+"""Build the clusters and listeners of one Envoy profile from the settings. No I/O.
 
 Whatever the plan: the cluster `tidb` and the listener `sql`, and for each group `tidb-NAME` and `sql-NAME`.
 What changes while Envoys run is sent in the endpoints and in the module's live configuration; a changed

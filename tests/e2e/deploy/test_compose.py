@@ -112,7 +112,7 @@ async def wait_until(description: str, holds: Callable[[], Awaitable[bool]], tim
     """Wait until `holds`; the test fails with `what` after `timeout` seconds."""
     deadline = asyncio.get_running_loop().time() + timeout
     while not await holds():
-        assert asyncio.get_running_loop().time() < deadline, f"not within {timeout:.0f} s: {description}"
+        assert asyncio.get_running_loop().time() < deadline, f"waited {timeout:.0f} s for: {description}"
         await asyncio.sleep(0.2)
 
 

@@ -24,7 +24,7 @@ from tests.support.module.connection_limit import (
 )
 from tests.support.tidb_sim_clients import session_rules
 
-FULL_PACKET = b"\x17\x00\x00\x00\xff\x10\x04Too many connections"
+TOO_MANY_CONNECTIONS_PACKET = b"\x17\x00\x00\x00\xff\x10\x04Too many connections"
 
 
 @contextlib.asynccontextmanager
@@ -59,7 +59,7 @@ async def test_single_full_node_answers_as_without_tidevoy(
         assert set(direct.later) == {"ok"}
         module = require_module() if with_module else None
         assert await log_in_through_envoy(ports, envoy_process, [sim.sql_address], module) == direct
-        assert direct.packets == {FULL_PACKET}
+        assert direct.packets == {TOO_MANY_CONNECTIONS_PACKET}
 
 
 async def test_full_node_is_skipped_if_others_have_room(

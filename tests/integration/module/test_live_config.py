@@ -85,7 +85,7 @@ async def served_by(proxy: ModuleEnvoy, node: FakeServer) -> bool:
     return bool(first) and node.connections > connections
 
 
-async def test_first_changed_file_closes_a_node_to_new_sessions(tmp_path: Path) -> None:
+async def test_node_gets_no_new_sessions_once_either_file_closes_it(tmp_path: Path) -> None:
     async with run_with_nodes(tmp_path) as (proxy, endpoints, (a, b)):
 
         async def gets_no_sessions() -> bool:
@@ -102,8 +102,8 @@ async def test_first_changed_file_closes_a_node_to_new_sessions(tmp_path: Path) 
             await wait_until(gets_no_sessions)
 
 
-async def test_replacing_a_node_never_leaves_none_available(tmp_path: Path) -> None:
-    """The change has reached only the endpoints or only the live configuration."""
+async def test_a_node_is_available_while_the_files_disagree(tmp_path: Path) -> None:
+    """One node replaces another, and only one of the two files has changed so far."""
     async with run_with_nodes(tmp_path) as (proxy, endpoints, (a, b)):
         for write_first, expected_node in ((write_live_config, a), (write_endpoints, b)):
             publish_nodes(endpoints, [Host(a.endpoint), Host(b.endpoint, state="draining")])
@@ -131,10 +131,10 @@ async def test_live_config_drain_migrates_sessions_of_all_workers(tmp_path: Path
         await fleet.wait_session_counts(0, 12)
 
 
-async def test_worker_is_notified_after_its_notifying_sessions_ended(
+async def test_worker_applies_change_after_the_session_that_wakes_it_ended(
     tmp_path: Path, mariadb: MariaDb
 ) -> None:
-    """A change reaches a worker by an event of one of its sessions."""
+    """The main thread wakes a worker through one of that worker's sessions; if it ends, through another."""
     async with run_fleet(tmp_path, mariadb, drained=[1]) as fleet:
         first, second = (Host(node.sql_address) for node in fleet.nodes)
         write_endpoints(fleet.endpoints, [first, second])
@@ -187,7 +187,7 @@ async def test_sessions_do_not_keep_old_live_configurations(tmp_path: Path) -> N
         for number in range(1, 6):
             await change(number)
             clients.append(await connect_logged_in(proxy))
-        # The module keeps a copy after its first report of a node.
+        # The module's first report of a node allocates memory that it keeps: wait for it before measuring.
         await proxy.wait_for_metrics({("logins", node.endpoint): 5})
         memory = await proxy.allocated_bytes()
         for number in range(6, 21):
@@ -195,5 +195,5 @@ async def test_sessions_do_not_keep_old_live_configurations(tmp_path: Path) -> N
             clients.append(await connect_logged_in(proxy))
         size = live_config_file(endpoints).stat().st_size
         assert size > 100_000
-        # Memory grows by 15 sessions with their buffers, not by 15 texts.
+        # Memory grows by 15 sessions with their buffers, not by 15 configurations.
         assert await proxy.allocated_bytes() - memory < 7 * size

@@ -72,9 +72,9 @@ async def test_wait_timeout_reports_last_error(stack: LocalCluster) -> None:
     async def has_states() -> bool:
         return bool(await stack.states())
 
-    with pytest.raises(WaitTimeout, match=r"^not within 0 s: an answer \(ConnectError: "):
+    with pytest.raises(WaitTimeout, match=r"^waited 0 s for: an answer \(ConnectError: "):
         await stack.wait_until(has_states, "an answer", timeout=0.2)
-    with pytest.raises(WaitTimeout, match=r"^not within 0 s: pigs fly$"):
+    with pytest.raises(WaitTimeout, match=r"^waited 0 s for: pigs fly$"):
         await stack.wait_until(lambda: False, "pigs fly", timeout=0.2)
 
 

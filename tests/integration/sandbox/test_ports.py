@@ -11,7 +11,8 @@ import pytest
 
 from sandbox.ports import Ports, PortTaken, is_port_free
 
-OTHER = """
+# Run by another process: claims the port of its argument.
+_CLAIM_SCRIPT = """
 import sys
 from sandbox.ports import Ports, PortTaken
 try:
@@ -25,7 +26,7 @@ else:
 
 def _claim_in_other_process(port: int) -> str:
     result = subprocess.run(
-        [sys.executable, "-c", OTHER, str(port)], stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-c", _CLAIM_SCRIPT, str(port)], stdout=subprocess.PIPE, text=True, check=True
     )
     return result.stdout.strip()
 
@@ -34,16 +35,16 @@ def test_claimed_port_is_exclusive_until_released(ports: Ports) -> None:
     port = ports.allocate()
     assert is_port_free(port)
     assert _claim_in_other_process(port) == "taken"
-    with Ports() as others, pytest.raises(PortTaken):
-        others.claim(port)
+    with Ports() as other_ports, pytest.raises(PortTaken):
+        other_ports.claim(port)
     ports.release(port)
     assert _claim_in_other_process(port) == "mine"
     assert ports.claim(port) == port
 
 
 def test_allocated_ports_are_distinct(ports: Ports) -> None:
-    with Ports() as others:
-        taken = [ports.allocate() for _ in range(50)] + [others.allocate() for _ in range(50)]
+    with Ports() as other_ports:
+        taken = [ports.allocate() for _ in range(50)] + [other_ports.allocate() for _ in range(50)]
     assert len(set(taken)) == 100
 
 
@@ -56,8 +57,8 @@ def test_ports_lie_outside_ephemeral_range(ports: Ports) -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0"])
 def test_port_in_use_cannot_be_claimed(ports: Ports, address: str) -> None:
-    with socket.create_server((address, 0)) as foreign:
-        port = foreign.getsockname()[1]
+    with socket.create_server((address, 0)) as unmanaged_socket:
+        port = unmanaged_socket.getsockname()[1]
         assert not is_port_free(port)
         with pytest.raises(PortTaken, match=f"port {port} is taken"):
             ports.claim(port)

@@ -115,7 +115,8 @@ async def test_load_reports_and_metrics_are_authorized_like_ads(
 
         async def all_streams_denied() -> bool:
             counter = "cluster.tidevoy_control_plane.upstream_rq_total"
-            return (await envoy.stats(counter)).get(counter, 0) >= 4  # one of the three was retried
+            # More requests than streams: Envoy has retried a denied stream.
+            return (await envoy.stats(counter)).get(counter, 0) >= 4
 
         await wait_until(all_streams_denied)
         assert engine.envoys() == []
@@ -267,7 +268,7 @@ async def test_requires_certificate_of_client_ca(pki: XdsPki) -> None:
         assert (endpoint.events, endpoint.server.statuses()) == ([], [])
 
 
-async def test_reads_id_from_dns_name_uri_or_sole_common_name(pki: XdsPki) -> None:
+async def test_reads_id_from_dns_name_or_uri_else_from_common_name(pki: XdsPki) -> None:
     authorized, denied = grpc.StatusCode.OK, grpc.StatusCode.PERMISSION_DENIED
     async with run_endpoint(pki.settings) as endpoint:
         common_name_only = pki.authority.issue_cert(common_name="envoy-1")

@@ -1,4 +1,4 @@
-"""Whole clusters with Tidevoy's module, whose Envoy only the test uses; and additional Envoys."""
+"""Start a complete cluster for one test, whose Envoy has Tidevoy's module; start more Envoys."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ class CountingClient(RawClient):
         plugin: str = NATIVE_PASSWORD,
         tls: ssl.SSLContext | None = None,
     ) -> bytes:
-        """Log in, inside TLS with `tls`; `password` is sent unchanged.
+        """Log in, over TLS if `tls` is set.
+
+        `password` is the authentication response as it is sent: it is not hashed here.
 
         Returns the first response's payload.
         """
@@ -237,11 +239,13 @@ async def run_another_envoy(
     group: str = "",
     zone: str = "",
 ) -> AsyncIterator[int]:
-    """Run one more Envoy with this id, and yield its SQL port. `claimed_version`: its module version.
+    """Run one more Envoy with this id, and yield its SQL port.
 
-    `group` is the only group that it serves, `zone` its zone.
+    `claimed_version`: the module version that it announces instead of its real one. `group`: the only group
+    that it serves. `zone`: its zone.
 
-    The listener's port applies to new Envoys, so a reload gives this one another port than the running ones.
+    A changed `sql.listen` applies only to Envoys that start later, so this Envoy gets its own port and the
+    running ones keep theirs.
     """
     port = stack.ports.allocate()
     await reload_settings(stack, sql={"listen": f"127.0.0.1:{port}"})

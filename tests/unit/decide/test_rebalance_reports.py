@@ -1,4 +1,4 @@
-"""Rebalancing rounds over time: each needs reports from after the last; rounds without effect pause."""
+"""Rebalancing rounds over time: each needs reports made after the previous; rounds without effect pause."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from tests.support.controlplane.balance_inputs import (
     outgoing_by_node,
 )
 
-AFTER = {"x": {A: 20, B: 30, C: 10}, "y": {A: 15, B: 15}}  # a third of the sessions of the first round
+# After the first round has migrated a third of the sessions that it should.
+AFTER = {"x": {A: 20, B: 30, C: 10}, "y": {A: 15, B: 15}}
 EVEN = {"x": {A: 20, B: 20, C: 20}, "y": {A: 10, B: 10, C: 10}}
 
 
@@ -49,7 +50,7 @@ def test_round_lasts_until_its_end_and_is_then_cancelled() -> None:
 
 
 @pytest.mark.parametrize(("counted_since", "proceeds"), [(2.99, False), (3.0, True)])
-def test_next_round_needs_reports_from_after_the_last(counted_since: float, proceeds: bool) -> None:
+def test_round_needs_reports_made_after_the_previous_round(counted_since: float, proceeds: bool) -> None:
     """A migration may take one more second, and the module counts once per second."""
     before = cancelled(decide_rebalance(DEFAULT_SESSIONS.facts()))
     state = decide_rebalance(
@@ -89,17 +90,17 @@ def test_complete_tidb_counts_replace_envoy_reports(connections: dict[str, int],
         assert (outgoing_by_node(state), incoming_by_node(state)) == ({A: 5, B: 15}, {C: 20})
 
 
-def test_late_envoy_is_awaited_until_it_is_silent() -> None:
+def test_round_waits_for_envoy_until_its_report_is_stale() -> None:
     first = decide_rebalance(ReportedSessions({"x": {A: 60, B: 60}, "y": {A: 3, B: 3}}).facts())
     later = as_of(NOW + 5, {"x": {A: 60, B: 60}}).facts()
-    lagging = DEFAULT_SESSIONS.facts().session_counts["y"]
-    behind = replace(
+    old_counts = DEFAULT_SESSIONS.facts().session_counts["y"]
+    facts_with_old_counts = replace(
         later,
-        session_counts={**later.session_counts, "y": replace(lagging, sessions={A: 3, B: 3})},
+        session_counts={**later.session_counts, "y": replace(old_counts, sessions={A: 3, B: 3})},
         sessions_by_address={A: 63, B: 63},
     )
-    assert decide_rebalance(behind, before=cancelled(first), now=NOW + 5) == cancelled(first)
-    assert decide_rebalance(behind, before=cancelled(first), now=NOW + 5.1).outgoing == {
+    assert decide_rebalance(facts_with_old_counts, before=cancelled(first), now=NOW + 5) == cancelled(first)
+    assert decide_rebalance(facts_with_old_counts, before=cancelled(first), now=NOW + 5.1).outgoing == {
         A: {INSTANCE_X: 18},
         B: {INSTANCE_X: 18},
     }
@@ -110,7 +111,7 @@ def test_round_numbers_only_grow() -> None:
     assert decide_rebalance(DEFAULT_SESSIONS.facts(), before=high).round == 9_000_000_001
 
 
-def test_small_rebalancing_is_unreported_unless_already_reported() -> None:
+def test_small_rebalancing_is_reported_only_if_it_continues_a_large_one() -> None:
     few = decide_rebalance(ReportedSessions({"x": {A: 15, B: 10, C: 2}}).facts())
     assert (few.since, sum(outgoing_by_node(few).values())) == (None, 7)
     ten = decide_rebalance(ReportedSessions({"x": {A: 20, B: 9, C: 1}}).facts())
@@ -170,9 +171,8 @@ def test_round_with_effect_ends_the_pauses() -> None:
     later = NOW + 200
     for facts in (
         as_of(later, AFTER).facts(),
-        as_of(later, DEFAULT_SESSIONS.sessions).facts(
-            migrations={A: {(MOVED, "ok"): 1}}
-        ),  # new sessions arrived meanwhile
+        # a session migrated, but as many new ones arrived
+        as_of(later, DEFAULT_SESSIONS.sessions).facts(migrations={A: {(MOVED, "ok"): 1}}),
     ):
         evaluated = decide_rebalance(facts, before=cancelled(state), now=later)
         assert (evaluated.stalled_rounds, evaluated.paused_until <= later, bool(evaluated.outgoing)) == (
@@ -209,5 +209,5 @@ def test_balanced_fleet_resets_stalled_rounds(since: float | None) -> None:
     before = RebalanceState(since, "", 7, NOW - 90, stalled_rounds=5, surplus=6, paused_until=NOW - 1)
     even = decide_rebalance(as_of(NOW, EVEN).facts(), before=before)
     assert (even.since, even.stalled_rounds) == (None, 0)
-    evaluated = replace(before, surplus=-1)
-    assert decide_rebalance(as_of(NOW, EVEN).facts(), before=evaluated).stalled_rounds == 0
+    already_evaluated = replace(before, surplus=-1)  # -1: the result of the last round is evaluated
+    assert decide_rebalance(as_of(NOW, EVEN).facts(), before=already_evaluated).stalled_rounds == 0

@@ -1,4 +1,4 @@
-"""When a node is confirmed empty: early, stale, and missing reports of zero sessions do not count."""
+"""When a node is confirmed empty: early, stale, and missing reports of zero sessions are not accepted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENDPOINT, OTHER = "10.0.0.1:4000", "10.0.0.2:4000"
 NODE = "tidb-0:4000"
 SINCE = 1000.0
 POLICY = Policy(report_interval=1.0, connect_timeout=0.5, envoy_retention=600.0, migration_timeout=3.0)
-SETTLED = SINCE + 1.5  # connections picked before `SINCE` are in the load reports by then
+SETTLED = SINCE + 1.5  # connections whose node was chosen before `SINCE` are in the load reports by then
 ARRIVED = SINCE + 4.0  # migrations in progress at `SINCE` are in the module counts by then
 
 
@@ -38,6 +38,7 @@ def facts(*loads: EnvoyLoad, last_seen: dict[str, float] | None = None) -> Facts
 
 
 def zero(envoy: str, at: float) -> EnvoyLoad:
+    """Return a load report with sessions on another node only."""
     return EnvoyLoad(envoy, at, {OTHER: 3})
 
 
@@ -59,7 +60,7 @@ def test_not_empty_with_a_session() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reported", "now", "counts"),
+    ("reported", "now", "is_accepted"),
     [
         (SINCE - 1, SINCE, False),  # before the node was closed
         (SETTLED - 0.01, SETTLED, False),  # a connection in progress may not be counted yet
@@ -68,8 +69,8 @@ def test_not_empty_with_a_session() -> None:
         (SETTLED, SETTLED + 5.1, False),  # stale
     ],
 )
-def test_zero_counts_if_settled_and_fresh(reported: float, now: float, counts: bool) -> None:
-    assert is_empty(facts(zero("one", reported)), now) is counts
+def test_zero_is_accepted_if_settled_and_fresh(reported: float, now: float, is_accepted: bool) -> None:
+    assert is_empty(facts(zero("one", reported)), now) is is_accepted
 
 
 def test_slow_reports_stay_fresh_longer() -> None:
@@ -101,7 +102,7 @@ def test_unsynced_envoy_may_have_sessions() -> None:
     assert not is_empty(replace(observed, unsynced_envoys={"one"}), now)
 
 
-def test_zero_counts_from_the_acknowledgement_of_closing() -> None:
+def test_zero_is_accepted_only_after_acknowledged_closing() -> None:
     """Until then the Envoy opens sessions on the node and migrates sessions to it."""
     late = SINCE + 10.0
     by_load = facts(zero("one", late + 1.0))
@@ -143,7 +144,7 @@ def test_module_count_takes_precedence_over_load_report() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "counts"),
+    ("fields", "is_accepted"),
     [
         ({}, True),
         ({"counting_since": ARRIVED - 0.01}, False),  # a migration in progress may not be counted yet
@@ -152,11 +153,13 @@ def test_module_count_takes_precedence_over_load_report() -> None:
         ({"complete_nodes": frozenset(("tidb-1:4000",))}, False),  # the series of this node are missing
     ],
 )
-def test_module_zero_counts_if_complete_settled_and_fresh(fields: dict[str, object], counts: bool) -> None:
+def test_module_zero_is_accepted_if_complete_settled_and_fresh(
+    fields: dict[str, object], is_accepted: bool
+) -> None:
     now = ARRIVED + 1
-    assert is_empty(with_modules(facts(last_seen={"one": now}), "one", **fields), now) is counts
+    assert is_empty(with_modules(facts(last_seen={"one": now}), "one", **fields), now) is is_accepted
     # A load report does not help: it does not count sessions that migrated to the node.
-    assert is_empty(with_modules(facts(zero("one", now)), "one", **fields), now) is counts
+    assert is_empty(with_modules(facts(zero("one", now)), "one", **fields), now) is is_accepted
 
 
 def test_not_empty_until_the_module_reports_everything() -> None:
@@ -191,9 +194,9 @@ def test_session_count_is_unknown_until_an_envoy_reports() -> None:
 @pytest.mark.parametrize(("at", "is_fresh"), [(6.9, False), (7.0, True), (10.0, True), (None, False)])
 def test_tidb_count_is_used_while_fresh(at: float | None, is_fresh: bool) -> None:
     observed = replace(facts(), health={NODE: Health(connections=5, connections_at=at)})
-    fresh_from = session_counts.tidb_count_stale_before(POLICY, 10.0)
-    assert session_counts.tidb_count(NODE, observed, fresh_from) == (5 if is_fresh else None)
-    assert session_counts.tidb_count("tidb-1:4000", observed, fresh_from) is None
+    stale_before = session_counts.tidb_count_stale_before(POLICY, 10.0)
+    assert session_counts.tidb_count(NODE, observed, stale_before) == (5 if is_fresh else None)
+    assert session_counts.tidb_count("tidb-1:4000", observed, stale_before) is None
 
 
 def test_tidb_count_stays_fresh_longer_for_slow_checks() -> None:
@@ -216,14 +219,14 @@ def test_each_envoy_is_counted_by_its_own_source() -> None:
     [
         (State.DRAINING, EdsHealth.DRAINING, ENDPOINT, True),
         (State.GONE, EdsHealth.DRAINING, ENDPOINT, True),
-        (State.GONE, None, ENDPOINT, False),  # empty, and in the plan only for its drain
+        (State.GONE, None, ENDPOINT, False),  # empty; kept in the plan only to show its drain
         (State.DRAINED, EdsHealth.DRAINING, ENDPOINT, False),
         (State.UNHEALTHY, EdsHealth.UNHEALTHY, ENDPOINT, False),
         (State.ACTIVE, EdsHealth.HEALTHY, ENDPOINT, False),
         (State.DRAINING, EdsHealth.DRAINING, None, False),
     ],
 )
-def test_awaits_the_last_session_of_leaving_nodes(
+def test_waits_until_leaving_nodes_are_empty(
     state: State, eds_health: EdsHealth | None, endpoint: str | None, is_awaited: bool
 ) -> None:
     node = NodePlan(Node("a:1", Source.PD), state, "a reason", 0.0, eds_health, endpoint=endpoint)

@@ -42,7 +42,10 @@ def test_envoy_image_contains_module() -> None:
 
 
 def test_tidb_servers_have_time_for_graceful_shutdown() -> None:
-    """Graceful wait, 15 s for transactions and 1 s more (pingcap/tidb pkg/server/server.go), 20 s spare."""
+    """`stop_grace_period` must cover a graceful stop of TiDB, with 20 s in reserve.
+
+    TiDB takes its graceful wait, 15 s for transactions, and 1 s more (pingcap/tidb pkg/server/server.go).
+    """
     wait = tomllib.loads((ROOT / "deploy/tidb.toml").read_text())["graceful-wait-before-shutdown"]
     interval = settings_file.read_settings(ROOT / "deploy/tidevoy.yaml", {}).health.status.interval
     assert wait >= 3 * interval
@@ -65,7 +68,9 @@ def test_services_have_health_check_and_pinned_version(name: str) -> None:
         assert service["healthcheck"]["test"][0] == "CMD"
     assert "build" in service or re.search(r":v?\d+\.\d+\.\d+$", service["image"]), service["image"]
     for port in service.get("ports", []):
-        assert port.startswith("127.0.0.1:"), "the services here do not authenticate clients"
+        assert port.startswith("127.0.0.1:"), (
+            f"{port}: publish on 127.0.0.1 only, the services do not authenticate clients"
+        )
 
 
 def test_mounted_files_exist() -> None:

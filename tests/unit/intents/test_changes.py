@@ -23,7 +23,7 @@ def test_add_stores_all_parameters() -> None:
     assert intents.added == {A: AddedNode(A, "tidb-0:10080", 5, {"zone": "a"})}
 
 
-def test_add_drops_earlier_requests() -> None:
+def test_add_drops_earlier_intents() -> None:
     old = intent_changes.update(Intents(), A, weight=7, labels={"zone": "b"})
     old = intent_changes.drain(intent_changes.remove(old, A, 1.0), A, 1.0, 600.0)
     assert intent_changes.add(old, A) == Intents(added={A: AddedNode(A)})
@@ -46,7 +46,7 @@ def test_repeated_drain_changes_nothing() -> None:
     assert first.drains == {A: DrainIntent(1.0, 600.0, OnDeadline.KEEP)}
 
 
-def test_new_drain_deadline_restarts_the_time() -> None:
+def test_changed_drain_deadline_counts_from_now() -> None:
     first = intent_changes.drain(Intents(), A, 1.0, 600.0)
     assert intent_changes.drain(first, A, 100.0, 60.0).drains == {A: DrainIntent(100.0, 60.0)}
     terminating = intent_changes.drain(first, A, 100.0, 600.0, OnDeadline.CLOSE)
@@ -67,7 +67,7 @@ def test_update_leaves_none_values_unchanged() -> None:
     assert intent_changes.update(updated, A, labels={}).labels == {A: {}}
 
 
-def test_forget_drops_all_requests() -> None:
+def test_forget_drops_all_intents() -> None:
     intents = intent_changes.update(intent_changes.add(Intents(), A), A, weight=5, labels={"zone": "a"})
     intents = intent_changes.remove(intent_changes.drain(intents, A, 1.0, 600.0), A, 2.0)
     assert intent_changes.forget(intents, A) == Intents()

@@ -106,7 +106,7 @@ def test_second_configuration_replaces_the_first() -> None:
         (io.StringIO(), "console", "", False),
     ],
 )
-def test_colors_need_a_terminal_without_no_color(
+def test_colors_need_a_terminal_and_an_unset_no_color_variable(
     stream: io.StringIO, log_format: Any, no_color: str, colors: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_COLOR", no_color)
@@ -141,7 +141,7 @@ def test_secrets_are_masked(log_format: Any) -> None:
 def test_external_text_cannot_forge_a_json_line() -> None:
     stream = io.StringIO()
     logs.configure(LogSettings(format="json"), stream=stream)
-    log.warning("a NACK came", message='bad\n{"event": "forged"}')
+    log.warning("a NACK was received", message='bad\n{"event": "forged"}')
     (line,) = parse_lines(stream)
     assert line["message"] == 'bad\n{"event": "forged"}'
 
@@ -149,7 +149,7 @@ def test_external_text_cannot_forge_a_json_line() -> None:
 def test_external_text_cannot_forge_a_console_line() -> None:
     stream = io.StringIO()
     logs.configure(LogSettings(format="console"), stream=stream)
-    log.warning("a NACK came: bad\nforged \x1b[31mred, schön", message="bad\nforged")
+    log.warning("a NACK was received: bad\nforged \x1b[31mred, schön", message="bad\nforged")
     assert "bad\\nforged \\x1b[31mred, schön" in stream.getvalue()
     assert len(stream.getvalue().splitlines()) == 1
 

@@ -1,4 +1,4 @@
-"""A control plane acts only in the term of its own lease, and only while that lease is surely valid."""
+"""A control plane acts only in the term of its own lease, and only while that lease is certainly valid."""
 
 from __future__ import annotations
 

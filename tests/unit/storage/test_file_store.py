@@ -186,8 +186,39 @@ async def test_reads_intents_of_format_1(store: FileStore) -> None:
     )
 
 
-@pytest.mark.parametrize("version", [1, 2])
-async def test_reads_older_plan_without_its_round(store: FileStore, version: int) -> None:
+_OLD_ROUND: dict[str, Any] = {"round": 7, "until": 3.5, "moves": {"a:1": {"00aa": 5}}}
+
+
+@pytest.mark.parametrize(
+    ("version", "round_", "expected"),
+    [
+        (1, {**_OLD_ROUND, "wants": ["b:1"]}, RebalanceState(round=7, round_ends_at=3.5)),
+        (
+            2,
+            {
+                **_OLD_ROUND,
+                "wants": {"b:1": {"00aa": 5}},
+                "futile": 1,
+                "excess": 2,
+                "moved": 3,
+                "rests_until": 4.0,
+            },
+            RebalanceState(
+                round=7,
+                round_ends_at=3.5,
+                outgoing={"a:1": {"00aa": 5}},
+                incoming={"b:1": {"00aa": 5}},
+                stalled_rounds=1,
+                surplus=2,
+                migrated_before=3,
+                paused_until=4.0,
+            ),
+        ),
+    ],
+)
+async def test_reads_plan_of_older_formats(
+    store: FileStore, version: int, round_: dict[str, Any], expected: RebalanceState
+) -> None:
     await store.save_plan(PLAN)
     file = store.path / "plan.json"
     content = json.loads(file.read_bytes())["content"]
@@ -205,11 +236,11 @@ async def test_reads_older_plan_without_its_round(store: FileStore, version: int
             ("terminate_sessions", "closing"),
         ):
             node[old] = node.pop(new)
-    plan["rebalance"] = {"round": 7, "until": 3.5, "moves": {"a:1": {"00aa": 5}}, "wants": ["b:1"]}
+    plan["rebalance"] = round_
     file.write_bytes(encode_file(content, tidevoy="plan", version=version))
     stored = await store.load()
-    expected = dataclasses.replace(PLAN.plan, rebalance=RebalanceState(round=7, round_ends_at=3.5))
-    assert (stored.plan, stored.load_errors) == (dataclasses.replace(PLAN, plan=expected), ())
+    upgraded = dataclasses.replace(PLAN.plan, rebalance=expected)
+    assert (stored.plan, stored.load_errors) == (dataclasses.replace(PLAN, plan=upgraded), ())
 
 
 async def test_reads_rollouts_of_format_1(store: FileStore) -> None:
