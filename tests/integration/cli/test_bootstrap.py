@@ -34,8 +34,8 @@ def certificates(tmp_path: Path) -> Path:
 @pytest.fixture
 def tls(certificates: Path) -> dict[str, str]:
     return {
-        "cert": str(certificates / "control-control_plane.pem"),
-        "key": str(certificates / "control-control_plane.key"),
+        "cert": str(certificates / "control-plane.pem"),
+        "key": str(certificates / "control-plane.key"),
         "client_ca": str(certificates / "ca.pem"),
     }
 

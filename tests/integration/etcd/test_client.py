@@ -254,7 +254,7 @@ async def test_errors_name_the_cause(etcd: Etcd, client: EtcdClient) -> None:
         with pytest.raises(PdError, match=r"watch on /a was lost: PD at .* is unreachable"):
             await anext(unreachable_client.watch("/a", 1))
     await etcd.kill()
-    with pytest.raises(PdError, match="check that PD runs"):
+    with pytest.raises(PdError, match="check that PD is running"):
         await client.get("/a")
 
 

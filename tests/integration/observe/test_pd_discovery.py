@@ -267,7 +267,7 @@ async def test_discovery_starts_while_etcd_is_down(etcd: Etcd, client: EtcdClien
     async with observing(etcd.url) as watcher:
         topology = await watcher.until(lambda topology: bool(topology.outage))
         assert (topology.is_complete, topology.nodes) == (False, {})
-        assert "check that PD runs" in topology.outage
+        assert "check that PD is running" in topology.outage
         await etcd.launch()
         topology = await watcher.until_nodes(NODE)
         assert (topology.is_complete, topology.outage) == (True, "")
@@ -357,7 +357,7 @@ async def test_outage_ends_when_members_have_a_leader_again(tmp_path: Path) -> N
             for member in cluster.members[1:]:
                 await member.kill()
             outage = (await watcher.until(lambda topology: bool(topology.outage), timeout=30)).outage
-            assert "no leader" in outage or "cannot be reached" in outage
+            assert "no leader" in outage or "is unreachable" in outage
             assert list(watcher.latest.nodes) == [NODE]
             async with asyncio.TaskGroup() as starting:
                 for member in cluster.members[1:]:

@@ -91,7 +91,7 @@ async def test_required_tls_gives_no_listener_without_module(
         reason = "it gets no listener"
         await wait_until(lambda: any(message.startswith(reason) for _, _, message in parts.events))
         assert parts.status.problem.startswith(
-            "it gets no listener, because tls.client.mode is set to required and it "
+            "it gets no listener, because tls.client.mode is set to required and it"
         )
         assert ("envoy.problem", "envoy-1", parts.status.problem) in parts.events
         assert not parts.is_acked()
