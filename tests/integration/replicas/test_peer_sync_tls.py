@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -94,12 +95,14 @@ async def test_certificate_of_another_host_is_rejected_both_ways(
         assert "b" in a.peer_sync.unreachable()
 
 
+def _is_unreachable(replica: FakeReplica, name: str) -> bool:
+    return "is unreachable" in replica.peer_sync.unreachable()[name]
+
+
 async def test_certificate_of_another_authority_is_rejected(tmp_path: Path, authority: trustme.CA) -> None:
     async with replicas(tmp_path, authority, b=trustme.CA().issue_cert(HOSTS["b"])) as (a, b):
         for one, other in ((a, b), (b, a)):
-            await wait_until(
-                lambda one=one, other=other: "is unreachable" in one.peer_sync.unreachable()[other.name]
-            )  # type: ignore[misc]
+            await wait_until(partial(_is_unreachable, one, other.name))
 
 
 async def test_renewed_certificate_is_used_at_the_next_attempt(tmp_path: Path, authority: trustme.CA) -> None:
