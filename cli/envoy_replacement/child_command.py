@@ -76,7 +76,7 @@ class ChildCommand:
     def detach(self) -> Path | None:
         """Stop managing the command. Returns its log file; None if it has returned and the log is deleted."""
         if self.is_running:
-            # Without a return code, Popen would warn that nobody waited for the process.
+            # Without a return code, Popen would warn that the process was not waited for.
             self._process.returncode = 0
             return self.log_path
         self.log_path.unlink(missing_ok=True)

@@ -221,7 +221,7 @@ class EnvoyReplacement:
             ):
                 time.sleep(_POLL_SECONDS)
         except CliError:
-            return 0  # an Envoy with a failing admin port serves nobody
+            return 0  # an Envoy with a failing admin port serves no clients
         return new.sessions if new is not None else 0
 
     # --- from here on the replacement is irreversible ---
