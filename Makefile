@@ -1,5 +1,5 @@
 # Python packages are installed into .venv from requirements.lock; Rust code is built in filters/target from
-# filters/Cargo.lock. Missing Debian packages are installed (as root; otherwise a message names them). A Rust
+# filters/Cargo.lock. As root, make also installs missing Debian packages; otherwise it only names them. A Rust
 # toolchain must be installed. ARGS is passed to the command: make run ARGS="--port 6001"
 
 PYTHON ?= python3
@@ -9,28 +9,35 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' filters/Cargo.toml)
 MODULE := filters/target/release/libtidevoy.so
-# Includes directories: their modification times show that a file was deleted.
+# The list includes directories: their modification times show that a file was deleted.
 MODULE_SOURCES := $(shell find filters \( -name target -o -name fuzz \) -prune -o -print)
 # --target-dir is set because a user's cargo settings may set another directory.
 CARGO := --manifest-path filters/Cargo.toml --locked --target-dir filters/target
-# The benchmarks' load client is not part of that workspace, but shares the dependencies built there.
+# The benchmarks' load client is not part of the workspace in filters, but uses the dependencies that are built there.
 CLIENT := --manifest-path bench/client/Cargo.toml --locked --target-dir filters/target
+LOAD_CLIENT := filters/target/release/tidevoy-load
 FUZZ := --manifest-path filters/fuzz/Cargo.toml --locked --target-dir filters/target
-# Jobs that wait for the network, for one compiler or for the linker leave a core to the others.
-AT_ONCE := $(MAKE) --no-print-directory --jobs=3 --output-sync=line
+# Four jobs run at the same time: while one waits for the network, a compiler or the linker, others use its core.
+IN_PARALLEL := $(MAKE) --no-print-directory --jobs=4 --output-sync=line
+BUILDS := $(MODULE) $(LOAD_CLIENT) packages-for-tests clients
+# Many tests wait for other processes or for timeouts, so more tests than cores run at the same time. The directories
+# with the longest tests come first.
+ALL_TESTS := --numprocesses=3 --dist=loadfile --no-loadscope-reorder $(addprefix tests/,e2e integration unit)
 # Total time of `make fuzz`.
 SECONDS ?= 1800
 
-# Where rustup installs cargo, and Go's own package installs go, in case the login shell has not added them yet.
+# The directories in which rustup installs cargo and Go's own package installs go. The login shell may lack them.
 export PATH := $(PATH):$(HOME)/.cargo/bin:/usr/local/go/bin
+# Without bytecode files, each of the tests' thousands of processes would compile all Python modules again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Whether `make run` starts real TiDB servers; then etcd and MariaDB need not be installed.
-REAL_TIDB = $(if $(findstring --stand-ins,$(ARGS)),,$(or $(findstring --tidb-bin,$(ARGS)),\
+REAL_TIDB = $(if $(findstring --fake-tidb,$(ARGS)),,$(or $(findstring --tidb-bin,$(ARGS)),\
 	$(shell $(BIN)/python -m sandbox.tidb_binaries >/dev/null 2>&1 && echo yes)))
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-tidb lint audit fmt bench fuzz matrix soak lock clean
-.PHONY: packages-for-tests test-rust test-python test-python-slow lint-python lint-rust
+.PHONY: help run ci test test-tidb lint audit fmt bench fuzz matrix soak lock clean
+.PHONY: packages-for-tests clients test-rust lint-python lint-rust test-python
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -39,35 +46,42 @@ run: $(READY) $(MODULE) ## start a whole cluster on this machine; Ctrl-C stops i
 	@PYTHON=$(PYTHON) sandbox/install.sh $(if $(REAL_TIDB),python,run)
 	@exec $(BIN)/tidevoy run $(ARGS)
 
+ci: $(READY) ## lint, test and audit, with several jobs at the same time
+	@RUST=$(RUST) sandbox/install.sh rust
+	@$(IN_PARALLEL) $(BUILDS) lint-python
+	@$(IN_PARALLEL) PRIORITY="nice -n 19" test-python audit lint-rust test-rust
+
+# The Python tests spend a quarter of their time waiting. In `make ci`, the other checks run in that time.
+# `+` makes make print the tests' progress at once. The output of other commands appears when they end.
+test-python:
+	+@exec $(BIN)/pytest $(ALL_TESTS)
+
 test: $(READY) ## run all tests
 	@RUST=$(RUST) sandbox/install.sh rust
-	@$(AT_ONCE) --silent $(MODULE) packages-for-tests test-rust
-	@$(if $(ARGS),exec $(BIN)/pytest $(ARGS),$(AT_ONCE) --silent --output-sync=none test-python test-python-slow)
+	@$(IN_PARALLEL) --silent test-rust $(BUILDS)
+	@exec $(BIN)/pytest $(or $(ARGS),$(ALL_TESTS))
 
-# Checks for the TiDB binaries first: without them nothing needs to be installed or built.
+# Checks for the TiDB binaries first, because without them nothing needs to be installed or built.
 test-tidb: $(READY) ## run the tests on real TiDB servers, from TIDEVOY_TIDB_BIN or TiUP; not part of `make test`
 	@$(BIN)/python -m sandbox.tidb_binaries
 	@PYTHON=$(PYTHON) sandbox/install.sh tidb
 	@$(MAKE) --no-print-directory $(MODULE)
 	@exec $(BIN)/pytest $(or $(ARGS),tests/tidb)
 
-test-python:
-	@exec $(BIN)/pytest -m 'not slow'
-
-# The tests marked by tests/support/slow_marker.py: they run with lower priority, and their output is printed at the end.
-test-python-slow:
-	@output=$$(nice -n 5 $(BIN)/pytest -m slow -p no:cacheprovider 2>&1); code=$$?; echo "$$output"; exit $$code
-
 packages-for-tests:
 	@PYTHON=$(PYTHON) sandbox/install.sh test
 
+clients: packages-for-tests
+	@exec $(BIN)/python -m tests.support.clients.client_builds
+
+# `--tests` leaves out documentation tests, because there are none.
 test-rust:
-	@cargo test --quiet --workspace $(CARGO)
-	@cargo test --quiet $(CLIENT)
+	@$(PRIORITY) cargo test --quiet --tests --workspace $(CARGO)
+	@$(PRIORITY) cargo test --quiet --tests $(CLIENT)
 
 lint: $(READY) ## check style, types and imports
 	@RUST=$(RUST) sandbox/install.sh rust
-	@$(AT_ONCE) lint-python lint-rust
+	@$(IN_PARALLEL) lint-python lint-rust
 
 lint-python:
 	$(BIN)/ruff check .
@@ -75,17 +89,18 @@ lint-python:
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# libFuzzer is C++ and only needed to link the fuzz targets. The path of a missing file keeps it from being compiled.
+# Only linking the fuzz targets needs libFuzzer. With CUSTOM_LIBFUZZER_PATH, even of a missing file, cargo does not
+# compile its C++ code.
 lint-rust:
-	cargo fmt --all --manifest-path filters/Cargo.toml --check
-	cargo fmt --manifest-path filters/fuzz/Cargo.toml --check
-	cargo clippy --quiet --workspace --all-targets $(CARGO) -- -D warnings
-	CUSTOM_LIBFUZZER_PATH=filters/none.a cargo clippy --quiet $(FUZZ) -- -D warnings
-	cargo fmt --manifest-path bench/client/Cargo.toml --check
-	cargo clippy --quiet --all-targets $(CLIENT) -- -D warnings
+	$(PRIORITY) cargo fmt --all --manifest-path filters/Cargo.toml --check
+	$(PRIORITY) cargo fmt --manifest-path filters/fuzz/Cargo.toml --check
+	$(PRIORITY) cargo clippy --quiet --workspace --all-targets $(CARGO) -- -D warnings
+	CUSTOM_LIBFUZZER_PATH=filters/none.a $(PRIORITY) cargo clippy --quiet $(FUZZ) -- -D warnings
+	$(PRIORITY) cargo fmt --manifest-path bench/client/Cargo.toml --check
+	$(PRIORITY) cargo clippy --quiet --all-targets $(CLIENT) -- -D warnings
 
 audit: $(READY) ## check all dependencies for known vulnerabilities and licences; ARGS=--strict: skip nothing
-	@exec $(BIN)/python -m tests.support.dependency_audit $(ARGS)
+	@$(PRIORITY) $(BIN)/python -m tests.support.dependency_audit $(ARGS)
 
 fmt: $(READY) ## format the code
 	$(BIN)/ruff check --fix-only .
@@ -102,13 +117,13 @@ fuzz: ## fuzz the parsers of untrusted bytes, for SECONDS=1800 in total; also ne
 	@RUST=$(RUST) sandbox/install.sh rust
 	@filters/fuzz.sh $(SECONDS)
 
-matrix: $(READY) $(MODULE) ## run every client library through Envoy and the module; prints the table
+matrix: $(READY) $(MODULE) ## run every client library with and without TLS against MariaDB and the simulated TiDB; prints the tables
 	@PYTHON=$(PYTHON) sandbox/install.sh test
-	@exec $(BIN)/pytest --capture=no tests/e2e/clients/test_matrix.py $(ARGS)
+	@TIDEVOY_SOAK=1 exec $(BIN)/pytest --capture=no tests/e2e/clients/test_matrix.py $(ARGS)
 
 soak: $(READY) $(MODULE) ## run the long tests: millions of packets, 200,000 migrated statements, rolling restarts, unhealthy nodes, killed leaders, 30 GB of session states; prints the results
 	@PYTHON=$(PYTHON) sandbox/install.sh test
-	@TIDEVOY_SOAK=1 exec $(BIN)/pytest --capture=no $(addprefix tests/e2e/,module/test_load.py module/test_migration_load.py engine/test_rolling_restart.py decide/test_unhealthy_node_balance.py rollouts/test_killed_leader.py) $(addprefix tests/integration/module/test_,live_config_stress.py large_states.py) $(ARGS)
+	@TIDEVOY_SOAK=1 exec $(BIN)/pytest --capture=no $(addprefix tests/e2e/,module/test_load.py module/test_robustness.py module/test_migration_load.py engine/test_rolling_restart.py decide/test_unhealthy_node_balance.py rollouts/test_killed_leader.py) $(addprefix tests/integration/module/test_,live_config_stress.py large_states.py) $(ARGS)
 	@if $(BIN)/python -m sandbox.tidb_binaries; then TIDEVOY_SOAK=1 $(MAKE) --no-print-directory test-tidb ARGS="--capture=no $(addprefix tests/tidb/test_,kill.py unreachable_nodes.py connection_limit.py)"; else echo "The long tests on real TiDB servers were not run."; fi
 
 lock: $(READY) ## lock the newest allowed versions of all dependencies
@@ -121,11 +136,15 @@ clean: ## remove all build outputs and .venv
 	rm -rf filters/target filters/fuzz/target
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# `touch`, since cargo does not rewrite a module that a change does not affect.
+# `touch`, because cargo does not rewrite the module if a change of its sources does not affect it.
 $(MODULE): $(MODULE_SOURCES)
 	@RUST=$(RUST) sandbox/install.sh rust
 	@echo "Building the module for Envoy, $@ (the first time takes about two minutes)"
 	@cargo build --quiet --release --package module $(CARGO)
+	@touch $@
+
+$(LOAD_CLIENT): $(shell find bench/client filters/wire/src filters/wire/Cargo.toml -print) | $(MODULE)
+	@cargo build --quiet --release $(CLIENT)
 	@touch $@
 
 $(READY): requirements.lock pyproject.toml hatch_build.py controlplane/etcd/rpc.proto \

@@ -1,10 +1,10 @@
 """Build hook: add the generated files to a wheel.
 
-* The `..._pb2.py` of our own `.proto` files, also for editable installs. They match the installed protobuf
-  release, so they are generated where they are used.
+* The `..._pb2.py` of our own `.proto` files, also for editable installs. They must match the installed
+  protobuf release, so they are generated where they are used.
 * `controlplane/libtidevoy.so`, the module for Envoy, if cargo is available to build it. The wheel is then
   limited to this processor architecture and a new enough C library; without the module it fits every machine.
-  TIDEVOY_MODULE=skip leaves the module out. An editable install never contains it: there, `make` builds it.
+  TIDEVOY_MODULE=skip leaves the module out. An editable install never contains the module: `make` builds it.
 """
 
 # No `from __future__ import annotations`: hatchling runs this file without an entry in sys.modules, where a
@@ -39,7 +39,7 @@ S = TypeVar("S")
 SONAME = "libtidevoy.so"
 SHIPPED = f"controlplane/{SONAME}"
 HOOKS = "envoy_dynamic_module_on_"
-# The version of Red Hat 9, the oldest supported system; Envoy's image (Ubuntu 22.04) has 2.35.
+# The glibc version of Red Hat 9, the oldest supported system; Envoy's image (Ubuntu 22.04) has 2.35.
 NEWEST_GLIBC = (2, 34)
 # The libraries that every supported system and Envoy's image have.
 LIBRARIES = {"libc.so.6", "libm.so.6", "libgcc_s.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
@@ -58,11 +58,11 @@ class Module:
     libraries: frozenset[str]
     glibc: tuple[int, int]  # the newest glibc version that a symbol requires
     exported: frozenset[str]
-    imported: frozenset[str]  # without symbols that name a version of their library
+    imported: frozenset[str]  # without symbols that name a version of a library
 
     @property
     def tag(self) -> str:
-        """The platform tag of a wheel that contains it (PEP 600)."""
+        """The platform tag of a wheel that contains the module (PEP 600)."""
         return f"manylinux_{self.glibc[0]}_{self.glibc[1]}_{self.machine}"
 
     def check(self) -> None:
@@ -109,7 +109,7 @@ def read(path: Path) -> Module:
         for number, symbol in enumerate(_section(elf, ".dynsym", SymbolTableSection).iter_symbols()):
             if symbol["st_shndx"] != "SHN_UNDEF":
                 exported.add(symbol.name)
-            # A weak symbol may stay undefined; a numeric index names a version in one of the libraries.
+            # Weak symbols may stay undefined. Symbols with a numeric version index belong to a library.
             elif symbol["st_info"]["bind"] == "STB_GLOBAL" and isinstance(
                 versions.get_symbol(number)["ndx"], str
             ):

@@ -15,8 +15,8 @@ from api.auth.audit import Auditor
 from api.auth.middleware import AuthMiddleware, BodyLimitMiddleware
 from api.auth.openapi_security import add_security
 from api.console import install as console
-from api.routes import config, envoys, events, health, nodes, replicas, rollouts
-from api.schemas import nodes as schemas
+from api.routes import config, envoys, events, health, nodes, rollouts
+from api.schemas.events import EventDetails
 from controlplane.config.api import ApiSettings
 from controlplane.engine.engine import Engine
 
@@ -27,18 +27,18 @@ def create_app(engine: Engine) -> FastAPI:
         title="Tidevoy",
         version=version("tidevoy"),
         description="Operate the TiDB servers behind Tidevoy. Errors are `application/problem+json`.",
-        docs_url=None,  # that page loads scripts from third-party servers
+        docs_url=None,  # FastAPI's documentation page loads scripts from third-party servers
         redoc_url=None,
         redirect_slashes=False,
     )
     app.state.engine = engine
     app.state.stopping = asyncio.Event()
     console.install(app, engine)
-    for routes in (nodes, rollouts, envoys, replicas, events, config, health, login):
+    for routes in (nodes, rollouts, envoys, events, config, health, login):
         app.include_router(routes.router)
     problems.install(app)
     app.state.access = AccessController(engine)
-    app.state.auditor = Auditor(engine.record_event, lambda: app.routes)
+    app.state.auditor = Auditor(engine.events.emit, lambda: app.routes)
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(AuthMiddleware, access=app.state.access, auditor=app.state.auditor)
     _extend_openapi(app)
@@ -46,10 +46,7 @@ def create_app(engine: Engine) -> FastAPI:
 
 
 def _extend_openapi(app: FastAPI) -> None:
-    """Add to the OpenAPI document the security part and the schemas that routes only reference.
-
-    FastAPI collects only the schemas of plain JSON responses.
-    """
+    """Add security to the OpenAPI document, and schemas to which only hand-written responses refer."""
     generate = app.openapi
 
     cached: tuple[ApiSettings, dict[str, Any]] | None = None
@@ -60,7 +57,7 @@ def _extend_openapi(app: FastAPI) -> None:
         if cached is not None and cached[0] is api:
             return cached[1]
         document = generate()
-        for model in (problems.ProblemDetails, schemas.EventSchema):
+        for model in (problems.ProblemDetails, EventDetails):
             schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
             definitions = schema.pop("$defs", {})
             document["components"]["schemas"] |= {model.__name__: schema, **definitions}

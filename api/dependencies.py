@@ -30,7 +30,7 @@ async def _get_caller(request: Request) -> Caller:
 async def _require_json_body(request: Request) -> None:
     """Reject a body whose content type is not JSON.
 
-    This also blocks cross-origin web pages: browsers send JSON for them only after a CORS preflight request.
+    This also blocks cross-origin web pages: browsers send JSON from them only after a CORS preflight request.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and await request.body():

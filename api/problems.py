@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -20,9 +19,10 @@ from controlplane.errors import (
     ConfigError,
     ConfigErrors,
     EnvoyConnected,
-    NeedsModule,
+    ModuleRequired,
     NodeExists,
-    RolloutRefused,
+    RolloutRejected,
+    StateUnavailable,
     TidevoyError,
     UnknownEnvoy,
     UnknownNode,
@@ -32,41 +32,44 @@ from controlplane.errors import (
 MEDIA_TYPE = "application/problem+json"
 
 
-@dataclass(frozen=True, slots=True)
-class _ProblemType:
-    status: int
-    title: str
-
-
 class ProblemKind(Enum):
     """The problem types. The name in kebab case is the last part of the `type` URN."""
 
-    INVALID_REQUEST = _ProblemType(422, "The request contains an invalid value")
-    BAD_CONFIGURATION = _ProblemType(422, "The configuration is invalid")
-    UNKNOWN_NODE = _ProblemType(404, "No node has that address")
-    NODE_EXISTS = _ProblemType(409, "The node already exists")
-    UNKNOWN_ENVOY = _ProblemType(404, "No Envoy has that id")
-    ENVOY_CONNECTED = _ProblemType(409, "The Envoy is still connected")
-    NEEDS_MODULE = _ProblemType(409, "The operation requires Tidevoy's module in every Envoy")
-    UNKNOWN_ROLLOUT = _ProblemType(404, "No rollout has that id")
-    ROLLOUT_REFUSED = _ProblemType(409, "The rollout cannot be started or continued in the current state")
-    UNAUTHENTICATED = _ProblemType(401, "The caller is not authenticated")
-    FORBIDDEN = _ProblemType(403, "The caller is not authorized for this operation")
-    FOREIGN_ORIGIN = _ProblemType(403, "A web page of another origin may not change anything")
-    NOT_FOUND = _ProblemType(404, "This path does not exist")
-    METHOD_NOT_ALLOWED = _ProblemType(405, "This path does not support that method")
-    TOO_SLOW = _ProblemType(408, "The request was not received in time")
-    TOO_LARGE = _ProblemType(413, "The request body is too large")
-    UNSUPPORTED_MEDIA_TYPE = _ProblemType(415, "The request body is not JSON")
-    MISDIRECTED = _ProblemType(421, "The requested host name is not allowed")
-    TOO_MANY_REQUESTS = _ProblemType(429, "The caller sends too many requests")
-    INTERNAL = _ProblemType(500, "An internal error occurred in the control plane")
-    UNAVAILABLE = _ProblemType(503, "The operation is temporarily unavailable")
-    NOT_READY = _ProblemType(503, "The control plane is not ready")
+    INVALID_REQUEST = (422, "The request contains an invalid value")
+    BAD_CONFIGURATION = (422, "The configuration is invalid")
+    UNKNOWN_NODE = (404, "No node has that address")
+    NODE_EXISTS = (409, "The node already exists")
+    UNKNOWN_ENVOY = (404, "No Envoy has that id")
+    ENVOY_CONNECTED = (409, "The Envoy is still connected")
+    NEEDS_MODULE = (409, "The operation requires Tidevoy's module in every Envoy")
+    UNKNOWN_ROLLOUT = (404, "No rollout has that id")
+    ROLLOUT_PRECONDITION_FAILED = (409, "The rollout cannot be started or continued in the current state")
+    UNAUTHENTICATED = (401, "The caller is not authenticated")
+    FORBIDDEN = (403, "The caller is not authorized for this operation")
+    FOREIGN_ORIGIN = (403, "A web page of another origin may not change anything")
+    NOT_FOUND = (404, "This path does not exist")
+    METHOD_NOT_ALLOWED = (405, "This path does not support that method")
+    TOO_LARGE = (413, "The request body is too large")
+    UNSUPPORTED_MEDIA_TYPE = (415, "The request body is not JSON")
+    MISDIRECTED = (421, "The requested host name is not allowed")
+    TOO_MANY_REQUESTS = (429, "The caller sends too many requests")
+    INTERNAL = (500, "An internal error occurred in the control plane")
+    UNAVAILABLE = (503, "The operation is temporarily unavailable")
+    NOT_READY = (503, "The control plane is not ready")
+
+    def __init__(self, status: int, title: str) -> None:
+        """`status` is the status of the HTTP response."""
+        self.status, self.title = status, title
 
     @property
     def type(self) -> str:
         return f"urn:tidevoy:problem:{self.name.lower().replace('_', '-')}"
+
+
+WRITE_PROBLEMS = (ProblemKind.INVALID_REQUEST, ProblemKind.UNAVAILABLE, ProblemKind.FOREIGN_ORIGIN)
+"""The problems that any write request may get."""
+BODY_PROBLEMS = (*WRITE_PROBLEMS, ProblemKind.TOO_LARGE, ProblemKind.UNSUPPORTED_MEDIA_TYPE)
+"""The problems that any request with a body may get."""
 
 
 class FieldProblem(BaseModel):
@@ -108,8 +111,8 @@ def problem_response(
     """Return the response for one problem."""
     problem = ProblemDetails(
         type=kind.type,
-        title=kind.value.title,
-        status=kind.value.status,
+        title=kind.title,
+        status=kind.status,
         detail=detail,
         instance=request.url.path,
         errors=errors,
@@ -117,7 +120,7 @@ def problem_response(
     )
     return JSONResponse(
         problem.model_dump(exclude_none=True),
-        kind.value.status,
+        kind.status,
         dict(headers) if headers else None,
         media_type=MEDIA_TYPE,
     )
@@ -127,7 +130,7 @@ def openapi_responses(*kinds: ProblemKind) -> dict[int | str, dict[str, Any]]:
     """Return the OpenAPI responses of a route for these problems; always includes 500."""
     by_status: dict[int, list[str]] = {}
     for kind in (*kinds, ProblemKind.INTERNAL):
-        by_status.setdefault(kind.value.status, []).append(kind.value.title)
+        by_status.setdefault(kind.status, []).append(kind.title)
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
     return {
         status: {"description": "; or: ".join(titles), "content": content}
@@ -136,70 +139,48 @@ def openapi_responses(*kinds: ProblemKind) -> dict[int | str, dict[str, Any]]:
 
 
 def install(app: FastAPI) -> None:
-    """Register the handlers that answer every error as a problem."""
-    app.add_exception_handler(ProblemError, _on_problem)
-    app.add_exception_handler(TidevoyError, _on_tidevoy_error)
-    app.add_exception_handler(RequestValidationError, _on_validation_error)
-    app.add_exception_handler(HTTPException, _on_http_exception)
+    """Register the handlers that convert every error to a problem response."""
+    for error_class in (ProblemError, TidevoyError, RequestValidationError, HTTPException):
+        app.add_exception_handler(error_class, error_response)
     app.add_exception_handler(Exception, _on_unexpected_error)
 
 
+_KIND_BY_ERROR: Mapping[type[TidevoyError], ProblemKind] = {
+    UnknownNode: ProblemKind.UNKNOWN_NODE,
+    NodeExists: ProblemKind.NODE_EXISTS,
+    ModuleRequired: ProblemKind.NEEDS_MODULE,
+    UnknownEnvoy: ProblemKind.UNKNOWN_ENVOY,
+    EnvoyConnected: ProblemKind.ENVOY_CONNECTED,
+    UnknownRollout: ProblemKind.UNKNOWN_ROLLOUT,
+    RolloutRejected: ProblemKind.ROLLOUT_PRECONDITION_FAILED,
+}
+
+
 async def error_response(request: Request, error: Exception) -> JSONResponse:
-    """Return the response for an error that is meant for callers; re-raise any other."""
+    """Return the response for an error that is meant for callers; re-raise any other error."""
     match error:
         case ProblemError():
-            return await _on_problem(request, error)
-        case TidevoyError():
-            return await _on_tidevoy_error(request, error)
+            return problem_response(request, error.kind, error.detail, reasons=error.reasons)
         case RequestValidationError():
-            return await _on_validation_error(request, error)
-        case _:
-            raise error
-
-
-async def _on_problem(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, ProblemError)
-    return problem_response(request, error.kind, error.detail, reasons=error.reasons)
-
-
-async def _on_tidevoy_error(request: Request, error: Exception) -> JSONResponse:
-    match error:
-        case UnknownNode():
-            return problem_response(request, ProblemKind.UNKNOWN_NODE, str(error))
-        case NodeExists():
-            return problem_response(request, ProblemKind.NODE_EXISTS, str(error))
-        case NeedsModule():
-            return problem_response(request, ProblemKind.NEEDS_MODULE, str(error))
-        case UnknownEnvoy():
-            return problem_response(request, ProblemKind.UNKNOWN_ENVOY, str(error))
-        case EnvoyConnected():
-            return problem_response(request, ProblemKind.ENVOY_CONNECTED, str(error))
-        case UnknownRollout():
-            return problem_response(request, ProblemKind.UNKNOWN_ROLLOUT, str(error))
-        case RolloutRefused():
-            return problem_response(
-                request, ProblemKind.ROLLOUT_REFUSED, str(error), reasons=list(error.problems)
-            )
+            errors = [_field_problem(entry) for entry in error.errors()]
+            detail = "; ".join(f"{entry.field}: {entry.problem}" for entry in errors)
+            return problem_response(request, ProblemKind.INVALID_REQUEST, detail, errors=errors)
+        case HTTPException():
+            return _http_error_response(request, error)
         case ConfigError():
-            errors = error.errors if isinstance(error, ConfigErrors) else (error,)
-            field_problems = [
-                FieldProblem(field=config_error.key or config_error.where, problem=config_error.problem)
-                for config_error in errors
+            config_errors = error.errors if isinstance(error, ConfigErrors) else (error,)
+            errors = [
+                FieldProblem(field=each.key or each.where, problem=each.problem) for each in config_errors
             ]
-            return problem_response(request, ProblemKind.BAD_CONFIGURATION, str(error), errors=field_problems)
-        case TidevoyError(retryable=True):
-            return problem_response(
-                request, ProblemKind.UNAVAILABLE, str(error), headers={"Retry-After": "1"}
-            )
+            return problem_response(request, ProblemKind.BAD_CONFIGURATION, str(error), errors=errors)
+        case TidevoyError() if type(error) in _KIND_BY_ERROR:
+            reasons = list(error.problems) if isinstance(error, RolloutRejected) else None
+            return problem_response(request, _KIND_BY_ERROR[type(error)], str(error), reasons=reasons)
+        case StateUnavailable() | TidevoyError(retryable=True):
+            headers = {"Retry-After": "1"} if error.retryable else None
+            return problem_response(request, ProblemKind.UNAVAILABLE, str(error), headers=headers)
         case _:
             raise error
-
-
-async def _on_validation_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    field_problems = [_field_problem(entry) for entry in error.errors()]
-    detail = "; ".join(f"{entry.field}: {entry.problem}" for entry in field_problems)
-    return problem_response(request, ProblemKind.INVALID_REQUEST, detail, errors=field_problems)
 
 
 def _field_problem(entry: Mapping[str, Any]) -> FieldProblem:
@@ -214,27 +195,22 @@ def _field_problem(entry: Mapping[str, Any]) -> FieldProblem:
     return FieldProblem(field=".".join(str(part) for part in path) or location, problem=problem)
 
 
-_KIND_BY_STATUS = {404: ProblemKind.NOT_FOUND, 405: ProblemKind.METHOD_NOT_ALLOWED}
-
-
-async def _on_http_exception(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
+def _http_error_response(request: Request, error: HTTPException) -> JSONResponse:
     path = request.url.path
-    match _KIND_BY_STATUS.get(error.status_code):
-        case ProblemKind.NOT_FOUND:
-            return problem_response(
-                request, ProblemKind.NOT_FOUND, f"{path} does not exist; /openapi.json lists all paths"
-            )
-        case ProblemKind.METHOD_NOT_ALLOWED:
+    match error.status_code:
+        case 404:
+            detail = f"{path} does not exist; /openapi.json lists all paths"
+            return problem_response(request, ProblemKind.NOT_FOUND, detail)
+        case 405:
             allowed = ", ".join(_allowed_methods(request)) or (error.headers or {}).get("Allow", "")
             detail = f"{path} does not support {request.method}; it supports {allowed}"
-            return problem_response(
-                request, ProblemKind.METHOD_NOT_ALLOWED, detail, headers={"Allow": allowed}
-            )
+            headers = {"Allow": allowed}
+            return problem_response(request, ProblemKind.METHOD_NOT_ALLOWED, detail, headers=headers)
+        case 413:
+            return problem_response(request, ProblemKind.TOO_LARGE, error.detail, headers=error.headers)
         case _:
-            return problem_response(
-                request, ProblemKind.INVALID_REQUEST, "the request cannot be read", headers=error.headers
-            )
+            detail = "the request cannot be read"
+            return problem_response(request, ProblemKind.INVALID_REQUEST, detail, headers=error.headers)
 
 
 def _allowed_methods(request: Request) -> list[str]:

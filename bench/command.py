@@ -12,18 +12,15 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.errors import translate_errors
+from bench.balance.cases import CASES
+from bench.errors import convert_errors_to_benchmark_failed
 from bench.machine import Machine, MachineCondition
 from bench.proxies import build_comparison
 from bench.proxies import command as proxies
-from bench.reporting.report import Findings, Report, ReportSection, print_report, report_as_json, write_report
+from bench.reporting.report import Findings, ReportSection, print_report, report_as_json, write_report
 from cli.output import print_note, show_json
 
 RESULTS = Path(__file__).with_name("results")
-_ResultsOption = Annotated[
-    Path | None,
-    typer.Option(help="Directory for the results.", show_default="bench/results next to the code"),
-]
 _JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -31,7 +28,7 @@ _JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 class Benchmark:
     """A module with the text `METHOD` and `async measure(...) -> list[BenchmarkFigure] | Findings`.
 
-    The results of all benchmarks of a suite are in one file.
+    The results of all benchmarks of a suite (a command such as `control-plane`) are in one file.
     """
 
     name: str
@@ -47,7 +44,7 @@ CONTROL_PLANE = (
         "loop", "CPU of the control plane for 5,000 nodes and 100 Envoys", "bench.control_plane.steady_load"
     ),
 )
-BALANCE = Benchmark("balance", "how evenly simulated fleets distribute sessions", "bench.balance")
+BALANCE = Benchmark("balance", "how evenly simulated fleets distribute sessions", "bench.balance.benchmark")
 MOVES = Benchmark("moves", "cost of session migration", "bench.migration.benchmark")
 
 
@@ -74,19 +71,11 @@ def _control_plane(
             show_default=False,
         ),
     ] = None,
-    results: _ResultsOption = None,
     print_json: _JsonOption = False,
 ) -> None:
     """Measure the control plane: decisions, latency of changes, a large fleet. About ten minutes."""
     selected = select_benchmarks(names or [])
-    _run_and_report(
-        "control-plane",
-        selected,
-        {},
-        results,
-        print_json=print_json,
-        is_whole_suite=len(selected) == len(CONTROL_PLANE),
-    )
+    _run_and_report("control-plane", selected, {}, print_json=print_json)
 
 
 def _moves(
@@ -97,25 +86,44 @@ def _moves(
         int | None, typer.Option(help="Migrations back and forth; default: 100,000.", min=10)
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Rolling restarts; default: 3.", min=1)] = None,
-    results: _ResultsOption = None,
     print_json: _JsonOption = False,
 ) -> None:
     """Measure the cost of session migration. About six minutes."""
     parameters = {"sessions": sessions, "moves": moves, "rounds": rounds}
-    options = {name: value for name, value in parameters.items() if value is not None}
-    _run_and_report("moves", [MOVES], options, results, print_json=print_json, is_whole_suite=not options)
+    _run_and_report("moves", [MOVES], _given(parameters), print_json=print_json)
 
 
-def _balance(results: _ResultsOption = None, print_json: _JsonOption = False) -> None:
-    """Simulate how evenly fleets distribute sessions. About ten minutes."""
-    _run_and_report("balance", [BALANCE], {}, results, print_json=print_json)
+def _balance(
+    cases: Annotated[
+        list[str] | None, typer.Argument(metavar="[CASE]...", help="Letters; default: all.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Only balancers whose name contains this text.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Measured minutes, after a warm-up of five; default: 60.", min=1)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of all random numbers; default: 1.")] = None,
+    lifetime: Annotated[
+        float | None,
+        typer.Option(help="Mean lifetime of a session in seconds; default: depends on the case.", min=1),
+    ] = None,
+    print_json: _JsonOption = False,
+) -> None:
+    """Simulate how evenly fleets distribute sessions. Ten minutes. With options, results are not saved."""
+    if unknown := set(cases or ()) - CASES.keys():
+        raise typer.BadParameter(f"there is no case {min(unknown)!r}; choose from {', '.join(CASES)}")
+    parameters = {"cases": cases, "only": only, "minutes": minutes, "seed": seed, "lifetime": lifetime}
+    _run_and_report("balance", [BALANCE], _given(parameters), print_json=print_json)
+
+
+def _given(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    # Typer passes None or an empty list for an option that is not given; 0 is a value.
+    return {name: value for name, value in parameters.items() if value not in (None, [])}
 
 
 def select_benchmarks(names: Sequence[str]) -> list[Benchmark]:
-    """Return the benchmarks with these names in the order of CONTROL_PLANE; without names, all of them.
-
-    Raises BadParameter for an unknown name.
-    """
+    """Return the benchmarks with these names; all without names. Raises BadParameter for an unknown name."""
     all_names = [benchmark.name for benchmark in CONTROL_PLANE]
     for name in names:
         if name not in all_names:
@@ -127,46 +135,29 @@ def _run_and_report(
     suite: str,
     benchmarks: Sequence[Benchmark],
     options: Mapping[str, Any],
-    results: Path | None,
     *,
     print_json: bool,
-    is_whole_suite: bool = True,
 ) -> None:
-    """Run benchmarks, print the results, and write them to files if the suite is complete."""
-    # Without this, gRPC logs every closed connection; it reads the variable at its first use.
+    """Run benchmarks and print the results. A complete suite without options also writes them to files."""
+    # Without this variable, gRPC logs every closed connection. gRPC reads the variable when it is first used.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    document = run_suite(suite, benchmarks, options)
+    machine = Machine.here()
+    sections = [asyncio.run(_measure_section(benchmark, options)) for benchmark in benchmarks]
+    document = report_as_json(suite, machine, sections)
     if print_json:
         show_json(document)
     else:
         print_report(document)
-    if is_whole_suite:
-        for path in write_report(document, results or RESULTS):
+    if not options and (suite != "control-plane" or len(benchmarks) == len(CONTROL_PLANE)):
+        for path in write_report(document, RESULTS):
             print_note(f"wrote {path}")
-
-
-def run_suite(suite: str, benchmarks: Sequence[Benchmark], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Run benchmarks of one suite one after another, and return the report as JSON data.
-
-    Raises BenchmarkFailed.
-    """
-    machine = Machine.here()
-    sections = tuple(asyncio.run(_measure_section(benchmark, options)) for benchmark in benchmarks)
-    return report_as_json(Report(suite, machine, sections))
 
 
 async def _measure_section(benchmark: Benchmark, options: Mapping[str, Any]) -> ReportSection:
     module = importlib.import_module(benchmark.module)
     print_note(f"measuring {benchmark.name}: {benchmark.description}")
     condition = await MachineCondition.now()
-    with translate_errors(benchmark.name):
+    with convert_errors_to_benchmark_failed(benchmark.name):
         result = await module.measure(**options)
-    findings = result if isinstance(result, Findings) else Findings(tuple(result))
-    return ReportSection(
-        benchmark.name,
-        module.METHOD,
-        condition,
-        findings.figures,
-        findings.sheets,
-        findings.drawings,
-    )
+    findings = result if isinstance(result, Findings) else Findings(result)
+    return ReportSection(benchmark.name, module.METHOD, condition, findings)

@@ -19,8 +19,8 @@ class BenchmarkFailed(TidevoyError):
 
 
 @contextmanager
-def translate_errors(name: str) -> Iterator[None]:
-    """Translate errors that do not name the benchmark into BenchmarkFailed."""
+def convert_errors_to_benchmark_failed(name: str) -> Iterator[None]:
+    """Turn timeouts and HTTP errors into BenchmarkFailed, which names the benchmark."""
     try:
         yield
     except httpx2.HTTPError as error:

@@ -1,7 +1,7 @@
 """Run the load client (`bench/client`, Rust): thousands of MySQL connections at a low CPU cost.
 
-Unlike sysbench it keeps a fixed rate, opens and closes connections, holds idle connections, speaks TLS inside
-and outside of MySQL's handshake, and checks every byte of each response.
+Unlike sysbench, it keeps a fixed rate, opens and closes connections, keeps idle connections open, supports
+TLS from the first byte as well as in MySQL's handshake, and checks every byte of each response.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from bench import cargo_build
+from bench.programs import build_with_cargo
 from sandbox.child_process import ProcessFailed, ProgramMissing, describe_exit
 
 PROGRAM_NAME = "tidevoy-load"
@@ -26,25 +26,26 @@ _MAX_LINE_BYTES = 64 << 20
 """Limit of an output line: a slice prints one number per response."""
 
 Tls = Literal["none", "mysql", "first"]
-"""Where TLS starts: nowhere, within MySQL's handshake, with the first byte."""
+"""Where TLS starts: nowhere, in MySQL's handshake, or with the first byte."""
 
 
 async def build(directory: Path) -> Path:
     """Build the program if it is missing or older than its sources. The log is written to `directory`.
 
-    Raises ProgramMissing without cargo or the sources, which only a checkout has; ProcessFailed if cargo
-    fails; TimeoutError.
+    Raises ProgramMissing without cargo, or without the sources, which only a checkout has; ProcessFailed if
+    cargo fails; TimeoutError.
     """
     if not (_SOURCE_DIRECTORY / "Cargo.toml").exists() or not _PROTOCOL_CRATE.exists():
         raise ProgramMissing(PROGRAM_NAME, "a checkout of Tidevoy: its benchmarks run from there")
-    target = _PROTOCOL_CRATE.parent / "target"  # shared with the module's dependencies
-    await cargo_build.build(_SOURCE_DIRECTORY / "Cargo.toml", target, directory)
+    target = _PROTOCOL_CRATE.parent / "target"  # shared, so that common dependencies are built once
+    await build_with_cargo(_SOURCE_DIRECTORY / "Cargo.toml", target, directory)
     return target / "release" / PROGRAM_NAME
 
 
 @dataclass(frozen=True, slots=True)
 class LoadClientResult:
-    """The result of one run. `figures`: all values that it printed, times in seconds."""
+    """The result of one run. `figures`: all values that the program printed; times are in seconds or, if a
+    name ends in `_us`, in microseconds."""
 
     figures: Mapping[str, Any]
 
@@ -59,12 +60,15 @@ class LoadClientResult:
 
     @property
     def errors(self) -> int:
-        """The number of errors."""
         return int(self.figures["errors"])
+
+    def raise_for_errors(self) -> None:
+        if self.errors:
+            raise ProcessFailed(PROGRAM_NAME, f"met {self.errors} errors", self.error_text)
 
     @property
     def error_text(self) -> str:
-        """The errors by kind and the details of the first ones; empty without errors."""
+        """The error counts by kind and the details of the first errors; empty without errors."""
         kinds = ", ".join(f"{kind}: {count}" for kind, count in self.figures["errors_by_kind"].items())
         return "\n".join([kinds, *self.figures["details"]]).strip()
 
@@ -73,7 +77,7 @@ class LoadClientResult:
 class LoginOptions:
     """How clients log in. The account uses mysql_native_password or has no password.
 
-    `ca`: CA file that verifies the server's certificate; without it, any certificate is accepted.
+    `ca`: CA file that verifies the server's certificate; with None, the client accepts any certificate.
     """
 
     tls: Tls = "none"
@@ -86,14 +90,13 @@ class LoginOptions:
         return ["--address", f"127.0.0.1:{port}", "--tls", self.tls, *self.account_options()]
 
     def account_options(self) -> list[str]:
-        """Return the command line options that do not depend on the server."""
         ca_options = [] if self.ca is None else ["--ca", str(self.ca)]
         return ["--user", self.user, "--password", self.password, *ca_options]
 
 
 @dataclass(frozen=True, slots=True)
 class LoadTarget:
-    """One of the servers on loopback that `LoadClient.slices` loads alternately."""
+    """One of several servers on loopback. `LoadClient.slices` loads one server at a time."""
 
     port: int
     tls: Tls = "none"
@@ -106,7 +109,7 @@ class LoadTarget:
 class SliceResult:
     """The measurements of one slice.
 
-    `seconds`: from the first request to the last response. `latencies`: of all statements on open
+    `seconds`: from the first request to the last response. `latencies`: of all statements on permanent
     connections, in milliseconds. `new_connections`: total time of each new connection, in milliseconds.
     """
 
@@ -116,7 +119,7 @@ class SliceResult:
 
     @classmethod
     def from_result(cls, result: LoadClientResult) -> Self:
-        """Convert a result, whose times are in microseconds."""
+        """Convert the program's result, which has these times in microseconds."""
         latencies, new_connections = (
             [microseconds / 1000 for microseconds in result.figures[name]]
             for name in ("latencies_us", "new_connections_us")
@@ -125,14 +128,14 @@ class SliceResult:
 
 
 class SliceRunner:
-    """Open connections to several targets, of which one at a time is loaded; see `LoadClient.slices`."""
+    """Permanent connections to several targets. `run` loads one target; see `LoadClient.slices`."""
 
     def __init__(self, child: asyncio.subprocess.Process) -> None:
         self._process = child
 
     @property
     def pid(self) -> int:
-        """Process id of the load client. It uses no CPU between two slices."""
+        """Process id of the load client, which uses no CPU between two slices."""
         return self._process.pid
 
     async def run(
@@ -140,35 +143,31 @@ class SliceRunner:
     ) -> SliceResult:
         """Load one target (an index) for `seconds`, then wait for the last responses.
 
-        `rate`: statements per second over all connections; latencies then count from each statement's
-        scheduled time. None: full speed; 0: no statements. `new_connections`: additional connections per
+        `rate`: statements per second over all connections; None: full speed; 0: no statements. With a rate, a
+        latency starts at the statement's scheduled time. `new_connections`: additional connections per
         second, each with a login and one statement.
 
-        Raises ProcessFailed on any error, even one wrong response, and TimeoutError. If no measurement was
-        printed, further slices also fail.
+        Raises ProcessFailed on any error, even one wrong response, and TimeoutError. After a TimeoutError, or
+        if the program printed no result, all further slices fail, too.
         """
         request = {"target": target, "seconds": seconds, "rate": rate, "new_connections": new_connections}
         try:
             async with asyncio.timeout(seconds + _EXTRA_TIMEOUT_SECONDS):
-                result = await self._execute(json.dumps(request))
+                assert self._process.stdin is not None
+                with suppress(ConnectionError):  # the program has exited; reading its output gives the reason
+                    self._process.stdin.write(json.dumps(request).encode() + b"\n")
+                    await self._process.stdin.drain()
+                result = LoadClientResult.parse(await self._read_line())
         except BaseException:
-            # A late result would be read as the result of the next request.
-            _kill(self._process)
+            # Otherwise, a late result would be read as the result of the next slice.
+            await _kill(self._process)
             raise
-        if result.errors:
-            raise ProcessFailed(PROGRAM_NAME, f"met {result.errors} errors", result.error_text)
+        result.raise_for_errors()
         return SliceResult.from_result(result)
 
     async def wait_ready(self) -> None:
         """Wait until all connections are logged in. Raises ProcessFailed."""
         await self._read_line()
-
-    async def _execute(self, request: str) -> LoadClientResult:
-        assert self._process.stdin is not None
-        with suppress(ConnectionError):  # the process has exited; reading its output gives the reason
-            self._process.stdin.write(request.encode() + b"\n")
-            await self._process.stdin.drain()
-        return LoadClientResult.parse(await self._read_line())
 
     async def _read_line(self) -> str:
         assert self._process.stdout is not None
@@ -179,9 +178,9 @@ class SliceRunner:
 
 
 class LoadClient:
-    """The built program; see `create`.
+    """Runs the built program; `create` builds it.
 
-    All runs raise ProcessFailed if the program fails, and TimeoutError if it does not exit.
+    Every run raises ProcessFailed if the program fails, and TimeoutError if it does not exit.
     """
 
     def __init__(self, program: Path, login: LoginOptions | None = None) -> None:
@@ -197,19 +196,13 @@ class LoadClient:
     async def slices(
         self, targets: Sequence[LoadTarget], *, connections: int, statement: str = "", numbers: int = 1
     ) -> AsyncIterator[SliceRunner]:
-        """Hold `connections` logged-in connections to each target, and load one target at a time.
+        """Keep `connections` logged-in connections to each target open, and load one target at a time.
 
-        Each `{}` in the statement becomes a random number from 1 to `numbers`, the same one within a
-        statement. The targets decide where TLS starts, not the login options.
+        All `{}` in a statement become the same random number from 1 to `numbers`. `targets` determine the TLS
+        mode, not the login options.
         """
         options = [option for target in targets for option in ("--target", str(target))]
-        options += [
-            *self._login.account_options(),
-            "--connections",
-            str(connections),
-            "--numbers",
-            str(numbers),
-        ]
+        options += [*self._login.account_options(), *_options(connections=connections, numbers=numbers)]
         options += ["--statement", statement] if statement else []
         process = await self._start_subcommand("slices", options, stdin=asyncio.subprocess.PIPE)
         try:
@@ -218,55 +211,52 @@ class LoadClient:
                 await slices.wait_ready()
             yield slices
         finally:
-            await _kill_and_wait(process)
+            await _kill(process)
 
-    async def nonce(
+    async def check_nonces(
         self, port: int, *, sessions: int, parallel: int, kill: float | None = None, seconds: float = 600.0
     ) -> LoadClientResult:
-        """Run sessions that check every byte of their responses. `kill`: the share that ends by a reset."""
-        options = ["--sessions", str(sessions), "--parallel", str(parallel)]
-        options += ["--kill", str(kill)] if kill is not None else []
+        """Run sessions that check every byte of their responses. `kill`: fraction to end by TCP reset."""
+        options = _options(sessions=sessions, parallel=parallel, kill=kill)
         return await self._run_subcommand("nonce", port, options, seconds)
 
-    async def gaps(
+    async def send_in_pieces(
         self, port: int, *, statements: int, connections: int, seconds: float = 600.0
     ) -> LoadClientResult:
-        """Send small packets in pieces, with pauses of microseconds between them."""
-        options = ["--statements", str(statements), "--connections", str(connections)]
+        """Send small packets in pieces, with pauses of microseconds between the pieces."""
+        options = _options(statements=statements, connections=connections)
         return await self._run_subcommand("gaps", port, options, seconds)
 
-    async def slow(
+    async def read_slowly(
         self, port: int, *, connections: int, size: int, seconds: float = 600.0
     ) -> LoadClientResult:
         """Run clients that read a result of `size` bytes slowly."""
-        options = ["--connections", str(connections), "--bytes", str(size)]
+        options = _options(connections=connections, bytes=size)
         return await self._run_subcommand("slow", port, options, seconds)
 
     @asynccontextmanager
-    async def idle(
+    async def keep_idle(
         self, port: int, *, connections: int, ramp: float | None = None, seconds: float = 60.0
     ) -> AsyncIterator[list[LoadClientResult]]:
-        """Hold logged-in connections. After the block the list holds their result, unless the block raised.
+        """Keep logged-in connections open. If the block ends without an exception, the list gets the result.
 
-        `ramp`: maximum of new connections per second; `seconds`: time until all are logged in.
+        `ramp`: maximum number of new connections per second; `seconds`: timeout until all are logged in.
         """
-        options = ["--connections", str(connections)]
-        options += ["--ramp", str(ramp)] if ramp is not None else []
+        options = [*_options(connections=connections, ramp=ramp), *self._login.command_options(port)]
         results: list[LoadClientResult] = []
-        options += self._login.command_options(port)
         process = await self._start_subcommand("idle", options, stdin=asyncio.subprocess.PIPE)
         assert process.stdin is not None
         assert process.stdout is not None
         try:
             async with asyncio.timeout(seconds):
-                if not await process.stdout.readline():  # a line reports that all are logged in
+                if not await process.stdout.readline():  # it prints a line when all are logged in
                     await _read_result(process)
             yield results
             process.stdin.close()
             async with asyncio.timeout(_EXTRA_TIMEOUT_SECONDS):
                 results.append(await _read_result(process))
         finally:
-            await _kill_and_wait(process)
+            await _kill(process)
 
     async def _run_subcommand(
         self, subcommand: str, port: int, options: Sequence[str], seconds: float
@@ -276,13 +266,12 @@ class LoadClient:
             async with asyncio.timeout(seconds + _EXTRA_TIMEOUT_SECONDS):
                 return await _read_result(child)
         finally:
-            await _kill_and_wait(child)
+            await _kill(child)
 
     async def _start_subcommand(
         self, subcommand: str, options: Sequence[str], stdin: int = asyncio.subprocess.DEVNULL
     ) -> asyncio.subprocess.Process:
-        # Not a sandbox.child_process.ChildProcess: some need a standard input, and the others exit by
-        # themselves.
+        # Not a sandbox.child_process.ChildProcess, since some subcommands need a standard input.
         return await asyncio.create_subprocess_exec(
             *(str(self.program), subcommand, *options),
             limit=_MAX_LINE_BYTES,
@@ -292,8 +281,12 @@ class LoadClient:
         )
 
 
+def _options(**values: float | None) -> list[str]:
+    """Return command line options for all values except None."""
+    return [text for name, value in values.items() if value is not None for text in (f"--{name}", str(value))]
+
+
 async def _read_result(child: asyncio.subprocess.Process) -> LoadClientResult:
-    """Return the result in the rest of the output."""
     return LoadClientResult.parse((await _read_output(child)).decode())
 
 
@@ -305,12 +298,7 @@ async def _read_output(child: asyncio.subprocess.Process) -> bytes:
     return output
 
 
-def _kill(child: asyncio.subprocess.Process) -> None:
-    if child.returncode is None:
+async def _kill(child: asyncio.subprocess.Process) -> None:
+    with suppress(ProcessLookupError):
         child.kill()
-
-
-async def _kill_and_wait(child: asyncio.subprocess.Process) -> None:
-    _kill(child)
-    # `communicate` also closes the pipes.
-    await child.communicate()
+    await child.communicate()  # also closes the pipes

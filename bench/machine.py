@@ -6,12 +6,14 @@ import asyncio
 import os
 import platform
 import re
+import resource
 import subprocess
 import time
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import psutil
 
@@ -21,15 +23,14 @@ from sandbox.envoy import envoy_binary
 from sandbox.etcd import PACKAGE
 
 _PROC = Path("/proc")
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _VERSION_PATTERN = re.compile(r"\d+\.\d+\.\d+")
 _CPUCLOCK_SCHED = 2  # CPUCLOCK_SCHED of the kernel
-_IDLE_COLUMN, _IOWAIT_COLUMN = 3, 4  # columns of the first line of /proc/stat (proc(5))
+_EPOLL_LINK = "anon_inode:[eventpoll]"
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The hardware and software that figures depend on besides the code."""
+    """The hardware and software that the figures depend on, apart from Tidevoy."""
 
     cpu: str
     cores: int
@@ -42,30 +43,25 @@ class Machine:
     @classmethod
     def here(cls) -> Machine:
         """Describe this machine. Raises ProgramMissing if Envoy or etcd is not installed."""
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
         return cls(
             cpu=_cpu_model(),
             cores=len(os.sched_getaffinity(0)),
-            memory_mib=memory,
+            memory_mib=psutil.virtual_memory().total // 2**20,
             kernel=f"{platform.system()} {platform.release()}",
             python=platform.python_version(),
             envoy=version_of(str(envoy_binary())),
             etcd=version_of(find_program("etcd", PACKAGE)),
         )
 
-    def as_json(self) -> dict[str, Any]:
-        """As plain data."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class MachineCondition:
-    """The time of a measurement, and the load from other programs at that time.
+    """The time of a measurement, and the load from other programs just before it.
 
-    `others_busy` is the share of all cores, from 0 to 1, that was busy in the second before.
+    `others_busy`: fraction of the CPU time of all cores that was used in the second before, from 0 to 1.
     """
 
-    MAX_OTHERS_BUSY: ClassVar[float] = 0.10  # above this share, figures get a warning
+    MAX_OTHERS_BUSY: ClassVar[float] = 0.10  # above it, figures get a warning
 
     at: str
     load_average: float
@@ -74,21 +70,16 @@ class MachineCondition:
     @classmethod
     async def now(cls) -> MachineCondition:
         """Observe the machine for a second."""
-        busy, total = _cpu_times()
+        before = CpuUsage.now()
         await asyncio.sleep(1.0)
-        later_busy, later_total = _cpu_times()
-        share = (later_busy - busy) / max(1, later_total - total)
+        usage = CpuUsage.now().since(before)
         at = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-        return cls(at, os.getloadavg()[0], share)
-
-    def as_json(self) -> dict[str, Any]:
-        """As plain data."""
-        return asdict(self)
+        return cls(at, os.getloadavg()[0], usage.busy / usage.total)
 
 
 @dataclass(frozen=True, slots=True)
 class CpuUsage:
-    """CPU seconds: of all cores, of all that were busy, and of this benchmark's processes."""
+    """CPU seconds: `total`: of all cores; `busy`: the part that was not idle; `own`: of this benchmark."""
 
     total: float
     busy: float
@@ -96,27 +87,27 @@ class CpuUsage:
 
     @classmethod
     def now(cls) -> CpuUsage:
-        """Read the CPU seconds since the machine's start, and since the start of each process."""
+        """Read the CPU seconds of the machine since its boot, and of the processes since their start."""
         current = psutil.Process()
         own = sum(cpu_seconds(process.pid) for process in (current, *current.children(recursive=True)))
-        busy, total = _cpu_times()
-        return cls(total / _TICKS_PER_SECOND, busy / _TICKS_PER_SECOND, own)
+        # The user time includes the time of guests, which must not count twice.
+        times = psutil.cpu_times()._replace(guest=0.0, guest_nice=0.0)
+        return cls(sum(times), sum(times) - times.idle - times.iowait, own)
 
     def since(self, before: CpuUsage) -> CpuUsage:
-        """Return the CPU seconds used since `before`. The benchmark's processes must be the same."""
+        """Return the CPU seconds since `before`. The benchmark's processes must be the same as then."""
         return CpuUsage(self.total - before.total, self.busy - before.busy, self.own - before.own)
 
     @property
     def others_share(self) -> float:
-        """The share of the machine, from 0 to 1, that other programs or its host used."""
+        """The fraction of the machine's CPU, from 0 to 1, that other programs or the host used."""
         return max(0.0, self.busy - self.own) / self.total
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process and all its threads so far, from the kernel's scheduler, in nanosecond
-    resolution.
+    """Return the CPU time of a process with all its threads, in nanosecond resolution; 0 if it has exited.
 
-    Returns 0 if it has exited. Each process has such a clock, see clock_getcpuclockid(3).
+    The time is from the kernel's CPU clock of the process, see clock_getcpuclockid(3).
     """
     try:
         return time.clock_gettime(~pid << 3 | _CPUCLOCK_SCHED)
@@ -125,64 +116,74 @@ def cpu_seconds(pid: int) -> float:
 
 
 def cpu_wait_seconds(pid: int) -> float:
-    """Return how long a process's main thread has waited for a CPU so far (second field of `schedstat`)."""
+    """Return how long the main thread of a process has waited for a CPU (second field of `schedstat`)."""
     return int((_PROC / str(pid) / "schedstat").read_text().split()[1]) / 1e9
 
 
 def processes_of_session(leader: int) -> list[int]:
-    """Return the live processes of the session led by process `leader`, including itself."""
-    return [
-        int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit() and _in_session(entry, leader)
-    ]
+    """Return the live processes of the session whose leader is process `leader`, including the leader."""
+    return [pid for pid in psutil.pids() if _session(pid) == leader]
 
 
-def _in_session(process: Path, leader: int) -> bool:
+def _session(pid: int) -> int | None:
     try:
-        return int(_stat_fields(process)[3]) == leader
-    except (FileNotFoundError, ProcessLookupError):
-        return False  # it has exited meanwhile
-
-
-def peak_memory_mib(pid: int) -> float:
-    """Return the peak resident memory of a process since its start or `reset_peak_memory`, in MiB."""
-    return _status_kib(pid, "VmHWM") / 1024
-
-
-def reset_peak_memory(pid: int) -> None:
-    """Reset `peak_memory_mib` (proc(5), clear_refs). Raises PermissionError for another user's process."""
-    (_PROC / str(pid) / "clear_refs").write_text("5")
+        return os.getsid(pid)
+    except ProcessLookupError:
+        return None  # the process has exited meanwhile
 
 
 def memory_mib(pid: int) -> float:
     """Return the current resident memory of a process, in MiB."""
-    return _status_kib(pid, "VmRSS") / 1024
+    return float(psutil.Process(pid).memory_info().rss) / 2**20
 
 
-def _stat_fields(process: Path) -> list[str]:
-    # The name in brackets may contain spaces, so fields are counted after it (proc(5)).
-    return (process / "stat").read_text().rpartition(")")[2].split()
+def peak_memory_mib(pid: int) -> float:
+    """Return the peak resident memory of a process since its start or `reset_peak_memory`, in MiB."""
+    match = re.search(r"^VmHWM:\s+(\d+) kB", (_PROC / str(pid) / "status").read_text(), re.MULTILINE)
+    if match is None:
+        raise ValueError(f"process {pid} has exited")
+    return int(match[1]) / 1024
 
 
-def _status_kib(pid: int, key: str) -> int:
-    for line in (_PROC / str(pid) / "status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name == key:
-            return int(value.split()[0])
-    raise ValueError(f"process {pid} has no {key}: it has exited")
+def reset_peak_memory(pid: int) -> None:
+    """Reset the peak memory (proc(5), clear_refs). Raises PermissionError for another user's process."""
+    (_PROC / str(pid) / "clear_refs").write_text("5")
 
 
-def _cpu_times() -> tuple[int, int]:
-    """Return the ticks of all cores since the machine's start: busy ones and all."""
-    columns = [int(field) for field in (_PROC / "stat").read_text().splitlines()[0].split()[1:9]]
-    return sum(columns) - columns[_IDLE_COLUMN] - columns[_IOWAIT_COLUMN], sum(columns)
+@dataclass(frozen=True, slots=True)
+class ResourceUsage:
+    """One sample. `epoll_entries`: entries of all epoll descriptors (`tfd` lines of fdinfo, see proc(5))."""
+
+    memory_mib: float
+    open_files: int
+    epoll_entries: int
+
+    @classmethod
+    def of_process(cls, pid: int) -> ResourceUsage:
+        open_files = epoll_entries = 0
+        for file in (_PROC / str(pid) / "fd").iterdir():
+            with suppress(FileNotFoundError):  # closed meanwhile
+                if str(file.readlink()) == _EPOLL_LINK:
+                    epoll_entries += count_epoll_entries((file.parents[1] / "fdinfo" / file.name).read_text())
+                open_files += 1
+        return cls(memory_mib(pid), open_files, epoll_entries)
+
+
+def count_epoll_entries(fdinfo: str) -> int:
+    """Return the number of entries of an epoll descriptor from its fdinfo."""
+    return sum(line.startswith("tfd:") for line in fdinfo.splitlines())
+
+
+def raise_file_limit() -> int:
+    """Raise the limit of open files to the hard limit and return it. Child processes inherit it."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
 
 
 def _cpu_model() -> str:
-    for line in (_PROC / "cpuinfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            return value.strip()
-    return platform.machine()
+    match = re.search(r"^model name\s*: (.*)", (_PROC / "cpuinfo").read_text(), re.MULTILINE)
+    return match[1].strip() if match else platform.machine()
 
 
 def version_of(program: str, option: str = "--version") -> str:

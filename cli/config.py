@@ -14,16 +14,10 @@ from cli.options import DEFAULT_URL, AsJson, Url
 from cli.output import print_result, show_json
 from controlplane.errors import ConfigError, ConfigErrors
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    config = typer.Typer(help="Check a configuration, or show the active one.", no_args_is_help=True)
-    config.command("check")(check)
-    config.command("show")(show)
-    app.add_typer(config, name="config")
-    app.command("reload")(reload)
+app = typer.Typer(help="Check a configuration, or show the active one.", no_args_is_help=True)
 
 
+@app.command()
 def check(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="Configuration file (YAML).", show_default=False)
@@ -51,6 +45,7 @@ def _error_as_json(error: ConfigError) -> dict[str, str]:
     return {"where": error.where, "key": error.key, "problem": error.problem, "remedy": error.remedy}
 
 
+@app.command()
 def show(url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Show the active settings, with secrets masked."""
     with ControlPlaneClient(url) as client:
@@ -74,9 +69,9 @@ def reload(url: Url = DEFAULT_URL) -> None:
 def describe_reload(answer: dict[str, Any]) -> list[str]:
     """Return what a reload changed, one line for each kind of change."""
     categories = (
-        ("now", "applied now"),
-        ("new_envoys", "applies to each Envoy after that Envoy restarts"),
-        ("restart", "needs a restart of the control plane"),
+        ("applied", "applied now"),
+        ("needs_new_envoys", "applies to each Envoy after that Envoy restarts"),
+        ("needs_restart", "needs a restart of the control plane"),
     )
     lines = [f"{meaning}: {', '.join(answer[key])}" for key, meaning in categories if answer[key]]
     return lines or ["nothing has changed"]

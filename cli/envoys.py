@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import typer
 
 from cli.client import ControlPlaneClient
-from cli.options import DEFAULT_URL, AsJson, Url
+from cli.envoy_replacement.child_command import split_command
+from cli.envoy_replacement.envoy_admin import EnvoyAdmin
+from cli.envoy_replacement.replacement import EnvoyReplacement
+from cli.errors import CliError
+from cli.options import DEFAULT_URL, AsJson, Url, duration_option
 from cli.output import format_count, format_time, print_note, print_result, sanitize, show_json, show_table
-from cli.replace_envoy import replace_envoy
+from cli.progress_display import ProgressDisplay
+
+app = typer.Typer(help="Show the Envoys, or replace one.", invoke_without_command=True)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    envoys = typer.Typer(help="Show the Envoys, or replace one.", invoke_without_command=True)
-    envoys.callback()(show_envoys)
-    envoys.command("replace")(replace_envoy)
-    envoys.command("forget")(forget_envoy)
-    app.add_typer(envoys, name="envoys")
-
-
+@app.callback()
 def show_envoys(context: typer.Context, url: Url = DEFAULT_URL, as_json: AsJson = False) -> None:
     """Show the Envoys, and whether each is up to date."""
     if context.invoked_subcommand is not None:
@@ -42,7 +40,7 @@ def show_envoys(context: typer.Context, url: Url = DEFAULT_URL, as_json: AsJson 
             print_note(
                 f"{envoy['id']} rejected {nack['type_url']} at {format_time(nack['at'])}: {nack['message']}"
             )
-        if rejection := envoy["refusal"]:
+        if rejection := envoy["config_rejection"]:
             at, extension = format_time(rejection["at"]), rejection["extension"]
             print_note(
                 f"{envoy['id']}: its module rejected the configuration of `{extension}` at {at}:"
@@ -50,19 +48,105 @@ def show_envoys(context: typer.Context, url: Url = DEFAULT_URL, as_json: AsJson 
             )
         if envoy["problem"]:
             print_note(f"{envoy['id']}: {envoy['problem']}")
-        if envoy["outdated"]:
-            outdated = ", ".join(envoy["outdated"])
+        if envoy["stale_resources"]:
+            outdated = ", ".join(envoy["stale_resources"])
             print_note(
                 f"{envoy['id']} uses older settings until that Envoy restarts: {outdated};"
                 " `tidevoy envoys replace` on its machine applies them without cutting a session"
             )
 
 
+def _admin_option(name: str, text: str) -> Any:
+    return typer.Option(name, metavar="HOST:PORT", help=f"Admin port of the Envoy {text}.")
+
+
+def _command_option(text: str) -> Any:
+    return typer.Option(metavar="COMMAND", help=text, show_default=False)
+
+
+@app.command("replace")
+def replace_envoy(
+    old_admin: Annotated[str, _admin_option("--old-admin", "to replace")] = "127.0.0.1:9901",
+    new_admin: Annotated[str, _admin_option("--new-admin", "that takes over")] = "127.0.0.1:9902",
+    start: Annotated[
+        str,
+        _command_option(
+            "Command that starts the new Envoy if it does not run yet: it returns, or it is the Envoy itself."
+        ),
+    ] = "",
+    undo: Annotated[
+        str,
+        _command_option(
+            "Command that stops the new Envoy if it cannot take over; default: stop it through its admin"
+            " port."
+        ),
+    ] = "",
+    stop: Annotated[
+        str,
+        _command_option(
+            "Command that stops the old Envoy when it has no sessions left; default: stop it through its"
+            " admin port."
+        ),
+    ] = "",
+    start_timeout: Annotated[
+        float, duration_option("Time for the new Envoy to become ready to take over.")
+    ] = "1m",  # type: ignore[assignment]
+    deadline: Annotated[
+        float, duration_option("Time for the sessions of the old Envoy to end: 600, 10m, 1h30m.")
+    ] = "1h",  # type: ignore[assignment]
+    on_deadline: Annotated[
+        Literal["keep", "close"],
+        typer.Option(
+            help="What happens to sessions that are left at the deadline: keep them and fail, or close them."
+        ),
+    ] = "keep",
+    optional_listeners: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--without",
+            metavar="LISTENER",
+            help="A listener of the old Envoy that the new one does not need; repeatable.",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and show what would be done.")] = False,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Replace an Envoy on this machine by another one without cutting a session.
+
+    Starts the new Envoy beside the old one and checks it; then the old Envoy stops accepting sessions, and
+    stops when it has none left. If an earlier step fails, the old Envoy keeps serving. Run the command again
+    to continue.
+    """
+    with ControlPlaneClient(url) as client, ProgressDisplay(as_json=as_json) as display:
+        replacement = EnvoyReplacement(
+            client,
+            display,
+            EnvoyAdmin(old_admin),
+            EnvoyAdmin(new_admin),
+            start_command=split_command("--start", start),
+            undo_command=split_command("--undo", undo),
+            stop_command=split_command("--stop", stop),
+            start_timeout=start_timeout,
+            deadline=deadline,
+            on_deadline=on_deadline,
+            optional_listeners=frozenset(optional_listeners or ()),
+        )
+        try:
+            if dry_run:
+                replacement.dry_run()
+            else:
+                replacement.run()
+        except KeyboardInterrupt:
+            raise CliError("interrupted; run the command again to continue") from None
+
+
+@app.command("forget")
 def forget_envoy(
     envoy: Annotated[str, typer.Argument(metavar="ID", help="Id of the Envoy.", show_default=False)],
     url: Url = DEFAULT_URL,
 ) -> None:
-    """Remove an Envoy that has stopped for good, so that no drain waits for its sessions."""
+    """Remove an Envoy that has stopped permanently, so that no drain waits for its sessions."""
     with ControlPlaneClient(url) as client:
         client.delete(f"/v1/envoys/{quote(envoy, safe='')}")
     print_result(sanitize(f"{envoy} is removed"))

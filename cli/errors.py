@@ -8,6 +8,10 @@ EXIT_OK, EXIT_FAILED, EXIT_USAGE = 0, 1, 2
 class CliError(Exception):
     """A command failed; the message says what is wrong, where, and what to do."""
 
-    def __init__(self, message: str, exit_code: int = EXIT_FAILED) -> None:
-        self.exit_code = exit_code
-        super().__init__(message)
+    exit_code = EXIT_FAILED
+
+
+class UsageError(CliError):
+    """A command is wrong, or names something that cannot be used."""
+
+    exit_code = EXIT_USAGE

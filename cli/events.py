@@ -12,14 +12,12 @@ from cli.client import ControlPlaneClient, ControlPlaneUnreachable
 from cli.options import DEFAULT_URL, Url
 from cli.output import format_time, print_note, print_result, sanitize
 
+app = typer.Typer()
+
 _RETRY_SECONDS = 1.0
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    app.command("events")(show_events)
-
-
+@app.command("events")
 def show_events(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Show new events as they happen, until Ctrl-C.")

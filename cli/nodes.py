@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -9,9 +10,11 @@ import typer
 
 from cli import options
 from cli.client import ControlPlaneClient, node_path
-from cli.explanations import show_explanations
+from cli.drain_waiting import wait_until_drained
 from cli.options import DEFAULT_URL, Address, AsJson, Url
 from cli.output import format_count, format_time, print_note, print_result, sanitize, show_json, show_table
+
+app = typer.Typer()
 
 Deadline = Annotated[
     float | None,
@@ -26,17 +29,11 @@ Weight = Annotated[
     int, typer.Argument(metavar="WEIGHT", min=1, max=10_000, help="Capacity relative to other nodes.")
 ]
 
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.command("nodes")(show_nodes)
-    app.command("add")(add)
-    app.command("remove")(remove)
-    app.command("drain")(drain)
-    app.command("undrain")(undrain)
-    app.command("weight")(set_weight)
+# The factors that can reduce a node's share; the column WHY also explains the other factors.
+_FACTOR_COLUMNS = ("health", "memory", "cpu")
 
 
+@app.command("nodes")
 def show_nodes(
     address: Annotated[
         str | None, typer.Argument(metavar="ADDRESS", help="Only this node.", show_default=False)
@@ -55,10 +52,12 @@ def show_nodes(
         show_json(answer)
         return
     listing = (
-        answer if address is None else {"nodes": [answer], "problems": [], "foreign": [], "excluded": []}
+        answer
+        if address is None
+        else {"nodes": [answer], "problems": [], "other_keyspace": [], "excluded": []}
     )
     if explain:
-        show_explanations(listing["nodes"])
+        _show_explanations(listing["nodes"])
         return
     show_table(
         ("ADDRESS", "STATE", "SESSIONS", "CONNECTIONS", "WEIGHT", "SOURCE", "VERSION", "SINCE", "REASON"),
@@ -72,8 +71,8 @@ def show_nodes(
             print_note(f"{node['address']}: {node['rebalance']} sessions are to migrate to other nodes")
     for problem in listing["problems"]:
         print_note(f"{problem['source']}: {problem['subject']} cannot be used: {problem['reason']}")
-    for foreign in listing["foreign"]:
-        print_note(f"{foreign['address']} belongs to keyspace {foreign['keyspace']}; nothing is sent to it")
+    for node in listing["other_keyspace"]:
+        print_note(f"{node['address']} belongs to keyspace {node['keyspace']}; nothing is sent to it")
     for excluded in listing["excluded"]:
         print_note(f"{excluded} was removed and stays excluded; `tidevoy add {excluded}` adds it again")
 
@@ -104,6 +103,49 @@ def _node_row(node: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
+def _show_explanations(nodes: Sequence[dict[str, Any]]) -> None:
+    headers = (
+        *("ADDRESS", "STATE", "SHARE", "WEIGHT", "ZONE", "SESSIONS"),
+        *(name.upper() for name in _FACTOR_COLUMNS),
+        "WHY",
+    )
+    show_table(headers, [_explanation_row(node) for node in nodes])
+
+
+def _explanation_row(node: dict[str, Any]) -> tuple[str, ...]:
+    explanation = node["explanation"]
+    factors = {factor["name"]: factor for factor in explanation["factors"]}
+    sessions = factors["connections"]["score"]
+    return (
+        node["address"],
+        node["state"],
+        f"{explanation['share']:.1%}",
+        str(explanation["weight"]),
+        node["zone"] or "-",
+        "-" if sessions is None else f"{sessions:.0f}",
+        *(_factor_cell(node["metrics"] or {}, factors[name]) for name in _FACTOR_COLUMNS),
+        explanation["sentence"],
+    )
+
+
+def _factor_cell(metrics: dict[str, Any], factor: dict[str, Any]) -> str:
+    """Return the measured value and, in brackets, to what percentage the factor reduces the node's share."""
+    reading, remaining_share = _format_reading(metrics, factor), factor["share"]
+    if remaining_share is None or remaining_share >= 1:
+        return reading
+    return f"{reading} ({remaining_share:.0%})"
+
+
+def _format_reading(metrics: dict[str, Any], factor: dict[str, Any]) -> str:
+    if factor["score"] is None:
+        return "-"
+    if factor["name"] == "health":
+        return "abnormal" if factor["score"] else "normal"
+    value = metrics.get(factor["name"])
+    return "-" if value is None else f"{value:.0%}"
+
+
+@app.command()
 def add(
     address: Address,
     status_address: Annotated[
@@ -126,6 +168,7 @@ def add(
         _print_node(client.post("/v1/nodes", body), "added")
 
 
+@app.command()
 def remove(
     address: Address,
     force: Annotated[
@@ -138,6 +181,7 @@ def remove(
         _print_node(client.delete(node_path(address), **({"force": "true"} if force else {})), "removed")
 
 
+@app.command()
 def drain(
     address: Address,
     deadline: Deadline = None,
@@ -145,8 +189,7 @@ def drain(
         Literal["keep", "close"],
         typer.Option(
             help="What happens to sessions that are left at the deadline: keep them, or close them (every"
-            " Envoy"
-            " must have Tidevoy's module)."
+            " Envoy must have Tidevoy's module)."
         ),
     ] = "keep",
     wait: Annotated[bool, typer.Option("--wait", help="Show progress until no session is left.")] = False,
@@ -164,8 +207,6 @@ def drain(
         node = client.post(f"{node_path(address)}/drain", body)
         _print_migration_blockers(node)
         if wait:
-            from cli.progress import wait_until_drained
-
             wait_until_drained(client, node, as_json=as_json)
         elif as_json:
             show_json(node)
@@ -173,12 +214,14 @@ def drain(
             _print_node(node, "is being drained")
 
 
+@app.command()
 def undrain(address: Address, url: Url = DEFAULT_URL) -> None:
     """Cancel a drain."""
     with ControlPlaneClient(url) as client:
         _print_node(client.post(f"{node_path(address)}/undrain"), "accepts sessions again once it is healthy")
 
 
+@app.command("weight")
 def set_weight(address: Address, weight: Weight, url: Url = DEFAULT_URL) -> None:
     """Set a node's capacity."""
     with ControlPlaneClient(url) as client:
@@ -186,7 +229,7 @@ def set_weight(address: Address, weight: Weight, url: Url = DEFAULT_URL) -> None
 
 
 def _print_migration_blockers(node: dict[str, Any]) -> None:
-    for blocker in node["hindrances"]:
+    for blocker in node["migration_blockers"]:
         print_note(f"{node['address']}: {blocker}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,6 +27,11 @@ def parse_duration(text: str) -> float:
     if total > _MAX_DURATION_SECONDS:
         raise typer.BadParameter(f"{text!r} is longer than a week (7d)")
     return total
+
+
+def duration_option(help_text: str) -> Any:
+    """Return an option whose value `parse_duration` parses."""
+    return typer.Option(parser=parse_duration, metavar="DURATION", help=help_text)
 
 
 def parse_labels(pairs: list[str]) -> dict[str, str]:

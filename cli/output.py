@@ -39,7 +39,7 @@ def show_json(value: Any) -> None:
 
 
 def show_table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table: fitted to a terminal; elsewhere one full line per row, for `grep` and `awk`."""
+    """Print a table, fitted to the width of a terminal. Elsewhere, each row is one full line."""
     from rich.console import Console
     from rich.table import Table
 

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import gc
-import ipaddress
 import os
 import resource
 from typing import Annotated
 
 import typer
 
-from cli.errors import EXIT_USAGE, CliError
+from cli.errors import UsageError
 from cli.options import ConfigFile
 from cli.output import print_result
 from controlplane import address as addresses
 
+app = typer.Typer()
+
 _WILDCARD_ADDRESSES = ("0.0.0.0", "::")  # noqa: S104 - rejected, not bound
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    app.command("serve")(serve)
-    app.command("bootstrap")(bootstrap)
-
-
+@app.command()
 def serve(config: ConfigFile = None) -> None:
     """Run the control plane. SIGINT or SIGTERM stops it, SIGHUP reloads the configuration."""
     import asyncio
@@ -56,11 +52,15 @@ def _freeze_garbage_collection() -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    """Raise the descriptor limit to its maximum: checks use up to two per node, the default is often 1024."""
+    """Raise the limit of file descriptors to its maximum.
+
+    Health checks use up to two descriptors per node, and the default limit is often 1024.
+    """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+@app.command()
 def bootstrap(
     config: ConfigFile = None,
     control_plane: Annotated[
@@ -107,20 +107,18 @@ def bootstrap(
 ) -> None:
     """Print a bootstrap configuration for an Envoy. Paths are paths on the Envoy's machine."""
     from controlplane.config.loader import read_settings
+    from controlplane.config.types import literal_host
     from controlplane.xds.bootstrap.bootstrap import ControlPlaneTls, render_bootstrap
 
     if (cert is None) != (key is None) or (cert is not None and ca is None):
-        raise CliError("--cert and --key must be set together, and need --ca", EXIT_USAGE)
+        raise UsageError("--cert and --key must be set together, and need --ca")
     settings = read_settings(config, os.environ)
     tls_settings = settings.xds.tls
     if tls_settings is not None and ca is None:
-        raise CliError(
-            "xds.tls is set, so Envoys must connect with TLS; name the CA file with --ca", EXIT_USAGE
-        )
+        raise UsageError("xds.tls is set, so Envoys must connect with TLS; name the CA file with --ca")
     if tls_settings is not None and tls_settings.client_ca is not None and cert is None:
-        raise CliError(
-            "xds.tls.client_ca is set, so Envoys need a certificate; name its files with --cert and --key",
-            EXIT_USAGE,
+        raise UsageError(
+            "xds.tls.client_ca is set, so Envoys need a certificate; name its files with --cert and --key"
         )
     control_planes = control_plane or [settings.xds.listen]
     try:
@@ -139,14 +137,14 @@ def bootstrap(
             group=group,
             zone=zone,
         )
-        if not _is_loopback(admin):
+        # Envoy does not resolve the name of its admin address.
+        if literal_host(admin) is None or not addresses.is_loopback(admin):
             raise ValueError(
                 f"{admin} is not a valid admin address: anyone who reaches Envoy's admin port controls"
-                " Envoy; "
-                "use a loopback address, such as 127.0.0.1:9901"
+                " Envoy; use a loopback address, such as 127.0.0.1:9901"
             )
     except ValueError as error:
-        raise CliError(str(error), EXIT_USAGE) from None
+        raise UsageError(str(error)) from None
     print_result(text.rstrip())
 
 
@@ -156,14 +154,6 @@ def _find_local_module() -> str:
     if (file := find_module()) is None:
         raise ValueError(
             f"there is no {MODULE_FILE_NAME} on this machine; build it with `cargo build --release` in"
-            " filters/,"
-            " or name its path on the Envoy's machine"
+            " filters/, or name its path on the Envoy's machine"
         )
     return str(file)
-
-
-def _is_loopback(address: str) -> bool:
-    from controlplane.config.types import literal_host
-
-    ip = literal_host(address)
-    return ip is not None and ipaddress.ip_address(ip).is_loopback

@@ -8,29 +8,23 @@ from typing import Annotated, Literal
 
 import typer
 
-from cli.errors import EXIT_USAGE, CliError
+from cli.errors import UsageError
 from cli.options import AsJson
 from cli.output import print_note, print_result, show_json
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
-    tokens = typer.Typer(
-        help="API tokens that authenticate callers to the control plane.", no_args_is_help=True
-    )
-    tokens.callback()(_token_group)
-    tokens.command("create")(create)
-    app.add_typer(tokens, name="token")
+app = typer.Typer(no_args_is_help=True)
 
 
+@app.callback()
 def _token_group() -> None:
     """API tokens that authenticate callers to the control plane."""
 
 
+@app.command()
 def create(
     name: Annotated[str, typer.Option(help="Name of the caller, as audit events show it.")],
     role: Annotated[
-        Literal["viewer", "operator"], typer.Option(help="viewer: may read. operator: may do everything.")
+        Literal["viewer", "operator"], typer.Option(help="viewer: may read. operator: may also change.")
     ],
     file: Annotated[
         Path | None,
@@ -45,19 +39,18 @@ def create(
     from controlplane.config.api import ApiTokenSettings
 
     token = new_token()
-    digest = sha256(token.encode())
+    result = {"name": name, "role": role, "sha256": sha256(token.encode())}
     try:
-        ApiTokenSettings.model_validate({"name": name, "role": role, "sha256": digest})
+        ApiTokenSettings.model_validate(result)
     except ValidationError as error:
         problem = error.errors()[0]["ctx"]["error"]
-        raise CliError(f"{name!r}: {problem}", EXIT_USAGE) from None
+        raise UsageError(f"{name!r}: {problem}") from None
     if file is not None:
         _write_token_file(file, token)
-    line = f"- {{name: {name!r}, role: {role}, sha256: {digest}}}"
     if as_json:
-        result = {"name": name, "role": role, "sha256": digest}
         show_json(result if file is not None else {**result, "token": token})
         return
+    line = f"- {{name: {name!r}, role: {role}, sha256: {result['sha256']}}}"
     print_result(f"# For the configuration of the control plane:\napi:\n  tokens:\n  {line}")
     if file is not None:
         print_note(f"the token is in {file}; use it with TIDEVOY_TOKEN_FILE={file} tidevoy nodes")
@@ -69,8 +62,8 @@ def _write_token_file(file: Path, token: str) -> None:
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        raise CliError(f"{file} already exists; name a new file", EXIT_USAGE) from None
+        raise UsageError(f"{file} already exists; name a new file") from None
     except OSError as error:
-        raise CliError(f"{file} cannot be written: {error.strerror}", EXIT_USAGE) from None
+        raise UsageError(f"{file} cannot be written: {error.strerror}") from None
     with os.fdopen(descriptor, "w") as stream:
         stream.write(f"{token}\n")

@@ -1,1 +1,1 @@
-"""The control plane: observers write facts, one pure function decides, the xDS server publishes."""
+"""The control plane: observers collect facts, a pure function plans, the xDS server publishes the plan."""

@@ -1,4 +1,4 @@
-"""Parse and format `host:port` addresses, IPv6 in brackets. No other file knows the syntax."""
+"""Parse and format `host:port` addresses; an IPv6 host is in brackets."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 import re
 from functools import lru_cache
 
-# Every planner run parses the addresses of all nodes again; this many results are cached.
+# Maximum number of cached results. Each planner run parses the addresses of all nodes again.
 _ADDRESS_CACHE_SIZE = 32_768
 
 _HOST_NAME = re.compile(
@@ -16,7 +16,7 @@ _HOST_NAME = re.compile(
 
 @lru_cache(_ADDRESS_CACHE_SIZE)
 def split(address: str) -> tuple[str, int]:
-    """Split `host:port` into (host, port), the host without brackets. Raises ValueError with a sentence."""
+    """Return host (without brackets) and port of `host:port`. Raises ValueError if the address is invalid."""
     host, colon, port = address.rpartition(":")
     if not colon:
         raise ValueError(f"{address!r} has no port; write it as host:port")
@@ -46,3 +46,18 @@ def literal_ip(host: str) -> str | None:
         return str(ipaddress.ip_address(host))
     except ValueError:
         return None
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether `host:port` can be reached only from this machine; the port may be 0.
+
+    True for loopback addresses, also for IPv4 ones mapped into IPv6, and for `localhost` (RFC 6761, section
+    6.3). False for other names and for invalid addresses.
+    """
+    host = address.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    try:
+        ip = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost"
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return (mapped or ip).is_loopback

@@ -1,7 +1,7 @@
 """A clock in Unix seconds that never jumps while the process runs.
 
-The wall clock is read once; from then on the monotonic clock advances it. Durations stay right when an
-operator or NTP sets the clock, and times still read as dates in logs and files.
+The wall clock is read once, and the monotonic clock gives the time elapsed since. Durations are therefore
+right even if an operator or NTP sets the wall clock, and times can be shown as dates.
 """
 
 from __future__ import annotations

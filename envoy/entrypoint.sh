@@ -1,12 +1,12 @@
 #!/bin/sh
-# Starts Envoy; the arguments are added to its own. Its node id must be unique in the fleet: by default it is the
-# host name, which Docker and Kubernetes make unique for each container.
+# Starts Envoy with the options below and the arguments of this script. The node id must be unique in the fleet. By
+# default it is the host name, which Docker and Kubernetes make unique for each container.
 set -eu
 
-# Two files a session: as many as we may have.
+# Envoy needs two open files per session, so this raises the soft limit to the hard limit.
 ulimit -S -n "$(ulimit -H -n)"
 
-# Each container has one Envoy, so nothing would take over in a hot restart.
+# A hot restart needs a second Envoy, but each container has only one.
 exec envoy \
     --config-path /etc/tidevoy/bootstrap.yaml \
     --service-node "${TIDEVOY_NODE_ID:-$(hostname)}" \

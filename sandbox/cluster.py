@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from sandbox.etcd import Etcd, EtcdPorts
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
-from sandbox.server import Server
-from sandbox.tidb import FakeTidb, Tidb, TidbOptions
+from sandbox.server import Server, launch_all, stop_all
+from sandbox.tidb import FakeTidb, Tidb
 
-ProgressCallback = Callable[[str], None]
-"""Called with a text for the user before each step of a start."""
+ProgressCallback = Callable[[str], None]  # Called with a message for the user before each step of a start.
 
 
 class Cluster(ABC):
-    """TiDB servers and their dependencies. Each can be stopped and restarted on its ports and data.
+    """TiDB servers and their dependencies. A server that is stopped can restart with its old ports and data.
 
-    `graceful_wait`: seconds a TiDB server waits after SIGTERM. `arguments`: passed to all TiDB servers.
+    `graceful_wait` is how many seconds a TiDB server waits after SIGTERM. All TiDB servers get `arguments`.
     """
 
     def __init__(
@@ -39,26 +38,26 @@ class Cluster(ABC):
 
     @abstractmethod
     def dependencies(self) -> list[Server]:
-        """Return the servers that TiDB needs, in start order, without servers that others own."""
+        """Return the servers that TiDB needs and that this cluster owns, in start order."""
 
     @abstractmethod
     async def launch(self, nodes: int, on_progress: ProgressCallback) -> None:
         """Start the dependencies and `nodes` TiDB servers."""
 
     @abstractmethod
-    def _create_node(self, port: int, status_port: int, options: TidbOptions) -> Tidb:
-        """Create a TiDB server of this kind."""
+    def _create_node(self, port: int, status_port: int, **options: Any) -> Tidb:
+        """Create a TiDB server of this kind. `options` are keyword arguments of `Tidb`."""
 
     def new_node(self, arguments: Sequence[str] = ()) -> Tidb:
-        """Create one more TiDB server, not started yet. `arguments` follow those of all servers."""
+        """Create one more TiDB server, not started yet, which also gets `arguments`."""
         name = f"tidb-{len(self.tidb) + 1}"
-        options = TidbOptions(
+        node = self._create_node(
+            *self.node_ports(name),
             name=name,
             pd=[self.pd_url],
             graceful_wait=self.graceful_wait,
             arguments=(*self._arguments, *arguments),
         )
-        node = self._create_node(*self.node_ports(name), options)
         self.tidb.append(node)
         return node
 
@@ -68,7 +67,7 @@ class Cluster(ABC):
         yield from self.tidb
 
     async def stop(self) -> None:
-        """Kill TiDB, since no client is connected any more, then stop the dependencies gracefully."""
+        """Kill the TiDB servers, which have no clients any more, then stop the dependencies gracefully."""
         try:
             await stop_all(self.tidb, gracefully=False)
             for server in reversed(self.dependencies()):
@@ -78,7 +77,7 @@ class Cluster(ABC):
             raise
 
     def node_ports(self, name: str) -> tuple[int, int]:
-        """Return the two ports of a server: those of its last run in this directory, or new ones."""
+        """Return a server's SQL and status port: as in its last run in this directory, or new ports."""
         file = self.directory / f"{name}.ports"
         try:
             sql, status = map(int, file.read_text().split())
@@ -91,9 +90,9 @@ class Cluster(ABC):
 
 
 class FakeCluster(Cluster):
-    """etcd in place of PD, MariaDB, and simulated TiDB servers.
+    """Simulated TiDB servers, one MariaDB behind them, and etcd in place of PD.
 
-    `mariadb`: a running server shared with others.
+    `mariadb` is a running server that other clusters also use. `options` are keyword arguments of `Cluster`.
     """
 
     def __init__(
@@ -103,21 +102,18 @@ class FakeCluster(Cluster):
         *,
         mariadb: MariaDb | None = None,
         pd_timings: bool = False,
-        graceful_wait: float = 0.0,
-        arguments: Sequence[str] = (),
+        **options: Any,
     ) -> None:
-        super().__init__(directory, ports, graceful_wait=graceful_wait, arguments=arguments)
+        super().__init__(directory, ports, **options)
         self.etcd = Etcd(self.directory, EtcdPorts.allocate(ports), pd_timings=pd_timings)
         self._own_mariadb = mariadb is None
         self.mariadb = mariadb or MariaDb(self.directory, ports.allocate())
 
     @property
     def pd_url(self) -> str:
-        """The URL of etcd."""
         return self.etcd.url
 
     def dependencies(self) -> list[Server]:
-        """Return etcd, and MariaDB unless it is shared."""
         return [self.etcd, self.mariadb] if self._own_mariadb else [self.etcd]
 
     async def launch(self, nodes: int, on_progress: ProgressCallback) -> None:
@@ -127,21 +123,5 @@ class FakeCluster(Cluster):
         on_progress(f"Starting {nodes} simulated TiDB servers")
         await launch_all([self.new_node() for _ in range(nodes)])
 
-    def _create_node(self, port: int, status_port: int, options: TidbOptions) -> FakeTidb:
+    def _create_node(self, port: int, status_port: int, **options: Any) -> FakeTidb:
         return FakeTidb(self.directory, port, status_port, mariadb=self.mariadb.address, **options)
-
-
-async def launch_all(servers: Sequence[Server]) -> None:
-    """Start servers in parallel. Raises the first failure alone and cancels the start of the others."""
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for server in servers:
-                tasks.create_task(server.launch())
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None
-
-
-async def stop_all(servers: Sequence[Server], *, gracefully: bool) -> None:
-    """Stop all servers that run, in parallel."""
-    running = [server for server in servers if server.is_running]
-    await asyncio.gather(*(server.terminate() if gracefully else server.kill() for server in running))

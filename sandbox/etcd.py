@@ -1,53 +1,49 @@
-"""etcd servers in place of PD: one, or a cluster, plain or with TLS (Debian package etcd-server)."""
+"""etcd in place of PD: one server or a cluster, with or without TLS (Debian package etcd-server)."""
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from sandbox.child_process import find_program
 from sandbox.ports import Ports
-from sandbox.server import Server, http_responds
+from sandbox.server import Server, http_responds, launch_all, stop_all
 
 PACKAGE = "etcd-server"
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdTls:
-    """TLS on the client port: PEM files. With `client_ca`, clients need a certificate that chains to it."""
+    """PEM files for TLS on the client port. With `client_ca`, clients need a certificate of this CA."""
 
     cert: Path
     key: Path
     client_ca: Path | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EtcdPorts:
-    """Ports of one etcd, all on 127.0.0.1. `metrics` answers /health without TLS."""
+class EtcdPorts(NamedTuple):
+    """Ports of one etcd, all on 127.0.0.1. The port `metrics` answers /health without TLS."""
 
     client: int
     peer: int
     metrics: int
 
     @classmethod
-    def allocate(cls, ports: Ports, client: int | None = None) -> Self:
-        """Allocate three ports from `ports`; `client` replaces the first if it is already claimed."""
-        return cls(client or ports.allocate(), ports.allocate(), ports.allocate())
+    def allocate(cls, ports: Ports) -> Self:
+        return cls(ports.allocate(), ports.allocate(), ports.allocate())
 
 
 class Etcd(Server):
     """One etcd, alone or a member of a cluster.
 
-    Its timings are etcd's own unless `pd_timings`: PD runs etcd with a tick of 500 ms and an election timeout
-    of 3 s, and etcd grants no lease shorter than one and a half election timeouts.
+    With `pd_timings`, it has PD's tick (500 ms) and election timeout (3 s) instead of etcd's defaults.
+    etcd grants no lease shorter than one and a half election timeouts.
     """
 
     start_timeout_seconds = 40.0
+    hidden_variables = "ETCD_.*"
 
     def __init__(
         self,
@@ -82,24 +78,16 @@ class Etcd(Server):
 
     @property
     def port(self) -> int:
-        """Its client port."""
         return self._listen_ports.client
 
     @property
     def url(self) -> str:
-        """Its client URL."""
-        return f"{self._scheme}://127.0.0.1:{self.port}"
-
-    @property
-    def _scheme(self) -> str:
-        return "https" if self._tls else "http"
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     def listen_ports(self) -> list[int]:
-        """Return its client, peer and metrics ports."""
-        return [self._listen_ports.client, self._listen_ports.peer, self._listen_ports.metrics]
+        return list(self._listen_ports)
 
     def command(self) -> list[str]:
-        """Return the etcd command with all settings as options."""
         peer = f"http://127.0.0.1:{self._listen_ports.peer}"
         members = [f"{name}=http://127.0.0.1:{ports.peer}" for name, ports in self._cluster.items()]
         command = [
@@ -123,12 +111,8 @@ class Etcd(Server):
             command += ["--heartbeat-interval=500", "--election-timeout=3000"]
         return command
 
-    def environment(self) -> Mapping[str, str]:
-        """Return our environment without ETCD_*, which etcd would read as flags."""
-        return {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
-
     async def is_serving(self) -> bool:
-        """Return whether it has a leader and answers."""
+        """Return whether this etcd answers and knows a leader."""
         return await http_responds(f"http://127.0.0.1:{self._listen_ports.metrics}/health")
 
 
@@ -152,25 +136,14 @@ class EtcdCluster:
 
     async def __aenter__(self) -> Self:
         try:
-            # In parallel: none serves before a majority runs.
-            async with asyncio.TaskGroup() as tasks:
-                for member in self.members:
-                    tasks.create_task(member.launch())
+            await launch_all(self.members)  # In parallel, since no member serves before a majority runs.
         except BaseException:
-            await self._stop()
+            await self.__aexit__()
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._stop()
-
-    async def _stop(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
         try:
-            async with asyncio.TaskGroup() as tasks:
-                for member in self.members:
-                    if member.is_running:
-                        tasks.create_task(member.terminate())
+            await stop_all(self.members, gracefully=True)
         finally:
             self._ports.close()

@@ -1,16 +1,16 @@
 #!/bin/sh
 # Installs the Debian packages that are missing: sandbox/install.sh python|rust|run|test|tidb|bench
 #   python  for creating a virtual environment
-#   rust    for building the module for Envoy, in addition to a Rust toolchain, which must be installed
+#   rust    for building the module for Envoy; the Rust toolchain must be installed already
 #   run     for `make run`
 #   test    for `make test`, in addition to `run`
 #   tidb    for `make test-tidb`, in addition to `run`; the user installs PD, TiKV and TiDB
 #   bench   for `make bench`, in addition to `run`
-# As root it installs them, without starting a service; otherwise it prints one line with the missing packages.
+# For root, it installs the packages and starts no service. For other users, it prints the missing packages.
 set -eu
 PATH="$PATH:/usr/sbin:/sbin"
 python="${PYTHON:-python3}"
-rust="${RUST:-}" # The oldest sufficient version.
+rust="${RUST:-}" # The oldest sufficient version of Rust.
 
 missing=""
 need() { # need COMMAND PACKAGE
@@ -23,8 +23,8 @@ need_driver() { # need_driver PACKAGE COMMAND..., where COMMAND fails without PA
     "$@" >/dev/null 2>&1 || missing="$missing $package"
 }
 
-# The packages to compile and run the clients of the matrix. mysqlclient is C source and needs the headers of this
-# Python; a Python that is not from Debian has its own.
+# The packages to compile and run the clients of the driver tests. mysqlclient is C source and needs the headers of
+# this Python. A Python that is not from Debian has them.
 need_for_clients() {
     need mariadb_config libmariadb-dev
     need gcc "gcc libc6-dev"
@@ -91,7 +91,7 @@ fail_missing() {
     exit 1
 }
 
-# Not installed as packages: Debian's are often too old, and the user chooses how to install newer ones.
+# Rust and Go are only checked: Debian's are often too old, and users choose how to install newer versions.
 is_at_least() { # is_at_least MINIMUM VERSION
     [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]
 }
@@ -104,7 +104,7 @@ check_rust() {
     exit 1
 }
 
-# Only one client needs Go, so the other tests run without it. Go 1.21 and newer fetch 1.24 by themselves.
+# Only the tests of one driver need Go, so missing Go is no error. Go 1.21 and newer download Go 1.24.
 check_go() {
     found="$(go version 2>/dev/null | cut -d ' ' -f 3)" || found=""
     is_at_least 1.21 "${found#go}" && return
@@ -119,8 +119,8 @@ find_missing "${1:-}"
 [ "$(id -u)" = 0 ] || fail_missing " and only root can install them"
 command -v apt-get >/dev/null 2>&1 || fail_missing " and there is no apt-get here"
 
-# Packages start their services when they are installed unless this program forbids it (invoke-rc.d(8)).
-# An existing one is restored afterwards.
+# Packages start their services during installation unless policy-rc.d forbids it (invoke-rc.d(8)). An existing
+# policy-rc.d is restored afterwards.
 policy=/usr/sbin/policy-rc.d
 mark="created by tidevoy while it installs packages"
 restore() {

@@ -7,11 +7,11 @@ from typing import Any
 
 from envoy.config.core.v3 import extension_pb2
 
-_JSON_PREFIX = b'{"version"'  # Start of the JSON text, which ends the packed message.
+_JSON_PREFIX = b'{"version"'  # The packed message ends with a JSON text that starts like this.
 
 
-def read(resource: bytes) -> dict[str, Any]:
-    """Return the published values of a serialised `TypedExtensionConfig`: limits, and the list `nodes`."""
+def parse_live_config(resource: bytes) -> dict[str, Any]:
+    """Return the values in a serialised `TypedExtensionConfig`: timeouts, and the list `nodes`."""
     packed: bytes = extension_pb2.TypedExtensionConfig.FromString(resource).typed_config.value
     published: dict[str, Any] = json.loads(packed[packed.index(_JSON_PREFIX) :])["published"]
     return published

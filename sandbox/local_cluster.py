@@ -1,4 +1,4 @@
-"""A whole cluster on this machine: PD, TiDB and its data, real or simulated; control plane, Envoy."""
+"""A whole cluster on this machine: real or simulated PD and TiDB servers, a control plane and an Envoy."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import httpx2
 from controlplane.xds.bootstrap import module_path
 from controlplane.xds.bootstrap.bootstrap import render_bootstrap
 from sandbox.child_process import ProcessFailed
-from sandbox.cluster import Cluster, FakeCluster, ProgressCallback, stop_all
+from sandbox.cluster import Cluster, FakeCluster, ProgressCallback
 from sandbox.control_plane import ControlPlaneProcess
 from sandbox.envoy import EnvoyProcess
 from sandbox.etcd import Etcd
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
-from sandbox.server import Server, sends_mysql_greeting
+from sandbox.server import Server, http_client, sends_mysql_greeting, stop_all
 from sandbox.tidb import Tidb
 from sandbox.tidb_binaries import TidbBinaries
 from sandbox.tidb_cluster import TidbCluster
@@ -41,7 +41,6 @@ class AdvertisedPorts:
 
     @classmethod
     def allocate(cls, ports: Ports) -> Self:
-        """Allocate free ports."""
         return cls(ports.allocate(), ports.allocate(), ports.allocate(), ports.allocate())
 
 
@@ -50,7 +49,7 @@ class WaitTimeout(AssertionError):
 
 
 class LocalCluster:
-    """The running parts. Each can be stopped and restarted by itself, on its ports and data."""
+    """The running parts of a cluster. Each part can be restarted alone and keeps its ports and data."""
 
     def __init__(
         self,
@@ -58,33 +57,17 @@ class LocalCluster:
         ports: Ports,
         advertised: AdvertisedPorts,
         cluster: Cluster,
+        control_plane: ControlPlaneProcess,
+        envoy: EnvoyProcess,
         *,
         own_cluster: bool,
-        settings: Mapping[str, Any],
-        concurrency: int,
-        delta: bool,
-        module: Path | None,
-        control_plane: type[ControlPlaneProcess] = ControlPlaneProcess,
     ) -> None:
-        self.directory = directory.absolute()
-        self.ports = ports
-        self.advertised = advertised
-        self.cluster = cluster
+        self.directory, self.ports, self.advertised = directory.absolute(), ports, advertised
+        self.cluster, self.control_plane, self.envoy = cluster, control_plane, envoy
         self._own_cluster = own_cluster
-        self._known_violations = (
-            {} if own_cluster else {node.name: len(node.violations()) for node in cluster.tidb}
-        )
-        self.control_plane = control_plane(self.directory, _deep_merge(self._defaults(), settings))
-        bootstrap = render_bootstrap(
-            self.control_plane.parsed_settings(),
-            control_planes=[f"127.0.0.1:{advertised.xds}"],
-            node_id="envoy-1",
-            admin=f"127.0.0.1:{advertised.admin}",
-            module=None if module is None else str(module),
-            delta=delta,
-        )
-        self.envoy = EnvoyProcess(bootstrap, self.directory, concurrency=concurrency)
-        self.api = httpx2.AsyncClient(base_url=self.control_plane.api_url, trust_env=False, timeout=10.0)
+        # How many violations of each node earlier users of a shared cluster have caused.
+        self._known_violations = {node.name: len(node.violations()) for node in cluster.tidb}
+        self.api = http_client(control_plane.api_url)
 
     @classmethod
     @asynccontextmanager
@@ -110,57 +93,51 @@ class LocalCluster:
     ) -> AsyncIterator[LocalCluster]:
         """Start everything; yield once `nodes` nodes are active and Envoy forwards a server greeting.
 
-        `ports`: the source of ports, in which `advertised` are already claimed; default: free ports.
-        `mariadb`: a running server to share, left running. `settings`: merged over the control plane's
-        defaults. `graceful_wait`: seconds a TiDB server waits after SIGTERM. `node_arguments`: passed to all
-        nodes. `delta`: Envoy uses incremental xDS. `module`: Tidevoy's module for Envoy; "auto": the one
-        built here, if any; None: none. `control_plane`: the class of the control plane. `on_progress`
-        receives a text before each step. A directory that was used before restores its data and the nodes'
-        addresses.
+        `ports` allocates ports, and has already claimed `advertised`; by default, free ports are used.
+        `mariadb` is a running server to use; it is not stopped at the end. `settings` are merged over
+        `_default_settings`. `graceful_wait` is how many seconds a TiDB server waits after SIGTERM.
+        `node_arguments` are passed to all TiDB servers. With `delta`, Envoy uses incremental xDS. `module` is
+        the file of Tidevoy's module for Envoy; "auto" stands for the module of this checkout, if it is built,
+        and None for no module. `control_plane` is the class of the control plane. `on_progress` is called
+        with a text before each step. The data and addresses of an earlier start in `directory` are reused.
 
-        `tidb_bin`: real PD, store and TiDB servers instead of simulated ones. `cluster`: a running cluster,
-        which is neither started nor stopped here; the other options about nodes do not apply then.
+        With `tidb_bin`, PD, store and TiDB servers are real and not simulated. `cluster` is a running
+        cluster; it is neither started nor stopped here, and the other options about nodes are ignored.
         """
         with Ports() as own_ports:
-            port_source = ports or own_ports
-            tidb_cluster: Cluster
+            own_cluster = cluster is None
+            ports = ports or own_ports
+            advertised = advertised or AdvertisedPorts.allocate(ports)
+            options = {"graceful_wait": graceful_wait, "arguments": node_arguments}
             if cluster is not None:
-                tidb_cluster, nodes = cluster, len(cluster.tidb)
+                nodes = len(cluster.tidb)
             elif tidb_bin is not None:
-                tidb_cluster = TidbCluster(
-                    directory, port_source, tidb_bin, graceful_wait=graceful_wait, arguments=node_arguments
-                )
+                cluster = TidbCluster(directory, ports, tidb_bin, **options)
             else:
-                tidb_cluster = FakeCluster(
-                    directory,
-                    port_source,
-                    mariadb=mariadb,
-                    pd_timings=pd_timings,
-                    graceful_wait=graceful_wait,
-                    arguments=node_arguments,
-                )
-            stack = cls(
-                directory,
-                port_source,
-                advertised or AdvertisedPorts.allocate(port_source),
-                tidb_cluster,
-                own_cluster=cluster is None,
-                settings=settings or {},
-                concurrency=concurrency,
+                cluster = FakeCluster(directory, ports, mariadb=mariadb, pd_timings=pd_timings, **options)
+            defaults = _default_settings(directory, cluster.pd_url, advertised)
+            server = control_plane(directory, _deep_merge(defaults, settings or {}))
+            module_file = module_path.find_module() if module == "auto" else module
+            bootstrap = render_bootstrap(
+                server.parsed_settings(),
+                control_planes=[f"127.0.0.1:{advertised.xds}"],
+                node_id="envoy-1",
+                admin=f"127.0.0.1:{advertised.admin}",
+                module=None if module_file is None else str(module_file),
                 delta=delta,
-                module=module_path.find_module() if module == "auto" else module,
-                control_plane=control_plane,
             )
+            envoy = EnvoyProcess(bootstrap, directory, concurrency=concurrency)
+            local_cluster = cls(directory, ports, advertised, cluster, server, envoy, own_cluster=own_cluster)
             try:
-                await stack._launch(nodes, on_progress)
-                yield stack
+                await local_cluster._launch(nodes, on_progress)
+                yield local_cluster
             finally:
                 on_progress("Stopping")
-                await stack._stop()
+                await local_cluster._stop()
 
     @property
     def sql_port(self) -> int:
-        """The port where SQL clients connect: Envoy's listener."""
+        """The port of Envoy's listener, where SQL clients connect."""
         return self.advertised.sql
 
     @property
@@ -175,13 +152,8 @@ class LocalCluster:
 
     @property
     def mariadb(self) -> MariaDb:
-        """The database of simulated TiDB servers. Raises RuntimeError for a cluster of real servers."""
+        """The database behind simulated TiDB servers. Raises RuntimeError for a cluster of real servers."""
         return self._fake_cluster.mariadb
-
-    @property
-    def graceful_wait(self) -> float:
-        """Seconds that a TiDB server waits after SIGTERM."""
-        return self.cluster.graceful_wait
 
     def servers(self) -> Iterator[Server]:
         """Yield all parts that this cluster owns, in start order."""
@@ -191,7 +163,7 @@ class LocalCluster:
         yield self.envoy
 
     async def add_tidb(self, *arguments: str) -> Tidb:
-        """Start one more TiDB server with these arguments after its usual ones, and wait until it serves."""
+        """Start one more TiDB server, with these additional arguments, and wait until it serves."""
         node = self.cluster.new_node(arguments)
         await node.launch()
         return node
@@ -202,14 +174,10 @@ class LocalCluster:
         return {node["address"]: node for node in response.json()["nodes"]}
 
     async def states(self) -> dict[str, str]:
-        """Return the state of each node by address."""
         return {address: node["state"] for address, node in (await self.nodes()).items()}
 
     def violations(self) -> list[str]:
-        """Return the log lines of nodes, since the start, about protocol violations of clients.
-
-        Tests expect none.
-        """
+        """Return the lines about protocol violations that the nodes have logged since the start."""
         return [
             line
             for node in self.tidb
@@ -217,11 +185,11 @@ class LocalCluster:
         ]
 
     async def wait_until(
-        self, predicate: Callable[[], bool | Awaitable[bool]], what: str, timeout: float = 15.0
+        self, predicate: Callable[[], bool | Awaitable[bool]], goal: str, timeout: float = 15.0
     ) -> None:
-        """Wait until `predicate` is true. Raises WaitTimeout, with the last error if there was one.
+        """Wait until `predicate` is true. Raises WaitTimeout, which describes the last error or the nodes.
 
-        A control plane that does not answer counts as "not yet": it may be starting.
+        A connection or HTTP error counts as false: the control plane may still be starting.
         """
         deadline = time.monotonic() + timeout
         reason = ""
@@ -236,11 +204,25 @@ class LocalCluster:
             except (httpx2.HTTPError, OSError) as error:
                 reason = f" ({type(error).__name__}: {error})"
             if time.monotonic() > deadline:
-                raise WaitTimeout(f"waited {timeout:.0f} s for: {what}{reason}")
+                details = reason or await self._describe_nodes()
+                raise WaitTimeout(f"waited {timeout:.0f} s for: {goal}{details}")
             await asyncio.sleep(_POLL_SECONDS)
 
+    async def _describe_nodes(self) -> str:
+        """Describe the nodes and Envoys as the control plane sees them; empty if it does not respond."""
+        try:
+            nodes = await self.nodes()
+            envoys = (await self.api.get("/v1/envoys")).raise_for_status().json()["envoys"]
+        except (httpx2.HTTPError, OSError):
+            return ""
+        node_keys = ("state", "eds_health", "weight", "published_weight", "sessions", "reason")
+        envoy_keys = ("id", "connected_since", "acked_version", "published_version")
+        lines = [f"{address}: { ({key: node[key] for key in node_keys}) }" for address, node in nodes.items()]
+        lines += [f"Envoy { ({key: envoy[key] for key in envoy_keys}) }" for envoy in envoys]
+        return "\n  ".join(("", *lines))
+
     async def wait_for_first_failure(self) -> ProcessFailed:
-        """Wait until any running part exits, and return that as an error."""
+        """Wait until any part exits, and return the exit as an error."""
         tasks = [asyncio.create_task(server.wait_for_failure()) for server in self.servers()]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -249,17 +231,6 @@ class LocalCluster:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _defaults(self) -> dict[str, Any]:
-        return {
-            "pd": {"urls": [self.cluster.pd_url]},
-            "sql": {"listen": f"127.0.0.1:{self.advertised.sql}"},
-            "xds": {"listen": f"127.0.0.1:{self.advertised.xds}"},
-            "api": {"listen": f"127.0.0.1:{self.advertised.api}"},
-            "state_dir": str(self.directory / "state"),
-            # The only Envoy reconnects at once.
-            "drain": {"reconnect_grace": 2.0},
-        }
 
     @property
     def _fake_cluster(self) -> FakeCluster:
@@ -284,7 +255,7 @@ class LocalCluster:
         return nodes == 0 or await sends_mysql_greeting(self.sql_port)
 
     async def _stop(self) -> None:
-        """Stop all parts, whatever state they are in, from the clients' side to the data."""
+        """Stop all parts in any state: first Envoy, last the servers with data."""
         try:
             await stop_all([self.envoy], gracefully=True)
             await stop_all([self.control_plane], gracefully=True)
@@ -297,8 +268,20 @@ class LocalCluster:
             await self.api.aclose()
 
 
+def _default_settings(directory: Path, pd_url: str, advertised: AdvertisedPorts) -> dict[str, Any]:
+    return {
+        "pd": {"urls": [pd_url]},
+        "sql": {"listen": f"127.0.0.1:{advertised.sql}"},
+        "xds": {"listen": f"127.0.0.1:{advertised.xds}"},
+        "api": {"listen": f"127.0.0.1:{advertised.api}"},
+        "state_dir": str(directory.absolute() / "state"),
+        # Two seconds are enough, since the only Envoy reconnects at once.
+        "drain": {"reconnect_grace": 2.0},
+    }
+
+
 def _deep_merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with `overrides` merged over it, mapping by mapping."""
+    """Return `base`, overridden by `overrides`. Nested mappings are merged."""
     result = dict(base)
     for key, value in overrides.items():
         existing = result.get(key)

@@ -1,10 +1,9 @@
-"""One MariaDB server for tests and the sandbox (Debian package mariadb-server). Its data is not durable."""
+"""A MariaDB server for tests and the sandbox (Debian package mariadb-server). Its data is not durable."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -16,7 +15,7 @@ PACKAGE = "mariadb-server"
 _SOCKET = "mariadb.sock"
 _MAX_UNIX_SOCKET_PATH_BYTES = 107
 
-# Little memory and no waiting for the disk: nobody needs this data after the machine crashes.
+# Use little memory, and do not wait for the disk: nobody needs this data after a crash of the machine.
 _LOW_RESOURCE_OPTIONS = (
     "--innodb-buffer-pool-size=64M",
     "--innodb-log-file-size=16M",
@@ -33,6 +32,7 @@ class MariaDb(Server):
 
     start_timeout_seconds = 90.0
     stop_timeout = 20.0
+    hidden_variables = "MYSQL_.*"
 
     def __init__(self, directory: Path, port: int, *, max_connections: int = 2000) -> None:
         super().__init__("mariadb", directory)
@@ -49,12 +49,11 @@ class MariaDb(Server):
 
     @property
     def socket(self) -> Path:
-        """Its Unix socket."""
         return self._data_directory / _SOCKET
 
     @property
     def address(self) -> str:
-        """Its fastest address: the path of its socket, or `host:port` if that path is too long (unix(7))."""
+        """Where to connect: the path of the socket, or `host:port` if the path is too long (unix(7))."""
         path = str(self.socket)
         return path if len(os.fsencode(path)) <= _MAX_UNIX_SOCKET_PATH_BYTES else f"127.0.0.1:{self.port}"
 
@@ -67,19 +66,19 @@ class MariaDb(Server):
         return self.directory / "mariadb.installed"
 
     def listen_ports(self) -> list[int]:
-        """Return its port."""
         return [self.port]
 
     def command(self) -> list[str]:
-        """Return the mariadbd command with all settings as options."""
         return [
             find_program("mariadbd", PACKAGE),
             "--no-defaults",
             *self._user_option(),
             f"--datadir={self._data_directory}",
-            # A private directory: a starting server removes the temporary tables there, including another's.
+            # A private directory: at its start, MariaDB removes all temporary tables in it, even those of
+            # other servers.
             f"--tmpdir={self._data_directory}",
-            # Relative to the data directory, whose whole path may not fit into a socket address (unix(7)).
+            # Relative to the data directory: the absolute path may be too long for a socket address
+            # (unix(7)).
             f"--socket={_SOCKET}",
             f"--pid-file={self.directory / 'mariadb.pid'}",
             "--skip-networking=0",
@@ -93,43 +92,37 @@ class MariaDb(Server):
             *_LOW_RESOURCE_OPTIONS,
         ]
 
-    def environment(self) -> Mapping[str, str]:
-        """Return our environment without MYSQL_*, some of which the server would take as settings."""
-        return {name: value for name, value in os.environ.items() if not name.startswith("MYSQL_")}
-
     async def prepare(self) -> None:
-        """Create the system tables, once."""
+        """Create the system tables before the first start."""
         if self._installed_marker.exists():
             return
-        find_program("mariadbd", PACKAGE)
         command = [
             find_program("mariadb-install-db", PACKAGE),
             "--no-defaults",
             *self._user_option(),
             f"--datadir={self._data_directory}",
+            f"--tmpdir={self._data_directory}",  # private, as in `command`
             "--auth-root-authentication-method=normal",
             "--skip-test-db",
             "--skip-name-resolve",
             *_LOW_RESOURCE_OPTIONS,
         ]
-        install = ChildProcess.start(
+        install = ChildProcess(
             "mariadb-install-db", command, directory=self.directory, env=self.environment()
         )
         try:
             async with asyncio.timeout(self.start_timeout_seconds):
                 code = await install.wait()
-        except BaseException as error:
+        except TimeoutError:
+            reason = f"took more than {self.start_timeout_seconds:.0f} s"
+            raise ProcessFailed(install.name, reason, install.tail()) from None
+        finally:
             await install.kill()
-            if isinstance(error, TimeoutError):
-                reason = f"took more than {self.start_timeout_seconds:.0f} s"
-                raise ProcessFailed(install.name, reason, install.tail()) from None
-            raise
         if code != 0:
             raise ProcessFailed(install.name, describe_exit(code), install.tail())
         self._installed_marker.touch()
 
     async def is_serving(self) -> bool:
-        """Return whether it sends a greeting."""
         return await sends_mysql_greeting(self.port)
 
     def _user_option(self) -> list[str]:

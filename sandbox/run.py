@@ -9,12 +9,12 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -41,7 +41,7 @@ _DEFAULT_API_PORT = 3080
 
 
 class RunError(TidevoyError):
-    """The cluster cannot be started here, for a reason that the user can fix."""
+    """The cluster cannot start, for a reason that the user can fix."""
 
 
 class FilterChoice(StrEnum):
@@ -50,19 +50,6 @@ class FilterChoice(StrEnum):
     AUTO = "auto"
     MODULE = "module"
     NONE = "none"
-
-
-@dataclass(frozen=True, slots=True)
-class _RunOptions:
-    """The command's options."""
-
-    nodes: int
-    advertised: AdvertisedPorts
-    directory: Path | None
-    graceful_wait: float
-    module: Path | None
-    settings: dict[str, Any]
-    tidb_bin: TidbBinaries | None
 
 
 def register(app: typer.Typer) -> None:
@@ -116,33 +103,42 @@ def run(
             f" default: {STORE_VARIABLE} in the environment."
         ),
     ] = None,
-    stand_ins: Annotated[
+    fake_tidb: Annotated[
         bool,
-        typer.Option("--stand-ins", help="Use simulated TiDB servers, even if real servers are installed."),
+        typer.Option("--fake-tidb", help="Use simulated TiDB servers, even if real servers are installed."),
     ] = False,
 ) -> None:
     """Run a whole cluster until Ctrl-C: PD, TiDB servers (real or simulated), control plane, Envoy."""
-    binaries = _find_binaries(tidb_bin, tidb_store, stand_ins)
+    binaries = _find_binaries(tidb_bin, tidb_store, fake_tidb)
     if binaries is None:
         _require_programs()
     envoy_binary()
-    options = _RunOptions(
-        nodes,
-        AdvertisedPorts(sql=port, api=api_port, xds=xds_port, admin=admin_port),
-        directory,
-        graceful_wait,
-        _find_module(filter),
-        {} if config is None else read_settings(config, {}).model_dump(mode="json", exclude_unset=True),
-        binaries,
-    )
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    advertised = AdvertisedPorts(sql=port, api=api_port, xds=xds_port, admin=admin_port)
+    settings = {} if config is None else read_settings(config, {}).model_dump(mode="json", exclude_unset=True)
+    module = _find_module(filter)
     with Ports() as ports, _locked_directory(directory) as run_directory:
-        _claim_ports(ports, options.advertised)
-        asyncio.run(_run_until_signal(_supervise(options, ports, run_directory, console)))
+        _claim_ports(ports, advertised)
+        start = partial(
+            LocalCluster.start,
+            run_directory,
+            nodes=nodes,
+            ports=ports,
+            advertised=advertised,
+            graceful_wait=graceful_wait,
+            # A cluster of real servers creates its own certificate.
+            node_arguments=()
+            if binaries
+            else SessionCertificate.load_or_create(run_directory / "session-certificate").arguments,
+            tidb_bin=binaries,
+            settings=settings,
+            module=module,
+        )
+        asyncio.run(_run_until_signal(_supervise(start)))
 
 
-async def _supervise(options: _RunOptions, ports: Ports, directory: Path, console: Console) -> NoReturn:
-    """Start everything, print how to use it, and wait for a part to exit. Raises ProcessFailed."""
+async def _supervise(start: Callable[..., AbstractAsyncContextManager[LocalCluster]]) -> NoReturn:
+    """Start everything, print how to use it, and wait until a part exits. Raises ProcessFailed."""
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     with console.status("Starting") as status:
 
         def on_progress(text: str) -> None:
@@ -152,21 +148,7 @@ async def _supervise(options: _RunOptions, ports: Ports, directory: Path, consol
             else:
                 console.print(f"{text} ...")
 
-        async with LocalCluster.start(
-            directory,
-            nodes=options.nodes,
-            ports=ports,
-            advertised=options.advertised,
-            graceful_wait=options.graceful_wait,
-            # A cluster of real servers creates its own certificate.
-            node_arguments=()
-            if options.tidb_bin
-            else SessionCertificate.load_or_create(directory / "session-certificate").arguments,
-            tidb_bin=options.tidb_bin,
-            settings=options.settings,
-            module=options.module,
-            on_progress=on_progress,
-        ) as cluster:
+        async with start(on_progress=on_progress) as cluster:
             status.stop()
             console.print(_ready_message(cluster))
             raise await cluster.wait_for_first_failure()
@@ -194,38 +176,31 @@ def _ready_message(cluster: LocalCluster) -> str:
 
 
 def _command_name() -> str:
-    """Return how the user calls `tidevoy`: in a checkout it is not on the PATH."""
+    """Return how the user calls `tidevoy`, which is not on the PATH in a checkout."""
     return "tidevoy" if shutil.which("tidevoy") else os.path.relpath(sys.argv[0])
 
 
 async def _run_until_signal(coroutine: Coroutine[None, None, NoReturn]) -> None:
-    """Run `coroutine` until a stop signal arrives; then cancel it, once, and wait until it has cleaned up."""
-    stop_requested = asyncio.Event()
+    """Run `coroutine`. On the first stop signal, cancel it and wait for its cleanup; ignore more signals."""
     loop = asyncio.get_running_loop()
-    for number in _STOP_SIGNALS:
-        loop.add_signal_handler(number, stop_requested.set)
     work = asyncio.create_task(coroutine)
-    stop = asyncio.create_task(stop_requested.wait())
-    try:
-        await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        stop.cancel()
-        work.cancel()
-        await asyncio.wait({work, stop})
+
+    def stop() -> None:
         for number in _STOP_SIGNALS:
-            loop.remove_signal_handler(number)
-    if not work.cancelled():
-        work.result()
+            loop.add_signal_handler(number, lambda: None)
+        work.cancel()
+
+    for number in _STOP_SIGNALS:
+        loop.add_signal_handler(number, stop)
+    with suppress(asyncio.CancelledError):
+        await work
 
 
-def _find_binaries(folder: Path | None, store: str | None, stand_ins: bool) -> TidbBinaries | None:
-    """Return the programs of real servers, or None to simulate.
-
-    Raises TidevoyError if requested ones are missing.
-    """
-    if stand_ins:
+def _find_binaries(folder: Path | None, store: str | None, fake_tidb: bool) -> TidbBinaries | None:
+    """Return the programs of real servers; None for a simulated cluster. Raises TidevoyError."""
+    if fake_tidb:
         if folder is not None or store is not None:
-            raise typer.BadParameter("--stand-ins excludes --tidb-bin and --tidb-store")
+            raise typer.BadParameter("--fake-tidb excludes --tidb-bin and --tidb-store")
         return None
     binaries = find_binaries(folder, store)
     if binaries is None and store is not None:
@@ -234,7 +209,7 @@ def _find_binaries(folder: Path | None, store: str | None, stand_ins: bool) -> T
 
 
 def _require_programs() -> None:
-    """Check the programs of simulated clusters. Raises RunError, naming all packages, if some are missing."""
+    """Raise RunError, which names all packages to install, if programs of simulated clusters are missing."""
     missing: dict[str, str] = {}
     for program, package in (
         ("etcd", etcd.PACKAGE),
@@ -265,7 +240,7 @@ def _find_module(choice: FilterChoice) -> Path | None:
 
 
 def _claim_ports(ports: Ports, advertised: AdvertisedPorts) -> None:
-    """Claim the advertised ports. Raises RunError, naming the option to change, if one is taken."""
+    """Claim the advertised ports. Raises RunError, which names the option to change, if a port is taken."""
     for number, purpose, option in (
         (advertised.sql, "SQL clients", "--port"),
         (advertised.api, "the REST API", "--api-port"),
@@ -282,7 +257,7 @@ def _claim_ports(ports: Ports, advertised: AdvertisedPorts) -> None:
 
 @contextmanager
 def _locked_directory(directory: Path | None) -> Iterator[Path]:
-    """Yield a locked directory for data and logs: the given one, or a temporary one."""
+    """Yield a directory for data and logs: `directory`, which is locked, or a temporary one if it is None."""
     if directory is None:
         with tempfile.TemporaryDirectory(prefix="tidevoy-", ignore_cleanup_errors=True) as path:
             yield Path(path)

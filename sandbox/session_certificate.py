@@ -1,4 +1,4 @@
-"""The certificate that all nodes of a cluster share to sign the session tokens of migrations."""
+"""The certificate that all nodes of a cluster share. It signs the session tokens for migrations."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _SUBJECT_ALTERNATIVE_NAMES = (x509.DNSName("localhost"), x509.IPAddress(ipaddres
 
 @dataclass(frozen=True, slots=True)
 class SessionCertificate:
-    """PEM files. The certificate is self-signed and names localhost, so nodes can also use it for TLS."""
+    """PEM files. The certificate is self-signed for localhost, so nodes can also use it for TLS."""
 
     cert: Path
     key: Path
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The command-line options of a simulated TiDB server."""
+        """The certificate as command-line options of a simulated TiDB server."""
         return f"--session-token-signing-cert={self.cert}", f"--session-token-signing-key={self.key}"
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The values for a simulated TiDB server's SimSettings."""
+        """The certificate as keyword arguments of a simulated TiDB server's SimSettings."""
         return {"signing_cert": str(self.cert), "signing_key": str(self.key)}
 
     @classmethod
@@ -53,7 +53,7 @@ class SessionCertificate:
                 serialization.NoEncryption(),
             )
         )
-        # The certificate is written last and atomically: if it exists, the key is complete, too.
+        # The certificate is written last and atomically: if it exists, the key is complete.
         temporary = files.cert.with_suffix(".new")
         temporary.write_bytes(_self_signed(key).public_bytes(serialization.Encoding.PEM))
         temporary.replace(files.cert)

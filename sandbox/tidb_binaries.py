@@ -1,4 +1,4 @@
-"""Finds the programs of a real TiDB cluster: in a given folder, or where TiUP installs them."""
+"""Finds the programs of a real TiDB cluster, in a given folder or where TiUP installs them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _STORE_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
         *("--addr={address}", "--status-addr={status_address}", "--pd-endpoints={pd}"),
         *("--data-dir={data}", "--log-file={log}", "--config={config}"),
     ),
-    # The store of TiDB's own unit tests (pkg/store/mockstore/unistore), behind TiKV's gRPC.
+    # From TiDB: the store of its unit tests (pkg/store/mockstore/unistore) with TiKV's gRPC interface.
     "unistore-server": (
         *("-addr={address}", "-status-addr={status_address}", "-pd={pd}"),
         *("-data={data}", "-log-file={log}", "-L=error"),
     ),
 }
-"""The arguments of known stores, by the program's name. For other stores the user gives the whole command."""
+"""The arguments of known stores, by program name. For other stores, the user gives the whole command."""
 NO_BINARIES_MESSAGE = f"no TiDB programs were found; {INSTALL_HINT}"
 
 
@@ -83,7 +83,6 @@ class StoreProgram:
 
     @property
     def program(self) -> Path:
-        """The program's path."""
         return Path(self.command_template[0])
 
     @property
@@ -92,7 +91,6 @@ class StoreProgram:
         return self.program.name == _TIKV
 
     def command(self, **values: str) -> list[str]:
-        """Return the program and its arguments with the placeholders filled in."""
         return [self.command_template[0], *(word.format(**values) for word in self.command_template[1:])]
 
 
@@ -105,7 +103,7 @@ class TidbBinaries:
     store: StoreProgram
 
     def describe(self) -> dict[str, str]:
-        """Return version, if known, and path of `PD`, `store` and `TiDB`."""
+        """Return the version, if known, and the path of PD, the store and TiDB."""
         programs = {"PD": self.pd, "store": self.store.program, "TiDB": self.tidb}
         return {name: f"{read_version(path)} ({path})".strip() for name, path in programs.items()}
 
@@ -113,10 +111,11 @@ class TidbBinaries:
 def find_binaries(
     folder: Path | None = None, store: str | None = None, environment: Mapping[str, str] = os.environ
 ) -> TidbBinaries | None:
-    """Return the programs in `folder`, else in the environment's folder, else TiUP's; None if there are none.
+    """Return the programs in `folder`, by default in the folder that the environment names, else from TiUP.
 
-    `store`: program or command of a store other than the folder's own; also from the environment.
-    Raises BinariesMissing if the given folder or store does not exist or is incomplete.
+    `store` is the program or command of the store. By default, the environment names it, or it is in the
+    same place as the other programs. Returns None if no folder is named and TiUP has no programs.
+    Raises BinariesMissing if a given folder or store does not exist or is incomplete.
     """
     binaries_folder = folder or (
         Path(environment[BINARIES_FOLDER_VARIABLE]) if environment.get(BINARIES_FOLDER_VARIABLE) else None
@@ -131,7 +130,7 @@ def find_binaries(
 def require_binaries(
     folder: Path | None = None, store: str | None = None, environment: Mapping[str, str] = os.environ
 ) -> TidbBinaries:
-    """Like `find_binaries`, but raises BinariesMissing, with installation advice, if there are none."""
+    """Like `find_binaries`, but raise BinariesMissing, with installation advice, if there are no programs."""
     binaries = find_binaries(folder, store, environment)
     if binaries is None:
         raise BinariesMissing(NO_BINARIES_MESSAGE)
@@ -170,7 +169,7 @@ def _from_folder(folder: Path, store: StoreProgram | None) -> TidbBinaries:
 
 
 def _from_tiup(home: Path, store: StoreProgram | None) -> TidbBinaries | None:
-    """Return the newest release of which TiUP has all components: components/NAME/vX.Y.Z/NAME-server."""
+    """Return the newest release of which TiUP has all programs: `home`/components/NAME/vX.Y.Z/NAME-server."""
     names = ("tidb", "pd") if store is not None else ("tidb", "pd", "tikv")
     releases = [dict(_releases(home / "components" / name, f"{name}-server")) for name in names]
     common = set(releases[0]).intersection(*releases[1:])
@@ -192,7 +191,7 @@ def _is_program(path: Path) -> bool:
 
 
 def main() -> int:
-    """Print the programs, or what is missing (exit code 2): `python -m sandbox.tidb_binaries`."""
+    """`python -m sandbox.tidb_binaries`: print the programs, or what is missing (exit code 2)."""
     try:
         binaries = require_binaries()
     except BinariesMissing as missing:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
-from sandbox.cluster import Cluster, ProgressCallback, launch_all
+from sandbox.cluster import Cluster, ProgressCallback
 from sandbox.ports import Ports
-from sandbox.server import Server
+from sandbox.server import Server, launch_all
 from sandbox.session_certificate import SessionCertificate
-from sandbox.tidb import Tidb, TidbOptions
+from sandbox.tidb import Tidb
 from sandbox.tidb_binaries import TidbBinaries
 from sandbox.tidb_servers import PdServer, StoreServer, TidbServer
 
@@ -22,25 +23,18 @@ _TIKV_ONLY_VARIABLES = (
     "tidb_enable_async_commit",
     "tidb_enable_1pc",
 )
-"""Variables that are on by default and need features that only TiKV has."""
+"""Variables that are on by default, but need features that only TiKV has."""
 
 
 class TidbCluster(Cluster):
     """PD, the store and TiDB servers. The user root has no password.
 
-    All TiDB servers share `certificate`: sessions can migrate between them, and they offer TLS.
+    `options` are keyword arguments of `Cluster`. All TiDB servers use `certificate` for TLS and to sign
+    session tokens, so sessions can migrate between them.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        ports: Ports,
-        binaries: TidbBinaries,
-        *,
-        graceful_wait: float = 0.0,
-        arguments: Sequence[str] = (),
-    ) -> None:
-        super().__init__(directory, ports, graceful_wait=graceful_wait, arguments=arguments)
+    def __init__(self, directory: Path, ports: Ports, binaries: TidbBinaries, **options: Any) -> None:
+        super().__init__(directory, ports, **options)
         self.binaries = binaries
         self.certificate = SessionCertificate.load_or_create(self.directory / "certificate")
         self.pd = PdServer(self.directory, binaries.pd, *self.node_ports("pd"))
@@ -57,7 +51,7 @@ class TidbCluster(Cluster):
         graceful_wait: float = 0.0,
         on_progress: ProgressCallback = lambda text: None,
     ) -> AsyncIterator[TidbCluster]:
-        """Start a cluster on free ports. Several `LocalCluster` can use it."""
+        """Start a cluster on free ports. Several `LocalCluster` can share it."""
         with Ports() as ports:
             cluster = cls(directory, ports, binaries, graceful_wait=graceful_wait)
             try:
@@ -68,15 +62,13 @@ class TidbCluster(Cluster):
 
     @property
     def pd_url(self) -> str:
-        """The URL of PD."""
         return self.pd.url
 
     def dependencies(self) -> list[Server]:
-        """Return PD and the store."""
         return [self.pd, self.store]
 
     async def launch(self, nodes: int, on_progress: ProgressCallback) -> None:
-        """Start PD, the store, one TiDB server, which creates the system tables, then the others."""
+        """Start PD, the store, one TiDB server (it creates the system tables), then the other ones."""
         programs = await asyncio.to_thread(self.binaries.describe)
         on_progress(f"Starting PD {programs['PD']}")
         await self.pd.launch()
@@ -84,20 +76,19 @@ class TidbCluster(Cluster):
         await self.store.launch()
         servers = [self.new_node() for _ in range(nodes)]
         if servers:
-            on_progress(
-                f"Starting TiDB {programs['TiDB']}, 1 of {nodes}; a new cluster's system tables take a while"
-            )
+            wait = "a new cluster's system tables take a while"
+            on_progress(f"Starting TiDB {programs['TiDB']}, 1 of {nodes}; {wait}")
             await servers[0].launch()
         if len(servers) > 1:
             on_progress(f"Starting TiDB, 2 to {nodes} of {nodes}" if nodes > 2 else "Starting TiDB, 2 of 2")
             await launch_all(servers[1:])
 
     async def restore(self, nodes: int) -> None:
-        """Undo all changes to PD, the store and the first `nodes` TiDB servers; stop the other servers."""
+        """Undo all changes to PD, the store and the first `nodes` TiDB servers; stop other TiDB servers."""
         for server in self.servers():
             if server.is_running:
                 server.process.send_signal(signal.SIGCONT)
-        # In this order, since a TiDB server neither starts nor stops properly without PD.
+        # PD and the store come first, since a TiDB server neither starts nor stops properly without PD.
         for server in self.dependencies():
             if not server.is_running:
                 await server.launch()
@@ -111,11 +102,11 @@ class TidbCluster(Cluster):
     async def _restore_node(self, node: Tidb) -> None:
         assert isinstance(node, TidbServer)
         node.graceful_wait, node.arguments = self.graceful_wait, self._arguments
-        # A server that does not serve is shutting down.
+        # A running server that does not serve is shutting down.
         if not node.is_running or node.has_changed_settings() or not await node.is_serving():
             await node.restart()
 
-    def _create_node(self, port: int, status_port: int, options: TidbOptions) -> TidbServer:
+    def _create_node(self, port: int, status_port: int, **options: Any) -> TidbServer:
         return TidbServer(
             self.directory,
             port,
@@ -127,7 +118,7 @@ class TidbCluster(Cluster):
         )
 
     def _write_bootstrap_sql(self) -> Path:
-        """Write the first server's initial statements (`initialize-sql-file`, pkg/session/bootstrap.go)."""
+        """Write the `initialize-sql-file`, which the first TiDB server runs (pkg/session/bootstrap.go)."""
         file = self.directory / "bootstrap.sql"
         variables = () if self.binaries.store.is_tikv else _TIKV_ONLY_VARIABLES
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -136,10 +127,10 @@ class TidbCluster(Cluster):
 
 
 async def _remove_node(node: Tidb) -> None:
-    """Stop a node in a way that also removes its registration.
+    """Stop a node gracefully, which deletes its registration. Start a crashed node first.
 
-    Each schema change waits for all registered servers (pkg/ddl/schemaver/syncer.go), and the
-    registration of a killed one lasts 90 s (SessionTTL in pkg/ddl/util).
+    Each schema change waits for all registered servers (pkg/ddl/schemaver/syncer.go), and the registration
+    of a killed server lasts 90 s (SessionTTL in pkg/ddl/util).
     """
     if node.has_started and not node.is_running and node.process.returncode != 0:
         await node.launch()

@@ -1,10 +1,12 @@
-"""Real servers as fixtures. Each is stopped with its test; a leftover process fails the run."""
+"""Fixtures that run real servers and stop them. A leftover process fails the test run."""
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -14,19 +16,20 @@ import pytest
 import pytest_asyncio
 from hypothesis import settings
 
+from bench.sysbench import DATABASE, make_table
 from sandbox.envoy import EnvoyProcess
 from sandbox.etcd import Etcd
-from sandbox.local_cluster import LocalCluster
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
 from sandbox.session_certificate import SessionCertificate
-from tests.support import slow_marker
 from tests.support.migration.fault_cases import FailureCase, format_results
-from tests.support.prebuild import PREBUILD_MARK, Prebuild, sort_prebuild_tests_last, start_prebuilds
 
-# Hypothesis deadlines use the wall clock: under load any test may miss them.
+# Hypothesis measures its deadlines by wall-clock time, so on a busy machine any test may exceed them.
 settings.register_profile("without deadlines", deadline=None)
 settings.load_profile("without deadlines")
+
+# A background job of a shell ignores SIGINT. Its child processes would too, but tests interrupt them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 MIGRATION_FAILURE_PROPERTY = "injected migration failure"
 StartEnvoy = Callable[[str], Awaitable[EnvoyProcess]]
@@ -34,38 +37,52 @@ StartEnvoy = Callable[[str], Awaitable[EnvoyProcess]]
 
 @pytest.fixture
 def ports() -> Iterator[Ports]:
-    """Free ports for one test: `ports.allocate()`."""
+    """Yield an allocator of free ports for one test."""
     with Ports() as allocator:
         yield allocator
 
 
 @pytest.fixture
 async def etcd(tmp_path: Path) -> AsyncIterator[Etcd]:
-    """An empty etcd."""
+    """Run an empty etcd."""
     async with Etcd.start(tmp_path / "etcd") as server:
         yield server
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def mariadb(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MariaDb]:
-    """The one MariaDB of the whole run; a test that writes also uses `database`."""
+    """Run the MariaDB that all tests share. A test that writes also uses the fixture `database`."""
     async with MariaDb.start(tmp_path_factory.mktemp("mariadb")) as server:
         yield server
 
 
 @pytest.fixture
 def database(mariadb: MariaDb) -> Iterator[str]:
-    """The name of an empty database on `mariadb` for one test."""
+    """Create a database on `mariadb` for one test. Yield its name."""
     name = f"test_{uuid.uuid4().hex[:12]}"
-    with pymysql.connect(host="127.0.0.1", port=mariadb.port, user="root", autocommit=True) as connection:
+    # Without TLS, pymysql does not load the system's CAs.
+    with pymysql.connect(
+        host="127.0.0.1", port=mariadb.port, user="root", autocommit=True, ssl_disabled=True
+    ) as connection:
         connection.query(f"create database {name}")
         yield name
         connection.query(f"drop database if exists {name}")
 
 
 @pytest.fixture
+async def sysbench_rows(tmp_path: Path, mariadb: MariaDb) -> AsyncIterator[int]:
+    """Create sysbench's table on `mariadb` for one test. Yield its number of rows."""
+    with pymysql.connect(host="127.0.0.1", port=mariadb.port, user="root", autocommit=True) as connection:
+        try:
+            await make_table(mariadb.port, tmp_path / "sysbench-table", rows=1_000)
+            yield 1_000
+        finally:
+            connection.query(f"drop database if exists {DATABASE}")
+
+
+@pytest.fixture
 async def envoy_process(tmp_path: Path) -> AsyncIterator[StartEnvoy]:
-    """Starts any number of Envoys from bootstrap text: `envoy = await envoy_process(text)`."""
+    """Yield a function that starts an Envoy: `envoy = await envoy_process(bootstrap_text)`."""
     async with AsyncExitStack() as exit_stack:
         count = 0
 
@@ -79,17 +96,9 @@ async def envoy_process(tmp_path: Path) -> AsyncIterator[StartEnvoy]:
         yield start
 
 
-@pytest.fixture
-async def stack(tmp_path: Path, mariadb: MariaDb) -> AsyncIterator[LocalCluster]:
-    """A whole cluster of three nodes; a client's protocol violation at any of them fails the test."""
-    async with LocalCluster.start(tmp_path / "stack", mariadb=mariadb) as cluster:
-        yield cluster
-        assert cluster.violations() == []
-
-
 @pytest.fixture(scope="module")
 def signing(tmp_path_factory: pytest.TempPathFactory) -> SessionCertificate:
-    """The certificate for session tokens, which all nodes share."""
+    """Create the certificate with which all nodes sign session tokens."""
     return SessionCertificate.load_or_create(tmp_path_factory.mktemp("signing"))
 
 
@@ -105,32 +114,15 @@ def _check_no_child_left() -> Iterator[None]:
     assert not descriptions, f"the tests left processes running: {descriptions}"
 
 
-@pytest.fixture(scope="session", autouse=True)
-def prebuilds(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, _check_no_child_left: None
-) -> Iterator[Mapping[str, Prebuild]]:
-    """Artifacts built during other tests, by building module: see tests/support/prebuild.py."""
-    with start_prebuilds(request.session.items, tmp_path_factory.mktemp("prebuilds")) as started:
-        yield started
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", f"{PREBUILD_MARK}(name): needs what `python -m NAME` builds during other tests"
-    )
-    config.addinivalue_line(
-        "markers", f"{slow_marker.SLOW_MARK}: mostly waits, and runs in parallel to others"
-    )
-
-
-@pytest.hookimpl(tryfirst=True)  # Before `-m` selects.
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    slow_marker.mark_slow_tests(items)
-    sort_prebuild_tests_last(items)
+def pytest_collection_finish() -> None:
+    """Exclude all current objects from garbage collection, which would take a fifth of the CPU time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Attach the injected failure to each test of a failing migration."""
+    """Attach fault and migration step to the report of each test that has a `FailureCase`."""
     callspec = getattr(item, "callspec", None)
     case = callspec.params.get("case") if callspec else None
     if isinstance(case, FailureCase):
@@ -138,7 +130,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Summarize the tests of failing migrations."""
+    """Print a table of the injected migration failures, with the results of their tests."""
     passed: dict[tuple[str, str], bool] = {}
     has_final_failure = False
     for outcome in ("passed", "failed", "error"):
@@ -147,7 +139,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 if name == MIGRATION_FAILURE_PROPERTY and report.when == "teardown":
                     has_final_failure = True  # The teardown of a module's last test checks the whole module.
                 elif name == MIGRATION_FAILURE_PROPERTY:
-                    passed[value] = passed.get(value, True) and outcome == "passed"
+                    case = (value[0], value[1])  # pytest-xdist may send the tuple as a list.
+                    passed[case] = passed.get(case, True) and outcome == "passed"
     if passed:
         terminalreporter.section("failures during a migration")
         for line in format_results(passed):

@@ -1,1 +1,1 @@
-"""Authentication, authorization, and rate limits of the REST API, applied before FastAPI sees a request."""
+"""Authentication, authorization, rate limit and audit of the REST API."""

@@ -1,60 +1,48 @@
-"""Access control of the REST API at run time: current credentials, client sources, rate limits, metrics."""
+"""Access control of the REST API at run time: current credentials, rate limit, and counts of denials."""
 
 from __future__ import annotations
 
+import ipaddress
+import math
 import time
 from collections.abc import Callable
 
-import structlog
 from prometheus_client import Counter, Gauge
 
 from api.auth.caller import ANONYMOUS, Caller
 from api.auth.credentials import CredentialStore
 from api.auth.policy import AuthRequest, Denial, authorize
-from api.auth.rate_limit import TokenBucket, TokenBuckets
-from api.auth.source_tracker import SourceTracker, source_key
+from api.auth.rate_limit import TokenBuckets
 from api.problems import ProblemKind
 from controlplane.config.api import ApiSettings
 from controlplane.engine.engine import Engine
 
-log = structlog.get_logger("tidevoy.auth")
-
-_REQUEST_BURST_FACTOR = 5  # burst size, as a multiple of the requests per second
-# Limit per source address for public paths, where authentication is required for all others.
-_ANONYMOUS_REQUESTS_PER_SECOND = 20.0
-_MAX_TRACKED_CALLERS = 4096
-_SOURCE_EVENTS_PER_SECOND, _SOURCE_EVENT_BURST = 1.0, 1.0  # denial events for one source ...
-_MAX_EVENTS_PER_SECOND = 5.0  # ... and for all sources together
+_BURST_SECONDS = 5  # a network may send the requests of this many seconds at once
+_MAX_TRACKED_NETWORKS = 4096
+_EVENT_INTERVAL_SECONDS = 1.0  # minimum time between two events about unauthenticated requests
 
 
 class AccessController:
     """Admit or deny requests. All methods must run in the event loop of the engine."""
 
     def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` returns monotonic seconds."""
         self._engine = engine
         self._clock = clock
-        self.sources = SourceTracker()
-        self.on_ban: Callable[[], None] = lambda: None
         self._api: ApiSettings | None = None
         self._credentials = CredentialStore(ApiSettings())
-        self._request_rates = TokenBuckets(_MAX_TRACKED_CALLERS)
-        self._source_event_rates = TokenBuckets(_MAX_TRACKED_CALLERS)
-        self._event_rate = TokenBucket(_MAX_EVENTS_PER_SECOND, clock())
+        self._unauthenticated_rates = TokenBuckets(_MAX_TRACKED_NETWORKS, clock)
+        self._last_event_at = -math.inf
         self._suppressed_events = 0
         self._denials = Counter(
             "tidevoy_api_denied",
-            "Requests and connections that the REST API denied, by reason.",
+            "Requests that the REST API denied, by reason.",
             ["reason"],
             registry=engine.registry,
         )
-        Gauge(
+        self.connections = Gauge(
             "tidevoy_api_connections", "Open connections to the REST API.", registry=engine.registry
-        ).set_function(lambda: self.sources.connections)
-        Gauge(
-            "tidevoy_api_banned_sources",
-            "Addresses that are banned from the REST API at the moment.",
-            registry=engine.registry,
-        ).set_function(lambda: len(self.sources.banned_sources(self._clock())))
+        )
 
     @property
     def api(self) -> ApiSettings:
@@ -66,78 +54,56 @@ class AccessController:
         """Whether callers must authenticate."""
         return self.api.requires_auth
 
-    @property
-    def now(self) -> float:
-        """The time of the monotonic clock, in seconds."""
-        return self._clock()
-
-    def evaluate(self, request: AuthRequest) -> Caller | Denial:
-        """Return the caller or the denial without counting the request; for a connection's first head."""
+    def authorize(self, request: AuthRequest) -> Caller | Denial:
+        """Return the caller or the denial, without counting the request."""
         api = self.api
         if api is not self._api:  # a reload replaces the settings object
             self._api, self._credentials = api, CredentialStore(api)
         return authorize(request, api, self._credentials)
 
-    def authorize(self, request: AuthRequest) -> Caller | Denial:
-        """Return the caller or the denial, and count the request against the caller's rate limit."""
-        verdict = self.evaluate(request)
+    def admit(self, request: AuthRequest) -> Caller | Denial:
+        """Return the caller or the denial, and limit the rate of unauthenticated requests per network.
+
+        Requests with valid credentials are never limited: callers behind one NAT must not lock each other
+        out, and a token has too many bits to be guessed at any rate.
+        """
+        verdict = self.authorize(request)
         caller = verdict.caller if isinstance(verdict, Denial) else verdict
-        if caller is None:
+        if not self.requires_auth or (caller is not None and caller.name != ANONYMOUS):
             return verdict
-        rate, key = float(self.api.limits.requests_per_second), (caller.name, "")
-        is_untrusted = self.requires_auth and caller.name == ANONYMOUS
-        if caller.name == ANONYMOUS:
-            key = (ANONYMOUS, source_key(caller.client_ip))
-        if is_untrusted:
-            rate = min(rate, _ANONYMOUS_REQUESTS_PER_SECOND)
-        if wait := self._request_rates.take(key, rate, _REQUEST_BURST_FACTOR * rate, self.now):
-            detail = f"{caller.name} sends more than {rate:g} requests a second; send fewer (api.limits)"
-            headers = {"Retry-After": str(int(wait) + 1)}
-            return Denial(
-                ProblemKind.TOO_MANY_REQUESTS,
-                "rate",
-                detail,
-                headers,
-                caller=caller,
-                penalize_source=is_untrusted,
-            )
-        if self.requires_auth and not is_untrusted:
-            self.sources.mark_trusted(source_key(request.client_ip), self.now)
-        return verdict
+        network, rate = client_network(request.client_ip), self.api.limits.unauthenticated_requests_per_second
+        wait = self._unauthenticated_rates.take(network, rate, _BURST_SECONDS * rate)
+        if not wait:
+            return verdict
+        detail = f"{network} sends more than {rate} requests a second without a valid token; send fewer"
+        headers = {"Retry-After": str(math.ceil(wait))}
+        return Denial(ProblemKind.TOO_MANY_REQUESTS, "rate", detail, headers)
 
-    def record_denial(self, client_ip: str, reason: str, *, penalize_source: bool = True) -> None:
-        """Count a denied request or connection, emit an event, and ban a source that has too many denials."""
-        source = source_key(client_ip)
-        self._denials.labels(reason).inc()
-        if not penalize_source or not self.requires_auth:
+    def record_denial(self, client_ip: str, denial: Denial) -> None:
+        """Count a denied request, and report it in an event if it lacks valid credentials."""
+        self._denials.labels(denial.reason).inc()
+        if denial.kind is not ProblemKind.UNAUTHENTICATED:
             return
-        now = self.now
-        if seconds := self.sources.record_denial(source, self.api.limits, now):
-            self.on_ban()
-            message = f"connections from {source} are rejected for {seconds:g} s"
-            self._emit("audit.source_banned", source, message, reason)
-        elif self._source_event_rates.take(source, _SOURCE_EVENTS_PER_SECOND, _SOURCE_EVENT_BURST, now):
-            self._suppressed_events += 1
-        else:
-            self._emit("audit.unauthenticated", source, f"a request from {source} was denied", reason)
-
-    def is_trusted(self, client_ip: str) -> bool:
-        """Whether a valid token or certificate recently came from that address."""
-        return self.sources.is_trusted(source_key(client_ip), self.now)
-
-    def count_rejected_connection(self, reason: str) -> None:
-        """Count a connection that was closed before any data was read."""
-        self._denials.labels(reason).inc()
-
-    def _emit(self, kind: str, source: str, message: str, reason: str) -> None:
-        if self._event_rate.take(_MAX_EVENTS_PER_SECOND, _MAX_EVENTS_PER_SECOND, self.now):
+        now = self._clock()
+        if now < self._last_event_at + _EVENT_INTERVAL_SECONDS:
             self._suppressed_events += 1
             return
-        suppressed = (
-            f"; {self._suppressed_events} more denials since the last such message"
-            if self._suppressed_events
-            else ""
-        )
-        data = {"who": ANONYMOUS, "role": None, "from": source, "outcome": "refused", "reason": reason}
-        self._engine.record_event(kind, source, f"{message} ({reason.replace('_', ' ')}){suppressed}", data)
-        self._suppressed_events = 0
+        network, reason = client_network(client_ip), denial.reason
+        message = f"a request from {network} was denied ({reason.replace('_', ' ')})"
+        if self._suppressed_events:
+            message += f"; {self._suppressed_events} more denials since the last such message"
+        caller = {"principal": ANONYMOUS, "role": None, "client_address": network}
+        data = {**caller, "outcome": "refused", "reason": reason}
+        self._engine.events.emit("audit.unauthenticated", network, message, data)
+        self._last_event_at, self._suppressed_events = now, 0
+
+
+def client_network(ip: str) -> str:
+    """Return the part of an address that a client cannot choose: IPv4 address or IPv6 /64 network."""
+    try:
+        address = ipaddress.ip_address(ip.partition("%")[0])
+    except ValueError:
+        return "unknown address"
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return str(getattr(address, "ipv4_mapped", None) or address)

@@ -1,7 +1,7 @@
-"""Audit events: for each write, an event `audit.<verb>` with caller, address, and outcome; also logged.
+"""Audit events: each write emits and logs an event `audit.<verb>` with caller, address, and outcome.
 
-Request bodies are never recorded, because they may contain secrets. Denials and logins are rate-limited per
-caller: otherwise one caller could flood the log and displace the events of others.
+Request bodies are never recorded, because they may contain secrets. Events about denials and logins are
+rate-limited per caller: otherwise one caller could flood the log and displace the events of other callers.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class Auditor:
         routes: Callable[[], list[BaseRoute]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._record_event, self._routes, self._clock = record_event, routes, clock
-        self._event_rates = TokenBuckets(_MAX_TRACKED_CALLERS)
+        self._record_event, self._routes = record_event, routes
+        self._event_rates = TokenBuckets(_MAX_TRACKED_CALLERS, clock)
 
     def record_write(self, scope: Scope, caller: Caller, status: int) -> None:
         """Record an authorized write that was answered with this status."""
         if "endpoint" not in scope or scope["path"] in (LOGIN_PATH, LOGOUT_PATH):
-            return  # no such path, or a login, which its own route records
+            return  # no route matched, or the route of the login or logout itself records the request
         outcome = scope["state"].get("audit_outcome") or ("done" if status < 400 else "failed")
         self._emit(scope, scope["endpoint"].__name__, caller, outcome, status)
 
@@ -64,17 +64,11 @@ class Auditor:
         """Record a login to the console or, with the verb `logout`, a logout from it."""
         if caller.name == ANONYMOUS or self._is_rate_limited(caller):
             return
-        data = {"who": caller.name, "role": caller.role.value, "from": caller.client_ip, "outcome": "done"}
-        message = f"{caller.name} ({caller.role.value}, from {caller.client_ip}): {verb}"
-        self._record_event(f"audit.{verb}", caller.name, message, data)
+        self._record(verb, caller.name, caller, verb, outcome="done")
 
     def _is_rate_limited(self, caller: Caller) -> bool:
-        return (
-            self._event_rates.take(
-                (caller.name, caller.client_ip), _EVENTS_PER_SECOND, _EVENT_BURST, self._clock()
-            )
-            > 0
-        )
+        key = (caller.name, caller.client_ip)
+        return self._event_rates.take(key, _EVENTS_PER_SECOND, _EVENT_BURST) > 0
 
     def _emit(self, scope: Mapping[str, Any], verb: str, caller: Caller, outcome: str, status: int) -> None:
         parameters = scope.get("path_params", EMPTY_MAP)
@@ -82,15 +76,13 @@ class Auditor:
             (str(parameters[key]) for key in _SUBJECT_PARAMETERS if key in parameters), scope["path"]
         )
         subject = _redacted_subject(scope.get("state", {}).get("audit_subject") or default_subject)
-        caller_text = f"{caller.name} ({caller.role.value}, from {caller.client_ip or 'unknown address'})"
-        data = {
-            "who": caller.name,
-            "role": caller.role.value,
-            "from": caller.client_ip,
-            "outcome": outcome,
-            "status": status,
-        }
-        message = f"{caller_text}: {verb.replace('_', ' ')} {subject}: {outcome}"
+        text = f"{verb.replace('_', ' ')} {subject}: {outcome}"
+        self._record(verb, subject, caller, text, outcome=outcome, status=status)
+
+    def _record(self, verb: str, subject: str, caller: Caller, text: str, **data: Any) -> None:
+        origin = caller.client_ip or "unknown address"
+        message = f"{caller.name} ({caller.role.value}, from {origin}): {text}"
+        data |= {"principal": caller.name, "role": caller.role.value, "client_address": caller.client_ip}
         self._record_event(f"audit.{verb}", subject, message, data)
 
 
@@ -100,7 +92,7 @@ def _redacted_subject(subject: str) -> str:
 
 
 def _iter_routes(routes: Iterable[BaseRoute]) -> Iterator[BaseRoute]:
-    """Iterate over all routes, including those of included routers, which FastAPI keeps as one route each."""
+    """Iterate over all routes. FastAPI keeps an included router as one route, so its routes are unpacked."""
     for route in routes:
         included = getattr(route, "original_router", None)
         if included is None:

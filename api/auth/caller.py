@@ -19,9 +19,10 @@ class CallerRole(Enum):
 class Caller:
     """The sender of a request. Without authentication, every caller is the operator `anonymous`."""
 
-    name: str  # of the token or the client certificate in the configuration
+    name: str  # the name of the token or client certificate in the configuration
     role: CallerRole
-    client_ip: str  # the peer's IP address; empty when there is none
+    client_ip: str = ""  # empty if unknown
+    by_cookie: bool = False  # browsers send cookies automatically, also with requests of cross-origin pages
 
     @property
     def may_write(self) -> bool:

@@ -1,7 +1,7 @@
 """The credentials in a request, and the lookup of their owner in the configuration.
 
-Tokens are compared by their SHA-256 hash, with every configured hash and in constant time, so that the
-response time reveals nothing about a guess.
+The SHA-256 hash of a token is compared with every configured hash in constant time, so that the response
+time reveals nothing about a guessed token.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import hashlib
 import hmac
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from api.auth.caller import CallerRole
+from api.auth.caller import Caller, CallerRole
 from controlplane.config.api import ApiSettings
 
 COOKIE_NAME = "tidevoy_token"
@@ -25,7 +25,7 @@ RawHeaders = Iterable[tuple[bytes, bytes]]
 
 
 def new_token() -> str:
-    """Return a random token. Its prefix lets secret scanners find a leaked one."""
+    """Return a random token. Its prefix lets secret scanners find a leaked token."""
     return TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
 
 
@@ -36,25 +36,11 @@ def sha256(token: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PresentedCredentials:
-    """The credentials in a request. None: absent. An empty value is never a valid token."""
+    """The credentials in a request; None if absent. An empty value is never a valid token."""
 
     bearer: bytes | None = None
     cookie: bytes | None = None
-    certificate_names: tuple[str, ...] = ()  # of the client certificate, verified by the TLS handshake
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the request has no credentials."""
-        return self.bearer is None and self.cookie is None and not self.certificate_names
-
-
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """The owner of a token or certificate."""
-
-    name: str
-    role: CallerRole
-    by_cookie: bool = False  # a browser sends cookies on its own, also for requests of cross-origin pages
+    certificate_names: tuple[str, ...] = ()  # from the client certificate that the TLS handshake verified
 
 
 def read_credentials(headers: RawHeaders, certificate_names: tuple[str, ...] = ()) -> PresentedCredentials:
@@ -64,7 +50,7 @@ def read_credentials(headers: RawHeaders, certificate_names: tuple[str, ...] = (
     for name, value in headers:
         if name == b"authorization":
             scheme, _, token = value.strip().partition(b" ")
-            # A second header, or one of another scheme, makes the token invalid: the intent is ambiguous.
+            # A second Authorization header (which is ambiguous) or another scheme makes the token invalid.
             is_bearer = bearer is None and scheme.lower() == b"bearer"
             bearer = token.strip() if is_bearer else b""
         elif name == b"cookie":
@@ -76,7 +62,7 @@ def read_credentials(headers: RawHeaders, certificate_names: tuple[str, ...] = (
 
 
 def certificate_names(certificate: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """Return the names in a client certificate in the form of `ssl.SSLObject.getpeercert`; () without one.
+    """Return the names in a client certificate returned by `ssl.SSLObject.getpeercert`; () if there is none.
 
     The common name counts only if there is no subject alternative name (RFC 9525, section 2).
     """
@@ -93,25 +79,23 @@ class CredentialStore:
 
     def __init__(self, api: ApiSettings) -> None:
         self._tokens = [
-            (token.sha256.get_secret_value(), Principal(token.name, CallerRole(token.role)))
+            (token.sha256.get_secret_value(), Caller(token.name, CallerRole(token.role)))
             for token in api.tokens
         ]
-        self._clients = [
-            (client.name, Principal(client.name, CallerRole(client.role))) for client in api.clients
-        ]
+        self._clients = [Caller(client.name, CallerRole(client.role)) for client in api.clients]
 
-    def find(self, presented: PresentedCredentials) -> Principal | None:
-        """Return the owner of the credentials, or None. A wrong bearer token gives None in any case."""
+    def find(self, presented: PresentedCredentials) -> Caller | None:
+        """Return the owner of the credentials, or None. A bearer token overrides the other credentials."""
         if presented.bearer is not None:
             return self._find_token(presented.bearer)
         if presented.cookie is not None and (owner := self._find_token(presented.cookie)) is not None:
-            return Principal(owner.name, owner.role, by_cookie=True)
-        return next((owner for name, owner in self._clients if name in presented.certificate_names), None)
+            return replace(owner, by_cookie=True)
+        return next((owner for owner in self._clients if owner.name in presented.certificate_names), None)
 
-    def _find_token(self, token: bytes) -> Principal | None:
+    def _find_token(self, token: bytes) -> Caller | None:
         digest = sha256(token[:_MAX_TOKEN_BYTES])
-        owner: Principal | None = None
-        for token_hash, principal in self._tokens:
+        owner: Caller | None = None
+        for token_hash, caller in self._tokens:
             if hmac.compare_digest(token_hash, digest):
-                owner = principal  # no early exit: the time must not reveal the position in the list
+                owner = caller  # no early exit: the time must not reveal the position in the list
         return owner if 0 < len(token) <= _MAX_TOKEN_BYTES else None

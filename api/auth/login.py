@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl, quote
 
@@ -48,10 +49,10 @@ async def post_login(request: Request) -> RedirectResponse:
         return RedirectResponse(return_path, 303)
     client_ip = request.client.host if request.client is not None else ""
     token = fields.get("token", "").strip().encode()
-    verdict = access.evaluate(AuthRequest("GET", "/v1/nodes", client_ip, PresentedCredentials(bearer=token)))
+    verdict = access.authorize(AuthRequest("GET", "/v1/nodes", client_ip, PresentedCredentials(bearer=token)))
     if isinstance(verdict, Denial):
-        access.record_denial(client_ip, "wrong_login")
-        retry_url = f"{LOGIN_PATH}?refused=1" + (
+        access.record_denial(client_ip, replace(verdict, reason="wrong_login"))
+        retry_url = f"{LOGIN_PATH}?denied=1" + (
             f"&next={quote(return_path, safe='/')}" if return_path != "/" else ""
         )
         return RedirectResponse(retry_url, 303)
@@ -67,7 +68,7 @@ async def post_logout(request: Request, caller: CallerDep) -> RedirectResponse:
     access, auditor = _get_auth(request)
     if access.requires_auth:
         auditor.record_login(caller, "logout")
-    response = RedirectResponse(f"{LOGIN_PATH}?left=1", 303)
+    response = RedirectResponse(f"{LOGIN_PATH}?signed_out=1", 303)
     response.delete_cookie(COOKIE_NAME, **_cookie_attributes(request))
     return response
 

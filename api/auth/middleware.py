@@ -1,11 +1,11 @@
-"""ASGI middleware that authorizes every parsed request and sets `scope["state"]["caller"]`."""
+"""ASGI middleware that authorizes every request, sets `scope["state"]["caller"]`, and limits the body."""
 
 from __future__ import annotations
 
-import asyncio
-
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api import problems
@@ -13,15 +13,12 @@ from api.auth.access_control import AccessController
 from api.auth.audit import Auditor
 from api.auth.credentials import read_credentials
 from api.auth.policy import SAFE_METHODS, AuthRequest, Denial
-from api.auth.security_headers import denial_response
-from api.problems import ProblemKind
 
 # Bytes. Enough for 64 labels of 512 characters, each character written as an escape of 12 bytes.
 _MAX_BODY_BYTES = 524_288
 _MAX_LOGIN_BODY_BYTES = 8_192  # for callers without write permission, who send only login forms
-_MAX_DISCARDED_BYTES = 4_194_304  # of a body that is too large, before the connection is closed
-_BODY_TIMEOUT_SECONDS = 30.0  # for the whole body
-_CONNECTION_CLOSE = {"Connection": "close"}
+_MAX_DISCARDED_BYTES = 4_194_304  # at most this much of a too large body is read and discarded
+_NO_STORE = "no-store"
 
 
 class AuthMiddleware:
@@ -34,45 +31,50 @@ class AuthMiddleware:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         request = to_auth_request(scope)
-        verdict = self._access.authorize(request)
+        verdict = self._access.admit(request)
         is_write = scope["method"] not in SAFE_METHODS
         if isinstance(verdict, Denial):
-            client_ip = scope["client"][0] if scope.get("client") else ""
-            self._access.record_denial(client_ip, verdict.reason, penalize_source=verdict.penalize_source)
-            if is_write and verdict.caller is not None and verdict.kind is not ProblemKind.TOO_MANY_REQUESTS:
-                self._auditor.record_denial(scope, verdict.caller, verdict.kind.value.status)
-            return await denial_response(Request(scope), verdict)(scope, receive, send)
+            self._access.record_denial(request.client_ip, verdict)
+            if is_write and verdict.caller is not None:
+                self._auditor.record_denial(scope, verdict.caller, verdict.kind.status)
+            return await _denial_response(Request(scope), verdict)(scope, receive, send)
         scope.setdefault("state", {})["caller"] = verdict
-        if not is_write:
-            return await self._app(scope, receive, _RevocableSend(self._access, request, send))
-        status = 500  # the response if the app raises
-
-        async def send_and_record_status(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
+        revocable_send = _RevocableSend(self._access, request, send)
         try:
-            return await self._app(scope, receive, send_and_record_status)
+            return await self._app(scope, receive, revocable_send)
         finally:
-            self._auditor.record_write(scope, verdict, status)
+            if is_write:
+                self._auditor.record_write(scope, verdict, revocable_send.status)
+
+
+def _denial_response(request: Request, denial: Denial) -> Response:
+    """Return the response to a denied request; it closes the connection unless the caller is known."""
+    headers = {"Cache-Control": _NO_STORE, **denial.headers}
+    if denial.caller is None:
+        headers["Connection"] = "close"
+    if denial.redirect_to is not None:
+        return RedirectResponse(denial.redirect_to, 303, headers)
+    return problems.problem_response(request, denial.kind, denial.detail, headers=headers)
 
 
 class _RevocableSend:
-    """Send a response until its caller loses access: then an endless stream ends at its next message."""
+    """Send an uncacheable response. If the caller loses access meanwhile, end the response."""
 
     def __init__(self, access: AccessController, request: AuthRequest, send: Send) -> None:
         self._access, self._request, self._send = access, request, send
         self._api_settings = access.api  # a reload replaces this object
         self._is_revoked = False
+        self.status = 500  # the status if the app raises
 
     async def __call__(self, message: Message) -> None:
         if self._is_revoked:
             return
-        if message.get("more_body") and self._access.api is not self._api_settings:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            MutableHeaders(scope=message).setdefault("Cache-Control", _NO_STORE)
+        elif message.get("more_body") and self._access.api is not self._api_settings:
             self._api_settings = self._access.api
-            if isinstance(self._access.evaluate(self._request), Denial):
+            if isinstance(self._access.authorize(self._request), Denial):
                 self._is_revoked = True
                 message = {"type": "http.response.body", "body": b"", "more_body": False}
         await self._send(message)
@@ -96,7 +98,7 @@ def to_auth_request(scope: Scope) -> AuthRequest:
 
 
 class BodyLimitMiddleware:
-    """Read whole request bodies, limited in size and time, before the app receives them."""
+    """Answer a request with 413 when the app reads more of its body than the caller may send."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -104,37 +106,21 @@ class BodyLimitMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        request = Request(scope)
-        limit = _MAX_BODY_BYTES if request.state.caller.may_write else _MAX_LOGIN_BODY_BYTES
-        body, size, more = bytearray(), 0, True
-        try:
-            async with asyncio.timeout(_BODY_TIMEOUT_SECONDS):
-                # The rest of a body that is too large is read up to a limit: closing the connection at once
-                # could lose the response, and reading to the end would let a client send forever.
-                while more and size <= _MAX_DISCARDED_BYTES:
-                    message = await receive()
-                    if message["type"] != "http.request":
-                        return None  # the client has disconnected
-                    chunk = message.get("body", b"")
-                    size += len(chunk)
-                    more = message.get("more_body", False)
-                    if size <= limit:
-                        body += chunk
-        except TimeoutError:
-            detail = f"the request body was not received within {_BODY_TIMEOUT_SECONDS:g} s"
-            timed_out = problems.problem_response(
-                request, ProblemKind.TOO_SLOW, detail, headers=_CONNECTION_CLOSE
-            )
-            return await timed_out(scope, receive, send)
-        if size > limit:
-            detail = f"the request body is larger than {limit} bytes"
-            too_large = problems.problem_response(
-                request, ProblemKind.TOO_LARGE, detail, headers=_CONNECTION_CLOSE if more else None
-            )
-            return await too_large(scope, receive, send)
-        messages = iter([{"type": "http.request", "body": bytes(body), "more_body": False}])
+        limit = _MAX_BODY_BYTES if scope["state"]["caller"].may_write else _MAX_LOGIN_BODY_BYTES
+        size = 0
 
-        async def replay() -> Message:
-            return next(messages, None) or await receive()
+        async def receive_limited() -> Message:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size <= limit:
+                return message
+            # The rest is read up to a limit: closing the connection at once could lose the response, and
+            # reading to the end would let a client send forever.
+            while message.get("more_body") and size <= _MAX_DISCARDED_BYTES:
+                message = await receive()
+                size += len(message.get("body", b""))
+            headers = {"Connection": "close"} if message.get("more_body") else None
+            raise HTTPException(413, f"the request body is larger than {limit} bytes", headers)
 
-        return await self._app(scope, replay, send)
+        return await self._app(scope, receive_limited, send)

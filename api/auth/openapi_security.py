@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from api.auth.credentials import COOKIE_NAME
-from api.auth.policy import is_public
+from api.auth.policy import SAFE_METHODS, is_public
 from api.problems import ProblemKind, openapi_responses
 from controlplane.config.api import ApiSettings
 
@@ -53,13 +53,14 @@ def _secured_operation(operation: dict[str, Any], path: str, method: str, api: A
 
 
 def _denial_kinds(path: str, method: str, api: ApiSettings) -> Iterator[ProblemKind]:
-    yield ProblemKind.TOO_MANY_REQUESTS
-    yield ProblemKind.TOO_SLOW
-    if not api.requires_auth:
+    if api.requires_auth:
+        yield ProblemKind.TOO_MANY_REQUESTS
+    else:
         yield ProblemKind.MISDIRECTED
-    if method not in ("get", "head", "options"):
+    is_write = method.upper() not in SAFE_METHODS
+    if is_write:
         yield ProblemKind.FOREIGN_ORIGIN
     if api.requires_auth and not is_public(path, api):
         yield ProblemKind.UNAUTHENTICATED
-        if method not in ("get", "head", "options"):
+        if is_write:
             yield ProblemKind.FORBIDDEN

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
 from api.auth.caller import ANONYMOUS, Caller, CallerRole
-from api.auth.credentials import CredentialStore, PresentedCredentials, Principal
+from api.auth.credentials import CredentialStore, PresentedCredentials
 from api.problems import ProblemKind
 from controlplane import address as addresses
 from controlplane.config.api import ApiSettings
@@ -28,7 +28,7 @@ class AuthRequest:
 
     method: str
     path: str  # decoded, as in route matching
-    client_ip: str  # the peer's IP address
+    client_ip: str
     credentials: PresentedCredentials
     origin_header: str | None = None  # the header `Origin`: the origin of the page that sends the request
     host: str = ""  # the header `Host`
@@ -39,18 +39,14 @@ class AuthRequest:
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """Why a request is denied.
-
-    `reason` is a metric label. With `penalize_source`, the denial counts towards a ban of the source address.
-    """
+    """Why a request is denied. `reason` is a metric label."""
 
     kind: ProblemKind
     reason: str
     detail: str
     headers: Mapping[str, str] = field(default_factory=dict)
     caller: Caller | None = None
-    penalize_source: bool = True
-    redirect_to: str | None = None  # the page that a browser is redirected to instead
+    redirect_to: str | None = None  # if set, the response redirects the browser to this page
 
 
 def is_public(path: str, api: ApiSettings) -> bool:
@@ -66,24 +62,24 @@ def authorize(request: AuthRequest, api: ApiSettings, credentials: CredentialSto
         caller = Caller(ANONYMOUS, CallerRole.OPERATOR, request.client_ip)
         if not is_allowed_host(request.host, api):
             return _deny_host(request, caller)
-        return _check_origin(request, caller, None)
-    principal = credentials.find(request.credentials)
-    if principal is None and is_public(request.path, api):
-        return _check_origin(request, Caller(ANONYMOUS, CallerRole.VIEWER, request.client_ip), None)
-    if principal is None:
+        return _check_origin(request, caller)
+    owner = credentials.find(request.credentials)
+    if owner is None and is_public(request.path, api):
+        return _check_origin(request, Caller(ANONYMOUS, CallerRole.VIEWER, request.client_ip))
+    if owner is None:
         return _deny_unauthenticated(request, api)
-    caller = Caller(principal.name, principal.role, request.client_ip)
+    caller = replace(owner, client_ip=request.client_ip)
     if (
         request.method not in SAFE_METHODS
         and not caller.may_write
         and request.path not in (LOGIN_PATH, LOGOUT_PATH)
     ):
         detail = f"{caller.name} is a viewer and may only read; use a token with the role operator"
-        return Denial(ProblemKind.FORBIDDEN, "forbidden", detail, caller=caller, penalize_source=False)
-    return _check_origin(request, caller, principal)
+        return Denial(ProblemKind.FORBIDDEN, "forbidden", detail, caller=caller)
+    return _check_origin(request, caller)
 
 
-def _check_origin(request: AuthRequest, caller: Caller, principal: Principal | None) -> Caller | Denial:
+def _check_origin(request: AuthRequest, caller: Caller) -> Caller | Denial:
     """Deny writes that a page of another origin sends through a user's browser (CSRF).
 
     Browsers send the page's origin with every request that is not a plain read. Other clients send neither an
@@ -91,12 +87,11 @@ def _check_origin(request: AuthRequest, caller: Caller, principal: Principal | N
     """
     if request.method in SAFE_METHODS:
         return caller
-    by_cookie = principal is not None and principal.by_cookie
     if request.origin_header is None:
-        if not by_cookie:
+        if not caller.by_cookie:
             return caller
         page, remedy = "pages without an Origin header", "send the token as `Authorization: Bearer`"
-    # Without TLS here, a proxy before this server may terminate TLS, and the browser then sends https.
+    # The origin may be https without TLS on this server: a proxy in front of it may terminate TLS.
     elif request.origin_header == f"https://{request.host}" or (
         request.origin_header == f"http://{request.host}" and not request.is_tls
     ):
@@ -104,15 +99,15 @@ def _check_origin(request: AuthRequest, caller: Caller, principal: Principal | N
     else:
         page, remedy = f"pages of {request.origin_header}", "use the control plane's own console"
     detail = f"{page} may only read; {remedy}"
-    return Denial(ProblemKind.FOREIGN_ORIGIN, "foreign_origin", detail, caller=caller, penalize_source=False)
+    return Denial(ProblemKind.FOREIGN_ORIGIN, "foreign_origin", detail, caller=caller)
 
 
 def is_allowed_host(host: str, api: ApiSettings) -> bool:
     """Whether the header `Host` is acceptable; prevents DNS rebinding.
 
     The owner of a domain can point it at this server, and browsers then treat the owner's page as
-    same-origin. IP addresses and names without a dot are safe, since nobody on the internet owns those, and
-    programs may omit the header.
+    same-origin. IP addresses and names without a dot are safe: they cannot be registered as domains.
+    Programs may omit the header.
     """
     if len(host) > _MAX_HOST_LENGTH or (parts := _HOST_PATTERN.fullmatch(host.lower())) is None:
         return False
@@ -128,7 +123,7 @@ def is_allowed_host(host: str, api: ApiSettings) -> bool:
 def _deny_host(request: AuthRequest, caller: Caller) -> Denial:
     name = request.host[:_MAX_HOST_LENGTH]
     detail = f"host name {name} is not allowed; use an IP address, or add the name to api.host_names"
-    return Denial(ProblemKind.MISDIRECTED, "misdirected", detail, caller=caller, penalize_source=False)
+    return Denial(ProblemKind.MISDIRECTED, "misdirected", detail, caller=caller)
 
 
 def _deny_unauthenticated(request: AuthRequest, api: ApiSettings) -> Denial:

@@ -1,73 +1,33 @@
-"""The TLS context of the REST server, reloaded when its files change."""
+"""TLS of the REST server: its context, and the names in the client certificates of its connections."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import ssl
-from pathlib import Path
 
-import structlog
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from api.auth.access_control import AccessController
-from controlplane.config.api import ApiTls
-
-log = structlog.get_logger("tidevoy.auth")
-
-_POLL_SECONDS = 10.0
+from api.auth.credentials import certificate_names
+from controlplane.config.api import ApiSettings, ApiTls
 
 
-class ReloadingServerContext:
-    """The TLS context for new connections. The config loader has already validated the files."""
+class HttpProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 protocol, which also passes the names in the client certificate to the app."""
 
-    def __init__(self, files: ApiTls, access: AccessController) -> None:
-        """Load the files. Raises OSError (of which ssl.SSLError is a subclass) if they cannot be read."""
-        self._files, self._access = files, access
-        self._stamps = self._file_stamps()
-        self._context = _load_context(files)
-
-    def context(self) -> ssl.SSLContext:
-        """Return the context for the next connection."""
-        # A reload may add or remove tokens; while any are configured, a client certificate is optional.
-        if self._files.client_ca is not None:
-            tokens_suffice = bool(self._access.api.tokens)
-            self._context.verify_mode = ssl.CERT_OPTIONAL if tokens_suffice else ssl.CERT_REQUIRED
-        return self._context
-
-    async def reload_on_change(self) -> None:
-        """Reload the files when they change, until cancelled. Invalid files leave the context unchanged."""
-        while True:
-            await asyncio.sleep(_POLL_SECONDS)
-            stamps = self._file_stamps()
-            if stamps == self._stamps:
-                continue
-            self._stamps = stamps
-            try:
-                self._context = await asyncio.to_thread(_load_context, self._files)
-            except OSError as error:
-                reason = error.strerror or type(error).__name__
-                log.warning(
-                    "cannot reload the REST API certificate; the previous one stays in use",
-                    setting="api.tls",
-                    error=reason,
-                )
-            else:
-                log.info("reloaded the REST API certificate", setting="api.tls")
-
-    def _file_stamps(self) -> list[tuple[int, int, int] | None]:
-        files = (self._files.cert, self._files.key, self._files.client_ca)
-        return [_file_stamp(file) for file in files if file is not None]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # At the limit of connections, uvicorn would reject the requests on all connections. These lines make
+        # it reject only the requests on connections beyond the limit.
+        if self.limit_concurrency is not None:
+            self.limit_concurrency = 0 if len(self.connections) > self.limit_concurrency else None
+        tls = transport.get_extra_info("ssl_object")
+        names = certificate_names(tls.getpeercert() if tls is not None else None)
+        # uvicorn copies the state into the scope of each request, where the middleware reads the names.
+        self.app_state = {"certificate_names": names}
 
 
-def _file_stamp(file: Path) -> tuple[int, int, int] | None:
-    try:
-        status = os.stat(file)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _load_context(files: ApiTls) -> ssl.SSLContext:
+def load_server_context(files: ApiTls) -> ssl.SSLContext:
+    """Load the context for new connections. Raises OSError if a file is unusable."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(files.cert, files.key)
@@ -75,3 +35,10 @@ def _load_context(files: ApiTls) -> ssl.SSLContext:
     if files.client_ca is not None:
         context.load_verify_locations(files.client_ca)
     return context
+
+
+def client_verify_mode(api: ApiSettings) -> ssl.VerifyMode:
+    """Return whether clients must present a certificate. If tokens are configured, a token suffices."""
+    if api.tls is None or api.tls.client_ca is None:
+        return ssl.CERT_NONE
+    return ssl.CERT_OPTIONAL if api.tokens else ssl.CERT_REQUIRED

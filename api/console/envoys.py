@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request, Response
 
-from api.console import pages
+from api.console import pages, table
 from api.console.errors import ConsoleRoute
 from api.dependencies import EngineDep
 from controlplane.model.views import EnvoyView
@@ -15,17 +14,16 @@ from controlplane.model.views import EnvoyView
 router = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 
 _MAX_ENVOYS = 200  # on the page; the search finds the others
-_MAX_QUERY_LENGTH = 256
 
 
 @router.get("/console/envoys")
 async def show_envoys(request: Request, engine: EngineDep) -> Response:
-    """Show the fleet. `text` filters by text; `trouble=yes` shows only Envoys with problems."""
-    text = request.query_params.get("text", "").strip()[:_MAX_QUERY_LENGTH]
-    only_problems = request.query_params.get("trouble") == "yes"
-    all_envoys = engine.envoys(traffic=False)
+    """Show the fleet. `text` filters by text; `problems=true` shows only Envoys with problems."""
+    text = table.read_search_text(request.query_params)
+    only_problems = request.query_params.get("problems") == "true"
+    all_envoys = engine.cluster.envoys(traffic=False)
     matching = [
-        view for view in all_envoys if _matches(view, text) and (has_problem(view) or not only_problems)
+        view for view in all_envoys if _matches(view, text) and (_has_problem(view) or not only_problems)
     ]
     values: dict[str, Any] = {
         "replicas": engine.replicas(),
@@ -33,16 +31,14 @@ async def show_envoys(request: Request, engine: EngineDep) -> Response:
         "match_count": len(matching),
         "total": len(all_envoys),
         "connected": sum(view.status.connected_since is not None for view in all_envoys),
-        "problem_ids": {view.status.id for view in matching if has_problem(view)},
         "text": text,
     }
-    params = {"text": text, "trouble": "yes" if only_problems else ""}
-    link = "/console/envoys?" + urlencode({name: value for name, value in params.items() if value})
+    link = table.search_link("/console/envoys", text=text, problems="true" if only_problems else "")
     return pages.live_page(request, "envoys.html", "envoys", link, values, only_problems=only_problems)
 
 
-def has_problem(view: EnvoyView) -> bool:
-    """Whether the Envoy is disconnected, reports a problem, or has not applied the latest snapshot."""
+def _has_problem(view: EnvoyView) -> bool:
+    """Whether the Envoy is disconnected, outdated, reports a problem, or shares its id with another."""
     status = view.status
     return (
         status.connected_since is None
@@ -54,5 +50,6 @@ def has_problem(view: EnvoyView) -> bool:
 
 def _matches(view: EnvoyView, text: str) -> bool:
     status = view.status
-    searchable = (status.id, status.address, status.version, status.filter, status.group, status.zone)
-    return not text or any(text.casefold() in value.casefold() for value in searchable)
+    return table.contains_text(
+        text, (status.id, status.address, status.version, status.filter, status.group, status.zone)
+    )

@@ -17,7 +17,7 @@ from api.problems import ProblemError
 from controlplane.errors import TidevoyError
 
 USER_ERRORS = (ProblemError, TidevoyError, RequestValidationError, ValidationError)
-"""Errors whose text is meant for users; all others are bugs."""
+"""Errors whose text is meant for users; all other exceptions are bugs."""
 
 
 class ConsoleRoute(APIRoute):
@@ -32,7 +32,7 @@ class ConsoleRoute(APIRoute):
             except USER_ERRORS as error:
                 status, detail = await describe(request, error)
                 if pages.is_dialog_request(request):
-                    return pages.form_page(request, "_refused.html", status, error=detail)
+                    return pages.form_page(request, "_form_error.html", status, error=detail)
                 return pages.page(request, "error.html", status, detail=detail)
 
         return handle_as_page
@@ -40,7 +40,7 @@ class ConsoleRoute(APIRoute):
 
 async def describe(request: Request, error: Exception) -> tuple[int, str]:
     """Return the HTTP status and text of an error, as in the REST API; re-raise errors that are bugs."""
-    if isinstance(error, ValidationError):  # of a form
+    if isinstance(error, ValidationError):  # a form has an invalid value
         error = RequestValidationError(
             [{**entry, "loc": ("body", *entry["loc"])} for entry in error.errors()]
         )

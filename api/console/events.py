@@ -2,48 +2,33 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlencode
-
 from fastapi import APIRouter, Request, Response
 
-from api.console import pages
-from api.console.context import ConsoleDep
+from api.console import pages, table
 from api.console.errors import ConsoleRoute
-from controlplane.model.events import Event
+from api.dependencies import EngineDep
+from api.routes.events import event_topic, read_stored_events
 
 router = APIRouter(include_in_schema=False, route_class=ConsoleRoute)
 
 _MAX_EVENTS = 100  # on the page
-_MAX_QUERY_LENGTH = 256
 
 
 @router.get("/console/events")
-async def show_events(request: Request, console: ConsoleDep) -> Response:
+async def show_events(request: Request, engine: EngineDep) -> Response:
     """Show the events, filtered by `text` and `topic` (the first word of the event kind)."""
-    text = request.query_params.get("text", "").strip()[:_MAX_QUERY_LENGTH]
+    text = table.read_search_text(request.query_params)
     topic = request.query_params.get("topic", "")
-    recent_events = console.recent_events.since()
-    topics = sorted({_topic(event) for event in recent_events})
-    matching = [event for event in reversed(recent_events) if _matches(event, text, topic)]
-    params = {"text": text, "topic": topic if topic in topics else ""}
-    link = "/console/events?" + urlencode({name: value for name, value in params.items() if value})
-    values = {
-        "events": matching[:_MAX_EVENTS],
-        "match_count": len(matching),
-        "total": len(recent_events),
-    }
+    stored_events = await read_stored_events(engine.events.subscribe(0))
+    topics = sorted({event_topic(event) for event in stored_events})
+    matching = [
+        event
+        for event in reversed(stored_events)
+        if topic in ("", event_topic(event))
+        and table.contains_text(text, (event.kind, event.subject, event.message))
+    ]
+    link = table.search_link("/console/events", text=text, topic=topic if topic in topics else "")
+    values = {"events": matching[:_MAX_EVENTS], "match_count": len(matching), "total": len(stored_events)}
     return pages.live_page(
         request, "events.html", "events", link, values, text=text, topic=topic, topics=topics
     )
-
-
-def _topic(event: Event) -> str:
-    return event.kind.partition(".")[0]
-
-
-def _matches(event: Event, text: str, topic: str) -> bool:
-    if topic and _topic(event) != topic:
-        return False
-    needle = text.casefold()
-    searchable = (event.kind, event.subject, event.message)
-    return not text or any(needle in value.casefold() for value in searchable)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from api.schemas.common import utc_datetime
+from datetime import UTC, datetime
 
 UNKNOWN = "\N{EN DASH}"
 _THIN_SPACE = "\N{NARROW NO-BREAK SPACE}"
@@ -51,12 +51,12 @@ def format_duration(seconds: float | None) -> str:
 
 def format_time(timestamp: float | None) -> str:
     """Format a time for users: `2026-01-31 12:05:09 UTC`."""
-    return UNKNOWN if timestamp is None else f"{utc_datetime(timestamp):%Y-%m-%d %H:%M:%S} UTC"
+    return UNKNOWN if timestamp is None else f"{datetime.fromtimestamp(timestamp, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def format_iso_time(timestamp: float) -> str:
     """Format a time as ISO 8601 in UTC, with the precision of a second."""
-    return utc_datetime(timestamp).isoformat(timespec="seconds").replace("+00:00", "Z")
+    return datetime.fromtimestamp(timestamp, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def humanize(name: str) -> str:

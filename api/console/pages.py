@@ -1,24 +1,68 @@
-"""Render templates to responses: whole pages, their live parts that refresh themselves, and dialogs."""
+"""Render templates to responses: whole pages, their live parts that refresh themselves, and dialogs.
+
+Static files have a content hash in their path, so that browsers can cache them.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import mimetypes
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-from fastapi import Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from api.console import assets, formatting, links, sparkline
+from api.console import charts, formatting
+from api.problems import ProblemError, ProblemKind
 from controlplane.model.nodes import State
 from controlplane.version import VERSION
 
-# The content at one URL depends on these headers: JSON, whole page, live part, or dialog.
+router = APIRouter(include_in_schema=False)
+
+# These headers determine whether the response is JSON, a whole page, its live part, or a dialog.
 _VARY = {"Vary": "Accept, HX-Request, HX-Target"}
 _DIALOG_ID = "dialog-body"
+_STATIC = Path(__file__).parent / "static"
+_ASSET_SUFFIXES = frozenset({".css", ".js", ".svg"})
+_ASSET_HEADERS = {"Cache-Control": "public, max-age=31536000, immutable"}
+
+
+@cache
+def _assets() -> Mapping[str, tuple[str, bytes]]:
+    """Return the URL and content of each static file, by names such as `vendor/htmx.min.js`."""
+    assets = {}
+    for path in _STATIC.rglob("*"):
+        if path.suffix in _ASSET_SUFFIXES:
+            content, name = path.read_bytes(), path.relative_to(_STATIC)
+            digest = hashlib.sha256(content).hexdigest()[:12]
+            assets[name.as_posix()] = f"/static/{name.with_stem(f'{name.stem}.{digest}').as_posix()}", content
+    return assets
+
+
+@router.get("/static/{name:path}")
+async def get_asset(name: str) -> Response:
+    content = dict(_assets().values()).get(f"/static/{name}")
+    if content is None:
+        raise ProblemError(ProblemKind.NOT_FOUND, "this version has no such file; reload the page")
+    return Response(content, media_type=mimetypes.guess_type(name)[0], headers=_ASSET_HEADERS)
+
+
+def node_link(address: str) -> str:
+    """Return the path of a node's page; its forms are below this path."""
+    return f"/console/nodes/{quote(address, safe=':[]')}"
+
+
+def rollout_link(rollout_id: str) -> str:
+    """Return the path of a rollout's page; its forms are below this path."""
+    return f"/console/rollouts/{quote(rollout_id, safe='')}"
+
 
 _templates = Environment(
     loader=PackageLoader(__package__),
@@ -28,11 +72,12 @@ _templates = Environment(
     lstrip_blocks=True,
 )
 _templates.globals |= {
-    "asset": assets.asset_url,
+    "asset": lambda name: _assets()[name][0],
     "version": VERSION,
     "State": State,
-    "sparkline": sparkline,
-    "links": links,
+    "charts": charts,
+    "node_link": node_link,
+    "rollout_link": rollout_link,
 }
 _templates.filters |= {
     "count": formatting.format_count,
@@ -54,11 +99,11 @@ def page(request: Request, template: str, status: int = 200, /, **values: Any) -
 def live_page(
     request: Request, template: str, topics: str, link: str, /, values: Mapping[str, Any], **page_values: Any
 ) -> Response:
-    """Return a page with a live part, rendered from `_{template}`, which is requested again after changes.
+    """Return a page with a live part, rendered from `_{template}`, which the browser refreshes after changes.
 
-    `topics` are those of `api.console.live_updates`; `link` is the page's address. The refresh URL of the
-    live part contains a digest of its content; if the content has not changed, the response is 204.
-    `page_values` are for the rest of the page.
+    `topics` are topics of `api.console.live_updates`; `link` is the page's address. The refresh URL contains
+    a digest of the live part; if the content has not changed, the response is 204. `page_values` are for the
+    rest of the page.
     """
     content = _render(request, f"_{template}", values)
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
@@ -78,7 +123,7 @@ def live_page(
 
 
 def form_page(request: Request, template: str, status: int = 200, /, **values: Any) -> Response:
-    """Return a form: in the page's dialog if the dialog requested it, otherwise as a page of its own."""
+    """Return a form: in the page's dialog if the dialog requested it, otherwise as a separate page."""
     if is_dialog_request(request):
         return HTMLResponse(_render(request, template, values), status, headers=_VARY)
     content = Markup(_render(request, template, values))  # noqa: S704 - rendered with everything escaped
@@ -88,8 +133,8 @@ def form_page(request: Request, template: str, status: int = 200, /, **values: A
 def success(request: Request, text: str, next_path: str, *, leave_page: bool = False) -> Response:
     """Return the response after a successful form.
 
-    The dialog closes and shows `text`; with `leave_page`, or without JavaScript, the browser goes to
-    `next_path`.
+    The dialog closes and the page announces `text`; with `leave_page`, or without JavaScript, the browser
+    goes to `next_path`.
     """
     if not is_dialog_request(request):
         return RedirectResponse(next_path, 303)
@@ -101,11 +146,6 @@ def success(request: Request, text: str, next_path: str, *, leave_page: bool = F
 def is_dialog_request(request: Request) -> bool:
     """Whether the response goes into the dialog of an open page."""
     return request.headers.get("hx-target") == _DIALOG_ID
-
-
-def is_htmx_request(request: Request) -> bool:
-    """Whether htmx requests content for an open page."""
-    return request.headers.get("hx-request") == "true"
 
 
 def _render(request: Request, template: str, values: Mapping[str, Any]) -> str:

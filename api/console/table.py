@@ -1,7 +1,8 @@
-"""The table of nodes: its rows, and their filtering, sorting, and pagination. Pure functions."""
+"""The table of nodes: its rows, their filtering, sorting, and pagination; text search. Pure functions."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from enum import Enum
 from typing import Any
 from urllib.parse import urlencode
 
-from api.console.history import History, HistoryPoint
+from api.console.charts import History
 from controlplane.decide.session_counts import session_count
 from controlplane.decide.views import ejecting_reports
 from controlplane.model.facts import Facts
@@ -25,10 +26,10 @@ class NodeRow:
     """One node in the table."""
 
     node_plan: NodePlan
-    sessions: int | None  # of all Envoys; None: unknown
+    sessions: int | None  # over all Envoys; None if unknown
     rate: float | None = None  # commands per second at the last sample
     p95: float | None = None  # seconds
-    ejected_by: int = 0  # number of Envoys
+    ejected_by: int = 0  # number of Envoys that have ejected the node
 
     @property
     def address(self) -> str:
@@ -51,6 +52,29 @@ class SortColumn(Enum):
     VERSION = "version"
 
 
+def read_search_text(params: Mapping[str, str]) -> str:
+    """Return the query parameter `text`, truncated to a sensible length."""
+    return params.get("text", "").strip()[:_MAX_QUERY_LENGTH]
+
+
+def contains_text(text: str, values: Iterable[str]) -> bool:
+    """Whether one of the values contains the text, regardless of case."""
+    needle = text.casefold()
+    return not needle or any(needle in value.casefold() for value in values)
+
+
+def search_link(path: str, **params: str) -> str:
+    """Return the link to a page with query parameters, without the empty ones."""
+    return f"{path}?" + urlencode({name: value for name, value in params.items() if value})
+
+
+def _natural_key(text: str) -> list[tuple[bool, int, str]]:
+    """Return a sort key that orders numbers in a text by value: `tidb-9` before `tidb-10`."""
+    return [
+        (not digits, int(digits or 0), letter) for digits, letter in re.findall(r"([0-9]+)|([^0-9])", text)
+    ]
+
+
 # States that need attention come first.
 _STATES_BY_URGENCY = (State.UNHEALTHY, State.DRAINING, State.DRAINED, State.JOINING, State.GONE, State.ACTIVE)
 _SORT_KEYS: Mapping[SortColumn, Callable[[NodeRow], Any]] = {
@@ -69,7 +93,7 @@ class TableQuery:
     """The filter, sort order, and page number in the URL of the page."""
 
     text: str = ""  # searched in address, reason, version, group, zone, and labels
-    state: State | None = None  # None: any
+    state: State | None = None  # None for any state
     sort: SortColumn = SortColumn.NODE
     descending: bool = False
     page: int = 1
@@ -81,7 +105,7 @@ class TableQuery:
         sorts = {sort.value: sort for sort in SortColumn}
         page = params.get("page", "")
         return cls(
-            text=params.get("text", "").strip()[:_MAX_QUERY_LENGTH],
+            text=read_search_text(params),
             state=states.get(params.get("state", "")),
             sort=sorts.get(params.get("sort", ""), SortColumn.NODE),
             descending=params.get("order") == "descending",
@@ -89,7 +113,7 @@ class TableQuery:
         )
 
     def sorted_by(self, sort: SortColumn) -> TableQuery:
-        """Sort by that column; reverse the order if the table is already sorted by it."""
+        """Return the query for a click on a column header: sort by it, or reverse its order."""
         return replace(self, sort=sort, descending=sort is self.sort and not self.descending, page=1)
 
     def at_page(self, page: int) -> TableQuery:
@@ -99,14 +123,14 @@ class TableQuery:
     @property
     def link(self) -> str:
         """The URL of the page, without default values."""
-        params = {
-            "text": self.text,
-            "state": self.state.value if self.state else "",
-            "sort": self.sort.value if self.sort is not SortColumn.NODE else "",
-            "order": "descending" if self.descending else "",
-            "page": str(self.page) if self.page > 1 else "",
-        }
-        return "/?" + urlencode({name: value for name, value in params.items() if value})
+        return search_link(
+            "/",
+            text=self.text,
+            state=self.state.value if self.state else "",
+            sort=self.sort.value if self.sort is not SortColumn.NODE else "",
+            order="descending" if self.descending else "",
+            page=str(self.page) if self.page > 1 else "",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +141,7 @@ class TablePage:
     query: TableQuery
     pages: int
     match_count: int  # rows on all pages
-    max_sessions: int  # of any node, so that the bars of all pages have the same scale
+    max_sessions: int  # the maximum over all nodes, so that the bars on all pages have the same scale
 
 
 def build_rows(plan: Plan, facts: Facts, history: History, now: float) -> list[NodeRow]:
@@ -125,16 +149,13 @@ def build_rows(plan: Plan, facts: Facts, history: History, now: float) -> list[N
     ejection_counts = Counter(
         address for report in ejecting_reports(facts, now) for address in report.ejections
     )
-    return [
-        _build_row(node_plan, facts, history.latest(address), ejection_counts[address])
-        for address, node_plan in plan.nodes.items()
-    ]
-
-
-def _build_row(node_plan: NodePlan, facts: Facts, latest: HistoryPoint | None, ejected_by: int) -> NodeRow:
-    count = session_count(node_plan.node.address, node_plan.endpoint, facts)
-    rate, p95 = (latest.rate, latest.p95) if latest else (None, None)
-    return NodeRow(node_plan, count, rate, p95, ejected_by)
+    rows = []
+    for address, node_plan in plan.nodes.items():
+        latest = history.latest(address)
+        rate, p95 = (latest.rate, latest.p95) if latest else (None, None)
+        sessions = session_count(address, node_plan.endpoint, facts)
+        rows.append(NodeRow(node_plan, sessions, rate, p95, ejection_counts[address]))
+    return rows
 
 
 def paginate(all_rows: Iterable[NodeRow], query: TableQuery, per_page: int = ROWS_PER_PAGE) -> TablePage:
@@ -151,8 +172,7 @@ def paginate(all_rows: Iterable[NodeRow], query: TableQuery, per_page: int = ROW
 def _matches(row: NodeRow, query: TableQuery) -> bool:
     if query.state is not None and row.state is not query.state:
         return False
-    needle = query.text.casefold()
-    return not needle or any(needle in text.casefold() for text in _searchable_texts(row.node_plan))
+    return contains_text(query.text, _searchable_texts(row.node_plan))
 
 
 def _searchable_texts(node_plan: NodePlan) -> Iterable[str]:
@@ -167,18 +187,3 @@ def _sorted_rows(matching: list[NodeRow], query: TableQuery) -> list[NodeRow]:
     rows_with_value = [row for row in matching if key(row) is not None]
     rows_with_value.sort(key=key, reverse=query.descending)
     return rows_with_value + [row for row in matching if key(row) is None]
-
-
-def _natural_key(text: str) -> list[tuple[int, int, str]]:
-    """Return a sort key that orders numbers in a text by value: `tidb-9` before `tidb-10`."""
-    parts: list[tuple[int, int, str]] = []
-    digits = ""
-    for letter in [*text, ""]:
-        if letter.isascii() and letter.isdecimal():
-            digits += letter
-            continue
-        if digits:
-            parts.append((0, int(digits), ""))
-            digits = ""
-        parts.append((1, 0, letter))
-    return parts

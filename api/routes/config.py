@@ -8,8 +8,8 @@ from fastapi import APIRouter
 
 from api.dependencies import EngineDep
 from api.problems import ProblemKind, openapi_responses
-from api.schemas import nodes
 from controlplane.config.loader import dump_masked
+from controlplane.model.views import ReloadResult
 
 router = APIRouter(tags=["config"])
 
@@ -27,5 +27,5 @@ async def show_config(engine: EngineDep) -> dict[str, Any]:
         ProblemKind.BAD_CONFIGURATION, ProblemKind.UNAVAILABLE, ProblemKind.FOREIGN_ORIGIN
     ),
 )
-async def reload_config(engine: EngineDep) -> nodes.ReloadResultSchema:
-    return nodes.to_reload_result_schema(await engine.reload())
+async def reload_config(engine: EngineDep) -> ReloadResult:
+    return await engine.reload()

@@ -1,4 +1,4 @@
-"""`/v1/envoys`: list the Envoys of the fleet, and forget stopped ones."""
+"""`/v1/envoys`: list the Envoys of the fleet, and forget stopped ones; `/v1/replicas`: the control planes."""
 
 from __future__ import annotations
 
@@ -7,31 +7,36 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 
 from api.dependencies import EngineDep
-from api.problems import ProblemKind, openapi_responses
-from api.schemas import nodes
+from api.problems import WRITE_PROBLEMS, ProblemKind, openapi_responses
+from api.schemas.envoys import EnvoyList, ForgottenEnvoy, ReplicaList
 
-router = APIRouter(tags=["envoys"])
+router = APIRouter()
 
 
-@router.get("/v1/envoys", summary="List all Envoys", responses=openapi_responses())
-async def list_envoys(engine: EngineDep) -> nodes.EnvoyList:
-    return nodes.EnvoyList(envoys=[nodes.to_envoy_schema(view) for view in engine.envoys()])
+@router.get("/v1/envoys", tags=["envoys"], summary="List all Envoys", responses=openapi_responses())
+async def list_envoys(engine: EngineDep) -> EnvoyList:
+    return EnvoyList.model_validate({"envoys": engine.cluster.envoys()})
 
 
 @router.delete(
     "/v1/envoys/{envoy:path}",
-    summary="Forget an Envoy that has stopped for good",
-    description="Drains no longer wait for its possible sessions, which they otherwise do for ten minutes.",
-    responses=openapi_responses(
-        ProblemKind.UNKNOWN_ENVOY,
-        ProblemKind.ENVOY_CONNECTED,
-        ProblemKind.INVALID_REQUEST,
-        ProblemKind.UNAVAILABLE,
-        ProblemKind.FOREIGN_ORIGIN,
-    ),
+    tags=["envoys"],
+    summary="Forget an Envoy that has stopped permanently",
+    description="Otherwise, drains wait ten minutes for sessions that this Envoy may still have.",
+    responses=openapi_responses(ProblemKind.UNKNOWN_ENVOY, ProblemKind.ENVOY_CONNECTED, *WRITE_PROBLEMS),
 )
 async def forget_envoy(
-    engine: EngineDep, envoy: Annotated[str, Path(description="Its id.", min_length=1)]
-) -> nodes.ForgottenEnvoy:
-    await engine.forget_envoy(envoy)
-    return nodes.ForgottenEnvoy(id=envoy)
+    engine: EngineDep, envoy: Annotated[str, Path(description="Id of the Envoy.", min_length=1)]
+) -> ForgottenEnvoy:
+    await engine.operations.forget_envoy(envoy)
+    return ForgottenEnvoy(id=envoy)
+
+
+@router.get(
+    "/v1/replicas",
+    tags=["replicas"],
+    summary="List the control planes and their leader",
+    responses=openapi_responses(),
+)
+async def list_replicas(engine: EngineDep) -> ReplicaList:
+    return ReplicaList.model_validate({"replicas": engine.replicas()})

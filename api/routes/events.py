@@ -8,21 +8,19 @@ from contextlib import aclosing, suppress
 from typing import Annotated, Any
 
 import anyio
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Query, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from starlette.types import Send
 
 from api.dependencies import EngineDep, StoppingDep
 from api.problems import ProblemKind, openapi_responses
-from api.schemas import nodes
-from controlplane.model.events import Event
+from api.schemas.events import EventDetails, EventsQuery, LastEventId
+from controlplane.events.event_messages import Event
 
 router = APIRouter(tags=["events"])
 
 HEARTBEAT_SECONDS = 15.0  # below the common idle timeouts of proxies
-_BACKLOG_IDLE_SECONDS = 0.1  # after this time without an event, all stored events have been sent
-
+STREAM_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 _EVENT_STREAM_RESPONSE: dict[int | str, dict[str, Any]] = {
     200: {
@@ -38,7 +36,7 @@ _EVENT_STREAM_RESPONSE: dict[int | str, dict[str, Any]] = {
                         "data": {
                             "type": "string",
                             "contentMediaType": "application/json",
-                            "contentSchema": {"$ref": "#/components/schemas/EventSchema"},
+                            "contentSchema": {"$ref": "#/components/schemas/EventDetails"},
                         },
                     },
                 }
@@ -46,23 +44,6 @@ _EVENT_STREAM_RESPONSE: dict[int | str, dict[str, Any]] = {
         },
     }
 }
-
-
-class EventsQuery(BaseModel):
-    """The query of the event stream."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    follow: bool = Field(True, description="false: end after the stored events.")
-
-
-_MAX_EVENT_ID = 2**63 - 1
-_LastEventId = Annotated[
-    int | None,
-    Header(ge=0, le=_MAX_EVENT_ID),
-    # A header is present or absent; it cannot be null.
-    WithJsonSchema({"type": "integer", "minimum": 0, "maximum": _MAX_EVENT_ID}),
-]
 
 
 class EventStream(StreamingResponse):
@@ -81,7 +62,7 @@ class EventStream(StreamingResponse):
     "/v1/events",
     summary="Stream events as they happen",
     description=(
-        "`event` is the first word of the kind (node, envoy, session, rollout ...), `data` an Event as JSON. "
+        "`event` is the first word of the kind (node, envoy, rollout ...), and `data` is the event as JSON. "
         "With `Last-Event-ID`, the stored events after it are sent first; 0 sends all stored events."
     ),
     response_class=EventStream,
@@ -91,43 +72,52 @@ async def stream_events(
     engine: EngineDep,
     stopping: StoppingDep,
     query: Annotated[EventsQuery, Query()],
-    last_event_id: _LastEventId = None,
-) -> EventStream:
-    text = iter_sse_events(engine.events(last_event_id), stopping, follow=query.follow)
-    return EventStream(text, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+    last_event_id: LastEventId = None,
+) -> Response:
+    events = engine.events.subscribe(last_event_id)
+    if query.follow:
+        return EventStream(iter_sse_events(events, stopping), headers=STREAM_HEADERS)
+    text = "".join(format_sse(event) for event in await read_stored_events(events))
+    return Response(text, media_type=EventStream.media_type, headers=STREAM_HEADERS)
 
 
 async def iter_sse_events(
-    events: AsyncIterator[Event],
-    stopping: asyncio.Event,
-    *,
-    follow: bool,
-    heartbeat: float = HEARTBEAT_SECONDS,
+    events: AsyncIterator[Event], stopping: asyncio.Event, heartbeat: float = HEARTBEAT_SECONDS
 ) -> AsyncGenerator[str, None]:
     """Yield the stream's text until the client disconnects (which cancels the task) or the server stops."""
+    yield ": tidevoy\n\n"  # a comment line, so that proxies forward the headers at once
+    async with aclosing(iter_batches(events, stopping, heartbeat)) as batches:
+        async for batch in batches:
+            yield "".join(map(format_sse, batch)) or ": alive\n\n"
+
+
+async def iter_batches(
+    events: AsyncIterator[Event], stopping: asyncio.Event, timeout: float
+) -> AsyncGenerator[list[Event], None]:
+    """Yield lists of new events, or an empty list after `timeout` seconds without an event.
+
+    The iterator ends when the server stops or the subscription ends.
+    """
     stop = asyncio.create_task(stopping.wait())
     next_event = asyncio.create_task(_next_event(events))
     try:
-        yield ": tidevoy\n\n"  # makes proxies forward the headers and a first byte at once
         while not stop.done():
-            await asyncio.wait(
-                {stop, next_event},
-                timeout=heartbeat if follow else _BACKLOG_IDLE_SECONDS,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if next_event.done():
-                if (event := next_event.result()) is None:
-                    return
+            await asyncio.wait({stop, next_event}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            batch: list[Event] = []
+            while next_event.done() and (event := next_event.result()) is not None:
+                batch.append(event)
                 next_event = asyncio.create_task(_next_event(events))
-                yield format_sse(event)
-            elif not follow:
+                await asyncio.sleep(0)  # so that the task can take an event that has already arrived
+            if batch or not (stop.done() or next_event.done()):
+                yield batch
+            if next_event.done() and next_event.result() is None:
                 return
-            elif not stop.done():
-                yield ": alive\n\n"
     finally:
         # Shielded, because after a disconnect the framework cancels again at every await.
         with anyio.CancelScope(shield=True):
-            await _cancel_tasks(stop, next_event)
+            for task in (stop, next_event):
+                task.cancel()
+            await asyncio.wait({stop, next_event})
             if isinstance(events, AsyncGenerator):
                 await events.aclose()
 
@@ -136,14 +126,22 @@ async def _next_event(events: AsyncIterator[Event]) -> Event | None:
     return await anext(events, None)
 
 
-async def _cancel_tasks(*tasks: asyncio.Task[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+async def read_stored_events(events: AsyncIterator[Event]) -> list[Event]:
+    """Return the events that the subscription can deliver at once, without waiting for new ones."""
+    stored: list[Event] = []
+    with suppress(TimeoutError):
+        async with asyncio.timeout(0):  # takes effect at the first wait
+            async for event in events:
+                stored.append(event)
+    return stored
+
+
+def event_topic(event: Event) -> str:
+    """Return the first word of the event's kind."""
+    return event.kind.partition(".")[0]
 
 
 def format_sse(event: Event) -> str:
     """Return one event in the wire format of server-sent events."""
-    topic = event.kind.partition(".")[0]
-    return f"id: {event.id}\nevent: {topic}\ndata: {nodes.to_event_schema(event).model_dump_json()}\n\n"
+    data = EventDetails.model_validate(event).model_dump_json()
+    return f"id: {event.id}\nevent: {event_topic(event)}\ndata: {data}\n\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -13,7 +13,30 @@ from prometheus_client.registry import Collector
 
 from api.dependencies import EngineDep
 from api.problems import ProblemError, ProblemKind, openapi_responses
-from api.schemas import nodes
+from api.schemas.common import ResponseModel
+
+
+class About(ResponseModel):
+    """The version and the main paths of this server."""
+
+    name: Literal["tidevoy"] = "tidevoy"
+    version: str
+    openapi: str = "/openapi.json"
+    nodes: str = "/v1/nodes"
+    envoys: str = "/v1/envoys"
+
+
+class Alive(ResponseModel):
+    """The process responds."""
+
+    status: Literal["ok"] = "ok"
+
+
+class Ready(ResponseModel):
+    """The control plane is ready."""
+
+    ready: Literal[True] = True
+
 
 router = APIRouter(tags=["health"])
 
@@ -23,15 +46,13 @@ _METRICS_RESPONSE: dict[int | str, dict[str, Any]] = {
 
 
 @router.get("/", summary="Show the version and the main paths", responses=openapi_responses())
-async def about() -> nodes.About:
-    return nodes.About(
-        version=version("tidevoy"), openapi="/openapi.json", nodes="/v1/nodes", envoys="/v1/envoys"
-    )
+async def about() -> About:
+    return About(version=version("tidevoy"))
 
 
 @router.get("/healthz", summary="Check that the process responds", responses=openapi_responses())
-async def healthz() -> nodes.Alive:
-    return nodes.Alive()
+async def healthz() -> Alive:
+    return Alive()
 
 
 @router.get(
@@ -39,10 +60,10 @@ async def healthz() -> nodes.Alive:
     summary="Check that the control plane is ready; lists the reasons if it is not",
     responses=openapi_responses(ProblemKind.NOT_READY),
 )
-async def readyz(engine: EngineDep) -> nodes.Ready:
+async def readyz(engine: EngineDep) -> Ready:
     if reasons := engine.readiness_problems():
         raise ProblemError(ProblemKind.NOT_READY, "; ".join(reasons), reasons=reasons)
-    return nodes.Ready()
+    return Ready()
 
 
 @router.get(
@@ -53,7 +74,7 @@ async def readyz(engine: EngineDep) -> nodes.Ready:
 )
 async def metrics(engine: EngineDep) -> Response:
     # Collecting runs in the event loop, because facts must not change meanwhile. Formatting takes most of the
-    # time and, with many nodes and Envoys, would block the loop.
+    # time and runs in a thread, because with many nodes and Envoys it would block the loop.
     text = await asyncio.to_thread(generate_latest, _CollectedMetrics(list(engine.registry.collect())))
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 

@@ -8,15 +8,16 @@ from urllib.parse import quote
 from fastapi import APIRouter, Path, Query, Response
 
 from api.dependencies import EngineDep, RequireJsonBody
-from api.problems import ProblemKind, openapi_responses
+from api.problems import BODY_PROBLEMS, WRITE_PROBLEMS, ProblemKind, openapi_responses
 from api.schemas import nodes
+from api.schemas.common import Address
+from api.schemas.nodes import NodeDetails
 from controlplane.model.intents import OnDeadline
 from controlplane.model.nodes import EMPTY_MAP
 
 router = APIRouter(tags=["nodes"])
 
-_AddressPath = Annotated[nodes.Address, Path(description="`host:port`, percent-encoded where needed.")]
-_BODY_PROBLEMS = (ProblemKind.FOREIGN_ORIGIN, ProblemKind.TOO_LARGE, ProblemKind.UNSUPPORTED_MEDIA_TYPE)
+_AddressPath = Annotated[Address, Path(description="`host:port`, percent-encoded where needed.")]
 _CREATED_RESPONSE: dict[int | str, dict[str, Any]] = {
     201: {"headers": {"Location": {"description": "The node's path.", "schema": {"type": "string"}}}}
 }
@@ -24,17 +25,20 @@ _CREATED_RESPONSE: dict[int | str, dict[str, Any]] = {
 
 @router.get("/v1/nodes", summary="List all nodes", responses=openapi_responses(ProblemKind.INVALID_REQUEST))
 async def list_nodes(engine: EngineDep, query: Annotated[nodes.ListNodesQuery, Query()]) -> nodes.NodeList:
-    explanations = engine.explain() if query.explain else EMPTY_MAP
-    return nodes.NodeList(
-        nodes=[
-            nodes.to_node_schema(view, explanations.get(view.plan.node.address)) for view in engine.nodes()
-        ],
-        problems=[nodes.to_source_problem_schema(problem) for problem in engine.topology_problems()],
-        foreign=[
-            nodes.OtherKeyspaceNode(address=address, keyspace=keyspace)
-            for address, keyspace in sorted(engine.other_keyspace().items())
-        ],
-        excluded=engine.excluded_addresses(),
+    explanations = engine.cluster.explain() if query.explain else EMPTY_MAP
+    return nodes.NodeList.model_validate(
+        {
+            "nodes": [
+                NodeDetails.read(view, explanations.get(view.plan.node.address))
+                for view in engine.cluster.nodes()
+            ],
+            "problems": engine.cluster.topology_problems(),
+            "other_keyspace": [
+                {"address": address, "keyspace": keyspace}
+                for address, keyspace in sorted(engine.cluster.other_keyspace().items())
+            ],
+            "excluded": engine.cluster.excluded_addresses(),
+        }
     )
 
 
@@ -43,9 +47,9 @@ async def list_nodes(engine: EngineDep, query: Annotated[nodes.ListNodesQuery, Q
     summary="Show one node",
     responses=openapi_responses(ProblemKind.UNKNOWN_NODE, ProblemKind.INVALID_REQUEST),
 )
-async def get_node(engine: EngineDep, address: _AddressPath) -> nodes.NodeSchema:
-    view = engine.node(address)
-    return nodes.to_node_schema(view, engine.explain([address])[address])
+async def get_node(engine: EngineDep, address: _AddressPath) -> NodeDetails:
+    view = engine.cluster.node(address)
+    return NodeDetails.read(view, engine.cluster.explain([address])[address])
 
 
 @router.post(
@@ -53,52 +57,39 @@ async def get_node(engine: EngineDep, address: _AddressPath) -> nodes.NodeSchema
     summary="Add a node by hand",
     status_code=201,
     dependencies=[RequireJsonBody],
-    responses=_CREATED_RESPONSE
-    | openapi_responses(
-        ProblemKind.NODE_EXISTS, ProblemKind.INVALID_REQUEST, ProblemKind.UNAVAILABLE, *_BODY_PROBLEMS
-    ),
+    responses=_CREATED_RESPONSE | openapi_responses(ProblemKind.NODE_EXISTS, *BODY_PROBLEMS),
 )
-async def add_node(engine: EngineDep, body: nodes.AddNodeRequest, response: Response) -> nodes.NodeSchema:
-    view = await engine.add(
+async def add_node(engine: EngineDep, body: nodes.AddNodeRequest, response: Response) -> NodeDetails:
+    view = await engine.operations.add(
         body.address,
         status_address=body.status_address,
         weight=body.weight,
         labels=body.labels,
     )
     response.headers["Location"] = f"/v1/nodes/{quote(body.address, safe='')}"
-    return nodes.to_node_schema(view)
+    return NodeDetails.read(view)
 
 
 @router.delete(
     "/v1/nodes/{address}",
     summary="Drain a node, then remove it",
     status_code=202,
-    responses=openapi_responses(
-        ProblemKind.UNKNOWN_NODE,
-        ProblemKind.NEEDS_MODULE,
-        ProblemKind.INVALID_REQUEST,
-        ProblemKind.UNAVAILABLE,
-        ProblemKind.FOREIGN_ORIGIN,
-    ),
+    responses=openapi_responses(ProblemKind.UNKNOWN_NODE, ProblemKind.NEEDS_MODULE, *WRITE_PROBLEMS),
 )
 async def remove_node(
     engine: EngineDep, address: _AddressPath, query: Annotated[nodes.RemoveNodeQuery, Query()]
-) -> nodes.NodeSchema:
-    return nodes.to_node_schema(await engine.remove(address, force=query.force))
+) -> NodeDetails:
+    return NodeDetails.read(await engine.operations.remove(address, force=query.force))
 
 
 @router.patch(
     "/v1/nodes/{address}",
     summary="Change a node's capacity or labels",
     dependencies=[RequireJsonBody],
-    responses=openapi_responses(
-        ProblemKind.UNKNOWN_NODE, ProblemKind.INVALID_REQUEST, ProblemKind.UNAVAILABLE, *_BODY_PROBLEMS
-    ),
+    responses=openapi_responses(ProblemKind.UNKNOWN_NODE, *BODY_PROBLEMS),
 )
-async def change_node(
-    engine: EngineDep, address: _AddressPath, body: nodes.UpdateNodeRequest
-) -> nodes.NodeSchema:
-    return nodes.to_node_schema(await engine.update(address, weight=body.weight, labels=body.labels))
+async def change_node(engine: EngineDep, address: _AddressPath, body: nodes.UpdateNodeRequest) -> NodeDetails:
+    return NodeDetails.read(await engine.operations.update(address, weight=body.weight, labels=body.labels))
 
 
 @router.post(
@@ -108,22 +99,16 @@ async def change_node(
     " values replaces the earlier one.",
     status_code=202,
     dependencies=[RequireJsonBody],
-    responses=openapi_responses(
-        ProblemKind.UNKNOWN_NODE,
-        ProblemKind.NEEDS_MODULE,
-        ProblemKind.INVALID_REQUEST,
-        ProblemKind.UNAVAILABLE,
-        *_BODY_PROBLEMS,
-    ),
+    responses=openapi_responses(ProblemKind.UNKNOWN_NODE, ProblemKind.NEEDS_MODULE, *BODY_PROBLEMS),
 )
 async def drain_node(
     engine: EngineDep, address: _AddressPath, body: nodes.DrainRequest | None = None
-) -> nodes.NodeSchema:
+) -> NodeDetails:
     body = body or nodes.DrainRequest()
-    view = await engine.drain(
+    view = await engine.operations.drain(
         address, deadline_seconds=body.deadline_seconds, on_deadline=OnDeadline(body.on_deadline)
     )
-    return nodes.to_node_schema(view)
+    return NodeDetails.read(view)
 
 
 @router.post(
@@ -131,12 +116,7 @@ async def drain_node(
     summary="Cancel the drain of a node",
     description="Idempotent.",
     status_code=202,
-    responses=openapi_responses(
-        ProblemKind.UNKNOWN_NODE,
-        ProblemKind.INVALID_REQUEST,
-        ProblemKind.UNAVAILABLE,
-        ProblemKind.FOREIGN_ORIGIN,
-    ),
+    responses=openapi_responses(ProblemKind.UNKNOWN_NODE, *WRITE_PROBLEMS),
 )
-async def undrain_node(engine: EngineDep, address: _AddressPath) -> nodes.NodeSchema:
-    return nodes.to_node_schema(await engine.undrain(address))
+async def undrain_node(engine: EngineDep, address: _AddressPath) -> NodeDetails:
+    return NodeDetails.read(await engine.operations.undrain(address))

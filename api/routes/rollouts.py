@@ -8,25 +8,22 @@ from fastapi import APIRouter, Path, Request, Response
 from fastapi.responses import JSONResponse
 
 from api.dependencies import CallerDep, EngineDep, RequireJsonBody
-from api.problems import ProblemKind, openapi_responses
+from api.problems import BODY_PROBLEMS, WRITE_PROBLEMS, ProblemKind, openapi_responses
 from api.schemas import rollouts as schemas
+from api.schemas.rollouts import RolloutDetails
 
 router = APIRouter(tags=["rollouts"])
 
-_RolloutIdPath = Annotated[schemas.RolloutId, Path(alias="id", description="Its id.")]
+_RolloutIdPath = Annotated[schemas.RolloutId, Path(alias="id", description="Id of the rollout.")]
 _START_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
-        "model": schemas.PreflightResultSchema,
+        "model": schemas.PreflightDetails,
         "description": "With `dry_run`: the nodes and the preflight checks. No rollout is started.",
     },
     201: {"headers": {"Location": {"description": "The rollout's path.", "schema": {"type": "string"}}}},
 }
 _COMMAND_RESPONSES = openapi_responses(
-    ProblemKind.UNKNOWN_ROLLOUT,
-    ProblemKind.ROLLOUT_REFUSED,
-    ProblemKind.INVALID_REQUEST,
-    ProblemKind.UNAVAILABLE,
-    ProblemKind.FOREIGN_ORIGIN,
+    ProblemKind.UNKNOWN_ROLLOUT, ProblemKind.ROLLOUT_PRECONDITION_FAILED, *WRITE_PROBLEMS
 )
 
 
@@ -36,7 +33,7 @@ _COMMAND_RESPONSES = openapi_responses(
     responses=openapi_responses(),
 )
 async def list_rollouts(engine: EngineDep) -> schemas.RolloutList:
-    return schemas.to_rollout_list(engine.rollouts.all())
+    return schemas.RolloutList.model_validate({"rollouts": schemas.newest_first(engine.rollouts.all())})
 
 
 @router.get(
@@ -44,8 +41,8 @@ async def list_rollouts(engine: EngineDep) -> schemas.RolloutList:
     summary="Show one rollout",
     responses=openapi_responses(ProblemKind.UNKNOWN_ROLLOUT, ProblemKind.INVALID_REQUEST),
 )
-async def get_rollout(engine: EngineDep, rollout_id: _RolloutIdPath) -> schemas.RolloutSchema:
-    return schemas.to_rollout_schema(engine.rollouts.get(rollout_id))
+async def get_rollout(engine: EngineDep, rollout_id: _RolloutIdPath) -> RolloutDetails:
+    return RolloutDetails.model_validate(engine.rollouts.get(rollout_id))
 
 
 @router.post(
@@ -53,17 +50,9 @@ async def get_rollout(engine: EngineDep, rollout_id: _RolloutIdPath) -> schemas.
     summary="Start a rollout: for each node, drain it, run an action, and return it to service",
     status_code=201,
     dependencies=[RequireJsonBody],
-    response_model=schemas.RolloutSchema,
+    response_model=RolloutDetails,
     responses=_START_RESPONSES
-    | openapi_responses(
-        ProblemKind.ROLLOUT_REFUSED,
-        ProblemKind.NEEDS_MODULE,
-        ProblemKind.INVALID_REQUEST,
-        ProblemKind.UNAVAILABLE,
-        ProblemKind.FOREIGN_ORIGIN,
-        ProblemKind.TOO_LARGE,
-        ProblemKind.UNSUPPORTED_MEDIA_TYPE,
-    ),
+    | openapi_responses(ProblemKind.ROLLOUT_PRECONDITION_FAILED, ProblemKind.NEEDS_MODULE, *BODY_PROBLEMS),
 )
 async def start_rollout(
     engine: EngineDep,
@@ -71,17 +60,17 @@ async def start_rollout(
     body: schemas.StartRolloutRequest,
     request: Request,
     response: Response,
-) -> schemas.RolloutSchema | JSONResponse:
+) -> RolloutDetails | JSONResponse:
     spec = body.to_spec(engine.rollouts.select_nodes(body.nodes))
     if body.dry_run:
         request.state.audit_subject = f"{body.nodes} (dry run)"
         return JSONResponse(
-            schemas.to_preflight_schema(await engine.rollouts.check(spec)).model_dump(mode="json")
+            schemas.PreflightDetails.model_validate(engine.rollouts.check(spec)).model_dump(mode="json")
         )
     rollout = await engine.rollouts.start(spec, by=caller.name, force=body.force)
     request.state.audit_subject = rollout.id
     response.headers["Location"] = f"/v1/rollouts/{rollout.id}"
-    return schemas.to_rollout_schema(rollout)
+    return RolloutDetails.model_validate(rollout)
 
 
 @router.post(
@@ -90,10 +79,8 @@ async def start_rollout(
     description="A running action continues to its end.",
     responses=_COMMAND_RESPONSES,
 )
-async def pause_rollout(
-    engine: EngineDep, caller: CallerDep, rollout_id: _RolloutIdPath
-) -> schemas.RolloutSchema:
-    return schemas.to_rollout_schema(await engine.rollouts.pause(rollout_id, caller.name))
+async def pause_rollout(engine: EngineDep, caller: CallerDep, rollout_id: _RolloutIdPath) -> RolloutDetails:
+    return RolloutDetails.model_validate(await engine.rollouts.pause(rollout_id, caller.name))
 
 
 @router.post(
@@ -102,10 +89,8 @@ async def pause_rollout(
     description="Failed nodes are retried first. If such a node has recovered, its action is not run again.",
     responses=_COMMAND_RESPONSES,
 )
-async def resume_rollout(
-    engine: EngineDep, caller: CallerDep, rollout_id: _RolloutIdPath
-) -> schemas.RolloutSchema:
-    return schemas.to_rollout_schema(await engine.rollouts.resume(rollout_id, caller.name))
+async def resume_rollout(engine: EngineDep, caller: CallerDep, rollout_id: _RolloutIdPath) -> RolloutDetails:
+    return RolloutDetails.model_validate(await engine.rollouts.resume(rollout_id, caller.name))
 
 
 @router.post(
@@ -113,7 +98,5 @@ async def resume_rollout(
     summary="Abort a rollout, and cancel the drains that it requested",
     responses=_COMMAND_RESPONSES,
 )
-async def abort_rollout(
-    engine: EngineDep, caller: CallerDep, rollout_id: _RolloutIdPath
-) -> schemas.RolloutSchema:
-    return schemas.to_rollout_schema(await engine.rollouts.abort(rollout_id, caller.name))
+async def abort_rollout(engine: EngineDep, caller: CallerDep, rollout_id: _RolloutIdPath) -> RolloutDetails:
+    return RolloutDetails.model_validate(await engine.rollouts.abort(rollout_id, caller.name))

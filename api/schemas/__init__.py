@@ -1,1 +1,1 @@
-"""The JSON schemas of the REST API, and their conversion from the control plane's model."""
+"""The JSON schemas of the REST API: strict requests, and responses read from the control plane's model."""

@@ -2,121 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
-from api.schemas.common import utc_datetime
-from controlplane.model import traffic as traffic_model
+from api.schemas.common import ResponseModel, attribute
+from controlplane.model import traffic
+
+_LABEL_VALUES = {
+    "sessions_by_state": traffic.SESSION_STATES,
+    "not_movable": traffic.NOT_MOVABLE_REASONS,
+    "login_failures": traffic.LOGIN_FAILURES,
+    "connect_failures": traffic.CONNECT_FAILURES,
+    "commands": traffic.COMMANDS,
+    "bytes": traffic.DIRECTIONS,
+    "errors": traffic.ERRORS,
+}
 
 
-class Latency(BaseModel):
-    """Seconds from a command to the end of its response, interpolated in a bucket; 10 means 10 or more."""
+class Latency(ResponseModel):
+    """Seconds from a command to the end of its response, from a histogram; 10 means 10 or more."""
 
     p50: float
     p99: float
 
 
-class Migrations(BaseModel):
+class Migrations(ResponseModel):
     """Attempts to migrate sessions away from a node."""
 
     moved: int
-    stayed: dict[str, int] = Field(description="Failed attempts, after which the session stayed, by reason.")
+    failed: dict[str, int] = Field(description="Attempts after which the session stayed, by reason.")
     lost: int = Field(description="Sessions that a migration attempt ended.")
 
 
-class TrafficSchema(BaseModel):
-    """Traffic reported by the Envoys' modules, counted since each Envoy's start; null: no report yet."""
-
-    sessions_by_state: dict[str, int] | None = Field(description="Current sessions, by state.")
-    pinned: dict[str, int] | None = Field(
-        description="Sessions that cannot migrate at the moment, by reason."
-    )
-    logins: int | None = Field(description="Successful logins.")
-    login_failures: dict[str, int] | None = Field(description="Failed logins, by reason.")
-    connect_failures: dict[str, int] | None = Field(
-        description="Connections to a node that failed before they were used for a client, by reason."
-    )
-    commands: dict[str, int] | None = Field(description="Commands, by kind.")
-    latency: Latency | None = Field(
-        description="Latency of the commands in the last one to two minutes; also null without commands."
-    )
-    bytes: dict[str, int] | None = Field(description="Bytes transferred, by direction.")
-    errors: dict[str, int] | None = Field(description="Error responses of nodes, by class.")
-    migrations: Migrations | None = Field(
-        description="Attempts to migrate sessions from the node to another, by result."
-    )
+def _read_latency(buckets: tuple[int, ...]) -> dict[str, float | None] | None:
+    quantiles = {"p50": traffic.quantile(0.5, buckets), "p99": traffic.quantile(0.99, buckets)}
+    return None if None in quantiles.values() else quantiles
 
 
-class EjectionSchema(BaseModel):
-    """An Envoy's ejection of a node whose connections failed or were lost; it sends it no new sessions."""
+def _read_migrations(counts: traffic.MigrationCounts) -> dict[str, Any]:
+    moved, failed, lost = (
+        traffic.migrations_by_reason(counts, result)
+        for result in (traffic.MOVED, traffic.FAILED, traffic.LOST)
+    )
+    reasons = (reason for result, reason in traffic.MIGRATION_RESULTS if result == traffic.FAILED)
+    return {
+        "moved": sum(moved.values()),
+        "failed": {reason: failed.get(reason, 0) for reason in reasons},
+        "lost": sum(lost.values()),
+    }
+
+
+def _counter(name: str, description: str) -> Any:
+    return attribute(f"traffic.{name}", description, default=None)
+
+
+class TrafficDetails(ResponseModel):
+    """Traffic that the Envoys' modules report, counted since each Envoy's start; null before a report."""
+
+    sessions_by_state: dict[str, int] | None = _counter("sessions", "Current sessions, by state.")
+    not_movable: dict[str, int] | None = _counter(
+        "not_movable", "Sessions that cannot migrate at the moment, by reason."
+    )
+    logins: int | None = _counter("logins", "Successful logins.")
+    login_failures: dict[str, int] | None = _counter("login_failures", "Failed logins, by reason.")
+    connect_failures: dict[str, int] | None = _counter(
+        "connect_failures", "Connections to a node that failed before they were used for a client, by reason."
+    )
+    commands: dict[str, int] | None = _counter("commands", "Commands, by kind.")
+    latency: Annotated[Latency | None, BeforeValidator(_read_latency)] = _counter(
+        "recent_latency_buckets",
+        "Latency of the commands in the last one to two minutes; also null without commands.",
+    )
+    bytes: dict[str, int] | None = _counter("bytes", "Bytes transferred, by direction.")
+    errors: dict[str, int] | None = _counter("errors", "Error responses of nodes, by class.")
+    migrations: Annotated[Migrations | None, BeforeValidator(_read_migrations)] = _counter(
+        "migrations", "Attempts to migrate sessions from the node to another, by result."
+    )
+
+    @field_validator(*_LABEL_VALUES, mode="before")
+    @classmethod
+    def _add_zeros(cls, counts: traffic.Counts, info: ValidationInfo) -> dict[str, int]:
+        """Add zeros for label values that were not reported."""
+        return {value: counts.get(value, 0) for value in _LABEL_VALUES[str(info.field_name)]}
+
+
+class EjectionDetails(ResponseModel):
+    """The ejection of a node by an Envoy: after failed or lost connections, the node gets no new sessions."""
 
     envoy: str
     reason: Literal["connect", "closed", "error", "invalid", "tls", "vanished"]
     since: datetime
 
 
-class ConfigRejectionSchema(BaseModel):
+class ConfigRejectionDetails(ResponseModel):
     """A configuration that the module of an Envoy has rejected."""
 
     at: datetime
     extension: str
     text: str
-
-
-def to_traffic_fields(traffic: traffic_model.Traffic | None) -> dict[str, Any]:
-    """Return the fields of `TrafficSchema`, with zeros for names that were not reported."""
-    if traffic is None:
-        return dict.fromkeys(TrafficSchema.model_fields)
-    return {
-        "sessions_by_state": _with_zeros(traffic_model.SESSION_STATES, traffic.sessions),
-        "pinned": _with_zeros(traffic_model.NOT_MOVABLE_REASONS, traffic.not_movable),
-        "logins": traffic.logins,
-        "login_failures": _with_zeros(traffic_model.LOGIN_FAILURES, traffic.login_failures),
-        "connect_failures": _with_zeros(traffic_model.CONNECT_FAILURES, traffic.connect_failures),
-        "commands": _with_zeros(traffic_model.COMMANDS, traffic.commands),
-        "latency": _to_latency(traffic.recent_latency_buckets),
-        "bytes": _with_zeros(traffic_model.DIRECTIONS, traffic.bytes),
-        "errors": _with_zeros(traffic_model.ERRORS, traffic.errors),
-        "migrations": _to_migrations(traffic.migrations),
-    }
-
-
-def _to_migrations(counts: traffic_model.MigrationCounts) -> Migrations:
-    failure_reasons = [
-        reason for result, reason in traffic_model.MIGRATION_RESULTS if result == traffic_model.FAILED
-    ]
-    return Migrations(
-        moved=sum(traffic_model.migrations_by_reason(counts, traffic_model.MOVED).values()),
-        stayed=_with_zeros(failure_reasons, traffic_model.migrations_by_reason(counts, traffic_model.FAILED)),
-        lost=sum(traffic_model.migrations_by_reason(counts, traffic_model.LOST).values()),
-    )
-
-
-def _to_latency(buckets: tuple[int, ...]) -> Latency | None:
-    p50, p99 = traffic_model.quantile(0.5, buckets), traffic_model.quantile(0.99, buckets)
-    return None if p50 is None or p99 is None else Latency(p50=p50, p99=p99)
-
-
-def _with_zeros(names: Iterable[str], counts: traffic_model.Counts) -> dict[str, int]:
-    return {name: counts.get(name, 0) for name in names}
-
-
-def to_ejection_schema(ejection: traffic_model.Ejection) -> EjectionSchema:
-    """Convert an ejection to its schema."""
-    return EjectionSchema.model_validate(
-        {"envoy": ejection.envoy, "reason": ejection.reason, "since": utc_datetime(ejection.since)}
-    )
-
-
-def to_config_rejection_schema(
-    rejection: traffic_model.ConfigRejection | None,
-) -> ConfigRejectionSchema | None:
-    """Convert a configuration rejection to its schema."""
-    if rejection is None:
-        return None
-    return ConfigRejectionSchema(
-        at=utc_datetime(rejection.at), extension=rejection.extension, text=rejection.text
-    )

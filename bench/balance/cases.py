@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class TopologyChange:
-    """Nodes that join, and nodes that are drained, at one moment."""
+    """Nodes that join or are drained at the same time."""
 
-    at_fraction: float  # of the measured time
+    at_fraction: float  # time of the change, as a fraction of the measured time
     joins: int = 0
     leaves: int = 0
 
     @property
     def name(self) -> str:
-        """Describe the change in words."""
         count, verb = (self.joins, "join") if self.joins else (self.leaves, "leave")
         return f"{count} nodes {verb}" if count > 1 else f"{count} node {verb}s"
 
@@ -24,8 +23,9 @@ class TopologyChange:
 class Case:
     """One fleet and its load. Times are in seconds.
 
-    Sessions arrive at random (Poisson), at a rate that keeps `sessions` of them open. Half of them last a
-    tenth of the mean (exponential), the others are lognormal with a heavy tail (sigma 1.5).
+    Sessions arrive at random (Poisson), at a rate that keeps `sessions` of them open. The lifetimes of
+    half of them are exponential with a tenth of the mean `lifetime`. Those of the others are lognormal with a
+    heavy tail (sigma 1.5).
     """
 
     letter: str
@@ -34,7 +34,7 @@ class Case:
     nodes: int = 50
     sessions: int = 1_800
     lifetime: float = 600.0  # mean
-    direct_fraction: float = 0.0  # the share of sessions that bypass all Envoys
+    direct_fraction: float = 0.0  # fraction of the sessions that bypass all Envoys
     direct_nodes: int = 16  # number of nodes that get direct sessions
     pools: int = 20  # number of client pools; a pool closes all its sessions at once
     pool_close_interval: float | None = None  # mean time between two pool closes; None: never
@@ -46,7 +46,7 @@ class Case:
     half_weight_nodes: int = 0  # number of nodes with half the weight
     report_delay: float = 1.0  # minimum delay of a report
     report_delay_spread: float = 0.0  # maximum of the additional random delay
-    silent_envoys: int = 0  # number of Envoys that report nothing for 30 s; others are chosen every 60 s
+    silent_envoys: int = 0  # number of Envoys that report nothing for 30 s; chosen at random every 60 s
 
     @property
     def arrivals(self) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class EventQueue:
-    """Actions by time, in seconds since the start; simultaneous ones in the order of scheduling."""
+    """Runs actions in the order of their times (seconds since the start), then in the order of scheduling."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -16,12 +16,11 @@ class EventQueue:
         self._events: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
 
     def at(self, time: float, action: Callable[..., None], *arguments: Any) -> None:
-        """Schedule `action` at `time`; if that is past, for the next run."""
+        """Schedule `action` at `time`. If `time` is past, the action runs as soon as possible."""
         self._sequence_number += 1
         heapq.heappush(self._events, (time, self._sequence_number, action, arguments))
 
     def after(self, seconds: float, action: Callable[..., None], *arguments: Any) -> None:
-        """Schedule `action` in `seconds`."""
         self.at(self.now + seconds, action, *arguments)
 
     def run_until(self, end: float) -> None:

@@ -1,27 +1,30 @@
-"""The modules of a simulated fleet's Envoys: they pick nodes by published weights and migrate sessions."""
+"""The simulated module in each Envoy: it picks nodes by published weights and migrates sessions.
+
+It follows the rules of `filters/module/src/policy.rs`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 
 from bench.balance.cluster_state import MIN_STAY_SECONDS, SimulatedCluster, SimulatedSession
 from bench.balance.event_queue import EventQueue
-from bench.balance.node_pick import choose_node
 
 MOVE_SECONDS = 0.05
-"""Duration of a migration; an Envoy runs one at a time."""
+"""Duration of a migration. An Envoy runs one migration at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvoyUpdate:
-    """A published update for all Envoys; nodes are numbered by position.
+    """What the control plane publishes to all Envoys. Nodes are numbered by position.
 
-    `outgoing` and `incoming`: number of sessions to migrate from or to a node, by node and Envoy.
+    `outgoing` and `incoming`: number of sessions to migrate from or to a node, per node and Envoy.
     """
 
-    weights: tuple[int, ...] = ()  # 0: no new sessions
+    weights: tuple[int, ...] = ()  # a node of weight 0 gets no new sessions
     draining: frozenset[int] = frozenset()
     round: int = 0
     outgoing: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
@@ -29,7 +32,7 @@ class EnvoyUpdate:
 
 
 class SimulatedModules:
-    """The modules of all Envoys, each with its own knowledge."""
+    """The modules of all Envoys. Each module knows only the sessions of its own Envoy."""
 
     def __init__(self, cluster: SimulatedCluster, event_queue: EventQueue, random: Random) -> None:
         self._cluster = cluster
@@ -37,21 +40,19 @@ class SimulatedModules:
         self._random = random
         self._update = EnvoyUpdate()
         self._added_sessions: list[list[int]] = [[] for _ in range(cluster.envoys)]
-        self._next_turns: list[list[float] | None] = [None] * cluster.envoys  # None: draw new turns
-        self._move_phases: list[list[float] | None] = [None] * cluster.envoys  # None: draw new phases
-        # By Envoy, then by node: sessions that are still to leave and to arrive.
+        self._next_turns: list[list[float] | None] = [None] * cluster.envoys  # None if they must be drawn
+        self._move_phases: list[list[float] | None] = [None] * cluster.envoys  # None if they must be drawn
+        # Per Envoy: sessions that the round still has to migrate, by source node and by target node.
         self._outgoing_left: list[dict[int, int]] = [{} for _ in range(cluster.envoys)]
         self._incoming_left: list[dict[int, int]] = [{} for _ in range(cluster.envoys)]
         self._is_moving = [False] * cluster.envoys
-        self.moved: list[dict[int, int]] = [
-            {} for _ in range(cluster.envoys)
-        ]  # sessions by the node they left
+        # Per Envoy: number of migrated sessions, by source node.
+        self.moved: list[dict[int, int]] = [{} for _ in range(cluster.envoys)]
 
     def apply_update(self, update: EnvoyUpdate) -> None:
-        """Apply a published update."""
         before, self._update = self._update, update
         if _same_weights(before.weights, update.weights):
-            self._keep_turns(before)
+            self._adapt_to_node_changes(before)
         else:
             for envoy, added in enumerate(self._added_sessions):
                 added[:] = [0] * len(update.weights)
@@ -65,13 +66,11 @@ class SimulatedModules:
                 self._start_moving(envoy)
 
     def on_count_changed(self, envoy: int, node: int, delta: int) -> None:
-        """Track an Envoy's session count on a node."""
         added = self._added_sessions[envoy]
         if node < len(added):
             added[node] += delta
 
     def pick_node(self, envoy: int) -> int:
-        """Pick the node of a new session."""
         weights = self._update.weights
         due = self._next_turns[envoy]
         if due is None:
@@ -85,8 +84,8 @@ class SimulatedModules:
     def _first_turn(self, weight: int) -> float:
         return self._random.random() / (weight or 1)
 
-    def _keep_turns(self, before: EnvoyUpdate) -> None:
-        """Keep the turns when weights are unchanged but nodes were added or removed."""
+    def _adapt_to_node_changes(self, before: EnvoyUpdate) -> None:
+        """Keep the turns of the nodes that remain, and draw the first turns of new nodes."""
         weights = self._update.weights
         if weights == before.weights:
             return
@@ -111,20 +110,12 @@ class SimulatedModules:
     # --- migrations ---
 
     def _start_round(self, update: EnvoyUpdate) -> None:
-        self._outgoing_left = [{} for _ in self._outgoing_left]
-        self._incoming_left = [{} for _ in self._incoming_left]
-        for remaining, requested in (
-            (self._outgoing_left, update.outgoing),
-            (self._incoming_left, update.incoming),
-        ):
-            for node, counts in requested.items():
-                for envoy, count in counts.items():
-                    remaining[envoy][node] = count
+        self._outgoing_left = self._by_envoy(update.outgoing)
+        self._incoming_left = self._by_envoy(update.incoming)
         for envoy in sorted({envoy for counts in update.outgoing.values() for envoy in counts}):
             self._start_moving(envoy)
 
     def _cancel_moves(self, update: EnvoyUpdate) -> None:
-        """Drop migrations that are no longer requested."""
         for remaining, requested in (
             (self._outgoing_left, update.outgoing),
             (self._incoming_left, update.incoming),
@@ -133,12 +124,17 @@ class SimulatedModules:
                 for node in [node for node in counts if envoy not in requested.get(node, {})]:
                     del counts[node]
 
+    def _by_envoy(self, requested: Mapping[int, Mapping[int, int]]) -> list[dict[int, int]]:
+        return [
+            {node: counts[envoy] for node, counts in requested.items() if envoy in counts}
+            for envoy in range(self._cluster.envoys)
+        ]
+
     def _start_moving(self, envoy: int) -> None:
         if not self._is_moving[envoy]:
             self._begin_next_move(envoy)
 
     def _begin_next_move(self, envoy: int) -> None:
-        """Start the migration of the next session, if there is one."""
         move = self._next_from_draining(envoy) or self._next_for_rebalance(envoy)
         self._is_moving[envoy] = move is not None
         if move is not None:
@@ -170,7 +166,7 @@ class SimulatedModules:
         return None
 
     def _least_added(self, envoy: int, weights: tuple[int, ...] | list[int]) -> int | None:
-        """Return the node that gained least by weight; nodes with outgoing sessions are the last choice."""
+        """Return the node that gained the fewest sessions per weight, if possible not one in `outgoing`."""
         moves, added = self._update.outgoing, self._added_sessions[envoy]
         phases = self._move_phases[envoy]
         if phases is None:
@@ -183,7 +179,7 @@ class SimulatedModules:
         return min(usable)[-1] if usable else None
 
     def _finish_move(self, session: SimulatedSession, target: int) -> None:
-        # The session stays if its target has lost its weight meanwhile.
+        # The session stays if its target has weight 0 by now.
         if not session.is_over and self._update.weights[target]:
             moved, node = self.moved[session.envoy], session.node
             moved[node] = moved.get(node, 0) + 1
@@ -192,7 +188,32 @@ class SimulatedModules:
 
 
 def _same_weights(before: tuple[int, ...], now: tuple[int, ...]) -> bool:
-    """Return whether all nodes with a weight before and now have the same one."""
+    """Return whether all nodes that had and still have a non-zero weight have kept that weight."""
     return bool(before) and all(
         new == old or not new or not old for old, new in zip(before, now, strict=False)
     )
+
+
+def choose_node(
+    added_sessions: Sequence[int], weights: Sequence[int], next_turns: Sequence[float]
+) -> int | None:
+    """Return the position of the node with the earliest turn among those that are not ahead.
+
+    A node is ahead if it has gained at least as many sessions per weight as another node would have gained
+    with one more session.
+    `added_sessions`: sessions that each node gained since its weight arrived (negative values count as 0);
+    `weights`: nodes of weight 0 are excluded; `next_turns`: the time of each node's next turn.
+    """
+    best, best_sessions, best_weight = inf, 0, 0
+    for gained, weight in zip(added_sessions, weights, strict=True):
+        if weight:
+            following = gained + 1 if gained > 0 else 1
+            if following / weight < best:
+                best, best_sessions, best_weight = following / weight, following, weight
+    first, chosen = inf, None
+    for position, turn in enumerate(next_turns):
+        if turn < first and (weight := weights[position]):
+            gained = added_sessions[position]
+            if (gained if gained > 0 else 0) * best_weight < best_sessions * weight:
+                first, chosen = turn, position
+    return chosen

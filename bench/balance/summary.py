@@ -6,101 +6,106 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from bench.balance.imbalance_statistics import (
-    UNEVEN_THRESHOLD,
-    fraction_above,
-    oscillation,
-    quantile,
-    samples_until_settled,
-)
+from bench.balance.cases import TopologyChange
 from bench.balance.simulation import ObservedChange, SimulationRecord
+from bench.reporting.report import Spread
 
+UNEVEN_THRESHOLD = 1.10
 JOINED_SHARE_TARGET = 0.9
-"""Fraction of its share of sessions that a joined node must reach."""
+"""Fraction of the mean load that the joined nodes must reach."""
+NEVER_SECONDS = 3_600
+"""Stands for "never": the default length of a simulation."""
+_SETTLED_SAMPLES = 10  # consecutive samples below the threshold that count as settled
+_MAX_OSCILLATION_LAG = 60
 _MINUTE_SECONDS = 60
-_RECOVERY_SECONDS = 120  # time after a change whose samples are kept
-_UNSTEADY_SECONDS = 120  # time after a change that does not count as steady state
+_RECOVERY_SECONDS = 120  # time after a change that does not count as steady state and has its own chart
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
     """The time after nodes joined or left."""
 
-    name: str
-    at: int  # seconds since the warm-up
-    # Seconds until max/mean is below 1.10 for ten seconds; None: not before the next change.
-    settled_after: int | None
-    shared_after: int | None  # seconds until the joined nodes have nine tenths of their share
-    worst_imbalance: float  # max/mean in the minute after the change
-    imbalances: tuple[float, ...]  # by second, for two minutes
-
-    @property
-    def is_join(self) -> bool:
-        """Whether nodes joined rather than left."""
-        return "join" in self.name
+    change: TopologyChange
+    # Seconds until max/mean stays below 1.10 for ten seconds, or NEVER_SECONDS if the next change came first.
+    settled_after: int
+    shared_after: int  # seconds until the joined nodes reach JOINED_SHARE_TARGET, or NEVER_SECONDS
+    imbalances: tuple[float, ...]  # per second, for two minutes
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationSummary:
     """The figures of one balancer in one case. Imbalances are max/mean; 1 is optimal."""
 
-    case: str  # its letter
-    balancer: str
-    lowest: float
-    median: float
+    record: SimulationRecord
+    imbalance: Spread
     mean: float
-    p99: float
-    highest: float
     steady_median: float  # median without the two minutes after each change
     uneven_fraction: float  # fraction of the time above 1.10
     moves_per_hour: float
-    hasty_moves: int  # migrations of a session less than a minute after its last one
-    shortest_stay: float | None  # seconds between two migrations of a session; None: no session had two
-    oscillation: float  # by how much the autocorrelation of deviations rises again
-    sessions: float
-    minute_medians: tuple[float, ...]  # the median of each minute
+    oscillation: float
+    minute_medians: tuple[float, ...]
     recoveries: tuple[Recovery, ...]
 
 
 def summarize(record: SimulationRecord) -> SimulationSummary:
-    """Summarize the samples of a simulation."""
     imbalances = record.imbalances
     return SimulationSummary(
-        case=record.case.letter,
-        balancer=record.balancer,
-        lowest=min(imbalances),
-        median=median(imbalances),
+        record=record,
+        imbalance=Spread.of(imbalances),
         mean=fmean(imbalances),
-        p99=quantile(0.99, imbalances),
-        highest=max(imbalances),
-        steady_median=median(_steady_samples(imbalances, record.events) or imbalances),
-        uneven_fraction=fraction_above(UNEVEN_THRESHOLD, imbalances),
+        steady_median=median(_steady_samples(imbalances, record.changes) or imbalances),
+        uneven_fraction=fmean(imbalance > UNEVEN_THRESHOLD for imbalance in imbalances),
         moves_per_hour=record.moves / len(imbalances) * 3_600,
-        hasty_moves=record.hasty_moves,
-        shortest_stay=record.shortest_stay if record.shortest_stay < float("inf") else None,
         oscillation=oscillation(record.deviations),
-        sessions=record.sessions,
         minute_medians=tuple(
             median(imbalances[start : start + _MINUTE_SECONDS])
             for start in range(0, len(imbalances), _MINUTE_SECONDS)
         ),
-        recoveries=tuple(_make_recovery(event) for event in record.events),
+        recoveries=tuple(_make_recovery(change) for change in record.changes),
     )
 
 
-def _steady_samples(imbalances: Sequence[float], events: Sequence[ObservedChange]) -> list[float]:
-    changing = {second for event in events for second in range(event.at, event.at + _UNSTEADY_SECONDS)}
+def samples_until_settled(samples: Sequence[float], limit: float = UNEVEN_THRESHOLD) -> int:
+    """Return the position at which ten samples in a row below the limit begin, or NEVER_SECONDS."""
+    below = 0
+    for position, sample in enumerate(samples):
+        below = below + 1 if sample < limit else 0
+        if below == _SETTLED_SAMPLES:
+            return position + 1 - _SETTLED_SAMPLES
+    return NEVER_SECONDS
+
+
+def oscillation(series: Sequence[Sequence[float]]) -> float:
+    """Return the largest rise of the autocorrelation up to a lag of 60. All series have the same length.
+
+    Random deviations fade, so their autocorrelation does not rise with the lag. If an oscillation is added to
+    a slow deviation, the autocorrelation stays above 0, so the rise counts from the lowest value so far.
+    """
+    import numpy as np  # the import is slow, and most commands do not need it
+
+    samples = np.asarray(series)
+    samples = samples - samples.mean(axis=1, keepdims=True)
+    power = (samples**2).sum()
+    if not power:
+        return 0.0
+    rise, lowest = 0.0, 1.0
+    for lag in range(1, _MAX_OSCILLATION_LAG + 1):
+        correlation = float((samples[:, lag:] * samples[:, :-lag]).sum() / power)
+        rise = max(rise, correlation - lowest)
+        lowest = min(lowest, correlation)
+    return rise
+
+
+def _steady_samples(imbalances: Sequence[float], changes: Sequence[ObservedChange]) -> list[float]:
+    changing = {second for change in changes for second in range(change.at, change.at + _RECOVERY_SECONDS)}
     return [imbalance for second, imbalance in enumerate(imbalances) if second not in changing]
 
 
-def _make_recovery(event: ObservedChange) -> Recovery:
+def _make_recovery(observed: ObservedChange) -> Recovery:
+    reached = (second for second, share in enumerate(observed.shares) if share >= JOINED_SHARE_TARGET)
     return Recovery(
-        name=event.change.name,
-        at=event.at,
-        settled_after=samples_until_settled(event.imbalances),
-        shared_after=next(
-            (second for second, share in enumerate(event.shares) if share >= JOINED_SHARE_TARGET), None
-        ),
-        worst_imbalance=max(event.imbalances[:_MINUTE_SECONDS]),
-        imbalances=event.imbalances[:_RECOVERY_SECONDS],
+        change=observed.change,
+        settled_after=samples_until_settled(observed.imbalances),
+        shared_after=next(reached, NEVER_SECONDS),
+        imbalances=observed.imbalances[:_RECOVERY_SECONDS],
     )

@@ -1,8 +1,8 @@
 """Tidevoy's control plane in a simulation: real decisions on simulated facts.
 
-Facts arrive as in the engine: each Envoy reports once per interval with its own phase and a delay, and each
-node's own count is polled every second. A plan is computed once a second, and at once if a fact requires it.
-A changed plan reaches all Envoys shortly afterwards.
+Facts arrive as in the real control plane. Each Envoy reports once per interval, at its own phase and with a
+delay. Each node is polled every second for its own session count. A plan is computed once a second, and
+immediately if a fact requires it. A changed plan reaches all Envoys shortly afterwards.
 """
 
 from __future__ import annotations
@@ -12,47 +12,45 @@ from dataclasses import replace
 from random import Random
 from types import MappingProxyType
 
+from bench.balance.balancer import Balancer
 from bench.balance.cases import Case
 from bench.balance.cluster_state import SimulatedCluster
 from bench.balance.event_queue import EventQueue
 from bench.balance.simulated_modules import EnvoyUpdate, SimulatedModules
-from controlplane.decide import plan as decide
+from controlplane.decide.plan import compute_plan
 from controlplane.decide.session_counts import nodes_awaiting_empty
+from controlplane.events.event_log import EventLog
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.facts import EnvoyLoad
 from controlplane.model.health import CheckResult, CheckStatus, Health
 from controlplane.model.intents import DrainIntent, Intents
-from controlplane.model.nodes import Node, NodeKey, Source, Topology
+from controlplane.model.nodes import Node, Source, Topology
 from controlplane.model.plan import EdsHealth as NodeAdvice
 from controlplane.model.plan import Plan, Policy
-from controlplane.model.traffic import MOVED, ModuleReport, SessionCounts, Traffic
+from controlplane.model.traffic import MOVED, ModuleReport, SessionCounts
 from controlplane.observe.fact_store import FactStore
 
 _START_TIME = 1_000_000.0  # the control plane's clock at the start
-_POLL_INTERVAL_SECONDS = 1.0  # between two polls of a node's own count
+_POLL_INTERVAL_SECONDS = 1.0
 _PUBLISH_DELAY_SECONDS = 0.05  # from a decision until Envoys apply it
 _MIN_DECISION_INTERVAL_SECONDS = 0.01
-_FLUSH_LAG_SECONDS = 1.0  # additional age of a report's counts besides the time since the last report
-_SILENCE_SECONDS, _SILENCE_INTERVAL_SECONDS = 30.0, 60.0  # how long Envoys are silent, and how often
+_FLUSH_LAG_SECONDS = 1.0  # counts in a report may be older than the previous report by this much
+_SILENCE_SECONDS, _SILENCE_INTERVAL_SECONDS = 30.0, 60.0  # how long and how often some Envoys are silent
 
 
-class TidevoyBalancer:
+class TidevoyBalancer(Balancer):
     """The control plane, and the module in each Envoy."""
 
     def __init__(
         self, case: Case, cluster: SimulatedCluster, event_queue: EventQueue, random: Random
     ) -> None:
-        self._case = case
-        self._cluster = cluster
-        self._event_queue = event_queue
-        self._random = random
+        super().__init__(case, cluster, event_queue, random)
         self._policy = Policy()
         self._modules = SimulatedModules(cluster, event_queue, random)
-        self._facts = FactStore(_START_TIME)
+        self._facts = FactStore(EventLog(lambda: self._now), self._policy, _START_TIME)
         self._plan = Plan()
         self._published = EnvoyUpdate()
         self._intents = Intents()
-        self._awaited_nodes: frozenset[NodeKey] = frozenset()
         self._closed_nodes: frozenset[str] = frozenset()
         self._is_decision_scheduled = False
         self._plans_in_flight = 0  # published plans that Envoys have not received yet
@@ -68,12 +66,11 @@ class TidevoyBalancer:
             )
             for name in names
         ]
-        self._reported_at = [-1.0] * cluster.envoys  # arrival time of the last sent report
+        self._reported_at = [-1.0] * cluster.envoys  # when each Envoy's last sent report arrives
         self._reported_nodes: list[frozenset[str]] = [frozenset()] * cluster.envoys
         self._opened: list[dict[str, int]] = [{} for _ in names]
         self._moves_by_node: list[dict[int, int]] = [{} for _ in names]  # migrations by source node
         self._silent_until = [0.0] * cluster.envoys
-        self.publications = 0
         for position in range(cluster.nodes):
             self._add_node(position)
         self._put_topology()
@@ -85,18 +82,16 @@ class TidevoyBalancer:
     # --- the Balancer interface ---
 
     def pick_node(self, envoy: int) -> int:
-        """Let the module pick, and count the opened session."""
         node = self._modules.pick_node(envoy)
         opened, address = self._opened[envoy], self._nodes[node].address
         opened[address] = opened.get(address, 0) + 1
         return node
 
     def on_count_changed(self, envoy: int, node: int, delta: int) -> None:
-        """Update the module's count."""
         self._modules.on_count_changed(envoy, node, delta)
 
     def on_node_joined(self, node: int) -> None:
-        """Add a node to PD, which passes its checks."""
+        """Register a node in PD. The node passes all health checks."""
         self._add_node(node)
         self._put_topology()
         self._schedule_decision()
@@ -108,7 +103,7 @@ class TidevoyBalancer:
         self._schedule_decision()
 
     def on_second_passed(self) -> None:
-        """Compute a plan: time alone may change it."""
+        """Compute a plan, since it may change even without new facts."""
         self._decide()
 
     # --- facts ---
@@ -133,16 +128,17 @@ class TidevoyBalancer:
     def _put_topology(self) -> None:
         nodes = MappingProxyType({node.address: node for node in self._nodes})
         self._facts.put_topology(Topology(Source.PD, nodes=nodes, is_complete=True))
+        self._facts.changed.clear()  # `on_node_joined` schedules a decision
         self._known_nodes = frozenset(nodes)
 
     def _poll_node(self, position: int) -> None:
-        """Poll a node; even the first poll reports it as long healthy."""
+        """Poll a node. All checks pass, and even the first result counts as the 1,000th success in a row."""
         passed = CheckResult(CheckStatus.PASS, "it answers", 1_000, self._now)
         health = Health(
             status=passed, sql=passed, connections=self._cluster.totals[position], connections_at=self._now
         )
-        if self._facts.put_health(self._nodes[position].address, health, self._policy):
-            self._schedule_decision()
+        self._facts.put_health(self._nodes[position].address, health)
+        self._schedule_decision_if_due()
         self._event_queue.after(
             _POLL_INTERVAL_SECONDS * self._random.uniform(0.98, 1.02), self._poll_node, position
         )
@@ -174,27 +170,30 @@ class TidevoyBalancer:
         opened: dict[str, int],
         moved: Mapping[int, int],
     ) -> None:
-        """Process a report. Only the arrival of the previous report limits the age of its counts."""
+        """Process a report. Its counts have no timestamp, so `previous_arrival` limits their age."""
         name, instance, now = self._names[envoy], self._instances[envoy], self._now
         sessions = MappingProxyType(counts)
         load = EnvoyLoad(name, now, sessions=sessions, new_sessions=MappingProxyType(opened))
-        is_due = self._facts.put_load(load, self._awaited_nodes)
+        self._facts.put_load(load)
         covered, self._reported_nodes[envoy] = self._reported_nodes[envoy], self._known_nodes
         moves = self._moves_by_node[envoy]
         for node, count in moved.items():
             moves[node] = moves.get(node, 0) + count
-        nodes = {
-            self._nodes[node].address: Traffic(migrations={(MOVED, "ok"): moves[node]}) for node in moved
-        }
+        migrations = {self._nodes[node].address: {(MOVED, "ok"): moves[node]} for node in moved}
         is_first = previous_arrival < 0
-        self._facts.put_module_report(ModuleReport(name, now, "0", instance, nodes, is_first=is_first))
-        if not is_first:
-            counted_since = _START_TIME + previous_arrival - _FLUSH_LAG_SECONDS
-            session_counts = SessionCounts(now, counted_since, sessions, covered, True, instance)
-            report = ModuleReport(name, now, "0", instance, session_counts=session_counts)
-            is_due = self._facts.put_session_counts(report, self._awaited_nodes) or is_due
-        if is_due:
-            self._schedule_decision()
+        counted_since = _START_TIME + previous_arrival - _FLUSH_LAG_SECONDS
+        session_counts = SessionCounts(now, counted_since, sessions, covered, True, instance)
+        report = ModuleReport(
+            name,
+            now,
+            "0",
+            instance,
+            migrations=migrations,
+            session_counts=None if is_first else session_counts,
+            is_first=is_first,
+        )
+        self._facts.put_module_report(report)
+        self._schedule_decision_if_due()
 
     def _silence_envoys(self) -> None:
         for envoy in self._random.sample(range(self._cluster.envoys), self._case.silent_envoys):
@@ -203,6 +202,10 @@ class TidevoyBalancer:
 
     # --- decisions ---
 
+    def _schedule_decision_if_due(self) -> None:
+        if self._facts.changed.is_set():
+            self._schedule_decision()
+
     def _schedule_decision(self) -> None:
         if not self._is_decision_scheduled:
             self._is_decision_scheduled = True
@@ -210,6 +213,7 @@ class TidevoyBalancer:
 
     def _decide(self) -> None:
         self._is_decision_scheduled = False
+        self._facts.changed.clear()
         now = self._now
         self._facts.put_fleet(
             self._statuses,
@@ -219,13 +223,12 @@ class TidevoyBalancer:
             is_published=not self._plans_in_flight,
         )
         before = self._plan
-        self._plan = decide.plan(before, self._facts.view(), self._intents, self._policy, now)
-        self._awaited_nodes = nodes_awaiting_empty(self._plan)
+        self._plan = compute_plan(before, self._facts.view(), self._intents, self._policy, now)
+        self._facts.awaiting_empty = nodes_awaiting_empty(self._plan)
         self._closed_nodes = frozenset(a for a, p in self._plan.nodes.items() if p.closed_since is not None)
         if self._plan != before and (update := self._make_update(self._plan)) != self._published:
             self._published = update
             self._plans_in_flight += 1
-            self.publications += 1
             self._event_queue.after(_PUBLISH_DELAY_SECONDS, self._publish, update)
 
     def _publish(self, update: EnvoyUpdate) -> None:

@@ -1,4 +1,4 @@
-"""The simulated sessions, the same for every balancer: nothing here depends on where a session is."""
+"""The simulated sessions. Every balancer gets the same sessions, which last longer on slow nodes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from bench.balance.event_queue import EventQueue
 
 FILL_SECONDS = 60.0
 """Time until the intended number of sessions is open."""
-_NODE_CAPACITY = 100
+NODE_CAPACITY = 100
 _LOGNORMAL_SIGMA = 1.5
-_SHORT_MEAN_RATIO = 0.1  # mean of short sessions by the mean of all; half of all sessions are short
+_SHORT_MEAN_RATIO = 0.1  # mean of short sessions / mean of all sessions; half of all sessions are short
 
 
 class LifetimeDistribution:
-    """The lifetimes of sessions: mostly short, some very long."""
+    """The lifetimes of sessions: half of them are short, a few are very long."""
 
     def __init__(self, mean: float, random: Random) -> None:
         self._random = random
@@ -29,7 +29,6 @@ class LifetimeDistribution:
         self._lognormal_mu = math.log((2 - _SHORT_MEAN_RATIO) * mean) - _LOGNORMAL_SIGMA**2 / 2
 
     def sample(self) -> float:
-        """Draw the lifetime of a new session."""
         if self._random.random() < 0.5:
             return self._random.expovariate(1 / self._short_mean)
         return self._random.lognormvariate(self._lognormal_mu, _LOGNORMAL_SIGMA)
@@ -44,8 +43,6 @@ class LifetimeDistribution:
 
 
 class SessionWorkload:
-    """Opens and closes sessions."""
-
     def __init__(
         self,
         case: Case,
@@ -66,7 +63,7 @@ class SessionWorkload:
         self._pools: list[dict[int, SimulatedSession]] = [{} for _ in range(case.pools)]
 
     def start(self) -> None:
-        """Schedule the arrival of sessions from now on."""
+        """Schedule the first sessions and all later events."""
         for _ in range(self._case.sessions):
             self._event_queue.at(
                 self._random.uniform(2.0, FILL_SECONDS),
@@ -109,19 +106,11 @@ class SessionWorkload:
 
 
 def build_cluster(case: Case) -> SimulatedCluster:
-    """Build the nodes and Envoys of a case."""
     cluster = SimulatedCluster(case.envoys)
     for position in range(case.nodes):
-        # Special nodes are the last ones, because direct clients use the first ones.
+        # Slow and half-weight nodes are the last nodes, because direct clients use the first nodes.
         from_end = case.nodes - 1 - position
         is_half = from_end < case.half_weight_nodes
-        is_slow = case.half_weight_nodes <= from_end < case.half_weight_nodes + case.slow_nodes
-        cluster.add_node(
-            _NODE_CAPACITY // 2 if is_half else _NODE_CAPACITY, case.slowness if is_slow else 1.0
-        )
+        is_slow = not is_half and from_end < case.half_weight_nodes + case.slow_nodes
+        cluster.add_node(NODE_CAPACITY // 2 if is_half else NODE_CAPACITY, case.slowness if is_slow else 1.0)
     return cluster
-
-
-def add_common_node(cluster: SimulatedCluster) -> int:
-    """Add a node of normal capacity and return its position."""
-    return cluster.add_node(_NODE_CAPACITY)

@@ -1,4 +1,4 @@
-"""Serialized reports of simulated Envoys on their sessions: load reports and module stats."""
+"""Serialized load reports and module stats, as simulated Envoys send them about their sessions."""
 
 from __future__ import annotations
 
@@ -14,54 +14,44 @@ from controlplane.model.nodes import CLUSTER_NAME
 from controlplane.model.traffic import LATENCY_BOUNDS_SECONDS
 from controlplane.observe.envoy_reports.telemetry_pb2 import LabelPair, MetricFamily
 from controlplane.version import VERSION
-from controlplane.xds.any_encoding import serialise, socket_address
-from controlplane.xds.protobuf_encoding import delimited, varint
+from controlplane.xds.protobuf_encoding import delimited, socket_address, varint
 
-# Field numbers of endpoint.v3: a locality's endpoints; an endpoint's requests in progress and issued
-# requests.
-_ENDPOINT_STATS_FIELD, _IN_PROGRESS_FIELD, _ISSUED_FIELD = 7, 3, 7
 # Field numbers of StreamMetricsMessage, and of io.prometheus.client: MetricFamily, Metric, Counter and Gauge.
 _FAMILIES_FIELD, _TYPE_FIELD, _METRIC_FIELD, _GAUGE_FIELD, _COUNTER_FIELD, _TIMESTAMP_FIELD = 2, 3, 4, 2, 3, 6
 _DOUBLE_TAG = b"\x09"  # field 1 of Counter and Gauge
-# As long as a double, and as a varint of milliseconds.
+# The placeholders have the length of a double, and of a varint of milliseconds.
 _VALUE_PLACEHOLDER, _TIME_PLACEHOLDER = b"<value>.", b"<time>"
-_FAMILIES_PER_MESSAGE = 2_000  # the value in the bootstrap
+_FAMILIES_PER_MESSAGE = 2_000  # `batch_size` in the bootstrap
 _ENVOY_FAMILY_COUNT = 400  # Envoy's own families
 _EMPTY_FAST_BUCKETS = 3  # the fastest latency buckets, which stay empty
 
 
 class FakeLoadReports:
-    """Builds load reports (LRS) for nodes given by number."""
+    """Builds load reports (LRS). Nodes are numbered."""
 
     def __init__(self, endpoints: Sequence[str]) -> None:
-        self._addresses = [
-            load_report_pb2.UpstreamEndpointStats(address=socket_address(endpoint)).SerializeToString()
-            for endpoint in endpoints
-        ]
-        self._request = lrs_pb2.LoadStatsRequest()
-        self._request.cluster_stats.add(cluster_name=CLUSTER_NAME).load_report_interval.seconds = 5
+        self._addresses = [socket_address(endpoint) for endpoint in endpoints]
 
     def report(self, counts: Iterable[tuple[int, int, int]]) -> bytes:
         """Build a report. `counts`: node number, live sessions, and sessions opened since the last report."""
-        locality = b"".join(
-            delimited(
-                _ENDPOINT_STATS_FIELD,
-                self._addresses[node]
-                + _encode_varint_field(_IN_PROGRESS_FIELD, live)
-                + _encode_varint_field(_ISSUED_FIELD, opened),
+        endpoints = (
+            load_report_pb2.UpstreamEndpointStats(
+                address=self._addresses[node], total_requests_in_progress=live, total_issued_requests=opened
             )
             for node, live, opened in counts
         )
-        stats = self._request.cluster_stats[0]
-        del stats.upstream_locality_stats[:]
-        stats.upstream_locality_stats.append(load_report_pb2.UpstreamLocalityStats.FromString(locality))
-        return serialise(self._request)
+        request = lrs_pb2.LoadStatsRequest()
+        cluster = request.cluster_stats.add(cluster_name=CLUSTER_NAME)
+        cluster.load_report_interval.seconds = 5
+        cluster.upstream_locality_stats.add(upstream_endpoint_stats=endpoints)
+        return bytes(request.SerializeToString())
 
 
 class FakeModuleStats:
-    """Builds stats flushes of an Envoy with the module: counters first, then gauges, in messages of one size.
+    """Builds stats flushes of an Envoy with the module: counters first, then gauges, in several messages.
 
-    A flush holds all series that queries change, or only the sessions. Values are filled into prepared bytes.
+    With `with_all_series`, a flush contains all series that queries change, otherwise only session counts.
+    Each series is encoded once, with placeholders for value and time.
     """
 
     def __init__(self, nodes: Sequence[str], *, with_all_series: bool) -> None:
@@ -101,26 +91,24 @@ class FakeModuleStats:
                 _fill_placeholders(self._counters[node], commands, timestamp) for node, _, commands in batch
             )
         for batch in _batches(counts, _FAMILIES_PER_MESSAGE):
-            yield b"".join(self._session_gauge(node, live, timestamp) for node, live, _ in batch)
+            yield b"".join(
+                _fill_placeholders((self._sessions if live else self._zero_sessions)[node], live, timestamp)
+                for node, live, _ in batch
+            )
         labels = {"version": VERSION, "instance": instance_id(envoy)}
         yield _fill_placeholders(_encode_family("tidevoy.module_info", _GAUGE_FIELD, labels), 1, timestamp)
 
-    def _session_gauge(self, node: int, live: int, timestamp: bytes) -> bytes:
-        return _fill_placeholders(
-            self._sessions[node] if live else self._zero_sessions[node], live, timestamp
-        )
-
 
 def _encode_family(name: str, kind: int, labels: Mapping[str, str], *, is_zero: bool = False) -> bytes:
-    """Encode a series as a metric family with placeholders for value and time. A zero has no value."""
+    """Encode a series as a metric family with placeholders. `is_zero`: omit the value, as protobuf does."""
     metric = MetricFamily().metric.add()
     for label, text in labels.items():
         metric.label.append(LabelPair(name=label, value=text).SerializeToString())
     number = delimited(kind, b"" if is_zero else _DOUBLE_TAG + _VALUE_PLACEHOLDER)
     body = metric.SerializeToString() + number + varint(_TIMESTAMP_FIELD << 3) + _TIME_PLACEHOLDER
-    header = MetricFamily(name=name).SerializeToString() + _encode_varint_field(
-        _TYPE_FIELD, int(kind == _GAUGE_FIELD)
-    )
+    header = MetricFamily(name=name).SerializeToString()
+    if kind == _GAUGE_FIELD:
+        header += varint(_TYPE_FIELD << 3) + varint(1)
     return delimited(_FAMILIES_FIELD, header + delimited(_METRIC_FIELD, body))
 
 
@@ -132,7 +120,3 @@ def _fill_placeholders(families: bytes, value: int, timestamp: bytes) -> bytes:
 
 def _batches(counts: Sequence[tuple[int, int, int]], size: int) -> Iterator[Sequence[tuple[int, int, int]]]:
     return (counts[i : i + size] for i in range(0, len(counts), size))
-
-
-def _encode_varint_field(field: int, value: int) -> bytes:
-    return varint(field << 3) + varint(value) if value else b""

@@ -1,4 +1,4 @@
-"""Sessions of a simulated fleet: they open by weight, end at random, and migrate on request."""
+"""Sessions of a simulated fleet: they open on nodes by weight, end at random, and migrate on request."""
 
 from __future__ import annotations
 
@@ -6,30 +6,27 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
-from envoy.config.endpoint.v3 import endpoint_pb2
-from envoy.service.discovery.v3 import discovery_pb2
-
-from controlplane import address as addresses
-from sandbox import live_config
+from bench.control_plane.xds_relay import endpoints_by_address
+from sandbox.live_config import parse_live_config
 
 _SEED = 20_260
-_INSTANCE_ID_FORMAT = "{:016x}"
 
 
 def instance_id(envoy: int) -> str:
     """Return the id of an Envoy's process, as its module reports it."""
-    return _INSTANCE_ID_FORMAT.format(envoy + 1)
+    return f"{envoy + 1:016x}"
 
 
 class SessionSimulator:
-    """A constant number of sessions by Envoy and node, both by number.
+    """A constant number of sessions. Envoys and nodes are numbered.
 
-    For each Envoy: the `live` sessions now, and the sessions `opened` since the simulation started, by node.
+    Per Envoy and node, `live` counts the open sessions, and `opened` all sessions opened since the start.
     """
 
     def __init__(self, envoys: int, nodes: Sequence[str], sessions: int, arrivals_per_second: float) -> None:
-        """`nodes`: addresses with IPs; `arrivals_per_second`: new sessions of the whole fleet."""
+        """`nodes`: addresses of the form IP:port; `arrivals_per_second`: new sessions of the whole fleet."""
         self._random = random.Random(_SEED)
         self._node_numbers = {address: number for number, address in enumerate(nodes)}
         self._arrivals_per_second = arrivals_per_second
@@ -42,7 +39,7 @@ class SessionSimulator:
             self._open(self._random.randrange(envoys), number % len(nodes))
 
     def advance(self, seconds: float) -> None:
-        """Simulate `seconds`: end sessions at random, and open as many by weight."""
+        """Simulate `seconds`: end sessions at random, and open the same number by the nodes' weights."""
         self._pending_arrivals += seconds * self._arrivals_per_second
         count, self._pending_arrivals = int(self._pending_arrivals), self._pending_arrivals % 1
         nodes = self._random.choices(
@@ -52,24 +49,19 @@ class SessionSimulator:
             self._end(self._random.randrange(len(self._sessions)))
             self._open(self._random.randrange(len(self.live)), node)
 
-    def apply_endpoints(self, response: bytes) -> None:
-        """Use the weights of these endpoints from now on."""
-        (body,) = discovery_pb2.DiscoveryResponse.FromString(response).resources
-        assignment = endpoint_pb2.ClusterLoadAssignment.FromString(body.value)
+    def apply_endpoints(self, response: Any) -> None:
+        """Open new sessions by the weights of these endpoints from now on."""
         weights = [0] * len(self._cumulative_weights)
-        for locality in assignment.endpoints:
-            for endpoint in locality.lb_endpoints:
-                socket_address = endpoint.endpoint.address.socket_address
-                address = addresses.join(socket_address.address, socket_address.port_value)
-                weights[self._node_numbers[address]] = endpoint.load_balancing_weight.value
+        for address, endpoint in endpoints_by_address(response).items():
+            weights[self._node_numbers[address]] = endpoint.load_balancing_weight.value
         self._cumulative_weights = list(accumulate(weights))
 
-    def apply_live_config(self, response: bytes) -> None:
-        """Migrate the sessions that this live configuration requests."""
-        (body,) = discovery_pb2.DiscoveryResponse.FromString(response).resources
+    def apply_live_config(self, response: Any) -> None:
+        """Perform the migrations that this live configuration requests."""
+        (body,) = response.resources
         outgoing: dict[str, list[int]] = {}
         incoming: dict[str, list[int]] = {}
-        for node_config in live_config.read(body.value)["nodes"]:
+        for node_config in parse_live_config(body.value)["nodes"]:
             for key, nodes in (("moves", outgoing), ("wants", incoming)):
                 if key in node_config:
                     _parse_move_counts(node_config[key], self._node_numbers[node_config["address"]], nodes)
@@ -97,9 +89,9 @@ class SessionSimulator:
 
 
 def _parse_move_counts(text: str, node: int, nodes: dict[str, list[int]]) -> None:
-    """Append a node as often as `ROUND:INSTANCE=COUNT,...` says to the list of each instance.
+    """Parse `ROUND:INSTANCE=COUNT,...` and append `node` to the list of each instance, COUNT times.
 
-    A repeated round has no effect, because its sessions have left the node already.
+    ROUND is ignored, so a configuration that is received twice migrates its sessions twice.
     """
     for part in text.partition(":")[2].split(","):
         instance, _, count = part.partition("=")

@@ -1,8 +1,7 @@
 """A simulated Envoy: the client side of a state-of-the-world ADS stream.
 
-Messages are handled as bytes. A request is the node message, serialized once, followed by the fields of that
-request; in a response only the fields around the resources are parsed. So a simulated fleet costs little
-compared to the control plane that it measures.
+The large node message is serialized only once; each request adds its other fields. So a simulated fleet uses
+little CPU compared with the control plane that it measures.
 """
 
 from __future__ import annotations
@@ -11,14 +10,17 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import grpc
 from envoy.service.discovery.v3 import discovery_pb2
 
+from bench.control_plane.xds_relay import ADS_METHOD
+from controlplane.config.settings import Settings
 from controlplane.errors import TidevoyError
 from controlplane.model.nodes import CLUSTER_NAME
-from controlplane.xds.protobuf_encoding import delimited
+from controlplane.xds.bootstrap.bootstrap import render_bootstrap
 from controlplane.xds.resource_type import (
     CLUSTER,
     ENDPOINTS,
@@ -29,36 +31,33 @@ from controlplane.xds.resource_type import (
 )
 from controlplane.xds.resources.listeners_and_clusters import LIVE_CONFIG_NAME
 from controlplane.xds.resources.profile import MODULE_METADATA_KEY
+from sandbox.envoy import EnvoyProcess
 
-_ADS_METHOD = "/envoy.service.discovery.v3.AggregatedDiscoveryService/StreamAggregatedResources"
+_FIRST_REQUEST_TIMEOUT_SECONDS = 30.0
 _CHANNEL_OPTIONS = (
-    # Channels of one process would otherwise share a connection; Envoys have one each.
+    # Otherwise, all channels of one process share a connection, but every real Envoy has its own connection.
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_receive_message_length", -1),
 )
-# Field numbers of discovery.v3.DiscoveryRequest and DiscoveryResponse; 3 is in the request only.
-_VERSION_FIELD, _RESOURCES_FIELD, _NAMES_FIELD, _TYPE_URL_FIELD, _NONCE_FIELD = 1, 2, 3, 4, 5
-_LENGTH_DELIMITED_WIRE_TYPE = 2
-# The types of which it requests a single resource, with the name of that resource.
+# The types of which Envoy requests one resource by name.
 _RESOURCE_NAMES = {ENDPOINTS: CLUSTER_NAME, LIVE_CONFIG: LIVE_CONFIG_NAME}
 
 
 class StreamLost(TidevoyError):
-    """The control plane ended the stream of a simulated Envoy, which a healthy one never does."""
+    """The control plane ended the stream of a simulated Envoy, which a healthy control plane never does."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"a simulated Envoy lost its stream, so nothing was measured: {reason}")
 
 
 class SimulatedFleet:
-    """Simulated Envoys that are connected at the same time."""
-
     def __init__(
         self, port: int, first_request: bytes, count: int, *, module: str = "", repeat_node: bool = True
     ) -> None:
-        """`port`: xDS port of the control plane; `first_request`: a real Envoy's, whose node message is used.
+        """`port`: xDS port of the control plane; `first_request`: contains the node message to send.
 
-        `module`: reported module version; empty: no module. `repeat_node`: send the node in every request.
+        `module`: reported module version; empty if Envoys have no module. `repeat_node`: send the node in
+        every request.
         """
         self._port = port
         self._changed = asyncio.Event()
@@ -69,7 +68,7 @@ class SimulatedFleet:
 
     @contextlib.asynccontextmanager
     async def connected(self) -> AsyncIterator[None]:
-        """Connect all of them while the block runs. Raises StreamLost if one cannot connect."""
+        """Connect all Envoys while the block runs. Raises StreamLost if a stream fails or ends."""
         try:
             async with asyncio.TaskGroup() as group:
                 streams = [group.create_task(envoy.run(self._port)) for envoy in self.envoys]
@@ -82,7 +81,7 @@ class SimulatedFleet:
             raise errors.exceptions[0] from None
 
     async def wait_for_all(self, condition: Callable[[SimulatedEnvoy], bool]) -> None:
-        """Return as soon as each of them has met the condition."""
+        """Return as soon as every Envoy has met the condition."""
         for envoy in self.envoys:
             while not condition(envoy):
                 self._changed.clear()
@@ -90,10 +89,10 @@ class SimulatedFleet:
 
 
 class SimulatedEnvoy:
-    """One simulated Envoy. `acked`: last acknowledged version by type; `acks`: number of ACKs by type.
+    """One simulated Envoy. `acked`: last acknowledged version per type; `acks`: number of ACKs per type.
 
-    `on_response`, by type, is called with each serialized response. `background_tasks` run during the stream,
-    over the same connection.
+    `on_response[type]` is called with each DiscoveryResponse of the type. `background_tasks` run during the
+    stream, over the same connection.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class SimulatedEnvoy:
             node.metadata[MODULE_METADATA_KEY] = module
         self.number = number
         self.node = node
-        self.on_response: dict[ResourceType, Callable[[bytes], None]] = {}
+        self.on_response: dict[ResourceType, Callable[[Any], None]] = {}
         self._subscribed_types = {CLUSTER, ENDPOINTS, LISTENER} | ({LIVE_CONFIG} if module else set())
         self.background_tasks: list[
             Callable[[SimulatedEnvoy, grpc.aio.Channel], Coroutine[Any, Any, None]]
@@ -125,12 +124,11 @@ class SimulatedEnvoy:
         self.acks: Counter[ResourceType] = Counter()
 
     def has_acked_all_types(self) -> bool:
-        """Return whether it has acknowledged a response of each subscribed type."""
         return self.acked.keys() == self._subscribed_types
 
     @property
     def request_bytes(self) -> int:
-        """Size of a request's constant part, the node message."""
+        """Size of the node message in bytes."""
         return len(self._node_bytes)
 
     async def run(self, port: int) -> None:
@@ -148,17 +146,18 @@ class SimulatedEnvoy:
         raise StreamLost("the control plane ended it")
 
     async def _run_stream(self, channel: grpc.aio.Channel) -> None:
-        call = channel.stream_stream(_ADS_METHOD)()
+        call = channel.stream_stream(ADS_METHOD)()
         await call.write(self._request(CLUSTER))
-        while (response := await call.read()) is not grpc.aio.EOF:
-            await self._acknowledge(call, response)
+        while (message := await call.read()) is not grpc.aio.EOF:
+            await self._acknowledge(call, message)
 
-    async def _acknowledge(self, call: Any, response: bytes) -> None:
-        kind, version, nonce = _parse_response_header(response)
+    async def _acknowledge(self, call: Any, message: bytes) -> None:
+        response = discovery_pb2.DiscoveryResponse.FromString(message)
+        kind = RESOURCE_TYPES_BY_URL[response.type_url]
         first = kind not in self.acked
-        self.acked[kind], self._nonces[kind] = version, nonce
+        self.acked[kind], self._nonces[kind] = response.version_info, response.nonce
         await call.write(self._request(kind))
-        # In Envoy's order: endpoints after their cluster, and the listener after the first endpoints.
+        # Envoy's order: it requests endpoints after each cluster, and the listener after the first endpoints.
         if kind is CLUSTER:
             await call.write(self._request(ENDPOINTS))
         elif kind is ENDPOINTS and first:
@@ -171,34 +170,37 @@ class SimulatedEnvoy:
         self._on_ack()
 
     def _request(self, kind: ResourceType) -> bytes:
-        names = delimited(_NAMES_FIELD, _RESOURCE_NAMES[kind]) if kind in _RESOURCE_NAMES else b""
-        version = delimited(_VERSION_FIELD, self.acked.get(kind, ""))
-        nonce = delimited(_NONCE_FIELD, self._nonces.get(kind, ""))
+        request = discovery_pb2.DiscoveryRequest(
+            version_info=self.acked.get(kind, ""),
+            resource_names=[_RESOURCE_NAMES[kind]] if kind in _RESOURCE_NAMES else (),
+            type_url=kind.url,
+            response_nonce=self._nonces.get(kind, ""),
+        )
         node = self._node_bytes if self._repeat_node or not self._has_sent_node else b""
         self._has_sent_node = True
-        return node + version + names + delimited(_TYPE_URL_FIELD, kind.url) + nonce
+        return node + bytes(request.SerializeToString())
 
 
-def _parse_response_header(response: bytes) -> tuple[ResourceType, str, str]:
-    """Return type, version and nonce of a serialized DiscoveryResponse without parsing its resources."""
-    fields: dict[int, bytes] = {}
-    offset = 0
-    while offset < len(response):
-        key, offset = _read_varint(response, offset)
-        value, offset = _read_varint(response, offset)
-        if key & 7 == _LENGTH_DELIMITED_WIRE_TYPE:
-            fields[key >> 3] = response[offset : offset + value] if key >> 3 != _RESOURCES_FIELD else b""
-            offset += value
-    version, url, nonce = (
-        fields.get(field, b"").decode() for field in (_VERSION_FIELD, _TYPE_URL_FIELD, _NONCE_FIELD)
+async def record_first_request(directory: Path) -> bytes:
+    """Return the first DiscoveryRequest of a real Envoy, serialized. Raises TimeoutError."""
+    received: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    async def record_request(_: object, context: grpc.aio.ServicerContext) -> None:
+        message = await context.read()
+        if message is not grpc.aio.EOF and not received.done():
+            received.set_result(message)
+
+    server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
+    handler = grpc.stream_stream_rpc_method_handler(record_request)
+    _, service, method = ADS_METHOD.split("/")
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    bootstrap = render_bootstrap(
+        Settings(), control_planes=[f"127.0.0.1:{port}"], node_id="recorded", admin="127.0.0.1:0"
     )
-    return RESOURCE_TYPES_BY_URL[url], version, nonce
-
-
-def _read_varint(data: bytes, offset: int) -> tuple[int, int]:
-    value = shift = 0
-    while data[offset] & 0x80:
-        value |= (data[offset] & 0x7F) << shift
-        shift += 7
-        offset += 1
-    return value | data[offset] << shift, offset + 1
+    try:
+        async with EnvoyProcess(bootstrap, directory), asyncio.timeout(_FIRST_REQUEST_TIMEOUT_SECONDS):
+            return await received
+    finally:
+        await server.stop(None)

@@ -11,23 +11,24 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import grpc
 import httpx2
 from envoy.service.load_stats.v3 import lrs_pb2
 
 from bench.control_plane.fake_reports import FakeLoadReports, FakeModuleStats
-from bench.control_plane.fake_tidb_fleet import register_all
-from bench.control_plane.request_recorder import record_first_request
+from bench.control_plane.registrations import (
+    STEP_TIMEOUT_SECONDS,
+    register_all,
+    unchecked_settings,
+    wait_nodes_active,
+)
 from bench.control_plane.session_simulator import SessionSimulator
-from bench.control_plane.simulated_envoy import SimulatedEnvoy, SimulatedFleet
+from bench.control_plane.simulated_envoy import SimulatedEnvoy, SimulatedFleet, record_first_request
 from bench.machine import cpu_seconds, memory_mib, peak_memory_mib
 from bench.reporting.report import BenchmarkFigure
-from controlplane.etcd.client import EtcdClient
 from controlplane.observe.envoy_reports.telemetry_pb2 import StreamMetricsMessage
 from controlplane.version import VERSION
 from controlplane.xds.resource_type import ENDPOINTS, LIVE_CONFIG
@@ -38,54 +39,56 @@ from sandbox.ports import Ports
 _ENVOYS = 100
 _NODES = 5_000
 _SESSIONS = 100_000
-_ARRIVALS_PER_SECOND = 500.0  # sessions that open, and sessions that end
+_ARRIVALS_PER_SECOND = 500.0  # as many sessions end
 _REPORT_INTERVAL_SECONDS = 5.0
-_SETTLE_SECONDS = 30.0  # until slow start and the reconnect grace are over and weights have settled
+_SETTLE_SECONDS = 30.0  # then slow start and the reconnect grace are over, and weights are stable
 _MEASURE_SECONDS = 60.0
 _CPU_LIMIT_PERCENT = 15.0  # of a core
-_COMMANDS_PER_SESSION = 50  # between two reports
+_COMMANDS_PER_SESSION = 50  # commands between two reports
 _TICK_SECONDS = 0.5  # between two steps of the session simulation
-_STEP_TIMEOUT_SECONDS = 60.0  # a step that takes longer fails the run
-METHOD = (
-    "5,000 nodes registered in a real etcd, whose checks are switched off; 100 simulated Envoys in this"
-    " process, each with a connection of its own; a `tidevoy serve` child with `balance.report_interval: 5`."
-    " 100,000 sessions; each second 500 end and 500 open, on nodes by the weights that were published last."
-    " Every 5 s each Envoy tells of its sessions: without the module by a load report of some 1,000 nodes;"
-    " with it by that and by a flush of its stats, for each node on which it has had sessions since the run"
-    " began: of its sessions alone (`balance.module_counts: sessions`), or all. Sessions move as they are"
-    " asked to. CPU time of the control plane, of all its threads, over 60 s after 30 s to settle."
-)
+METHOD = """\
+5,000 nodes are registered in a real etcd, without health checks. This process simulates 100 Envoys, each
+with its own connection. A `tidevoy serve` child runs with `balance.report_interval: 5`.
+
+* Sessions: 100,000. Each second 500 end, and 500 open on nodes by the latest published weights. Sessions
+  migrate as the control plane requests.
+* Reports: each Envoy sends a load report of some 1,000 nodes every 5 s. With the module, it also flushes
+  its stats of each node on which it has had sessions since the start: only sessions
+  (`balance.module_counts: sessions`), or all series.
+* Figure: CPU time of all threads of the control plane over 60 s, after 30 s to settle."""
 
 
 @dataclass(frozen=True, slots=True)
 class _FleetCase:
-    """A fleet of Envoys with or without the module."""
-
     name: str
     slug: str
-    module: str = ""  # module version; empty: no module
+    module: str = ""  # module version; empty if Envoys have no module
     with_all_series: bool = False
     limit: float | None = _CPU_LIMIT_PERCENT
 
 
 _CASES = (
-    _FleetCase("load reports alone", "load"),
-    _FleetCase("modules that tell of sessions", "sessions", VERSION),
-    _FleetCase("modules that tell all", "all", VERSION, with_all_series=True, limit=None),
+    _FleetCase("load reports only", "load"),
+    _FleetCase("modules that report only sessions", "sessions", VERSION),
+    _FleetCase("modules that report all series", "all", VERSION, with_all_series=True, limit=None),
 )
 
 
 async def measure() -> list[BenchmarkFigure]:
-    """Measure each case, about five minutes."""
+    """Measure all cases. This takes about five minutes."""
     with Ports() as ports, tempfile.TemporaryDirectory(prefix="tidevoy-bench-") as temporary_directory:
         directory = Path(temporary_directory)
         request = await record_first_request(directory / "recorder")
         async with Etcd.start(directory) as etcd:
-            async with EtcdClient([etcd.url]) as client:
-                await register_all(client, map(_address, range(_NODES)), 10080)
+            await register_all(etcd.url, map(_address, range(_NODES)))
             figures = []
             for case in _CASES:
-                settings = _settings(etcd.url, ports, directory / case.slug)
+                settings = unchecked_settings(ports, directory / case.slug)
+                settings["pd"] = {"urls": [etcd.url]}
+                settings["balance"] = {
+                    "report_interval": _REPORT_INTERVAL_SECONDS,
+                    "metrics": {"enabled": False},
+                }
                 async with ControlPlaneProcess(
                     directory, settings, name=f"plane-{case.slug}"
                 ) as control_plane:
@@ -94,18 +97,14 @@ async def measure() -> list[BenchmarkFigure]:
 
 
 class _SteadyLoadTrial:
-    """Measures one control plane with the fleet of one case."""
-
     def __init__(self, control_plane: ControlPlaneProcess, request: bytes, case: _FleetCase) -> None:
         nodes = [_address(number) for number in range(_NODES)]
         self._case = case
         self._pid = control_plane.process.pid
         self._api = control_plane.api_url
         self._simulator = SessionSimulator(_ENVOYS, nodes, _SESSIONS, _ARRIVALS_PER_SECOND)
-        self._load_reports, self._module_stats = (
-            FakeLoadReports(nodes),
-            FakeModuleStats(nodes, with_all_series=case.with_all_series),
-        )
+        self._load_reports = FakeLoadReports(nodes)
+        self._module_stats = FakeModuleStats(nodes, with_all_series=case.with_all_series)
         port = control_plane.listen_ports()[1]
         self._fleet = SimulatedFleet(port, request, _ENVOYS, module=case.module, repeat_node=False)
         self._bytes_sent = 0
@@ -116,10 +115,14 @@ class _SteadyLoadTrial:
             if self._case.module:
                 envoy.background_tasks.append(self._flush_stats)
         first = self._fleet.envoys[0]
+        first.background_tasks.append(self._run_sessions)
         first.on_response[ENDPOINTS] = self._simulator.apply_endpoints
         first.on_response[LIVE_CONFIG] = self._simulator.apply_live_config
-        await self._wait_nodes_active()
-        async with self._fleet.connected(), self._sessions_running():
+        async with httpx2.AsyncClient(
+            base_url=self._api, trust_env=False, timeout=STEP_TIMEOUT_SECONDS
+        ) as api:
+            await wait_nodes_active(api, _NODES)
+        async with self._fleet.connected():
             await self._fleet.wait_for_all(SimulatedEnvoy.has_acked_all_types)
             await asyncio.sleep(_SETTLE_SECONDS)
             updates, bytes_sent = first.acks[ENDPOINTS], self._bytes_sent
@@ -149,16 +152,7 @@ class _SteadyLoadTrial:
             ),
         ]
 
-    @asynccontextmanager
-    async def _sessions_running(self) -> AsyncIterator[None]:
-        """Simulate sessions while the block runs."""
-        task = asyncio.create_task(self._run_sessions())
-        try:
-            yield
-        finally:
-            task.cancel()
-
-    async def _run_sessions(self) -> None:
+    async def _run_sessions(self, *_: object) -> None:
         while True:
             await asyncio.sleep(_TICK_SECONDS)
             self._simulator.advance(_TICK_SECONDS)
@@ -196,38 +190,15 @@ class _SteadyLoadTrial:
                 await call.write(identifier + message)
                 identifier = b""
 
-    async def _wait_nodes_active(self) -> None:
-        async with (
-            httpx2.AsyncClient(base_url=self._api, trust_env=False, timeout=_STEP_TIMEOUT_SECONDS) as api,
-            asyncio.timeout(_STEP_TIMEOUT_SECONDS),
-        ):
-            while True:
-                nodes = (await api.get("/v1/nodes")).raise_for_status().json()["nodes"]
-                if sum(node["state"] == "active" for node in nodes) == _NODES:
-                    return
-                await asyncio.sleep(_TICK_SECONDS)  # the other process sends no event
-
 
 async def _report_ticks(envoy: SimulatedEnvoy) -> AsyncIterator[None]:
-    """Yield once per report interval; Envoys are evenly spread over the interval."""
+    """Yield once per report interval. The Envoys' reports are evenly spread over the interval."""
     loop = asyncio.get_running_loop()
     next_tick = loop.time() + _REPORT_INTERVAL_SECONDS * envoy.number / _ENVOYS
     while True:
         next_tick += _REPORT_INTERVAL_SECONDS
         await asyncio.sleep(next_tick - loop.time())
         yield
-
-
-def _settings(etcd: str, ports: Ports, state: Path) -> dict[str, Any]:
-    return {
-        "pd": {"urls": [etcd]},
-        "health": {"status": {"enabled": False}, "sql": {"enabled": False}},
-        "balance": {"report_interval": _REPORT_INTERVAL_SECONDS, "metrics": {"enabled": False}},
-        "sql": {"listen": f"127.0.0.1:{ports.allocate()}"},
-        "xds": {"listen": f"127.0.0.1:{ports.allocate()}"},
-        "api": {"listen": f"127.0.0.1:{ports.allocate()}"},
-        "state_dir": str(state),
-    }
 
 
 def _address(number: int) -> str:

@@ -8,14 +8,15 @@ import time
 from pathlib import Path
 
 from bench.load_client import LoadClient
+from bench.machine import ResourceUsage, raise_file_limit
 from bench.migration import event_loop_latency
 from bench.migration.cluster import STATS_FLUSH_WAIT_SECONDS, MigrationCluster, check_all_alive, run_cluster
 from bench.migration.figures import (
-    CrowdResult,
+    IdleSessionsResult,
     ObservedPhase,
-    RepeatedMovesResult,
-    crowd_figures,
-    repeated_moves_figures,
+    RepeatedMigrationsResult,
+    idle_sessions_figures,
+    repeated_migrations_figures,
     rolling_figures,
 )
 from bench.migration.rolling_restart import (
@@ -25,40 +26,41 @@ from bench.migration.rolling_restart import (
     RollingRestartResult,
     run_rolling_restart,
 )
-from bench.migration.statement_latency import TimeWindow, run_stopwatch
+from bench.migration.stopwatch import TimeWindow, run_stopwatch, stop_stopwatch
+from bench.programs import find_built_module
 from bench.reporting.report import BenchmarkFigure
-from bench.resource_usage import ResourceUsage, raise_file_limit
-from controlplane.xds.bootstrap import module_path
-from sandbox.child_process import ProcessFailed, ProgramMissing
+from sandbox.child_process import ProcessFailed
 from sandbox.local_cluster import LocalCluster
 from sandbox.session_certificate import SessionCertificate
 
 DEFAULT_SESSIONS = 10_000
-DEFAULT_MOVES = 100_000
+DEFAULT_MIGRATIONS = 100_000
 DEFAULT_ROUNDS = 3
-METHOD = (
-    "One Envoy with one worker, configured by a real control plane with default settings, in front of small"
-    " stand-ins that answer at once (`bench/migration/fake_node.py`), all on one machine. A crowd: idle"
-    " sessions on"
-    " ten nodes of equal weight, one of which is drained. Meanwhile one more session of the same worker asks"
-    " a statement each millisecond (`bench/migration/stopwatch.py`); its node takes hardly any part and is a"
-    " process of"
-    " its own. Shown are its slowest statement and the longest turn of the worker's event loop as Envoy"
-    " counts it (`enable_dispatcher_stats`), and both in a while without a drain. To and fro: sessions that"
-    " move between two nodes, drained in turn, at most 5,000 a second; what Envoy holds after a tenth, a half"
-    " and all of the moves, and after the last session has gone. Rolling: sysbench oltp_read_write with 32"
-    " clients (prepared statements, no TLS, two workers) on stand-ins for TiDB over MariaDB, while each node"
-    " is drained, stopped, started and put into service again; the slowest statement of one more session,"
-    " which does nothing else."
-)
+METHOD = """\
+One Envoy with one worker stands in front of small fake TiDB servers that answer at once
+(`bench/migration/fake_node.py`), all on one machine. A real control plane with default settings configures
+it.
+
+* Idle sessions: they are distributed over ten nodes of equal weight, one of which is drained. Meanwhile
+  another session of the same worker sends a statement every millisecond (`bench/migration/stopwatch.py`).
+  Its node gets hardly any idle sessions and runs in its own process. The figures are the slowest statement
+  of that session, and the longest iteration of the worker's event loop as Envoy measures it
+  (`enable_dispatcher_stats`), with and without a drain.
+* Back and forth: sessions migrate between two nodes, which are drained alternately, at most 5,000 sessions
+  per second. The figures are Envoy's resources after a tenth, half and all of the migrations, and after the
+  last session has ended.
+* Rolling restarts: sysbench oltp_read_write with 32 clients (prepared statements, no TLS, two workers) runs
+  on simulated TiDB servers with MariaDB behind them. Meanwhile each node is drained, stopped, started and
+  put into service again. The figures are the errors, and the slowest statement of another session, which
+  only measures."""
 _NODE_COUNT = 10
 _ENVOY_RESERVED_FILES = 200
-"""Open files that Envoy needs in addition to two per session."""
+"""Open files that Envoy needs, apart from two per session."""
 _BASELINE_SECONDS = 5.0
-"""Duration of the phase without a drain."""
+"""Duration of the measurement without a drain."""
 _MAX_REPEATED_SESSIONS = 2_000
 """Maximum of sessions that migrate repeatedly."""
-_FAST_MIGRATION_SETTINGS = {"per_second": 5_000, "at_once": 256}
+_FAST_MIGRATION_SETTINGS = {"max_per_second": 5_000, "max_concurrent": 256}
 _SAMPLE_FRACTIONS = (0.1, 0.5, 1.0)
 _WARM_UP_SESSIONS = 20
 _LOGINS_PER_SECOND = 1_000.0
@@ -66,43 +68,47 @@ _LOGINS_PER_SECOND = 1_000.0
 
 
 async def measure(
-    sessions: int = DEFAULT_SESSIONS, moves: int = DEFAULT_MOVES, rounds: int = DEFAULT_ROUNDS
+    sessions: int = DEFAULT_SESSIONS, moves: int = DEFAULT_MIGRATIONS, rounds: int = DEFAULT_ROUNDS
 ) -> list[BenchmarkFigure]:
     """Measure idle sessions, repeated migrations and rolling restarts: about six minutes with the defaults.
 
     Raises ProgramMissing without the module, or without the tools to build the load client.
     """
-    module = module_path.find_module()
-    if module is None:
-        raise ProgramMissing("Tidevoy's module for Envoy", "make bench, which builds it")
+    module = find_built_module()
     with tempfile.TemporaryDirectory(prefix="tidevoy-bench-") as name:
         directory = Path(name)
         client = await LoadClient.create(directory)
-        crowd = await measure_crowd(
-            directory / "crowd", module, client, fit_session_count(sessions, raise_file_limit())
+        idle = await measure_idle_sessions(
+            directory / "idle", module, client, fit_session_count(sessions, raise_file_limit())
         )
-        repeated = await measure_repeated_moves(directory / "long", module, client, moves)
+        repeated = await measure_repeated_migrations(directory / "long", module, client, moves)
         rolling = await _measure_rolling_restart(directory / "rolling", module, rounds)
-    return [*crowd_figures(crowd), *repeated_moves_figures(repeated), *rolling_figures(rolling, rounds)]
+    return [
+        *idle_sessions_figures(idle),
+        *repeated_migrations_figures(repeated),
+        *rolling_figures(rolling, rounds),
+    ]
 
 
 def fit_session_count(sessions: int, files: int) -> int:
-    """Reduce `sessions` to what an Envoy with `files` open files can hold, equally many on each node."""
+    """Return the highest multiple of the node count up to `sessions` for which `files` open files suffice."""
     return max(_NODE_COUNT, min(sessions, (files - _ENVOY_RESERVED_FILES) // 2) // _NODE_COUNT * _NODE_COUNT)
 
 
-async def measure_crowd(directory: Path, module: Path, client: LoadClient, sessions: int) -> CrowdResult:
-    """Drain one of ten nodes that hold `sessions` idle sessions.
+async def measure_idle_sessions(
+    directory: Path, module: Path, client: LoadClient, sessions: int
+) -> IdleSessionsResult:
+    """Drain one of ten nodes that together have `sessions` idle sessions. Raises WaitTimeout.
 
-    Raises ProcessFailed if a session was affected, and WaitTimeout.
+    Raises ProcessFailed if a session was lost or had an error.
     """
     async with run_cluster(directory, module, _NODE_COUNT, with_isolated_node=True) as (cluster, [*nodes, _]):
-        # The measuring session connects while all other nodes are drained.
+        # All other nodes are drained, so that the stopwatch's session gets the isolated node.
         await cluster.drain(*nodes)
         await cluster.wait_envoy_up_to_date()
-        async with run_stopwatch(cluster.port, directory, prepared=False) as stopwatch:
+        async with run_stopwatch(cluster.port, directory) as stopwatch:
             await cluster.undrain(*nodes)
-            idle_sessions = client.idle(
+            idle_sessions = client.keep_idle(
                 cluster.port, connections=sessions, ramp=_LOGINS_PER_SECOND, seconds=sessions / 100 + 30
             )
             async with idle_sessions as idle_results:
@@ -119,9 +125,9 @@ async def measure_crowd(directory: Path, module: Path, client: LoadClient, sessi
                 loops_after_drain = await cluster.fetch_loop_durations()
                 nodes_report = await cluster.fetch_nodes_report()
             check_all_alive(idle_results, sessions)
-            statements = await stopwatch.stop()
+            statements = await stop_stopwatch(stopwatch)
     _check_no_reconnects(nodes_report.logins.total(), sessions + 1)
-    return CrowdResult(
+    return IdleSessionsResult(
         sessions,
         sessions_on_node,
         statements,
@@ -130,12 +136,12 @@ async def measure_crowd(directory: Path, module: Path, client: LoadClient, sessi
     )
 
 
-async def measure_repeated_moves(
-    directory: Path, module: Path, client: LoadClient, moves: int
-) -> RepeatedMovesResult:
-    """Drain two nodes alternately until `moves` migrations have happened.
+async def measure_repeated_migrations(
+    directory: Path, module: Path, client: LoadClient, migrations: int
+) -> RepeatedMigrationsResult:
+    """Drain two nodes alternately until `migrations` migrations have happened. Raises WaitTimeout.
 
-    Raises ProcessFailed if a session was affected, and WaitTimeout.
+    Raises ProcessFailed if a session was lost or had an error.
     """
     async with run_cluster(directory, module, 2, settings={"migration": _FAST_MIGRATION_SETTINGS}) as (
         cluster,
@@ -145,22 +151,24 @@ async def measure_repeated_moves(
         await cluster.wait_envoy_up_to_date()
         source, target = await _warm_up(cluster, client, source, target)
         resources_before = await cluster.wait_stable_resources()
-        sessions = max(1, min(_MAX_REPEATED_SESSIONS, moves // 10))
+        sessions = max(1, min(_MAX_REPEATED_SESSIONS, migrations // 10))
         samples: list[tuple[int, ResourceUsage]] = []
-        moved, seconds = 0, 0.0
-        async with client.idle(cluster.port, connections=sessions, ramp=_LOGINS_PER_SECOND) as idle_results:
-            while moved < moves:
+        migrated, seconds = 0, 0.0
+        async with client.keep_idle(
+            cluster.port, connections=sessions, ramp=_LOGINS_PER_SECOND
+        ) as idle_results:
+            while migrated < migrations:
                 begin = time.monotonic()
-                source, target = await _move_all_sessions(cluster, source, target)
+                source, target = await _migrate_all_sessions(cluster, source, target)
                 seconds += time.monotonic() - begin
-                moved += sessions
-                if moved >= moves * _SAMPLE_FRACTIONS[len(samples)]:
-                    samples.append((moved, await cluster.wait_stable_resources()))
+                migrated += sessions
+                if migrated >= migrations * _SAMPLE_FRACTIONS[len(samples)]:
+                    samples.append((migrated, await cluster.wait_stable_resources()))
             nodes_report = await cluster.fetch_nodes_report()
         check_all_alive(idle_results, sessions)
         _check_no_reconnects(nodes_report.logins.total(), sessions + _WARM_UP_SESSIONS)
         await _wait_all_closed(cluster)
-        return RepeatedMovesResult(
+        return RepeatedMigrationsResult(
             sessions,
             seconds,
             resources_before,
@@ -173,15 +181,15 @@ async def measure_repeated_moves(
 async def _warm_up(
     cluster: MigrationCluster, client: LoadClient, source: str, target: str
 ) -> tuple[str, str]:
-    """Migrate a few sessions and close them, so that Envoy's and the module's permanent allocations exist."""
-    async with client.idle(cluster.port, connections=_WARM_UP_SESSIONS):
-        source, target = await _move_all_sessions(cluster, source, target)
+    """Migrate a few sessions and close them, so that Envoy and the module allocate permanent memory."""
+    async with client.keep_idle(cluster.port, connections=_WARM_UP_SESSIONS):
+        source, target = await _migrate_all_sessions(cluster, source, target)
     await _wait_all_closed(cluster)
     return source, target
 
 
-async def _move_all_sessions(cluster: MigrationCluster, source: str, target: str) -> tuple[str, str]:
-    """Migrate all sessions from `source` to `target`; return their new and their old node."""
+async def _migrate_all_sessions(cluster: MigrationCluster, source: str, target: str) -> tuple[str, str]:
+    """Migrate all sessions from `source` to `target`; return the nodes as (now full, now empty)."""
     await cluster.undrain(target)
     await cluster.drain(source)
     await cluster.wait_empty(source)

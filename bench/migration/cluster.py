@@ -1,4 +1,4 @@
-"""Run fake nodes with thousands of sessions behind one single-worker Envoy, and its control plane."""
+"""Run fake nodes with thousands of sessions behind one single-worker Envoy, and a control plane."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from prometheus_client.parser import text_string_to_metric_families
 
+from bench.control_plane.registrations import count_up_to_date_envoys, unchecked_settings
 from bench.load_client import PROGRAM_NAME, LoadClientResult
+from bench.machine import ResourceUsage
 from bench.migration import event_loop_latency
 from bench.migration.event_loop_latency import LoopDurations
-from bench.resource_usage import ResourceUsage
+from bench.migration.rolling_restart import fetch_module_stats, parse_samples
 from controlplane.xds.bootstrap.bootstrap import render_bootstrap
 from sandbox.child_process import ProcessFailed
 from sandbox.control_plane import ControlPlaneProcess
@@ -31,11 +32,11 @@ from sandbox.server import Server, http_responds, sends_mysql_greeting
 _STEP_TIMEOUT_SECONDS = 60.0
 _POLL_SECONDS = 0.1
 _STABLE_READINGS = 10
-"""Equal samples in a row that count as stable: Envoy closes connections some time after sessions migrate."""
-_NODE_WEIGHT = 100  # the isolated node has 1
+"""Equal samples in a row that count as stable; so many, because Envoy closes connections after a delay."""
+_NODE_WEIGHT = 100  # of all nodes but the isolated one, which has weight 1
 _SESSIONS_METRIC = "envoy_tidevoy_sessions"
 STATS_FLUSH_WAIT_SECONDS = 2.5
-"""Time until Envoy's own statistics, flushed every second here, are complete."""
+"""Time until Envoy's own statistics are complete. The Envoy of this benchmark flushes them every second."""
 _FLUSH_INTERVAL_REPLACEMENT = ("stats_flush_interval: 5s", "stats_flush_interval: 1s")
 
 
@@ -48,16 +49,13 @@ class FakeNodeProcess(Server):
         self._key = key
 
     def command(self) -> list[str]:
-        """Return the command that runs the fake nodes."""
         arguments = [f"--port={self.port}", f"--status={self.status}", f"--key={self._key}"]
         return [sys.executable, "-P", "-m", "bench.migration.fake_node", *arguments]
 
     def listen_ports(self) -> list[int]:
-        """Return both ports."""
         return [self.port, self.status]
 
     async def is_serving(self) -> bool:
-        """Return whether it serves its report."""
         return await http_responds(f"http://127.0.0.1:{self.status}/")
 
     def address(self, number: int) -> str:
@@ -66,7 +64,7 @@ class FakeNodeProcess(Server):
 
     async def fetch_report(self) -> Mapping[str, Any]:
         """Return the JSON of `SharedNodeState.report_as_json`."""
-        async with httpx2.AsyncClient(trust_env=False, timeout=10.0, verify=False) as client:
+        async with httpx2.AsyncClient(trust_env=False, timeout=10.0) as client:
             response = (await client.get(f"http://127.0.0.1:{self.status}/")).raise_for_status()
         report: dict[str, Any] = response.json()
         return report
@@ -74,57 +72,47 @@ class FakeNodeProcess(Server):
 
 @dataclass(frozen=True)
 class NodesReport:
-    """The reports of all nodes: sessions, logins with a password, and sessions that have migrated there."""
+    """The merged reports of all nodes. `logins` excludes migrations; `emptied_at`: see SharedNodeState."""
 
     sessions: Counter[str] = field(default_factory=Counter)
     logins: Counter[str] = field(default_factory=Counter)
-    moved_in: Counter[str] = field(default_factory=Counter)
     emptied_at: dict[str, float] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
 
     def merge(self, report: Mapping[str, Any]) -> None:
-        """Add the report of one process."""
         self.sessions.update(report["sessions"])
         self.logins.update(report["logins"])
-        self.moved_in.update(report["arrivals"])
         self.emptied_at.update(report["emptied"])
         self.violations.extend(report["violations"])
 
 
 class MigrationCluster:
-    """The running cluster; see `run_cluster`."""
-
     def __init__(
         self,
         node_processes: Sequence[FakeNodeProcess],
-        control_plane: ControlPlaneProcess,
+        api: httpx2.AsyncClient,
         envoy: EnvoyProcess,
         port: int,
     ) -> None:
         self.envoy, self.port = envoy, port
         self._node_processes = node_processes
-        self._api = control_plane.api_url
+        self._api = api
 
     @property
     def pid(self) -> int:
-        """Process id of Envoy."""
         return self.envoy.process.pid
 
     async def wait_stable_resources(self) -> ResourceUsage:
-        """Return Envoy's resources once they no longer change. Raises WaitTimeout."""
-        deadline = time.monotonic() + _STEP_TIMEOUT_SECONDS
+        """Return Envoy's resources when the number of its open files is stable. Raises TimeoutError."""
         readings: list[ResourceUsage] = []
-        while True:
-            readings.append(ResourceUsage.of_process(self.pid))
-            latest = readings[-_STABLE_READINGS:]
-            descriptor_counts = {(usage.open_files, usage.epoll_entries) for usage in latest}
-            if len(latest) == _STABLE_READINGS and len(descriptor_counts) == 1:
-                return latest[-1]
-            if time.monotonic() > deadline:
-                raise WaitTimeout(
-                    f"Envoy's open files still change after {_STEP_TIMEOUT_SECONDS:.0f} s: {latest[-1]}"
-                )
-            await asyncio.sleep(_POLL_SECONDS)
+        async with asyncio.timeout(_STEP_TIMEOUT_SECONDS):
+            while True:
+                readings.append(ResourceUsage.of_process(self.pid))
+                latest = readings[-_STABLE_READINGS:]
+                descriptor_counts = {(usage.open_files, usage.epoll_entries) for usage in latest}
+                if len(latest) == _STABLE_READINGS and len(descriptor_counts) == 1:
+                    return latest[-1]
+                await asyncio.sleep(_POLL_SECONDS)
 
     async def fetch_nodes_report(self) -> NodesReport:
         """Return the reports of all nodes. Raises ProcessFailed if the proxy has violated the protocol."""
@@ -142,23 +130,23 @@ class MigrationCluster:
         return event_loop_latency.parse_stats((await self.envoy.get(event_loop_latency.STATS_PATH)).json())
 
     async def drain(self, *addresses: str) -> float:
-        """Drain nodes; return when the drain was requested (time.monotonic)."""
+        """Drain nodes; return the time of the request (time.monotonic)."""
         requested_at = time.monotonic()
         await self._post("drain", addresses)
         return requested_at
 
     async def undrain(self, *addresses: str) -> None:
-        """Undrain nodes, and wait until Envoy applies that."""
+        """Undrain nodes, and wait until Envoy has applied the change."""
         await self._post("undrain", addresses)
         await self.wait_envoy_up_to_date()
 
     async def wait_empty(self, address: str) -> float:
-        """Wait until the node has no session; return since when (time.monotonic). Raises WaitTimeout."""
+        """Wait until the last session has left; return when it left (time.monotonic). Raises WaitTimeout."""
         report = await self.wait_until(lambda report: address in report.emptied_at, f"{address} to be empty")
         return report.emptied_at[address]
 
     async def wait_until(self, predicate: Callable[[NodesReport], bool], goal: str) -> NodesReport:
-        """Wait until the predicate is true for the nodes' report. Raises WaitTimeout."""
+        """Wait until the predicate is true for the merged report. Raises WaitTimeout."""
         deadline = time.monotonic() + _STEP_TIMEOUT_SECONDS
         while not predicate(report := await self.fetch_nodes_report()):
             if time.monotonic() > deadline:
@@ -170,30 +158,18 @@ class MigrationCluster:
 
     async def wait_envoy_up_to_date(self) -> None:
         """Wait until Envoy has acknowledged the published version. Raises TimeoutError."""
-        async with asyncio.timeout(_STEP_TIMEOUT_SECONDS), self._client() as api:
-            while True:
-                response = (await api.get("/v1/envoys")).raise_for_status()
-                if any(map(_is_up_to_date, response.json()["envoys"])):
-                    return
+        async with asyncio.timeout(_STEP_TIMEOUT_SECONDS):
+            while not await count_up_to_date_envoys(self._api, "module"):  # noqa: ASYNC110 - REST has no event
                 await asyncio.sleep(_POLL_SECONDS)
 
     async def count_module_sessions(self) -> int:
-        """Return the number of sessions that the module counts, in all states on all nodes."""
-        page = (await self.envoy.get("/stats/prometheus?filter=^tidevoy")).text
-        return sum(
-            int(sample.value)
-            for family in text_string_to_metric_families(page)
-            for sample in family.samples
-            if sample.name == _SESSIONS_METRIC
-        )
+        """Return the module's session count, summed over all nodes and states."""
+        page = await fetch_module_stats(self.envoy)
+        return sum(int(sample.value) for sample in parse_samples(page, _SESSIONS_METRIC))
 
     async def _post(self, verb: str, addresses: Sequence[str]) -> None:
-        async with self._client() as api:
-            for address in addresses:
-                (await api.post(f"/v1/nodes/{address}/{verb}")).raise_for_status()
-
-    def _client(self) -> httpx2.AsyncClient:
-        return httpx2.AsyncClient(base_url=self._api, trust_env=False, timeout=30.0, verify=False)
+        for address in addresses:
+            (await self._api.post(f"/v1/nodes/{address}/{verb}")).raise_for_status()
 
 
 @asynccontextmanager
@@ -207,8 +183,8 @@ async def run_cluster(
 ) -> AsyncIterator[tuple[MigrationCluster, list[str]]]:
     """Run an Envoy in front of `nodes` fake nodes; yield the cluster and the nodes' addresses.
 
-    `with_isolated_node`: add a last node in its own process, which gets hardly any sessions. `settings`:
-    additional sections of the configuration. Rebalancing is off: only drains migrate sessions.
+    `with_isolated_node`: add a last node in a separate process, which gets hardly any sessions. `settings`:
+    additional sections of the configuration. Rebalancing is off, so only drains migrate sessions.
     """
     key = secrets.token_hex(16)
     async with AsyncExitStack() as running:
@@ -224,23 +200,13 @@ async def run_cluster(
         if with_isolated_node:
             addresses.append(node_processes[1].address(nodes))
             configured_nodes.append({"address": addresses[-1], "weight": 1})
-        listen, xds, api = ports.allocate(), ports.allocate(), ports.allocate()
-        control_plane = ControlPlaneProcess(
-            directory,
-            {
-                "nodes": configured_nodes,
-                "health": {"status": {"enabled": False}, "sql": {"enabled": False}},
-                "sql": {"listen": f"127.0.0.1:{listen}"},
-                "xds": {"listen": f"127.0.0.1:{xds}"},
-                "api": {"listen": f"127.0.0.1:{api}"},
-                "state_dir": str(directory / "state"),
-                "rebalance": {"enabled": False},
-                **(settings or {}),
-            },
-        )
+        own_settings = unchecked_settings(ports, directory / "state")
+        own_settings |= {"nodes": configured_nodes, "rebalance": {"enabled": False}}
+        control_plane = ControlPlaneProcess(directory, {**own_settings, **(settings or {})})
+        parsed_settings = control_plane.parsed_settings()
         bootstrap = render_bootstrap(
-            control_plane.parsed_settings(),
-            control_planes=[f"127.0.0.1:{xds}"],
+            parsed_settings,
+            control_planes=[parsed_settings.xds.listen],
             node_id="measured",
             admin="127.0.0.1:0",
             module=str(module),
@@ -252,7 +218,11 @@ async def run_cluster(
         )
         await running.enter_async_context(control_plane)
         await running.enter_async_context(envoy)
-        cluster = MigrationCluster(node_processes, control_plane, envoy, listen)
+        api = await running.enter_async_context(
+            httpx2.AsyncClient(base_url=control_plane.api_url, trust_env=False, timeout=30.0)
+        )
+        listen = int(parsed_settings.sql.listen.rpartition(":")[2])
+        cluster = MigrationCluster(node_processes, api, envoy, listen)
         await cluster.wait_envoy_up_to_date()
         async with asyncio.timeout(_STEP_TIMEOUT_SECONDS):
             while not await sends_mysql_greeting(listen):  # noqa: ASYNC110 - Envoy sends no event
@@ -261,10 +231,6 @@ async def run_cluster(
         await cluster.fetch_nodes_report()
         if "a bug:" in envoy.process.output():
             raise ProcessFailed("Envoy", "has logged a bug of the module", envoy.process.tail())
-
-
-def _is_up_to_date(envoy: Mapping[str, Any]) -> bool:
-    return bool(envoy["filter"] == "module" and envoy["acked_version"] == envoy["published_version"] != "")
 
 
 def check_all_alive(results: Sequence[LoadClientResult], sessions: int) -> None:

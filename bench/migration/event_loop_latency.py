@@ -1,7 +1,7 @@
 """Durations of the event loop iterations of an Envoy worker, from Envoy's dispatcher statistics.
 
-`enable_dispatcher_stats` in the bootstrap: one iteration is all that a worker does between two polls of its
-sockets. No other session is served meanwhile.
+Needs `enable_dispatcher_stats` in the bootstrap. In one iteration, a worker handles all events since the last
+poll of its sockets. A session waits until the iteration ends before the worker serves it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ ENABLE_STATS_YAML = "enable_dispatcher_stats: true\n"
 STATS_PATH = "/stats?format=json&histogram_buckets=detailed&filter=worker_.*loop_duration_us"
 
 LoopDurations = Mapping[float, int]
-"""Number of iterations so far, by upper bound of their duration (microseconds)."""
+"""Number of iterations so far, by the upper bound of their duration (microseconds)."""
 
 
 def parse_stats(page: Mapping[str, Any]) -> LoopDurations:
-    """Parse the JSON of STATS_PATH, all workers together."""
+    """Parse the JSON of STATS_PATH and add up all workers."""
     durations: dict[float, int] = {}
     for stat in page.get("stats", []):
         for histogram in stat.get("histograms", {}).get("details", []):

@@ -1,9 +1,9 @@
 """Fake nodes whose sessions can migrate, with thousands of sessions in one process.
 
-`python -m bench.migration.fake_node --port P --status S --key K`: each address of 127.0.0.0/8 is a node at
+In `python -m bench.migration.fake_node --port P --status S --key K`, each address of 127.0.0.0/8 is a node at
 port P. The nodes admit root, answer `select connection_id()` at once, and migrate sessions as TiDB does: SHOW
-SESSION_STATES, login with a session token, SET SESSION_STATES. Nodes with the same key form a cluster.
-Protocol violations of the proxy are recorded; `GET /` at port S reports them and the sessions.
+SESSION_STATES, login with a session token, SET SESSION_STATES. Nodes with the same key accept each other's
+tokens. Any GET at port S returns the sessions and the proxy's protocol violations.
 """
 
 from __future__ import annotations
@@ -60,21 +60,20 @@ def make_signer(key: bytes) -> Signer:
 class SharedNodeState:
     """The state of all nodes of this process, by node address.
 
-    `emptied_at`: when the last session left a node (time.monotonic).
+    `emptied_at`: when the last session left a node (time.monotonic), for nodes without sessions.
     """
 
     signer: Signer
     sessions: Counter[str] = field(default_factory=Counter)
     logins: Counter[str] = field(default_factory=Counter)
-    moved_in: Counter[str] = field(default_factory=Counter)
     emptied_at: dict[str, float] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     connections: int = 0
 
-    def session_opened(self, node: str, *, moved: bool) -> None:
+    def session_opened(self, node: str, *, is_by_token: bool) -> None:
         """Count a session that has logged in or migrated to the node."""
         self.sessions[node] += 1
-        (self.moved_in if moved else self.logins)[node] += 1
+        self.logins[node] += not is_by_token
         self.emptied_at.pop(node, None)
 
     def session_closed(self, node: str) -> None:
@@ -84,18 +83,19 @@ class SharedNodeState:
             self.emptied_at[node] = time.monotonic()
 
     def report_as_json(self) -> bytes:
-        """Return the report as JSON."""
-        counts = {"sessions": self.sessions, "logins": self.logins, "arrivals": self.moved_in}
+        """Return this state as JSON, with the totals that TiDB's `GET /status` has."""
+        counts = {"sessions": self.sessions, "logins": self.logins}
         content = counts | {"emptied": self.emptied_at, "violations": self.violations[:_MAX_VIOLATIONS]}
-        return json.dumps(content).encode()
+        status = {"connections": self.sessions.total(), "version": VERSION, "git_hash": "fake"}
+        return json.dumps(content | status).encode()
 
 
 class ProtocolViolation(Exception):
-    """The proxy violated the protocol; this ends the connection."""
+    """The proxy violated the protocol. The node closes the connection."""
 
 
 class NodeSession(asyncio.Protocol):
-    """One connection. `_identity` names the session on every node, and is the only content of its states."""
+    """One connection. The session states contain only `_identity`, which thus survives migrations."""
 
     def __init__(self, state: SharedNodeState) -> None:
         self._state = state
@@ -135,17 +135,17 @@ class NodeSession(asyncio.Protocol):
         login = parse_handshake_response(payload)
         if login.user != _USER:
             raise ProtocolViolation(f"a login of {login.user!r}")
-        if moved := login.plugin == _TOKEN_PLUGIN:
+        if is_by_token := login.plugin == _TOKEN_PLUGIN:
             try:
                 verify_token(self._state.signer, login.auth_response, login.user, time.time_ns())
             except TokenRejected as reason:
                 raise ProtocolViolation(f"an invalid token: {reason}") from reason
         elif login.plugin != NATIVE_PASSWORD or login.auth_response:
             raise ProtocolViolation(f"a login with {login.plugin} and {len(login.auth_response)} bytes")
-        self._handle_packet = self._handle_before_restore if moved else self._handle_command
+        self._handle_packet = self._handle_before_restore if is_by_token else self._handle_command
         self._is_logged_in = True
         self._identity = f"{self._node}/{self._number}"
-        self._state.session_opened(self._node, moved=moved)
+        self._state.session_opened(self._node, is_by_token=is_by_token)
         self._transport.write(frame(2, ok(AUTOCOMMIT)))
 
     def _handle_before_restore(self, payload: bytes) -> None:
@@ -171,8 +171,8 @@ class NodeSession(asyncio.Protocol):
                 )
             case MySqlCommand.QUERY, statement if statement == _EXPORT_STATEMENT:
                 self._send_payloads(self._export_states())
-            case MySqlCommand.QUERY, statement if statement.startswith(_RESTORE_PREFIX):
-                # Undoes changes of the export: the session stays.
+            case MySqlCommand.QUERY, statement if statement.startswith((_RESTORE_PREFIX, b"SET NAMES ")):
+                # A restore undoes an export of a session that stays here. PyMySQL sends SET NAMES.
                 self._send_payloads([ok(AUTOCOMMIT)])
             case _:
                 self._send_payloads([err(1105, "this fake node does not know the statement", "HY000")])
@@ -189,7 +189,6 @@ class NodeSession(asyncio.Protocol):
         return result_set(columns, [row], AUTOCOMMIT, deprecate_eof=False)
 
     def _restore_states(self, statement: bytes) -> None:
-        """Restore the states that another node has exported."""
         literal = statement.removeprefix(_RESTORE_PREFIX)
         if not literal.endswith(b"'"):
             raise ProtocolViolation("an unterminated literal")
@@ -222,15 +221,14 @@ async def serve(port: int, status: int, key: bytes) -> None:
     loop = asyncio.get_running_loop()
     sql = await loop.create_server(lambda: NodeSession(state), "0.0.0.0", port, backlog=4096)
     report_server = await asyncio.start_server(
-        lambda reader, writer: _serve_report(state, reader, writer), "127.0.0.1", status
+        lambda reader, writer: _serve_report(state, reader, writer), "0.0.0.0", status
     )
-    gc.disable()  # there are no reference cycles, and its pauses would be attributed to the proxy
+    gc.disable()  # its pauses would be attributed to the proxy; there are no reference cycles
     async with sql, report_server:
         await asyncio.gather(sql.serve_forever(), report_server.serve_forever())
 
 
 def main() -> None:
-    """Parse the command line and serve."""
     parser = argparse.ArgumentParser(prog="python -m bench.migration.fake_node", description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--status", type=int, required=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench.machine import ResourceUsage
 from bench.migration import event_loop_latency
 from bench.migration.event_loop_latency import LoopDurations
 from bench.migration.rolling_restart import RollingRestartResult
-from bench.migration.statement_latency import (
+from bench.migration.stopwatch import (
     TimedStatement,
     TimeWindow,
     latencies_ms,
@@ -16,47 +17,45 @@ from bench.migration.statement_latency import (
     statements_during,
 )
 from bench.reporting.report import BenchmarkFigure, Spread
-from bench.resource_usage import ResourceUsage
 
 MAX_EMPTYING_SECONDS = 5.0
-"""Target for 1,000 sessions to leave a node; at 500 per second it takes 2 s."""
+"""Target for 1,000 sessions to leave a node. At 500 migrations per second, this takes 2 s."""
 MAX_STALL_MS = 10.0
-"""Target for the longest time that a worker serves no other session."""
+"""Target for the longest iteration of the worker's event loop. Other sessions wait until it ends."""
 MAX_STATEMENT_MS = 100.0
 """Target for the slowest statement while sessions migrate."""
 MEMORY_TOLERANCE_PERCENT = 5.0
-"""Growth that still counts as flat: allocators return memory at unpredictable times."""
+"""Memory growth that counts as none, since allocators return memory at unpredictable times."""
 _MAX_LISTED_STATEMENTS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedPhase:
-    """A time window with the iterations of the worker's event loop in it."""
+    """A time window, and the iterations of the worker's event loop during it."""
 
     window: TimeWindow
     loop_durations: LoopDurations
 
     @property
     def seconds(self) -> float:
-        """The length of the window."""
         return self.window.end - self.window.begin
 
 
 @dataclass(frozen=True, slots=True)
-class CrowdResult:
-    """The drain of a node with `moved` of `sessions` sessions. `statements`: of the measuring session."""
+class IdleSessionsResult:
+    """A drain that migrated `migrated` of `sessions` sessions. `statements`: those of the stopwatch."""
 
     sessions: int
-    moved: int
+    migrated: int
     statements: Sequence[TimedStatement]
     without_drain: ObservedPhase
     during_drain: ObservedPhase
 
 
-def crowd_figures(result: CrowdResult) -> list[BenchmarkFigure]:
-    """Return how long the node took to be empty, and how long others waited meanwhile."""
-    target = MAX_EMPTYING_SECONDS * max(1.0, result.moved / 1000)
-    name = f"{result.moved:,} of {result.sessions:,} sessions leave a node"
+def idle_sessions_figures(result: IdleSessionsResult) -> list[BenchmarkFigure]:
+    """Return how long the drain took, and how long the stopwatch's session and the worker's loop stalled."""
+    target = MAX_EMPTYING_SECONDS * max(1.0, result.migrated / 1000)
+    name = f"{result.migrated:,} of {result.sessions:,} sessions leave a node"
     note = "none reconnected, and all answered afterwards"
     figures = [
         BenchmarkFigure(f"{name}: until it is empty", result.during_drain.seconds, "s", target, note=note)
@@ -70,7 +69,7 @@ def crowd_figures(result: CrowdResult) -> list[BenchmarkFigure]:
         slow_iterations = event_loop_latency.count_longer(phase.loop_durations, 1.0)
         figures += [
             BenchmarkFigure(
-                f"slowest statement of a session beside, {phase_name}",
+                f"slowest statement of another session, {phase_name}",
                 slowest_ms(statements),
                 "ms",
                 limit,
@@ -78,7 +77,7 @@ def crowd_figures(result: CrowdResult) -> list[BenchmarkFigure]:
                 f"the slowest of all: {_format_numbers(latencies[:_MAX_LISTED_STATEMENTS])} ms",
             ),
             BenchmarkFigure(
-                f"longest turn of the worker, {phase_name}",
+                f"longest loop iteration of the worker, {phase_name}",
                 event_loop_latency.longest_ms(phase.loop_durations),
                 "ms",
                 limit,
@@ -89,11 +88,11 @@ def crowd_figures(result: CrowdResult) -> list[BenchmarkFigure]:
 
 
 @dataclass(frozen=True, slots=True)
-class RepeatedMovesResult:
-    """Sessions that migrated repeatedly.
+class RepeatedMigrationsResult:
+    """Sessions that migrated repeatedly. `sessions_left`: the module's session count at the end.
 
     `before`: Envoy's resources before the sessions connected; `after`: after all were closed; `samples`:
-    migrations so far, and Envoy's resources then; `sessions_left`: the module's count at the end.
+    numbers of migrations so far, each with Envoy's resources at that time.
     """
 
     sessions: int
@@ -104,39 +103,33 @@ class RepeatedMovesResult:
     sessions_left: int
 
 
-def repeated_moves_figures(result: RepeatedMovesResult) -> list[BenchmarkFigure]:
+def repeated_migrations_figures(result: RepeatedMigrationsResult) -> list[BenchmarkFigure]:
     """Return the growth of Envoy's resources over the migrations."""
-    (first_moves, first), (moves, last) = result.samples[0], result.samples[-1]
-    named = f"after {moves:,} moves against {first_moves:,}"
+    (first_count, first), (last_count, last) = result.samples[0], result.samples[-1]
+    named = f"after {last_count:,} moves against {first_count:,}"
     samples_text = "; ".join(
         f"{count:,}: {usage.memory_mib:.1f} MiB, {usage.open_files:,} files,"
         f" {usage.epoll_entries:,} epoll entries"
         for count, usage in result.samples
     )
-    rate_text = f"{result.sessions:,} sessions, {moves / result.seconds:,.0f} moves/s"
-    growth_percent = (last.memory_mib / first.memory_mib - 1) * 100
+    rate_text = f"{result.sessions:,} sessions, {last_count / result.seconds:,.0f} moves/s"
+    memory = BenchmarkFigure(
+        f"resident memory {named}",
+        (last.memory_mib / first.memory_mib - 1) * 100,
+        "%",
+        MEMORY_TOLERANCE_PERCENT,
+        note=f"{rate_text}; {samples_text}",
+    )
+    before, after, gone = result.before, result.after, "when all sessions have gone"
+    counts = {
+        f"open files {named}": last.open_files - first.open_files,
+        f"epoll entries {named}": last.epoll_entries - first.epoll_entries,
+        f"open files {gone}": after.open_files - before.open_files,
+        f"epoll entries {gone}": after.epoll_entries - before.epoll_entries,
+    }
     return [
-        BenchmarkFigure(
-            f"resident memory {named}",
-            growth_percent,
-            "%",
-            MEMORY_TOLERANCE_PERCENT,
-            note=f"{rate_text}; {samples_text}",
-        ),
-        BenchmarkFigure(f"open files {named}", last.open_files - first.open_files, "more", 0),
-        BenchmarkFigure(f"epoll entries {named}", last.epoll_entries - first.epoll_entries, "more", 0),
-        BenchmarkFigure(
-            "open files when all sessions have gone",
-            result.after.open_files - result.before.open_files,
-            "more",
-            0,
-        ),
-        BenchmarkFigure(
-            "epoll entries when all sessions have gone",
-            result.after.epoll_entries - result.before.epoll_entries,
-            "more",
-            0,
-        ),
+        memory,
+        *(BenchmarkFigure(name, value, "more", 0) for name, value in counts.items()),
         BenchmarkFigure("sessions still counted when all have gone", result.sessions_left, "", 0),
     ]
 
@@ -144,26 +137,23 @@ def repeated_moves_figures(result: RepeatedMovesResult) -> list[BenchmarkFigure]
 def rolling_figures(result: RollingRestartResult, rounds: int) -> list[BenchmarkFigure]:
     """Return the effect of rolling restarts on clients."""
     counts, latencies = result.counts, latencies_ms(result.statements)
-    note = f"{sum(result.moved.values()):,} sessions migrated, {counts.statements:,} statements of sysbench"
+    note = (
+        f"{sum(result.migrated.values()):,} sessions migrated, {counts.statements:,} statements of sysbench"
+    )
     name = f"{rounds} rolling restarts"
     return [
         BenchmarkFigure(
             f"{name}: errors and reconnects", counts.errors + counts.reconnects, "", 0, note=note
         ),
-        BenchmarkFigure(
-            f"{name}: slowest statement while sessions leave",
-            result.slowest_while_draining,
-            "ms",
-            MAX_STATEMENT_MS,
+        *(
+            BenchmarkFigure(f"{name}: slowest statement {when}", value, "ms", MAX_STATEMENT_MS)
+            for when, value in (
+                ("while sessions leave", result.slowest_while_draining),
+                ("during its own migration", result.slowest_while_migrating),
+            )
         ),
         BenchmarkFigure(
-            f"{name}: slowest statement around a move of its own",
-            result.slowest_while_moving,
-            "ms",
-            MAX_STATEMENT_MS,
-        ),
-        BenchmarkFigure(
-            f"{name}: slowest statement while none leaves",
+            f"{name}: slowest statement without a drain",
             result.slowest_at_rest,
             "ms",
             spread=Spread.of(latencies),

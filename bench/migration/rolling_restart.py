@@ -1,4 +1,4 @@
-"""Rolling restarts of all nodes under sysbench's oltp_read_write, measured by a stopwatch session."""
+"""Rolling restarts of all nodes under sysbench's oltp_read_write, while a stopwatch session measures."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from itertools import product
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
-from bench.migration.statement_latency import (
+from bench.migration.stopwatch import (
     TimedStatement,
     TimeWindow,
     run_stopwatch,
     slowest_ms,
     statements_during,
-    statements_outside,
+    stop_stopwatch,
 )
-from bench.sysbench_load.clients import RunningSysbench, SysbenchCounts, SysbenchLoad
-from bench.sysbench_load.table import make_table
+from bench.sysbench import RunningSysbench, SysbenchCounts, SysbenchLoad, make_table
+from sandbox.envoy import EnvoyProcess
 from sandbox.local_cluster import LocalCluster
 from sandbox.tidb import Tidb
 
@@ -28,20 +29,20 @@ NODE_COUNT = 3
 THREADS = 32
 ROWS = 10_000
 MODERATE_TRANSACTIONS_PER_SECOND = 100
-"""Rate of transactions (2,000 statements per second) that does not saturate the machine: otherwise each
-statement queues at the simulated TiDB servers, and its latency says nothing about migration."""
+"""Transactions per second (2,000 statements) that do not saturate the machine. At full load, statements queue
+at the fake TiDB servers, and their latency says nothing about migration."""
 _STOPWATCH_INTERVAL_SECONDS = 0.002
-"""Interval of the stopwatch's statements: sysbench needs the machine, too."""
+"""Interval of the stopwatch's statements, long enough to leave CPU for sysbench."""
 _STEP_TIMEOUT_SECONDS = 60.0
 _STATS_WAIT_SECONDS = 1.5
-"""Time until all counts are reported."""
+"""Time until the module has reported all counts."""
 _MIGRATIONS_METRIC = "envoy_tidevoy_migrations"
 MIGRATED = ("moved", "ok")
 
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """The protocol options of a run. `tls`: on both sides of the Envoy."""
+    """The protocol options of a run. `tls`: whether both sides of Envoy use TLS."""
 
     prepared: bool
     tls: bool
@@ -62,10 +63,9 @@ ALL_COMBINATIONS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class RollingRestartResult:
-    """The result of a run.
+    """The result of a run. `migrations`: counts by node, then by result and reason.
 
-    `migrations`: counts by node, then by result and reason. `statements`: of the stopwatch. `drain_windows`:
-    when sessions left nodes.
+    `statements`: of the stopwatch. `drain_windows`: from the start of each drain until the node was empty.
     """
 
     combination: Combination
@@ -75,13 +75,12 @@ class RollingRestartResult:
     drain_windows: Sequence[TimeWindow]
 
     @property
-    def moved(self) -> dict[str, int]:
-        """Sessions that have migrated away, by node."""
+    def migrated(self) -> dict[str, int]:
+        """Sessions that have migrated away, per node."""
         return {node: counts.get(MIGRATED, 0) for node, counts in self.migrations.items()}
 
     @property
     def failed_by_reason(self) -> dict[str, int]:
-        """Failed attempts by reason."""
         reasons: dict[str, int] = {}
         for counts in self.migrations.values():
             for (result, reason), count in counts.items():
@@ -96,15 +95,15 @@ class RollingRestartResult:
         return slowest_ms(statements_during(self.statements, self.drain_windows))
 
     @property
-    def slowest_while_moving(self) -> float:
-        """The slowest statement during or just after a migration of the stopwatch's own session, in ms."""
-        return slowest_ms(statement for statement in self.statements if statement.moved)
+    def slowest_while_migrating(self) -> float:
+        """The slowest statement, in ms, just before or during which the stopwatch's session migrated."""
+        return slowest_ms(statement for statement in self.statements if statement.migrated)
 
     @property
     def slowest_at_rest(self) -> float:
-        """The slowest statement without any drain or migration, in milliseconds: the effect of the load."""
-        undisturbed = statements_outside(self.statements, self.drain_windows)
-        return slowest_ms(statement for statement in undisturbed if not statement.moved)
+        """The slowest statement of the stopwatch without any drain or migration, in milliseconds."""
+        undisturbed = statements_during(self.statements, self.drain_windows, inside=False)
+        return slowest_ms(statement for statement in undisturbed if not statement.migrated)
 
 
 async def run_rolling_restart(
@@ -118,7 +117,7 @@ async def run_rolling_restart(
 ) -> RollingRestartResult:
     """Restart all nodes of `stack` one after another under load, `rounds` times.
 
-    `rate`: transactions per second, 0: full speed; `ca`: the Envoy's CA, with TLS.
+    `rate`: transactions per second, 0: full speed; `ca`: the CA of Envoy's certificate, with TLS.
 
     Raises ProcessFailed if sysbench or the stopwatch fails, WaitTimeout and TimeoutError.
     """
@@ -133,14 +132,14 @@ async def run_rolling_restart(
             for node in stack.tidb:
                 drain_windows.append(await restart_node(stack, node, sysbench))
         counts = await sysbench.stop()
-        statements = await stopwatch.stop()
+        statements = await stop_stopwatch(stopwatch)
     return RollingRestartResult(
         combination, counts, await _read_migration_counts(stack), statements, drain_windows
     )
 
 
 async def restart_node(stack: LocalCluster, node: Tidb, clients: RunningSysbench) -> TimeWindow:
-    """Drain, stop, start and undrain a node; return when its sessions left."""
+    """Drain, stop, start and undrain a node; return the window from the drain until the node was empty."""
 
     async def is_in_state(state: str) -> bool:
         clients.raise_if_ended()
@@ -162,17 +161,25 @@ async def restart_node(stack: LocalCluster, node: Tidb, clients: RunningSysbench
 async def _read_migration_counts(stack: LocalCluster) -> dict[str, dict[tuple[str, str], int]]:
     """Return the module's migration counts, which it reports to Envoy once a second."""
     await asyncio.sleep(_STATS_WAIT_SECONDS)
-    page = (await stack.envoy.get("/stats/prometheus?filter=^tidevoy")).text
+    page = await fetch_module_stats(stack.envoy)
     counts: dict[str, dict[tuple[str, str], int]] = {node.address: {} for node in stack.tidb}
     for node, result, reason, count in parse_migration_counts(page):
         counts.setdefault(node, {})[result, reason] = count
     return counts
 
 
+async def fetch_module_stats(envoy: EnvoyProcess) -> str:
+    """Return the module's metrics in Prometheus' text format, from Envoy's admin interface."""
+    return (await envoy.get("/stats/prometheus?filter=^tidevoy")).text
+
+
+def parse_samples(page: str, name: str) -> Iterator[Sample]:
+    """Yield the samples of one gauge or counter."""
+    for family in text_string_to_metric_families(page):
+        yield from (sample for sample in family.samples if sample.name in (name, f"{name}_total"))
+
+
 def parse_migration_counts(page: str) -> Iterator[tuple[str, str, str, int]]:
     """Yield node, result, reason and count of each migration series on Envoy's Prometheus page."""
-    for family in text_string_to_metric_families(page):
-        for sample in family.samples:
-            if sample.name in (_MIGRATIONS_METRIC, f"{_MIGRATIONS_METRIC}_total"):
-                labels = sample.labels
-                yield labels["node"], labels["result"], labels["reason"], int(sample.value)
+    for sample in parse_samples(page, _MIGRATIONS_METRIC):
+        yield sample.labels["node"], sample.labels["result"], sample.labels["reason"], int(sample.value)

@@ -1,4 +1,4 @@
-"""Parse call stacks of `perf script`, and classify their CPU time."""
+"""Parse the call stacks that `perf script` prints, and assign their CPU time to areas such as `TCP send`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
-# From the thread's name to the running function; kernel functions end in KERNEL_SUFFIX.
+# The thread's name, then the functions, the outermost first. Kernel functions end in KERNEL_SUFFIX.
 CallStack = tuple[str, ...]
 
 PERF_FIELDS = "comm,ip,sym,dso"  # the fields of `perf script` that `fold_stacks` needs
@@ -16,7 +16,7 @@ KERNEL_SUFFIX = "_[k]"  # the mark that other flame graph tools use
 USER_AREA = "user code"
 OTHER_KERNEL_AREA = "other kernel"
 
-# The first pattern that matches a function decides its area.
+# The first pattern that matches a function name decides its area.
 _AREAS = (
     (
         "wake-ups",
@@ -55,8 +55,8 @@ _FRAME_PATTERN = re.compile(r"[0-9a-f]+ (?P<name>.+) \((?P<file>[^()]*)(?: \(del
 def fold_stacks(output: str) -> Counter[CallStack]:
     """Count the samples of each stack in the output of `perf script -F PERF_FIELDS`.
 
-    A function without a symbol gets the name of its file. Consecutive equal frames are merged, so a stripped
-    program appears as one frame; addresses in no file are omitted.
+    A function without a symbol gets the name of its file. Consecutive equal frames are merged, so that a
+    stripped program appears as one frame. Addresses outside any file are left out.
     """
     stacks: Counter[CallStack] = Counter()
     for sample in re.split(r"\n\s*\n", output.strip("\n")):
@@ -68,7 +68,7 @@ def fold_stacks(output: str) -> Counter[CallStack]:
 
 
 def classify_stack(stack: Sequence[str]) -> str:
-    """Return the area of a stack, which its innermost kernel function with a known area decides."""
+    """Return the area of a stack: that of the innermost kernel function that a pattern matches."""
     for function in reversed(stack):
         if not function.endswith(KERNEL_SUFFIX):
             break
@@ -79,7 +79,7 @@ def classify_stack(stack: Sequence[str]) -> str:
 
 
 def area_shares(stacks: Mapping[CallStack, int]) -> dict[str, float]:
-    """Return the share of all samples, from 0 to 1, of each of AREAS. Raises ValueError without samples."""
+    """Return the fraction of all samples in each of AREAS. Raises ValueError without samples."""
     total = sum(stacks.values())
     if not total:
         raise ValueError("there are no samples")

@@ -7,20 +7,18 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bench.errors import translate_errors
+from bench.errors import convert_errors_to_benchmark_failed
 from bench.machine import Machine, MachineCondition
 from bench.profiling.call_stacks import PERF_FIELDS, CallStack, fold_stacks
 from bench.profiling.page import Profile, write_profiles
-from bench.proxies.command import ProxyBenchSetup, prepare_setup
-from bench.proxies.comparison import start_all
 from bench.proxies.contenders import Contender, RunningProxy, standard_contenders
-from bench.proxies.workloads import WORKLOADS, Encryption, ProxyWorkload
+from bench.proxies.setup import ProxyBenchSetup, prepare_setup
+from bench.proxies.workloads import WORKLOADS, ProxyWorkload
 from cli.output import print_note
 from controlplane.errors import TidevoyError
 from sandbox.child_process import ChildProcess, ProcessFailed, describe_exit, find_program
@@ -28,12 +26,12 @@ from sandbox.child_process import ChildProcess, ProcessFailed, describe_exit, fi
 PERF_PACKAGE = "linux-perf"
 _PROFILED_WORKLOADS = ("point select, 16 clients", "10,000 rows", "300 new connections/s")
 _RECORD_SECONDS = 10
-_PERF_TIMEOUT_SECONDS = 30.0  # for perf to write its file, and to read it
+_PERF_TIMEOUT_SECONDS = 30.0  # for perf to write its file, and for perf script to read it
 _DOCS_DIRECTORY = Path(__file__).parents[2] / "docs" / "internals"
 
-# All processes are recorded, and filtered to one proxy afterwards: a clock of one process is reprogrammed at
-# every task switch, which would be a large part of the profile. No hardware counter, since not every machine
-# has one.
+# perf records all processes, and the samples are filtered afterwards: with a clock for only one process, the
+# kernel reprograms the timer at every task switch, which would dominate the profile. `cpu-clock` needs no
+# hardware counter, which some machines lack.
 _PERF_RECORD_ARGUMENTS = ("record", "--all-cpus", "--event=cpu-clock", "--freq=997", "-g", "--quiet")
 
 
@@ -42,19 +40,6 @@ class NoSamples(TidevoyError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"perf has no sample of {name}; record longer: tidevoy profile --seconds 30")
-
-
-@dataclass(frozen=True, slots=True)
-class _Recording:
-    """A perf recording of a proxy's processes under load."""
-
-    workload: ProxyWorkload
-    contender: Contender
-    processes: Sequence[int]
-    condition: MachineCondition
-    cpu_seconds_per_query: float
-    queries_per_second: float
-    data: Path
 
 
 def register(app: typer.Typer) -> None:
@@ -70,7 +55,7 @@ def command(
 ) -> None:
     """Profile the CPU time of HAProxy, Envoy and Tidevoy with perf; needs root."""
     machine = Machine.here()
-    with translate_errors("profile"):
+    with convert_errors_to_benchmark_failed("profile"):
         profiles = asyncio.run(profile_proxies(seconds))
     for path in write_profiles(profiles, machine, directory):
         print_note(f"wrote {path}")
@@ -81,24 +66,20 @@ async def profile_proxies(seconds: int) -> list[Profile]:
 
     Raises NoSamples, ProcessFailed, ProgramMissing or TimeoutError.
     """
-    find_program("perf", PERF_PACKAGE)  # fail before anything is started
+    find_program("perf", PERF_PACKAGE)  # fail before starting anything
     workloads = [workload for workload in WORKLOADS if workload.name in _PROFILED_WORKLOADS]
     contenders = standard_contenders()
-    async with (
-        prepare_setup() as bench,
-        start_all(contenders, bench.site, Encryption.NONE, bench.pinning) as proxies,
-    ):
-        recordings = [
-            await _record_proxy(workload, contender, proxies[contender.name], bench, seconds)
+    async with prepare_setup() as bench, bench.run(contenders) as proxies:
+        return [
+            await _profile_proxy(workload, contender, proxies[contender.name], bench, seconds)
             for workload in workloads
             for contender in contenders
         ]
-        return [_make_profile(recording) for recording in recordings]
 
 
-async def _record_proxy(
+async def _profile_proxy(
     workload: ProxyWorkload, contender: Contender, proxy: RunningProxy, bench: ProxyBenchSetup, seconds: int
-) -> _Recording:
+) -> Profile:
     print_note(f"{workload.name}: {contender.name}")
     condition = await MachineCondition.now()
     directory = bench.site.directory
@@ -109,7 +90,7 @@ async def _record_proxy(
         statement=workload.statement,
         numbers=workload.highest_id,
     ) as slices:
-        perf = ChildProcess.start(
+        perf = ChildProcess(
             "perf",
             [find_program("perf", PERF_PACKAGE), *_PERF_RECORD_ARGUMENTS, f"--output={data}"],
             directory=directory,
@@ -124,42 +105,29 @@ async def _record_proxy(
             async with asyncio.timeout(_PERF_TIMEOUT_SECONDS):
                 code = await perf.wait()
         finally:
-            await perf.kill()  # no effect if it has exited
+            await perf.kill()  # no effect if perf has exited
     if code not in (0, -signal.SIGINT):
         raise ProcessFailed("perf", f"{describe_exit(code)} (it needs root)", perf.tail())
     queries = len(slice_result.latencies)
-    return _Recording(
-        workload,
-        contender,
-        proxy.processes(),
-        condition,
-        cpu_seconds / queries,
-        queries / slice_result.seconds,
-        data,
-    )
-
-
-def _make_profile(recording: _Recording) -> Profile:
-    stacks = _read_stacks(recording)
+    stacks = _read_stacks(data, proxy.processes())
     if not stacks:
-        raise NoSamples(recording.contender.name)
+        raise NoSamples(contender.name)
     return Profile(
-        workload=recording.workload.name,
-        proxy=recording.contender.name,
-        version=recording.contender.version,
-        condition=recording.condition,
-        cpu_us_per_query=recording.cpu_seconds_per_query * 1e6,
-        queries_per_second=recording.queries_per_second,
+        workload=workload.name,
+        proxy=contender.name,
+        version=contender.version,
+        condition=condition,
+        cpu_us_per_query=cpu_seconds / queries * 1e6,
+        queries_per_second=queries / slice_result.seconds,
         stacks=stacks,
     )
 
 
-def _read_stacks(recording: _Recording) -> Counter[CallStack]:
+def _read_stacks(data: Path, processes: Sequence[int]) -> Counter[CallStack]:
     command = [
-        *(find_program("perf", PERF_PACKAGE), "script"),
-        *(f"--input={recording.data}", f"--fields={PERF_FIELDS}"),
-        f"--pid={','.join(str(pid) for pid in recording.processes)}",
-        "--no-inline",  # resolving inlined functions looks up every address, which is slow
+        *(find_program("perf", PERF_PACKAGE), "script", f"--input={data}", f"--fields={PERF_FIELDS}"),
+        f"--pid={','.join(map(str, processes))}",
+        "--no-inline",  # looking up inlined functions is slow
     ]
     perf_script = subprocess.run(
         command, check=True, capture_output=True, text=True, errors="replace", timeout=_PERF_TIMEOUT_SECONDS

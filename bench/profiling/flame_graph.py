@@ -1,4 +1,4 @@
-"""Draw a flame graph as SVG: a box per function, as wide as its share of samples, above its caller."""
+"""Draw a flame graph as SVG: a box for each function, above its caller, as wide as its share of samples."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from bench.profiling.call_stacks import AREAS, KERNEL_SUFFIX, CallStack, classify_stack
-from bench.reporting.svg import as_svg
+from bench.reporting.charts import as_svg
 
 _WIDTH_INCHES, _ROW_HEIGHT_INCHES, _HEADER_HEIGHT_INCHES = 13, 0.22, 0.9
-_LETTERS_PER_WIDTH = 175  # letters of a name that fit into the full width
-_MIN_SHARE = 0.005  # narrower boxes and their callees are omitted
+_LETTERS_PER_WIDTH = 175  # letters that fit into a box of the full width
+_MIN_SHARE = 0.005  # narrower boxes and the functions they call are left out
 # Background colors for black text, in the order of AREAS.
 _COLOUR_BY_AREA = (
     *("#d0d7de", "#ffab70", "#d2a8ff", "#f692ce", "#79c0ff", "#7ee787", "#ffdf5d", "#ff9a94", "#b6a999"),
@@ -20,8 +20,6 @@ _COLOUR_BY_AREA = (
 
 @dataclass(slots=True)
 class _CallTreeNode:
-    """A function in one call path."""
-
     samples: int = 0
     callees: dict[str, _CallTreeNode] = field(default_factory=dict)
 
@@ -77,7 +75,7 @@ def _build_call_tree(stacks: Mapping[CallStack, int]) -> _CallTreeNode:
 def _boxes(node: _CallTreeNode, path: CallStack, x: int, total: int) -> Iterator[tuple[CallStack, int, int]]:
     """Yield the call path, start and width of each box above a node; start and width are in samples.
 
-    `path` is the node's own call path, `total` the number of all samples.
+    `path`: the node's own call path; `x`: its start; `total`: number of all samples.
     """
     for function, callee in sorted(node.callees.items()):
         if callee.samples / total >= _MIN_SHARE:

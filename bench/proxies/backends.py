@@ -1,7 +1,7 @@
 """The server behind all proxies: MariaDB, or a real TiDB with PD and a store.
 
-One server, not several: the distribution of clients over several servers is random and differs between
-proxies, and one server answers four clients faster than two servers answer two clients each.
+The backend has only one server. With several servers, chance would decide how each proxy distributes its
+clients, which changes the results: one server answers four clients faster than two servers answer two each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.machine import version_of
 from bench.proxies.workloads import ROWS
-from bench.sysbench_load.table import make_table
+from bench.sysbench import make_table
 from sandbox import tidb_binaries
 from sandbox.child_process import find_program
 from sandbox.mariadb import PACKAGE, MariaDb
@@ -29,8 +29,8 @@ _MAX_CONNECTIONS = 25_000
 class DatabaseBackend:
     """A running server whose user root has no password.
 
-    `name`: its name in results; `ca`: CA of its certificate; `pd`: address of PD, or empty; `cluster`: the
-    TiDB cluster, or None.
+    `name`: name in results; `ca`: CA of its certificate; `pd`: address of PD, or empty; `cluster`: the TiDB
+    cluster, or None.
     """
 
     name: str
@@ -41,25 +41,22 @@ class DatabaseBackend:
     cluster: TidbCluster | None = None
 
     def settings(self) -> dict[str, Any]:
-        """Return the control plane settings by which it discovers the server."""
+        """Return the control plane settings to find the server. Nodes from PD get health checks."""
         if self.pd:
-            return {"pd": {"urls": [f"http://{self.pd}"]}}
-        no_checks = {"status": {"enabled": False}, "sql": {"enabled": False}}
-        return {"nodes": [{"address": f"127.0.0.1:{self.port}"}], "health": no_checks}
+            return {"pd": {"urls": [f"http://{self.pd}"]}, "health": {}}
+        return {"nodes": [{"address": f"127.0.0.1:{self.port}"}]}
 
 
 class _MariaDbWithTls(MariaDb):
-    """A MariaDB server with TLS."""
-
     certificate: SessionCertificate
 
     def command(self) -> list[str]:
-        """Return the command with the certificate's options."""
         return [
             *super().command(),
             f"--ssl-cert={self.certificate.cert}",
             f"--ssl-key={self.certificate.key}",
-            # Otherwise MariaDB reserves thousands of open files for tables, which connections then lack.
+            # Otherwise, MariaDB reserves thousands of open files for tables, and connections run out of
+            # files.
             "--table-open-cache-instances=1",
         ]
 
@@ -89,11 +86,5 @@ async def start_tidb(directory: Path, binaries: TidbBinaries) -> AsyncIterator[D
     async with TidbCluster.start(directory / "tidb", binaries, nodes=1) as cluster:
         node = cluster.tidb[0]
         await make_table(node.port, directory / "table", rows=ROWS)
-        yield DatabaseBackend(
-            "tidb",
-            version,
-            node.port,
-            cluster.certificate.cert,
-            pd=cluster.pd.address,
-            cluster=cluster,
-        )
+        certificate = cluster.certificate.cert
+        yield DatabaseBackend("tidb", version, node.port, certificate, cluster.pd.address, cluster)

@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import itertools
 import statistics
-import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Sequence
 
-from bench.load_client import LoadClient
+from pydantic import computed_field
+from pydantic.dataclasses import dataclass
+
 from bench.machine import MachineCondition
 from bench.proxies import interleaving
-from bench.proxies.contenders import Contender, ProxySite, RunningProxy
-from bench.proxies.interleaving import BLOCKS, FIGURES, SLICES_PER_BLOCK, Measurement
-from bench.proxies.pinning import CpuPinning
+from bench.proxies.contenders import Contender
+from bench.proxies.interleaving import BLOCKS, FIGURES, Measurement
+from bench.proxies.setup import ProxyBenchSetup
 from bench.proxies.significance import Ratio, RatioVerdict
-from bench.proxies.workloads import Encryption, ProxyWorkload
-from cli.output import format_duration, print_note
-
-_STARTUP_SECONDS = 8.0  # of all contenders together
-_OVERHEAD_FACTOR = 1.15  # slices wait for the last responses
+from bench.proxies.workloads import ProxyWorkload
+from cli.output import print_note, show_table
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Comparison:
-    """One figure of one contender under one workload, compared with the reference.
+    """One figure of one contender under one workload, compared with the reference (the first contender).
 
-    `value` and `reference_value`: medians of all blocks, in the unit of the figure. `others_busy`: the share
-    of the machine, from 0 to 1, that other programs used meanwhile.
+    `value` and `reference_value`: medians of all blocks, in the unit of the figure. `others_busy`: fraction
+    of the machine, from 0 to 1, that other programs used during the measurement.
     """
 
     workload: str
@@ -41,37 +36,26 @@ class Comparison:
     ratio: Ratio
     others_busy: float
 
+    @computed_field  # type: ignore[prop-decorator]  # mypy does not support decorated properties
     @property
     def verdict(self) -> RatioVerdict:
-        """The ratio's verdict, or unclear if other programs used the machine."""
+        """The verdict on the ratio, or UNCLEAR if other programs used too much of the machine."""
         return RatioVerdict.UNCLEAR if self.is_disturbed else self.ratio.verdict
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether other programs used too much of the machine."""
         return self.others_busy > MachineCondition.MAX_OTHERS_BUSY
 
     def describe_verdict(self) -> str:
-        """Return the verdict with its reason."""
         if self.is_disturbed:
             return f"unclear: other programs used {self.others_busy:.0%} of the machine"
         return self.ratio.describe_verdict()
-
-    def as_json(self) -> dict[str, Any]:
-        """Return JSON data; numbers are not rounded."""
-        return {**asdict(self), "verdict": str(self.verdict)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Comparison:
-        """Parse the JSON data of `as_json`."""
-        fields = {name: value for name, value in data.items() if name != "verdict"}
-        return cls(**{**fields, "ratio": Ratio.from_json(data["ratio"])})
 
 
 def compare_measurement(
     workload: ProxyWorkload, measurement: Measurement, reference: str
 ) -> list[Comparison]:
-    """Compare each figure of the workload of each contender with the reference."""
+    """Compare the workload's figures of each contender with those of the reference."""
     comparisons = []
     figures = [figure for figure in measurement.figure_names() if figure in workload.figures]
     for figure, contender in itertools.product(figures, measurement.blocks):
@@ -94,71 +78,48 @@ def compare_measurement(
     return comparisons
 
 
-def estimate_seconds(workloads: Sequence[ProxyWorkload], contenders: int, blocks: int = BLOCKS) -> float:
-    """Estimate the seconds that a comparison takes."""
-    startups = len({workload.encryption for workload in workloads})
-    slice_seconds = sum(workload.seconds for workload in workloads) * blocks * SLICES_PER_BLOCK
-    return slice_seconds * contenders * _OVERHEAD_FACTOR + startups * _STARTUP_SECONDS
-
-
 async def compare(
     contenders: Sequence[Contender],
     workloads: Sequence[ProxyWorkload],
-    site: ProxySite,
-    client: LoadClient,
-    pinning: CpuPinning | None,
+    bench: ProxyBenchSetup,
     *,
     blocks: int = BLOCKS,
 ) -> list[Comparison]:
     """Compare all contenders with the first one, in the order of the workloads.
 
-    Prints progress on standard error. Skips workloads with TLS for contenders that cannot terminate it.
+    Prints progress on standard error. A contender that does not support a workload's TLS mode is left out.
     Raises ProcessFailed or TimeoutError.
     """
     comparisons = []
-    ends_at = time.monotonic() + estimate_seconds(workloads, len(contenders), blocks)
     number = 0
     for encryption, group in itertools.groupby(workloads, lambda workload: workload.encryption):
         participants = [contender for contender in contenders if encryption in contender.encryptions]
-        async with start_all(participants, site, encryption, pinning) as proxies:
+        async with bench.run(participants, encryption) as proxies:
             for workload in group:
                 number += 1
-                time_left = format_duration(max(0.0, ends_at - time.monotonic()))
-                print_note(f"{number} of {len(workloads)}: {workload.name} ({time_left} left)")
-                measurement = await interleaving.measure(workload, proxies, client, pinning, blocks=blocks)
+                print_note(f"{number} of {len(workloads)}: {workload.name}")
+                measurement = await interleaving.measure(workload, proxies, bench, blocks=blocks)
                 comparisons += compare_measurement(workload, measurement, participants[0].name)
     return comparisons
 
 
-@asynccontextmanager
-async def start_all(
-    contenders: Sequence[Contender], site: ProxySite, encryption: Encryption, pinning: CpuPinning | None
-) -> AsyncIterator[dict[str, RunningProxy]]:
-    """Run all contenders, pinned to their cores; yield them by name."""
-    async with AsyncExitStack() as stack:
-        proxies = {}
-        for contender in contenders:
-            proxy_site = replace(site, encryption=encryption).for_proxy(contender.name)
-            proxies[contender.name] = proxy = await stack.enter_async_context(contender.start(proxy_site))
-            if pinning is not None:
-                pinning.pin_proxies(proxy.processes())
-        yield proxies
-
-
-def table_row(comparison: Comparison) -> tuple[str, ...]:
-    """Return a comparison's row of the terminal table."""
-    figure = FIGURES[comparison.figure]
-    return (
-        comparison.workload,
-        comparison.contender,
-        figure.title,
-        f"{comparison.reference_value:.4g} {figure.unit}",
-        f"{comparison.value:.4g} {figure.unit}",
-        str(comparison.ratio),
-        comparison.describe_verdict(),
+def show_comparisons(comparisons: Sequence[Comparison], reference: str) -> None:
+    """Print comparisons as a table."""
+    rows = []
+    for comparison in comparisons:
+        figure = FIGURES[comparison.figure]
+        values = (f"{value:.4g} {figure.unit}" for value in (comparison.reference_value, comparison.value))
+        verdict = comparison.describe_verdict()
+        rows.append(
+            (comparison.workload, comparison.contender, figure.title, *values, str(comparison.ratio), verdict)
+        )
+    headers = (
+        "workload",
+        "contender",
+        "figure",
+        reference,
+        "contender's",
+        "ratio (99 % interval)",
+        "verdict",
     )
-
-
-def column_titles(reference: str) -> tuple[str, ...]:
-    """Return the headers of the terminal table."""
-    return ("workload", "contender", "figure", reference, "contender's", "ratio (99 % interval)", "verdict")
+    show_table(headers, rows)

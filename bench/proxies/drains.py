@@ -6,17 +6,15 @@ import asyncio
 import statistics
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import httpx2
 
-from bench.load_client import PROGRAM_NAME, LoadClient, SliceRunner
-from bench.proxies.contenders import TIDEVOY, Contender, ProxySite
-from bench.proxies.pinning import CpuPinning
+from bench.load_client import SliceRunner
+from bench.proxies.contenders import Contender
+from bench.proxies.setup import ProxyBenchSetup
 from bench.proxies.workloads import POINT_SELECT, ROWS
 from cli.output import print_note
-from sandbox.child_process import ProcessFailed
 from sandbox.tidb import Tidb
 
 SESSIONS = 1_000
@@ -32,8 +30,8 @@ _POLL_SECONDS = 0.01
 class DrainResult:
     """The result of `drains` drains of `sessions` sessions each. Times are in milliseconds.
 
-    `per_second`: migrated sessions; `slowest`: of all statements of other sessions at a fixed rate during the
-    drains; `slowest_at_rest`: the same without drains.
+    `per_second`: sessions migrated per second, the median; `slowest`: slowest statement of other sessions
+    during the drains; `slowest_at_rest`: slowest such statement without drains.
     """
 
     drains: int
@@ -42,69 +40,58 @@ class DrainResult:
     slowest: float
     slowest_at_rest: float
 
-    def as_json(self) -> dict[str, Any]:
-        """Return JSON data."""
-        return asdict(self)
-
 
 async def measure(
     contender: Contender,
-    site: ProxySite,
-    client: LoadClient,
-    pinning: CpuPinning | None,
+    bench: ProxyBenchSetup,
     *,
     sessions: int = SESSIONS,
     drains: int = DRAINS,
     seconds: float = _LOAD_SECONDS,
 ) -> DrainResult:
-    """Start a second TiDB server, then drain both alternately, each during `seconds` of statements.
+    """Start a second TiDB server, then drain both alternately. Each drain happens during `seconds` of load.
 
     Raises the errors of `Server.launch` and TimeoutError.
     """
-    cluster = site.backend.cluster
+    cluster = bench.site.backend.cluster
     assert cluster is not None
     print_note(f"drains of a TiDB server with {sessions:,} sessions, {drains} times")
     first, second = cluster.tidb[0], cluster.new_node()
     await second.launch()
-    async with contender.start(site.for_proxy(f"{TIDEVOY}-moves")) as proxy:
-        if pinning is not None:
-            pinning.pin_proxies(proxy.processes())
+    async with bench.run([contender]) as proxies:
+        proxy = proxies[contender.name]
         async with (
             httpx2.AsyncClient(base_url=proxy.api, trust_env=False, timeout=10.0) as api,
-            client.idle(proxy.target.port, connections=sessions) as idle_results,
-            client.slices(
+            bench.client.keep_idle(proxy.target.port, connections=sessions) as idle_results,
+            bench.client.slices(
                 [proxy.target], connections=_CLIENTS, statement=POINT_SELECT, numbers=ROWS // 2
             ) as slices,
         ):
-            if pinning is not None:
-                pinning.pin_clients(slices.pid)
+            bench.pin_clients(slices.pid)
             trial = _DrainTrial(api, slices, seconds)
-            await trial.wait_until(lambda: trial.are_active((first, second)))
+            await trial.wait_until(lambda: trial.are_active(first, second))
             at_rest = [await trial.measure_slowest() for _ in range(drains)]
-            # The first drain is not counted: it puts all sessions on one node.
-            await trial.drain(first, counted=False)
-            for number in range(drains):
-                await trial.drain((second, first)[number % 2])
-        idle_result = idle_results[0]
-        if idle_result.errors:
-            raise ProcessFailed(PROGRAM_NAME, f"met {idle_result.errors} errors", idle_result.error_text)
-    rate, slowest = statistics.median(trial.sessions_per_second), max(trial.slowest_statements)
-    return DrainResult(drains, sessions + _CLIENTS, rate, slowest, max(at_rest))
+            # The first drain only moves all sessions to one node; its result is ignored.
+            await trial.drain(first)
+            results = [await trial.drain((second, first)[number % 2]) for number in range(drains)]
+        idle_results[0].raise_for_errors()
+    rates, slowest = zip(*results, strict=True)
+    return DrainResult(drains, sessions + _CLIENTS, statistics.median(rates), max(slowest), max(at_rest))
 
 
 class _DrainTrial:
     def __init__(self, api: httpx2.AsyncClient, slices: SliceRunner, seconds: float) -> None:
-        self.sessions_per_second: list[float] = []
-        self.slowest_statements: list[float] = []
         self._api, self._slices, self._seconds = api, slices, seconds
 
     async def measure_slowest(self) -> float:
-        """Run statements and return the highest latency."""
         result = await self._slices.run(0, self._seconds, rate=_STATEMENTS_PER_SECOND)
         return max(result.latencies)
 
-    async def drain(self, node: Tidb, *, counted: bool = True) -> None:
-        """Drain a node while statements run, then undrain it."""
+    async def drain(self, node: Tidb) -> tuple[float, float]:
+        """Drain a node while statements run, then undrain it.
+
+        Return the number of sessions migrated per second and the latency of the slowest statement.
+        """
         try:
             async with asyncio.TaskGroup() as group:
                 slowest = group.create_task(self.measure_slowest())
@@ -117,14 +104,11 @@ class _DrainTrial:
             raise errors.exceptions[0] from None
         if seconds > self._seconds:
             raise TimeoutError  # the statements ended before the drain
-        if counted:
-            self.sessions_per_second.append(sessions / seconds)
-            self.slowest_statements.append(slowest.result())
         (await self._api.post(f"/v1/nodes/{node.address}/undrain")).raise_for_status()
-        await self.wait_until(lambda: self.are_active((node,)))
+        await self.wait_until(lambda: self.are_active(node))
+        return sessions / seconds, slowest.result()
 
-    async def are_active(self, nodes: tuple[Tidb, ...]) -> bool:
-        """Return whether these nodes are active."""
+    async def are_active(self, *nodes: Tidb) -> bool:
         response = (await self._api.get("/v1/nodes")).raise_for_status()
         states = {node["address"]: node["state"] for node in response.json()["nodes"]}
         return all(states.get(node.address) == "active" for node in nodes)

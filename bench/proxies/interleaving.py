@@ -1,7 +1,8 @@
-"""Measure proxies alternately, in slices so short that machine noise affects all of them equally.
+"""Measure proxies alternately, in slices so short that disturbances of the machine affect all of them
+equally.
 
-A block has several slices of each proxy: A, B, B, A, A, B, ... A block takes about a second, and all
-connections stay open from the first block to the last one.
+A block has several slices of each proxy, for example A, B, B, A, A, B. A block takes about a second. All
+connections stay open from the first block to the last block.
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, quantiles
 
-from bench.load_client import LoadClient, SliceRunner
+from bench.load_client import SliceRunner
 from bench.machine import CpuUsage
 from bench.proxies.contenders import RunningProxy
-from bench.proxies.pinning import CpuPinning
+from bench.proxies.setup import ProxyBenchSetup
 from bench.proxies.workloads import ProxyWorkload
 
 BLOCKS = 80
-SLICES_PER_BLOCK = 6  # per proxy; even, so that each proxy is equally often before and after the others
+SLICES_PER_BLOCK = 6  # per proxy; even, so that forward and backward order are equally frequent
 _WARM_UP_SECONDS = 0.5
 
 
 @dataclass(slots=True)
 class Block:
-    """The results of one proxy's slices in one block. CPU in seconds, latencies in milliseconds."""
+    """The results of all slices of one proxy in one block. CPU in seconds, latencies in milliseconds."""
 
     cpu: float = 0.0
     latencies: list[float] = field(default_factory=list)
@@ -32,7 +33,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """All blocks of a workload, by proxy, and the CPU usage of the machine meanwhile."""
+    """All blocks of a workload, by proxy, and the machine's CPU usage during the measurement."""
 
     blocks: Mapping[str, Sequence[Block]]
     cpu_usage: CpuUsage
@@ -42,7 +43,6 @@ class Measurement:
         return [FIGURES[figure].compute(block) for block in self.blocks[proxy]]
 
     def figure_names(self) -> list[str]:
-        """Return the names of the figures that the measurement has."""
         has_new_connections = all(
             block.new_connections for proxy_blocks in self.blocks.values() for block in proxy_blocks
         )
@@ -77,10 +77,7 @@ FIGURES: Mapping[str, FigureDefinition] = {
 
 
 def measuring_order(names: Sequence[str], block: int) -> Iterator[str]:
-    """Yield the proxies in measuring order: forwards and backwards alternately.
-
-    Each block starts with another proxy.
-    """
+    """Yield the proxies in alternating direction. Successive blocks start with successive proxies."""
     first = block % len(names)
     rotated = [*names[first:], *names[:first]]
     for number in range(SLICES_PER_BLOCK):
@@ -90,8 +87,7 @@ def measuring_order(names: Sequence[str], block: int) -> Iterator[str]:
 async def measure(
     workload: ProxyWorkload,
     proxies: Mapping[str, RunningProxy],
-    client: LoadClient,
-    pinning: CpuPinning | None,
+    bench: ProxyBenchSetup,
     *,
     blocks: int = BLOCKS,
 ) -> Measurement:
@@ -99,38 +95,35 @@ async def measure(
 
     Raises ProcessFailed if a single statement fails, and TimeoutError.
     """
-    targets = [proxy.target for proxy in proxies.values()]
-    async with client.slices(
-        targets,
+    async with bench.client.slices(
+        [proxy.target for proxy in proxies.values()],
         connections=workload.clients,
         statement=workload.statement,
         numbers=workload.highest_id,
     ) as slices:
-        if pinning is not None:
-            pinning.pin_clients(slices.pid)
+        bench.pin_clients(slices.pid)
+        targets = {name: (index, proxy) for index, (name, proxy) in enumerate(proxies.items())}
         for name in proxies:
-            await _measure_slice(slices, proxies, name, workload, Block(), _WARM_UP_SECONDS)
+            await _measure_slice(slices, *targets[name], workload, Block(), _WARM_UP_SECONDS)
         results: dict[str, list[Block]] = {name: [Block() for _ in range(blocks)] for name in proxies}
         usage_before = CpuUsage.now()
         for number in range(blocks):
             for name in measuring_order(list(proxies), number):
                 block = results[name][number]
-                await _measure_slice(slices, proxies, name, workload, block, workload.seconds)
+                await _measure_slice(slices, *targets[name], workload, block, workload.seconds)
         return Measurement(results, CpuUsage.now().since(usage_before))
 
 
 async def _measure_slice(
     slices: SliceRunner,
-    proxies: Mapping[str, RunningProxy],
-    name: str,
+    target: int,
+    proxy: RunningProxy,
     workload: ProxyWorkload,
     block: Block,
     seconds: float,
 ) -> None:
-    cpu_before = proxies[name].cpu_seconds()
-    result = await slices.run(
-        list(proxies).index(name), seconds, rate=workload.rate, new_connections=workload.new_connections
-    )
-    block.cpu += proxies[name].cpu_seconds() - cpu_before
+    cpu_before = proxy.cpu_seconds()
+    result = await slices.run(target, seconds, rate=workload.rate, new_connections=workload.new_connections)
+    block.cpu += proxy.cpu_seconds() - cpu_before
     block.latencies += result.latencies
     block.new_connections += result.new_connections

@@ -1,7 +1,7 @@
 """Ratios between two proxies, their confidence intervals and verdicts.
 
-All functions are pure. Blocks are paired: value i of one proxy was measured within a second of value i of the
-other one. scipy is imported where it is used: it would double the time that `tidevoy --help` takes.
+All functions are pure. Blocks are paired: value i of one proxy and value i of the other proxy were measured
+within about a second. scipy is imported late: its import would double the run time of `tidevoy --help`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 CONFIDENCE = 0.99
 NEGLIGIBLE_DIFFERENCE = 0.02
-"""A difference up to this counts as equal, however narrow its interval: two processes of one build differ by
-up to 1.6 %, since their memory layouts differ."""
+"""Smaller differences count as equal, however narrow the interval is: two processes of one build have
+different memory layouts, so their figures differ by up to 1.6 %."""
 MAX_EQUAL_DEVIATION = 0.05
-"""An interval that extends further from 1 than this cannot prove equality."""
-_TRIMMED_FRACTION = 0.2  # at each end: removes blocks in which the host took the CPU away
+"""If the interval extends further from 1 than this, the ratio cannot count as equal."""
+_TRIMMED_FRACTION = 0.2  # at each end: removes blocks in which the host took CPU away
 _MIN_SPREAD = 1e-9
 _RESAMPLES = 4_000
 _SEED = 17  # so that the same measurements always give the same interval
@@ -35,12 +35,22 @@ class RatioVerdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
-    """A ratio with its confidence interval."""
+class Estimate:
+    """A value with its confidence interval."""
 
     value: float
     low: float
     high: float
+
+    def __str__(self) -> str:
+        """Format as `1.02 (0.99 to 1.05)`."""
+        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+class Ratio(Estimate):
+    """A ratio between two proxies."""
+
+    __slots__ = ()
 
     @classmethod
     def of(cls, values: Sequence[float], reference: Sequence[float]) -> Self:
@@ -68,11 +78,6 @@ class Ratio:
         ).confidence_interval
         return cls(value, math.exp(interval.low), math.exp(interval.high))
 
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
-        """Parse the data of `dataclasses.asdict`."""
-        return cls(data["value"], data["low"], data["high"])
-
     @property
     def max_deviation(self) -> float:
         """How far the interval extends from 1."""
@@ -80,7 +85,7 @@ class Ratio:
 
     @property
     def verdict(self) -> RatioVerdict:
-        """The verdict; worse and better need an interval that excludes 1 and a difference that matters."""
+        """WORSE and BETTER need an interval that excludes 1 and a difference above NEGLIGIBLE_DIFFERENCE."""
         if self.low > 1 and self.value > 1 + NEGLIGIBLE_DIFFERENCE:
             return RatioVerdict.WORSE
         if self.high < 1 and self.value < 1 - NEGLIGIBLE_DIFFERENCE:
@@ -95,13 +100,9 @@ class Ratio:
             return "unclear: the interval is too wide"
         return str(self.verdict)
 
-    def __str__(self) -> str:
-        """Such as `1.02 (0.99 to 1.05)`."""
-        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
-
 
 def overall_verdict(verdicts: Iterable[RatioVerdict]) -> RatioVerdict:
-    """Return worse if any is worse, else unclear if any is, else better if any is, else equal."""
+    """Return the most important verdict that occurs, in the order WORSE, UNCLEAR, BETTER, EQUAL."""
     present = set(verdicts)
     for verdict in (RatioVerdict.WORSE, RatioVerdict.UNCLEAR, RatioVerdict.BETTER):
         if verdict in present:
@@ -109,19 +110,16 @@ def overall_verdict(verdicts: Iterable[RatioVerdict]) -> RatioVerdict:
     return RatioVerdict.EQUAL
 
 
-@dataclass(frozen=True, slots=True)
-class LatencyDifference:
-    """The difference of a latency percentile between two proxies in milliseconds, with its interval."""
+class LatencyDifference(Estimate):
+    """The difference of a latency percentile between two proxies, in milliseconds."""
 
-    value: float
-    low: float
-    high: float
+    __slots__ = ()
 
     @classmethod
     def of(
         cls, blocks: Sequence[Sequence[float]], reference: Sequence[Sequence[float]], quantile: float
     ) -> Self:
-        """Compare latencies by block; both need as many blocks. The interval is bootstrapped over blocks."""
+        """Compare latencies of equally many blocks. The interval is bootstrapped over blocks."""
         import numpy as np
 
         values, reference_values = ([np.asarray(block) for block in side] for side in (blocks, reference))
@@ -140,7 +138,3 @@ class LatencyDifference:
         tail = (1 - CONFIDENCE) / 2
         low, high = np.quantile(resampled, [tail, 1 - tail])
         return cls(difference(range(count)), float(low), float(high))
-
-    def __str__(self) -> str:
-        """Such as `0.12 (0.10 to 0.15)`."""
-        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"

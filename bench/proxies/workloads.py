@@ -1,7 +1,7 @@
 """The workloads under which proxies are compared.
 
-Results of several rows are read at a fixed rate. At full speed, the kernel's choice of a core for each
-process lasts for seconds and changes the figures: two processes of one build differed by up to 8 %.
+Statements that return several rows run at a fixed rate. At full speed, their figures depend on the kernel's
+choice of cores, which lasts for seconds: two processes of one build differed by up to 8 %.
 """
 
 from __future__ import annotations
@@ -9,19 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
 import typer
 
-from bench.sysbench_load.table import DATABASE
+from bench.sysbench import DATABASE
 
-ROWS = 100_000  # of the table that all workloads read
+ROWS = 100_000  # in the table that all workloads read
 _TABLE = f"{DATABASE}.sbtest1"
 POINT_SELECT = f"SELECT c FROM {_TABLE} WHERE id={{}}"
 _BACKGROUND_STATEMENTS_PER_SECOND = 2_000.0
 
 
 class Encryption(StrEnum):
-    """Which connections use TLS."""
+    """The connections that use TLS."""
 
     NONE = "none"
     CLIENTS = "clients"  # from clients to the proxy
@@ -30,12 +31,12 @@ class Encryption(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProxyWorkload:
-    """`clients` connections that send `statement` repeatedly; `{}` in it is a random row's id.
+    """`clients` connections that send `statement` repeatedly, with a random row id in place of `{}`.
 
     `rate`: statements per second of all clients; None: each client sends its next statement at once.
-    `new_connections`: additional connections per second, each with one statement. `seconds`: of one slice.
-    `in_short_form`: it is also part of the short form. `figures`: the compared keys of
-    `bench.proxies.interleaving.FIGURES`.
+    `new_connections`: additional connections per second, each with one statement. `seconds`: duration of a
+    slice. `in_short_form`: whether the short form includes the workload. `figures`: the keys of
+    `bench.proxies.interleaving.FIGURES` to compare.
     """
 
     name: str
@@ -50,7 +51,7 @@ class ProxyWorkload:
 
     @property
     def highest_id(self) -> int:
-        """The upper limit of random ids, low enough that every range of rows is complete."""
+        """The upper limit of random ids, low enough that all rows of a range exist."""
         return ROWS // 2
 
 
@@ -85,10 +86,15 @@ WORKLOADS = (
 )
 
 
-def select_workloads(only: Sequence[str], *, whole: bool) -> list[ProxyWorkload]:
-    """Return the workloads of the short or whole form, or all whose name contains a text of `only`.
+OnlyOption = Annotated[
+    list[str] | None, typer.Option("--only", help="Only workloads whose name contains this text.")
+]
 
-    Raises BadParameter if there is none.
+
+def select_workloads(only: Sequence[str], *, whole: bool) -> list[ProxyWorkload]:
+    """Return the workloads of the short or whole form, or those whose names contain any text of `only`.
+
+    Raises BadParameter if there is no such workload.
     """
     if not only:
         return [workload for workload in WORKLOADS if whole or workload.in_short_form]

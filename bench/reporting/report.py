@@ -1,22 +1,19 @@
-"""Figures with targets and verdicts, and reports of them as JSON, Markdown and tables."""
+"""Figures with targets and verdicts, and reports as JSON, Markdown and tables."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from bench.machine import Machine, MachineCondition
-from bench.reporting.line_chart import LineChart, render_svg
+from bench.reporting.charts import LineChart, draw_line_chart
+from cli.output import print_result, show_table
 
-_SIGNIFICANT_DIGITS = 3
-_HEADERS = ("benchmark", "figure", "result", "target", "verdict", "how spread")
+_HEADERS = ("figure", "result", "target", "verdict", "range")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +28,7 @@ class Spread:
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> Spread:
-        """Summarize at least one sample. `p99` is the smallest sample that 99 % of them do not exceed."""
+        """Summarize at least one sample. `p99`: at least 99 % of all samples do not exceed it."""
         ordered = sorted(samples)
         rank = -(-99 * len(ordered) // 100)
         return cls(len(ordered), ordered[0], median(ordered), ordered[rank - 1], ordered[-1])
@@ -39,10 +36,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkFigure:
-    """One measured number. `target` is its upper limit; None: no target.
+    """One measured number. `target` is its upper limit, if it has one.
 
-    `tolerance` is the difference that the same measurement shows between two equal items: smaller differences
-    are not significant.
+    `tolerance` is the usual difference between two measurements of the same thing. A smaller difference
+    is not significant.
     """
 
     name: str
@@ -57,7 +54,8 @@ class BenchmarkFigure:
     def verdict(self) -> str:
         """`met`, `missed`, `undecided`, or empty without a target.
 
-        Undecided: the value exceeds the target by no more than the tolerance, or the tolerance exceeds it.
+        `undecided`: the value exceeds the target by no more than the tolerance, or the tolerance exceeds the
+        target.
         """
         if self.target is None:
             return ""
@@ -67,16 +65,9 @@ class BenchmarkFigure:
 
 
 def latency_figures(
-    name: str,
-    milliseconds: Sequence[float],
-    *,
-    limits: tuple[float, float] | tuple[float, float, float],
-    note: str = "",
+    name: str, milliseconds: Sequence[float], *, limits: Sequence[float], note: str = ""
 ) -> list[BenchmarkFigure]:
-    """Return median, 99th percentile and, with a third target, maximum of the samples.
-
-    `note` belongs to the last figure.
-    """
+    """Return median, 99th percentile and, with a third limit, maximum. `note` belongs to the last figure."""
     spread = Spread.of(milliseconds)
     values = {"median": spread.median, "99th percentile": spread.p99, "maximum": spread.high}
     figures = [
@@ -88,20 +79,18 @@ def latency_figures(
 
 @dataclass(frozen=True, slots=True)
 class ResultTable:
-    """A table of compared items next to the figures; the first cell of a row names the item."""
+    """A table that compares items. The first cell of a row names the item."""
 
     title: str
-    heads: tuple[str, ...]
+    headers: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """The results of a benchmark that has more than figures."""
-
-    figures: tuple[BenchmarkFigure, ...]
-    sheets: tuple[ResultTable, ...] = ()
-    drawings: tuple[LineChart, ...] = ()
+    figures: Sequence[BenchmarkFigure]
+    tables: Sequence[ResultTable] = ()
+    charts: Sequence[LineChart] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,120 +100,107 @@ class ReportSection:
     benchmark: str
     method: str
     condition: MachineCondition
-    figures: tuple[BenchmarkFigure, ...]
-    sheets: tuple[ResultTable, ...] = ()
-    drawings: tuple[LineChart, ...] = ()
+    findings: Findings
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The results of one suite's run."""
-
-    suite: str
-    machine: Machine
-    sections: tuple[ReportSection, ...]
-
-    @property
-    def missed(self) -> list[str]:
-        """One sentence per missed target."""
-        return [
-            f"{section.benchmark}: {figure.name} is {_format_number(figure.value)} {figure.unit}, "
-            f"the target is at most {_format_number(figure.target)} {figure.unit}"
-            for section in self.sections
-            for figure in section.figures
-            if figure.target is not None and figure.verdict == "missed"
-        ]
-
-
-def report_as_json(report: Report) -> dict[str, Any]:
-    """Return the report as JSON data; numbers are not rounded."""
+def report_as_json(suite: str, machine: Machine, sections: Sequence[ReportSection]) -> dict[str, Any]:
+    """Return the results of one suite's run as JSON data; numbers are not rounded."""
     return {
-        "suite": report.suite,
-        "machine": report.machine.as_json(),
-        "targets_missed": report.missed,
+        "suite": suite,
+        "machine": asdict(machine),
+        "targets_missed": [
+            f"{section.benchmark}: {figure.name} is {format_number(figure.value)} {figure.unit}, "
+            f"the target is at most {format_number(figure.target)} {figure.unit}"
+            for section in sections
+            for figure in section.findings.figures
+            if figure.target is not None and figure.verdict == "missed"
+        ],
         "benchmarks": [
             {
                 "name": section.benchmark,
                 "method": section.method,
-                "condition": section.condition.as_json(),
-                "figures": [_figure_json(figure) for figure in section.figures],
-                **({"sheets": [asdict(sheet) for sheet in section.sheets]} if section.sheets else {}),
-                **({"drawings": [chart.as_json() for chart in section.drawings]} if section.drawings else {}),
+                "condition": asdict(section.condition),
+                "figures": [_figure_json(figure) for figure in section.findings.figures],
+                "tables": [asdict(table) for table in section.findings.tables],
+                "charts": [asdict(chart) for chart in section.findings.charts],
             }
-            for section in report.sections
+            for section in sections
         ],
     }
 
 
 def report_as_markdown(document: dict[str, Any]) -> str:
-    """Return the Markdown page of a report's JSON data, so that page and JSON always agree."""
+    """Return the Markdown page of a report's JSON data, so that the page and the JSON always agree."""
     machine = document["machine"]
-    lines = [
+    paragraphs = [
         f"# Benchmark: {document['suite']}",
-        "",
         f"Made by `make bench` from `{document['suite']}.json`; do not edit.",
-        "",
         f"Machine: {machine['cpu']}, {machine['cores']} cores, {machine['memory_mib']} MiB of memory, "
         f"{machine['kernel']}; Python {machine['python']}, Envoy {machine['envoy']}, etcd {machine['etcd']}.",
     ]
     for section in document["benchmarks"]:
-        condition = describe_condition(section["condition"])
-        lines += ["", f"## {section['name']}", "", section["method"], "", condition, ""]
-        lines += ["| figure | result | target | verdict | how spread |", "|---|---:|---:|---|---|"]
-        lines += [f"| {' | '.join(_figure_cells(figure))} |" for figure in section["figures"]]
-        lines += ["", *(f"* {f['name']}: {f['note']}" for f in section["figures"] if f["note"])]
-        for sheet in section.get("sheets", ()):
-            lines += ["", f"### {sheet['title']}", "", f"| {' | '.join(sheet['heads'])} |"]
-            lines += ["|---|" + "---:|" * (len(sheet["heads"]) - 1)]
-            lines += [f"| {' | '.join(row)} |" for row in sheet["rows"]]
-        for drawing in section.get("drawings", ()):
-            lines += ["", f"![{drawing['title']}]({drawing['file']})"]
-    lines += ["", "## Targets missed", ""]
-    lines += [f"* {sentence}" for sentence in document["targets_missed"]] or ["None."]
-    return "\n".join(lines).replace("\n\n\n", "\n\n") + "\n"
+        figures = section["figures"]
+        paragraphs += [
+            f"## {section['name']}",
+            section["method"],
+            describe_condition(section["condition"]),
+            markdown_table(_HEADERS, map(_figure_cells, figures), alignment="|---|---:|---:|---|---|"),
+            "\n".join(f"* {figure['name']}: {figure['note']}" for figure in figures if figure["note"]),
+        ]
+        for table in section["tables"]:
+            paragraphs += [f"### {table['title']}", markdown_table(table["headers"], table["rows"])]
+        paragraphs += [f"![{chart['title']}]({chart['file']})" for chart in section["charts"]]
+    missed = "\n".join(f"* {sentence}" for sentence in document["targets_missed"]) or "None."
+    return join_paragraphs(*paragraphs, "## Targets missed", missed)
+
+
+def markdown_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, alignment: str = "") -> str:
+    """Return a Markdown table. By default the first column is aligned left, the others right."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (headers, *rows)]
+    lines.insert(1, alignment or "|---|" + "---:|" * (len(headers) - 1))
+    return "\n".join(lines)
+
+
+def join_paragraphs(*paragraphs: str) -> str:
+    """Return a Markdown page of the paragraphs that are not empty."""
+    return "\n\n".join(filter(None, paragraphs)) + "\n"
 
 
 def print_report(document: dict[str, Any]) -> None:
     """Print the report as tables on standard output, followed by the missed targets."""
-    unfolded_console = Console(highlight=False, markup=False, emoji=False)
-    # A pipe or a log gets full lines, not lines folded at 80 columns.
-    console = (
-        unfolded_console
-        if unfolded_console.is_terminal
-        else Console(highlight=False, markup=False, emoji=False, width=180)
-    )
-    table = Table(*_HEADERS, box=None, pad_edge=False)
+    rows = [
+        (section["name"], *_figure_cells(figure))
+        for section in document["benchmarks"]
+        for figure in section["figures"]
+    ]
+    if rows:
+        show_table(("benchmark", *_HEADERS), rows)
     for section in document["benchmarks"]:
-        for figure in section["figures"]:
-            style = {"missed": "red", "undecided": "yellow", "met": "green"}.get(figure["verdict"], "")
-            table.add_row(section["name"], *_figure_cells(figure), style=style)
-    console.print(table)
-    for section in document["benchmarks"]:
-        console.print(f"{section['name']}: {describe_condition(section['condition'])}")
-        for sheet in section.get("sheets", ()):
-            table_view = Table(
-                *sheet["heads"], title=sheet["title"], title_justify="left", box=None, pad_edge=False
-            )
-            for row in sheet["rows"]:
-                table_view.add_row(*row)
-            console.print(table_view)
+        print_result(f"{section['name']}: {describe_condition(section['condition'])}")
+        for table in section["tables"]:
+            print_result(f"\n{table['title']}")
+            show_table(table["headers"], table["rows"])
     for sentence in document["targets_missed"]:
-        console.print(f"MISSED {sentence}", style="red")
+        print_result(f"MISSED {sentence}")
 
 
 def write_report(document: dict[str, Any], directory: Path) -> list[Path]:
     """Write `<suite>.json`, `<suite>.md` and the charts to `directory`, and return their paths."""
-    directory.mkdir(parents=True, exist_ok=True)
-    data, page = (directory / f"{document['suite']}.{ending}" for ending in ("json", "md"))
-    data.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    page.write_text(report_as_markdown(document), encoding="utf-8")
-    written = [data, page]
+    suite = document["suite"]
+    files = {
+        f"{suite}.json": json.dumps(document, indent=2, ensure_ascii=False) + "\n",
+        f"{suite}.md": report_as_markdown(document),
+    }
     for section in document["benchmarks"]:
-        for chart in section.get("drawings", ()):
-            svg_path = directory / chart["file"]
-            svg_path.write_text(render_svg(chart), encoding="utf-8")
-            written.append(svg_path)
-    return written
+        files |= {chart["file"]: draw_line_chart(chart) for chart in section["charts"]}
+    return write_files(directory, files)
+
+
+def write_files(directory: Path, files: Mapping[str, str]) -> list[Path]:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (directory / name).write_text(text, encoding="utf-8")
+    return [directory / name for name in files]
 
 
 def _figure_json(figure: BenchmarkFigure) -> dict[str, Any]:
@@ -247,31 +223,26 @@ def _figure_cells(figure: dict[str, Any]) -> tuple[str, ...]:
     unit, spread = figure["unit"], figure["spread"]
     spread_text = ""
     if spread is not None:
-        low, high = _format_number(spread["min"]), _format_number(spread["max"])
+        low, high = format_number(spread["min"]), format_number(spread["max"])
         spread_text = f"{low} to {high} {unit} in {figure['samples']} samples"
-    target = f"<= {_format_number(figure['target'])} {unit}" if figure["target"] is not None else "-"
+    target = f"<= {format_number(figure['target'])} {unit}" if figure["target"] is not None else "-"
     if figure["tolerance"]:
-        target += f" (± {_format_number(figure['tolerance'])} {unit})"
-    return (
-        figure["name"],
-        f"{_format_number(figure['value'])} {unit}",
-        target,
-        figure["verdict"] or "-",
-        spread_text,
-    )
+        target += f" (± {format_number(figure['tolerance'])} {unit})"
+    result = f"{format_number(figure['value'])} {unit}"
+    return figure["name"], result, target, figure["verdict"] or "-", spread_text
 
 
 def describe_condition(condition: dict[str, Any]) -> str:
     """Return a sentence on the time of a measurement and the machine's load from other programs."""
     busy = condition["others_busy"]
-    warning = "; others had a share in these figures" if busy > MachineCondition.MAX_OTHERS_BUSY else ""
+    warning = "; other programs affected these figures" if busy > MachineCondition.MAX_OTHERS_BUSY else ""
     return (
         f"Measured {condition['at']}; in the second before, {busy:.0%} of the machine was busy with other"
         f" things (load average {condition['load_average']:.2f}){warning}."
     )
 
 
-def _format_number(value: float) -> str:
-    """Format with three significant digits, never in scientific notation."""
+def format_number(value: float) -> str:
+    """Format with at least three significant digits, or with three decimals below 1."""
     whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
-    return f"{value:,.{max(0, _SIGNIFICANT_DIGITS - whole)}f}"
+    return f"{value:,.{max(0, 3 - whole)}f}"

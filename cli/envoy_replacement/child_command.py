@@ -11,20 +11,20 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from cli.errors import EXIT_USAGE, CliError
+from cli.errors import CliError, UsageError
 
 _TAIL_LINES = 5  # last lines of the output that an error message quotes
 _TERMINATE_GRACE_SECONDS = 10.0  # from SIGTERM to SIGKILL
 
 
 def split_command(option: str, text: str) -> tuple[str, ...]:
-    """Split a command line into arguments, without a shell. Raises CliError (usage) if that is impossible."""
+    """Split a command line into arguments, without a shell. Raises UsageError if that is impossible."""
     try:
         arguments = tuple(shlex.split(text))
     except ValueError as error:
-        raise CliError(f"{option} {text!r} is not a command: {error}", EXIT_USAGE) from None
+        raise UsageError(f"{option} {text!r} is not a command: {error}") from None
     if text and not arguments:
-        raise CliError(f"{option} names no command", EXIT_USAGE)
+        raise UsageError(f"{option} names no command")
     return arguments
 
 
@@ -63,31 +63,28 @@ class ChildCommand:
 
     def terminate(self) -> None:
         """Stop the command and its process group: SIGTERM, then SIGKILL."""
-        if self.is_running:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGTERM)
-            try:
-                self._process.wait(_TERMINATE_GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self.is_running:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait()
+                    os.killpg(self._process.pid, number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_TERMINATE_GRACE_SECONDS)
 
-    def detach(self) -> Path | None:
-        """Stop managing the command. Returns its log file; None if it has returned and the log is deleted."""
+    def detach(self) -> str:
+        """Stop managing the command. Returns where its output goes, as a clause; empty if it has returned."""
         if self.is_running:
             # Without a return code, Popen would warn that the process was not waited for.
             self._process.returncode = 0
-            return self.log_path
+            return f"; its output is in {self.log_path}"
         self.log_path.unlink(missing_ok=True)
-        return None
+        return ""
 
     def _output_tail(self) -> str:
         lines = [line for line in self.log_path.read_text(errors="replace").splitlines() if line.strip()]
         return f": {' | '.join(lines[-_TAIL_LINES:])}" if lines else ""
 
     def wait(self, seconds: float) -> None:
-        """Wait until the command returns 0. Raises CliError if it fails, or on timeout, and then stops it."""
+        """Wait until the command returns; stop it after `seconds`. Raises CliError if it did not return 0."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -1,39 +1,50 @@
-"""Client of an Envoy's admin port: read its state, drain its listeners, stop it.
+"""Client of an Envoy's admin port: fetch its state, drain its listeners, stop it.
 
 Envoy's admin interface: https://www.envoyproxy.io/docs/envoy/v1.40.0/operations/admin
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import httpx2
 
-from cli.envoy_replacement.compatibility import parse_envoy_state
-from cli.envoy_replacement.model import EnvoyState
-from cli.errors import EXIT_USAGE, CliError
+from cli.errors import CliError, UsageError
 from controlplane import address as addresses
 
 _TIMEOUT_SECONDS = 5.0  # a busy main thread answers late
 _STATS_FILTER = r"^(listener\..*|tcp\..*\.upstream_flush_active|listener_manager\.listener_stopped)$"
 
 
+@dataclass(frozen=True, slots=True)
+class EnvoyState:
+    """An Envoy as its admin port reports it."""
+
+    id: str
+    version: str
+    is_live: bool  # it has its first configuration
+    uptime_seconds: float
+    listeners: Mapping[str, str]  # name -> `ip:port`
+    has_stopped_accepting: bool  # it accepts no more connections; irreversible in one process
+    sessions: int  # client connections, including those that have no node yet
+
+
 class EnvoyAdmin:
     """The admin port at `host:port`."""
 
     def __init__(self, address: str) -> None:
-        """Raises CliError (usage) if `address` is invalid."""
+        """Raises UsageError if `address` is invalid."""
         try:
             self.address = addresses.join(*addresses.split(address))
         except ValueError as error:
-            raise CliError(f"{error}; write an admin port as 127.0.0.1:9901", EXIT_USAGE) from None
+            raise UsageError(f"{error}; write an admin port as 127.0.0.1:9901") from None
 
     def fetch_state(self) -> EnvoyState | None:
-        """Return the Envoy's state, or None if no Envoy listens. Raises CliError if the answer is no Envoy's.
+        """Return the Envoy's state, or None if nothing listens. Raises CliError if another program listens.
 
-        An Envoy that is starting or stopping may accept a connection and close it without an answer: that
-        also returns None.
+        Also returns None if an Envoy that is starting or stopping closes the connection without an answer.
         """
         try:
             with self._http() as http:
@@ -45,47 +56,77 @@ class EnvoyAdmin:
                         ("/stats", {"format": "json", "filter": _STATS_FILTER}),
                     )
                 )
+            return parse_envoy_state(info, listeners, stats)
         except (httpx2.ConnectError, httpx2.RemoteProtocolError, httpx2.ReadError):
             return None
         except httpx2.TransportError:
-            raise self._timeout_error() from None
-        except (httpx2.HTTPStatusError, ValueError):
-            raise self._not_envoy_error() from None
-        try:
-            return parse_envoy_state(info, listeners, stats)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise self._not_envoy_error() from None
+            raise CliError(
+                f"the process that listens at {self.address} does not answer within {_TIMEOUT_SECONDS:g} s"
+            ) from None
+        except (httpx2.HTTPStatusError, KeyError, TypeError, ValueError, AttributeError):
+            raise CliError(f"{self.address} is not the admin port of an Envoy") from None
 
     def drain_listeners(self) -> None:
-        """Make the Envoy stop accepting connections; existing ones stay. Raises CliError."""
-        with self._wrap_errors("did not stop accepting sessions"):
-            self._post("/drain_listeners")
+        """Make the Envoy stop accepting connections; existing connections stay. Raises CliError."""
+        self._post("/drain_listeners", "did not stop accepting sessions")
 
     def quit(self) -> None:
         """Stop the Envoy at once, with all its connections. Raises CliError."""
-        with self._wrap_errors("did not stop"):
-            self._post("/quitquitquit")
+        self._post("/quitquitquit", "did not stop")
 
-    def _post(self, path: str) -> None:
-        with self._http() as http:
-            http.post(path).raise_for_status()
+    def _post(self, path: str, problem: str) -> None:
+        try:
+            with self._http() as http:
+                http.post(path).raise_for_status()
+        except (httpx2.TransportError, httpx2.HTTPStatusError) as error:
+            raise CliError(f"the Envoy at {self.address} {problem}: {error}") from None
 
     def _http(self) -> httpx2.Client:
         return httpx2.Client(
             base_url=f"http://{self.address}", timeout=_TIMEOUT_SECONDS, trust_env=False, verify=False
         )
 
-    @contextmanager
-    def _wrap_errors(self, problem: str) -> Iterator[None]:
-        try:
-            yield
-        except (httpx2.TransportError, httpx2.HTTPStatusError) as error:
-            raise CliError(f"the Envoy at {self.address} {problem}: {error}") from None
 
-    def _timeout_error(self) -> CliError:
-        return CliError(
-            f"the process that listens at {self.address} does not answer within {_TIMEOUT_SECONDS:g} s"
-        )
+def parse_envoy_state(
+    info: Mapping[str, Any], listeners: Mapping[str, Any], stats: Mapping[str, Any]
+) -> EnvoyState:
+    """Combine the JSON of an Envoy's `/server_info`, `/listeners` and `/stats`.
 
-    def _not_envoy_error(self) -> CliError:
-        return CliError(f"{self.address} is not the admin port of an Envoy")
+    Raises KeyError, TypeError or ValueError if they are not responses of an Envoy.
+    """
+    values = {stat["name"]: int(stat["value"]) for stat in stats["stats"] if "value" in stat}
+    return EnvoyState(
+        id=str(info["node"].get("id", "")),
+        version=str(info["version"]).split("/")[1] if "/" in info["version"] else str(info["version"]),
+        is_live=info["state"] == "LIVE",
+        uptime_seconds=float(info["uptime_current_epoch"].removesuffix("s")),
+        listeners={
+            listener["name"]: _join_address(listener["local_address"]["socket_address"])
+            for listener in listeners.get("listener_statuses", [])
+            if "socket_address" in listener["local_address"]
+        },
+        has_stopped_accepting=values.get("listener_manager.listener_stopped", 0) > 0,
+        sessions=sum(value for name, value in values.items() if _is_client_gauge(name)),
+    )
+
+
+def _join_address(socket_address: Mapping[str, Any]) -> str:
+    return addresses.join(str(socket_address["address"]), int(socket_address["port_value"]))
+
+
+def _is_client_gauge(name: str) -> bool:
+    """Return whether a gauge counts client connections: those of a listener, not those of one worker.
+
+    `upstream_flush_active` counts connections that clients have closed, but whose last bytes Envoy still
+    sends to a node.
+    """
+    head, *_, last = parts = name.split(".")
+    if head == "tcp":
+        return last == "upstream_flush_active"
+    if (
+        head != "listener"
+        or parts[1] == "admin"
+        or last not in ("downstream_cx_active", "downstream_pre_cx_active")
+    ):
+        return False
+    return not parts[-2].startswith(("worker_", "main_thread"))

@@ -9,24 +9,24 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from controlplane import address as addresses
 from controlplane.config.types import (
+    Cidr,
     File,
     ListenAddress,
     SettingError,
     SettingsSection,
     ValueFormat,
-    required,
+    reject_duplicates,
     section,
     setting,
 )
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_CALLER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@/:*-]{0,127}")
 _ANONYMOUS = "anonymous"  # name of unauthenticated callers in audit events
-_MAX_CALLERS = 256  # tokens or clients; each one is compared with each request
+_MAX_CALLERS = 256  # items in each list; a request is compared with every token or client
 
 
 def _validate_sha256(value: SecretStr) -> SecretStr:
@@ -39,11 +39,6 @@ def _validate_sha256(value: SecretStr) -> SecretStr:
 
 
 def _validate_caller_name(value: str) -> str:
-    if not _CALLER_NAME.fullmatch(value):
-        raise SettingError(
-            "this is not a valid caller name",
-            "write up to 128 letters, digits and . _ @ / : * -, beginning with a letter or digit",
-        )
     if value == _ANONYMOUS:
         raise SettingError(
             f"{_ANONYMOUS} is reserved for unauthenticated callers in audit events", "choose another name"
@@ -62,7 +57,10 @@ def _validate_host_name(value: str) -> str:
 
 Sha256 = Annotated[SecretStr, AfterValidator(_validate_sha256), ValueFormat("64 characters, 0-9 and a-f")]
 CallerName = Annotated[
-    str, AfterValidator(_validate_caller_name), ValueFormat("a name, such as anna or ci.example.org")
+    str,
+    Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@/:*-]{0,127}$"),
+    AfterValidator(_validate_caller_name),
+    ValueFormat("up to 128 letters, digits and . _ @ / : * -, such as anna or ci.example.org"),
 ]
 HostName = Annotated[
     str, AfterValidator(_validate_host_name), ValueFormat("a host name, such as tidevoy.example.org")
@@ -71,114 +69,83 @@ RoleName = Literal["viewer", "operator"]
 
 
 class ApiTls(SettingsSection):
-    """TLS of the REST server. The files are read again when they change."""
+    """The files are read again when they change."""
 
-    cert: File = required("Server certificate (PEM, with its chain).", "restart")
-    key: File = required("Private key (PEM) of that certificate.", "restart")
-    client_ca: File | None = setting(
-        None,
-        "CA (PEM) of client certificates. Without api.tokens every client needs a certificate; with them, a"
-        " certificate or a token.",
-        "restart",
-    )
+    cert: File = setting(..., takes_effect="restart")
+    """Server certificate (PEM, with its chain)."""
+    key: File = setting(..., takes_effect="restart")
+    """Private key (PEM) of that certificate."""
+    client_ca: File | None = setting(None, takes_effect="restart")
+    """CA (PEM) that client certificates must chain to. If it is set, each client needs a certificate; with
+    api.tokens, the client may send a token instead."""
 
 
 class ApiTokenSettings(SettingsSection):
-    """A token that callers send as `Authorization: Bearer ...`."""
+    """Callers send the token as `Authorization: Bearer ...`."""
 
-    name: CallerName = required("Name of the caller in audit events.", "now")
-    role: RoleName = required("viewer: may read. operator: may also change.", "now")
-    sha256: Sha256 = required("SHA-256 of the token, in hexadecimal.", "now")
+    name: CallerName = setting(...)
+    """Name of the caller in audit events."""
+    role: RoleName = setting(...)
+    """viewer: may read. operator: may also change."""
+    sha256: Sha256 = setting(...)
+    """SHA-256 of the token, in hexadecimal."""
 
 
 class ApiClientSettings(SettingsSection):
-    """A caller identified by its client certificate."""
+    """A name in the client certificate, and what a caller with this certificate may do."""
 
-    name: CallerName = required(
-        "A DNS name, URI or e-mail address among the certificate's subject alternative names, or its common"
-        " name if it has none.",
-        "now",
-    )
-    role: RoleName = required("viewer: may read. operator: may also change.", "now")
+    name: CallerName = setting(...)
+    """A DNS name, URI or e-mail address in the certificate's subject alternative names; the common name if
+    the certificate has none."""
+    role: RoleName = setting(...)
+    """viewer: may read. operator: may also change."""
 
 
 class ApiLimitSettings(SettingsSection):
-    """Limits per caller of the REST server. Excess requests are rejected without effect on other callers."""
+    """A caller over a limit gets the status 503 (connections) or 429 (requests)."""
 
-    connections: int = setting(512, "Maximum number of concurrent connections.", "now", ge=8, le=65_536)
-    connections_per_source: int = setting(
-        64,
-        "Maximum number of concurrent connections from one address (IPv6: from one /64).",
-        "now",
-        ge=4,
-        le=65_536,
-    )
-    requests_per_second: int = setting(
-        200,
-        "Requests per second of one caller; bursts of five times as many are allowed.",
-        "now",
-        ge=1,
-        le=100_000,
-    )
-    refusals_per_second: int = setting(
-        2,
-        "Requests per second from one address without a valid token or certificate; bursts of fifteen times"
-        " as many are allowed. An address that exceeds this is blocked for ten seconds, and longer each"
-        " time, up to a minute.",
-        "now",
-        ge=1,
-        le=100_000,
-    )
+    connections: int = setting(512, takes_effect="restart", ge=8, le=65_536)
+    """Maximum number of concurrent connections."""
+    unauthenticated_requests_per_second: int = setting(20, ge=1, le=100_000)
+    """Maximum number of requests per second from one address (IPv6: from one /64) without a valid token or
+    certificate. Bursts of five times as many are allowed. Requests with a valid token or certificate are not
+    limited."""
 
 
 class ApiSettings(SettingsSection):
-    """REST and console. Callers are authenticated only if `tokens` or `clients` are set."""
+    """The REST API and the console. Callers are authenticated only if `tokens` or `clients` are set."""
 
-    listen: ListenAddress = setting("127.0.0.1:3080", "Address of the REST server.", "restart")
-    tls: ApiTls | None = setting(None, "TLS of the REST server; default: no TLS.", "restart")
-    tokens: tuple[ApiTokenSettings, ...] = setting(
-        (),
-        "Tokens that callers may send; `tidevoy token create` creates one.",
-        "now",
-        max_length=_MAX_CALLERS,
-    )
-    clients: tuple[ApiClientSettings, ...] = setting(
-        (), "Callers identified by a certificate of api.tls.client_ca.", "now", max_length=_MAX_CALLERS
-    )
-    allow_cleartext_tokens: bool = setting(
-        False,
-        "Allow tokens on other addresses than loopback without TLS, where anyone who sees the traffic can use"
-        " them.",
-        "restart",
-    )
-    host_names: tuple[HostName, ...] = setting(
-        (),
-        "Host names under which the REST server is used without authentication, besides IP addresses, names"
-        " without a dot, and that of `listen`. Requests with another `Host` are rejected: a foreign web site"
-        " could otherwise point its own name to this server and call it through an operator's browser (DNS"
-        " rebinding).",
-        "now",
-        max_length=_MAX_CALLERS,
-    )
-    open_metrics: bool = setting(False, "Allow reading /metrics without a token or certificate.", "now")
-    limits: ApiLimitSettings = section(ApiLimitSettings, "Request limits.")
+    listen: ListenAddress = setting("127.0.0.1:3080", takes_effect="restart")
+    """Address of the REST server."""
+    tls: ApiTls | None = setting(None, takes_effect="restart")
+    """TLS of the REST server; default: no TLS."""
+    tokens: tuple[ApiTokenSettings, ...] = setting((), max_length=_MAX_CALLERS)
+    """Tokens that callers may send; `tidevoy token create` creates one."""
+    clients: tuple[ApiClientSettings, ...] = setting((), max_length=_MAX_CALLERS)
+    """Callers identified by a certificate of api.tls.client_ca."""
+    allow_cleartext_tokens: bool = setting(False, takes_effect="restart")
+    """Allow tokens without TLS on addresses other than loopback. Anyone who can read the traffic can use
+    them."""
+    host_names: tuple[HostName, ...] = setting((), max_length=_MAX_CALLERS)
+    """Host names that callers may use for a REST server without authentication. IP addresses, names without a
+    dot, and the host of `listen` are always allowed. Requests with another `Host` are rejected to prevent DNS
+    rebinding: a web site points its own name to this server, and calls it through an operator's browser."""
+    trusted_proxies: tuple[Cidr, ...] = setting((), takes_effect="restart", max_length=_MAX_CALLERS)
+    """Networks of reverse proxies. X-Forwarded-For and X-Forwarded-Proto are used only in requests from them.
+    The client's address is the last address in X-Forwarded-For that is not in these networks."""
+    open_metrics: bool = setting(False)
+    """Allow reading /metrics without a token or certificate."""
+    limits: ApiLimitSettings = section(ApiLimitSettings, "Limits of the REST server.")
 
     @property
     def requires_auth(self) -> bool:
-        """Whether callers must authenticate."""
         return bool(self.tokens or self.clients)
 
     @model_validator(mode="after")
     def _check_unique_callers(self) -> ApiSettings:
-        for key, names in (
-            ("tokens", [token.name for token in self.tokens]),
-            ("clients", [client.name for client in self.clients]),
-        ):
-            for index, name in enumerate(names):
-                if name in names[:index]:
-                    raise SettingError(
-                        f"{name} is listed twice", "give each its own name", key=f"{key}.{index}.name"
-                    )
+        for key, callers in (("tokens", self.tokens), ("clients", self.clients)):
+            names = [caller.name for caller in callers]
+            reject_duplicates(f"{key}.{{}}.name", names, "give each its own name")
         hashes = [token.sha256.get_secret_value() for token in self.tokens]
         for index, sha256 in enumerate(hashes):
             if sha256 in hashes[:index]:
@@ -202,18 +169,16 @@ class ApiSettings(SettingsSection):
             )
         return self
 
-    def exposure_problem(self) -> tuple[str, str, str] | None:
-        """Return (key, problem, remedy) if listening beyond loopback is unsafe, else None."""
+    def exposure_problem(self) -> tuple[str, str] | None:
+        """Return (problem, remedy) if listening beyond loopback is unsafe, else None."""
         if not self.requires_auth:
             return (
-                "listen",
                 "can be reached from other machines, and the REST server does not authenticate callers",
                 "set api.tokens and api.tls, listen on 127.0.0.1, or set allow_unauthenticated: true if the"
                 " network itself restricts access",
             )
         if self.tls is None and not self.allow_cleartext_tokens:
             return (
-                "listen",
                 "can be reached from other machines, and tokens would be sent in clear text",
                 "set api.tls, listen on 127.0.0.1, or set api.allow_cleartext_tokens: true if a proxy in"
                 " front terminates TLS",

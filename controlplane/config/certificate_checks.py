@@ -1,4 +1,4 @@
-"""Check the certificate files that the settings name, before anything starts with them."""
+"""Check the certificate files that the settings name, before the control plane uses them."""
 
 from __future__ import annotations
 
@@ -10,45 +10,32 @@ from pydantic import BaseModel
 
 from controlplane.config import schema
 from controlplane.config.api import ApiTls
-from controlplane.config.settings import ClientTls, ServerTls, Settings
-from controlplane.config.validation_errors import InvalidSetting
-
-_PEM_REMEDY = "name a PEM file, which begins with -----BEGIN"
-
-
-class _EncryptedKeyError(Exception):
-    pass
+from controlplane.config.own_tls import ClientTls, ServerTls
+from controlplane.config.schema import InvalidSetting
+from controlplane.config.settings import Settings
 
 
 def check_certificates(settings: Settings) -> list[InvalidSetting]:
     """Return the problems of all certificates, keys and CAs. Reads files."""
-    problems: list[InvalidSetting] = []
-    for path, tls in tls_sections(settings):
-        problems.extend(check_section(path, tls))
-    if (ca := settings.balance.prometheus.ca) is not None:
-        problems.extend(_check_certificate(("balance", "prometheus", "ca"), ca, "a CA bundle"))
-    if (ca := settings.rollouts.probe.ca) is not None:
-        problems.extend(_check_certificate(("rollouts", "probe", "ca"), ca, "a CA bundle"))
+    problems = [problem for path, tls in tls_sections(settings) for problem in check_section(path, tls)]
+    for path, ca in (
+        (("balance", "prometheus", "ca"), settings.balance.prometheus.ca),
+        (("rollouts", "probe", "ca"), settings.rollouts.probe.ca),
+    ):
+        problems.extend(_check_file(path, ca))
     return problems
 
 
 def check_section(path: schema.SettingPath, tls: ClientTls | ServerTls | ApiTls) -> list[InvalidSetting]:
     """Return the problems of the files in the section at `path`. Reads files."""
-    problems: list[InvalidSetting] = []
     ca_name, ca = ca_setting(tls)
-    if ca is not None:
-        problems.extend(_check_certificate((*path, ca_name), ca, "a CA bundle"))
-    if tls.cert is not None and tls.key is not None:
-        unusable = [
-            *_check_certificate((*path, "cert"), tls.cert, "a certificate"),
-            *_check_readable((*path, "key"), tls.key),
-        ]
-        problems.extend(unusable or _check_key((*path, "key"), tls.cert, tls.key))
-    return problems
+    cert_problems = list(_check_file((*path, "cert"), tls.cert))
+    key_problems = _check_file((*path, "key"), tls.key, None if cert_problems else tls.cert)
+    return [*_check_file((*path, ca_name), ca), *cert_problems, *key_problems]
 
 
 def ca_setting(tls: ClientTls | ServerTls | ApiTls) -> tuple[str, Path | None]:
-    """Return the name of the CA setting, and the CA that the peer's certificate must chain to."""
+    """Return name and value of the setting for the CA that the peer's certificate must chain to."""
     return ("ca", tls.ca) if isinstance(tls, ClientTls) else ("client_ca", tls.client_ca)
 
 
@@ -56,49 +43,38 @@ def tls_sections(
     section: BaseModel, parent: schema.SettingPath = ()
 ) -> Iterator[tuple[schema.SettingPath, ClientTls | ServerTls | ApiTls]]:
     """Yield the TLS sections whose files are on this machine, with their paths."""
-    for name in type(section).model_fields:
-        value = getattr(section, name)
+    for name, value in section:
         if isinstance(value, ClientTls | ServerTls | ApiTls):
             yield (*parent, name), value
         elif isinstance(value, BaseModel):
             yield from tls_sections(value, (*parent, name))
 
 
-def _check_readable(path: schema.SettingPath, file: Path) -> Iterator[InvalidSetting]:
-    try:
-        with file.open("rb") as stream:
-            stream.read(1)
-    except FileNotFoundError:
-        yield InvalidSetting(path, f"there is no file {file}", "name an existing PEM file")
-    except IsADirectoryError:
-        yield InvalidSetting(path, f"{file} is a directory", "name a PEM file in it")
-    except OSError as error:
-        remedy = "make it readable for the user that Tidevoy runs as"
-        yield InvalidSetting(path, f"{file} cannot be read: {error.strerror}", remedy)
+def _check_file(
+    path: schema.SettingPath, file: Path | None, cert: Path | None = None
+) -> Iterator[InvalidSetting]:
+    """Yield the problem of a file, if any. A key must match `cert`; without `cert`, it is only opened."""
 
-
-def _check_certificate(path: schema.SettingPath, file: Path, description: str) -> Iterator[InvalidSetting]:
-    unreadable = list(_check_readable(path, file))
-    yield from unreadable
-    if not unreadable:
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=file)
-        except ssl.SSLError:
-            yield InvalidSetting(path, f"{file} is not {description} in PEM format", _PEM_REMEDY)
-
-
-def _check_key(path: schema.SettingPath, cert: Path, key: Path) -> Iterator[InvalidSetting]:
     def password() -> str:  # without this callback, OpenSSL would prompt on the terminal
-        raise _EncryptedKeyError
+        raise ValueError(f"the key in {file} is encrypted")
 
+    if file is None:
+        return
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password)
-    except _EncryptedKeyError:
-        yield InvalidSetting(path, f"the key in {key} is encrypted", "name a key without a passphrase")
+        file.open("rb").close()
+        if path[-1] != "key":
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=file)
+        elif cert is not None:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, file, password)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            yield InvalidSetting(
-                path, f"the key in {key} does not match the certificate in {cert}", "name the matching key"
-            )
+            problem = f"the key in {file} does not match the certificate in {cert}"
+            yield InvalidSetting(path, problem, "name the matching key")
         else:
-            yield InvalidSetting(path, f"{key} is not a key in PEM format", _PEM_REMEDY)
+            problem = f"{file} is not a {'key' if path[-1] == 'key' else 'certificate'} in PEM format"
+            yield InvalidSetting(path, problem, "name a PEM file, which begins with -----BEGIN")
+    except OSError as error:
+        problem = f"{file} cannot be read: {error.strerror}"
+        yield InvalidSetting(path, problem, "name a PEM file that Tidevoy can read")
+    except ValueError as error:
+        yield InvalidSetting(path, str(error), "name a key without a passphrase")

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import AfterValidator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from controlplane import address as addresses
-from controlplane.config.types import File, SettingError, SettingsSection, ValueFormat, section, setting
+from controlplane.config.types import (
+    File,
+    HttpUrl,
+    SettingError,
+    SettingsSection,
+    ValueFormat,
+    section,
+    setting,
+)
 from controlplane.model.rollout import MANUAL
 
 PLACEHOLDERS = ("address", "host", "port", "version", "rollout", "attempt")
 """Names in braces that are replaced in the arguments of a command."""
 
 PLACEHOLDER_PATTERN = re.compile(r"\{([a-z_]+)\}")
-_ACTION_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def _validate_argument(value: str) -> str:
@@ -30,31 +36,7 @@ def _validate_argument(value: str) -> str:
     return value
 
 
-def _validate_webhook_url(value: str) -> str:
-    if "@" in value or "?" in value or "#" in value:  # not shown: it may hold a secret
-        raise SettingError(
-            "the URL has a user, a query or a fragment", "remove them, and put a secret into token_file"
-        )
-    scheme, separator, rest = value.partition("://")
-    if not separator or scheme not in ("http", "https"):
-        raise SettingError(f"{value!r} does not begin with http:// or https://")
-    authority, slash, path = rest.partition("/")
-    try:
-        explicit = (
-            authority
-            if re.search(r":[0-9]+\Z", authority)
-            else f"{authority}:{443 if scheme == 'https' else 80}"
-        )
-        host = addresses.join(*addresses.split(explicit))
-    except ValueError as error:
-        raise SettingError(str(error)) from None
-    return f"{scheme}://{host}{slash}{path}"
-
-
-Argument = Annotated[str, AfterValidator(_validate_argument), ValueFormat("text")]
-WebhookUrl = Annotated[
-    str, AfterValidator(_validate_webhook_url), ValueFormat("a URL, such as https://deploy.internal/restart")
-]
+Argument = Annotated[str, AfterValidator(_validate_argument)]
 
 
 class ActionSettings(SettingsSection):
@@ -65,16 +47,14 @@ class ActionSettings(SettingsSection):
     (`rollout`, `node`, `version`, `attempt`) and an `Idempotency-Key`; 2xx is success.
     """
 
-    command: tuple[Argument, ...] = setting(
-        (),
-        "Program and arguments; {address}, {host}, {port}, {version}, {rollout} and {attempt} are replaced.",
-        "now",
-    )
-    webhook: WebhookUrl | None = setting(None, "URL for a POST request, instead of a command.", "now")
-    token_file: File | None = setting(
-        None, "File with a token that the webhook gets as `Authorization: Bearer`; read for each call.", "now"
-    )
-    timeout: float = setting(300.0, "Timeout of the action.", "now", unit="seconds", gt=0, le=86_400)
+    command: tuple[Argument, ...] = setting(())
+    """Program and arguments; {address}, {host}, {port}, {version}, {rollout} and {attempt} are replaced."""
+    webhook: HttpUrl | None = setting(None)
+    """URL for a POST request, instead of a command."""
+    token_file: File | None = setting(None)
+    """File with a token that the webhook gets as `Authorization: Bearer`; read for each call."""
+    timeout: float = setting(300.0, unit="seconds", gt=0, le=86_400)
+    """Timeout of the action."""
 
     @model_validator(mode="after")
     def _check_command_or_webhook(self) -> ActionSettings:
@@ -92,38 +72,35 @@ class ActionSettings(SettingsSection):
 class LoginProbeSettings(SettingsSection):
     """A session that is opened on a restarted node before it gets clients again."""
 
-    user: str | None = setting(None, "User to log in as; default: no login, and no statement is run.", "now")
-    password_file: File | None = setting(
-        None, "File with the user's password, read for each login; default: empty password.", "now"
-    )
-    statement: str = setting("SELECT 1", "Statement that must succeed.", "now", max_length=65_536)
-    ca: File | None = setting(
-        None, "CA bundle (PEM) that nodes' certificates must chain to; default: without TLS.", "now"
-    )
-    timeout: float = setting(5.0, "Timeout of each step of the probe.", "now", unit="seconds", ge=1, le=60)
+    user: str | None = setting(None)
+    """User to log in as; default: no login, and no statement is run."""
+    password_file: File | None = setting(None)
+    """File with the user's password, read for each login; default: empty password."""
+    statement: str = setting("SELECT 1", max_length=65_536)
+    """Statement that must succeed."""
+    ca: File | None = setting(None)
+    """CA bundle (PEM) that nodes' certificates must chain to; default: without TLS."""
+    timeout: float = setting(5.0, unit="seconds", ge=1, le=60)
+    """Timeout of each step of the probe."""
 
 
-def _validate_action_names(value: dict[str, Any]) -> dict[str, Any]:
-    for name in value:
-        if _ACTION_NAME.fullmatch(name) is None:
-            raise SettingError(
-                f"{name!r} is not a valid action name",
-                "use up to 64 letters, digits, hyphens and underscores",
-            )
-        if name == MANUAL:
-            raise SettingError(f"{name!r} is reserved for the built-in action", "choose another name")
+def _validate_action_name(value: str) -> str:
+    if value == MANUAL:
+        raise SettingError(f"{value!r} is reserved for the built-in action", "choose another name")
     return value
 
 
-Actions = Annotated[
-    dict[str, ActionSettings],
-    AfterValidator(_validate_action_names),
-    ValueFormat("a mapping of names to a command or a webhook each"),
+ActionName = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z0-9_-]{1,64}$"),
+    AfterValidator(_validate_action_name),
+    ValueFormat("up to 64 letters, digits, hyphens and underscores"),
 ]
 
 
 class RolloutSettings(SettingsSection):
     """Rolling operations (`tidevoy rollout`)."""
 
-    actions: Actions = setting({}, "Actions on nodes by name; `manual` is built in.", "now")
+    actions: dict[ActionName, ActionSettings] = setting({})
+    """Actions on nodes by name; `manual` is built in."""
     probe: LoginProbeSettings = section(LoginProbeSettings, "Login probe of a node.")

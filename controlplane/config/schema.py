@@ -1,172 +1,190 @@
-"""The settings as a tree of fields: find a field by its path, and describe the values that it accepts."""
+"""The settings as a tree of fields: find a field by its path, describe the values that it accepts, translate
+pydantic's validation errors into a problem and a remedy for operators.
+"""
 
 from __future__ import annotations
 
+import difflib
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from pathlib import Path as FilePath
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Union
 
-import annotated_types
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
-from controlplane.config.types import TakesEffect, ValueFormat
+from controlplane.config.types import SettingError, TakesEffect, ValueFormat
 
 SettingPath = tuple[str | int, ...]
 
+_MAX_ECHO_LENGTH = 60
 _TYPE_NAMES: Mapping[Any, str] = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
     str: "text",
-    SecretStr: "text",
-    FilePath: "a path",
+    Path: "a path",
 }
 
 
 def format_path(path: SettingPath) -> str:
-    """Format a path as `health.sql.rise` or `nodes.0.address`; always one line, with odd keys escaped."""
+    """Format a path as `health.sql.rise` or `nodes.0.address`; unprintable keys are escaped."""
     return ".".join(str(step) if str(step).isprintable() else ascii(step) for step in path)
 
 
-def leaves(model: type[BaseModel], prefix: SettingPath = ()) -> Iterator[tuple[SettingPath, FieldInfo]]:
+def iter_settings(
+    model: type[BaseModel], prefix: SettingPath = ()
+) -> Iterator[tuple[SettingPath, FieldInfo]]:
     """Yield all settings below a section in order; a list (of nodes, for example) is one setting."""
     for name, field in model.model_fields.items():
         inner = section_model(field)
         if inner is None:
             yield (*prefix, name), field
         else:
-            yield from leaves(inner, (*prefix, name))
+            yield from iter_settings(inner, (*prefix, name))
+
+
+def value_type(field: FieldInfo) -> Any:
+    """Return the type of a field without `| None`."""
+    if typing.get_origin(field.annotation) in (Union, types.UnionType):
+        return next(part for part in typing.get_args(field.annotation) if part is not type(None))
+    return field.annotation
 
 
 def section_model(field: FieldInfo) -> type[BaseModel] | None:
     """Return the model of a field that is a section, or None if it is a setting."""
-    kind = _without_none(field.annotation)
+    kind = value_type(field)
     return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
 
 
-def item_field(field: FieldInfo) -> FieldInfo | None:
-    """Return the field of a list's items, or None if the field is not a list."""
-    kind = _without_none(field.annotation)
-    return FieldInfo.from_annotation(typing.get_args(kind)[0]) if typing.get_origin(kind) is tuple else None
+def is_list(field: FieldInfo) -> bool:
+    return typing.get_origin(value_type(field)) is tuple
 
 
-def is_mapping(field: FieldInfo) -> bool:
-    """Whether the field is a mapping of names to values."""
-    return typing.get_origin(_without_none(field.annotation)) is dict
-
-
-def mapping_value_field(field: FieldInfo) -> FieldInfo | None:
-    """Return the field of a mapping's values, or None if the field is not a mapping."""
-    if not is_mapping(field):
+def element_field(field: FieldInfo) -> FieldInfo | None:
+    """Return the field of a list's items or of a mapping's values; None for other fields."""
+    kind = value_type(field)
+    if typing.get_origin(kind) not in (tuple, dict):
         return None
-    return FieldInfo.from_annotation(typing.get_args(_without_none(field.annotation))[1])
+    return FieldInfo.from_annotation(typing.get_args(kind)[0 if is_list(field) else 1])
 
 
 def find_field(model: type[BaseModel], path: SettingPath) -> FieldInfo | None:
-    """Return the field at a path, also inside lists and mappings; None if there is none."""
-    field = FieldInfo.from_annotation(model)
+    """Return the field at a path, also inside lists and mappings; None if there is none.
+
+    As in pydantic's errors, `[key]` after a mapping's key means the key itself, not its value.
+    """
+    field: FieldInfo | None = FieldInfo.from_annotation(model)
+    if path[-1:] == ("[key]",) and (mapping := find_field(model, path[:-2])):
+        return FieldInfo.from_annotation(typing.get_args(value_type(mapping))[0])
     for step in path:
-        inner = section_model(field)
-        kind = _without_none(field.annotation)
-        member = item_field(field)
-        if inner is not None and step in inner.model_fields:
-            field = inner.model_fields[str(step)]
-        elif member is not None and isinstance(step, int):
-            field = member
-        elif typing.get_origin(kind) is dict:
-            field = FieldInfo.from_annotation(typing.get_args(kind)[1])
-        else:
+        if field is None:
             return None
+        inner = section_model(field)
+        field = inner.model_fields.get(str(step)) if inner else element_field(field)
     return field
 
 
 def takes_effect(field: FieldInfo) -> TakesEffect:
     """Return when a change of this setting takes effect."""
     extra = field.json_schema_extra
-    return (
-        typing.cast(TakesEffect, extra["change"]) if isinstance(extra, dict) and "change" in extra else "now"
-    )
-
-
-def type_name(field: FieldInfo) -> str:
-    """Describe the type of a field without limits: `a whole number`, `a list`."""
-    kind = _without_none(field.annotation)
-    if section_model(field) is not None:
-        return "a section"
-    if item_field(field) is not None:
-        return "a list"
-    if (value_field := mapping_value_field(field)) is not None:
-        return f"a mapping of names to {'sections' if section_model(value_field) else 'text'}"
-    return "a plain number" if _is_digits(field) else _TYPE_NAMES.get(kind, "a value")
+    return typing.cast(TakesEffect, extra["change"]) if isinstance(extra, dict) else "now"
 
 
 def describe_expected(field: FieldInfo) -> str:
-    """Describe the values of a field with limits and unit, to follow "write": `a number from 1 to 5`."""
-    value_format = _value_format(field)
-    if value_format is not None:
-        return value_format
-    kind = _without_none(field.annotation)
-    inner = section_model(field)
-    if inner is not None:
-        return f"a section with {', '.join(inner.model_fields)}"
+    """Describe the values that a field accepts, in words that can follow "write": `a number from 1 to 5`."""
+    kind = value_type(field)
+    for part in reversed([*field.metadata, *getattr(kind, "__metadata__", ())]):
+        if isinstance(part, ValueFormat):
+            return part.text
+    if inner := section_model(field):
+        return f"a mapping with {', '.join(inner.model_fields)}"
     if typing.get_origin(kind) is Literal:
-        return f"one of {', '.join(map(str, choices(field)))}"
-    member = item_field(field)
-    if member is not None:
-        item_model = section_model(member)
-        item_text = (
-            f"a mapping with {', '.join(item_model.model_fields)}"
-            if item_model
-            else describe_expected(member)
-        )
-        return f"a list, each item {item_text}"
-    if _is_digits(field):
-        return "digits without leading zeros, such as 5"
+        return f"one of {', '.join(typing.get_args(kind))}"
+    if element := element_field(field):
+        prefix = "a list, each item" if is_list(field) else "a mapping of names to"
+        return f"{prefix} {describe_expected(element)}"
     extra = field.json_schema_extra
     unit = extra.get("unit") if isinstance(extra, dict) else ""
-    return type_name(field) + (f" of {unit}" if unit else "") + _format_bounds(field)
-
-
-def choices(field: FieldInfo) -> tuple[Any, ...]:
-    """Return the allowed values of a field with a fixed set of values; else empty."""
-    kind = _without_none(field.annotation)
-    return typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
-
-
-def _is_digits(field: FieldInfo) -> bool:
-    """Whether the field is a number stored as text; no other text has a pattern."""
-    return any(getattr(part, "pattern", None) for part in field.metadata)
+    return _TYPE_NAMES[kind] + (f" of {unit}" if unit else "") + _format_bounds(field)
 
 
 def _format_bounds(field: FieldInfo) -> str:
-    low: float | None = None
-    high: float | None = None
-    is_exclusive = False
-    for part in field.metadata:
-        if isinstance(part, annotated_types.Ge):
-            low = typing.cast(float, part.ge)
-        elif isinstance(part, annotated_types.Gt):
-            low, is_exclusive = typing.cast(float, part.gt), True
-        elif isinstance(part, annotated_types.Le):
-            high = typing.cast(float, part.le)
-    if low is not None and high is not None:
-        return f" above {low} and at most {high}" if is_exclusive else f" from {low} to {high}"
-    if low is not None:
-        return f", {'above' if is_exclusive else 'at least'} {low}"
-    return ""
+    bounds = {
+        name: getattr(part, name)
+        for part in field.metadata
+        for name in ("ge", "gt", "le")
+        if hasattr(part, name)
+    }
+    if "gt" in bounds:
+        return f" above {bounds['gt']} and at most {bounds['le']}"
+    return f" from {bounds['ge']} to {bounds['le']}" if bounds else ""
 
 
-def _value_format(field: FieldInfo) -> str | None:
-    kind = _without_none(field.annotation)
-    parts = [*field.metadata, *getattr(kind, "__metadata__", ())]
-    return next((part.text for part in parts if isinstance(part, ValueFormat)), None)
+@dataclass(frozen=True, slots=True)
+class InvalidSetting:
+    path: SettingPath
+    problem: str
+    remedy: str
 
 
-def _without_none(annotation: Any) -> Any:
-    """Return the type without `| None`."""
-    if typing.get_origin(annotation) in (Union, types.UnionType):
-        return next(part for part in typing.get_args(annotation) if part is not type(None))
-    return annotation
+def translate_error(model: type[BaseModel], error: ErrorDetails) -> InvalidSetting:
+    """Translate one validation error of a model. `error` is an item of pydantic's `errors()`."""
+    path: SettingPath = error["loc"]
+    field = find_field(model, path)
+    if path[-1:] == ("[key]",):  # pydantic's mark of a mapping's key
+        path = path[:-1]
+    if error["type"] == "extra_forbidden":
+        return InvalidSetting(path, "there is no such setting", _suggest_key(model, path))
+    cause = error.get("ctx", {}).get("error")
+    remedy = ""
+    if isinstance(cause, SettingError):
+        path += tuple(int(step) if step.isdigit() else step for step in cause.key.split(".") if step)
+        problem, remedy = cause.problem, cause.remedy
+        field = find_field(model, path) if cause.key else field
+    elif error["type"] == "missing":
+        problem = "is missing"
+    else:
+        is_text_expected = error["type"] == "string_type" and not isinstance(error["input"], dict | list)
+        problem = f"{format_value(error['input'])} is {'not text' if is_text_expected else 'not allowed'}"
+        remedy = "put it in quotes" if is_text_expected else ""
+        if field and _may_hold_secret(field):
+            problem = "the value is not allowed"  # not shown: it may be the secret itself
+    return InvalidSetting(
+        path, problem, remedy or (f"write {describe_expected(field)}" if field else "remove it")
+    )
+
+
+def _may_hold_secret(field: FieldInfo) -> bool:
+    """Return whether the field is a secret, or a list, mapping or section with a secret."""
+    section, element = section_model(field), element_field(field)
+    inner = section.model_fields.values() if section else [element] if element else []
+    return value_type(field) is SecretStr or any(map(_may_hold_secret, inner))
+
+
+def format_value(value: Any) -> str:
+    """Format a value as its author wrote it, on one line and shortened."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, list | tuple | set):
+        return "a list"
+    text = repr(value) if isinstance(value, str) else str(value)
+    return text if len(text) <= _MAX_ECHO_LENGTH else f"{text[:_MAX_ECHO_LENGTH]}..."
+
+
+def _suggest_key(model: type[BaseModel], path: SettingPath) -> str:
+    """Suggest a similar key in the same section, the same key elsewhere, or list the known keys."""
+    parent, name = path[:-1], str(path[-1])
+    field = find_field(model, parent)
+    section = section_model(field) if field else None
+    names = list(section.model_fields) if section else []
+    candidates = [(*parent, key) for key in difflib.get_close_matches(name.lower(), names, n=1)]
+    candidates = candidates or [leaf for leaf, _ in iter_settings(model) if leaf[-1] == name.lower()][:4]
+    if candidates:
+        return f"did you mean {' or '.join(map(format_path, candidates))}?"
+    return f"the known settings here are {', '.join(names)}"

@@ -1,7 +1,7 @@
-"""TLS of SQL traffic on both sides of the Envoys. It needs Tidevoy's module; the files are on the Envoys.
+"""TLS of SQL traffic on both sides of the Envoys. It needs Tidevoy's module.
 
-The control plane cannot check these files: the module reads them, rejects unusable ones with an error that
-shows as a NACK, and reads them again when they change.
+The files are on the Envoys' machines, where the control plane cannot check them: the module reads them,
+rejects unusable ones with an error that shows as a NACK, and reads them again when they change.
 """
 
 from __future__ import annotations
@@ -30,29 +30,20 @@ EnvoyFile = Annotated[
 class SqlClientTls(SettingsSection):
     """An Envoy without the module gets no listener while `mode` is `required`.
 
-    Otherwise it passes TLS through, and clients negotiate it with TiDB itself.
+    In the other modes, it forwards all bytes, and clients negotiate TLS with TiDB itself.
     """
 
-    mode: Literal["disabled", "optional", "required"] = setting(
-        "disabled",
-        "`optional` offers TLS to clients; `required` rejects logins without TLS.",
-        "new envoys",
-    )
-    cert: EnvoyFile | None = setting(
-        None, "Certificate (PEM, with its chain) that clients see.", "new envoys"
-    )
-    key: EnvoyFile | None = setting(None, "Private key (PEM) of that certificate.", "new envoys")
-    client_ca: EnvoyFile | None = setting(
-        None,
-        "CA (PEM) that client certificates must chain to; if set, TLS clients need a certificate.",
-        "new envoys",
-    )
-    rsa_key: EnvoyFile | None = setting(
-        None,
-        "RSA key (PEM) with which a client without TLS encrypts its password when the connection to TiDB uses"
-        " TLS; default: each Envoy generates one when it starts.",
-        "new envoys",
-    )
+    mode: Literal["disabled", "optional", "required"] = setting("disabled", takes_effect="new envoys")
+    """`optional` offers TLS to clients; `required` rejects logins without TLS."""
+    cert: EnvoyFile | None = setting(None, takes_effect="new envoys")
+    """Certificate (PEM, with its chain) that clients see."""
+    key: EnvoyFile | None = setting(None, takes_effect="new envoys")
+    """Private key (PEM) of that certificate."""
+    client_ca: EnvoyFile | None = setting(None, takes_effect="new envoys")
+    """CA (PEM) that client certificates must chain to; if set, TLS clients need a certificate."""
+    rsa_key: EnvoyFile | None = setting(None, takes_effect="new envoys")
+    """RSA key (PEM) with which a client without TLS encrypts its password when the connection to TiDB uses
+    TLS; default: each Envoy generates one when it starts."""
 
     @model_validator(mode="after")
     def _check_complete(self) -> SqlClientTls:
@@ -69,25 +60,16 @@ class SqlClientTls(SettingsSection):
 class NodeTls(SettingsSection):
     """An Envoy without the module gets no listener while `mode` is `required`."""
 
-    mode: Literal["disabled", "preferred", "required"] = setting(
-        "disabled",
-        "`preferred` uses TLS with nodes that offer it; `required` uses only nodes that offer it.",
-        "new envoys",
-    )
-    ca: EnvoyFile | None = setting(
-        None,
-        "CA bundle (PEM) that the nodes' certificates must chain to; default: the system's.",
-        "new envoys",
-    )
-    verify: Literal["full", "ca", "none"] = setting(
-        "full",
-        "What is verified of a node's certificate: CA and name, only the CA, or nothing.",
-        "new envoys",
-    )
-    cert: EnvoyFile | None = setting(
-        None, "The Envoys' client certificate (PEM), for nodes that require one.", "new envoys"
-    )
-    key: EnvoyFile | None = setting(None, "Private key (PEM) of that certificate.", "new envoys")
+    mode: Literal["disabled", "preferred", "required"] = setting("disabled", takes_effect="new envoys")
+    """`preferred` uses TLS with nodes that offer it; `required` uses only nodes that offer it."""
+    ca: EnvoyFile | None = setting(None, takes_effect="new envoys")
+    """CA bundle (PEM) that the nodes' certificates must chain to; default: the system's."""
+    verify: Literal["full", "ca", "none"] = setting("full", takes_effect="new envoys")
+    """Verification of a node's certificate. full: CA and name; ca: only the CA; none: nothing."""
+    cert: EnvoyFile | None = setting(None, takes_effect="new envoys")
+    """The Envoys' client certificate (PEM), for nodes that require one."""
+    key: EnvoyFile | None = setting(None, takes_effect="new envoys")
+    """Private key (PEM) of that certificate."""
 
     @model_validator(mode="after")
     def _check_complete(self) -> NodeTls:
@@ -104,7 +86,7 @@ class NodeTls(SettingsSection):
 
 
 def _reject_unused_files(files: dict[str, Path | None], modes: str) -> None:
-    """Raise SettingError if a file is set although TLS is off: the operator expects that it is used."""
+    """Raise SettingError if a file is set although TLS is off: the operator expects TLS."""
     for key, file in files.items():
         if file is not None:
             raise SettingError("is set, but mode is disabled", f"set mode: {modes}, or remove {key}", key=key)
@@ -118,17 +100,12 @@ class SqlTlsSettings(SettingsSection):
 
     client: SqlClientTls = section(SqlClientTls, "TLS between SQL clients and Envoys.")
     backend: NodeTls = section(NodeTls, "TLS between Envoys and TiDB.")
-    allow_cleartext_backend: bool = setting(
-        False,
-        "Forward a password that a client sends in clear text over TLS to a node without TLS. Accounts with"
-        " caching_sha2_password need this if only the client's side uses TLS.",
-        "new envoys",
-    )
+    allow_cleartext_backend: bool = setting(False, takes_effect="new envoys")
+    """Allow Envoys to forward a clear-text password, which they received over TLS, to a node without TLS.
+    Accounts with caching_sha2_password need this if only the client's side uses TLS."""
 
     @property
-    def tls_requirement(self) -> str:
-        """The settings that forbid Envoys without the module, as the start of a sentence; empty: none."""
+    def required_sides(self) -> list[str]:
+        """The sides that must have TLS: `client` and `backend`."""
         sides = (("client", self.client.mode), ("backend", self.backend.mode))
-        return " and ".join(
-            f"tls.{side}.mode is set to required" for side, mode in sides if mode == "required"
-        )
+        return [side for side, mode in sides if mode == "required"]

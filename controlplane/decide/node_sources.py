@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
+from controlplane.intents import changes as intent_changes
 from controlplane.model.facts import Facts
 from controlplane.model.intents import Intents
 from controlplane.model.nodes import Node, Source
@@ -13,9 +14,10 @@ from controlplane.model.plan import Plan
 
 
 def merged_nodes(facts: Facts, intents: Intents) -> Mapping[str, Node]:
-    """Return the nodes that any source defines now, by address, with the overrides of operators applied.
+    """Return the nodes of all sources, by address, with the overrides of operators applied.
 
-    If several sources define an address, the first in `Source` wins; labels of the others fill gaps.
+    If several sources list an address, the first in the order of `Source` wins. Labels that only another
+    source sets are added.
     """
     nodes: dict[str, Node] = {}
     for source in reversed(Source):
@@ -32,7 +34,7 @@ def merged_nodes(facts: Facts, intents: Intents) -> Mapping[str, Node]:
 
 
 def with_overrides(node: Node, intents: Intents) -> Node:
-    """Return the node with weight and labels from the intents; the same object if there are none."""
+    """Return the node with its weight and labels from the intents, or the same object if they have none."""
     if node.address in intents.weights:
         node = replace(node, weight=intents.weights[node.address])
     if node.address in intents.labels:
@@ -41,16 +43,13 @@ def with_overrides(node: Node, intents: Intents) -> Node:
     return node
 
 
-def retained(facts: Facts, previous: Plan) -> frozenset[str]:
-    """Return addresses in the previous plan that no source may be taken to have dropped.
+def addresses_of_incomplete_sources(facts: Facts, previous: Plan) -> frozenset[str]:
+    """Return the addresses of the previous plan whose source has not delivered a complete list since start.
 
-    While a source has not delivered a complete list since start (its server is unreachable), a missing node
-    does not mean that it is gone.
+    Such a source may be unreachable, so a node that it does not list may still exist.
     """
-    incomplete_sources = {source for source in Source if not _is_complete(facts, source)}
-    return frozenset(
-        address for address, planned in previous.nodes.items() if planned.node.source in incomplete_sources
-    )
+    incomplete = _incomplete_sources(facts)
+    return frozenset(a for a, planned in previous.nodes.items() if planned.node.source in incomplete)
 
 
 def has_other_source(address: str, facts: Facts) -> bool:
@@ -64,12 +63,12 @@ def has_other_source(address: str, facts: Facts) -> bool:
 
 def all_sources_complete(facts: Facts) -> bool:
     """Return whether every source has delivered a complete list since start."""
-    return all(_is_complete(facts, source) for source in Source)
+    return not _incomplete_sources(facts)
 
 
-def _is_complete(facts: Facts, source: Source) -> bool:
-    topology = facts.topologies.get(source)
-    return topology is not None and topology.is_complete
+def _incomplete_sources(facts: Facts) -> set[Source]:
+    """Return the sources that have not delivered a complete list since start."""
+    return set(Source) - {source for source, topology in facts.topologies.items() if topology.is_complete}
 
 
 def _merge_node(first: Node, second: Node) -> Node:
@@ -77,6 +76,22 @@ def _merge_node(first: Node, second: Node) -> Node:
         first,
         status_address=first.status_address or second.status_address,
         labels=MappingProxyType({**second.labels, **first.labels}),
-        # PD knows no weights: the weight from the configuration or an operator applies.
+        # PD has no weights, so the weight of the other source applies.
         weight=second.weight if first.source is Source.PD else first.weight,
     )
+
+
+def forget_completed_removals(intents: Intents, plan: Plan, facts: Facts) -> Intents:
+    """Return the intents without the requests for removed nodes that have left the plan.
+
+    Before every source has delivered a complete list of nodes, all intents stay.
+    """
+    if not all_sources_complete(facts):
+        return intents
+    remaining = intents
+    for address in intents.removed.keys() - plan.nodes.keys():
+        # A node from PD or the configuration stays removed, even if it registers again, until an operator
+        # adds it.
+        is_defined_elsewhere = has_other_source(address, facts) or address not in intents.added
+        remaining = intent_changes.forget(remaining, address, has_other_source=is_defined_elsewhere)
+    return remaining

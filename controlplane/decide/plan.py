@@ -6,54 +6,52 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from controlplane import address as addresses
-from controlplane.decide import health_verdict, lifecycle, node_sources, session_counts
+from controlplane.decide import lifecycle, node_sources, session_counts
 from controlplane.decide.balance import locality
 from controlplane.decide.balance.assign_weights import assign_weights
 from controlplane.decide.balance.rebalance import rebalance
+from controlplane.decide.inputs import Inputs
 from controlplane.model.facts import Facts
 from controlplane.model.health import CheckResult, CheckStatus, Health
 from controlplane.model.intents import Intents
 from controlplane.model.nodes import Node, State
 from controlplane.model.plan import EdsHealth, NodePlan, Plan, Policy
-from controlplane.release import parse_release
+from controlplane.version import parse_release
 
 _UNCHECKED_HEALTH = Health()
 
 
-def plan(previous: Plan, facts: Facts, intents: Intents, policy: Policy, now: float) -> Plan:
-    """Return the next plan. `previous` is the last one, which may have been saved before a restart.
+def compute_plan(previous: Plan, facts: Facts, intents: Intents, policy: Policy, now: float) -> Plan:
+    """Return the next plan. `previous` is the last plan; after a restart, the saved one.
 
     Equal facts and intents give an equal plan, except for changes over time (slow start, grace periods).
     """
+    inputs = Inputs(previous, facts, policy, now)
     nodes = node_sources.merged_nodes(facts, intents)
-    retained = node_sources.retained(facts, previous)
+    possibly_listed = node_sources.addresses_of_incomplete_sources(facts, previous)
     planned: dict[str, NodePlan] = {}
     for address in sorted(nodes.keys() | previous.nodes.keys()):
         past = previous.nodes.get(address)
         node = nodes.get(address)
-        is_listed = node is not None or address in retained
+        is_listed = node is not None or address in possibly_listed
         if past is not None and node is not None and _is_unchanged(past, node, facts, intents, policy):
             planned[address] = past
             continue
         current = node or (node_sources.with_overrides(past.node, intents) if past is not None else None)
-        if current is None:  # pragma: no cover - an address comes from one of the two
+        if current is None:  # pragma: no cover - each address is in `nodes` or in `previous`
             continue
-        observation = _observe_node(current, is_listed, past, facts, intents, policy, now)
+        observation = _observe_node(current, is_listed, past, intents, inputs)
         next_node_plan = lifecycle.advance(past, observation, policy, now)
         if next_node_plan is not None:
             planned[address] = next_node_plan
     planned, panic_threshold_reason = _apply_panic_threshold(planned, previous, facts, intents, policy)
-    weighted, overloaded_zones, computed_at = assign_weights(
-        _with_groups(planned, policy), previous, facts, policy, now
-    )
-    rebalance_state = rebalance(
-        weighted, overloaded_zones, panic_threshold_reason, previous, facts, policy, now
-    )
+    weighted, overloaded_zones, computed_at = assign_weights(_with_groups(planned, policy), inputs)
+    rebalance_state = rebalance(weighted, overloaded_zones, panic_threshold_reason, inputs)
     return Plan(weighted, panic_threshold_reason, rebalance_state, computed_at, overloaded_zones)
 
 
 def _with_groups(planned: Mapping[str, NodePlan], policy: Policy) -> dict[str, NodePlan]:
-    """Return the node plans with group, backup role and zone set from their labels."""
+    """Set the group, backup role and zone of each node from its labels."""
     grouped = {}
     for address, node_plan in planned.items():
         group, backup, zone = locality.classify(node_plan.node, policy)
@@ -63,20 +61,20 @@ def _with_groups(planned: Mapping[str, NodePlan], policy: Policy) -> dict[str, N
 
 
 def has_completed_first_checks(planned: Plan, facts: Facts, policy: Policy) -> bool:
-    """Return whether no node is out of service only because its first checks have not completed."""
+    """Return whether all joining nodes have a first result of each check."""
     return not any(
         node_plan.state is State.JOINING
-        and health_verdict.checks_pending(
-            facts.health.get(address, _UNCHECKED_HEALTH),
-            has_status_address=node_plan.node.status_address is not None,
-            policy=policy,
+        and (
+            (policy.sql_check and health.sql is None)
+            or (policy.status_check and node_plan.node.status_address is not None and health.status is None)
         )
         for address, node_plan in planned.nodes.items()
+        for health in (facts.health.get(address, _UNCHECKED_HEALTH),)
     )
 
 
 def _is_unchanged(past: NodePlan, node: Node, facts: Facts, intents: Intents, policy: Policy) -> bool:
-    """Return whether a node in service stays unchanged: a cheap test for the common case."""
+    """Return whether a node in service stays unchanged: the common case, which needs no full computation."""
     health = facts.health.get(node.address, _UNCHECKED_HEALTH)
     sql, status = health.sql, health.status
     return (
@@ -93,21 +91,21 @@ def _is_unchanged(past: NodePlan, node: Node, facts: Facts, intents: Intents, po
             or node.status_address is None
             or (status is not None and status.status is CheckStatus.PASS)
         )
-        # An address that equals its endpoint is a literal IP: it needs no resolution.
+        # If the address equals the endpoint, it is a literal IP and needs no resolution.
         and (past.endpoint == node.address or resolve_endpoint(node, past, facts)[0] == past.endpoint)
         and _node_version(node, health) == past.version
     )
 
 
 def _node_version(node: Node, health: Health) -> str:
-    """Return the release of a node as registered in PD, or else as reported by `GET /status`."""
+    """Return the TiDB release that the node registered in PD, else the one from `GET /status`."""
     return parse_release(node.version) or parse_release(health.version)
 
 
 def resolve_endpoint(node: Node, past: NodePlan | None, facts: Facts) -> tuple[str | None, str]:
-    """Return the endpoint (`ip:port`) of a node's SQL address, or None and the reason why it has none.
+    """Return the endpoint (`ip:port`) of a node, or None and the reason why it has none.
 
-    A name that no longer resolves keeps its last endpoint.
+    If the host name no longer resolves, the last endpoint stays.
     """
     host, port = addresses.split(node.address)
     literal = addresses.literal_ip(host)
@@ -123,15 +121,9 @@ def resolve_endpoint(node: Node, past: NodePlan | None, facts: Facts) -> tuple[s
 
 
 def _observe_node(
-    node: Node,
-    is_listed: bool,
-    past: NodePlan | None,
-    facts: Facts,
-    intents: Intents,
-    policy: Policy,
-    now: float,
+    node: Node, is_listed: bool, past: NodePlan | None, intents: Intents, inputs: Inputs
 ) -> lifecycle.NodeObservation:
-    address = node.address
+    address, facts, now = node.address, inputs.facts, inputs.now
     resolved, resolve_error = resolve_endpoint(node, past, facts)
     health = facts.health.get(address, _UNCHECKED_HEALTH)
     removed_since = intents.removed.get(address)
@@ -146,10 +138,10 @@ def _observe_node(
         health=health,
         endpoint=resolved,
         resolve_error=resolve_error,
-        has_sessions=is_leaving and session_counts.reported(address, resolved, facts) > 0,
+        has_sessions=is_leaving and session_counts.sessions_reported_by_envoys(address, resolved, facts) > 0,
         is_confirmed_empty=is_leaving
         and session_counts.is_confirmed_empty(
-            address, resolved, now if closed_at is None else closed_at, facts, policy, now
+            address, resolved, now if closed_at is None else closed_at, inputs
         ),
         version=_node_version(node, health),
         is_overdue=drain is not None and now >= drain.since + drain.deadline_seconds,
@@ -159,10 +151,11 @@ def _observe_node(
 def _apply_panic_threshold(
     planned: dict[str, NodePlan], previous: Plan, facts: Facts, intents: Intents, policy: Policy
 ) -> tuple[dict[str, NodePlan], str]:
-    """Keep failing nodes in service when so many fail at once that the checks are the more likely cause.
+    """Keep failing nodes in service if so many fail that the checks themselves are probably at fault.
 
-    Only registered nodes count: a node whose registration has expired is taken to be down. If no node would
-    be in service, nodes that leave without an operator's request but still accept logins stay in service.
+    Only registered nodes count as failing, since a node whose registration has expired is probably down. If
+    no node is active, all nodes that still accept logins stay in service unless an operator drains or removes
+    them.
     """
     active = sum(p.state is State.ACTIVE for p in planned.values())
     failed = [p for p in planned.values() if p.state is State.UNHEALTHY and p.node.registered]
@@ -178,28 +171,19 @@ def _apply_panic_threshold(
         accepting = [
             p
             for a, p in planned.items()
-            if _is_leaving_unasked(p, a in requested)
+            if a not in requested
+            and p.state not in (State.ACTIVE, State.JOINING)
             and _may_accept_logins(facts.health.get(a, _UNCHECKED_HEALTH).sql, previous.nodes.get(a), policy)
         ]
         kept_healthy = [*kept_healthy, *accepting]
         if accepting and not reason:
             reason = "no other node is left, so leaving nodes that still accept logins are kept in service"
-    return planned | {p.node.address: _keep_healthy(p) for p in kept_healthy}, reason
-
-
-def _is_leaving_unasked(planned: NodePlan, is_requested: bool) -> bool:
-    """Return whether the node is out of service or leaving without an operator's request."""
-    return not is_requested and planned.state not in (State.ACTIVE, State.JOINING)
+    kept = (replace(p, eds_health=EdsHealth.HEALTHY, closed_since=None) for p in kept_healthy)
+    return planned | {p.node.address: p for p in kept}, reason  # `assign_weights` sets their weights
 
 
 def _may_accept_logins(probe: CheckResult | None, past: NodePlan | None, policy: Policy) -> bool:
-    """Return whether the SQL check passes, or has not run since start and the node was in service before."""
+    """Return whether the SQL check passes, or has no result yet for a node that was in service."""
     if probe is None:
         return policy.sql_check and past is not None and past.eds_health is EdsHealth.HEALTHY
     return probe.status is CheckStatus.PASS
-
-
-def _keep_healthy(planned: NodePlan) -> NodePlan:
-    return replace(
-        planned, eds_health=EdsHealth.HEALTHY, closed_since=None
-    )  # `assign_weights` sets the weight

@@ -1,11 +1,11 @@
-"""Build the views that the API shows: nodes, Envoys, problems, readiness. No I/O."""
+"""Build the views of nodes and Envoys that the API returns, and lists of problems. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
 from controlplane.decide.balance import metric_levels
-from controlplane.decide.session_counts import for_envoy, session_count
+from controlplane.decide.session_counts import session_count, sessions_of_envoy
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.facts import Facts
 from controlplane.model.health import Health
@@ -16,7 +16,7 @@ from controlplane.model.traffic import Ejection, ModuleReport, Traffic, sum_traf
 from controlplane.model.views import DrainProgress, EnvoyView, NodeView
 
 _NO_REBALANCE = RebalanceState()
-# Ejections of an Envoy that has not reported for longer may be over, and are not shown.
+# Ejections from an older report are not shown, because they may be over.
 _MAX_EJECTION_REPORT_AGE_SECONDS = 60.0
 
 
@@ -28,7 +28,7 @@ def node_view(
     rebalance: RebalanceState = _NO_REBALANCE,
     now: float = 0.0,
 ) -> NodeView:
-    """Return the view of one node: its plan, and the facts behind the plan."""
+    """Return the view of one node: its plan, and the facts that led to the plan."""
     address = planned.node.address
     health = facts.health.get(address, Health())
     return NodeView(
@@ -49,13 +49,9 @@ def node_view(
 
 
 def ejecting_reports(facts: Facts, now: float) -> list[ModuleReport]:
-    """Return the latest reports of Envoys that currently eject nodes."""
-    reports = facts.module_reports.values()
-    return [
-        report
-        for report in reports
-        if report.ejections and now - report.at < _MAX_EJECTION_REPORT_AGE_SECONDS
-    ]
+    """Return the latest report of each Envoy that currently ejects nodes."""
+    oldest = now - _MAX_EJECTION_REPORT_AGE_SECONDS
+    return [report for report in facts.module_reports.values() if report.ejections and report.at > oldest]
 
 
 def ejections(address: str, facts: Facts, now: float) -> tuple[Ejection, ...]:
@@ -81,8 +77,8 @@ def envoy_views(
 ) -> list[EnvoyView]:
     """Return the views of all Envoys, sorted by id.
 
-    Envoys in `ended_envoys` (by id, with the time from which an operator declared them ended) are left out
-    unless they were seen later. With `traffic` False, no traffic is summed.
+    `ended_envoys` maps the id of each Envoy that an operator declared ended to the time of its end. These
+    Envoys are left out unless they were seen later. With `traffic=False`, the views have no traffic.
     """
     visible = (
         s for s in statuses if s.connected_since is not None or s.last_seen > ended_envoys.get(s.id, -1.0)
@@ -95,7 +91,7 @@ def _envoy_view(status: EnvoyStatus, facts: Facts, *, traffic: bool) -> EnvoyVie
     report = facts.module_reports.get(status.id)
     return EnvoyView(
         status,
-        sessions=for_envoy(status.id, facts),
+        sessions=sessions_of_envoy(status.id, facts),
         traffic=sum_traffic(report.nodes.values()) if report is not None and traffic else None,
         config_rejection=facts.config_rejections.get(status.id),
     )
@@ -107,12 +103,12 @@ def envoys_without_module(statuses: Iterable[EnvoyStatus]) -> list[str]:
 
 
 def topology_problems(facts: Facts) -> list[TopologyProblem]:
-    """Return the unusable entries of all sources."""
+    """Return the invalid entries of all node sources."""
     return [problem for topology in facts.topologies.values() for problem in topology.problems]
 
 
 def other_keyspace(facts: Facts) -> Mapping[str, str]:
-    """Return the keyspace of each node of another keyspace, by address."""
+    """Return the nodes that belong to other keyspaces, address -> keyspace."""
     topology = facts.topologies.get(Source.PD)
     return topology.other_keyspace if topology is not None else EMPTY_MAP
 
@@ -120,7 +116,7 @@ def other_keyspace(facts: Facts) -> Mapping[str, str]:
 def readiness_problems(plan: Plan, facts: Facts, *, is_published: bool) -> list[str]:
     """Return why traffic cannot be served, one sentence each; empty if it can.
 
-    An outage of a source alone does not count: the last known nodes stay in service.
+    An outage of a node source alone is no problem, because the last known nodes stay in service.
     """
     outages = [topology.outage for topology in facts.topologies.values() if topology.outage]
     if not is_published:

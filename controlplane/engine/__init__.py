@@ -1,1 +1,1 @@
-"""Joins all parts: runs the observers, decides when facts change, publishes, saves, and applies intents."""
+"""Runs the control plane: plans when facts or intents change, then publishes and saves the plan."""

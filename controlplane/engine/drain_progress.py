@@ -1,4 +1,4 @@
-"""Tracks what happens to the sessions of draining and removed nodes, from the start of each drain."""
+"""Tracks what happens to the sessions of each draining or removed node since its drain began."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from controlplane.model.plan import NodePlan, Plan
 from controlplane.model.traffic import FAILED, LOST, MOVED, MigrationCounts, migrations_by_reason, sum_traffic
 from controlplane.model.views import DrainProgress
 
-# If the session count has not decreased for this long, the pace so far does not predict the time left.
+# If the session count has not decreased for this long, the time left is not estimated.
 _STALL_SECONDS = 5.0
 
 _LEAVING_STATES = (State.DRAINING, State.DRAINED, State.GONE)
@@ -26,47 +26,47 @@ class _DrainRecord:
     migrations_at_start: MigrationCounts
     max_sessions: int = 0
     last_sessions: int = 0  # the latest known count
-    last_decrease_at: float = 0.0  # when the session count last fell
+    last_decrease_at: float = 0.0  # when the session count last decreased
     emptied_at: float | None = None  # when the node was first observed without sessions
-    is_reported: bool = False  # whether `update` has returned the end of this drain
+    is_reported: bool = False  # whether `update` has returned the result of this drain
+
+    def observe(self, sessions: int | None, now: float) -> None:
+        """Record the current session count of the node, or None if it is unknown."""
+        self.max_sessions = max(self.max_sessions, sessions or 0)
+        if sessions is not None:
+            self.last_decrease_at = now if sessions < self.last_sessions else self.last_decrease_at
+            self.last_sessions = sessions
+        if sessions != 0:
+            self.emptied_at = None
+        elif self.emptied_at is None:
+            self.emptied_at = now
 
 
 class DrainProgressTracker:
-    """Keeps one record per node that is draining, drained or gone."""
+    """Tracks each node that is draining, drained or gone."""
 
     def __init__(self) -> None:
         self._records: dict[str, _DrainRecord] = {}
 
     def update(self, plan: Plan, facts: Facts, now: float) -> list[tuple[str, DrainProgress]]:
-        """Apply a new plan; return address and result of every drain that ended with it and had sessions."""
-        finished = []
-        for address in list(self._records):
-            planned = plan.nodes.get(address)
-            if planned is None or planned.state not in _LEAVING_STATES:
-                record = self._records.pop(address)
-                if not record.is_reported:
-                    finished.append((address, _drain_progress(address, planned, record, facts, now)))
-        for address, planned in plan.nodes.items():
-            if planned.state not in _LEAVING_STATES:
-                continue
+        """Apply a new plan. Return address and result of each drain that just ended and had sessions."""
+        leaving = {a: p for a, p in plan.nodes.items() if p.state in _LEAVING_STATES}
+        over = {a: self._records.pop(a) for a in self._records.keys() - leaving.keys()}
+        finished = {address: record for address, record in sorted(over.items()) if not record.is_reported}
+        for address, planned in leaving.items():
             record = self._records.get(address) or self._records.setdefault(
                 address, _DrainRecord(now, dict(facts.migrations.get(address, {})))
             )
-            sessions = session_count(address, planned.endpoint, facts)
-            record.max_sessions = max(record.max_sessions, sessions or 0)
-            if sessions is not None:
-                record.last_decrease_at = now if sessions < record.last_sessions else record.last_decrease_at
-                record.last_sessions = sessions
-            if sessions != 0:
-                record.emptied_at = None
-            elif record.emptied_at is None:
-                record.emptied_at = now
-            if planned.state is not State.DRAINED:
-                record.is_reported = False
-            elif not record.is_reported:
-                record.is_reported = True
-                finished.append((address, _drain_progress(address, planned, record, facts, now)))
-        return [(address, progress) for address, progress in finished if progress.had_sessions]
+            record.observe(session_count(address, planned.endpoint, facts), now)
+            is_drained = planned.state is State.DRAINED
+            if is_drained and not record.is_reported:
+                finished[address] = record
+            record.is_reported = is_drained
+        results = [
+            (address, _drain_progress(address, plan.nodes.get(address), record, facts, now))
+            for address, record in finished.items()
+        ]
+        return [(address, progress) for address, progress in results if progress.had_sessions]
 
     def get(self, planned: NodePlan, facts: Facts, now: float) -> DrainProgress | None:
         """Return the progress of a node's drain; None if the node is not draining, drained or gone."""
@@ -78,7 +78,11 @@ class DrainProgressTracker:
 def _drain_progress(
     address: str, planned: NodePlan | None, record: _DrainRecord, facts: Facts, now: float
 ) -> DrainProgress:
-    migrations = _increase_since(record.migrations_at_start, facts.migrations.get(address, {}))
+    at_start = record.migrations_at_start
+    increases = {
+        key: count - at_start.get(key, 0) for key, count in facts.migrations.get(address, {}).items()
+    }
+    migrations = {key: count for key, count in increases.items() if count > 0}
     sessions_left = session_count(address, planned.endpoint, facts) if planned is not None else None
     elapsed_seconds = max((now if record.emptied_at is None else record.emptied_at) - record.started_at, 0.0)
     reports = [report.nodes[address] for report in facts.module_reports.values() if address in report.nodes]
@@ -87,7 +91,7 @@ def _drain_progress(
         since=record.started_at,
         elapsed_seconds=elapsed_seconds,
         sessions_left=sessions_left,
-        moved=sum(migrations_by_reason(migrations, MOVED).values()),
+        migrated=sum(migrations_by_reason(migrations, MOVED).values()),
         failed=MappingProxyType(migrations_by_reason(migrations, FAILED)),
         lost=sum(migrations_by_reason(migrations, LOST).values()),
         not_movable=MappingProxyType(not_movable),
@@ -98,17 +102,12 @@ def _drain_progress(
     )
 
 
-def _increase_since(before: MigrationCounts, now: MigrationCounts) -> MigrationCounts:
-    increases = {key: count - before.get(key, 0) for key, count in now.items()}
-    return {key: count for key, count in increases.items() if count > 0}
-
-
 def _estimate_seconds_left(
     sessions_left: int | None, not_movable: int, record: _DrainRecord, elapsed_seconds: float, now: float
 ) -> float | None:
-    """Estimate how long the movable sessions need at the pace so far.
+    """Estimate the time until the movable sessions have left, from the average rate since the drain began.
 
-    None if the count is unknown, no session can migrate, none has left yet, or none has left recently.
+    Return None if the count is unknown, no session can migrate, or no session has left at all or recently.
     """
     if sessions_left == 0:
         return 0.0

@@ -1,51 +1,40 @@
-"""Node operations of operators: validates each request and turns it into a change of the intents."""
+"""Validates the requests of operators about nodes and turns them into changes of the intents."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Protocol
 
+from controlplane.aio import run_to_completion
 from controlplane.clock import Clock
 from controlplane.decide import views
 from controlplane.decide.node_sources import has_other_source
+from controlplane.engine.cluster_view import ClusterView
 from controlplane.engine.planner import Planner
-from controlplane.errors import EnvoyConnected, NeedsModule, NodeExists, UnknownEnvoy
+from controlplane.errors import EnvoyConnected, ModuleRequired, NodeExists, UnknownEnvoy
 from controlplane.intents import changes as intent_changes
 from controlplane.intents.repository import IntentChange, IntentRepository
 from controlplane.model.intents import Intents, OnDeadline
 from controlplane.model.nodes import State
-from controlplane.model.views import EnvoyView, NodeView
-from controlplane.observe.fact_store import FactStore
+from controlplane.model.views import NodeView
 
 _APPLY_TIMEOUT_SECONDS = 2.0  # how long a call waits for the leader to apply an intent
 
 
-class Views(Protocol):
-    """Current views of nodes and Envoys."""
-
-    def node(self, address: str) -> NodeView:
-        """Return one node. Raises UnknownNode."""
-
-    def envoys(self) -> list[EnvoyView]:
-        """Return all Envoys."""
-
-
 class NodeOperations:
-    """Each call returns once the intent is stored and applied here.
+    """Each operation stores an intent and returns when the intent is applied, or after 2 s.
 
-    Every call raises StateUnavailable or VersionConflict if the intent cannot be stored.
+    Each operation raises StateUnavailable or VersionConflict if the intent cannot be stored.
     """
 
     def __init__(
-        self, clock: Clock, intents: IntentRepository, planner: Planner, facts: FactStore, view_source: Views
+        self, clock: Clock, intents: IntentRepository, planner: Planner, cluster: ClusterView
     ) -> None:
         self._clock = clock
         self._intents = intents
         self._planner = planner
-        self._facts = facts
-        self._view_source = view_source
+        self._cluster = cluster
 
     async def add(
         self,
@@ -58,22 +47,22 @@ class NodeOperations:
         """Add a node, or cancel its removal. Raises NodeExists."""
 
         def added(intents: Intents) -> Intents:
-            planned = self._planner.plan.nodes.get(address)
+            planned = self._cluster.plan.nodes.get(address)
             if planned is not None and address not in intents.removed and planned.state is not State.GONE:
                 raise NodeExists(address, planned.node.source.value)
-            if has_other_source(address, self._facts.view()) and address in intents.removed:
+            if has_other_source(address, self._cluster.facts) and address in intents.removed:
                 return intent_changes.restore(intents, address, weight=weight, labels=labels)
             return intent_changes.add(
                 intents, address, status_address=status_address, weight=weight, labels=labels or {}
             )
 
         await self._apply(added)
-        return self._view_source.node(address)
+        return self._cluster.node(address)
 
     async def remove(self, address: str, *, force: bool = False) -> NodeView:
         """Drain a node, then delete it; `force` ends its sessions at once.
 
-        Raises UnknownNode or NeedsModule.
+        Raises UnknownNode or ModuleRequired.
         """
         if force:
             self._require_module(
@@ -93,7 +82,7 @@ class NodeOperations:
     ) -> NodeView:
         """Stop new sessions on a node and migrate its sessions. Idempotent.
 
-        Raises UnknownNode or NeedsModule.
+        Raises UnknownNode or ModuleRequired.
         """
         if on_deadline is OnDeadline.CLOSE:
             self._require_module("ending sessions at the deadline", "drain with on_deadline: keep")
@@ -117,16 +106,14 @@ class NodeOperations:
         )
 
     async def forget_envoy(self, envoy: str) -> None:
-        """Forget an Envoy that has ended for good, so that drains no longer wait for its sessions.
+        """Forget an Envoy that will not come back, so that drains no longer wait for its sessions.
 
         Raises UnknownEnvoy or EnvoyConnected.
         """
 
         def ended(intents: Intents) -> Intents:
-            status = next(
-                (view.status for view in self._view_source.envoys() if view.status.id == envoy), None
-            )
-            last_seen = self._facts.view().envoys_last_seen.get(envoy)
+            status = next((view.status for view in self._cluster.envoys() if view.status.id == envoy), None)
+            last_seen = self._cluster.facts.envoys_last_seen.get(envoy)
             if status is not None and status.connected_since is not None:
                 raise EnvoyConnected(envoy)
             if status is None and last_seen is None:
@@ -137,31 +124,47 @@ class NodeOperations:
         await self._apply(ended)
 
     def _require_module(self, operation: str, alternative: str) -> None:
-        """Raise NeedsModule if a connected Envoy runs, or would run, without the module."""
-        if without := views.envoys_without_module([view.status for view in self._view_source.envoys()]):
-            raise NeedsModule(operation, without, alternative)
+        """Raise ModuleRequired if a connected Envoy runs, or is about to run, without the module."""
+        if without := views.envoys_without_module([view.status for view in self._cluster.envoys()]):
+            raise ModuleRequired(operation, without, alternative)
 
     async def _apply_to_node(self, address: str, change: IntentChange) -> NodeView:
         """Apply a change to an existing node.
 
         Return the node after the change, or before it if the change deleted the node.
         """
-        before = self._view_source.node(address)
+        before = self._cluster.node(address)
 
         def checked(intents: Intents) -> Intents:
-            self._view_source.node(address)  # a concurrent change may have deleted it
+            self._cluster.node(address)  # raises if a concurrent change has deleted the node
             return change(intents)
 
         await self._apply(checked)
-        return self._view_source.node(address) if address in self._planner.plan.nodes else before
+        return self._cluster.node(address) if address in self._cluster.plan.nodes else before
 
     async def _apply(self, change: IntentChange) -> None:
-        """Store a change and wait until the plan applies it, or for the timeout.
+        """Store a change, and wait until the plan applies it or the timeout passes.
 
-        Raises StateUnavailable or VersionConflict; then nothing has changed.
+        Raises StateUnavailable or VersionConflict.
         """
-        version = await self._intents.change(change)
-        # If another replica leads, wait for its plan, so that the caller sees the effect.
+        version = await self.change_intents(change)
+        # If another replica is the leader, the plan with this change arrives later.
         with suppress(TimeoutError):
             async with asyncio.timeout(_APPLY_TIMEOUT_SECONDS):
                 await self._planner.wait_applied(version)
+
+    async def change_intents(self, change: IntentChange, *, by_operator: bool = True) -> int:
+        """Store a change and compute the next plan at once; return the version of the intents.
+
+        Raises the errors of `IntentRepository.change`. A cancellation takes effect only at the end.
+        """
+        return await run_to_completion(self._change_intents(change, by_operator))
+
+    async def _change_intents(self, change: IntentChange, by_operator: bool) -> int:
+        before = self._intents.version
+        try:
+            return await self._intents.change(change, by_operator=by_operator)
+        finally:
+            # Also after an error, since the failed attempt may have read newer intents of other replicas.
+            if self._intents.version != before:
+                self._planner.decide(at_once=True)

@@ -1,26 +1,22 @@
-"""Saves the plan to disk soon after each change, at a bounded rate."""
+"""Saves the plan to disk soon after each change, at a limited rate."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
-import structlog
 from prometheus_client import Counter
 
-from controlplane.errors import StateUnavailable
+from controlplane.storage.debounced_writer import DebouncedWriter
 from controlplane.storage.store import SavedPlan, Store
 
-log = structlog.get_logger("tidevoy.engine")
-
-# Time between two saves. With many nodes nearly every plan has new weights, and a write takes long.
+# The time between two saves grows with the number of nodes: large plans change often and take long to save.
 _MIN_INTERVAL_SECONDS = 1.0
 _NODES_PER_SECOND = 500
-_MAX_INTERVAL_SECONDS = 60.0
+_MAX_INTERVAL_SECONDS = 60.0  # an unchanged plan is also saved, to record when Envoys were last seen
 
 
-class PlanSaver:
-    """Saves the current plan. If a save fails, a restart loses the changes since the last good save."""
+class PlanSaver(DebouncedWriter):
+    """Saves the current plan. After failed saves, a restart uses the last plan that was saved."""
 
     def __init__(
         self,
@@ -30,38 +26,18 @@ class PlanSaver:
         *,
         before_save: Callable[[], Awaitable[None]],
     ) -> None:
-        """`current` returns the plan to save, or None for no save; `before_save` runs before each save."""
+        """`current` returns the plan to save, or None to skip the save. `run` awaits `before_save` first."""
+        super().__init__("the plan", failures, max_interval=_MAX_INTERVAL_SECONDS)
         self._store = store
         self._current = current
-        self._failures = failures
         self._before_save = before_save
-        self._unsaved = asyncio.Event()
 
-    def mark_changed(self) -> None:
-        """Request a save."""
-        self._unsaved.set()
+    async def _before_write(self) -> None:
+        await self._before_save()
 
-    async def run(self) -> None:
-        """Save soon after each change, and at least every 60 s to record when Envoys were last seen."""
-        while True:
-            try:
-                async with asyncio.timeout(_MAX_INTERVAL_SECONDS):
-                    await self._unsaved.wait()
-            except TimeoutError:
-                pass
-            await self._before_save()
-            nodes = await self.save()
-            await asyncio.sleep(max(_MIN_INTERVAL_SECONDS, nodes / _NODES_PER_SECOND))
-
-    async def save(self) -> int:
-        """Save now and return the number of nodes. A failed write is logged and counted."""
-        self._unsaved.clear()
+    async def _write(self) -> float:
         current = self._current()
         if current is None:
-            return 0
-        try:
-            await self._store.save_plan(current)
-        except StateUnavailable as error:
-            self._failures.inc()
-            log.warning("could not save the plan", error=str(error))
-        return len(current.plan.nodes)
+            return _MIN_INTERVAL_SECONDS
+        await self._store.save_plan(current)
+        return max(_MIN_INTERVAL_SECONDS, len(current.plan.nodes) / _NODES_PER_SECOND)

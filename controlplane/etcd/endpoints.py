@@ -1,4 +1,4 @@
-"""The members of one etcd cluster: channels to them, and calls that fail over to another member."""
+"""The members of one etcd cluster: gRPC channels to them, and calls that fail over to the next member."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from typing import Any
 import grpc
 
 from controlplane import address as addresses
-from controlplane.config.settings import ClientTls
+from controlplane.config.own_tls import ClientTls
 from controlplane.errors import ConfigError, OutcomeUnknown, PdError
 from controlplane.etcd.stream import EtcdStream, Unanswered, error_from_status, is_cancelled_by_us
 
-CALL_TIMEOUT_SECONDS = 5.0  # for one call over all tried members
-MEMBER_TIMEOUT_SECONDS = 2.0  # for one member, unless it is the last one to try
+CALL_TIMEOUT_SECONDS = 5.0  # for one call, including all attempts on other members
+# For an attempt on any member but the last. If the call is not repeatable, this limits only the time to
+# connect to the member.
+MEMBER_TIMEOUT_SECONDS = 2.0
 
-# With this, a member without a leader returns an error at once instead of waiting or, on a watch, being
+# Makes a member without a leader return an error at once. Otherwise calls would wait, and watches would be
 # silent for ever (etcd-io/etcd api/v3rpc/rpctypes/md.go).
 _METADATA = (("hasleader", "true"),)
 _UNLIMITED = -1
@@ -29,13 +31,13 @@ _UNLIMITED = -1
 _CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 3_000),  # grpcio 1.85 ignores keepalive_timeout_ms
-    # etcd closes connections that ping without an open call; with an open stream, pings are unlimited.
+    # etcd closes a connection that sends pings without an open call, but allows any pings during a stream.
     ("grpc.keepalive_permit_without_calls", 0),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 3_000),  # in effect the timeout of one connect attempt
+    ("grpc.min_reconnect_backoff_ms", 3_000),  # also the timeout of one connect attempt
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.max_receive_message_length", _UNLIMITED),  # etcd sends ranges in pages, watch events in fragments
+    ("grpc.max_receive_message_length", _UNLIMITED),  # we read ranges in pages, events in fragments
     ("grpc.enable_http_proxy", 0),
     ("grpc.use_local_subchannel_pool", 1),
 )
@@ -44,17 +46,17 @@ _SYSTEM_CA = Path("/etc/ssl/certs/ca-certificates.crt")
 
 @dataclass(frozen=True, slots=True)
 class RpcMethod:
-    """One gRPC method: its path, and the message class of its responses."""
+    """The path of a gRPC method, and the message class of its responses."""
 
     path: str
     reply_type: Any
 
 
 class EtcdEndpoints:
-    """The configured members and those reported by the cluster. The current one gets the next call.
+    """The configured members and those that the cluster reports. The current member gets the next call.
 
-    The first response fixes the cluster id; responses of another cluster are rejected, since its nodes belong
-    to somebody else.
+    Responses with another cluster id than that of the first response are rejected: the TiDB servers of
+    another cluster must not get our sessions.
     """
 
     def __init__(self, urls: Sequence[str], tls: ClientTls | None) -> None:
@@ -68,11 +70,11 @@ class EtcdEndpoints:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """URLs of all members in use, the configured ones first."""
+        """URLs of all members in use, beginning with the configured ones."""
         return self._urls
 
     async def set_members(self, urls: Iterable[str]) -> None:
-        """Use these members besides the configured ones, and drop all others."""
+        """Use the configured members and those at `urls`, and close the channels to all others."""
         usable = (url for url in urls if self._is_usable(url))
         self._urls = tuple(dict.fromkeys((*self._configured_urls, *usable)))
         if self._current_url not in self._urls:
@@ -81,18 +83,18 @@ class EtcdEndpoints:
             await self._channels.pop(url).close()
 
     def rotate(self, url: str) -> None:
-        """After a failed call to `url`, make the next member current if `url` is the current one."""
+        """Make the next member current after a call to `url` has failed, if `url` is still current."""
         if url == self._current_url:
             self._current_url = self._urls_from_current()[1 % len(self._urls)]
 
     async def call(
         self, method: RpcMethod, request: Any, *, repeatable: bool, within: float = CALL_TIMEOUT_SECONDS
     ) -> Any:
-        """Return the response of the first member that serves the call, starting with the current one.
+        """Try all members, beginning with the current one, and return the first response.
 
-        While the members elect a leader, which takes some seconds, the call is retried. A call that is not
-        `repeatable` is sent to another member only if it is certain that no member has applied it. Raises
-        Rejected, PdError if no member answers, or OutcomeUnknown.
+        The call is retried while the members elect a leader, which takes some seconds. If the call is not
+        `repeatable`, another member gets it only if it certainly was not applied. Raises Rejected,
+        OutcomeUnknown, or PdError if no member answers.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within
@@ -101,7 +103,7 @@ class EtcdEndpoints:
                 return await self._call_in_turn(method, request, repeatable, deadline)
             except Unanswered as error:
                 pause = random.uniform(0.05, 0.2)
-                if not error.no_leader or loop.time() + pause > deadline:
+                if not error.may_lack_leader or loop.time() + pause > deadline:
                     raise PdError(
                         f"no PD member answers: {error}; check that PD is running and that pd.urls has"
                         " its addresses"
@@ -116,7 +118,7 @@ class EtcdEndpoints:
         return EtcdStream(self._current_url, call(metadata=_METADATA))
 
     def check_cluster_id(self, header: Any) -> None:
-        """Raise Unanswered if a response comes from another cluster than the earlier ones."""
+        """Raise Unanswered if a response comes from another cluster than earlier responses."""
         if self._cluster_id and header.cluster_id != self._cluster_id:
             raise Unanswered(
                 f"belongs to the cluster {header.cluster_id:x}, not to {self._cluster_id:x} as before; if PD"
@@ -126,7 +128,6 @@ class EtcdEndpoints:
         self._cluster_id = header.cluster_id
 
     async def close(self) -> None:
-        """Close all connections."""
         channels, self._channels = list(self._channels.values()), {}
         for channel in channels:
             await channel.close()
@@ -155,7 +156,7 @@ class EtcdEndpoints:
     async def _call_in_turn(self, method: RpcMethod, request: Any, repeatable: bool, deadline: float) -> Any:
         loop = asyncio.get_running_loop()
         failures: list[str] = []
-        no_leader = False
+        may_lack_leader = False
         order = self._urls_from_current()
         for url in order:
             remaining = deadline - loop.time()
@@ -177,12 +178,12 @@ class EtcdEndpoints:
                         " the current state before retrying"
                     ) from error
                 failures.append(f"{url} {error}")
-                no_leader |= error.no_leader
+                may_lack_leader |= error.may_lack_leader
                 continue
-            if url in self._urls:  # it may have been dropped during the call
+            if url in self._urls:  # `set_members` may have removed it meanwhile
                 self._current_url = url
             return reply
-        raise Unanswered("; ".join(failures), no_leader=no_leader)
+        raise Unanswered("; ".join(failures), may_lack_leader=may_lack_leader)
 
     async def _wait_connected(self, url: str, within: float) -> None:
         channel = self._channel(url)
@@ -216,7 +217,7 @@ def _serialize(message: Any) -> Any:
 
 
 def _credentials(tls: ClientTls) -> grpc.ChannelCredentials:
-    # gRPC brings its own CA bundle; the documented default is the operating system's.
+    # gRPC has its own CA bundle, but we document that the default is the bundle of the operating system.
     ca = tls.ca or Path(ssl.get_default_verify_paths().cafile or _SYSTEM_CA)
     return grpc.ssl_channel_credentials(
         root_certificates=_read_pem("pd.tls.ca", ca) if tls.ca or ca.is_file() else None,

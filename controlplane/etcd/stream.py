@@ -1,4 +1,4 @@
-"""gRPC errors of one member, and two-way streams on which every wait has a timeout."""
+"""gRPC errors of one etcd member, and two-way streams on which every wait has a timeout."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import grpc
 
 from controlplane.errors import PdError
 
-# Status codes that every member would return, so that another member does not help
+# Status codes that every member would return, so it is useless to try another member
 # (etcd-io/etcd api/v3rpc/rpctypes/error.go).
 _FINAL_CODES = frozenset(
     {
@@ -23,18 +23,21 @@ _FINAL_CODES = frozenset(
         grpc.StatusCode.UNAUTHENTICATED,
     }
 )
+_ACCESS_DENIED_CODES = frozenset({grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED})
 _NO_LEADER = "etcdserver: no leader"
+# Details of the status INTERNAL in gRPC for Python if the connection is lost during a read or write.
+_CONNECTION_LOST = "Internal error from Core"
 
 
 class Unanswered(Exception):
-    """A member did not serve a call, and another one might. The message continues "the member ...".
+    """A member did not serve a call, but another member might. The message continues "the member ...".
 
-    `not_applied`: this member certainly changed nothing; `no_leader`: it is up, but without a leader, and may
-    serve the call soon.
+    `not_applied`: this member certainly changed nothing. `may_lack_leader`: the cluster may have no leader
+    for now.
     """
 
-    def __init__(self, reason: str, *, not_applied: bool = False, no_leader: bool = False) -> None:
-        self.not_applied, self.no_leader = not_applied, no_leader
+    def __init__(self, reason: str, *, not_applied: bool = False, may_lack_leader: bool = False) -> None:
+        self.not_applied, self.may_lack_leader = not_applied, may_lack_leader
         super().__init__(reason)
 
 
@@ -42,7 +45,8 @@ class Rejected(PdError):
     """PD rejected a call."""
 
     def __init__(self, url: str, code: grpc.StatusCode, details: str) -> None:
-        self.code, self.details = code, details
+        self.code = code
+        self.retryable = code not in _ACCESS_DENIED_CODES
         super().__init__(f"PD at {url} rejected the call: {details or code.name}")
 
 
@@ -52,15 +56,19 @@ def error_from_status(url: str, code: grpc.StatusCode, details: str) -> Unanswer
         return Rejected(url, code, details)
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return Unanswered("did not answer in time")
-    unavailable = code is grpc.StatusCode.UNAVAILABLE
-    if unavailable and not details.startswith("etcdserver"):
+    is_unavailable = code is grpc.StatusCode.UNAVAILABLE
+    if details == _CONNECTION_LOST:
+        return Unanswered("is unreachable (the connection was lost)")
+    if is_unavailable and not details.startswith("etcdserver"):
         return Unanswered(f"is unreachable ({details})")
     not_applied = code is grpc.StatusCode.RESOURCE_EXHAUSTED or details.startswith(_NO_LEADER)
-    return Unanswered(f"answered {details or code.name}", not_applied=not_applied, no_leader=unavailable)
+    return Unanswered(
+        f"answered {details or code.name}", not_applied=not_applied, may_lack_leader=is_unavailable
+    )
 
 
 def is_cancelled_by_us() -> bool:
-    """Whether a caught CancelledError cancels this task: gRPC also raises one when a channel is closed."""
+    """Return whether our code cancelled this task. gRPC raises CancelledError too if a channel is closed."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -68,8 +76,8 @@ def is_cancelled_by_us() -> bool:
 class EtcdStream:
     """A two-way stream to one member. `close` must be called.
 
-    gRPC ends a stream when a pending read is cancelled, so a timeout here leaves the read pending, and the
-    next `receive` waits for it again.
+    gRPC ends a stream if a read is cancelled. So after a timeout, the read stays pending, and the next
+    `receive` waits for the same read.
     """
 
     def __init__(self, url: str, call: Any) -> None:
@@ -87,7 +95,7 @@ class EtcdStream:
         await self._result(sending)
 
     async def receive(self, within: float) -> Any | None:
-        """Return the next message, or None if none comes within `within` seconds.
+        """Return the next message, or None if no message arrives within `within` seconds.
 
         Raises Unanswered or Rejected if the stream has ended.
         """
@@ -108,7 +116,7 @@ class EtcdStream:
     async def close(self) -> None:
         """End the stream and all pending reads and writes."""
         self._call.cancel()
-        # Cancelling the call is not enough: a write waits for ever if the call has not started yet.
+        # Cancelling the call is not enough: if it has not started yet, a write would wait for ever.
         for task in self._pending_tasks:
             task.cancel()
         if self._pending_tasks:
@@ -123,7 +131,7 @@ class EtcdStream:
     def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._pending_tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # retrieved, so that asyncio does not log it as never retrieved
+            task.exception()  # marks the exception as retrieved, so that asyncio does not log it
 
     async def _result(self, task: asyncio.Task[Any]) -> Any:
         if task.cancelled():
@@ -132,7 +140,7 @@ class EtcdStream:
         if error is None:
             return task.result()
         if self._call.done():
-            # The error of a write to an ended stream says only that it ended; the status has the reason.
+            # A write to an ended stream fails without a reason. The status of the call has the reason.
             raise error_from_status(
                 self.url, await self._call.code(), await self._call.details() or ""
             ) from error

@@ -1,4 +1,4 @@
-"""Frozen data types of an etcd store's contents and changes. Keys are text, values are bytes."""
+"""Contents and changes of an etcd store as frozen data. Keys are text, values are bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The value of one key. `lease` is 0 if the key has none."""
+    """The value of one key. `lease` is 0 if the key has no lease."""
 
     value: bytes
     mod_revision: int
@@ -25,28 +25,23 @@ class RangeResult:
 
 @dataclass(frozen=True, slots=True)
 class KeyChange:
-    """A key that was written, or deleted (its value is None), also by an expired lease."""
+    """A key that was written, or (if `value` is None) deleted, possibly because its lease expired."""
 
     key: str
     value: bytes | None
-    mod_revision: int = field(default=0, compare=False)  # of the change; not part of its identity
+    mod_revision: int = field(default=0, compare=False)  # not compared: it does not identify the change
 
 
 @dataclass(frozen=True, slots=True)
 class WatchBatch:
-    """Changes in order; after them, everything up to `revision` is known.
+    """All changes after the previous batch and up to `revision`, in order.
 
-    All changes of one revision are in the same batch. A batch without changes only says that nothing changed
-    up to `revision`; the first batch of a watch is empty and says that the watch is established.
+    A batch without changes means that nothing changed up to `revision`. The first batch of a watch has no
+    changes and means that the watch is established.
     """
 
     revision: int
     changes: tuple[KeyChange, ...] = ()
-
-
-def encode_key(key: str) -> bytes:
-    """Return the bytes of a key."""
-    return key.encode()
 
 
 def decode_key(key: bytes) -> str:
@@ -55,6 +50,6 @@ def decode_key(key: bytes) -> str:
 
 
 def prefix_end(prefix: bytes) -> bytes:
-    """Return the first key after all keys that begin with `prefix`, which must have a byte below 0xff."""
+    """Return the first key after all keys with this prefix. The prefix must contain a byte below 0xff."""
     trimmed = prefix.rstrip(b"\xff")
     return trimmed[:-1] + bytes((trimmed[-1] + 1,))

@@ -1,30 +1,32 @@
-"""A watch on one prefix: yields batches of changes, and fails as soon as the stream is unreliable."""
+"""A watch on one prefix, which yields batches of changes and fails as soon as its stream is unreliable."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+import grpc
+
 from controlplane.errors import Compacted, PdError
 from controlplane.etcd import rpc_pb2
 from controlplane.etcd.endpoints import CALL_TIMEOUT_SECONDS, EtcdEndpoints, RpcMethod
-from controlplane.etcd.stream import EtcdStream, Unanswered
-from controlplane.etcd.types import KeyChange, WatchBatch, decode_key, encode_key, prefix_end
+from controlplane.etcd.stream import EtcdStream, Rejected, Unanswered
+from controlplane.etcd.types import KeyChange, WatchBatch, decode_key, prefix_end
 
-IDLE_BEFORE_PROGRESS_SECONDS = 3.0  # after this silence, the member is asked for the watch's progress
-PROGRESS_TIMEOUT_SECONDS = 3.0  # for the response to that
+IDLE_BEFORE_PROGRESS_SECONDS = 3.0  # silence after which we request a progress notification
+PROGRESS_TIMEOUT_SECONDS = 3.0  # time limit for the requested notification
 
 _WATCH = RpcMethod("/etcdserverpb.Watch/Watch", rpc_pb2.WatchResponse)
-_WATCH_ID = 1  # chosen here; responses to progress requests carry another id
+_WATCH_ID = 1  # chosen here; requested progress notifications have another id
 
 
 async def watch(
     endpoints: EtcdEndpoints, prefix: str, start_revision: int
 ) -> AsyncGenerator[WatchBatch, None]:
-    """Yield every change under `prefix` from `start_revision` on, from the current member of `endpoints`.
+    """Yield every change under `prefix` from `start_revision` on, as the current member reports it.
 
-    Raises Compacted if the changes from there on are no longer available, PdError if the stream is lost: then
-    another member is current, and a new watch from the revision after the last batch misses nothing.
+    Raises Compacted if these changes are no longer available. Raises PdError if the stream is lost: a new
+    watch then uses another member, and misses nothing if it starts after the revision of the last batch.
     """
     stream = endpoints.open_stream(_WATCH)
     try:
@@ -33,30 +35,29 @@ async def watch(
         if created is None:
             raise Unanswered("did not answer in time")
         endpoints.check_cluster_id(created.header)
-        _raise_if_ended(created)
-        # A store that was restored from a backup or recreated counts from a lower revision: the watch would
-        # be silent until it has caught up. A lagging member looks the same; listing again is right in both
-        # cases.
+        _raise_if_ended(stream.url, created)
+        # The revision of a recreated or restored store may be lower than the known revision: a watch would be
+        # silent until the store reaches `start_revision`. A lagging member looks the same. The caller lists
+        # all keys again after Compacted.
         known_revision, current_revision = start_revision - 1, created.header.revision
         if current_revision < known_revision:
             raise Compacted(
-                0,
-                f"PD at {stream.url} is at revision {current_revision}, behind the known {known_revision}",
+                f"PD at {stream.url} is at revision {current_revision}, behind the known {known_revision}"
             )
         yield WatchBatch(known_revision)
         events: list[Any] = []
         while True:
             reply = await _next_reply(stream)
-            _raise_if_ended(reply)
+            _raise_if_ended(stream.url, reply)
             events.extend(reply.events)
             if reply.fragment:
-                continue  # the next response has the rest of the revision
+                continue  # the next response continues this revision
             if events:
                 yield WatchBatch(max(event.kv.mod_revision for event in events), _to_changes(events))
                 events = []
             elif reply.watch_id == _WATCH_ID:
-                # Only these are reliable: a requested progress notification can run ahead of the events
-                # (etcd-io/etcd issue 15220).
+                # Only notifications with our watch id are reliable. A requested notification may come before
+                # events of its revision (etcd-io/etcd issue 15220).
                 yield WatchBatch(reply.header.revision)
     except Unanswered as error:
         endpoints.rotate(stream.url)
@@ -77,7 +78,7 @@ async def _next_reply(stream: EtcdStream) -> Any:
 
 
 def _create_request(prefix: str, start_revision: int) -> Any:
-    key = encode_key(prefix)
+    key = prefix.encode()
     return rpc_pb2.WatchRequest(
         create_request=rpc_pb2.WatchCreateRequest(
             key=key,
@@ -90,13 +91,14 @@ def _create_request(prefix: str, start_revision: int) -> Any:
     )
 
 
-def _raise_if_ended(reply: Any) -> None:
+def _raise_if_ended(url: str, reply: Any) -> None:
     if reply.compact_revision:
-        raise Compacted(
-            reply.compact_revision, f"PD has compacted the changes before revision {reply.compact_revision}"
-        )
+        raise Compacted(f"PD has compacted the changes before revision {reply.compact_revision}")
     if reply.canceled:
-        raise Unanswered(f"cancelled it ({reply.cancel_reason or 'no reason given'})")
+        reason = reply.cancel_reason or "no reason given"
+        if "permission denied" in reason:  # etcd sends no code (server/etcdserver/api/v3rpc/watch.go)
+            raise Rejected(url, grpc.StatusCode.PERMISSION_DENIED, reason)
+        raise Unanswered(f"cancelled it ({reason})")
 
 
 def _to_changes(events: Sequence[Any]) -> tuple[KeyChange, ...]:

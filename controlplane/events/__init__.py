@@ -1,1 +1,1 @@
-"""Events: the log of recent events, and the texts of their messages."""
+"""Events: the log of recent events, and the event messages."""

@@ -1,16 +1,19 @@
-"""Turns changes into event messages, as the log, the event feed and the console show them. No I/O."""
+"""Builds events from changes, with messages for the log, the event feed and the console. No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 from controlplane.model.health import Health
 from controlplane.model.intents import Intents, OnDeadline
 from controlplane.model.nodes import EMPTY_MAP, Source, State, Topology
-from controlplane.model.plan import EdsHealth, Factor, NodePlan, Plan
+from controlplane.model.plan import EdsHealth, Factor, Plan
 from controlplane.model.traffic import ConfigRejection
 from controlplane.model.views import DrainProgress, ReloadResult
+
+V = TypeVar("V")
 
 _FACTOR_NAMES = {"health": "its health", "memory": "its memory", "cpu": "its CPU"}
 _SOURCE_NAMES = {Source.PD: "PD", Source.STATIC: "the configuration", Source.API: "the API"}
@@ -18,6 +21,8 @@ _SOURCE_NAMES = {Source.PD: "PD", Source.STATIC: "the configuration", Source.API
 # Kinds that operators must see even if the log level is "warning".
 _WARNING_KINDS = frozenset(
     {
+        "api.certificates_rejected",
+        "balance.certificates_rejected",
         "balance.panic_threshold",
         "config.rejected",
         "envoy.duplicate",
@@ -26,6 +31,7 @@ _WARNING_KINDS = frozenset(
         "envoy.nack",
         "envoy.problem",
         "envoy.denied",
+        "health.certificates_rejected",
         "node.migration_blocker",
         "rollout.not_recorded",
         "rollout.paused",
@@ -39,12 +45,28 @@ _WARNING_KINDS = frozenset(
         "state.load_failed",
         "node_metrics.outage",
         "xds.certificates_rejected",
+        "xds.push_failed",
     }
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One entry of the event log, as shown by `GET /v1/events`.
+
+    `kind` is a dotted name such as `node.state`; `subject` is a node address, an Envoy id or a key.
+    """
+
+    id: int
+    at: float
+    kind: str
+    subject: str
+    message: str
+    data: Mapping[str, Any] = field(default_factory=lambda: EMPTY_MAP)
+
+
 class EventDraft(NamedTuple):
-    """An event before it gets an id and a time: kind, subject, message for people, data for programs."""
+    """An event without id and time. `message` is for people, `data` for programs."""
 
     kind: str
     subject: str
@@ -58,54 +80,37 @@ def is_warning(kind: str) -> bool:
 
 
 def node_events(before: Plan, after: Plan) -> Iterator[EventDraft]:
-    """Yield the changes of nodes from one plan to the next."""
+    """Yield events for the changes of nodes from one plan to the next."""
     for address, planned in after.nodes.items():
         past = before.nodes.get(address)
         if past is None:
-            yield EventDraft(
-                "node.discovered",
-                address,
-                f"{address} was discovered in {_SOURCE_NAMES[planned.node.source]}",
-            )
+            source = _SOURCE_NAMES[planned.node.source]
+            yield EventDraft("node.discovered", address, f"{address} was discovered in {source}")
         if past is None or past.state is not planned.state:
-            yield _state_event(address, past, planned)
+            data = {"from": past and past.state.value, "to": planned.state.value, "reason": planned.reason}
+            yield EventDraft("node.state", address, f"{address} is {planned.state}: {planned.reason}", data)
         elif planned.state is State.DRAINING and past.reason != planned.reason:
             yield EventDraft("node.reason", address, f"{address} is {planned.state}: {planned.reason}")
         if past is not None and past.endpoint and planned.endpoint and past.endpoint != planned.endpoint:
-            yield EventDraft(
-                "node.address_changed",
-                address,
-                f"{address} now resolves to {planned.endpoint} (previously {past.endpoint})",
-            )
+            message = f"{address} now resolves to {planned.endpoint} (previously {past.endpoint})"
+            yield EventDraft("node.address_changed", address, message)
         in_service = planned.eds_health is EdsHealth.HEALTHY
         if past is not None and in_service and past.factors is not planned.factors:
             yield from _factor_events(address, past.factors, planned.factors)
     for address in sorted(before.nodes.keys() - after.nodes.keys()):
-        yield EventDraft(
-            "node.forgotten",
-            address,
-            f"{address} is forgotten: it was removed and has no sessions to wait for",
-        )
+        message = f"{address} is no longer tracked: it was removed and has no sessions"
+        yield EventDraft("node.forgotten", address, message)
     if after.panic_threshold_reason and not before.panic_threshold_reason:
         yield EventDraft("balance.panic_threshold", "nodes", after.panic_threshold_reason)
     if before.panic_threshold_reason and not after.panic_threshold_reason:
-        yield EventDraft(
-            "balance.panic_threshold_over",
-            "nodes",
-            "enough nodes pass their checks again; failed checks take nodes out of service again",
-        )
-
-
-def _state_event(address: str, past: NodePlan | None, planned: NodePlan) -> EventDraft:
-    before = past.state.value if past is not None else None
-    data = {"from": before, "to": planned.state.value, "reason": planned.reason}
-    return EventDraft("node.state", address, f"{address} is {planned.state}: {planned.reason}", data)
+        message = "enough nodes pass their checks again; failed checks take nodes out of service again"
+        yield EventDraft("balance.panic_threshold_over", "nodes", message)
 
 
 def _factor_events(
     address: str, before: Mapping[str, Factor], after: Mapping[str, Factor]
 ) -> Iterator[EventDraft]:
-    """Yield the factors whose level changed."""
+    """Yield an event for each factor with a changed level."""
     for name in sorted(before.keys() | after.keys()):
         past, now = before.get(name), after.get(name)
         previous_level, level = past.level if past else 0, now.level if now else 0
@@ -127,51 +132,47 @@ def rebalance_events(before: Plan, after: Plan) -> Iterator[EventDraft]:
     past, now = before.rebalance, after.rebalance
     if past.since is None and now.since is not None:
         outgoing = {address: sum(by_envoy.values()) for address, by_envoy in now.outgoing.items()}
-        message = f"rebalancing started: sessions migrate to nodes that are below their share: {now.reason}"
+        target = "nodes with fewer sessions than their share"
+        message = f"rebalancing started: sessions migrate to {target}: {now.reason}"
         yield EventDraft("balance.rebalance", "nodes", message, {"asked": outgoing})
     if past.since is not None and now.since is None:
         yield EventDraft("balance.rebalance_over", "nodes", f"rebalancing ended: {now.reason}")
 
 
 def intent_events(before: Intents, after: Intents) -> Iterator[EventDraft]:
-    """Yield the intents that operators added or withdrew."""
-    for address, drain in after.drains.items():
-        if before.drains.get(address) != drain:
-            action = "are closed" if drain.on_deadline is OnDeadline.CLOSE else "stay"
-            deadline = f"sessions that remain after {drain.deadline_seconds:g} s {action}"
-            owner = f"the rollout {drain.owner}" if drain.owner else "an operator"
-            yield EventDraft("intent.drain", address, f"{owner} drains {address}; {deadline}")
-    for address, since in after.removed.items():
-        if before.removed.get(address) != since:
-            yield EventDraft("intent.remove", address, f"an operator removes {address}")
-    for address, weight in after.weights.items():
-        if before.weights.get(address) != weight:
-            yield EventDraft(
-                "intent.weight", address, f"an operator sets the weight of {address} to {weight}"
-            )
-    for address, labels in after.labels.items():
-        if before.labels.get(address) != labels:
-            label_text = ", ".join(f"{name}={value}" for name, value in labels.items()) or "none"
-            yield EventDraft(
-                "intent.labels", address, f"an operator sets the labels of {address}: {label_text}"
-            )
-    for address, node in after.added.items():
-        if before.added.get(address) != node:
-            yield EventDraft("intent.add", address, f"an operator adds {address}")
-    for envoy, at in after.ended_envoys.items():
-        if before.ended_envoys.get(envoy) != at:
-            yield EventDraft(
-                "intent.envoy_ended", envoy, f"an operator reports that {envoy} has ended for good"
-            )
-    # A node that was added by hand and is not listed any more has left: its removal is complete.
+    """Yield events for the intents that were added, changed or withdrawn."""
+    for address, drain in _changed(before.drains, after.drains):
+        action = "are closed" if drain.on_deadline is OnDeadline.CLOSE else "stay"
+        deadline = f"sessions that remain after {drain.deadline_seconds:g} s {action}"
+        owner = f"the rollout {drain.owner}" if drain.owner else "an operator"
+        yield EventDraft("intent.drain", address, f"{owner} drains {address}; {deadline}")
+    for address, _ in _changed(before.removed, after.removed):
+        yield EventDraft("intent.remove", address, f"an operator removes {address}")
+    for address, weight in _changed(before.weights, after.weights):
+        message = f"an operator sets the weight of {address} to {weight}"
+        yield EventDraft("intent.weight", address, message)
+    for address, labels in _changed(before.labels, after.labels):
+        label_text = ", ".join(f"{name}={value}" for name, value in labels.items()) or "none"
+        message = f"an operator sets the labels of {address}: {label_text}"
+        yield EventDraft("intent.labels", address, message)
+    for address, _ in _changed(before.added, after.added):
+        yield EventDraft("intent.add", address, f"an operator adds {address}")
+    for envoy, _ in _changed(before.ended_envoys, after.ended_envoys):
+        message = f"{envoy} was reported as permanently stopped"
+        yield EventDraft("intent.envoy_ended", envoy, message)
+    # A removal also ends when a node that operators added has left the plan, or when they add it again.
     for address in before.removed.keys() - after.removed.keys() - after.added.keys() - before.added.keys():
         yield EventDraft("intent.restore", address, f"an operator cancels the removal of {address}")
     for address in before.drains.keys() - after.drains.keys():
         yield EventDraft("intent.undrain", address, f"the drain of {address} has ended")
 
 
+def _changed(before: Mapping[str, V], after: Mapping[str, V]) -> list[tuple[str, V]]:
+    return [(key, value) for key, value in after.items() if before.get(key) != value]
+
+
 def topology_events(before: Topology | None, after: Topology) -> Iterator[EventDraft]:
-    """Yield what changed in a source besides its nodes: outage, problems, nodes of other keyspaces."""
+    """Yield events for outages, problems and nodes of other keyspaces of a source."""
     name = _SOURCE_NAMES[after.source]
     outage = before.outage if before is not None else ""
     if after.outage and after.outage != outage:
@@ -181,23 +182,18 @@ def topology_events(before: Topology | None, after: Topology) -> Iterator[EventD
     known_problems = set(before.problems) if before is not None else set()
     for problem in after.problems:
         if problem not in known_problems:
-            yield EventDraft(
-                "source.problem",
-                problem.subject,
-                f"{problem.subject} in {name} is ignored: {problem.reason}",
-            )
-    known_other_keyspace = before.other_keyspace if before is not None else {}
-    for address, keyspace in after.other_keyspace.items():
-        if known_other_keyspace.get(address) != keyspace:
-            yield EventDraft(
-                "node.other_keyspace",
-                address,
-                f"{address} serves keyspace {keyspace}, so it gets no sessions",
-            )
+            message = f"{problem.subject} in {name} is ignored: {problem.reason}"
+            yield EventDraft("source.problem", problem.subject, message)
+    for address, keyspace in _changed(before.other_keyspace if before else {}, after.other_keyspace):
+        message = f"{address} serves keyspace {keyspace}, so it gets no sessions"
+        yield EventDraft("node.other_keyspace", address, message)
 
 
 def node_metrics_events(before: str, after: str) -> Iterator[EventDraft]:
-    """Yield an event when node metrics become unavailable or available; arguments: the outage, or ""."""
+    """Yield an event when node metrics become unavailable or available again.
+
+    `before` and `after` say why node metrics are unavailable; an empty text means that they are available.
+    """
     if after and not before:
         yield EventDraft("node_metrics.outage", "nodes", after)
     if before and not after:
@@ -205,16 +201,16 @@ def node_metrics_events(before: str, after: str) -> Iterator[EventDraft]:
 
 
 def migration_blocker_events(address: str, before: Health, after: Health) -> Iterator[EventDraft]:
-    """Yield the new reasons why the sessions of a node cannot migrate, or not in time."""
+    """Yield events for new reasons why the sessions of a node cannot migrate, or cannot migrate in time."""
     for blocker in after.migration_blockers:
         if blocker not in before.migration_blockers:
             yield EventDraft("node.migration_blocker", address, f"{address}: {blocker}")
 
 
 def drain_finished(address: str, progress: DrainProgress) -> EventDraft:
-    """Return the summary of a drain that ended: all sessions left, or the drain was cancelled."""
+    """Return the event for the end of a drain: no session remains, or the drain was cancelled."""
     failed = sum(progress.failed.values())
-    parts = [f"{progress.moved} sessions migrated to other nodes in {progress.elapsed_seconds:.0f} s"]
+    parts = [f"{progress.migrated} sessions migrated to other nodes in {progress.elapsed_seconds:.0f} s"]
     if failed:
         reasons = ", ".join(f"{reason} {count}" for reason, count in progress.failed.items())
         parts.append(f"{failed} migration attempts failed ({reasons})")
@@ -224,7 +220,7 @@ def drain_finished(address: str, progress: DrainProgress) -> EventDraft:
         parts.append(f"{progress.sessions_left} sessions remain")
     data = {
         "seconds": progress.elapsed_seconds,
-        "moved": progress.moved,
+        "migrated": progress.migrated,
         "failed": dict(progress.failed),
         "lost": progress.lost,
         "left": progress.sessions_left,

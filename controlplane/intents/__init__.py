@@ -1,1 +1,1 @@
-"""Intents of operators: pure functions that change them, and the repository that saves them."""
+"""The intents of operators: functions that change them, and the repository that saves them."""

@@ -1,7 +1,7 @@
 """Pure functions that apply an operator's request to the intents; `IntentRepository` saves the result.
 
-Every function is idempotent: repeating a request changes nothing. They do not check whether a node exists;
-that is up to the caller.
+A repeated request changes nothing, except the time in `forget_envoy`. The caller checks that the node
+exists.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def restore(
 
 
 def remove(intents: Intents, address: str, at: float) -> Intents:
-    """Drain a node and then forget it. If repeated, the time of the first request stays."""
+    """Request that a node is drained and then deleted. A repeated request keeps the time of the first."""
     if address in intents.removed:
         return intents
     return replace(intents, removed=_with_key(intents.removed, address, at))
@@ -62,8 +62,8 @@ def drain(
 ) -> Intents:
     """Drain a node. A repeated request with another deadline restarts the deadline at `at`.
 
-    `owner` is the id of the rollout that requests it; empty: an operator. An operator takes over the drain of
-    a rollout, but a rollout never takes over an existing drain.
+    `owner` is the id of the rollout that requests the drain; it is empty for an operator. An operator takes
+    over the drain of a rollout, but a rollout never takes over an existing drain.
     """
     existing, requested = intents.drains.get(address), DrainIntent(at, deadline_seconds, on_deadline, owner)
     if existing is not None and (owner or replace(requested, since=existing.since) == existing):
@@ -94,9 +94,9 @@ def update(
 
 
 def forget(intents: Intents, address: str, *, has_other_source: bool = False) -> Intents:
-    """Drop all requests for the address of a node whose removal is complete.
+    """Drop all requests for an address.
 
-    While PD or the configuration defines the node (`has_other_source`), its removal stays: otherwise the node
+    If PD or the configuration defines the node (`has_other_source`), its removal stays: otherwise the node
     would come back.
     """
     return replace(
@@ -110,7 +110,7 @@ def forget(intents: Intents, address: str, *, has_other_source: bool = False) ->
 
 
 def forget_envoy(intents: Intents, envoy: str, at: float, retention: float) -> Intents:
-    """Record that an Envoy has ended for good, and drop records older than `retention` seconds at `at`."""
+    """Record that an Envoy ended at time `at`. Drop records from over `retention` seconds before."""
     retained = {id_: ended for id_, ended in intents.ended_envoys.items() if ended >= at - retention}
     return replace(intents, ended_envoys=MappingProxyType({**retained, envoy: at}))
 

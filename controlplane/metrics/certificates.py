@@ -1,4 +1,4 @@
-"""Prometheus metrics of the expiry times of the certificates in the settings."""
+"""Prometheus metrics: expiry times of the certificates in the settings."""
 
 from __future__ import annotations
 
@@ -18,19 +18,15 @@ _FileFingerprint = tuple[int, int, int]
 
 
 class CertificateMetrics(Collector):
-    """Collects expiry times at each scrape; parses a file again only after it changed."""
+    """Collects expiry times at each scrape. A file is parsed again only if it changed."""
 
     def __init__(self, settings: Callable[[], Settings], registry: CollectorRegistry) -> None:
         self._settings = settings
         self._expiry_cache: dict[Path, tuple[_FileFingerprint, float]] = {}
         registry.register(self)
 
-    def describe(self) -> Iterator[Metric]:
-        """Describe no metrics, so that registration does not read the files."""
-        return iter(())
-
     def collect(self) -> Iterator[Metric]:
-        """Yield one series per certificate file; unreadable files have none."""
+        """Yield one series per readable certificate file."""
         expiry = GaugeMetricFamily(
             "tidevoy_certificate_expiry_timestamp_seconds",
             "Unix time at which the certificate of this setting expires; for a bundle, the latest expiry.",
@@ -54,7 +50,7 @@ class CertificateMetrics(Collector):
             certs = x509.load_pem_x509_certificates(file.read_bytes())
         except (OSError, ValueError, x509.InvalidVersion):
             return None
-        # The leaf certificate comes before its chain. In a bundle, a CA that is being replaced may expire.
+        # The leaf certificate comes first in a chain. A bundle may contain an expiring CA and its successor.
         expiry_times = [cert.not_valid_after_utc.timestamp() for cert in certs]
         self._expiry_cache[file] = fingerprint, max(expiry_times) if is_bundle else expiry_times[0]
         return self._expiry_cache[file][1]

@@ -1,4 +1,4 @@
-"""Logging setup for our own and the libraries' log lines: to standard error, as text or as JSON."""
+"""Logging setup: our log lines and those of libraries go to standard error, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import structlog
 
 from controlplane.config.settings import LogSettings
 
-# Minimum levels of libraries that log too much, whatever our own level is.
+# Minimum levels for libraries that log too much.
 _LIBRARY_MIN_LEVELS: Mapping[str, int] = {
     "asyncio": logging.INFO,
     "grpc": logging.INFO,
@@ -58,7 +58,7 @@ def configure(log: LogSettings, *, stream: TextIO | None = None) -> None:
 
 
 def set_level(level: str) -> None:
-    """Set the minimum level of the lines that are written; `level` is a value of the setting `log.level`."""
+    """Set the minimum level of log lines; `level` is a value of the setting `log.level`."""
     severity = logging.getLevelNamesMapping()[level.upper()]
     logging.getLogger().setLevel(severity)
     for name, min_level in _LIBRARY_MIN_LEVELS.items():
@@ -66,7 +66,7 @@ def set_level(level: str) -> None:
 
 
 def _common_processors() -> list[structlog.typing.Processor]:
-    """Return the processors that every line passes before it is rendered."""
+    """Return the processors for every line, which run before it is rendered."""
     return [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -84,7 +84,7 @@ def _rendering_processors(log_format: str, out: TextIO) -> list[structlog.typing
     return [
         _escape_unprintable,
         structlog.dev.ConsoleRenderer(
-            # https://no-color.org: any value but the empty one disables colors.
+            # https://no-color.org: any value except the empty string disables colors.
             colors=is_terminal and not os.environ.get("NO_COLOR"),
             # The renderer's default prints the values of local variables, which may be secrets.
             exception_formatter=structlog.dev.plain_traceback,
@@ -95,7 +95,7 @@ def _rendering_processors(log_format: str, out: TextIO) -> list[structlog.typing
 def _escape_unprintable(
     _logger: Any, _method: str, line: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """Escape control characters: text from outside must neither forge lines nor control the terminal."""
+    """Escape control characters, so that foreign text can neither forge lines nor control the terminal."""
     for key, value in line.items():
         if isinstance(value, str) and not value.isprintable():
             line[key] = "".join(c if c.isprintable() else repr(c)[1:-1] for c in value)
@@ -103,7 +103,7 @@ def _escape_unprintable(
 
 
 def _mask_secrets(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Mask the values of keys that are named like secrets, as a last line of defense."""
+    """Mask the values of keys that are named like secrets, as an additional protection."""
     for key in line.keys() & _SECRET_KEYS:
         line[key] = "**********"
     return line

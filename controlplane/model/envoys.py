@@ -1,5 +1,3 @@
-"""State of an Envoy as observed on its xDS stream."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -27,13 +25,13 @@ class EnvoyStatus:
     last_seen: float
     acked_version: str = ""
     published_version: str = ""
-    eds_acked: bool = True  # it acknowledged the endpoints published last, or has none
-    group: str = ""  # the only node group it serves; empty: all groups
-    zone: str = ""  # zone that the Envoy reports for itself; empty: not known
+    has_acknowledged_endpoints: bool = True  # has acknowledged the latest endpoints, or has no clusters
+    group: str = ""  # the only node group that it uses; empty: all groups
+    zone: str = ""  # zone that the Envoy reports for itself; empty: unknown
     module_version: str = ""  # version of the Tidevoy module that it reports; empty: no module
     problem: str = ""  # why it serves no traffic, or only with reduced function; empty: none
     streams: int = 1  # open streams; more than one means that several Envoys share an id
     stale_resources: tuple[str, ...] = ()  # resources that stay outdated until it is restarted
     last_nack: Nack | None = None
     nacks: int = 0
-    certificate_expires_at: float | None = None  # when the one ends that it has shown; None: it showed none
+    certificate_expires_at: float | None = None  # expiry of its client certificate; None: it has none

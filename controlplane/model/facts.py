@@ -16,7 +16,7 @@ from controlplane.model.traffic import ConfigRejection, MigrationCounts, ModuleR
 class EnvoyLoad:
     """One load report of one Envoy: open connections, and connections opened since the previous report.
 
-    Keys are endpoints (`ip:port`). An endpoint that is absent has no connection.
+    Keys are endpoints (`ip:port`). An endpoint without connections is absent.
     """
 
     envoy: str
@@ -33,31 +33,31 @@ class Facts:
     health: Mapping[str, Health] = field(default_factory=lambda: EMPTY_MAP)  # by address
     resolutions: Mapping[str, Resolution] = field(default_factory=lambda: EMPTY_MAP)  # by host name
     loads: Mapping[str, EnvoyLoad] = field(default_factory=lambda: EMPTY_MAP)  # by Envoy id
-    # Sessions by endpoint, summed over the `loads` of Envoys whose sessions no module counts.
+    # By endpoint: the sum of the `loads` of the Envoys without a module or whose module counted no session.
     sessions_by_endpoint: Mapping[str, int] = field(default_factory=lambda: EMPTY_MAP)
     session_counts: Mapping[str, SessionCounts] = field(default_factory=lambda: EMPTY_MAP)  # by Envoy id
-    # Sessions by address, summed over the `session_counts` of Envoys whose module counts sessions.
+    # By node address: the sum of the `session_counts` of the Envoys whose module has counted a session.
     sessions_by_address: Mapping[str, int] = field(default_factory=lambda: EMPTY_MAP)
     module_envoys: Set[str] = frozenset()  # ids of Envoys that report having the module
-    # Attempted migrations away from a node, by address, since this control plane first observed the node.
+    # Attempts to migrate sessions away from each node, by address, since this replica discovered the node.
     migrations: Mapping[str, MigrationCounts] = field(default_factory=lambda: EMPTY_MAP)
-    # New connections per second over the whole fleet, from the latest reports; and their number by endpoint.
+    # New connections in the latest load reports: per second in the whole fleet, and their number by endpoint.
     new_sessions_per_second: float = 0.0
     new_sessions: Mapping[str, int] = field(default_factory=lambda: EMPTY_MAP)
     envoys_last_seen: Mapping[str, float] = field(default_factory=lambda: EMPTY_MAP)  # Envoy id -> last seen
     module_reports: Mapping[str, ModuleReport] = field(default_factory=lambda: EMPTY_MAP)  # by Envoy id
-    # The latest rejection by Envoy id.
+    # The latest rejected configuration, by Envoy id.
     config_rejections: Mapping[str, ConfigRejection] = field(default_factory=lambda: EMPTY_MAP)
-    # Ids of Envoys that may route new sessions by endpoints other than those published last.
+    # Ids of Envoys that may not have applied the latest endpoints yet.
     unsynced_envoys: Set[str] = frozenset()
-    # Control plane replicas that are registered but do not report their Envoys to this one.
+    # Control plane replicas that are registered but do not report their Envoys to this replica.
     unreachable_replicas: Set[str] = frozenset()
-    # By Envoy id, then by address of a node that is closed to new sessions: when the Envoy acknowledged
-    # endpoints that say so. The time starts over after the Envoy was disconnected.
+    # By Envoy id, then by node address: when the Envoy acknowledged that the node is closed to new sessions.
+    # An Envoy that was disconnected has to acknowledge again.
     closed_acks: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: EMPTY_MAP)
     observing_since: float = 0.0  # when observation began
     node_metrics: Mapping[str, NodeMetrics] = field(default_factory=lambda: EMPTY_MAP)  # by address
-    # Why no node has (new) metrics, as a sentence; empty: metrics are available.
+    # Why node metrics are unavailable, as a sentence; empty: they are available.
     node_metrics_outage: str = ""
     # Zone that each Envoy reports for itself, by Envoy id.
     envoy_zones: Mapping[str, str] = field(default_factory=lambda: EMPTY_MAP)

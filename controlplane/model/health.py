@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-CANNOT_MIGRATE = "its sessions cannot migrate"  # prefix of migration blockers that stop every migration
+CANNOT_MIGRATE = "its sessions cannot migrate"  # prefix of the blockers that prevent every migration
 
 
 class CheckStatus(StrEnum):
@@ -35,10 +35,10 @@ class Health:
     connections: int | None = None  # TiDB's own count of client connections, from `GET /status`
     connections_at: float | None = None
     version: str = ""  # MySQL-style version from `GET /status`
-    # What the configuration of the node lacks for sessions to migrate, one sentence each.
+    # Why settings of the node prevent sessions from migrating, or from migrating in time; one sentence each.
     migration_blockers: tuple[str, ...] = ()
 
 
 def blocks_migration(blocker: str) -> bool:
-    """Return whether the blocker stops every migration off the node, even if the node is drained in time."""
+    """Return whether the blocker prevents every migration from the node, even during a drain."""
     return blocker.startswith(CANNOT_MIGRATE)

@@ -23,7 +23,7 @@ class DrainIntent:
     since: float
     deadline_seconds: float
     on_deadline: OnDeadline = OnDeadline.KEEP
-    owner: str = ""  # id of the rollout that requested it; empty: an operator did
+    owner: str = ""  # id of the rollout that requested the drain; empty: an operator did
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class AddedNode:
 
 @dataclass(frozen=True, slots=True)
 class Intents:
-    """All requests that are in force. `removed` and `ended_envoys` hold the time of the request."""
+    """All requests that are in force. `removed` and `ended_envoys` contain the times of the requests."""
 
     added: Mapping[str, AddedNode] = field(default_factory=lambda: EMPTY_MAP)
     removed: Mapping[str, float] = field(default_factory=lambda: EMPTY_MAP)  # by address

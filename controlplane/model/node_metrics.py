@@ -1,6 +1,6 @@
 """Load and health metrics of TiDB servers: raw samples, and the ratios computed from them. Pure data.
 
-An unknown ratio is None, which means neither zero nor full. Every ratio carries the time it is valid for.
+An unknown ratio is None. Every ratio has the time of the sample from which it was computed.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class CounterSample:
-    """Counters and gauges of one node at one point in time. None: the node does not export the series.
+    """Counters and gauges of one node at one point in time. A series that the node does not export is None.
 
-    docs/concepts/balancing.md lists the TiDB names of the series. Counters start at zero with the process.
+    docs/concepts/balancing.md lists the names of the series. Counters start at zero when TiDB starts.
     """
 
     at: float  # Unix seconds, by our clock
     cpu_seconds: float | None = None  # counter: CPU time used
     cpu_quota: float | None = None  # in cores
-    memory_bytes: float | None = None  # resident
+    memory_bytes: float | None = None  # resident memory
     memory_quota_bytes: float | None = None  # 0: no limit
     pd_requests: float | None = None  # counter: timestamps that PD provided
     pd_failures: float | None = None  # counter: timestamps that PD failed to provide
@@ -28,7 +28,7 @@ class CounterSample:
 
 @dataclass(frozen=True, slots=True)
 class MetricValue:
-    """A ratio and the time it is valid for."""
+    """A ratio and the time of the sample from which it was computed."""
 
     value: float
     at: float  # Unix seconds, by our clock
@@ -36,11 +36,11 @@ class MetricValue:
 
 @dataclass(frozen=True, slots=True)
 class NodeMetrics:
-    """Current metrics of one node. None: not known, or too old."""
+    """The latest metrics of one node. An unknown value is None."""
 
-    cpu: MetricValue | None = None  # CPU used / quota, over about the last 30 s; 1: all of it
+    cpu: MetricValue | None = None  # CPU time used / quota over about the last 30 s; 1: fully used
     cpu_quota: float | None = None  # cores
     memory: MetricValue | None = None  # resident memory / quota
-    memory_growth: float = 0.0  # change of `memory` per second; negative: it shrinks
-    pd_failures: MetricValue | None = None  # failed / all requests to PD over the last two minutes
-    tikv_failures: MetricValue | None = None  # the same for TiKV; may exceed 1
+    memory_growth: float = 0.0  # change of `memory` per second; negative: it decreases
+    pd_failures: MetricValue | None = None  # failures per successful request to PD over the last two minutes
+    tikv_failures: MetricValue | None = None  # failures per request to TiKV over two minutes; may exceed 1

@@ -1,11 +1,10 @@
-"""Nodes as their sources describe them, and how they are identified. Frozen data: no I/O, no clock.
+"""Nodes, their states, and the sources that define nodes. Frozen data: no I/O.
 
-Times in this package are Unix seconds as floats, taken from one monotonic clock per process
-(`controlplane.clock`), so that differences stay valid when the system clock is set. `None` means "never" or
-"not known".
+All times in `controlplane.model` are Unix seconds from `controlplane.clock`. That clock is monotonic, so time
+differences stay valid when the system clock is set. A time that is `None` means "never" or "unknown".
 
-An address is the text `host:port`, IPv6 hosts in brackets (`[fd00::1]:4000`), exactly as in the topology key;
-it identifies a node. An endpoint has the same form but always a literal IP.
+An address (`host:port`, IPv6 hosts in brackets: `[fd00::1]:4000`) identifies a node. An endpoint has the same
+form, but its host is always a literal IP.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from typing import Any
 
 EMPTY_MAP: Mapping[str, Any] = MappingProxyType({})
 
-# Address and endpoint of a node: session counts use the one or the other as their key.
+# (address, endpoint) of a node. The Tidevoy module counts sessions by address, load reports by endpoint.
 NodeKey = tuple[str, str]
 
-GroupZone = tuple[str, str]  # a group and a zone
+GroupZone = tuple[str, str]  # (name of a node group, zone)
 
-CLUSTER_NAME = "tidb"  # name of the xDS cluster with all nodes; clusters of groups add a suffix
+CLUSTER_NAME = "tidb"  # name of the xDS cluster with all nodes; the clusters of node groups add a suffix
 
 
 class Source(StrEnum):
-    """Where a node is defined. When two sources define the same address, the one listed first here wins."""
+    """Where a node is defined. If several sources define an address, the first of them in this order wins."""
 
     PD = "pd"
     STATIC = "static"
@@ -53,11 +52,10 @@ class Node:
     source: Source
     status_address: str | None = None
     version: str = ""
-    git_hash: str = ""
     labels: Mapping[str, str] = field(default_factory=lambda: EMPTY_MAP)
     started_at: float | None = None
     weight: int = 100
-    registered: bool = True  # False: PD has its `info` but no `ttl`, so it may be dead
+    registered: bool = True  # False if PD has its key `info` but not its leased key `ttl`; it may be down
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +69,20 @@ class TopologyProblem:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The complete content of one source; a later one replaces an earlier one of the same source."""
+    """A snapshot of one source; it replaces the previous snapshot of that source."""
 
     source: Source
     nodes: Mapping[str, Node] = field(default_factory=lambda: EMPTY_MAP)
-    # Keyspace by address, for nodes of other keyspaces than the configured one.
+    # By address: the keyspace of each node that does not belong to the configured keyspace.
     other_keyspace: Mapping[str, str] = field(default_factory=lambda: EMPTY_MAP)
     problems: tuple[TopologyProblem, ...] = ()
-    is_complete: bool = False  # a complete list has been read at least once since start
-    outage: str = ""  # why this is out of date, as a sentence; empty: it is current
+    is_complete: bool = False  # the source has been read completely at least once since the start
+    outage: str = ""  # why this topology is out of date, as a sentence; empty: it is current
 
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The last DNS answer for one host name. `ip` keeps its value when a later lookup fails."""
+    """The latest DNS result for one host name. If a lookup fails, `ip` keeps its previous value."""
 
     host: str
     ip: str | None
@@ -93,9 +91,9 @@ class Resolution:
 
 @dataclass(frozen=True, slots=True)
 class NodeGroup:
-    """Nodes that serve the clients of one port or of some Envoys: the nodes that have all these labels.
+    """The nodes that have all of `labels`. They serve the clients of one port or of some Envoys.
 
-    A node belongs to the first group that it matches, and to the group without a name if it matches none.
+    A node belongs to the first group that it matches, or to the group without a name if it matches no group.
     """
 
     name: str

@@ -9,11 +9,11 @@ from enum import StrEnum
 from controlplane.model.nodes import EMPTY_MAP, GroupZone, Node, NodeGroup, State
 
 Stamp = tuple[int, int]
-"""Identifies a plan: the term of the leader that decided it, and the plan's number within that term."""
+"""Identifies a plan: the term of the leader that computed it, and the number of the plan in that term."""
 
 
 class EdsHealth(StrEnum):
-    """Health status of a node in EDS; a node that EDS does not contain has none."""
+    """Health status of a node in EDS. A node without an EDS entry has no status."""
 
     HEALTHY = "HEALTHY"
     UNHEALTHY = "UNHEALTHY"
@@ -21,7 +21,7 @@ class EdsHealth(StrEnum):
 
 
 class BalancePolicy(StrEnum):
-    """What balancing takes into account beside node weights; names and meaning are TiProxy's."""
+    """Criteria for balancing besides node weights, by priority. Names and meaning are those of TiProxy."""
 
     RESOURCE = "resource"  # health, memory, CPU, then location, then connections
     LOCATION = "location"  # location, then health, memory, CPU, then connections
@@ -44,31 +44,29 @@ class Policy:
     slow_start: float = 10.0
     default_weight: int = 100
     envoy_retention: float = 600.0
-    # How long a migrating session may still be on its way to a node that was just closed: the module gives up
-    # migrations to nodes that are being drained.
-    migration_timeout: float = 1.0
+    migration_timeout: float = 1.0  # sessions may still arrive at a closed node by migration for this long
     report_interval: float = 1.0
     connect_timeout: float = 1.0
     reconnect_grace: float = 15.0
     rebalance_enabled: bool = True
     rebalance_per_second: float = 200.0  # sessions, over the whole fleet
-    rebalance_threshold: float = 0.05  # part of its share by which a node may exceed it without rebalancing
+    rebalance_threshold: float = 0.05  # 0.05: 5% above the share and 10% below it are tolerated
     status_interval: float = 1.0
     balance_policy: BalancePolicy = BalancePolicy.RESOURCE
     groups: tuple[NodeGroup, ...] = ()
     backup_labels: Mapping[str, str] = field(default_factory=lambda: EMPTY_MAP)  # labels of backup nodes
     zone_label: str = "zone"  # the node label that holds its zone
-    zone_overload_ratio: float = 1.5  # a zone is overloaded at this multiple of the load of its group
+    zone_overload_ratio: float = 1.5  # a zone is overloaded at this many times the load of its group
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """How one metric of a node reduces its share of the sessions."""
+    """How one metric of a node reduces the node's share of the sessions."""
 
-    share: float  # current multiplier of its share: above 0, at most 1
+    share: float  # current multiplier of the node's share: above 0, at most 1
     target: float  # the value that `share` approaches
     level: int = 0  # 0: normal; higher is worse
-    reason: str = ""  # as a sentence; empty: the metric is normal
+    reason: str = ""  # why, as a sentence; empty: the metric is normal
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,49 +76,49 @@ class NodePlan:
     node: Node
     state: State
     reason: str
-    since: float  # when it entered this state
+    since: float  # when the node entered this state
     eds_health: EdsHealth | None = None
     weight: int = 0  # weight in EDS: at least 1 if `eds_health` is HEALTHY, else 0
     endpoint: str | None = None
-    active_since: float | None = None  # start of the current time in service; slow start counts from here
-    unregistered_since: float | None = None  # when its `ttl` went missing
+    active_since: float | None = None  # when it last entered service; slow start begins then
+    unregistered_since: float | None = None  # when its key `ttl` disappeared from PD
     closed_since: float | None = None  # when it was closed to new sessions
-    removal_since: float | None = None  # when its `info` went missing or an operator removed it
-    version: str = ""  # TiDB release, such as `v8.5.3`; empty: not known
+    removal_since: float | None = None  # when its key `info` disappeared or an operator removed it
+    version: str = ""  # TiDB release, such as `v8.5.3`; empty: unknown
     terminate_sessions: bool = False  # Envoys terminate the sessions that remain on it
-    # By name (`health`, `memory`, `cpu`): only factors that reduce its share, or did so recently.
+    # Factors that reduce its share of the sessions, or did so recently, by name (`health`, `memory`, `cpu`).
     factors: Mapping[str, Factor] = field(default_factory=lambda: EMPTY_MAP)
     group: str = ""
-    backup: bool = False  # it serves only if no other node of its group does
-    zone: str = ""  # empty: not known
-    local_weight: int = 0  # like `weight`, within its group and zone; 0: no Envoy is limited to its zone
+    backup: bool = False  # True: it serves only while no other node of its group is in service
+    zone: str = ""  # empty: unknown
+    local_weight: int = 0  # weight for Envoys that are limited to its zone; 0: no Envoy is
 
 
 @dataclass(frozen=True, slots=True)
 class RebalanceState:
-    """Rebalancing state: the sessions that the current round asks Envoys to migrate."""
+    """State of rebalancing, which runs in rounds: in each round, Envoys migrate some sessions on request."""
 
     since: float | None = None  # None: no rebalancing is in progress
     reason: str = ""  # why it runs or why it ended, as a sentence
-    round: int = 0  # number of the latest round; it only grows
-    round_ends_at: float = 0.0  # earlier reports do not show the result of the latest round
-    # How many sessions are to migrate: by address of their node, then by instance of their Envoy.
+    round: int = 0  # number of the latest round; it never decreases
+    round_ends_at: float = 0.0  # end of the latest round; only later reports show its result
+    # Number of sessions to migrate, by address of their current node, then by instance of their Envoy.
     outgoing: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: EMPTY_MAP)
-    # How many of these sessions each node receives, in the same form; no other node receives any.
+    # How many of these sessions each node receives, by its address, then by the instance of the Envoy.
     incoming: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: EMPTY_MAP)
-    stalled_rounds: int = 0  # consecutive rounds that improved nothing
-    # Sessions above the share of their node when the latest round began; -1: its result is already evaluated.
+    stalled_rounds: int = 0  # consecutive rounds that did not improve the balance
+    # Sessions above the shares of their nodes when the latest round began; -1: its result has been evaluated.
     surplus: int = -1
-    migrated_before: int = 0  # sessions that had migrated by then, as counted in `Facts.migrations`
+    migrated_before: int = 0  # migrated sessions in `Facts.migrations` when the latest round began
     paused_until: float = 0.0  # no round starts before this time unless the set of nodes changes
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The decision for all nodes. A plan that equals the published one need not be published."""
+    """The decisions for all nodes. A plan that equals the published one need not be published again."""
 
     nodes: Mapping[str, NodePlan] = field(default_factory=lambda: EMPTY_MAP)
-    panic_threshold_reason: str = ""  # why failing nodes are kept in service; empty: none is
+    panic_threshold_reason: str = ""  # why failing or leaving nodes stay in service; empty: they do not
     rebalance: RebalanceState = field(default_factory=RebalanceState)
     weights_computed_at: float = field(default=0.0, compare=False)  # when the weights were last computed
     overloaded_zones: frozenset[GroupZone] = frozenset()  # their Envoys also use nodes of other zones

@@ -1,12 +1,12 @@
-"""Rollouts as frozen data: the request, the progress of each node, and the reasons. No I/O, no clock.
+"""Rollouts (frozen data): drain each node, run an action such as a restart, wait for the node's return.
 
-Times are Unix seconds as in `controlplane.model`; durations are seconds.
+Times are Unix seconds, durations are seconds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -14,18 +14,18 @@ from controlplane.model.intents import OnDeadline
 from controlplane.model.nodes import EMPTY_MAP
 
 MANUAL = "manual"
-"""The action that Tidevoy does not run: an operator or a cluster management tool restarts the node."""
+"""The action for which Tidevoy runs nothing: an operator or a cluster management tool restarts the node."""
 
 WAITING_PREFIX = "waits: "
-"""Prefix of the reason of a rollout that cannot start with any node for now."""
+"""`Rollout.reason` has this prefix while the rollout cannot start with any node."""
 
 
 class RolloutPhase(StrEnum):
     """Lifecycle phase of a rollout."""
 
     RUNNING = "running"
-    PAUSED = "paused"  # starts no further step; steps that wait keep waiting
-    ABORTING = "aborting"  # revokes its own drains
+    PAUSED = "paused"  # starts no further step; steps that are waiting continue to wait
+    ABORTING = "aborting"  # withdraws the drains that it requested
     DONE = "done"
     ABORTED = "aborted"
 
@@ -39,12 +39,16 @@ class Stage(StrEnum):
 
     PENDING = "pending"
     DRAINING = "draining"  # its sessions migrate away, until none is left or the deadline passes
-    STARTED = "started"  # saved before the action runs: after a restart the action is never run again
-    RETURNING = "returning"  # the action ended: the node must register with a newer start time and pass
-    WARMING = "warming"  # undrained: slow start raises its share of the sessions
+    STARTED = "started"  # saved before the action runs, so a restarted control plane never repeats it
+    RETURNING = "returning"  # the action ended; the node must register with a newer start time and be healthy
+    WARMING = "warming"  # its drain has ended; slow start raises its share of the sessions
     DONE = "done"
     FAILED = "failed"  # the reason says what went wrong; `resume` retries it
-    SKIPPED = "skipped"  # the rollout was aborted, or the node was gone before its step
+    SKIPPED = "skipped"  # the rollout was aborted, or the node disappeared before its step
+
+    @property
+    def is_final(self) -> bool:
+        return self in (Stage.DONE, Stage.FAILED, Stage.SKIPPED)
 
 
 IN_PROGRESS = (Stage.DRAINING, Stage.STARTED, Stage.RETURNING, Stage.WARMING)
@@ -53,18 +57,18 @@ IN_PROGRESS = (Stage.DRAINING, Stage.STARTED, Stage.RETURNING, Stage.WARMING)
 
 @dataclass(frozen=True, slots=True)
 class RolloutSpec:
-    """What an operator requested."""
+    """The request of an operator."""
 
     nodes: tuple[str, ...]  # addresses, in processing order
     action: str = MANUAL  # a name in `rollouts.actions`, or MANUAL
     max_unavailable: int = 1
     drain_deadline: float = 600.0
     on_deadline: OnDeadline = OnDeadline.KEEP
-    return_deadline: float = 600.0  # from the end of the action until the node is back and stable
+    return_deadline: float = 600.0  # from the end of the action until the node is back and healthy
     healthy_for: float = 10.0
-    version: str = ""  # version that each node must have afterwards; empty: any
+    version: str = ""  # required version of each node afterwards; empty: any
     failure_budget: int = 0  # nodes that may fail before the rollout pauses
-    selector: str = "all"  # as the operator wrote it
+    selector: str = "all"  # which nodes, as the operator wrote it
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,39 +80,50 @@ class Step:
     reason: str = ""  # reason for the current stage, as a sentence
     since: float = 0.0  # when it entered this stage
     drain_requested_at: float | None = None  # when its drain was requested
-    ended: float | None = None
-    drained_by_us: bool = False  # its drain is among the intents and is owned by this rollout
+    ended_at: float | None = None  # when it reached a final stage
+    owns_drain: bool = False  # the node has a drain that this rollout requested
     started_before: float | None = None  # the node's start time before the action
     version_before: str = ""
     version_after: str = ""
     sessions: int | None = None  # sessions on it when its drain was requested
-    moved: int = 0
-    failed: int = 0  # failed migrations after which the session stayed
-    closed: int = 0  # sessions that remained when the action began
+    migrated_sessions: int = 0
+    failed_migrations: int = 0  # migration attempts after which the session stayed on the node
+    terminated_sessions: int = 0  # sessions that remained when the action began
     attempts: int = 0  # how often its action was started; each `resume` may add one
-    interrupted: bool = False  # the control plane may have stopped while it ran the action
+    interrupted: bool = False  # the control plane may have stopped during the action
+
+    def enter(self, stage: Stage, reason: str, now: float) -> Step:
+        """Return the step in another stage."""
+        ended_at = now if stage.is_final else None
+        return replace(self, stage=stage, reason=reason, since=now, ended_at=ended_at)
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """A rollout with its progress; it is saved across restarts."""
+    """A rollout with its progress. It is saved, so it survives a restart of the control plane."""
 
     id: str
     spec: RolloutSpec
-    by: str  # who requested it
-    created: float
+    created_by: str
+    created_at: float
     phase: RolloutPhase = RolloutPhase.RUNNING
     reason: str = ""  # why it is in this phase, as a sentence
     since: float = 0.0  # when it entered this phase
     steps: Mapping[str, Step] = field(default_factory=lambda: EMPTY_MAP)  # by address, in processing order
-    ended: float | None = None
+    ended_at: float | None = None
     forced: bool = False  # it was started although preflight checks failed
 
     @property
     def is_waiting(self) -> bool:
-        """Return whether its reason says that it cannot start with any node for now."""
+        """Return whether the rollout cannot start with any node for now."""
         return self.reason.startswith(WAITING_PREFIX)
 
-    def with_step(self, step: Step) -> Mapping[str, Step]:
-        """Return the steps with the step of one node replaced."""
-        return MappingProxyType({**self.steps, step.address: step})
+    def enter(self, phase: RolloutPhase, reason: str, now: float) -> Rollout:
+        """Return the rollout in another phase."""
+        ended_at = now if phase.is_over else None
+        return replace(self, phase=phase, reason=reason, since=now, ended_at=ended_at)
+
+    def with_steps(self, *steps: Step) -> Rollout:
+        """Return the rollout with these steps for their nodes; the same object if nothing changes."""
+        changed = {step.address: step for step in steps if self.steps[step.address] is not step}
+        return replace(self, steps=MappingProxyType({**self.steps, **changed})) if changed else self

@@ -16,18 +16,18 @@ from controlplane.model.traffic import ConfigRejection, Ejection, Traffic
 
 @dataclass(frozen=True, slots=True)
 class DrainProgress:
-    """Progress of a drain: the sessions of the node since it was closed. Envoys report the migrations."""
+    """Progress of a drain since the node was closed to new sessions."""
 
     since: float
-    elapsed_seconds: float  # total duration, or the duration so far
-    sessions_left: int | None  # sessions still on the node; None: not known
-    moved: int = 0
-    # Migrations that failed with the session kept on its node, by reason.
+    elapsed_seconds: float  # duration of the drain, or its duration so far
+    sessions_left: int | None  # sessions still on the node; None: unknown
+    migrated: int = 0
+    # Failed migrations after which the session stayed on its node, by reason.
     failed: Mapping[str, int] = field(default_factory=lambda: EMPTY_MAP)
-    lost: int = 0  # sessions that a failed migration ended
+    lost: int = 0  # sessions that ended because their migration failed
     # Sessions that cannot migrate now, by reason.
     not_movable: Mapping[str, int] = field(default_factory=lambda: EMPTY_MAP)
-    seconds_left: float | None = None  # estimated from the pace so far; None: not known
+    seconds_left: float | None = None  # estimated from the pace so far; None: unknown
     had_sessions: bool = True
 
 
@@ -37,15 +37,15 @@ class NodeView:
 
     plan: NodePlan
     health: Health
-    weight: int  # configured weight; EDS carries `plan.weight`
-    connections: int | None  # TiDB's own count; None: not known
-    sessions: int | None  # sessions of all Envoys on it; None: no Envoy has reported yet
+    weight: int  # configured weight; the weight in EDS is `plan.weight`
+    connections: int | None  # TiDB's own count of client connections; None: unknown
+    sessions: int | None  # sessions of all Envoys on the node; None: no Envoy has reported yet
     drain: DrainIntent | None = None
-    traffic: Traffic | None = None  # sum over all Envoys; None: no Envoy has reported a module
-    drain_progress: DrainProgress | None = None  # None: it is not draining
-    rebalancing_sessions: int = 0  # sessions that the current round migrates to other nodes
-    metrics: NodeMetrics | None = None  # None: no metrics are known
-    ejections: tuple[Ejection, ...] = ()  # one per Envoy that ejects it
+    traffic: Traffic | None = None  # sum over all Envoys; None: no module has reported yet
+    drain_progress: DrainProgress | None = None  # None: the node is not draining
+    rebalancing_sessions: int = 0  # sessions that rebalancing currently migrates to other nodes
+    metrics: NodeMetrics | None = None
+    ejections: tuple[Ejection, ...] = ()  # one per Envoy that has ejected the node
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ class EnvoyView:
     """One Envoy as `GET /v1/envoys` shows it."""
 
     status: EnvoyStatus
-    sessions: int | None  # on all nodes; None: it has not reported yet
-    traffic: Traffic | None = None  # None: it has reported no module
+    sessions: int | None  # on all nodes; None: the Envoy has not reported yet
+    traffic: Traffic | None = None  # None: its module has not reported
     config_rejection: ConfigRejection | None = None  # the latest configuration that its module rejected
 
 
 @dataclass(frozen=True, slots=True)
 class ReloadResult:
-    """Changed setting paths of a configuration reload, by when they take effect."""
+    """Paths of the settings that a reload changed, grouped by when the change takes effect."""
 
     applied: tuple[str, ...] = ()
     needs_new_envoys: tuple[str, ...] = ()

@@ -1,19 +1,19 @@
-"""Converts the times of another machine's clock to ours. No I/O."""
+"""Converts times of another machine's clock to our clock. No I/O."""
 
 from __future__ import annotations
 
-_WINDOW_SECONDS = 30.0  # after this time an offset is dropped, since the clocks may have drifted apart
+_WINDOW_SECONDS = 30.0  # after one to two windows an offset is dropped, since clocks drift apart
 
 
 class ClockOffset:
     """Converts times of one peer (a replica or an Envoy), based on its recent message with the lowest delay.
 
-    So a message that waited (in a queue, or because a process was stopped) keeps its age: old counts must not
-    be taken for new ones. A time in the past never converts to a time later than now.
+    So the age of a delayed message is known, and its old counts are not taken for new counts. The time at
+    which a message was sent never converts to a time after its arrival.
     """
 
     def __init__(self) -> None:
-        # Our receive time minus the peer's send time, the minimum of this window and of the one before.
+        # Minimum of (our receive time - the peer's send time) in this window and in the previous window.
         self._min_offset = self._previous_min_offset = float("inf")
         self._window_started_at = float("-inf")
 

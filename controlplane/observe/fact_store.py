@@ -1,12 +1,21 @@
-"""Stores the facts of the observers, maintains sums of them, and detects facts that may change the plan."""
+"""Stores what the observers report, sums session counts, and detects facts that may change the plan."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from types import MappingProxyType
 
+from controlplane.events.event_log import EventLog
+from controlplane.events.event_messages import (
+    EventDraft,
+    migration_blocker_events,
+    module_config_rejected,
+    node_metrics_events,
+    topology_events,
+)
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.facts import EnvoyLoad, Facts
 from controlplane.model.health import CheckResult, Health
@@ -17,19 +26,26 @@ from controlplane.model.traffic import ConfigRejection, ModuleReport, SessionCou
 from controlplane.observe.drain_acks import DrainAcks
 from controlplane.observe.migration_counters import MigrationCounters
 
-# Reports that are closer together than this were queued here, so no rate can be computed from them.
+# No rate is computed from reports with a shorter interval: they were queued in this process.
 _MIN_RATE_INTERVAL_SECONDS = 0.05
-_MAX_REJECTIONS_PER_ENVOY = 64  # configuration rejections of one Envoy's module that are remembered
+_MAX_REJECTIONS_PER_ENVOY = 64  # limit of remembered rejected configurations
 
 
 class FactStore:
-    """The latest facts of every kind.
+    """The latest facts of all observers. Emits events when facts change."""
 
-    A `put_` method that returns a bool returns whether a new plan has to be computed.
-    """
-
-    def __init__(self, observing_since: float = 0.0) -> None:
-        """`observing_since`: Unix time at which observing starts."""
+    def __init__(self, events: EventLog, policy: Policy, observing_since: float = 0.0) -> None:
+        """`observing_since`: Unix time at which observation starts."""
+        self.changed = asyncio.Event()
+        """Set when a fact may change the plan; the planner clears it."""
+        self.awaiting_empty: frozenset[NodeKey] = frozenset()
+        """Nodes that stay in their state until they have no sessions. The planner sets this."""
+        self.known_addresses: frozenset[str] = frozenset()
+        """Addresses of all nodes."""
+        self.discovery_serial = 0
+        """Increases when a topology or a DNS resolution changes."""
+        self._events = events
+        self._policy = policy
         self._observing_since = observing_since
         self._topologies: dict[Source, Topology] = {}
         self._health: dict[str, Health] = {}
@@ -54,12 +70,16 @@ class FactStore:
         self._node_metrics: Mapping[str, NodeMetrics] = {}
         self._node_metrics_outage = ""
 
-    def reset_start(self, at: float) -> None:
-        """Restart the observation time: this replica became leader, and Envoys of others may still arrive."""
+    def configure(self, policy: Policy) -> None:
+        """Apply changed thresholds of the health checks."""
+        self._policy = policy
+
+    def restart_observation(self, at: float) -> None:
+        """Set when observation began: this replica became leader at `at` and may not know all Envoys yet."""
         self._observing_since = at
 
     def view(self) -> Facts:
-        """Return a live view of all facts; use it before the next `await`."""
+        """Return a live view of all facts, which is consistent only until the next `await`."""
         return Facts(
             topologies=MappingProxyType(self._topologies),
             health=MappingProxyType(self._health),
@@ -77,93 +97,85 @@ class FactStore:
             config_rejections=MappingProxyType(self._config_rejections),
             unsynced_envoys=self._unsynced_envoys,
             unreachable_replicas=self._unreachable_replicas,
-            closed_acks=self._closed_acks.acked_at,
+            closed_acks=self._closed_acks.acknowledged_at,
             observing_since=self._observing_since,
             node_metrics=MappingProxyType(self._node_metrics),
             node_metrics_outage=self._node_metrics_outage,
             envoy_zones=MappingProxyType(self._envoy_zones),
         )
 
-    def put_topology(self, topology: Topology) -> Topology | None:
-        """Replace the topology of a source and return the previous one."""
+    def put_topology(self, topology: Topology) -> None:
+        """Replace the topology of its source."""
         before = self._topologies.get(topology.source)
         self._topologies[topology.source] = topology
-        return before
+        self._emit(topology_events(before, topology))
+        self.discovery_serial += 1
+        self.changed.set()
 
-    def put_resolution(self, resolution: Resolution) -> bool:
-        """Store the resolution of a host name; return whether it changed."""
-        changed = self._resolutions.get(resolution.host) != resolution
-        self._resolutions[resolution.host] = resolution
-        return changed
+    def put_resolution(self, resolution: Resolution) -> None:
+        if self._resolutions.get(resolution.host) != resolution:
+            self._resolutions[resolution.host] = resolution
+            self.discovery_serial += 1
+            self.changed.set()
 
-    def put_health(self, address: str, health: Health, policy: Policy) -> bool:
-        """Store the health of a node; return whether its verdict may change."""
-        before = self._health.get(address)
+    def put_health(self, address: str, health: Health) -> None:
+        """Store the health of a node; request a plan if the node may become healthy or unhealthy."""
+        before, policy = self._health.get(address), self._policy
         self._health[address] = health
-        if before is None:
-            return True
-        return _may_change_verdict(
-            before.status, health.status, policy.status_rise, policy.status_fall
-        ) or _may_change_verdict(before.sql, health.sql, policy.sql_rise, policy.sql_fall)
+        if (
+            before is None
+            or _may_change_verdict(before.status, health.status, policy.status_rise, policy.status_fall)
+            or _may_change_verdict(before.sql, health.sql, policy.sql_rise, policy.sql_fall)
+        ):
+            self.changed.set()
+        self._emit(migration_blocker_events(address, before or Health(), health))
 
-    def health(self, address: str) -> Health:
-        """Return the health of a node; empty if it has not been checked."""
-        return self._health.get(address) or Health()
+    def put_node_metrics(self, metrics: Mapping[str, NodeMetrics], outage: str) -> None:
+        """Store the metrics of all nodes. `outage`: why metrics are unavailable, or empty."""
+        self._emit(node_metrics_events(self._node_metrics_outage, outage))
+        self._node_metrics, self._node_metrics_outage = metrics, outage
 
-    def put_node_metrics(self, metrics: Mapping[str, NodeMetrics], outage: str) -> str:
-        """Store the metrics of all nodes and the outage (empty: none); return the previous outage."""
-        before, self._node_metrics_outage = self._node_metrics_outage, outage
-        self._node_metrics = metrics
-        return before
-
-    def put_load(self, load: EnvoyLoad, awaiting_empty: Collection[NodeKey]) -> bool:
-        """Store an Envoy's load report and update the sums; ignore a report older than the stored one.
-
-        Returns True if no Envoy has a session on one of the nodes in `awaiting_empty`.
-        """
+    def put_load(self, load: EnvoyLoad) -> None:
+        """Store an Envoy's load report and update the sums, unless it is older than the stored report."""
         before = self._loads.get(load.envoy)
         if before is not None:
             if load.at < before.at:
-                return False  # it was delayed on its way through another replica
+                return  # delayed by the replica that forwarded it
             elapsed = load.at - before.at
             if elapsed >= _MIN_RATE_INTERVAL_SECONDS:
                 self._new_session_rates[load.envoy] = sum(load.new_sessions.values()) / elapsed
-        _replace_counts(
+        _update_sums(
             self._new_sessions, before.new_sessions if before is not None else EMPTY_MAP, load.new_sessions
         )
         with self._updating_session_sums(load.envoy):
             self._loads[load.envoy] = load
         self.mark_envoy_seen(load.envoy, load.at)
-        return self._has_emptied_node(awaiting_empty)
+        self._check_drains()
 
-    def put_session_counts(self, report: ModuleReport, awaiting_empty: Collection[NodeKey]) -> bool:
-        """Store the session counts of an Envoy's module, if they are complete, and update the sums.
+    def put_module_report(self, report: ModuleReport, *, is_already_reported: bool = False) -> None:
+        """Store a report of an Envoy's module, unless it is older than the stored report.
 
-        Returns True if no Envoy has a session on one of the nodes in `awaiting_empty`. After a stream
-        restart, the previous counts stay until the new ones are complete: partial counts would make nodes
-        look empty.
-        """
-        if report.session_counts is None or report.envoy in self._envoys_without_module:
-            return False
-        before = self._session_counts.get(report.envoy)
-        if before is not None and report.at < before.at:
-            return False
-        with self._updating_session_sums(report.envoy):
-            self._session_counts[report.envoy] = report.session_counts
-        return self._has_emptied_node(awaiting_empty)
-
-    def put_module_report(self, report: ModuleReport) -> list[ConfigRejection]:
-        """Store a report of an Envoy's module; return the configurations that the module newly rejected.
-
-        Ignores a report older than the stored one: it would look like the counters of a restarted module.
+        The lower counts of an old report would look like a restart of the module. `is_already_reported`:
+        another replica emits the events for rejected configurations.
         """
         before = self._module_reports.get(report.envoy)
-        if before is not None and report.at < before.at:
-            return []
-        self._migrations.add(report)
-        # Compare counts: each report repeats all rejections, and a new stream delivers them in several parts.
+        if before is None or report.at >= before.at:
+            self._migrations.add_report(report)
+            rejections = self._new_rejections(report)
+            self._module_reports[report.envoy] = report
+            if rejections:
+                self._config_rejections[report.envoy] = rejections[-1]
+            if not is_already_reported:
+                self._emit(module_config_rejected(report.envoy, rejection) for rejection in rejections)
+        self._put_session_counts(report)
+
+    def _new_rejections(self, report: ModuleReport) -> list[ConfigRejection]:
+        """Return the configurations that the module has rejected since its previous report.
+
+        Reports repeat earlier rejections, so a rejection is new only if its count has changed.
+        """
         known_counts = self._rejection_counts.setdefault(report.envoy, {})
-        new_rejections = [
+        rejections = [
             ConfigRejection(report.at, extension, text)
             for (extension, text), count in report.rejections.items()
             if known_counts.get((extension, text)) != count
@@ -171,13 +183,32 @@ class FactStore:
         if len(known_counts) > _MAX_REJECTIONS_PER_ENVOY:
             known_counts.clear()
         known_counts.update(report.rejections)
-        self._module_reports[report.envoy] = report
-        if new_rejections:
-            self._config_rejections[report.envoy] = new_rejections[-1]
-        return new_rejections
+        return rejections
+
+    def _put_session_counts(self, report: ModuleReport) -> None:
+        """Store the session counts of an Envoy's module, if they are complete, and update the sums.
+
+        While a new stream has incomplete counts, the previous counts stay; otherwise nodes would look empty.
+        """
+        if report.session_counts is None or report.envoy in self._envoys_without_module:
+            return
+        before = self._session_counts.get(report.envoy)
+        if before is not None and report.at < before.at:
+            return
+        with self._updating_session_sums(report.envoy):
+            self._session_counts[report.envoy] = report.session_counts
+        self._check_drains()
+
+    def notify_acks_changed(self) -> None:
+        """Request a plan if nodes drain, because an Envoy may have acknowledged that they are closed.
+
+        The planner needs acknowledgements to decide whether a node is empty.
+        """
+        if self.awaiting_empty:
+            self.changed.set()
 
     def mark_envoy_seen(self, envoy: str, at: float) -> None:
-        """Record that an Envoy was present at that time."""
+        """Record that an Envoy was connected or sent a report at the time `at`."""
         self._envoys_last_seen[envoy] = max(at, self._envoys_last_seen.get(envoy, 0.0))
 
     def put_fleet(
@@ -185,23 +216,23 @@ class FactStore:
         statuses: Iterable[EnvoyStatus],
         now: float,
         retention: float,
-        closed: Collection[str] = (),
+        closed_nodes: Collection[str] = (),
         *,
         is_published: bool = True,
         ended_envoys: Mapping[str, float] = EMPTY_MAP,
-        known_closed: Mapping[str, Collection[str]] = EMPTY_MAP,
+        closed_nodes_by_remote_envoy: Mapping[str, Collection[str]] = EMPTY_MAP,
     ) -> None:
         """Store which Envoys are connected, their zones, their acknowledgements, and which have the module.
 
-        `closed`: nodes that get no new sessions by the latest plan. Without `is_published`, the Envoys still
-        have an earlier plan. `known_closed`: for Envoys that are connected to another replica, by Envoy id,
-        the closed nodes that the other replica has sent to them.
-        Forgets Envoys that were last seen over `retention` seconds ago, those in `ended_envoys` (id -> time,
-        as operators reported it) that were not seen since, and module counts of Envoys that have no module
-        now.
+        `closed_nodes`: the nodes that the latest plan closes to new sessions.
+        `is_published`: the latest plan is published.
+        `closed_nodes_by_remote_envoy`: by Envoy id, closed nodes that another replica has sent to the Envoy.
+        `ended_envoys`: when operators reported that an Envoy has ended, by Envoy id.
+
+        Forgets Envoys that were last seen over `retention` seconds ago or before they were reported as ended.
         """
         synced_envoys = set()
-        self._closed_acks.retain(closed)
+        self._closed_acks.retain(closed_nodes)
         self._module_envoys, self._envoys_without_module, self._envoy_zones = set(), set(), {}
         for status in statuses:
             connected = status.connected_since is not None
@@ -212,11 +243,11 @@ class FactStore:
                 self._module_envoys.add(status.id)
             elif connected:
                 self._envoys_without_module.add(status.id)
-            is_synced = connected and status.eds_acked and status.streams == 1
+            is_synced = connected and status.has_acknowledged_endpoints and status.streams == 1
             if is_synced:
                 synced_envoys.add(status.id)
-            acked_closed = known_closed.get(status.id, closed if is_published else ())
-            self._closed_acks.update(status, acked_closed if is_synced else (), now)
+            acknowledged = closed_nodes_by_remote_envoy.get(status.id, closed_nodes if is_published else ())
+            self._closed_acks.update(status, acknowledged if is_synced else (), now)
         for envoy in self._envoys_without_module & self._session_counts.keys():
             self._forget_session_counts(envoy)
         self.forget_envoys(now - retention)
@@ -227,18 +258,19 @@ class FactStore:
         self._unsynced_envoys = self._envoys_last_seen.keys() - synced_envoys
 
     def set_unreachable_replicas(self, replicas: Set[str]) -> None:
-        """Store which other replicas are running but do not report the state of their Envoys."""
+        """Store which replicas are registered but do not report their Envoys to this replica."""
         self._unreachable_replicas = replicas
 
     def forget_envoys(self, seen_before: float) -> None:
-        """Forget Envoys that were last seen before that time, and the sessions that they reported."""
+        """Forget Envoys that were last seen before `seen_before`, and the sessions that they reported."""
         for envoy in [e for e, last_seen in self._envoys_last_seen.items() if last_seen < seen_before]:
             self._forget_envoy(envoy)
         for envoy in [e for e, report in self._module_reports.items() if report.at < seen_before]:
             self._forget_module_report(envoy)
 
     def retain_nodes(self, nodes: Mapping[str, object]) -> None:
-        """Forget the health and the traffic of all nodes that are not in `nodes`."""
+        """Set the known nodes; forget the health, sessions, traffic and migrations of all others."""
+        self.known_addresses = frozenset(nodes)
         for address in self._health.keys() - nodes.keys():
             del self._health[address]
         nodes_or_none = nodes.keys() | {""}
@@ -264,7 +296,7 @@ class FactStore:
         self._closed_acks.remove(envoy)
         with self._updating_session_sums(envoy):
             load = self._loads.pop(envoy, None)
-        _replace_counts(self._new_sessions, load.new_sessions if load is not None else EMPTY_MAP, EMPTY_MAP)
+        _update_sums(self._new_sessions, load.new_sessions if load is not None else EMPTY_MAP, EMPTY_MAP)
         self._new_session_rates.pop(envoy, None)
 
     def _forget_module_report(self, envoy: str) -> None:
@@ -281,33 +313,39 @@ class FactStore:
 
     @contextmanager
     def _updating_session_sums(self, envoy: str) -> Iterator[None]:
-        """Update the sums by what the body of the `with` statement changes in an Envoy's sessions."""
-        by_module, by_load_report = self._counted_sessions(envoy)
+        """Update the sums after the body of the `with` statement has changed the sessions of an Envoy."""
+        by_module, by_load_report = self._sessions_by_key(envoy)
         yield
-        by_module_now, by_load_report_now = self._counted_sessions(envoy)
-        _replace_counts(self._sessions_by_address, by_module, by_module_now)
-        _replace_counts(self._sessions_by_endpoint, by_load_report, by_load_report_now)
+        by_module_now, by_load_report_now = self._sessions_by_key(envoy)
+        _update_sums(self._sessions_by_address, by_module, by_module_now)
+        _update_sums(self._sessions_by_endpoint, by_load_report, by_load_report_now)
 
-    def _counted_sessions(self, envoy: str) -> tuple[Mapping[str, int], Mapping[str, int]]:
-        """Return an Envoy's sessions as (by module, by load report): the module's only, if it has counts."""
+    def _sessions_by_key(self, envoy: str) -> tuple[Mapping[str, int], Mapping[str, int]]:
+        """Return sessions by address (from the module) and by endpoint (from load reports); one is empty."""
         counts = self._session_counts.get(envoy)
-        if counts is not None and counts.has_served:
+        if counts is not None and counts.has_counted_sessions:
             return counts.sessions, EMPTY_MAP
         load = self._loads.get(envoy)
         return EMPTY_MAP, load.sessions if load is not None else EMPTY_MAP
 
-    def _has_emptied_node(self, awaiting_empty: Collection[NodeKey]) -> bool:
-        return any(
+    def _check_drains(self) -> None:
+        """Request a plan if a node of `awaiting_empty` has no sessions."""
+        if any(
             endpoint not in self._sessions_by_endpoint and address not in self._sessions_by_address
-            for address, endpoint in awaiting_empty
-        )
+            for address, endpoint in self.awaiting_empty
+        ):
+            self.changed.set()
+
+    def _emit(self, drafts: Iterable[EventDraft]) -> None:
+        for draft in drafts:
+            self._events.emit(*draft)
 
 
-def _replace_counts(sums: dict[str, int], before: Mapping[str, int], after: Mapping[str, int]) -> None:
-    """Replace one Envoy's counts in the sums; touches only counts that differ, which few do."""
+def _update_sums(sums: dict[str, int], before: Mapping[str, int], after: Mapping[str, int]) -> None:
+    """Replace the counts of one Envoy in the sums. Only changed counts are updated, since few change."""
     if before is after:
         return
-    # `copy`, because a lookup in a proxy takes twice as long, and there are thousands.
+    # A copy, because thousands of lookups follow, and each takes twice as long in a `MappingProxyType`.
     previous = before.copy() if isinstance(before, MappingProxyType) else before
     deltas = {key: count - old for key, count in after.items() if (old := previous.get(key, 0)) != count}
     deltas |= {key: -previous[key] for key in previous.keys() - after.keys()}
@@ -320,9 +358,9 @@ def _replace_counts(sums: dict[str, int], before: Mapping[str, int], after: Mapp
 
 
 def _may_change_verdict(before: CheckResult | None, after: CheckResult | None, rise: int, fall: int) -> bool:
-    """Return whether a verdict can differ from one probe to the next.
+    """Return whether the node may have become healthy or unhealthy by this check.
 
-    It can if the status changed, or while the number of consecutive results still grows towards a threshold.
+    It cannot if its status is unchanged and the number of consecutive results exceeds both thresholds.
     """
     if before is None or after is None:
         return before is not after

@@ -1,4 +1,4 @@
-"""Counts migration attempts by node, across restarts of the Envoys that report them."""
+"""Counts migration attempts by node, across restarts of the reporting Envoys."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ class _EnvoyCounters:
     def __init__(self) -> None:
         self.instance = ""
         self.counts_by_node: dict[str, dict[tuple[str, str], int]] = {}
-        self.forgotten_nodes: set[str] = set()  # nodes whose Envoy-side counters may be above our last values
+        self.forgotten_nodes: set[str] = set()  # forgotten here, but not in the Envoy
 
 
 class MigrationCounters:
-    """Sums by node that never decrease, although an Envoy's counters restart at zero with its process.
+    """Sums by node that never decrease, although the counters of a restarted Envoy restart at zero.
 
-    The sums hold what was counted since this control plane received the first report of an Envoy's process.
-    The values in that report say nothing about recent attempts, so they are the baseline.
+    The first report of an Envoy process is the baseline: its counts may be of any age, so the sums contain
+    only what the process counts later. The same applies to the first report after `forget_envoy`.
     """
 
     def __init__(self) -> None:
@@ -29,18 +29,20 @@ class MigrationCounters:
         self._totals: dict[str, dict[tuple[str, str], int]] = {}
         self.totals: Mapping[str, MigrationCounts] = MappingProxyType(self._totals)
 
-    def add(self, report: ModuleReport) -> None:
-        """Add what an Envoy's module has counted since its previous report."""
+    def add_report(self, report: ModuleReport) -> None:
+        """Add the increase since the previous report of the same Envoy."""
         counters = self._envoy_counters.get(report.envoy)
+        # A stream may continue after `forget_envoy`. Its next report is then the first one again.
+        is_first_report = report.is_first or counters is None
         if counters is None or (report.is_first and report.instance != counters.instance):
             counters = self._envoy_counters[report.envoy] = _EnvoyCounters()
         counters.instance = report.instance
-        for node, migrations in report.migrations().items():
-            is_first = report.is_first or node in counters.forgotten_nodes
+        for node, migrations in report.migrations.items():
+            is_first = is_first_report or node in counters.forgotten_nodes
             counters.forgotten_nodes.discard(node)
-            self._add(node, counters.counts_by_node.setdefault(node, {}), migrations, is_first=is_first)
+            self._add_node(node, counters.counts_by_node.setdefault(node, {}), migrations, is_first=is_first)
 
-    def _add(
+    def _add_node(
         self,
         node: str,
         last_counts: dict[tuple[str, str], int],
@@ -50,7 +52,7 @@ class MigrationCounters:
     ) -> None:
         totals = self._totals.setdefault(node, {})
         for key, count in migrations.items():
-            # A counter that was missing in the first flush was zero then.
+            # A counter that is missing in the first report of an Envoy was zero.
             before = last_counts.get(key, count if is_first else 0)
             increase = count - before if count >= before else count
             last_counts[key] = count
@@ -58,14 +60,13 @@ class MigrationCounters:
                 totals[key] = totals.get(key, 0) + increase
 
     def forget_envoy(self, envoy: str) -> None:
-        """Forget the baseline of an Envoy; what it has counted stays in the sums."""
+        """Forget the baseline of an Envoy, but keep its attempts in the sums."""
         self._envoy_counters.pop(envoy, None)
 
     def retain_nodes(self, nodes: Mapping[str, object]) -> None:
         """Forget all nodes that are not in `nodes`.
 
-        When such a node comes back, the Envoys' counters continue from their old values, so the first flush
-        with it becomes the new baseline.
+        The Envoys keep the nodes' counters. So if a node returns, its first counts are a new baseline.
         """
         for node in self._totals.keys() - nodes.keys():
             del self._totals[node]

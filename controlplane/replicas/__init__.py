@@ -1,1 +1,1 @@
-"""Several control planes: leader election, the shared plan, and what they report to each other."""
+"""Replicas of the control plane: leader election, the shared plan, and the feeds between replicas."""

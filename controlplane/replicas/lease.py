@@ -9,20 +9,20 @@ from collections.abc import Callable
 from controlplane.errors import PdError
 from controlplane.etcd.client import EtcdClient
 
-# A lease counts as over this long before its end: clocks run at different speeds, and an operation that
-# starts because the lease is valid takes a moment.
+# The lease counts as invalid this long before it ends, because clocks run at different speeds, and because an
+# operation that needs a valid lease takes time.
 _SAFETY_MARGIN_SECONDS = 0.5
 _RETRY_SECONDS = 0.2
 _REVOKE_TIMEOUT_SECONDS = 2.0
 
 
 def boottime_clock() -> float:
-    """Return seconds that include suspend time, which `time.monotonic` does not count."""
+    """Return the seconds since boot. Unlike `time.monotonic`, this includes the time in suspend."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Lease:
-    """The lease of this process, replaced when it ends. `on_change` is called after each change."""
+    """The lease of this process, replaced when it ends. `on_change` is called when a lease begins or ends."""
 
     def __init__(
         self,
@@ -33,30 +33,30 @@ class Lease:
         clock: Callable[[], float] = boottime_clock,
     ) -> None:
         self._client = client
-        self._ttl_seconds = ttl_seconds
+        self.ttl_seconds = ttl_seconds
         self._on_change = on_change
-        self._clock = clock
+        self.clock = clock
         self._valid_until = float("-inf")
         self.id: int | None = None
 
     @property
     def is_valid(self) -> bool:
-        """Whether PD cannot have ended the lease yet, counted from when the last renewal was sent."""
-        return self.id is not None and self._clock() < self._valid_until - _SAFETY_MARGIN_SECONDS
+        """Whether the lease is certainly valid: its TTL counts from when the last renewal was sent."""
+        return self.id is not None and self.clock() < self._valid_until - _SAFETY_MARGIN_SECONDS
 
     async def run(self) -> None:
         """Grant and renew a lease until cancelled."""
         while True:
             try:
-                self.id = await self._client.lease_grant(self._ttl_seconds)
+                self.id = await self._client.lease_grant(self.ttl_seconds)
             except PdError:
-                await asyncio.sleep(_RETRY_SECONDS)  # the mirror reports the outage
+                await asyncio.sleep(_RETRY_SECONDS)  # `EtcdMirror` reports the outage
                 continue
             await self._keep_alive(self.id)
             self.expire()
 
     def expire(self) -> None:
-        """Mark the lease as ended, as PD reported."""
+        """Mark the lease as ended, because PD reported its end."""
         self._valid_until = float("-inf")
         self._on_change()
 
@@ -69,13 +69,13 @@ class Lease:
             async with asyncio.timeout(_REVOKE_TIMEOUT_SECONDS):
                 await self._client.lease_revoke(lease)
         except (PdError, TimeoutError):
-            pass  # it expires by itself
+            pass  # without the call, the lease expires by itself
 
     async def _keep_alive(self, lease: int) -> None:
-        """Renew the lease until PD reports its end. Failed renewals are retried: the lease may still live."""
+        """Renew the lease until PD reports its end. After a failure the lease may still be valid: retry."""
         is_new = True
         while True:
-            sent = self._clock()
+            sent = self.clock()
             try:
                 seconds = await self._client.lease_renew(lease)
             except PdError:
@@ -87,5 +87,5 @@ class Lease:
             if is_new:
                 is_new = False
                 self._on_change()
-            # Counted from the sending too: after a slow answer little of the lease is left.
-            await asyncio.sleep(max(0.0, sent + seconds / 3 - self._clock()))
+            # Counted from when the renewal was sent, because a slow response leaves little of the TTL.
+            await asyncio.sleep(max(0.0, sent + seconds / 3 - self.clock()))

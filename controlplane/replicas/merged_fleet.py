@@ -15,16 +15,16 @@ _DUPLICATE_AFTER_SECONDS = 20.0  # a replica detects within 15 s that an Envoy h
 class ReplicaFleet:
     """The Envoys that are or recently were connected to one replica; all times by our clock.
 
-    `stamp` is that of the plan that the replica publishes to them; None: no shared plan.
+    `published_stamp` identifies the shared plan that the replica publishes to them; None if there is none.
     """
 
     statuses: tuple[EnvoyStatus, ...] = ()
-    stamp: Stamp | None = None
+    published_stamp: Stamp | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaEnvoy:
-    """An Envoy and the replica that reports it. `eds_acked` refers to the plan with `stamp`."""
+    """An Envoy and the replica that reports it. Its acknowledged endpoints are those of the plan `stamp`."""
 
     status: EnvoyStatus
     replica: str
@@ -34,26 +34,25 @@ class ReplicaEnvoy:
 def merge_fleets(fleets: Mapping[str, ReplicaFleet]) -> list[ReplicaEnvoy]:
     """Return every Envoy once, sorted by id. `fleets` is keyed by replica.
 
-    The newest connection wins: the older one is usually left over and not yet detected as closed. Both count
-    as `streams`, because they may belong to two Envoys with the same id.
+    The newest connection wins: an older one is usually dead, but its replica has not detected that yet.
+    All connections count as `streams`, because they may belong to several Envoys with the same id.
     """
     candidates: dict[str, list[ReplicaEnvoy]] = {}
     for replica, fleet in fleets.items():
         for status in fleet.statuses:
-            candidates.setdefault(status.id, []).append(ReplicaEnvoy(status, replica, fleet.stamp))
+            candidates.setdefault(status.id, []).append(ReplicaEnvoy(status, replica, fleet.published_stamp))
     return [_merge(candidates[envoy]) for envoy in sorted(candidates)]
 
 
-def carry_over_missing(before: ReplicaFleet | None, fleet: ReplicaFleet, at: float) -> ReplicaFleet:
+def add_missing_envoys(before: ReplicaFleet | None, fleet: ReplicaFleet, at: float) -> ReplicaFleet:
     """Return a replica's reported fleet plus the Envoys that it reported before but no longer does.
 
     A restarted replica does not know these Envoys until they reconnect to it or to another replica.
     """
     named = {status.id for status in fleet.statuses}
-    missing = [s for s in (before.statuses if before is not None else ()) if s.id not in named]
-    if not missing:
-        return fleet
-    return replace(fleet, statuses=(*fleet.statuses, *(_disconnected(status, at) for status in missing)))
+    known = before.statuses if before is not None else ()
+    missing = tuple(_disconnected(status, at) for status in known if status.id not in named)
+    return replace(fleet, statuses=(*fleet.statuses, *missing)) if missing else fleet
 
 
 def mark_disconnected(fleet: ReplicaFleet, disconnected_at: float) -> ReplicaFleet:
@@ -61,10 +60,10 @@ def mark_disconnected(fleet: ReplicaFleet, disconnected_at: float) -> ReplicaFle
     return ReplicaFleet(tuple(_disconnected(status, disconnected_at) for status in fleet.statuses))
 
 
-def without_expired(fleet: ReplicaFleet, expired_before: float) -> ReplicaFleet:
-    """Return the fleet without disconnected Envoys that were last seen before `expired_before`."""
+def without_expired(fleet: ReplicaFleet, last_seen_before: float) -> ReplicaFleet:
+    """Return the fleet without disconnected Envoys that were last seen before `last_seen_before`."""
     remaining = tuple(
-        s for s in fleet.statuses if s.connected_since is not None or s.last_seen >= expired_before
+        s for s in fleet.statuses if s.connected_since is not None or s.last_seen >= last_seen_before
     )
     return fleet if len(remaining) == len(fleet.statuses) else replace(fleet, statuses=remaining)
 
@@ -72,7 +71,7 @@ def without_expired(fleet: ReplicaFleet, expired_before: float) -> ReplicaFleet:
 class DuplicateIdDetector:
     """Detects Envoys that share an id and are connected to different replicas.
 
-    An Envoy that reconnects to another replica has streams at both until the old replica detects the loss.
+    An Envoy that reconnects to another replica has two streams until the old replica detects the disconnect.
     """
 
     def __init__(self) -> None:
@@ -82,24 +81,23 @@ class DuplicateIdDetector:
     def check(self, fleets: Mapping[str, ReplicaFleet], now: float) -> list[tuple[str, str]]:
         """Return each newly detected shared id with a message."""
         replicas_by_envoy: dict[str, list[str]] = {}
-        for replica, fleet in fleets.items():
-            for status in fleet.statuses:
+        for replica in sorted(fleets):
+            for status in fleets[replica].statuses:
                 if status.connected_since is not None:
                     replicas_by_envoy.setdefault(status.id, []).append(replica)
         shared = {envoy: replicas for envoy, replicas in replicas_by_envoy.items() if len(replicas) > 1}
         self._shared_since = {envoy: self._shared_since.get(envoy, now) for envoy in shared}
         detected = [
-            e
-            for e in sorted(shared)
-            if now - self._shared_since[e] >= _DUPLICATE_AFTER_SECONDS and e not in self._reported
+            envoy
+            for envoy, since in sorted(self._shared_since.items())
+            if now - since >= _DUPLICATE_AFTER_SECONDS and envoy not in self._reported
         ]
-        self._reported = (self._reported & shared.keys()) | set(detected)
+        self._reported = self._reported & shared.keys() | set(detected)
         return [
             (
                 envoy,
-                f"the control planes {' and '.join(sorted(shared[envoy]))} have each had an open stream of"
-                f" {envoy} for {_DUPLICATE_AFTER_SECONDS:g} s; if these are two Envoys, give each its own"
-                " node.id",
+                f"the control planes {' and '.join(shared[envoy])} have each had an open stream of {envoy}"
+                f" for {_DUPLICATE_AFTER_SECONDS:g} s; if these are two Envoys, give each its own node.id",
             )
             for envoy in detected
         ]
@@ -126,7 +124,7 @@ def _recency_key(envoy: ReplicaEnvoy) -> tuple[float, float, str]:
 
 
 def _disconnected(status: EnvoyStatus, at: float) -> EnvoyStatus:
-    """Return the status as after the end of its stream."""
+    """Return the status of the Envoy after its stream has ended."""
     if status.connected_since is None:
         return status
     return replace(status, connected_since=None, last_seen=min(status.last_seen, at), streams=0)

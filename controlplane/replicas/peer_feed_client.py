@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import grpc
 
-from controlplane.config.settings import ServerTls
+from controlplane.config.own_tls import ServerTls
 from controlplane.replicas import peer_feed_pb2
 from controlplane.replicas.peer_feed_server import FOLLOW_METHOD, SERVICE_NAME
 from controlplane.replicas.peer_messages import UnreadableMessage
 
-_SILENCE_TIMEOUT_SECONDS = 5.0  # a replica sends its fleet every second
+_RECEIVE_TIMEOUT_SECONDS = 5.0  # a replica sends its fleet every second
 _CHANNEL_OPTIONS = (
     # A new connection for each attempt, so that gRPC's own reconnect backoff does not apply.
     ("grpc.use_local_subchannel_pool", 1),
@@ -26,7 +26,7 @@ async def receive_messages(
 ) -> str:
     """Follow the replica at `address` as `name`; `on_message` gets each serialized message.
 
-    Return at the end of the stream with the reason, as a clause about the replica.
+    When the stream ends, return the reason as a clause about the replica.
     """
     try:
         credentials = await asyncio.to_thread(_credentials, tls) if tls is not None else None
@@ -41,19 +41,19 @@ async def receive_messages(
         follow = channel.unary_stream(
             f"/{SERVICE_NAME}/{FOLLOW_METHOD}",
             request_serializer=peer_feed_pb2.FollowRequest.SerializeToString,
-            response_deserializer=peer_feed_pb2.Bulletin.FromString,
+            response_deserializer=peer_feed_pb2.MessageBatch.FromString,
         )
         call = follow(peer_feed_pb2.FollowRequest(name=name))
         try:
             while True:
-                async with asyncio.timeout(_SILENCE_TIMEOUT_SECONDS):
+                async with asyncio.timeout(_RECEIVE_TIMEOUT_SECONDS):
                     batch = await call.read()
                 if batch is grpc.aio.EOF:
                     return f"ended the stream: {await call.details() or (await call.code()).name}"
-                for message in batch.news:
+                for message in batch.messages:
                     on_message(message)
         except TimeoutError:
-            return f"has sent nothing for {_SILENCE_TIMEOUT_SECONDS:g} s"
+            return f"has sent nothing for {_RECEIVE_TIMEOUT_SECONDS:g} s"
         except UnreadableMessage as error:
             return f"sent an unreadable message: {error}"
         except grpc.aio.AioRpcError as error:
@@ -65,7 +65,7 @@ async def receive_messages(
 
 
 def _credentials(tls: ServerTls) -> grpc.ChannelCredentials:
-    """Use the server certificate as client certificate. Read per attempt: certificates are renewed."""
+    """Use the server certificate as client certificate. Each attempt reads the files again."""
     return grpc.ssl_channel_credentials(
         root_certificates=tls.client_ca.read_bytes() if tls.client_ca is not None else None,
         private_key=tls.key.read_bytes(),

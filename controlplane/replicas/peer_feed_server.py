@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import grpc
 import structlog
 
+from controlplane.aio import wait_at_most
 from controlplane.clock import Clock
+from controlplane.config.settings import Settings
 from controlplane.grpc_auth import AuthorizeEnvoy
 from controlplane.replicas import peer_feed_pb2, peer_messages
 from controlplane.replicas.merged_fleet import ReplicaFleet
+from controlplane.replicas.peer_authorization import denial_message
+from controlplane.xds.client_identity import peer_address
 
 log = structlog.get_logger("tidevoy.replicas")
 
 FOLLOW_METHOD = "Follow"
 SERVICE_NAME = "tidevoy.Replicas"
+_SHARED_EVENT_PREFIXES = ("envoy.", "audit.")  # every replica detects other events itself
 
 _HEARTBEAT_SECONDS = 1.0  # the fleet is sent at least this often, so that followers know that we are alive
-# Minimum time between two fleet messages; or this multiple of the time that one takes, if that is longer.
+# Pause after a fleet message: at least this minimum, and at least this multiple of the time the message took.
 _MIN_FLEET_INTERVAL_SECONDS, _FLEET_PAUSE_FACTOR = 0.05, 10.0
 _MAX_QUEUED_BYTES = 64 * 1024 * 1024  # a subscriber that is this far behind has stopped reading
 _MAX_BATCH_BYTES = 512 * 1024  # the rest goes into the next batch
@@ -30,24 +34,19 @@ _MESSAGE_OVERHEAD_BYTES = 128  # memory cost of a queued message beyond its payl
 
 
 class PeerFeed:
-    """Sends every subscriber all messages from its subscription on."""
+    """Sends each subscriber every message that is added after the start of its subscription."""
 
-    def __init__(
-        self,
-        clock: Clock,
-        *,
-        own_fleet: Callable[[], ReplicaFleet],
-        denial_message: Callable[[grpc.aio.ServicerContext], str],
-    ) -> None:
-        """`own_fleet` gets our Envoys. `denial_message` says why a caller may not follow; empty if it may."""
+    def __init__(self, settings: Settings, clock: Clock, own_fleet: Callable[[], ReplicaFleet]) -> None:
+        """`own_fleet` returns the Envoys of this replica."""
+        self._settings = settings
         self._clock = clock
         self._own_fleet = own_fleet
-        self._denial_message = denial_message
+        self.peer_addresses: Collection[str] = ()  # advertised by the other replicas, which may subscribe
         self._subscribers: set[_Subscriber] = set()
         self._fleet_changed = asyncio.Event()
 
     def register(self, server: grpc.aio.Server, _: AuthorizeEnvoy) -> None:
-        """Add the service to a server before its start. Envoy authorization does not apply to replicas."""
+        """Add the service to a server that has not started. Replicas need no Envoy authorization."""
         handler = grpc.unary_stream_rpc_method_handler(
             self._serve_subscriber, request_deserializer=peer_feed_pb2.FollowRequest.FromString
         )
@@ -59,9 +58,7 @@ class PeerFeed:
         """Send the fleet after changes and as a heartbeat, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_HEARTBEAT_SECONDS):
-                    await self._fleet_changed.wait()
+            await wait_at_most(self._fleet_changed, _HEARTBEAT_SECONDS)
             self._fleet_changed.clear()
             start = loop.time()
             if self._subscribers:
@@ -74,27 +71,29 @@ class PeerFeed:
         """Request a fleet message: our own Envoys have changed."""
         self._fleet_changed.set()
 
-    def send_load(self, envoy: str, at: float, report: bytes) -> None:
-        """Forward a load report unchanged."""
-        if self._subscribers:
-            self._send(peer_messages.encode_load(envoy, at, report))
+    # --- sending; the reports of Envoys are forwarded unchanged (see `ReportForwarder`) ---
 
-    def send_telemetry(self, number: int, envoy: str, at: float, data: bytes, *, first: bool) -> None:
-        """Forward a message of a metrics stream unchanged."""
-        if self._subscribers:
-            self._send(peer_messages.encode_telemetry(number, envoy, at, data, first=first))
+    def forward_load_report(self, envoy: str, at: float, report: bytes) -> None:
+        self._send(at, load_report=peer_feed_pb2.LoadReport(envoy=envoy, report=report))
 
-    def send_telemetry_end(self, number: int) -> None:
-        """Send the end of a metrics stream."""
-        if self._subscribers:
-            self._send(peer_messages.encode_telemetry_end(number, self._clock()))
+    def forward_telemetry(self, number: int, envoy: str, at: float, data: bytes, *, first: bool) -> None:
+        self._send(
+            at, telemetry=peer_feed_pb2.Telemetry(stream=number, envoy=envoy, message=data, first=first)
+        )
+
+    def forward_telemetry_end(self, number: int) -> None:
+        self._send(self._clock(), telemetry_ended=number)
 
     def send_event(self, kind: str, subject: str, message: str, data: Mapping[str, Any]) -> None:
         """Send an event if other replicas cannot observe events of its kind themselves."""
-        if self._subscribers and peer_messages.is_shared_event(kind):
-            self._send(peer_messages.encode_event(kind, subject, message, data, self._clock()))
+        if kind.startswith(_SHARED_EVENT_PREFIXES):
+            self._put(peer_messages.encode_event(kind, subject, message, data, self._clock()))
 
-    def _send(self, message: bytes) -> None:
+    def _send(self, at: float, **content: Any) -> None:
+        if self._subscribers:
+            self._put(peer_messages.encode_message(at, **content))
+
+    def _put(self, message: bytes) -> None:
         for subscriber in self._subscribers:
             subscriber.put_message(message)
 
@@ -102,7 +101,8 @@ class PeerFeed:
         return peer_messages.encode_fleet(self._own_fleet(), self._clock())
 
     async def _serve_subscriber(self, request: Any, context: grpc.aio.ServicerContext) -> None:
-        if denial := self._denial_message(context):
+        caller = peer_address(context.peer())
+        if denial := denial_message(caller, context.auth_context(), self.peer_addresses, self._settings):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, denial)
         subscriber = _Subscriber()
         subscriber.put_fleet(self._fleet_message())
@@ -123,7 +123,7 @@ class _Subscriber:
 
     def __init__(self) -> None:
         self._wake = asyncio.Event()
-        self._latest_fleet = b""  # only the latest is sent
+        self._latest_fleet = b""  # not sent yet; a newer fleet replaces it
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         self._has_overflowed = False
@@ -138,7 +138,7 @@ class _Subscriber:
         self._queue.append(message)
         self._queued_bytes += len(message) + _MESSAGE_OVERHEAD_BYTES
         if self._queued_bytes > _MAX_QUEUED_BYTES:
-            # Part of a flush would look like a complete one, so drop the whole queue.
+            # If metrics messages were missing, the rest would look complete, so drop the whole queue.
             self._has_overflowed = True
             self._queue.clear()
         self._wake.set()
@@ -160,5 +160,5 @@ class _Subscriber:
             self._queued_bytes -= len(message) + _MESSAGE_OVERHEAD_BYTES
             size += len(message)
             messages.append(message)
-        batch: bytes = peer_feed_pb2.Bulletin(news=messages).SerializeToString()
+        batch: bytes = peer_feed_pb2.MessageBatch(messages=messages).SerializeToString()
         return batch

@@ -4,67 +4,50 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
 
-import structlog
 from prometheus_client import Counter
 
-from controlplane.errors import NotLeader, StateUnavailable, VersionConflict
+from controlplane.errors import NotLeader
 from controlplane.model.plan import NodePlan, Plan
+from controlplane.storage.debounced_writer import DebouncedWriter
 from controlplane.storage.store import SavedPlan, Store
 
-log = structlog.get_logger("tidevoy.replicas")
-
-# Time between two plans that differ only in weights or counts: a plan of 5,000 nodes takes long to read.
+# Minimum time between two plans that differ only in weights or counts, because replicas need long to read a
+# plan of 5,000 nodes.
 _MIN_INTERVAL_SECONDS, _NODES_PER_SECOND = 0.2, 2000.0
-_URGENT_NODES_PER_SECOND = 10_000.0  # limits urgent writes too: PD keeps each plan for an hour
-_MAX_INTERVAL_SECONDS = 60.0  # refreshes when Envoys were last seen, and restores a deleted plan
-_RETRY_SECONDS = 1.0
+_URGENT_NODES_PER_SECOND = 10_000.0  # limits urgent writes, because PD keeps each plan for an hour
+# An unchanged plan is written again after this time, because it contains when Envoys were last seen, and
+# because an operator may have deleted it from PD.
+_MAX_INTERVAL_SECONDS = 60.0
+_MAX_RETRY_SECONDS = 1.0  # other replicas, and operators who drain nodes, wait for the plan
 
 
-class PlanReplicator:
+class PlanReplicator(DebouncedWriter):
     """Writes the current plan while this replica leads."""
 
     def __init__(self, store: Store, current_plan: Callable[[], SavedPlan | None], failures: Counter) -> None:
-        """`current_plan` returns the plan to write, or None for no write."""
+        """`current_plan` returns the plan to write, or None if there is none."""
+        super().__init__(
+            "the shared plan", failures, max_interval=_MAX_INTERVAL_SECONDS, max_retry=_MAX_RETRY_SECONDS
+        )
         self._store = store
         self._current_plan = current_plan
-        self._failures = failures
-        self._changed = asyncio.Event()
-        self._urgent = asyncio.Event()
 
-    def notify_changed(self, before: Plan, after: Plan) -> None:
-        """Request a write: the plan has changed."""
-        self._changed.set()
-        if not self._urgent.is_set() and is_urgent(before, after):
-            self._urgent.set()
+    def notify_changed(self, before: Plan, after: Plan, *, is_urgent: bool = False) -> None:
+        """Request a write: the plan has changed. With `is_urgent`, any change is urgent.
 
-    async def run(self) -> None:
-        """Write changed plans until cancelled."""
-        pause = 0.0
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._urgent.wait()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_MAX_INTERVAL_SECONDS):
-                    await self._changed.wait()
-            self._changed.clear()
-            self._urgent.clear()
-            if (saved := self._current_plan()) is not None:
-                pause = await self._write(saved)
+        For example, a new leader's first plan and a plan that applies other intents are urgent.
+        """
+        self.mark_changed(is_urgent=is_urgent or self._urgent.is_set() or has_urgent_change(before, after))
 
-    async def _write(self, saved: SavedPlan) -> float:
-        """Write a plan; return how long to wait before the next plan that is not urgent."""
+    async def _write(self) -> float:
+        saved = self._current_plan()
+        if saved is None:
+            return 0.0
         try:
             await self._store.save_plan(saved)
         except NotLeader:
-            pass  # the new leader writes its own plan
-        except (StateUnavailable, VersionConflict) as error:
-            self._failures.inc()
-            log.warning("could not write the shared plan", error=str(error))
-            self._changed.set()
-            await asyncio.sleep(_RETRY_SECONDS)
+            return 0.0  # the new leader writes its own plan
         nodes = len(saved.plan.nodes)
         await asyncio.sleep(nodes / _URGENT_NODES_PER_SECOND)
         return min_interval(nodes)
@@ -75,35 +58,24 @@ def min_interval(nodes: int) -> float:
     return max(_MIN_INTERVAL_SECONDS, nodes / _NODES_PER_SECOND)
 
 
-def is_urgent(before: Plan, after: Plan) -> bool:
-    """Return whether the Envoys of other replicas need the change at once.
-
-    The same plan twice is urgent: it is a new leader's first plan.
-    """
-    if before is after or before.nodes.keys() != after.nodes.keys():
+def has_urgent_change(before: Plan, after: Plan) -> bool:
+    """Return whether the Envoys of other replicas need the change at once."""
+    if before.nodes.keys() != after.nodes.keys():
         return True
-    if (before.rebalance.round, before.rebalance.since is None) != (
-        after.rebalance.round,
-        after.rebalance.since is None,
-    ):
-        return True
-    if (before.panic_threshold_reason, before.overloaded_zones) != (
-        after.panic_threshold_reason,
-        after.overloaded_zones,
-    ):
+    if _plan_state(before) != _plan_state(after):
         return True
     return any(
-        past is not (now := after.nodes[address]) and _is_significant(past, now)
+        past is not (now := after.nodes[address]) and _node_state(past) != _node_state(now)
         for address, past in before.nodes.items()
     )
 
 
-def _is_significant(before: NodePlan, after: NodePlan) -> bool:
-    return (
-        before.state is not after.state
-        or before.eds_health is not after.eds_health
-        or (before.weight == 0) is not (after.weight == 0)
-        or (before.endpoint, before.group, before.backup, before.zone)
-        != (after.endpoint, after.group, after.backup, after.zone)
-        or (before.closed_since, before.terminate_sessions) != (after.closed_since, after.terminate_sessions)
-    )
+def _plan_state(plan: Plan) -> tuple[object, ...]:
+    is_balanced = plan.rebalance.since is None
+    return plan.rebalance.round, is_balanced, plan.panic_threshold_reason, plan.overloaded_zones
+
+
+def _node_state(node: NodePlan) -> tuple[object, ...]:
+    """Return everything about a node that Envoys need at once: all but its weight, counts and reasons."""
+    address = (node.endpoint, node.group, node.backup, node.zone)
+    return node.state, node.eds_health, node.weight == 0, address, node.closed_since, node.terminate_sessions

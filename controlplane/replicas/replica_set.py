@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -12,16 +12,19 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from controlplane.clock import Clock
 from controlplane.config.settings import Settings
 from controlplane.etcd.client import EtcdClient
+from controlplane.events.event_log import EventLog
 from controlplane.intents.repository import IntentRepository
 from controlplane.model.plan import Plan
-from controlplane.observe.observers import Observers
-from controlplane.replicas.leader_election import Decider, LeaderElection
-from controlplane.replicas.lease import Lease, boottime_clock
-from controlplane.replicas.local_intents_backup import LocalIntentsBackup
+from controlplane.observe.envoy_reports.metrics_service import MetricsService
+from controlplane.observe.fact_store import FactStore
+from controlplane.replicas.leader_election import LeaderElection, RoleListener
+from controlplane.replicas.lease import Lease
 from controlplane.replicas.membership import Membership, ReplicaView
 from controlplane.replicas.merged_fleet import ReplicaEnvoy, ReplicaFleet
+from controlplane.replicas.peer_feed_server import PeerFeed
 from controlplane.replicas.peer_sync import PeerSync
 from controlplane.replicas.plan_replicator import PlanReplicator
+from controlplane.storage.debounced_writer import DebouncedWriter
 from controlplane.storage.etcd_keys import EtcdKeys, ReplicaRecord
 from controlplane.storage.etcd_mirror import EtcdMirror
 from controlplane.storage.etcd_store import EtcdStore
@@ -31,6 +34,22 @@ from controlplane.version import VERSION
 from controlplane.xds.server import XdsServer
 
 
+class LocalIntentsBackup(DebouncedWriter):
+    """Copies the intents to the local disk, so that a start without PD keeps drained nodes drained."""
+
+    def __init__(self, local_store: FileStore, intents: IntentRepository, failures: Counter) -> None:
+        super().__init__("the local backup of the intents", failures, changed=intents.needs_local_backup)
+        self._local_store = local_store
+        self._intents = intents
+        self.mark_changed()
+
+    async def _write(self) -> float:
+        on_disk = await self._local_store.read_intents()
+        if not on_disk.version or on_disk.value != self._intents.current:
+            await self._local_store.save_intents(self._intents.current, on_disk.version)
+        return 0.0
+
+
 class ReplicaSet:
     """Connects the parts of this package. Call `connect` before any other method."""
 
@@ -38,43 +57,25 @@ class ReplicaSet:
         self,
         settings: Settings,
         clock: Clock,
-        *,
-        emit: Callable[..., None],
-        publish_event: Callable[..., None],
+        facts: FactStore,
+        events: EventLog,
         registry: CollectorRegistry,
     ) -> None:
-        """`emit` gets our own events; `publish_event` gets events that other replicas have sent."""
-        replica_settings = settings.replicas
         self._settings = settings
         self._clock = clock
-        self._emit = emit
-        self.name = replica_settings.effective_name
+        self._facts = facts
+        self._events = events
+        self.name = settings.replicas.effective_name
         self._instance = uuid.uuid4().hex
-        self._client = EtcdClient(settings.pd.urls, tls=settings.pd.tls)
-        self._keys = EtcdKeys(replica_settings.prefix)
-        self._mirror = EtcdMirror(
-            self._client,
-            replica_settings.prefix,
-            on_change=self._on_mirror_changed,
-            on_outage=self._on_outage,
-        )
-        self._lease = Lease(self._client, replica_settings.lease, on_change=self._on_lease_changed)
+        client, prefix = EtcdClient(settings.pd.urls, tls=settings.pd.tls), settings.replicas.prefix
+        mirror = EtcdMirror(client, prefix, on_change=self._on_mirror_changed, on_outage=self._on_outage)
+        self._lease = Lease(client, settings.replicas.lease_ttl, on_change=self._on_lease_changed)
         self.local_store = FileStore(settings.state_dir)
-        self.store = EtcdStore(self._client, self._keys, self._mirror, self.local_store, self._instance)
-        self.peer_sync = PeerSync(
-            settings,
-            self.name,
-            clock,
-            own_fleet=self._own_fleet,
-            on_load=lambda load: self._observers.on_load_report(load),
-            on_report=lambda report: self._observers.on_module_report(report, is_already_reported=True),
-            on_fleet=self._on_fleet_changed,
-            on_event=publish_event,
-            new_stream=lambda joined: self._observers.new_telemetry_stream(joined),
-        )
+        self.store = EtcdStore(client, EtcdKeys(prefix), mirror, self.local_store, self._instance)
+        self.peer_feed = PeerFeed(settings, clock, self._own_fleet)
         self._metrics_registry = registry
-        self._observers: Observers
         self._xds: XdsServer
+        self.peer_sync: PeerSync
         self._election: LeaderElection
         self._plan_replicator: PlanReplicator
         self.intents_backup: LocalIntentsBackup
@@ -83,75 +84,84 @@ class ReplicaSet:
     def connect(
         self,
         intents: IntentRepository,
-        observers: Observers,
+        module_metrics: MetricsService,
         xds: XdsServer,
-        decider: Decider,
+        role_listener: RoleListener,
         *,
         current_plan: Callable[[], SavedPlan | None],
         on_shared_state_changed: Callable[[LoadedState], None],
         write_failures: Counter,
     ) -> None:
-        """Connect the parts of the engine: consumers of peer facts, the xDS server and the planner."""
-        self._observers, self._xds = observers, xds
-        self.intents_backup = LocalIntentsBackup(self.local_store, intents)
+        """Connect the parts of the engine that are created after this object."""
+        registry = self._metrics_registry
+        self._xds = xds
+        self.peer_sync = PeerSync(
+            self._settings,
+            self.name,
+            self._clock,
+            self._facts,
+            self._events,
+            module_metrics,
+            own_fleet=self._own_fleet,
+        )
+        backup_failures = Counter(
+            "tidevoy_intents_backup_failures",
+            "Failed writes of the local copy of the intents.",
+            registry=registry,
+        )
+        self.intents_backup = LocalIntentsBackup(self.local_store, intents, backup_failures)
+        leader_changes = Counter(
+            "tidevoy_leader_changes", "Leader changes that this control plane observed.", registry=registry
+        )
         self._election = LeaderElection(
             self.name,
-            self._client,
-            self._keys,
-            self._mirror,
-            self._lease,
             self.store,
-            decider,
+            self._lease,
+            role_listener,
             clock=self._clock,
-            boottime_clock=boottime_clock,
-            lease_seconds=self._settings.replicas.lease,
             on_shared_state_changed=on_shared_state_changed,
-            emit=self._emit,
-            leader_changes=Counter(
-                "tidevoy_leader_changes",
-                "Leader changes that this control plane observed.",
-                registry=self._metrics_registry,
-            ),
+            emit=self._events.emit,
+            leader_changes=leader_changes,
         )
         self._plan_replicator = PlanReplicator(
             self.store, lambda: self._plan_to_replicate(current_plan()), write_failures
         )
-        leader = Gauge("tidevoy_leader", "1 while this control plane leads.", registry=self._metrics_registry)
-        leader.set_function(lambda: self.term is not None)
+        leader = Gauge("tidevoy_leader", "1 while this control plane leads.", registry=registry)
+        leader.set_function(lambda: self.valid_term is not None)
         unreachable = Gauge(
             "tidevoy_replicas_unreachable",
             "Registered control planes that do not report their Envoys to this one.",
-            registry=self._metrics_registry,
+            registry=registry,
         )
         unreachable.set_function(lambda: len(self.peer_sync.unreachable()))
 
     @property
-    def term(self) -> int | None:
-        """See `Leadership`."""
-        return self._election.term
+    def valid_term(self) -> int | None:
+        """See `LeaderElection.valid_term`."""
+        return self._election.valid_term
 
     async def run(self) -> None:
         """Run all parts until cancelled. The xDS server must have been started."""
         address = self._settings.replicas.advertised_address(self._settings.xds.listen, self._xds.port)
-        own_record = ReplicaRecord(self.name, address, VERSION, self._clock(), self._instance)
+        own_record = ReplicaRecord(
+            name=self.name, address=address, version=VERSION, since=self._clock(), instance=self._instance
+        )
         self._membership = Membership(
-            own_record,
-            self._client,
-            self._keys,
-            self._lease,
-            on_change=self.peer_sync.set_peers,
-            emit=self._emit,
+            own_record, self.store, self._lease, on_change=self._on_peers_changed, emit=self._events.emit
         )
         self._on_mirror_changed()
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._client.keep_members_current())
-            tasks.create_task(self._mirror.run())
+            tasks.create_task(self.store.client.keep_members_current())
+            tasks.create_task(self.store.mirror.run())
             tasks.create_task(self._lease.run())
             tasks.create_task(self._membership.run())
             tasks.create_task(self._election.run())
             tasks.create_task(self._plan_replicator.run())
             tasks.create_task(self.intents_backup.run())
+            tasks.create_task(self.peer_feed.run())
             tasks.create_task(self.peer_sync.run())
+            tasks.create_task(self._report_fleet_changes())
+            tasks.create_task(self._forward_events())
 
     async def resign(self) -> None:
         """Give up leadership so that another replica can lead at once. Call it after `run` has ended."""
@@ -159,9 +169,9 @@ class ReplicaSet:
         await self._lease.revoke()
         await self.intents_backup.save()
 
-    def notify_plan_changed(self, before: Plan, after: Plan) -> None:
-        """Replicate a changed plan."""
-        self._plan_replicator.notify_changed(before, after)
+    def notify_plan_changed(self, before: Plan, after: Plan, *, is_urgent: bool = False) -> None:
+        """See `PlanReplicator.notify_changed`."""
+        self._plan_replicator.notify_changed(before, after, is_urgent=is_urgent)
 
     def fleet(self) -> Sequence[ReplicaEnvoy]:
         """Return the Envoys of all control planes; `replica` is empty for our own."""
@@ -176,20 +186,31 @@ class ReplicaSet:
             return []
         return self._membership.views(self._election.leader, self.peer_sync.unreachable())
 
-    def _on_fleet_changed(self) -> None:
-        self._observers.fact_store.set_unreachable_replicas(frozenset(self.peer_sync.unreachable()))
-        self._observers.on_xds_request()
+    async def _report_fleet_changes(self) -> None:
+        while True:
+            await self._xds.statuses_changed.wait()
+            self._xds.statuses_changed.clear()
+            self.peer_feed.notify_fleet_changed()
+
+    async def _forward_events(self) -> None:
+        async for event in self._events.events_to_forward():
+            self.peer_feed.send_event(event.kind, event.subject, event.message, event.data)
+
+    def _on_peers_changed(self, addresses: Mapping[str, str]) -> None:
+        self.peer_feed.peer_addresses = addresses.values()
+        self.peer_sync.set_peers(addresses)
 
     def _own_fleet(self) -> ReplicaFleet:
         return ReplicaFleet(tuple(self._xds.statuses()), self._xds.stamp)
 
     def _plan_to_replicate(self, saved: SavedPlan | None) -> SavedPlan | None:
-        # Not `term`: a plan that is skipped while a lease renewal is late would never be written.
-        return saved if saved is not None and saved.term == self._election.fenced_term else None
+        # Do not compare with `valid_term`: it is None while a lease renewal is late, and a plan that is
+        # skipped during this time would be written up to a minute later.
+        return saved if saved is not None and saved.term == self._election.write_term else None
 
     def _on_mirror_changed(self) -> None:
         if self._membership is not None:
-            self._membership.update(self._mirror.entries, is_current=self._mirror.is_current)
+            self._membership.update()
             self._election.wake()
 
     def _on_lease_changed(self) -> None:
@@ -199,10 +220,10 @@ class ReplicaSet:
 
     def _on_outage(self, outage: str) -> None:
         if outage:
-            self._emit(
+            self._events.emit(
                 "replica.outage",
                 self.name,
                 f"the shared state cannot be read or written, so it does not change: {outage}",
             )
         else:
-            self._emit("replica.outage_over", self.name, "the shared state is up to date")
+            self._events.emit("replica.outage_over", self.name, "the shared state is up to date")

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections import Counter as Tally
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from controlplane.model.rollout import Rollout, RolloutPhase, Stage
-
-_FINAL_STAGES = (Stage.DONE, Stage.FAILED, Stage.SKIPPED)
 
 
 class RolloutMetrics:
     """Counters of steps and actions, and gauges that are computed at each scrape."""
 
     def __init__(self, registry: CollectorRegistry, list_rollouts: Callable[[], list[Rollout]]) -> None:
-        registry.register(_RolloutGauges(list_rollouts))
+        self._list_rollouts = list_rollouts
+        rollouts = Gauge("tidevoy_rollouts", "Stored rollouts.", ["phase"], registry=registry)
+        for phase in RolloutPhase:
+            rollouts.labels(phase.value).set_function(partial(self._count_rollouts, phase))
+        nodes = Gauge("tidevoy_rollout_nodes", "Nodes of active rollouts.", ["stage"], registry=registry)
+        for stage in Stage:
+            nodes.labels(stage.value).set_function(partial(self._count_nodes, stage))
         self._steps = Counter(
             "tidevoy_rollout_steps_total",
             "Rollout nodes that reached a final stage, by result; each control plane counts all of them.",
@@ -27,7 +29,7 @@ class RolloutMetrics:
         )
         self._actions = Counter(
             "tidevoy_rollout_actions_total",
-            "Actions that this control plane started, by result; cut_off: interrupted by the control plane.",
+            "Actions that this control plane started, by result; interrupted: stopped by the control plane.",
             ["action", "result"],
             registry=registry,
         )
@@ -42,35 +44,20 @@ class RolloutMetrics:
     def count_steps(self, before: Rollout | None, after: Rollout) -> None:
         """Count the nodes that reached a final stage between the two records."""
         for address, step in after.steps.items():
-            past = before.steps.get(address) if before is not None else None
-            if step.stage in _FINAL_STAGES and (past is None or past.stage is not step.stage):
+            if step.stage.is_final and (before is None or before.steps[address].stage is not step.stage):
                 self._steps.labels(step.stage.value).inc()
 
-    def count_action(self, name: str, result: str, seconds: float | None = None) -> None:
-        """Count an ended action; `seconds` is None if it was interrupted."""
-        self._actions.labels(name, result).inc()
-        if seconds is not None:
-            self._seconds.labels(name).observe(seconds)
+    def count_action(self, name: str, problem: str | None, seconds: float) -> None:
+        """Count an ended action; `problem` is empty if it succeeded, and None if it was interrupted."""
+        if problem is None:
+            self._actions.labels(name, "interrupted").inc()
+            return
+        self._actions.labels(name, "failed" if problem else "ok").inc()
+        self._seconds.labels(name).observe(seconds)
 
+    def _count_rollouts(self, phase: RolloutPhase) -> int:
+        return sum(rollout.phase is phase for rollout in self._list_rollouts())
 
-class _RolloutGauges(Collector):
-    def __init__(self, list_rollouts: Callable[[], list[Rollout]]) -> None:
-        self._list_rollouts = list_rollouts
-
-    def describe(self) -> Iterator[Metric]:
-        return iter(())
-
-    def collect(self) -> Iterator[Metric]:
-        rollouts = self._list_rollouts()
-        phases = Tally(rollout.phase for rollout in rollouts)
-        by_phase = GaugeMetricFamily("tidevoy_rollouts", "Stored rollouts.", labels=["phase"])
-        for phase in RolloutPhase:
-            by_phase.add_metric([phase.value], phases[phase])
-        yield by_phase
-        stages = Tally(
-            step.stage for rollout in rollouts if not rollout.phase.is_over for step in rollout.steps.values()
-        )
-        by_stage = GaugeMetricFamily("tidevoy_rollout_nodes", "Nodes of active rollouts.", labels=["stage"])
-        for stage in Stage:
-            by_stage.add_metric([stage.value], stages[stage])
-        yield by_stage
+    def _count_nodes(self, stage: Stage) -> int:
+        active = [rollout for rollout in self._list_rollouts() if not rollout.phase.is_over]
+        return sum(step.stage is stage for rollout in active for step in rollout.steps.values())

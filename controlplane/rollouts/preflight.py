@@ -1,24 +1,26 @@
-"""Checks whether a rollout may start now: problems that block it, and warnings. No I/O."""
+"""Selects the nodes of a rollout, and checks whether it may start now: problems and warnings. No I/O."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
+from controlplane import address as addresses
+from controlplane.config.rollouts import RolloutSettings
 from controlplane.decide.views import envoys_without_module
-from controlplane.model.envoys import EnvoyStatus
-from controlplane.model.health import Health, blocks_migration
+from controlplane.errors import RolloutRejected
+from controlplane.model.health import blocks_migration
 from controlplane.model.nodes import State
+from controlplane.model.plan import NodePlan
 from controlplane.model.rollout import MANUAL, Rollout, RolloutSpec
-from controlplane.release import parse_release
 from controlplane.rollouts.observation import ClusterState
+from controlplane.version import parse_release
 
-_UNCHECKED_HEALTH = Health()
+_SELECTOR_REMEDY = "write all, or labels as name=value,name=value, or addresses as host:port,host:port"
 _MAX_LISTED_NAMES = 3
 MAX_ROLLOUT_NODES = 2_000
-"""The limit of one record: PD rejects values over 1.5 MiB."""
+"""It limits the size of a rollout's record: PD rejects values over 1.5 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,57 +30,74 @@ class PreflightResult:
     spec: RolloutSpec
     problems: tuple[str, ...] = ()  # block a start without force; one sentence each
     warnings: tuple[str, ...] = ()
-    unforceable_problems: tuple[str, ...] = ()  # the problems that block a forced start too
+    problems_despite_force: tuple[str, ...] = ()  # the problems that block a forced start too
+
+
+def select_nodes(selector: str, nodes: Iterable[NodePlan]) -> tuple[str, ...]:
+    """Return the selected addresses: listed addresses in the given order, otherwise sorted.
+
+    Listed addresses may be unknown, which the preflight reports. `all` and labels select among the nodes that
+    are not gone. Raises RolloutRejected if the selector is invalid or matches nothing.
+    """
+    parts = [part.strip() for part in selector.split(",")]
+    if parts == ["all"]:
+        labels: dict[str, str] = {}
+    elif all("=" in part for part in parts):
+        labels = dict(part.split("=", 1) for part in parts)
+    else:
+        return tuple(dict.fromkeys(_parse_address(part) for part in parts))
+    candidates = (planned.node for planned in nodes if planned.state is not State.GONE)
+    selected = sorted(node.address for node in candidates if labels.items() <= node.labels.items())
+    if not selected:
+        raise RolloutRejected(
+            "no node was selected", [f"no node matches {selector}; `tidevoy nodes` lists the nodes"]
+        )
+    return tuple(selected)
+
+
+def _parse_address(text: str) -> str:
+    try:
+        return addresses.join(*addresses.split(text))
+    except ValueError as error:
+        raise RolloutRejected("the node selector is invalid", [f"{error}; {_SELECTOR_REMEDY}"]) from None
 
 
 def run_preflight(
-    spec: RolloutSpec,
-    cluster: ClusterState,
-    active_rollouts: Iterable[Rollout],
-    placeholders_by_action: Mapping[str, Collection[str]],
-    *,
-    probes_login: bool,
+    spec: RolloutSpec, cluster: ClusterState, active_rollouts: Iterable[Rollout], settings: RolloutSettings
 ) -> PreflightResult:
-    """Check a spec. `placeholders_by_action` has the placeholders that each action's command uses."""
+    """Check whether a rollout with this spec may start."""
     version = parse_release(spec.version) or parse_release(f"v{spec.version}")
     spec = replace(spec, version=version or spec.version)
-    unforceable = tuple(_unforceable_problems(spec, cluster, active_rollouts, placeholders_by_action))
-    problems = tuple(_forceable_problems(spec, cluster))
-    warnings = tuple(_warnings(spec, cluster, probes_login=probes_login))
-    return PreflightResult(spec, (*unforceable, *problems), warnings, unforceable)
+    despite_force = tuple(_problems_despite_force(spec, cluster, active_rollouts, settings))
+    problems = (*despite_force, *_overridable_problems(spec, cluster))
+    warnings = tuple(_warnings(spec, cluster, probes_login=settings.probe.user is not None))
+    return PreflightResult(spec, problems, warnings, despite_force)
 
 
-def _unforceable_problems(
-    spec: RolloutSpec,
-    cluster: ClusterState,
-    active_rollouts: Iterable[Rollout],
-    placeholders_by_action: Mapping[str, Collection[str]],
+def _problems_despite_force(
+    spec: RolloutSpec, cluster: ClusterState, active_rollouts: Iterable[Rollout], settings: RolloutSettings
 ) -> Iterator[str]:
-    known = cluster.plan.nodes
+    nodes = cluster.plan.nodes
     if not spec.nodes:
         yield "the rollout has no nodes"
     if len(set(spec.nodes)) < len(spec.nodes):
         yield "a node is listed twice"
     if len(spec.nodes) > MAX_ROLLOUT_NODES:
         yield f"{len(spec.nodes)} nodes are too many for one rollout; the limit is {MAX_ROLLOUT_NODES}"
-    durations = (spec.drain_deadline, spec.return_deadline, spec.healthy_for)
-    if spec.max_unavailable < 1 or spec.failure_budget < 0:
-        yield "max_unavailable must be at least 1, and failure_budget at least 0"
-    if not all(math.isfinite(seconds) and seconds >= 0 for seconds in durations):
-        yield "durations must be finite numbers of seconds, 0 or more"
     if spec.version and not parse_release(spec.version):
         yield f"{spec.version!r} is not a TiDB release; write it as v8.5.3"
-    if spec.action != MANUAL and spec.action not in placeholders_by_action:
-        action_names = ", ".join((*sorted(placeholders_by_action), MANUAL))
+    action = settings.actions.get(spec.action)
+    if spec.action != MANUAL and action is None:
+        action_names = ", ".join((*sorted(settings.actions), MANUAL))
         yield f"no action is named {spec.action!r}; rollouts.actions in the configuration has {action_names}"
-    elif not spec.version and "version" in placeholders_by_action.get(spec.action, ()):
+    elif action is not None and not spec.version and any("{version}" in text for text in action.command):
         yield f"the action {spec.action} uses {{version}}; set the version that the nodes are to get"
-    if unknown := [a for a in spec.nodes if a not in known]:
+    if unknown := [a for a in spec.nodes if a not in nodes]:
         yield f"unknown nodes: {_format_names(unknown)}; `tidevoy nodes` lists the known nodes"
-    leaving = [a for a in spec.nodes if a in known and known[a].removal_since is not None]
-    if leaving:
+    known = [nodes[a] for a in spec.nodes if a in nodes]
+    if leaving := [planned.node.address for planned in known if planned.removal_since is not None]:
         yield f"nodes that are being removed: {_format_names(leaving)}"
-    if without_start_time := [a for a in spec.nodes if a in known and known[a].node.started_at is None]:
+    if without_start_time := [p.node.address for p in known if p.node.started_at is None]:
         yield (
             f"the start time of {_format_names(without_start_time)} is unknown, so a restart could not be"
             " detected; nodes that register in PD have a start time"
@@ -88,7 +107,7 @@ def _unforceable_problems(
             yield f"the rollout {rollout.id} is still active and also has {_format_names(common)}"
 
 
-def _forceable_problems(spec: RolloutSpec, cluster: ClusterState) -> Iterator[str]:
+def _overridable_problems(spec: RolloutSpec, cluster: ClusterState) -> Iterator[str]:
     nodes = cluster.plan.nodes
     active = Counter(p.group for p in nodes.values() if p.state is State.ACTIVE)
     selected = Counter(nodes[a].group for a in spec.nodes if a in nodes and nodes[a].state is State.ACTIVE)
@@ -102,45 +121,34 @@ def _forceable_problems(spec: RolloutSpec, cluster: ClusterState) -> Iterator[st
             )
     if lacking_module := envoys_without_module(cluster.envoys):
         yield f"Envoys without Tidevoy's module cannot migrate sessions: {_format_names(lacking_module)}"
-    blockers: dict[str, str] = {}
-    for address in nodes:
-        for blocker in cluster.facts.health.get(address, _UNCHECKED_HEALTH).migration_blockers:
-            if blocks_migration(blocker):
-                blockers.setdefault(address, blocker)
-    if blockers:
-        first = next(iter(blockers))
-        names = _format_names(list(blockers))
+    blockers = {
+        address: next(filter(blocks_migration, health.migration_blockers), "")
+        for address in nodes
+        if (health := cluster.facts.health.get(address)) is not None
+    }
+    if blocked := [address for address, blocker in blockers.items() if blocker]:
+        names, first = _format_names(blocked), blocked[0]
         yield f"sessions cannot migrate from or to {names} ({first}: {blockers[first]})"
 
 
 def _warnings(spec: RolloutSpec, cluster: ClusterState, *, probes_login: bool) -> Iterator[str]:
-    nodes, drains = cluster.plan.nodes, cluster.intents.drains
-    if not _has_connected_envoy(cluster.envoys):
+    nodes, drains, removed = cluster.plan.nodes, cluster.intents.drains, cluster.intents.removed
+    in_service = (State.ACTIVE, State.JOINING)
+    if not any(envoy.connected_since is not None for envoy in cluster.envoys):
         yield "no Envoy is connected, so it is unknown whether nodes still have sessions"
-    unavailable = [
-        a
-        for a, p in nodes.items()
-        if p.state not in (State.ACTIVE, State.JOINING)
-        and a not in drains
-        and a not in cluster.intents.removed
-    ]
-    if unavailable:
+    out_of_service = [a for a, planned in nodes.items() if planned.state not in in_service]
+    if unavailable := [a for a in out_of_service if a not in drains and a not in removed]:
         yield f"already out of service, and counted against max_unavailable: {_format_names(unavailable)}"
     if drained := [a for a in spec.nodes if a in drains]:
         yield f"already drained, and left drained afterwards: {_format_names(drained)}"
-    already_upgraded = [
-        a for a in spec.nodes if spec.version and a in nodes and nodes[a].version == spec.version
-    ]
-    if already_upgraded:
-        yield f"already on {spec.version}, but restarted anyway: {_format_names(already_upgraded)}"
+    if spec.version and (
+        upgraded := [a for a in spec.nodes if a in nodes and nodes[a].version == spec.version]
+    ):
+        yield f"already on {spec.version}, but restarted anyway: {_format_names(upgraded)}"
     if not cluster.policy.status_check:
         yield "health.status is off, so it is unknown whether nodes have the certificates for migration"
     if not cluster.policy.sql_check and not probes_login:
         yield "health.sql is off and rollouts.probe is not set, so SQL ports are not checked"
-
-
-def _has_connected_envoy(envoys: Iterable[EnvoyStatus]) -> bool:
-    return any(envoy.connected_since is not None for envoy in envoys)
 
 
 def _format_names(names: list[str]) -> str:

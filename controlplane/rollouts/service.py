@@ -1,38 +1,45 @@
-"""Rollout operations for operators and the engine."""
+"""Handles the rollout requests of operators, and advances rollouts: observe, decide, record, act."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Protocol
+from functools import partial
 
 from prometheus_client import CollectorRegistry
 
+from controlplane.aio import wait_at_most
 from controlplane.clock import Clock
 from controlplane.config.settings import Settings
-from controlplane.errors import RolloutRefused
-from controlplane.model.rollout import MANUAL, Rollout, RolloutSpec, Stage
-from controlplane.rollouts import node_selector, rollout_events, state_machine
-from controlplane.rollouts.actions import actions
+from controlplane.errors import NotLeader, RolloutRejected, TidevoyError, UnknownRollout
+from controlplane.intents import changes as intent_changes
+from controlplane.model.intents import Intents
+from controlplane.model.rollout import MANUAL, Rollout, RolloutSpec, Stage, Step
+from controlplane.rollouts import node_step, rollout_events, state_machine
 from controlplane.rollouts.actions.action_runner import ActionRunner
-from controlplane.rollouts.controller import ChangeIntents, RolloutController
+from controlplane.rollouts.actions.actions import ActionContext
 from controlplane.rollouts.metrics import RolloutMetrics
-from controlplane.rollouts.observation import ClusterState
-from controlplane.rollouts.preflight import PreflightResult, run_preflight
+from controlplane.rollouts.observation import ClusterState, RolloutView, observe
+from controlplane.rollouts.preflight import PreflightResult, run_preflight, select_nodes
 from controlplane.rollouts.repository import RolloutRepository
+from controlplane.rollouts.state_machine import Effects
 from controlplane.storage.store import Store, Versioned
 
+# The pause after a pass is this multiple of the pass's duration, because a pass over thousands of nodes takes
+# long, but it is within this minimum and maximum. The loop then waits for a change, at most for the maximum,
+# because deadlines pass without changes.
+_MIN_INTERVAL_SECONDS, _MAX_INTERVAL_SECONDS, _PAUSE_PER_RUN_FACTOR = 0.1, 1.0, 5.0
+# How long a drain of an ended or unknown rollout is tolerated before it is released.
+_ORPHANED_DRAIN_SECONDS = 10.0
 
-class EmitEvent(Protocol):
-    """Records an event, with its metric and log line."""
-
-    def __call__(self, kind: str, subject: str, message: str, data: Mapping[str, object] = ...) -> None: ...
+IntentChange = Callable[[Intents], Intents]
 
 
 class RolloutService:
-    """All rollouts: the operations of operators, and the loop that advances them."""
+    """All rollouts. Call every method from the event loop that runs `run`."""
 
     def __init__(
         self,
@@ -41,30 +48,27 @@ class RolloutService:
         clock: Clock,
         term: Callable[[], int | None],
         cluster_state: Callable[[], ClusterState],
-        change_intents: ChangeIntents,
+        change_intents: Callable[[IntentChange], Awaitable[int]],
         settings: Callable[[], Settings],
-        emit: EmitEvent,
+        emit: Callable[..., None],
         registry: CollectorRegistry,
     ) -> None:
-        """`term` returns the term in which we lead, or None; `change_intents` applies and stores a change."""
+        """`term` returns our term as leader, or None; `emit` takes the fields of an `EventDraft`."""
         self._clock = clock
+        self._term = term
         self._cluster_state = cluster_state
+        self._change_intents = change_intents
         self._settings = settings
         self._emit = emit
         self._wake = asyncio.Event()
         self._repository = RolloutRepository(store, clock, self._on_change)
         self._metrics = RolloutMetrics(registry, self._repository.all)
-        self._controller = RolloutController(
-            self._repository,
-            ActionRunner(clock, term, self._metrics, self._wake.set),
-            clock=clock,
-            term=term,
-            cluster_state=cluster_state,
-            change_intents=change_intents,
-            settings=settings,
-            emit=emit,
-            wake=self._wake,
-        )
+        self._action_runner = ActionRunner(clock, term, self._metrics, self._wake)
+        self._observing_since = 0.0  # when observation began in this term
+        self._last_term: int | None = None  # the term of the last pass
+        self._views: dict[str, RolloutView] = {}  # latest view by rollout
+        self._stuck: set[str] = set()  # rollouts reported as stuck
+        self._orphaned_since: dict[str, float] = {}  # by address, of drains without an active rollout
 
     # --- for the engine ---
 
@@ -72,17 +76,25 @@ class RolloutService:
         """Load the stored rollouts at the start, without events."""
         self._repository.restore(stored)
 
-    def accept(self, stored: Mapping[str, Versioned[Rollout]]) -> None:
-        """Apply the stored rollouts of any writer."""
-        self._repository.accept(stored)
+    def apply_stored(self, stored: Mapping[str, Versioned[Rollout]]) -> None:
+        """Apply rollouts that any control plane has stored."""
+        self._repository.apply_stored(stored)
 
     def wake(self) -> None:
-        """Run the next pass soon: the plan or the facts have changed."""
+        """Run the next pass soon, because the plan or the facts have changed."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Advance rollouts until cancelled; then stop the running actions."""
-        await self._controller.run()
+        """Advance rollouts until cancelled; the actions and probes are tasks of this call and end with it."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                start = loop.time()
+                await self._run_once(tasks)
+                pause = _PAUSE_PER_RUN_FACTOR * (loop.time() - start)
+                await asyncio.sleep(min(_MAX_INTERVAL_SECONDS, max(_MIN_INTERVAL_SECONDS, pause)))
+                await wait_at_most(self._wake, _MAX_INTERVAL_SECONDS)
+                self._wake.clear()
 
     # --- for operators ---
 
@@ -95,33 +107,22 @@ class RolloutService:
         return self._with_drain_progress(self._repository.get(rollout_id))
 
     def action_names(self) -> list[str]:
-        """Return the names of the available actions."""
         return [*self._settings().rollouts.actions, MANUAL]
 
     def select_nodes(self, selector: str) -> tuple[str, ...]:
-        """Resolve `all`, labels or addresses to nodes. Raises RolloutRefused."""
-        return node_selector.select_nodes(selector, self._cluster_state().plan.nodes.values())
+        """Resolve `all`, labels or addresses to nodes. Raises RolloutRejected."""
+        return select_nodes(selector, self._cluster_state().plan.nodes.values())
 
-    async def check(self, spec: RolloutSpec) -> PreflightResult:
+    def check(self, spec: RolloutSpec) -> PreflightResult:
         """Check whether a rollout may start now."""
         settings = self._settings().rollouts
-        placeholders_by_action = {
-            name: actions.command_placeholders(action) for name, action in settings.actions.items()
-        }
-        probes_login = settings.probe.user is not None
-        return run_preflight(
-            spec,
-            self._cluster_state(),
-            self._repository.active(),
-            placeholders_by_action,
-            probes_login=probes_login,
-        )
+        return run_preflight(spec, self._cluster_state(), self._repository.active(), settings)
 
     async def start(self, spec: RolloutSpec, by: str, force: bool = False) -> Rollout:
-        """Start a rollout. Raises RolloutRefused or StateUnavailable."""
-        preflight = await self.check(spec)
-        if problems := preflight.unforceable_problems if force else preflight.problems:
-            raise RolloutRefused("the rollout was not started", problems)
+        """Start a rollout. Raises RolloutRejected or StateUnavailable."""
+        preflight = self.check(spec)
+        if problems := preflight.problems_despite_force if force else preflight.problems:
+            raise RolloutRejected("the rollout was not started", problems)
         now, nodes = self._clock(), self._cluster_state().plan.nodes
         rollout_id = f"{datetime.fromtimestamp(now, UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         start_times = {a: nodes[a].node.started_at for a in preflight.spec.nodes if a in nodes}
@@ -132,35 +133,151 @@ class RolloutService:
         return self.get(rollout_id)
 
     async def pause(self, rollout_id: str, by: str) -> Rollout:
-        """Start no more steps; running actions continue. Raises UnknownRollout or RolloutRefused."""
-        return await self._change(rollout_id, lambda rollout: state_machine.pause(rollout, by, self._clock()))
+        """Start no more steps; running actions continue. Raises UnknownRollout or RolloutRejected."""
+        return await self._change(rollout_id, state_machine.pause, by)
 
     async def resume(self, rollout_id: str, by: str) -> Rollout:
-        """Continue and retry failed nodes. Raises UnknownRollout or RolloutRefused."""
-        return await self._change(
-            rollout_id, lambda rollout: state_machine.resume(rollout, by, self._clock())
-        )
+        """Continue and retry failed nodes. Raises UnknownRollout or RolloutRejected."""
+        return await self._change(rollout_id, state_machine.resume, by)
 
     async def abort(self, rollout_id: str, by: str) -> Rollout:
-        """Release its drains and end after running actions. Raises UnknownRollout or RolloutRefused."""
-        return await self._change(rollout_id, lambda rollout: state_machine.abort(rollout, by, self._clock()))
+        """Release the drains, and end once no action runs. Raises UnknownRollout or RolloutRejected."""
+        return await self._change(rollout_id, state_machine.abort, by)
 
-    async def _change(self, rollout_id: str, transition: Callable[[Rollout], Rollout]) -> Rollout:
-        return self._with_drain_progress(await self._repository.change(rollout_id, transition))
+    async def _change(
+        self, rollout_id: str, operation: Callable[[Rollout, str, float], Rollout], by: str
+    ) -> Rollout:
+        await self._repository.change(rollout_id, lambda rollout: operation(rollout, by, self._clock()))
+        return self.get(rollout_id)
 
     def _with_drain_progress(self, rollout: Rollout) -> Rollout:
-        """Add the current session counts of its draining nodes."""
-        draining = [a for a, s in rollout.steps.items() if s.stage is Stage.DRAINING]
+        draining = [step for step in rollout.steps.values() if step.stage is Stage.DRAINING]
         if not draining:
             return rollout
-        drain_progress = self._cluster_state().drain_progress
-        progress_by_node = {a: progress for a in draining if (progress := drain_progress(a)) is not None}
-        return state_machine.with_drain_progress(
-            rollout, {a: (p.moved, sum(p.failed.values())) for a, p in progress_by_node.items()}
-        )
+        drain_progress_of = self._cluster_state().drain_progress_of
+        steps = [node_step.with_drain_progress(step, drain_progress_of(step.address)) for step in draining]
+        return rollout.with_steps(*steps)
 
     def _on_change(self, before: Rollout | None, after: Rollout) -> None:
         self._metrics.count_steps(before, after)
         for event in rollout_events.rollout_events(before, after):
             self._emit(*event)
         self._wake.set()
+
+    # --- the loop ---
+
+    async def _run_once(self, tasks: asyncio.TaskGroup) -> None:
+        term = self._term()
+        if term != self._last_term:
+            self._last_term, self._observing_since = term, self._clock()
+            self._views.clear()
+            self._orphaned_since.clear()
+            self._action_runner.logins.clear()
+        if term is None:
+            return
+        active = self._repository.active()
+        for rollout in active:
+            try:
+                await self._advance(rollout.id, term, tasks)
+            except (NotLeader, UnknownRollout):
+                continue
+            except TidevoyError as error:
+                if rollout.id not in self._stuck:  # emitted once
+                    problem = f"is stuck, because its next step cannot be recorded: {error}"
+                    self._emit("rollout.not_recorded", rollout.id, f"the rollout {rollout.id} {problem}")
+                self._stuck.add(rollout.id)
+            else:
+                self._stuck.discard(rollout.id)
+        self._views = {rollout.id: self._views[rollout.id] for rollout in active if rollout.id in self._views}
+        await self._release_orphaned_drains(term)
+        await self._repository.delete_old()
+
+    async def _advance(self, rollout_id: str, term: int, tasks: asyncio.TaskGroup) -> None:
+        runner, effects = self._action_runner, Effects()
+        finished_actions: list[ActionContext] = []  # actions whose outcome the decision used
+
+        def decide(rollout: Rollout) -> Rollout:
+            nonlocal effects, finished_actions
+            now = self._clock()
+            finished_actions = [context for context in runner.outcomes if context.rollout == rollout_id]
+            rollout = self._with_action_results(rollout, now)
+            logins = runner.logins if self._settings().rollouts.probe.user is not None else None
+            previous = self._views.get(rollout_id) or RolloutView(observing_since=self._observing_since)
+            view = observe(self._cluster_state(), rollout, self._repository.active(), logins, previous, now)
+            self._views[rollout_id] = view
+            rollout, effects = state_machine.advance(rollout, view, now)
+            return rollout
+
+        rollout = await self._repository.change(rollout_id, decide, term)
+        for context in finished_actions:
+            del runner.outcomes[context]
+        # Do not await between storing the stage `started` and starting the action.
+        settings, nodes = self._settings(), self._cluster_state().plan.nodes
+        if self._term() == term:
+            action = settings.rollouts.actions.get(rollout.spec.action)
+            for address in effects.run_action:
+                runner.start(tasks, _action_context(rollout, rollout.steps[address]), action, term)
+        for address in effects.probe_login:
+            endpoint = nodes[address].endpoint if address in nodes else None
+            if endpoint is not None:
+                runner.probe_login(tasks, address, endpoint, settings)
+        await self._apply_drains(rollout, effects, term)
+
+    def _with_action_results(self, rollout: Rollout, now: float) -> Rollout:
+        """Record the results of actions that have ended. An action without a result was interrupted."""
+        for address, step in rollout.steps.items():
+            context = _action_context(rollout, step)
+            if step.stage is Stage.STARTED and context not in self._action_runner.running:
+                problem = self._action_runner.outcomes.get(context)
+                rollout = state_machine.action_ended(rollout, address, step.attempts, problem, now)
+        return rollout
+
+    async def _apply_drains(self, rollout: Rollout, effects: Effects, term: int) -> None:
+        """Drain and undrain nodes; a failure is retried in the next pass."""
+        spec, now = rollout.spec, self._clock()
+        changes: list[IntentChange] = [
+            partial(
+                intent_changes.drain,
+                address=address,
+                at=now,
+                deadline_seconds=spec.drain_deadline,
+                on_deadline=spec.on_deadline,
+                owner=rollout.id,
+            )
+            for address in effects.drain
+        ]
+        changes += [partial(intent_changes.undrain, address=a, owner=rollout.id) for a in effects.undrain]
+        await self._change_drains(changes, term)
+
+    async def _release_orphaned_drains(self, term: int) -> None:
+        """Release drains of ended or unknown rollouts, which a stalled leader may have left behind."""
+        active, now = {rollout.id for rollout in self._repository.active()}, self._clock()
+        drains = self._cluster_state().intents.drains
+        orphans = {a: drain.owner for a, drain in drains.items() if drain.owner and drain.owner not in active}
+        self._orphaned_since = {address: self._orphaned_since.get(address, now) for address in orphans}
+        changes: list[IntentChange] = [
+            partial(intent_changes.undrain, address=address, owner=orphans[address])
+            for address, since in self._orphaned_since.items()
+            if now - since >= _ORPHANED_DRAIN_SECONDS
+        ]
+        with suppress(TidevoyError):  # retried in the next pass
+            await self._change_drains(changes, term)
+
+    async def _change_drains(self, changes: Sequence[IntentChange], term: int) -> None:
+        """Apply the changes, or raise NotLeader if our term has ended, since then the new leader decides."""
+
+        def change(intents: Intents) -> Intents:
+            if self._term() != term:
+                raise NotLeader("running a rollout")
+            for apply in changes:
+                intents = apply(intents)
+            return intents
+
+        if changes:
+            await self._change_intents(change)
+            self._wake.set()  # the next pass observes the new intents
+
+
+def _action_context(rollout: Rollout, step: Step) -> ActionContext:
+    spec = rollout.spec
+    return ActionContext(rollout.id, spec.action, step.address, step.attempts, spec.version)

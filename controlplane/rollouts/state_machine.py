@@ -1,19 +1,20 @@
 """The state machine of a rollout: computes the next state and the effects from the observed nodes. No I/O.
 
-Effects follow from the record and the view alone, never from history: a control plane that takes over, or
-that stopped between recording and acting, does what remains. The one exception is an action, which must run
-only once: it is an effect of the transition to `started`, and a control plane that finds a started step whose
-action it does not run calls `action_interrupted`.
+Effects depend only on the record and the view, not on history. So a control plane that takes over, or that
+restarts between recording and acting, does the remaining work. The exception is an action, which must run
+only once: only the transition to `started` causes it. A control plane that finds a started step without a
+running action records the end of the action with `action_ended`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any, TypeVar
 
-from controlplane.errors import RolloutRefused
+from controlplane.errors import RolloutRejected
 from controlplane.model.nodes import EMPTY_MAP
 from controlplane.model.rollout import (
     IN_PROGRESS,
@@ -27,37 +28,24 @@ from controlplane.model.rollout import (
 from controlplane.rollouts import node_step
 from controlplane.rollouts.observation import RolloutView
 
+T = TypeVar("T", Rollout, Step)
 
-@dataclass(frozen=True, slots=True)
-class DrainNode:
-    """Drain this node unless it is drained."""
-
-    address: str
-
-
-@dataclass(frozen=True, slots=True)
-class UndrainNode:
-    """Release the drain of this node if the rollout owns it."""
-
-    address: str
+_STAGES_AFTER_ABORT = {
+    Stage.PENDING: (Stage.SKIPPED, "the rollout was aborted before its turn"),
+    Stage.DRAINING: (Stage.SKIPPED, "the rollout was aborted while the node was draining"),
+    Stage.RETURNING: (Stage.SKIPPED, "the rollout was aborted before the node was back"),
+    Stage.WARMING: (Stage.DONE, "it is back; the rollout was aborted while it warmed up"),
+}
 
 
 @dataclass(frozen=True, slots=True)
-class RunAction:
-    """Run the action for this node; returned once per attempt."""
+class Effects:
+    """The nodes to act on after the state is stored, by address."""
 
-    address: str
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeLogin:
-    """Open a session on this node and run a statement, unless a probe is running."""
-
-    address: str
-
-
-Effect = DrainNode | UndrainNode | RunAction | ProbeLogin
+    drain: tuple[str, ...] = ()  # nodes that are not drained yet
+    undrain: tuple[str, ...] = ()  # nodes whose drains the rollout owns
+    run_action: tuple[str, ...] = ()  # a node appears once per attempt
+    probe_login: tuple[str, ...] = ()  # the caller runs one probe per node at a time
 
 
 def create(
@@ -69,145 +57,105 @@ def create(
     start_times: Mapping[str, float | None] = EMPTY_MAP,
     forced: bool = False,
 ) -> Rollout:
-    """Return a new rollout; `start_times` are those of its nodes."""
+    """Return a new rollout; `start_times` are the start times of its nodes."""
     steps = {a: Step(a, since=now, started_before=start_times.get(a)) for a in spec.nodes}
     return Rollout(rollout_id, spec, by, now, since=now, steps=MappingProxyType(steps), forced=forced)
 
 
-def advance(rollout: Rollout, view: RolloutView, now: float) -> tuple[Rollout, tuple[Effect, ...]]:
+def advance(rollout: Rollout, view: RolloutView, now: float) -> tuple[Rollout, Effects]:
     """Return the next state (the same object if unchanged) and the effects.
 
     Store the state before executing the effects.
     """
     if rollout.phase.is_over:
-        return rollout, ()
-    updated = rollout
+        return rollout, Effects()
     if rollout.phase is RolloutPhase.ABORTING:
         updated = _advance_abort(rollout, view, now)
     else:
-        for address, step in rollout.steps.items():
-            updated = _with_step(
-                updated, node_step.advance(step, view.nodes.get(address), rollout, view, now)
-            )
+        steps = [node_step.advance(step, rollout, view, now) for step in rollout.steps.values()]
+        updated = rollout.with_steps(*steps)
         if updated.phase is RolloutPhase.RUNNING:
             updated = _check_completion(updated, view, now)
         if updated.phase is RolloutPhase.RUNNING:
             updated = _start_next(updated, view, now)
-    return updated, tuple(_effects(rollout, updated, view, now))
+    return updated, _effects(rollout, updated, view, now)
 
 
 def pause(rollout: Rollout, by: str, now: float) -> Rollout:
-    """Start no more steps. Raises RolloutRefused."""
+    """Start no more steps. Raises RolloutRejected."""
     if rollout.phase is RolloutPhase.PAUSED:
         return rollout
-    if rollout.phase is not RolloutPhase.RUNNING:
-        raise _build_refusal(rollout, "paused")
-    return replace(rollout, phase=RolloutPhase.PAUSED, reason=f"paused by {by}", since=now)
+    _require_phase(rollout, "paused", RolloutPhase.RUNNING)
+    return rollout.enter(RolloutPhase.PAUSED, f"paused by {by}", now)
 
 
 def resume(rollout: Rollout, by: str, now: float) -> Rollout:
-    """Continue; failed nodes become pending again. Raises RolloutRefused."""
+    """Continue; failed nodes become pending again. Raises RolloutRejected."""
     if rollout.phase is RolloutPhase.RUNNING:
         return rollout
-    if rollout.phase is not RolloutPhase.PAUSED:
-        raise _build_refusal(rollout, "resumed")
-    steps = {
-        a: replace(
-            s,
-            stage=Stage.PENDING,
-            reason=f"to be retried, because {by} resumed the rollout",
-            since=now,
-            ended=None,
-        )
-        if s.stage is Stage.FAILED
-        else s
-        for a, s in rollout.steps.items()
-    }
-    return replace(
-        rollout,
-        phase=RolloutPhase.RUNNING,
-        reason=f"resumed by {by}",
-        since=now,
-        steps=MappingProxyType(steps),
-    )
+    _require_phase(rollout, "resumed", RolloutPhase.PAUSED)
+    failed = [step for step in rollout.steps.values() if step.stage is Stage.FAILED]
+    reason = f"to be retried, because {by} resumed the rollout"
+    resumed = rollout.with_steps(*(step.enter(Stage.PENDING, reason, now) for step in failed))
+    return resumed.enter(RolloutPhase.RUNNING, f"resumed by {by}", now)
 
 
 def abort(rollout: Rollout, by: str, now: float) -> Rollout:
-    """Release the drains and end. Raises RolloutRefused."""
+    """Release the drains and end. Raises RolloutRejected."""
     if rollout.phase in (RolloutPhase.ABORTING, RolloutPhase.ABORTED):
         return rollout
-    if rollout.phase.is_over:
-        raise _build_refusal(rollout, "aborted")
-    return replace(rollout, phase=RolloutPhase.ABORTING, reason=f"aborted by {by}", since=now)
+    _require_phase(rollout, "aborted", RolloutPhase.RUNNING, RolloutPhase.PAUSED)
+    return rollout.enter(RolloutPhase.ABORTING, f"aborted by {by}", now)
 
 
-def action_finished(rollout: Rollout, address: str, attempt: int, problem: str, now: float) -> Rollout:
-    """Record the end of an action; `problem` is empty if it succeeded."""
-    step = rollout.steps.get(address)
-    if step is None or step.stage is not Stage.STARTED or step.attempts != attempt:
+def action_ended(rollout: Rollout, address: str, attempt: int, problem: str | None, now: float) -> Rollout:
+    """Record the end of an action; `problem` is empty if it succeeded.
+
+    `problem` is None if the action no longer runs and its result is unknown. Such an action is not run again,
+    because the node's start time and version show its result.
+    """
+    step, action = rollout.steps[address], f"the action `{rollout.spec.action}`"
+    if step.stage is not Stage.STARTED or step.attempts != attempt:
         return rollout
-    return _with_step(rollout, node_step.action_finished(step, rollout.spec.action, problem, now))
-
-
-def action_interrupted(rollout: Rollout, address: str, now: float) -> Rollout:
-    """Record that nothing runs a started step's action. It is not run again; the node shows the result."""
-    step = rollout.steps.get(address)
-    if step is None or step.stage is not Stage.STARTED:
-        return rollout
-    return _with_step(rollout, node_step.action_interrupted(step, rollout.spec.action, now))
+    if problem:
+        return rollout.with_steps(step.enter(Stage.FAILED, f"{action} {problem}", now))
+    reason = f"{action} has finished; waiting for the node to come back"
+    if problem is None:
+        reason = (
+            f"{action} may have been interrupted, because the control plane that ran it stopped or lost"
+            " leadership; it is not run again, and the node's start time and version show its result"
+        )
+    return rollout.with_steps(replace(step, interrupted=problem is None).enter(Stage.RETURNING, reason, now))
 
 
 def clamp_timestamps(rollout: Rollout, now: float) -> Rollout:
     """Return a stored rollout without times after `now`: the clock that set them may have been ahead."""
-    steps = {
-        a: replace(
-            s,
-            since=min(s.since, now),
-            drain_requested_at=_clamp(s.drain_requested_at, now),
-            ended=_clamp(s.ended, now),
-        )
-        for a, s in rollout.steps.items()
-    }
-    since, created = min(rollout.since, now), min(rollout.created, now)
-    return replace(
-        rollout,
-        since=since,
-        created=created,
-        ended=_clamp(rollout.ended, now),
-        steps=MappingProxyType(steps),
-    )
+    steps = [
+        _clamp(step, ("since", "drain_requested_at", "ended_at"), now) for step in rollout.steps.values()
+    ]
+    return _clamp(rollout.with_steps(*steps), ("since", "created_at", "ended_at"), now)
 
 
-def _clamp(at: float | None, now: float) -> float | None:
-    return at if at is None else min(at, now)
+def _clamp(record: T, names: tuple[str, ...], now: float) -> T:
+    late: dict[str, Any] = {name: now for name in names if (getattr(record, name) or 0.0) > now}
+    return replace(record, **late) if late else record
 
 
-def _with_step(rollout: Rollout, step: Step) -> Rollout:
-    if rollout.steps[step.address] is step:
-        return rollout
-    return replace(rollout, steps=rollout.with_step(step))
-
-
-def _build_refusal(rollout: Rollout, operation: str) -> RolloutRefused:
-    return RolloutRefused(f"the rollout {rollout.id} cannot be {operation}", [f"it is {rollout.phase}"])
+def _require_phase(rollout: Rollout, operation: str, *phases: RolloutPhase) -> None:
+    if rollout.phase not in phases:
+        raise RolloutRejected(f"the rollout {rollout.id} cannot be {operation}", [f"it is {rollout.phase}"])
 
 
 def _check_completion(rollout: Rollout, view: RolloutView, now: float) -> Rollout:
     """Pause the rollout if too many nodes failed; end it if all nodes are done."""
     failures = [step for step in rollout.steps.values() if step.stage is Stage.FAILED]
-    finished = not any(
-        step.stage is Stage.PENDING or step.stage in IN_PROGRESS for step in rollout.steps.values()
-    )
+    finished = all(step.stage.is_final for step in rollout.steps.values())
     if failures and (
         finished or len(failures) > rollout.spec.failure_budget or any(step.interrupted for step in failures)
     ):
-        return replace(
-            rollout, phase=RolloutPhase.PAUSED, reason=_failure_reason(rollout, failures), since=now
-        )
-    if finished and not view.drained_by_us:
-        return replace(
-            rollout, phase=RolloutPhase.DONE, reason=_outcome_summary(rollout), since=now, ended=now
-        )
+        return rollout.enter(RolloutPhase.PAUSED, _failure_reason(rollout, failures), now)
+    if finished and not view.owned_drains:
+        return rollout.enter(RolloutPhase.DONE, _outcome_summary(rollout), now)
     return rollout
 
 
@@ -215,7 +163,7 @@ def _failure_reason(rollout: Rollout, failures: list[Step]) -> str:
     """Say why a rollout pauses for failed nodes, and how to continue."""
     last = max(failures, key=lambda step: step.since)
     more = f" ({len(failures)} nodes failed)" if len(failures) > 1 else ""
-    drain_note = "; it stays drained" if last.drained_by_us else ""
+    drain_note = "; it stays drained" if last.owns_drain else ""
     return (
         f"{last.address} failed: {last.reason}{drain_note}{more}. Once it is fixed, `tidevoy rollout resume"
         f" {rollout.id}` retries it; `tidevoy rollout abort {rollout.id}` undrains it and ends the rollout"
@@ -224,15 +172,15 @@ def _failure_reason(rollout: Rollout, failures: list[Step]) -> str:
 
 def _start_next(rollout: Rollout, view: RolloutView, now: float) -> Rollout:
     """Start the next nodes, up to the limit of nodes out of service at once."""
-    spec, steps = rollout.spec, dict(rollout.steps)
+    spec, steps, started = rollout.spec, rollout.steps, list[Step]()
     in_progress = {address for address, step in steps.items() if step.stage in IN_PROGRESS}
     # Failed nodes of this rollout are out of service too, but the failure budget limits those.
-    exempt = {a for a, s in steps.items() if s.stage is Stage.FAILED or s.drained_by_us}
+    exempt = {a for a, s in steps.items() if s.stage is Stage.FAILED or s.owns_drain}
     unavailable = view.unavailable.keys() - in_progress - exempt
     active_per_group = Counter(group for address, group in view.active.items() if address not in in_progress)
     wait_reason = ""
     pending = [step for step in steps.values() if step.stage is Stage.PENDING]
-    for step in sorted(pending, key=lambda step: not step.drained_by_us):  # drained nodes first
+    for step in sorted(pending, key=lambda step: not step.owns_drain):  # drained nodes first
         address, node = step.address, view.nodes.get(step.address)
         if len(in_progress) >= spec.max_unavailable:
             break
@@ -247,50 +195,33 @@ def _start_next(rollout: Rollout, view: RolloutView, now: float) -> Rollout:
         if problem or node is None:
             wait_reason = wait_reason or problem
             continue
-        steps[address] = node_step.start(step, node, rollout, now)
-        if steps[address].stage in IN_PROGRESS:
+        started.append(node_step.start(step, node, rollout, now))
+        if started[-1].stage in IN_PROGRESS:
             in_progress.add(address)
             if group is not None:
                 active_per_group[group] -= 1
     reason = f"{WAITING_PREFIX}{wait_reason}" if wait_reason and not in_progress else ""
     # Keep the operator's last action as the reason until there is a newer reason.
     reason = reason or ("" if rollout.is_waiting else rollout.reason)
-    if steps == rollout.steps and reason == rollout.reason:
-        return rollout
-    return replace(rollout, steps=MappingProxyType(steps), reason=reason)
+    updated = rollout.with_steps(*started)
+    return updated if reason == rollout.reason else replace(updated, reason=reason)
 
 
 def _advance_abort(rollout: Rollout, view: RolloutView, now: float) -> Rollout:
-    """Advance an aborting rollout: running actions end first, then its drains are released."""
-    updated = rollout
-    for step in rollout.steps.values():
-        match step.stage:
-            case Stage.PENDING:
-                stage, reason = Stage.SKIPPED, "the rollout was aborted before its turn"
-            case Stage.DRAINING:
-                stage, reason = Stage.SKIPPED, "the rollout was aborted while the node was draining"
-            case Stage.RETURNING:
-                stage, reason = Stage.SKIPPED, "the rollout was aborted before the node was back"
-            case Stage.WARMING:
-                stage, reason = Stage.DONE, "it is back; the rollout was aborted while it warmed up"
-            case _:
-                continue
-        updated = _with_step(
-            updated, replace(step, stage=stage, reason=reason, since=now, ended=now, drained_by_us=False)
+    """Advance an aborting rollout: end it when its actions have ended and its drains are released."""
+    updated = rollout.with_steps(
+        *(
+            replace(step, owns_drain=False).enter(*_STAGES_AFTER_ABORT[step.stage], now)
+            for step in rollout.steps.values()
+            if step.stage in _STAGES_AFTER_ABORT
         )
-    is_acting = any(step.stage is Stage.STARTED for step in updated.steps.values())
-    if is_acting or view.drained_by_us:
+    )
+    if view.owned_drains or any(step.stage is Stage.STARTED for step in updated.steps.values()):
         return updated
     # The rollout owns no drains any more, not even of failed nodes.
-    steps = {a: replace(s, drained_by_us=False) if s.drained_by_us else s for a, s in updated.steps.items()}
-    return replace(
-        updated,
-        phase=RolloutPhase.ABORTED,
-        reason=f"{rollout.reason}; {_outcome_summary(updated)}",
-        since=now,
-        ended=now,
-        steps=MappingProxyType(steps),
-    )
+    owned = [step for step in updated.steps.values() if step.owns_drain]
+    updated = updated.with_steps(*(replace(step, owns_drain=False) for step in owned))
+    return updated.enter(RolloutPhase.ABORTED, f"{rollout.reason}; {_outcome_summary(updated)}", now)
 
 
 def _outcome_summary(rollout: Rollout) -> str:
@@ -301,20 +232,20 @@ def _outcome_summary(rollout: Rollout) -> str:
     return ", ".join(parts)
 
 
-def _effects(before: Rollout, after: Rollout, view: RolloutView, now: float) -> Iterator[Effect]:
-    for address in sorted(view.drained_by_us):
-        if not _keeps_drain(after, after.steps.get(address)):
-            yield UndrainNode(address)
+def _effects(before: Rollout, after: Rollout, view: RolloutView, now: float) -> Effects:
+    drain, run_action, probe_login = list[str](), list[str](), list[str]()
     for address, step in after.steps.items():
-        node = view.nodes.get(address)
         if step.stage is Stage.STARTED and before.steps[address].stage is not Stage.STARTED:
-            yield RunAction(address, step.attempts)
+            run_action.append(address)
+        node = view.nodes.get(address)
         if node is None or after.phase is RolloutPhase.ABORTING:
             continue
         if step.stage is Stage.DRAINING and node.drain is None:
-            yield DrainNode(address)
+            drain.append(address)
         if node_step.needs_login_probe(step, node, after.spec, view, now):
-            yield ProbeLogin(address)
+            probe_login.append(address)
+    undrain = [a for a in sorted(view.owned_drains) if not _keeps_drain(after, after.steps.get(a))]
+    return Effects(tuple(drain), tuple(undrain), tuple(run_action), tuple(probe_login))
 
 
 def _keeps_drain(rollout: Rollout, step: Step | None) -> bool:
@@ -324,16 +255,5 @@ def _keeps_drain(rollout: Rollout, step: Step | None) -> bool:
     if rollout.phase is RolloutPhase.ABORTING:
         return step.stage is Stage.STARTED
     return step.stage in (Stage.DRAINING, Stage.STARTED, Stage.RETURNING, Stage.FAILED) or (
-        step.stage is Stage.PENDING and step.drained_by_us
+        step.stage is Stage.PENDING and step.owns_drain
     )
-
-
-def with_drain_progress(rollout: Rollout, session_counts: Mapping[str, tuple[int, int]]) -> Rollout:
-    """Add session counts to draining nodes: address -> (migrated, failed)."""
-    steps = {
-        a: replace(s, moved=max(s.moved, session_counts[a][0]), failed=max(s.failed, session_counts[a][1]))
-        if a in session_counts and s.stage is Stage.DRAINING
-        else s
-        for a, s in rollout.steps.items()
-    }
-    return replace(rollout, steps=MappingProxyType(steps))

@@ -1,11 +1,10 @@
 """One value in one file that is replaced atomically: a reader gets the old value or the new one.
 
-An unusable file is moved aside and reported; nothing is deleted or overwritten unread.
+An unusable file is moved aside and reported, not deleted.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 from dataclasses import dataclass
@@ -13,10 +12,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from controlplane.aio import run_to_completion
+from controlplane.aio import ThreadPool
+from controlplane.errors import StateUnavailable
 from controlplane.storage.versioned_codec import DecodeError, VersionedCodec
 
 T = TypeVar("T")
+
+# For file access and the encoding of large values, which would block the event loop.
+STORAGE_THREADS = ThreadPool("storage", 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +31,22 @@ class ReadResult(Generic[T]):
 
 
 class AtomicFile(Generic[T]):
-    """A file with one frozen dataclass. Only one process may write it (see `file_store`)."""
+    """A file that contains one frozen dataclass. Only one process may write it (see `file_store`)."""
 
     def __init__(self, path: Path, codec: VersionedCodec[T]) -> None:
         self.path = path
         self._codec = codec
-        self._write_lock = asyncio.Lock()
 
     async def read(self) -> ReadResult[T]:
         """Return the value of the last write. Raises OSError if the file cannot be read or moved aside."""
-        return await asyncio.to_thread(self._read)
+        return await STORAGE_THREADS.run(self._read)
 
     async def write(self, value: T) -> None:
-        """Return once the value is durably on disk. Raises OSError; the file is then unchanged.
+        """Return once the value is durably on disk. Raises StateUnavailable.
 
-        A cancelled write is completed first: a thread that still writes while the next write begins could
-        restore an older value.
+        Complete each write before the next one: a cancelled call may still write, and replace a newer value.
         """
-        async with self._write_lock:
-            await run_to_completion(asyncio.to_thread(self._write, value))
+        await STORAGE_THREADS.run(self._write, value)
 
     def _read(self) -> ReadResult[T]:
         try:
@@ -68,11 +68,15 @@ class AtomicFile(Generic[T]):
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, self.path)
-        except OSError:
+        except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink()
-            raise
-        _sync_directory(self.path.parent)
+            raise StateUnavailable(str(self.path), error.strerror or str(error)) from error
+        try:
+            _sync_directory(self.path.parent)
+        except OSError as error:  # the file is replaced, but a crash of the machine may undo that
+            problem = error.strerror or str(error)
+            raise StateUnavailable(str(self.path), problem, is_certain=False) from error
 
     def _move_aside(self) -> Path:
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")

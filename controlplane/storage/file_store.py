@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
@@ -17,8 +17,8 @@ from controlplane.model.intents import Intents
 from controlplane.model.nodes import EMPTY_MAP
 from controlplane.model.rollout import Rollout
 from controlplane.storage.atomic_file import AtomicFile
-from controlplane.storage.clamp_timestamps import sort_steps
 from controlplane.storage.file_formats import INTENTS_CODEC, PLAN_CODEC, ROLLOUTS_CODEC, RolloutsFile
+from controlplane.storage.restored_state import sort_steps
 from controlplane.storage.store import LoadedState, SavedPlan, Versioned
 
 T = TypeVar("T")
@@ -29,10 +29,9 @@ _ACCESS_REMEDY = "give Tidevoy's user read and write access to it, or set anothe
 class FileStore:
     """A `Store` in a directory that one control plane at a time locks.
 
-    Versions count the writes since the directory was locked; loaded values have version 1.
+    A value has version 1 when it is loaded; each write increments the version. `term` is ignored:
+    no other control plane can lead.
     """
-
-    is_shared = False
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,7 +45,7 @@ class FileStore:
     @contextlib.asynccontextmanager
     async def lock(self) -> AsyncIterator[None]:
         """Create the directory if missing, and lock it against other control planes. Raises ConfigError."""
-        # Not in a thread: nothing else runs yet, and a cancelled thread would never release the lock.
+        # Lock without a thread: nothing else runs yet, and a cancelled thread would never release the lock.
         lock_fd = self._acquire_lock_file()
         try:
             yield
@@ -79,54 +78,43 @@ class FileStore:
         )
 
     async def read_intents(self) -> Versioned[Intents]:
-        """Return the intents of the last write."""
         return self._current_intents
 
     async def save_intents(self, intents: Intents, version: int) -> int:
-        """Replace the intents durably. Raises StateUnavailable or VersionConflict; then the old ones stay."""
+        def on_written() -> None:
+            self._current_intents = Versioned(intents, version + 1)
+
         async with self._write_lock:
             _require_version("the set of intents", self._current_intents.version, version)
-            await run_to_completion(self._save_intents(Versioned(intents, version + 1)))
+            await run_to_completion(_write(self._intents, intents, on_written))
         return version + 1
 
     async def read_rollout(self, name: str) -> Versioned[Rollout] | None:
-        """Return the rollout with that id as of the last write."""
         return self._current_rollouts.get(name)
 
     async def save_rollout(self, rollout: Rollout, version: int, term: int | None = None) -> int:
-        """Save the rollout durably. Raises StateUnavailable or VersionConflict.
-
-        `term` is ignored: there is no other control plane that could lead.
-        """
-        async with self._write_lock:
-            self._require_rollout_version(rollout.id, version)
-            updated = {**self._current_rollouts, rollout.id: Versioned(rollout, version + 1)}
-            await run_to_completion(self._save_rollouts(updated))
+        await self._replace_rollout(rollout.id, version, Versioned(rollout, version + 1))
         return version + 1
 
-    async def forget_rollout(self, name: str, version: int) -> None:
-        """Delete the rollout durably. Raises StateUnavailable or VersionConflict."""
-        async with self._write_lock:
-            self._require_rollout_version(name, version)
-            remaining = {other: rollout for other, rollout in self._current_rollouts.items() if other != name}
-            await run_to_completion(self._save_rollouts(remaining))
+    async def delete_rollout(self, name: str, version: int) -> None:
+        await self._replace_rollout(name, version, None)
 
     async def save_plan(self, saved: SavedPlan) -> None:
-        """Replace the saved plan. Raises StateUnavailable; then the old one stays."""
-        await _write_file(self._plan, saved)
+        await run_to_completion(self._plan.write(saved))
 
-    async def _save_intents(self, stored: Versioned[Intents]) -> None:
-        await _write_file(self._intents, stored.value)
-        self._current_intents = stored
+    async def _replace_rollout(self, name: str, version: int, new: Versioned[Rollout] | None) -> None:
+        async with self._write_lock:
+            rollouts = dict(self._current_rollouts)
+            current = rollouts.pop(name, None)
+            _require_version(f"the rollout {name}", current.version if current is not None else 0, version)
+            if new is not None:
+                rollouts[name] = new
 
-    async def _save_rollouts(self, stored: dict[str, Versioned[Rollout]]) -> None:
-        values = MappingProxyType({name: rollout.value for name, rollout in stored.items()})
-        await _write_file(self._rollouts, RolloutsFile(values))
-        self._current_rollouts = stored
+            def on_written() -> None:
+                self._current_rollouts = rollouts
 
-    def _require_rollout_version(self, name: str, version: int) -> None:
-        current = self._current_rollouts.get(name)
-        _require_version(f"the rollout {name}", current.version if current is not None else 0, version)
+            values = MappingProxyType({name: rollout.value for name, rollout in rollouts.items()})
+            await run_to_completion(_write(self._rollouts, RolloutsFile(values), on_written))
 
     def _acquire_lock_file(self) -> int:
         try:
@@ -160,11 +148,15 @@ class FileStore:
         return ConfigError(str(self.path), "state_dir", problem, remedy)
 
 
-async def _write_file(file: AtomicFile[T], value: T) -> None:
+async def _write(file: AtomicFile[T], value: T, on_written: Callable[[], None]) -> None:
+    """Write a file; call `on_written` if the file has the value, even if it may not be durable."""
     try:
         await file.write(value)
-    except OSError as error:
-        raise StateUnavailable(str(file.path), error.strerror or str(error)) from error
+    except StateUnavailable as error:
+        if not error.is_certain:
+            on_written()
+        raise
+    on_written()
 
 
 def _require_version(subject: str, version: int, expected: int) -> None:

@@ -1,1 +1,1 @@
-"""The xDS server: turns a plan into resources, sends them to Envoys and tracks what they acknowledge."""
+"""The xDS server: turns a plan into resources, sends them to Envoys and tracks acknowledgements."""

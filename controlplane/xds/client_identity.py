@@ -1,8 +1,7 @@
 """Check the node.id that an Envoy claims against its client certificate.
 
-A certificate of the right authority proves that its owner is *an* Envoy. Which one must not be the Envoy's
-own claim: an attacker on one machine could otherwise report for all Envoys, for example that a node has no
-session left.
+A certificate from the client CA proves only that the client is some Envoy. Without this check, an attacker
+with one Envoy's certificate could report as any other Envoy, for example that a node has no session left.
 """
 
 from __future__ import annotations
@@ -15,32 +14,32 @@ import grpc
 from cryptography import x509
 
 from controlplane.clock import Clock
-from controlplane.config.settings import XdsTls
+from controlplane.config.own_tls import XdsTls
 
-# The same denial is not reported again for this long: a denied Envoy retries for ever.
+# A denied Envoy retries for ever. The same denial is reported at most once in this time.
 _REPEAT_EVENT_SECONDS = 60.0
-_MIN_EVENT_INTERVAL_SECONDS = 1.0  # between two denial events of any Envoys
+_MIN_EVENT_INTERVAL_SECONDS = 1.0  # between two denial events, even of different Envoys
 _MAX_NAME_CHARS = 100  # longer names are cut in messages
-_MAX_NAMES_SHOWN = 3  # of one certificate, in messages
+_MAX_NAMES_SHOWN = 3  # names of one certificate that a message shows
 
 
 class ClientIdentityChecker:
-    """Authorizes the callers of the xDS port by node.id. All methods run on one event loop."""
+    """Authorizes the clients of the xDS port by node.id. All methods run on one event loop."""
 
     def __init__(self, tls: XdsTls | None, clock: Clock, on_event: Callable[[str, str, str], None]) -> None:
-        """`on_event` gets kind, subject and message of an event."""
+        """`on_event` gets the kind, subject and message of an event."""
         self._clock = clock
         self._on_event = on_event
         self._reported_at: dict[tuple[tuple[str, ...], str], float] = {}
         self.configure(tls)
 
     def configure(self, tls: XdsTls | None) -> None:
-        """Apply changed settings to streams that open from now on."""
+        """Apply changed settings; they affect only streams that open later."""
         # Without a client CA, gRPC asks no client for a certificate.
-        self._requires_identity = tls is not None and tls.client_ca is not None and tls.identity == "node_id"
+        self._requires_identity = tls is not None and tls.client_ca is not None and tls.verify_node_id
 
     async def authorize(self, context: grpc.aio.ServicerContext, envoy_id: str) -> None:
-        """Return if the caller may report as `envoy_id`; else end its stream with PERMISSION_DENIED."""
+        """Return if the client may use the id `envoy_id`; else end its stream with PERMISSION_DENIED."""
         if not self._requires_identity:
             return
         certificate_names = read_certificate_names(context.auth_context())
@@ -64,10 +63,10 @@ class ClientIdentityChecker:
 
 
 def read_certificate_names(auth: Mapping[str, Iterable[bytes]]) -> tuple[str, ...]:
-    """Return the names in a caller's certificate from gRPC's `auth_context`; empty without a certificate.
+    """Return the names in a client's certificate from gRPC's `auth_context`; empty without a certificate.
 
-    These are DNS names and the last path segments of URIs (`spiffe://cluster/envoys/envoy-1`) among its
-    subject alternative names; the common name counts only without any alternative name (RFC 6125, 6.4.4).
+    Names are the DNS names, and the last path segments of URIs such as `spiffe://cluster/envoys/envoy-1`. The
+    common name counts only if the certificate has no subject alternative name (RFC 6125, 6.4.4).
     """
     if not any(True for _ in auth.get("x509_subject_alternative_name", ())):
         return _decoded_values(auth, "x509_common_name")
@@ -78,25 +77,19 @@ def read_certificate_names(auth: Mapping[str, Iterable[bytes]]) -> tuple[str, ..
 
 
 def certificate_expiry(auth: Mapping[str, Iterable[bytes]]) -> float | None:
-    """Return the expiry of the caller's certificate in Unix time; None without a certificate."""
+    """Return when the client's certificate expires, in Unix time; None without a readable certificate."""
     for pem in auth.get("x509_pem_cert", ()):
-        with suppress(ValueError, x509.InvalidVersion):  # TLS may accept what this parser does not
+        with suppress(ValueError, x509.InvalidVersion):  # TLS may accept what this parser rejects
             return x509.load_pem_x509_certificate(pem).not_valid_after_utc.timestamp()
     return None
 
 
 def denial_message(envoy_id: str, certificate_names: tuple[str, ...]) -> str:
-    """Return why a certificate with these names does not allow `envoy_id`, and what to do."""
-    more = (
-        f" and {len(certificate_names) - _MAX_NAMES_SHOWN} more"
-        if len(certificate_names) > _MAX_NAMES_SHOWN
-        else ""
-    )
-    certificate_text = (
-        f"is for {', '.join(map(_printable, certificate_names[:_MAX_NAMES_SHOWN]))}{more}"
-        if certificate_names
-        else "has no name"
-    )
+    """Return the message that a certificate with these names does not allow `envoy_id`, and what to do."""
+    shown = ", ".join(map(_printable, certificate_names[:_MAX_NAMES_SHOWN]))
+    hidden = len(certificate_names) - _MAX_NAMES_SHOWN
+    more = f" and {hidden} more" if hidden > 0 else ""
+    certificate_text = f"is for {shown}{more}" if shown else "has no name"
     return (
         f"the Envoy's node.id is {_printable(envoy_id)}, but its certificate {certificate_text}; give it a"
         " certificate with its id, or start it with the id in its certificate"
@@ -104,12 +97,11 @@ def denial_message(envoy_id: str, certificate_names: tuple[str, ...]) -> str:
 
 
 def peer_address(text: str) -> str:
-    """Return gRPC's `ipv4:10.0.0.1:4711` or `ipv6:%5B::1%5D:4711` as an address."""
+    """Return the `host:port` in gRPC's `ipv4:10.0.0.1:4711` or `ipv6:%5B::1%5D:4711`."""
     return unquote(text.partition(":")[2])
 
 
 def _last_path_segment(uri: str) -> str:
-    """Return the last path segment of a URI; empty if it has none."""
     _, _, authority_and_path = uri.partition("://")
     return authority_and_path.rstrip("/").partition("/")[2].rpartition("/")[2]
 

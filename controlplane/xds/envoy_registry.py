@@ -1,4 +1,4 @@
-"""The Envoys that are or were connected, with their streams, NACKs and problems. No I/O."""
+"""Keeps the streams, NACKs and problems of Envoys that are, or recently were, connected. No I/O."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ RETENTION_SECONDS = 600.0  # an Envoy is remembered for this long after it disco
 
 @dataclass(slots=True)
 class _EnvoyRecord:
-    current_stream: Stream  # the newest open stream, else the last one
+    current_stream: Stream  # the newest open stream; if none is open, the one that ended last
     connected_since: float
     open_streams: list[Stream] = field(default_factory=list)  # oldest first
     disconnected_at: float = 0.0
     last_nack: Nack | None = None
     nacks: int = 0
-    problem: str = ""  # reported last
+    problem: str = ""  # found by the last `check_problem`; empty if it found none
 
 
 class EnvoyRegistry:
-    """The Envoys by id. `on_event` is called with kind, subject (the id) and message."""
+    """The Envoys by id. `on_event` gets the kind, subject (the Envoy's id) and message of an event."""
 
     def __init__(self, clock: Clock, on_event: Callable[[str, str, str], None]) -> None:
         self._clock = clock
@@ -48,12 +48,11 @@ class EnvoyRegistry:
         name = stream.envoy_node.id
         record = self._records.setdefault(name, _EnvoyRecord(stream, self._clock()))
         if record.open_streams:
-            self._on_event(
-                "envoy.duplicate",
-                name,
+            message = (
                 f"{stream.address} opened a stream as {name} while one from {record.current_stream.address}"
-                " is open; if these are two Envoys, give each a unique node.id",
+                " is open; if these are two Envoys, give each a unique node.id"
             )
+            self._on_event("envoy.duplicate", name, message)
         else:
             record.connected_since = self._clock()
             version = stream.envoy_node.version or "of unknown version"
@@ -75,27 +74,20 @@ class EnvoyRegistry:
 
     def record_nack(self, stream: Stream, stream_nack: StreamNack) -> None:
         """Record and report that an Envoy rejected a response."""
-        name = stream.envoy_node.id
-        nack = Nack(self._clock(), stream_nack.kind.url, stream_nack.version, stream_nack.message)
+        name, rejected = stream.envoy_node.id, stream_nack.resource_type
+        version, reason, next_profile = stream_nack.version, stream_nack.message, stream_nack.next_profile
         record = self._records[name]
-        record.last_nack = nack
+        record.last_nack = Nack(self._clock(), rejected.url, version, reason)
         record.nacks += 1
-        self._on_event(
-            "envoy.nack",
-            name,
-            f"rejected the {stream_nack.kind.display_name} of version {stream_nack.version}:"
-            f" {stream_nack.message}",
-        )
-        if stream_nack.fallback is not None:
-            self._on_event(
-                "envoy.filter_fallback",
-                name,
-                f"rejected its first {stream_nack.kind.display_name}, so it gets one with filter:"
-                f" {stream_nack.fallback.filter}",
-            )
+        message = f"rejected the {rejected.display_name} of version {version}: {reason}"
+        self._on_event("envoy.nack", name, message)
+        if next_profile is not None:
+            effect = f"so it gets one with filter: {next_profile.filter}"
+            message = f"rejected its first {rejected.display_name}, {effect}"
+            self._on_event("envoy.filter_fallback", name, message)
 
     def check_problem(self, stream: Stream, snapshots: SnapshotCache) -> None:
-        """Report the problem of a stream if it has changed."""
+        """Emit an event if an Envoy has a new problem. Only its newest stream counts."""
         record = self._records[stream.envoy_node.id]
         problem = stream.problem(snapshots)
         if stream is record.current_stream and problem != record.problem:
@@ -104,7 +96,7 @@ class EnvoyRegistry:
                 self._on_event("envoy.problem", stream.envoy_node.id, problem)
 
     def statuses(self, snapshots: SnapshotCache) -> list[EnvoyStatus]:
-        """Return every Envoy that is connected or was in the last ten minutes, by id."""
+        """Return the Envoys that are connected, or were in the last ten minutes, sorted by id."""
         now = self._clock()
         for name, record in list(self._records.items()):
             if not record.open_streams and record.disconnected_at < now - RETENTION_SECONDS:
@@ -121,14 +113,14 @@ def _status(record: _EnvoyRecord, snapshots: SnapshotCache, now: float) -> Envoy
         filter=stream.active_filter(snapshots),
         group=stream.envoy_node.group,
         zone=stream.envoy_node.zone,
-        module_version=stream.envoy_node.capabilities.module_version,
+        module_version=stream.envoy_node.module_version,
         problem=stream.problem(snapshots),
         connected_since=record.connected_since if record.open_streams else None,
         # While a stream is open, gRPC keepalive proves that the Envoy is alive.
         last_seen=now if record.open_streams else record.disconnected_at,
         acked_version=stream.acked_version(snapshots),
         published_version=stream.published_version(snapshots),
-        eds_acked=stream.eds_acked(snapshots),
+        has_acknowledged_endpoints=stream.has_acknowledged_endpoints(snapshots),
         streams=len(record.open_streams),
         stale_resources=stream.stale_resources(snapshots),
         last_nack=record.last_nack,

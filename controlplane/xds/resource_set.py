@@ -1,7 +1,7 @@
-"""Versioned resources, serialised once and shared by all streams that they are sent on.
+"""Versioned resources, serialised once for all streams.
 
-A version is a hash of the content: replicas and restarted control planes that publish the same content give
-it the same version, so a reconnected Envoy is known to hold it or not.
+A version is a hash of the content, so the same content has the same version in all replicas and after a
+restart. The version that an Envoy reports when it reconnects therefore shows whether it has the content.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from controlplane.xds.resource_type import ResourceType
 _SOTW_VERSION, _RESOURCES, _TYPE_URL = 1, 2, 4
 _RESOURCE_VERSION, _RESOURCE_BODY, _RESOURCE_NAME = 1, 2, 3
 
-_VERSION_SEPARATOR = "."  # between the versions of resources
+_VERSION_SEPARATOR = "."  # between the versions of the resources of an immutable type
 
 
 def digest_of(*parts: bytes | str) -> str:
-    """Return a short hash of content, the same in any process."""
+    """Return a short hash of the parts, which is the same in every process."""
     digest = blake2b(digest_size=8)
     for part in parts:
         data = part.encode() if isinstance(part, str) else part
@@ -32,10 +32,9 @@ def digest_of(*parts: bytes | str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One resource. `sotw` and `delta` are encoded `resources` fields, ready to append to a response.
+    """One resource. `sotw` and `delta` are the field `resources` of a response, encoded for each variant.
 
-    `reencode` returns the same content as other bytes each time; resources of a `skips_identical` type have
-    it.
+    Each call of `reencode` returns the same content in other bytes; see `ResourceType.skips_identical`.
     """
 
     name: str
@@ -45,25 +44,29 @@ class Resource:
     reencode: Callable[[], bytes] | None = field(default=None, compare=False, repr=False)
 
     def reencoded(self) -> Resource:
-        """Return the same resource and version in bytes that no Envoy was ever sent."""
-        return self if self.reencode is None else _make_resource(self.name, self.version, self.reencode())
+        """Return the same resource and version, with `reencode` in bytes that were never sent to an Envoy."""
+        return (
+            self if self.reencode is None else make_resource(self.name, self.reencode(), version=self.version)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceSet:
-    """All resources of one type. `body` is a whole state-of-the-world response without its nonce."""
+    """Resources of one type. `body` is the state-of-the-world response with all of them, without a nonce."""
 
-    kind: ResourceType
+    resource_type: ResourceType
     version: str
     resources: Mapping[str, Resource]
     body: bytes
 
     def sotw_body(self, names: frozenset[str] | None) -> bytes:
-        """Return a response with the resources of these names (None: all), without its nonce."""
+        """Return the response with the resources of these names (None: all), without a nonce."""
         if names is None or names >= self.resources.keys():
             return self.body
         return _sotw_body(
-            self.kind, self.version, (self.resources[name] for name in sorted(names & self.resources.keys()))
+            self.resource_type,
+            self.version,
+            (self.resources[name] for name in sorted(names & self.resources.keys())),
         )
 
     @property
@@ -72,64 +75,60 @@ class ResourceSet:
         return {name: resource.version for name, resource in self.resources.items()}
 
     def reencoded(self) -> ResourceSet:
-        """Return the same resources and versions in bytes that no Envoy was ever sent."""
-        return build_resource_set(self.kind, (resource.reencoded() for resource in self.resources.values()))
+        """Return the set with each resource reencoded."""
+        return build_resource_set(
+            self.resource_type, (resource.reencoded() for resource in self.resources.values())
+        )
 
     def filtered(self, names: Set[str]) -> ResourceSet:
-        """Return the set of those resources that have one of these names."""
+        """Return the subset of resources with one of these names."""
         if names >= self.resources.keys():
             return self
         return build_resource_set(
-            self.kind, (resource for name, resource in self.resources.items() if name in names)
+            self.resource_type, (resource for name, resource in self.resources.items() if name in names)
         )
 
     def subset_by_version(self, version: str) -> ResourceSet | None:
-        """Return the subset of resources that has this version, else None; only for immutable types."""
+        """Return the subset whose version as a set is `version`, or None if there is none."""
         if version == self.version:
             return self
         by_version = {resource.version: resource for resource in self.resources.values()}
         versions = version.split(_VERSION_SEPARATOR)
-        if not self.kind.immutable or not all(part in by_version for part in versions):
+        if not self.resource_type.immutable or not all(part in by_version for part in versions):
             return None
-        return build_resource_set(self.kind, (by_version[part] for part in versions))
+        return build_resource_set(self.resource_type, (by_version[part] for part in versions))
 
 
-def resource_set_from_bodies(kind: ResourceType, bodies: Mapping[str, bytes]) -> ResourceSet:
-    """Build a set from name -> serialised `google.protobuf.Any`."""
-    return build_resource_set(kind, (make_resource(name, body) for name, body in bodies.items()))
-
-
-def build_resource_set(kind: ResourceType, resources: Iterable[Resource]) -> ResourceSet:
+def build_resource_set(resource_type: ResourceType, resources: Iterable[Resource]) -> ResourceSet:
     """Build a set of these resources.
 
-    The version of a set of immutable resources joins the versions of all of them: a reconnected Envoy holds
-    some of the published resources, and may get the rest. A body holds its resource's name.
+    For an immutable type, the set's version joins the versions of the resources. So the version that an Envoy
+    reports when it reconnects shows which resources it has.
     """
     entries = {resource.name: resource for resource in sorted(resources, key=lambda resource: resource.name)}
-    if kind.immutable and entries:
+    if resource_type.immutable and entries:
         version = _VERSION_SEPARATOR.join(entry.version for entry in entries.values())
     else:
         version = digest_of(*(part for entry in entries.values() for part in (entry.name, entry.version)))
-    return ResourceSet(kind, version, entries, _sotw_body(kind, version, entries.values()))
+    return ResourceSet(resource_type, version, entries, _sotw_body(resource_type, version, entries.values()))
 
 
-def make_resource(name: str, body: bytes, reencode: Callable[[], bytes] | None = None) -> Resource:
-    """Build one resource from its name and its serialised `google.protobuf.Any`."""
-    return _make_resource(name, digest_of(body), body, reencode)
-
-
-def _make_resource(
-    name: str, version: str, body: bytes, reencode: Callable[[], bytes] | None = None
+def make_resource(
+    name: str, body: bytes, reencode: Callable[[], bytes] | None = None, *, version: str = ""
 ) -> Resource:
-    wrapped = (
+    """Build one resource. `body` is its serialised `google.protobuf.Any`, which contains the name.
+
+    `version` is the hash of the body by default.
+    """
+    version = version or digest_of(body)
+    delta = (
         delimited(_RESOURCE_VERSION, version)
         + delimited(_RESOURCE_BODY, body)
         + delimited(_RESOURCE_NAME, name)
     )
-    sotw, delta = delimited(_RESOURCES, body), delimited(_RESOURCES, wrapped)
-    return Resource(name, version, sotw, delta, reencode)
+    return Resource(name, version, delimited(_RESOURCES, body), delimited(_RESOURCES, delta), reencode)
 
 
-def _sotw_body(kind: ResourceType, version: str, entries: Iterable[Resource]) -> bytes:
-    head = delimited(_SOTW_VERSION, version) + delimited(_TYPE_URL, kind.url)
+def _sotw_body(resource_type: ResourceType, version: str, entries: Iterable[Resource]) -> bytes:
+    head = delimited(_SOTW_VERSION, version) + delimited(_TYPE_URL, resource_type.url)
     return head + b"".join(entry.sotw for entry in entries)

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 class ResourceType:
     """One resource type.
 
-    `wildcard`: a first request without names subscribes to all resources (xDS protocol, "How the client
-    specifies what resources to return"). `immutable`: a resource that an Envoy holds is never changed. A
-    changed listener ends the sessions on the old one after Envoy's drain time. A changed cluster keeps its
-    sessions but drops them from all later load reports, so that a node with sessions would look empty. An
-    Envoy without a listener has no sessions, so its cluster may be changed.
-    `skips_identical`: Envoy acknowledges such a resource without reading it if it is identical to the last
-    one it was sent, even if it rejected that (`FilterConfigSubscription::onConfigUpdate` in envoyproxy/envoy
-    source/common/filter/config_discovery_impl.cc).
+    With `wildcard`, a first request without names subscribes to all resources (xDS protocol, "How the client
+    specifies what resources to return").
+    With `immutable`, Tidevoy never changes a resource that an Envoy has. If a listener changed, Envoy would
+    end the listener's sessions after the drain time. If a cluster changed, load reports would lack sessions
+    from before the change, so a node with sessions would look empty. Only an Envoy without a listener may get
+    a changed cluster, because it has no sessions.
+    With `skips_identical`, Envoy acknowledges a resource without reading it if the previous one had the same
+    bytes, even if Envoy rejected the previous one (`FilterConfigSubscription::onConfigUpdate` in
+    envoyproxy/envoy source/common/filter/config_discovery_impl.cc).
     """
 
     display_name: str
@@ -40,6 +41,6 @@ LIVE_CONFIG = ResourceType(
     skips_identical=True,
 )
 
-# A resource comes after those that it refers to; removals are sent in reverse order.
+# A resource is sent after the resources that it refers to. Removals are sent in reverse order.
 PUSH_ORDER = (CLUSTER, ENDPOINTS, LISTENER, LIVE_CONFIG)
-RESOURCE_TYPES_BY_URL = {kind.url: kind for kind in PUSH_ORDER}
+RESOURCE_TYPES_BY_URL = {resource_type.url: resource_type for resource_type in PUSH_ORDER}

@@ -1,27 +1,28 @@
-"""The xDS resources of one plan for each Envoy profile, built when the first Envoy of it needs them.
+"""The xDS resources of one plan for each Envoy profile, built when the first Envoy of the profile needs them.
 
-What profiles have in common is built once: clusters and listeners depend on the settings alone, endpoints on
-the plan and, where Envoys prefer local nodes, on the zone; live configurations on settings and plan.
+Equal resources of several profiles are built once. Clusters and listeners depend only on the settings and the
+profile. Endpoints depend on the plan and, if Envoys prefer local nodes, on the zone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from itertools import starmap
 
 from controlplane.config.settings import Settings, build_policy
 from controlplane.model.plan import Plan
-from controlplane.xds.resource_set import (
-    Resource,
-    ResourceSet,
-    build_resource_set,
-    digest_of,
-    make_resource,
-    resource_set_from_bodies,
-)
+from controlplane.xds.resource_set import Resource, ResourceSet, build_resource_set, digest_of, make_resource
 from controlplane.xds.resource_type import CLUSTER, ENDPOINTS, LISTENER, LIVE_CONFIG, ResourceType
-from controlplane.xds.resources import listeners_and_clusters
 from controlplane.xds.resources.endpoints import build_load_assignment, nodes_by_group, preferred_zones
+from controlplane.xds.resources.listeners_and_clusters import (
+    GroupListener,
+    build_clusters,
+    build_listeners,
+    group_listeners,
+    is_node_cluster_name,
+    to_any,
+)
 from controlplane.xds.resources.live_config import (
     build_extension_config,
     render_live_config,
@@ -34,69 +35,69 @@ from controlplane.xds.resources.profile import EnvoyProfile
 class Snapshot:
     """All resources of one profile, under one `version`.
 
-    `tls_requirement` names the setting because of which a profile without Tidevoy's module gets no listener;
-    empty: none. `missing_group` is the profile's group if the settings have no such group, so that there is
-    nothing to serve; empty: the group exists.
+    `module_requirement` says which settings deny a listener to profiles without the module; empty if none.
+    `missing_group` is the profile's group if the settings have no such group; otherwise it is empty.
     """
 
     version: str
-    collections: Mapping[ResourceType, ResourceSet]
-    tls_requirement: str = ""
+    resource_sets: Mapping[ResourceType, ResourceSet]
+    module_requirement: str = ""
     missing_group: str = ""
-    _with_empty: dict[frozenset[str], ResourceSet] = field(default_factory=dict, compare=False, repr=False)
+    _endpoints_by_removed_clusters: dict[frozenset[str], ResourceSet] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def endpoints(self, clusters: Set[str]) -> ResourceSet:
-        """Return the endpoints for an Envoy with these clusters; empty sets for those of removed groups.
+        """Return the endpoints for an Envoy with these clusters: an empty assignment for a removed group.
 
-        An Envoy keeps such a cluster. Without an empty set it would route to the previous nodes for ever.
+        Without it, the Envoy would route to the previous nodes of the removed group for ever.
         """
-        published = self.collections[ENDPOINTS]
+        published = self.resource_sets[ENDPOINTS]
         removed = frozenset(
-            name
-            for name in clusters - published.resources.keys()
-            if listeners_and_clusters.is_node_cluster_name(name)
+            name for name in clusters - published.resources.keys() if is_node_cluster_name(name)
         )
         if not removed:
             return published
-        if removed not in self._with_empty:
+        if removed not in self._endpoints_by_removed_clusters:
             empty = (_assignment_resource(name, build_load_assignment([], name)) for name in removed)
-            self._with_empty[removed] = build_resource_set(ENDPOINTS, (*published.resources.values(), *empty))
-        return self._with_empty[removed]
+            self._endpoints_by_removed_clusters[removed] = build_resource_set(
+                ENDPOINTS, (*published.resources.values(), *empty)
+            )
+        return self._endpoints_by_removed_clusters[removed]
 
 
 class StaticResources:
-    """Clusters and listeners of one version of the settings: what does not depend on the plan."""
+    """The clusters and listeners of all profiles under some settings. They do not depend on the plan."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._cache: dict[EnvoyProfile, tuple[ResourceSet, ResourceSet]] = {}
 
     def for_profile(self, profile: EnvoyProfile) -> tuple[ResourceSet, ResourceSet]:
-        """Return the clusters and listeners of a profile; they are the same in each zone."""
+        """Return the clusters and listeners of a profile, which are the same in each zone."""
         zoneless = profile.for_group_and_zone(profile.group, "")
         if zoneless not in self._cache:
+            clusters = build_clusters(self.settings, zoneless)
+            listeners = build_listeners(self.settings, zoneless)
             self._cache[zoneless] = (
-                resource_set_from_bodies(
-                    CLUSTER, listeners_and_clusters.build_clusters(self.settings, zoneless)
-                ),
-                resource_set_from_bodies(
-                    LISTENER, listeners_and_clusters.build_listeners(self.settings, zoneless)
-                ),
+                build_resource_set(CLUSTER, starmap(make_resource, clusters.items())),
+                build_resource_set(LISTENER, starmap(make_resource, listeners.items())),
             )
         return self._cache[zoneless]
 
 
 class SnapshotCache:
-    """The snapshots of one plan by profile; equal plans and settings give equal versions in any process."""
+    """The snapshots of one plan by profile. Equal plans and settings give equal versions in any process."""
 
     def __init__(self, plan: Plan | None = None, static_resources: StaticResources | None = None) -> None:
-        """Without a plan, nothing is published yet."""
+        """Without a plan, there are no snapshots, since nothing is published yet."""
         self._plan = plan or Plan()
         self._static_resources = None if plan is None else static_resources
         self._cache: dict[EnvoyProfile, Snapshot] = {}
-        self._endpoint_sets: dict[tuple[tuple[str, str, str], ...], ResourceSet] = {}
-        self._live_config_sets: dict[tuple[tuple[str, str], ...], ResourceSet] = {}
-        self._assignments: dict[tuple[str, str, str], Resource] = {}
+        # A key lists each group listener with its preferred zone, which is empty if there is none.
+        self._endpoint_sets: dict[tuple[tuple[GroupListener, str], ...], ResourceSet] = {}
+        self._assignments: dict[tuple[GroupListener, str], Resource] = {}
+        self._live_config_sets: dict[tuple[GroupListener, ...], ResourceSet] = {}
         self._nodes_by_group = nodes_by_group(self._plan)
         self._preferred_zones = (
             preferred_zones(self._plan, build_policy(static_resources.settings).balance_policy)
@@ -105,7 +106,7 @@ class SnapshotCache:
         )
 
     def get(self, profile: EnvoyProfile) -> Snapshot | None:
-        """Return the snapshot of a profile; None: nothing is published yet."""
+        """Return the snapshot of a profile, or None if nothing is published yet."""
         return None if self._static_resources is None else self[profile]
 
     def __getitem__(self, profile: EnvoyProfile) -> Snapshot:
@@ -116,64 +117,53 @@ class SnapshotCache:
         return self._cache[profile]
 
     def _build(self, profile: EnvoyProfile, static_resources: StaticResources) -> Snapshot:
+        settings = static_resources.settings
         clusters, listeners = static_resources.for_profile(profile)
-        group_listeners = listeners_and_clusters.group_listeners(static_resources.settings, profile.group)
-        collections = {
+        groups = tuple(group_listeners(settings, profile.group))
+        resource_sets = {
             CLUSTER: clusters,
-            ENDPOINTS: self._endpoints_for(group_listeners, profile.zone),
+            ENDPOINTS: self._endpoints_for(groups, profile.zone),
             LISTENER: listeners,
-            # Also for profiles without the module: an Envoy keeps its listener when `xds.filter` changes.
-            LIVE_CONFIG: self._live_configs_for(group_listeners),
+            # Also for profiles without the module, because an Envoy keeps a listener with the module when
+            # `xds.filter` changes.
+            LIVE_CONFIG: self._live_configs_for(groups, settings),
         }
-        parts = (part for kind, resources in collections.items() for part in (kind.url, resources.version))
-        missing_group = "" if group_listeners else profile.group
-        return Snapshot(
-            digest_of(*parts), collections, static_resources.settings.tls.tls_requirement, missing_group
+        version = digest_of(
+            *(part for type_, item in resource_sets.items() for part in (type_.url, item.version))
         )
+        missing_group = "" if groups else profile.group
+        return Snapshot(version, resource_sets, settings.module_requirement, missing_group)
 
-    def _live_configs_for(self, group_listeners: list[listeners_and_clusters.GroupListener]) -> ResourceSet:
-        """Return the live configurations of these listeners' groups; the same in each zone."""
-        cache_key = tuple(
-            (group_listener.live_config_name, group_listener.group) for group_listener in group_listeners
-        )
-        if cache_key not in self._live_config_sets:
-            self._live_config_sets[cache_key] = build_resource_set(
-                LIVE_CONFIG, (self._build_live_config(name, group) for name, group in cache_key)
+    def _live_configs_for(self, groups: tuple[GroupListener, ...], settings: Settings) -> ResourceSet:
+        """Return the live configurations of these groups, which are the same in each zone."""
+        if groups not in self._live_config_sets:
+            self._live_config_sets[groups] = build_resource_set(
+                LIVE_CONFIG, (self._build_live_config(group, settings) for group in groups)
             )
-        return self._live_config_sets[cache_key]
+        return self._live_config_sets[groups]
 
-    def _build_live_config(self, name: str, group: str) -> Resource:
-        assert self._static_resources is not None
-        nodes = self._nodes_by_group.get(group, [])
-        text = render_live_config(self._plan, nodes, self._static_resources.settings, group)
+    def _build_live_config(self, group: GroupListener, settings: Settings) -> Resource:
+        nodes, name = self._nodes_by_group.get(group.group, []), group.live_config_name
+        text = render_live_config(self._plan, nodes, settings, group.group)
 
         def encode(json_text: str) -> bytes:
-            return listeners_and_clusters.to_any(LIVE_CONFIG, build_extension_config(name, json_text))
+            return to_any(LIVE_CONFIG, build_extension_config(name, json_text))
 
         return make_resource(name, encode(text), lambda: encode(with_random_padding(text)))
 
-    def _endpoints_for(
-        self, group_listeners: list[listeners_and_clusters.GroupListener], zone: str
-    ) -> ResourceSet:
-        """Return the endpoints of these listeners' clusters; a zone without nodes gets those of any zone."""
+    def _endpoints_for(self, groups: tuple[GroupListener, ...], zone: str) -> ResourceSet:
         cache_key = tuple(
-            (
-                group_listener.cluster_name,
-                group_listener.group,
-                zone if (group_listener.group, zone) in self._preferred_zones else "",
-            )
-            for group_listener in group_listeners
+            (group, zone if (group.group, zone) in self._preferred_zones else "") for group in groups
         )
         if cache_key not in self._endpoint_sets:
-            self._endpoint_sets[cache_key] = build_resource_set(
-                ENDPOINTS, (self._load_assignment(*assignment_key) for assignment_key in cache_key)
-            )
+            assignments = starmap(self._load_assignment, cache_key)
+            self._endpoint_sets[cache_key] = build_resource_set(ENDPOINTS, assignments)
         return self._endpoint_sets[cache_key]
 
-    def _load_assignment(self, cluster: str, group: str, preferred_zone: str) -> Resource:
-        key = (cluster, group, preferred_zone)
+    def _load_assignment(self, group: GroupListener, preferred_zone: str) -> Resource:
+        key = (group, preferred_zone)
         if key not in self._assignments:
-            nodes = self._nodes_by_group.get(group, [])
+            nodes, cluster = self._nodes_by_group.get(group.group, []), group.cluster_name
             self._assignments[key] = _assignment_resource(
                 cluster, build_load_assignment(nodes, cluster, preferred_zone)
             )
@@ -186,4 +176,4 @@ def build_snapshots(plan: Plan, settings: Settings) -> SnapshotCache:
 
 
 def _assignment_resource(cluster: str, message: bytes) -> Resource:
-    return make_resource(cluster, listeners_and_clusters.to_any(ENDPOINTS, message))
+    return make_resource(cluster, to_any(ENDPOINTS, message))

@@ -1,4 +1,4 @@
-"""The accounts that may log in. They live in the shared MariaDB: CREATE USER on one server applies to all."""
+"""The accounts that may log in. They are stored in the shared MariaDB, so all simulated servers have them."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum, StrEnum, auto
+from enum import IntEnum, StrEnum
 
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD
 
-CARRIER_PLUGIN = "unix_socket"
-"""MariaDB's plugin for accounts that use one of TiDB's plugins: their text is `<plugin>:<hash>`.
+_PASSWORD_HASH = re.compile(r"\*[0-9A-Fa-f]{40}")
+MARIADB_SUBSTITUTE_PLUGIN = "unix_socket"
+"""MariaDB's plugin of accounts whose plugin only TiDB has. Their authentication string is `<plugin>:<hash>`.
 
-MariaDB accepts any text for it, and nobody can log in to MariaDB itself with these accounts.
+MariaDB accepts any string for this plugin, and nobody can log in to MariaDB with these accounts.
 """
 
 
@@ -28,25 +29,23 @@ class AuthPlugin(StrEnum):
     TOKEN = "tidb_auth_token"
     LDAP_SIMPLE = "authentication_ldap_simple"
     SOCKET = "auth_socket"
-    CLEAR_PASSWORD = "mysql_clear_password"
-    """Sent by clients only."""
-    SESSION_TOKEN = "tidb_session_token"
-    """Sent by clients only; TiDB accepts it for any account."""
+    CLEAR_PASSWORD = "mysql_clear_password"  # Sent by clients only.
+    SESSION_TOKEN = "tidb_session_token"  # Sent by clients only; TiDB accepts it for any account.
 
 
-class TlsRequirement(Enum):
-    """What an account requires of the connection: REQUIRE SSL, or REQUIRE X509 and stricter clauses."""
+class TlsRequirement(IntEnum):
+    """The TLS that an account requires: none, REQUIRE SSL, or REQUIRE X509 and stricter clauses."""
 
-    NONE = auto()
-    SSL = auto()
-    CLIENT_CERTIFICATE = auto()
+    NONE = 0
+    SSL = 1
+    CLIENT_CERTIFICATE = 2
 
 
 @dataclass(frozen=True)
 class Account:
-    """One account. `passwords`: hashes as of mysql_native_password, `*` and 40 hex digits, or empty.
+    """One account. `passwords` are hashes of mysql_native_password (`*` and 40 hex digits), or "" for none.
 
-    All plugins use this format here: how TiDB stores a password is not visible from outside.
+    All plugins use this format here, since a client cannot see how TiDB stores a password.
     """
 
     host: str
@@ -59,7 +58,7 @@ class Account:
     def from_row(cls, host: str, privileges: str) -> Account:
         """Build an account from `Host` and `Priv` (JSON) of MariaDB's table `mysql.global_priv`."""
         stored = json.loads(privileges)
-        # `auth_or` holds alternatives; an empty one means the plugin of the account itself.
+        # `auth_or` contains alternatives. An empty alternative means the plugin of the account itself.
         methods = [_auth_method(alternative or stored) for alternative in stored.get("auth_or", [stored])]
         plugin = NATIVE_PASSWORD if any(name == NATIVE_PASSWORD for name, _ in methods) else methods[0][0]
         return cls(
@@ -67,20 +66,29 @@ class Account:
             tuple(text for name, text in methods if name == plugin and name != AuthPlugin.SOCKET),
             stored.get("account_locked", False),
             plugin,
-            _TLS_REQUIREMENT_BY_SSL_TYPE.get(stored.get("ssl_type", 0), TlsRequirement.NONE),
+            # `ssl_type` 3 requires a certain issuer, subject or cipher; it is treated like X509.
+            TlsRequirement(min(stored.get("ssl_type", 0), TlsRequirement.CLIENT_CERTIFICATE)),
         )
 
     def verify_native_password(self, salt: bytes, scramble: bytes) -> bool:
-        """Return whether `scramble` proves one of the passwords by mysql_native_password with `salt`."""
-        return any(_verify_scramble(stored, salt, scramble) for stored in self.passwords)
+        """Return whether `scramble` is the correct response to `salt` for one of the passwords."""
+        if len(scramble) != 20:
+            return not scramble and "" in self.passwords
+        for stored in filter(_PASSWORD_HASH.fullmatch, self.passwords):
+            stage2 = bytes.fromhex(stored[1:])
+            mask = hashlib.sha1(salt + stage2).digest()
+            stage1 = bytes(left ^ right for left, right in zip(scramble, mask, strict=True))
+            if hashlib.sha1(stage1).digest() == stage2:
+                return True
+        return False
 
     def verify_clear_password(self, password: bytes) -> bool:
-        """Return whether `password` is one of the passwords; the empty one only if that is stored."""
+        """Return whether `password` is one of the passwords, which may be empty."""
         return (hash_password(password) if password else "") in self.passwords
 
 
 def hash_password(password: bytes) -> str:
-    """Return the stored form of a non-empty password."""
+    """Return the hash that is stored for a non-empty password."""
     return "*" + hashlib.sha1(hashlib.sha1(password).digest()).hexdigest().upper()
 
 
@@ -90,32 +98,13 @@ def find_account(accounts: Iterable[Account], peer_ip: str) -> Account | None:
     return min(matching, key=lambda account: _host_specificity_key(account.host), default=None)
 
 
-# Values of MariaDB's table: 1 = SSL, 2 = X509, 3 = a certain issuer, subject or cipher.
-_TLS_REQUIREMENT_BY_SSL_TYPE = {
-    1: TlsRequirement.SSL,
-    2: TlsRequirement.CLIENT_CERTIFICATE,
-    3: TlsRequirement.CLIENT_CERTIFICATE,
-}
-
-
 def _auth_method(stored: Mapping[str, str]) -> tuple[str, str]:
-    """Return the plugin, by TiDB's name, and the stored hash."""
+    """Return TiDB's name of the plugin, and the stored hash."""
     plugin, text = stored.get("plugin", NATIVE_PASSWORD), stored.get("authentication_string", "")
-    if plugin == CARRIER_PLUGIN:
+    if plugin == MARIADB_SUBSTITUTE_PLUGIN:
         tidb_plugin, colon, text = text.partition(":")
         return (tidb_plugin, text) if colon else (AuthPlugin.SOCKET, "")
     return plugin, text
-
-
-def _verify_scramble(stored: str, salt: bytes, scramble: bytes) -> bool:
-    if not stored:
-        return not scramble
-    if len(scramble) != 20 or not re.fullmatch(r"\*[0-9A-Fa-f]{40}", stored):
-        return False
-    stage2 = bytes.fromhex(stored[1:])
-    mask = hashlib.sha1(salt + stage2).digest()
-    stage1 = bytes(left ^ right for left, right in zip(scramble, mask, strict=True))
-    return hashlib.sha1(stage1).digest() == stage2
 
 
 def _host_matches(host: str, peer: str) -> bool:
@@ -131,6 +120,6 @@ def _host_matches(host: str, peer: str) -> bool:
 
 
 def _host_specificity_key(host: str) -> tuple[bool, int]:
-    """Sort exact hosts first, then patterns, those with the longest literal prefix first."""
+    """Return a sort key: exact hosts first, then patterns, those with the longest literal prefix first."""
     prefix = re.split("[%_/]", host, maxsplit=1)[0]
     return ("%" in host or "_" in host or "/" in host or not host, -len(prefix))

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 
 from sandbox.tidb_sim.node import GIT_HASH, SimNode
 
-MAX_STATEMENT_BYTES = 64
-"""No statement that is answered here is longer, in bytes."""
+MAX_STATEMENT_BYTES = 64  # Longer statements are never answered here.
 
 SHUTDOWN = "shutdown"
 
 
 @dataclass(frozen=True)
 class SqlClientInfo:
-    """The connected client: its `host:port`, the login's user, its account's host, and the TLS in use."""
+    """The connected client: `host:port`, user of the login, host of the account, and TLS in use."""
 
     peer: str = ""
     user: str = ""
@@ -33,17 +32,16 @@ class SqlClientInfo:
         return f"{self.user}@{self.account_host}"
 
 
-BuiltinRow = tuple[tuple[str, str | int], ...]
-"""Column names and values of a result set's only row."""
+BuiltinRow = tuple[tuple[str, str | int], ...]  # Column names and values of a result set with a single row.
 
 
 def normalize_statement(text: bytes) -> str:
-    """Return the statement in lower case without outer blanks and end mark; TiDB trims a trailing NUL too."""
+    """Return the statement in lower case, without outer blanks, final semicolon and NULs (as in TiDB)."""
     return text.rstrip(b"\0").decode(errors="replace").strip().rstrip(";").rstrip().lower()
 
 
 def answer_builtin(statement: str, node: SimNode, client: SqlClientInfo) -> BuiltinRow | None:
-    """Return the answer to a normalised statement, or None if MariaDB must answer."""
+    """Return the row that answers a normalized statement, or None if MariaDB must answer."""
     if statement.startswith("select "):
         expression = statement.removeprefix("select ").strip()
         value = _evaluate(expression, node, client)
@@ -60,8 +58,8 @@ def answer_builtin(statement: str, node: SimNode, client: SqlClientInfo) -> Buil
     return None
 
 
-def as_select(row: BuiltinRow) -> bytes:
-    """Return a statement with this result, for use in prepared statements too."""
+def select_statement_for(row: BuiltinRow) -> bytes:
+    """Return a SELECT statement that returns this row. Unlike the row, it can be prepared."""
     parts = (
         f"{value if isinstance(value, int) else quote_literal(value)} as `{name}`" for name, value in row
     )
@@ -89,5 +87,4 @@ def _evaluate(expression: str, node: SimNode, client: SqlClientInfo) -> str | in
 
 
 def quote_literal(text: str) -> str:
-    """Return `text` as an SQL literal."""
     return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

@@ -1,6 +1,7 @@
-"""The compressed protocol with zlib: MySQL packets inside compressed packets, which have their own numbering.
+"""The compressed protocol with zlib: compressed packets, with their own numbering, that contain MySQL
+packets.
 
-Sans-I/O. Layout: MySQL client/server protocol, "Compression"; numbers as pingcap/tidb
+No I/O. The layout is from the MySQL client/server protocol, "Compression", the numbering from pingcap/tidb
 pkg/server/internal/packetio.go.
 """
 
@@ -13,20 +14,19 @@ from sandbox.tidb_sim.packets import BadSequence, MalformedPacket
 
 _HEADER_SIZE = 7
 _MAX_CONTENT_BYTES = 1 << 20
-"""Content of TiDB's packets, in bytes, except for the last packet of a response, which may be shorter.
+"""Size of the content of each packet that TiDB sends. Only the last packet of a response may be shorter.
 
-Clients rely on long packets: some (mysql-connector-python) join no more than two.
+Some clients rely on this: mysql-connector-python joins two packets at most.
 """
-_MIN_COMPRESSED_BYTES = 50
-"""Content of up to this many bytes is sent uncompressed."""
+_MIN_COMPRESSED_BYTES = 50  # Content up to this size is sent uncompressed.
 _ZLIB_LEVEL = 6
 
 
 class Compression:
-    """Both directions of one connection. `sequence` is the number of the next packet in either.
+    """Both directions of one connection, which share `sequence`, the number of the next packet.
 
-    Packets are decompressed only when their content is read: a client's next request, sent ahead, restarts
-    the numbering at 0.
+    `next_content` checks a packet's number only when its content is needed. A request that the client sends
+    early is numbered from 0, but `sequence` is 0 again only after the response to the previous request.
     """
 
     def __init__(self) -> None:
@@ -35,11 +35,10 @@ class Compression:
         self._unsent = bytearray()
 
     def __len__(self) -> int:
-        """Return the number of bytes received and not decompressed yet."""
+        """Return the number of received bytes that are not decompressed yet."""
         return len(self._received)
 
     def feed(self, data: bytes) -> None:
-        """Add bytes received from the client."""
         self._received += data
 
     def next_content(self) -> bytes | None:
@@ -55,10 +54,18 @@ class Compression:
         body, size = bytes(raw[_HEADER_SIZE:end]), int.from_bytes(raw[4:7], "little")
         del raw[:end]
         self.sequence = (self.sequence + 1) & 0xFF
-        return _inflate(body, size) if size else body
+        if not size:
+            return body
+        try:
+            data = zlib.decompressobj().decompress(body, size + 1)
+        except zlib.error as error:
+            raise MalformedPacket(f"a compressed packet cannot be decompressed: {error}") from error
+        if len(data) != size:
+            raise MalformedPacket(f"a compressed packet does not hold the {size} bytes that it announces")
+        return data
 
     def compress(self, data: bytes, *, more_follows: bool = False) -> bytes:
-        """Return the packets for `data`; with `more_follows`, an incomplete packet waits for more data."""
+        """Return the packets for `data`. With `more_follows`, keep an incomplete packet for later."""
         self._unsent += data
         packets = []
         while len(self._unsent) > _MAX_CONTENT_BYTES or (self._unsent and not more_follows):
@@ -67,19 +74,9 @@ class Compression:
         return b"".join(packets)
 
     def _packet(self, data: bytes) -> bytes:
-        body, size = (
-            (zlib.compress(data, _ZLIB_LEVEL), len(data)) if len(data) > _MIN_COMPRESSED_BYTES else (data, 0)
-        )
+        body, size = data, 0
+        if len(data) > _MIN_COMPRESSED_BYTES:
+            body, size = zlib.compress(data, _ZLIB_LEVEL), len(data)
         head = struct.pack("<I", len(body) | self.sequence << 24) + size.to_bytes(3, "little")
         self.sequence = (self.sequence + 1) & 0xFF
         return head + body
-
-
-def _inflate(body: bytes, size: int) -> bytes:
-    try:
-        data = zlib.decompressobj().decompress(body, size + 1)
-    except zlib.error as error:
-        raise MalformedPacket(f"a compressed packet cannot be decompressed: {error}") from error
-    if len(data) != size:
-        raise MalformedPacket(f"a compressed packet does not hold the {size} bytes that it announces")
-    return data

@@ -1,13 +1,13 @@
-"""Reads the states of a session from MariaDB, which disturbs the results of the session's last statement.
+"""Reads the states of a session from MariaDB. The queries change the results of the session's last statement.
 
-MariaDB: information_schema.SYSTEM_VARIABLES and .USER_VARIABLES. All values that may be in any character set
-are read in hexadecimal; each SELECT has a LIMIT, because otherwise `sql_select_limit` applies.
+The sources are information_schema.SYSTEM_VARIABLES and .USER_VARIABLES. Values may be in any character set,
+so they are read in hexadecimal. Each SELECT has a LIMIT, because otherwise `sql_select_limit` applies.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import islice
@@ -16,8 +16,7 @@ from typing import Self, TypeVar
 from sandbox.tidb_sim.charsets import decode_statement
 from sandbox.tidb_sim.mariadb_backend import BackendConnection, BackendError
 from sandbox.tidb_sim.packets import err
-from sandbox.tidb_sim.prepared_statements import PreparedStatement
-from sandbox.tidb_sim.session_states import PreparedStatementState, SqlWarning, UserVariable
+from sandbox.tidb_sim.session_states import SqlWarning, UserVariable
 from sandbox.tidb_sim.stream import ConnectionClosed
 
 _T = TypeVar("_T")
@@ -30,21 +29,20 @@ _ALWAYS_EXPORTED = (
     "autocommit",
     "time_zone",
     "tx_isolation",
-    # Without these, RAND() would restart.
+    # Without the seeds, RAND() would restart.
     "rand_seed1",
     "rand_seed2",
     "timestamp",
 )
 _NEVER_EXPORTED = (
-    # They follow from the current database.
+    # These follow from the current database.
     "character_set_database",
     "collation_database",
-    # No session can set them.
+    # These cannot be set per session.
     "max_allowed_packet",
     "net_buffer_length",
 )
-_VARIABLES_PER_SELECT = 500
-"""User variables that one SELECT reads."""
+_VARIABLES_PER_SELECT = 500  # User variables or lock names per SELECT.
 _VOLATILE_EXPRESSIONS = (
     "ROW_COUNT()",
     "FOUND_ROWS()",
@@ -56,15 +54,14 @@ _VOLATILE_EXPRESSIONS = (
     "@@sql_mode",
     "@@timestamp",
 )
-_MAX_LOCK_NAME_LENGTH = 64
-"""In characters."""
+_MAX_LOCK_NAME_LENGTH = 64  # In characters.
 
 
 @dataclass(frozen=True)
-class VolatileState:
-    """State to read first.
+class StateReadFirst:
+    """The state that must be read first, because the other queries change it.
 
-    `result_charset`: None if results are not converted; `sql_modes`: of `sql_mode`.
+    `result_charset` is None if results are not converted. `sql_modes` are the words of `sql_mode`.
     """
 
     row_count: int
@@ -75,16 +72,15 @@ class VolatileState:
     client_charset: str
     result_charset: str | None
     sql_modes: frozenset[str]
-    timestamp: str
-    """Seconds since 1970, with microseconds."""
+    timestamp: str  # Seconds since 1970, with microseconds.
 
     @classmethod
-    async def query(cls, backing: BackendConnection) -> Self:
-        """Read it without any table, which keeps the warnings. Raises BackendError or ConnectionClosed."""
+    async def query(cls, backend: BackendConnection) -> Self:
+        """Read the state without a table, to keep the warnings. Raises BackendError or ConnectionClosed."""
         columns = ", ".join(
             f"HEX(CONVERT({expression} USING utf8mb4))" for expression in _VOLATILE_EXPRESSIONS
         )
-        (row,) = await backing.rows(f"SELECT {columns} LIMIT 1")
+        (row,) = await backend.rows(f"SELECT {columns} LIMIT 1")
         values = [None if cell is None else unhex(cell).decode() for cell in row]
         return cls(
             row_count=int(values[0] or 0),
@@ -100,7 +96,7 @@ class VolatileState:
 
 
 def unhex(cell: bytes) -> bytes:
-    """Decode a value in hexadecimal, also from a session whose results are in UCS-2 or similar."""
+    """Decode a hexadecimal value. Ignore the NULs of results in UCS-2 or a similar character set."""
     return bytes.fromhex(cell.replace(b"\0", b"").decode())
 
 
@@ -110,57 +106,60 @@ def set_charsets_statement(client: str, results: str | None) -> str:
 
 
 @asynccontextmanager
-async def utf8_charsets(backing: BackendConnection, moment: VolatileState) -> AsyncIterator[None]:
-    """Set both character sets to UTF-8 during the block. Raises BackendError or ConnectionClosed."""
-    await backing.execute(set_charsets_statement("utf8mb4", "utf8mb4"))
+async def utf8_charsets(
+    backend: BackendConnection, client_after: str, results_after: str | None
+) -> AsyncIterator[None]:
+    """Set both character sets to UTF-8 during the block, then to the given ones.
+
+    Raises BackendError or ConnectionClosed.
+    """
+    await backend.execute(set_charsets_statement("utf8mb4", "utf8mb4"))
     try:
         yield
     finally:
-        await restore_client_session(
-            backing, set_charsets_statement(moment.client_charset, moment.result_charset)
-        )
+        await restore_client_session(backend, set_charsets_statement(client_after, results_after))
 
 
-async def restore_client_session(backing: BackendConnection, statement: str) -> None:
-    """Execute the statement that restores the client's settings: KILL QUERY may hit it.
+async def restore_client_session(backend: BackendConnection, statement: str) -> None:
+    """Execute a statement that restores the client's settings. Retry once, since KILL QUERY may interrupt it.
 
     Raises ConnectionClosed.
     """
+    with suppress(BackendError):
+        await backend.execute(statement)
+        return
     try:
-        await backing.execute(statement)
-    except BackendError:
-        try:
-            await backing.execute(statement)
-        except BackendError as error:
-            raise ConnectionClosed from error  # Better no session than one with other settings.
+        await backend.execute(statement)
+    except BackendError as error:
+        raise ConnectionClosed from error  # Rather end the session than continue with other settings.
 
 
 async def query_held_locks(
-    backing: BackendConnection, names: Iterable[bytes], moment: VolatileState
+    backend: BackendConnection, names: Iterable[bytes], read_first: StateReadFirst
 ) -> set[bytes]:
-    """Return those of the named locks that the session holds. Raises BackendError or ConnectionClosed."""
-    texts = {name: decode_statement(name, moment.client_charset) for name in names}
+    """Return which of the named locks the session has. Raises BackendError or ConnectionClosed."""
+    texts = {name: decode_statement(name, read_first.client_charset) for name in names}
     valid_names = [name for name, text in texts.items() if 0 < len(text) <= _MAX_LOCK_NAME_LENGTH]
     held: set[bytes] = set()
     for batch in _batched(valid_names, _VARIABLES_PER_SELECT):
         parts = (f"IS_USED_LOCK(CONVERT(x'{texts[name].encode().hex()}' USING utf8mb4))" for name in batch)
         columns = ", ".join(f"HEX({part} <=> CONNECTION_ID())" for part in parts)
-        (row,) = await backing.rows(f"SELECT {columns} LIMIT 1")
+        (row,) = await backend.rows(f"SELECT {columns} LIMIT 1")
         held |= {name for name, cell in zip(batch, row, strict=True) if b"1" in (cell or b"")}
     return held
 
 
-async def query_warnings(backing: BackendConnection) -> tuple[SqlWarning, ...]:
-    """Return the result of SHOW WARNINGS, in UTF-8; no statement that uses a table may run before it."""
-    rows = await backing.rows("SHOW WARNINGS")
+async def query_warnings(backend: BackendConnection) -> tuple[SqlWarning, ...]:
+    """Return the warnings. Call this within `utf8_charsets`, before any statement that uses a table."""
+    rows = await backend.rows("SHOW WARNINGS")
     return tuple(
         SqlWarning(_decode(level), int(code or 0), _decode(message)) for level, code, message in rows
     )
 
 
-async def query_system_variables(backing: BackendConnection, moment: VolatileState) -> dict[str, str]:
-    """Return the settable variables that differ from a new session's, and a few more, in UTF-8."""
-    rows = await backing.rows(
+async def query_system_variables(backend: BackendConnection, read_first: StateReadFirst) -> dict[str, str]:
+    """Return _ALWAYS_EXPORTED and what differs from a new session. Call this within `utf8_charsets`."""
+    rows = await backend.rows(
         "SELECT VARIABLE_NAME, SESSION_VALUE FROM information_schema.SYSTEM_VARIABLES "
         f"WHERE VARIABLE_NAME IN ({_quoted_list(_ALWAYS_EXPORTED)}) OR READ_ONLY = 'NO' "
         "AND SESSION_VALUE IS NOT NULL AND GLOBAL_VALUE IS NOT NULL "
@@ -168,26 +167,26 @@ async def query_system_variables(backing: BackendConnection, moment: VolatileSta
         f"AND VARIABLE_NAME NOT IN ({_quoted_list(_NEVER_EXPORTED)}) LIMIT 10000"
     )
     variables = {_decode(name).lower(): _decode(value) for name, value in rows}
-    if Decimal(variables["timestamp"]) != Decimal(moment.timestamp):
-        del variables["timestamp"]  # It follows the clock: it was not set explicitly.
-    # These two are overridden while the states are read.
+    if Decimal(variables["timestamp"]) != Decimal(read_first.timestamp):
+        del variables["timestamp"]  # It follows the clock, so the client has not set it.
+    # `utf8_charsets` has changed these two.
     charsets = {
-        "character_set_client": moment.client_charset,
-        "character_set_results": moment.result_charset or "",
+        "character_set_client": read_first.client_charset,
+        "character_set_results": read_first.result_charset or "",
     }
     return variables | charsets
 
 
-async def query_user_variables(backing: BackendConnection) -> dict[str, UserVariable]:
-    """Return all user variables, in UTF-8."""
-    rows = await backing.rows(
+async def query_user_variables(backend: BackendConnection) -> dict[str, UserVariable]:
+    """Return all user variables. Call this within `utf8_charsets`."""
+    rows = await backend.rows(
         "SELECT VARIABLE_NAME, VARIABLE_TYPE FROM information_schema.USER_VARIABLES LIMIT 1000000"
     )
     kinds = {_decode(name): _decode(kind).upper() for name, kind in rows}
     variables: dict[str, UserVariable] = {}
     for batch in _batched(kinds, _VARIABLES_PER_SELECT):
         columns = ", ".join(_user_variable_columns(name, kinds[name]) for name in batch)
-        (values,) = await backing.rows(f"SELECT {columns} LIMIT 1")
+        (values,) = await backend.rows(f"SELECT {columns} LIMIT 1")
         for number, name in enumerate(batch):
             value, collation, null = values[3 * number : 3 * number + 3]
             if value is None and null == b"0":
@@ -197,14 +196,7 @@ async def query_user_variables(backing: BackendConnection) -> dict[str, UserVari
     return variables
 
 
-def export_statement(statement: PreparedStatement, moment: VolatileState) -> PreparedStatementState:
-    """Return a prepared statement in its exported form."""
-    text = decode_statement(statement.text, moment.client_charset)
-    return PreparedStatementState(text, statement.database, statement.name, statement.parameter_types)
-
-
 def quote_user_variable(name: str) -> str:
-    """Return a user variable's name as SQL."""
     return "@`" + name.replace("`", "``") + "`"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sandbox.tidb_sim.packets import (
     AUTOCOMMIT,
@@ -17,6 +17,9 @@ from sandbox.tidb_sim.packets import (
 )
 
 NATIVE_PASSWORD = "mysql_native_password"
+OLD_PROTOCOL = (
+    "Client does not support authentication protocol requested by server; consider upgrading MySQL client"
+)
 
 OFFERED_CAPABILITIES = (
     Capability.LONG_PASSWORD
@@ -35,7 +38,7 @@ OFFERED_CAPABILITIES = (
     | Capability.CONNECT_ATTRS
     | Capability.DEPRECATE_EOF
 )
-"""What TiDB offers without TLS (pingcap/tidb pkg/server/server.go), except compression with zstd."""
+"""The capabilities that TiDB offers without TLS (pingcap/tidb pkg/server/server.go), except zstd."""
 
 _RESPONSE_HEAD = struct.Struct("<IIB23x")
 _SALT_BYTES = [value for value in range(1, 128) if value != ord("$")]
@@ -55,24 +58,14 @@ def build_greeting(
     plugin: str = NATIVE_PASSWORD,
 ) -> bytes:
     """Return the payload of the first packet to a client (protocol 10; pingcap/tidb pkg/server/conn.go)."""
-    return (
-        b"\x0a"
-        + version.encode()
-        + b"\0"
-        + struct.pack("<I", connection_id & 0xFFFFFFFF)
-        + salt[:8]
-        + b"\0"
-        + struct.pack("<HBHHB10x", offered & 0xFFFF, COLLATION_UTF8MB4_BIN, AUTOCOMMIT, offered >> 16, 21)
-        + salt[8:]
-        + b"\0"
-        + plugin.encode()
-        + b"\0"
-    )
+    head = struct.pack("<I8sx", connection_id & 0xFFFFFFFF, salt[:8])
+    tail = struct.pack("<HBHHB10x", offered & 0xFFFF, COLLATION_UTF8MB4_BIN, AUTOCOMMIT, offered >> 16, 21)
+    return b"\x0a%b\0%b%b%b\0%b\0" % (version.encode(), head, tail, salt[8:], plugin.encode())
 
 
 @dataclass(frozen=True)
 class ServerGreeting:
-    """The relevant fields of another server's greeting."""
+    """The relevant fields of MariaDB's greeting."""
 
     version: str
     connection_id: int
@@ -80,7 +73,7 @@ class ServerGreeting:
 
 
 def parse_greeting(payload: bytes) -> ServerGreeting:
-    """Parse a protocol 10 greeting. Raises MalformedPacket if it is none."""
+    """Parse a greeting of protocol 10. Raises MalformedPacket for anything else."""
     if payload[:1] != b"\x0a":
         raise MalformedPacket("the greeting is not of protocol 10")
     version, at = read_nul_bytes(payload, 1)
@@ -94,7 +87,7 @@ def parse_greeting(payload: bytes) -> ServerGreeting:
 class ClientLogin:
     """A login request, from HandshakeResponse41 or COM_CHANGE_USER.
 
-    `auth_response` is the client's proof of its password for the plugin `plugin`; `collation` one byte.
+    `auth_response` proves the password by the method `plugin`. `collation` is the lowest byte of its number.
     """
 
     capabilities: Capability
@@ -106,17 +99,22 @@ class ClientLogin:
     attributes: dict[str, str]
 
 
-class OldProtocolError(Exception):
-    """The client does not speak protocol 4.1 (ERR 1251)."""
+class LoginRefused(Exception):
+    """The login failed. The client gets this ERR, and the connection is closed."""
+
+    def __init__(self, code: int, message: str, state: str) -> None:
+        self.code, self.message, self.state = code, message, state
+        self.violation = ""  # Text about a protocol violation, if any; not sent to the client.
+        super().__init__(f"{code} ({state}): {message}")
 
 
 def parse_capabilities(payload: bytes) -> Capability:
-    """Return the capabilities in a client's first packet, a HandshakeResponse41 or the SSLRequest before it.
+    """Return the capabilities in a client's first packet: HandshakeResponse41, or the SSLRequest before it.
 
-    Raises MalformedPacket, or OldProtocolError without PROTOCOL_41.
+    Raises MalformedPacket, or LoginRefused without PROTOCOL_41.
     """
     if len(payload) >= 2 and not payload[1] & (Capability.PROTOCOL_41 >> 8):
-        raise OldProtocolError
+        raise LoginRefused(1251, OLD_PROTOCOL, "08004")
     if len(payload) < _RESPONSE_HEAD.size:
         raise MalformedPacket(f"a handshake response of {len(payload)} bytes is too short")
     return Capability(_RESPONSE_HEAD.unpack_from(payload)[0])
@@ -125,11 +123,11 @@ def parse_capabilities(payload: bytes) -> Capability:
 def parse_handshake_response(payload: bytes) -> ClientLogin:
     """Parse a HandshakeResponse41 as TiDB does.
 
-    Raises MalformedPacket, or OldProtocolError without PROTOCOL_41.
+    Raises MalformedPacket, or LoginRefused without PROTOCOL_41.
 
-    Layout and the odd length byte 1: pingcap/tidb pkg/server/internal/parse/parse.go.
+    For the layout, and the special length byte 1, see pingcap/tidb pkg/server/internal/parse/parse.go.
     """
-    capabilities, collation = parse_capabilities(payload), payload[8]
+    capabilities = parse_capabilities(payload)
     user, at = read_nul_bytes(payload, _RESPONSE_HEAD.size)
     auth, at = _parse_auth_response(payload, at, capabilities)
     database, plugin = b"", b""
@@ -143,38 +141,33 @@ def parse_handshake_response(payload: bytes) -> ClientLogin:
     if capabilities & Capability.CONNECT_ATTRS and at < len(payload):
         attributes = _parse_attributes(payload, at)
     return ClientLogin(
-        capabilities,
-        collation,
-        user.decode(errors="replace"),
-        auth,
-        database.decode(errors="replace"),
-        plugin.decode(errors="replace"),
-        attributes,
+        capabilities, payload[8], _text(user), auth, _text(database), _text(plugin), attributes
     )
 
 
 def parse_change_user(payload: bytes, previous: ClientLogin) -> ClientLogin:
-    """Parse COM_CHANGE_USER as TiDB does, ignoring charset and attributes. Raises MalformedPacket."""
+    """Parse COM_CHANGE_USER. Like TiDB, ignore charset and attributes. Raises MalformedPacket."""
     user, at = read_nul_bytes(payload, 1)
-    if at >= len(payload):
-        raise MalformedPacket("COM_CHANGE_USER ends before the password")
-    size = payload[at]
-    if at + 1 + size > len(payload):
-        raise MalformedPacket("the password of COM_CHANGE_USER is truncated")
-    auth, at = payload[at + 1 : at + 1 + size], at + 1 + size
+    auth, at = _read_short_bytes(payload, at)
     database, at = read_nul_bytes(payload, at)
     plugin = b""
     if previous.capabilities & Capability.PLUGIN_AUTH and at + 2 < len(payload):
         plugin, at = read_nul_bytes(payload, at + 2)
-    return ClientLogin(
-        previous.capabilities,
-        previous.collation,
-        user.decode(errors="replace"),
-        auth,
-        database.decode(errors="replace"),
-        plugin.decode(errors="replace"),
-        previous.attributes,
+    return replace(
+        previous, user=_text(user), auth_response=auth, database=_text(database), plugin=_text(plugin)
     )
+
+
+def _text(value: bytes) -> str:
+    return value.decode(errors="replace")
+
+
+def _read_short_bytes(payload: bytes, at: int) -> tuple[bytes, int]:
+    """Read a password with its length in one byte. Raises MalformedPacket if it is truncated."""
+    end = at + 1 + payload[at] if at < len(payload) else at + 1
+    if end > len(payload):
+        raise MalformedPacket("the password is truncated")
+    return payload[at + 1 : end], end
 
 
 def _parse_auth_response(payload: bytes, at: int, capabilities: int) -> tuple[bytes, int]:
@@ -183,17 +176,12 @@ def _parse_auth_response(payload: bytes, at: int, capabilities: int) -> tuple[by
             return b"", at + 2
         return read_lenenc_bytes(payload, at)
     if capabilities & Capability.SECURE_CONNECTION:
-        if at >= len(payload):
-            raise MalformedPacket("the handshake response ends before the password")
-        size = payload[at]
-        if at + 1 + size > len(payload):
-            raise MalformedPacket("the password is truncated")
-        return payload[at + 1 : at + 1 + size], at + 1 + size
+        return _read_short_bytes(payload, at)
     return read_nul_bytes(payload, at)
 
 
 def _parse_attributes(payload: bytes, at: int) -> dict[str, str]:
-    """Parse connection attributes; malformed ones are dropped, as in TiDB, which only warns."""
+    """Parse connection attributes. If they are malformed, return none, because TiDB accepts such a login."""
     attributes: dict[str, str] = {}
     try:
         size, at = read_lenenc_int(payload, at)
@@ -201,7 +189,7 @@ def _parse_attributes(payload: bytes, at: int) -> dict[str, str]:
         while at < end:
             key, at = read_lenenc_bytes(payload, at)
             value, at = read_lenenc_bytes(payload, at)
-            attributes[key.decode(errors="replace")] = value.decode(errors="replace")
+            attributes[_text(key)] = _text(value)
     except MalformedPacket:
         return {}
     return attributes

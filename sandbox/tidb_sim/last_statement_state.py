@@ -1,8 +1,9 @@
-"""Results of a statement that the next one can query, for when MariaDB no longer has them. No I/O.
+"""Results of the last statement, such as ROW_COUNT(), that MariaDB has lost. No I/O.
 
-Exporting or restoring session states in MariaDB changes ROW_COUNT(), FOUND_ROWS() and the warnings. So they
-are kept here, and written into the text of a statement that queries them. This is done for COM_QUERY only,
-because a prepared statement would return the same values at each execution.
+Exporting or restoring session states in MariaDB changes ROW_COUNT(), FOUND_ROWS() and the warnings. So this
+module keeps their values and inserts them into the next statement, in place of the expressions that query
+them. It does so only for COM_QUERY, because a prepared statement would return the same values at each
+execution.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sandbox.tidb_sim.session_states import SqlWarning
 from sandbox.tidb_sim.sql_lexer import STRING_LITERAL_PATTERNS, split_statements
 
 _KEYWORDS = (b"row_count", b"found_rows", b"warning_count", b"error_count")
-"""A statement without any of these, in lower case, queries nothing that is kept here."""
+"""If a statement, in lower case, contains none of these, nothing is replaced."""
 _RESULT_TOKEN = re.compile(
     rb"(?isx)"
     + STRING_LITERAL_PATTERNS[True]
@@ -40,16 +41,17 @@ _WARNING_COLUMNS = (("Level", TYPE_VAR_STRING), ("Code", TYPE_LONGLONG), ("Messa
 
 @dataclass(frozen=True)
 class LastStatementState:
-    """What the next statement sees; None: MariaDB has the value."""
+    """The values that the next statement must see. A value is None if MariaDB has the right value."""
 
     row_count: int | None = None
     found_rows: int | None = None
     warnings: tuple[SqlWarning, ...] | None = None
 
     def substitute(self, statement: bytes) -> bytes:
-        """Replace expressions that query these values by the values; a column of the result keeps its name.
+        """Replace the expressions that query these values. The columns of the result keep their names.
 
-        Only in the first of several statements: the others query the results of the one before.
+        Of several statements in one text, only the first is changed: each later statement queries the results
+        of its predecessor.
         """
         lower = statement.lower()
         if not any(hint in lower for hint in _KEYWORDS):
@@ -72,7 +74,7 @@ class LastStatementState:
         return b"".join((*parts, statement[at:])) if parts else statement
 
     def after_statement(self, statement: bytes) -> LastStatementState | None:
-        """Return what remains after a statement was executed; None if nothing does."""
+        """Return the values that are still valid after a statement was executed; None if there are none."""
         if len(split_statements(statement)) > 1:
             return None
         remaining = replace(
@@ -84,7 +86,7 @@ class LastStatementState:
         return None if remaining == LastStatementState() else remaining
 
     def answer_show_warnings(self, statement: str, status: int, *, deprecate_eof: bool) -> list[bytes] | None:
-        """Return the answer to a normalised SHOW WARNINGS or SHOW ERRORS; None if MariaDB must answer."""
+        """Return the response to a normalized SHOW WARNINGS or SHOW ERRORS; None if MariaDB must answer."""
         words = statement.split()
         if self.warnings is None or words[:1] != ["show"] or words[-1] not in ("warnings", "errors"):
             return None

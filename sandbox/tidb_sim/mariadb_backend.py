@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Iterable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
 from typing import Self
 
 from controlplane.address import split
@@ -35,71 +34,48 @@ _FORWARDED_CAPABILITIES = (
     | Capability.MULTI_RESULTS
     | Capability.DEPRECATE_EOF
 )
-"""Forwarded because they change what MariaDB sends, so that no response needs translation."""
+"""The client's capabilities that change responses. MariaDB gets them too, so no response is translated."""
 
-# LONG_PASSWORD also keeps MariaDB's own protocol extensions off (there the bit is called CLIENT_MYSQL).
+# LONG_PASSWORD also disables MariaDB's own protocol extensions (MariaDB calls this bit CLIENT_MYSQL).
 _REQUIRED_CAPABILITIES = (
     Capability.LONG_PASSWORD | Capability.PROTOCOL_41 | Capability.SECURE_CONNECTION | Capability.PLUGIN_AUTH
 )
-_MAX_MARIADB_COLLATION = 247
-"""Higher collations exist in TiDB and not in MariaDB (255: utf8mb4_0900_ai_ci)."""
+_MAX_MARIADB_COLLATION = 247  # TiDB also has ids above it, such as 255 (utf8mb4_0900_ai_ci).
 _UTF8MB4_GENERAL_CI = 45
-_MAX_PACKET_BYTES = 1 << 30
-"""Bytes; what MariaDB sends is limited by its own `max_allowed_packet`."""
+_MAX_PACKET_BYTES = 1 << 30  # MariaDB's own `max_allowed_packet` limits what it sends.
 
-BackendRow = tuple[bytes | None, ...]
-"""Values of one row as text; None is NULL."""
+BackendRow = tuple[bytes | None, ...]  # Values of one row as text; None is NULL.
 
 SETUP_STATEMENTS = (
-    # Health checks disconnect during the handshake: MariaDB must not block us for that.
+    # Health checks disconnect during the handshake. MariaDB must not block this host for that.
     "SET GLOBAL max_connect_errors = 4294967295",
     # A proxy may connect long before it logs in; TiDB allows that.
     "SET GLOBAL connect_timeout = 3600",
-    # TiDB's default; the simulated server leaves this limit to MariaDB.
+    # TiDB's default. The simulated server does not check this limit itself.
     "SET GLOBAL max_allowed_packet = 67108864",
     # The account that a new TiDB cluster has.
     "CREATE USER IF NOT EXISTS root@'%'",
     "GRANT ALL PRIVILEGES ON *.* TO root@'%' WITH GRANT OPTION",
 )
-"""Statements that prepare a MariaDB for simulated servers; safe to repeat and to run concurrently."""
+"""Statements that prepare a MariaDB for simulated servers. They may run repeatedly and concurrently."""
 
 
 class BackendUnavailable(Exception):
-    """MariaDB cannot be reached, or does not speak as expected."""
+    """MariaDB cannot be reached, or its responses are not as expected."""
 
 
 class BackendError(Exception):
-    """MariaDB answered with ERR; `payload` is that packet."""
+    """MariaDB answered with ERR. `payload`: the ERR packet."""
 
     def __init__(self, payload: bytes) -> None:
         self.payload = payload
         super().__init__(payload[3:].decode(errors="replace"))
 
 
-@dataclass(frozen=True)
-class BackendAddress:
-    """Where MariaDB listens: a Unix socket, or host and port."""
-
-    socket: str | None = None
-    host: str = ""
-    port: int = 0
-
-    @classmethod
-    def parse(cls, text: str) -> BackendAddress:
-        """Parse a path (with a slash) or `host:port`. Raises ValueError if `text` is neither."""
-        if "/" in text:
-            return cls(socket=text)
-        host, port = split(text)
-        return cls(host=host, port=port)
-
-    def __str__(self) -> str:
-        return self.socket or f"{self.host}:{self.port}"
-
-
 class BackendConnection:
-    """One connection to MariaDB: first only greeted, then logged in as root for one session.
+    """One connection to MariaDB. Before `login` starts a session of root, it has only received a greeting.
 
-    `status`: the server status flags that came with the last `execute`.
+    `status`: the server status flags of the last `execute`.
     """
 
     def __init__(self, stream: PacketStream, greeting: ServerGreeting) -> None:
@@ -109,17 +85,17 @@ class BackendConnection:
         self._deprecate_eof = False
 
     @classmethod
-    async def connect(cls, address: BackendAddress) -> Self:
-        """Connect and read the greeting, whose connection id becomes the session's.
+    async def connect(cls, address: str) -> Self:
+        """Connect to the path of a Unix socket (with a slash) or to `host:port`, and read the greeting.
 
-        Raises BackendUnavailable.
+        The client's session also uses the connection's id in the greeting. Raises BackendUnavailable.
         """
         loop = asyncio.get_running_loop()
         try:
-            if address.socket is not None:
-                _, stream = await loop.create_unix_connection(_backend_stream, address.socket)
+            if "/" in address:
+                _, stream = await loop.create_unix_connection(_backend_stream, address)
             else:
-                _, stream = await loop.create_connection(_backend_stream, address.host, address.port)
+                _, stream = await loop.create_connection(_backend_stream, *split(address))
         except OSError as error:
             raise BackendUnavailable(f"MariaDB at {address} cannot be reached: {error}") from error
         try:
@@ -135,52 +111,41 @@ class BackendConnection:
             raise
 
     async def login(self, capabilities: Capability, collation: int) -> None:
-        """Log in as root, with the client's capabilities. Raises BackendError or ConnectionClosed."""
+        """Log in as root with the client's capabilities.
+
+        Raises BackendUnavailable if MariaDB is too old, BackendError or ConnectionClosed.
+        """
         forwarded = capabilities & _FORWARDED_CAPABILITIES
-        missing = forwarded & Capability.DEPRECATE_EOF & ~self.greeting.capabilities
-        if missing:
+        if forwarded & Capability.DEPRECATE_EOF & ~self.greeting.capabilities:
             raise BackendUnavailable("this MariaDB is too old: it has no DEPRECATE_EOF")
         self._deprecate_eof = bool(forwarded & Capability.DEPRECATE_EOF)
-        self.stream.send(
-            struct.pack(
-                "<IIB23x", forwarded | _REQUIRED_CAPABILITIES, 1 << 30, _supported_collation(collation)
-            )
-            + b"root\0\0"
-            + NATIVE_PASSWORD.encode()
-            + b"\0"
+        head = struct.pack(
+            "<IIB23x", forwarded | _REQUIRED_CAPABILITIES, 1 << 30, _supported_collation(collation)
         )
+        self.stream.send(head + b"root\0\0" + NATIVE_PASSWORD.encode() + b"\0")
         await self._finish_login()
 
     async def change_user(self, database: str, collation: int) -> None:
         """Start a fresh session in `database`. Raises BackendError or ConnectionClosed."""
         self.stream.sequence = 0
-        self.stream.send(
-            bytes((MySqlCommand.CHANGE_USER,))
-            + b"root\0\0"
-            + database.encode()
-            + b"\0"
-            + struct.pack("<H", _supported_collation(collation))
-            + NATIVE_PASSWORD.encode()
-            + b"\0"
-        )
+        tail = struct.pack("<H", _supported_collation(collation)) + NATIVE_PASSWORD.encode() + b"\0"
+        self.stream.send(bytes((MySqlCommand.CHANGE_USER,)) + b"root\0\0" + database.encode() + b"\0" + tail)
         await self._finish_login()
 
     async def use_database(self, database: str) -> None:
         """Make `database` the current one. Raises BackendError or ConnectionClosed."""
-        await self._request(bytes((MySqlCommand.INIT_DB,)) + database.encode())
+        await self._request(MySqlCommand.INIT_DB, database)
 
     async def execute(self, statement: bytes | str) -> None:
         """Run a statement that returns no rows. Raises BackendError or ConnectionClosed."""
-        text = statement.encode() if isinstance(statement, str) else statement
-        response = await self._request(bytes((MySqlCommand.QUERY,)) + text)
+        response = await self._request(MySqlCommand.QUERY, statement)
         _, at = read_lenenc_int(response, 1)
         _, at = read_lenenc_int(response, at)
         self.status = int.from_bytes(response[at : at + 2], "little")
 
     async def rows(self, statement: bytes | str) -> list[BackendRow]:
         """Run a statement that returns rows. Raises BackendError or ConnectionClosed."""
-        text = statement.encode() if isinstance(statement, str) else statement
-        columns, _ = read_lenenc_int(await self._request(bytes((MySqlCommand.QUERY,)) + text), 0)
+        columns, _ = read_lenenc_int(await self._request(MySqlCommand.QUERY, statement), 0)
         for _ in range(columns + (not self._deprecate_eof)):
             await self.stream.read()
         rows: list[BackendRow] = []
@@ -188,14 +153,14 @@ class BackendConnection:
             row = await self.stream.read()
             if row[:1] == b"\xff":
                 raise BackendError(row)
-            # A row may begin with 0xfe too: a value of 16 MiB or more.
+            # A row may begin with 0xfe, too, if its first value has 16 MiB or more.
             if row[:1] == b"\xfe" and len(row) < MAX_PACKET_PAYLOAD:
                 return rows
             rows.append(parse_row(row, columns))
 
     async def prepare(self, statement: bytes) -> tuple[int, int]:
         """Prepare a statement; return its id and parameter count. Raises BackendError or ConnectionClosed."""
-        head = await self._request(bytes((MySqlCommand.STMT_PREPARE,)) + statement)
+        head = await self._request(MySqlCommand.STMT_PREPARE, statement)
         statement_id, columns, parameters = struct.unpack_from("<IHH", head, 1)
         ends = 0 if self._deprecate_eof else (columns > 0) + (parameters > 0)
         for _ in range(columns + parameters + ends):
@@ -203,20 +168,19 @@ class BackendConnection:
         return statement_id, parameters
 
     async def load_accounts(self, user: str) -> list[Account]:
-        """Return all accounts of that name (case-sensitive). Raises BackendError or ConnectionClosed."""
+        """Return all accounts named `user` (case-sensitive). Raises BackendError or ConnectionClosed."""
         name = user.encode().hex()
         rows = await self.rows(f"SELECT Host, Priv FROM mysql.global_priv WHERE BINARY User = x'{name}'")
         return [Account.from_row((host or b"").decode(), (priv or b"").decode()) for host, priv in rows]
 
     async def close(self) -> None:
-        """Send COM_QUIT and close."""
         if not self.stream.transport.is_closing():
             self.stream.transport.write(frame(0, bytes((MySqlCommand.QUIT,))))
         await self.stream.close()
 
-    async def _request(self, request: bytes) -> bytes:
+    async def _request(self, command: MySqlCommand, argument: bytes | str) -> bytes:
         self.stream.sequence = 0
-        self.stream.send(request)
+        self.stream.send(bytes((command,)) + (argument.encode() if isinstance(argument, str) else argument))
         return await self._read_response()
 
     async def _read_response(self) -> bytes:
@@ -228,7 +192,7 @@ class BackendConnection:
     async def _finish_login(self) -> None:
         response = await self._read_response()
         if response[:1] == b"\xfe":
-            self.stream.send(b"")  # root has no password, whatever the plugin.
+            self.stream.send(b"")  # For every plugin, this means an empty password.
             await self._read_response()
 
 
@@ -254,28 +218,28 @@ def _supported_collation(collation: int) -> int:
     return collation if 0 < collation <= _MAX_MARIADB_COLLATION else _UTF8MB4_GENERAL_CI
 
 
-async def prepare_backend(address: BackendAddress) -> None:
+async def prepare_backend(address: str) -> None:
     """Run `SETUP_STATEMENTS`. Raises BackendUnavailable if MariaDB cannot be used at all."""
-    backing = await BackendConnection.connect(address)
-    try:
-        await backing.login(Capability(0), _UTF8MB4_GENERAL_CI)
+    async with _root_session(address) as backend:
         for statement in SETUP_STATEMENTS:
-            await backing.execute(statement)
-    except (BackendError, ConnectionClosed, BadSequence) as error:
-        raise BackendUnavailable(f"MariaDB at {address} cannot be prepared as root: {error}") from error
-    finally:
-        await backing.close()
+            await backend.execute(statement)
 
 
-async def kill_connections(address: BackendAddress, connection_ids: Iterable[int]) -> None:
-    """Kill connections and their running statements; connections that have ended already are ignored."""
-    backing = await BackendConnection.connect(address)
-    try:
-        await backing.login(Capability(0), _UTF8MB4_GENERAL_CI)
+async def kill_connections(address: str, connection_ids: Iterable[int]) -> None:
+    """Kill connections and their running statements. Connections that have ended are ignored."""
+    async with _root_session(address) as backend:
         for connection_id in connection_ids:
             with suppress(BackendError):
-                await backing.execute(f"KILL {connection_id}")
+                await backend.execute(f"KILL {connection_id}")
+
+
+@asynccontextmanager
+async def _root_session(address: str) -> AsyncIterator[BackendConnection]:
+    backend = await BackendConnection.connect(address)
+    try:
+        await backend.login(Capability(0), _UTF8MB4_GENERAL_CI)
+        yield backend
     except (BackendError, ConnectionClosed, BadSequence) as error:
-        raise BackendUnavailable(f"MariaDB at {address} cannot kill connections: {error}") from error
+        raise BackendUnavailable(f"MariaDB at {address} cannot be used as root: {error}") from error
     finally:
-        await backing.close()
+        await backend.close()

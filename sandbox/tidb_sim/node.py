@@ -15,26 +15,25 @@ GIT_HASH = "simulated"
 
 @dataclass
 class SimNode:
-    """One simulated server. `is_stopping` and `is_closing` are the two phases of TiDB's graceful shutdown.
+    """One simulated server. The ports are the bound ports.
 
-    While `is_stopping`, everything works except COM_PING; once `is_closing`, a session outside a transaction
-    ends (pingcap/tidb pkg/server/server.go, conn.go). The ports are those that were actually bound.
+    TiDB's graceful shutdown has two phases (pingcap/tidb pkg/server/server.go, conn.go). In the first,
+    `is_reporting_shutdown`, COM_PING is the only command that fails. In the second, also
+    `is_ending_idle_sessions`, sessions end when they are outside a transaction.
     """
 
     name: str
     release: str
     server_version: str
     labels: Mapping[str, str]
-    shut_down: Callable[[], None]
-    """Called by the statement SHUTDOWN."""
-    crash: Callable[[], None]
-    """Exit at once, as by SIGKILL: without deregistering or notifying anyone."""
+    shut_down: Callable[[], None]  # Called by the statement SHUTDOWN.
+    crash: Callable[[], None]  # Exit at once, as with SIGKILL: no deregistration, no notifications.
     host: str = ""
     sql_port: int = 0
     status_port: int = 0
     is_serving: bool = False
-    is_stopping: bool = False
-    is_closing: bool = False
+    is_reporting_shutdown: bool = False
+    is_ending_idle_sessions: bool = False
     started_at: int = field(default_factory=lambda: int(time.time()))
     connections: int = 0
     violations: list[str] = field(default_factory=list)
@@ -42,10 +41,10 @@ class SimNode:
 
     @property
     def is_healthy(self) -> bool:
-        """The health in `GET /status`: 200 if true, or 500 while starting and stopping."""
-        return self.is_serving and not self.is_stopping
+        """Whether `GET /status` returns 200. While the server starts or stops, it returns 500."""
+        return self.is_serving and not self.is_reporting_shutdown
 
     def record_violation(self, peer: str, what: str) -> None:
-        """Record that a client violated the protocol, which fails the running test."""
+        """Record that a client violated the protocol. This makes the test fail."""
         self.violations.append(f"{peer}: {what}")
         print(f"tidb_sim {self.name}: protocol violation by {peer}: {what}", file=sys.stderr, flush=True)

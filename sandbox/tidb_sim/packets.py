@@ -1,6 +1,6 @@
-"""MySQL packets as bytes: framing, length-encoded values, and the few payloads that a server sends.
+"""MySQL packets as bytes: framing, length-encoded values, and some payloads that a server sends.
 
-Layouts: MySQL client/server protocol; what TiDB does differently: pingcap/tidb pkg/server/conn.go.
+Layouts: MySQL client/server protocol. Differences in TiDB: pingcap/tidb pkg/server/conn.go.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import IntEnum, IntFlag
 
 HEADER_SIZE = 4
-MAX_PACKET_PAYLOAD = 0xFFFFFF
-"""A payload of this many bytes or more continues in the next packet."""
+MAX_PACKET_PAYLOAD = 0xFFFFFF  # A payload of this many bytes or more continues in the next packet.
 
 AUTOCOMMIT = 0x0002
 IN_TRANSACTION = 0x0001
@@ -30,7 +29,7 @@ COLLATION_UTF8MB4_BIN = 46
 
 
 class Capability(IntFlag):
-    """Capability bits of both handshake packets (TiDB: pkg/parser/mysql/const.go)."""
+    """Capability bits in the handshake packets of both sides (TiDB: pkg/parser/mysql/const.go)."""
 
     LONG_PASSWORD = 1 << 0
     FOUND_ROWS = 1 << 1
@@ -52,7 +51,7 @@ class Capability(IntFlag):
 
 
 class MySqlCommand(IntEnum):
-    """First byte of a request, for the requests that TiDB serves."""
+    """The first byte of the requests that TiDB serves."""
 
     QUIT = 0x01
     INIT_DB = 0x02
@@ -74,11 +73,11 @@ class MySqlCommand(IntEnum):
 
 
 class MalformedPacket(Exception):
-    """A packet whose content does not fit its layout."""
+    """The content of a packet does not match its layout."""
 
 
 class BadSequence(Exception):
-    """A packet whose sequence number differs from the expected one (ERR 8052)."""
+    """The sequence number of a packet differs from the expected number (ERR 8052)."""
 
     def __init__(self, received: int, expected: int, kind: str = "") -> None:
         self.received, self.expected = received, expected
@@ -91,7 +90,7 @@ def frame(sequence: int, payload: bytes) -> bytes:
 
 
 def frames(sequence: int, payloads: Iterable[bytes]) -> bytes:
-    """Build packets with consecutive numbers, starting with `sequence`; a long payload takes several."""
+    """Build packets with consecutive numbers from `sequence` on; a long payload needs several packets."""
     parts = (part for payload in payloads for part in _split_payload(payload))
     return b"".join(frame(sequence + number, part) for number, part in enumerate(parts))
 
@@ -99,7 +98,7 @@ def frames(sequence: int, payloads: Iterable[bytes]) -> bytes:
 def parse_payload(data: bytearray, *, check_sequence: bool) -> tuple[bytes, int] | None:
     """Return the first payload in `data` and the size of its packets in bytes; None if it is incomplete.
 
-    Raises BadSequence if `check_sequence` and the packets are not numbered from 0.
+    Raises BadSequence if `check_sequence` is set and the packets are not numbered from 0.
     """
     parts: list[slice] = []
     at = 0
@@ -118,7 +117,7 @@ def parse_payload(data: bytearray, *, check_sequence: bool) -> tuple[bytes, int]
 
 
 def _split_payload(payload: bytes) -> Iterator[bytes]:
-    """Yield the content of each packet: a full packet is always followed by another one, even if empty."""
+    """Yield the content of each packet. After a full packet, another one follows, even if it is empty."""
     if len(payload) < MAX_PACKET_PAYLOAD:
         yield payload
         return
@@ -127,7 +126,6 @@ def _split_payload(payload: bytes) -> Iterator[bytes]:
 
 
 def lenenc_int(value: int) -> bytes:
-    """Encode a length-encoded integer."""
     if value < 0xFB:
         return bytes((value,))
     if value < 1 << 16:
@@ -138,7 +136,6 @@ def lenenc_int(value: int) -> bytes:
 
 
 def lenenc_bytes(value: bytes) -> bytes:
-    """Encode a byte string with its length in front."""
     return lenenc_int(len(value)) + value
 
 
@@ -177,7 +174,7 @@ def read_nul_bytes(data: bytes, offset: int) -> tuple[bytes, int]:
 
 
 def ok(status: int, header: int = 0x00) -> bytes:
-    """Build an OK payload without affected rows, insert id or info: 7 bytes, as TiDB sends after a login."""
+    """Build an OK payload without affected rows, insert id or info, as TiDB sends after a login."""
     return struct.pack("<BBBHH", header, 0, 0, status, 0)
 
 
@@ -189,7 +186,7 @@ def eof(status: int) -> bytes:
 def err(code: int, message: str, state: str | None) -> bytes:
     """Build an ERR payload.
 
-    `state` is None before the client's PROTOCOL_41 bit is known: TiDB sends no SQLSTATE then.
+    `state`: None if the client's PROTOCOL_41 bit is not known yet. TiDB then sends no SQLSTATE.
     """
     marker = f"#{state}" if state is not None else ""
     return b"\xff" + code.to_bytes(2, "little") + (marker + message).encode()
@@ -198,7 +195,7 @@ def err(code: int, message: str, state: str | None) -> bytes:
 def single_row_result(
     row: Sequence[tuple[str, str | int]], status: int, *, deprecate_eof: bool
 ) -> list[bytes]:
-    """Return the payloads of a text result set with one row: column names and values."""
+    """Return the payloads of a text result set with one row, given as column names and values."""
     columns = [(name, TYPE_LONGLONG if isinstance(value, int) else TYPE_VAR_STRING) for name, value in row]
     values = [str(value).encode() for _, value in row]
     return result_set(columns, [values], status, deprecate_eof=deprecate_eof)
@@ -211,7 +208,7 @@ def result_set(
     *,
     deprecate_eof: bool,
 ) -> list[bytes]:
-    """Return the payloads of a text result set: columns by name and type, and values (None is NULL)."""
+    """Return the payloads of a text result set. `columns`: name and type; in `rows`, None is NULL."""
     head = [
         lenenc_int(len(columns)),
         *(_column_definition(name, column_type) for name, column_type in columns),

@@ -1,7 +1,4 @@
-"""Rules that a correct proxy never violates when it migrates a session.
-
-Pure; a violation is returned as text.
-"""
+"""Rules that a correct proxy never violates when it migrates a session. No I/O."""
 
 from __future__ import annotations
 
@@ -9,8 +6,7 @@ import re
 
 from sandbox.tidb_sim.packets import MySqlCommand
 
-SET_SESSION_STATES = re.compile(rb"(?is)\s*set\s+session_states\b")
-"""Matches the start of the statement."""
+SET_SESSION_STATES = re.compile(rb"(?is)\s*set\s+session_states\b")  # Matches the start of the statement.
 
 _SET_SESSION_VARIABLE = re.compile(
     rb"(?is)\s*set\s+(?!global\b|persist|password\b|role\b|default\b|transaction\b|statement\b|@[^@])"
@@ -19,7 +15,7 @@ _SET_SESSION_VARIABLE = re.compile(
 
 
 class ProxyRuleChecker:
-    """The migrations of one session. `awaits_states`: it logged in by token and has no states yet."""
+    """Checks the migrations of one session. `awaits_states`: from a login by token to SET SESSION_STATES."""
 
     def __init__(self, *, by_token: bool) -> None:
         self.awaits_states = by_token
@@ -27,7 +23,7 @@ class ProxyRuleChecker:
         self._restored = False
 
     def check_request(self, payload: bytes) -> str | None:
-        """Check a request while `awaits_states`; the start of a long one is enough."""
+        """Return how a request violates the rules while `awaits_states` is true; None if it does not."""
         if payload[0] == MySqlCommand.QUIT:
             return None
         if payload[0] == MySqlCommand.QUERY:
@@ -36,19 +32,18 @@ class ProxyRuleChecker:
             return f"{payload[1:41]!r} between a login by token and SET SESSION_STATES"
         return f"command {payload[0]} between a login by token and SET SESSION_STATES"
 
-    def states_exported(self) -> None:
+    def record_export(self) -> None:
         """Record that SHOW SESSION_STATES returned states."""
         self._may_set_states = True
 
     def check_set_states(self) -> str | None:
-        """Check a SET SESSION_STATES."""
         self.awaits_states = False
         if self._may_set_states:
             return None
         return "SET SESSION_STATES in a session that has neither logged in by token nor shown its states"
 
-    def check_restored(self, *, is_complete: bool) -> str | None:
-        """Check restored states: those of a whole session, or (not `is_complete`) a few of them."""
+    def check_repeated_restore(self, *, is_complete: bool) -> str | None:
+        """Return a violation if a whole session (`is_complete`) is restored twice. Other states may be."""
         is_repeated = is_complete and self._restored
         self._restored = self._restored or is_complete
         return "a whole session's states for the second time on one connection" if is_repeated else None

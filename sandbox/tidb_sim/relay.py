@@ -1,16 +1,16 @@
-"""Relays a session after its login: requests one by one to MariaDB, responses back as they arrive.
+"""Relays a session after its login: requests to MariaDB, one by one, and responses back as they arrive.
 
-The requests' sequence numbers are checked and the responses are parsed (`response_tracker.py`) in chunks, as
-the transports deliver them. Statements are buffered until complete, as in TiDB, because they may pin the
-session; parameters and files are forwarded as they arrive. One request is in progress at a time; what a
-client sends ahead waits here, as it would wait in TiDB's socket.
+This module checks the sequence numbers of requests, and parses responses in chunks (`response_tracker.py`).
+As in TiDB, a request is buffered until it is complete, but the file of a LOAD DATA LOCAL is forwarded as it
+arrives. Only one request is in progress. Later requests wait here; in TiDB, they would wait in the socket.
 """
 
 from __future__ import annotations
 
 import asyncio
+from enum import Enum, auto
 
-from sandbox.tidb_sim.mariadb_backend import BackendConnection
+from sandbox.tidb_sim.mariadb_backend import BackendConnection, BackendError
 from sandbox.tidb_sim.node import SimNode
 from sandbox.tidb_sim.packets import (
     HEADER_SIZE,
@@ -25,31 +25,27 @@ from sandbox.tidb_sim.packets import (
     ok,
     parse_payload,
 )
-from sandbox.tidb_sim.relay_endpoints import RelayEndpoint, RelayPhase
-from sandbox.tidb_sim.request_handler import PEEK_BYTES, BackendExchange, RequestHandler, SpecialCommand
+from sandbox.tidb_sim.request_handler import BackendExchange, RequestHandler, SpecialCommand
 from sandbox.tidb_sim.response_tracker import COMMANDS_WITHOUT_RESPONSE, ResponseProgress, ResponseTracker
 from sandbox.tidb_sim.session_migration import ClientResponse
 from sandbox.tidb_sim.stream import ConnectionClosed, PacketStream, PacketTooLarge
 
-_STREAMABLE_COMMANDS = frozenset(
-    {
-        MySqlCommand.QUERY,
-        MySqlCommand.STMT_PREPARE,
-        MySqlCommand.STMT_EXECUTE,
-        MySqlCommand.STMT_SEND_LONG_DATA,
-    }
-)
-"""Requests that may be long: those with parameters are forwarded before they are complete."""
-_MAX_BUFFERED_REQUEST_BYTES = 4096
-"""Requests up to this size are always buffered until complete."""
-_MAX_REQUEST_BYTES = 65 << 20
-"""Longest request that is buffered until complete: TiDB's `max_allowed_packet` and its headers."""
-_MAX_READ_AHEAD_BYTES = 256 * 1024
-"""Bytes that a client may send ahead before reading from it is paused."""
+_MAX_REQUEST_BYTES = 65 << 20  # TiDB's `max_allowed_packet` (64 MiB) and the packet headers.
+_MAX_READ_AHEAD_BYTES = 256 * 1024  # Reading pauses when a client has sent more than this in advance.
 
 
-class Relay:
-    """A session from its login to its end, or to its next login (COM_CHANGE_USER)."""
+class _Phase(Enum):
+    IDLE = auto()
+    AWAITING_RESPONSE = auto()  # MariaDB's response is awaited or forwarded.
+    RECEIVING_FILE = auto()  # LOAD DATA LOCAL: the client sends the file.
+    CLOSED = auto()
+
+
+class Relay(asyncio.Protocol):
+    """A session from its login until it ends or logs in again (COM_CHANGE_USER).
+
+    It is the asyncio protocol of the client's connection.
+    """
 
     def __init__(
         self, node: SimNode, requests: RequestHandler, client: PacketStream, backend: BackendConnection
@@ -59,80 +55,70 @@ class Relay:
         self._compression = client.compression
         self._client, self._backend = client.transport, backend.stream.transport
         self._tracker = ResponseTracker(deprecate_eof=requests.deprecate_eof)
-        self._phase = RelayPhase.IDLE
+        self._phase = _Phase.IDLE
         self._inbox = bytearray()
         self._backend_write_paused = False
-        self._collects_request = False
-        """Whether a long request is still incomplete."""
-        self._prepare_response = b""
-        """The part of the response to a PREPARE received so far."""
+        self._has_incomplete_request = False  # Whether the request at the start of the inbox is incomplete.
+        self._prepare_response = b""  # The received part of the response to a PREPARE.
         self._exchange_task: asyncio.Task[None] | None = None
-        """Queries MariaDB through its stream; the protocol stays ours, to control flow and detect a close."""
-        # While a long request or a file is being forwarded:
-        self._command = self._packet_bytes_left = self._next_sequence = 0
-        self._packet_is_full = self._response_finished = False
-        self._error_response: bytes | None = None
-        """ERR for the request being received, which MariaDB then does not get."""
+        """The task that runs a BackendExchange. It reads MariaDB's stream, which `on_backend_data` feeds."""
+        self._command: int = MySqlCommand.PING
+        # Used while a file is forwarded.
+        self._file_packet_bytes_left = self._next_sequence = 0
+        self._is_file_packet_full = self._response_finished = False
         self._result: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
 
     @property
     def is_busy(self) -> bool:
-        """Whether a graceful shutdown waits for it: it executes a statement or is in a transaction."""
-        return self._phase is not RelayPhase.CLOSED and (
-            self._phase is not RelayPhase.IDLE or self._in_transaction
-        )
+        """Whether a shutdown waits for this session: it executes a statement or is in a transaction."""
+        return self._phase is not _Phase.CLOSED and (self._phase is not _Phase.IDLE or self._in_transaction)
 
     @property
     def _in_transaction(self) -> bool:
         return bool(self._tracker.status & IN_TRANSACTION)
 
     async def run(self) -> bytes | None:
-        """Serve until the end and return None, or until COM_CHANGE_USER and return its payload.
+        """Serve the session. Return None at its end, or the payload of a COM_CHANGE_USER.
 
-        The streams are closed when None is returned, and can be read from again otherwise.
+        After None, the streams are closed; otherwise, the caller can read from them again.
         """
-        client = self._streams[0]
-        self._client.set_protocol(
-            RelayEndpoint(client, self._on_client_data, self.close, self._on_client_write_paused)
-        )
-        self._backend.set_protocol(
-            RelayEndpoint(self._streams[1], self._on_backend_data, self.close, self._on_backend_write_paused)
-        )
-        if self._client.is_closing() or self._backend.is_closing() or self._node.is_closing:
+        client, backend = self._streams
+        self._client.set_protocol(self)
+        self._backend.set_protocol(_BackendProtocol(self, backend))
+        if self._client.is_closing() or self._backend.is_closing() or self._node.is_ending_idle_sessions:
             self.close()
-        early = client.take_buffered()
+        self._inbox += client.take_buffered()
         self._reset_compressed_sequence()
-        self._inbox += early
         self._process_inbox()
         self._update_client_reading()
         return await self._result
 
     def close(self) -> None:
-        """Close the session now, with a FIN after what was already sent to the client."""
-        if self._phase is RelayPhase.IDLE and not self._backend.is_closing():
-            # Never after half a request: these bytes would complete it, and it would be executed.
+        """Close the session now. The client gets what was already sent, then a FIN."""
+        if self._phase is _Phase.IDLE and not self._backend.is_closing():
+            # Only if idle: if MariaDB has received half a request, QUIT might complete the request.
             self._backend.write(frames(0, [bytes((MySqlCommand.QUIT,))]))
         self._finish(None)
         self._client.close()
         self._backend.close()
 
     def kill(self) -> None:
-        """Close the session now, as TiDB closes remaining ones: with a FIN, after close_notify inside TLS.
+        """Close the session now, as TiDB's shutdown does: with a FIN, after close_notify if TLS is in use.
 
-        Data that the client has not received yet is lost.
+        The client loses data that it has not received yet.
         """
         if not self._client.get_write_buffer_size():
             self._client.close()
         self.abort()
 
     def abort(self) -> None:
-        """Reset the session now and drop unsent data."""
+        """Reset both connections now and drop unsent data."""
         self._finish(None)
         for stream in self._streams:
             stream.abort()
 
     def _finish(self, result: bytes | None) -> None:
-        self._phase = RelayPhase.CLOSED
+        self._phase = _Phase.CLOSED
         if self._exchange_task is not None:
             self._exchange_task.cancel()
         if not self._result.done():
@@ -140,15 +126,19 @@ class Relay:
 
     # Flow control: read from one side only while the other side accepts data.
 
-    def _on_client_write_paused(self, paused: bool) -> None:
-        (self._backend.pause_reading if paused else self._backend.resume_reading)()
+    def pause_writing(self) -> None:
+        self._backend.pause_reading()
 
-    def _on_backend_write_paused(self, paused: bool) -> None:
+    def resume_writing(self) -> None:
+        self._backend.resume_reading()
+
+    def on_backend_write_paused(self, paused: bool) -> None:
+        """Pause reading from the client while MariaDB's connection accepts no data."""
         self._backend_write_paused = paused
         self._update_client_reading()
 
     def _update_client_reading(self) -> None:
-        ahead = 0 if self._collects_request else len(self._inbox) + len(self._compression or ())
+        ahead = 0 if self._has_incomplete_request else len(self._inbox) + len(self._compression or ())
         if self._backend_write_paused or ahead > _MAX_READ_AHEAD_BYTES:
             self._client.pause_reading()
         else:
@@ -156,18 +146,8 @@ class Relay:
 
     # Data from the client.
 
-    def _on_client_data(self, data: bytes) -> None:
-        if (
-            self._phase is RelayPhase.IDLE
-            and self._compression is None
-            and not self._inbox
-            and HEADER_SIZE < len(data) <= _MAX_BUFFERED_REQUEST_BYTES
-            and data[3] == 0
-            and len(data) == HEADER_SIZE + int.from_bytes(data[:3], "little")
-        ):
-            self._handle_request(data[HEADER_SIZE:], data)
-            return
-        if self._phase is RelayPhase.CLOSED:
+    def data_received(self, data: bytes) -> None:
+        if self._phase is _Phase.CLOSED:
             return
         if self._compression is None:
             self._inbox += data
@@ -176,18 +156,22 @@ class Relay:
         self._process_inbox()
         self._update_client_reading()
 
+    def connection_lost(self, error: Exception | None) -> None:
+        self._streams[0].connection_lost(error)
+        self.close()
+
     def _process_inbox(self) -> None:
-        """Process the inbox as long as something can be processed now."""
+        """Process the inbox until nothing more can be processed now."""
         has_progressed = True
-        while has_progressed and self._phase not in (RelayPhase.AWAITING_RESPONSE, RelayPhase.CLOSED):
+        while has_progressed and self._phase not in (_Phase.AWAITING_RESPONSE, _Phase.CLOSED):
             has_progressed = bool(self._inbox) and (
-                self._take_request() if self._phase is RelayPhase.IDLE else self._forward()
+                self._take_request() if self._phase is _Phase.IDLE else self._forward_file_part()
             )
             has_progressed = has_progressed or self._decompress_next()
 
     def _decompress_next(self) -> bool:
-        """Append the next compressed packet's content to the inbox, if one may be decompressed now."""
-        if self._compression is None or self._phase in (RelayPhase.AWAITING_RESPONSE, RelayPhase.CLOSED):
+        """Append the content of the next compressed packet to the inbox, if it may be decompressed now."""
+        if self._compression is None or self._phase in (_Phase.AWAITING_RESPONSE, _Phase.CLOSED):
             return False
         try:
             content = self._compression.next_content()
@@ -198,10 +182,10 @@ class Relay:
         return content is not None
 
     def _check_sequence(self, expected: int) -> bool:
-        """Return whether the packet at the start of the inbox has this number; report a violation if not.
+        """Return whether the first packet in the inbox has the expected number. If not, report a violation.
 
-        Within compressed packets TiDB accepts any number, and MariaDB must get the right one
-        (pingcap/tidb pkg/server/internal/packetio.go).
+        Inside compressed packets, TiDB accepts any number (pingcap/tidb pkg/server/internal/packetio.go).
+        Then the number is corrected for MariaDB.
         """
         sequence = self._inbox[3]
         if self._compression is not None:
@@ -212,136 +196,77 @@ class Relay:
         return True
 
     def _take_request(self) -> bool:
+        """Take and handle the request at the start of the inbox if it is complete."""
         if len(self._inbox) >= HEADER_SIZE and not any(self._inbox[:3]):
             self._reject_violation("an empty request", self._inbox[3])
             return False
-        if len(self._inbox) <= HEADER_SIZE:
+        if len(self._inbox) <= HEADER_SIZE or not self._check_sequence(0):
             return False
-        size = HEADER_SIZE + int.from_bytes(self._inbox[:3], "little")
-        command = self._inbox[4]
-        if not self._check_sequence(0):
-            return False
-        if len(self._inbox) >= size and size < MAX_PACKET_PAYLOAD:
-            request = bytes(self._inbox[:size])
-            del self._inbox[:size]
-            self._handle_request(request[HEADER_SIZE:], request)
-            return True
-        if size <= _MAX_BUFFERED_REQUEST_BYTES:
-            return False
-        if command not in _STREAMABLE_COMMANDS:
-            self._reject_too_large()
-            return False
-        needed = self._requests.required_bytes(bytes(self._inbox[HEADER_SIZE : HEADER_SIZE + PEEK_BYTES]))
-        if needed is None or self._is_shutting_down:
-            return self._collect_request()
-        if len(self._inbox) < HEADER_SIZE + needed:
-            return False
-        self._begin_response(command, RelayPhase.FORWARDING_REQUEST)
-        head = slice(HEADER_SIZE, HEADER_SIZE + needed)
-        self._inbox[head], self._error_response = self._requests.begin_long_request(bytes(self._inbox[head]))
-        self._packet_bytes_left, self._packet_is_full, self._next_sequence = (
-            size,
-            size == HEADER_SIZE + MAX_PACKET_PAYLOAD,
-            1,
-        )
-        return True
-
-    def _collect_request(self) -> bool:
-        """Take a long request once it is complete."""
         try:
-            parsed = parse_payload(self._inbox, check_sequence=self._compression is None)
+            complete = parse_payload(self._inbox, check_sequence=self._compression is None)
         except BadSequence as error:
             self._reject_violation(str(error), error.received)
             return False
-        self._collects_request = parsed is None
-        if parsed is None:
+        self._has_incomplete_request = complete is None
+        if complete is None:
             if len(self._inbox) > _MAX_REQUEST_BYTES:
-                self._reject_too_large()
+                too_large = err(1153, "Got a packet bigger than 'max_allowed_packet' bytes", "08S01")
+                self._send_payloads([too_large])
+                self.close()
             return False
-        payload, size = parsed
+        payload, size = complete
         del self._inbox[:size]
         self._handle_request(payload)
         return True
 
-    def _reject_too_large(self) -> None:
-        self._send_payloads([err(1153, "Got a packet bigger than 'max_allowed_packet' bytes", "08S01")])
-        self.close()
-
-    def _forward(self) -> bool:
-        """Forward the received part of a packet; at its end check whether another one follows."""
-        if self._packet_bytes_left == 0:
-            return self._next_packet()
-        part = bytes(self._inbox[: self._packet_bytes_left])
+    def _forward_file_part(self) -> bool:
+        """Forward the received part of a file's packet, or handle the start of the next packet."""
+        if self._file_packet_bytes_left == 0:
+            return self._begin_file_packet()
+        part = bytes(self._inbox[: self._file_packet_bytes_left])
         del self._inbox[: len(part)]
-        self._packet_bytes_left -= len(part)
-        if self._error_response is None:
-            self._backend.write(part)
-        if (
-            self._packet_bytes_left == 0
-            and self._phase is RelayPhase.FORWARDING_REQUEST
-            and not self._packet_is_full
-        ):
-            self._on_request_sent()
+        self._file_packet_bytes_left -= len(part)
+        self._backend.write(part)
         return True
 
-    def _next_packet(self) -> bool:
+    def _begin_file_packet(self) -> bool:
         if len(self._inbox) < HEADER_SIZE or not self._check_sequence(self._next_sequence):
             return False
         length = int.from_bytes(self._inbox[:3], "little")
         self._next_sequence = (self._next_sequence + 1) & 0xFF
-        if self._phase is RelayPhase.RECEIVING_FILE and length == 0 and not self._packet_is_full:
+        if length == 0 and not self._is_file_packet_full:
             self._backend.write(bytes(self._inbox[:HEADER_SIZE]))
             del self._inbox[:HEADER_SIZE]
-            self._on_request_sent()
+            self._on_file_sent()
             return True
-        self._packet_is_full = length == MAX_PACKET_PAYLOAD
-        self._packet_bytes_left = HEADER_SIZE + length
+        self._is_file_packet_full = length == MAX_PACKET_PAYLOAD
+        self._file_packet_bytes_left = HEADER_SIZE + length
         return True
 
-    def _begin_response(self, command: int, phase: RelayPhase) -> None:
-        self._command, self._phase, self._response_finished, self._error_response = (
-            command,
-            phase,
-            False,
-            None,
-        )
+    def _begin_response(self, command: int, phase: _Phase) -> None:
+        self._command, self._phase = command, phase
+        self._response_finished = False
         self._tracker.begin(command)
 
-    def _on_request_sent(self) -> None:
-        if (
-            self._command in COMMANDS_WITHOUT_RESPONSE
-            or self._response_finished
-            or self._error_response is not None
-        ):
-            self._phase = RelayPhase.IDLE
-            if self._error_response is not None:
-                self._send_payloads([self._error_response])
-            self._reset_compressed_sequence()
-            self._close_if_shutting_down()
-        else:
-            self._phase = RelayPhase.AWAITING_RESPONSE
+    def _on_file_sent(self) -> None:
+        if not self._response_finished:
+            self._phase = _Phase.AWAITING_RESPONSE
+            return
+        self._phase = _Phase.IDLE
+        self._reset_compressed_sequence()
+        self._close_if_shutting_down()
 
-    def _handle_request(self, payload: bytes, packet: bytes | None = None) -> None:
-        """Forward a complete request or answer it here.
-
-        `packet`: the request's only packet, if it has one.
-        """
+    def _handle_request(self, payload: bytes) -> None:
         if self._close_if_shutting_down():
             return
         status = self._tracker.status & SESSION_STATUS_FLAGS
         match self._requests.handle(payload, status):
             case bytes(translated):
-                same = packet if translated is payload else None
-                self._backend.write(same or frames(0, [translated]))
+                self._backend.write(frames(0, [translated]))
                 if payload[0] in COMMANDS_WITHOUT_RESPONSE:
                     self._reset_compressed_sequence()
                 else:
-                    self._begin_response(payload[0], RelayPhase.AWAITING_RESPONSE)
-            case BackendExchange() as exchange:
-                self._begin_response(MySqlCommand.QUERY, RelayPhase.AWAITING_RESPONSE)
-                self._exchange_task = asyncio.get_running_loop().create_task(
-                    self._run_exchange(exchange, status)
-                )
+                    self._begin_response(payload[0], _Phase.AWAITING_RESPONSE)
             case SpecialCommand.QUIT:
                 self.close()
             case SpecialCommand.CHANGE_USER:
@@ -349,13 +274,18 @@ class Relay:
             case SpecialCommand.SHUT_DOWN:
                 self._send_payloads([ok(status)])
                 self._node.shut_down()
-            case response:
+            case list(response):
                 self._send_payloads(response)
+            case exchange:
+                self._begin_response(MySqlCommand.QUERY, _Phase.AWAITING_RESPONSE)
+                self._exchange_task = asyncio.create_task(self._run_exchange(exchange, status))
 
     async def _run_exchange(self, exchange: BackendExchange, status: int) -> None:
-        """Query MariaDB ourselves, with its packets going to its stream meanwhile, and answer the client."""
+        """Run the exchange, then answer the client. Meanwhile, `on_backend_data` feeds MariaDB's stream."""
         try:
-            reply: ClientResponse | None = await exchange.run(status)
+            reply: ClientResponse | None = await exchange(status)
+        except BackendError as error:
+            reply = ClientResponse([error.payload], status)
         except (ConnectionClosed, BadSequence, MalformedPacket, PacketTooLarge):
             reply = None
         except Exception as error:
@@ -366,31 +296,26 @@ class Relay:
         if reply is None or self._backend.is_closing():
             self.close()
             return
-        self._tracker.status, self._phase = reply.status, RelayPhase.IDLE
+        self._tracker.status, self._phase = reply.status, _Phase.IDLE
         self._send_payloads(reply.payloads)
         self._resume()
 
     def _resume(self) -> None:
-        """Continue after a response: process the next request if it has already arrived."""
+        """Continue after a response with the next request, if it has arrived."""
         if not self._close_if_shutting_down() and (self._inbox or self._compression):
             self._process_inbox()
             self._update_client_reading()
 
-    @property
-    def _is_shutting_down(self) -> bool:
-        """Whether the session must end because TiDB closes.
-
-        A session outside a transaction then ends before its next read, or after it, and then drops the
-        request (pingcap/tidb pkg/server/conn.go).
-        """
-        return self._node.is_closing and not self._in_transaction
-
     def _close_if_shutting_down(self) -> bool:
-        """Close the session if the server is shutting down; return whether it did."""
-        if self._is_shutting_down:
-            self.close()
-            return True
-        return False
+        """Close the session if the server is shutting down; return whether it was closed.
+
+        Outside a transaction, TiDB ends a session before its next read, or drops the request after the read
+        (pingcap/tidb pkg/server/conn.go).
+        """
+        if not self._node.is_ending_idle_sessions or self._in_transaction:
+            return False
+        self.close()
+        return True
 
     def _hand_over_change_user(self, payload: bytes) -> None:
         if self._inbox or self._compression:
@@ -406,7 +331,7 @@ class Relay:
         self._reset_compressed_sequence()
 
     def _reset_compressed_sequence(self) -> None:
-        """Restart the numbering of compressed packets, as each request does."""
+        """Number compressed packets from 0 again, because each request restarts their numbering."""
         if self._compression is not None:
             self._compression.sequence = 0
 
@@ -422,9 +347,10 @@ class Relay:
 
     # Data from MariaDB.
 
-    def _on_backend_data(self, data: bytes) -> None:
-        if self._phase in (RelayPhase.IDLE, RelayPhase.CLOSED):
-            return  # MariaDB sends a reason when it closes an idle connection; TiDB just closes it.
+    def on_backend_data(self, data: bytes) -> None:
+        """Handle the next part of a response."""
+        if self._phase in (_Phase.IDLE, _Phase.CLOSED):
+            return  # MariaDB sends a reason when it closes an idle connection. TiDB does not.
         if self._exchange_task is not None:
             self._streams[1].data_received(data)
             return
@@ -444,14 +370,34 @@ class Relay:
         self._send_to_client(data, more=progress is ResponseProgress.MORE)
         if progress is ResponseProgress.DONE:
             self._response_finished = True
-            if self._phase is RelayPhase.AWAITING_RESPONSE:
-                self._phase = RelayPhase.IDLE
+            if self._phase is _Phase.AWAITING_RESPONSE:
+                self._phase = _Phase.IDLE
                 self._reset_compressed_sequence()
                 self._resume()
-        elif progress is ResponseProgress.WANTS_FILE and self._phase is RelayPhase.AWAITING_RESPONSE:
+        elif progress is ResponseProgress.WANTS_FILE and self._phase is _Phase.AWAITING_RESPONSE:
             # The rest of the response starts like a response to a query.
-            self._begin_response(MySqlCommand.QUERY, RelayPhase.RECEIVING_FILE)
-            self._packet_bytes_left, self._packet_is_full = 0, False
+            self._begin_response(MySqlCommand.QUERY, _Phase.RECEIVING_FILE)
+            self._file_packet_bytes_left, self._is_file_packet_full = 0, False
             self._next_sequence = (self._tracker.sequence + 1) & 0xFF
             self._process_inbox()
             self._update_client_reading()
+
+
+class _BackendProtocol(asyncio.Protocol):
+    """The protocol of MariaDB's connection. It passes events to the relay, and a close also to the stream."""
+
+    def __init__(self, relay: Relay, stream: PacketStream) -> None:
+        self._relay, self._stream = relay, stream
+
+    def data_received(self, data: bytes) -> None:
+        self._relay.on_backend_data(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._stream.connection_lost(error)
+        self._relay.close()
+
+    def pause_writing(self) -> None:
+        self._relay.on_backend_write_paused(True)
+
+    def resume_writing(self) -> None:
+        self._relay.on_backend_write_paused(False)

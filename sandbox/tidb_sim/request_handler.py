@@ -1,11 +1,11 @@
-"""Decides for a complete request: TiDB's own answer, or the request that MariaDB gets instead."""
+"""Decides how to handle a complete request: answer it here, or translate it and send it to MariaDB."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
+from typing import TypeAlias
 
 from sandbox.tidb_sim.builtin_queries import (
     MAX_STATEMENT_BYTES,
@@ -23,28 +23,23 @@ from sandbox.tidb_sim.response_tracker import ResponseTracker
 from sandbox.tidb_sim.session_migration import ClientResponse, SessionMigration
 from sandbox.tidb_sim.session_tracker import affects_session, parse_prepare_from_variable
 
-PEEK_BYTES = 16
-"""Bytes of a long binary-protocol request that determine how many more are needed."""
-_MAX_TRANSLATED_BYTES = 256 * 1024
-"""Longer texts, in bytes, are mostly data and are not translated."""
+_MAX_TRANSLATED_BYTES = 256 * 1024  # Longer texts are mostly data, and are not translated.
 
 _SUPPORTED_COMMANDS = frozenset(MySqlCommand)
 _SHOW_STATES = ["show", "session_states"]
 
 
 class SpecialCommand(Enum):
-    """A request that is neither answered nor forwarded in the usual way."""
+    """A request that the relay handles in a special way."""
 
     QUIT = auto()
     CHANGE_USER = auto()
     SHUT_DOWN = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class BackendExchange:
-    """A request that needs our own queries to MariaDB; `run` gets the last reported server status flags."""
-
-    run: Callable[[int], Awaitable[ClientResponse]]
+BackendExchange: TypeAlias = Callable[[int], Awaitable[ClientResponse]]
+"""Queries MariaDB and returns the response to the client. The argument is the last reported server status."""
+_Answer: TypeAlias = bytes | list[bytes] | SpecialCommand | BackendExchange
 
 
 class RequestHandler:
@@ -57,23 +52,26 @@ class RequestHandler:
         self.deprecate_eof = deprecate_eof
         self._node, self._migration = node, migration
         self._tracked_statement: bytes | None = None
-        """The statement in progress that the session tracker must record."""
+        """The statement in progress, if the session tracker must record it."""
         self._prepare_text: bytes | None = None
-        self._requested_database: str | None = None
-        """The database that an INIT_DB in progress selects."""
+        self._requested_database: str | None = None  # Selected by the INIT_DB in progress.
 
-    def handle(self, payload: bytes, status: int) -> bytes | list[bytes] | SpecialCommand | BackendExchange:
-        """Return the payload for MariaDB (the same object if unchanged), or the payloads of the response.
+    def handle(self, payload: bytes, status: int) -> _Answer:
+        """Handle a request. `status`: the server status flags that the last response has reported.
 
-        `status`: the last reported server status flags.
+        Returns the payload to send to MariaDB, the payloads of the response to the client (a list), a special
+        command, or an exchange with MariaDB that the relay must run.
         """
-        self._check_proxy_rules(payload)
+        rules = self._migration.proxy_rules
+        if rules.awaits_states:
+            self._migration.report_violation(rules.check_request(payload))
         command = payload[0]
         if command == MySqlCommand.QUERY:
             return self._handle_query(payload, status)
         if command == MySqlCommand.STMT_PREPARE:
-            return self._handle_prepare(payload)
-        if command == MySqlCommand.PING and self._node.is_stopping:
+            text = self._prepare_text = payload[1:].rstrip(b"\0")
+            return payload[:1] + translate_prepared(text, self._node, self.client)
+        if command == MySqlCommand.PING and self._node.is_reporting_shutdown:
             return [err(1053, "Server shutdown in progress", "08S01")]
         if command == MySqlCommand.QUIT:
             return SpecialCommand.QUIT
@@ -87,28 +85,19 @@ class RequestHandler:
             self._migration.reset()
         elif command == MySqlCommand.INIT_DB:
             self._requested_database = payload[1:].rstrip(b"\0").decode(errors="replace")
-        translated, error = self._translate_binary(payload)
-        return translated if error is None else [error]
-
-    def required_bytes(self, head: bytes) -> int | None:
-        """Return how many bytes of a long request must arrive before it is forwarded; None: all of it.
-
-        `head`: its first bytes, up to `PEEK_BYTES`.
-        """
-        if head[0] in (MySqlCommand.QUERY, MySqlCommand.STMT_PREPARE):
-            return None
-        return self._migration.tracker.prepared_statements.required_bytes(head)
-
-    def begin_long_request(self, head: bytes) -> tuple[bytes, bytes | None]:
-        """Translate the start of a long request for MariaDB, keeping its length.
-
-        Also returns the ERR that the client gets instead, if any.
-        """
-        self._check_proxy_rules(head)
-        return self._translate_binary(head)
+        tracker = self._migration.tracker
+        translated, error = tracker.prepared_statements.translate(payload)
+        if error is not None:
+            return [error]
+        statement = tracker.prepared_statements.find(payload)
+        if command == MySqlCommand.STMT_EXECUTE and statement is not None:
+            self._advance_last_statement(statement.text)
+            if statement.affects_session or tracker.tracks_all_statements:
+                self._tracked_statement = statement.text
+        return translated
 
     def on_response_end(self, tracker: ResponseTracker) -> int | None:
-        """Handle the end of MariaDB's response; return the client's id of a newly prepared statement."""
+        """Handle the end of MariaDB's response. If a statement was prepared, return its id for the client."""
         session = self._migration.tracker
         if self._tracked_statement is not None:
             session.track(self._tracked_statement, tracker.status, failed=tracker.has_failed)
@@ -130,17 +119,10 @@ class RequestHandler:
             )
         )
 
-    def _check_proxy_rules(self, payload: bytes) -> None:
-        rules = self._migration.proxy_rules
-        if rules.awaits_states:
-            self._migration.report_violation(rules.check_request(payload))
-
-    def _handle_query(
-        self, payload: bytes, status: int
-    ) -> bytes | list[bytes] | SpecialCommand | BackendExchange:
+    def _handle_query(self, payload: bytes, status: int) -> _Answer:
         text = payload[1:]
         if SET_SESSION_STATES.match(text):
-            return BackendExchange(partial(self._migration.set_states, text))
+            return partial(self._migration.set_states, text)
         if len(text) <= MAX_STATEMENT_BYTES:
             builtin = self._builtin_response(text, status)
             if builtin is not None:
@@ -148,7 +130,7 @@ class RequestHandler:
         statement = translate_kill(text)
         if statement is not None:
             self._advance_last_statement(text)
-            return BackendExchange(partial(self._migration.execute, statement))
+            return partial(self._migration.execute, statement)
         tracker = self._migration.tracker
         translated_text = text
         if tracker.last_statement is not None:
@@ -156,47 +138,27 @@ class RequestHandler:
         if tracker.must_track(text):
             from_variable = parse_prepare_from_variable(text)
             if from_variable is not None:
-                return BackendExchange(partial(self._migration.prepare_from_variable, *from_variable, text))
+                return partial(self._migration.prepare_from_variable, *from_variable, text)
             self._tracked_statement = text
         self._advance_last_statement(text)
         if len(translated_text) <= _MAX_TRANSLATED_BYTES:
             translated_text = translate_statement(translated_text, self.client)
-        return payload if translated_text is text else payload[:1] + translated_text
-
-    def _handle_prepare(self, payload: bytes) -> bytes:
-        text = payload[1:].rstrip(b"\0")
-        self._prepare_text = text
-        translated_text = translate_prepared(text, self._node, self.client)
-        return payload if translated_text is text else payload[:1] + translated_text
-
-    def _translate_binary(self, payload: bytes) -> tuple[bytes, bytes | None]:
-        """Translate a request if it belongs to the binary protocol."""
-        tracker = self._migration.tracker
-        translated, error = tracker.prepared_statements.translate(payload)
-        if payload[0] == MySqlCommand.STMT_EXECUTE and error is None:
-            statement = tracker.prepared_statements.find(payload)
-            if statement is not None:
-                self._advance_last_statement(statement.text)
-                if statement.affects_session or tracker.tracks_all_statements:
-                    self._tracked_statement = statement.text
-        return translated, error
+        return payload[:1] + translated_text
 
     def _advance_last_statement(self, statement: bytes) -> None:
-        """Drop the results of the last statement that executing this one replaces."""
+        """Drop the results of the last statement that are no longer valid after `statement`."""
         tracker = self._migration.tracker
         if tracker.last_statement is not None:
             tracker.last_statement = tracker.last_statement.after_statement(statement)
 
-    def _builtin_response(
-        self, text: bytes, status: int
-    ) -> list[bytes] | SpecialCommand | BackendExchange | None:
+    def _builtin_response(self, text: bytes, status: int) -> _Answer | None:
         statement = normalize_statement(text)
         if not statement:
             return [ok(status)]
         if statement == SHUTDOWN:
             return SpecialCommand.SHUT_DOWN
         if statement.startswith("show") and statement.split() == _SHOW_STATES:
-            return BackendExchange(self._migration.show_states)
+            return self._migration.show_states
         last_statement = self._migration.tracker.last_statement
         if last_statement is not None:
             warnings = last_statement.answer_show_warnings(

@@ -1,11 +1,12 @@
-"""Tracks a server's response packet by packet, to detect its end and the status it carries.
+"""Tracks a server's response packet by packet, to find its end and its server status.
 
-Sans-I/O. Only packet headers are parsed, and payload where the kind of packet must be known; rules for
-detecting the end: MySQL client/server protocol, "COM_QUERY response", "OK packet", "EOF packet".
+Sans-I/O. It parses packet headers, and payloads only to find out the kind of a packet. Rules for the end of a
+response: MySQL client/server protocol, "COM_QUERY response", "OK packet", "EOF packet".
 """
 
 from __future__ import annotations
 
+import struct
 from enum import Enum, auto
 
 from sandbox.tidb_sim.packets import (
@@ -21,42 +22,40 @@ from sandbox.tidb_sim.packets import (
 COMMANDS_WITHOUT_RESPONSE = frozenset(
     {MySqlCommand.QUIT, MySqlCommand.STMT_SEND_LONG_DATA, MySqlCommand.STMT_CLOSE}
 )
-"""Requests that get no response."""
-
-_RESULT_SET_COMMANDS = frozenset({MySqlCommand.QUERY, MySqlCommand.STMT_EXECUTE})
-_ROWS_ONLY_COMMANDS = frozenset({MySqlCommand.STMT_FETCH, MySqlCommand.FIELD_LIST})
 
 
 class ResponseProgress(Enum):
-    """The progress of a response."""
-
     MORE = auto()
     DONE = auto()
     WANTS_FILE = auto()
-    """LOAD DATA LOCAL: the client must send the file; the rest of the response follows it."""
+    """LOAD DATA LOCAL: the client must send the file before the rest of the response follows."""
 
 
 class _ExpectedPacket(Enum):
-    SINGLE = auto()
-    """One packet of any kind."""
-    FIRST = auto()
-    """OK, ERR, LOCAL INFILE or a number of columns."""
-    DEFINITIONS = auto()
-    """A known number of column definitions, then rows."""
+    SINGLE = auto()  # One packet of any kind.
+    FIRST = auto()  # OK, ERR, LOCAL INFILE or a number of columns.
+    DEFINITIONS = auto()  # A known number of column definitions, then rows.
     END_OF_DEFINITIONS = auto()
     ROWS = auto()
-    PREPARE_HEAD = auto()
-    """The first packet of the response to a PREPARE."""
-    FIXED_COUNT = auto()
-    """A known number of packets, then the end."""
+    PREPARE_HEAD = auto()  # The first packet of the response to a PREPARE.
+    FIXED_COUNT = auto()  # A known number of packets, then the end.
+
+
+_FIRST_EXPECTED: dict[int, _ExpectedPacket] = {
+    MySqlCommand.QUERY: _ExpectedPacket.FIRST,
+    MySqlCommand.STMT_EXECUTE: _ExpectedPacket.FIRST,
+    MySqlCommand.STMT_FETCH: _ExpectedPacket.ROWS,
+    MySqlCommand.FIELD_LIST: _ExpectedPacket.ROWS,
+    MySqlCommand.STMT_PREPARE: _ExpectedPacket.PREPARE_HEAD,
+}
 
 
 class ResponseTracker:
-    """The responses to one request after the other, on one connection.
+    """Tracks the responses on one connection, one request at a time.
 
-    `status` is the last server status, `sequence` the number of the last packet, `prepared_id` the statement
-    that this response has prepared, if any, `parameter_count` its number of parameters, `has_failed` whether
-    the response ended with ERR.
+    `status`: the last server status; `sequence`: the number of the last packet; `prepared_id` and
+    `parameter_count`: of the statement that this response has prepared; `has_failed`: whether the response
+    ended with ERR.
     """
 
     def __init__(self, *, deprecate_eof: bool) -> None:
@@ -77,17 +76,10 @@ class ResponseTracker:
         """Start tracking the response to a request."""
         self._command, self.prepared_id = command, None
         self._bytes_to_skip, self._partial_packet, self._in_long_packet = 0, b"", False
-        if command in _RESULT_SET_COMMANDS:
-            self._expected = _ExpectedPacket.FIRST
-        elif command in _ROWS_ONLY_COMMANDS:
-            self._expected = _ExpectedPacket.ROWS
-        elif command == MySqlCommand.STMT_PREPARE:
-            self._expected = _ExpectedPacket.PREPARE_HEAD
-        else:
-            self._expected = _ExpectedPacket.SINGLE
+        self._expected = _FIRST_EXPECTED.get(command, _ExpectedPacket.SINGLE)
 
     def feed(self, data: bytes) -> ResponseProgress:
-        """Process the next bytes of the response, split anywhere."""
+        """Process the next bytes of the response, in chunks of any size."""
         if self._partial_packet:
             data, self._partial_packet = self._partial_packet + data, b""
         size = len(data)
@@ -97,7 +89,7 @@ class ResponseTracker:
                 self._partial_packet, at = data[at:], size
                 break
             length = data[at] | data[at + 1] << 8 | data[at + 2] << 16
-            # A row may also start with 0xfe: a value of 16 MiB or more, hence in a full packet.
+            # A row may also start with 0xfe if its first value has 16 MiB or more. Its packet is full then.
             if self._in_long_packet or (
                 self._expected is _ExpectedPacket.ROWS
                 and (data[at + 4] < 0xFE or length == MAX_PACKET_PAYLOAD)
@@ -121,42 +113,38 @@ class ResponseTracker:
         return ResponseProgress.MORE
 
     def _on_packet(self, payload: bytes) -> ResponseProgress:
-        if self._expected is _ExpectedPacket.FIXED_COUNT:
-            return self._count_down()
-        if self._expected is _ExpectedPacket.DEFINITIONS:
-            if payload[:1] == b"\xff":
-                return ResponseProgress.DONE
-            self._packets_left -= 1
-            if self._packets_left == 0:
-                self._expected = (
-                    _ExpectedPacket.ROWS if self._deprecate_eof else _ExpectedPacket.END_OF_DEFINITIONS
-                )
-            return ResponseProgress.MORE
-        if self._expected is _ExpectedPacket.ROWS:
-            return self._on_rows_end(payload)
-        if self._expected is _ExpectedPacket.END_OF_DEFINITIONS:
-            return self._on_definitions_end(payload)
-        if self._expected is _ExpectedPacket.PREPARE_HEAD:
-            return self._on_prepare_head(payload)
-        if self._expected is _ExpectedPacket.SINGLE:
-            return self._on_single_packet(payload)
-        return self._on_first_packet(payload)
-
-    def _on_single_packet(self, payload: bytes) -> ResponseProgress:
-        if self._command == MySqlCommand.STATISTICS:
+        expected, first = self._expected, payload[0] if payload else 0
+        if expected is _ExpectedPacket.SINGLE and self._command == MySqlCommand.STATISTICS:
+            return ResponseProgress.DONE  # A text, which may start with any byte.
+        if first == 0xFF and expected is not _ExpectedPacket.FIXED_COUNT:
             return ResponseProgress.DONE
-        if payload[0] == 0x00:
-            self._read_ok_status(payload)
-        elif payload[0] == 0xFE:
-            self._on_rows_end(payload)
-        return ResponseProgress.DONE
-
-    def _on_first_packet(self, payload: bytes) -> ResponseProgress:
-        first = payload[0]
+        match expected:
+            case _ExpectedPacket.FIXED_COUNT:
+                self._packets_left -= 1
+                return ResponseProgress.MORE if self._packets_left else ResponseProgress.DONE
+            case _ExpectedPacket.DEFINITIONS:
+                self._packets_left -= 1
+                if self._packets_left == 0:
+                    self._expected = (
+                        _ExpectedPacket.ROWS if self._deprecate_eof else _ExpectedPacket.END_OF_DEFINITIONS
+                    )
+                return ResponseProgress.MORE
+            case _ExpectedPacket.END_OF_DEFINITIONS:
+                self.status = int.from_bytes(payload[3:5], "little")
+                self._expected = _ExpectedPacket.ROWS
+                return ResponseProgress.DONE if self.status & CURSOR_EXISTS else ResponseProgress.MORE
+            case _ExpectedPacket.ROWS:
+                return self._on_rows_end(payload)
+            case _ExpectedPacket.PREPARE_HEAD:
+                return self._on_prepare_head(payload)
+            case _ExpectedPacket.SINGLE:
+                if first == 0x00:
+                    self._read_ok_status(payload)
+                elif first == 0xFE:
+                    self._on_rows_end(payload)
+                return ResponseProgress.DONE
         if first == 0x00:
             return self._read_ok_status(payload)
-        if first == 0xFF:
-            return ResponseProgress.DONE
         if first == 0xFB:
             return ResponseProgress.WANTS_FILE
         self._packets_left, _ = read_lenenc_int(payload, 0)
@@ -164,30 +152,13 @@ class ResponseTracker:
         return ResponseProgress.MORE
 
     def _on_prepare_head(self, payload: bytes) -> ResponseProgress:
-        if payload[0] != 0x00:
-            return ResponseProgress.DONE
-        self.prepared_id = int.from_bytes(payload[1:5], "little")
-        columns = int.from_bytes(payload[5:7], "little")
-        self.parameter_count = int.from_bytes(payload[7:9], "little")
+        self.prepared_id, columns, self.parameter_count = struct.unpack_from("<IHH", payload, 1)
         ends = 0 if self._deprecate_eof else (columns > 0) + (self.parameter_count > 0)
         self._packets_left = columns + self.parameter_count + ends
         self._expected = _ExpectedPacket.FIXED_COUNT
         return ResponseProgress.MORE if self._packets_left else ResponseProgress.DONE
 
-    def _count_down(self) -> ResponseProgress:
-        self._packets_left -= 1
-        return ResponseProgress.MORE if self._packets_left else ResponseProgress.DONE
-
-    def _on_definitions_end(self, payload: bytes) -> ResponseProgress:
-        if payload[0] == 0xFF:
-            return ResponseProgress.DONE
-        self.status = int.from_bytes(payload[3:5], "little")
-        self._expected = _ExpectedPacket.ROWS
-        return ResponseProgress.DONE if self.status & CURSOR_EXISTS else ResponseProgress.MORE
-
     def _on_rows_end(self, payload: bytes) -> ResponseProgress:
-        if payload[0] == 0xFF:
-            return ResponseProgress.DONE
         if len(payload) <= 5:
             self.status = int.from_bytes(payload[3:5], "little")
             return self._next_result()

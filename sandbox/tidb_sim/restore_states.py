@@ -1,7 +1,8 @@
 """Restores the exported states of a session in another MariaDB session.
 
-Not in TiDB's order: MariaDB parses a statement by the `sql_mode` and collation at the time of PREPARE.
-Everything is sent in UTF-8 and values in hexadecimal, so that no mode of the session matters.
+The order of the steps differs from TiDB's, because MariaDB parses a prepared statement with the `sql_mode`
+and collation at the time of PREPARE. Texts are sent in UTF-8 and values in hexadecimal, so that no `sql_mode`
+changes their meaning.
 """
 
 from __future__ import annotations
@@ -13,12 +14,7 @@ from dataclasses import dataclass
 
 from sandbox.tidb_sim.builtin_queries import SqlClientInfo
 from sandbox.tidb_sim.dialect import translate_prepared
-from sandbox.tidb_sim.export_states import (
-    VolatileState,
-    quote_user_variable,
-    restore_client_session,
-    set_charsets_statement,
-)
+from sandbox.tidb_sim.export_states import StateReadFirst, quote_user_variable, utf8_charsets
 from sandbox.tidb_sim.mariadb_backend import BackendConnection, BackendError
 from sandbox.tidb_sim.node import SimNode
 from sandbox.tidb_sim.prepared_statements import PreparedStatement
@@ -29,50 +25,49 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _WORD = re.compile(r"\w+", re.ASCII)
 _ISOLATION_LEVEL = re.compile(r"READ-(?:UN)?COMMITTED|REPEATABLE-READ|SERIALIZABLE")
 NEXT_TRANSACTION_ISOLATION = "tx_isolation_one_shot"
-"""TiDB's variable for what SET TRANSACTION sets for the next transaction; MariaDB has none."""
+"""TiDB's variable for the level of the next transaction (SET TRANSACTION). MariaDB has no such variable."""
 
 
 @dataclass(frozen=True)
 class StateRestorer:
-    """Restores states into one session."""
+    """Restores states into the session of `backend`."""
 
     node: SimNode
     client: SqlClientInfo
     backend: BackendConnection
     tracker: SessionTracker
 
-    async def restore(self, states: SessionStates, volatile: VolatileState) -> None:
-        """Restore what the states contain, and nothing else.
+    async def restore(self, states: SessionStates, read_first: StateReadFirst) -> None:
+        """Restore these states. `read_first`: the state of the session before the restore.
 
-        Raises BackendError if a statement can no longer be prepared or a database was dropped, or
-        ConnectionClosed.
+        Raises BackendError if a statement can no longer be prepared or a database does not exist any more,
+        and ConnectionClosed.
         """
         variables = dict(states.system_variables or {})
         next_isolation = variables.pop(NEXT_TRANSACTION_ISOLATION, "")
-        client_charset = _word_or_default(variables.pop("character_set_client", ""), volatile.client_charset)
-        result_charset: str | None = variables.pop("character_set_results", volatile.result_charset or "")
-        result_charset = _word_or_default(result_charset or "", "") or None
-        await self.backend.execute(set_charsets_statement("utf8mb4", "utf8mb4"))
-        try:
+        client_charset = variables.pop("character_set_client", "")
+        result_charset = variables.pop("character_set_results", read_first.result_charset or "")
+        async with utf8_charsets(
+            self.backend,
+            client_charset if _WORD.fullmatch(client_charset) else read_first.client_charset,
+            result_charset if _WORD.fullmatch(result_charset) else None,
+        ):
             await self._set_variables(variables)
-            await self._restore_statements(states, volatile)
-            for name, variable in (states.user_variables or {}).items():
-                await self.backend.execute(
-                    f"SET {quote_user_variable(name)} = {variable_expression(variable)}"
-                )
+            await self._restore_statements(states, read_first)
+            for name, variable in states.user_variables.items():
+                assignment = f"{quote_user_variable(name)} = {variable_expression(variable)}"
+                await self.backend.execute(f"SET {assignment}")
             await self.backend.execute(f"SET LAST_INSERT_ID = {states.last_insert_id or 0}")
-            # After all statements that could count as the next transaction.
+            # Last, because a statement after SET TRANSACTION might count as the next transaction.
             if _ISOLATION_LEVEL.fullmatch(next_isolation):
-                await self.backend.execute(
-                    f"SET TRANSACTION ISOLATION LEVEL {next_isolation.replace('-', ' ')}"
-                )
+                level = next_isolation.replace("-", " ")
+                await self.backend.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
                 self.tracker.next_transaction_isolation = next_isolation
-        finally:
-            await restore_client_session(self.backend, set_charsets_statement(client_charset, result_charset))
 
     async def _set_variables(self, variables: Mapping[str, str]) -> None:
-        """Set all variables at once; those that MariaDB rejects are skipped (TiDB warns about them)."""
-        # autocommit comes last: it may end a transaction, and some variables cannot be set within one.
+        """Set all variables at once. Skip variables that MariaDB rejects (TiDB warns about them)."""
+        # autocommit comes last, because it may end a transaction, and some variables cannot be set within
+        # one.
         names = sorted(filter(_WORD.fullmatch, variables), key=lambda name: (name == "autocommit", name))
         assignments = [f"SESSION {name} = {_system_variable_expression(variables[name])}" for name in names]
         if not assignments:
@@ -84,19 +79,19 @@ class StateRestorer:
                 with suppress(BackendError):
                     await self.backend.execute("SET " + assignment)
 
-    async def _restore_statements(self, states: SessionStates, volatile: VolatileState) -> None:
-        current = volatile.database
+    async def _restore_statements(self, states: SessionStates, read_first: StateReadFirst) -> None:
+        current = read_first.database
         for statement_id, statement in sorted((states.statements or {}).items()):
             if statement.database and statement.database != current:
                 await self.backend.use_database(statement.database)
                 current = statement.database
             self.tracker.prepared_statements.restore(statement_id, await self._prepare_statement(statement))
-        # What the states lack is reset (DecodeSessionStates, pkg/sessionctx/variable). Without the last
-        # id, a new statement may get one that is in use.
+        # As in TiDB, missing states are reset (DecodeSessionStates, pkg/sessionctx/variable). If the last id
+        # is missing, a new statement may get an id that is in use.
         self.tracker.prepared_statements.last_id = states.last_statement_id or 0
-        if not states.database and volatile.database:
+        if not states.database and read_first.database:
             self.node.record_violation(self.client.peer, "SET SESSION_STATES without the session's database")
-        database = states.database or volatile.database
+        database = states.database or read_first.database
         if database and database != current:
             await self.backend.use_database(database)
         self.tracker.database = database
@@ -122,7 +117,7 @@ class StateRestorer:
 
 
 def variable_expression(variable: UserVariable) -> str:
-    """Return the value of a user variable as SQL; a number keeps its type."""
+    """Return the value of a user variable as SQL. A number keeps its type."""
     if variable.value is None:
         return "NULL"
     if variable.collation is not None:
@@ -140,9 +135,4 @@ def variable_expression(variable: UserVariable) -> str:
 
 
 def _system_variable_expression(text: str) -> str:
-    """Return the value of a system variable as SQL."""
     return text if _NUMBER.fullmatch(text) else f"CONVERT(x'{text.encode().hex()}' USING utf8mb4)"
-
-
-def _word_or_default(text: str, default: str) -> str:
-    return text if _WORD.fullmatch(text) else default

@@ -1,6 +1,6 @@
 """The lifecycle of one simulated server: start, graceful shutdown in TiDB's order, crash.
 
-Order of both: pingcap/tidb cmd/tidb-server/main.go and pkg/server/server.go.
+Order of the steps: pingcap/tidb cmd/tidb-server/main.go and pkg/server/server.go.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import asyncio
 import socket
 import ssl
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from controlplane.address import join
 from controlplane.etcd.client import EtcdClient
@@ -21,16 +21,17 @@ from sandbox.tidb_sim import mariadb_backend
 from sandbox.tidb_sim.mariadb_backend import BackendUnavailable
 from sandbox.tidb_sim.node import SimNode
 from sandbox.tidb_sim.registration import Registration
-from sandbox.tidb_sim.session import SessionRules, SimSession
+from sandbox.tidb_sim.session import SimSession
+from sandbox.tidb_sim.session_token import load_signer
 from sandbox.tidb_sim.settings import SimSettings
 from sandbox.tidb_sim.status import StatusServer
 from sandbox.tidb_sim.stream import PacketStream
 
-_REGISTER_TIMEOUT_SECONDS = 2.0
-"""How long a start waits for the registration; then it serves anyway."""
+_REGISTER_TIMEOUT_SECONDS = 2.0  # After that, the server serves although it is not registered yet.
 _KILL_TIMEOUT_SECONDS = 1.0
 _FORCED_KILL_SECONDS = 10.0
-"""Seconds after the graceful wait at which the statement SHUTDOWN sends SIGKILL (pkg/executor/simple.go)."""
+"""If the statement SHUTDOWN stops TiDB, it kills itself with SIGKILL this long after the graceful wait
+(pkg/executor/simple.go)."""
 _STORAGE_RETRY_SECONDS = 0.2
 _BACKLOG = 1024
 
@@ -38,7 +39,7 @@ _BACKLOG = 1024
 class TidbSim:
     """One simulated server. Use `async with`, or `start` and `stop`; `crash` stops it as SIGKILL would.
 
-    `kill_process`: how a crash kills the process; without it a crash stays inside this object, for tests.
+    `kill_process`: kills the process when the server crashes; if None (in tests), only this object stops.
     """
 
     def __init__(self, settings: SimSettings, *, kill_process: Callable[[], None] | None = None) -> None:
@@ -66,9 +67,7 @@ class TidbSim:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     @property
@@ -82,7 +81,7 @@ class TidbSim:
         return join(_connectable_host(self.settings.status_host), self.node.status_port)
 
     async def start(self) -> None:
-        """Start and wait until it serves SQL.
+        """Start the server and wait until it serves SQL.
 
         Raises OSError if a port is taken, ConfigError for a bad TLS file.
         """
@@ -99,23 +98,22 @@ class TidbSim:
             self._run_task.result()
 
     def request_stop(self) -> None:
-        """Start the graceful shutdown, as SIGTERM does; `wait` waits for its end."""
+        """Start the graceful shutdown, as SIGTERM does. Use `wait` to wait for its end."""
         self._stop_requested.set()
 
     async def wait(self) -> None:
-        """Wait for the end, by a graceful shutdown or a crash."""
+        """Wait until a graceful shutdown or a crash has ended."""
         if self._run_task is not None:
             await asyncio.wait({self._run_task})
             if not self._run_task.cancelled():
                 self._run_task.result()
 
     async def stop(self) -> None:
-        """Shut down gracefully and wait for the end."""
         self.request_stop()
         await self.wait()
 
     def crash(self) -> None:
-        """Stop at once; the registration stays until its lease expires."""
+        """Stop at once. The registration remains until its lease expires."""
         if self._kill_process is not None:
             self._kill_process()
         self._stop_listening()
@@ -126,7 +124,9 @@ class TidbSim:
 
     async def _run(self) -> None:
         node, settings, rules = self.node, self.settings, self.settings.rules
-        self._rules = _load_signer(settings)
+        if settings.signing_cert and settings.signing_key:
+            signer = load_signer(Path(settings.signing_cert), Path(settings.signing_key))
+            self._rules = replace(rules, migration=replace(rules.migration, signer=signer))
         if rules.tls is not None:
             self._tls = rules.tls.create_context(require_client_certificate=rules.require_secure_transport)
         with (
@@ -145,7 +145,7 @@ class TidbSim:
                     self._forced_kill.cancel()
 
     async def _prepare_storage(self) -> None:
-        """Wait for MariaDB, as TiDB waits for its storage; `/status` returns 500 meanwhile."""
+        """Wait for MariaDB, as TiDB waits for its storage. Meanwhile, `/status` returns 500."""
         last_error = ""
         while not self._stop_requested.is_set():
             try:
@@ -165,14 +165,15 @@ class TidbSim:
             registration = Registration(client, self.node, self.settings)
             async with asyncio.TaskGroup() as tasks:
                 registration_task = tasks.create_task(registration.run())
-                # The keys appear before the SQL port answers: clients must not rely on the keys alone.
+                # The keys appear before the SQL port answers, as in TiDB: clients must not rely on the keys
+                # alone.
                 await _wait_at_most(_REGISTER_TIMEOUT_SECONDS, registration.registered.wait())
                 await self._serve(sql)
                 registration_task.cancel()
             await registration.deregister()
 
     async def _serve(self, sql: socket.socket) -> None:
-        """Serve until stopped, then shut down as TiDB does."""
+        """Serve until a stop is requested, then shut down as TiDB does."""
         async with asyncio.TaskGroup() as tasks:
 
             def accept(stream: PacketStream) -> None:
@@ -185,15 +186,15 @@ class TidbSim:
             self.node.is_serving = True
             self._ready.set()
             await self._stop_requested.wait()
-            self.node.is_stopping = True
+            self.node.is_reporting_shutdown = True
             await asyncio.sleep(self.settings.graceful_wait)
-            self.node.is_closing = True
+            self.node.is_ending_idle_sessions = True
             self._stop_listening()
             await self._drain()
             await self._kill_all()
 
     async def _drain(self) -> None:
-        """Wait for sessions that execute a statement or are in a transaction; they end by themselves."""
+        """Wait until no session executes a statement or is in a transaction, or until the timeout."""
         busy = {task for session, task in self._sessions.items() if session.is_busy}
         if busy:
             await asyncio.wait(busy, timeout=self.settings.drain_timeout)
@@ -204,8 +205,10 @@ class TidbSim:
         for session in list(self._sessions):
             session.kill()
         if executing:
-            # Otherwise MariaDB continues a statement whose connection was closed.
-            await _wait_at_most(_KILL_TIMEOUT_SECONDS, _kill_backend_connections(self.settings, executing))
+            # Otherwise, MariaDB would continue the statements after their connections are closed.
+            killed = mariadb_backend.kill_connections(self.settings.rules.backend, executing)
+            with suppress(BackendUnavailable):  # MariaDB has stopped, and its sessions with it.
+                await _wait_at_most(_KILL_TIMEOUT_SECONDS, killed)
         if tasks:
             _, stuck = await asyncio.wait(tasks, timeout=_KILL_TIMEOUT_SECONDS)
             for task in stuck:
@@ -223,34 +226,13 @@ class TidbSim:
         self._status.close()
 
 
-def _load_signer(settings: SimSettings) -> SessionRules:
-    """Return the rules with the key for session tokens, if configured. Raises ConfigError."""
-    if not settings.signing_cert or not settings.signing_key:
-        return settings.rules
-    # Imported here: a server that signs nothing works without the package `cryptography`.
-    from sandbox.tidb_sim.signing_key import load_signer
-
-    signer = load_signer(Path(settings.signing_cert), Path(settings.signing_key))
-    return replace(settings.rules, migration=replace(settings.rules.migration, signer=signer))
-
-
-async def _kill_backend_connections(settings: SimSettings, connection_ids: Iterable[int]) -> None:
-    try:
-        await mariadb_backend.kill_connections(settings.rules.backend, connection_ids)
-    except BackendUnavailable:
-        return  # Its sessions have ended with it.
-
-
-async def _wait_at_most(seconds: float, awaited: Awaitable[object]) -> None:
-    try:
-        async with asyncio.timeout(seconds):
-            await awaited
-    except TimeoutError:
-        return
+async def _wait_at_most(seconds: float, awaited: Coroutine[Any, Any, object]) -> None:
+    with suppress(TimeoutError):
+        await asyncio.wait_for(awaited, seconds)
 
 
 def _bind_socket(host: str, port: int) -> socket.socket:
-    """Bind a socket that does not listen yet: connections are refused."""
+    """Bind a socket that does not listen yet, so connections are refused."""
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,6 +1,6 @@
-"""One client connection: greeting, login, then a relay; again from the login after COM_CHANGE_USER.
+"""One client connection: greeting, login, then a relay. COM_CHANGE_USER starts a new login.
 
-The order and the errors are TiDB's (pingcap/tidb pkg/server/conn.go).
+The order of the steps and the errors are TiDB's (pingcap/tidb pkg/server/conn.go).
 """
 
 from __future__ import annotations
@@ -11,28 +11,23 @@ from dataclasses import dataclass, field, replace
 
 from controlplane.address import join
 from sandbox.tidb_sim.accounts import Account, AuthPlugin
-from sandbox.tidb_sim.authentication import OLD_PROTOCOL, Authenticator, InvalidSessionToken, LoginRefused
+from sandbox.tidb_sim.authentication import Authenticator
 from sandbox.tidb_sim.builtin_queries import SqlClientInfo
 from sandbox.tidb_sim.greeting import (
     OFFERED_CAPABILITIES,
     ClientLogin,
-    OldProtocolError,
+    LoginRefused,
     build_greeting,
     new_salt,
     parse_capabilities,
     parse_change_user,
     parse_handshake_response,
 )
-from sandbox.tidb_sim.mariadb_backend import (
-    BackendAddress,
-    BackendConnection,
-    BackendError,
-    BackendUnavailable,
-)
+from sandbox.tidb_sim.mariadb_backend import BackendConnection, BackendError, BackendUnavailable
 from sandbox.tidb_sim.migration_rules import MigrationRules
 from sandbox.tidb_sim.node import SimNode
 from sandbox.tidb_sim.packets import AUTOCOMMIT, BadSequence, Capability, MalformedPacket, err, ok
-from sandbox.tidb_sim.proxy_header import InvalidHeader, MissingHeader, ProxyProtocol
+from sandbox.tidb_sim.proxy_header import ProxyProtocol
 from sandbox.tidb_sim.relay import Relay
 from sandbox.tidb_sim.request_handler import RequestHandler
 from sandbox.tidb_sim.session_migration import SessionMigration
@@ -46,12 +41,13 @@ _INSECURE_TRANSPORT_MESSAGE = (
 
 @dataclass(frozen=True)
 class SessionRules:
-    """Settings that apply to all sessions of a server. `max_connections` 0 = no limit.
+    """Settings that apply to all sessions of a server. If `max_connections` is 0, there is no limit.
 
-    `default_plugin` is TiDB's `default_authentication_plugin`, named in the greeting.
+    `backend`: address of MariaDB, the path of a socket (with a slash) or `host:port`.
+    `default_plugin`: TiDB's `default_authentication_plugin`, which the greeting names.
     """
 
-    backend: BackendAddress
+    backend: str
     max_connections: int = 0
     proxy_protocol: ProxyProtocol = field(default_factory=ProxyProtocol)
     tls: SqlTlsFiles | None = None
@@ -61,14 +57,14 @@ class SessionRules:
 
 
 class SimSession:
-    """One client connection, from its first byte to its last."""
+    """One client connection, from the greeting to the close."""
 
     def __init__(
         self, node: SimNode, rules: SessionRules, stream: PacketStream, tls: ssl.SSLContext | None = None
     ) -> None:
         self._node, self._rules, self._stream, self._tls = node, rules, stream, tls
         self._knows_capabilities = False
-        """Whether the client's capabilities are known: before that no ERR has an SQLSTATE."""
+        """Whether the client's capabilities are known. If not, an ERR has no SQLSTATE."""
         self._salt = new_salt()
         self._relay: Relay | None = None
         self.connection_id = 0
@@ -76,17 +72,17 @@ class SimSession:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a graceful shutdown waits for it."""
+        """Whether a graceful shutdown waits for this session."""
         return self._relay is not None and self._relay.is_busy
 
     def kill(self) -> None:
-        """Close the session, as the last phase of a shutdown does; `run` returns soon."""
+        """Close the session, as the last phase of a shutdown does. `run` then returns soon."""
         if self._relay is not None:
             self._relay.kill()
         self._stream.abort()
 
     def abort(self) -> None:
-        """Reset the session, as a crash does; `run` returns soon."""
+        """Reset the session, as a crash does. `run` then returns soon."""
         if self._relay is not None:
             self._relay.abort()
         self._stream.abort()
@@ -95,25 +91,24 @@ class SimSession:
         """Serve the client until one side closes. Raises only CancelledError."""
         backend: BackendConnection | None = None
         try:
-            # TiDB opens a session, which checks the limit, before it sends the greeting
-            # (`writeInitialHandshake` in pkg/server/conn.go).
+            # Like TiDB, check the connection limit before sending the greeting (`writeInitialHandshake` in
+            # pkg/server/conn.go).
             self._check_connection_limit()
-            # MariaDB's connection id becomes the client's, so that KILL hits the right session.
+            # The client gets the id of MariaDB's connection, so that KILL hits the right session.
             backend = await BackendConnection.connect(self._rules.backend)
             await self._serve(backend)
         except BackendUnavailable:
             pass  # TiDB without its storage closes a connection without an error packet.
         except BackendError as error:
             self._stream.send(error.payload)
-        except InvalidSessionToken as refusal:
-            self._node.record_violation(self._peer, f"a login by token: {refusal.reason}")
-            self._send_error(refusal.code, refusal.message, refusal.state)
         except LoginRefused as refusal:
+            if refusal.violation:
+                self._node.record_violation(self._peer, refusal.violation)
             self._send_error(refusal.code, refusal.message, refusal.state)
         except (BadSequence, PacketTooLarge, MalformedPacket) as error:
             self._report_protocol_error(error)
         except (ConnectionClosed, TlsHandshakeFailed):
-            pass  # One side closed the connection.
+            pass  # One side closed the connection or rejected the TLS handshake.
         finally:
             self._stream.transport.close()
             if backend is not None:
@@ -125,26 +120,22 @@ class SimSession:
         self.connection_id = backend.greeting.connection_id
         offered = OFFERED_CAPABILITIES | Capability.SSL if self._tls is not None else OFFERED_CAPABILITIES
         plugin = self._rules.default_plugin
-        stream.send(
-            build_greeting(
-                node.server_version, self.connection_id, self._salt, offered=offered, plugin=plugin
-            )
-        )
+        version = node.server_version
+        stream.send(build_greeting(version, self.connection_id, self._salt, offered=offered, plugin=plugin))
         login = await self._read_login()
         login = replace(login, capabilities=login.capabilities & (offered | Capability.LENENC_AUTH))
         self._knows_capabilities = True
-        # For the client's response a session is opened again. Other clients, which count only after their
-        # login (`registerConn` in pkg/server/server.go), may have reached the limit meanwhile.
+        # Like TiDB, check the limit again after the client's response. Other clients count only after their
+        # login (`registerConn` in pkg/server/server.go), and may have reached the limit meanwhile.
         try:
             self._check_connection_limit()
         except LoginRefused as refusal:
             self._send_error(refusal.code, refusal.message, refusal.state)
-            raise  # Both `handshake` and `onConn` send it.
+            raise  # TiDB sends this error twice, in `handshake` and in `onConn`.
         authentication = Authenticator(stream, self._salt, plugin, self._rules.migration)
         await backend.login(login.capabilities, login.collation)
-        account = await authentication.authenticate(
-            login, await backend.load_accounts(login.user), self._peer_ip
-        )
+        accounts = await backend.load_accounts(login.user)
+        account = await authentication.authenticate(login, accounts, self._peer_ip)
         if login.database:
             await backend.use_database(login.database)
         node.connections += 1
@@ -171,43 +162,30 @@ class SimSession:
 
     async def _read_login(self) -> ClientLogin:
         if self._rules.proxy_protocol.trusts(self._peer_ip):
-            try:
-                peer = await self._rules.proxy_protocol.read_client_address(self._stream)
-            except MissingHeader:
-                raise LoginRefused(1105, "PROXY protocol header is required", "HY000") from None
-            except InvalidHeader:
-                raise ConnectionClosed from None
+            peer = await self._rules.proxy_protocol.read_client_address(self._stream)
             if peer is not None:
                 self._peer, self._peer_ip = peer, peer.rpartition(":")[0].strip("[]")
-        try:
-            payload = await self._stream.read()
-            if parse_capabilities(payload) & Capability.SSL:
-                # Without TLS this packet is parsed as a complete response, which an SSLRequest is not.
-                if self._tls is not None:
-                    await self._stream.start_tls(self._tls)
-                    payload = await self._stream.read()
-            elif self._rules.require_secure_transport:
-                raise LoginRefused(3159, _INSECURE_TRANSPORT_MESSAGE, "HY000")
-            return parse_handshake_response(payload)
-        except OldProtocolError:
-            raise LoginRefused(1251, OLD_PROTOCOL, "08004") from None
+        payload = await self._stream.read()
+        if parse_capabilities(payload) & Capability.SSL:
+            # TiDB without TLS parses the SSLRequest as a handshake response and rejects it as too short.
+            if self._tls is not None:
+                await self._stream.start_tls(self._tls)
+                payload = await self._stream.read()
+        elif self._rules.require_secure_transport:
+            raise LoginRefused(3159, _INSECURE_TRANSPORT_MESSAGE, "HY000")
+        return parse_handshake_response(payload)
 
     def _check_connection_limit(self) -> None:
         if 0 < self._rules.max_connections <= self._node.connections:
             raise LoginRefused(1040, "Too many connections", "08004")
 
-    def _client_info(self, login: ClientLogin, account: Account) -> SqlClientInfo:
-        tls = self._stream.transport.get_extra_info("ssl_object")
-        version, cipher = (tls.version(), tls.cipher()[0]) if tls is not None else ("", "")
-        return SqlClientInfo(self._peer, login.user, account.host, version, cipher)
-
     def _create_request_handler(
         self, login: ClientLogin, account: Account, backend: BackendConnection, *, by_token: bool
     ) -> RequestHandler:
-        client, deprecate_eof = (
-            self._client_info(login, account),
-            bool(login.capabilities & Capability.DEPRECATE_EOF),
-        )
+        tls = self._stream.transport.get_extra_info("ssl_object")
+        version, cipher = (tls.version(), tls.cipher()[0]) if tls is not None else ("", "")
+        client = SqlClientInfo(self._peer, login.user, account.host, version, cipher)
+        deprecate_eof = bool(login.capabilities & Capability.DEPRECATE_EOF)
         migration = SessionMigration(
             self._node,
             client,
@@ -223,24 +201,21 @@ class SimSession:
         self._stream.send(err(code, message, state if self._knows_capabilities else None))
 
     def _report_protocol_error(self, error: Exception) -> None:
-        """Report a protocol violation of the login.
-
-        MariaDB's sequence numbers are right, so it was the client.
-        """
-        if isinstance(error, BadSequence):
-            self._node.record_violation(self._peer, str(error))
-            self._stream.sequence = (error.received + 1) & 0xFF
-            self._send_error(8052, str(error), "HY000")
-        elif isinstance(error, PacketTooLarge):
+        """Report a protocol error. The client caused it, since MariaDB's packets are always valid."""
+        if isinstance(error, PacketTooLarge):
             self._stream.sequence = (self._stream.sequence + 1) & 0xFF
             self._send_error(1153, "Got a packet bigger than 'max_allowed_packet' bytes", "08S01")
+            return
+        self._node.record_violation(self._peer, str(error))
+        if isinstance(error, BadSequence):
+            self._stream.sequence = (error.received + 1) & 0xFF
+            self._send_error(8052, str(error), "HY000")
         else:
-            self._node.record_violation(self._peer, str(error))
             self._send_error(1105, "malform packet error", "HY000")
 
 
 def _peer_address(stream: PacketStream) -> tuple[str, str]:
-    """Return the peer's IP address and its `host:port`; an IPv4-mapped IPv6 address counts as IPv4."""
+    """Return the peer's IP address and `host:port`. An IPv4-mapped IPv6 address becomes IPv4."""
     name = stream.transport.get_extra_info("peername")
     if not name:
         return "", ""  # The peer has already disconnected.

@@ -1,7 +1,7 @@
 """The states of a session as the JSON of SHOW SESSION_STATES and SET SESSION_STATES. No I/O.
 
-Keys: pingcap/tidb pkg/sessionctx/sessionstates/session_states.go. The encoding of user variables is our own:
-only TiDB needs to understand its own.
+Keys: pingcap/tidb pkg/sessionctx/sessionstates/session_states.go. User variables are encoded differently than
+in TiDB, since real and simulated servers never exchange states.
 """
 
 from __future__ import annotations
@@ -10,27 +10,25 @@ import base64
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from dataclasses import dataclass, field
+from typing import Annotated
 
-_JsonType = TypeVar("_JsonType", dict[str, Any], list[Any], str, int)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 _VARIABLE_TYPE = re.compile(r"(?:INT|DOUBLE|DECIMAL)(?: UNSIGNED)?|VARCHAR \w+")
 _NUMBER = re.compile(rb"-?\d+(?:\.\d*)?(?:e[+-]?\d+)?", re.IGNORECASE)
-_SIGNED_64 = (-(1 << 63), (1 << 63) - 1)
-_UNSIGNED_64 = (0, (1 << 64) - 1)
-_UNSIGNED_32 = (0, (1 << 32) - 1)
-_UNSIGNED_16 = (0, (1 << 16) - 1)
+_MAX_STATEMENT_ID = (1 << 32) - 1
 
 
 class InvalidSessionStates(Exception):
-    """The text is no object of session states (ERR 1105, with Go's error text in TiDB)."""
+    """The text is not a JSON object of session states (ERR 1105)."""
 
 
 @dataclass(frozen=True)
 class UserVariable:
-    """`type_name`: MariaDB's type, for text followed by its collation.
+    """A user variable. `type_name`: MariaDB's type; after VARCHAR, a space and the collation.
 
-    `value`: a number's digits, or bytes.
+    `value`: the digits of a number, or the bytes of a text; None for NULL.
     """
 
     type_name: str
@@ -45,7 +43,10 @@ class UserVariable:
 
 @dataclass(frozen=True)
 class PreparedStatementState:
-    """A prepared statement. `name`: if prepared by SQL; `parameter_types`: 2 bytes for each parameter."""
+    """A prepared statement.
+
+    `name`: empty unless the SQL statement PREPARE prepared it; `parameter_types`: 2 bytes per parameter.
+    """
 
     text: str
     database: str = ""
@@ -64,9 +65,9 @@ class SqlWarning:
 
 @dataclass(frozen=True)
 class SessionStates:
-    """The exported states of a session; None: not contained."""
+    """The exported states of a session. A value is None if the states do not contain it."""
 
-    user_variables: Mapping[str, UserVariable] | None = None
+    user_variables: Mapping[str, UserVariable] = field(default_factory=dict)
     system_variables: Mapping[str, str] | None = None
     statements: Mapping[int, PreparedStatementState] | None = None
     last_statement_id: int | None = None
@@ -75,16 +76,16 @@ class SessionStates:
     found_rows: int | None = None
     affected_rows: int | None = None
     last_insert_id: int | None = None
-    warnings: tuple[SqlWarning, ...] | None = None
+    warnings: tuple[SqlWarning, ...] = ()
 
     @property
     def is_complete(self) -> bool:
-        """Whether these are the states of a whole session, and not a few that a proxy corrects."""
+        """Whether these are the states of a whole session. A proxy may also restore a few states alone."""
         return self.system_variables is not None or self.statements is not None
 
     def encode(self) -> str:
-        """Return the JSON with blanks and key order of TiDB's type JSON, without empty values."""
-        variables = self.user_variables or {}
+        """Return the JSON without empty values, with the blanks and key order of TiDB's type JSON."""
+        variables = self.user_variables
         stored: dict[str, object] = {
             "user-var-values": {
                 name: None if variable.value is None else variable.value.hex()
@@ -104,7 +105,7 @@ class SessionStates:
             "last-insert-id": self.last_insert_id,
             "warnings": [
                 {"level": warning.level, "err": {"code": warning.code, "message": warning.message}}
-                for warning in self.warnings or ()
+                for warning in self.warnings
             ],
         }
         non_empty = {key: value for key, value in stored.items() if value}
@@ -112,34 +113,69 @@ class SessionStates:
 
     @classmethod
     def parse(cls, text: str) -> SessionStates:
-        """Parse the JSON; unknown keys are ignored. Raises InvalidSessionStates."""
+        """Parse the JSON and ignore unknown keys. Raises InvalidSessionStates."""
         try:
-            stored = json.loads(text)
-            # Half a surrogate pair cannot be sent to MariaDB.
-            json.dumps(stored, ensure_ascii=False).encode()
-        except (ValueError, RecursionError) as error:
-            raise InvalidSessionStates(f"invalid JSON: {error}") from error
-        if not isinstance(stored, dict):
-            _raise_wrong_type(stored, "", "SessionStates")
-        statements = _optional_field(stored, "prepared-stmts", dict)
-        system = _optional_field(stored, "sys-vars", dict)
-        warnings = _optional_field(stored, "warnings", list)
+            stored = _StoredStates.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            field = ".".join(map(str, first["loc"])) or "the text"
+            raise InvalidSessionStates(f"json: cannot unmarshal {field}: {first['msg']}") from error
         return cls(
-            user_variables=_parse_user_variables(stored),
+            user_variables=_parse_user_variables(stored.user_var_values or {}, stored.user_var_types or {}),
             system_variables=None
-            if system is None
-            else {name: _required_field(system, name, str) for name in system},
+            if stored.sys_vars is None
+            else {name: value or "" for name, value in stored.sys_vars.items()},
             statements=None
-            if statements is None
-            else dict(_parse_statement(statements, key) for key in statements),
-            last_statement_id=_parse_number(stored, "prepared-stmt-id", _UNSIGNED_32),
-            status=_parse_number(stored, "status", _UNSIGNED_16),
-            database=_optional_field(stored, "current-db", str),
-            found_rows=_parse_number(stored, "found-rows", _UNSIGNED_64),
-            affected_rows=_parse_number(stored, "affected-rows", _SIGNED_64),
-            last_insert_id=_parse_number(stored, "last-insert-id", _UNSIGNED_64),
-            warnings=None if warnings is None else tuple(_parse_warning(warning) for warning in warnings),
+            if stored.prepared_stmts is None
+            else dict(_parse_statement(*item) for item in stored.prepared_stmts.items()),
+            last_statement_id=stored.prepared_stmt_id,
+            status=stored.status,
+            database=stored.current_db,
+            found_rows=stored.found_rows,
+            affected_rows=stored.affected_rows,
+            last_insert_id=stored.last_insert_id,
+            warnings=tuple(map(_parse_warning, stored.warnings or ())),
         )
+
+
+class _StoredObject(BaseModel):
+    """An object in the JSON. As in Go, null counts as a missing value."""
+
+    model_config = ConfigDict(strict=True, alias_generator=lambda name: name.replace("_", "-"))
+
+
+class _StoredStatement(_StoredObject):
+    text: str | None = None
+    name: str | None = None
+    db: str | None = None
+    types: str | None = None
+
+
+class _StoredError(_StoredObject):
+    code: Annotated[int, Field(ge=0, lt=1 << 32)] | None = None
+    message: str | None = None
+
+
+class _StoredWarning(_StoredObject):
+    level: str | None = None
+    err: _StoredError | None = None
+
+
+_Uint64 = Annotated[int, Field(ge=0, lt=1 << 64)]
+
+
+class _StoredStates(_StoredObject):
+    user_var_values: dict[str, str | None] | None = None
+    user_var_types: dict[str, str | None] | None = None
+    sys_vars: dict[str, str | None] | None = None
+    prepared_stmts: dict[str, _StoredStatement | None] | None = None
+    prepared_stmt_id: Annotated[int, Field(ge=0, le=_MAX_STATEMENT_ID)] | None = None
+    status: Annotated[int, Field(ge=0, lt=1 << 16)] | None = None
+    current_db: str | None = None
+    found_rows: _Uint64 | None = None
+    affected_rows: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
+    last_insert_id: _Uint64 | None = None
+    warnings: list[_StoredWarning] | None = None
 
 
 def _encode_statement(statement: PreparedStatementState) -> dict[str, str]:
@@ -151,83 +187,35 @@ def _encode_statement(statement: PreparedStatementState) -> dict[str, str]:
     return {"text": statement.text} | {key: value for key, value in optional.items() if value}
 
 
-def _parse_statement(statements: dict[str, Any], key: str) -> tuple[int, PreparedStatementState]:
-    if not re.fullmatch(r"[0-9]{1,10}", key) or int(key) > _UNSIGNED_32[1]:
+def _parse_statement(key: str, stored: _StoredStatement | None) -> tuple[int, PreparedStatementState]:
+    if not re.fullmatch(r"[0-9]{1,10}", key) or int(key) > _MAX_STATEMENT_ID:
         raise InvalidSessionStates(f"json: cannot unmarshal number {key} into Go struct field prepared-stmts")
-    stored = _required_field(statements, key, dict)
-    name, database, types = (_optional_field(stored, field, str) or "" for field in ("name", "db", "types"))
+    stored = stored or _StoredStatement()
     try:
-        decoded = base64.b64decode(types, validate=True)
+        types = base64.b64decode(stored.types or "", validate=True)
     except ValueError as error:
         raise InvalidSessionStates(f"illegal base64 data in the types of statement {key}") from error
-    return int(key), PreparedStatementState(_required_field(stored, "text", str), database, name, decoded)
+    return int(key), PreparedStatementState(stored.text or "", stored.db or "", stored.name or "", types)
 
 
-def _parse_user_variables(stored: dict[str, Any]) -> Mapping[str, UserVariable] | None:
-    values, types = (
-        _optional_field(stored, "user-var-values", dict),
-        _optional_field(stored, "user-var-types", dict),
-    )
-    if values is None and types is None:
-        return None
-    return {name: _parse_user_variable(values or {}, types or {}, name) for name in values or {}}
+def _parse_user_variables(
+    values: Mapping[str, str | None], types: Mapping[str, str | None]
+) -> Mapping[str, UserVariable]:
+    variables: dict[str, UserVariable] = {}
+    for name, text in values.items():
+        try:
+            value = None if text is None else bytes.fromhex(text)
+        except ValueError as error:
+            raise InvalidSessionStates(f"the value of @{name} is not in hexadecimal") from error
+        variable = variables[name] = UserVariable(types.get(name) or "", value)
+        fits = variable.collation is not None or value is None or _NUMBER.fullmatch(value)
+        if not _VARIABLE_TYPE.fullmatch(variable.type_name) or not fits:
+            raise InvalidSessionStates(
+                f"the type {variable.type_name!r} of @{name} is unknown, or its value has another type"
+            )
+    return variables
 
 
-def _parse_user_variable(values: dict[str, Any], types: dict[str, Any], name: str) -> UserVariable:
-    type_name = _required_field(types, name, str)
-    text = _optional_field(values, name, str)
-    try:
-        value = None if text is None else bytes.fromhex(text)
-    except ValueError as error:
-        raise InvalidSessionStates(f"the value of @{name} is not in hexadecimal") from error
-    variable = UserVariable(type_name, value)
-    fits = variable.collation is not None or value is None or _NUMBER.fullmatch(value)
-    if not _VARIABLE_TYPE.fullmatch(type_name) or not fits:
-        raise InvalidSessionStates(
-            f"the type {type_name!r} of @{name} is unknown, or its value has another type"
-        )
-    return variable
-
-
-def _parse_warning(stored: object) -> SqlWarning:
-    if not isinstance(stored, dict):
-        _raise_wrong_type(stored, "", "stmtctx.SQLWarn")
-    error = _optional_field(stored, "err", dict) or {}
-    return SqlWarning(
-        _required_field(stored, "level", str),
-        _parse_number(error, "code", _UNSIGNED_32) or 0,
-        _optional_field(error, "message", str) or "",
-    )
-
-
-def _parse_number(stored: dict[str, Any], key: str, limits: tuple[int, int]) -> int | None:
-    value = _optional_field(stored, key, int)
-    if value is not None and not limits[0] <= value <= limits[1]:
-        raise InvalidSessionStates(f"json: cannot unmarshal number {value} into Go struct field {key}")
-    return value
-
-
-def _required_field(stored: dict[str, Any], key: str, expected_type: type[_JsonType]) -> _JsonType:
-    """Return the field's value, or an empty value of its type."""
-    value = _optional_field(stored, key, expected_type)
-    return expected_type() if value is None else value
-
-
-def _optional_field(stored: dict[str, Any], key: str, expected_type: type[_JsonType]) -> _JsonType | None:
-    """Return the field's value; None if it is missing or null.
-
-    Raises InvalidSessionStates for another type.
-    """
-    value = stored.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, expected_type) or isinstance(value, bool):
-        _raise_wrong_type(value, key, expected_type.__name__)
-    return value
-
-
-def _raise_wrong_type(value: object, key: str, kind: str) -> NoReturn:
-    names = {dict: "object", list: "array", str: "string", bool: "bool"}
-    type_name = names.get(type(value), "number")
-    field = f"struct field SessionStates.{key}" if key else "value"
-    raise InvalidSessionStates(f"json: cannot unmarshal {type_name} into Go {field} of type {kind}")
+def _parse_warning(stored: _StoredWarning) -> SqlWarning:
+    error = stored.err or _StoredError()
+    return SqlWarning(stored.level or "", error.code or 0, error.message or "")

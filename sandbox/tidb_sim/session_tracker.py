@@ -1,4 +1,4 @@
-"""State of one session that MariaDB cannot report, derived from the session's statements. No I/O."""
+"""State of one session that MariaDB cannot report. It is derived from the session's statements. No I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KEYWORDS = (
     *(b"temporary", b"lock", b"prepare", b"execute", b"drop", b"isolation"),
     *(b"use" + mark for mark in (b" ", b"\t", b"\r", b"\n", b"`", b"/*")),
 )
-"""A statement without any of these, in lower case, changes nothing that is tracked here."""
+"""If a statement, in lower case, contains none of these, it changes nothing that is tracked here."""
 
 _NAME = rb"(?:`(?:[^`]|``)+`|[\w$\x80-\xff]+)"
 _TABLE = _NAME + rb"(?:\s*\.\s*" + _NAME + rb")?"
@@ -45,71 +45,76 @@ _USER_LOCK_CALLS = {
     )
     for backslash, literal in STRING_LITERAL_PATTERNS.items()
 }
-"""By whether a backslash escapes."""
+"""Patterns of literals, quoted names and calls of lock functions. The key is whether a backslash escapes."""
 _USER_VARIABLE = re.compile(rb"@(?:[\w$.]+|`(?:[^`]|``)+`)")
 
 
 class SessionTracker:
-    """Tracks one session. `database`: the current one, as far as simple statements show it."""
+    """Tracks the state of one session.
+
+    `database`: the current database. It is outdated if a statement changes the database but matches neither
+    `_USE` nor `_DROP_DATABASE`.
+    """
 
     def __init__(self, database: str) -> None:
         self.database = database
         self.prepared_statements = PreparedStatements()
-        # The session starts with these values, not with those of our login at MariaDB.
+        # ROW_COUNT(), FOUND_ROWS() and warnings of a new session. MariaDB would return the results of the
+        # queries that the simulated server makes at login.
         self.last_statement: LastStatementState | None = LastStatementState(0, 0, ())
         self.temporary_tables: set[tuple[str, str]] = set()
         self.has_locked_tables = False
         self.user_lock_names: set[bytes] = set()
-        """Locks that may be held, in the client's character set: MariaDB can be queried for them."""
+        """Names of locks that may be held, in the client's character set. MariaDB knows which are held."""
         self.unnamed_lock_count = 0
-        """How many locks with unknown names may be held: named by a parameter, for example."""
+        """Number of locks that may be held but have unknown names, for example from a parameter."""
         self.next_transaction_isolation: str | None = None
-        """The level that SET TRANSACTION has set for the next transaction, which MariaDB does not report."""
+        """The level that SET TRANSACTION has set for the next transaction. MariaDB does not report it."""
 
     @property
     def tracks_all_statements(self) -> bool:
-        """Whether `track` needs all statements."""
+        """Whether `track` needs all statements, as each may unlock tables or use up the isolation level."""
         return self.has_locked_tables or self.next_transaction_isolation is not None
 
     def must_track(self, text: bytes) -> bool:
-        """Return whether `track` needs these statements; most have no effect here."""
+        """Return whether `track` needs the statements in `text`. Most change nothing that is tracked."""
         return self.tracks_all_statements or affects_session(text)
 
     def track(self, text: bytes, status: int, *, failed: bool) -> None:
-        """Record executed statements; `status`: the server's flags; `failed`: the last one failed.
+        """Record the effects of executed statements. `status`: the server's status flags after them.
 
-        Of several statements it is then unknown which were executed: those that pin a session are assumed to.
+        `failed`: the response ended with an error. A single failed statement adds nothing. Of several
+        statements, it is unknown which were executed. To be safe, statements are tracked if they add state
+        that can prevent a migration, and ignored if they remove such state.
         """
         statements = split_statements(text, backslash_escapes=not status & NO_BACKSLASH_ESCAPES)
         for statement in statements:
             self._track_isolation(statement, failed=failed)
             if prepare := _PREPARE.match(statement):
-                # The previous statement with that name is dropped in any case.
+                # Even a PREPARE that fails drops the previous statement with that name.
                 self.prepared_statements.drop_named(statement_name(prepare[1]))
                 if not failed or len(statements) > 1:
-                    self._track_prepare(prepare, status, failed=failed)
+                    literal = _parse_literal(prepare[2], backslash=not status & NO_BACKSLASH_ESCAPES)
+                    self.add_named_statement(statement_name(prepare[1]), None if failed else literal)
                 continue
             if not failed or len(statements) > 1:
-                self._track_pinning(statement)
+                if created := _CREATE_TEMPORARY_TABLE.match(statement):
+                    self.temporary_tables.add(self._qualified_table(created[1]))
+                elif _LOCK_TABLES.match(statement):
+                    self.has_locked_tables = True
                 self._track_user_locks(statement, status, failed=failed)
             if not failed:
-                self._track_releases(statement)
+                self._track_releases_and_database(statement)
                 self._track_named_statement(statement, status)
 
     def _track_isolation(self, statement: bytes, *, failed: bool) -> None:
         level = _SET_TRANSACTION_ISOLATION.match(statement)
         if level is None:
-            # A statement that does not set the session's variables starts or ends a transaction.
+            # Every statement except SET starts or ends a transaction, so the level is used up.
             if not _SET.match(statement):
                 self.next_transaction_isolation = None
         elif not failed:
             self.next_transaction_isolation = "-".join(level[1].decode().upper().split())
-
-    def _track_pinning(self, statement: bytes) -> None:
-        if created := _CREATE_TEMPORARY_TABLE.match(statement):
-            self.temporary_tables.add(self._qualified_table(created[1]))
-        elif _LOCK_TABLES.match(statement):
-            self.has_locked_tables = True
 
     def _track_user_locks(self, statement: bytes, status: int, *, failed: bool) -> None:
         backslash = not status & NO_BACKSLASH_ESCAPES
@@ -129,7 +134,7 @@ class SessionTracker:
             elif function and name is None:
                 self.unnamed_lock_count = max(0, self.unnamed_lock_count - 1)
 
-    def _track_releases(self, statement: bytes) -> None:
+    def _track_releases_and_database(self, statement: bytes) -> None:
         if dropped := _DROP_TABLE.match(statement):
             self.temporary_tables -= {
                 self._qualified_table(table) for table in _ONE_TABLE.findall(dropped[1])
@@ -149,17 +154,14 @@ class SessionTracker:
             if prepared is not None and not _EXECUTE.match(prepared.text):
                 self.track(prepared.text, status, failed=False)
 
-    def _track_prepare(self, prepare: re.Match[bytes], status: int, *, failed: bool) -> None:
-        text = _parse_literal(prepare[2], backslash=not status & NO_BACKSLASH_ESCAPES)
-        self.add_named_statement(statement_name(prepare[1]), None if failed else text)
-
     def add_named_statement(self, name: str, text: bytes | None) -> None:
-        """Add a PREPARE of SQL. `text`: None if it is unknown, or unknown whether the PREPARE succeeded."""
+        """Add a statement that SQL has prepared under this name.
+
+        `text`: None if the text, or the success of the PREPARE, is unknown.
+        """
         self.prepared_statements.drop_named(name)
-        is_text_unknown = text is None
-        self.prepared_statements.add(
-            PreparedStatement(text or b"", self.database, name=name, is_text_unknown=is_text_unknown)
-        )
+        statement = PreparedStatement(text or b"", self.database, name=name, is_text_unknown=text is None)
+        self.prepared_statements.add(statement)
 
     def _qualified_table(self, written: bytes) -> tuple[str, str]:
         names = [_unquote(name) for name in _ONE_NAME.findall(written)]
@@ -167,13 +169,13 @@ class SessionTracker:
 
 
 def affects_session(text: bytes) -> bool:
-    """Return whether executing this may change what a SessionTracker tracks."""
+    """Return whether an execution may change the state that a SessionTracker tracks."""
     lower = text.lower()
     return any(hint in lower for hint in _KEYWORDS)
 
 
 def parse_prepare_from_variable(text: bytes) -> tuple[str, bytes] | None:
-    """Return name and variable of `PREPARE name FROM @variable`; None for any other text."""
+    """Return the name and the variable of `PREPARE name FROM @variable`; None for any other text."""
     statements = split_statements(text)
     prepare = _PREPARE.fullmatch(statements[0]) if len(statements) == 1 else None
     if prepare is None or not _USER_VARIABLE.fullmatch(prepare[2]):
@@ -182,24 +184,22 @@ def parse_prepare_from_variable(text: bytes) -> tuple[str, bytes] | None:
 
 
 def _parse_literal(written: bytes, *, backslash: bool) -> bytes | None:
-    """Return the value of a lone string literal; None if it depends on an unknown character set."""
-    if b"\\" in written and not _is_utf8(written):
-        return None  # In GBK the backslash may be the second half of a character.
-    # Latin-1 preserves any bytes; the literal ends at the same place.
+    """Return the value of a string literal; None if `written` is not exactly one literal.
+
+    The result is also None if the value depends on the character set, which is unknown here.
+    """
+    if b"\\" in written:
+        try:
+            written.decode()
+        except UnicodeDecodeError:
+            return None  # In GBK, a backslash may be the second byte of a character.
+    # Latin-1 can decode and encode any bytes, and does not change where the literal ends.
     parsed = parse_string_literal(written.decode("latin-1"), backslash_escapes=backslash)
     return None if parsed is None or parsed[1].strip() else parsed[0].encode("latin-1")
 
 
-def _is_utf8(text: bytes) -> bool:
-    try:
-        text.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
 def statement_name(written: bytes) -> str:
-    """Return the name of a prepared statement; case does not matter."""
+    """Return the name of a prepared statement in lower case, since case does not matter."""
     return _unquote(written).lower()
 
 

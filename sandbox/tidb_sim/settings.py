@@ -1,21 +1,21 @@
-"""The settings of one simulated server: values only, checked when parsed (`command.py`) or built (tests)."""
+"""The settings of one simulated server. `command.py` parses and checks them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from controlplane.config.settings import ClientTls
+from controlplane.config.own_tls import ClientTls
 from sandbox.tidb_sim.node import DEFAULT_RELEASE
 from sandbox.tidb_sim.session import SessionRules
 
 
 @dataclass(frozen=True)
 class SimSettings:
-    """One simulated server. Ports: 0 = any free one. Times are in seconds.
+    """The settings of one simulated server. Port 0: any free port. Times are in seconds.
 
-    `pd` are URLs; without any the server does not register. `cluster_tls` also makes client certificates
-    mandatory, as `security.cluster-ssl-ca` does in TiDB.
+    `pd`: URLs; if empty, the server does not register. `cluster_tls`: with a CA, the status port requires
+    client certificates, as with `security.cluster-ssl-ca` in TiDB.
     """
 
     rules: SessionRules
@@ -25,26 +25,18 @@ class SimSettings:
     status_port: int = 0
     advertise_address: str = "127.0.0.1"
     pd: tuple[str, ...] = ()
-    cluster_tls: ClientTls | None = None
-    """Cluster TLS: our certificate towards PD, and on the status port."""
+    cluster_tls: ClientTls | None = None  # For connections to PD, and for the status port.
     release: str = DEFAULT_RELEASE
-    server_version: str = ""
-    """The version in the greeting; empty: derived from the release as in TiDB."""
+    server_version: str = ""  # The version in the greeting; if empty, it follows from the release.
     labels: Mapping[str, str] = field(default_factory=dict)
-    signing_cert: str = ""
-    """`security.session-token-signing-cert`, as `/config` shows it."""
-    signing_key: str = ""
-    """`security.session-token-signing-key`; without both no session token is signed."""
-    graceful_wait: float = 0.0
-    """`graceful-wait-before-shutdown`."""
-    drain_timeout: float = 15.0
-    """How long a shutdown waits for transactions; fixed in TiDB."""
-    topology_ttl: int = 45
-    """Lease of the registration: how long it lasts without a refresh."""
-    topology_refresh: float = 30.0
-    """How often the registration is written."""
+    signing_cert: str = ""  # `security.session-token-signing-cert`, as `/config` shows it.
+    signing_key: str = ""  # `security.session-token-signing-key`, as `/config` shows it.
+    graceful_wait: float = 0.0  # `graceful-wait-before-shutdown`.
+    drain_timeout: float = 15.0  # How long a shutdown waits for transactions; fixed in TiDB.
+    topology_ttl: int = 45  # How long the registration's lease lasts without a renewal.
+    topology_refresh: float = 30.0  # How often the registration is written.
 
     @property
     def version(self) -> str:
-        """The MySQL-style version."""
+        """The MySQL-style version, as in the greeting."""
         return self.server_version or f"8.0.11-TiDB-{self.release}"

@@ -1,7 +1,7 @@
-"""The load and health that a simulated server reports in `GET /metrics`: a calm node's, or set by tests.
+"""The load and health that a simulated server reports in `GET /metrics`. By default, the load is low.
 
-This process's real resource usage is not reported: on a busy machine it would start migrations that no test
-expects. Names and labels: pingcap/tidb pkg/metrics, tikv/client-go metrics, tikv/pd client/metrics.
+The real resource usage of this process is not reported: on a busy machine, it would start migrations that no
+test expects. Names and labels: pingcap/tidb pkg/metrics, tikv/client-go metrics, tikv/pd client/metrics.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable
 
 _MEMORY_QUOTA_BYTES = 8 << 30
-_REQUESTS_PER_SECOND = 100.0  # To PD and to TiKV each.
+_REQUESTS_PER_SECOND = 100.0  # Requests to PD; the number of requests to TiKV is the same.
 _DEFAULT_VALUES = {"cpu": 0.05, "memory": 0.1, "pd_failures": 0.0, "tikv_failures": 0.0}
 
-# Name, type, labels, counter or gauge, fraction of it: as in TiDB, some have several sets of labels.
+# Name, type, labels, key of the value, and the part of the value that this series has. As in TiDB, some names
+# have several series with different labels.
 _SERIES = (
     ("process_cpu_seconds_total", "counter", "", "cpu_seconds", 1.0),
     ("process_resident_memory_bytes", "gauge", "", "memory_bytes", 1.0),
@@ -33,7 +34,7 @@ _SERIES = (
 
 
 class SimulatedMetrics:
-    """The metrics of one simulated server. Counters grow with time, at the rates set last."""
+    """The metrics of one simulated server. Counters grow with time, at the rates that were set last."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -46,7 +47,7 @@ class SimulatedMetrics:
     def set_values(self, body: bytes) -> None:
         """Set metrics from a JSON object with some of cpu, memory, pd_failures, tikv_failures, cores.
 
-        The first two are fractions of the total, failures are fractions of requests. Raises ValueError.
+        cpu and memory are fractions of the total, failures are fractions of requests. Raises ValueError.
         """
         new_values = json.loads(body)
         if not isinstance(new_values, dict):
@@ -60,7 +61,7 @@ class SimulatedMetrics:
         self._values |= new_values
 
     def render(self) -> str:
-        """Return all series, in Prometheus's text format."""
+        """Return all series in Prometheus's text format."""
         self._advance_counters()
         values = {
             **self._counters,

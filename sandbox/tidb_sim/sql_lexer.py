@@ -1,4 +1,4 @@
-"""Parses SQL as far as the simulated server needs it: string literals and statement ends. No I/O.
+"""Parses SQL as far as the simulated server needs it: string literals and ends of statements. No I/O.
 
 Literals: MySQL reference manual, "String Literals"; `\\%` and `\\_` keep their backslash (pingcap/tidb
 pkg/parser/lexer.go).
@@ -12,23 +12,14 @@ STRING_LITERAL_PATTERNS = {
     True: rb"""(?:'(?:[^'\\]++|\\.|'')*+'|"(?:[^"\\]++|\\.|"")*+")""",
     False: rb"""(?:'(?:[^']++|'')*+'|"(?:[^"]++|"")*+")""",
 }
-"""Patterns, with DOTALL, of a string literal in bytes, by whether a backslash escapes."""
+"""Patterns of a string literal in bytes, for DOTALL. The key is whether a backslash escapes."""
 
 _STATEMENT_TOKENS = {
     backslash: re.compile(rb"(?s)(" + literal + rb"|`[^`]*+`)|(/\*.*?\*/|--(?=\s|\Z)[^\n]*|#[^\n]*)|;")
     for backslash, literal in STRING_LITERAL_PATTERNS.items()
 }
-_LITERAL_PATTERNS = {
-    ("'", True): re.compile(r"(?s)'((?:[^'\\]++|\\.|'')*+)'"),
-    ('"', True): re.compile(r'(?s)"((?:[^"\\]++|\\.|"")*+)"'),
-    ("'", False): re.compile(r"(?s)'((?:[^']++|'')*+)'"),
-    ('"', False): re.compile(r'(?s)"((?:[^"]++|"")*+)"'),
-}
-_ESCAPE_PATTERNS = {
-    ("'", True): re.compile(r"(?s)\\(.)|''"),
-    ('"', True): re.compile(r'(?s)\\(.)|""'),
-    ("'", False): re.compile("(?!)()|''"),
-    ('"', False): re.compile('(?!)()|""'),
+_LITERALS = {
+    backslash: re.compile("(?s)" + literal.decode()) for backslash, literal in STRING_LITERAL_PATTERNS.items()
 }
 _ESCAPED_CHARACTERS = {"0": "\0", "b": "\b", "n": "\n", "r": "\r", "t": "\t", "Z": "\x1a"}
 
@@ -43,14 +34,17 @@ def parse_string_literal(
     quote = text[:1]
     if quote != "'" and not (quote == '"' and double_quotes):
         return None
-    match = _LITERAL_PATTERNS[quote, backslash_escapes].match(text)
+    match = _LITERALS[backslash_escapes].match(text)
     if match is None:
         return None
-    return _ESCAPE_PATTERNS[quote, backslash_escapes].sub(_unescape, match[1]), text[match.end() :]
+    content, rest = match[0][1:-1], text[match.end() :]
+    if backslash_escapes:
+        return re.sub(rf"(?s)\\(.)|{quote}{quote}", _unescape, content), rest
+    return content.replace(quote + quote, quote), rest
 
 
 def split_statements(text: bytes, *, backslash_escapes: bool = True) -> list[bytes]:
-    """Return the statements of a text, without comments and outer blanks."""
+    """Return the statements of a text, without comments and surrounding whitespace."""
     statements: list[bytes] = []
     parts: list[bytes] = []
     at = 0

@@ -1,6 +1,6 @@
-"""A connection during login: whole packets, awaited one by one, with checked sequence numbers.
+"""A connection during login. It reads whole packets, one by one, and checks their sequence numbers.
 
-After the login the transport gets another protocol (`relay.py`), which processes chunks and awaits nothing.
+After the login, the transport gets another protocol (`relay.py`), which processes chunks without waiting.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from sandbox.tidb_sim.compression import Compression
 from sandbox.tidb_sim.packets import HEADER_SIZE, MAX_PACKET_PAYLOAD, BadSequence, frames
 from sandbox.tidb_sim.tls import TlsTransport
 
-_MAX_LOGIN_PAYLOAD_BYTES = 1 << 20
-"""Longest payload of a client before the login is complete."""
+_MAX_LOGIN_PAYLOAD_BYTES = 1 << 20  # Longest payload of a client before the login is complete.
 _CLOSE_TIMEOUT_SECONDS = 2.0
 
 
@@ -23,13 +22,14 @@ class ConnectionClosed(Exception):
 
 
 class PacketTooLarge(Exception):
-    """A packet larger than any login needs (ERR 1153)."""
+    """A packet is larger than `max_payload` (ERR 1153)."""
 
 
 class PacketStream(asyncio.Protocol):
-    """Packets of one connection. `sequence` is the number of the next packet, in either direction.
+    """Packets of one connection. `sequence`: the number of the next packet, in either direction.
 
-    `compression` is None until `start_compression`: then the inner numbers are no longer checked, as in TiDB.
+    `compression`: None until `start_compression`. After it, as in TiDB, the sequence numbers of packets
+    inside compressed packets are not checked.
     `max_payload`: size of the longest accepted packet in bytes.
     """
 
@@ -70,7 +70,7 @@ class PacketStream(asyncio.Protocol):
     async def read(self) -> bytes:
         """Read the payload that starts with the next packet.
 
-        Raises ConnectionClosed, BadSequence, PacketTooLarge, or MalformedPacket if it cannot be decompressed.
+        Raises ConnectionClosed, BadSequence, PacketTooLarge, or MalformedPacket if decompression fails.
         """
         header = await self.peek(HEADER_SIZE)
         length = int.from_bytes(header[:3], "little")
@@ -88,7 +88,7 @@ class PacketStream(asyncio.Protocol):
     async def peek(self, count: int) -> bytes:
         """Return the next `count` bytes without consuming them.
 
-        Raises ConnectionClosed if they do not arrive.
+        Raises ConnectionClosed if the connection ends before they arrive.
         """
         while len(self._buffer) < count:
             content = self.compression.next_content() if self.compression is not None else None
@@ -105,28 +105,26 @@ class PacketStream(asyncio.Protocol):
         return bytes(self._buffer[:count])
 
     def discard(self, count: int) -> None:
-        """Consume bytes that were peeked at."""
         del self._buffer[:count]
 
     def send(self, payload: bytes) -> None:
-        """Send one payload, with the next sequence number."""
+        """Send one payload with the next sequence number."""
         packets = frames(self.sequence, [payload])
         self.transport.write(packets if self.compression is None else self.compression.compress(packets))
         self.sequence = (self.sequence + 1 + len(payload) // MAX_PACKET_PAYLOAD) & 0xFF
 
     async def start_tls(self, context: ssl.SSLContext) -> None:
-        """Continue inside TLS, as its server. Raises TlsHandshakeFailed."""
+        """Start TLS as the server. Raises TlsHandshakeFailed."""
         transport = TlsTransport(self.transport, self, context)
         self.transport = transport
         await transport.handshake(self.take_buffered())
 
     def start_compression(self) -> None:
-        """Continue with compressed packets."""
         self.compression = Compression()
         self.compression.feed(self.take_buffered())
 
     async def close(self) -> None:
-        """Close after sending all data; reset if the peer does not accept it in time."""
+        """Close after all data is sent. Reset the connection if the peer does not accept the data in time."""
         self.transport.close()
         try:
             async with asyncio.timeout(_CLOSE_TIMEOUT_SECONDS):
@@ -142,7 +140,7 @@ class PacketStream(asyncio.Protocol):
             self.transport.abort()
 
     def take_buffered(self) -> bytes:
-        """Consume and return all buffered bytes after the last packet."""
+        """Return and remove all buffered bytes, which follow the last packet that was read."""
         rest = bytes(self._buffer)
         self._buffer.clear()
         return rest

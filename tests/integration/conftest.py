@@ -13,21 +13,27 @@ from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
 from tests.support.fake_servers import GREETING_PAYLOAD, mysql_packet, run_fake_server, send_parts
-from tests.support.migration.fault_arena import FaultArenas
+from tests.support.migration.fault_envoy import FaultEnvoys
 from tests.support.migration.fleet import MigratingFleet, run_fleet
 from tests.support.tidb_sim_clients import session_rules
 
 
+@pytest.fixture(params=[False, True], ids=["sotw", "delta"])
+def delta(request: pytest.FixtureRequest) -> bool:
+    """Return whether Envoy uses the incremental variant of xDS."""
+    return bool(request.param)
+
+
 @pytest.fixture
 async def node() -> AsyncIterator[str]:
-    """The address of a fake server that greets as TiDB does."""
+    """Yield the address of a fake server that sends TiDB's greeting."""
     async with run_fake_server(send_parts(mysql_packet(GREETING_PAYLOAD))) as peer:
         yield peer.endpoint
 
 
 @pytest.fixture
 async def source(mariadb: MariaDb, signing: SessionCertificate) -> AsyncIterator[TidbSim]:
-    """The node that sessions migrate from; checks that it saw no protocol violation."""
+    """Yield the node that sessions migrate from. After the test, check that it saw no protocol violation."""
     async with TidbSim(SimSettings(session_rules(mariadb), **signing.settings)) as sim:
         yield sim
         assert sim.node.violations == []
@@ -35,7 +41,7 @@ async def source(mariadb: MariaDb, signing: SessionCertificate) -> AsyncIterator
 
 @pytest.fixture
 async def target(mariadb: MariaDb, signing: SessionCertificate) -> AsyncIterator[TidbSim]:
-    """The node that sessions migrate to; checks that it saw no protocol violation."""
+    """Yield the node that sessions migrate to. After the test, check that it saw no protocol violation."""
     async with TidbSim(SimSettings(session_rules(mariadb), **signing.settings)) as sim:
         yield sim
         assert sim.node.violations == []
@@ -46,21 +52,21 @@ async def target(mariadb: MariaDb, signing: SessionCertificate) -> AsyncIterator
 async def running(
     tmp_path_factory: pytest.TempPathFactory, mariadb: MariaDb
 ) -> AsyncIterator[MigratingFleet]:
-    """A fleet whose sessions migrate, shared by a module: starting Envoy takes longer than its tests."""
+    """Yield a fleet that all tests of a module share, because Envoy starts slowly."""
     async with run_fleet(tmp_path_factory.mktemp("nodes"), mariadb) as fleet:
         yield fleet
 
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def nodes(running: MigratingFleet) -> AsyncIterator[MigratingFleet]:
-    """The module's fleet, with only the test's sessions; checks that it saw no protocol violation."""
+    """Yield the module's fleet. After the test, close its sessions and check that no node saw a violation."""
     yield running
     await running.close_sessions()
     assert running.pop_violations() == []
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def arenas(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FaultArenas]:
-    """Arenas for failing migrations, for all tests of a module."""
+async def fault_envoys(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[FaultEnvoys]:
+    """Yield Envoys in which tests cause migrations to fail. All tests of a module share them."""
     async with AsyncExitStack() as exit_stack:
-        yield FaultArenas(tmp_path_factory.mktemp("arenas"), exit_stack)
+        yield FaultEnvoys(tmp_path_factory.mktemp("fault_envoys"), exit_stack)

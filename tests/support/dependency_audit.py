@@ -27,7 +27,7 @@ LOCKS = (ROOT / "requirements.lock", ROOT / "tests/support/clients/python/requir
 MANIFESTS = ("filters", "filters/fuzz", "bench/client", "tests/support/clients/rust")
 _CARGO_DENY_CONFIG = ROOT / "filters/deny.toml"
 _CHECK_TIMEOUT_SECONDS = 60.0
-_MAX_PARALLEL_CHECKS = 4  # They wait for the network most of the time.
+_MAX_PARALLEL_CHECKS = 4  # Checks mostly wait for the network.
 
 # Tidevoy may be redistributed under its own license together with packages of these licenses.
 ALLOWED_LICENSES = frozenset(
@@ -48,7 +48,7 @@ ALLOWED_LICENSES = frozenset(
         "Zlib",
     }
 )
-# Names that older packages use.
+# License names that older packages use, with their names in ALLOWED_LICENSES.
 _LICENSE_ALIASES = {
     "3-Clause BSD License": "BSD-3-Clause",
     "Apache Software License": "Apache-2.0",
@@ -63,7 +63,7 @@ _LICENSE_ALIASES = {
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """Result of one check: its findings, and, if it could not check everything, the reason."""
+    """Result of one check: its findings, and the reason if the check was incomplete."""
 
     check: str
     findings: tuple[str, ...] = ()
@@ -140,7 +140,7 @@ def license_expression(expression: str | None, text: str | None, classifiers: Se
 
 
 def is_allowed(expression: str) -> bool:
-    """Return whether all licenses joined by AND are allowed, in at least one alternative of OR."""
+    """Return whether the expression has an alternative (OR) in which all licenses (AND) are allowed."""
     alternatives = re.split(r"\s+OR\s+", expression.strip("() "))
     return any(
         all(name.strip("() ") in ALLOWED_LICENSES for name in re.split(r"\s+AND\s+", alternative))
@@ -203,7 +203,7 @@ def check_crates(directory: str, checks: Sequence[str]) -> AuditResult:
 
 
 def parse_cargo_deny(name: str, code: int, text: str) -> AuditResult:
-    """Parse cargo-deny's output. It also fails if the vulnerability database cannot be fetched."""
+    """Parse cargo-deny's output. cargo-deny also fails if it cannot fetch the vulnerability database."""
     if code == 0:
         return AuditResult(name)
     findings = tuple(re.findall(r"^error(?:\[[\w-]+\])?: .+$", text, re.MULTILINE))
@@ -213,7 +213,7 @@ def parse_cargo_deny(name: str, code: int, text: str) -> AuditResult:
 def _run(
     command: Sequence[str], timeout_seconds: float = _CHECK_TIMEOUT_SECONDS
 ) -> subprocess.CompletedProcess[str]:
-    """Run a tool; one that takes too long fails with that as its last line."""
+    """Run a tool. If it takes too long, return a failure with this reason as the last line."""
     try:
         return subprocess.run(
             command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_seconds, check=False

@@ -1,4 +1,7 @@
-"""Fake servers on real sockets that behave or misbehave in one way each, and the messages of TiDB's ports."""
+"""Fake servers on real sockets, each with one behavior, correct or wrong.
+
+The data that they send is here too: MySQL packets, HTTP responses, and a status and configuration of TiDB.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ STATUS_BODY = json.dumps(
         "status": {"init_stats_percentage": 100},
     }
 ).encode()
-# A configuration that makes migration impossible, as far as the control plane checks it.
+# The part of a TiDB configuration that the control plane checks. These values make migration impossible.
 CONFIG_WITHOUT_MIGRATION = (
     b'{"security": {"session-token-signing-cert": ""}, "graceful-wait-before-shutdown": 15}'
 )
@@ -30,7 +33,7 @@ GREETING_PAYLOAD = b"\x0a8.0.11-TiDB-v8.5.3\x00" + bytes(range(1, 60))
 
 
 def mysql_packet(payload: bytes) -> bytes:
-    """Build a MySQL packet, the first of its connection."""
+    """Build a MySQL packet with sequence number 0."""
     return len(payload).to_bytes(3, "little") + b"\x00" + payload
 
 
@@ -68,7 +71,7 @@ class FakeServer:
 async def run_fake_server(
     handler: Handler, tls: ssl.SSLContext | None = None, host: str = "127.0.0.1", port: int = 0
 ) -> AsyncIterator[FakeServer]:
-    """Run a fake server on a free port, unless one is given; its connections are reset at the end."""
+    """Run a fake server, by default on a free port. Abort its connections at the end."""
     fake_server = FakeServer(handler)
     server = await asyncio.start_server(fake_server.serve, host, port, ssl=tls, backlog=1024)
     fake_server.endpoint = addresses.join(host, server.sockets[0].getsockname()[1])
@@ -81,7 +84,7 @@ async def run_fake_server(
 
 
 def send_parts(*parts: bytes, then_close: bool = False) -> Handler:
-    """Return a handler that writes part by part at once, then waits for the peer or closes."""
+    """Return a handler that writes the parts one by one, then closes or waits until the peer closes."""
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for part in parts:
@@ -111,7 +114,7 @@ def answer_http(response: bytes, times: int | None = None, *, then_close: bool =
 
 
 class FakeStatusPort:
-    """A handler for a status port whose responses for status and configuration can be set."""
+    """A handler for a status port. Tests set `status` and `config`, the responses."""
 
     def __init__(self) -> None:
         self.status, self.config = (
@@ -129,7 +132,12 @@ class FakeStatusPort:
 
 
 async def reset_by_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Close the connection with RST (a handler)."""
+    """Reset the connection (a handler)."""
+    reset_connection(writer)
+
+
+def reset_connection(writer: asyncio.StreamWriter) -> None:
+    """End a connection with RST."""
     connection = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()

@@ -17,10 +17,10 @@ _TCP_MIGRATE_REQ = Path("/proc/sys/net/ipv4/tcp_migrate_req")
 
 @contextmanager
 def network_namespace(*, tcp_migrate_req: bool = True) -> Iterator[None]:
-    """Switch this thread and its children to a new network namespace. Skips the test if not permitted.
+    """Switch this thread and its children to a new network namespace. Skip the test if this is not permitted.
 
-    `tcp_migrate_req`: the value of net.ipv4.tcp_migrate_req there. With it, a listener that closes passes its
-    pending connections on to another one at the same port.
+    `tcp_migrate_req`: the value of net.ipv4.tcp_migrate_req in the namespace. If true, the kernel passes
+    pending connections of a closed listener to another listener at the same port.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     original_namespace = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
@@ -51,10 +51,9 @@ def drop_new_connections(*ports: int) -> None:
 
 
 def stop_dropping_packets() -> None:
-    """Stop dropping packets."""
     _iptables("-F", "INPUT")
 
 
 def _iptables(*rule: str) -> None:
-    """Run iptables. Only within `network_namespace`: it changes the rules of this thread's namespace."""
+    """Run iptables for this thread's namespace. Call this only within `network_namespace`."""
     subprocess.run(["iptables", "--wait", *rule], check=True)

@@ -1,4 +1,4 @@
-"""Clients of a simulated server in this process: a driver, and one that can send any packet."""
+"""Clients of a simulated server in this process: a driver, and a client that can send any packet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import asyncmy
 
 from sandbox.mariadb import MariaDb
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD
-from sandbox.tidb_sim.mariadb_backend import BackendAddress, parse_row
+from sandbox.tidb_sim.mariadb_backend import parse_row
 from sandbox.tidb_sim.packets import (
     AUTOCOMMIT,
     Capability,
@@ -37,8 +37,8 @@ CAPABILITIES = (
 
 
 def session_rules(mariadb: MariaDb, **values: Any) -> SessionRules:
-    """Return rules for sessions on that MariaDB; `values` as in SessionRules."""
-    return SessionRules(BackendAddress(socket=str(mariadb.socket)), **values)
+    """Return rules for sessions on this MariaDB. `values` are fields of SessionRules."""
+    return SessionRules(str(mariadb.socket), **values)
 
 
 async def connect_driver(sim: TidbSim, **options: Any) -> Any:
@@ -49,8 +49,15 @@ async def connect_driver(sim: TidbSim, **options: Any) -> Any:
     )
 
 
+async def query_rows(driver: Any, statement: str, *arguments: object) -> list[tuple[Any, ...]]:
+    """Return the rows of a statement."""
+    async with driver.cursor() as cursor:
+        await cursor.execute(statement, arguments or None)
+        return list(await cursor.fetchall())
+
+
 class RawClient:
-    """A client that can send any packet, and sees each packet."""
+    """A client that can send any packet, and reads packet by packet."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -69,7 +76,7 @@ class RawClient:
     async def send_login(
         self, capabilities: Capability = CAPABILITIES, plugin: str = NATIVE_PASSWORD
     ) -> bytes:
-        """Send the login and return the response's payload, after the greeting was read."""
+        """Send the login after the greeting was read. Return the payload of the response."""
         self._deprecate_eof = bool(capabilities & Capability.DEPRECATE_EOF)
         head = struct.pack("<IIB23x", capabilities, 1 << 24, 45)
         self.writer.write(frame(1, head + b"root\0\0" + plugin.encode() + b"\0"))
@@ -103,7 +110,7 @@ class RawClient:
         return payload
 
     async def read_until_eof(self, size: int) -> list[bytes]:
-        """Return the payloads up to one that starts with 0xfe and is no longer than `size`."""
+        """Return the payloads up to the first that starts with 0xfe and has at most `size` bytes."""
         payloads: list[bytes] = []
         while not payloads or payloads[-1][0] != 0xFE or len(payloads[-1]) > size:
             payloads.append((await self.read_packet())[1])
@@ -142,7 +149,7 @@ class RawClient:
     async def execute(self, number: int, parameters: bytes = b"", *, flags: int = 0) -> list[bytes]:
         """Execute a statement that returns rows; return their payloads, none if a cursor is opened.
 
-        `parameters`: a bit for each NULL, whether types follow, types, values.
+        `parameters`: the NULL bitmap, whether types follow, the types, the values.
         """
         body = struct.pack("<IBI", number, flags, 1) + parameters
         head = await self.send_command(MySqlCommand.STMT_EXECUTE, body)
@@ -179,14 +186,14 @@ def set_states_statement(states: dict[str, Any]) -> str:
 
 
 def error_code(payload: bytes) -> int:
-    """Return the code of an ERR."""
-    assert payload[0] == 0xFF, payload
-    return int.from_bytes(payload[1:3], "little")
+    """Return the code of an ERR packet; 0 for OK."""
+    assert payload[0] in (0x00, 0xFF), payload
+    return int.from_bytes(payload[1:3], "little") if payload[0] == 0xFF else 0
 
 
 @asynccontextmanager
 async def raw_connection(sim: TidbSim) -> AsyncIterator[RawClient]:
-    """Yield a connection that has sent nothing yet, closed at the end."""
+    """Connect without sending anything. Close the connection at the end."""
     host, port = sim.sql_address.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -225,7 +232,7 @@ async def migrated_session(
 
 
 async def run_statement(client: RawClient, statement: str) -> None:
-    """Run a statement that must succeed, whatever it returns."""
+    """Run a statement, with or without rows, that must succeed."""
     if statement.startswith("select"):
         await client.rows(statement)
         return

@@ -1,4 +1,4 @@
-"""Waits in tests: for conditions to be polled, until bytes are read, or to show that nothing happens."""
+"""Waits in tests: until a polled condition is true, until bytes are read, to check that nothing happens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 4, 20, 1
 
 
 async def wait_until(condition: Callable[[], bool | Awaitable[bool]], timeout_seconds: float = 20.0) -> None:
-    """Poll a condition until it is true. Raises TimeoutError if it is not true in time.
+    """Poll a condition until it is true. Raises TimeoutError after `timeout_seconds`.
 
     The pause between two checks grows, because a check may be expensive and the condition may take long.
     """
@@ -33,7 +33,7 @@ async def _evaluate(condition: Callable[[], bool | Awaitable[bool]]) -> bool:
 
 
 async def assert_never(condition: Callable[[], bool | Awaitable[bool]], seconds: float) -> None:
-    """Check for this long that the condition never holds. Raises AssertionError as soon as it does."""
+    """Check for `seconds` that the condition is never true. Raises AssertionError as soon as it is true."""
     try:
         await wait_until(condition, seconds)
     except TimeoutError:
@@ -42,7 +42,7 @@ async def assert_never(condition: Callable[[], bool | Awaitable[bool]], seconds:
 
 
 async def assert_nothing_received(reader: asyncio.StreamReader, seconds: float) -> None:
-    """Check for this long that nothing is received, not even EOF. Raises AssertionError as soon as it is."""
+    """Check for `seconds` that nothing is received, not even EOF. Raises AssertionError otherwise."""
     try:
         async with asyncio.timeout(seconds):
             received = await reader.read(65_536)
@@ -65,8 +65,8 @@ async def wait_until_read(writer: asyncio.StreamWriter) -> None:
             or own_socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_CLOSE
         ):
             raise ConnectionResetError("the peer has closed the connection")
-        # Our send queue first, then the peer's receive queue: in the other order, data that arrives between
-        # the two checks would be missed.
+        # Check the send queue before the peer's receive queue. In the other order, both checks would miss
+        # data that arrives between them.
         (sent,) = struct.unpack("i", fcntl.ioctl(own_socket, termios.TIOCOUTQ, bytes(4)))
         return not (
             writer.transport.get_write_buffer_size() or sent or _unread_bytes(peer_address, own_address)
@@ -76,7 +76,7 @@ async def wait_until_read(writer: asyncio.StreamWriter) -> None:
 
 
 async def wait_until_peer_blocked(writer: asyncio.StreamWriter) -> None:
-    """Wait until the peer, on this machine, cannot send more: all buffers are full of unread data."""
+    """Wait until the peer, on this machine, cannot send more because all buffers are full of unread data."""
     peer_address, own_address = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
 
     def is_blocked() -> bool:
@@ -94,7 +94,7 @@ def _unread_bytes(local: tuple[str, int], remote: tuple[str, int]) -> int:
 
 
 def _query_socket(local: tuple[str, int], remote: tuple[str, int]) -> bytes:
-    """Return the kernel's data about that socket (sock_diag(7)), as `ss` gets it; empty if it is closed."""
+    """Return the kernel's data about a socket (sock_diag(7)), as `ss` gets it; empty if it is closed."""
     ports = struct.pack("!HH", local[1], remote[1])
     addresses = b"".join(socket.inet_aton(host).ljust(16, b"\0") for host, _ in (local, remote))
     socket_id = ports + addresses + struct.pack("=Iq", 0, -1)

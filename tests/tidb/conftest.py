@@ -25,7 +25,7 @@ NODES = 3
 GRACEFUL_WAIT = 3.0
 """Seconds from SIGTERM until the SQL port closes: enough for the health check, which runs every second."""
 STACK_SETTINGS = {"rebalance": {"enabled": False}}
-"""Sessions stay where a test has put them: otherwise even three may be spread over the nodes."""
+"""Without rebalancing, sessions stay on the nodes where a test has opened them."""
 _CLUSTER_START_TIMEOUT_SECONDS = 600
 
 
@@ -42,7 +42,7 @@ def tidb_bin() -> TidbBinaries:
 async def shared_cluster(
     tmp_path_factory: pytest.TempPathFactory, tidb_bin: TidbBinaries
 ) -> AsyncIterator[TidbCluster]:
-    """Run the cluster of the whole run. Tests use `cluster`."""
+    """Run one cluster for all tests. Tests use the fixture `cluster`."""
     directory = tmp_path_factory.mktemp("tidb")
     async with TidbCluster.start(directory, tidb_bin, nodes=NODES, graceful_wait=GRACEFUL_WAIT) as started:
         yield started
@@ -66,7 +66,7 @@ async def global_variables(cluster: TidbCluster) -> AsyncIterator[GlobalVariable
 def database(cluster: TidbCluster) -> str:
     """Return the name of an empty database that only this test uses.
 
-    Create its tables before you kill a server: until it is back, each schema change may wait for it
+    Create its tables before you kill a server: each schema change may wait until the server is back
     (pkg/ddl/schemaver/syncer.go).
     """
     name = f"test_{uuid.uuid4().hex[:12]}"
@@ -81,7 +81,7 @@ async def stack(
 ) -> AsyncIterator[LocalCluster]:
     """Run a control plane and an Envoy with the module in front of `cluster`; all nodes are active.
 
-    It does not rebalance. A test that needs other settings starts its own:
+    The control plane does not rebalance. A test with other settings starts its own stack:
     `LocalCluster.start(directory, cluster=cluster, settings=...)`.
     """
     directory = tmp_path_factory.mktemp("stack")
@@ -99,7 +99,7 @@ def sessions(stack: LocalCluster, database: str) -> Iterator[TrackedSessions]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the first test time for the start of the cluster, which is slow with TiKV on a slow disk."""
+    """Extend the timeout of the first test, which starts the cluster. TiKV starts slowly on a slow disk."""
     tidb_items = [item for item in items if item.path.parent.name == "tidb"]
     if tidb_items:
         tidb_items[0].add_marker(pytest.mark.timeout(_CLUSTER_START_TIMEOUT_SECONDS))

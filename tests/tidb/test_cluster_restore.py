@@ -6,8 +6,7 @@ import signal
 import time
 from typing import Any
 
-import httpx2
-
+from sandbox.server import http_client
 from sandbox.tidb import Tidb
 from sandbox.tidb_cluster import TidbCluster
 from tests.support.tidb.global_variables import restoring_variables
@@ -16,12 +15,15 @@ from tests.support.waiting import wait_until
 from tests.tidb.conftest import NODES
 
 _MAX_DDL_SECONDS = 20.0
-"""Well below the 60 s of TiDB's default lease."""
+"""Maximal seconds of a schema change, which waits until the lease of a killed DDL owner expires.
+
+The sandbox sets this lease to 5 s. TiDB's default is 60 s.
+"""
 
 
 async def config(node: Tidb) -> dict[str, Any]:
     """Return the settings that a node reports."""
-    async with httpx2.AsyncClient(trust_env=False) as client:
+    async with http_client() as client:
         settings: dict[str, Any] = (await client.get(f"{node.status_url}/config")).raise_for_status().json()
         return settings
 

@@ -1,4 +1,4 @@
-"""A node at its `max_connections`: clients get the same answers as without Tidevoy, during and after."""
+"""While a node has `max_connections` clients, and afterwards, the answers are the same as without Tidevoy."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_single_full_node_answers_as_without_tidevoy(
         )
         assert set(results.later) == {"ok"}
         assert results.packets == {TOO_MANY_CONNECTIONS_PACKET}
-        # In parallel more logins may succeed: TiDB counts a session from the end of its login.
+        # More logins may succeed in parallel, because TiDB counts a session only after its login.
         results = await run_burst(single, target, at_once=BURST_LOGINS)
         assert set(results.burst) == {"ok", TOO_MANY_CONNECTIONS}
         assert set(results.later) == {"ok"}
@@ -74,7 +74,7 @@ async def test_single_full_node_answers_as_without_tidevoy(
 async def test_full_node_is_skipped_if_others_have_room(
     tmp_path: Path, cluster: TidbCluster, global_variables: GlobalVariables, tls: str
 ) -> None:
-    """Envoy also skips a node that rejects clients after its greeting, as in a parallel burst."""
+    """Envoy also skips a node that rejects a client after the greeting, which happens in a parallel burst."""
     full = cluster.tidb[0]
     settings = {"tls": {"backend": {"mode": tls, "verify": "none"}, "allow_cleartext_backend": True}}
     async with LocalCluster.start(tmp_path, cluster=cluster, settings=settings) as stack:

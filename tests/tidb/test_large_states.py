@@ -28,7 +28,7 @@ def _run_statements(session: Connection) -> None:
 
 
 def _read_results(session: Connection) -> list[object]:
-    """Return the results of `_execute` that these queries do not change."""
+    """Query the results of `_run_statements`, without those that a query changes."""
     warnings = [row[:2] for row in query_rows(session, "show warnings")]
     return [
         warnings,
@@ -40,7 +40,7 @@ def _read_results(session: Connection) -> list[object]:
 async def _failed_migrations(stack: LocalCluster, address: str) -> dict[str, int]:
     """Return how many migrations away from this node have failed, by reason."""
     answer = (await stack.api.get(f"/v1/nodes/{address}")).json()
-    by_reason: dict[str, int] = answer["departure"]["failed"]
+    by_reason: dict[str, int] = answer["drain_progress"]["failed"]
     return by_reason
 
 
@@ -62,13 +62,13 @@ async def test_session_with_too_large_states_stays_unchanged(
         return (await _failed_migrations(stack, node.address)).get("states_too_large", 0) == len(large)
 
     await stack.wait_until(have_stayed, "the sessions to stay because of their states", _TIMEOUT_SECONDS)
-    # Any query changes ROW_COUNT() and FOUND_ROWS(), so each of them is read in another session.
+    # Any query changes ROW_COUNT() and FOUND_ROWS(), so each of the two is read in its own session.
     assert query_value(large[0], "select row_count()") == 2
     assert query_value(large[1], "select found_rows()") == query_value(references[0], "select found_rows()")
     assert _read_results(large[2]) == _read_results(references[1])
     for session in large:
         assert session_port(session) == node.port
-        # A newly prepared statement does not replace the first one.
+        # A newly prepared statement does not replace `first`.
         query_rows(session, "prepare second from 'select ''second'''")
         assert query_value(session, "execute first") == "first"
         assert query_value(session, "execute second") == "second"

@@ -77,7 +77,7 @@ async def test_tidevoy_times_out_a_silent_login_before_tidb(cluster: TidbCluster
             length = int.from_bytes((await server.readexactly(4))[:3], "little")
             assert (await server.readexactly(length))[0] == 10
             received = await envoy.read()
-        # The greeting and error 1159. The server has sent nothing after its greeting, and has not closed.
+        # Envoy sends error 1159 after the greeting. The server sends nothing, and does not disconnect.
         assert re.search(rb"\xff\x87\x04Tidevoy: the login took too long", received)
         await assert_nothing_received(server, 0.1)
         to_server.close()

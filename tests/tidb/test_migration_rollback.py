@@ -22,7 +22,7 @@ USER = "leaving"
 
 @pytest.fixture
 def account(cluster: TidbCluster) -> Iterator[str]:
-    """Create a user who may log in at first."""
+    """Create a user who can log in until the test locks the account."""
     with connect_directly(cluster.tidb[0]) as root:
         query_rows(root, f"create user {USER}")
         query_rows(root, f"grant all on *.* to {USER}")
@@ -41,7 +41,7 @@ async def test_prepared_statements_keep_their_ids(
         (node,) = [candidate for candidate in cluster.tidb if str(candidate.port) == port]
         with connect_directly(cluster.tidb[0]) as root:
             query_rows(root, f"alter user {account} account lock")
-        # Every node reloads its privileges at its own time.
+        # Each node reloads its privileges independently.
         await stack.wait_until(
             lambda: not any(can_log_in(candidate, account) for candidate in cluster.tidb), "the lock"
         )

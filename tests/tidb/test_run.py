@@ -37,15 +37,15 @@ def start_with_folder(folder: Path) -> ChildProcess:
     _, ports = free_ports()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("TIDEVOY_")}
     command = [TIDEVOY, "run", f"--tidb-bin={folder}", *ports]
-    return ChildProcess.start("run", command, directory=folder, env=environment)
+    return ChildProcess("run", command, directory=folder, env=environment)
 
 
 @asynccontextmanager
 async def run_tidevoy(directory: Path, *options: str) -> AsyncIterator[tuple[ChildProcess, int]]:
-    """Run `tidevoy run` with one node. Yield it, when it is ready, and the port for clients."""
-    sql, port_options = free_ports()
+    """Run `tidevoy run` with one node. When it is ready, yield the process and the port for clients."""
+    port, port_options = free_ports()
     command = [TIDEVOY, "run", "--nodes=1", "--graceful-wait=0", *port_options, *options]
-    process = ChildProcess.start("run", command, directory=directory)
+    process = ChildProcess("run", command, directory=directory)
 
     def is_ready() -> bool:
         assert process.returncode is None, process.output()
@@ -53,7 +53,7 @@ async def run_tidevoy(directory: Path, *options: str) -> AsyncIterator[tuple[Chi
 
     try:
         await wait_until(is_ready, _TIMEOUT_SECONDS)
-        yield process, sql
+        yield process, port
         process.send_signal(signal.SIGINT)
         async with asyncio.timeout(_TIMEOUT_SECONDS):
             assert await process.wait() == 0

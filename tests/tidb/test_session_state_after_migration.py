@@ -1,4 +1,4 @@
-"""A migrated session gives the same answers about its earlier statements as a session that has stayed."""
+"""After a migration, a session answers queries about its earlier statements as if it had stayed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_migrated_session_answers_like_one_that_stayed(
     stack: LocalCluster, sessions: TrackedSessions, database: str
 ) -> None:
     node = stack.tidb[0]
-    # Tables have the same names, so that answers have the same texts.
+    # Tables have the same names in both databases, so that error messages are equal.
     databases = [f"{database}_{kind}" for kind in ("migrated", "stayed")]
     with connect_directly(node) as root:
         for database_name in databases:
@@ -92,7 +92,7 @@ async def test_migrated_session_answers_like_one_that_stayed(
     pairs = []
     for number, case in enumerate(CASES):
         migrating, staying = sessions.on_node(node), sessions.direct(node)
-        # Both have executed the same statements.
+        # `on_node` has run this query in the migrating session, so run it in both sessions.
         assert session_port(staying) == node.port
         for session, database_name in zip((migrating, staying), databases, strict=True):
             query_rows(session, f"use {database_name}")

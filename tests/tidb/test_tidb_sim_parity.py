@@ -1,7 +1,7 @@
-"""The simulated TiDB server (sandbox/tidb_sim) behaves like a real one wherever Tidevoy relies on TiDB.
+"""The simulated TiDB server (sandbox/tidb_sim) behaves like a real server wherever Tidevoy relies on TiDB.
 
-So the results of tests with simulated servers hold for TiDB, too. tests/support/tidb/tidb_behaviors.py lists
-the intended differences.
+So tests with simulated servers are valid for TiDB. tests/support/tidb/tidb_behaviors.py excludes the intended
+differences.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sandbox.ports import Ports
 from sandbox.tidb_cluster import TidbCluster
 from tests.support.tidb import tidb_behaviors
 from tests.support.tidb.global_variables import GlobalVariables
-from tests.support.tidb.tidb_behaviors import Fact
+from tests.support.tidb.tidb_behaviors import Behavior
 from tests.tidb.conftest import GRACEFUL_WAIT
 
 MAX_CONNECTIONS = 2
-BEHAVIORS: tuple[Fact, ...] = (
+BEHAVIORS: tuple[Behavior, ...] = (
     tidb_behaviors.greeting,
     tidb_behaviors.status_page,
     tidb_behaviors.kill_of_an_idle_session,
@@ -62,7 +62,7 @@ async def simulated_cluster(
 
 @pytest.mark.parametrize("behavior", BEHAVIORS, ids=lambda behavior: behavior.__name__)
 async def test_simulated_server_behaves_like_tidb(
-    behavior: Fact, cluster: TidbCluster, simulated_cluster: FakeCluster
+    behavior: Behavior, cluster: TidbCluster, simulated_cluster: FakeCluster
 ) -> None:
     real, simulated = await asyncio.gather(behavior(cluster.tidb[0]), behavior(simulated_cluster.tidb[0]))
     assert simulated == real
@@ -86,9 +86,9 @@ async def test_full_simulated_server_rejects_like_tidb(
 async def test_simulated_server_shuts_down_like_tidb(
     cluster: TidbCluster, simulated_cluster: FakeCluster
 ) -> None:
-    """This test must run last: it stops the simulated server that the other tests use."""
+    node = simulated_cluster.new_node()
+    await node.launch()
     real, simulated = await asyncio.gather(
-        tidb_behaviors.graceful_shutdown(cluster.tidb[2]),
-        tidb_behaviors.graceful_shutdown(simulated_cluster.tidb[0]),
+        tidb_behaviors.graceful_shutdown(cluster.tidb[2]), tidb_behaviors.graceful_shutdown(node)
     )
     assert simulated == real

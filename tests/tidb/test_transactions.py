@@ -57,7 +57,7 @@ def _hosts(servers: Sequence[Tidb], drained: Sequence[Tidb]) -> list[Host]:
 
 @asynccontextmanager
 async def run_proxied_servers(directory: Path, cluster: TidbCluster) -> AsyncIterator[ProxiedServers]:
-    """Run an Envoy in front of two servers; sessions begin at the first one."""
+    """Run an Envoy in front of two servers. Sessions begin on the first server."""
     first, second, *_ = cluster.tidb
     endpoints = directory / "endpoints.json"
     async with run_envoy(
@@ -103,7 +103,10 @@ async def test_begin_statements_have_the_same_answers_during_a_drain(
 async def test_begin_rejected_by_read_only_mode_opens_no_transaction(
     tmp_path: Path, cluster: TidbCluster, database: str, global_variables: GlobalVariables
 ) -> None:
-    """If Tidevoy sent a COMMIT instead, ROLLBACK would undo the last row."""
+    """A rejected BEGIN leaves no transaction open, so ROLLBACK does not undo the next insert.
+
+    A rejected COMMIT would leave the session in a transaction, so Tidevoy must not send it (decision 0013).
+    """
     user = f"u_{database}"
     with connect_directly(cluster.tidb[0]) as admin:
         # Root may write in read-only mode (RESTRICTED_REPLICA_WRITER_ADMIN).
@@ -114,24 +117,24 @@ async def test_begin_rejected_by_read_only_mode_opens_no_transaction(
         clients = {
             is_draining: await servers.connect(user=user, database=database) for is_draining in (False, True)
         }
-        for number, connect in enumerate(clients.values()):
-            await connect.query("begin")
-            await connect.query(f"insert into t values ({number})")
+        for number, client in enumerate(clients.values()):
+            await client.query("begin")
+            await client.query(f"insert into t values ({number})")
         answers: dict[bool, list[Answer]] = {is_draining: [] for is_draining in clients}
-        for is_draining, connect in clients.items():
+        for is_draining, client in clients.items():
             if is_draining:
                 servers.drain(servers.first)
                 await wait_until_greeted(servers.second.port, 1)
             global_variables.set("tidb_super_read_only", 1, servers.first)
-            answers[is_draining].append(await connect.query("begin"))
+            answers[is_draining].append(await client.query("begin"))
             await global_variables.restore()
-            answers[is_draining].append(await connect.query(f"insert into t values ({10 + is_draining})"))
-            answers[is_draining].append(await connect.query("rollback"))
+            answers[is_draining].append(await client.query(f"insert into t values ({10 + is_draining})"))
+            answers[is_draining].append(await client.query("rollback"))
         assert answers[True] == answers[False]
         (error,) = answers[False][0]
         assert isinstance(error, ErrorAnswer)
         assert error.code == _READ_ONLY
-        await asyncio.gather(*(connect.quit() for connect in clients.values()))
+        await asyncio.gather(*(client.quit() for client in clients.values()))
     with connect_directly(cluster.tidb[0]) as admin:
         assert query_rows(admin, f"select id from {database}.t order by id") == [(10,), (11,)]
         query_rows(admin, f"drop user {user}")

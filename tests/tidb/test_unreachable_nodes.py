@@ -1,6 +1,6 @@
-"""A real TiDB server whose packets are dropped: its clients get errors or continue elsewhere, in time.
+"""Packets of a real TiDB server are dropped. Its clients soon get errors, or continue on another server.
 
-TIDEVOY_SOAK=1: 20 runs instead of one.
+TIDEVOY_SOAK=1 makes 20 runs instead of one.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ pytestmark = pytest.mark.timeout(900 if SOAK else 120)
 RUNS = 20 if SOAK else 1
 OUT_OF_SERVICE_SECONDS = 5.0
 END_SECONDS = 8.0
-"""Both count from the first dropped packet."""
+"""OUT_OF_SERVICE_SECONDS and END_SECONDS count from the first dropped packet."""
 LOGIN_SECONDS = 1.5
-"""Maximal seconds for a login, which does not try an unreachable node."""
+"""Maximal seconds for a login. A login must not try an unreachable node."""
 _LOGIN_PAUSE_SECONDS = 0.1
-"""Pause between two logins: more logins would use CPU that the measured processes need."""
+"""Pause between two logins, which leaves CPU for the measured processes."""
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ async def read_final_error(client: RawClient) -> str:
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds from the first dropped packet."""
+    """Seconds from the first dropped packet until an event."""
 
     envoy: float
     """Envoy gives the node no new sessions."""
@@ -91,7 +91,7 @@ class Times:
     saved: float
     """An idle session with saved states is on the other node."""
     login: float
-    """The longest login during this time."""
+    """Duration of the longest login in the first END_SECONDS, not the time of an event."""
 
 
 class Stopwatch:
@@ -113,7 +113,7 @@ class Stopwatch:
 
 
 async def run_scenario(stack: LocalCluster, lost: Tidb, other: Tidb, run: int) -> Times:
-    """Run the scenario once; afterwards the node is active again."""
+    """Run the scenario once. Afterwards the node is active again."""
     restorable = await open_session_on(stack, other)
     await restorable.query("set @kept = 'unchanged'")
     await restorable.query("use mysql")
@@ -121,7 +121,7 @@ async def run_scenario(stack: LocalCluster, lost: Tidb, other: Tidb, run: int) -
     await undrain(stack, other)
     waiting, idle = await open_session_on(stack, lost), await open_session_on(stack, lost)
     watcher = await open_session(other.port)
-    # The server still executes statements of earlier runs: it does not know that their clients are gone.
+    # The server still executes the statements of earlier runs, so the text must differ.
     statement = f"select sleep(60), {run}"
     waiting.writer.write(frame(0, bytes((MySqlCommand.QUERY,)) + statement.encode()))
     with connect_directly(lost) as root:

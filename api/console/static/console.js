@@ -40,11 +40,11 @@
   // --- live updates ---
 
   // One stream per visible tab, and none for hidden ones: browsers limit the connections to one server.
-  const changes = document.body.dataset.changes;
+  const updates = document.body.dataset.updates;
   let source = null;
   function follow() {
-    if (!changes || source || document.hidden) return;
-    source = new EventSource(changes);
+    if (!updates || source || document.hidden) return;
+    source = new EventSource(updates);
     source.addEventListener("open", () => { showConnection("live", true); refresh(); });
     source.addEventListener("error", () => {
       showConnection("not connected", false);

@@ -1,1 +1,1 @@
-"""Distribute sessions over the nodes in service: weights, zones, and migrations that even out the load."""
+"""Distribute sessions over the nodes in service by weights, zones and migrations."""

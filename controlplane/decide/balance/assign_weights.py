@@ -9,28 +9,29 @@ from controlplane.decide import session_counts
 from controlplane.decide.balance import locality, resource_factors, water_filling
 from controlplane.decide.balance.fair_share import capacity_factor, effective_capacity
 from controlplane.decide.balance.water_filling import WeightedNode
-from controlplane.model.facts import Facts
+from controlplane.decide.inputs import Inputs
 from controlplane.model.nodes import EMPTY_MAP, GroupZone, State
-from controlplane.model.plan import EdsHealth, Factor, NodePlan, Plan, Policy
+from controlplane.model.plan import EdsHealth, Factor, NodePlan, Plan
 
-# Seconds until weights take effect. In addition, reports are up to one interval old when they arrive, and
-# weights stay in force for another interval.
+# Weights anticipate the sessions that open in this delay until the weights take effect, and in two report
+# intervals: a report is up to one interval old when it arrives, and weights are used for another interval.
 _WEIGHT_DELAY_SECONDS = 1.0
 _REPORT_INTERVALS = 2.0
-# Limit for long report intervals: slow start and metrics advance anyway, and TiDB counts connections itself.
+# Even with longer report intervals, weights are refreshed this often, because other inputs change too.
 _MAX_REFRESH_SECONDS = 5.0
 
 
 def assign_weights(
-    planned: Mapping[str, NodePlan], previous: Plan, facts: Facts, policy: Policy, now: float
+    planned: Mapping[str, NodePlan], inputs: Inputs
 ) -> tuple[Mapping[str, NodePlan], frozenset[GroupZone], float]:
-    """Return the nodes with weights and factors, the overloaded zones, and when they were computed.
+    """Return the nodes with weights and factors, the overloaded zones, and when the weights were computed.
 
-    Session counts change all the time, so weights are recomputed once per report interval, at least every
-    5 s, and at once when nodes enter or leave service or their configured weights change.
+    Weights are recomputed once per report interval, at least every 5 s, and at once if nodes enter or leave
+    service or their configured weights, groups or zones change. Otherwise the previous weights stay.
     """
+    previous, now = inputs.previous, inputs.now
     serving = {a: p for a, p in planned.items() if p.eds_health is EdsHealth.HEALTHY}
-    refresh_seconds = min(policy.report_interval, _MAX_REFRESH_SECONDS)
+    refresh_seconds = min(inputs.policy.report_interval, _MAX_REFRESH_SECONDS)
     if 0 <= now - previous.weights_computed_at < refresh_seconds and _is_same_fleet(serving, previous):
         past = {a: previous.nodes[a] for a in serving}
         group_weights = {a: p.weight for a, p in past.items()}
@@ -41,15 +42,19 @@ def assign_weights(
             previous.overloaded_zones,
             previous.weights_computed_at,
         )
-    serving = _with_factors(serving, resource_factors.advance_factors(planned, previous, facts, policy, now))
-    sessions = _count_sessions(serving, facts, policy, now)
-    overloaded_zones = _overloaded_zones(serving, sessions, previous, facts, policy, now)
-    group_weights, zone_weights = _compute_weights(serving, sessions, previous, facts, policy, now)
+    serving = _with_factors(serving, resource_factors.advance_factors(planned, inputs))
+    fresh_from = inputs.tidb_counts_stale_before
+    sessions = {
+        address: session_counts.best_session_count(address, p.endpoint, inputs.facts, fresh_from)
+        for address, p in serving.items()
+    }
+    overloaded_zones = _overloaded_zones(serving, sessions, inputs)
+    group_weights, zone_weights = _compute_weights(serving, sessions, inputs)
     return _with_weights({**planned, **serving}, group_weights, zone_weights), overloaded_zones, now
 
 
 def _is_same_fleet(serving: Mapping[str, NodePlan], previous: Plan) -> bool:
-    """Return whether the previous weights were computed for the same nodes."""
+    """Return whether the previous weights were computed for the same nodes, groups and zones."""
     past = previous.nodes
     return sum(p.eds_health is EdsHealth.HEALTHY for p in past.values()) == len(serving) and all(
         (before := past.get(a)) is not None
@@ -81,17 +86,13 @@ def _with_weights(
 
 
 def _compute_weights(
-    serving: Mapping[str, NodePlan],
-    sessions: Mapping[str, int | None],
-    previous: Plan,
-    facts: Facts,
-    policy: Policy,
-    now: float,
+    serving: Mapping[str, NodePlan], sessions: Mapping[str, int | None], inputs: Inputs
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Return the weights for Envoys that use all nodes of a group, and for Envoys limited to their zone.
 
-    Backup nodes are weighted among themselves.
+    The weights of backup nodes are relative to each other only.
     """
+    previous, facts, policy, now = inputs
     envoy_zones = locality.envoy_zones(facts.envoy_zones, policy)
     groups: dict[tuple[str, bool], list[str]] = {}
     zones: dict[GroupZone, list[str]] = {}
@@ -99,13 +100,10 @@ def _compute_weights(
         groups.setdefault((p.group, p.backup), []).append(address)
         if p.zone in envoy_zones and not p.backup:
             zones.setdefault((p.group, p.zone), []).append(address)
-    expected = (
-        _WEIGHT_DELAY_SECONDS + _REPORT_INTERVALS * policy.report_interval
-    ) * facts.new_sessions_per_second
-    total_weight, total_opened = (
-        sum(p.node.weight for p in serving.values()),
-        sum(facts.new_sessions.values()),
-    )
+    expected_seconds = _WEIGHT_DELAY_SECONDS + _REPORT_INTERVALS * policy.report_interval
+    expected = expected_seconds * facts.new_sessions_per_second
+    total_weight = sum(p.node.weight for p in serving.values())
+    total_opened = sum(facts.new_sessions.values())
     group_weights: dict[str, int] = {}
     zone_weights: dict[str, int] = {}
     for weights, pools, is_local in ((group_weights, groups, False), (zone_weights, zones, True)):
@@ -115,18 +113,12 @@ def _compute_weights(
                 for a in members
             ]
             if total_opened:
-                expected_arrivals = (
-                    expected
-                    * sum(facts.new_sessions.get(serving[a].endpoint or "", 0) for a in members)
-                    / total_opened
-                )
+                opened = sum(facts.new_sessions.get(serving[a].endpoint or "", 0) for a in members)
+                expected_arrivals = expected * opened / total_opened
             else:
                 expected_arrivals = expected * sum(n.capacity for n in nodes) / total_weight
-            weights.update(
-                water_filling.compute_weights(
-                    nodes, expected_arrivals, _previous_ratios(members, previous, is_local=is_local)
-                )
-            )
+            ratios = _previous_ratios(members, previous, is_local=is_local)
+            weights.update(water_filling.compute_weights(nodes, expected_arrivals, ratios))
     return group_weights, zone_weights
 
 
@@ -139,24 +131,10 @@ def _previous_ratios(members: list[str], previous: Plan, *, is_local: bool) -> d
     }
 
 
-def _count_sessions(
-    serving: Mapping[str, NodePlan], facts: Facts, policy: Policy, now: float
-) -> dict[str, int | None]:
-    fresh_from = session_counts.tidb_count_stale_before(policy, now)
-    return {
-        address: session_counts.best_session_count(address, p.endpoint, facts, fresh_from)
-        for address, p in serving.items()
-    }
-
-
 def _overloaded_zones(
-    serving: Mapping[str, NodePlan],
-    sessions: Mapping[str, int | None],
-    previous: Plan,
-    facts: Facts,
-    policy: Policy,
-    now: float,
+    serving: Mapping[str, NodePlan], sessions: Mapping[str, int | None], inputs: Inputs
 ) -> frozenset[GroupZone]:
+    previous, facts, policy, now = inputs
     if not facts.envoy_zones:
         return frozenset()
     active = {a: p for a, p in serving.items() if p.state is State.ACTIVE}

@@ -1,15 +1,17 @@
-"""Compute each node's fair share of the sessions in whole numbers, and compare with its sessions. No I/O."""
+"""Group the nodes among which sessions are distributed, and compute each node's fair share. No I/O."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from controlplane.decide import session_counts
-from controlplane.decide.balance import resource_factors
+from controlplane.decide.balance import locality, resource_factors
 from controlplane.decide.balance.water_filling import ramp, water_level
-from controlplane.model.facts import Facts
+from controlplane.decide.inputs import Inputs
+from controlplane.model.nodes import GroupZone
 from controlplane.model.plan import NodePlan, Policy
 from controlplane.model.traffic import SessionCounts
 
@@ -17,8 +19,8 @@ from controlplane.model.traffic import SessionCounts
 class LoadStatus(NamedTuple):
     """A node's sessions and its fair share.
 
-    The sessions of an Envoy that stopped reporting may have ended or not, so both values have a minimum
-    (without those sessions) and a maximum.
+    It is unknown whether the sessions of an Envoy that stopped reporting have ended. The minima exclude these
+    sessions, the maxima include them.
     """
 
     min_sessions: int
@@ -28,12 +30,12 @@ class LoadStatus(NamedTuple):
 
     @property
     def surplus(self) -> int:
-        """Lower bound of the sessions above its fair share; 0 or less when there are none."""
+        """If positive: the node has at least this many sessions more than its fair share."""
         return self.min_sessions - self.max_share
 
     @property
     def deficit(self) -> int:
-        """Lower bound of the sessions it is below its fair share; 0 or less when there are none."""
+        """If positive: the node has at least this many sessions fewer than its fair share."""
         return self.min_share - self.max_sessions
 
 
@@ -41,51 +43,41 @@ def load_statuses(
     served: Mapping[str, NodePlan],
     capacities: Mapping[str, float],
     incapable: Collection[SessionCounts],
-    facts: Facts,
-    policy: Policy,
-    now: float,
+    inputs: Inputs,
 ) -> dict[str, LoadStatus]:
-    """Return the load status of each node in `capacities`, which share their sessions among each other.
+    """Return the load status of each node in `capacities`, the nodes of one balancing group.
 
-    Shares are proportional to capacity (0: no share). A node's share is at least its immovable sessions:
-    those of direct clients, of Envoys without a module, and of the `incapable` modules.
+    Shares are proportional to capacity, but never below a node's immovable sessions: those of clients that
+    bypass Envoy, of Envoys without Tidevoy's module, and of `incapable` modules, which migrate none.
     """
-    fresh_from = session_counts.tidb_count_stale_before(policy, now)
-    movable = _subtract(facts.sessions_by_address, [counts.sessions for counts in incapable])
-    silent_envoys = session_counts.silent_envoys(facts, session_counts.report_stale_before(policy, now))
+    facts, fresh_from = inputs.facts, inputs.tidb_counts_stale_before
+    movable = Counter(facts.sessions_by_address)
+    for counts in incapable:
+        movable.subtract(counts.sessions)
+    silent_envoys = session_counts.silent_envoys(facts, inputs.reports_stale_before)
+    envoys_counted_from = session_counts.envoys_counted_from(facts, silent_envoys)
     min_counts: list[int] = []
     max_counts: list[int] = []
     for address in capacities:
         endpoint = served[address].endpoint
-        count = session_counts.tidb_count(address, facts, fresh_from)
-        if count is None:
-            count = session_counts.reported(address, endpoint, facts)
-            min_counts.append(
-                count - session_counts.for_envoys(silent_envoys, address, endpoint, facts)
-                if silent_envoys
-                else count
-            )
-        else:
-            min_counts.append(count)
-        max_counts.append(count)
+        max_count = session_counts.sessions_reported_by_envoys(address, endpoint, facts)
+        min_count = max_count
+        if silent_envoys:
+            min_count -= session_counts.sessions_of_envoys_on_node(silent_envoys, address, endpoint, facts)
+        if (own_count := session_counts.tidb_count(address, facts, fresh_from)) is not None:
+            # The Envoys may report more sessions because these were opened after the server counted.
+            is_older = (facts.health[address].connections_at or 0.0) < envoys_counted_from
+            min_count = max_count = max(own_count, min_count) if is_older else own_count
+        min_counts.append(min_count)
+        max_counts.append(max_count)
     capacity_values = list(capacities.values())
-    immovable = [max(0, n - movable.get(a, 0)) for a, n in zip(capacities, max_counts, strict=True)]
+    immovable = [max(0, n - movable[a]) for a, n in zip(capacities, max_counts, strict=True)]
     max_shares = min_shares = integer_shares(capacity_values, immovable, max_counts)
     if min_counts != max_counts:
-        immovable = [max(0, n - movable.get(a, 0)) for a, n in zip(capacities, min_counts, strict=True)]
+        immovable = [max(0, n - movable[a]) for a, n in zip(capacities, min_counts, strict=True)]
         min_shares = integer_shares(capacity_values, immovable, min_counts)
     statuses = map(LoadStatus, min_counts, max_counts, min_shares, max_shares)
     return dict(zip(capacities, statuses, strict=True))
-
-
-def _subtract(counts: Mapping[str, int], subtracted: Collection[Mapping[str, int]]) -> Mapping[str, int]:
-    if not subtracted:
-        return counts
-    difference = dict(counts)
-    for mapping in subtracted:
-        for address, count in mapping.items():
-            difference[address] = difference.get(address, 0) - count
-    return difference
 
 
 def effective_capacity(planned: NodePlan, policy: Policy, now: float) -> float:
@@ -94,7 +86,7 @@ def effective_capacity(planned: NodePlan, policy: Policy, now: float) -> float:
 
 
 def capacity_factor(planned: NodePlan, policy: Policy, now: float) -> float:
-    """Return the part of a node's weight after slow start and its resource factors: above 0, at most 1."""
+    """Return the factor of slow start times the node's resource factors: above 0, at most 1."""
     since = planned.active_since
     ramp_factor = 1.0
     if since is not None and now - since < policy.slow_start:
@@ -105,11 +97,11 @@ def capacity_factor(planned: NodePlan, policy: Policy, now: float) -> float:
 def integer_shares(
     capacities: Sequence[float], immovable: Sequence[int], current: Sequence[int], added: int = 0
 ) -> list[int]:
-    """Divide the `current` sessions of all nodes and `added` new ones by capacity in whole numbers.
+    """Divide the `current` sessions of all nodes, and `added` new ones, in proportion to capacity.
 
-    No node gets less than its `immovable` sessions, and a node of capacity 0 gets just these. The remainder
-    of rounding goes to the largest fractions, on ties to the nodes with the most sessions, so that nothing
-    has to migrate for it.
+    No node gets less than its `immovable` sessions, and a node of capacity 0 gets only these. The shares with
+    the largest fractions are rounded up. On ties, the nodes with the most sessions come first, so that fewer
+    sessions have to migrate.
     """
     total = sum(current) + added
     receivers = [i for i, capacity in enumerate(capacities) if capacity > 0]
@@ -127,3 +119,39 @@ def integer_shares(
         for i in sorted(receivers, key=lambda i: (whole_shares[i] - shares[i], -current[i], i))[:leftover]:
             whole_shares[i] += 1
     return whole_shares
+
+
+class BalancingGroup(NamedTuple):
+    """Nodes among which sessions are distributed. Rebalancing migrates sessions only within such a group."""
+
+    group: str
+    zone: str  # empty: nodes that no Envoy prefers, and nodes in overloaded zones
+    capacities: Mapping[str, float]  # effective capacity by address; 0: an unused backup
+
+
+def balancing_groups(
+    served: Mapping[str, NodePlan],
+    overloaded: Collection[GroupZone],
+    zone_by_envoy: Mapping[str, str],
+    policy: Policy,
+    now: float,
+) -> list[BalancingGroup]:
+    """Return the balancing groups of all nodes in service. Envoys in `overloaded` zones use all zones."""
+    envoy_zones, serving = locality.envoy_zones(zone_by_envoy, policy), locality.serving_addresses(served)
+    capacities_by_zone: dict[GroupZone, dict[str, float]] = {}
+    backups: dict[str, list[str]] = {}
+    for address, planned in served.items():
+        if address not in serving:
+            backups.setdefault(planned.group, []).append(address)
+            continue
+        is_zone_local = planned.zone in envoy_zones and (planned.group, planned.zone) not in overloaded
+        group_zone = (planned.group, planned.zone if is_zone_local else "")
+        capacities_by_zone.setdefault(group_zone, {})[address] = effective_capacity(planned, policy, now)
+    for group, addresses in backups.items():
+        # With capacity 0, a backup that was in use gives its sessions back to the other nodes.
+        first = min(key for key in capacities_by_zone if key[0] == group)
+        capacities_by_zone[first].update(dict.fromkeys(addresses, 0.0))
+    return [
+        BalancingGroup(group, zone, capacities)
+        for (group, zone), capacities in sorted(capacities_by_zone.items())
+    ]

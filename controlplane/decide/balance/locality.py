@@ -1,21 +1,22 @@
-"""Node groups, backup nodes and zones: which nodes serve which Envoys. No I/O."""
+"""Decide which nodes receive sessions from which Envoys: node groups, backup nodes and zones. No I/O."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 
 from controlplane.model.nodes import GroupZone, Node
 from controlplane.model.plan import BalancePolicy, NodePlan, Policy
 
-# Few sessions are always spread unevenly: a zone is not overloaded unless it exceeds its share by this many.
+# A zone is overloaded only if it exceeds its share by this many sessions: few sessions rarely divide evenly.
 _MIN_EXCESS_SESSIONS = 4.0
 
 
 def classify(node: Node, policy: Policy) -> tuple[str, bool, str]:
-    """Return the group of a node, whether it is a backup, and its zone; both names may be empty."""
+    """Return a node's group (empty: none), whether the node is a backup, and its zone (empty: unknown)."""
     labels = node.labels
     group = ""
-    if policy.groups:  # most fleets have none
+    if policy.groups:
         group = next((g.name for g in policy.groups if _has_labels(labels, g.labels)), "")
     backup = bool(policy.backup_labels) and _has_labels(labels, policy.backup_labels)
     return group, backup, labels.get(policy.zone_label, "")
@@ -34,12 +35,12 @@ def serving_by_group(served: Mapping[str, NodePlan]) -> dict[str, list[str]]:
 
 
 def serving_addresses(served: Mapping[str, NodePlan]) -> set[str]:
-    """Return the nodes in service that receive sessions, over all groups."""
+    """Return the nodes of all groups that receive sessions."""
     return {address for addresses in serving_by_group(served).values() for address in addresses}
 
 
 def envoy_zones(zone_by_envoy: Mapping[str, str], policy: Policy) -> set[str]:
-    """Return the zones with Envoys that prefer nodes of their zone. `zone_by_envoy` has all Envoys."""
+    """Return the zones with Envoys that prefer local nodes."""
     if policy.balance_policy is BalancePolicy.CONNECTION:
         return set()
     return {zone for zone in zone_by_envoy.values() if zone}
@@ -53,11 +54,11 @@ def overloaded_zones(
     policy: Policy,
     zone_by_envoy: Mapping[str, str],
 ) -> frozenset[GroupZone]:
-    """Return the groups and zones whose Envoys also use nodes in other zones.
+    """Return the pairs (group, zone) for which the Envoys of the zone also use nodes in other zones.
 
-    `served` are the nodes in service; `sessions` holds their session counts as far as known. A zone becomes
-    overloaded at `zone_overload_ratio` times the load of its group. It stays so until its load is halfway
-    down to that of the group, so that the sessions it sends elsewhere do not end the overload at once.
+    `served` are the nodes in service, and `sessions` their known session counts. A zone becomes overloaded if
+    its load is `zone_overload_ratio` times the load of its group. It stays overloaded until its load has
+    dropped half way to the group's load; otherwise the first sessions in other zones would end the overload.
     """
     zones_with_envoys = envoy_zones(zone_by_envoy, policy)
     # With policy `location`, a zone that has a node is never overloaded.
@@ -65,18 +66,20 @@ def overloaded_zones(
         return frozenset()
     overloaded: set[GroupZone] = set()
     for group, addresses in serving_by_group(served).items():
-        sums = _sum_by_zone([a for a in addresses if a in sessions], served, sessions, capacities)
-        capacity = sum(zone_capacity for zone_capacity, _ in sums.values())
+        zone_capacities: dict[str, float] = defaultdict(float)
+        zone_sessions: dict[str, int] = defaultdict(int)
+        for address in addresses:
+            if address in sessions:
+                zone_capacities[served[address].zone] += capacities[address]
+                zone_sessions[served[address].zone] += sessions[address]
+        capacity = sum(zone_capacities.values())
         if not capacity:
             continue
-        load_per_capacity = sum(count for _, count in sums.values()) / capacity
-        for zone in zones_with_envoys & sums.keys():
-            group_zone = (group, zone)
-            zone_capacity, count = sums[zone]
-            if _is_overloaded(
-                count, load_per_capacity * zone_capacity, group_zone in previous, policy.zone_overload_ratio
-            ):
-                overloaded.add(group_zone)
+        load_per_capacity = sum(zone_sessions.values()) / capacity
+        for zone in zones_with_envoys & zone_sessions.keys():
+            share, was_overloaded = load_per_capacity * zone_capacities[zone], (group, zone) in previous
+            if _is_overloaded(zone_sessions[zone], share, was_overloaded, policy.zone_overload_ratio):
+                overloaded.add((group, zone))
     return frozenset(overloaded)
 
 
@@ -84,21 +87,6 @@ def _is_overloaded(sessions: int, share: float, was_overloaded: bool, overload_r
     if was_overloaded:
         return sessions > share * (1 + overload_ratio) / 2
     return sessions > share * overload_ratio and sessions >= share + _MIN_EXCESS_SESSIONS
-
-
-def _sum_by_zone(
-    addresses: Collection[str],
-    served: Mapping[str, NodePlan],
-    sessions: Mapping[str, int],
-    capacities: Mapping[str, float],
-) -> dict[str, tuple[float, int]]:
-    """Return the total capacity and sessions of the nodes, by zone."""
-    sums: dict[str, tuple[float, int]] = {}
-    for address in addresses:
-        zone = served[address].zone
-        capacity, count = sums.get(zone, (0.0, 0))
-        sums[zone] = (capacity + capacities[address], count + sessions[address])
-    return sums
 
 
 def _has_labels(labels: Mapping[str, str], required: Mapping[str, str]) -> bool:

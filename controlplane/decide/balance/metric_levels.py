@@ -1,32 +1,34 @@
 """Classify the metrics of one node into levels from 0 (normal) to 2, with hysteresis. No I/O.
 
-The levels are TiProxy's (its `factor_health.go` and `factor_memory.go`), but their use is not: see
-`resource_factors`. A metric that is unknown or too old has no level.
+The levels are the same as in TiProxy (its `factor_health.go` and `factor_memory.go`); `resource_factors` says
+how they are used. A metric that is unknown or too old has no level.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from controlplane.model.node_metrics import MetricValue, NodeMetrics
 
-# How old a metric value may be.
+# Older values of a metric are ignored.
 CPU_MAX_AGE_SECONDS = 120.0
 OTHER_METRICS_MAX_AGE_SECONDS = 60.0
 
 _PD_MAX_FAILURE_RATIO = 0.5
 _TIKV_MAX_FAILURE_RATIO = 0.3
-_NORMAL_FAILURE_RATIO = 0.1  # of PD and TiKV: up to this failure ratio is normal
+NORMAL_FAILURE_RATIO = 0.1  # up to this ratio, failed requests to PD and TiKV are normal
 
-# Ratios of used memory to the quota: where a level starts, and below which it ends.
+# Ratios of used memory to the quota. A level starts above the first ratio of its line and ends at the second.
 _HIGH_MEMORY_RATIO, _HIGH_MEMORY_EXIT_RATIO = 0.75, 0.70  # level 2
 _RAISED_MEMORY_RATIO, _RAISED_MEMORY_EXIT_RATIO = 0.60, 0.55  # level 1
-_FULL_MEMORY_RATIO = 0.90  # from here on the process may be killed
-# Seconds until that ratio is reached: where a level starts, and above which it ends.
+_FULL_MEMORY_RATIO = 0.90  # above it, the process may be killed
+# Seconds until `_FULL_MEMORY_RATIO` is reached. A level starts below the first time of its line and ends at
+# the second.
 _URGENT_SECONDS, _URGENT_EXIT_SECONDS = 45.0, 60.0  # level 2
 _SOON_FULL_SECONDS, _SOON_FULL_EXIT_SECONDS = 180.0, 240.0  # level 1
-_TYPICAL_MEMORY_RATIO = 0.6  # growth counts less if less memory than this is used, and more if more is
+_TYPICAL_MEMORY_RATIO = 0.6  # growth counts less below this ratio and more above it
 _NORMAL_MEMORY_GROWTH = (
     (_FULL_MEMORY_RATIO - _RAISED_MEMORY_EXIT_RATIO)
     / _SOON_FULL_EXIT_SECONDS
@@ -40,16 +42,16 @@ def fresh_value(reading: MetricValue | None, now: float, max_age: float) -> floa
     return reading.value if reading is not None and now - reading.at <= max_age else None
 
 
-def is_normal(metrics: NodeMetrics, now: float) -> bool:
-    """Return whether both levels are 0 whatever they were before: a cheap test for the common case."""
+def is_certainly_normal(metrics: NodeMetrics, now: float) -> bool:
+    """Return whether health and memory are certainly normal, whatever their levels were before."""
     pd, tikv, memory = metrics.pd_failures, metrics.tikv_failures, metrics.memory
     if pd is None or tikv is None or memory is None:
         return False
     oldest = now - OTHER_METRICS_MAX_AGE_SECONDS
     return (
-        pd.value <= _NORMAL_FAILURE_RATIO
+        pd.value <= NORMAL_FAILURE_RATIO
         and pd.at >= oldest
-        and tikv.value <= _NORMAL_FAILURE_RATIO
+        and tikv.value <= NORMAL_FAILURE_RATIO
         and tikv.at >= oldest
         and memory.value <= _RAISED_MEMORY_EXIT_RATIO
         and memory.at >= oldest
@@ -58,9 +60,9 @@ def is_normal(metrics: NodeMetrics, now: float) -> bool:
 
 
 def health_level(metrics: NodeMetrics, previous_level: int, now: float) -> int | None:
-    """Return level 0 or 2 by the failure ratios of requests to PD and TiKV (the worse one counts), or None.
+    """Return level 0 or 2 by the failure ratios of requests to PD and TiKV, or None if both are unknown.
 
-    Between the two bounds the previous level stays.
+    The worse ratio counts. If it is neither normal nor too high, the previous level stays.
     """
     pd = fresh_value(metrics.pd_failures, now, OTHER_METRICS_MAX_AGE_SECONDS)
     tikv = fresh_value(metrics.tikv_failures, now, OTHER_METRICS_MAX_AGE_SECONDS)
@@ -69,11 +71,11 @@ def health_level(metrics: NodeMetrics, previous_level: int, now: float) -> int |
     pd, tikv = pd or 0.0, tikv or 0.0
     if pd >= _PD_MAX_FAILURE_RATIO or tikv >= _TIKV_MAX_FAILURE_RATIO:
         return 2
-    return 0 if pd <= _NORMAL_FAILURE_RATIO and tikv <= _NORMAL_FAILURE_RATIO else previous_level
+    return 0 if pd <= NORMAL_FAILURE_RATIO and tikv <= NORMAL_FAILURE_RATIO else previous_level
 
 
 def memory_level(metrics: NodeMetrics, previous_level: int, now: float) -> int | None:
-    """Return level 0, 1 or 2 by the memory in use and the time until it is full, or None if unknown."""
+    """Return level 0, 1 or 2 by the used memory and the time until it is full, or None if unknown."""
     used = fresh_value(metrics.memory, now, OTHER_METRICS_MAX_AGE_SECONDS)
     if used is None:
         return None
@@ -90,22 +92,16 @@ def memory_level(metrics: NodeMetrics, previous_level: int, now: float) -> int |
 
 
 def current_metrics(metrics: NodeMetrics, now: float) -> NodeMetrics | None:
-    """Return the metrics without values that are too old, or None if no ratio is left."""
-
-    def if_fresh(reading: MetricValue | None, max_age: float) -> MetricValue | None:
-        return reading if fresh_value(reading, now, max_age) is not None else None
-
-    cpu, memory = (
-        if_fresh(metrics.cpu, CPU_MAX_AGE_SECONDS),
-        if_fresh(metrics.memory, OTHER_METRICS_MAX_AGE_SECONDS),
-    )
-    pd, tikv = (
-        if_fresh(metrics.pd_failures, OTHER_METRICS_MAX_AGE_SECONDS),
-        if_fresh(metrics.tikv_failures, OTHER_METRICS_MAX_AGE_SECONDS),
-    )
-    if cpu is memory is pd is tikv is None:
-        return None
-    return replace(metrics, cpu=cpu, memory=memory, pd_failures=pd, tikv_failures=tikv)
+    """Return the metrics without the values that are too old, or None if no value is left."""
+    max_ages = dict.fromkeys(("memory", "pd_failures", "tikv_failures"), OTHER_METRICS_MAX_AGE_SECONDS)
+    max_ages["cpu"] = CPU_MAX_AGE_SECONDS
+    values: dict[str, Any] = {
+        name: getattr(metrics, name)
+        if fresh_value(getattr(metrics, name), now, max_age) is not None
+        else None
+        for name, max_age in max_ages.items()
+    }
+    return replace(metrics, **values) if any(values.values()) else None
 
 
 def cpu_usage(metrics: NodeMetrics, now: float) -> float | None:
@@ -114,34 +110,25 @@ def cpu_usage(metrics: NodeMetrics, now: float) -> float | None:
 
 
 def seconds_until_memory_full(used: float, growth: float) -> float:
-    """Return the seconds until the node may be killed for its memory, at the current growth rate."""
+    """Estimate the seconds until the node may be killed for its memory use, from its growth rate."""
     if growth <= 0 or used <= 0:
         return math.inf
     return max(_FULL_MEMORY_RATIO - used, 0.0) / growth * _TYPICAL_MEMORY_RATIO / used
 
 
 def is_memory_urgent(metrics: NodeMetrics, now: float) -> bool:
-    """Return whether the node may soon be killed for its memory."""
+    """Return whether the node may soon be killed for its memory use."""
     used = fresh_value(metrics.memory, now, OTHER_METRICS_MAX_AGE_SECONDS)
     return used is not None and seconds_until_memory_full(used, metrics.memory_growth) < _URGENT_SECONDS
 
 
-def failure_reason(metrics: NodeMetrics, now: float) -> str:
-    """Describe the failure ratios that are above normal."""
-    return " and ".join(_describe_failures(metrics, now, above=_NORMAL_FAILURE_RATIO))
-
-
-def failure_summary(metrics: NodeMetrics, now: float) -> str:
-    """Describe all known failure ratios; empty if none is known."""
-    return " and ".join(_describe_failures(metrics, now, above=-1.0))
-
-
-def _describe_failures(metrics: NodeMetrics, now: float, *, above: float) -> list[str]:
-    return [
+def failure_summary(metrics: NodeMetrics, now: float, *, above: float = -1.0) -> str:
+    """Describe the failure ratios that are greater than `above`; empty if there are none."""
+    return " and ".join(
         f"{100 * value:.0f} failures per 100 requests to {name}"
         for name, reading in (("PD", metrics.pd_failures), ("TiKV", metrics.tikv_failures))
         if (value := fresh_value(reading, now, OTHER_METRICS_MAX_AGE_SECONDS)) is not None and value > above
-    ]
+    )
 
 
 def memory_summary(metrics: NodeMetrics, now: float) -> str:

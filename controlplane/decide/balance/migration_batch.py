@@ -1,26 +1,32 @@
-"""Plan how many sessions migrate between the nodes of a balancing group, and through which Envoys. No I/O."""
+"""Plan one round of migrations: how many sessions leave and reach each node, on which Envoys. No I/O.
+
+Within a balancing group, sessions migrate from nodes above their fair share to nodes below it. Sessions also
+return to the zone of their Envoy: while the nodes of that zone are overloaded or out of service, the Envoy
+opens sessions in other zones, and these sessions would otherwise stay there until their clients disconnect.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from controlplane.decide.balance.apportion import apportion
-from controlplane.decide.balance.fair_share import LoadStatus
-from controlplane.model.plan import Policy
+from controlplane.decide.balance.fair_share import BalancingGroup, LoadStatus, integer_shares
+from controlplane.model.plan import BalancePolicy, NodePlan, Policy
 from controlplane.model.traffic import SessionCounts
 
-# Longest duration of a round: a batch is limited to the sessions that may migrate in this time.
+# Longest duration of a round. It limits a batch to the sessions that may migrate in this time.
 MAX_ROUND_SECONDS = 5.0
-# A deficit is tolerated up to this multiple of a surplus: new sessions reduce it without migrations.
+# The tolerance for a deficit is this multiple of the tolerance for a surplus, because new sessions reduce a
+# deficit without migrations.
 _DEFICIT_TOLERANCE_FACTOR = 2.0
 
-NodeEnvoyCounts = Mapping[str, Mapping[str, int]]  # by address of a node, then by instance of an Envoy
+NodeEnvoyCounts = Mapping[str, Mapping[str, int]]  # node address -> Envoy instance -> sessions
 
 
 class MigrationBatch(NamedTuple):
-    """Sessions that migrate in one round: how many leave each node, and how many each node receives."""
+    """The migrations of one round in one group: sessions that leave and reach each node."""
 
     group: str
     outgoing: NodeEnvoyCounts
@@ -37,12 +43,15 @@ def plan_batch(
     policy: Policy,
     rotation: int,
 ) -> MigrationBatch | None:
-    """Return the migrations of the next round, or None if none is worthwhile or no Envoy can perform any.
+    """Return the migrations of the next round, or None if none is worthwhile or possible.
 
-    `rotation` differs in each round, so that Envoys that migrated nothing are not asked again before others.
+    `noise_margins`: by how many sessions each node may differ from its share through noise alone.
+    `capable`: the session counts of the Envoys that can migrate sessions.
+    `rotation`: a number that differs in each round. It breaks ties between Envoys, so that an Envoy whose
+    migrations fail is not always asked first.
 
-    Sessions migrate from the nodes that are furthest above their share to those furthest below. No node
-    drops below its share by giving sessions away, nor exceeds it by receiving them.
+    Sessions migrate from the nodes furthest above their share to the nodes furthest below it. A migration
+    never brings a node past its share.
     """
     surpluses = {a: s.surplus for a, s in statuses.items() if s.surplus > 0}
     deficits = {a: s.deficit for a, s in statuses.items() if s.deficit > 0}
@@ -62,9 +71,9 @@ def plan_batch(
         return None
     outgoing: dict[str, Mapping[str, int]] = {}
     remaining = count
-    for address in _sorted_by_distance(surpluses, statuses):
+    for address in _sorted_by_relative_deviation(surpluses, statuses):
         if not remaining:
-            break  # of thousands of nodes a few suffice for one round
+            break  # a few nodes suffice for one round, even in a large fleet
         sessions_by_envoy = {c.instance: n for c in capable if (n := c.sessions.get(address, 0))}
         if parts := apportion(min(remaining, surpluses[address]), sessions_by_envoy, rotation):
             outgoing[address] = MappingProxyType(parts)
@@ -72,7 +81,12 @@ def plan_batch(
     if not outgoing:
         return None
     planned = count - remaining
-    incoming = assign_to_envoys(outgoing, _fill_by_distance(planned, deficits, statuses))
+    targets, unassigned = {}, planned
+    for address in _sorted_by_relative_deviation(deficits, statuses):
+        if part := min(unassigned, deficits[address]):
+            targets[address] = part
+            unassigned -= part
+    incoming = assign_to_envoys(outgoing, targets)
     reason = _describe_reason(overloaded, underloaded, statuses)
     return MigrationBatch(group, MappingProxyType(outgoing), incoming, planned, reason)
 
@@ -87,25 +101,15 @@ def _tolerance(share: int, noise_margin: float, policy: Policy) -> float:
     return max(policy.rebalance_threshold * share, noise_margin)
 
 
-def _fill_by_distance(
-    count: int, limits: Mapping[str, int], statuses: Mapping[str, LoadStatus]
-) -> dict[str, int]:
-    """Distribute `count` sessions up to each node's limit, nodes furthest from their share first."""
-    remaining, allotted = count, {}
-    for address in _sorted_by_distance(limits, statuses):
-        if part := min(remaining, limits[address]):
-            allotted[address] = part
-            remaining -= part
-    return allotted
-
-
-def _sorted_by_distance(deviations: Mapping[str, int], statuses: Mapping[str, LoadStatus]) -> list[str]:
-    """Return the nodes by their deviation relative to their share, largest first."""
+def _sorted_by_relative_deviation(
+    deviations: Mapping[str, int], statuses: Mapping[str, LoadStatus]
+) -> list[str]:
+    """Return the nodes ordered by deviation relative to their share, largest first."""
     return sorted(deviations, key=lambda a: (-deviations[a] / (statuses[a].max_share + 1), a))
 
 
 def assign_to_envoys(outgoing: NodeEnvoyCounts, targets: Mapping[str, int]) -> NodeEnvoyCounts:
-    """Divide the sessions that each target receives among the Envoys, within their totals in `outgoing`."""
+    """Divide each target's sessions among the Envoys. No Envoy gets more than its total in `outgoing`."""
     remaining_by_envoy: dict[str, int] = {}
     for counts in outgoing.values():
         for instance, count in counts.items():
@@ -139,3 +143,75 @@ def _describe_reason(
     others = len(deviations) - 1
     more = "1 more node is off its share" if others == 1 else f"{others} more nodes are off their share"
     return f"{text}, and {more}" if others else text
+
+
+def apportion(total: int, holders: Mapping[str, int], rotation: int = 0) -> dict[str, int]:
+    """Divide `total` in proportion to the numbers in `holders`. No holder gets more than its number.
+
+    Each holder gets its quota rounded down; the holders with the largest remainders get one more. Ties are
+    broken by name; `rotation` selects the first name. Holders that get nothing are left out.
+    """
+    held_total = sum(holders.values())
+    total = min(total, held_total)
+    if total <= 0:
+        return {}
+    quotas = {name: divmod(total * held, held_total) for name, held in holders.items()}
+    leftover = total - sum(quota for quota, _ in quotas.values())
+    names = sorted(quotas)
+    first = rotation % len(names)
+    rotated = names[first:] + names[:first]
+    rounded_up = set(sorted(rotated, key=lambda name: -quotas[name][1])[:leftover])
+    shares = {name: quotas[name][0] + (name in rounded_up) for name in names}
+    return {name: share for name, share in shares.items() if share}
+
+
+def plan_zone_return(
+    balancing_group: BalancingGroup,
+    statuses: Mapping[str, LoadStatus],
+    served: Mapping[str, NodePlan],
+    load_per_capacity: float,
+    envoys: Sequence[SessionCounts],
+    policy: Policy,
+    rotation: int,
+) -> MigrationBatch | None:
+    """Return the migrations of sessions back to the zone of their Envoys, or None if there are none.
+
+    `balancing_group` has the nodes of the zone, `statuses` their load, `served` all nodes in service, and
+    `envoys` the session counts of the Envoys in the zone that can migrate sessions.
+    With policy `resource`, sessions return until the load of the zone is `load_per_capacity`, the sessions
+    per capacity of the whole group, so the zone does not become overloaded. `location` has no such limit.
+    """
+    count = max_batch_size(policy)
+    if policy.balance_policy is not BalancePolicy.LOCATION:
+        max_here = math.floor(load_per_capacity * sum(balancing_group.capacities.values()))
+        count = min(count, max_here - sum(status.max_sessions for status in statuses.values()))
+    if count < 1:
+        return None
+    group, zone, capacities = balancing_group
+    elsewhere = {a for a, p in served.items() if p.group == group and p.zone != zone}
+    first = rotation % len(envoys) if envoys else 0
+    outgoing = _select_outgoing(count, (*envoys[first:], *envoys[:first]), elsewhere)
+    if not outgoing:
+        return None
+    count = sum(sum(counts.values()) for counts in outgoing.values())
+    current = [status.max_sessions for status in statuses.values()]
+    shares = integer_shares(list(capacities.values()), current, current, added=count)
+    targets = {a: n - c for a, n, c in zip(statuses, shares, current, strict=True) if n > c}
+    reason = f"zone {zone} has capacity again for its Envoys' sessions in other zones"
+    return MigrationBatch(group, outgoing, assign_to_envoys(outgoing, targets), count, reason)
+
+
+def _select_outgoing(
+    count: int, envoys: Sequence[SessionCounts], elsewhere: Collection[str]
+) -> NodeEnvoyCounts:
+    """Select up to `count` sessions on the nodes in `elsewhere`, from one Envoy after the other."""
+    outgoing: dict[str, dict[str, int]] = {}
+    remaining = count
+    for envoy in envoys:
+        if not remaining:
+            break
+        for address in sorted(envoy.sessions.keys() & elsewhere):
+            if part := min(remaining, envoy.sessions[address]):
+                outgoing.setdefault(address, {})[envoy.instance] = part
+                remaining -= part
+    return MappingProxyType({address: MappingProxyType(counts) for address, counts in outgoing.items()})

@@ -1,12 +1,12 @@
-"""Rebalance: decide how many sessions migrate from which node to which others through which Envoy. No I/O.
+"""Decide how many sessions migrate from which nodes to which nodes, and on which Envoys. No I/O.
 
-Sessions migrate from nodes above their share to nodes below it. Small deviations, which random arrivals
-explain and new sessions correct, are ignored.
+Sessions migrate from nodes above their fair share to nodes below it. Small deviations are ignored: random
+arrivals cause them, and new sessions correct them.
 
-Rebalancing goes in rounds, because a migration shows only in later reports. A round requests a number of
-sessions, lasts a few seconds, and is then cancelled. The next round is decided once every participating Envoy
-has reported where its sessions are after that. So no migration is requested twice, and none without new
-reports (docs/internals/decisions/0009-rebalancing-goes-in-rounds.md).
+Rebalancing goes in rounds, because a migration shows only in later reports. A round requests migrations,
+lasts a few seconds, and is then cancelled. The next round starts once every participating Envoy has reported
+its sessions after the end of the previous round, so that no migration is requested twice
+(docs/internals/decisions/0009-rebalancing-goes-in-rounds.md).
 """
 
 from __future__ import annotations
@@ -16,29 +16,28 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from controlplane.decide import session_counts
-from controlplane.decide.balance.balancing_groups import BalancingGroup, balancing_groups
-from controlplane.decide.balance.fair_share import LoadStatus, load_statuses
+from controlplane.decide.balance.fair_share import BalancingGroup, LoadStatus, balancing_groups, load_statuses
 from controlplane.decide.balance.migration_batch import (
     MAX_ROUND_SECONDS,
     MigrationBatch,
     max_batch_size,
     plan_batch,
+    plan_zone_return,
 )
-from controlplane.decide.balance.zone_return import plan_zone_return
-from controlplane.model.facts import Facts
+from controlplane.decide.inputs import Inputs
 from controlplane.model.nodes import EMPTY_MAP, GroupZone, State
 from controlplane.model.plan import NodePlan, Plan, Policy, RebalanceState
 from controlplane.model.traffic import MOVED, SessionCounts, migrations_by_reason
 
 # Shortest duration of a round; rounds with more sessions last longer.
 _MIN_ROUND_SECONDS = 1.0
-# How late counts may show opened and ended sessions; and how many standard deviations of the resulting noise
-# are ignored.
+# Counts show opened and ended sessions up to _REPORT_LAG_SECONDS late. Deviations up to _NOISE_DEVIATIONS
+# standard deviations of the resulting noise are ignored.
 _REPORT_LAG_SECONDS, _NOISE_DEVIATIONS = 3.0, 1.5
-# After this many consecutive rounds without improvement there is a pause before the next round; it doubles
-# each time, up to the maximum.
+# After _MAX_STALLED_ROUNDS consecutive rounds without improvement, there is a pause before each further
+# round. The pause doubles each time, up to the maximum.
 _MAX_STALLED_ROUNDS, _PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 3, 10.0, 300.0
-# Rebalancing of fewer sessions is not reported as an event.
+# Rebalancing that starts with fewer sessions causes no event.
 _MIN_REPORTED_SESSIONS = 10
 
 _BALANCED_REASON = "all nodes have about their share, or the surplus cannot be migrated"
@@ -48,15 +47,10 @@ def rebalance(
     planned: Mapping[str, NodePlan],
     overloaded_zones: Collection[GroupZone],
     panic_threshold_reason: str,
-    previous: Plan,
-    facts: Facts,
-    policy: Policy,
-    now: float,
+    inputs: Inputs,
 ) -> RebalanceState:
-    """Return the next rebalancing state.
-
-    `planned`, `overloaded_zones` and `panic_threshold_reason` belong to the new plan; `previous` is the last.
-    """
+    """Return the next rebalancing state. All arguments but `inputs` are parts of the new plan."""
+    previous, facts, policy, now = inputs
     before = previous.rebalance
     if not policy.rebalance_enabled:
         return _finished(before, "rebalancing is disabled", now)
@@ -66,22 +60,20 @@ def rebalance(
     if _fleet_changed(previous, served):
         before = replace(before, stalled_rounds=0, paused_until=0.0) if before.stalled_rounds else before
         if before.outgoing:
-            return _cancelled(before, now)  # the shares that it was based on have changed
+            return _cancelled(before, now)  # the round is based on outdated shares
     if before.outgoing:
         return _cancelled(before, now) if now >= before.round_ends_at else before
     if now - facts.observing_since < policy.reconnect_grace or now < before.paused_until:
-        return before  # not all Envoys are known yet, or recent rounds were useless
-    capable, incapable = session_counts.migration_capable(facts, policy, now)
+        return before  # some Envoys may not be known yet, or recent rounds had no effect
+    capable, incapable = session_counts.migration_capable(inputs)
     if not capable:
         return _finished(before, "no Envoy has a module that can migrate sessions", now)
-    round_number = max(before.round + 1, int(now))  # higher than earlier ones, even unknown ones
+    round_number = max(before.round + 1, int(now))  # also higher than before a restart
     groups = balancing_groups(served, overloaded_zones, facts.envoy_zones, policy, now)
-    surplus, candidates = _candidate_batches(
-        groups, served, capable, incapable, facts, policy, now, round_number
-    )
+    surplus, candidates = _candidate_batches(groups, served, capable, incapable, inputs, round_number)
     if not candidates and before.surplus < 0:
         return _finished(before, _BALANCED_REASON, now)
-    if not _reports_are_fresh(served, candidates, before, capable.values(), facts, policy, now):
+    if not _reports_are_fresh(served, candidates, before, capable.values(), inputs):
         return before  # wait for the missing reports
     migrated = sum(sum(migrations_by_reason(counts, MOVED).values()) for counts in facts.migrations.values())
     if before.surplus >= 0:
@@ -114,37 +106,23 @@ def _candidate_batches(
     served: Mapping[str, NodePlan],
     capable: Mapping[str, SessionCounts],
     incapable: Collection[SessionCounts],
-    facts: Facts,
-    policy: Policy,
-    now: float,
+    inputs: Inputs,
     rotation: int,
 ) -> tuple[int, list[MigrationBatch]]:
-    """Return the sessions above the shares of all nodes, and all batches that could be requested."""
-    statuses_by_group = [
-        load_statuses(served, group.capacities, incapable, facts, policy, now) for group in groups
-    ]
+    """Return how many sessions should migrate in total, and the possible batches of the next round."""
+    facts, policy = inputs.facts, inputs.policy
+    statuses_by_group = [load_statuses(served, group.capacities, incapable, inputs) for group in groups]
     surplus, batches = 0, []
     for balancing_group, statuses in zip(groups, statuses_by_group, strict=True):
-        surplus += sum(
-            s.min_sessions - s.max_share for s in statuses.values() if s.min_sessions > s.max_share
-        )
+        surplus += sum(status.surplus for status in statuses.values() if status.surplus > 0)
+        group, zone, _ = balancing_group
         noise_margins = _noise_margins(balancing_group, served, facts.new_sessions_per_second)
-        if batch := plan_batch(
-            balancing_group.group, statuses, noise_margins, list(capable.values()), policy, rotation
-        ):
+        if batch := plan_batch(group, statuses, noise_margins, list(capable.values()), policy, rotation):
             batches.append(batch)
-        if balancing_group.zone:
-            load_per_capacity = _group_load(balancing_group.group, groups, statuses_by_group)
-            if batch := plan_zone_return(
-                balancing_group,
-                statuses,
-                served,
-                load_per_capacity,
-                capable,
-                facts.envoy_zones,
-                policy,
-                rotation,
-            ):
+        if zone:
+            load = _group_load(group, groups, statuses_by_group)
+            in_zone = [counts for envoy, counts in capable.items() if facts.envoy_zones.get(envoy) == zone]
+            if batch := plan_zone_return(balancing_group, statuses, served, load, in_zone, policy, rotation):
                 surplus += batch.sessions
                 batches.append(batch)
     return surplus, batches
@@ -155,16 +133,13 @@ def _group_load(
 ) -> float:
     """Return the sessions per unit of capacity in a node group."""
     parts = [(b, s) for b, s in zip(groups, statuses, strict=True) if b.group == group]
-    total_capacity = sum(sum(balancing_group.capacities.values()) for balancing_group, _ in parts)
-    if not total_capacity:
-        return 0.0
-    return (
-        sum(s.max_sessions for _, group_statuses in parts for s in group_statuses.values()) / total_capacity
-    )
+    capacity = sum(sum(balancing_group.capacities.values()) for balancing_group, _ in parts)
+    sessions = sum(s.max_sessions for _, group_statuses in parts for s in group_statuses.values())
+    return sessions / capacity if capacity else 0.0
 
 
 def _fleet_changed(previous: Plan, served: Mapping[str, NodePlan]) -> bool:
-    """Return whether the shares changed: nodes entered or left service, or changed weight, group or zone."""
+    """Return whether nodes entered or left service, or changed weight, group, backup role or zone."""
     for address, past in previous.nodes.items():
         planned = served.get(address)
         if (past.state is State.ACTIVE) is not (planned is not None):
@@ -188,13 +163,12 @@ def _finished(before: RebalanceState, reason: str, now: float) -> RebalanceState
 def _cancelled(before: RebalanceState, now: float) -> RebalanceState:
     if not before.outgoing:
         return before
-    return replace(
-        before, outgoing=EMPTY_MAP, incoming=EMPTY_MAP, round_ends_at=min(before.round_ends_at, now)
-    )
+    ends_at = min(before.round_ends_at, now)
+    return replace(before, outgoing=EMPTY_MAP, incoming=EMPTY_MAP, round_ends_at=ends_at)
 
 
 def _with_round_outcome(before: RebalanceState, surplus: int, migrated: int, now: float) -> RebalanceState:
-    """Evaluate the latest round. After several rounds without improvement, set a pause before the next."""
+    """Evaluate the latest round. After several rounds without improvement, set a pause."""
     if migrated > before.migrated_before or surplus < before.surplus:
         return replace(before, stalled_rounds=0, surplus=-1)
     stalled_rounds = before.stalled_rounds + 1
@@ -209,7 +183,7 @@ def _noise_margins(
 ) -> Mapping[str, float]:
     """Return by how many sessions each node may differ from its share through noise alone."""
     total_weight = sum(p.node.weight for p in served.values())
-    # Sessions end at the rate at which they open: the variance is that of two such processes.
+    # Sessions end as fast as they open, so the variance is the sum of two Poisson variances.
     variance_per_weight = 2.0 * arrivals * _REPORT_LAG_SECONDS / total_weight if total_weight else 0.0
     # A node of capacity 0, such as an unused backup, receives no new sessions and has no noise.
     return {
@@ -221,10 +195,10 @@ def _noise_margins(
 def _select_batches(
     candidates: Sequence[MigrationBatch], stalled_rounds: int, policy: Policy
 ) -> list[MigrationBatch]:
-    """Return the batches of the next round: at least one, together within the rate limit.
+    """Return the batches of the next round: one, or several that are together within the rate limit.
 
-    An Envoy handles node groups independently but not the zones of a group, so a round has one batch per
-    group. The largest batches come first; after rounds without improvement, others.
+    A round has at most one batch per group, because an Envoy does not distinguish the zones of a group. The
+    largest batch comes first; after rounds without improvement, another batch comes first.
     """
     batches_by_group: dict[str, list[MigrationBatch]] = {}
     for batch in sorted(candidates, key=lambda batch: -batch.sessions):
@@ -246,25 +220,23 @@ def _reports_are_fresh(
     batches: Sequence[MigrationBatch],
     before: RebalanceState,
     capable: Collection[SessionCounts],
-    facts: Facts,
-    policy: Policy,
-    now: float,
+    inputs: Inputs,
 ) -> bool:
-    """Return whether all counts were taken after the latest round.
+    """Return whether all session counts are from after the latest round.
 
-    TiDB's own counts qualify once no migration of the round can be in progress. If one of them is missing,
-    each Envoy must have reported since, including the nodes that receive sessions; silent Envoys are not
-    waited for.
+    A TiDB server's own count is used if it is from after the last possible migration of the round. If any
+    server has no such count, all capable Envoys must have reported since then. In any case, the reports of
+    these Envoys must include the nodes that receive sessions.
     """
-    settled_at = before.round_ends_at + policy.migration_timeout
-    fresh_from = session_counts.tidb_count_stale_before(policy, now)
-    counted_at = [
-        health.connections_at if (health := facts.health.get(address)) is not None else None
-        for address in served
-    ]
+    settled_at = before.round_ends_at + inputs.policy.migration_timeout
+    fresh_from = inputs.tidb_counts_stale_before
+    checked = [inputs.facts.health.get(address) for address in served]
+    counted_at = [None if health is None else health.connections_at for health in checked]
     if any(at is not None and fresh_from <= at < settled_at for at in counted_at):
         return False
     receivers = {address for batch in batches for address in batch.incoming}
     is_counted = all(at is not None and at >= fresh_from for at in counted_at)
     earliest = -math.inf if is_counted else settled_at + session_counts.COUNT_DELAY_SECONDS
-    return all(counts.counting_since >= earliest and receivers <= counts.complete_nodes for counts in capable)
+    return all(
+        counts.oldest_count_at >= earliest and receivers <= counts.complete_nodes for counts in capable
+    )

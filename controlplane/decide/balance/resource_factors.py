@@ -1,10 +1,9 @@
 """Scale nodes' shares of the sessions by their health, memory and CPU. No I/O.
 
-Each factor of a node multiplies its share by a value from `MIN_SHARE` to 1. It approaches its target at a
-limited rate, so that a wrong or late metric does not cause a rush of sessions. The factors apply in order,
-and each compares a node only with the others of its group: a problem that most of them have says nothing
-about the node. An unknown metric is neither good nor bad, so a share that it reduced recovers slowly
-(docs/internals/decisions/0010-shares-instead-of-scores.md).
+Each factor multiplies a node's share by a value from `MIN_SHARE` to 1. The value approaches its target at a
+limited rate, so that a wrong or late metric moves few sessions. A node is compared only with its group, and a
+problem that most nodes of the group have reduces no share. When a metric becomes unknown, a share that it
+reduced recovers slowly (docs/internals/decisions/0010-shares-instead-of-scores.md).
 """
 
 from __future__ import annotations
@@ -15,45 +14,45 @@ from types import MappingProxyType
 
 from controlplane.decide.balance import metric_levels
 from controlplane.decide.balance.locality import serving_by_group
-from controlplane.model.facts import Facts
+from controlplane.decide.inputs import Inputs
 from controlplane.model.node_metrics import NodeMetrics
 from controlplane.model.nodes import EMPTY_MAP
-from controlplane.model.plan import BalancePolicy, EdsHealth, Factor, NodePlan, Plan, Policy
+from controlplane.model.plan import BalancePolicy, EdsHealth, Factor, NodePlan
 
-# In the order in which they apply.
+# The names of the factors, in the order in which they apply.
 HEALTH, MEMORY, CPU = NAMES = ("health", "memory", "cpu")
 
-# Lower limit: a node without any sessions could not show that it has recovered.
+# Lower limit of a factor, because only a node with some sessions can show that it has recovered.
 MIN_SHARE = 0.02
-# The target at memory level 1: memory is short, but not critical.
+# The target at memory level 1, when memory is short but not critical.
 REDUCED_SHARE = 0.5
-# Of a full share, per second.
+# How much a share changes per second; 1 is a full share.
 SLOW_SHARE_PER_SECOND, FAST_SHARE_PER_SECOND = 1 / 60, 1 / 10
-# Upper limit of the elapsed time per step, for gaps between decisions (a pause, a clock that was set).
+# A step counts at most this much elapsed time, since a pause of the process must not cause a large step.
 _MAX_STEP_SECONDS = 10.0
 
-# CPU: nodes are compared by their headroom up to this ceiling, so that differences between busy nodes count
-# for more than those between idle ones.
+# A node's CPU headroom is this ceiling minus its usage. Nodes are compared by headroom, so that differences
+# between busy nodes count for more than differences between idle nodes.
 _CPU_HEADROOM_CEILING = 1.3
 _MAX_CPU_USED = 1.2
-# A share shrinks when the others have this many times its headroom, and recovers below the second ratio.
+# A node's share shrinks while the other nodes have over 1.2 times its headroom, and recovers while they have
+# less than 1.1 times its headroom.
 _SHRINK_RATIO, _RECOVER_RATIO = 1.2, 1.1
-# Seconds in which a share would reach its target. A CPU value covers the last 30 s, and sessions take time to
-# migrate: a faster rate would make shares oscillate.
+# A share changes at the speed that would bring it to its target in this time. A faster change would
+# oscillate, because a CPU value covers the last 30 s, and sessions take time to migrate.
 _CPU_ADJUST_SECONDS = 60.0
 
 NOT_KNOWN = "not known"
-_COMMON_TO_GROUP_NOTE = "; most nodes of its group are no better, so it keeps its share"
 
 
 @dataclass(frozen=True, slots=True)
 class _FactorTarget:
-    """The target of a factor, and the reason."""
+    """The target of a factor: share, metric level and reason."""
 
     share: float
     level: int
     reason: str
-    share_per_second: float = SLOW_SHARE_PER_SECOND  # of a full share, per second
+    share_per_second: float = SLOW_SHARE_PER_SECOND  # speed of the approach
 
 
 _NO_REDUCTION = _FactorTarget(1.0, 0, "")
@@ -62,7 +61,7 @@ _METRIC_UNKNOWN = _FactorTarget(1.0, 0, NOT_KNOWN)
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """Nodes in service that share the same sessions, with their metrics."""
+    """The nodes of one group that receive sessions, with their metrics."""
 
     capacities: Mapping[str, int]
     cpu_usage: Mapping[str, float]  # nodes with a known CPU usage whose slow start is over
@@ -90,14 +89,13 @@ def combined_share(factors: Mapping[str, Factor]) -> float:
     return product
 
 
-def advance_factors(
-    planned: Mapping[str, NodePlan], previous: Plan, facts: Facts, policy: Policy, now: float
-) -> dict[str, Mapping[str, Factor]]:
-    """Return the factors other than 1 of the nodes in service, by address and then by name.
+def advance_factors(planned: Mapping[str, NodePlan], inputs: Inputs) -> dict[str, Mapping[str, Factor]]:
+    """Return the factors of the nodes in service by address and name, without factors that have no effect.
 
-    `previous` holds their values as of its `weights_computed_at`. The CPU of a node is not compared during
-    its slow start, when it has fewer sessions by design.
+    The factors continue from those of the previous plan, which date from its `weights_computed_at`. A node's
+    CPU is not compared during its slow start, when the node has few sessions.
     """
+    previous, facts, policy, now = inputs
     if policy.balance_policy is BalancePolicy.CONNECTION:
         return {}
     before = {a: p.factors for a, p in previous.nodes.items() if p.factors}
@@ -107,14 +105,14 @@ def advance_factors(
     served = {a: p for a, p in planned.items() if p.eds_health is EdsHealth.HEALTHY}
     advanced: dict[str, Mapping[str, Factor]] = {}
     for addresses in serving_by_group(served).values():
-        pool = _build_pool(addresses, served, before, facts, now - policy.slow_start, now)
+        pool = _build_pool(addresses, served, before, inputs)
         targets = _targets(pool)
         for address in dict.fromkeys([a for name in NAMES for a in targets[name]]):
-            target_by_name = {name: targets[name][address] for name in NAMES if address in targets[name]}
             old_factors = pool.previous_factors.get(address, EMPTY_MAP)
             stepped = {
-                name: _step_factor(old_factors.get(name), target, elapsed)
-                for name, target in target_by_name.items()
+                name: _step_factor(old_factors.get(name), targets[name][address], elapsed)
+                for name in NAMES
+                if address in targets[name]
             }
             reduced = {name: factor for name, factor in stepped.items() if factor.share < 1 or factor.level}
             if reduced:
@@ -126,11 +124,11 @@ def _build_pool(
     addresses: Collection[str],
     served: Mapping[str, NodePlan],
     previous_factors: Mapping[str, Mapping[str, Factor]],
-    facts: Facts,
-    active_before: float,
-    now: float,
+    inputs: Inputs,
 ) -> _Pool:
-    """Build the pool. Nodes that came into service after `active_before` are in their slow start."""
+    facts, now = inputs.facts, inputs.now
+    # Nodes that became active later are in their slow start.
+    active_before = now - inputs.policy.slow_start
     cpu_usage, suspect, unmeasured = {}, {}, []
     oldest = now - metric_levels.CPU_MAX_AGE_SECONDS
     for address in addresses:
@@ -138,7 +136,7 @@ def _build_pool(
         if metrics is None:
             unmeasured.append(address)
             continue
-        if not metric_levels.is_normal(metrics, now):
+        if not metric_levels.is_certainly_normal(metrics, now):
             suspect[address] = metrics
         cpu = metrics.cpu
         if cpu is not None and cpu.at >= oldest:
@@ -150,9 +148,7 @@ def _build_pool(
         cpu_usage=cpu_usage,
         suspect=suspect,
         unmeasured=unmeasured,
-        previous_factors={a: previous_factors[a] for a in addresses if a in previous_factors}
-        if previous_factors
-        else EMPTY_MAP,
+        previous_factors={a: previous_factors[a] for a in addresses if a in previous_factors},
         now=now,
     )
 
@@ -167,7 +163,7 @@ def _step_factor(previous: Factor | None, target: _FactorTarget, elapsed: float)
 
 
 def _targets(pool: _Pool) -> dict[str, dict[str, _FactorTarget]]:
-    """Return the targets by factor and then by address, without nodes whose factor is 1 and stays so."""
+    """Return the targets by factor and address, without nodes whose factor is 1 and stays 1."""
     health = _health_targets(pool)
     avoided = {a for a, target in health.items() if target.share < 1}
     memory = _memory_targets(pool, avoided)
@@ -178,10 +174,13 @@ def _targets(pool: _Pool) -> dict[str, dict[str, _FactorTarget]]:
 # --- health and memory: levels -----------------------------------------------------------------------------
 
 
-def _evaluate_levels(
+def _levels_and_initial_targets(
     name: str, level_of: Callable[[NodeMetrics, int, float], int | None], pool: _Pool
 ) -> tuple[dict[str, int], int, dict[str, _FactorTarget]]:
-    """Return levels above 0, the capacity of nodes with a known level, and targets of nodes with a factor."""
+    """Return the levels above 0, the total capacity of all nodes with a known level, and initial targets.
+
+    The initial target of each node that has this factor is a share of 1.
+    """
     previous = pool.previous(name)
     levels: dict[str, int] = {}
     unknown = set(pool.unmeasured)
@@ -196,21 +195,19 @@ def _evaluate_levels(
 
 
 def _health_targets(pool: _Pool) -> dict[str, _FactorTarget]:
-    levels, known, targets = _evaluate_levels(HEALTH, metric_levels.health_level, pool)
+    levels, known, targets = _levels_and_initial_targets(HEALTH, metric_levels.health_level, pool)
     is_common = 2 * pool.total_capacity(levels) > known
     for address, level in levels.items():
-        reason = metric_levels.failure_reason(pool.suspect[address], pool.now)
-        targets[address] = (
-            _FactorTarget(1.0, level, reason + _COMMON_TO_GROUP_NOTE)
-            if is_common
-            else _FactorTarget(MIN_SHARE, level, reason)
+        reason = metric_levels.failure_summary(
+            pool.suspect[address], pool.now, above=metric_levels.NORMAL_FAILURE_RATIO
         )
+        targets[address] = _level_target(1.0 if is_common else MIN_SHARE, level, reason)
     return targets
 
 
 def _memory_targets(pool: _Pool, avoided: Collection[str]) -> dict[str, _FactorTarget]:
-    """Return targets as for health, but reduce at most half of the capacity, including `avoided` nodes."""
-    levels, known, targets = _evaluate_levels(MEMORY, metric_levels.memory_level, pool)
+    """Return the memory targets. The reduced and the `avoided` nodes have at most half of the capacity."""
+    levels, known, targets = _levels_and_initial_targets(MEMORY, metric_levels.memory_level, pool)
     total = pool.total_capacity(pool.capacities)
     reducing_levels = set()
     for min_level in (1, 2):
@@ -218,27 +215,30 @@ def _memory_targets(pool: _Pool, avoided: Collection[str]) -> dict[str, _FactorT
         if 2 * pool.total_capacity(short) <= known and 2 * pool.total_capacity(short | set(avoided)) <= total:
             reducing_levels.add(min_level)
     for address, level in levels.items():
-        reason = metric_levels.memory_summary(pool.suspect[address], pool.now)
-        if level == 2 and 2 in reducing_levels:
-            is_urgent = metric_levels.is_memory_urgent(pool.suspect[address], pool.now)
-            targets[address] = _FactorTarget(
-                MIN_SHARE, level, reason, FAST_SHARE_PER_SECOND if is_urgent else SLOW_SHARE_PER_SECOND
-            )
-        elif 1 in reducing_levels:
-            targets[address] = _FactorTarget(REDUCED_SHARE, level, reason)
-        else:
-            targets[address] = _FactorTarget(1.0, level, reason + _COMMON_TO_GROUP_NOTE)
+        metrics = pool.suspect[address]
+        is_critical = level == 2 and 2 in reducing_levels
+        share = MIN_SHARE if is_critical else REDUCED_SHARE if 1 in reducing_levels else 1.0
+        is_urgent = is_critical and metric_levels.is_memory_urgent(metrics, pool.now)
+        rate = FAST_SHARE_PER_SECOND if is_urgent else SLOW_SHARE_PER_SECOND
+        targets[address] = _level_target(share, level, metric_levels.memory_summary(metrics, pool.now), rate)
     return targets
 
 
-# --- CPU: compared ------------------------------------------------------------------------------------------
+def _level_target(
+    share: float, level: int, reason: str, share_per_second: float = SLOW_SHARE_PER_SECOND
+) -> _FactorTarget:
+    note = "; most nodes of its group have the same problem, so it keeps its share" if share == 1 else ""
+    return _FactorTarget(share, level, reason + note, share_per_second)
+
+
+# --- CPU: compared with the group --------------------------------------------------------------------------
 
 
 def _cpu_targets(pool: _Pool, avoided: Collection[str]) -> dict[str, _FactorTarget]:
-    """Reduce the share of a node that is much busier than the others, until it no longer is.
+    """Return the CPU targets, which reduce the share of a node while it is much busier than the others.
 
-    All CPU usage counts, whatever causes it: a node that stays busy with fewer sessions gets still fewer.
-    Between the two bounds shares do not change.
+    The usage counts whatever its cause, so a node that stays busy with fewer sessions gets still fewer.
+    Between the bounds `low` and `high`, a share does not change.
     """
     previous = pool.previous(CPU)
     usage = pool.cpu_usage
@@ -263,34 +263,30 @@ def _cpu_targets(pool: _Pool, avoided: Collection[str]) -> dict[str, _FactorTarg
             targets[address] = _FactorTarget(
                 target, 1, reason, max(current - target, MIN_SHARE) / _CPU_ADJUST_SECONDS
             )
-        elif address in previous and full_share_usage[address] > reference:
-            targets[address] = _recovery_target(
-                own, current, current if own >= low else min(1.0, current * low / own)
-            )
         elif address in previous:
             targets[address] = _NO_REDUCTION
+            if full_share_usage[address] <= reference:
+                continue
+            target = current if own >= low else min(1.0, current * low / own)
+            if target < 1:
+                rate = max(target - current, MIN_SHARE) / _CPU_ADJUST_SECONDS
+                reason = f"its CPU is at {own:.0%} with a reduced share"
+                targets[address] = _FactorTarget(target, 1, reason, rate)
     return targets
 
 
-def _recovery_target(own: float, current: float, target: float) -> _FactorTarget:
-    if target == 1.0:
-        return _NO_REDUCTION
-    rate = max(target - current, MIN_SHARE) / _CPU_ADJUST_SECONDS
-    return _FactorTarget(target, 1, f"its CPU is at {own:.0%} with a reduced share", rate)
-
-
 def _cpu_bound(reference: float, ratio: float) -> float:
-    """Return the CPU usage at which the reference has `ratio` times as much headroom."""
+    """Return the CPU usage whose headroom is the headroom at `reference`, divided by `ratio`."""
     return _CPU_HEADROOM_CEILING - (_CPU_HEADROOM_CEILING - reference) / ratio
 
 
 def _reference_cpu(
     mean: float, full_share_usage: Mapping[str, float], capacities: Mapping[str, int]
 ) -> float:
-    """Return the mean CPU usage, or more: what at least half of the capacity would use with full shares.
+    """Return the larger of the mean CPU usage and the capacity-weighted median usage at full shares.
 
-    A node that idles while the others work has just started, or fails its requests quickly. Then the others
-    are not too busy, and must not all give their sessions to that one.
+    Without the median, one idle node would make all others look too busy. Such a node has just started, or
+    its requests fail quickly, so the others must not all send it their sessions.
     """
     remaining = sum(capacities[a] for a in full_share_usage) / 2
     above = sorted(

@@ -1,9 +1,9 @@
-"""Least connections over the whole fleet, as weights for Envoy's weighted pick. No I/O.
+"""Compute the weights with which all Envoys together balance by least connections. No I/O.
 
-Envoys distribute new connections in proportion to the weights alone (their configuration ignores their own
-connection counts). The weights therefore distribute the connections that are expected until the next
-weights arrive, by water-filling: each node is a vessel as wide as its capacity and filled with its current
-connections; the share of a node is the part of the incoming water that its vessel takes up.
+Envoys distribute new connections in proportion to the weights alone, and ignore their own connection counts.
+The weights distribute the connections that are expected until the next weights arrive. The nodes' shares
+come from water-filling: a node is like a vessel as wide as its capacity, its connections are the water in it,
+and its share is the part of the expected water that flows into it if all vessels are connected.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-# Limits of a node's share relative to its capacity share: facts may be late or wrong, and a node that gets
-# no or all connections could not show it. Too few connections for a while do less harm than too many.
+# Limits of a node's share relative to its part of the total capacity, because facts may be late or wrong. Too
+# few connections for a while do less harm than too many, so the lower limit is wider.
 _MAX_SHARE_RATIO, _MIN_SHARE_RATIO = 4.0, 1 / 64
-# Weights assume at least this many new connections per node, and more if the emptiest node would otherwise
-# exceed `_MAX_SHARE_RATIO`: it would get nearly all connections in a burst or while weights are not updated.
+# Weights assume at least this many new connections per node, because otherwise the emptiest node would get
+# nearly all connections of a burst. They assume more if this node would still exceed `_MAX_SHARE_RATIO`.
 _MIN_EXPECTED_PER_NODE = 0.7
-# Weights change in steps of this ratio, so that noise in the counts does not push an update to every Envoy.
+# Weights change in steps of this ratio, so that small changes of counts cause no update of every Envoy.
 _WEIGHT_STEP_RATIO = 2 ** (1 / 4)
-# EDS weights are integers; this scale leaves room for all steps from capacity 1 upwards.
+# A ratio stays if the new one differs by less than this many steps. It is slightly below 1, so that
+# floating-point errors cannot keep a ratio that is a whole step off.
+_STEPS_KEPT = 0.999
+# EDS weights are integers. This scale leaves room for steps even at capacity 1.
 _WEIGHT_SCALE = 16
-# The part of its share that a node starts with in its slow start.
+# A node in slow start begins with this part of its share.
 _RAMP_START_SHARE = 0.1
 _RAMP_STEPS = 10
 
@@ -30,8 +33,8 @@ _RAMP_STEPS = 10
 class WeightedNode(NamedTuple):
     """A node in service.
 
-    `capacity` is in any unit, `sessions` is None if unknown, and `capacity_factor` (above 0, at most 1) is
-    what slow start and resource factors leave of the capacity.
+    `capacity` is the configured weight, and `sessions` is None if unknown. `capacity_factor` is the part of
+    the capacity that remains after slow start and resource factors: above 0, at most 1.
     """
 
     address: str
@@ -41,7 +44,7 @@ class WeightedNode(NamedTuple):
 
 
 def ramp(active_for: float, window: float) -> float:
-    """Return the part of its share that a node gets `active_for` seconds after entering service, in steps."""
+    """Return the part of its share that a node gets `active_for` seconds after it became active."""
     if window <= 0 or active_for >= window:
         return 1.0
     progress = math.floor(max(active_for, 0.0) / window * _RAMP_STEPS) / _RAMP_STEPS
@@ -49,7 +52,7 @@ def ramp(active_for: float, window: float) -> float:
 
 
 def weight_ratio(weight: int, capacity: int) -> float:
-    """Return the ratio of a weight to the capacity share, as `compute_weights` takes in `previous_ratios`."""
+    """Return the value for `previous_ratios` of `compute_weights` from a node's weight and capacity."""
     return weight / (capacity * _WEIGHT_SCALE)
 
 
@@ -58,8 +61,8 @@ def compute_weights(
 ) -> dict[str, int]:
     """Return the EDS weight (>= 1) by address.
 
-    `expected_connections` is how many connections arrive until the next weights take effect. A ratio in
-    `previous_ratios` is kept while the new one differs by less than a step.
+    `expected_connections` arrive until the next weights take effect. A node keeps its ratio in
+    `previous_ratios` if the new ratio differs by less than a step.
     """
     if not nodes:
         return {}
@@ -76,7 +79,7 @@ def compute_weights(
     reached_level = water_level(capacities, current, incoming)
     lowest = min(held / capacity for held, capacity in zip(current, capacities, strict=True))
     if (reached_level - lowest) * total_capacity > _MAX_SHARE_RATIO * incoming:
-        incoming = min_volume(capacities, current, _MAX_SHARE_RATIO)
+        incoming = min_incoming_connections(capacities, current, _MAX_SHARE_RATIO)
         reached_level = water_level(capacities, current, incoming)
     max_factor = max(node.capacity_factor for node in nodes)
     weights = {}
@@ -97,7 +100,7 @@ def compute_weights(
 
 
 def water_level(capacities: Sequence[float], current: Sequence[float], incoming: float) -> float:
-    """Return the level L (connections per capacity) with sum(max(0, L * capacity - current)) == incoming."""
+    """Return L, in connections per capacity, such that sum(max(0, L * capacity - current)) == incoming."""
     levels = [held / capacity for held, capacity in zip(current, capacities, strict=True)]
     total_capacity, total_sessions = sum(capacities), sum(current) + incoming
     receiving: Sequence[int] = range(len(capacities))
@@ -106,14 +109,16 @@ def water_level(capacities: Sequence[float], current: Sequence[float], incoming:
         above_level = [i for i in receiving if levels[i] > level]
         if not above_level:
             return level
-        # A node above the level takes no water; leaving it out lowers the level of the others.
+        # A node above the level gets no connections. Without it, the level of the others is lower.
         total_capacity -= sum(capacities[i] for i in above_level)
         total_sessions -= sum(current[i] for i in above_level)
         receiving = [i for i in receiving if levels[i] <= level]
 
 
-def min_volume(capacities: Sequence[float], current: Sequence[float], max_ratio: float) -> float:
-    """Return the volume from which on no node takes more than `max_ratio` times its capacity share."""
+def min_incoming_connections(
+    capacities: Sequence[float], current: Sequence[float], max_ratio: float
+) -> float:
+    """Return the least `incoming` with which no node gets over `max_ratio` times its part of the capacity."""
     total_capacity = sum(capacities)
     nodes = sorted(
         (held / capacity, capacity, held) for held, capacity in zip(current, capacities, strict=True)
@@ -123,7 +128,7 @@ def min_volume(capacities: Sequence[float], current: Sequence[float], max_ratio:
     for index, (_, node_capacity, node_sessions) in enumerate(nodes):
         filled_capacity += node_capacity
         filled_sessions += node_sessions
-        # Of this volume the lowest node takes `max_ratio` times its share, if only the nodes so far take any.
+        # The `incoming` that gives the emptiest node its maximum, provided that no later node gets any.
         slope = max_ratio / total_capacity - 1 / filled_capacity
         if slope > 0:
             incoming = max(0.0, (filled_sessions / filled_capacity - lowest) / slope)
@@ -136,6 +141,10 @@ def min_volume(capacities: Sequence[float], current: Sequence[float], max_ratio:
 
 
 def _round_to_step(ratio: float, previous: float | None) -> float:
-    if previous is not None and 1 / _WEIGHT_STEP_RATIO < ratio / previous < _WEIGHT_STEP_RATIO:
-        return previous
-    return float(_WEIGHT_STEP_RATIO ** round(math.log(ratio, _WEIGHT_STEP_RATIO)))
+    step = math.log(ratio, _WEIGHT_STEP_RATIO)
+    if previous is not None:
+        # Weights are integers, so `previous` may be slightly off its step.
+        previous_step = round(math.log(previous, _WEIGHT_STEP_RATIO))
+        if abs(step - previous_step) < _STEPS_KEPT:
+            return float(_WEIGHT_STEP_RATIO**previous_step)
+    return float(_WEIGHT_STEP_RATIO ** round(step))

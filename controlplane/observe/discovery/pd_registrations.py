@@ -1,20 +1,20 @@
 """Parses the registrations of TiDB servers in PD's etcd and combines them into one Topology.
 
     /topology/tidb/<address>/info                                   JSON, stays until somebody deletes it
-    /topology/tidb/<address>/ttl                                    leased: exists while the server runs
+    /topology/tidb/<address>/ttl                                    has a lease: exists while the server runs
     /keyspaces/tidb/<keyspace>/topology/tidb/<address>/info, .../ttl   the same, for a server of a keyspace
 
-`<address>` is the SQL address; no value contains it (pingcap/tidb pkg/domain/serverinfo/{info,syncer}.go,
-pkg/keyspace/keyspace.go). The value of `ttl` is a clock reading of that server and is ignored.
+`<address>` is the SQL address, which only the key contains. The value of `ttl` is a time and is ignored.
+Source: pingcap/tidb pkg/domain/serverinfo/{info,syncer}.go, pkg/keyspace/keyspace.go.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, NoReturn
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from controlplane import address as addresses
 from controlplane.etcd.types import KeyChange
@@ -25,11 +25,11 @@ KEYSPACES_PREFIX = "/keyspaces/tidb/"
 NO_KEYSPACE = ""
 
 _MAX_INFO_BYTES = 65_536  # TiDB writes a few hundred bytes
-_MAX_START_SECONDS = 1e12  # Unix time; far beyond any clock, and still exact as a float
+_MAX_START_SECONDS = 1e12  # Unix time far in the future, still exact as a float
 
 
 def parse_key(key: str) -> tuple[str, str] | None:
-    """Return (keyspace, the rest after `/topology/tidb/`) of a key; None if it is not about a TiDB server."""
+    """Return (keyspace, the rest after `/topology/tidb/`) of a key; None for keys of other components."""
     if key.startswith(TIDB_PREFIX):
         return NO_KEYSPACE, key.removeprefix(TIDB_PREFIX)
     keyspace, slash, after_keyspace = key.removeprefix(KEYSPACES_PREFIX).partition("/")
@@ -40,94 +40,54 @@ def parse_key(key: str) -> tuple[str, str] | None:
 
 
 def parse_address_field(rest: str) -> tuple[str, str]:
-    """Split `<address>/<field>`; the address is normalized. Raises ValueError with a message for users."""
+    """Parse `<address>/<field>` and normalize the address. Raises ValueError with a message for users."""
     address, slash, field = rest.rpartition("/")
     if not slash:
         raise ValueError("the key does not end in /info or /ttl")
     return addresses.join(*addresses.split(address)), field
 
 
+class _ServerInfo(BaseModel):
+    """The fields of an `info` value that we use; TiDB writes more fields."""
+
+    model_config = ConfigDict(strict=True)
+
+    ip: str
+    status_port: int = Field(ge=1, le=65535)
+    version: str = ""
+    labels: dict[str, str] | None = None
+    start_timestamp: float | None = Field(None, ge=0, lt=_MAX_START_SECONDS)
+
+
 def parse_info(address: str, value: bytes) -> Node:
     """Parse an `info` value as a node with `registered=False`. Raises ValueError with a message for users."""
     if len(value) > _MAX_INFO_BYTES:
         raise ValueError(f"the value has {len(value)} bytes, more than {_MAX_INFO_BYTES}")
-    info = _parse_json(value)
-    if not isinstance(info, dict):
-        raise ValueError("the value is not a JSON object")
-    port = info.get("status_port")
-    if not isinstance(port, int) or isinstance(port, bool) or not 1 <= port <= 65535:
-        raise ValueError(f"status_port is {_format_value(port)}, not a number from 1 to 65535")
-    host = _parse_text(info, "ip")
-    status_address = addresses.join(host, port)
+    try:
+        info = _ServerInfo.model_validate_json(value)
+    except ValidationError as invalid:
+        first = invalid.errors(include_url=False)[0]
+        location = ".".join(map(str, first["loc"])) or "the value"
+        raise ValueError(f"{location} is invalid: {first['msg']}") from None
+    status_address = addresses.join(info.ip, info.status_port)
     try:
         addresses.split(status_address)
     except ValueError:
-        raise ValueError(f"ip is {_format_value(host)}, neither an IP address nor a host name") from None
+        raise ValueError(f"ip is {info.ip!r:.60}, neither an IP address nor a host name") from None
     return Node(
         address=address,
         source=Source.PD,
         status_address=status_address,
-        version=_parse_text(info, "version", ""),
-        git_hash=_parse_text(info, "git_hash", ""),
-        labels=_parse_labels(info.get("labels")),
-        started_at=_parse_start(info.get("start_timestamp")),
+        version=info.version,
+        labels=MappingProxyType(info.labels or {}),
+        started_at=info.start_timestamp,
         registered=False,
     )
 
 
-def _parse_json(value: bytes) -> Any:
-    try:
-        return json.loads(value.decode(), parse_constant=_reject_constant)
-    except UnicodeDecodeError:
-        raise ValueError("the value is not UTF-8") from None
-    except RecursionError:
-        raise ValueError("the value is nested too deeply") from None
-    except ValueError as error:
-        raise ValueError(f"the value is not JSON ({error})") from None
-
-
-def _reject_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number")
-
-
-def _parse_text(info: Mapping[str, Any], name: str, default: str | None = None) -> str:
-    value = info.get(name, default)
-    if not isinstance(value, str) or not _is_encodable(value):
-        raise ValueError(f"{name} is {_format_value(value)}, not a valid string")
-    return value
-
-
-def _is_encodable(text: str) -> bool:
-    # JSON can contain half a surrogate pair, which no protocol that forwards the text can encode.
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _parse_labels(value: Any) -> Mapping[str, str]:
-    if value is None:
-        return MappingProxyType({})
-    if not isinstance(value, dict):
-        raise ValueError(f"labels is {_format_value(value)}, not an object")
-    if not all(_is_encodable(name) for name in value):
-        raise ValueError("the name of a label is not a valid string")
-    return MappingProxyType({name: _parse_text(value, name) for name in value})
-
-
-def _parse_start(value: Any) -> float | None:
-    if value is None:
-        return None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < _MAX_START_SECONDS:
-        raise ValueError(f"start_timestamp is {_format_value(value)}, not a Unix time in seconds")
-    return float(value)
-
-
-def _format_value(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 @dataclass(frozen=True, slots=True)
 class _Registration:
-    """The registration of one address in one keyspace. `node` is from the last valid `info`."""
+    """The registration of one address in one keyspace. `node` comes from the last valid `info`."""
 
     info: bytes | None = None
     has_ttl: bool = False
@@ -136,8 +96,8 @@ class _Registration:
 
 
 @dataclass(frozen=True, slots=True)
-class _Resolution:
-    """The result of all registrations of one address."""
+class _CombinedRegistration:
+    """The combination of all registrations of one address."""
 
     node: Node | None = None
     other_keyspace: str | None = None
@@ -145,21 +105,20 @@ class _Resolution:
 
 
 class PdRegistrations:
-    """All registrations of one cluster, updated incrementally: only changed keys are parsed."""
+    """All registrations of TiDB servers in PD. Only changed keys are parsed."""
 
     def __init__(self, keyspace: str = NO_KEYSPACE) -> None:
         """`keyspace`: the keyspace whose nodes get sessions."""
         self._served_keyspace = keyspace
-        self._registrations: dict[str, dict[str, _Registration]] = {}  # address -> keyspace -> ...
-        self._invalid_keys: dict[str, str] = {}  # keys that are not registrations -> the reason
-        self._resolutions: dict[str, _Resolution] = {}
-        self._nodes: dict[str, Node] = {}
-        self._other_keyspace: dict[str, str] = {}
-        self._problems: tuple[TopologyProblem, ...] | None = ()  # None: has to be rebuilt
+        self._registrations: dict[str, dict[str, _Registration]] = {}  # by address, then by keyspace
+        self._invalid_keys: dict[str, str] = {}  # key -> why it is invalid
+        self._combined: dict[str, _CombinedRegistration] = {}
 
-    def replace(self, entries: Mapping[str, bytes]) -> bool:
-        """Replace all registrations with a full listing; return whether the topology changed."""
-        deletions = [KeyChange(key, None) for key in self._keys() if key not in entries]
+    def replace_prefix(self, entries: Mapping[str, bytes], prefix: str = "") -> bool:
+        """Replace all keys with this prefix by `entries`; return whether the topology changed."""
+        deletions = [
+            KeyChange(key, None) for key in self._keys() if key.startswith(prefix) and key not in entries
+        ]
         return self.apply([*deletions, *(KeyChange(key, value) for key, value in entries.items())])
 
     def apply(self, changes: Iterable[KeyChange]) -> bool:
@@ -180,27 +139,27 @@ class PdRegistrations:
             if self._update_registration(address, keyspace, field, change.value):
                 changed_addresses[address] = None
         for address in changed_addresses:
-            changed |= self._update_resolution(address)
+            changed |= self._update_combined(address)
         return changed
 
-    def topology(self, *, is_complete: bool, outage: str) -> Topology:
-        """Return a snapshot of the topology."""
-        if self._problems is None:
-            problem_by_key = self._invalid_keys | {
-                _build_key(self._served_keyspace, address): resolution.problem
-                for address, resolution in self._resolutions.items()
-                if resolution.problem
-            }
-            self._problems = tuple(
-                TopologyProblem(Source.PD, key, reason) for key, reason in sorted(problem_by_key.items())
-            )
+    def topology(self) -> Topology:
+        """Return the topology, marked as complete. Call this only when all keys are known."""
+        combined = self._combined.items()
+        problem_by_key = self._invalid_keys | {
+            _build_key(self._served_keyspace, address): registration.problem
+            for address, registration in combined
+            if registration.problem
+        }
         return Topology(
             source=Source.PD,
-            nodes=MappingProxyType(dict(self._nodes)),
-            other_keyspace=MappingProxyType(dict(self._other_keyspace)),
-            problems=self._problems,
-            is_complete=is_complete,
-            outage=outage,
+            nodes=MappingProxyType({address: c.node for address, c in combined if c.node is not None}),
+            other_keyspace=MappingProxyType(
+                {address: c.other_keyspace for address, c in combined if c.other_keyspace is not None}
+            ),
+            problems=tuple(
+                TopologyProblem(Source.PD, *problem) for problem in sorted(problem_by_key.items())
+            ),
+            is_complete=True,
         )
 
     def _keys(self) -> Iterable[str]:
@@ -213,17 +172,15 @@ class PdRegistrations:
                     yield _build_key(keyspace, address, "ttl")
 
     def _set_invalid_key(self, key: str, reason: str | None) -> bool:
-        if self._invalid_keys.get(key) == reason:
-            return False
+        before = self._invalid_keys.get(key)
         if reason is None:
-            del self._invalid_keys[key]
+            self._invalid_keys.pop(key, None)
         else:
             self._invalid_keys[key] = reason
-        self._problems = None
-        return True
+        return reason != before
 
     def _update_registration(self, address: str, keyspace: str, field: str, value: bytes | None) -> bool:
-        """Apply one key; return whether the registration changed. Fields other than these two are ignored."""
+        """Apply a change of one key; return whether the registration changed. Unknown fields are ignored."""
         registrations = self._registrations.get(address, {})
         before = registrations.get(keyspace, _Registration())
         if field == "ttl":
@@ -248,25 +205,15 @@ class PdRegistrations:
             self._registrations.pop(address, None)
         return True
 
-    def _update_resolution(self, address: str) -> bool:
-        before = self._resolutions.get(address, _Resolution())
-        after = _resolve(self._registrations.get(address, {}), self._served_keyspace)
+    def _update_combined(self, address: str) -> bool:
+        before = self._combined.get(address, _CombinedRegistration())
+        after = _combine(self._registrations.get(address, {}), self._served_keyspace)
         if after == before:
             return False
-        if after == _Resolution():
-            del self._resolutions[address]
+        if after == _CombinedRegistration():
+            del self._combined[address]
         else:
-            self._resolutions[address] = after
-        if after.node is None:
-            self._nodes.pop(address, None)
-        else:
-            self._nodes[address] = after.node
-        if after.other_keyspace is None:
-            self._other_keyspace.pop(address, None)
-        else:
-            self._other_keyspace[address] = after.other_keyspace
-        if after.problem != before.problem:
-            self._problems = None
+            self._combined[address] = after
         return True
 
 
@@ -274,30 +221,30 @@ def _parse_registration(address: str, value: bytes, before: _Registration) -> _R
     try:
         return _Registration(value, before.has_ttl, parse_info(address, value))
     except ValueError as error:
-        # The last valid node stays: an invalid entry must not take it out of service.
+        # The node from the last valid entry stays: an invalid entry must not take it out of service.
         suffix = "; the last valid entry stays in effect" if before.node else ""
         return _Registration(value, before.has_ttl, before.node, f"{error}{suffix}")
 
 
-def _resolve(registrations: Mapping[str, _Registration], served_keyspace: str) -> _Resolution:
-    """Combine the registrations of one address (by keyspace) if `served_keyspace` is served.
+def _combine(registrations: Mapping[str, _Registration], served_keyspace: str) -> _CombinedRegistration:
+    """Combine the registrations of one address. The keys of `registrations` are keyspaces.
 
-    `info` of another keyspace may be years old, but a `ttl` means that a server of that keyspace runs at this
-    address. It would give sessions access to that keyspace's data, whatever an entry of our keyspace says.
+    `info` of another keyspace may be outdated, but its `ttl` proves that a server of that keyspace runs at
+    this address. Our sessions must not go there, even if our keyspace has an entry for the address too.
     """
     ours = registrations.get(served_keyspace, _Registration())
     others = sorted(keyspace for keyspace in registrations if keyspace != served_keyspace)
     running = [keyspace for keyspace in others if registrations[keyspace].has_ttl]
     if ours.info is None:
-        return _Resolution(other_keyspace=next(iter(running or others), None))
+        return _CombinedRegistration(other_keyspace=next(iter(running or others), None))
     if running:
         owner = f"a server of keyspace {running[0]}" if running[0] else "a server without a keyspace"
-        return _Resolution(
+        return _CombinedRegistration(
             other_keyspace=running[0],
             problem=f"this address gets no sessions, as {owner} runs at it too; delete the outdated entry",
         )
     node = replace(ours.node, registered=ours.has_ttl) if ours.node else None
-    return _Resolution(node=node, problem=ours.problem)
+    return _CombinedRegistration(node=node, problem=ours.problem)
 
 
 def _build_key(keyspace: str, address: str, field: str = "info") -> str:

@@ -1,11 +1,8 @@
-"""Topologies of the nodes in the configuration and of those added through the API. No I/O.
-
-Both lists are always complete and current, so their topologies are complete from the start.
-"""
+"""Builds the topologies of the nodes from the configuration and the API; both are always complete. No I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from controlplane.config.settings import StaticNodeSettings
@@ -14,40 +11,22 @@ from controlplane.model.nodes import Node, Source, Topology
 
 
 def from_config(nodes: Sequence[StaticNodeSettings]) -> Topology:
-    """Return the topology of the `nodes` section of the configuration; validation made addresses unique."""
-    return Topology(
-        source=Source.STATIC,
-        nodes=MappingProxyType(
-            {
-                node.address: Node(
-                    address=node.address,
-                    source=Source.STATIC,
-                    status_address=node.status_address,
-                    labels=MappingProxyType(dict(node.labels)),
-                    weight=node.weight,
-                )
-                for node in nodes
-            }
-        ),
-        is_complete=True,
-    )
+    """Return the topology of the configured `nodes`. Settings validation guarantees unique addresses."""
+    return _topology(Source.STATIC, ((node.address, node, node.weight) for node in nodes))
 
 
 def from_api(nodes: Mapping[str, AddedNode], default_weight: int) -> Topology:
-    """Return the topology of the nodes that operators added; those without a weight get `default_weight`."""
-    return Topology(
-        source=Source.API,
-        nodes=MappingProxyType(
-            {
-                address: Node(
-                    address=address,
-                    source=Source.API,
-                    status_address=node.status_address,
-                    labels=node.labels,
-                    weight=default_weight if node.weight is None else node.weight,
-                )
-                for address, node in nodes.items()
-            }
-        ),
-        is_complete=True,
+    """Return the topology of the nodes that operators added. Nodes without a weight get `default_weight`."""
+    weighted = (
+        (address, node, default_weight if node.weight is None else node.weight)
+        for address, node in nodes.items()
     )
+    return _topology(Source.API, weighted)
+
+
+def _topology(source: Source, nodes: Iterable[tuple[str, StaticNodeSettings | AddedNode, int]]) -> Topology:
+    by_address = {
+        address: Node(address, source, node.status_address, labels=dict(node.labels), weight=weight)
+        for address, node, weight in nodes
+    }
+    return Topology(source=source, nodes=MappingProxyType(by_address), is_complete=True)

@@ -1,1 +1,1 @@
-"""Reports of the Envoys: load reports (LRS) and the metrics service stream of the module."""
+"""Reports of the Envoys: load reports (LRS), and stats of the Tidevoy module (metrics service)."""

@@ -1,25 +1,24 @@
 """Receives load reports (LRS): each Envoy periodically reports its live and new connections per endpoint.
 
-Envoy reports if its bootstrap has `cluster_manager.load_stats_config`; with `send_all_clusters`, no cluster
-needs an `lrs_server`. Protocol: envoyproxy/envoy api/envoy/service/load_stats/v3/lrs.proto. The observed
-behavior of Envoy 1.40.0 determines what a count of zero proves:
+Envoy reports if its bootstrap has `cluster_manager.load_stats_config`. Our response sets `send_all_clusters`,
+so no cluster needs an `lrs_server`. Protocol: envoyproxy/envoy api/envoy/service/load_stats/v3/lrs.proto.
+Observed behavior of Envoy 1.40.0:
 
-* A report arrives every interval, even without any connections. It always contains the cluster, but neither
-  endpoints without live and new connections nor localities without such endpoints. So an endpoint that is
-  missing in a report has no connection, and an empty node is detected within one interval.
+* A report arrives every interval, even without connections. It contains the cluster, but omits endpoints that
+  have neither live nor new connections. So a missing endpoint has no connection.
 * DRAINING and UNHEALTHY endpoints are reported as long as they have connections. Changes of weight and
   metadata do not affect the counts.
-* An endpoint that is *removed* from EDS disappears from the reports at once although its connections live on,
-  and returns with a count of zero. The same happens to all endpoints of a cluster that is *updated by CDS*:
-  connections from before the update are never reported again. A zero after either proves nothing.
-* Connections that are being established (TCP counts from "connected") or that failed are not counted. So a
-  zero covers only connections whose endpoint was picked at least one connect timeout ago.
+* An endpoint that is removed from EDS disappears from the reports although its connections live on. If it is
+  added again, it starts with a count of zero. The same happens to all endpoints when CDS updates the cluster.
+  So after such a change, a count of zero proves nothing.
+* A connection counts only once TCP has established it. So a zero proves nothing about connections for which
+  Envoy picked the endpoint less than one connect timeout ago.
 * After a stream breaks, Envoy reconnects 5 s later. The first message of the new stream repeats the last
-  report of the old one and is ignored. Connections that were opened in between are missing in `new_sessions`.
-* A further response on the stream with another interval takes effect from the next report on.
-* A report contains the time since the previous one (`load_report_interval`), by Envoy's monotonic clock. So a
-  report that waited in a socket while this process was stalled is known to be old: meanwhile another replica
-  may have closed a node, and an old count of zero must not be taken for the end of that drain.
+  report of the old stream and is ignored. `new_sessions` lacks the connections that were opened in between.
+* If a later response has another interval, it takes effect with the next report.
+* A report contains the time since the previous report (`load_report_interval`), by Envoy's monotonic clock.
+  From these times we compute the age of a report that waited in a socket, because an old zero must not end a
+  drain that began later.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from functools import lru_cache, partial
 from types import MappingProxyType
-from typing import Any
 
 import grpc
 from envoy.service.load_stats.v3 import lrs_pb2
@@ -36,14 +34,16 @@ from controlplane import address as addresses
 from controlplane.clock import Clock
 from controlplane.grpc_auth import AuthorizeEnvoy
 from controlplane.model.facts import EnvoyLoad
+from controlplane.model.nodes import CLUSTER_NAME
 from controlplane.observe.clock_offset import ClockOffset
+from controlplane.observe.envoy_reports.metrics_service import ReportForwarder
 from controlplane.observe.envoy_reports.telemetry_pb2 import EndpointLoad, LoadReport
 
 _SERVICE = "envoy.service.load_stats.v3.LoadReportingService"
 
 
 class LoadReportService:
-    """The gRPC service for load reports; `publish` gets every report."""
+    """The gRPC service for load reports. It calls `publish` with every report."""
 
     def __init__(
         self,
@@ -51,22 +51,16 @@ class LoadReportService:
         clock: Clock,
         *,
         interval: Callable[[], float],
-        cluster: str = "tidb",
-        sink: Callable[[str, float, bytes], None] = lambda envoy, at, report: None,
+        forwarder: ReportForwarder | None = None,
     ) -> None:
-        """`interval` returns the seconds between two reports; Envoys get a new value with the next response.
-
-        Only `cluster` and the clusters of groups count: an Envoy also reports the cluster of its connection
-        to the control plane. `sink` also gets every report: Envoy id, time of the report, serialized report.
-        """
+        """`interval` returns the seconds between two reports. It is called again after each report."""
         self._publish = publish
         self._clock = clock
         self._interval = interval
-        self._cluster = cluster
-        self._sink = sink
+        self._forwarder = forwarder
 
     def register(self, server: grpc.aio.Server, authorize: AuthorizeEnvoy) -> None:
-        """Add the service to a server that has not started yet; `authorize` decides who may report."""
+        """Add the service to a server that has not started; `authorize` decides which Envoys may report."""
         handler = grpc.stream_stream_rpc_method_handler(
             partial(self._serve_stream, authorize),
             request_deserializer=lambda data: (data, LoadReport.FromString(data)),
@@ -84,16 +78,21 @@ class LoadReportService:
     ) -> AsyncIterator[lrs_pb2.LoadStatsResponse]:
         envoy = ""
         requested_interval = 0.0
-        report_clock = _ReportClock()
+        elapsed, clock_offset = 0.0, ClockOffset()  # `elapsed` since the stream started, by the Envoy's clock
         async for data, request in requests:
             if requested_interval:
-                at = report_clock.report_time(request, self._clock())
-                self._publish(parse_load_report(request, envoy, at, self._cluster))
-                self._sink(envoy, at, data)
+                at = now = self._clock()
+                if (report_interval := _report_interval(request)) > 0:
+                    elapsed += report_interval
+                    clock_offset.observe(elapsed, now)
+                    at = min(now, clock_offset.to_local(elapsed))
+                self._publish(parse_load_report(request, envoy, at))
+                if self._forwarder is not None:
+                    self._forwarder.forward_load_report(envoy, at, data)
             elif request.node.id:
                 envoy = request.node.id
                 await authorize(context, envoy)
-                report_clock.start(self._clock())
+                clock_offset.observe(elapsed, self._clock())
             else:
                 await context.abort(
                     grpc.StatusCode.INVALID_ARGUMENT,
@@ -105,39 +104,12 @@ class LoadReportService:
                 yield _build_response(interval)
 
 
-class _ReportClock:
-    """Computes when the reports of a stream were made, by our clock."""
-
-    def __init__(self) -> None:
-        self._elapsed = 0.0  # seconds by the Envoy's clock since the stream started
-        self._clock_offset = ClockOffset()
-
-    def start(self, now: float) -> None:
-        """Start the clock when the Envoy is asked to report."""
-        self._clock_offset.observe(self._elapsed, now)
-
-    def report_time(self, report: LoadReport, now: float) -> float:
-        """Return when a report that arrived `now` was made; `now` if it contains no interval."""
-        interval = max(
-            (_to_seconds(stats.load_report_interval) for stats in report.cluster_stats), default=0.0
-        )
-        if interval <= 0:
-            return now
-        self._elapsed += interval
-        self._clock_offset.observe(self._elapsed, now)
-        return min(now, self._clock_offset.to_local(self._elapsed))
-
-
-def _to_seconds(duration: Any) -> float:
-    return float(duration.seconds + duration.nanos / 1e9)
-
-
-def parse_load_report(report: LoadReport, envoy: str, at: float, cluster: str) -> EnvoyLoad:
-    """Return the sum over the cluster and the clusters of groups (`CLUSTER-NAME`) of a report."""
+def parse_load_report(report: LoadReport, envoy: str, at: float) -> EnvoyLoad:
+    """Return the sums over the clusters of nodes, without other clusters such as the control plane's."""
     sessions: dict[str, int] = {}
     new_sessions: dict[str, int] = {}
     for stats in report.cluster_stats:
-        if stats.cluster_name != cluster and not stats.cluster_name.startswith(f"{cluster}-"):
+        if stats.cluster_name != CLUSTER_NAME and not stats.cluster_name.startswith(f"{CLUSTER_NAME}-"):
             continue
         for locality in stats.upstream_locality_stats:
             # Iterating over a slice is twice as fast as over the container.
@@ -151,13 +123,19 @@ def parse_load_report(report: LoadReport, envoy: str, at: float, cluster: str) -
     )
 
 
-@lru_cache(maxsize=65_536)  # all Envoys report the same endpoint with the same counts again and again
+@lru_cache(maxsize=65_536)  # the same messages arrive again and again
 def _parse_endpoint(serialised: bytes) -> tuple[str, int, int]:
     """Return (endpoint, live connections, connections that were opened since the previous report)."""
     stats = EndpointLoad.FromString(serialised)
     socket_address = stats.address.socket_address
     endpoint = addresses.join(socket_address.address, socket_address.port_value)
     return endpoint, stats.total_requests_in_progress, stats.total_issued_requests
+
+
+def _report_interval(report: LoadReport) -> float:
+    """Return the seconds since the previous report, by the Envoy's clock; 0: unknown."""
+    durations = [stats.load_report_interval for stats in report.cluster_stats]
+    return max((duration.seconds + duration.nanos / 1e9 for duration in durations), default=0.0)
 
 
 def _build_response(interval: float) -> lrs_pb2.LoadStatsResponse:

@@ -1,8 +1,7 @@
-"""The gRPC service to which Envoys with the module push their stats (`envoy.stat_sinks.metrics_service`).
+"""The gRPC service to which Envoys with the Tidevoy module send stats (`envoy.stat_sinks.metrics_service`).
 
-It runs on the xDS port, whose authorization decides which Envoy may send, and under which id. A message may
-have 4 MiB, the limit of that port: about 40,000 series. Envoy's `batch_size` keeps the size and the
-processing time of a message far below that.
+It runs on the xDS port, with the authorization of that port, which limits a message to 4 MiB, about 40,000
+series. Envoy's setting `batch_size` makes messages much smaller.
 """
 
 from __future__ import annotations
@@ -23,18 +22,24 @@ from controlplane.observe.envoy_reports.telemetry_stream import TelemetryStream
 _SERVICE = "envoy.service.metrics.v3.MetricsService"
 
 
-class TelemetrySink(Protocol):
-    """Receives the raw messages of all streams. `number` identifies a stream and is never reused."""
+class ReportForwarder(Protocol):
+    """Forwards the reports of Envoys, unchanged, to other replicas of the control plane."""
 
-    def telemetry(self, number: int, envoy: str, at: float, data: bytes, *, first: bool) -> None:
-        """Receive a message that was made at that time; `first`: it is the first one of its stream."""
+    def forward_load_report(self, envoy: str, at: float, report: bytes) -> None:
+        """Send a serialized load report that the Envoy made at the time `at`."""
 
-    def telemetry_ended(self, number: int) -> None:
-        """Receive the end of a stream."""
+    def forward_telemetry(self, number: int, envoy: str, at: float, data: bytes, *, first: bool) -> None:
+        """Send a message of the metrics stream `number`; `first`: it is the first message of this stream.
+
+        Stream numbers are never reused.
+        """
+
+    def forward_telemetry_end(self, number: int) -> None:
+        """Notify the replicas that the metrics stream `number` has ended."""
 
 
 class MetricsService:
-    """Receives the streams; `publish` gets every report of a module."""
+    """Receives the metrics streams and calls `publish` with every report of a module."""
 
     def __init__(
         self,
@@ -42,23 +47,23 @@ class MetricsService:
         clock: Clock,
         *,
         known_nodes: Callable[[], Set[str]],
-        sink: TelemetrySink | None = None,
+        forwarder: ReportForwarder | None = None,
     ) -> None:
         """`known_nodes` returns the addresses of all nodes."""
         self._publish = publish
         self._clock = clock
         self._known_nodes = known_nodes
         self._series_cache = SeriesCache()
-        self._sink = sink
+        self._forwarder = forwarder
         self._stream_numbers = itertools.count(1)
 
     def new_stream(self, resumed_envoy: str = "") -> TelemetryStream:
-        """Return a parser for a stream that another replica forwards; see TelemetryStream."""
+        """Return a parser for a new or forwarded stream; `resumed_envoy` as in `TelemetryStream`."""
         return TelemetryStream(self._known_nodes, self._series_cache, resumed_envoy=resumed_envoy)
 
     def register(self, server: grpc.aio.Server, authorize: AuthorizeEnvoy) -> None:
-        """Add the service to a server that has not started yet; `authorize` decides which Envoy may send."""
-        # No deserializer: most of a message is never parsed.
+        """Add the service to a server that has not started; `authorize` decides which Envoys may send."""
+        # Without a deserializer, since most parts of a message are never parsed.
         methods = {
             "StreamMetrics": grpc.stream_unary_rpc_method_handler(partial(self._serve_stream, authorize))
         }
@@ -68,34 +73,25 @@ class MetricsService:
         self, authorize: AuthorizeEnvoy, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext
     ) -> bytes:
         stream, number = self.new_stream(), next(self._stream_numbers)
+        is_first = True
         try:
-            await self._receive_messages(stream, number, authorize, messages, context)
+            async for data in messages:
+                report = stream.receive(data, self._clock())
+                if not stream.envoy:
+                    await context.abort(
+                        grpc.StatusCode.INVALID_ARGUMENT,
+                        "the first message has no node.id; give this Envoy one in its bootstrap (node.id)",
+                    )
+                if is_first:
+                    await authorize(context, stream.envoy)
+                if report is not None:
+                    self._publish(report)
+                if self._forwarder is not None:
+                    self._forwarder.forward_telemetry(
+                        number, stream.envoy, stream.last_message_at, data, first=is_first
+                    )
+                is_first = False
         finally:
-            if self._sink is not None:
-                self._sink.telemetry_ended(number)
-        return b""  # the empty response
-
-    async def _receive_messages(
-        self,
-        stream: TelemetryStream,
-        number: int,
-        authorize: AuthorizeEnvoy,
-        messages: AsyncIterator[bytes],
-        context: grpc.aio.ServicerContext,
-    ) -> None:
-        is_authorized = False
-        async for data in messages:
-            report = stream.receive(data, self._clock())
-            if not stream.envoy:
-                await context.abort(
-                    grpc.StatusCode.INVALID_ARGUMENT,
-                    "the first message has no node.id; give this Envoy one in its bootstrap (node.id)",
-                )
-            is_first = not is_authorized
-            if is_first:
-                await authorize(context, stream.envoy)
-                is_authorized = True
-            if report is not None:
-                self._publish(report)
-            if self._sink is not None:
-                self._sink.telemetry(number, stream.envoy, stream.last_message_at, data, first=is_first)
+            if self._forwarder is not None:
+                self._forwarder.forward_telemetry_end(number)
+        return b""  # the empty `StreamMetricsResponse`

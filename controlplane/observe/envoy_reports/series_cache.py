@@ -1,42 +1,44 @@
-"""Caches parsed series by their serialized bytes without value and timestamp.
+"""Caches parsed series. The key of a series is its serialized bytes without value and timestamp.
 
-Nearly all series of a flush were in the previous one too, and in those of other Envoys. A cache lookup takes
-a tenth of the time of parsing.
+Nearly all series of a flush (a periodic export of all stats) were in earlier flushes. A cache lookup takes a
+tenth of the time of parsing.
 
-Envoy 1.40 sends each series as a family of its own. Its last bytes are the value (field 1 of `Value`, a
-double; missing if it is 0) and the timestamp (field 6 of `io.prometheus.client.Metric`, Unix time in
-milliseconds: six bytes until the year 2109).
+Envoy 1.40 sends each series as a separate family. The family ends with the value (field 1 of a `Gauge` or
+`Counter`, a double; missing if it is 0) and the timestamp (field 6 of `io.prometheus.client.Metric`, Unix
+time in milliseconds: six bytes until the year 2109).
 """
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Iterable
 
 from controlplane.observe.envoy_reports.counters import NodeCounters
 
 _DOUBLE = struct.Struct("<d")
-_TIMESTAMP_BYTES = 7  # with the tag
+_TIMESTAMP_BYTES = 7  # including the field tag
 _TAIL_BYTES = _DOUBLE.size + _TIMESTAMP_BYTES
-# The bytes before the value, or in its place if it is 0: gauge or counter (fields 2 and 3), length, value
-# tag.
+# The bytes before the value: tag of the field `gauge` or `counter`, length, tag of the value. If the value is
+# zero, the tag of the value is missing too.
 _VALUE_HEADERS = (b"\x12\x09\x09", b"\x1a\x09\x09")
 _ZERO_VALUE_HEADERS = (b"\x12\x00", b"\x1a\x00")
 _TIMESTAMP_TAG = 0x30
 _NAME_PREFIX = b"tidevoy."
-_NAME_PREFIX_SLICE = slice(2, 2 + len(_NAME_PREFIX))  # after tag and length
-_VALUE_LIMIT = 2.0**63
-_MAX_SERIES = 500_000  # series of 5,000 nodes with every kind of traffic; about 150 MB
+_NAME_PREFIX_SLICE = slice(2, 2 + len(_NAME_PREFIX))  # after the field tag and the length
+VALUE_LIMIT = 2.0**63
+_MAX_SERIES = 500_000  # enough for 5,000 nodes with every kind of traffic; about 150 MB
 
 
 class SeriesCache:
-    """The series cache for all streams of a process, since all Envoys report the same series."""
+    """The cache that all streams share, since all Envoys report the same series."""
 
     def __init__(self) -> None:
-        self._columns: dict[bytes, tuple[str, int]] = {}  # node and column in its row
+        self._columns: dict[bytes, tuple[str, int]] = {}  # key -> (node, column in its row)
+        self._keys: list[bytes] = []  # of `_columns`
 
     def apply_known(self, families: Iterable[bytes], counters: NodeCounters) -> list[bytes]:
-        """Set the values of cached series in `counters`; return the module's families that must be parsed."""
+        """Set the values of cached series in `counters`. Return the module's families that must be parsed."""
         columns, unpack, rows, unshared_nodes = (
             self._columns,
             _DOUBLE.unpack_from,
@@ -45,7 +47,7 @@ class SeriesCache:
         )
         unknown_families = []
         for family in families:
-            # Hundreds of families are Envoy's own.
+            # Skips hundreds of families of Envoy itself.
             if family[_NAME_PREFIX_SLICE] != _NAME_PREFIX and _NAME_PREFIX not in family:
                 continue
             value = 0.0
@@ -59,10 +61,10 @@ class SeriesCache:
                 continue
             node, column = cached
             row = rows.get(node)
-            if row is None or not 0 <= value < _VALUE_LIMIT:
+            if row is None or not 0 <= value < VALUE_LIMIT:
                 unknown_families.append(family)
             elif row[column] != value:
-                if node not in unshared_nodes:  # as in `NodeCounters.set_value`; a call takes too long
+                if node not in unshared_nodes:  # inlined `NodeCounters.set_value`, for speed
                     row = rows[node] = row[:]
                     unshared_nodes.add(node)
                 row[column] = value
@@ -79,6 +81,20 @@ class SeriesCache:
             key = family[:-_TIMESTAMP_BYTES]
         else:
             return
-        if len(self._columns) >= _MAX_SERIES:
-            self._columns.clear()  # most entries may be of removed nodes
+        if key not in self._columns:
+            self._remember_key(key)
         self._columns[key] = node, column
+
+    def _remember_key(self, key: bytes) -> None:
+        """Add a new key to `_keys`. If the cache is full, the key replaces a random one.
+
+        So keys that no Envoy reports any more disappear with time. Every flush contains the same keys. If
+        they exceed the limit, replacing the least recently used key would remove each key before its next
+        use; replacing a random key keeps most of them.
+        """
+        if len(self._keys) < _MAX_SERIES:
+            self._keys.append(key)
+            return
+        position = random.randrange(len(self._keys))
+        del self._columns[self._keys[position]]
+        self._keys[position] = key

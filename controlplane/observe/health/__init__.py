@@ -1,1 +1,1 @@
-"""Health checks of nodes: of the status port and of the MySQL greeting."""
+"""Health checks of nodes: of the status port and of the SQL port."""

@@ -1,4 +1,4 @@
-"""Derives from the nodes which host names to resolve and which ports to check. No I/O."""
+"""Determines which host names to resolve and which ports of the nodes to check. No I/O."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def host_names(nodes: Iterable[Node]) -> set[str]:
 
 
 def build_check_targets(nodes: Iterable[Node], plan: Plan, facts: Facts) -> Mapping[str, CheckTarget]:
-    """Return the check targets by node address, without nodes whose name has never resolved."""
+    """Return the check targets by node address, except for nodes without a known IP."""
     check_targets = {}
     for node in nodes:
         planned = plan.nodes.get(node.address)

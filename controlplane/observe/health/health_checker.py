@@ -1,39 +1,45 @@
 """Schedules the health checks of all nodes and maintains each node's health.
 
-Every check of every node is a task of its own, so that a slow or silent node does not delay others.
+Every check of every node has its own task, so that a slow or silent node does not delay others.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Protocol
 
 import structlog
 
+from controlplane.aio import KeyedTasks
 from controlplane.clock import Clock
 from controlplane.config.settings import CheckSettings, HealthCheckSettings
 from controlplane.model.health import CheckResult, CheckStatus, Health
 from controlplane.observe.health.client_tls import ReloadingClientContext
 from controlplane.observe.health.migration_prerequisites import find_migration_blockers
-from controlplane.observe.health.probes import GreetingProbe, LocalResourceError, ProbeResult, StatusProbe
+from controlplane.observe.health.probes import (
+    GreetingProbe,
+    LocalResourceError,
+    Probe,
+    ProbeResult,
+    StatusProbe,
+)
 
 log = structlog.get_logger("tidevoy.health")
 
-# Delay between the first probes of nodes that are added together (a start with 5,000 nodes). Without it, all
-# would connect in one iteration of the event loop, use two descriptors each, and time out while they queue.
+# Delay between the first probes of nodes that are added together. Without it, thousands of probes would
+# connect in one iteration of the event loop and time out.
 _START_SPACING_SECONDS = 0.0005
 
-# Time until a node's configuration that could not be read is requested again.
-_CONFIG_RETRY_SECONDS = 60.0
+_CONFIG_RETRY_SECONDS = 60.0  # retry interval if the configuration of a node could not be read
 
-# How late the probe after a failed one may start, in intervals. If `timeout` equals `interval`, a probe that
-# times out ends just after the next one is due. Skipping that one would nearly double the time until a silent
-# node is detected.
+# A probe that becomes due while a failing probe still runs may start late by this fraction of the interval;
+# otherwise it is skipped. If `timeout` equals `interval`, a silent node's probe times out just after the next
+# probe is due. Skipping that next probe would delay the detection of the silent node.
 _START_TOLERANCE = 0.25
 
 _LOG_INTERVAL_SECONDS = 60.0
@@ -54,28 +60,20 @@ class CheckTarget:
 
 
 class CheckKind(Enum):
-    """The two kinds of checks."""
-
     STATUS = "status"
     SQL = "sql"
-
-
-class _Prober(Protocol):
-    async def run(self, timeout: float) -> ProbeResult: ...
-    def close(self) -> None: ...
 
 
 @dataclass
 class _NodeChecks:
     target: CheckTarget
     health: Health = field(default_factory=Health)
-    # Time of the next read of the node's configuration; inf: it has been read since the node started.
+    # When to read the node's configuration; inf: it has already been read since the node started.
     next_config_read_at: float = -math.inf
-    tasks: dict[CheckKind, asyncio.Task[None]] = field(default_factory=dict)
 
 
 class HealthChecker:
-    """Probes nodes and publishes a node's health after each probe."""
+    """Probes nodes and publishes the health of a node after each probe."""
 
     def __init__(
         self,
@@ -83,128 +81,116 @@ class HealthChecker:
         publish: Callable[[str, Health], None],
         clock: Clock,
         *,
+        tls: ReloadingClientContext | None = None,
         proxy_protocol: bool = False,
     ) -> None:
-        """`publish` gets a node's address and health. Raises ConfigError if TLS files are unusable."""
+        """`publish` gets a node's address and health. `tls` is for the status ports."""
         self._settings = settings
         self._publish = publish
         self._clock = clock
         self._proxy_protocol = proxy_protocol
-        self._tls = (
-            ReloadingClientContext(settings.status.client_tls, "health.status.client_tls")
-            if settings.status.tls
-            else None
-        )
+        self._tls = tls
         self._nodes: dict[str, _NodeChecks] = {}
-        self._group: asyncio.TaskGroup | None = None
+        self._checks = KeyedTasks[tuple[str, CheckKind]]("check of")
         self._last_logged_at = -math.inf
 
     def set_targets(self, targets: Mapping[str, CheckTarget]) -> None:
         """Replace the set of nodes.
 
-        Both checks probe new nodes at once. A node whose target changed (a new IP) counts as new. Checks of
-        removed nodes stop, and nothing more is published about them.
+        New nodes are probed at once. A node with a changed target (a new IP) counts as new. Nothing more is
+        published about removed nodes.
         """
         for address in [a for a, node in self._nodes.items() if targets.get(a) != node.target]:
-            _cancel_all(self._nodes.pop(address).tasks.values())
-        new_targets = [target for address, target in targets.items() if address not in self._nodes]
-        for position, target in enumerate(new_targets):
-            node = self._nodes[target.address] = _NodeChecks(target)
-            self._start_checks(node, CheckKind, delay=position * _START_SPACING_SECONDS)
+            del self._nodes[address]
+            self._cancel_checks(address, CheckKind)
+        new_nodes = {a: _NodeChecks(target) for a, target in targets.items() if a not in self._nodes}
+        self._nodes |= new_nodes
+        self._start_checks(new_nodes.values(), CheckKind)
 
     def configure(self, settings: HealthCheckSettings, *, proxy_protocol: bool) -> None:
-        """Apply new settings, except for TLS of the status port, which needs a restart.
+        """Apply new settings. TLS settings of the status port need a restart.
 
-        The nodes keep their health, without the results of checks that are disabled now.
+        The results of checks stay, except for checks that are disabled now.
         """
         changed = [
             kind
             for kind in CheckKind
             if _check_settings(settings, kind) != _check_settings(self._settings, kind)
+            or (kind is CheckKind.SQL and proxy_protocol != self._proxy_protocol)
         ]
-        if proxy_protocol != self._proxy_protocol and CheckKind.SQL not in changed:
-            changed.append(CheckKind.SQL)
         self._settings, self._proxy_protocol = settings, proxy_protocol
-        for position, node in enumerate(list(self._nodes.values())):
-            _cancel_all(node.tasks.pop(kind) for kind in changed if kind in node.tasks)
-            self._start_checks(node, changed, delay=position * _START_SPACING_SECONDS)
+        nodes = list(self._nodes.values())
+        for node in nodes:
+            self._cancel_checks(node.target.address, changed)
             if CheckKind.STATUS in changed:
                 node.next_config_read_at = -math.inf  # the migration blockers depend on the interval
-            for kind in changed:
-                if not _check_settings(settings, kind).enabled:
-                    self._set_health(node, _without_check(node.health, kind))
+        self._start_checks(nodes, changed)
+        disabled = [kind for kind in changed if not _check_settings(settings, kind).enabled]
+        for node, kind in itertools.product(nodes, disabled):
+            self._set_health(node, _without_check(node.health, kind))
 
     async def run(self) -> None:
         """Probe until cancelled, then close all connections."""
-        async with asyncio.TaskGroup() as group:
-            self._group = group
-            try:
-                for position, node in enumerate(self._nodes.values()):
-                    self._start_checks(node, CheckKind, delay=position * _START_SPACING_SECONDS)
-                await asyncio.get_running_loop().create_future()
-            finally:
-                self._group = None
+        await self._checks.run(lambda: self._start_checks(self._nodes.values(), CheckKind))
 
-    def _start_checks(self, node: _NodeChecks, kinds: Iterable[CheckKind], *, delay: float) -> None:
-        if self._group is None:
-            return
+    def _start_checks(self, nodes: Iterable[_NodeChecks], kinds: Iterable[CheckKind]) -> None:
+        enabled = [kind for kind in kinds if _check_settings(self._settings, kind).enabled]
+        for position, node in enumerate(nodes):
+            for kind in enabled:
+                if kind is CheckKind.SQL or node.target.status_endpoint:
+                    delay = position * _START_SPACING_SECONDS
+                    self._checks.start((node.target.address, kind), self._check_loop, node, kind, delay)
+
+    def _cancel_checks(self, address: str, kinds: Iterable[CheckKind]) -> None:
         for kind in kinds:
-            if _check_settings(self._settings, kind).enabled and (
-                kind is CheckKind.SQL or node.target.status_endpoint
-            ):
-                node.tasks[kind] = self._group.create_task(
-                    self._check_loop(node, kind, delay), name=f"{kind.value} check of {node.target.address}"
-                )
+            self._checks.cancel((address, kind))
 
     async def _check_loop(self, node: _NodeChecks, kind: CheckKind, delay: float) -> None:
         if delay:
             await asyncio.sleep(delay)
         loop = asyncio.get_running_loop()
         check = _check_settings(self._settings, kind)
-        prober = self._create_prober(node.target, kind)
+        probe = self._create_probe(node.target, kind)
         try:
-            # The second probe is early by a random part of the interval, which spreads the nodes over it.
+            # The second probe comes early by a random time, which spreads the nodes over the interval.
             due_at = loop.time() - random.uniform(0, check.interval)
             while True:
                 probe_started_at, tolerance = loop.time(), 0.0
                 try:
-                    result = await prober.run(check.timeout)
+                    result = await probe.run(check.timeout)
                 except LocalResourceError as error:
                     self._log_limited(str(error))
                 else:
-                    if (
-                        result.status is CheckStatus.FAIL
-                        and loop.time() - probe_started_at > 2 * check.timeout
-                    ):
+                    has_failed = result.status is CheckStatus.FAIL
+                    if has_failed and loop.time() - probe_started_at > 2 * check.timeout:
                         self._log_limited(_STALLED_MESSAGE)
                     else:
-                        tolerance = _START_TOLERANCE if result.status is CheckStatus.FAIL else 0.0
-                        self._set_health(node, with_result(node.health, kind, result, self._clock()))
-                        if isinstance(prober, StatusProbe):
-                            await self._refresh_migration_blockers(node, prober, result, check)
+                        tolerance = _START_TOLERANCE if has_failed else 0.0
+                        self._set_health(node, health_after_probe(node.health, kind, result, self._clock()))
+                        if isinstance(probe, StatusProbe):
+                            await self._refresh_migration_blockers(node, probe, result, check)
                 due_at = next_probe_at(due_at, check.interval, loop.time(), tolerance)
                 await asyncio.sleep(due_at - loop.time())
         finally:
-            prober.close()
+            probe.close()
 
     async def _refresh_migration_blockers(
-        self, node: _NodeChecks, prober: StatusProbe, result: ProbeResult, check: CheckSettings
+        self, node: _NodeChecks, probe: StatusProbe, result: ProbeResult, check: CheckSettings
     ) -> None:
-        """Read the node's configuration once after each of its starts.
+        """Read the node's configuration once after each start of the node.
 
-        A start shows as a passing status check after one that did not pass. The blockers stay until the next
-        configuration has been read.
+        A node has started when a status check passes after a status check that did not pass.
         """
         if result.status is not CheckStatus.PASS:
             node.next_config_read_at = -math.inf
         elif self._clock() >= node.next_config_read_at:
-            config = await prober.fetch_config(check.timeout)
+            config = await probe.fetch_config(check.timeout)
             blockers = None if config is None else find_migration_blockers(config, check.interval)
             node.next_config_read_at = self._clock() + _CONFIG_RETRY_SECONDS if blockers is None else math.inf
             if blockers is not None and blockers != node.health.migration_blockers:
                 self._set_health(node, replace(node.health, migration_blockers=blockers))
 
-    def _create_prober(self, target: CheckTarget, kind: CheckKind) -> _Prober:
+    def _create_probe(self, target: CheckTarget, kind: CheckKind) -> Probe:
         if kind is CheckKind.STATUS and target.status_endpoint is not None:
             return StatusProbe(target.status_endpoint, target.status_host, self._tls)
         return GreetingProbe(target.sql_endpoint, proxy_protocol=self._proxy_protocol)
@@ -214,39 +200,34 @@ class HealthChecker:
         self._publish(node.target.address, health)
 
     def _log_limited(self, problem: str) -> None:
-        """Log that this machine cannot probe, but not for each of thousands of nodes every second."""
+        """Log a problem of this machine, at most once per `_LOG_INTERVAL_SECONDS`."""
         if self._clock() - self._last_logged_at >= _LOG_INTERVAL_SECONDS:
             self._last_logged_at = self._clock()
             log.error(problem)
 
 
-def with_result(health: Health, kind: CheckKind, result: ProbeResult, at: float) -> Health:
-    """Return the health after one more probe. The connection count stays when a probe fails."""
+def health_after_probe(health: Health, kind: CheckKind, result: ProbeResult, at: float) -> Health:
+    """Return the health after one more probe. The connection count stays if the probe fails."""
     previous = health.status if kind is CheckKind.STATUS else health.sql
     is_repeated = previous is not None and previous.status is result.status
     consecutive = previous.consecutive + 1 if previous is not None and is_repeated else 1
     check_result = CheckResult(result.status, result.reason, consecutive, at)
     if kind is CheckKind.SQL:
-        # The greeting contains the version too, which is used only without a status check.
+        # The version in the greeting is used only if there is no status check.
         greeted_version = result.version if health.status is None else ""
         return replace(health, sql=check_result, version=greeted_version or health.version)
+    health = replace(health, status=check_result)
     if result.connections is None:
-        return replace(health, status=check_result)
-    return replace(
-        health,
-        status=check_result,
-        connections=result.connections,
-        connections_at=at,
-        version=result.version,
-    )
+        return health
+    return replace(health, connections=result.connections, connections_at=at, version=result.version)
 
 
 def next_probe_at(due_at: float, interval: float, now: float, tolerance: float = 0.0) -> float:
-    """Return when the probe after the one of `due_at` is due: a whole number of intervals later.
+    """Return when the next probe is due, a whole number of intervals after `due_at`.
 
-    Probes that were missed because this process stalled, or because a probe was slow, are skipped. So a stall
-    is not followed by a burst, and every node keeps its offset within the interval. A probe that is late by
-    at most `tolerance` (in intervals) is not skipped; the returned time is then in the past and means "now".
+    Probes that were missed because a probe was slow or this process stalled are skipped, so that no burst of
+    probes follows. A probe that is late by at most `tolerance` (in intervals) is not skipped: the returned
+    time is then in the past, and the probe starts at once.
     """
     missed = math.floor((now - due_at) / interval - tolerance) if now > due_at else 0
     return due_at + (max(missed, 0) + 1) * interval
@@ -260,8 +241,3 @@ def _without_check(health: Health, kind: CheckKind) -> Health:
 
 def _check_settings(settings: HealthCheckSettings, kind: CheckKind) -> CheckSettings:
     return settings.status if kind is CheckKind.STATUS else settings.sql
-
-
-def _cancel_all(tasks: Iterable[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()

@@ -1,6 +1,6 @@
-"""Finds the settings that a TiDB server lacks for its sessions to migrate without a disconnect. No I/O.
+"""Finds settings of a TiDB server that prevent its sessions from migrating to other nodes. No I/O.
 
-The input is the response to `GET /config` of the status port: the whole configuration as JSON
+The input is the configuration of the server as JSON, the response to `GET /config` on the status port
 (pingcap/tidb pkg/server/http_status.go, pkg/config/config.go).
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 
 from controlplane.model.health import CANNOT_MIGRATE
 
-# A server that is stopping has to serve for this many more checks, so that they detect the stop and its
-# sessions can migrate. The required wait is capped.
+# A server that is stopped must keep serving for this many intervals of status checks, so that the checks
+# detect the stop and its sessions migrate. At most `_MAX_REQUIRED_WAIT_SECONDS` are required.
 _MIN_CHECKS_BEFORE_STOP = 3
 _MAX_REQUIRED_WAIT_SECONDS = 30
 
@@ -22,7 +22,7 @@ _CERT_SETTING, _KEY_SETTING = "session-token-signing-cert", "session-token-signi
 
 
 def find_migration_blockers(config: bytes, check_interval: float) -> tuple[str, ...] | None:
-    """Return the blockers, one sentence each; None if `config` is not the configuration of a TiDB server.
+    """Return the migration blockers, one sentence each; None if `config` is not a configuration of TiDB.
 
     `check_interval`: seconds between two status checks.
     """
@@ -50,5 +50,5 @@ def find_migration_blockers(config: bytes, check_interval: float) -> tuple[str, 
 
 
 def _signing_files_present(security: Mapping[str, Any]) -> Mapping[str, bool]:
-    """Return whether the files that sign session tokens are set; a key that is not listed counts as set."""
+    """Return which signing files are set. If the setting of the key is missing, the key counts as set."""
     return {"certificate": bool(security.get(_CERT_SETTING)), "key": bool(security.get(_KEY_SETTING, True))}

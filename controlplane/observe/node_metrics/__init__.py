@@ -1,1 +1,1 @@
-"""Node metrics (CPU, memory, PD and TiKV failures), from the nodes' `/metrics` or from Prometheus."""
+"""Node metrics (CPU, memory, PD and TiKV failures), read from the nodes or from Prometheus."""

@@ -1,102 +1,87 @@
-"""Reads the metrics of all nodes from a Prometheus server periodically."""
+"""Reads the counters of all nodes from a Prometheus server."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from controlplane.clock import Clock
 from controlplane.config.balance import PrometheusSettings
-from controlplane.model.node_metrics import NodeMetrics
+from controlplane.model.node_metrics import CounterSample
 from controlplane.observe.health.client_tls import ReloadingClientContext
-from controlplane.observe.health.health_checker import CheckTarget, next_probe_at
-from controlplane.observe.node_metrics import promql as series
+from controlplane.observe.health.health_checker import CheckTarget
+from controlplane.observe.node_metrics import promql
 from controlplane.observe.node_metrics.http_fetcher import FetchError, HttpFetcher
 
 _MAX_TOKEN_BYTES = 64 * 1024
 
 
 class PrometheusReader:
-    """Queries Prometheus; `on_metrics` gets the metrics by node address and a problem ("": none)."""
-
-    def __init__(
-        self,
-        settings: PrometheusSettings,
-        on_metrics: Callable[[Mapping[str, NodeMetrics], str], None],
-        clock: Clock,
-        tls: ReloadingClientContext | None,
-        *,
-        interval: float,
-        timeout: float,
-    ) -> None:
+    def __init__(self, settings: PrometheusSettings, tls: ReloadingClientContext | None) -> None:
         self._settings = settings
         self._url = f"{settings.url}/api/v1/query"
-        self._on_metrics = on_metrics
-        self._clock = clock
-        self._tls = tls
-        self._interval, self._timeout = interval, timeout
+        self._fetcher = HttpFetcher(tls)
         self._address_by_name: Mapping[str, str] = {}  # node addresses by their possible names in Prometheus
-        self._label_sets = [settings.labels] if settings.labels else list(series.DEFAULT_LABEL_SETS)
+        self._label_sets = [settings.labels] if settings.labels else list(promql.DEFAULT_LABEL_SETS)
 
     def set_targets(self, targets: Mapping[str, CheckTarget]) -> None:
-        """Replace the set of nodes."""
-        self._address_by_name = series.addresses_by_name(targets)
+        self._address_by_name = promql.addresses_by_name(targets)
 
-    async def run(self) -> None:
-        """Query until cancelled."""
-        loop = asyncio.get_running_loop()
-        fetcher = HttpFetcher(self._tls)
+    async def read(self, clock: Clock, timeout: float) -> dict[str, CounterSample]:
+        """Return the samples by node address. Raises FetchError, also after `timeout` seconds."""
         try:
-            while True:
-                started_at = loop.time()
-                try:
-                    metrics_by_name = await self._read(fetcher)
-                except (FetchError, series.InvalidPrometheusResponse, OSError) as error:
-                    self._on_metrics({}, self._describe_error(error))
-                else:
-                    self._deliver(metrics_by_name)
-                await asyncio.sleep(next_probe_at(started_at, self._interval, loop.time()) - loop.time())
-        finally:
-            await fetcher.close()
+            async with asyncio.timeout(timeout):
+                return await self._read(clock, timeout)
+        except TimeoutError:
+            raise FetchError(f"{self._url} does not answer all queries within {timeout:g} s") from None
 
-    def _deliver(self, metrics_by_name: Mapping[str, NodeMetrics]) -> None:
-        metrics_by_address = {
-            self._address_by_name[name]: metrics
-            for name, metrics in metrics_by_name.items()
-            if name in self._address_by_name
-        }
-        problem = ""
-        if self._address_by_name and not metrics_by_address:
-            label = self._settings.instance_label
-            problem = (
-                f"{self._url} has no metrics of the nodes: no TiDB series has the name of a node as its"
-                f" {label}; check balance.prometheus.labels and instance_label"
-            )
-        self._on_metrics(metrics_by_address, problem)
-
-    async def _read(self, fetcher: HttpFetcher) -> Mapping[str, NodeMetrics]:
-        """Return the metrics by the value of the instance label.
-
-        Raises FetchError, InvalidPrometheusResponse, or OSError if the token file is unreadable.
-        """
+    async def _read(self, clock: Clock, timeout: float) -> dict[str, CounterSample]:
         headers = await self._headers()
         for labels in self._label_sets:
-            queries = series.build_queries(labels, self._settings.instance_label)
-            ages = await self._query(fetcher, queries.pop(series.AGE_QUERY), headers)
-            now = self._clock()
-            if ages:
-                self._label_sets.sort(key=lambda label_set: label_set != labels)  # try it first the next time
-                answers = {
-                    name: await self._query(fetcher, query, headers) for name, query in queries.items()
-                }
-                return series.node_metrics_by_name({series.AGE_QUERY: ages, **answers}, now)
-        return {}
+            queries = promql.build_queries(labels, self._settings.instance_label)
+            ages = await self._query({"query": queries.pop(promql.AGE_QUERY)}, headers, timeout)
+            now = clock()
+            if ages.evaluated_at is None:
+                continue
+            self._label_sets.sort(key=lambda label_set: label_set != labels)  # try these first next time
+            # All queries are for the same time, so that `ages` applies to all values.
+            time = repr(ages.evaluated_at)
+            values = {
+                field: (await self._query({"query": query, "time": time}, headers, timeout)).values
+                for field, query in queries.items()
+            }
+            return self._samples(ages.values, values, now)
+        return self._samples({}, {}, 0.0)
 
-    async def _query(self, fetcher: HttpFetcher, query: str, headers: Mapping[str, str]) -> dict[str, float]:
-        body = bytearray()
-        await fetcher.get(self._url, body.extend, self._timeout, params={"query": query}, headers=headers)
-        return series.parse_values(bytes(body), self._settings.instance_label)
+    async def close(self) -> None:
+        await self._fetcher.close()
+
+    def _samples(
+        self, ages: Mapping[str, float], values: Mapping[str, Mapping[str, float]], now: float
+    ) -> dict[str, CounterSample]:
+        samples = {
+            self._address_by_name[name]: CounterSample(
+                now - max(age, 0.0), **{field: by_name.get(name) for field, by_name in values.items()}
+            )
+            for name, age in ages.items()
+            if name in self._address_by_name
+        }
+        if self._address_by_name and not samples:
+            raise FetchError(
+                f"{self._url} has no metrics of the nodes: no TiDB series has the name of a node as its"
+                f" {self._settings.instance_label}; check balance.prometheus.labels and instance_label"
+            )
+        return samples
+
+    async def _query(
+        self, params: Mapping[str, str], headers: Mapping[str, str], timeout: float
+    ) -> promql.InstantVector:
+        body = await self._fetcher.get(self._url, timeout, params=params, headers=headers)
+        try:
+            return promql.parse_vector(body, self._settings.instance_label)
+        except ValueError as error:
+            raise FetchError(f"{self._url} does not answer like Prometheus") from error
 
     async def _headers(self) -> Mapping[str, str]:
         path = self._settings.bearer_token_file
@@ -104,18 +89,15 @@ class PrometheusReader:
             return {}
         return {"Authorization": f"Bearer {await asyncio.to_thread(_read_token, path)}"}
 
-    def _describe_error(self, error: Exception) -> str:
-        if isinstance(error, series.InvalidPrometheusResponse):
-            return f"{self._url} {error}"
-        if isinstance(error, OSError):
-            return f"balance.prometheus.bearer_token_file cannot be read: {error.strerror}"
-        return str(error)
-
 
 def _read_token(path: Path) -> str:
-    with path.open("rb") as file:
-        token = file.read(_MAX_TOKEN_BYTES).decode("latin-1").strip()
-    # Checked here, because an error about the header would contain the token.
+    """Return the token in a file. Raises FetchError."""
+    try:
+        with path.open("rb") as file:
+            token = file.read(_MAX_TOKEN_BYTES).decode("latin-1").strip()
+    except OSError as error:
+        raise FetchError(f"balance.prometheus.bearer_token_file cannot be read: {error.strerror}") from error
+    # Checked here, because the HTTP library's error about an invalid header would contain the token.
     if not (token.isascii() and token.isprintable() and token) or " " in token:
         raise FetchError(
             "balance.prometheus.bearer_token_file does not hold a token"

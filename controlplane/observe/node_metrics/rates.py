@@ -1,13 +1,12 @@
 """Computes the metrics of one node from a few samples of its counters. No I/O.
 
 * CPU: CPU time used / elapsed time / quota, over the last 30 s, or over a shorter history of at least 1 s.
-* Memory: resident / quota, of the newest sample; its growth since the newest sample that is 10 s older or
-  more.
-* Failures of PD and of TiKV: as in TiProxy, failures / requests, both over the last two minutes. PD's request
-  counter has only successful ones, and a request to TiKV may fail more than once, so both ratios may exceed
-  1. The ratio is 1 if there are failures but no requests, and 0 without failures.
+* Memory: resident memory / quota in the newest sample. Growth: the change in the last 10 s or more.
+* Failures of PD and of TiKV: failures / requests in the last two minutes, as in TiProxy. Both ratios may
+  exceed 1: PD's request counter counts only successes, and a request to TiKV may fail more than once. The
+  ratio is 1 if there are failures but no requests, and 0 without failures.
 
-A counter that decreased means a restart: older samples say nothing about the new process.
+If a counter decreases, the node has restarted, and older samples are dropped.
 """
 
 from __future__ import annotations
@@ -34,14 +33,12 @@ _COUNTERS: tuple[_SampleField, ...] = (
 
 
 def append_sample(samples: Sequence[CounterSample], newest: CounterSample) -> tuple[CounterSample, ...]:
-    """Return the samples to keep after a new one, oldest first."""
+    """Return the samples to keep after `newest` has arrived, oldest first."""
     if not samples:
         return (newest,)
     if newest.at <= samples[-1].at:
         return tuple(samples)
-    if any(
-        _has_restarted(sample, newest) for sample in samples
-    ):  # check all: the last one may lack a counter
+    if any(_has_restarted(sample, newest) for sample in samples):  # each sample may lack counters
         return (newest,)
     return (*(sample for sample in samples if sample.at >= newest.at - HISTORY_SECONDS), newest)
 
@@ -50,28 +47,24 @@ def compute_node_metrics(samples: Sequence[CounterSample]) -> NodeMetrics:
     """Compute the metrics of a node from its samples, oldest first."""
     if not samples:
         return NodeMetrics()
-    newest = samples[-1]
-    memory_quota = newest.memory_quota_bytes
-    memory = None
-    if newest.memory_bytes is not None and memory_quota:
-        memory = metric_value(newest.memory_bytes / memory_quota, newest.at)
+    memory, memory_growth = _memory_usage(samples)
     return NodeMetrics(
         cpu=_cpu_usage(samples),
-        cpu_quota=newest.cpu_quota or None,
+        cpu_quota=samples[-1].cpu_quota or None,
         memory=memory,
-        memory_growth=_memory_growth(samples),
+        memory_growth=memory_growth,
         pd_failures=_recent_failure_ratio(samples, lambda s: s.pd_failures, lambda s: s.pd_requests),
         tikv_failures=_recent_failure_ratio(samples, lambda s: s.tikv_failures, lambda s: s.tikv_requests),
     )
 
 
-def metric_value(value: float, at: float) -> MetricValue | None:
-    """Return a ratio with its time; None if it is infinite, as with a tiny quota."""
+def _metric_value(value: float, at: float) -> MetricValue | None:
+    """Return a ratio with its time; None if the ratio is infinite because of a tiny quota."""
     return MetricValue(value, at) if math.isfinite(value) else None
 
 
 def failure_ratio(failures: float, requests: float) -> float:
-    """Return the failures per request, as the module docstring defines it."""
+    """Return the ratio of failures that the module docstring defines."""
     if failures <= 0.0:
         return 0.0
     return failures / requests if requests > 0.0 else 1.0
@@ -91,21 +84,22 @@ def _cpu_usage(samples: Sequence[CounterSample]) -> MetricValue | None:
     ]
     if not earlier:
         return None
-    # If samples are farther apart than the window, use the last one before it.
+    # If no other sample is in the window, use the last sample before the window.
     base = next((s for s in earlier if s.at >= newest.at - _CPU_WINDOW_SECONDS), earlier[-1])
     used_seconds = newest.cpu_seconds - (base.cpu_seconds or 0.0)
-    return metric_value(used_seconds / (newest.at - base.at) / newest.cpu_quota, newest.at)
+    return _metric_value(used_seconds / (newest.at - base.at) / newest.cpu_quota, newest.at)
 
 
-def _memory_growth(samples: Sequence[CounterSample]) -> float:
-    newest = samples[-1]
-    if newest.memory_bytes is None or not newest.memory_quota_bytes:
-        return 0.0
-    for base in reversed(samples):
+def _memory_usage(samples: Sequence[CounterSample]) -> tuple[MetricValue | None, float]:
+    """Return the memory ratio and its growth per second."""
+    newest, growth = samples[-1], 0.0
+    quota = newest.memory_quota_bytes
+    if newest.memory_bytes is None or not quota:
+        return None, growth
+    for base in samples:
         if base.memory_bytes is not None and base.at <= newest.at - _MIN_GROWTH_WINDOW_SECONDS:
-            growth_bytes = newest.memory_bytes - base.memory_bytes
-            return growth_bytes / newest.memory_quota_bytes / (newest.at - base.at)
-    return 0.0
+            growth = (newest.memory_bytes - base.memory_bytes) / quota / (newest.at - base.at)
+    return _metric_value(newest.memory_bytes / quota, newest.at), growth
 
 
 def _recent_failure_ratio(
@@ -120,4 +114,4 @@ def _recent_failure_ratio(
     if len(counts) < 2 or counts[-1][0] != newest.at:
         return None
     (_, first_failed, first_sent), (_, last_failed, last_sent) = counts[0], counts[-1]
-    return metric_value(failure_ratio(last_failed - first_failed, last_sent - first_sent), newest.at)
+    return _metric_value(failure_ratio(last_failed - first_failed, last_sent - first_sent), newest.at)

@@ -1,1 +1,1 @@
-"""What a rollout runs on a drained node: commands, webhooks, login probes."""
+"""The actions and login probes of rollouts: commands, webhooks, SQL logins."""

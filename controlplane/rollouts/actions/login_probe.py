@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import socket
 import ssl
 from pathlib import Path
@@ -10,21 +10,23 @@ from pathlib import Path
 import pymysql
 
 from controlplane import address as addresses
+from controlplane.aio import ThreadPool
 from controlplane.config.rollouts import LoginProbeSettings
 
 # PROXY protocol v2, command LOCAL: "a connection of the proxy itself" (haproxy.org, proxy-protocol.txt, 2.2).
 _PROXY_LOCAL = b"\r\n\r\n\x00\r\nQUIT\n" + bytes([0x20, 0x00, 0x00, 0x00])
+_THREADS = ThreadPool("login probe", 8)
 _MAX_PASSWORD_BYTES = 4096
 _MAX_ERROR_CHARS = 200  # of the node's error message
 
 
 async def probe_login(endpoint: str, host: str, probe: LoginProbeSettings, *, proxy_protocol: bool) -> str:
-    """Open a session at `ip:port` and run the statement; return why it failed, or an empty string.
+    """Open a session at `endpoint` (ip:port), run the statement; return why this failed, or an empty string.
 
-    The reason is a clause about the node. `host` is the name in the node's certificate. Runs in a thread, in
-    which each operation has its own timeout.
+    The reason is a clause about the node. `host` is the name in the node's certificate. The probe runs in a
+    thread, in which each operation has its own timeout.
     """
-    return await asyncio.to_thread(_probe_login, endpoint, host, probe, proxy_protocol)
+    return await _THREADS.run(_probe_login, endpoint, host, probe, proxy_protocol)
 
 
 def _probe_login(endpoint: str, host: str, probe: LoginProbeSettings, proxy_protocol: bool) -> str:
@@ -51,15 +53,10 @@ def _probe_login(endpoint: str, host: str, probe: LoginProbeSettings, proxy_prot
                 defer_connect=True,
             )
             session.connect(plain)
-            try:
-                with session.cursor() as cursor:
-                    cursor.execute(probe.statement)
-                    cursor.fetchall()
-            finally:
-                session.close()
-    except pymysql.MySQLError as error:
-        return f"failed the login probe: {_printable(str(error))}"
-    except (OSError, RuntimeError) as error:
+            with contextlib.closing(session), session.cursor() as cursor:
+                cursor.execute(probe.statement)
+                cursor.fetchall()
+    except (pymysql.MySQLError, OSError, RuntimeError) as error:
         return f"failed the login probe: {_printable(str(error))}"
     except Exception as error:  # PyMySQL parses non-MySQL data and fails in arbitrary ways
         return f"failed the login probe: its response is not MySQL ({type(error).__name__})"

@@ -17,7 +17,7 @@ from controlplane.xds.resources.profile import GROUP_METADATA_KEY, MODULE_METADA
 
 _TEMPLATE = "bootstrap.yaml.j2"
 _MIN_FLUSH_SECONDS = 1.0  # the module updates its counts once a second
-# Name prefixes of the module's counters that no decision depends on.
+# Name prefixes of the module's counters that balancing does not need.
 _OPTIONAL_STAT_PREFIXES = tuple(
     f"tidevoy.{prefix}"
     for prefix in ("bytes", "command", "errors", "login", "connect_failures", "migration_")
@@ -28,8 +28,8 @@ _OPTIONAL_STAT_PREFIXES = tuple(
 class ControlPlaneTls:
     """How an Envoy verifies control planes and authenticates to them; paths are on the Envoy's machine.
 
-    `server_name` is a DNS name or an IP address that their certificates must hold; without it, the host of
-    any control plane is accepted.
+    `server_name` is a DNS name or IP address that each control plane's certificate must contain. If it is
+    None, each certificate must contain the host of any of the control planes.
     """
 
     ca: str
@@ -38,7 +38,7 @@ class ControlPlaneTls:
     key: str | None = None
 
     def server_names(self, control_planes: Sequence[str]) -> list[dict[str, str]]:
-        """Return the names of which a certificate must hold one: `name`, and Envoy's `san_type`."""
+        """Return names with Envoy's `san_type`; a certificate must contain at least one of them."""
         hosts = (addresses.split(control_plane)[0] for control_plane in control_planes)
         names = dict.fromkeys(hosts if self.server_name is None else [self.server_name])
         return [
@@ -61,10 +61,10 @@ def render_bootstrap(
 ) -> str:
     """Return a bootstrap as YAML. Raises ValueError if an address is invalid or `module` is relative.
 
-    `control_planes` and `admin` are `host:port`; the admin port may be 0. Without `node_id` the Envoy needs
-    `--service-node`. `module` is the path of Tidevoy's module, of this version, on the Envoy's machine.
-    `delta` selects the incremental variant of the protocol. `group` is the only group that the Envoy serves;
-    empty: all. `zone` is its location; empty: unknown.
+    `control_planes` and `admin` are `host:port`; the admin port may be 0. Without `node_id`, Envoy must be
+    started with `--service-node`. `module` is the path of Tidevoy's module on the Envoy's machine. `delta`
+    selects the incremental variant of xDS. `group` is the only group that the Envoy serves, or empty if it
+    serves all. `zone` is the Envoy's location, or empty if it is unknown.
     """
     if not control_planes:
         raise ValueError("an Envoy needs the address of at least one control plane")
@@ -76,7 +76,7 @@ def render_bootstrap(
         node_id=node_id,
         admin=_socket_address(admin),
         control_planes=socket_addresses,
-        literal=all(addresses.literal_ip(plane["address"]) for plane in socket_addresses),
+        all_are_ip_addresses=all(addresses.literal_ip(plane["address"]) for plane in socket_addresses),
         delta=delta,
         tls=tls,
         server_names=tls.server_names(control_planes) if tls is not None else [],
@@ -85,7 +85,9 @@ def render_bootstrap(
         metadata=_metadata(module, group),
         zone=zone,
         flush_interval=f"{max(_MIN_FLUSH_SECONDS, settings.balance.report_interval):g}s",
-        left_out=_OPTIONAL_STAT_PREFIXES if settings.balance.module_counts == "sessions" else (),
+        excluded_stat_prefixes=_OPTIONAL_STAT_PREFIXES
+        if settings.balance.module_counts == "sessions"
+        else (),
         overload=settings.overload,
     )
 
@@ -96,7 +98,7 @@ def _metadata(module: str | None, group: str) -> dict[str, str]:
 
 
 def _socket_address(address: str) -> dict[str, Any]:
-    # `addresses.split` rejects port 0. To listen on it is fine: the kernel chooses the port.
+    # `addresses.split` rejects port 0, which is valid here: the kernel then chooses the port.
     host_text, colon, port = address.rpartition(":")
     host, number = addresses.split(f"{host_text}:1" if colon and port == "0" else address)
     return {"address": host, "port_value": 0 if port == "0" else number}

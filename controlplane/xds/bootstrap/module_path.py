@@ -8,7 +8,7 @@ from pathlib import Path
 MODULE_FILE_NAME = "libtidevoy.so"
 
 
-# In the wheel, or built in the checkout.
+# The module in the wheel, and the module built in the checkout.
 _CANDIDATE_PATHS = (
     Path(str(files("controlplane").joinpath(MODULE_FILE_NAME))),
     Path(__file__).parents[3] / "filters" / "target" / "release" / MODULE_FILE_NAME,
@@ -16,5 +16,5 @@ _CANDIDATE_PATHS = (
 
 
 def find_module() -> Path | None:
-    """Return the module of this package, else the one built in the checkout; None if neither exists."""
+    """Return the path of the first module that exists; None if there is none."""
     return next((file.resolve() for file in _CANDIDATE_PATHS if file.is_file()), None)

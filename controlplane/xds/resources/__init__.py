@@ -1,1 +1,1 @@
-"""The xDS resources of a plan: cluster, endpoints, listeners, and the module's configuration."""
+"""Builds the xDS resources of a plan: clusters, endpoints, listeners and live configurations."""

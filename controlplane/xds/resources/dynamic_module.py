@@ -1,34 +1,38 @@
 """Build the parts of Tidevoy's module in an Envoy's cluster and listener from the settings. No I/O.
 
-Each part gets its whole configuration, every key and the version of this control plane: the module rejects
-unknown keys. Names and keys are those of `filters/module`; the messages around them are Envoy's
+Each part gets all keys of its configuration and the version of this control plane; the module rejects unknown
+keys. `filters/module` defines the names and keys. Envoy defines the messages around them
 (`envoy.extensions.*.dynamic_modules.v3`), which `xds-protos` does not have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from envoy.config.cluster.v3 import cluster_pb2
-from envoy.config.core.v3 import base_pb2
-from envoy.config.listener.v3 import listener_components_pb2
-from google.protobuf import any_pb2, duration_pb2, wrappers_pb2
+from google.protobuf import any_pb2, wrappers_pb2
 
 from controlplane.config.settings import Settings
 from controlplane.version import VERSION
-from controlplane.xds.any_encoding import TYPE_URL_PREFIX, pack, pack_typed_struct, serialise
-from controlplane.xds.protobuf_encoding import delimited, true_field
+from controlplane.xds.protobuf_encoding import (
+    TYPE_URL_PREFIX,
+    delimited,
+    pack,
+    pack_typed_struct,
+    serialise,
+    true_field,
+)
 
-# Filter state in which `session` passes the connection's number, through the hash policy of tcp_proxy, to
-# `least_sessions`: a load-balancing policy gets nothing of a connection but its hash.
+# The filter `session` stores a connection's number in this filter state. tcp_proxy's hash policy passes it to
+# the load-balancing policy `least_sessions`, which gets nothing else about the connection.
 HASH_FILTER_STATE_KEY = "envoy.hashable_string"
 
-# Dynamic metadata in which the module writes what access logs show of a connection.
+# The module writes the fields of the access log into this dynamic metadata of the connection.
 METADATA_NAMESPACE = "tidevoy"
 
-# The name is enough to find the module because the bootstrap has loaded its file already.
+# The name is enough to find the module, because the bootstrap has already loaded its file.
 _MODULE_NAME = _STATS_NAMESPACE = "tidevoy"
 _DYNAMIC_MODULE_CONFIG = {"name": _MODULE_NAME, "do_not_close": True, "metrics_namespace": _STATS_NAMESPACE}
 
@@ -42,55 +46,54 @@ _MODULE_CONFIG, _FILTER_NAME, _FILTER_CONFIG = 1, 2, 3
 _NAME, _DO_NOT_CLOSE, _METRICS_NAMESPACE = 1, 3, 5
 
 
-def build_session_filter(settings: Settings) -> Any:
-    """Build the network filter `session`: it owns and ends the session, and enforces `max_connections`."""
+def build_session_filter(settings: Settings) -> dict[str, Any]:
+    """Build the network filter `session`, which owns and ends sessions and enforces `max_connections`."""
     config = {"max_connections": settings.sql.max_connections}
     part = _pack_extension("filters.network", "DynamicModuleNetworkFilter", "filter", "session", config)
-    return listener_components_pb2.Filter(name="envoy.filters.network.dynamic_modules", typed_config=part)
+    return {"name": "envoy.filters.network.dynamic_modules", "typed_config": part}
 
 
-def build_live_config_filter(name: str, source: Any) -> Any:
+def build_live_config_filter(name: str, source: Mapping[str, Any]) -> dict[str, Any]:
     """Build the listener filter `live_config`, which gets its configuration from `source` under `name`.
 
-    Its default configuration holds only the version. A module of another version rejects it, and with it the
-    whole listener.
+    The default configuration has only the version. A module of another version rejects it, so that Envoy
+    rejects the whole listener.
     """
-    message = listener_components_pb2.ListenerFilter(name=name)
-    discovery = message.config_discovery
-    discovery.config_source.CopyFrom(source)
-    # Zero: no timeout. The listener must not accept clients before the module has the nodes.
-    discovery.config_source.initial_fetch_timeout.CopyFrom(duration_pb2.Duration())
-    discovery.default_config.CopyFrom(
-        _pack_extension("filters.listener", _LISTENER_FILTER, "filter", _LIVE_CONFIG_FILTER, {})
-    )
-    discovery.type_urls.append(_LISTENER_FILTER_URL)
-    return message
+    # Zero means no timeout: the listener must not accept clients before the module has the nodes.
+    source = {**source, "initial_fetch_timeout": timedelta(0)}
+    default = _pack_extension("filters.listener", _LISTENER_FILTER, "filter", _LIVE_CONFIG_FILTER, {})
+    discovery = {"config_source": source, "default_config": default, "type_urls": [_LISTENER_FILTER_URL]}
+    return {"name": name, "config_discovery": discovery}
+
+
+def build_trusted_proxies_filter(networks: Sequence[str]) -> dict[str, Any]:
+    """Build the listener filter `trusted_proxies`, which reads PROXY headers from these networks."""
+    config = {"networks": list(networks)}
+    part = _pack_extension("filters.listener", _LISTENER_FILTER, "filter", "trusted_proxies", config)
+    return {"name": "envoy.filters.listener.dynamic_modules", "typed_config": part}
 
 
 def pack_live_config(text: str) -> Any:
-    """Return the configuration of that filter as an `Any`; `text` is JSON.
+    """Return the configuration of the filter `live_config` as an `Any`; `text` is JSON.
 
-    As a string: Envoy would convert a TypedStruct to JSON and back on its main thread, which takes long with
-    thousands of nodes.
+    The text is sent as a string, because Envoy would convert a TypedStruct to JSON on its main thread, which
+    takes long with thousands of nodes.
     """
-    module = b"".join(
-        (
-            delimited(_NAME, _MODULE_NAME),
-            true_field(_DO_NOT_CLOSE),
-            delimited(_METRICS_NAMESPACE, _STATS_NAMESPACE),
-        )
+    module = (
+        delimited(_NAME, _MODULE_NAME)
+        + true_field(_DO_NOT_CLOSE)
+        + delimited(_METRICS_NAMESPACE, _STATS_NAMESPACE)
     )
-    config = serialise(pack(wrappers_pb2.StringValue(value=text)))
-    parts = (
-        delimited(_MODULE_CONFIG, module),
-        delimited(_FILTER_NAME, _LIVE_CONFIG_FILTER),
-        delimited(_FILTER_CONFIG, config),
+    value = (
+        delimited(_MODULE_CONFIG, module)
+        + delimited(_FILTER_NAME, _LIVE_CONFIG_FILTER)
+        + delimited(_FILTER_CONFIG, serialise(pack(wrappers_pb2.StringValue(value=text))))
     )
-    return any_pb2.Any(type_url=_LISTENER_FILTER_URL, value=b"".join(parts))
+    return any_pb2.Any(type_url=_LISTENER_FILTER_URL, value=value)
 
 
-def build_client_socket(settings: Settings) -> Any:
-    """Build the listener's transport socket `client`: the client's side of the protocol, and its TLS."""
+def build_client_socket(settings: Settings) -> dict[str, Any]:
+    """Build the listener's transport socket `client`: MySQL protocol and TLS with clients."""
     tls = settings.tls.client
     config = {
         "tls": tls.mode,
@@ -103,8 +106,8 @@ def build_client_socket(settings: Settings) -> Any:
     return _build_transport_socket("client", config)
 
 
-def build_node_socket(settings: Settings) -> Any:
-    """Build the cluster's transport socket `node`: the node's side of the protocol, TLS, PROXY headers."""
+def build_node_socket(settings: Settings) -> dict[str, Any]:
+    """Build the cluster's transport socket `node`: MySQL protocol, TLS and PROXY headers with nodes."""
     tls = settings.tls.backend
     config = {
         "tls": tls.mode,
@@ -114,52 +117,45 @@ def build_node_socket(settings: Settings) -> Any:
         "key": _path_or_empty(tls.key),
         "proxy_protocol": settings.backend.proxy_protocol,
         "allow_cleartext_backend": settings.tls.allow_cleartext_backend,
-        "eject_seconds": settings.backend.eject_seconds,
-        "sentinels": settings.backend.sentinels,
+        "eject_seconds": settings.backend.ejection_time,
+        "sentinels": settings.backend.health_connections,
     }
     return _build_transport_socket("node", config)
 
 
-def build_least_sessions_policy(settings: Settings, group: str) -> Any:
-    """Build the load-balancing policy `least_sessions`: by weight and its own counts, no node twice.
+def build_least_sessions_policy(settings: Settings, group: str) -> dict[str, Any]:
+    """Build the load-balancing policy `least_sessions`.
 
-    It is notified of added and removed nodes, so it also starts the migrations within `group`, the cluster's.
+    It picks nodes by weight and its own session counts, and each node at most once per connection. It also
+    starts migrations in the cluster's `group`, because Envoy notifies it of added and removed nodes.
     """
     migration = settings.migration
     limits = {
         "group": group,
-        "moves_per_second": migration.per_second,
-        "moves_at_once": migration.at_once,
-        "states_max_bytes": migration.states_max_bytes,
-        "states_budget_bytes": migration.states_budget_bytes,
+        "moves_per_second": migration.max_per_second,
+        "moves_at_once": migration.max_concurrent,
+        "states_max_bytes": migration.max_state_bytes,
+        "states_budget_bytes": migration.max_total_state_bytes,
         "connect_attempts": settings.backend.max_connect_attempts,
     }
-    policy = cluster_pb2.LoadBalancingPolicy()
-    config = policy.policies.add().typed_extension_config
-    config.name = "envoy.load_balancing_policies.dynamic_modules"
-    config.typed_config.CopyFrom(
-        _pack_extension(
-            "load_balancing_policies",
-            "DynamicModulesLoadBalancerConfig",
-            "lb_policy",
-            "least_sessions",
-            limits,
-        )
+    part = _pack_extension(
+        "load_balancing_policies", "DynamicModulesLoadBalancerConfig", "lb_policy", "least_sessions", limits
     )
-    return policy
+    config = {"name": "envoy.load_balancing_policies.dynamic_modules", "typed_config": part}
+    return {"policies": [{"typed_extension_config": config}]}
 
 
-def _build_transport_socket(name: str, config: Mapping[str, Any]) -> Any:
+def _build_transport_socket(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
     part = _pack_extension(
         "transport_sockets", "DynamicModuleTransportSocket", "transport_socket", name, config
     )
-    return base_pb2.TransportSocket(name="envoy.transport_sockets.dynamic_modules", typed_config=part)
+    return {"name": "envoy.transport_sockets.dynamic_modules", "typed_config": part}
 
 
 def _pack_extension(
     category: str, message: str, field_prefix: str, name: str, config: Mapping[str, Any]
 ) -> Any:
-    """Build one of Envoy's messages for a part of a module; `field_prefix` is the prefix of its fields."""
+    """Build Envoy's message for one part of the module; `field_prefix` is the prefix of its fields."""
     return pack_typed_struct(
         f"envoy.extensions.{category}.dynamic_modules.v3.{message}",
         {

@@ -1,7 +1,7 @@
-"""Build the endpoints of one cluster from a plan, as Envoys of one zone get them. No I/O.
+"""Build the endpoints of one cluster from a plan, for Envoys in one zone. No I/O.
 
-Each node has one priority, and an Envoy uses the first priority with a healthy node: nodes of its own zone,
-if it prefers those; all other nodes; backup nodes.
+The priorities are: nodes of the Envoy's zone if they are preferred, all other nodes, backup nodes. An Envoy
+uses the first priority that has a healthy node.
 """
 
 from __future__ import annotations
@@ -13,25 +13,26 @@ from envoy.config.endpoint.v3 import endpoint_components_pb2, endpoint_pb2
 
 from controlplane.model.nodes import GroupZone
 from controlplane.model.plan import BalancePolicy, EdsHealth, NodePlan, Plan
-from controlplane.xds.any_encoding import serialise, socket_address
-from controlplane.xds.protobuf_encoding import delimited
+from controlplane.xds.protobuf_encoding import delimited, serialise, socket_address
 
 # Field numbers of endpoint.v3.ClusterLoadAssignment and LocalityLbEndpoints.
 _CLUSTER_NAME, _ENDPOINTS, _LB_ENDPOINTS = 1, 2, 2
 
 _HEALTH_STATUS = {EdsHealth.HEALTHY: 1, EdsHealth.UNHEALTHY: 2, EdsHealth.DRAINING: 3}  # core.v3.HealthStatus
 
-# Overprovisioning factor in percent (Envoy's default: 140). Envoy sends some clients to the next priority if
-# the healthy fraction of a priority's nodes times this factor is below 100 %: here, if fewer than one node in
-# ten thousand is healthy.
-_OVERPROVISIONING_PERCENT = 1_000_000
+# Overprovisioning factor in percent (Envoy's default: 140). If the healthy fraction of a priority times this
+# factor is below 100 %, Envoy sends some clients to the next priority. With this value, it does so only if
+# fewer than one node in 10,000 is healthy.
+_OVERPROVISIONING = {"overprovisioning_factor": {"value": 1_000_000}}
+_POLICY_FIELD = serialise(endpoint_pb2.ClusterLoadAssignment(policy=_OVERPROVISIONING))
 
 
 def nodes_by_group(plan: Plan) -> dict[str, list[NodePlan]]:
     """Return the nodes that are published to Envoys, by group, ordered by address.
 
-    Two nodes may have the same endpoint (an IP address is reused while the old name still exists), and Envoy
-    accepts it only once: a healthy node wins, then the first by address.
+    If two nodes of a group have the same endpoint, only the healthy one (else the first by address) is
+    published, because Envoy accepts an endpoint once. This occurs if a new node gets the IP address of an old
+    node whose name still exists.
     """
     published = [
         node for node in plan.nodes.values() if node.eds_health is not None and node.endpoint is not None
@@ -48,10 +49,9 @@ def nodes_by_group(plan: Plan) -> dict[str, list[NodePlan]]:
 
 
 def preferred_zones(plan: Plan, balance_policy: BalancePolicy) -> frozenset[GroupZone]:
-    """Return the groups and zones whose Envoys prefer local nodes.
+    """Return the groups and zones in which Envoys prefer local nodes.
 
-    They have a healthy node that is no backup, and are not overloaded. All other Envoys get the same
-    endpoints, wherever they are.
+    These zones are not overloaded and have a healthy node of the group that is not a backup.
     """
     if balance_policy is BalancePolicy.CONNECTION:
         return frozenset()
@@ -64,9 +64,10 @@ def preferred_zones(plan: Plan, balance_policy: BalancePolicy) -> frozenset[Grou
 
 
 def build_load_assignment(nodes: Sequence[NodePlan], cluster: str, preferred_zone: str = "") -> bytes:
-    """Return the serialised `ClusterLoadAssignment` of these nodes. `preferred_zone`: empty for none.
+    """Return the serialised `ClusterLoadAssignment` of these nodes.
 
-    Without a TTL: Envoy 1.40 crashes when one expires.
+    `preferred_zone` is empty if Envoys prefer no zone. The message has no TTL, because Envoy 1.40 crashes
+    when a TTL expires.
     """
     local: list[bytes] = []
     elsewhere: list[bytes] = []
@@ -74,15 +75,17 @@ def build_load_assignment(nodes: Sequence[NodePlan], cluster: str, preferred_zon
     for node in nodes:
         is_local = bool(preferred_zone) and node.zone == preferred_zone and not node.backup
         tier = local if is_local else backups if node.backup else elsewhere
-        tier.append(delimited(_LB_ENDPOINTS, _lb_endpoint_of(node, is_local=is_local)))
-    # Priorities must have no gaps; without any node, an empty set is sent.
+        assert node.endpoint is not None and node.eds_health is not None  # noqa: PT018
+        weight = max(1, (is_local and node.local_weight) or node.weight)
+        tier.append(delimited(_LB_ENDPOINTS, _lb_endpoint(node.endpoint, node.eds_health, weight)))
+    # Priorities must have no gaps. Without nodes, there is one empty priority.
     tiers = [tier for tier in (local, elsewhere, backups) if tier] or [[]]
     localities = [
         delimited(_ENDPOINTS, b"".join(tier) + _priority_field(priority))
         for priority, tier in enumerate(tiers)
     ]
     return b"".join(
-        (delimited(_CLUSTER_NAME, cluster), *localities, _policy_field() if len(tiers) > 1 else b"")
+        (delimited(_CLUSTER_NAME, cluster), *localities, _POLICY_FIELD if len(tiers) > 1 else b"")
     )
 
 
@@ -91,26 +94,11 @@ def _priority_field(priority: int) -> bytes:
     return serialise(endpoint_components_pb2.LocalityLbEndpoints(priority=priority))
 
 
-@lru_cache(maxsize=1)
-def _policy_field() -> bytes:
-    message = endpoint_pb2.ClusterLoadAssignment()
-    message.policy.overprovisioning_factor.value = _OVERPROVISIONING_PERCENT
-    return serialise(message)
-
-
-def _lb_endpoint_of(node: NodePlan, *, is_local: bool) -> bytes:
-    assert node.endpoint is not None
-    assert node.eds_health is not None
-    return _lb_endpoint(
-        node.endpoint, node.eds_health, max(1, (is_local and node.local_weight) or node.weight)
-    )
-
-
 @lru_cache(maxsize=32_768)  # most nodes do not change from one plan to the next
 def _lb_endpoint(endpoint: str, eds_health: EdsHealth, weight: int) -> bytes:
     message = endpoint_components_pb2.LbEndpoint(
-        endpoint=endpoint_components_pb2.Endpoint(address=socket_address(endpoint)),
+        endpoint={"address": socket_address(endpoint)},
         health_status=_HEALTH_STATUS[eds_health],
+        load_balancing_weight={"value": weight},
     )
-    message.load_balancing_weight.value = weight
     return serialise(message)

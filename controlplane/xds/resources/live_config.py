@@ -1,10 +1,9 @@
 """The live configuration of Tidevoy's module: session timeouts, and the state of each node.
 
 It is the configuration of a listener filter of the module, sent by extension config discovery (ECDS). The
-module reads it on Envoy's main thread and publishes it to the workers as a whole
-(docs/internals/decisions/0014-node-state-by-ecds.md). Endpoints (EDS) carry addresses, health and weights,
-and are enough to keep new sessions off a node; the live configuration also says which nodes existing
-sessions leave.
+module reads it on Envoy's main thread and passes it to the workers as a whole
+(docs/internals/decisions/0014-node-state-by-ecds.md). Endpoints (EDS) tell Envoy which nodes get new
+sessions; the live configuration tells the module from which nodes existing sessions migrate.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from envoy.config.core.v3 import extension_pb2
 from controlplane.config.settings import Settings
 from controlplane.model.plan import NodePlan, Plan
 from controlplane.version import VERSION
-from controlplane.xds.any_encoding import serialise
+from controlplane.xds.protobuf_encoding import serialise
 from controlplane.xds.resources import dynamic_module
 
 _BITS_TO_WHITESPACE = str.maketrans("01", " \t")
 
 
 def render_live_config(plan: Plan, nodes: Sequence[NodePlan], settings: Settings, group: str) -> str:
-    """Return the configuration as JSON, with the nodes of a group in the given order."""
+    """Return the live configuration of a group as JSON, with its nodes in the given order."""
     infos = ",".join(_node_info_of(node, plan) for node in nodes)
     sql = settings.sql
     limits = {"group": group, "login_timeout": sql.login_timeout, "idle_timeout": sql.idle_timeout}
-    # The nodes are joined as cached text: most of thousands do not change from one plan to the next.
+    # The text of each node is cached, because most nodes do not change from one plan to the next.
     published = f'{json.dumps(limits)[:-1]}, "nodes": [{infos}]}}'
     return f'{{"version": {json.dumps(VERSION)}, "published": {published}}}'
 
@@ -44,7 +43,7 @@ def build_extension_config(name: str, text: str) -> bytes:
 
 
 def with_random_padding(text: str) -> str:
-    """Append 64 random characters of white space to JSON text, so that its bytes are unique."""
+    """Append 64 random white space characters to a JSON text, so that its bytes are unique."""
     return text + f"{secrets.randbits(64):064b}".translate(_BITS_TO_WHITESPACE)
 
 
@@ -63,7 +62,7 @@ def _node_info_of(node: NodePlan, plan: Plan) -> str:
 
 
 def _format_round(round_number: int, sessions: Mapping[str, int] | None) -> str:
-    """Format how many sessions each Envoy migrates in a round as `ROUND:INSTANCE=COUNT,...`; empty: none."""
+    """Format how many sessions each Envoy process moves in a round: `ROUND:INSTANCE=COUNT,...`, or empty."""
     if not sessions:
         return ""
     return f"{round_number}:" + ",".join(f"{envoy}={count}" for envoy, count in sorted(sessions.items()))

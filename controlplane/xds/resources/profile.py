@@ -1,4 +1,4 @@
-"""The profile of an Envoy: MySQL filter, group and zone. Envoys of one profile get the same bytes."""
+"""The profile of an Envoy: MySQL filter, group and zone. Envoys of one profile get equal resources."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Literal
 
 from controlplane.version import VERSION, is_compatible
 
-# Registered name of contrib's filter, as `Node.extensions` lists it on builds that have it.
+# The MySQL filter of Envoy's contrib builds, as named in `Node.extensions`.
 CONTRIB_FILTER = "envoy.filters.network.mysql_proxy"
-# Key of `Node.metadata` in which an Envoy's bootstrap gives the version of the module that it loads.
+# Key of `Node.metadata` with the version of the module that the Envoy's bootstrap loads.
 MODULE_METADATA_KEY = "tidevoy.module"
-# Key of `Node.metadata` for the only group that an Envoy serves.
+# Key of `Node.metadata` with the only group that the Envoy serves.
 GROUP_METADATA_KEY = "tidevoy.group"
 
 FilterSetting = Literal["auto", "module", "contrib", "none"]  # the setting `xds.filter`
@@ -19,14 +19,11 @@ FilterSetting = Literal["auto", "module", "contrib", "none"]  # the setting `xds
 
 @dataclass(frozen=True, slots=True)
 class EnvoyProfile:
-    """What an Envoy's resources depend on besides plan and settings.
-
-    `group`: the only group that it serves; empty: all. `zone`: its location; empty: unknown.
-    """
+    """The properties of an Envoy on which its resources depend, besides plan and settings."""
 
     filter: Literal["module", "contrib", "none"]
-    group: str = ""
-    zone: str = ""
+    group: str = ""  # the only group that the Envoy serves; empty if it serves all
+    zone: str = ""  # the location of the Envoy; empty if it is unknown
 
     @property
     def has_module(self) -> bool:
@@ -45,21 +42,23 @@ PROFILES = (MODULE_PROFILE, CONTRIB_PROFILE, PLAIN_PROFILE)
 
 
 @dataclass(frozen=True, slots=True)
-class EnvoyCapabilities:
-    """What an Envoy reports to have: contrib's filter, and the module's version (empty: no module)."""
+class EnvoyNode:
+    """What an Envoy reports about itself in the field `node` of its first message."""
 
+    id: str
+    version: str
     has_contrib_filter: bool = False
-    module_version: str = ""
+    module_version: str = ""  # empty if the bootstrap loads no module
+    group: str = ""  # the only group that the Envoy serves; empty if it serves all
+    zone: str = ""  # the location of the Envoy; empty if it is unknown
 
 
-def candidate_profiles(
-    filter_setting: FilterSetting, capabilities: EnvoyCapabilities
-) -> tuple[EnvoyProfile, ...]:
-    """Return the profiles that fit an Envoy, best first. The last is plain and cannot be rejected."""
-    incompatible = capabilities.module_version and not is_compatible(capabilities.module_version)
-    module = filter_setting == "module" or (filter_setting == "auto" and capabilities.module_version)
+def candidate_profiles(filter_setting: FilterSetting, envoy_node: EnvoyNode) -> tuple[EnvoyProfile, ...]:
+    """Return the profiles that an Envoy may get, best first. The last one is always `PLAIN_PROFILE`."""
+    incompatible = envoy_node.module_version and not is_compatible(envoy_node.module_version)
+    module = filter_setting == "module" or (filter_setting == "auto" and envoy_node.module_version)
     contrib = filter_setting == "contrib" or (
-        filter_setting in ("auto", "module") and capabilities.has_contrib_filter
+        filter_setting in ("auto", "module") and envoy_node.has_contrib_filter
     )
     options = (
         (MODULE_PROFILE, module and not incompatible),
@@ -69,11 +68,11 @@ def candidate_profiles(
     return tuple(profile for profile, is_allowed in options if is_allowed)
 
 
-def module_problem(capabilities: EnvoyCapabilities) -> str:
+def module_problem(envoy_node: EnvoyNode) -> str:
     """Return why an Envoy cannot have the module profile, as a clause; empty if it can."""
-    if not capabilities.module_version:
+    if not envoy_node.module_version:
         return "its bootstrap does not name Tidevoy's module (`tidevoy bootstrap --module`)"
-    if not is_compatible(capabilities.module_version):
+    if not is_compatible(envoy_node.module_version):
         needed = ".".join(VERSION.split(".")[:2])
-        return f"its module is version {capabilities.module_version} and this control plane needs {needed}.x"
+        return f"its module is version {envoy_node.module_version} and this control plane needs {needed}.x"
     return ""

@@ -1,12 +1,14 @@
 //! A module for tests: every second time that it is asked, the hook panics that its configuration is named after.
 //! All else is as plain as can be. Built and loaded into a real Envoy by `tests/integration/module/test_panics.py`.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use abi::extension::{Extension, Metrics};
 use abi::filter::{Filter, FilterFactory, NetworkFilter};
+use abi::listener_filter::{Accept, ListenerFilter, Verdict};
 use abi::policy::{Context, Hosts, Policy, PolicyFactory, Position};
-use abi::socket::{Closed, Io, Outcome, Socket, SocketFactory, TransportSocket};
+use abi::socket::{Closed, Io, IoOutcome, Socket, SocketFactory, TransportSocket};
 
 struct Panics;
 
@@ -26,8 +28,8 @@ impl abi::Module for Panics {
         Ok(Box::new(Part::named(name)))
     }
 
-    fn listener_filter(&self, name: &str, _: &[u8]) -> Result<(), String> {
-        Err(format!("there is no {name}"))
+    fn listener_filter(&self, name: &str, _: &[u8]) -> Result<Box<dyn ListenerFilter>, String> {
+        Ok(Box::new(Part::named(name)))
     }
 
     fn policy(&self, name: &str, _: &[u8]) -> Result<Box<dyn PolicyFactory>, String> {
@@ -58,6 +60,21 @@ impl Part {
 
 fn reach(hook: &str, panicking: &str) {
     assert_ne!(hook, panicking, "on purpose");
+}
+
+impl ListenerFilter for Part {
+    fn accept(&self, _: &dyn Fn() -> Option<SocketAddr>) -> Accept {
+        if self.panicking == "inspect" {
+            return Accept::Inspect(16);
+        }
+        reach("accept", &self.next());
+        Accept::Continue
+    }
+
+    fn inspect(&self, _: &[u8]) -> Verdict {
+        reach("inspect", &self.next());
+        Verdict::Continue { length: 0, addresses: None }
+    }
 }
 
 impl FilterFactory for Part {
@@ -108,61 +125,61 @@ struct Plain {
 }
 
 impl NetworkFilter for Plain {
-    fn begun(&self) -> bool {
+    fn on_new_connection(&self) -> bool {
         reach("begun", &self.panicking);
         true
     }
 
-    fn woken(&self) {}
+    fn on_wake(&self) {}
 }
 
 impl TransportSocket for Plain {
-    fn attached(&self) {
+    fn on_attached(&self) {
         reach("attached", &self.panicking);
     }
 
-    fn connected(&self) {
+    fn on_connected(&self) {
         reach("connected", &self.panicking);
         if let Some(socket) = &self.socket {
             socket.raise_connected();
         }
     }
 
-    fn read(&self) -> Outcome {
+    fn read(&self) -> IoOutcome {
         reach("read", &self.panicking);
-        let (Some(socket), mut buffer) = (&self.socket, [0; 1024]) else { return Outcome::close(0) };
+        let (Some(socket), mut buffer) = (&self.socket, [0; 1024]) else { return IoOutcome::close(0) };
         let mut passed = 0;
         loop {
             match socket.receive(&mut buffer).io {
-                Io::Done(0) => return Outcome { close: false, bytes: passed, end_of_stream: true },
+                Io::Done(0) => return IoOutcome { close: false, bytes: passed, end_of_stream: true },
                 Io::Done(length) => {
                     socket.pass_on(&buffer[..length]);
                     passed += length;
                 }
-                Io::Again => return Outcome::open(passed),
-                Io::Broken => return Outcome::close(passed),
+                Io::WouldBlock => return IoOutcome::open(passed),
+                Io::Broken => return IoOutcome::close(passed),
             }
         }
     }
 
-    fn write(&self, end: bool) -> Outcome {
+    fn write(&self, end: bool) -> IoOutcome {
         reach("write", &self.panicking);
-        let Some(socket) = &self.socket else { return Outcome::close(0) };
+        let Some(socket) = &self.socket else { return IoOutcome::close(0) };
         let mut written = 0;
         while socket.write_buffer_length() > 0 {
             match socket.flush() {
                 Io::Done(bytes) => written += bytes,
-                Io::Again => break,
-                Io::Broken => return Outcome::close(written),
+                Io::WouldBlock => break,
+                Io::Broken => return IoOutcome::close(written),
             }
         }
         if end {
             socket.shutdown_write();
         }
-        Outcome::open(written)
+        IoOutcome::open(written)
     }
 
-    fn closed(&self, _: Closed) {
+    fn on_closed(&self, _: Closed) {
         reach("closed", &self.panicking);
     }
 }

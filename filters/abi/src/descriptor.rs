@@ -90,7 +90,7 @@ pub(crate) fn send(fd: c_int, bytes: &[u8]) -> Io {
 fn failed() -> Option<Io> {
     match Error::last_os_error().kind() {
         ErrorKind::Interrupted => None,
-        ErrorKind::WouldBlock => Some(Io::Again),
+        ErrorKind::WouldBlock => Some(Io::WouldBlock),
         _ => Some(Io::Broken),
     }
 }
@@ -127,7 +127,7 @@ mod tests {
         let mut buffer = [0; 8];
         assert_eq!(receive(far.as_raw_fd(), &mut buffer), Received { io: Io::Done(5), more: false });
         assert_eq!(&buffer[..5], b"12345");
-        assert_eq!(receive(far.as_raw_fd(), &mut buffer), Received { io: Io::Again, more: false });
+        assert_eq!(receive(far.as_raw_fd(), &mut buffer), Received { io: Io::WouldBlock, more: false });
     }
 
     #[test]
@@ -163,7 +163,7 @@ mod tests {
         near.write_all(b"12345").expect("sent");
         let mut buffer = [0; 8];
         assert_eq!(receive(far.as_raw_fd(), &mut buffer), Received { io: Io::Done(5), more: true });
-        assert_eq!(receive(far.as_raw_fd(), &mut buffer).io, Io::Again);
+        assert_eq!(receive(far.as_raw_fd(), &mut buffer).io, Io::WouldBlock);
     }
 
     #[test]

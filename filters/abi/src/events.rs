@@ -2,17 +2,17 @@
 //!
 //! A worker of Envoy waits on one epoll descriptor, that of its event library, libevent. This is another one, inside that:
 //! when one of its sockets has something, the worker wakes, and Envoy calls the read hook of some connection, the
-//! *carrier*, who takes the events from here. For libevent the inner descriptor is the carrier's: an entry of epoll has
+//! *anchor*, who takes the events from here. For libevent the inner descriptor is the anchor's: an entry of epoll has
 //! the data that it was given, and libevent's entries have the descriptor as their data.
 //!
 //! libevent is not told of any of that, and does not mind: to take out what is not there is no error to it, and whenever
 //! Envoy wants other events of a connection, it puts it in again (`epoll.c`). What it must never be given is an event of a
-//! carrier for whose reading Envoy does not wait: that would be dropped, and the next one would not come. So a connection
+//! anchor for whose reading Envoy does not wait: that would be dropped, and the next one would not come. So a connection
 //! must be given back before Envoy can have a reason to stop reading it.
 //!
 //! Source of what is read: proc(5) and Linux' `fs/eventpoll.c` (`ep_show_fdinfo`).
 
-mod trial;
+mod self_test;
 
 use core::cell::Cell;
 use core::ffi::c_int;
@@ -25,11 +25,11 @@ use crate::socket::Socket;
 /// Events that are taken at once.
 const BATCH: usize = 64;
 /// How often events are taken in a row, before the worker has other turns.
-const LOOKS: usize = 8;
+const MAX_BATCHES: usize = 8;
 /// What an established connection is watched for here.
 const MASK: u32 = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
 /// What a descriptor is watched for that is not Envoy's.
-const MASK_OF_OTHERS: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
+const AUX_MASK: u32 = (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLET) as u32;
 
 /// What came of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,23 +37,23 @@ pub struct Event {
     /// The key that it was given.
     pub key: u64,
     /// The peer will send no more, or the connection is broken.
-    pub ends: bool,
+    pub is_end: bool,
 }
 
 /// What came of [`Events::swap`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Swapped {
+pub enum SwapResult {
     /// It is the new one, whose events come here.
-    Here,
+    Watched,
     /// It is the new one, but the kernel has run out of memory or of watches: its events come to nobody yet.
     Unwatched,
     /// It is the old one.
-    Not,
+    Failed,
 }
 
 /// Where a worker waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Outer {
+struct OuterEpoll {
     epoll: c_int,
     /// What a socket is watched for when Envoy wants all of it.
     mask: u32,
@@ -62,9 +62,9 @@ struct Outer {
 /// A worker's sockets whose events come here. On the worker's thread only.
 pub struct Events {
     inner: OwnedFd,
-    outer: Outer,
+    outer: OuterEpoll,
     /// For libevent, the inner descriptor is this one; -1: the worker does not wait for it.
-    carrier: Cell<c_int>,
+    anchor: Cell<c_int>,
 }
 
 impl Events {
@@ -72,7 +72,7 @@ impl Events {
     /// as libevent's do: then all stays with Envoy.
     #[must_use]
     pub fn new(socket: &Socket) -> Option<Self> {
-        let outer = find(Path::new("/proc/self"), socket.descriptor()?)?;
+        let outer = find_worker_epoll(Path::new("/proc/self"), socket.descriptor()?)?;
         // SAFETY: no pointer is given; the descriptor is nobody else's.
         let inner = unsafe {
             match libc::epoll_create1(libc::EPOLL_CLOEXEC) {
@@ -80,107 +80,107 @@ impl Events {
                 inner => OwnedFd::from_raw_fd(inner),
             }
         };
-        Some(Self { inner, outer, carrier: Cell::new(-1) })
+        Some(Self { inner, outer, anchor: Cell::new(-1) })
     }
 
     /// Does all of it once with connections of its own. Err: what this kernel does otherwise.
-    pub fn try_out() -> Result<(), &'static str> {
-        trial::run()
+    pub fn self_test() -> Result<(), &'static str> {
+        self_test::run()
     }
 
-    /// Has a connection's events come here, all that is readable now included. False: they go to Envoy as ever.
+    /// Offloads a connection: its events come here. If it is readable now, an event follows. False: it stays with Envoy.
     #[must_use]
-    pub fn take_over(&self, socket: &Socket, key: u64) -> bool {
+    pub fn offload(&self, socket: &Socket, key: u64) -> bool {
         let Some(fd) = socket.descriptor() else { return false };
-        if !change(self.inner(), libc::EPOLL_CTL_ADD, fd, MASK, key) {
+        if !epoll_ctl(self.inner(), libc::EPOLL_CTL_ADD, fd, MASK, key) {
             return false;
         }
-        if self.carrier.get() == -1 && !self.carry(libc::EPOLL_CTL_ADD, fd) {
-            change(self.inner(), libc::EPOLL_CTL_DEL, fd, 0, 0);
+        if self.anchor.get() == -1 && !self.set_anchor(libc::EPOLL_CTL_ADD, fd) {
+            epoll_ctl(self.inner(), libc::EPOLL_CTL_DEL, fd, 0, 0);
             return false;
         }
         // Where it is left in both, Envoy reads what is read already: that harms nobody.
-        change(self.outer.epoll, libc::EPOLL_CTL_DEL, fd, 0, 0);
+        epoll_ctl(self.outer.epoll, libc::EPOLL_CTL_DEL, fd, 0, 0);
         true
     }
 
-    /// A connection's events come here no more. `another`: one whose events do, should this have been the carrier.
-    pub fn leave(&self, socket: &Socket, another: impl FnOnce() -> Option<Socket>) {
+    /// Removes an offloaded connection. `another`: one that is still offloaded, in case this one was the anchor.
+    pub fn remove(&self, socket: &Socket, another: impl FnOnce() -> Option<Socket>) {
         let Some(fd) = socket.descriptor() else { return };
-        change(self.inner(), libc::EPOLL_CTL_DEL, fd, 0, 0);
-        if self.carrier.get() != fd {
+        epoll_ctl(self.inner(), libc::EPOLL_CTL_DEL, fd, 0, 0);
+        if self.anchor.get() != fd {
             return;
         }
         let other = another().and_then(|other| other.descriptor());
-        if !other.is_some_and(|other| self.carry(libc::EPOLL_CTL_MOD, other)) {
-            change(self.outer.epoll, libc::EPOLL_CTL_DEL, self.inner(), 0, 0);
-            self.carrier.set(-1);
+        if !other.is_some_and(|other| self.set_anchor(libc::EPOLL_CTL_MOD, other)) {
+            epoll_ctl(self.outer.epoll, libc::EPOLL_CTL_DEL, self.inner(), 0, 0);
+            self.anchor.set(-1);
         }
     }
 
-    /// Gives a connection's events to Envoy again, which hears at once of what is there.
-    pub fn to_envoy(&self, socket: &Socket) {
+    /// Gives a connection back to Envoy. If it is readable now, Envoy gets an event.
+    pub fn return_to_envoy(&self, socket: &Socket) {
         let Some(fd) = socket.descriptor() else { return };
         let data = data_of(fd);
-        let _ = change(self.outer.epoll, libc::EPOLL_CTL_ADD, fd, self.outer.mask, data)
-            || change(self.outer.epoll, libc::EPOLL_CTL_MOD, fd, self.outer.mask, data);
+        let _ = epoll_ctl(self.outer.epoll, libc::EPOLL_CTL_ADD, fd, self.outer.mask, data)
+            || epoll_ctl(self.outer.epoll, libc::EPOLL_CTL_MOD, fd, self.outer.mask, data);
     }
 
-    /// Has the events of a descriptor that is not Envoy's come here, room for writing included.
+    /// Watches a descriptor that is not Envoy's, for reading and writing.
     #[must_use]
     pub fn watch(&self, other: BorrowedFd<'_>, key: u64) -> bool {
-        change(self.inner(), libc::EPOLL_CTL_ADD, other.as_raw_fd(), MASK_OF_OTHERS, key)
+        epoll_ctl(self.inner(), libc::EPOLL_CTL_ADD, other.as_raw_fd(), AUX_MASK, key)
     }
 
     /// Has its events reported again, if there are some.
-    pub fn watch_again(&self, other: BorrowedFd<'_>, key: u64) {
-        change(self.inner(), libc::EPOLL_CTL_MOD, other.as_raw_fd(), MASK_OF_OTHERS, key);
+    pub fn rearm_aux(&self, other: BorrowedFd<'_>, key: u64) {
+        epoll_ctl(self.inner(), libc::EPOLL_CTL_MOD, other.as_raw_fd(), AUX_MASK, key);
     }
 
-    /// Its events come here no more.
-    pub fn forget(&self, other: BorrowedFd<'_>) {
-        change(self.inner(), libc::EPOLL_CTL_DEL, other.as_raw_fd(), 0, 0);
+    /// Stops watching a descriptor.
+    pub fn unwatch(&self, other: BorrowedFd<'_>) {
+        epoll_ctl(self.inner(), libc::EPOLL_CTL_DEL, other.as_raw_fd(), 0, 0);
     }
 
     /// Makes Envoy's descriptor, whose events come here, that of `new`: a connection that was watched here under a key of
     /// its own. The old connection is closed, unless another descriptor names it.
     #[must_use]
-    pub fn swap(&self, socket: &Socket, key: u64, new: OwnedFd) -> Swapped {
-        let Some(fd) = socket.descriptor() else { return Swapped::Not };
+    pub fn swap(&self, socket: &Socket, key: u64, new: OwnedFd) -> SwapResult {
+        let Some(fd) = socket.descriptor() else { return SwapResult::Failed };
         // First, while the descriptor still names the old connection: an entry belongs to both of them together.
-        if !change(self.inner(), libc::EPOLL_CTL_DEL, fd, 0, 0) {
-            return Swapped::Not;
+        if !epoll_ctl(self.inner(), libc::EPOLL_CTL_DEL, fd, 0, 0) {
+            return SwapResult::Failed;
         }
-        self.forget(new.as_fd());
+        self.unwatch(new.as_fd());
         // SAFETY: both are open; Envoy's stays Envoy's.
         let done = unsafe { libc::dup3(new.as_raw_fd(), fd, libc::O_CLOEXEC) } == fd;
-        let there = change(self.inner(), libc::EPOLL_CTL_ADD, fd, MASK, key);
+        let there = epoll_ctl(self.inner(), libc::EPOLL_CTL_ADD, fd, MASK, key);
         match (done, there) {
-            (true, true) => Swapped::Here,
-            (true, false) => Swapped::Unwatched,
-            (false, _) => Swapped::Not,
+            (true, true) => SwapResult::Watched,
+            (true, false) => SwapResult::Unwatched,
+            (false, _) => SwapResult::Failed,
         }
     }
 
-    /// Has the events of a connection that was not read told once more, if there is something.
-    pub fn again(&self, socket: &Socket, key: u64) {
+    /// Has the events of an offloaded connection reported again, if it is readable.
+    pub fn rearm(&self, socket: &Socket, key: u64) {
         if let Some(fd) = socket.descriptor() {
-            change(self.inner(), libc::EPOLL_CTL_MOD, fd, MASK, key);
+            epoll_ctl(self.inner(), libc::EPOLL_CTL_MOD, fd, MASK, key);
         }
     }
 
     /// Calls `each` for what has come, and looks again while something comes: that is cheaper than to be woken for it. A
-    /// few times only, since the worker has other things to do; it hears again of what is left. `each` may take over
-    /// and give back connections.
-    pub fn take(&self, mut each: impl FnMut(Event)) {
+    /// few times only, since the worker has other things to do; it is woken again for the rest. `each` may offload
+    /// connections and give them back.
+    pub fn dispatch(&self, mut each: impl FnMut(Event)) {
         let mut batch = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
-        for _ in 0..LOOKS {
+        for _ in 0..MAX_BATCHES {
             // SAFETY: the kernel writes at most so many events.
             let count = unsafe { libc::epoll_wait(self.inner(), batch.as_mut_ptr(), BATCH as c_int, 0) };
             let came = &batch[..usize::try_from(count).unwrap_or(0)];
             for event in came {
                 const ENDS: u32 = (libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) as u32;
-                each(Event { key: event.u64, ends: event.events & ENDS != 0 });
+                each(Event { key: event.u64, is_end: event.events & ENDS != 0 });
             }
             if came.is_empty() {
                 return;
@@ -192,11 +192,11 @@ impl Events {
         self.inner.as_raw_fd()
     }
 
-    /// Makes `fd` the carrier.
-    fn carry(&self, how: c_int, fd: c_int) -> bool {
-        let done = change(self.outer.epoll, how, self.inner(), libc::EPOLLIN as u32, data_of(fd));
+    /// Makes `fd` the anchor.
+    fn set_anchor(&self, how: c_int, fd: c_int) -> bool {
+        let done = epoll_ctl(self.outer.epoll, how, self.inner(), libc::EPOLLIN as u32, data_of(fd));
         if done {
-            self.carrier.set(fd);
+            self.anchor.set(fd);
         }
         done
     }
@@ -207,19 +207,19 @@ fn data_of(fd: c_int) -> u64 {
     u64::try_from(fd).unwrap_or_default()
 }
 
-fn change(epoll: c_int, how: c_int, fd: c_int, mask: u32, data: u64) -> bool {
+fn epoll_ctl(epoll: c_int, how: c_int, fd: c_int, mask: u32, data: u64) -> bool {
     let mut event = libc::epoll_event { events: mask, u64: data };
     // SAFETY: the kernel reads `event`.
     unsafe { libc::epoll_ctl(epoll, how, fd, &raw mut event) == 0 }
 }
 
 /// The epoll descriptor of this process that watches `fd`, when it does so as libevent does.
-fn find(process: &Path, fd: c_int) -> Option<Outer> {
+fn find_worker_epoll(process: &Path, fd: c_int) -> Option<OuterEpoll> {
     let mut all = fs::read_dir(process.join("fd")).ok()?.flatten().filter_map(|entry| {
         let polls = fs::read_link(entry.path()).ok()?.as_os_str() == "anon_inode:[eventpoll]";
         let epoll = entry.file_name().to_str()?.parse().ok()?;
         let about = polls.then(|| fs::read_to_string(process.join("fdinfo").join(entry.file_name())).ok())??;
-        Some(Outer { epoll, mask: about.lines().find_map(|line| mask_of(line, fd))? })
+        Some(OuterEpoll { epoll, mask: about.lines().find_map(|line| mask_of(line, fd))? })
     });
     let found = all.next()?;
     // Two of them could not be told apart.
@@ -262,7 +262,7 @@ mod tests {
             let (near, far) = UnixStream::pair().expect("a pair");
             far.set_nonblocking(true).expect("nonblocking");
             let fd = far.as_raw_fd();
-            assert!(change(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, ALL, data_of(fd)));
+            assert!(epoll_ctl(self.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, ALL, data_of(fd)));
             (near, far, Socket::of_descriptor(fd))
         }
 
@@ -282,7 +282,7 @@ mod tests {
 
     fn taken(events: &Events) -> Vec<Event> {
         let mut all = Vec::new();
-        events.take(|event| all.push(event));
+        events.dispatch(|event| all.push(event));
         all
     }
 
@@ -295,16 +295,16 @@ mod tests {
         let worker = Worker::new();
         let (mut near, mut far, socket) = worker.connection();
         let events = Events::new(&socket).expect("it is found");
-        assert!(events.take_over(&socket, 7));
+        assert!(events.offload(&socket, 7));
         worker.hears(); // the room that there was
         assert_eq!((worker.hears(), taken(&events)), (vec![], vec![]));
         near.write_all(b"1").expect("sent");
         assert_eq!(worker.hears(), [far.as_raw_fd()]);
-        assert_eq!(taken(&events), [Event { key: 7, ends: false }]);
+        assert_eq!(taken(&events), [Event { key: 7, is_end: false }]);
         assert_eq!(read(&mut far), 1);
         assert_eq!((worker.hears(), taken(&events)), (vec![], vec![]));
         near.shutdown(Shutdown::Write).expect("a FIN");
-        assert_eq!(taken(&events), [Event { key: 7, ends: true }]);
+        assert_eq!(taken(&events), [Event { key: 7, is_end: true }]);
     }
 
     #[test]
@@ -313,8 +313,8 @@ mod tests {
         let (mut near, _far, socket) = worker.connection();
         let events = Events::new(&socket).expect("it is found");
         near.write_all(b"1").expect("sent");
-        assert!(events.take_over(&socket, 1));
-        assert_eq!(taken(&events), [Event { key: 1, ends: false }]);
+        assert!(events.offload(&socket, 1));
+        assert_eq!(taken(&events), [Event { key: 1, is_end: false }]);
     }
 
     #[test]
@@ -323,21 +323,21 @@ mod tests {
         let (_near, far, socket) = worker.connection();
         let (mut other_near, other_far, other) = worker.connection();
         let events = Events::new(&socket).expect("it is found");
-        assert!(events.take_over(&socket, 1) && events.take_over(&other, 2));
+        assert!(events.offload(&socket, 1) && events.offload(&other, 2));
         worker.hears();
-        events.leave(&socket, || Some(other.clone()));
-        events.to_envoy(&socket);
+        events.remove(&socket, || Some(other.clone()));
+        events.return_to_envoy(&socket);
         assert_eq!(worker.hears(), [far.as_raw_fd()], "Envoy hears of the room again");
         other_near.write_all(b"1").expect("sent");
         assert_eq!(worker.hears(), [other_far.as_raw_fd()]);
-        assert_eq!(taken(&events), [Event { key: 2, ends: false }]);
-        events.leave(&other, || None);
-        events.to_envoy(&other);
+        assert_eq!(taken(&events), [Event { key: 2, is_end: false }]);
+        events.remove(&other, || None);
+        events.return_to_envoy(&other);
         assert_eq!(worker.hears(), [other_far.as_raw_fd()]);
         other_near.write_all(b"1").expect("sent");
         assert_eq!(worker.hears(), [other_far.as_raw_fd()]);
         assert_eq!(taken(&events), []);
-        assert!(events.take_over(&socket, 3), "from the start");
+        assert!(events.offload(&socket, 3), "from the start");
     }
 
     #[test]
@@ -345,16 +345,16 @@ mod tests {
         let worker = Worker::new();
         let (mut near, mut far, socket) = worker.connection();
         let events = Events::new(&socket).expect("it is found");
-        assert!(events.take_over(&socket, 1));
+        assert!(events.offload(&socket, 1));
         let (mut new_near, new_far) = UnixStream::pair().expect("a pair");
         assert!(events.watch(new_far.as_fd(), 2));
         taken(&events);
-        assert_eq!(events.swap(&socket, 3, OwnedFd::from(new_far)), Swapped::Here);
+        assert_eq!(events.swap(&socket, 3, OwnedFd::from(new_far)), SwapResult::Watched);
         worker.hears();
         assert_eq!(near.read(&mut [0; 1]).expect("an end"), 0, "the old one is closed");
         new_near.write_all(b"12").expect("sent");
         assert_eq!(worker.hears(), [far.as_raw_fd()]);
-        assert_eq!(taken(&events), [Event { key: 3, ends: false }]);
+        assert_eq!(taken(&events), [Event { key: 3, is_end: false }]);
         assert_eq!(read(&mut far), 2);
         far.write_all(b"3").expect("sent");
         assert_eq!(new_near.read(&mut [0; 8]).expect("bytes"), 1);
@@ -370,7 +370,7 @@ mod tests {
         let (_near, far, socket) = one.connection();
         assert!(Events::new(&socket).is_some());
         let fd = far.as_raw_fd();
-        assert!(change(other.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, ALL, data_of(fd)));
+        assert!(epoll_ctl(other.0.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, ALL, data_of(fd)));
         assert!(Events::new(&socket).is_none());
     }
 

@@ -74,13 +74,13 @@ impl Metrics {
     }
 }
 
-struct Held {
+struct HeldExtension {
     extension: Box<dyn Extension>,
     metrics: Metrics,
     timer: Cell<Envoy>,
 }
 
-impl Held {
+impl HeldExtension {
     fn stop_timer(&self) {
         let timer = self.timer.replace(core::ptr::null_mut());
         if !timer.is_null() {
@@ -92,9 +92,9 @@ impl Held {
 
 /// # Safety
 /// `ours` is a `Held` that Envoy got from `config_new` and has not destroyed.
-unsafe fn held<'a>(ours: Ours) -> &'a Held {
+unsafe fn held<'a>(ours: Ours) -> &'a HeldExtension {
     // SAFETY: the caller's promise; only shared references to it exist.
-    unsafe { &*ours.cast::<Held>() }
+    unsafe { &*ours.cast::<HeldExtension>() }
 }
 
 #[unsafe(no_mangle)]
@@ -109,7 +109,7 @@ extern "C" fn envoy_dynamic_module_on_bootstrap_extension_config_new(
         let mut metrics = Metrics { config, open: true };
         let extension = module()?.extension(&name, text, &mut metrics)?;
         metrics.open = false;
-        Ok(Held { extension, metrics, timer: Cell::new(core::ptr::null_mut()) })
+        Ok(HeldExtension { extension, metrics, timer: Cell::new(core::ptr::null_mut()) })
     });
     // SAFETY: Envoy's own configuration; without this call it would never be ready.
     unsafe { sys::extension_ready(config) };
@@ -119,7 +119,7 @@ extern "C" fn envoy_dynamic_module_on_bootstrap_extension_config_new(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_config_destroy(ours: Ours) {
     // SAFETY: Envoy destroys it once.
-    unsafe { destroyed::<Held>("bootstrap extension", ours) }
+    unsafe { destroyed::<HeldExtension>("bootstrap extension", ours) }
 }
 
 /// Envoy wants a second object beside the configuration; ours is the same.

@@ -18,9 +18,9 @@ pub trait FilterFactory: Send + Sync {
 /// One client connection.
 pub trait NetworkFilter {
     /// All filters exist; those behind this one are told when it returns. False keeps it from them.
-    fn begun(&self) -> bool;
+    fn on_new_connection(&self) -> bool;
     /// A [`Waker`] of this connection was used.
-    fn woken(&self);
+    fn on_wake(&self);
 }
 
 /// Envoy's side of a filter. Calls do nothing once Envoy has destroyed it.
@@ -108,7 +108,7 @@ impl Filter {
     }
 }
 
-/// Has [`NetworkFilter::woken`] called on the connection's worker; without effect when the connection is gone.
+/// Has [`NetworkFilter::on_wake`] called on the connection's worker; without effect when the connection is gone.
 pub struct Waker(Envoy);
 
 // SAFETY: Envoy lets any thread commit to a scheduler and delete it.
@@ -130,7 +130,7 @@ impl Drop for Waker {
     }
 }
 
-struct Held {
+struct HeldFilter {
     envoy: Rc<Cell<Envoy>>,
     filter: Box<dyn NetworkFilter>,
 }
@@ -139,10 +139,10 @@ struct Held {
 /// `ours` is a `Held` that Envoy got from `new` and has not destroyed.
 unsafe fn filter<'a>(ours: Ours) -> &'a dyn NetworkFilter {
     // SAFETY: the caller's promise; only shared references to it exist.
-    unsafe { &*(*ours.cast::<Held>()).filter }
+    unsafe { &*(*ours.cast::<HeldFilter>()).filter }
 }
 
-type Factory = Box<dyn FilterFactory>;
+type FilterFactoryHandle = Box<dyn FilterFactory>;
 
 #[unsafe(no_mangle)]
 extern "C" fn envoy_dynamic_module_on_network_filter_config_new(_: Envoy, name: Buffer, config: Buffer) -> Ours {
@@ -154,17 +154,17 @@ extern "C" fn envoy_dynamic_module_on_network_filter_config_new(_: Envoy, name: 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_network_filter_config_destroy(factory: Ours) {
     // SAFETY: made by the hook above; Envoy destroys it once.
-    unsafe { destroyed::<Factory>("network filter", factory) }
+    unsafe { destroyed::<FilterFactoryHandle>("network filter", factory) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_network_filter_new(factory: Ours, envoy: Envoy) -> Ours {
     // SAFETY: the factory lives as long as its connections.
-    let factory = unsafe { &*factory.cast::<Factory>() };
+    let factory = unsafe { &*factory.cast::<FilterFactoryHandle>() };
     guarded("network_filter_new", core::ptr::null(), || {
         let envoy = Rc::new(Cell::new(envoy));
         match factory.filter(Filter(Rc::clone(&envoy))) {
-            Some(filter) => Box::into_raw(Box::new(Held { envoy, filter })).cast_const().cast(),
+            Some(filter) => Box::into_raw(Box::new(HeldFilter { envoy, filter })).cast_const().cast(),
             None => core::ptr::null(),
         }
     })
@@ -174,7 +174,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_network_filter_new(factory: Ours, e
 unsafe extern "C" fn envoy_dynamic_module_on_network_filter_new_connection(envoy: Envoy, ours: Ours) -> u32 {
     // SAFETY: Envoy passes what `new` returned.
     let filter = unsafe { filter(ours) };
-    let begun = guarded("network_filter_new_connection", None, || Some(filter.begun()));
+    let begun = guarded("network_filter_new_connection", None, || Some(filter.on_new_connection()));
     match begun {
         Some(true) => sys::CONTINUE,
         Some(false) => sys::STOP_ITERATION,
@@ -205,7 +205,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_network_filter_scheduled(envoy: Env
     // SAFETY: Envoy passes what `new` returned.
     let filter = unsafe { filter(ours) };
     let whole = guarded("network_filter_scheduled", false, || {
-        filter.woken();
+        filter.on_wake();
         true
     });
     if !whole {
@@ -217,9 +217,9 @@ unsafe extern "C" fn envoy_dynamic_module_on_network_filter_scheduled(envoy: Env
 unsafe extern "C" fn envoy_dynamic_module_on_network_filter_destroy(ours: Ours) {
     if !ours.is_null() {
         // SAFETY: made by `new`, and alive until the next line but one.
-        unsafe { (*ours.cast::<Held>()).envoy.set(core::ptr::null_mut()) };
+        unsafe { (*ours.cast::<HeldFilter>()).envoy.set(core::ptr::null_mut()) };
         // SAFETY: Envoy destroys it once.
-        unsafe { destroyed::<Held>("network filter", ours) }
+        unsafe { destroyed::<HeldFilter>("network filter", ours) }
     }
 }
 

@@ -14,7 +14,7 @@ pub mod events;
 pub mod extension;
 pub mod filter;
 mod guard;
-mod listener_filter;
+pub mod listener_filter;
 pub mod log;
 pub mod module;
 pub mod policy;

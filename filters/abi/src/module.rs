@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::extension::{Extension, Metrics};
 use crate::filter::FilterFactory;
+use crate::listener_filter::ListenerFilter;
 use crate::policy::PolicyFactory;
 use crate::socket::SocketFactory;
 
@@ -20,9 +21,8 @@ pub trait Module: Sync {
     fn upstream_socket(&self, name: &str, config: &[u8]) -> Result<Box<dyn SocketFactory>, String>;
     /// A network filter.
     fn filter(&self, name: &str, config: &[u8]) -> Result<Box<dyn FilterFactory>, String>;
-    /// A listener filter, of which only the configuration matters: it does nothing with connections. Envoy calls this again
-    /// with each configuration that it receives while it runs.
-    fn listener_filter(&self, name: &str, config: &[u8]) -> Result<(), String>;
+    /// A listener filter. Envoy calls this again with each configuration that it receives while it runs.
+    fn listener_filter(&self, name: &str, config: &[u8]) -> Result<Box<dyn ListenerFilter>, String>;
     /// A load-balancing policy.
     fn policy(&self, name: &str, config: &[u8]) -> Result<Box<dyn PolicyFactory>, String>;
     /// A bootstrap extension; `metrics` can be defined now and never later.
@@ -67,7 +67,7 @@ pub fn validating() -> bool {
 
 /// A configuration that was refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
+pub struct RejectedConfig {
     /// The name that it was configured by.
     pub name: String,
     /// What the log says of it.
@@ -78,16 +78,16 @@ pub struct Refused {
 const MOST_REFUSED: usize = 16;
 
 /// Those that were not taken yet. Envoy's own answer to the control plane does not carry their text.
-static REFUSED: Mutex<Vec<Refused>> = Mutex::new(Vec::new());
+static REFUSED: Mutex<Vec<RejectedConfig>> = Mutex::new(Vec::new());
 
-fn refused() -> MutexGuard<'static, Vec<Refused>> {
+fn rejected_configs() -> MutexGuard<'static, Vec<RejectedConfig>> {
     REFUSED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The refusals since the last call.
 #[must_use]
-pub fn take_refused() -> Vec<Refused> {
-    std::mem::take(&mut *refused())
+pub fn take_rejected_configs() -> Vec<RejectedConfig> {
+    std::mem::take(&mut *rejected_configs())
 }
 
 /// Runs a constructor and hands its product to Envoy; null refuses the configuration.
@@ -100,9 +100,9 @@ pub(crate) fn configured<T>(
         Ok(product) => Box::into_raw(Box::new(product)).cast_const().cast(),
         Err(reason) => {
             crate::log!(Error, "the configuration of the {what} {name:?} is refused: {reason}");
-            let mut refused = refused();
+            let mut refused = rejected_configs();
             refused.truncate(MOST_REFUSED - 1); // where nobody takes them
-            refused.push(Refused { name: name.to_owned(), reason });
+            refused.push(RejectedConfig { name: name.to_owned(), reason });
             core::ptr::null()
         }
     }

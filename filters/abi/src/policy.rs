@@ -97,8 +97,8 @@ impl Context<'_> {
     }
 }
 
-type Factory = Box<dyn PolicyFactory>;
-type Held = Box<dyn Policy>;
+type PolicyFactoryHandle = Box<dyn PolicyFactory>;
+type HeldPolicy = Box<dyn Policy>;
 
 #[unsafe(no_mangle)]
 extern "C" fn envoy_dynamic_module_on_lb_config_new(_: Envoy, name: Buffer, config: Buffer) -> Ours {
@@ -110,13 +110,13 @@ extern "C" fn envoy_dynamic_module_on_lb_config_new(_: Envoy, name: Buffer, conf
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_lb_config_destroy(factory: Ours) {
     // SAFETY: made by the hook above; Envoy destroys it once.
-    unsafe { destroyed::<Factory>("load-balancing policy", factory) }
+    unsafe { destroyed::<PolicyFactoryHandle>("load-balancing policy", factory) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_lb_new(factory: Ours, envoy: Envoy) -> Ours {
     // SAFETY: the factory lives as long as its instances.
-    let factory = unsafe { &*factory.cast::<Factory>() };
+    let factory = unsafe { &*factory.cast::<PolicyFactoryHandle>() };
     guarded("lb_new", core::ptr::null(), || {
         let policy = factory.policy();
         policy.hosts_changed(&Hosts(envoy, core::marker::PhantomData));
@@ -133,7 +133,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_lb_choose_host(
     index: *mut u32,
 ) -> bool {
     // SAFETY: Envoy passes what `new` returned.
-    let policy = unsafe { &*ours.cast::<Held>() };
+    let policy = unsafe { &*ours.cast::<HeldPolicy>() };
     let hosts = Hosts(envoy, core::marker::PhantomData);
     let chosen = guarded("lb_choose_host", None, || policy.choose(&hosts, Context(context, core::marker::PhantomData)));
     match chosen.and_then(|at| Some((at.priority, u32::try_from(at.index).ok()?))) {
@@ -157,7 +157,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_lb_on_host_membership_update(
     _: usize,
 ) {
     // SAFETY: Envoy passes what `new` returned.
-    let policy = unsafe { &*ours.cast::<Held>() };
+    let policy = unsafe { &*ours.cast::<HeldPolicy>() };
     guarded("lb_on_host_membership_update", (), || {
         policy.hosts_changed(&Hosts(envoy, core::marker::PhantomData));
     });
@@ -166,5 +166,5 @@ unsafe extern "C" fn envoy_dynamic_module_on_lb_on_host_membership_update(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_lb_destroy(ours: Ours) {
     // SAFETY: Envoy destroys it once.
-    unsafe { destroyed::<Held>("load-balancing policy", ours) }
+    unsafe { destroyed::<HeldPolicy>("load-balancing policy", ours) }
 }

@@ -15,7 +15,7 @@ pub enum Io {
     /// So many bytes; a read of 0 is the end of the stream.
     Done(usize),
     /// Nothing now; Envoy calls again when there is.
-    Again,
+    WouldBlock,
     /// The connection is broken.
     Broken,
 }
@@ -31,7 +31,7 @@ pub struct Received {
 
 /// What a hook tells Envoy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Outcome {
+pub struct IoOutcome {
     /// Close the connection now.
     pub close: bool,
     /// Bytes added to the read buffer, or taken out of the write buffer.
@@ -40,7 +40,7 @@ pub struct Outcome {
     pub end_of_stream: bool,
 }
 
-impl Outcome {
+impl IoOutcome {
     /// Go on, after so many bytes.
     #[must_use]
     pub const fn open(bytes: usize) -> Self {
@@ -71,22 +71,22 @@ pub enum Closed {
 
 /// Makes the sockets of one listener or cluster; called on workers, at the same time.
 pub trait SocketFactory: Send + Sync {
-    /// A socket for a new connection; nothing can be asked of it before [`TransportSocket::attached`].
+    /// A socket for a new connection; nothing can be asked of it before [`TransportSocket::on_attached`].
     fn socket(&self, socket: Socket) -> Option<Box<dyn TransportSocket>>;
 }
 
 /// One connection's socket. Hooks may run inside one another (closing within reading, for one).
 pub trait TransportSocket {
     /// Descriptor and connection id are known from here on.
-    fn attached(&self);
+    fn on_attached(&self);
     /// The TCP connection is up. Upstream, [`Socket::raise_connected`] must follow, or connecting times out.
-    fn connected(&self);
-    /// The descriptor may be readable: read until [`Io::Again`], or call [`Socket::set_readable`].
-    fn read(&self) -> Outcome;
+    fn on_connected(&self);
+    /// The descriptor may be readable: read until [`Io::WouldBlock`], or call [`Socket::set_readable`].
+    fn read(&self) -> IoOutcome;
     /// There may be something to write, or room to write it. `end`: after that, no more will come.
-    fn write(&self, end: bool) -> Outcome;
+    fn write(&self, end: bool) -> IoOutcome;
     /// The connection ends; the descriptor is still open.
-    fn closed(&self, by: Closed);
+    fn on_closed(&self, by: Closed);
     /// Whether a connection that closes may wait until its write buffer is empty.
     fn can_flush_close(&self) -> bool {
         true
@@ -124,7 +124,7 @@ impl Socket {
 
     /// The same where an event has told whether the connection `ends`: that costs less than to ask with each read.
     #[must_use]
-    pub fn receive_knowing(&self, into: &mut [u8], ends: bool) -> Received {
+    pub fn receive_with_end(&self, into: &mut [u8], ends: bool) -> Received {
         match self.0.descriptor.get() {
             -1 => Received { io: Io::Broken, more: false },
             fd => descriptor::receive_knowing(fd, into, ends),
@@ -252,25 +252,25 @@ impl Socket {
 fn io(status: u32, done: usize) -> Io {
     match status {
         sys::IO_SUCCESS => Io::Done(done),
-        sys::IO_AGAIN => Io::Again,
+        sys::IO_AGAIN => Io::WouldBlock,
         _ => Io::Broken,
     }
 }
 
 /// What Envoy keeps for one connection.
-struct Held {
+struct HeldSocket {
     handle: Rc<Handle>,
     socket: Box<dyn TransportSocket>,
 }
 
 /// # Safety
 /// `ours` is a `Held` that Envoy got from `new` and has not destroyed.
-unsafe fn held<'a>(ours: Ours) -> &'a Held {
+unsafe fn held<'a>(ours: Ours) -> &'a HeldSocket {
     // SAFETY: the caller's promise; only shared references to it exist.
-    unsafe { &*ours.cast::<Held>() }
+    unsafe { &*ours.cast::<HeldSocket>() }
 }
 
-type Factory = Box<dyn SocketFactory>;
+type SocketFactoryHandle = Box<dyn SocketFactory>;
 
 #[unsafe(no_mangle)]
 extern "C" fn envoy_dynamic_module_on_transport_socket_factory_config_new(
@@ -289,17 +289,17 @@ extern "C" fn envoy_dynamic_module_on_transport_socket_factory_config_new(
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_factory_config_destroy(factory: Ours) {
     // SAFETY: made by the hook above; Envoy destroys it once.
-    unsafe { destroyed::<Factory>("transport socket", factory) }
+    unsafe { destroyed::<SocketFactoryHandle>("transport socket", factory) }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_new(factory: Ours, envoy: Envoy) -> Ours {
     // SAFETY: the factory lives as long as its connections.
-    let factory = unsafe { &*factory.cast::<Factory>() };
+    let factory = unsafe { &*factory.cast::<SocketFactoryHandle>() };
     guarded("transport_socket_new", core::ptr::null(), || {
         let handle = Rc::new(Handle { envoy: Cell::new(envoy), descriptor: Cell::new(-1) });
         match factory.socket(Socket(Rc::clone(&handle))) {
-            Some(socket) => Box::into_raw(Box::new(Held { handle, socket })).cast_const().cast(),
+            Some(socket) => Box::into_raw(Box::new(HeldSocket { handle, socket })).cast_const().cast(),
             None => core::ptr::null(),
         }
     })
@@ -313,14 +313,14 @@ unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_destroy(ours: Ours
         handle.envoy.set(core::ptr::null_mut());
         handle.descriptor.set(-1);
         // SAFETY: Envoy destroys it once.
-        unsafe { destroyed::<Held>("transport socket", ours) }
+        unsafe { destroyed::<HeldSocket>("transport socket", ours) }
     }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_set_callbacks(envoy: Envoy, ours: Ours) {
     // SAFETY: Envoy passes what `new` returned.
-    let Held { handle, socket } = unsafe { held(ours) };
+    let HeldSocket { handle, socket } = unsafe { held(ours) };
     guarded("transport_socket_set_callbacks", (), || {
         // SAFETY: the socket lives.
         let fd = unsafe { sys::socket_fd(envoy) };
@@ -328,40 +328,40 @@ unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_set_callbacks(envo
             descriptor::announce_rest(fd);
             handle.descriptor.set(fd);
         }
-        socket.attached();
+        socket.on_attached();
     });
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_on_connected(_: Envoy, ours: Ours) {
     // SAFETY: Envoy passes what `new` returned.
-    let Held { socket, .. } = unsafe { held(ours) };
+    let HeldSocket { socket, .. } = unsafe { held(ours) };
     guarded("transport_socket_on_connected", (), || {
-        socket.connected();
+        socket.on_connected();
     });
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_do_read(_: Envoy, ours: Ours) -> IoResult {
     // SAFETY: Envoy passes what `new` returned.
-    let Held { socket, .. } = unsafe { held(ours) };
-    guarded("transport_socket_do_read", Outcome::close(0), || socket.read()).raw()
+    let HeldSocket { socket, .. } = unsafe { held(ours) };
+    guarded("transport_socket_do_read", IoOutcome::close(0), || socket.read()).raw()
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_do_write(_: Envoy, ours: Ours, end: bool) -> IoResult {
     // SAFETY: Envoy passes what `new` returned.
-    let Held { socket, .. } = unsafe { held(ours) };
-    guarded("transport_socket_do_write", Outcome::close(0), || socket.write(end)).raw()
+    let HeldSocket { socket, .. } = unsafe { held(ours) };
+    guarded("transport_socket_do_write", IoOutcome::close(0), || socket.write(end)).raw()
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_close(_: Envoy, ours: Ours, event: u32, _: bool) {
     // SAFETY: Envoy passes what `new` returned.
-    let Held { handle, socket } = unsafe { held(ours) };
+    let HeldSocket { handle, socket } = unsafe { held(ours) };
     let by = if event == 0 { Closed::ByPeer } else { Closed::ByEnvoy };
     guarded("transport_socket_close", (), || {
-        socket.closed(by);
+        socket.on_closed(by);
     });
     handle.descriptor.set(-1);
 }
@@ -379,7 +379,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_get_failure_reason
     out: *mut Buffer,
 ) {
     // SAFETY: Envoy passes what `new` returned.
-    let Held { socket, .. } = unsafe { held(ours) };
+    let HeldSocket { socket, .. } = unsafe { held(ours) };
     let reason = guarded("transport_socket_get_failure_reason", "", || socket.failure_reason());
     // SAFETY: Envoy gives a place to write to; the text is static.
     unsafe {
@@ -390,7 +390,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_get_failure_reason
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_can_flush_close(_: Envoy, ours: Ours) -> bool {
     // SAFETY: Envoy passes what `new` returned.
-    let Held { socket, .. } = unsafe { held(ours) };
+    let HeldSocket { socket, .. } = unsafe { held(ours) };
     guarded("transport_socket_can_flush_close", true, || socket.can_flush_close())
 }
 

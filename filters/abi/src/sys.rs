@@ -99,6 +99,16 @@ callbacks! { "network_" {
     filter_set_metadata = "set_dynamic_metadata_string"(filter: Envoy, namespace: Buffer, key: Buffer, value: Buffer);
 }}
 
+callbacks! { "listener_filter_" {
+    listener_filter_get_buffer_chunk = "get_buffer_chunk"(filter: Envoy, out: *mut Buffer) -> bool;
+    listener_filter_drain_buffer = "drain_buffer"(filter: Envoy, length: usize) -> bool;
+    listener_filter_close_socket = "close_socket"(filter: Envoy, details: Buffer);
+    listener_filter_direct_remote_address = "get_direct_remote_address"(filter: Envoy, ip: *mut Buffer, port: *mut u32) -> bool;
+    listener_filter_set_remote_address = "set_remote_address"(filter: Envoy, ip: Buffer, port: u32, is_ipv6: bool) -> bool;
+    listener_filter_restore_local_address =
+        "restore_local_address"(filter: Envoy, ip: Buffer, port: u32, is_ipv6: bool) -> bool;
+}}
+
 callbacks! { "lb_" {
     lb_priorities = "get_priority_set_size"(lb: Envoy) -> usize;
     lb_hosts = "get_hosts_count"(lb: Envoy, priority: u32) -> usize;

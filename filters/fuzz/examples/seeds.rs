@@ -184,7 +184,7 @@ fn main() -> Result<(), Error> {
         fs::read_dir(here.join("../wire/corpus"))?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>, Error>>()?;
     files.retain(|path| path.extension().is_some_and(|ending| ending == "bin"));
     files.sort();
-    let [mut tracker, mut walker, mut login] = ["tracker", "walker", "login"].map(Seeds::new);
+    let [mut tracker, mut framer, mut login] = ["tracker", "packet_framer", "login"].map(Seeds::new);
     let [mut first, mut greeting, mut response] = ["first_packet", "greeting", "response"].map(Seeds::new);
     let (mut exchanges, mut logins) = (HashSet::new(), HashSet::new());
     for file in files {
@@ -212,9 +212,9 @@ fn main() -> Result<(), Error> {
         for bytes in [&b"\x03SELECT 1"[..], b"", b"\x02\0\0\0ab"] {
             script::write(&mut seed, kind, bytes);
         }
-        walker.add(what, seed);
+        framer.add(what, seed);
     }
-    for seeds in [tracker, walker, login, first, greeting, response] {
+    for seeds in [tracker, framer, login, first, greeting, response] {
         seeds.write(&here.join("seeds"))?;
     }
     Ok(())

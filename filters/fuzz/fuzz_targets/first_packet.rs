@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use wire::error::Refusal;
+use wire::error::ProxyError;
 use wire::login::{ClientTls, Compression, FirstPacket, Login, NodeTls, Output, Progress, Rules, first_packet};
 use wire::packet::{HEADER, Header};
 
@@ -22,7 +22,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
     // A login makes the same of it.
     let mut out = Output::default();
-    let (taken, progress) = Login::new(RULES).node(bytes, &mut out);
+    let (taken, progress) = Login::new(RULES).on_node_bytes(bytes, &mut out);
     match last {
         FirstPacket::Incomplete => assert_eq!((taken, progress), (bytes.len(), Progress::More)),
         FirstPacket::Error(code) => assert_eq!(progress, Progress::Denied(code)),
@@ -30,12 +30,12 @@ fuzz_target!(|bytes: &[u8]| {
             // More packets may follow, which no login has.
             let greeting = Header::parse(bytes).map_or(0, |header| HEADER + header.length);
             let mut out = Output::default();
-            let heard = Login::new(RULES).node(&bytes[..greeting], &mut out);
+            let heard = Login::new(RULES).on_node_bytes(&bytes[..greeting], &mut out);
             assert_eq!(heard, (greeting, Progress::More));
             assert_eq!((out.onward.len(), out.back.len()), (greeting, 0));
         }
         FirstPacket::Invalid => {
-            assert!(matches!(progress, Progress::More | Progress::Refused(Refusal::NodeProtocol)), "{progress:?}");
+            assert!(matches!(progress, Progress::More | Progress::Rejected(ProxyError::NodeProtocol)), "{progress:?}");
         }
     }
 });

@@ -34,7 +34,7 @@ fuzz_target!(|input: &[u8]| {
     let changed = offer(&greeting, payload, capabilities);
     let read = Greeting::parse(&changed).expect("still a greeting");
     assert_eq!((&read.salt, &read.plugin), (&greeting.salt, &greeting.plugin));
-    let told = if read.capabilities.0 >> 16 == 0 { Capabilities(capabilities.0 & 0xffff) } else { capabilities };
-    assert_eq!(read.capabilities, told);
+    let recorded = if read.capabilities.0 >> 16 == 0 { Capabilities(capabilities.0 & 0xffff) } else { capabilities };
+    assert_eq!(read.capabilities, recorded);
     assert_eq!(offer(&read, &changed, capabilities), changed);
 });

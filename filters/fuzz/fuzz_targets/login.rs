@@ -5,7 +5,7 @@
 use fuzz::parties::{KEY, PEM};
 use fuzz::script::{self, Cut, RAW};
 use libfuzzer_sys::fuzz_target;
-use wire::error::Refusal;
+use wire::error::ProxyError;
 use wire::login::{ClientTls, Compression, Login, NodeTls, Output, Progress, Rules};
 use wire::packet::{HEADER, Header};
 use wire::response;
@@ -49,7 +49,7 @@ impl Packets {
 
 /// What was heard on both sides.
 #[derive(Debug, Default, PartialEq)]
-struct Heard {
+struct LoginTrace {
     to_client: Vec<u8>,
     to_node: Vec<u8>,
     ssl_request: Option<[u8; 36]>,
@@ -58,24 +58,27 @@ struct Heard {
 }
 
 /// A login with all that is checked at each step.
-struct Talk {
+struct LoginExchange {
     login: Login,
-    heard: Heard,
+    trace: LoginTrace,
     end: Option<Progress>,
     /// Bytes that were taken.
     taken: usize,
 }
 
-impl Talk {
+impl LoginExchange {
     fn new(rules: Rules) -> Self {
-        Self { login: Login::new(rules), heard: Heard::default(), end: None, taken: 0 }
+        Self { login: Login::new(rules), trace: LoginTrace::default(), end: None, taken: 0 }
     }
 
     /// One call: how many bytes were taken, and what was written.
     fn step(&mut self, from_node: bool, bytes: &[u8]) -> (usize, Output) {
         let mut out = Output::default();
-        let (taken, progress) =
-            if from_node { self.login.node(bytes, &mut out) } else { self.login.client(bytes, KEY, &mut out) };
+        let (taken, progress) = if from_node {
+            self.login.on_node_bytes(bytes, &mut out)
+        } else {
+            self.login.on_client_bytes(bytes, KEY, &mut out)
+        };
         assert!(taken <= bytes.len(), "more was taken than came");
         self.taken += taken;
         if let Some(end) = self.end {
@@ -87,7 +90,7 @@ impl Talk {
             Progress::More => assert_eq!(taken, bytes.len(), "more is awaited, and not all was taken"),
             Progress::StartClientTls => assert!(!from_node),
             Progress::Established(_) | Progress::Denied(_) => assert!(from_node),
-            Progress::Refused(why) => {
+            Progress::Rejected(why) => {
                 let written = if from_node { &out.onward } else { &out.back };
                 assert!([true, false].iter().any(|&state| {
                     let packet = why.packet(0, state);
@@ -98,44 +101,44 @@ impl Talk {
         assert!(!from_node || out.back.is_empty(), "a node is told something in answer");
         self.end = is_end(progress).then_some(progress);
         if progress != Progress::More {
-            self.heard.progress.push(progress);
+            self.trace.progress.push(progress);
         }
         if from_node {
-            self.heard.to_client.extend(&out.onward);
+            self.trace.to_client.extend(&out.onward);
         } else {
-            self.heard.to_node.extend(&out.onward);
-            self.heard.to_client.extend(&out.back);
+            self.trace.to_node.extend(&out.onward);
+            self.trace.to_client.extend(&out.back);
         }
         let ssl_request = self.login.node_ssl_request();
-        assert!(self.heard.ssl_request.is_none() || self.heard.ssl_request == ssl_request);
-        self.heard.ssl_request = ssl_request;
+        assert!(self.trace.ssl_request.is_none() || self.trace.ssl_request == ssl_request);
+        self.trace.ssl_request = ssl_request;
         if !from_node && ssl_request.is_some() {
-            self.login.node_tls_begins();
+            self.login.on_node_tls_started();
         }
         // Each packet is passed on, or answered with the key, or with an error at last. One NUL may be added.
         let most = self.taken + (self.taken / HEADER + 1) * (HEADER + 1 + PEM + 1) + 600;
-        assert!(self.heard.to_client.len() + self.heard.to_node.len() <= most, "it writes too much");
+        assert!(self.trace.to_client.len() + self.trace.to_node.len() <= most, "it writes too much");
         (taken, out)
     }
 
     /// All bytes of one side at a time, cut; what is behind a request for TLS is given again.
-    fn say(&mut self, from_node: bool, bytes: &[u8], cut: Cut) {
+    fn send(&mut self, from_node: bool, bytes: &[u8], cut: Cut) {
         let mut all = 0;
         cut.each(bytes, |mut piece| {
             loop {
-                let before = self.heard.progress.len();
+                let before = self.trace.progress.len();
                 let (taken, _) = self.step(from_node, piece);
                 all += taken;
                 piece = &piece[taken..];
-                let paused = self.end.is_none() && self.heard.progress.len() > before;
+                let paused = self.end.is_none() && self.trace.progress.len() > before;
                 if !paused || piece.is_empty() {
                     break;
                 }
             }
         });
-        self.heard.taken.push(all);
-        let refusal = self.login.refusal(Refusal::LoginTooSlow);
-        assert_eq!(Header::parse(&refusal).map(|header| HEADER + header.length), Some(refusal.len()));
+        self.trace.taken.push(all);
+        let error_packet = self.login.error_packet(ProxyError::LoginTooSlow);
+        assert_eq!(Header::parse(&error_packet).map(|header| HEADER + header.length), Some(error_packet.len()));
     }
 }
 
@@ -143,14 +146,14 @@ impl Talk {
 ///
 /// The numbers of both links are counted here, apart from the login, and checked.
 fn write_down(rules: Rules, input: &[u8]) -> Vec<(bool, Vec<u8>)> {
-    let mut talk = Talk::new(rules);
+    let mut exchange = LoginExchange::new(rules);
     let mut wire: Vec<(bool, Vec<u8>)> = Vec::new();
     let (mut client_next, mut node_next, mut to_node_yet) = (0_u8, 0_u8, false);
     let (mut from_client, mut from_node) = (Packets::default(), Packets::default());
     for entry in script::entries(input) {
         let packet = entry.packet(if entry.from_node() { node_next } else { client_next });
         for byte in packet.chunks(1) {
-            let (taken, out) = talk.step(entry.from_node(), byte);
+            let (taken, out) = exchange.step(entry.from_node(), byte);
             let mut to_client = Packets::default();
             let mut to_node = Packets::default();
             if entry.from_node() {
@@ -158,7 +161,7 @@ fn write_down(rules: Rules, input: &[u8]) -> Vec<(bool, Vec<u8>)> {
             } else {
                 client_next = client_next.wrapping_add(from_client.take(&byte[..taken]).len() as u8);
                 for packet in to_node.take(&out.onward) {
-                    if !to_node_yet && talk.heard.ssl_request.is_some() {
+                    if !to_node_yet && exchange.trace.ssl_request.is_some() {
                         node_next = node_next.wrapping_add(1);
                     }
                     to_node_yet = true;
@@ -181,10 +184,10 @@ fn write_down(rules: Rules, input: &[u8]) -> Vec<(bool, Vec<u8>)> {
     wire
 }
 
-fn play(rules: Rules, wire: &[(bool, Vec<u8>)], cut: Cut) -> Heard {
-    let mut talk = Talk::new(rules);
-    wire.iter().for_each(|(from_node, bytes)| talk.say(*from_node, bytes, cut));
-    talk.heard
+fn play(rules: Rules, wire: &[(bool, Vec<u8>)], cut: Cut) -> LoginTrace {
+    let mut exchange = LoginExchange::new(rules);
+    wire.iter().for_each(|(from_node, bytes)| exchange.send(*from_node, bytes, cut));
+    exchange.trace
 }
 
 /// What a login holds is bounded by what came, and by the largest packets that may be.
@@ -195,18 +198,24 @@ fn check_memory(rules: Rules, wire: &[(bool, Vec<u8>)]) {
     for (from_node, bytes) in wire {
         for piece in bytes.chunks(100) {
             let mut out = Output::default();
-            let (_, progress) =
-                if *from_node { login.node(piece, &mut out) } else { login.client(piece, KEY, &mut out) };
+            let (_, progress) = if *from_node {
+                login.on_node_bytes(piece, &mut out)
+            } else {
+                login.on_client_bytes(piece, KEY, &mut out)
+            };
             drop(out);
             if !*from_node && login.node_ssl_request().is_some() {
-                login.node_tls_begins();
+                login.on_node_tls_started();
             }
             if matches!(progress, Progress::Established(_)) {
                 drop(login.take_response());
             }
             came += piece.len();
             let held = fuzz::held() - before;
-            assert!(held <= 2 * came + 1024 && held <= 4 * (response::MOST + 1024), "{held} bytes held of {came}");
+            assert!(
+                held <= 2 * came + 1024 && held <= 4 * (response::MAX_RESPONSE_BYTES + 1024),
+                "{held} bytes held of {came}"
+            );
             assert!(!is_end(progress) || held == 0, "what is over holds {held} bytes");
         }
     }

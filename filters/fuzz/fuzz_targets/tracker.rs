@@ -6,84 +6,84 @@ use fuzz::script::{self, Cut, Turn};
 use libfuzzer_sys::fuzz_target;
 use wire::capability::Capabilities;
 use wire::command::Command;
-use wire::tracker::{Listener, Outcome, Pinned, State, Tracker};
+use wire::tracker::{CommandObserver, CommandOutcome, PinReason, Tracker, TrackerState};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {
     Started(Command),
-    Ended(Command, Outcome),
+    Ended(Command, CommandOutcome),
     AskedForClearText,
 }
 
 /// Keeps all that it is told, and checks that commands end in the order in which they began.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Told {
+struct RecordingObserver {
     events: Vec<Event>,
     started: Vec<Command>,
     ended: usize,
 }
 
-impl Listener for Told {
-    fn started(&mut self, command: Command) {
+impl CommandObserver for RecordingObserver {
+    fn on_command_started(&mut self, command: Command) {
         self.started.push(command);
         self.events.push(Event::Started(command));
     }
 
-    fn ended(&mut self, command: Command, outcome: Outcome) {
+    fn on_command_ended(&mut self, command: Command, outcome: CommandOutcome) {
         assert_eq!(self.started.get(self.ended), Some(&command), "{command:?} ended out of order");
         self.ended += 1;
         self.events.push(Event::Ended(command, outcome));
     }
 
-    fn asked_for_clear_text(&mut self) {
+    fn on_clear_text_request(&mut self) {
         let running = self.started.get(self.ended);
         assert_eq!(running, Some(&Command::ChangeUser), "asked for a password out of turn");
         self.events.push(Event::AskedForClearText);
     }
 }
 
-fn show(tracker: &mut Tracker, from_node: bool, bytes: &[u8], listener: &mut impl Listener) {
-    if from_node { tracker.node(bytes, listener) } else { tracker.client(bytes, listener) }
+fn show(tracker: &mut Tracker, from_node: bool, bytes: &[u8], observer: &mut impl CommandObserver) {
+    if from_node { tracker.on_node_bytes(bytes, observer) } else { tracker.on_client_bytes(bytes, observer) }
 }
 
 /// All that can be seen of a session after each of its turns.
-type Seen = (Vec<(usize, State, Option<Pinned>)>, Told);
+type TrackerTrace = (Vec<(usize, TrackerState, Option<PinReason>)>, RecordingObserver);
 
-fn play(capabilities: Capabilities, turns: &[Turn], cut: Cut) -> Seen {
+fn play(capabilities: Capabilities, turns: &[Turn], cut: Cut) -> TrackerTrace {
     let mut tracker = Tracker::new(capabilities);
-    let mut told = Told::default();
+    let mut recorded = RecordingObserver::default();
     let mut seen = Vec::new();
     for (from_node, pieces) in turns {
         for piece in pieces {
             cut.each(piece, |bytes| {
-                let (before, events) = (tracker.state(), told.events.len());
-                show(&mut tracker, *from_node, bytes, &mut told);
-                if before == State::Opaque {
-                    assert_eq!((tracker.state(), told.events.len()), (before, events), "followed again");
+                let (before, events) = (tracker.state(), recorded.events.len());
+                show(&mut tracker, *from_node, bytes, &mut recorded);
+                if before == TrackerState::Opaque {
+                    assert_eq!((tracker.state(), recorded.events.len()), (before, events), "followed again");
                 }
             });
-            check(&tracker, &told);
+            check(&tracker, &recorded);
         }
-        seen.push((told.events.len(), tracker.state(), tracker.pinned()));
+        seen.push((recorded.events.len(), tracker.state(), tracker.pin_reason()));
     }
-    (seen, told)
+    (seen, recorded)
 }
 
 /// Where the session stands fits what was told of it.
-fn check(tracker: &Tracker, told: &Told) {
-    let (state, pinned) = (tracker.state(), tracker.pinned());
-    let outstanding = told.started.len() - told.ended;
+fn check(tracker: &Tracker, recorded: &RecordingObserver) {
+    let (state, pin_reason) = (tracker.state(), tracker.pin_reason());
+    let outstanding = recorded.started.len() - recorded.ended;
     match state {
-        State::Opaque => assert_eq!(pinned, Some(Pinned::Opaque)),
-        State::Busy => assert_ne!(pinned, Some(Pinned::Opaque)),
-        State::InTransaction => assert_eq!((pinned, outstanding), (Some(Pinned::Transaction), 0)),
-        State::Idle => {
+        TrackerState::Opaque => assert_eq!(pin_reason, Some(PinReason::Opaque)),
+        TrackerState::Busy => assert_ne!(pin_reason, Some(PinReason::Opaque)),
+        TrackerState::InTransaction => assert_eq!((pin_reason, outstanding), (Some(PinReason::Transaction), 0)),
+        TrackerState::Idle => {
             assert_eq!(outstanding, 0);
-            assert!(!matches!(pinned, Some(Pinned::Transaction | Pinned::Opaque)));
+            assert!(!matches!(pin_reason, Some(PinReason::Transaction | PinReason::Opaque)));
         }
     }
     if outstanding > 0 {
-        assert!(matches!(state, State::Busy | State::Opaque), "{outstanding} outstanding");
+        assert!(matches!(state, TrackerState::Busy | TrackerState::Opaque), "{outstanding} outstanding");
     }
 }
 

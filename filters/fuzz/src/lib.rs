@@ -15,7 +15,7 @@ pub mod parties {
     use wire::login::PasswordKey;
 
     /// The key of the proxy.
-    pub const KEY: &dyn PasswordKey = &made::Key;
+    pub const KEY: &dyn PasswordKey = &made::TestKey;
 
     /// Bytes of the public key.
     pub const PEM: usize = made::PEM.len();
@@ -25,11 +25,11 @@ pub mod parties {
     #[must_use]
     pub fn login(plugin: &str, client_tls: bool, node_tls: bool, switched: bool) -> Vec<(bool, Vec<u8>)> {
         let named = if switched { "mysql_native_password" } else { plugin };
-        let mut said = vec![(true, made::Server::TiDb.greeting(node_tls, named))];
+        let mut packets = vec![(true, made::Server::TiDb.greeting(node_tls, named))];
         let mut claimed = made::CLIENT;
         if client_tls {
             claimed = claimed.with(Capabilities::SSL);
-            said.push((false, made::head(claimed)));
+            packets.push((false, made::head(claimed)));
         }
         let hidden = made::hidden(made::SALT);
         let password = if client_tls { made::PASSWORD } else { &hidden };
@@ -41,24 +41,24 @@ pub mod parties {
             "mysql_clear_password" if !switched => made::PASSWORD,
             _ => &[7; 20],
         };
-        said.push((false, made::response(claimed, first, named)));
+        packets.push((false, made::response(claimed, first, named)));
         if switched {
-            said.push((true, made::switch(plugin, made::SALT)));
+            packets.push((true, made::switch(plugin, made::SALT)));
             let clear = plugin == "mysql_clear_password";
-            said.push((false, if clear { made::PASSWORD.to_vec() } else { password.to_vec() }));
+            packets.push((false, if clear { made::PASSWORD.to_vec() } else { password.to_vec() }));
         }
         if asks && !switched {
-            said.push((false, hidden.clone()));
+            packets.push((false, hidden.clone()));
         }
         if matches!(plugin, "caching_sha2_password" | "tidb_sm3_password") {
-            said.push((true, vec![1, 4]));
+            packets.push((true, vec![1, 4]));
             if !client_tls {
-                said.push((false, vec![2]));
+                packets.push((false, vec![2]));
             }
-            said.push((false, password.to_vec()));
+            packets.push((false, password.to_vec()));
         }
-        said.push((true, made::OK.to_vec()));
-        said
+        packets.push((true, made::OK.to_vec()));
+        packets
     }
 }
 

@@ -5,274 +5,276 @@ use std::rc::{Rc, Weak};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use abi::socket::{Closed, Io, Outcome, Socket, SocketFactory, TransportSocket};
-use tls::{ClientSide, PasswordKey};
+use abi::socket::{Closed, Io, IoOutcome, Socket, SocketFactory, TransportSocket};
+use tls::{ClientSide, RsaPasswordKey};
 use wire::login::{ClientTls, Compression, NodeTls, Output, Progress, Rules};
 
-use crate::events::{self, Member};
-use crate::link::{Link, Step, Unread};
-use crate::refresh::{Refresher, given};
-use crate::session::{Phase, Session};
+use crate::conn::{Conn, ReadError, ReadStep};
+use crate::offload::{self, OffloadedConn};
+use crate::refresh::{Refresher, non_empty_path};
+use crate::session::{Session, SessionPhase};
 use crate::{config, worker};
 
-/// Time that a refused client has to read why. What it still sends is thrown away meanwhile: closing with bytes
+/// The time that a rejected client has to read the error. What it still sends is thrown away meanwhile: closing with bytes
 /// unread would reset the connection, and a client that is busy sending would never read the error.
-const FAREWELL: Duration = Duration::from_secs(1);
+const REJECTION_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The key of all listeners that were given none. Making one takes a while, and a new listener must not surprise
 /// clients that remember the old one.
-static PASSWORD_KEY: OnceLock<Arc<PasswordKey>> = OnceLock::new();
+static PASSWORD_KEY: OnceLock<Arc<RsaPasswordKey>> = OnceLock::new();
 
 /// What all client sockets of a listener share.
-struct Shared {
+struct ClientSocketOptions {
     client_tls: ClientTls,
     compression: Compression,
     certificate: Option<Arc<ClientSide>>,
-    password_key: Arc<PasswordKey>,
+    password_key: Arc<RsaPasswordKey>,
 }
 
-pub(crate) struct Factory {
-    shared: Arc<Shared>,
+pub(crate) struct ClientSocketFactory {
+    options: Arc<ClientSocketOptions>,
     _refresher: Option<Refresher>,
 }
 
-impl Factory {
-    pub(crate) fn new(config: config::Client) -> Result<Self, String> {
+impl ClientSocketFactory {
+    pub(crate) fn new(config: config::ClientSocketConfig) -> Result<Self, String> {
         let certificate = if config.tls == ClientTls::Disabled {
             None
         } else {
-            let loaded = ClientSide::load(&config.cert, &config.key, given(&config.client_ca));
+            let loaded = ClientSide::load(&config.cert, &config.key, non_empty_path(&config.client_ca));
             Some(Arc::new(loaded.map_err(|error| error.to_string())?))
         };
-        let password_key = match given(&config.rsa_key) {
-            Some(path) => Arc::new(PasswordKey::load(path).map_err(|error| error.to_string())?),
-            None => Arc::clone(PASSWORD_KEY.get_or_init(|| Arc::new(PasswordKey::generate()))),
+        let password_key = match non_empty_path(&config.rsa_key) {
+            Some(path) => Arc::new(RsaPasswordKey::load(path).map_err(|error| error.to_string())?),
+            None => Arc::clone(PASSWORD_KEY.get_or_init(|| Arc::new(RsaPasswordKey::generate()))),
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ClientSocketOptions {
             client_tls: config.tls,
             compression: config.compression,
             certificate: certificate.clone(),
             password_key,
         });
         let _refresher = certificate.map(|side| Refresher::new("new clients", move || side.refresh()));
-        Ok(Self { shared, _refresher })
+        Ok(Self { options: shared, _refresher })
     }
 }
 
-impl SocketFactory for Factory {
+impl SocketFactory for ClientSocketFactory {
     fn socket(&self, socket: Socket) -> Option<Box<dyn TransportSocket>> {
-        let link = Link::new(socket);
-        link.open();
-        Some(Box::new(ClientSocket(Rc::new(Client {
-            link,
-            shared: Arc::clone(&self.shared),
+        let conn = Conn::new(socket);
+        conn.allow_direct();
+        Some(Box::new(ClientSocket(Rc::new(ClientConn {
+            conn,
+            options: Arc::clone(&self.options),
             session: OnceCell::new(),
-            refused: Cell::new(false),
+            is_rejected: Cell::new(false),
         }))))
     }
 }
 
-struct ClientSocket(Rc<Client>);
+struct ClientSocket(Rc<ClientConn>);
 
-struct Client {
-    link: Rc<Link>,
-    shared: Arc<Shared>,
+struct ClientConn {
+    conn: Rc<Conn>,
+    options: Arc<ClientSocketOptions>,
     session: OnceCell<Rc<Session>>,
-    /// The client was told why, and is waited for to close.
-    refused: Cell<bool>,
+    /// The client was sent an error, and is expected to close.
+    is_rejected: Cell<bool>,
 }
 
-impl Client {
-    fn take(&self, bytes: &[u8], passed: &mut usize) -> Step {
+impl ClientConn {
+    fn receive(&self, bytes: &[u8], passed: &mut usize) -> ReadStep {
         let Some(session) = self.session.get() else {
-            return Step::Close;
+            return ReadStep::Close;
         };
-        if session.phase() == Phase::Established && !self.link.has_tls() {
-            return self.pass(session, bytes, passed);
+        if session.phase() == SessionPhase::Established && !self.conn.has_tls() {
+            return self.pass_to_node(session, bytes, passed);
         }
-        if !self.link.has_tls() {
-            return match self.login(session, bytes, passed) {
+        if !self.conn.has_tls() {
+            return match self.advance_login(session, bytes, passed) {
                 // What stands behind an SSLRequest is TLS already.
-                (taken, Step::On) if self.link.has_tls() => self.take_tls(session, &bytes[taken..], passed),
+                (taken, ReadStep::Continue) if self.conn.has_tls() => {
+                    self.receive_tls(session, &bytes[taken..], passed)
+                }
                 (_, step) => step,
             };
         }
-        self.take_tls(session, bytes, passed)
+        self.receive_tls(session, bytes, passed)
     }
 
-    fn take_tls(&self, session: &Rc<Session>, ciphertext: &[u8], passed: &mut usize) -> Step {
+    fn receive_tls(&self, session: &Rc<Session>, ciphertext: &[u8], passed: &mut usize) -> ReadStep {
         worker::with_scratch(|plain| {
-            let closed = match self.link.decrypt(ciphertext, plain) {
+            let closed = match self.conn.decrypt(ciphertext, plain) {
                 Ok(closed) => closed,
-                Err(Unread::Tls(error)) => {
+                Err(ReadError::Tls(error)) => {
                     abi::log!(Debug, "TLS with a client failed: {error}");
-                    return Step::Close;
+                    return ReadStep::Close;
                 }
-                Err(Unread::Broken) => return Step::Close,
+                Err(ReadError::Broken) => return ReadStep::Close,
             };
             let step = if plain.is_empty() {
-                Step::On
-            } else if session.phase() == Phase::Established {
-                self.pass(session, plain, passed)
+                ReadStep::Continue
+            } else if session.phase() == SessionPhase::Established {
+                self.pass_to_node(session, plain, passed)
             } else {
-                self.login(session, plain, passed).1
+                self.advance_login(session, plain, passed).1
             };
             match step {
-                Step::On if closed => self.end_of_stream(),
+                ReadStep::Continue if closed => self.on_end_of_stream(),
                 step => step,
             }
         })
     }
 
     /// The client will send no more. In the middle of its login it has gone.
-    fn end_of_stream(&self) -> Step {
-        let over = self.session.get().is_none_or(|session| session.client_finished());
-        if over { Step::Close } else { Step::EndOfStream }
+    fn on_end_of_stream(&self) -> ReadStep {
+        let over = self.session.get().is_none_or(|session| session.on_client_finished());
+        if over { ReadStep::Close } else { ReadStep::EndOfStream }
     }
 
-    fn pass(&self, session: &Rc<Session>, bytes: &[u8], passed: &mut usize) -> Step {
+    fn pass_to_node(&self, session: &Rc<Session>, bytes: &[u8], passed: &mut usize) -> ReadStep {
         session.watch_transactions(bytes);
-        let bytes = session.assembled(bytes);
-        if !session.client_sent(&bytes) {
-            return Step::Close;
+        let bytes = session.assemble_identity_command(bytes);
+        if !session.on_client_bytes(&bytes) {
+            return ReadStep::Close;
         }
-        self.link.forward(&bytes, passed);
-        Step::On
+        self.conn.forward(&bytes, passed);
+        ReadStep::Continue
     }
 
     /// Returns how many bytes were taken; the rest matters behind an SSLRequest only.
-    fn login(&self, session: &Session, bytes: &[u8], passed: &mut usize) -> (usize, Step) {
+    fn advance_login(&self, session: &Session, bytes: &[u8], passed: &mut usize) -> (usize, ReadStep) {
         let mut output = Output::default();
-        let (taken, progress) = session.login_from_client(bytes, &*self.shared.password_key, &mut output);
+        let (taken, progress) = session.login_from_client(bytes, &*self.options.password_key, &mut output);
         if !output.onward.is_empty() {
-            self.link.forward(&output.onward, passed);
+            self.conn.forward(&output.onward, passed);
         }
         let mut sent = Io::Done(0);
         if !output.back.is_empty() {
-            sent = self.link.say(&output.back);
+            sent = self.conn.write_or_queue(&output.back);
         }
         let step = match progress {
-            Progress::StartClientTls => match &self.shared.certificate {
+            Progress::StartClientTls => match &self.options.certificate {
                 Some(certificate) => {
-                    self.link.start_tls(certificate.accept());
-                    Step::On
+                    self.conn.start_tls(certificate.accept());
+                    ReadStep::Continue
                 }
-                None => Step::Close,
+                None => ReadStep::Close,
             },
-            Progress::Refused(_) => {
-                self.refused.set(true);
-                self.link.finish();
-                session.close_after(FAREWELL);
-                Step::Later
+            Progress::Rejected(_) => {
+                self.is_rejected.set(true);
+                self.conn.finish();
+                session.close_after(REJECTION_TIMEOUT);
+                ReadStep::Yield
             }
-            _ if sent == Io::Broken => Step::Close,
-            _ => Step::On,
+            _ if sent == Io::Broken => ReadStep::Close,
+            _ => ReadStep::Continue,
         };
         (taken, step)
     }
 }
 
 impl TransportSocket for ClientSocket {
-    fn attached(&self) {
-        if let Some(id) = self.0.link.socket.connection_id() {
+    fn on_attached(&self) {
+        if let Some(id) = self.0.conn.socket.connection_id() {
             let rules = Rules {
-                client_tls: self.0.shared.client_tls,
-                compression: self.0.shared.compression,
+                client_tls: self.0.options.client_tls,
+                compression: self.0.options.compression,
                 // The socket to the node knows these two.
                 node_tls: NodeTls::Disabled,
                 allow_cleartext_backend: false,
             };
-            let session = self.0.session.get_or_init(|| Session::begin(id, Rc::clone(&self.0.link), rules));
-            let client: Weak<dyn Member> = Rc::downgrade(&(Rc::clone(&self.0) as Rc<dyn Member>));
-            let _ = session.travel.client.set(client);
+            let session = self.0.session.get_or_init(|| Session::new(id, Rc::clone(&self.0.conn), rules));
+            let client: Weak<dyn OffloadedConn> = Rc::downgrade(&(Rc::clone(&self.0) as Rc<dyn OffloadedConn>));
+            let _ = session.migration.client.set(client);
             worker::add(session);
         }
     }
 
-    fn connected(&self) {
-        self.0.link.socket.raise_connected();
+    fn on_connected(&self) {
+        self.0.conn.socket.raise_connected();
     }
 
-    fn read(&self) -> Outcome {
-        events::read(&self.0)
+    fn read(&self) -> IoOutcome {
+        offload::read(&self.0)
     }
 
-    fn write(&self, end: bool) -> Outcome {
-        if self.0.link.is_broken() {
-            return Outcome::close(0); // Envoy may not be reading it
+    fn write(&self, end: bool) -> IoOutcome {
+        if self.0.conn.is_broken() {
+            return IoOutcome::close(0); // Envoy may not be reading it
         }
-        let outcome = self.0.link.write(end);
+        let outcome = self.0.conn.write(end);
         if outcome.bytes > 0
             && let Some(session) = self.0.session.get()
         {
-            session.client_takes();
-            session.rests();
+            session.on_client_progress();
+            session.on_quiescent();
         }
         outcome
     }
 
-    fn closed(&self, by: Closed) {
-        events::give_back(&self.0.link, true);
+    fn on_closed(&self, by: Closed) {
+        offload::onload(&self.0.conn, true);
         let Some(session) = self.0.session.get() else {
             return;
         };
         let by_client = by == Closed::ByPeer;
         if by_client {
-            self.0.link.finish();
+            self.0.conn.finish();
         } else {
-            self.0.link.say_farewell(&session.take_last_words());
+            self.0.conn.close_gracefully(&session.take_final_error());
         }
-        session.ended(by_client);
+        session.on_ended(by_client);
         worker::remove(session);
     }
 }
 
-impl Member for Client {
-    fn link(&self) -> &Link {
-        &self.link
+impl OffloadedConn for ClientConn {
+    fn conn(&self) -> &Conn {
+        &self.conn
     }
 
     fn is_established(&self) -> bool {
-        self.session.get().is_some_and(|session| session.phase() == Phase::Established)
+        self.session.get().is_some_and(|session| session.phase() == SessionPhase::Established)
     }
 
-    fn step(&self, buffer: &mut [u8], passed: &mut usize) -> Step {
-        if self.session.get().is_some_and(|session| session.travel.holds()) {
-            return Step::Again; // it is roused when its session is where it is to be
+    fn step(&self, buffer: &mut [u8], passed: &mut usize) -> ReadStep {
+        if self.session.get().is_some_and(|session| session.migration.is_client_held()) {
+            return ReadStep::Wait; // it is rearmed when the client is not held any more
         }
-        let received = self.link.receive(buffer);
+        let received = self.conn.receive(buffer);
         let step = match received.io {
-            Io::Done(0) => self.end_of_stream(),
-            Io::Done(_) if self.refused.get() => Step::Later,
-            Io::Done(length) => self.take(&buffer[..length], passed),
-            Io::Again => Step::Again,
-            Io::Broken => Step::Close,
+            Io::Done(0) => self.on_end_of_stream(),
+            Io::Done(_) if self.is_rejected.get() => ReadStep::Yield,
+            Io::Done(length) => self.receive(&buffer[..length], passed),
+            Io::WouldBlock => ReadStep::Wait,
+            Io::Broken => ReadStep::Close,
         };
         match step {
-            // Should the client have reset its connection right behind this, the response will find out.
-            Step::On
+            // If the client has reset its connection right behind this, writing the response finds it.
+            ReadStep::Continue
                 if !received.more
-                    && (self.link.is_past_envoy()
+                    && (self.conn.is_offloaded()
                         || self.session.get().is_some_and(|session| session.awaits_node())) =>
             {
-                Step::Again
+                ReadStep::Wait
             }
             step => step,
         }
     }
 
-    fn rests(&self) {
+    fn on_quiescent(&self) {
         if let Some(session) = self.session.get() {
-            session.rests();
+            session.on_quiescent();
         }
     }
 }
 
 impl Drop for ClientSocket {
     fn drop(&mut self) {
-        events::give_back(&self.0.link, true);
+        offload::onload(&self.0.conn, true);
         if let Some(session) = self.0.session.get() {
-            session.ended(false); // should Envoy ever destroy a socket that it did not close
+            session.on_ended(false); // in case Envoy destroys a socket that it did not close
             worker::remove(session);
         }
     }

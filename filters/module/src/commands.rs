@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::time::Instant;
 
 use wire::command::Command;
-use wire::tracker::{Listener, Outcome};
+use wire::tracker::{CommandObserver, CommandOutcome};
 
 use crate::node::{self, Counts};
 
@@ -14,95 +14,95 @@ pub(crate) struct Commands {
     /// How many were begun and have not ended.
     outstanding: Cell<u32>,
     /// When the first of them began, or was left to be the first.
-    since: Cell<Option<Instant>>,
+    started_at: Cell<Option<Instant>>,
     /// When the last one ended.
-    rests_since: Cell<Option<Instant>>,
+    idle_since: Cell<Option<Instant>>,
     /// The node has asked for a password as clear text.
-    clear_text: Cell<bool>,
-    /// The client has said that it goes.
-    quit: Cell<bool>,
+    has_clear_text_request: Cell<bool>,
+    /// The client has sent COM_QUIT.
+    has_quit: Cell<bool>,
     /// A command that changes who the session is, or what it may do.
-    change: Cell<Change>,
+    identity_change: Cell<IdentityChange>,
 }
 
 /// How far COM_CHANGE_USER or COM_SET_OPTION is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) enum Change {
+pub(crate) enum IdentityChange {
     #[default]
-    Nothing,
+    None,
     Began,
     Done,
     Failed,
 }
 
 impl Commands {
-    /// What the tracker tells goes into `counts`.
-    pub(crate) fn counted_in<'a>(&'a self, counts: &'a Counts) -> Watcher<'a> {
-        Watcher { commands: self, counts }
+    /// An observer that counts in `counts`.
+    pub(crate) fn recorder<'a>(&'a self, counts: &'a Counts) -> CommandRecorder<'a> {
+        CommandRecorder { commands: self, counts }
     }
 
     /// When the last one ended; None: there was none.
-    pub(crate) fn rests_since(&self) -> Option<Instant> {
-        self.rests_since.get()
+    pub(crate) fn idle_since(&self) -> Option<Instant> {
+        self.idle_since.get()
     }
 
-    /// Whether the node has asked for a password as clear text since this was asked.
-    pub(crate) fn take_clear_text(&self) -> bool {
-        self.clear_text.take()
+    /// Whether the node has requested a password as clear text since the last call.
+    pub(crate) fn take_clear_text_request(&self) -> bool {
+        self.has_clear_text_request.take()
     }
 
-    /// Whether the client has said that it goes.
+    /// Whether the client has sent COM_QUIT.
     pub(crate) fn has_quit(&self) -> bool {
-        self.quit.get()
+        self.has_quit.get()
     }
 
-    /// What has happened of that kind since this was asked.
-    pub(crate) fn take_change(&self) -> Change {
-        self.change.take()
+    /// The progress of such a command since the last call.
+    pub(crate) fn take_identity_change(&self) -> IdentityChange {
+        self.identity_change.take()
     }
 }
 
-pub(crate) struct Watcher<'a> {
+pub(crate) struct CommandRecorder<'a> {
     commands: &'a Commands,
     counts: &'a Counts,
 }
 
-impl Listener for Watcher<'_> {
-    fn asked_for_clear_text(&mut self) {
-        self.commands.clear_text.set(true);
+impl CommandObserver for CommandRecorder<'_> {
+    fn on_clear_text_request(&mut self) {
+        self.commands.has_clear_text_request.set(true);
     }
 
-    fn started(&mut self, command: Command) {
-        self.counts.commands[kind(command)].add(1);
+    fn on_command_started(&mut self, command: Command) {
+        self.counts.commands[kind_index(command)].add(1);
         if matches!(command, Command::ChangeUser | Command::SetOption) {
-            self.commands.change.set(Change::Began);
+            self.commands.identity_change.set(IdentityChange::Began);
         }
         if command == Command::Quit {
-            self.commands.quit.set(true);
+            self.commands.has_quit.set(true);
         }
         let before = self.commands.outstanding.get();
         self.commands.outstanding.set(before + 1);
         if before == 0 {
-            self.commands.since.set(Some(Instant::now()));
+            self.commands.started_at.set(Some(Instant::now()));
         }
     }
 
-    fn ended(&mut self, command: Command, outcome: Outcome) {
+    fn on_command_ended(&mut self, command: Command, outcome: CommandOutcome) {
         if matches!(command, Command::ChangeUser | Command::SetOption) {
-            let change = if outcome == Outcome::Ok { Change::Done } else { Change::Failed };
-            self.commands.change.set(change);
+            let change = if outcome == CommandOutcome::Ok { IdentityChange::Done } else { IdentityChange::Failed };
+            self.commands.identity_change.set(change);
         }
         let left = self.commands.outstanding.get().saturating_sub(1);
         self.commands.outstanding.set(left);
         match outcome {
-            Outcome::Silent => return,
-            Outcome::Ok => {}
-            Outcome::Error(code) => self.counts.errors[error_class(code)].add(1),
+            CommandOutcome::Silent => return,
+            CommandOutcome::Ok => {}
+            CommandOutcome::Error(code) => self.counts.errors[error_class_index(code)].add(1),
         }
         let now = Instant::now();
-        self.commands.rests_since.set(Some(now));
+        self.commands.idle_since.set(Some(now));
         // A node works on commands that were sent ahead one after the other.
-        if let Some(since) = self.commands.since.replace((left > 0).then_some(now)) {
+        if let Some(since) = self.commands.started_at.replace((left > 0).then_some(now)) {
             let took = u64::try_from((now - since).as_micros()).unwrap_or(u64::MAX);
             self.counts.latency[node::BUCKETS.partition_point(|&end| end < took)].add(1);
             self.counts.microseconds.add(took);
@@ -110,7 +110,7 @@ impl Listener for Watcher<'_> {
     }
 }
 
-fn kind(command: Command) -> usize {
+fn kind_index(command: Command) -> usize {
     match command {
         Command::Query => 0,
         Command::Prepare => 1,
@@ -124,7 +124,7 @@ fn kind(command: Command) -> usize {
 }
 
 /// Codes: MySQL's "Server Error Message Reference" and TiDB's "Error Codes and Troubleshooting".
-fn error_class(code: u16) -> usize {
+fn error_class_index(code: u16) -> usize {
     match code {
         1044 | 1045 | 1142 | 1143 | 1227 | 1698 | 3118 => 0,
         1205 | 1213 | 8022 | 9007 => 1,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use session::pace::Pace;
+use session::rate_limit::RateLimit;
 
 /// The version of this module; major and minor are equal to those of a control plane that fits.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -13,9 +13,17 @@ pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The `session` network filter.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Session {
+pub(crate) struct SessionFilterConfig {
     /// Most clients of this Envoy; 0: no limit.
     pub(crate) max_connections: f64,
+}
+
+/// The `trusted_proxies` listener filter.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TrustedProxiesConfig {
+    /// Networks whose clients send a PROXY header.
+    pub(crate) networks: Vec<ipnet::IpNet>,
 }
 
 /// The `live_config` listener filter: what may change while Envoy runs.
@@ -64,14 +72,14 @@ pub(crate) struct NodeInfo {
 /// The socket to clients.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Client {
-    #[serde(with = "ClientTls")]
+pub(crate) struct ClientSocketConfig {
+    #[serde(with = "ClientTlsName")]
     pub(crate) tls: wire::login::ClientTls,
     pub(crate) cert: PathBuf,
     pub(crate) key: PathBuf,
     /// Empty: clients need no certificate.
     pub(crate) client_ca: PathBuf,
-    #[serde(with = "Compression")]
+    #[serde(with = "CompressionName")]
     pub(crate) compression: wire::login::Compression,
     /// Key with which clients without TLS encrypt passwords; empty: one is made at start.
     pub(crate) rsa_key: PathBuf,
@@ -80,12 +88,12 @@ pub(crate) struct Client {
 /// The socket to nodes.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Node {
-    #[serde(with = "NodeTls")]
+pub(crate) struct NodeSocketConfig {
+    #[serde(with = "NodeTlsName")]
     pub(crate) tls: wire::login::NodeTls,
     /// Empty: the system's.
     pub(crate) ca: PathBuf,
-    #[serde(with = "Verify")]
+    #[serde(with = "VerifyName")]
     pub(crate) verify: tls::Verify,
     pub(crate) cert: PathBuf,
     pub(crate) key: PathBuf,
@@ -97,7 +105,7 @@ pub(crate) struct Node {
     pub(crate) sentinels: bool,
 }
 
-impl Node {
+impl NodeSocketConfig {
     pub(crate) fn ejection(&self) -> Duration {
         Duration::try_from_secs_f64(self.eject_seconds).unwrap_or_default()
     }
@@ -106,7 +114,7 @@ impl Node {
 /// The load-balancing policy.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Policy {
+pub(crate) struct PolicyConfig {
     /// The group of nodes that its cluster is for; empty: those that are in no other.
     pub(crate) group: String,
     /// Sessions that may begin to move to another node in a second; 0: none ever moves.
@@ -121,22 +129,22 @@ pub(crate) struct Policy {
     pub(crate) connect_attempts: f64,
 }
 
-impl Policy {
-    pub(crate) fn pace(&self) -> Pace {
-        Pace { per_second: self.moves_per_second, at_once: self.moves_at_once as usize }
+impl PolicyConfig {
+    pub(crate) fn migration_rate(&self) -> RateLimit {
+        RateLimit { per_second: self.moves_per_second, max_concurrent: self.moves_at_once as usize }
     }
 }
 
 /// Telemetry has nothing to configure.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Telemetry {}
+pub(crate) struct TelemetryConfig {}
 
 // How the choices of `wire` and `tls` are written; these types themselves are never made.
 
 #[derive(Deserialize)]
 #[serde(remote = "wire::login::ClientTls", rename_all = "lowercase")]
-enum ClientTls {
+enum ClientTlsName {
     Disabled,
     Optional,
     Required,
@@ -144,7 +152,7 @@ enum ClientTls {
 
 #[derive(Deserialize)]
 #[serde(remote = "wire::login::NodeTls", rename_all = "lowercase")]
-enum NodeTls {
+enum NodeTlsName {
     Disabled,
     Preferred,
     Required,
@@ -152,14 +160,14 @@ enum NodeTls {
 
 #[derive(Deserialize)]
 #[serde(remote = "wire::login::Compression", rename_all = "lowercase")]
-enum Compression {
+enum CompressionName {
     Off,
     Passthrough,
 }
 
 #[derive(Deserialize)]
 #[serde(remote = "tls::Verify", rename_all = "lowercase")]
-enum Verify {
+enum VerifyName {
     Full,
     Ca,
     None,
@@ -174,16 +182,16 @@ pub(crate) enum ProxyProtocol {
 }
 
 /// That a configuration is for the part of the module which is meant.
-pub(crate) fn named(part: &str, name: &str) -> Result<(), String> {
+pub(crate) fn check_name(part: &str, name: &str) -> Result<(), String> {
     if name == part { Ok(()) } else { Err(format!("this module has no part {name:?} here, only {part:?}")) }
 }
 
 /// A part's configuration from JSON. The text of an error says what to do.
-pub(crate) fn read<T: DeserializeOwned>(json: &[u8]) -> Result<T, String> {
+pub(crate) fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, String> {
     let mut tree: serde_json::Map<String, serde_json::Value> =
         serde_json::from_slice(json).map_err(|error| format!("it is no JSON object: {error}"))?;
     match tree.remove("version") {
-        Some(serde_json::Value::String(version)) => fits(&version)?,
+        Some(serde_json::Value::String(version)) => check_version(&version)?,
         _ => {
             return Err("it has no `version`: the control plane is too old for this module".to_owned());
         }
@@ -193,7 +201,7 @@ pub(crate) fn read<T: DeserializeOwned>(json: &[u8]) -> Result<T, String> {
 }
 
 impl LiveConfig {
-    /// As [`read`], but in one pass: it has thousands of nodes, and Envoy's main thread waits for it.
+    /// As [`parse`], but in one pass: it has thousands of nodes, and Envoy's main thread waits for it.
     pub(crate) fn read(json: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
@@ -202,14 +210,14 @@ impl LiveConfig {
             published: Option<Published>,
         }
         match serde_json::from_slice::<Whole>(json) {
-            Ok(Whole { version, published }) => fits(&version).map(|()| Self { published }),
+            Ok(Whole { version, published }) => check_version(&version).map(|()| Self { published }),
             // For the same error messages.
-            Err(_) => read(json),
+            Err(_) => parse(json),
         }
     }
 }
 
-fn fits(version: &str) -> Result<(), String> {
+fn check_version(version: &str) -> Result<(), String> {
     let line = |text: &str| text.splitn(3, '.').take(2).map(str::to_owned).collect::<Vec<_>>();
     if line(version) == line(VERSION) {
         return Ok(());
@@ -223,8 +231,8 @@ fn fits(version: &str) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    fn session(json: &str) -> Result<Session, String> {
-        read(json.as_bytes())
+    fn session(json: &str) -> Result<SessionFilterConfig, String> {
+        parse(json.as_bytes())
     }
 
     #[test]
@@ -262,7 +270,7 @@ mod tests {
             let json = format!(
                 r#"{{"version":"{VERSION}",{keys}"moves_per_second":2,"moves_at_once":1,"connect_attempts":3,{memory}}}"#
             );
-            read::<Policy>(json.as_bytes()).map(|policy| policy.group)
+            parse::<PolicyConfig>(json.as_bytes()).map(|policy| policy.group)
         };
         assert_eq!(policy(r#""group":"olap","#), Ok("olap".to_owned()));
         assert_eq!(policy(r#""group":"","#), Ok(String::new()));
@@ -271,8 +279,8 @@ mod tests {
 
     #[test]
     fn a_later_patch_fits_and_another_minor_does_not() {
-        assert_eq!(fits("0.1.99"), Ok(()));
-        let refused = fits("0.2.0").expect_err("another minor version");
+        assert_eq!(check_version("0.1.99"), Ok(()));
+        let refused = check_version("0.2.0").expect_err("another minor version");
         assert!(refused.contains("0.2.0") && refused.contains(VERSION), "{refused}");
     }
 

@@ -13,9 +13,9 @@ use crate::clock;
 const NEVER: u64 = u64::MAX;
 
 static NEXT: AtomicU64 = AtomicU64::new(0);
-static WATCHED: LazyLock<Mutex<HashMap<u64, Watched>>> = LazyLock::new(Mutex::default);
+static WATCHED: LazyLock<Mutex<HashMap<u64, WatchedDeadline>>> = LazyLock::new(Mutex::default);
 
-struct Watched {
+struct WatchedDeadline {
     deadline: Arc<AtomicU64>,
     waker: Waker,
 }
@@ -33,7 +33,7 @@ impl Deadline {
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let deadline = Self { id, milliseconds: Arc::new(AtomicU64::new(NEVER)) };
         deadline.set(after);
-        let watched = Watched { deadline: Arc::clone(&deadline.milliseconds), waker };
+        let watched = WatchedDeadline { deadline: Arc::clone(&deadline.milliseconds), waker };
         lock().insert(id, watched);
         deadline
     }
@@ -60,7 +60,7 @@ impl Drop for Deadline {
 ///
 /// All the time the lock is held: a session ends its deadline before its filter goes, so no filter can go while it is
 /// being woken.
-pub(crate) fn look() {
+pub(crate) fn wake_due() {
     let now = now();
     for watched in lock().values() {
         if now >= watched.deadline.load(Ordering::Relaxed) {
@@ -73,7 +73,7 @@ fn now() -> u64 {
     u64::try_from(clock::now().as_millis()).unwrap_or(NEVER)
 }
 
-fn lock() -> std::sync::MutexGuard<'static, HashMap<u64, Watched>> {
+fn lock() -> std::sync::MutexGuard<'static, HashMap<u64, WatchedDeadline>> {
     // Nothing panics while it is held; were it so, the map would still be whole.
     WATCHED.lock().unwrap_or_else(PoisonError::into_inner)
 }

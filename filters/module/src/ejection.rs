@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use crate::hosts;
-use crate::node::Here;
+use crate::node::WorkerNode;
 
 /// Why a node is ejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,14 +46,14 @@ impl EjectReason {
 
 /// The details of an ejection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Ejected {
+pub(crate) struct EjectionDetails {
     pub(crate) reason: EjectReason,
     /// When the node was ejected for the first time since it last worked.
     pub(crate) since: SystemTime,
     /// Milliseconds of `clock`.
     until: u64,
-    /// How long the ejection lasts, and each extension by [`Ejection::admits`].
-    lasts: Duration,
+    /// How long the ejection lasts, and each extension by [`Ejection::try_admit`].
+    duration: Duration,
 }
 
 /// Whether a node is ejected. Shared by all workers.
@@ -62,10 +62,10 @@ pub(crate) struct Ejection {
     /// A copy of `details.until`, read without the lock for each choice of a node, and written with the lock held.
     /// 0: the node was never ejected, or has worked since.
     until: AtomicU64,
-    details: Mutex<Option<Ejected>>,
+    details: Mutex<Option<EjectionDetails>>,
 }
 
-impl Ejected {
+impl EjectionDetails {
     /// In seconds since 1970.
     pub(crate) fn since_unix(&self) -> u64 {
         self.since.duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_secs())
@@ -79,14 +79,14 @@ impl Ejection {
         (milliseconds(now) < until).then_some(until)
     }
 
-    pub(crate) fn details(&self, now: Duration) -> Option<Ejected> {
+    pub(crate) fn details(&self, now: Duration) -> Option<EjectionDetails> {
         self.lock().filter(|ejected| milliseconds(now) < ejected.until)
     }
 
     /// Whether the session that asks may use the node. After an ejection one session tries the node for all: it gets true,
     /// and the node is ejected again for the others until that session has connected. If the session ends before, the
     /// ejection lasts as long as the one before.
-    pub(crate) fn admits(&self, now: Duration) -> bool {
+    pub(crate) fn try_admit(&self, now: Duration) -> bool {
         if self.until.load(Ordering::Relaxed) == 0 {
             return true;
         }
@@ -95,7 +95,7 @@ impl Ejection {
         if milliseconds(now) < ejected.until {
             return false;
         }
-        ejected.until = milliseconds(now + ejected.lasts);
+        ejected.until = milliseconds(now + ejected.duration);
         self.until.store(ejected.until, Ordering::Relaxed);
         true
     }
@@ -104,7 +104,7 @@ impl Ejection {
         let mut details = self.lock();
         let since = details.map_or_else(SystemTime::now, |before| before.since);
         let until = milliseconds(now + lasts);
-        *details = Some(Ejected { reason, since, until, lasts });
+        *details = Some(EjectionDetails { reason, since, until, duration: lasts });
         self.until.store(until, Ordering::Relaxed);
     }
 
@@ -116,7 +116,7 @@ impl Ejection {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Ejected>> {
+    fn lock(&self) -> MutexGuard<'_, Option<EjectionDetails>> {
         self.details.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -129,13 +129,13 @@ fn milliseconds(time: Duration) -> u64 {
 static DECIDING: Mutex<()> = Mutex::new(());
 
 /// Ejects a node, or restores it if no other node of its group is usable. Returns whether it is ejected.
-pub(crate) fn eject(here: &Here, reason: EjectReason, lasts: Duration) -> bool {
+pub(crate) fn eject(here: &WorkerNode, reason: EjectReason, lasts: Duration) -> bool {
     let _deciding = DECIDING.lock().unwrap_or_else(PoisonError::into_inner);
     if !hosts::has_another_usable(here) {
-        here.node.restore();
+        here.shared.end_ejection();
         return false;
     }
-    here.node.eject(reason, lasts);
+    here.shared.eject(reason, lasts);
     true
 }
 
@@ -152,15 +152,15 @@ mod tests {
     #[test]
     fn an_ejection_ends_in_time_or_when_the_node_works() {
         let ejection = Ejection::default();
-        assert_eq!((ejection.until(at(1)), ejection.details(at(1)), ejection.admits(at(1))), (None, None, true));
+        assert_eq!((ejection.until(at(1)), ejection.details(at(1)), ejection.try_admit(at(1))), (None, None, true));
         ejection.begin(EjectReason::Closed, LASTS, at(1));
         assert_eq!(ejection.until(at(5)), Some(6_000));
         assert_eq!(ejection.details(at(5)).map(|ejected| ejected.reason), Some(EjectReason::Closed));
-        assert!(!ejection.admits(at(5)));
+        assert!(!ejection.try_admit(at(5)));
         assert_eq!((ejection.until(at(6)), ejection.details(at(6))), (None, None));
         ejection.begin(EjectReason::Connect, LASTS, at(6));
         ejection.end();
-        assert_eq!((ejection.until(at(7)), ejection.details(at(7)), ejection.admits(at(7))), (None, None, true));
+        assert_eq!((ejection.until(at(7)), ejection.details(at(7)), ejection.try_admit(at(7))), (None, None, true));
     }
 
     #[test]
@@ -168,15 +168,15 @@ mod tests {
         let ejection = Ejection::default();
         ejection.begin(EjectReason::Connect, LASTS, at(0));
         let since = ejection.details(at(0)).map(|ejected| ejected.since);
-        assert!(ejection.admits(at(5)));
-        assert!(!ejection.admits(at(5)) && ejection.until(at(9)).is_some());
+        assert!(ejection.try_admit(at(5)));
+        assert!(!ejection.try_admit(at(5)) && ejection.until(at(9)).is_some());
         ejection.begin(EjectReason::Closed, LASTS, at(6));
         let ejected = ejection.details(at(6)).expect("it failed again");
         assert_eq!((Some(ejected.since), ejected.reason, ejected.until), (since, EjectReason::Closed, 11_000));
         // The session that was to try the node ended without a result: another one tries it.
-        assert!(ejection.admits(at(11)) && ejection.admits(at(16)));
+        assert!(ejection.try_admit(at(11)) && ejection.try_admit(at(16)));
         ejection.end();
-        assert!(ejection.admits(at(16)) && ejection.admits(at(16)));
+        assert!(ejection.try_admit(at(16)) && ejection.try_admit(at(16)));
     }
 
     /// Otherwise the policy would choose the node, not be admitted, and choose it again, until the next millisecond.
@@ -185,6 +185,6 @@ mod tests {
         let (begun, ended) = (Duration::from_micros(1_900), Duration::from_micros(5_001_100));
         let ejection = Ejection::default();
         ejection.begin(EjectReason::Connect, LASTS, begun);
-        assert!(ejection.until(ended).is_none() && ejection.details(ended).is_none() && ejection.admits(ended));
+        assert!(ejection.until(ended).is_none() && ejection.details(ended).is_none() && ejection.try_admit(ended));
     }
 }

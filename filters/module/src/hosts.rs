@@ -11,43 +11,43 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use session::choice::{Candidate, Version, target};
-use session::pace::Patience;
 use session::quota::Quota;
+use session::rate_limit::MigrationBackoff;
+use session::target_choice::{Release, TargetCandidate, choose_target};
 
 use crate::config::NodeInfo;
 use crate::live_config::{self, Nodes};
-use crate::node::{self, Here, Place};
-use crate::{clock, departures, telemetry};
+use crate::node::{self, QuotaReservation, WorkerNode};
+use crate::{clock, migration_scheduler, telemetry};
 
-/// The state of nodes whose sessions are to go elsewhere.
-const LEFT: &str = "draining";
+/// The state of nodes whose sessions are to migrate.
+const STATE_DRAINING: &str = "draining";
 /// The states of nodes that get no session. Envoy's endpoints say the same; whichever arrives first counts.
-const CLOSED: [&str; 3] = [LEFT, "drained", "gone"];
+const CLOSED_STATES: [&str; 3] = [STATE_DRAINING, "drained", "gone"];
 
 /// A node.
 #[derive(Debug, Clone)]
 pub(crate) struct Host {
-    pub(crate) here: Rc<Here>,
+    pub(crate) node: Rc<WorkerNode>,
     /// `ip:port`
     pub(crate) endpoint: String,
     pub(crate) state: String,
-    /// Sessions that are still there are to be ended.
-    pub(crate) is_closed: bool,
+    /// The remaining sessions must be closed.
+    pub(crate) is_force_closed: bool,
     /// None: the control plane does not know it.
-    pub(crate) version: Option<Version>,
+    pub(crate) version: Option<Release>,
     /// Its share of new sessions; 0: it gets none.
     pub(crate) weight: u32,
     /// Nodes of a lower priority are preferred.
     pub(crate) priority: u32,
     /// How many sessions are to leave it although it stays in service, as a [`Quota`] is written.
-    pub(crate) moves: Option<String>,
+    pub(crate) outgoing_quota: Option<String>,
     /// How many of these, from other nodes, it is to get.
-    pub(crate) wants: Option<String>,
+    pub(crate) incoming_quota: Option<String>,
     /// Sessions that it had when its weight arrived.
-    pub(crate) base: u64,
-    /// That of its [`Candidate`].
-    pub(crate) phase: f64,
+    pub(crate) base_sessions: u64,
+    /// That of its [`TargetCandidate`].
+    pub(crate) turn_offset: f64,
 }
 
 /// A host as Envoy has it.
@@ -60,19 +60,19 @@ pub(crate) struct Endpoint {
     pub(crate) priority: u32,
 }
 
-/// A node that a session is to go to.
-pub(crate) struct Destination {
-    pub(crate) here: Rc<Here>,
+/// The node that a session migrates to, or a login fails over to.
+pub(crate) struct TargetNode {
+    pub(crate) node: Rc<WorkerNode>,
     /// `ip:port`
     pub(crate) endpoint: String,
     pub(crate) address: SocketAddr,
-    /// Reserved for a session that moves although its node stays in service.
-    pub(crate) place: Cell<Option<Place>>,
+    /// The reservation of a session that rebalancing has selected.
+    pub(crate) reservation: Cell<Option<QuotaReservation>>,
 }
 
 /// What the hosts of a group are made from.
 #[derive(Default)]
-struct Sources {
+struct HostSources {
     endpoints: Vec<Endpoint>,
     /// None: the control plane has not published any yet.
     nodes: Option<Nodes>,
@@ -82,7 +82,7 @@ thread_local! {
     /// By group.
     static HOSTS: RefCell<HashMap<String, Vec<Host>>> = RefCell::default();
     /// By group.
-    static SOURCES: RefCell<HashMap<String, Sources>> = RefCell::default();
+    static SOURCES: RefCell<HashMap<String, HostSources>> = RefCell::default();
     /// The [`live_config::count`] that this worker has applied.
     static SEEN: Cell<u64> = const { Cell::new(0) };
 }
@@ -90,75 +90,75 @@ thread_local! {
 /// Sets all hosts of a group as Envoy has them.
 pub(crate) fn set_endpoints(group: &str, endpoints: Vec<Endpoint>) {
     SOURCES.with_borrow_mut(|all| all.entry(group.to_owned()).or_default().endpoints = endpoints);
-    join(group);
+    rebuild(group);
 }
 
 /// Applies what the control plane has published since the last call.
-pub(crate) fn look() {
+pub(crate) fn apply_published() {
     let count = live_config::count();
     if SEEN.replace(count) == count {
         return;
     }
-    let is_old = |group: &str, sources: &Sources| match (live_config::nodes(group), &sources.nodes) {
+    let is_old = |group: &str, sources: &HostSources| match (live_config::nodes(group), &sources.nodes) {
         (Some(now), Some(before)) => !Arc::ptr_eq(&now, before),
         (now, before) => now.is_some() != before.is_some(),
     };
     let old: Vec<String> = SOURCES.with_borrow(|all| {
         all.iter().filter(|(group, sources)| is_old(group, sources)).map(|(group, _)| group.clone()).collect()
     });
-    old.iter().for_each(|group| join(group));
+    old.iter().for_each(|group| rebuild(group));
 }
 
-/// Makes the hosts of a group from its sources, and has sessions leave those that they are to leave.
-fn join(group: &str) {
+/// Builds the hosts of a group from its sources, and starts or cancels migrations.
+fn rebuild(group: &str) {
     let hosts = SOURCES.with_borrow_mut(|all| {
         let sources = all.entry(group.to_owned()).or_default();
         sources.nodes = live_config::nodes(group);
         let endpoints: HashMap<&str, &Endpoint> =
             sources.endpoints.iter().map(|endpoint| (endpoint.address.as_str(), endpoint)).collect();
         let nodes = sources.nodes.as_deref().unwrap_or_default();
-        nodes.iter().map(|node| Host::of(group, node, endpoints.get(node.endpoint.as_str()).copied())).collect()
+        nodes.iter().map(|node| Host::new(group, node, endpoints.get(node.endpoint.as_str()).copied())).collect()
     });
-    if set(group, hosts) {
-        departures::nodes_changed();
+    if set_hosts(group, hosts) {
+        migration_scheduler::on_nodes_changed();
     }
 }
 
 /// The nodes of a group that may get new sessions, by endpoint: those that are in service both for the control plane and
 /// among Envoy's endpoints. The two arrive one after the other. If one node replaces another, there may be no such node for a
 /// moment: then the endpoints alone decide.
-pub(crate) fn open(group: &str) -> HashMap<String, Rc<Here>> {
+pub(crate) fn open_nodes(group: &str) -> HashMap<String, Rc<WorkerNode>> {
     HOSTS.with_borrow(|all| {
         let hosts = all.get(group).map_or(&[][..], Vec::as_slice);
         let any_open = hosts.iter().any(Host::is_open);
         let is_usable = |host: &&Host| if any_open { host.is_open() } else { host.weight > 0 };
-        let by_endpoint = |host: &Host| (host.endpoint.clone(), Rc::clone(&host.here));
+        let by_endpoint = |host: &Host| (host.endpoint.clone(), Rc::clone(&host.node));
         hosts.iter().filter(is_usable).map(by_endpoint).collect()
     })
 }
 
-/// Sets the nodes of a group. True: sessions are, or were, to leave one of them. A removed node is one of those.
-pub(crate) fn set(group: &str, mut hosts: Vec<Host>) -> bool {
+/// Sets the nodes of a group. True: sessions are, or were, to migrate from one of them, such as a removed node.
+pub(crate) fn set_hosts(group: &str, mut hosts: Vec<Host>) -> bool {
     let before = HOSTS.with_borrow_mut(|all| all.remove(group)).unwrap_or_default();
-    keep_bases(&mut hosts, &before);
-    let concerned = |host: &Host| host.here.is_to_be_left() || host.moves.is_some();
+    copy_bases(&mut hosts, &before);
+    let concerned = |host: &Host| host.node.is_draining() || host.outgoing_quota.is_some();
     let concerned_before = before.iter().any(concerned);
-    let now: HashSet<&str> = hosts.iter().map(|host| host.here.node.name.as_str()).collect();
-    for host in before.iter().filter(|host| !now.contains(host.here.node.name.as_str())) {
-        host.here.set_left(true);
-        host.here.gives.set(false);
+    let now: HashSet<&str> = hosts.iter().map(|host| host.node.shared.name.as_str()).collect();
+    for host in before.iter().filter(|host| !now.contains(host.node.shared.name.as_str())) {
+        host.node.set_draining(true);
+        host.node.has_surplus.set(false);
     }
     for host in &hosts {
-        host.here.node.set_endpoint(&host.endpoint);
-        host.here.set_left(host.state == LEFT);
-        host.here.is_closed.set(host.is_closed);
+        host.node.shared.set_endpoint(&host.endpoint);
+        host.node.set_draining(host.state == STATE_DRAINING);
+        host.node.is_force_closed.set(host.is_force_closed);
         if host.version.is_some() {
-            host.here.version.set(host.version);
+            host.node.version.set(host.version);
         }
-        let gives = quota(host.moves.as_deref());
-        host.here.gives.set(gives.is_some());
-        host.here.node.allowance().set(gives, clock::now());
-        host.here.node.wanted().set(quota(host.wants.as_deref()), clock::now());
+        let outgoing = own_quota(host.outgoing_quota.as_deref());
+        host.node.has_surplus.set(outgoing.is_some());
+        host.node.shared.outgoing_quota().update(outgoing, clock::now());
+        host.node.shared.incoming_quota().update(own_quota(host.incoming_quota.as_deref()), clock::now());
     }
     let concerns = concerned_before || before.iter().chain(&hosts).any(concerned);
     HOSTS.with_borrow_mut(|all| all.insert(group.to_owned(), hosts));
@@ -172,158 +172,159 @@ pub(crate) fn first_turn(weight: u32) -> f64 {
 }
 
 /// The quota of this Envoy.
-fn quota(text: Option<&str>) -> Option<Quota> {
-    Quota::of(text?, telemetry::instance())
+fn own_quota(text: Option<&str>) -> Option<Quota> {
+    Quota::parse(text?, telemetry::instance())
 }
 
 /// Keeps the counts of the hosts. Weights belong together: when one changes, or a priority, the counts of all are reset.
-fn keep_bases(hosts: &mut [Host], before: &[Host]) {
+fn copy_bases(hosts: &mut [Host], before: &[Host]) {
     let before: HashMap<&str, &Host> = before.iter().map(|host| (host.endpoint.as_str(), host)).collect();
     let old = |host: &Host| before.get(host.endpoint.as_str()).copied();
     let is_as_before = |host: &Host, old: &Host| (host.weight, host.priority) == (old.weight, old.priority);
     if hosts.iter().all(|host| old(host).is_none_or(|old| is_as_before(host, old))) {
         for host in hosts {
-            (host.base, host.phase) = old(host).map_or((host.base, host.phase), |old| (old.base, old.phase));
+            (host.base_sessions, host.turn_offset) =
+                old(host).map_or((host.base_sessions, host.turn_offset), |old| (old.base_sessions, old.turn_offset));
         }
     }
 }
 
 impl Host {
-    fn of(group: &str, node: &NodeInfo, endpoint: Option<&Endpoint>) -> Self {
-        let here = node::here(group, &node.address);
-        let said = |text: &String| (!text.is_empty()).then(|| text.clone());
+    fn new(group: &str, node: &NodeInfo, endpoint: Option<&Endpoint>) -> Self {
+        let worker_node = node::worker_node(group, &node.address);
+        let non_empty = |text: &String| (!text.is_empty()).then(|| text.clone());
         Self {
-            base: here.node.sessions.load(Ordering::Relaxed),
-            here,
+            base_sessions: worker_node.shared.sessions.load(Ordering::Relaxed),
+            node: worker_node,
             endpoint: node.endpoint.clone(),
             state: node.state.clone(),
-            is_closed: node.close,
-            version: Version::of(&node.version),
+            is_force_closed: node.close,
+            version: Release::parse(&node.version),
             weight: endpoint.map_or(0, |endpoint| endpoint.weight),
             priority: endpoint.map_or(u32::MAX, |endpoint| endpoint.priority),
-            moves: said(&node.moves),
-            wants: said(&node.wants),
-            phase: first_turn(1),
+            outgoing_quota: non_empty(&node.moves),
+            incoming_quota: non_empty(&node.wants),
+            turn_offset: first_turn(1),
         }
     }
 
-    fn version(&self) -> Version {
+    fn version(&self) -> Release {
         self.version.unwrap_or_default()
     }
 
     /// Whether it gets sessions.
     fn is_open(&self) -> bool {
-        self.weight > 0 && !CLOSED.contains(&self.state.as_str())
+        self.weight > 0 && !CLOSED_STATES.contains(&self.state.as_str())
     }
 
-    fn is_at(&self, node: &Here, endpoint: &str) -> bool {
-        Arc::ptr_eq(&self.here.node, &node.node) && self.endpoint == endpoint
+    fn is_at_endpoint(&self, node: &WorkerNode, endpoint: &str) -> bool {
+        Arc::ptr_eq(&self.node.shared, &node.shared) && self.endpoint == endpoint
     }
 
-    /// Whether sessions of `node` may move there at all.
-    fn takes_from(&self, node: &Here) -> bool {
-        self.is_open() && !Arc::ptr_eq(&self.here.node, &node.node) && !self.here.is_to_be_left()
+    /// Whether sessions of `node` may migrate to it at all.
+    fn may_receive_from(&self, node: &WorkerNode) -> bool {
+        self.is_open() && !Arc::ptr_eq(&self.node.shared, &node.shared) && !self.node.is_draining()
     }
 
-    /// Whether it wants more of the sessions that leave `node`, which stays in service.
-    fn wants_from(&self, node: &Here) -> bool {
-        self.wants.is_some()
+    /// Whether rebalancing may migrate more sessions from `node` to it.
+    fn has_rebalance_quota_for(&self, node: &WorkerNode) -> bool {
+        self.incoming_quota.is_some()
             && self.version() >= node.version.get().unwrap_or_default()
-            && self.takes_from(node)
-            && self.here.node.wanted().left() > 0
+            && self.may_receive_from(node)
+            && self.node.shared.incoming_quota().remaining() > 0
     }
 
-    fn candidate(&self) -> Candidate {
-        Candidate {
+    fn to_candidate(&self) -> TargetCandidate {
+        TargetCandidate {
             endpoint: self.endpoint.clone(),
             version: self.version(),
             weight: self.weight,
-            sessions: self.here.node.sessions.load(Ordering::Relaxed).saturating_sub(self.base),
-            phase: self.phase,
-            gives: self.moves.is_some(),
+            sessions: self.node.shared.sessions.load(Ordering::Relaxed).saturating_sub(self.base_sessions),
+            turn_offset: self.turn_offset,
+            has_surplus: self.outgoing_quota.is_some(),
             priority: self.priority,
         }
     }
 
-    fn destination(&self, place: Option<Place>) -> Option<Destination> {
+    fn to_target(&self, reservation: Option<QuotaReservation>) -> Option<TargetNode> {
         let address: SocketAddr = self.endpoint.parse().ok()?;
-        let (here, endpoint) = (Rc::clone(&self.here), self.endpoint.clone());
-        Some(Destination { here, endpoint, address, place: Cell::new(place) })
+        let (worker_node, endpoint) = (Rc::clone(&self.node), self.endpoint.clone());
+        Some(TargetNode { node: worker_node, endpoint, address, reservation: Cell::new(reservation) })
     }
 }
 
-/// Where a login goes on that `node` does not take, within its group. None: all other nodes were tried, or are ejected.
-pub(crate) fn for_login(node: &Here, is_tried: impl Fn(&str) -> bool) -> Option<Destination> {
+/// The node that a login fails over to from `node`, within its group. None: all other nodes were tried, or are ejected.
+pub(crate) fn find_login_target(node: &WorkerNode, is_tried: impl Fn(&str) -> bool) -> Option<TargetNode> {
     HOSTS.with_borrow(|all| {
-        let fits = |host: &&Host| host.takes_from(node) && !is_tried(&host.endpoint) && !is_ejected(host);
+        let fits = |host: &&Host| host.may_receive_from(node) && !is_tried(&host.endpoint) && !is_ejected(host);
         let others: Vec<&Host> = all.get(&node.group)?.iter().filter(fits).collect();
-        let candidates: Vec<Candidate> = others.iter().map(|host| host.candidate()).collect();
-        others[target(&candidates, Version::default(), &Patience::default())?].destination(None)
+        let candidates: Vec<TargetCandidate> = others.iter().map(|host| host.to_candidate()).collect();
+        others[choose_target(&candidates, Release::default(), &MigrationBackoff::default())?].to_target(None)
     })
 }
 
 fn is_ejected(host: &Host) -> bool {
-    host.here.node.ejected_until().is_some()
+    host.node.shared.ejected_until().is_some()
 }
 
 /// Whether the node is still at that endpoint. An attempt that has failed may have been at an earlier one.
-pub(crate) fn is_at(node: &Here, endpoint: &str) -> bool {
+pub(crate) fn is_at(node: &WorkerNode, endpoint: &str) -> bool {
     HOSTS.with_borrow(|all| {
-        all.get(&node.group).is_some_and(|hosts| hosts.iter().any(|host| host.is_at(node, endpoint)))
+        all.get(&node.group).is_some_and(|hosts| hosts.iter().any(|host| host.is_at_endpoint(node, endpoint)))
     })
 }
 
 /// Whether new sessions can go to another node of its group.
-pub(crate) fn has_another_usable(node: &Here) -> bool {
-    let is_usable = |host: &Host| host.takes_from(node) && !is_ejected(host);
+pub(crate) fn has_another_usable(node: &WorkerNode) -> bool {
+    let is_usable = |host: &Host| host.may_receive_from(node) && !is_ejected(host);
     HOSTS.with_borrow(|all| all.get(&node.group).is_some_and(|hosts| hosts.iter().any(is_usable)))
 }
 
 /// The node of that name at that address, in each group that has it.
-pub(crate) fn at(address: &SocketAddr, name: &str) -> Vec<Rc<Here>> {
+pub(crate) fn find_nodes(address: &SocketAddr, name: &str) -> Vec<Rc<WorkerNode>> {
     let is_there = |host: &&Host| {
-        host.here.node.name == name && host.endpoint.parse().is_ok_and(|parsed: SocketAddr| parsed == *address)
+        host.node.shared.name == name && host.endpoint.parse().is_ok_and(|parsed: SocketAddr| parsed == *address)
     };
-    HOSTS.with_borrow(|all| all.values().flatten().filter(is_there).map(|host| Rc::clone(&host.here)).collect())
+    HOSTS.with_borrow(|all| all.values().flatten().filter(is_there).map(|host| Rc::clone(&host.node)).collect())
 }
 
-/// Nodes in service that have sessions to give away, while other nodes still want some.
-pub(crate) fn givers() -> Vec<Rc<Here>> {
-    let gives = |host: &Host, group: &[Host]| {
-        host.here.gives.get()
-            && !host.here.is_to_be_left()
-            && host.here.node.allowance().left() > 0
-            && group.iter().any(|other| other.wants_from(&host.here))
+/// Nodes in service from which rebalancing may migrate sessions, as other nodes still want some.
+pub(crate) fn rebalance_sources() -> Vec<Rc<WorkerNode>> {
+    let outgoing = |host: &Host, group: &[Host]| {
+        host.node.has_surplus.get()
+            && !host.node.is_draining()
+            && host.node.shared.outgoing_quota().remaining() > 0
+            && group.iter().any(|other| other.has_rebalance_quota_for(&host.node))
     };
     HOSTS.with_borrow(|all| {
-        let of_group = |group: &Vec<Host>| -> Vec<Rc<Here>> {
-            group.iter().filter(|host| gives(host, group)).map(|host| Rc::clone(&host.here)).collect()
+        let of_group = |group: &Vec<Host>| -> Vec<Rc<WorkerNode>> {
+            group.iter().filter(|host| outgoing(host, group)).map(|host| Rc::clone(&host.node)).collect()
         };
         all.values().flat_map(of_group).collect()
     })
 }
 
-/// Where a session moves to from `node`, within its group. `for_others`: the node stays in service, so the session may stay as
-/// well. None: there is no such node.
-pub(crate) fn destination(node: &Here, patience: &Patience, for_others: bool) -> Option<Destination> {
+/// The node that a session migrates to from `node`, within its group. `is_rebalancing`: the node stays in service, so the
+/// session may stay as well. None: there is no such node.
+pub(crate) fn find_target(node: &WorkerNode, backoff: &MigrationBackoff, is_rebalancing: bool) -> Option<TargetNode> {
     HOSTS.with_borrow(|all| {
         let hosts = all.get(&node.group)?;
         loop {
-            let fits = |host: &&Host| match for_others {
-                true => host.wants_from(node) && !patience.avoids(&host.endpoint),
-                false => host.takes_from(node),
+            let fits = |host: &&Host| match is_rebalancing {
+                true => host.has_rebalance_quota_for(node) && !backoff.has_failed_at(&host.endpoint),
+                false => host.may_receive_from(node),
             };
             let (ejected, usable): (Vec<&Host>, Vec<&Host>) =
                 hosts.iter().filter(fits).partition(|host| is_ejected(host));
-            let others = if usable.is_empty() && !for_others { ejected } else { usable };
-            let candidates: Vec<Candidate> = others.iter().map(|host| host.candidate()).collect();
-            let chosen = others[target(&candidates, node.version.get().unwrap_or_default(), patience)?];
-            if !for_others {
-                return chosen.destination(None);
+            let others = if usable.is_empty() && !is_rebalancing { ejected } else { usable };
+            let candidates: Vec<TargetCandidate> = others.iter().map(|host| host.to_candidate()).collect();
+            let chosen = others[choose_target(&candidates, node.version.get().unwrap_or_default(), backoff)?];
+            if !is_rebalancing {
+                return chosen.to_target(None);
             }
-            // Another worker may have taken the last place meanwhile.
-            if let Some(place) = Place::at(&chosen.here.node) {
-                return chosen.destination(Some(place));
+            // Another worker may have reserved the last session meanwhile.
+            if let Some(reservation) = QuotaReservation::reserve(&chosen.node.shared) {
+                return chosen.to_target(Some(reservation));
             }
         }
     })

@@ -16,39 +16,41 @@ mod client_socket;
 mod clock;
 mod commands;
 mod config;
+mod conn;
 mod deadlines;
-mod departures;
+mod delay_queue;
 mod ejection;
-mod events;
 mod filter;
 mod hosts;
-mod link;
 mod live_config;
-mod login_elsewhere;
-mod moving;
+mod login_failover;
+mod migration_driver;
+mod migration_scheduler;
+mod migration_state;
 mod node;
 mod node_socket;
 mod nonblocking;
-mod old_connection;
+mod offload;
+mod old_conn;
 mod policy;
 mod port_probe;
 mod proxy_header;
-mod queue;
 mod reachability;
 mod refresh;
 mod sentinels;
 mod session;
 mod states_memory;
-mod target;
+mod target_conn;
 mod telemetry;
-mod travel;
+mod trusted_proxies;
 mod unread;
 mod wakers;
-mod watched_target;
+mod watched_target_conn;
 mod worker;
 
 use abi::extension::{Extension, Metrics};
 use abi::filter::FilterFactory;
+use abi::listener_filter::ListenerFilter;
 use abi::policy::PolicyFactory;
 use abi::socket::SocketFactory;
 
@@ -58,37 +60,41 @@ abi::export!(Tidevoy);
 
 impl abi::Module for Tidevoy {
     fn downstream_socket(&self, name: &str, text: &[u8]) -> Result<Box<dyn SocketFactory>, String> {
-        config::named("client", name)?;
-        Ok(Box::new(client_socket::Factory::new(config::read(text)?)?))
+        config::check_name("client", name)?;
+        Ok(Box::new(client_socket::ClientSocketFactory::new(config::parse(text)?)?))
     }
 
     fn upstream_socket(&self, name: &str, text: &[u8]) -> Result<Box<dyn SocketFactory>, String> {
-        config::named("node", name)?;
-        Ok(Box::new(node_socket::Factory::new(config::read(text)?)?))
+        config::check_name("node", name)?;
+        Ok(Box::new(node_socket::NodeSocketFactory::new(config::parse(text)?)?))
     }
 
     fn filter(&self, name: &str, text: &[u8]) -> Result<Box<dyn FilterFactory>, String> {
-        config::named("session", name)?;
-        Ok(Box::new(filter::Factory::new(&config::read(text)?)))
+        config::check_name("session", name)?;
+        Ok(Box::new(filter::SessionFilterFactory::new(&config::parse(text)?)))
     }
 
-    fn listener_filter(&self, name: &str, text: &[u8]) -> Result<(), String> {
-        config::named("live_config", name)?;
-        live_config::received(config::LiveConfig::read(text)?);
-        Ok(())
+    fn listener_filter(&self, name: &str, text: &[u8]) -> Result<Box<dyn ListenerFilter>, String> {
+        if name == "trusted_proxies" {
+            let config::TrustedProxiesConfig { networks } = config::parse(text)?;
+            return Ok(Box::new(trusted_proxies::TrustedProxies::new(networks)));
+        }
+        config::check_name("live_config", name)?;
+        live_config::on_received(config::LiveConfig::read(text)?);
+        Ok(Box::new(live_config::LiveConfigFilter))
     }
 
     fn policy(&self, name: &str, text: &[u8]) -> Result<Box<dyn PolicyFactory>, String> {
-        config::named("least_sessions", name)?;
-        let config: config::Policy = config::read(text)?;
-        departures::begin(config.pace());
+        config::check_name("least_sessions", name)?;
+        let config: config::PolicyConfig = config::parse(text)?;
+        migration_scheduler::configure(config.migration_rate());
         states_memory::set_limits(config.states_max_bytes as usize, config.states_budget_bytes as usize);
-        Ok(Box::new(policy::Factory::new(config)))
+        Ok(Box::new(policy::LeastSessionsFactory::new(config)))
     }
 
     fn extension(&self, name: &str, text: &[u8], metrics: &mut Metrics) -> Result<Box<dyn Extension>, String> {
-        config::named("telemetry", name)?;
-        let config::Telemetry {} = config::read(text)?;
+        config::check_name("telemetry", name)?;
+        let config::TelemetryConfig {} = config::parse(text)?;
         Ok(Box::new(telemetry::Reporter::new(metrics)?))
     }
 }

@@ -5,49 +5,67 @@
 //! applies the latest then.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 use std::time::Duration;
 
+use abi::listener_filter::{Accept, ListenerFilter, Verdict};
+
 use crate::config::{self, NodeInfo};
 use crate::wakers;
+
+/// The listener filter that carries the configuration; it does nothing with connections.
+pub(crate) struct LiveConfigFilter;
+
+impl ListenerFilter for LiveConfigFilter {
+    fn accept(&self, _: &dyn Fn() -> Option<SocketAddr>) -> Accept {
+        Accept::Continue
+    }
+
+    fn inspect(&self, _: &[u8]) -> Verdict {
+        Verdict::Continue { length: 0, addresses: None }
+    }
+}
 
 /// All nodes of a group.
 pub(crate) type Nodes = Arc<[NodeInfo]>;
 
 /// Limits of sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Limits {
+pub(crate) struct SessionLimits {
     pub(crate) login_timeout: Duration,
     /// Zero: none.
     pub(crate) idle_timeout: Duration,
 }
 
-struct Current {
-    limits: Limits,
+struct CurrentConfig {
+    limits: SessionLimits,
     /// By group.
     nodes: HashMap<String, Nodes>,
 }
 
-static CURRENT: LazyLock<RwLock<Current>> = LazyLock::new(|| {
+static CURRENT: LazyLock<RwLock<CurrentConfig>> = LazyLock::new(|| {
     // These limits are for sessions that begin before, which get no node.
-    let limits = Limits { login_timeout: Duration::from_secs(8), idle_timeout: Duration::ZERO };
-    RwLock::new(Current { limits, nodes: HashMap::new() })
+    let limits = SessionLimits { login_timeout: Duration::from_secs(8), idle_timeout: Duration::ZERO };
+    RwLock::new(CurrentConfig { limits, nodes: HashMap::new() })
 });
 
 /// How often something was published.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
 /// The main thread has received a configuration.
-pub(crate) fn received(config: config::LiveConfig) {
+pub(crate) fn on_received(config: config::LiveConfig) {
     let Some(published) = config.published else { return };
     let seconds = |value: f64| Duration::try_from_secs_f64(value).unwrap_or(Duration::ZERO);
-    let limits =
-        Limits { login_timeout: seconds(published.login_timeout), idle_timeout: seconds(published.idle_timeout) };
+    let limits = SessionLimits {
+        login_timeout: seconds(published.login_timeout),
+        idle_timeout: seconds(published.idle_timeout),
+    };
     publish(limits, published.group, published.nodes.into());
 }
 
-fn publish(limits: Limits, group: String, nodes: Nodes) {
+fn publish(limits: SessionLimits, group: String, nodes: Nodes) {
     // What it replaces is dropped after the lock is released.
     let _before = {
         let mut current = CURRENT.write().unwrap_or_else(PoisonError::into_inner);
@@ -64,7 +82,7 @@ pub(crate) fn count() -> u64 {
 }
 
 /// The limits for sessions that begin now.
-pub(crate) fn limits() -> Limits {
+pub(crate) fn limits() -> SessionLimits {
     CURRENT.read().unwrap_or_else(PoisonError::into_inner).limits
 }
 

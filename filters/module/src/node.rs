@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use session::choice::Version;
-use session::quota::Allowance;
+use session::quota::QuotaRemaining;
+use session::target_choice::Release;
 
 use crate::clock;
-use crate::ejection::{EjectReason, Ejected, Ejection};
+use crate::ejection::{EjectReason, Ejection, EjectionDetails};
 
 /// A number that one worker writes and others read.
 #[derive(Debug, Default)]
@@ -37,7 +37,7 @@ impl Count {
 /// Where a session stands, as it is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
-pub(crate) enum Standing {
+pub(crate) enum SessionState {
     Login,
     Idle,
     Busy,
@@ -45,7 +45,7 @@ pub(crate) enum Standing {
     Opaque,
 }
 
-impl Standing {
+impl SessionState {
     pub(crate) const NAMES: [&'static str; 5] = ["login", "idle", "busy", "transaction", "opaque"];
 }
 
@@ -56,7 +56,7 @@ pub(crate) const PINNED_BY_TRANSACTION: usize = 0;
 pub(crate) const PINNED_BY_ENDLESS_TRANSACTIONS: usize = 4;
 
 /// How moves to another node end: result and reason.
-pub(crate) const MOVES: [(&str, &str); 13] = [
+pub(crate) const MIGRATION_RESULTS: [(&str, &str); 13] = [
     ("moved", "ok"),
     ("stayed", "no_node"),
     ("stayed", "unreachable"),
@@ -89,7 +89,7 @@ impl ConnectFailure {
     pub(crate) const NAMES: [&'static str; 6] = ["connect", "closed", "error", "invalid", "tls", "full"];
 
     /// The reason to eject the node for. None: the node works, and may take the next session.
-    pub(crate) fn ejects(self) -> Option<EjectReason> {
+    pub(crate) fn eject_reason(self) -> Option<EjectReason> {
         match self {
             Self::Connect => Some(EjectReason::Connect),
             Self::Closed => Some(EjectReason::Closed),
@@ -117,25 +117,25 @@ pub(crate) const ERRORS: [&str; 8] =
     ["access", "deadlock", "shutdown", "killed", "limit", "cluster", "syntax", "other"];
 
 /// Reasons of failed logins beyond the proxy's own refusals.
-pub(crate) const DENIED: usize = wire::error::Refusal::ALL.len();
+pub(crate) const DENIED: usize = wire::error::ProxyError::ALL.len();
 pub(crate) const CLIENT_GONE: usize = DENIED + 1;
 pub(crate) const NODE_FULL: usize = DENIED + 2;
 pub(crate) const LOGIN_FAILURES: usize = DENIED + 3;
 
 /// The name of a reason for a failed login.
-pub(crate) fn login_failure(reason: usize) -> &'static str {
+pub(crate) fn login_failure_name(reason: usize) -> &'static str {
     match reason {
         DENIED => "denied",
         CLIENT_GONE => "client_gone",
         NODE_FULL => "node_full",
-        refusal => wire::error::Refusal::ALL[refusal].name(),
+        proxy_error => wire::error::ProxyError::ALL[proxy_error].name(),
     }
 }
 
 /// What one worker counts about one node.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    pub(crate) sessions: [Count; Standing::NAMES.len()],
+    pub(crate) sessions: [Count; SessionState::NAMES.len()],
     pub(crate) pinned: [Count; PINNED.len()],
     pub(crate) logins: Count,
     pub(crate) login_failures: [Count; LOGIN_FAILURES],
@@ -147,37 +147,37 @@ pub(crate) struct Counts {
     pub(crate) errors: [Count; ERRORS.len()],
     pub(crate) to_node: Count,
     pub(crate) to_client: Count,
-    /// By how they ended; moves from here to elsewhere.
-    pub(crate) moves: [Count; MOVES.len()],
-    /// As `latency`, of those that ended elsewhere.
-    pub(crate) move_latency: [Count; BUCKET_NAMES.len()],
-    pub(crate) move_microseconds: Count,
+    /// Results of migrations from this node.
+    pub(crate) migrations: [Count; MIGRATION_RESULTS.len()],
+    /// As `latency`, of successful migrations.
+    pub(crate) migration_latency: [Count; BUCKET_NAMES.len()],
+    pub(crate) migration_microseconds: Count,
 }
 
 /// A node, by the name that the control plane gives it; the empty name stands for none.
 #[derive(Debug, Default)]
-pub(crate) struct Node {
+pub(crate) struct SharedNode {
     pub(crate) name: String,
     /// Sessions on it or on their way to it, of all workers.
     pub(crate) sessions: AtomicU64,
     counts: Mutex<Vec<Arc<Counts>>>,
-    /// Sessions that are to leave it although it stays in service.
-    allowance: Mutex<Allowance>,
-    /// Those of other nodes that it is to get for that.
-    wanted: Mutex<Allowance>,
+    /// Sessions that rebalancing is to migrate from it.
+    outgoing_quota: Mutex<QuotaRemaining>,
+    /// Sessions that rebalancing is to migrate to it.
+    incoming_quota: Mutex<QuotaRemaining>,
     ejection: Ejection,
     /// `ip:port`, as published last. Empty: not published yet.
     endpoint: Mutex<String>,
 }
 
-impl Node {
+impl SharedNode {
     /// It is at that endpoint now, where an ejection from another one does not count. Each worker calls this when it learns
     /// of the endpoint, so the second call must change nothing.
     pub(crate) fn set_endpoint(&self, endpoint: &str) {
         let mut known = self.endpoint.lock().unwrap_or_else(PoisonError::into_inner);
         if *known != endpoint {
             endpoint.clone_into(&mut known);
-            self.restore();
+            self.end_ejection();
         }
     }
 
@@ -187,12 +187,12 @@ impl Node {
     }
 
     /// It works.
-    pub(crate) fn restore(&self) {
+    pub(crate) fn end_ejection(&self) {
         self.ejection.end();
     }
 
     /// None: it is not ejected.
-    pub(crate) fn ejected(&self) -> Option<Ejected> {
+    pub(crate) fn ejection_details(&self) -> Option<EjectionDetails> {
         self.ejection.details(clock::now())
     }
 
@@ -201,9 +201,9 @@ impl Node {
         self.ejection.until(clock::now())
     }
 
-    /// Whether a session may use it, as [`Ejection::admits`] says.
-    pub(crate) fn admits(&self) -> bool {
-        self.ejection.admits(clock::now())
+    /// Whether a session may use it, as [`Ejection::try_admit`] says.
+    pub(crate) fn try_admit(&self) -> bool {
+        self.ejection.try_admit(clock::now())
     }
 
     /// What all workers have counted.
@@ -211,105 +211,106 @@ impl Node {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// How many sessions are to leave it although it stays in service.
-    pub(crate) fn allowance(&self) -> MutexGuard<'_, Allowance> {
-        self.allowance.lock().unwrap_or_else(PoisonError::into_inner)
+    /// How many sessions rebalancing is to migrate from it.
+    pub(crate) fn outgoing_quota(&self) -> MutexGuard<'_, QuotaRemaining> {
+        self.outgoing_quota.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many sessions that leave nodes which stay in service are for it.
-    pub(crate) fn wanted(&self) -> MutexGuard<'_, Allowance> {
-        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+    /// How many sessions rebalancing is to migrate to it.
+    pub(crate) fn incoming_quota(&self) -> MutexGuard<'_, QuotaRemaining> {
+        self.incoming_quota.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A session that a node is to get, kept for one that is on its way there. One that does not arrive gives it back.
+/// A part of a node's incoming quota, reserved for one migration. Dropped without [`Self::consume`], it is released.
 #[derive(Debug)]
-pub(crate) struct Place {
-    node: Arc<Node>,
+pub(crate) struct QuotaReservation {
+    node: Arc<SharedNode>,
     /// None: it is used.
     round: Option<u64>,
 }
 
-impl Place {
+impl QuotaReservation {
     /// None: the node wants no more.
-    pub(crate) fn at(node: &Arc<Node>) -> Option<Self> {
-        let round = node.wanted().take()?;
+    pub(crate) fn reserve(node: &Arc<SharedNode>) -> Option<Self> {
+        let round = node.incoming_quota().reserve()?;
         Some(Self { node: Arc::clone(node), round: Some(round) })
     }
 
-    /// The session is there: it is used.
-    pub(crate) fn reached(mut self) {
+    /// The session has migrated: uses the reservation.
+    pub(crate) fn consume(mut self) {
         self.round = None;
     }
 }
 
-impl Drop for Place {
+impl Drop for QuotaReservation {
     fn drop(&mut self) {
         if let Some(round) = self.round {
-            self.node.wanted().give_back(round);
+            self.node.incoming_quota().release(round);
         }
     }
 }
 
-/// For so long a node is believed that has announced its end: by then it is gone, or has been started again.
-const STOPS: Duration = Duration::from_secs(60);
+/// How long a node counts as draining after it has announced its shutdown: by then it is gone, or was restarted.
+const ANNOUNCEMENT_LIFETIME: Duration = Duration::from_secs(60);
 
-/// A node as one worker sees it, in one group of nodes. One that has changed its group stands in two: its sessions of the
-/// old one are to leave it.
+/// A node as one worker sees it, in one group of nodes. A node that has changed its group is in two: its sessions of the old
+/// group are to migrate.
 #[derive(Debug)]
-pub(crate) struct Here {
+pub(crate) struct WorkerNode {
     pub(crate) group: String,
-    pub(crate) node: Arc<Node>,
+    pub(crate) shared: Arc<SharedNode>,
     pub(crate) counts: Arc<Counts>,
-    /// The control plane wants its sessions to go elsewhere.
-    is_left: Cell<bool>,
-    /// When it has announced its end itself.
-    stops: Cell<Option<Duration>>,
-    /// Whoever is still there has had their time.
-    pub(crate) is_closed: Cell<bool>,
-    /// Its release, as the control plane told last.
-    pub(crate) version: Cell<Option<Version>>,
-    /// It has more than its share, and this Envoy is asked to take some away.
-    pub(crate) gives: Cell<bool>,
+    /// The control plane drains it.
+    is_marked_draining: Cell<bool>,
+    /// When it has announced its shutdown itself.
+    shutdown_announced_at: Cell<Option<Duration>>,
+    /// Its remaining sessions must be closed.
+    pub(crate) is_force_closed: Cell<bool>,
+    /// Its release, as the control plane has published last.
+    pub(crate) version: Cell<Option<Release>>,
+    /// It has more than its share, and this Envoy has to migrate some of its sessions.
+    pub(crate) has_surplus: Cell<bool>,
 }
 
-impl Here {
-    /// Whether its sessions are to go elsewhere.
-    pub(crate) fn is_to_be_left(&self) -> bool {
-        self.is_left.get() || self.stops.get().is_some_and(|said| clock::now() < said + STOPS)
+impl WorkerNode {
+    /// Whether its sessions are to migrate.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.is_marked_draining.get()
+            || self.shutdown_announced_at.get().is_some_and(|said| clock::now() < said + ANNOUNCEMENT_LIFETIME)
     }
 
-    /// It has said whether it comes to its end. True: that is new.
-    pub(crate) fn says_that_it_stops(&self, stops: bool) -> bool {
-        let is_new = stops && !self.is_to_be_left();
-        self.stops.set(stops.then(clock::now));
+    /// Records whether it has announced its shutdown. True: that is new.
+    pub(crate) fn record_shutdown_announcement(&self, stops: bool) -> bool {
+        let is_new = stops && !self.is_draining();
+        self.shutdown_announced_at.set(stops.then(clock::now));
         is_new
     }
 
-    /// What the control plane says of it now. One that comes into service again has been started again.
-    pub(crate) fn set_left(&self, left: bool) {
-        if self.is_left.replace(left) && !left {
-            self.stops.set(None);
+    /// Sets whether the control plane drains it. A node that returns to service was restarted.
+    pub(crate) fn set_draining(&self, is_draining_now: bool) {
+        if self.is_marked_draining.replace(is_draining_now) && !is_draining_now {
+            self.shutdown_announced_at.set(None);
         }
     }
 }
 
-static NODES: LazyLock<Mutex<HashMap<String, Arc<Node>>>> = LazyLock::new(Mutex::default);
+static NODES: LazyLock<Mutex<HashMap<String, Arc<SharedNode>>>> = LazyLock::new(Mutex::default);
 
 thread_local! {
     /// By group and name.
-    static HERE: RefCell<HashMap<String, HashMap<String, Rc<Here>>>> = RefCell::default();
+    static WORKER_NODES: RefCell<HashMap<String, HashMap<String, Rc<WorkerNode>>>> = RefCell::default();
 }
 
 /// All nodes that were ever seen.
-pub(crate) fn all() -> Vec<Arc<Node>> {
+pub(crate) fn all_nodes() -> Vec<Arc<SharedNode>> {
     NODES.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
 }
 
 /// A node of a group on this worker.
-pub(crate) fn here(group: &str, name: &str) -> Rc<Here> {
-    HERE.with_borrow_mut(|here| {
-        if let Some(found) = here.get(group).and_then(|nodes| nodes.get(name)) {
+pub(crate) fn worker_node(group: &str, name: &str) -> Rc<WorkerNode> {
+    WORKER_NODES.with_borrow_mut(|groups| {
+        if let Some(found) = groups.get(group).and_then(|nodes| nodes.get(name)) {
             return Rc::clone(found);
         }
         let node = Arc::clone(
@@ -317,21 +318,21 @@ pub(crate) fn here(group: &str, name: &str) -> Rc<Here> {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .entry(name.to_owned())
-                .or_insert_with(|| Arc::new(Node { name: name.to_owned(), ..Node::default() })),
+                .or_insert_with(|| Arc::new(SharedNode { name: name.to_owned(), ..SharedNode::default() })),
         );
         let counts = Arc::new(Counts::default());
         node.counts.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&counts));
-        let made = Rc::new(Here {
+        let worker_node = Rc::new(WorkerNode {
             group: group.to_owned(),
-            node,
+            shared: node,
             counts,
-            is_left: Cell::new(false),
-            stops: Cell::new(None),
-            is_closed: Cell::new(false),
+            is_marked_draining: Cell::new(false),
+            shutdown_announced_at: Cell::new(None),
+            is_force_closed: Cell::new(false),
             version: Cell::new(None),
-            gives: Cell::new(false),
+            has_surplus: Cell::new(false),
         });
-        here.entry(group.to_owned()).or_default().insert(name.to_owned(), Rc::clone(&made));
-        made
+        groups.entry(group.to_owned()).or_default().insert(name.to_owned(), Rc::clone(&worker_node));
+        worker_node
     })
 }

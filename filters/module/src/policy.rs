@@ -16,23 +16,23 @@ use std::sync::atomic::Ordering;
 use abi::policy::{Context, Hosts, Policy, PolicyFactory, Position};
 
 use crate::hosts::{Endpoint, first_turn};
-use crate::node::Here;
+use crate::node::WorkerNode;
 use crate::reachability::{self, MonitoredEndpoint};
 use crate::{config, hosts, live_config, worker};
 
-pub(crate) struct Factory {
+pub(crate) struct LeastSessionsFactory {
     group: Arc<str>,
     attempts: usize,
 }
 
-impl Factory {
+impl LeastSessionsFactory {
     /// For the cluster of one group of nodes.
-    pub(crate) fn new(config: config::Policy) -> Self {
+    pub(crate) fn new(config: config::PolicyConfig) -> Self {
         Self { attempts: config.connect_attempts as usize, group: config.group.into() }
     }
 }
 
-impl PolicyFactory for Factory {
+impl PolicyFactory for LeastSessionsFactory {
     fn policy(&self) -> Box<dyn Policy> {
         Box::new(LeastSessions {
             group: Arc::clone(&self.group),
@@ -44,32 +44,32 @@ impl PolicyFactory for Factory {
 }
 
 /// A host that may be chosen.
-struct Candidate {
+struct HostCandidate {
     /// Among Envoy's healthy hosts.
     at: Position,
     /// `ip:port`
     endpoint: String,
-    here: Rc<Here>,
+    node: Rc<WorkerNode>,
     /// Kept so that the endpoint is watched as long as it may be chosen.
-    watched: Option<Arc<MonitoredEndpoint>>,
+    monitored_endpoint: Option<Arc<MonitoredEndpoint>>,
     weight: u32,
     /// Sessions that it had when its weight arrived.
-    base: u64,
+    base_sessions: u64,
     /// When its next turn is; each takes 1 / weight.
-    due: Cell<f64>,
+    next_turn: Cell<f64>,
 }
 
-impl Candidate {
+impl HostCandidate {
     fn sessions(&self) -> u64 {
-        self.here.node.sessions.load(Ordering::Relaxed)
+        self.node.shared.sessions.load(Ordering::Relaxed)
     }
 
     fn load(&self) -> Load {
         Load {
             priority: self.at.priority,
-            added: self.sessions().saturating_sub(self.base),
+            added: self.sessions().saturating_sub(self.base_sessions),
             weight: self.weight,
-            due: self.due.get(),
+            due: self.next_turn.get(),
         }
     }
 }
@@ -89,18 +89,18 @@ struct LeastSessions {
     attempts: usize,
     /// [`live_config::count`] of the candidates.
     seen: Cell<u64>,
-    candidates: RefCell<Vec<Candidate>>,
+    candidates: RefCell<Vec<HostCandidate>>,
 }
 
 impl Policy for LeastSessions {
     fn hosts_changed(&self, hosts: &Hosts<'_>) {
         self.seen.set(live_config::count());
         hosts::set_endpoints(&self.group, endpoints(hosts));
-        let open = hosts::open(&self.group);
+        let open = hosts::open_nodes(&self.group);
         let before = self.candidates.take();
-        let before: HashMap<&str, &Candidate> =
+        let before: HashMap<&str, &HostCandidate> =
             before.iter().map(|candidate| (candidate.endpoint.as_str(), candidate)).collect();
-        let now: Vec<(Position, &str, u32, &Rc<Here>)> = hosts
+        let now: Vec<(Position, &str, u32, &Rc<WorkerNode>)> = hosts
             .healthy()
             .filter_map(|at| {
                 let endpoint = hosts.healthy_address(at)?;
@@ -109,22 +109,31 @@ impl Policy for LeastSessions {
             .collect();
         // Weights belong together: when one changes, or a priority, the counts of all are reset.
         let is_as_before =
-            |old: &Candidate, at: Position, weight| (old.weight, old.at.priority) == (weight, at.priority);
+            |old: &HostCandidate, at: Position, weight| (old.weight, old.at.priority) == (weight, at.priority);
         let same = now
             .iter()
             .all(|&(at, endpoint, weight, _)| before.get(endpoint).is_none_or(|old| is_as_before(old, at, weight)));
-        let start = if same { before.values().map(|old| old.due.get()).fold(f64::INFINITY, f64::min) } else { 0.0 };
+        let start =
+            if same { before.values().map(|old| old.next_turn.get()).fold(f64::INFINITY, f64::min) } else { 0.0 };
         let start = if start.is_finite() { start } else { 0.0 };
         let candidates = now
             .iter()
-            .map(|&(at, endpoint, weight, here)| {
-                let here = Rc::clone(here);
+            .map(|&(at, endpoint, weight, node)| {
+                let node = Rc::clone(node);
                 let (base, due) = match before.get(endpoint) {
-                    Some(old) if same => (old.base, old.due.get() - start),
-                    _ => (here.node.sessions.load(Ordering::Relaxed), first_turn(weight)),
+                    Some(old) if same => (old.base_sessions, old.next_turn.get() - start),
+                    _ => (node.shared.sessions.load(Ordering::Relaxed), first_turn(weight)),
                 };
-                let watched = reachability::endpoint(endpoint, &here.node.name);
-                Candidate { at, endpoint: endpoint.to_owned(), here, watched, weight, base, due: Cell::new(due) }
+                let watched = reachability::monitor(endpoint, &node.shared.name);
+                HostCandidate {
+                    at,
+                    endpoint: endpoint.to_owned(),
+                    node,
+                    monitored_endpoint: watched,
+                    weight,
+                    base_sessions: base,
+                    next_turn: Cell::new(due),
+                }
             })
             .collect();
         self.candidates.replace(candidates);
@@ -132,7 +141,7 @@ impl Policy for LeastSessions {
 
     fn choose(&self, hosts: &Hosts<'_>, context: Context<'_>) -> Option<Position> {
         let session = worker::session_by_hash(context.hash()?)?;
-        if session.failed_nodes() >= self.attempts {
+        if session.failed_node_count() >= self.attempts {
             return None;
         }
         let is_tried = |endpoint: &str| session.has_tried(endpoint);
@@ -140,43 +149,43 @@ impl Policy for LeastSessions {
             let candidate = &self.candidates.borrow()[at];
             hosts.healthy_address(candidate.at) == Some(&candidate.endpoint)
         };
-        let mut choice = self.best(is_tried).filter(|choice| !self.is_outdated() && is_there(choice.index));
+        let mut choice = self.best_choice(is_tried).filter(|choice| !self.is_outdated() && is_there(choice.index));
         if choice.is_none() {
             // When hosts change, Envoy may make a connection before it calls our hook.
             self.hosts_changed(hosts);
-            choice = self.best(is_tried);
+            choice = self.best_choice(is_tried);
         }
-        while !self.admits(choice?) {
-            choice = self.best(is_tried);
+        while !self.try_admit(choice?) {
+            choice = self.best_choice(is_tried);
         }
         let candidate = &self.candidates.borrow()[choice?.index];
-        candidate.due.set(candidate.due.get() + 1.0 / f64::from(candidate.weight));
-        session.try_node(&candidate.endpoint, &candidate.here, candidate.watched.as_ref());
-        worker::set_connecting(session, Rc::clone(&candidate.here));
+        candidate.next_turn.set(candidate.next_turn.get() + 1.0 / f64::from(candidate.weight));
+        session.try_node(&candidate.endpoint, &candidate.node, candidate.monitored_endpoint.as_ref());
+        worker::set_connecting(session, Rc::clone(&candidate.node));
         Some(candidate.at)
     }
 }
 
 impl LeastSessions {
     /// The best of the nodes that are not ejected. If all are, the one whose ejection ends first.
-    fn best(&self, is_tried: impl Fn(&str) -> bool) -> Option<Choice> {
+    fn best_choice(&self, is_tried: impl Fn(&str) -> bool) -> Option<Choice> {
         let candidates = self.candidates.borrow();
-        let usable = |candidate: &Candidate| candidate.weight > 0 && !is_tried(&candidate.endpoint);
-        let load = |candidate: &Candidate| {
-            (usable(candidate) && candidate.here.node.ejected_until().is_none()).then(|| candidate.load())
+        let usable = |candidate: &HostCandidate| candidate.weight > 0 && !is_tried(&candidate.endpoint);
+        let load = |candidate: &HostCandidate| {
+            (usable(candidate) && candidate.node.shared.ejected_until().is_none()).then(|| candidate.load())
         };
-        if let Some(index) = least(candidates.iter().map(load)) {
+        if let Some(index) = least_loaded(candidates.iter().map(load)) {
             return Some(Choice { index, is_ejected: false });
         }
         let ejected = candidates.iter().enumerate().filter(|(_, candidate)| usable(candidate));
-        let first = ejected.min_by_key(|(_, candidate)| candidate.here.node.ejected_until())?;
+        let first = ejected.min_by_key(|(_, candidate)| candidate.node.shared.ejected_until())?;
         Some(Choice { index: first.0, is_ejected: true })
     }
 
     /// Whether the session that asks may use the choice. False: the ejection of that node has just ended, and another
     /// session tries it for all; it counts as ejected meanwhile.
-    fn admits(&self, choice: Choice) -> bool {
-        choice.is_ejected || self.candidates.borrow()[choice.index].here.node.admits()
+    fn try_admit(&self, choice: Choice) -> bool {
+        choice.is_ejected || self.candidates.borrow()[choice.index].node.shared.try_admit()
     }
 
     /// Whether the control plane has published something since the candidates were made.
@@ -209,7 +218,7 @@ struct Load {
 /// The index of the best node, among those of the lowest priority. A node that is ahead of another is left out: the other
 /// would not have more sessions for its weight even with one session more. Of the rest it is the one whose turn is first.
 /// A None in `loads` stands for a node that must not be chosen.
-fn least(loads: impl Iterator<Item = Option<Load>> + Clone) -> Option<usize> {
+fn least_loaded(loads: impl Iterator<Item = Option<Load>> + Clone) -> Option<usize> {
     let priority = loads.clone().flatten().map(|load| load.priority).min()?;
     let usable = loads.enumerate().filter_map(|(index, load)| Some((index, load?)));
     let usable = usable.filter(|(_, load)| load.priority == priority);
@@ -238,7 +247,7 @@ mod tests {
             .collect();
         let mut got = vec![0; nodes.len()];
         for _ in 0..picks {
-            let chosen = least(loads.iter().copied().map(Some)).expect("there are nodes");
+            let chosen = least_loaded(loads.iter().copied().map(Some)).expect("there are nodes");
             loads[chosen].due += 1.0 / f64::from(loads[chosen].weight);
             loads[chosen].added += u64::from(held);
             got[chosen] += 1;
@@ -262,8 +271,8 @@ mod tests {
     #[test]
     fn a_session_that_is_just_ending_does_not_turn_the_weights_round() {
         let load = |added, weight| Some(Load { priority: 0, added, weight, due: 0.5 / f64::from(weight) });
-        assert_eq!(least([load(1, 100), load(0, 1)].into_iter()), Some(0));
-        assert_eq!(least([load(2, 100), load(0, 1)].into_iter()), Some(0));
+        assert_eq!(least_loaded([load(1, 100), load(0, 1)].into_iter()), Some(0));
+        assert_eq!(least_loaded([load(2, 100), load(0, 1)].into_iter()), Some(0));
     }
 
     #[test]
@@ -274,23 +283,23 @@ mod tests {
     #[test]
     fn what_may_not_be_chosen_is_not() {
         let busy = Load { priority: 0, added: 9, weight: 1, due: 9.0 };
-        assert_eq!(least([None, Some(busy), None].into_iter()), Some(1));
-        assert_eq!(least([None, None].into_iter()), None);
-        assert_eq!(least(std::iter::empty()), None);
+        assert_eq!(least_loaded([None, Some(busy), None].into_iter()), Some(1));
+        assert_eq!(least_loaded([None, None].into_iter()), None);
+        assert_eq!(least_loaded(std::iter::empty()), None);
     }
 
     #[test]
     fn a_node_elsewhere_is_for_those_that_find_none_near() {
         let load = |priority, added| Some(Load { priority, added, weight: 1, due: 0.5 });
-        assert_eq!(least([load(2, 0), load(1, 5), load(1, 4)].into_iter()), Some(2));
-        assert_eq!(least([load(2, 0), load(0, 99), load(1, 0)].into_iter()), Some(1));
-        assert_eq!(least([load(2, 0), None, None].into_iter()), Some(0));
+        assert_eq!(least_loaded([load(2, 0), load(1, 5), load(1, 4)].into_iter()), Some(2));
+        assert_eq!(least_loaded([load(2, 0), load(0, 99), load(1, 0)].into_iter()), Some(1));
+        assert_eq!(least_loaded([load(2, 0), None, None].into_iter()), Some(0));
     }
 
     #[test]
     fn nothing_overflows() {
         let load = |added| Load { priority: 0, added, weight: u32::MAX, due: 0.0 };
-        assert_eq!(least([Some(load(u64::MAX - 1)), Some(load(u64::MAX - 9))].into_iter()), Some(1));
+        assert_eq!(least_loaded([Some(load(u64::MAX - 1)), Some(load(u64::MAX - 9))].into_iter()), Some(1));
     }
 
     #[test]
@@ -300,18 +309,26 @@ mod tests {
         assert!(turns.iter().any(|turn| *turn != turns[0]));
     }
 
-    fn candidate(name: &str) -> Candidate {
-        let (at, here) = (Position { priority: 0, index: 0 }, crate::node::here("policy", name));
-        Candidate { at, endpoint: name.to_owned(), here, watched: None, weight: 1, base: 0, due: Cell::new(1.0) }
+    fn candidate(name: &str) -> HostCandidate {
+        let (at, node) = (Position { priority: 0, index: 0 }, crate::node::worker_node("policy", name));
+        HostCandidate {
+            at,
+            endpoint: name.to_owned(),
+            node,
+            monitored_endpoint: None,
+            weight: 1,
+            base_sessions: 0,
+            next_turn: Cell::new(1.0),
+        }
     }
 
     #[test]
     fn only_a_session_that_uses_a_node_tries_it_after_its_ejection() {
         let candidates = ["policy-a", "policy-b"].map(candidate);
-        let [a, b] = candidates.each_ref().map(|candidate| Arc::clone(&candidate.here.node));
+        let [a, b] = candidates.each_ref().map(|candidate| Arc::clone(&candidate.node.shared));
         let (group, candidates) = ("policy".into(), RefCell::new(Vec::from(candidates)));
         let policy = LeastSessions { group, attempts: 3, seen: Cell::new(0), candidates };
-        let best = || policy.best(|_| false).expect("there are two");
+        let best = || policy.best_choice(|_| false).expect("there are two");
         let choice = |index, is_ejected| Choice { index, is_ejected };
         a.eject(EjectReason::Connect, Duration::ZERO);
         b.eject(EjectReason::Connect, Duration::from_secs(60));
@@ -319,9 +336,9 @@ mod tests {
         assert_eq!(best(), choice(0, false), "to look for a node is not to use it");
         a.eject(EjectReason::Connect, Duration::from_secs(30));
         assert_eq!(best(), choice(0, true), "its ejection ends first");
-        assert!(policy.admits(best()));
-        b.restore();
+        assert!(policy.try_admit(best()));
+        b.end_ejection();
         assert_eq!(best(), choice(1, false));
-        assert!(policy.admits(best()));
+        assert!(policy.try_admit(best()));
     }
 }

@@ -18,10 +18,10 @@ use std::time::Duration;
 
 use socket2::Socket;
 
-use crate::events::{self, Key, Visitor};
+use crate::offload::{self, AuxFd, EventKey};
 use crate::{clock, nonblocking};
 
-/// How long the port may take to answer. After that the asker calls [`give_up`].
+/// How long the port may take to answer. After that the asker calls [`time_out`].
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a port that was found closed counts as closed: less time than a server takes to start.
 const CLOSED_FOR: Duration = Duration::from_millis(500);
@@ -31,12 +31,12 @@ const SAME_CAUSE_WINDOW: Duration = Duration::from_millis(100);
 const MAX_ATTEMPTS: u8 = 3;
 
 /// Who asks.
-pub(crate) trait Asker {
-    fn answered(self: Rc<Self>, is_there: bool);
+pub(crate) trait ProbeClient {
+    fn on_probe_result(self: Rc<Self>, is_there: bool);
 }
 
-struct Waiting {
-    asker: Weak<dyn Asker>,
+struct ProbeRequest {
+    client: Weak<dyn ProbeClient>,
     /// Whether its connection was idle, and was reset.
     is_reset: bool,
 }
@@ -44,9 +44,9 @@ struct Waiting {
 /// One port that is probed, or was a moment ago.
 #[derive(Default)]
 struct Port {
-    probe: Option<Rc<Probe>>,
+    probe: Option<Rc<PortProbe>>,
     /// Those who asked after the probe began.
-    next: Vec<Waiting>,
+    next_requests: Vec<ProbeRequest>,
     /// When it was last found closed.
     closed_at: Option<Duration>,
     /// When several idle connections were last reset together.
@@ -69,14 +69,14 @@ fn is_recent(at: Option<Duration>, within: Duration, now: Duration) -> bool {
 /// Asks whether the node at that port is there. `header`: the PROXY header that the node expects, if any. `is_reset`: the
 /// connection was idle, and was reset; a KILL does not reset several connections at a time.
 ///
-/// None: `asker` gets the answer later.
-pub(crate) fn ask(
+/// None: `client` gets the answer later.
+pub(crate) fn probe(
     address: SocketAddr,
-    asker: &Rc<impl Asker + 'static>,
+    client: &Rc<impl ProbeClient + 'static>,
     is_reset: bool,
     header: &dyn Fn() -> Vec<u8>,
 ) -> Option<bool> {
-    let asker: Weak<dyn Asker> = Rc::downgrade(&(Rc::clone(asker) as Rc<dyn Asker>));
+    let client: Weak<dyn ProbeClient> = Rc::downgrade(&(Rc::clone(client) as Rc<dyn ProbeClient>));
     let now = clock::now();
     remove_unneeded(now);
     let (closed, together) = with_port(address, |port| {
@@ -93,26 +93,26 @@ pub(crate) fn ask(
     if closed || together {
         return Some(false);
     }
-    let waiting = Waiting { asker, is_reset };
+    let request = ProbeRequest { client, is_reset };
     if with_port(address, |port| port.probe.is_some()) {
-        with_port(address, |port| port.next.push(waiting));
+        with_port(address, |port| port.next_requests.push(request));
         return None;
     }
-    begin(address, vec![waiting], header()).err().map(|(is_there, _)| is_there)
+    start_probe(address, vec![request], header()).err().map(|(is_there, _)| is_there)
 }
 
 /// An asker has waited for [`TIMEOUT`].
-pub(crate) fn give_up(address: SocketAddr) {
+pub(crate) fn time_out(address: SocketAddr) {
     if let Some(probe) = with_port(address, |port| port.probe.clone()) {
         // A node that has accepted the connection is there, only slow.
         let is_there = probe.connection.borrow().as_ref().is_some_and(|connection| connection.peer_addr().is_ok());
-        probe.ends(is_there || probe.has_just_begun(clock::now()));
+        probe.finish(is_there || probe.has_just_begun(clock::now()));
     }
 }
 
 /// Must be called when a session ends: removes the probes that no session waits for any more. A probe does not end by
-/// itself if the node accepts the connection and then sends nothing, since only a waiting session calls [`give_up`].
-pub(crate) fn asker_has_ended() {
+/// itself if the node accepts the connection and then sends nothing, since only a waiting session calls [`time_out`].
+pub(crate) fn remove_abandoned() {
     remove_unneeded(clock::now());
 }
 
@@ -121,7 +121,7 @@ fn remove_unneeded(now: Duration) {
 }
 
 /// A node has greeted, so its port is not closed any more. `address` makes a system call, so it is called only if needed.
-pub(crate) fn has_greeted(address: impl FnOnce() -> Option<SocketAddr>) {
+pub(crate) fn record_greeting(address: impl FnOnce() -> Option<SocketAddr>) {
     if PORTS.with_borrow(|ports| ports.values().all(|port| port.closed_at.is_none())) {
         return;
     }
@@ -133,8 +133,12 @@ pub(crate) fn has_greeted(address: impl FnOnce() -> Option<SocketAddr>) {
 }
 
 /// Begins a probe for these askers. Err: the result is known at once, and the caller has to answer these askers.
-fn begin(address: SocketAddr, askers: Vec<Waiting>, header: Vec<u8>) -> Result<(), (bool, Vec<Waiting>)> {
-    let probe = Rc::new(Probe {
+fn start_probe(
+    address: SocketAddr,
+    requests: Vec<ProbeRequest>,
+    header: Vec<u8>,
+) -> Result<(), (bool, Vec<ProbeRequest>)> {
+    let probe = Rc::new(PortProbe {
         address,
         header,
         begun_at: clock::now(),
@@ -142,7 +146,7 @@ fn begin(address: SocketAddr, askers: Vec<Waiting>, header: Vec<u8>) -> Result<(
         key: Cell::new(None),
         attempts: Cell::new(0),
         has_sent_header: Cell::new(false),
-        askers: RefCell::new(askers),
+        requests: RefCell::new(requests),
     });
     let Some(is_there) = probe.connect() else {
         with_port(address, |port| port.probe = Some(probe));
@@ -151,61 +155,61 @@ fn begin(address: SocketAddr, askers: Vec<Waiting>, header: Vec<u8>) -> Result<(
     if !is_there {
         with_port(address, |port| port.closed_at = Some(clock::now()));
     }
-    Err((is_there, probe.askers.take()))
+    Err((is_there, probe.requests.take()))
 }
 
 impl Port {
     fn is_needed(&self, now: Duration) -> bool {
-        let of_probe = |probe: &Rc<Probe>| probe.askers.borrow().iter().any(Waiting::is_alive);
-        self.next.iter().any(Waiting::is_alive)
+        let of_probe = |probe: &Rc<PortProbe>| probe.requests.borrow().iter().any(ProbeRequest::is_alive);
+        self.next_requests.iter().any(ProbeRequest::is_alive)
             || self.probe.as_ref().is_some_and(of_probe)
             || is_recent(self.closed_at, CLOSED_FOR, now)
             || is_recent(self.reset_at, SAME_CAUSE_WINDOW, now)
     }
 
     fn has_resets(&self) -> bool {
-        let of_probe = |probe: &Rc<Probe>| probe.askers.borrow().iter().any(|one| one.is_reset);
-        self.next.iter().any(|one| one.is_reset) || self.probe.as_ref().is_some_and(of_probe)
+        let of_probe = |probe: &Rc<PortProbe>| probe.requests.borrow().iter().any(|one| one.is_reset);
+        self.next_requests.iter().any(|one| one.is_reset) || self.probe.as_ref().is_some_and(of_probe)
     }
 
-    fn take_resets(&mut self) -> Vec<Waiting> {
-        let take = |all: &mut Vec<Waiting>| -> Vec<Waiting> {
+    fn take_resets(&mut self) -> Vec<ProbeRequest> {
+        let take = |all: &mut Vec<ProbeRequest>| -> Vec<ProbeRequest> {
             let (resets, others) = std::mem::take(all).into_iter().partition(|one| one.is_reset);
             *all = others;
             resets
         };
-        let mut taken = take(&mut self.next);
+        let mut taken = take(&mut self.next_requests);
         if let Some(probe) = &self.probe {
-            taken.extend(take(&mut probe.askers.borrow_mut()));
+            taken.extend(take(&mut probe.requests.borrow_mut()));
         }
         taken
     }
 }
 
-impl Waiting {
+impl ProbeRequest {
     fn is_alive(&self) -> bool {
-        self.asker.strong_count() > 0
+        self.client.strong_count() > 0
     }
 
     fn answer(self, is_there: bool) {
-        if let Some(asker) = self.asker.upgrade() {
-            asker.answered(is_there);
+        if let Some(client) = self.client.upgrade() {
+            client.on_probe_result(is_there);
         }
     }
 }
 
-struct Probe {
+struct PortProbe {
     address: SocketAddr,
     header: Vec<u8>,
     begun_at: Duration,
     connection: RefCell<Option<Socket>>,
-    key: Cell<Option<Key>>,
+    key: Cell<Option<EventKey>>,
     attempts: Cell<u8>,
     has_sent_header: Cell<bool>,
-    askers: RefCell<Vec<Waiting>>,
+    requests: RefCell<Vec<ProbeRequest>>,
 }
 
-impl Probe {
+impl PortProbe {
     /// Begins to connect. Some: the result is known at once.
     fn connect(self: &Rc<Self>) -> Option<bool> {
         self.attempts.set(self.attempts.get() + 1);
@@ -217,8 +221,8 @@ impl Probe {
                 _ => Some(false),
             };
         }
-        let visitor: Weak<dyn Visitor> = Rc::downgrade(&(Rc::clone(self) as Rc<dyn Visitor>));
-        let Some(key) = events::watch(connection.as_fd(), visitor) else { return self.cannot_probe() };
+        let aux_fd: Weak<dyn AuxFd> = Rc::downgrade(&(Rc::clone(self) as Rc<dyn AuxFd>));
+        let Some(key) = offload::watch(connection.as_fd(), aux_fd) else { return self.cannot_probe() };
         self.key.set(Some(key));
         self.connection.replace(Some(connection));
         None
@@ -240,7 +244,7 @@ impl Probe {
         if let Some(connection) = self.connection.take()
             && let Some(key) = self.key.take()
         {
-            events::forget(connection.as_fd(), key);
+            offload::unwatch(connection.as_fd(), key);
         }
     }
 
@@ -275,38 +279,38 @@ impl Probe {
         if self.attempts.get() < MAX_ATTEMPTS { self.connect() } else { Some(true) }
     }
 
-    fn ends(self: &Rc<Self>, is_there: bool) {
+    fn finish(self: &Rc<Self>, is_there: bool) {
         self.close();
-        let mut askers = self.askers.take();
+        let mut requests = self.requests.take();
         let next = with_port(self.address, |port| {
             port.probe = None;
             if !is_there {
                 port.closed_at = Some(clock::now());
             }
-            std::mem::take(&mut port.next)
+            std::mem::take(&mut port.next_requests)
         });
-        let next: Vec<Waiting> = next.into_iter().filter(Waiting::is_alive).collect();
+        let next: Vec<ProbeRequest> = next.into_iter().filter(ProbeRequest::is_alive).collect();
         if !is_there {
-            askers.extend(next);
+            requests.extend(next);
         } else if !next.is_empty() {
             // They asked after this probe began: the node may have gone since.
-            if let Err((known, next)) = begin(self.address, next, self.header.clone()) {
+            if let Err((known, next)) = start_probe(self.address, next, self.header.clone()) {
                 next.into_iter().for_each(|one| one.answer(known));
             }
         }
-        askers.into_iter().for_each(|one| one.answer(is_there));
+        requests.into_iter().for_each(|one| one.answer(is_there));
     }
 }
 
-impl Visitor for Probe {
-    fn happened(self: Rc<Self>) {
+impl AuxFd for PortProbe {
+    fn on_event(self: Rc<Self>) {
         if let Some(is_there) = self.check() {
-            self.ends(is_there);
+            self.finish(is_there);
         }
     }
 }
 
-impl Drop for Probe {
+impl Drop for PortProbe {
     fn drop(&mut self) {
         self.close();
     }
@@ -318,19 +322,19 @@ mod tests {
 
     const HERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
 
-    struct TestAsker;
+    struct TestClient;
 
-    impl Asker for TestAsker {
-        fn answered(self: Rc<Self>, _: bool) {}
+    impl ProbeClient for TestClient {
+        fn on_probe_result(self: Rc<Self>, _: bool) {}
     }
 
-    fn waiting(asker: &Rc<TestAsker>) -> Waiting {
-        let asker: Weak<dyn Asker> = Rc::downgrade(&(Rc::clone(asker) as Rc<dyn Asker>));
-        Waiting { asker, is_reset: false }
+    fn request(client: &Rc<TestClient>) -> ProbeRequest {
+        let client: Weak<dyn ProbeClient> = Rc::downgrade(&(Rc::clone(client) as Rc<dyn ProbeClient>));
+        ProbeRequest { client, is_reset: false }
     }
 
-    fn probe(askers: Vec<Waiting>, begun_at: Duration) -> Rc<Probe> {
-        Rc::new(Probe {
+    fn probe(requests: Vec<ProbeRequest>, begun_at: Duration) -> Rc<PortProbe> {
+        Rc::new(PortProbe {
             address: HERE,
             header: Vec::new(),
             begun_at,
@@ -338,21 +342,21 @@ mod tests {
             key: Cell::new(None),
             attempts: Cell::new(1),
             has_sent_header: Cell::new(true),
-            askers: RefCell::new(askers),
+            requests: RefCell::new(requests),
         })
     }
 
     #[test]
     fn a_probe_ends_with_the_last_of_its_askers() {
-        let (one, other) = (Rc::new(TestAsker), Rc::new(TestAsker));
-        let made = probe(vec![waiting(&one)], Duration::ZERO);
+        let (one, other) = (Rc::new(TestClient), Rc::new(TestClient));
+        let made = probe(vec![request(&one)], Duration::ZERO);
         let running = Rc::downgrade(&made);
-        with_port(HERE, |port| (port.probe, port.next) = (Some(made), vec![waiting(&other)]));
+        with_port(HERE, |port| (port.probe, port.next_requests) = (Some(made), vec![request(&other)]));
         drop(one);
-        asker_has_ended();
+        remove_abandoned();
         assert_eq!(running.strong_count(), 1, "the other one waits for the next probe");
         drop(other);
-        asker_has_ended();
+        remove_abandoned();
         assert_eq!((running.strong_count(), PORTS.with_borrow(HashMap::len)), (0, 0));
     }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use session::sentinel::State;
+use session::sentinel::Reachability;
 
 use crate::session::Session;
 use crate::{clock, wakers, worker};
@@ -24,9 +24,9 @@ const RECENT: Duration = Duration::from_secs(2);
 const SESSIONS_PER_TURN: usize = 256;
 
 /// An address, and the control plane's name for the node.
-pub(crate) type Key = (SocketAddr, String);
+pub(crate) type EndpointKey = (SocketAddr, String);
 
-type Endpoints = HashMap<Key, Arc<MonitoredEndpoint>>;
+type Endpoints = HashMap<EndpointKey, Arc<MonitoredEndpoint>>;
 
 static ENDPOINTS: LazyLock<Mutex<Endpoints>> = LazyLock::new(Mutex::default);
 
@@ -47,31 +47,31 @@ pub(crate) struct MonitoredEndpoint {
     state: AtomicU8,
     /// When a session received something from it, in milliseconds of `clock`. 0: not since the last
     /// [`Self::take_heard`].
-    heard: AtomicU64,
+    heard_at: AtomicU64,
 }
 
 impl MonitoredEndpoint {
-    pub(crate) fn is(&self, state: State) -> bool {
+    pub(crate) fn has_state(&self, state: Reachability) -> bool {
         self.state.load(Ordering::Relaxed) == state as u8
     }
 
     /// Sets a new state, and has the workers react to it.
-    pub(crate) fn set(&self, state: State) {
+    pub(crate) fn set_state(&self, state: Reachability) {
         self.state.store(state as u8, Ordering::Relaxed);
         notify_workers();
     }
 
     /// When a session received something from it since the last call.
     pub(crate) fn take_heard(&self) -> Option<Duration> {
-        Some(self.heard.swap(0, Ordering::Relaxed)).filter(|&at| at > 0).map(Duration::from_millis)
+        Some(self.heard_at.swap(0, Ordering::Relaxed)).filter(|&at| at > 0).map(Duration::from_millis)
     }
 
-    fn is_heard(&self) -> bool {
-        self.heard.load(Ordering::Relaxed) > 0
+    fn has_heard(&self) -> bool {
+        self.heard_at.load(Ordering::Relaxed) > 0
     }
 
-    fn set_heard(&self, at: Duration) {
-        self.heard.fetch_max(u64::try_from(at.as_millis()).unwrap_or(0), Ordering::Relaxed);
+    fn record_heard(&self, at: Duration) {
+        self.heard_at.fetch_max(u64::try_from(at.as_millis()).unwrap_or(0), Ordering::Relaxed);
     }
 }
 
@@ -88,17 +88,17 @@ fn endpoints() -> MutexGuard<'static, Endpoints> {
 }
 
 /// The node of that name at that `ip:port`, which is watched from now on. None: that is no IP address.
-pub(crate) fn endpoint(address: &str, node: &str) -> Option<Arc<MonitoredEndpoint>> {
+pub(crate) fn monitor(address: &str, node: &str) -> Option<Arc<MonitoredEndpoint>> {
     let address: SocketAddr = address.parse().ok()?;
-    let made = || {
-        let state = AtomicU8::new(State::Reachable as u8);
-        Arc::new(MonitoredEndpoint { address, node: node.to_owned(), state, heard: AtomicU64::new(0) })
+    let new_endpoint = || {
+        let state = AtomicU8::new(Reachability::Reachable as u8);
+        Arc::new(MonitoredEndpoint { address, node: node.to_owned(), state, heard_at: AtomicU64::new(0) })
     };
-    Some(Arc::clone(endpoints().entry((address, node.to_owned())).or_insert_with(made)))
+    Some(Arc::clone(endpoints().entry((address, node.to_owned())).or_insert_with(new_endpoint)))
 }
 
 /// All endpoints that the policy or a session holds; the others are removed. `is_watched`: whether the caller holds it, too.
-pub(crate) fn watched(is_watched: impl Fn(&Key) -> bool) -> Vec<Arc<MonitoredEndpoint>> {
+pub(crate) fn list_watched(is_watched: impl Fn(&EndpointKey) -> bool) -> Vec<Arc<MonitoredEndpoint>> {
     let mut all = endpoints();
     all.retain(|key, endpoint| Arc::strong_count(endpoint) > 1 + usize::from(is_watched(key)));
     all.values().cloned().collect()
@@ -108,42 +108,42 @@ pub(crate) fn watched(is_watched: impl Fn(&Key) -> bool) -> Vec<Arc<MonitoredEnd
 ///
 /// At a suspected address it looks for a session that has received something lately. If there is none, one of them requests
 /// an answer of the kernel there, which the next check finds. Sessions at an unreachable address end, or move elsewhere.
-pub(crate) fn look() {
+pub(crate) fn check_sessions() {
     let changes = CHANGES.load(Ordering::Acquire);
     if SEEN.get() == changes {
         return;
     }
     let now = clock::now();
-    let asking = RefCell::new(HashMap::<Key, Rc<Session>>::new());
+    let to_probe = RefCell::new(HashMap::<EndpointKey, Rc<Session>>::new());
     let lost = RefCell::new(Vec::<Rc<Session>>::new());
-    worker::each(|session| {
+    worker::for_each_session(|session| {
         let Some(endpoint) = session.monitored_endpoint() else { return };
-        if !endpoint.is(State::Suspected) {
-            session.restores_keepalive_time();
+        if !endpoint.has_state(Reachability::Suspected) {
+            session.restore_keepalive_time();
         }
-        if endpoint.is(State::Suspected) {
-            if endpoint.is_heard() {
+        if endpoint.has_state(Reachability::Suspected) {
+            if endpoint.has_heard() {
                 return;
             }
             let Some(quiet) = session.since_heard() else { return };
             if quiet < RECENT {
-                endpoint.set_heard(now.saturating_sub(quiet));
+                endpoint.record_heard(now.saturating_sub(quiet));
             } else {
-                asking
+                to_probe
                     .borrow_mut()
                     .entry((endpoint.address, endpoint.node.clone()))
                     .or_insert_with(|| Rc::clone(session));
             }
-        } else if endpoint.is(State::Unreachable)
+        } else if endpoint.has_state(Reachability::Unreachable)
             && lost.borrow().len() <= SESSIONS_PER_TURN
             && session.depends_on_lost_node()
         {
             lost.borrow_mut().push(Rc::clone(session));
         }
     });
-    for session in asking.into_inner().into_values() {
-        if session.monitored_endpoint().is_some_and(|endpoint| !endpoint.is_heard()) {
-            session.sends_keepalive_probe();
+    for session in to_probe.into_inner().into_values() {
+        if session.monitored_endpoint().is_some_and(|endpoint| !endpoint.has_heard()) {
+            session.send_keepalive_probe();
         }
     }
     let mut lost = lost.into_inner();
@@ -154,7 +154,7 @@ pub(crate) fn look() {
         SEEN.set(changes);
     }
     for session in lost {
-        session.node_is_unreachable();
+        session.on_node_unreachable();
     }
 }
 
@@ -165,12 +165,12 @@ mod tests {
     #[test]
     fn an_endpoint_is_watched_as_long_as_it_is_held() {
         let names = |is_watched: bool| -> Vec<String> {
-            let here = watched(|_| is_watched).into_iter().map(|endpoint| endpoint.node.clone());
+            let here = list_watched(|_| is_watched).into_iter().map(|endpoint| endpoint.node.clone());
             here.filter(|name| name.starts_with("held-")).collect()
         };
-        assert!(endpoint("not an address", "held-none").is_none());
-        let session = endpoint("127.0.0.1:1", "held-a").expect("an address");
-        let again = endpoint("127.0.0.1:1", "held-a").expect("an address");
+        assert!(monitor("not an address", "held-none").is_none());
+        let session = monitor("127.0.0.1:1", "held-a").expect("an address");
+        let again = monitor("127.0.0.1:1", "held-a").expect("an address");
         assert!(Arc::ptr_eq(&session, &again));
         drop(again);
         assert_eq!(names(false), ["held-a"], "before anybody watches it");
@@ -179,15 +179,15 @@ mod tests {
         drop(session);
         assert!(names(true).is_empty());
         drop(watch);
-        assert!(endpoint("127.0.0.1:1", "held-a").is_some_and(|new| new.is(State::Reachable)));
+        assert!(monitor("127.0.0.1:1", "held-a").is_some_and(|new| new.has_state(Reachability::Reachable)));
     }
 
     #[test]
     fn a_sign_of_life_is_taken_once() {
-        let endpoint = endpoint("127.0.0.1:2", "sign").expect("an address");
+        let endpoint = monitor("127.0.0.1:2", "sign").expect("an address");
         assert_eq!(endpoint.take_heard(), None);
-        endpoint.set_heard(Duration::from_millis(5));
-        endpoint.set_heard(Duration::from_millis(3));
+        endpoint.record_heard(Duration::from_millis(5));
+        endpoint.record_heard(Duration::from_millis(3));
         assert_eq!((endpoint.take_heard(), endpoint.take_heard()), (Some(Duration::from_millis(5)), None));
     }
 }

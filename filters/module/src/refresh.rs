@@ -8,7 +8,7 @@ use std::time::Duration;
 use tls::TlsError;
 
 /// A path that was given; the empty one was not.
-pub(crate) fn given(path: &Path) -> Option<&Path> {
+pub(crate) fn non_empty_path(path: &Path) -> Option<&Path> {
     (!path.as_os_str().is_empty()).then_some(path)
 }
 

@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
-use session::sentinel::{Limits, Sentinel, State};
+use session::sentinel::{Reachability, Sentinel, SentinelTimeouts};
 use socket2::{Socket, TcpKeepalive};
 
 use crate::config::ProxyProtocol;
 use crate::ejection::{self, EjectReason};
-use crate::reachability::{self, Key, MonitoredEndpoint};
+use crate::reachability::{self, EndpointKey, MonitoredEndpoint};
 use crate::{clock, hosts, nonblocking, proxy_header};
 
 /// Time between two observations of a node.
@@ -40,7 +40,7 @@ static HEADER: AtomicU8 = AtomicU8::new(ProxyProtocol::Off as u8);
 static ENABLED: AtomicBool = AtomicBool::new(false);
 
 /// Configures all sentinels. `kind`: the PROXY header that nodes expect.
-pub(crate) fn set(enabled: bool, kind: ProxyProtocol) {
+pub(crate) fn configure(enabled: bool, kind: ProxyProtocol) {
     ENABLED.store(enabled, Ordering::Relaxed);
     HEADER.store(kind as u8, Ordering::Relaxed);
 }
@@ -57,7 +57,7 @@ fn header() -> Vec<u8> {
 /// The sentinels of this Envoy.
 #[derive(Default)]
 pub(crate) struct Sentinels {
-    watches: RefCell<HashMap<Key, Watch>>,
+    watches: RefCell<HashMap<EndpointKey, Watch>>,
     observed: Cell<Option<Duration>>,
 }
 
@@ -70,9 +70,9 @@ impl Sentinels {
         }
         self.observed.set(Some(now));
         // To eject nodes the main thread needs the current hosts, and no session wakes it when they change.
-        hosts::look();
+        hosts::apply_published();
         let mut before = self.watches.take();
-        let endpoints = reachability::watched(|key| before.contains_key(key));
+        let endpoints = reachability::list_watched(|key| before.contains_key(key));
         if !ENABLED.load(Ordering::Relaxed) {
             return;
         }
@@ -101,7 +101,7 @@ enum ConnectionState {
     TimedOut,
 }
 
-struct Connection {
+struct SentinelConnection {
     socket: Socket,
     began: Duration,
 }
@@ -110,21 +110,21 @@ struct Connection {
 struct Watch {
     endpoint: Arc<MonitoredEndpoint>,
     sentinel: Sentinel,
-    connection: Option<Connection>,
-    attempts: Vec<Connection>,
+    connection: Option<SentinelConnection>,
+    attempts: Vec<SentinelConnection>,
     /// Whether the workers were asked once more, shortly before the decision, if a suspected node answers their sessions.
     has_asked_again: bool,
 }
 
 impl Watch {
     fn new(endpoint: Arc<MonitoredEndpoint>, now: Duration) -> Self {
-        let sentinel = Sentinel::new(Limits::default(), now);
+        let sentinel = Sentinel::new(SentinelTimeouts::default(), now);
         Self { endpoint, sentinel, connection: None, attempts: Vec::new(), has_asked_again: false }
     }
 
     fn observe(&mut self, now: Duration) {
         if let Some(at) = self.endpoint.take_heard() {
-            self.sentinel.heard(at);
+            self.sentinel.record_heard(at);
         }
         self.read(now);
         self.check_attempts(now);
@@ -134,33 +134,33 @@ impl Watch {
         let changed = self.sentinel.observe(now);
         if let Some(state) = changed {
             self.log(state);
-            self.endpoint.set(state);
+            self.endpoint.set_state(state);
             self.has_asked_again = false;
         } else if self.sentinel.is_nearly_lost(now) && !self.has_asked_again {
             self.has_asked_again = true;
             reachability::notify_workers();
         }
-        if self.endpoint.is(State::Unreachable) {
-            for here in hosts::at(&self.endpoint.address, &self.endpoint.node) {
+        if self.endpoint.has_state(Reachability::Unreachable) {
+            for here in hosts::find_nodes(&self.endpoint.address, &self.endpoint.node) {
                 ejection::eject(&here, EjectReason::Vanished, EJECTION);
             }
         }
     }
 
-    fn log(&self, state: State) {
+    fn log(&self, state: Reachability) {
         let MonitoredEndpoint { address, node, .. } = &*self.endpoint;
         match state {
-            State::Suspected => abi::log!(Debug, "{node} ({address}) has not answered for 2 s"),
-            State::Unreachable => abi::log!(
+            Reachability::Suspected => abi::log!(Debug, "{node} ({address}) has not answered for 2 s"),
+            Reachability::Unreachable => abi::log!(
                 Warn,
                 "{node} ({address}) does not answer any more, neither on a connection nor to new ones: it gets no new \
                  sessions, and those that it has end or go on elsewhere"
             ),
-            State::Reachable => {
+            Reachability::Reachable => {
                 abi::log!(Info, "{node} ({address}) answers");
-                for here in hosts::at(address, node) {
-                    if here.node.ejected().is_some_and(|ejected| ejected.reason == EjectReason::Vanished) {
-                        here.node.restore();
+                for here in hosts::find_nodes(address, node) {
+                    if here.shared.ejection_details().is_some_and(|ejected| ejected.reason == EjectReason::Vanished) {
+                        here.shared.end_ejection();
                     }
                 }
             }
@@ -171,12 +171,12 @@ impl Watch {
     fn read(&mut self, now: Duration) {
         let Some(connection) = &self.connection else { return };
         if let Some(quiet) = abi::tcp::since_heard(connection.socket.as_fd()) {
-            self.sentinel.heard(now.saturating_sub(quiet));
+            self.sentinel.record_heard(now.saturating_sub(quiet));
         }
         match discard_received(&connection.socket) {
             ConnectionState::Open => {}
             ConnectionState::Closed => {
-                self.sentinel.ended(now.saturating_sub(connection.began), now);
+                self.sentinel.record_close(now.saturating_sub(connection.began), now);
                 self.connection = None;
             }
             ConnectionState::TimedOut => self.connection = None,
@@ -193,12 +193,14 @@ impl Watch {
                 Ok(None) if is_replaced => self.attempts.push(attempt),
                 Ok(None) if attempt.socket.peer_addr().is_ok() => {
                     is_replaced = true;
-                    self.sentinel.heard(now);
+                    self.sentinel.record_heard(now);
                     let _ = (&attempt.socket).write(&header());
                     self.connection = Some(attempt);
                 }
                 Ok(None) if now < attempt.began + ATTEMPT_TIMEOUT => self.attempts.push(attempt),
-                Ok(Some(error)) | Err(error) if is_answer(error.kind()) => self.sentinel.ended(Duration::ZERO, now),
+                Ok(Some(error)) | Err(error) if is_answer(error.kind()) => {
+                    self.sentinel.record_close(Duration::ZERO, now);
+                }
                 _ => {}
             }
         }
@@ -207,13 +209,13 @@ impl Watch {
     fn connect(&mut self, now: Duration) {
         match begin_connect(self.endpoint.address) {
             Ok(socket) => {
-                self.sentinel.attempt_began(now);
-                self.attempts.push(Connection { socket, began: now });
+                self.sentinel.record_attempt(now);
+                self.attempts.push(SentinelConnection { socket, began: now });
             }
-            Err(error) if is_answer(error.kind()) => self.sentinel.ended(Duration::ZERO, now),
+            Err(error) if is_answer(error.kind()) => self.sentinel.record_close(Duration::ZERO, now),
             // This machine has no route there.
             Err(error) if matches!(error.kind(), ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable) => {
-                self.sentinel.attempt_began(now);
+                self.sentinel.record_attempt(now);
             }
             // No descriptor or port is free here, which says nothing about the node.
             Err(error) => abi::log!(Debug, "no connection to {} can be tried: {error}", self.endpoint.address),

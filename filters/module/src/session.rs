@@ -1,15 +1,15 @@
 //! One client connection, from accept to close: what its sockets, its filter and the policy share.
 
-mod assembling;
-mod closing;
+mod close_probe;
 mod ending;
-mod leaving;
+mod identity_commands;
 mod login;
+mod migration;
 mod traffic;
 mod unreachable;
 
-pub(crate) use closing::Question;
-pub(crate) use leaving::{Begun, Obstacle};
+pub(crate) use close_probe::CloseProbe;
+pub(crate) use migration::{MigrationBlocker, StartResult};
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::net::SocketAddr;
@@ -19,17 +19,17 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use abi::filter::{Filter, Waker};
-use wire::error::Refusal;
+use wire::error::ProxyError;
 use wire::login::{Login, Rules};
-use wire::tracker::{Pinned, State, Tracker};
+use wire::tracker::{PinReason, Tracker, TrackerState};
 
 use crate::commands::Commands;
+use crate::conn::Conn;
 use crate::deadlines::Deadline;
-use crate::link::Link;
-use crate::login_elsewhere::LoginElsewhere;
-use crate::node::{self, Counts, Here, Standing};
+use crate::login_failover::LoginFailover;
+use crate::migration_state::MigrationState;
+use crate::node::{self, Counts, SessionState, WorkerNode};
 use crate::reachability::MonitoredEndpoint;
-use crate::travel::Travel;
 use crate::wakers;
 
 /// The namespace of what access logs may show.
@@ -37,7 +37,7 @@ const METADATA: &str = "tidevoy";
 
 /// How far a session has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Phase {
+pub(crate) enum SessionPhase {
     /// No node has greeted yet; nothing was said to the client.
     Connecting,
     /// The greeting was passed on.
@@ -45,87 +45,87 @@ pub(crate) enum Phase {
     /// Logged in.
     Established,
     /// Nothing is expected any more.
-    Over,
+    Ended,
 }
 
-/// What becomes of bytes of the node.
+/// What to do with bytes of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Passing {
-    On,
-    /// They go on, and then the session ends.
-    Last,
-    /// They must not go on: in a change of user they ask for a password that would then be sent as clear text.
-    AsksForClearText,
+pub(crate) enum PassDecision {
+    Pass,
+    /// Passes them on, and then ends the session.
+    PassAndClose,
+    /// Must not pass them on: in a change of user they request a password, which would then be sent as clear text.
+    RejectClearText,
 }
 
 /// One session. All of it is on one worker, and hooks may run inside one another, so every part is a cell.
 pub(crate) struct Session {
     id: u64,
     hash: u64,
-    phase: Cell<Phase>,
+    phase: Cell<SessionPhase>,
     login: RefCell<Option<Box<Login>>>,
     tracker: RefCell<Option<Tracker>>,
     /// The node that it is on, or on its way to.
-    node: RefCell<Option<Rc<Here>>>,
+    node: RefCell<Option<Rc<WorkerNode>>>,
     /// The endpoint of that node. None: it has no IP address.
     endpoint: RefCell<Option<Arc<MonitoredEndpoint>>>,
     /// The keepalive time to restore, if the node's kernel was probed.
     keepalive_time_before: Cell<Option<Duration>>,
     /// Endpoints that were tried.
-    tried: RefCell<Vec<String>>,
+    tried_endpoints: RefCell<Vec<String>>,
     /// How many of these were full.
     full_nodes: Cell<usize>,
     filter: OnceCell<Filter>,
-    client: Rc<Link>,
+    client: Rc<Conn>,
     /// The client, and the address of ours that it connected to.
     addresses: Cell<Option<(SocketAddr, SocketAddr)>>,
     deadline: RefCell<Option<Deadline>>,
     idle_timeout: Cell<Duration>,
     /// When it was established.
     established_at: Cell<Option<Instant>>,
-    /// It has moved while it was idle, since then: what its own node knows of its idle time is too little.
+    /// Since when it is idle, if it has migrated meanwhile: its node knows only a part of that time.
     idle_since: Cell<Option<Instant>>,
     commands: Commands,
-    counted: Cell<Option<(Standing, Option<usize>)>>,
-    /// The transaction that is open was begun within another, in a session that is to leave its node.
+    counted_state: Cell<Option<(SessionState, Option<usize>)>>,
+    /// The open transaction was begun within another one, in a session that is to migrate.
     has_endless_transactions: Cell<bool>,
-    /// Whether the client's link has TLS.
-    client_tls: Cell<bool>,
-    exposed: Cell<bool>,
-    client_spoke_last: Cell<bool>,
+    /// Whether the client's connection has TLS.
+    client_has_tls: Cell<bool>,
+    has_plain_node_side: Cell<bool>,
+    has_client_sent_last: Cell<bool>,
     /// When the node sent the last bytes of the login.
-    node_spoke_at: Cell<Option<Instant>>,
+    last_node_bytes_at: Cell<Option<Instant>>,
     /// Bytes of the established session.
-    from_client: Cell<u64>,
-    to_client: Cell<u64>,
-    /// What the client is told before its connection closes.
-    last_words: RefCell<Vec<u8>>,
+    bytes_from_client: Cell<u64>,
+    bytes_to_client: Cell<u64>,
+    /// The error packet for the client, before its connection closes.
+    final_error: RefCell<Vec<u8>>,
     /// A node that greeted with the error that it is full, and that packet: the client gets it if no other node is found.
-    full_node: RefCell<Option<(Rc<Here>, Vec<u8>)>>,
-    /// The error of a node that has greeted, and is full, until other nodes are asked.
-    full_late: RefCell<Vec<u8>>,
-    pub(crate) login_elsewhere: RefCell<Option<Rc<LoginElsewhere>>>,
-    /// Whether other nodes may be asked then, which is done once.
-    may_ask_elsewhere: Cell<bool>,
+    full_node_error: RefCell<Option<(Rc<WorkerNode>, Vec<u8>)>>,
+    /// The error of a node that has greeted, and is full, until the login fails over.
+    late_full_error: RefCell<Vec<u8>>,
+    pub(crate) login_failover: RefCell<Option<Rc<LoginFailover>>>,
+    /// Whether the login may fail over then, which is done once.
+    may_fail_over: Cell<bool>,
     /// The reason of a failed login, once it is known.
-    failure: Cell<Option<usize>>,
-    pub(crate) travel: Travel,
+    login_failure: Cell<Option<usize>>,
+    pub(crate) migration: MigrationState,
 }
 
 impl Session {
     /// A session of the client connection `id`, and of its worker from now on.
-    pub(crate) fn begin(id: u64, client: Rc<Link>, rules: Rules) -> Rc<Self> {
+    pub(crate) fn new(id: u64, client: Rc<Conn>, rules: Rules) -> Rc<Self> {
         Rc::new(Self {
             id,
             client,
             hash: xxhash_rust::xxh64::xxh64(id.to_string().as_bytes(), 0),
-            phase: Cell::new(Phase::Connecting),
+            phase: Cell::new(SessionPhase::Connecting),
             login: RefCell::new(Some(Box::new(Login::new(rules)))),
             tracker: RefCell::default(),
             node: RefCell::default(),
             endpoint: RefCell::default(),
             keepalive_time_before: Cell::new(None),
-            tried: RefCell::default(),
+            tried_endpoints: RefCell::default(),
             full_nodes: Cell::new(0),
             filter: OnceCell::new(),
             addresses: Cell::new(None),
@@ -134,21 +134,21 @@ impl Session {
             established_at: Cell::new(None),
             idle_since: Cell::new(None),
             commands: Commands::default(),
-            counted: Cell::new(None),
+            counted_state: Cell::new(None),
             has_endless_transactions: Cell::new(false),
-            client_tls: Cell::new(false),
-            exposed: Cell::new(false),
-            client_spoke_last: Cell::new(false),
-            node_spoke_at: Cell::new(None),
-            from_client: Cell::new(0),
-            to_client: Cell::new(0),
-            last_words: RefCell::default(),
-            full_node: RefCell::default(),
-            full_late: RefCell::default(),
-            login_elsewhere: RefCell::default(),
-            may_ask_elsewhere: Cell::new(true),
-            failure: Cell::new(None),
-            travel: Travel::default(),
+            client_has_tls: Cell::new(false),
+            has_plain_node_side: Cell::new(false),
+            has_client_sent_last: Cell::new(false),
+            last_node_bytes_at: Cell::new(None),
+            bytes_from_client: Cell::new(0),
+            bytes_to_client: Cell::new(0),
+            final_error: RefCell::default(),
+            full_node_error: RefCell::default(),
+            late_full_error: RefCell::default(),
+            login_failover: RefCell::default(),
+            may_fail_over: Cell::new(true),
+            login_failure: Cell::new(None),
+            migration: MigrationState::default(),
         })
     }
 
@@ -161,7 +161,7 @@ impl Session {
         self.hash
     }
 
-    pub(crate) fn phase(&self) -> Phase {
+    pub(crate) fn phase(&self) -> SessionPhase {
         self.phase.get()
     }
 
@@ -169,111 +169,111 @@ impl Session {
         self.addresses.get()
     }
 
-    /// The filter is there; from here on the session can be closed, and is watched.
-    pub(crate) fn begun(&self, filter: Filter, login_timeout: Duration, idle_timeout: Duration) {
+    /// The filter exists: from now on the session can be closed, and has a deadline.
+    pub(crate) fn attach_filter(&self, filter: Filter, login_timeout: Duration, idle_timeout: Duration) {
         self.addresses.set(filter.remote_address().zip(filter.local_address()));
         self.idle_timeout.set(idle_timeout);
         if let Some(waker) = filter.waker() {
             self.deadline.replace(Some(Deadline::new(waker, login_timeout)));
         }
         let _ = self.filter.set(filter);
-        wakers::begun(self);
+        wakers::add(self);
     }
 
-    /// What wakes it from other threads.
+    /// The waker, with which other threads wake it.
     pub(crate) fn waker(&self) -> Option<Waker> {
         self.filter.get().and_then(Filter::waker)
     }
 
     /// The same, while it is established.
-    pub(crate) fn living_waker(&self) -> Option<Waker> {
-        self.waker().filter(|_| self.phase.get() == Phase::Established)
+    pub(crate) fn established_waker(&self) -> Option<Waker> {
+        self.waker().filter(|_| self.phase.get() == SessionPhase::Established)
     }
 
-    /// The connection to a node that the client's is to be joined with.
-    pub(crate) fn join(&self, node: &Rc<Link>) {
+    /// Joins the client's connection with the connection to a node.
+    pub(crate) fn pair_with(&self, node: &Rc<Conn>) {
         self.client.pair(node);
     }
 
     pub(crate) fn has_tried(&self, endpoint: &str) -> bool {
-        self.tried.borrow().iter().any(|tried| tried == endpoint)
+        self.tried_endpoints.borrow().iter().any(|tried| tried == endpoint)
     }
 
     /// Whether Envoy has given this session the connection that was made for it. Its pools are told not to mix them up.
-    pub(crate) fn owns(&self, connection: Option<u64>) -> bool {
+    pub(crate) fn is_owner_of(&self, connection: Option<u64>) -> bool {
         connection.is_some() && self.filter.get().and_then(Filter::upstream_connection_id) == connection
     }
 
     /// The policy chose a node; a connection to it is being made.
-    pub(crate) fn try_node(&self, address: &str, node: &Rc<Here>, endpoint: Option<&Arc<MonitoredEndpoint>>) {
-        self.tried.borrow_mut().push(address.to_owned());
-        self.leave_node();
+    pub(crate) fn try_node(&self, address: &str, node: &Rc<WorkerNode>, endpoint: Option<&Arc<MonitoredEndpoint>>) {
+        self.tried_endpoints.borrow_mut().push(address.to_owned());
+        self.release_node();
         self.endpoint.replace(endpoint.cloned());
-        node.node.sessions.fetch_add(1, Ordering::Relaxed);
+        node.shared.sessions.fetch_add(1, Ordering::Relaxed);
         self.node.replace(Some(Rc::clone(node)));
-        self.count(Some((Standing::Login, None)));
+        self.set_counted_state(Some((SessionState::Login, None)));
     }
 
     /// The node could not be used; Envoy may ask the policy for another.
-    pub(crate) fn node_failed(&self) {
-        if self.phase.get() == Phase::Connecting {
-            self.leave_node();
+    pub(crate) fn on_node_failed(&self) {
+        if self.phase.get() == SessionPhase::Connecting {
+            self.release_node();
         }
     }
 
     /// The node has greeted with this error: it is full. Another one may not be.
-    pub(crate) fn node_is_full(&self, node: &Rc<Here>, packet: &[u8]) {
-        if self.phase.get() == Phase::Connecting {
+    pub(crate) fn on_node_full(&self, node: &Rc<WorkerNode>, packet: &[u8]) {
+        if self.phase.get() == SessionPhase::Connecting {
             self.full_nodes.set(self.full_nodes.get() + 1);
-            self.full_node.replace(Some((Rc::clone(node), packet.to_vec())));
+            self.full_node_error.replace(Some((Rc::clone(node), packet.to_vec())));
         }
     }
 
     /// How many nodes it has tried that failed. Full ones do not count.
-    pub(crate) fn failed_nodes(&self) -> usize {
-        self.tried.borrow().len().saturating_sub(self.full_nodes.get())
+    pub(crate) fn failed_node_count(&self) -> usize {
+        self.tried_endpoints.borrow().len().saturating_sub(self.full_nodes.get())
     }
 
     /// The endpoint that was tried last, until the login is over.
-    pub(crate) fn endpoint(&self) -> String {
-        self.tried.borrow().last().cloned().unwrap_or_default()
+    pub(crate) fn last_tried_endpoint(&self) -> String {
+        self.tried_endpoints.borrow().last().cloned().unwrap_or_default()
     }
 
     /// The node that it is on, or on its way to.
-    pub(crate) fn node(&self) -> Option<Rc<Here>> {
+    pub(crate) fn node(&self) -> Option<Rc<WorkerNode>> {
         self.node.borrow().clone()
     }
 
-    fn leave_node(&self) {
-        self.count(None);
+    fn release_node(&self) {
+        self.set_counted_state(None);
         if let Some(left) = self.node.take() {
-            left.node.sessions.fetch_sub(1, Ordering::Relaxed);
+            left.shared.sessions.fetch_sub(1, Ordering::Relaxed);
             self.endpoint.replace(None);
         }
     }
 
-    /// What is counted about its node, or about none.
-    fn counts<T>(&self, run: impl FnOnce(&Counts) -> T) -> T {
+    /// The counters of its node, or those without a node.
+    fn with_counts<T>(&self, run: impl FnOnce(&Counts) -> T) -> T {
         match &*self.node.borrow() {
-            Some(here) => run(&here.counts),
-            None => run(&node::here("", "").counts),
+            Some(node) => run(&node.counts),
+            None => run(&node::worker_node("", "").counts),
         }
     }
 
-    fn count(&self, now: Option<(Standing, Option<usize>)>) {
-        let before = self.counted.replace(now);
+    fn set_counted_state(&self, now: Option<(SessionState, Option<usize>)>) {
+        let before = self.counted_state.replace(now);
         if before == now {
             return;
         }
-        self.counts(|counts| {
-            if let Some((standing, pinned)) = before {
-                counts.sessions[standing as usize].subtract(1);
+        self.with_counts(|counts| {
+            if let Some((state, pinned)) = before {
+                counts.sessions[state as usize].subtract(1);
                 if let Some(reason) = pinned {
                     counts.pinned[reason].subtract(1);
                 }
             }
-            if let Some((standing, pinned)) = now {
-                counts.sessions[standing as usize].add(1);
+            if let Some((state, pinned)) = now {
+                counts.sessions[state as usize].add(1);
                 if let Some(reason) = pinned {
                     counts.pinned[reason].add(1);
                 }
@@ -282,22 +282,22 @@ impl Session {
     }
 }
 
-fn standing(tracker: &Tracker) -> (Standing, Option<usize>) {
-    let standing = match tracker.state() {
-        State::Idle => Standing::Idle,
-        State::Busy => Standing::Busy,
-        State::InTransaction => Standing::Transaction,
-        State::Opaque => Standing::Opaque,
+fn session_state(tracker: &Tracker) -> (SessionState, Option<usize>) {
+    let state = match tracker.state() {
+        TrackerState::Idle => SessionState::Idle,
+        TrackerState::Busy => SessionState::Busy,
+        TrackerState::InTransaction => SessionState::Transaction,
+        TrackerState::Opaque => SessionState::Opaque,
     };
-    let pinned = tracker.pinned().map(|reason| match reason {
-        Pinned::Transaction => 0,
-        Pinned::Cursor => 1,
-        Pinned::LongData => 2,
-        Pinned::Opaque => 3,
+    let pinned = tracker.pin_reason().map(|reason| match reason {
+        PinReason::Transaction => 0,
+        PinReason::Cursor => 1,
+        PinReason::LongData => 2,
+        PinReason::Opaque => 3,
     });
-    (standing, pinned)
+    (state, pinned)
 }
 
-fn refusal(why: Refusal) -> usize {
-    Refusal::ALL.iter().position(|one| *one == why).unwrap_or(node::DENIED)
+fn proxy_error_index(why: ProxyError) -> usize {
+    ProxyError::ALL.iter().position(|one| *one == why).unwrap_or(node::DENIED)
 }

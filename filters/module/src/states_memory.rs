@@ -1,5 +1,5 @@
-//! The memory that sessions' states take up in this process, and the states that a worker keeps after a move, in case the
-//! node fails.
+//! The memory that sessions' states take up in this process, and the states that a worker keeps after a
+//! migration, in case the node fails.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -17,10 +17,10 @@ static BUDGET: LazyLock<Arc<Budget>> = LazyLock::new(|| Arc::clone(&DEFAULTS.bud
 static PER_SESSION: LazyLock<AtomicUsize> = LazyLock::new(|| AtomicUsize::new(DEFAULTS.per_session));
 
 /// The states that are kept, the oldest first.
-type Kept = VecDeque<(Weak<RestoreStatement>, Weak<Session>)>;
+type RetainedStates = VecDeque<(Weak<RestoreStatement>, Weak<Session>)>;
 
 thread_local! {
-    static KEPT: RefCell<Kept> = RefCell::default();
+    static RETAINED: RefCell<RetainedStates> = RefCell::default();
     /// Sessions of this worker whose nodes may send states now.
     static EXPORTING: Cell<usize> = const { Cell::new(0) };
 }
@@ -30,16 +30,16 @@ const TURN_BYTES: usize = 128 * 1024;
 const MIN_READ: usize = 4 * 1024;
 
 /// Exists as long as a session is held whose node may send states.
-pub(crate) struct Exporting(());
+pub(crate) struct ExportGuard(());
 
-impl Exporting {
-    pub(crate) fn begin() -> Self {
+impl ExportGuard {
+    pub(crate) fn new() -> Self {
         EXPORTING.set(EXPORTING.get() + 1);
         Self(())
     }
 }
 
-impl Drop for Exporting {
+impl Drop for ExportGuard {
     fn drop(&mut self) {
         EXPORTING.set(EXPORTING.get().saturating_sub(1));
     }
@@ -56,7 +56,7 @@ pub(crate) fn set_limits(per_session: usize, budget: usize) {
     BUDGET.set_limit(budget);
 }
 
-/// How much memory a move may take.
+/// How much memory a migration may take.
 pub(crate) fn limits() -> MemoryLimits {
     MemoryLimits { per_session: PER_SESSION.load(Ordering::Relaxed), budget: Arc::clone(&BUDGET) }
 }
@@ -68,17 +68,17 @@ pub(crate) fn used() -> usize {
 
 /// Keeps the states of a session. If there is no room, older ones of this worker are dropped, whose sessions then end with
 /// their nodes. False: there is no room even so.
-pub(crate) fn keep(session: &Rc<Session>, statement: &Rc<RestoreStatement>) -> bool {
-    while !statement.keep() {
-        let oldest = KEPT.with_borrow_mut(VecDeque::pop_front);
+pub(crate) fn retain(session: &Rc<Session>, statement: &Rc<RestoreStatement>) -> bool {
+    while !statement.retain() {
+        let oldest = RETAINED.with_borrow_mut(VecDeque::pop_front);
         let Some((oldest, session)) = oldest else { return false };
         if oldest.strong_count() > 0
             && let Some(session) = session.upgrade()
         {
-            session.travel.keep(None);
+            session.migration.set_snapshot(None);
         }
     }
-    KEPT.with_borrow_mut(|kept| {
+    RETAINED.with_borrow_mut(|kept| {
         while kept.front().is_some_and(|(oldest, _)| oldest.strong_count() == 0) {
             kept.pop_front();
         }

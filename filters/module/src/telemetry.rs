@@ -1,4 +1,4 @@
-//! What is counted, told to Envoy once a second as labelled metrics; its stats sink takes them to the control plane.
+//! Reports all counts to Envoy once a second, as labelled metrics. Envoy's stats sink sends them to the control plane.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -9,19 +9,22 @@ use abi::extension::{Counter, Extension, Gauge, Metrics};
 
 use crate::config::VERSION;
 use crate::ejection::EjectReason;
-use crate::node::{self, BUCKET_NAMES, ConnectFailure, Count, Counts, ERRORS, KINDS, MOVES, Node, PINNED, Standing};
+use crate::node::{
+    self, BUCKET_NAMES, ConnectFailure, Count, Counts, ERRORS, KINDS, MIGRATION_RESULTS, PINNED, SessionState,
+    SharedNode,
+};
 use crate::sentinels::Sentinels;
 use crate::{deadlines, states_memory};
 
-/// Milliseconds between two looks at deadlines.
-const TICK: u64 = 100;
+/// Milliseconds between two checks of deadlines.
+const TICK_MILLISECONDS: u64 = 100;
 /// Ticks between two reports.
-const REPORT: u64 = 10;
+const TICKS_PER_REPORT: u64 = 10;
 
-/// Characters of a refusal's text that are told; it is a label.
-const LONGEST_TEXT: usize = 300;
+/// The most characters of a rejection's text, which is a label.
+const MAX_TEXT_CHARACTERS: usize = 300;
 
-/// Tells this Envoy process from all others.
+/// Distinguishes this Envoy process from all others.
 static INSTANCE: LazyLock<String> = LazyLock::new(|| format!("{:016x}", RandomState::new().build_hasher().finish()));
 
 /// The name of this Envoy process, by which the control plane says what it asks of it.
@@ -41,16 +44,16 @@ pub(crate) struct Reporter {
     microseconds: Counter,
     errors: Counter,
     bytes: Counter,
-    moves: Counter,
-    move_buckets: Counter,
-    move_microseconds: Counter,
+    migrations: Counter,
+    migration_buckets: Counter,
+    migration_microseconds: Counter,
     config_refusals: Counter,
     ejected_since: Gauge,
     states_bytes: Gauge,
     sentinels: Sentinels,
     ticks: Cell<u64>,
-    /// What was told last: the values of all series of a node, in their order.
-    told: RefCell<HashMap<String, Vec<u64>>>,
+    /// The values of all series of a node that were reported last, in order.
+    reported: RefCell<HashMap<String, Vec<u64>>>,
 }
 
 impl Reporter {
@@ -67,103 +70,104 @@ impl Reporter {
             microseconds: metrics.counter("command_microseconds", &["node"])?,
             errors: metrics.counter("errors", &["node", "class"])?,
             bytes: metrics.counter("bytes", &["node", "direction"])?,
-            moves: metrics.counter("migrations", &["node", "result", "reason"])?,
-            move_buckets: metrics.counter("migration_seconds_bucket", &["node", "le"])?,
-            move_microseconds: metrics.counter("migration_microseconds", &["node"])?,
+            migrations: metrics.counter("migrations", &["node", "result", "reason"])?,
+            migration_buckets: metrics.counter("migration_seconds_bucket", &["node", "le"])?,
+            migration_microseconds: metrics.counter("migration_microseconds", &["node"])?,
             config_refusals: metrics.counter("config_refusals", &["extension", "text"])?,
             ejected_since: metrics.gauge("ejected_since", &["node", "reason"])?,
             states_bytes: metrics.gauge("states_bytes", &[])?,
             sentinels: Sentinels::default(),
             ticks: Cell::new(0),
-            told: RefCell::default(),
+            reported: RefCell::default(),
         })
     }
 
     fn report(&self, metrics: &Metrics) {
         metrics.put(self.info, &[VERSION, instance()], 1);
         metrics.put(self.states_bytes, &[], states_memory::used() as u64);
-        for refused in abi::module::take_refused() {
-            let text: String = refused.reason.chars().take(LONGEST_TEXT).collect();
+        for refused in abi::module::take_rejected_configs() {
+            let text: String = refused.reason.chars().take(MAX_TEXT_CHARACTERS).collect();
             metrics.add(self.config_refusals, &[&refused.name, &text], 1);
         }
-        for node in node::all() {
+        for node in node::all_nodes() {
             self.report_node(metrics, &node);
         }
     }
 
-    fn report_node(&self, metrics: &Metrics, node: &Node) {
+    fn report_node(&self, metrics: &Metrics, node: &SharedNode) {
         let workers = node.counts();
         let name = node.name.as_str();
         let sum = |pick: &dyn Fn(&Counts) -> &Count| {
             workers.iter().fold(0_u64, |sum, counts| sum.wrapping_add(pick(counts).get()))
         };
-        let mut told = Told { values: self.told.borrow_mut().remove(name).unwrap_or_default(), next: 0 };
-        let gauge = |told: &mut Told, gauge, labels: &[&str], value| {
-            if told.grown(value).is_some() {
+        let mut reported =
+            ReportedValues { values: self.reported.borrow_mut().remove(name).unwrap_or_default(), next: 0 };
+        let gauge = |reported: &mut ReportedValues, gauge, labels: &[&str], value| {
+            if reported.update(value).is_some() {
                 metrics.put(gauge, labels, value);
             }
         };
-        let counter = |told: &mut Told, counter, labels: &[&str], value| {
-            if let Some(more) = told.grown(value) {
+        let counter = |reported: &mut ReportedValues, counter, labels: &[&str], value| {
+            if let Some(more) = reported.update(value) {
                 metrics.add(counter, labels, more);
             }
         };
-        for (index, state) in Standing::NAMES.iter().enumerate() {
-            gauge(&mut told, self.sessions, &[name, state], sum(&|counts| &counts.sessions[index]));
+        for (index, state) in SessionState::NAMES.iter().enumerate() {
+            gauge(&mut reported, self.sessions, &[name, state], sum(&|counts| &counts.sessions[index]));
         }
         for (index, reason) in PINNED.iter().enumerate() {
-            gauge(&mut told, self.pinned, &[name, reason], sum(&|counts| &counts.pinned[index]));
+            gauge(&mut reported, self.pinned, &[name, reason], sum(&|counts| &counts.pinned[index]));
         }
-        counter(&mut told, self.logins, &[name], sum(&|counts| &counts.logins));
+        counter(&mut reported, self.logins, &[name], sum(&|counts| &counts.logins));
         for index in 0..node::LOGIN_FAILURES {
             let value = sum(&|counts| &counts.login_failures[index]);
-            counter(&mut told, self.login_failures, &[name, node::login_failure(index)], value);
+            counter(&mut reported, self.login_failures, &[name, node::login_failure_name(index)], value);
         }
         for (index, reason) in ConnectFailure::NAMES.iter().enumerate() {
             let value = sum(&|counts| &counts.connect_failures[index]);
-            counter(&mut told, self.connect_failures, &[name, reason], value);
+            counter(&mut reported, self.connect_failures, &[name, reason], value);
         }
         for (index, kind) in KINDS.iter().enumerate() {
-            counter(&mut told, self.commands, &[name, kind], sum(&|counts| &counts.commands[index]));
+            counter(&mut reported, self.commands, &[name, kind], sum(&|counts| &counts.commands[index]));
         }
         let mut below = 0_u64;
         for (index, end) in BUCKET_NAMES.iter().enumerate() {
             below = below.wrapping_add(sum(&|counts| &counts.latency[index]));
-            counter(&mut told, self.buckets, &[name, end], below);
+            counter(&mut reported, self.buckets, &[name, end], below);
         }
-        counter(&mut told, self.microseconds, &[name], sum(&|counts| &counts.microseconds));
+        counter(&mut reported, self.microseconds, &[name], sum(&|counts| &counts.microseconds));
         for (index, class) in ERRORS.iter().enumerate() {
-            counter(&mut told, self.errors, &[name, class], sum(&|counts| &counts.errors[index]));
+            counter(&mut reported, self.errors, &[name, class], sum(&|counts| &counts.errors[index]));
         }
-        counter(&mut told, self.bytes, &[name, "to_node"], sum(&|counts| &counts.to_node));
-        counter(&mut told, self.bytes, &[name, "to_client"], sum(&|counts| &counts.to_client));
-        for (index, (result, reason)) in MOVES.iter().enumerate() {
-            counter(&mut told, self.moves, &[name, result, reason], sum(&|counts| &counts.moves[index]));
+        counter(&mut reported, self.bytes, &[name, "to_node"], sum(&|counts| &counts.to_node));
+        counter(&mut reported, self.bytes, &[name, "to_client"], sum(&|counts| &counts.to_client));
+        for (index, (result, reason)) in MIGRATION_RESULTS.iter().enumerate() {
+            counter(&mut reported, self.migrations, &[name, result, reason], sum(&|counts| &counts.migrations[index]));
         }
         let mut below = 0_u64;
         for (index, end) in BUCKET_NAMES.iter().enumerate() {
-            below = below.wrapping_add(sum(&|counts| &counts.move_latency[index]));
-            counter(&mut told, self.move_buckets, &[name, end], below);
+            below = below.wrapping_add(sum(&|counts| &counts.migration_latency[index]));
+            counter(&mut reported, self.migration_buckets, &[name, end], below);
         }
-        counter(&mut told, self.move_microseconds, &[name], sum(&|counts| &counts.move_microseconds));
-        let ejected = node.ejected();
+        counter(&mut reported, self.migration_microseconds, &[name], sum(&|counts| &counts.migration_microseconds));
+        let ejected = node.ejection_details();
         for reason in EjectReason::ALL {
             let since = ejected.filter(|ejected| ejected.reason == reason).map_or(0, |ejected| ejected.since_unix());
-            gauge(&mut told, self.ejected_since, &[name, reason.name()], since);
+            gauge(&mut reported, self.ejected_since, &[name, reason.name()], since);
         }
-        self.told.borrow_mut().insert(node.name.clone(), told.values);
+        self.reported.borrow_mut().insert(node.name.clone(), reported.values);
     }
 }
 
-/// The values of one node that were told last, walked through in their order.
-struct Told {
+/// The values of one node that were reported last, read in order.
+struct ReportedValues {
     values: Vec<u64>,
     next: usize,
 }
 
-impl Told {
+impl ReportedValues {
     /// How much the next series has grown (a gauge may wrap); None when it has not.
-    fn grown(&mut self, value: u64) -> Option<u64> {
+    fn update(&mut self, value: u64) -> Option<u64> {
         if self.next == self.values.len() {
             self.values.push(0);
         }
@@ -176,17 +180,17 @@ impl Told {
 
 impl Extension for Reporter {
     fn tick(&self, metrics: &Metrics) {
-        deadlines::look();
+        deadlines::wake_due();
         self.sentinels.tick();
         let ticks = self.ticks.get();
         self.ticks.set(ticks.wrapping_add(1));
-        if ticks % REPORT == 0 {
+        if ticks % TICKS_PER_REPORT == 0 {
             self.report(metrics);
         }
     }
 
     fn interval(&self) -> u64 {
-        TICK
+        TICK_MILLISECONDS
     }
 
     fn shutdown(&self) {

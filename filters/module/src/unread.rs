@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use socket2::SockRef;
 
 /// Whether there are some. They stay unread.
-pub(crate) fn has_unread(connection: BorrowedFd<'_>) -> bool {
+pub(crate) fn has_unread_bytes(connection: BorrowedFd<'_>) -> bool {
     let peeked = SockRef::from(&connection).peek(&mut [MaybeUninit::uninit()]);
     matches!(peeked, Ok(1..))
 }

@@ -23,7 +23,7 @@ fn lock() -> MutexGuard<'static, HashMap<u64, Waker>> {
 }
 
 /// Called when a session can be woken.
-pub(crate) fn begun(session: &Session) {
+pub(crate) fn add(session: &Session) {
     if CHOSEN.get().is_none()
         && let Some(waker) = session.waker()
     {
@@ -33,12 +33,13 @@ pub(crate) fn begun(session: &Session) {
 }
 
 /// Called when a session has ended, before its filter is destroyed.
-pub(crate) fn ended(session: &Session) {
+pub(crate) fn remove(session: &Session) {
     if CHOSEN.get() != Some(session.id()) {
         return;
     }
     CHOSEN.set(None);
-    let another = worker::find(|other| Some((other.id(), other.waker()?)).filter(|(id, _)| *id != session.id()));
+    let another =
+        worker::find_session(|other| Some((other.id(), other.waker()?)).filter(|(id, _)| *id != session.id()));
     let mut wakers = lock();
     wakers.remove(&session.id());
     if let Some((id, waker)) = another {
@@ -51,7 +52,7 @@ pub(crate) fn ended(session: &Session) {
 
 /// Wakes all workers that have sessions.
 ///
-/// The lock is held all the time, and [`ended`] waits for it: so no filter is destroyed while it is being woken.
+/// The lock is held all the time, and [`remove`] waits for it: so no filter is destroyed while it is being woken.
 pub(crate) fn wake_all() {
     lock().values().for_each(Waker::wake);
 }

@@ -24,14 +24,14 @@ impl Default for MemoryLimits {
 pub struct Budget {
     limit: AtomicUsize,
     used: AtomicUsize,
-    /// The part of `used` that no move needs any more: it is kept in case a node fails.
-    kept: AtomicUsize,
+    /// The part of `used` that no migration needs any more: it is retained in case a node fails.
+    retained: AtomicUsize,
 }
 
 impl Budget {
     #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
-        Arc::new(Self { limit: AtomicUsize::new(limit), used: AtomicUsize::new(0), kept: AtomicUsize::new(0) })
+        Arc::new(Self { limit: AtomicUsize::new(limit), used: AtomicUsize::new(0), retained: AtomicUsize::new(0) })
     }
 
     /// Sets another limit. What is reserved stays reserved.
@@ -48,7 +48,7 @@ impl Budget {
     /// A reservation of no bytes, which can grow.
     #[must_use]
     pub fn reservation(self: &Arc<Self>) -> Reservation {
-        Reservation { budget: Arc::clone(self), bytes: 0, is_kept: false }
+        Reservation { budget: Arc::clone(self), bytes: 0, is_retained: false }
     }
 
     fn limit(&self) -> usize {
@@ -69,7 +69,7 @@ fn add_within(sum: &AtomicUsize, bytes: usize, limit: usize) -> bool {
 pub struct Reservation {
     budget: Arc<Budget>,
     bytes: usize,
-    is_kept: bool,
+    is_retained: bool,
 }
 
 impl Reservation {
@@ -81,7 +81,7 @@ impl Reservation {
     /// Reserves more bytes. False: so many are not left, and nothing has changed.
     #[must_use]
     pub fn grow(&mut self, bytes: usize) -> bool {
-        let grows = !self.is_kept && add_within(&self.budget.used, bytes, self.budget.limit());
+        let grows = !self.is_retained && add_within(&self.budget.used, bytes, self.budget.limit());
         self.bytes += if grows { bytes } else { 0 };
         grows
     }
@@ -89,8 +89,8 @@ impl Reservation {
     /// Reserves more bytes whatever the limit is. For a few bytes without which a session could not go on.
     pub fn grow_anyway(&mut self, bytes: usize) {
         self.budget.used.fetch_add(bytes, Ordering::Relaxed);
-        if self.is_kept {
-            self.budget.kept.fetch_add(bytes, Ordering::Relaxed);
+        if self.is_retained {
+            self.budget.retained.fetch_add(bytes, Ordering::Relaxed);
         }
         self.bytes += bytes;
     }
@@ -99,18 +99,19 @@ impl Reservation {
     pub fn shrink_to(&mut self, bytes: usize) {
         let freed = self.bytes.saturating_sub(bytes);
         self.budget.used.fetch_sub(freed, Ordering::Relaxed);
-        if self.is_kept {
-            self.budget.kept.fetch_sub(freed, Ordering::Relaxed);
+        if self.is_retained {
+            self.budget.retained.fetch_sub(freed, Ordering::Relaxed);
         }
         self.bytes -= freed;
     }
 
-    /// Marks the bytes as not needed by a move. These may take half of the budget, so that the other half is left for moves.
+    /// Marks the bytes as not needed by a migration. These may take half of the budget, so that the other half is left for
+    /// migrations.
     /// False: that half is full.
     #[must_use]
-    pub fn keep(&mut self) -> bool {
-        self.is_kept = self.is_kept || add_within(&self.budget.kept, self.bytes, self.budget.limit() / 2);
-        self.is_kept
+    pub fn retain(&mut self) -> bool {
+        self.is_retained = self.is_retained || add_within(&self.budget.retained, self.bytes, self.budget.limit() / 2);
+        self.is_retained
     }
 }
 
@@ -160,18 +161,18 @@ mod tests {
     fn kept_states_leave_half_of_it_to_moves() {
         let budget = Budget::new(100);
         let mut kept = reserved(&budget, 30).expect("room");
-        assert!(kept.keep() && kept.keep(), "the second time nothing changes");
+        assert!(kept.retain() && kept.retain(), "the second time nothing changes");
         let mut more = reserved(&budget, 21).expect("room");
-        assert!(!more.keep());
+        assert!(!more.retain());
         assert!(!kept.grow(1), "what is kept does not grow");
         drop(more);
         let mut fits = reserved(&budget, 20).expect("room");
-        assert!(fits.keep());
+        assert!(fits.retain());
         let moving = reserved(&budget, 50).expect("the other half");
         drop((kept, fits));
         assert_eq!(budget.used(), 50);
         let mut again = reserved(&budget, 50).expect("room");
-        assert!(again.keep(), "the half is free again");
+        assert!(again.retain(), "the half is free again");
         drop((moving, again));
         assert_eq!(budget.used(), 0);
     }
@@ -195,7 +196,7 @@ mod tests {
                         let mut held = Vec::new();
                         while let Some(mut one) = reserved(&budget, 7) {
                             if round % 2 == 0 {
-                                let _kept = one.keep();
+                                let _kept = one.retain();
                             }
                             held.push(one);
                             if held.len() > 50 {
@@ -207,6 +208,6 @@ mod tests {
                 });
             }
         });
-        assert_eq!((budget.used(), budget.kept.load(Ordering::Relaxed)), (0, 0));
+        assert_eq!((budget.used(), budget.retained.load(Ordering::Relaxed)), (0, 0));
     }
 }

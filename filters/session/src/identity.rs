@@ -28,7 +28,7 @@ impl std::fmt::Debug for Identity {
 impl Identity {
     /// Of the payload of a client's HandshakeResponse41, and what client and node agreed on. None when it ends too early.
     #[must_use]
-    pub fn of(payload: &[u8], agreed: Capabilities) -> Option<Self> {
+    pub fn from_handshake_response(payload: &[u8], agreed: Capabilities) -> Option<Self> {
         let head = payload.first_chunk::<{ response::HEAD }>()?;
         let claimed = response::capabilities(payload);
         let parts = Response::parse(payload, claimed)?;
@@ -66,15 +66,15 @@ impl Identity {
     /// A successful COM_CHANGE_USER with this payload, command byte included. False: it cannot be read, so nobody knows
     /// who the session is now.
     #[must_use]
-    pub fn change(&mut self, payload: &[u8]) -> bool {
-        let Some(changed) = self.changed(payload) else { return false };
+    pub fn apply_change_user(&mut self, payload: &[u8]) -> bool {
+        let Some(changed) = self.parse_change_user(payload) else { return false };
         *self = changed;
         true
     }
 
     /// The layout: user NUL, length and authentication data, database NUL, collation u16, plugin NUL, attributes
     /// ("COM_CHANGE_USER", dev.mysql.com). All behind the database may be missing.
-    fn changed(&self, payload: &[u8]) -> Option<Self> {
+    fn parse_change_user(&self, payload: &[u8]) -> Option<Self> {
         let (user, rest) = until_nul(payload.get(1..)?)?;
         let (&length, rest) = rest.split_first()?;
         let (_, rest) = until_nul(rest.get(usize::from(length)..)?)?;
@@ -96,7 +96,7 @@ impl Identity {
     ///
     /// A node asks when the plugin is not the account's (pingcap/tidb `pkg/server/conn.go`).
     #[must_use]
-    pub fn without_answer(&self, payload: &[u8]) -> Option<Vec<u8>> {
+    pub fn without_auth_response(&self, payload: &[u8]) -> Option<Vec<u8>> {
         const NO_PLUGIN: &[u8] = b"tidevoy_asks_anew";
         if !self.capabilities.has(Capabilities::PLUGIN_AUTH) {
             return None;
@@ -122,9 +122,9 @@ impl Identity {
 
     /// The first 32 bytes of the login at another node: all that an SSLRequest has. `tls`: the link is to have it.
     #[must_use]
-    pub fn head(&self, tls: bool) -> [u8; response::HEAD] {
+    pub fn handshake_head(&self, tls: bool) -> [u8; response::HEAD] {
         let mut head = [0; response::HEAD];
-        head[..4].copy_from_slice(&self.claimed(tls).0.to_le_bytes());
+        head[..4].copy_from_slice(&self.login_capabilities(tls).0.to_le_bytes());
         head[4..8].copy_from_slice(&self.largest_packet.to_le_bytes());
         head[8] = self.collation;
         head
@@ -132,20 +132,20 @@ impl Identity {
 
     /// The payload of the login at another node.
     #[must_use]
-    pub fn response(&self, token: &[u8], database: &str, tls: bool) -> Vec<u8> {
-        let mut payload = self.head(tls).to_vec();
+    pub fn handshake_response(&self, token: &[u8], database: &str, tls: bool) -> Vec<u8> {
+        let mut payload = self.handshake_head(tls).to_vec();
         payload.extend_from_slice(&self.user);
         payload.push(0);
         lenenc::write(&mut payload, token.len() as u64);
         payload.extend_from_slice(token);
-        if self.claimed(tls).has(Capabilities::CONNECT_WITH_DB) {
+        if self.login_capabilities(tls).has(Capabilities::CONNECT_WITH_DB) {
             payload.extend_from_slice(database.as_bytes());
             payload.push(0);
         }
         payload.extend_from_slice(PLUGIN);
         payload.push(0);
         if self.attributes.is_empty() {
-            if self.claimed(tls).has(Capabilities::CONNECT_ATTRS) {
+            if self.login_capabilities(tls).has(Capabilities::CONNECT_ATTRS) {
                 payload.push(0);
             }
         } else {
@@ -155,7 +155,7 @@ impl Identity {
     }
 
     /// What the client has claimed, and what a token needs: it is longer than the byte of other logins can say.
-    fn claimed(&self, tls: bool) -> Capabilities {
+    fn login_capabilities(&self, tls: bool) -> Capabilities {
         let needed = Capabilities::PLUGIN_AUTH
             .with(Capabilities::PLUGIN_AUTH_LENENC_DATA)
             .with(Capabilities::SECURE_CONNECTION)
@@ -203,9 +203,9 @@ mod tests {
     #[test]
     fn a_login_elsewhere_says_the_same_but_for_the_password() {
         for claimed in [AGREED, AGREED.with(Capabilities::CONNECT_WITH_DB).with(Capabilities::SSL)] {
-            let identity = Identity::of(&login(claimed), AGREED).expect("a login");
+            let identity = Identity::from_handshake_response(&login(claimed), AGREED).expect("a login");
             let token = vec![b't'; 500];
-            let payload = identity.response(&token, "now", false);
+            let payload = identity.handshake_response(&token, "now", false);
             let capabilities = response::capabilities(&payload);
             let parts = Response::parse(&payload, capabilities).expect("a response");
             assert_eq!(&payload[parts.auth], &token);
@@ -221,57 +221,57 @@ mod tests {
 
     #[test]
     fn tls_is_claimed_where_it_is_wanted() {
-        let identity = Identity::of(&login(AGREED), AGREED).expect("a login");
-        assert!(response::capabilities(&identity.head(true)).has(Capabilities::SSL));
-        assert_eq!(identity.head(true)[4..], identity.response(b"t", "", true)[4..response::HEAD]);
+        let identity = Identity::from_handshake_response(&login(AGREED), AGREED).expect("a login");
+        assert!(response::capabilities(&identity.handshake_head(true)).has(Capabilities::SSL));
+        assert_eq!(identity.handshake_head(true)[4..], identity.handshake_response(b"t", "", true)[4..response::HEAD]);
     }
 
     #[test]
     fn attributes_that_were_claimed_but_not_sent_are_none() {
         let payload = login(AGREED);
         let without = &payload[..payload.len() - ATTRIBUTES.len()];
-        let identity = Identity::of(without, AGREED).expect("a login");
-        assert!(identity.response(b"t", "", false).ends_with(b"tidb_session_token\0\0"));
+        let identity = Identity::from_handshake_response(without, AGREED).expect("a login");
+        assert!(identity.handshake_response(b"t", "", false).ends_with(b"tidb_session_token\0\0"));
     }
 
     #[test]
     fn another_user_may_come_later() {
-        let mut identity = Identity::of(&login(AGREED), AGREED).expect("a login");
-        assert!(identity.change(b"\x11other\0\x02xxdb\0\x2d\0mysql_native_password\0\x03\x01a\0"));
-        let payload = identity.response(b"t", "db", false);
+        let mut identity = Identity::from_handshake_response(&login(AGREED), AGREED).expect("a login");
+        assert!(identity.apply_change_user(b"\x11other\0\x02xxdb\0\x2d\0mysql_native_password\0\x03\x01a\0"));
+        let payload = identity.handshake_response(b"t", "db", false);
         assert!(payload[response::HEAD..].starts_with(b"other\0"));
         assert_eq!(payload[8], 45);
         assert!(payload.ends_with(b"\0\x03\x01a\0"));
-        assert!(identity.change(b"\x11third\0\0\0"));
-        assert_eq!(identity.response(b"t", "", false)[8], 45);
-        assert!(identity.change(b"\x11fourth\0\0\0\x2d\x01"));
-        assert_eq!(identity.response(b"t", "", false)[8], 45, "a larger collation does not fit");
+        assert!(identity.apply_change_user(b"\x11third\0\0\0"));
+        assert_eq!(identity.handshake_response(b"t", "", false)[8], 45);
+        assert!(identity.apply_change_user(b"\x11fourth\0\0\0\x2d\x01"));
+        assert_eq!(identity.handshake_response(b"t", "", false)[8], 45, "a larger collation does not fit");
         for broken in [&b""[..], b"\x11", b"\x11user", b"\x11user\0\x09x"] {
-            assert!(!identity.clone().change(broken), "{broken:?}");
+            assert!(!identity.clone().apply_change_user(broken), "{broken:?}");
         }
     }
 
     #[test]
     fn a_node_that_did_not_greet_the_client_has_to_ask_it() {
-        let identity = Identity::of(&login(AGREED), AGREED).expect("a login");
+        let identity = Identity::from_handshake_response(&login(AGREED), AGREED).expect("a login");
         assert_eq!(
-            identity.without_answer(b"\x11other\0\x02xxdb\0\x2d\0mysql_native_password\0\x03\x01a\0").as_deref(),
+            identity.without_auth_response(b"\x11other\0\x02xxdb\0\x2d\0mysql_native_password\0\x03\x01a\0").as_deref(),
             Some(&b"\x11other\0\0db\0\x2d\0tidevoy_asks_anew\0\x03\x01a\0"[..])
         );
         assert_eq!(
-            identity.without_answer(b"\x11other\0\x02xx\0\x2d\0mysql_native_password").as_deref(),
+            identity.without_auth_response(b"\x11other\0\x02xx\0\x2d\0mysql_native_password").as_deref(),
             Some(&b"\x11other\0\0\0\x2d\0tidevoy_asks_anew\0"[..])
         );
         for broken in [&b""[..], b"\x11user", b"\x11user\0\x09x", b"\x11user\0\0\0\x2d"] {
-            assert_eq!(identity.without_answer(broken), None, "{broken:?}");
+            assert_eq!(identity.without_auth_response(broken), None, "{broken:?}");
         }
         let old = Identity { capabilities: AGREED.without(Capabilities::PLUGIN_AUTH), ..identity };
-        assert_eq!(old.without_answer(b"\x11other\0\x02xxdb\0\x2d\0"), None);
+        assert_eq!(old.without_auth_response(b"\x11other\0\x02xxdb\0\x2d\0"), None);
     }
 
     #[test]
     fn several_statements_in_a_text_may_be_allowed_later() {
-        let mut identity = Identity::of(&login(AGREED), AGREED).expect("a login");
+        let mut identity = Identity::from_handshake_response(&login(AGREED), AGREED).expect("a login");
         identity.allow_multi_statements(true);
         assert!(identity.capabilities().has(Capabilities::MULTI_STATEMENTS));
         identity.allow_multi_statements(false);
@@ -282,12 +282,12 @@ mod tests {
     fn what_ends_too_early_is_no_login() {
         let payload = login(AGREED);
         for length in [0, 31, 33, 36, 40] {
-            assert!(Identity::of(&payload[..length], AGREED).is_none(), "{length}");
+            assert!(Identity::from_handshake_response(&payload[..length], AGREED).is_none(), "{length}");
         }
     }
 
     #[test]
     fn the_user_is_not_shown() {
-        assert!(!format!("{:?}", Identity::of(&login(AGREED), AGREED)).contains("root"));
+        assert!(!format!("{:?}", Identity::from_handshake_response(&login(AGREED), AGREED)).contains("root"));
     }
 }

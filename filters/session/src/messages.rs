@@ -16,15 +16,15 @@ pub(crate) struct TooLong;
 
 /// Bytes that came, and are no whole message yet.
 #[derive(Debug)]
-pub(crate) struct Inbox {
+pub(crate) struct MessageReader {
     bytes: Vec<u8>,
     /// Payload bytes that a message may have.
-    most: usize,
+    max_bytes: usize,
 }
 
-impl Inbox {
-    pub(crate) const fn new(most: usize) -> Self {
-        Self { bytes: Vec::new(), most }
+impl MessageReader {
+    pub(crate) const fn new(max_bytes: usize) -> Self {
+        Self { bytes: Vec::new(), max_bytes }
     }
 
     pub(crate) fn push(&mut self, bytes: &[u8]) {
@@ -42,7 +42,7 @@ impl Inbox {
         loop {
             let Some(header) = self.bytes.get(at..).and_then(Header::parse) else { return Ok(None) };
             length += header.length;
-            if length > self.most {
+            if length > self.max_bytes {
                 return Err(TooLong);
             }
             at += HEADER + header.length;
@@ -94,23 +94,23 @@ pub(crate) fn query(text: &[u8]) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    fn all(inbox: &mut Inbox) -> Vec<Message> {
-        std::iter::from_fn(|| inbox.next().expect("short enough")).collect()
+    fn all(reader: &mut MessageReader) -> Vec<Message> {
+        std::iter::from_fn(|| reader.next().expect("short enough")).collect()
     }
 
     #[test]
     fn messages_come_whole_however_they_are_cut() {
         let bytes = [packets(b"one", 0), packets(b"", 1), packets(&[7; 300], 2)].concat();
         for size in [1, 2, 5, 64, bytes.len()] {
-            let mut inbox = Inbox::new(1000);
+            let mut reader = MessageReader::new(1000);
             let mut seen = Vec::new();
             for piece in bytes.chunks(size) {
-                inbox.push(piece);
-                seen.extend(all(&mut inbox));
+                reader.push(piece);
+                seen.extend(all(&mut reader));
             }
             assert_eq!(seen.iter().map(|message| message.payload.len()).collect::<Vec<_>>(), [3, 0, 300]);
             assert_eq!(seen.iter().map(|message| message.sequence).collect::<Vec<_>>(), [0, 1, 2]);
-            assert!(inbox.is_empty());
+            assert!(reader.is_empty());
         }
     }
 
@@ -119,11 +119,11 @@ mod tests {
         for length in [MAX_PAYLOAD - 1, MAX_PAYLOAD, MAX_PAYLOAD + 1, 2 * MAX_PAYLOAD] {
             let payload: Vec<u8> = (0..length).map(|at| (at % 251) as u8).collect();
             let bytes = packets(&payload, 254);
-            let mut inbox = Inbox::new(length);
-            inbox.push(&bytes[..bytes.len() - 1]);
-            assert_eq!(inbox.next(), Ok(None));
-            inbox.push(&bytes[bytes.len() - 1..]);
-            let message = inbox.next().expect("short enough").expect("whole");
+            let mut reader = MessageReader::new(length);
+            reader.push(&bytes[..bytes.len() - 1]);
+            assert_eq!(reader.next(), Ok(None));
+            reader.push(&bytes[bytes.len() - 1..]);
+            let message = reader.next().expect("short enough").expect("whole");
             assert!(message.payload == payload);
             assert_eq!(message.sequence, 254_u8.wrapping_add((length / MAX_PAYLOAD) as u8));
         }
@@ -131,8 +131,8 @@ mod tests {
 
     #[test]
     fn what_is_too_long_is_known_by_its_header() {
-        let mut inbox = Inbox::new(10);
-        inbox.push(&Header { length: 11, sequence: 0 }.bytes());
-        assert_eq!(inbox.next(), Err(TooLong));
+        let mut reader = MessageReader::new(10);
+        reader.push(&Header { length: 11, sequence: 0 }.bytes());
+        assert_eq!(reader.next(), Err(TooLong));
     }
 }

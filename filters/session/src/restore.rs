@@ -9,18 +9,18 @@ use memchr::memchr2;
 use wire::packet::{HEADER, Header, MAX_PAYLOAD};
 
 use crate::budget::Reservation;
-use crate::states::prepare;
+use crate::state_summary::preparation_query;
 
 /// The most bytes of a piece.
-pub const PIECE: usize = 64 * 1024;
+pub const MAX_PIECE_BYTES: usize = 64 * 1024;
 /// The fewest bytes of a piece.
-const MIN_PIECE: usize = 512;
+const MIN_PIECE_BYTES: usize = 512;
 /// Bytes that a piece has beside the JSON, for quotes and backslashes that are doubled.
-const SPARE: usize = 256;
+const ESCAPE_RESERVE_BYTES: usize = 256;
 /// Bytes that are escaped at once, if they need it.
-const STRETCH: usize = 256;
+const ESCAPE_CHUNK_BYTES: usize = 256;
 
-const BEGINS: &[u8] = b"\x03SET SESSION_STATES '";
+const QUERY_PREFIX: &[u8] = b"\x03SET SESSION_STATES '";
 
 /// `SET SESSION_STATES` and the statement before it, as packets.
 pub struct RestoreStatement {
@@ -35,10 +35,10 @@ impl RestoreStatement {
         &self.pieces
     }
 
-    /// Marks it as not needed by a move. False: there is no room for that ([`Reservation::keep`]).
+    /// Marks it as not needed by a migration. False: there is no room for that ([`Reservation::retain`]).
     #[must_use]
-    pub fn keep(&self) -> bool {
-        self.reservation.borrow_mut().keep()
+    pub fn retain(&self) -> bool {
+        self.reservation.borrow_mut().retain()
     }
 }
 
@@ -69,7 +69,7 @@ pub(crate) struct RestoreBuilder {
     /// The capacity of all pieces.
     allocated: usize,
     /// Bytes of JSON that are still to come.
-    to_come: usize,
+    bytes_left: usize,
     /// The piece with the header of the last packet, and where it begins there.
     header: (usize, usize),
     /// Bytes of the last packet's payload.
@@ -87,24 +87,24 @@ impl RestoreBuilder {
             pieces: Vec::new(),
             reservation,
             allocated: 0,
-            to_come: json,
+            bytes_left: json,
             header: (0, 0),
             payload: 0,
             sequence: 0,
         };
         builder.add_piece(0)?;
-        builder.pieces[0].extend(prepare());
+        builder.pieces[0].extend(preparation_query());
         builder.begin_packet()?;
-        builder.write(BEGINS)?;
+        builder.write(QUERY_PREFIX)?;
         Ok(builder)
     }
 
-    /// The next bytes of the JSON. A doubled quote means the same in all SQL modes; [`prepare`] sets one in which backslashes
+    /// The next bytes of the JSON. A doubled quote means the same in all SQL modes; [`preparation_query`] sets one in which backslashes
     /// escape.
     pub(crate) fn push(&mut self, json: &[u8]) -> Result<(), OverBudget> {
-        let mut escaped = [0; 2 * STRETCH];
-        for stretch in json.chunks(STRETCH) {
-            self.to_come = self.to_come.saturating_sub(stretch.len());
+        let mut escaped = [0; 2 * ESCAPE_CHUNK_BYTES];
+        for stretch in json.chunks(ESCAPE_CHUNK_BYTES) {
+            self.bytes_left = self.bytes_left.saturating_sub(stretch.len());
             if memchr2(b'\'', b'\\', stretch).is_none() {
                 self.write(stretch)?;
                 continue;
@@ -166,8 +166,8 @@ impl RestoreBuilder {
 
     /// A piece for so many bytes, and for the JSON that is still to come.
     fn add_piece(&mut self, bytes: usize) -> Result<(), OverBudget> {
-        let bytes = bytes + self.to_come;
-        let size = (bytes + bytes / 16 + SPARE).clamp(MIN_PIECE, PIECE);
+        let bytes = bytes + self.bytes_left;
+        let size = (bytes + bytes / 16 + ESCAPE_RESERVE_BYTES).clamp(MIN_PIECE_BYTES, MAX_PIECE_BYTES);
         let missing = (self.allocated + size).saturating_sub(self.reservation.bytes());
         if !self.reservation.grow(missing) {
             return Err(OverBudget);
@@ -214,7 +214,7 @@ pub(crate) mod tests {
             text.extend(std::iter::repeat_n(byte, if matches!(byte, b'\'' | b'\\') { 2 } else { 1 }));
         }
         text.push(b'\'');
-        [prepare(), query(&text)].concat()
+        [preparation_query(), query(&text)].concat()
     }
 
     #[test]
@@ -226,13 +226,13 @@ pub(crate) mod tests {
 
     #[test]
     fn long_ones_take_several_packets() {
-        let fits = MAX_PAYLOAD - BEGINS.len() - 1;
+        let fits = MAX_PAYLOAD - QUERY_PREFIX.len() - 1;
         let alphabet: Vec<u8> = (b'a'..=b'z').collect();
         for length in [fits - 1, fits, fits + 1, fits + MAX_PAYLOAD] {
             let mut json = alphabet.repeat(length / alphabet.len() + 1);
             json.truncate(length);
-            let whole = [&BEGINS[1..], &json, b"'"].concat();
-            assert!(bytes_of(&statement(&json)) == [prepare(), query(&whole)].concat(), "{length}");
+            let whole = [&QUERY_PREFIX[1..], &json, b"'"].concat();
+            assert!(bytes_of(&statement(&json)) == [preparation_query(), query(&whole)].concat(), "{length}");
         }
     }
 
@@ -246,7 +246,7 @@ pub(crate) mod tests {
             let allocated: usize = statement.pieces().iter().map(Vec::capacity).sum();
             let used: usize = statement.pieces().iter().map(Vec::len).sum();
             assert_eq!(budget.used(), allocated);
-            assert!(statement.pieces().iter().all(|piece| piece.capacity() <= PIECE));
+            assert!(statement.pieces().iter().all(|piece| piece.capacity() <= MAX_PIECE_BYTES));
             assert!(allocated < used + used / 10 + 1024, "{allocated} for {used}");
             drop(statement);
             assert_eq!(budget.used(), 0);

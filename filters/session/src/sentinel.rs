@@ -1,8 +1,8 @@
 //! Decides whether a node can be reached, from a silent connection to it: the sentinel.
 //!
 //! Each Envoy has one sentinel for each node. The kernel sends a TCP keepalive probe on it each second. The kernel of the
-//! node's machine answers, also for a process that is stopped or does not read. If nothing arrives for [`Limits::suspect`],
-//! new connections are tried as well. A node is unreachable if nothing has arrived for [`Limits::lost`] on any of these
+//! node's machine answers, also for a process that is stopped or does not read. If nothing arrives for [`SentinelTimeouts::suspect_after`],
+//! new connections are tried as well. A node is unreachable if nothing has arrived for [`SentinelTimeouts::unreachable_after`] on any of these
 //! connections, not even a refusal. A sentinel that the node closes is replaced: MariaDB closes a connection that does not log
 //! in after 10 s, while TiDB keeps it (pingcap/tidb `pkg/server/internal/packetio.go`: no read timeout before the login).
 //!
@@ -13,40 +13,40 @@ use std::time::Duration;
 
 /// The times by which a sentinel decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct SentinelTimeouts {
     /// Silence until new connections are tried.
-    pub suspect: Duration,
+    pub suspect_after: Duration,
     /// Silence until the node is unreachable.
-    pub lost: Duration,
+    pub unreachable_after: Duration,
     /// How long a connection attempt must be unanswered before it counts.
-    pub unanswered: Duration,
+    pub attempt_timeout: Duration,
     /// Between two attempts, or after a connection that the node has closed at once.
-    pub retry: Duration,
+    pub retry_interval: Duration,
     /// Signs of life within this time may be the same one.
     pub precision: Duration,
     /// After a longer time between two observations, this process or its machine was stopped.
-    pub stall: Duration,
+    pub max_observe_gap: Duration,
 }
 
-impl Default for Limits {
+impl Default for SentinelTimeouts {
     fn default() -> Self {
         Self {
-            suspect: Duration::from_millis(2000),
-            lost: Duration::from_millis(3500),
-            unanswered: Duration::from_millis(1000),
-            retry: Duration::from_millis(1000),
+            suspect_after: Duration::from_millis(2000),
+            unreachable_after: Duration::from_millis(3500),
+            attempt_timeout: Duration::from_millis(1000),
+            retry_interval: Duration::from_millis(1000),
             precision: Duration::from_millis(100),
-            stall: Duration::from_millis(1000),
+            max_observe_gap: Duration::from_millis(1000),
         }
     }
 }
 
 /// How many attempts must be unanswered, as a single packet may be lost by chance.
-const ATTEMPTS: usize = 2;
+const MIN_UNANSWERED_ATTEMPTS: usize = 2;
 
 /// Whether a node can be reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum Reachability {
     Reachable,
     /// Nothing has arrived lately. The sessions there are asked for a sign of life.
     Suspected,
@@ -56,99 +56,104 @@ pub enum State {
 /// The sentinel of one node.
 #[derive(Debug)]
 pub struct Sentinel {
-    limits: Limits,
-    state: State,
+    timeouts: SentinelTimeouts,
+    state: Reachability,
     /// When something arrived from the node last.
-    heard: Duration,
-    observed: Duration,
+    last_heard: Duration,
+    observed_at: Duration,
     /// Since when this process was not stopped.
-    awake: Duration,
+    running_since: Duration,
     /// When the first attempts after `heard` began.
-    attempts: [Option<Duration>; ATTEMPTS],
+    attempts: [Option<Duration>; MIN_UNANSWERED_ATTEMPTS],
     next_attempt: Duration,
 }
 
 impl Sentinel {
     /// Begins with a node that can be reached.
     #[must_use]
-    pub fn new(limits: Limits, now: Duration) -> Self {
+    pub fn new(timeouts: SentinelTimeouts, now: Duration) -> Self {
         Self {
-            limits,
-            state: State::Reachable,
-            heard: now,
-            observed: now,
-            awake: now,
-            attempts: [None; ATTEMPTS],
+            timeouts,
+            state: Reachability::Reachable,
+            last_heard: now,
+            observed_at: now,
+            running_since: now,
+            attempts: [None; MIN_UNANSWERED_ATTEMPTS],
             next_attempt: now,
         }
     }
 
     /// An acknowledgement, data or a refusal has arrived from the node at that time. The same sign of life may be reported
     /// again with a slightly different time, as the kernel counts in ticks.
-    pub fn heard(&mut self, at: Duration) {
-        if at > self.heard + self.limits.precision {
-            self.heard = at;
+    pub fn record_heard(&mut self, at: Duration) {
+        if at > self.last_heard + self.timeouts.precision {
+            self.last_heard = at;
             self.attempts.iter_mut().for_each(|attempt| *attempt = attempt.filter(|&began| began > at));
         }
     }
 
     /// The node has closed the connection, which existed for that long.
-    pub fn ended(&mut self, lived: Duration, now: Duration) {
-        self.heard(now);
-        self.next_attempt = if lived < self.limits.retry { now + self.limits.retry } else { now };
+    pub fn record_close(&mut self, lived: Duration, now: Duration) {
+        self.record_heard(now);
+        self.next_attempt = if lived < self.timeouts.retry_interval { now + self.timeouts.retry_interval } else { now };
     }
 
     /// Whether a connection attempt should begin now. `connected`: there is a connection.
     #[must_use]
     pub fn needs_attempt(&self, connected: bool, now: Duration) -> bool {
-        now >= self.next_attempt && (!connected || self.quiet(now) >= self.limits.suspect)
+        now >= self.next_attempt && (!connected || self.silence(now) >= self.timeouts.suspect_after)
     }
 
     /// A connection attempt has begun.
-    pub fn attempt_began(&mut self, now: Duration) {
+    pub fn record_attempt(&mut self, now: Duration) {
         if let Some(free) = self.attempts.iter_mut().find(|attempt| attempt.is_none()) {
             *free = Some(now);
         }
         let is_last = self.attempts.iter().all(Option::is_some);
-        let pause =
-            if is_last || self.quiet(now) < self.limits.suspect { self.limits.retry } else { self.limits.retry / 2 };
+        let pause = if is_last || self.silence(now) < self.timeouts.suspect_after {
+            self.timeouts.retry_interval
+        } else {
+            self.timeouts.retry_interval / 2
+        };
         self.next_attempt = now + pause;
     }
 
     /// Decides, after all signs of life were reported. Returns the state if it has changed.
-    pub fn observe(&mut self, now: Duration) -> Option<State> {
-        if now - self.observed > self.limits.stall {
-            self.awake = now; // signs of life from meanwhile may be reported late
+    pub fn observe(&mut self, now: Duration) -> Option<Reachability> {
+        if now - self.observed_at > self.timeouts.max_observe_gap {
+            self.running_since = now; // signs of life from meanwhile may be reported late
         }
-        self.observed = now;
-        let quiet = self.quiet(now);
-        let state = if quiet < self.limits.suspect {
-            State::Reachable
-        } else if self.state == State::Unreachable || self.is_lost(now) {
-            State::Unreachable
+        self.observed_at = now;
+        let silence = self.silence(now);
+        let state = if silence < self.timeouts.suspect_after {
+            Reachability::Reachable
+        } else if self.state == Reachability::Unreachable || self.is_lost(now) {
+            Reachability::Unreachable
         } else {
-            State::Suspected
+            Reachability::Suspected
         };
         (std::mem::replace(&mut self.state, state) != state).then_some(state)
     }
 
     fn is_lost(&self, now: Duration) -> bool {
-        let unanswered = |attempt: &Option<Duration>| attempt.is_some_and(|at| now - at >= self.limits.unanswered);
-        self.quiet(now) >= self.limits.lost
+        let unanswered =
+            |attempt: &Option<Duration>| attempt.is_some_and(|at| now - at >= self.timeouts.attempt_timeout);
+        self.silence(now) >= self.timeouts.unreachable_after
             && self.attempts.iter().all(unanswered)
-            && now - self.awake >= self.limits.unanswered
+            && now - self.running_since >= self.timeouts.attempt_timeout
     }
 
     /// Whether a suspected node will soon be unreachable, unless a session has a sign of life.
     #[must_use]
     pub fn is_nearly_lost(&self, now: Duration) -> bool {
-        self.state == State::Suspected && self.quiet(now) >= self.limits.suspect + self.limits.unanswered
+        self.state == Reachability::Suspected
+            && self.silence(now) >= self.timeouts.suspect_after + self.timeouts.attempt_timeout
     }
 
     /// For how long nothing has arrived.
     #[must_use]
-    pub fn quiet(&self, now: Duration) -> Duration {
-        now.saturating_sub(self.heard)
+    pub fn silence(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.last_heard)
     }
 }
 
@@ -169,14 +174,14 @@ mod tests {
         connected: bool,
         (from, to): (u64, u64),
         sign: impl Fn(u64) -> Option<u64>,
-    ) -> (Vec<(u64, State)>, Vec<u64>) {
+    ) -> (Vec<(u64, Reachability)>, Vec<u64>) {
         let (mut changes, mut attempts) = (Vec::new(), Vec::new());
         for now in (from..=to).step_by(STEP as usize) {
             if let Some(sign) = sign(now) {
-                sentinel.heard(at(sign));
+                sentinel.record_heard(at(sign));
             }
             if sentinel.needs_attempt(connected, at(now)) {
-                sentinel.attempt_began(at(now));
+                sentinel.record_attempt(at(now));
                 attempts.push(now);
             }
             changes.extend(sentinel.observe(at(now)).map(|state| (now, state)));
@@ -185,7 +190,7 @@ mod tests {
     }
 
     fn new() -> Sentinel {
-        Sentinel::new(Limits::default(), at(0))
+        Sentinel::new(SentinelTimeouts::default(), at(0))
     }
 
     /// The last probe that was answered, one each second.
@@ -204,10 +209,10 @@ mod tests {
     fn two_attempts_and_silence_make_it_unreachable_and_any_sign_ends_that() {
         let mut sentinel = new();
         let (changes, attempts) = run(&mut sentinel, true, (0, 9000), |now| probes(now.min(4000)));
-        assert_eq!(changes, [(6000, State::Suspected), (7600, State::Unreachable)]);
+        assert_eq!(changes, [(6000, Reachability::Suspected), (7600, Reachability::Unreachable)]);
         assert_eq!(attempts, [6000, 6600, 7600, 8600]);
         let (changes, _) = run(&mut sentinel, true, (9200, 20_000), probes);
-        assert_eq!(changes, [(9200, State::Reachable)]);
+        assert_eq!(changes, [(9200, Reachability::Reachable)]);
     }
 
     #[test]
@@ -215,7 +220,7 @@ mod tests {
         let mut sentinel = new();
         let jitters = |now: u64| Some(now.min(4000) + now / STEP);
         let (changes, attempts) = run(&mut sentinel, true, (0, 9000), jitters);
-        assert_eq!(changes, [(6200, State::Suspected), (7800, State::Unreachable)]);
+        assert_eq!(changes, [(6200, Reachability::Suspected), (7800, Reachability::Unreachable)]);
         assert_eq!(attempts[..2], [6200, 6800]);
     }
 
@@ -225,25 +230,25 @@ mod tests {
             let mut sentinel = new();
             let came = |now| if now >= sign { Some(sign) } else { Some(4000.min(now)) };
             let (changes, _) = run(&mut sentinel, true, (0, sign + 1800), came);
-            assert!(!changes.iter().any(|change| change.1 == State::Unreachable), "{sign}: {changes:?}");
+            assert!(!changes.iter().any(|change| change.1 == Reachability::Unreachable), "{sign}: {changes:?}");
         }
     }
 
     #[test]
     fn without_a_connection_attempts_alone_decide() {
         let mut sentinel = new();
-        sentinel.ended(at(50), at(1000));
+        sentinel.record_close(at(50), at(1000));
         let (changes, attempts) = run(&mut sentinel, false, (1000, 6000), |_| None);
         assert_eq!(attempts[..2], [2000, 3000]);
-        assert_eq!(changes, [(3000, State::Suspected), (4600, State::Unreachable)]);
+        assert_eq!(changes, [(3000, Reachability::Suspected), (4600, Reachability::Unreachable)]);
     }
 
     #[test]
     fn a_connection_that_lasted_is_replaced_at_once() {
         let mut sentinel = new();
-        sentinel.ended(at(10_000), at(10_000));
+        sentinel.record_close(at(10_000), at(10_000));
         assert!(sentinel.needs_attempt(false, at(10_000)));
-        sentinel.ended(at(10), at(10_000));
+        sentinel.record_close(at(10), at(10_000));
         assert!(!sentinel.needs_attempt(false, at(10_900)) && sentinel.needs_attempt(false, at(11_000)));
     }
 
@@ -253,18 +258,18 @@ mod tests {
         run(&mut sentinel, true, (0, 3000), probes);
         // Suspended for a minute; the answer to the next probe takes a second.
         let (changes, _) = run(&mut sentinel, true, (63_000, 70_000), |now| (now >= 64_400).then(|| now / 1000 * 1000));
-        assert_eq!(changes, [(63_000, State::Suspected), (64_400, State::Reachable)]);
+        assert_eq!(changes, [(63_000, Reachability::Suspected), (64_400, Reachability::Reachable)]);
         // The node is not there any more.
         let mut sentinel = new();
         let (changes, _) = run(&mut sentinel, true, (63_000, 70_000), |_| None);
-        assert_eq!(changes, [(63_000, State::Suspected), (64_600, State::Unreachable)]);
+        assert_eq!(changes, [(63_000, Reachability::Suspected), (64_600, Reachability::Unreachable)]);
     }
 
     #[test]
     fn without_attempts_nothing_is_decided() {
         let mut sentinel = new();
         for now in (0..60_000).step_by(200) {
-            assert_ne!(sentinel.observe(at(now)), Some(State::Unreachable));
+            assert_ne!(sentinel.observe(at(now)), Some(Reachability::Unreachable));
         }
     }
 }

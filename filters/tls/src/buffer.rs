@@ -23,13 +23,13 @@ thread_local! {
 /// All of `memory` is initialised; the part `start..end` is filled. It is not cleared between uses, so that growing
 /// within what was used before costs nothing.
 #[derive(Default)]
-pub(crate) struct Buffer {
+pub(crate) struct TlsBuffer {
     memory: Vec<u8>,
     start: usize,
     end: usize,
 }
 
-impl Buffer {
+impl TlsBuffer {
     pub(crate) fn filled(&self) -> &[u8] {
         &self.memory[self.start..self.end]
     }
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn bytes_come_out_in_the_order_they_went_in() {
-        let mut buffer = Buffer::default();
+        let mut buffer = TlsBuffer::default();
         let mut expected = Vec::new();
         for round in 0..200_usize {
             let bytes: Vec<u8> = (0..round * 37 % 5000).map(|i| (i + round) as u8).collect();
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn a_drained_buffer_owns_nothing_and_the_thread_keeps_little() {
         for size in [1, SMALLEST, LARGEST_SPARE + 1, 10 << 20] {
-            let mut buffers: Vec<Buffer> = (0..SPARES + 3).map(|_| Buffer::default()).collect();
+            let mut buffers: Vec<TlsBuffer> = (0..SPARES + 3).map(|_| TlsBuffer::default()).collect();
             for buffer in &mut buffers {
                 buffer.append(&vec![7; size]);
                 buffer.consume(size);
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn the_rest_of_a_large_read_is_kept_small() {
-        let mut buffer = Buffer::default();
+        let mut buffer = TlsBuffer::default();
         buffer.append(&vec![1; 100_000]);
         buffer.append(b"rest");
         buffer.consume(100_000);

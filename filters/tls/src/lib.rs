@@ -3,7 +3,7 @@
 //! * [`ClientSide`] is what clients connect to, [`NodeSide`] connects to TiDB. Both read their files again when
 //!   these change, and no connection that exists notices.
 //! * [`Stream`] is one connection of either.
-//! * [`PasswordKey`] decrypts the password of a client without TLS (`caching_sha2_password`).
+//! * [`RsaPasswordKey`] decrypts the password of a client without TLS (`caching_sha2_password`).
 
 #![forbid(unsafe_code)]
 
@@ -21,5 +21,5 @@ mod verify;
 pub use client::ClientSide;
 pub use error::{Peer, TlsError};
 pub use node::{NodeSide, Verify};
-pub use password::PasswordKey;
-pub use stream::{Received, Stream};
+pub use password::RsaPasswordKey;
+pub use stream::{ReceiveResult, Stream};

@@ -12,12 +12,12 @@ use crate::TlsError;
 use crate::pem::File;
 
 /// An RSA key of 2048 bits or more.
-pub struct PasswordKey {
+pub struct RsaPasswordKey {
     key: OaepPrivateDecryptingKey,
     public_pem: Vec<u8>,
 }
 
-impl PasswordKey {
+impl RsaPasswordKey {
     /// A new key of 2048 bits; takes some hundred milliseconds at most.
     ///
     /// # Panics
@@ -54,7 +54,7 @@ impl PasswordKey {
     }
 }
 
-impl wire::login::PasswordKey for PasswordKey {
+impl wire::login::PasswordKey for RsaPasswordKey {
     fn public_pem(&self) -> &[u8] {
         &self.public_pem
     }

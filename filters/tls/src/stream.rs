@@ -7,7 +7,7 @@ use rustls::client::UnbufferedClientConnection;
 use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{ConnectionState, EncodeError, EncodeTlsData, EncryptError, UnbufferedStatus, WriteTraffic};
 
-use crate::buffer::Buffer;
+use crate::buffer::TlsBuffer;
 use crate::{Peer, TlsError};
 
 /// What a handshake message mostly fits into; a larger one says what it needs.
@@ -19,7 +19,7 @@ const RECORD_EXTRA: usize = 64;
 /// Whether more will come from the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
-pub enum Received {
+pub enum ReceiveResult {
     /// More may come.
     Open,
     /// The peer sent close_notify: nothing more is taken.
@@ -31,10 +31,10 @@ pub enum Received {
 /// It owns memory for bytes only while there are some: the rest of a record that has not arrived in full, and what
 /// waits to be written.
 pub struct Stream {
-    connection: Connection,
+    connection: TlsConnection,
     /// Ciphertext that is not a whole record yet.
-    incoming: Buffer,
-    outgoing: Buffer,
+    incoming: TlsBuffer,
+    outgoing: TlsBuffer,
     /// Plaintext that was sent before the handshake was done.
     early: Vec<u8>,
     end: Option<End>,
@@ -42,7 +42,7 @@ pub struct Stream {
     finished: bool,
 }
 
-enum Connection {
+enum TlsConnection {
     Server(Box<UnbufferedServerConnection>),
     Client(Box<UnbufferedClientConnection>),
 }
@@ -54,7 +54,7 @@ enum End {
 }
 
 /// What one step has come to.
-enum Step {
+enum TlsStep {
     Again,
     /// Nothing more happens without more bytes of the peer; what could be sent has been.
     Idle,
@@ -70,18 +70,18 @@ enum Outbound<'a> {
 
 impl Stream {
     pub(crate) fn server(connection: UnbufferedServerConnection) -> Self {
-        Self::new(Connection::Server(Box::new(connection)))
+        Self::new(TlsConnection::Server(Box::new(connection)))
     }
 
     pub(crate) fn client(connection: UnbufferedClientConnection) -> Self {
-        Self::new(Connection::Client(Box::new(connection)))
+        Self::new(TlsConnection::Client(Box::new(connection)))
     }
 
-    fn new(connection: Connection) -> Self {
+    fn new(connection: TlsConnection) -> Self {
         let mut stream = Self {
             connection,
-            incoming: Buffer::default(),
-            outgoing: Buffer::default(),
+            incoming: TlsBuffer::default(),
+            outgoing: TlsBuffer::default(),
             early: Vec::new(),
             end: None,
             finished: false,
@@ -96,7 +96,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`TlsError::Connection`]: the connection is over, and every further call says the same.
-    pub fn receive(&mut self, ciphertext: &[u8], plain: &mut dyn FnMut(&[u8])) -> Result<Received, TlsError> {
+    pub fn receive(&mut self, ciphertext: &[u8], plain: &mut dyn FnMut(&[u8])) -> Result<ReceiveResult, TlsError> {
         if self.end.is_none() {
             self.incoming.append(ciphertext);
             self.advance(&Outbound::Nothing, plain);
@@ -107,8 +107,8 @@ impl Stream {
             }
         }
         match &self.end {
-            None => Ok(Received::Open),
-            Some(End::PeerClosed) => Ok(Received::Closed),
+            None => Ok(ReceiveResult::Open),
+            Some(End::PeerClosed) => Ok(ReceiveResult::Closed),
             Some(End::Failed(source)) => Err(TlsError::Connection { peer: self.peer(), source: source.clone() }),
         }
     }
@@ -142,8 +142,8 @@ impl Stream {
     #[must_use]
     pub fn is_handshaking(&self) -> bool {
         match &self.connection {
-            Connection::Server(connection) => connection.is_handshaking(),
-            Connection::Client(connection) => connection.is_handshaking(),
+            TlsConnection::Server(connection) => connection.is_handshaking(),
+            TlsConnection::Client(connection) => connection.is_handshaking(),
         }
     }
 
@@ -162,8 +162,8 @@ impl Stream {
 
     fn peer(&self) -> Peer {
         match self.connection {
-            Connection::Server(_) => Peer::Client,
-            Connection::Client(_) => Peer::Node,
+            TlsConnection::Server(_) => Peer::Client,
+            TlsConnection::Client(_) => Peer::Node,
         }
     }
 
@@ -174,9 +174,9 @@ impl Stream {
             let (discard, step) = self.step(send, plain);
             self.incoming.consume(discard);
             match step {
-                Ok(Step::Again) => {}
-                Ok(Step::Idle) => return,
-                Ok(Step::PeerClosed) => self.end = Some(End::PeerClosed),
+                Ok(TlsStep::Again) => {}
+                Ok(TlsStep::Idle) => return,
+                Ok(TlsStep::PeerClosed) => self.end = Some(End::PeerClosed),
                 Err(error) => {
                     self.end = Some(End::Failed(error));
                     self.early = Vec::new();
@@ -187,14 +187,14 @@ impl Stream {
         }
     }
 
-    fn step(&mut self, send: &Outbound<'_>, plain: &mut dyn FnMut(&[u8])) -> (usize, Result<Step, Error>) {
+    fn step(&mut self, send: &Outbound<'_>, plain: &mut dyn FnMut(&[u8])) -> (usize, Result<TlsStep, Error>) {
         let incoming = self.incoming.filled_mut();
         let (outgoing, early) = (&mut self.outgoing, &mut self.early);
         match &mut self.connection {
-            Connection::Server(connection) => {
+            TlsConnection::Server(connection) => {
                 step(connection.process_tls_records(incoming), outgoing, early, send, plain)
             }
-            Connection::Client(connection) => {
+            TlsConnection::Client(connection) => {
                 step(connection.process_tls_records(incoming), outgoing, early, send, plain)
             }
         }
@@ -203,8 +203,8 @@ impl Stream {
     /// After an error rustls may only be asked for what it wants to have written.
     fn flush_alert(&mut self, plain: &mut dyn FnMut(&[u8])) {
         while match &self.connection {
-            Connection::Server(connection) => connection.wants_write(),
-            Connection::Client(connection) => connection.wants_write(),
+            TlsConnection::Server(connection) => connection.wants_write(),
+            TlsConnection::Client(connection) => connection.wants_write(),
         } {
             let (discard, step) = self.step(&Outbound::Nothing, plain);
             self.incoming.consume(discard);
@@ -217,11 +217,11 @@ impl Stream {
 
 fn step<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
-    outgoing: &mut Buffer,
+    outgoing: &mut TlsBuffer,
     early: &mut Vec<u8>,
     send: &Outbound<'_>,
     plain: &mut dyn FnMut(&[u8]),
-) -> (usize, Result<Step, Error>) {
+) -> (usize, Result<TlsStep, Error>) {
     let mut discard = status.discard;
     let state = match status.state {
         Ok(state) => state,
@@ -238,21 +238,21 @@ fn step<Data>(
                     Err(error) => return (discard, Err(error)),
                 }
             }
-            Step::Again
+            TlsStep::Again
         }
         ConnectionState::EncodeTlsData(mut data) => match encode(&mut data, outgoing) {
-            Ok(()) => Step::Again,
+            Ok(()) => TlsStep::Again,
             Err(error) => return (discard, Err(error)),
         },
         ConnectionState::TransmitTlsData(data) => {
             data.done();
-            Step::Again
+            TlsStep::Again
         }
         ConnectionState::WriteTraffic(mut traffic) => {
             let kept = mem::take(early);
             let sent = encrypt(&mut traffic, &kept, outgoing).and_then(|()| match send {
-                Outbound::Nothing => Ok(Step::Idle),
-                Outbound::Plaintext(plaintext) => encrypt(&mut traffic, plaintext, outgoing).map(|()| Step::Idle),
+                Outbound::Nothing => Ok(TlsStep::Idle),
+                Outbound::Plaintext(plaintext) => encrypt(&mut traffic, plaintext, outgoing).map(|()| TlsStep::Idle),
                 Outbound::CloseNotify => Ok(close_notify(&mut traffic, outgoing)),
             });
             match sent {
@@ -260,14 +260,14 @@ fn step<Data>(
                 Err(error) => return (discard, Err(error)),
             }
         }
-        ConnectionState::PeerClosed => Step::PeerClosed,
+        ConnectionState::PeerClosed => TlsStep::PeerClosed,
         // Early data is never accepted, so it does not come.
-        _ => Step::Idle,
+        _ => TlsStep::Idle,
     };
     (discard, Ok(step))
 }
 
-fn encode<Data>(data: &mut EncodeTlsData<'_, Data>, outgoing: &mut Buffer) -> Result<(), Error> {
+fn encode<Data>(data: &mut EncodeTlsData<'_, Data>, outgoing: &mut TlsBuffer) -> Result<(), Error> {
     let mut room = HANDSHAKE_ROOM;
     loop {
         match data.encode(outgoing.room(room)) {
@@ -281,7 +281,11 @@ fn encode<Data>(data: &mut EncodeTlsData<'_, Data>, outgoing: &mut Buffer) -> Re
     }
 }
 
-fn encrypt<Data>(traffic: &mut WriteTraffic<'_, Data>, plaintext: &[u8], outgoing: &mut Buffer) -> Result<(), Error> {
+fn encrypt<Data>(
+    traffic: &mut WriteTraffic<'_, Data>,
+    plaintext: &[u8],
+    outgoing: &mut TlsBuffer,
+) -> Result<(), Error> {
     if plaintext.is_empty() {
         return Ok(());
     }
@@ -299,13 +303,13 @@ fn encrypt<Data>(traffic: &mut WriteTraffic<'_, Data>, plaintext: &[u8], outgoin
     }
 }
 
-fn close_notify<Data>(traffic: &mut WriteTraffic<'_, Data>, outgoing: &mut Buffer) -> Step {
+fn close_notify<Data>(traffic: &mut WriteTraffic<'_, Data>, outgoing: &mut TlsBuffer) -> TlsStep {
     match traffic.queue_close_notify(outgoing.room(RECORD_EXTRA)) {
         Ok(written) => {
             outgoing.commit(written);
-            Step::Idle
+            TlsStep::Idle
         }
         // It did not fit, and is queued: the next step writes it.
-        Err(_) => Step::Again,
+        Err(_) => TlsStep::Again,
     }
 }

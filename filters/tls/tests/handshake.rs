@@ -7,7 +7,7 @@ mod support;
 use std::fs;
 
 use support::{Authority, Link, Valid, openssl};
-use tls::{ClientSide, NodeSide, Received, Verify};
+use tls::{ClientSide, NodeSide, ReceiveResult, Verify};
 
 fn failure(server: &ClientSide, node: &NodeSide, name: &str) -> String {
     let client = node.connect(name).unwrap();
@@ -43,7 +43,7 @@ fn a_close_is_heard_once_all_was_read() {
     link.server.send(b"never sent");
     link.server.finish();
     let received = support::carry(&mut link.server, usize::MAX, &mut link.client, &mut link.at_client);
-    assert_eq!(received.unwrap(), Received::Closed);
+    assert_eq!(received.unwrap(), ReceiveResult::Closed);
     assert_eq!(link.at_client, b"the last words");
     // The other direction is still open, and closes too.
     link.at_server.clear();
@@ -102,7 +102,7 @@ fn the_end_that_refuses_says_why() {
     {
         let mut link = Link::new(server, &ca.node_side(Verify::Full));
         let hello = support::carry(&mut link.client, usize::MAX, &mut link.server, &mut link.at_server);
-        assert_eq!(hello.unwrap(), Received::Open);
+        assert_eq!(hello.unwrap(), ReceiveResult::Open);
         let error = support::carry(&mut link.server, usize::MAX, &mut link.client, &mut link.at_client);
         let text = error.unwrap_err().to_string();
         assert!(text.contains(expected), "{text}");

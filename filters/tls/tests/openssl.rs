@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use support::{Authority, Valid};
-use tls::{NodeSide, Received, Stream, TlsError, Verify};
+use tls::{NodeSide, ReceiveResult, Stream, TlsError, Verify};
 
 const VERSIONS: [&str; 2] = ["-tls1_2", "-tls1_3"];
 
@@ -56,7 +56,7 @@ fn pump(
         });
         let enough = !plain.is_empty() && handle(stream, &plain);
         write(stream, socket);
-        if received? == Received::Closed || bytes == 0 || enough {
+        if received? == ReceiveResult::Closed || bytes == 0 || enough {
             return Ok(());
         }
     }

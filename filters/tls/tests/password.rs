@@ -7,11 +7,11 @@ mod support;
 use std::fs;
 
 use support::{Authority, openssl};
-use tls::PasswordKey;
+use tls::RsaPasswordKey;
 use wire::login::PasswordKey as _;
 
 /// What OpenSSL makes of `plain` with the public key, as MySQL's clients do.
-fn encrypted(ca: &Authority, key: &PasswordKey, plain: &[u8]) -> Vec<u8> {
+fn encrypted(ca: &Authority, key: &RsaPasswordKey, plain: &[u8]) -> Vec<u8> {
     fs::write(ca.path("public"), key.public_pem()).unwrap();
     fs::write(ca.path("plain"), plain).unwrap();
     let arguments = ["pkeyutl", "-encrypt", "-pubin", "-inkey", "public", "-in", "plain", "-pkeyopt"];
@@ -19,7 +19,7 @@ fn encrypted(ca: &Authority, key: &PasswordKey, plain: &[u8]) -> Vec<u8> {
     openssl(&[&arguments[..], &oaep[..]].concat(), ca.directory.path()).stdout
 }
 
-fn assert_decrypts(ca: &Authority, key: &PasswordKey) {
+fn assert_decrypts(ca: &Authority, key: &RsaPasswordKey) {
     for plain in [&b""[..], b"\0", b"a password\0", &[0xa5; 200]] {
         assert_eq!(key.decrypt(&encrypted(ca, key, plain)).unwrap(), plain);
     }
@@ -32,7 +32,7 @@ fn assert_decrypts(ca: &Authority, key: &PasswordKey) {
 
 #[test]
 fn a_made_key_decrypts_what_openssl_encrypts() {
-    let (key, other) = (PasswordKey::generate(), PasswordKey::generate());
+    let (key, other) = (RsaPasswordKey::generate(), RsaPasswordKey::generate());
     let ca = Authority::new();
     assert_decrypts(&ca, &key);
     assert_ne!(key.public_pem(), other.public_pem());
@@ -47,7 +47,7 @@ fn a_key_from_a_file_is_the_one_in_it() {
         openssl(&["rsa", "-in", "pkcs8", "-traditional", "-out", "pkcs1"], ca.directory.path());
         let public = openssl(&["rsa", "-in", "pkcs8", "-pubout"], ca.directory.path()).stdout;
         for form in ["pkcs8", "pkcs1"] {
-            let key = PasswordKey::load(&ca.path(form)).unwrap();
+            let key = RsaPasswordKey::load(&ca.path(form)).unwrap();
             assert_eq!(key.public_pem(), public);
             assert_decrypts(&ca, &key);
         }
@@ -60,7 +60,7 @@ fn a_file_without_such_a_key_is_named() {
     openssl(&["genrsa", "-out", "short", "1024"], ca.directory.path());
     openssl(&["ecparam", "-genkey", "-name", "prime256v1", "-out", "ec"], ca.directory.path());
     for name in ["short", "ec", "ca.pem", "absent"] {
-        let text = PasswordKey::load(&ca.path(name)).err().unwrap().to_string();
+        let text = RsaPasswordKey::load(&ca.path(name)).err().unwrap().to_string();
         assert!(text.contains(name), "{text}");
     }
 }

@@ -88,7 +88,7 @@ proptest! {
         link.server.finish();
         drain(&mut link, &mut splits);
         let received = link.client.receive(b"", &mut |_| {});
-        prop_assert_eq!(received.unwrap(), tls::Received::Closed);
+        prop_assert_eq!(received.unwrap(), tls::ReceiveResult::Closed);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 use wire::capability::Capabilities;
 use wire::packet::Header;
-use wire::tracker::{State, Tracker};
+use wire::tracker::{Tracker, TrackerState};
 
 const ROWS: usize = 10_000;
 const CAPABILITIES: Capabilities = Capabilities::PROTOCOL_41.with(Capabilities::DEPRECATE_EOF);
@@ -38,16 +38,16 @@ fn main() {
             // As a socket does: the bytes were just written to a buffer that is used again and again.
             let mut buffer = vec![0; received];
             let time = fastest(300, |_| {
-                tracker.client(&query, &mut ());
+                tracker.on_client_bytes(&query, &mut ());
                 let walk = |piece: &[u8]| {
                     let buffer = &mut buffer[..piece.len()];
                     buffer.copy_from_slice(piece);
                     let begin = Instant::now();
-                    tracker.node(black_box(buffer), &mut ());
+                    tracker.on_node_bytes(black_box(buffer), &mut ());
                     begin.elapsed()
                 };
                 let time = bytes.chunks(received).map(walk).sum();
-                assert_eq!(tracker.state(), State::Idle);
+                assert_eq!(tracker.state(), TrackerState::Idle);
                 time
             });
             let each = time.as_nanos() as f64 / packets as f64;
@@ -59,8 +59,8 @@ fn main() {
     let time = fastest(50, |_| {
         let begin = Instant::now();
         for _ in 0..many {
-            tracker.client(black_box(&query), &mut ());
-            tracker.node(black_box(&bytes), &mut ());
+            tracker.on_client_bytes(black_box(&query), &mut ());
+            tracker.on_node_bytes(black_box(&bytes), &mut ());
         }
         begin.elapsed()
     });

@@ -4,7 +4,7 @@ use crate::packet::Header;
 
 /// An error of the proxy's own: what the client reads says what can be done about it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Refusal {
+pub enum ProxyError {
     /// All nodes that were tried refused, or there is none in service.
     NoNode,
     /// This Envoy has as many clients as it may have.
@@ -37,7 +37,7 @@ pub enum Refusal {
     NodeUnreachable,
 }
 
-impl Refusal {
+impl ProxyError {
     /// Every one, for tables and counters.
     pub const ALL: [Self; 15] = [
         Self::NoNode,
@@ -59,7 +59,7 @@ impl Refusal {
 
     /// Code, SQLSTATE and text. Codes are MySQL's and TiDB's own for the same thing.
     #[must_use]
-    pub const fn parts(self) -> (u16, &'static str, &'static str) {
+    pub const fn code_state_text(self) -> (u16, &'static str, &'static str) {
         match self {
             Self::NoNode => (
                 1105,
@@ -174,7 +174,7 @@ impl Refusal {
     /// server leaves it out, and clients read it as part of the text.
     #[must_use]
     pub fn packet(self, sequence: u8, with_state: bool) -> Vec<u8> {
-        let (code, state, text) = self.parts();
+        let (code, state, text) = self.code_state_text();
         packet(code, with_state.then_some(state), text, sequence)
     }
 }
@@ -251,9 +251,9 @@ mod tests {
     fn the_document_tells_of_every_refusal_and_of_no_other() {
         let rows: Vec<&str> =
             DOCUMENT.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| code ")).collect();
-        assert_eq!(rows.len(), Refusal::ALL.len());
-        for (row, refusal) in rows.into_iter().zip(Refusal::ALL) {
-            let (code, state, text) = refusal.parts();
+        assert_eq!(rows.len(), ProxyError::ALL.len());
+        for (row, refusal) in rows.into_iter().zip(ProxyError::ALL) {
+            let (code, state, text) = refusal.code_state_text();
             let expected = format!("| {code} | {state} | `{}` | {text} |", refusal.name());
             assert!(row.starts_with(&expected), "docs/reference/errors.md lacks: {expected}");
             assert_eq!(row.matches(" | ").count(), 5, "{row}");
@@ -262,10 +262,10 @@ mod tests {
 
     #[test]
     fn names_and_texts_are_fit_for_counters_and_clients() {
-        let names: HashSet<_> = Refusal::ALL.map(Refusal::name).into();
-        assert_eq!(names.len(), Refusal::ALL.len());
-        for refusal in Refusal::ALL {
-            let (code, state, text) = refusal.parts();
+        let names: HashSet<_> = ProxyError::ALL.map(ProxyError::name).into();
+        assert_eq!(names.len(), ProxyError::ALL.len());
+        for refusal in ProxyError::ALL {
+            let (code, state, text) = refusal.code_state_text();
             assert!(code >= 1000 && state.len() == 5);
             // Clients keep 511 bytes of a text.
             assert!(text.starts_with("Tidevoy: ") && text.len() < 512 && text.is_ascii());
@@ -274,8 +274,8 @@ mod tests {
 
     #[test]
     fn a_packet_holds_the_state_only_if_told_to() {
-        let bare = Refusal::TooOld.packet(3, false);
-        let full = Refusal::TooOld.packet(3, true);
+        let bare = ProxyError::TooOld.packet(3, false);
+        let full = ProxyError::TooOld.packet(3, true);
         assert_eq!(bare[3..7], [3, 0xff, 0xe3, 0x04]);
         assert!(bare[7..].starts_with(b"Tidevoy: "));
         assert!(full[7..].starts_with(b"#08004Tidevoy: "));

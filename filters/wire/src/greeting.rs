@@ -8,7 +8,7 @@ use crate::capability::Capabilities;
 use std::ops::Range;
 
 /// The most payload bytes that a greeting may have. Real ones have about 100.
-pub const MOST: usize = 64 * 1024;
+pub const MAX_GREETING_BYTES: usize = 64 * 1024;
 
 /// MariaDB's servers and clients leave this bit of MySQL's out; the capabilities of their own are in the filler
 /// then ("Connecting", MariaDB's documentation of the protocol).

@@ -1,6 +1,6 @@
 //! The MySQL protocol as a proxy sees it: no I/O, no Envoy, no unsafe code.
 //!
-//! * [`login`] relays the handshake between two links that may differ in TLS, and edits what must differ.
+//! * [`login`] relays the handshake between two connections that may differ in TLS, and edits what must differ.
 //! * [`tracker`] follows an established session: which command runs, when its response ends, what state is left.
 //! * The other modules are the pieces of messages that these two need.
 //!
@@ -11,17 +11,17 @@
 
 pub mod capability;
 pub mod command;
-mod dialogue;
+mod command_observer;
+mod command_tracker;
 pub mod error;
-mod events;
 pub mod greeting;
 pub mod lenenc;
 pub mod login;
 pub mod packet;
+mod packet_framer;
+mod pipeline_queue;
 mod reply;
 pub mod response;
-mod ring;
 mod statements;
 pub mod status;
 pub mod tracker;
-mod walker;

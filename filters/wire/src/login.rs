@@ -1,26 +1,26 @@
-//! A login, relayed between a client's link and a node's that may differ in TLS. Sans-I/O.
+//! A login, relayed between a client's connection and a node's, which may differ in TLS. No I/O.
 //!
 //! The node's greeting and everything after it are passed on, so no password and no salt are the proxy's. What
 //! is edited: the capability bits for TLS and compression in both first packets, and sequence numbers where one
-//! link has exchanged packets that the other has not.
+//! connection has exchanged packets that the other has not.
 
-mod elsewhere;
+mod failover;
 mod from_client;
 mod from_node;
-mod inbox;
+mod packet_reader;
 mod password;
 #[cfg(test)]
 mod tests;
 
 use crate::capability::Capabilities;
-use crate::error::{self, Refusal};
+use crate::error::{self, ProxyError};
 use crate::greeting::{self, Greeting};
 use crate::packet::{HEADER, Header};
 use crate::response::{HEAD, Response};
-pub use elsewhere::{Attempt, Next, TOO_MANY_CONNECTIONS};
-use inbox::{Arrived, Inbox};
+pub use failover::{FailoverAction, LoginAttempt, TOO_MANY_CONNECTIONS};
+use packet_reader::{PacketProgress, PacketReader};
 use password::Plugin;
-pub(crate) use password::tells_password;
+pub(crate) use password::sends_clear_text_after_switch;
 
 /// TLS with clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,8 +78,8 @@ pub enum Progress {
     /// The node said no, and the client was told; the node will close.
     Denied(u16),
     /// The proxy refuses. `back` (or `onward`, when the node's bytes caused it) ends with the error packet for
-    /// the client; afterwards both links are closed.
-    Refused(Refusal),
+    /// the client; afterwards both connections are closed.
+    Rejected(ProxyError),
 }
 
 /// What a step writes. The caller owns and clears them.
@@ -94,42 +94,42 @@ pub struct Output {
 /// One login.
 pub struct Login {
     rules: Rules,
-    stage: Stage,
+    stage: LoginStage,
     /// Whose packet is awaited, once there are two who talk.
     turn: Side,
-    from_client: Inbox,
-    from_node: Inbox,
-    /// The next sequence number on the client's link.
+    from_client: PacketReader,
+    from_node: PacketReader,
+    /// The next sequence number on the client's connection.
     client_next: u8,
-    /// The next sequence number on the node's link.
+    /// The next sequence number on the node's connection.
     node_next: u8,
     /// What the greeting offers the client, edited.
     offered: Capabilities,
     /// What the client claims, once it is known: its SSLRequest counts, as it does for MySQL's server. Some
     /// drivers clear the TLS bit in the response that follows.
     claimed: Option<Capabilities>,
-    /// The client's SSLRequest: the client's link has TLS.
+    /// The client's SSLRequest: the client's connection has TLS.
     client_head: Option<[u8; HEAD]>,
-    /// Whether the node's link has TLS; known with the greeting.
+    /// Whether the node's connection has TLS; known with the greeting.
     node_tls: bool,
     ssl_request: Option<[u8; 36]>,
-    /// TLS must begin on the node's link before the node sends anything else.
+    /// TLS must begin on the node's connection before the node sends anything else.
     node_tls_due: bool,
     plugin: Plugin,
     salt: Vec<u8>,
-    password: Password,
+    password: ExpectedPassword,
     /// A response that waits for the password that must go into it.
-    held: Option<(Vec<u8>, Response)>,
+    held_response: Option<(Vec<u8>, Response)>,
     /// What the client has said of itself, without what proves it.
     response: Option<Vec<u8>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum LoginStage {
     Greeting,
     Response,
     Auth,
-    Over(Progress),
+    Finished(Progress),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,7 +140,7 @@ enum Side {
 
 /// Whether the client's next packet is a password that the proxy must decrypt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Password {
+enum ExpectedPassword {
     No,
     /// It is, unless it is this byte: then the client asks for the key first.
     OrRequest(u8),
@@ -149,10 +149,10 @@ enum Password {
 }
 
 /// A step's answer: to go on, or how the login ends or pauses.
-type Step = Result<(), Progress>;
+type LoginStep = Result<(), Progress>;
 
 impl Login {
-    /// Sets the rules for the node's link, which may become known only with the node; before its greeting.
+    /// Sets the rules for the node's connection, which may become known only with the node; before its greeting.
     pub fn set_node_rules(&mut self, node_tls: NodeTls, allow_cleartext_backend: bool) {
         self.rules.node_tls = node_tls;
         self.rules.allow_cleartext_backend = allow_cleartext_backend;
@@ -162,10 +162,10 @@ impl Login {
     pub fn new(rules: Rules) -> Self {
         Self {
             rules,
-            stage: Stage::Greeting,
+            stage: LoginStage::Greeting,
             turn: Side::Node,
-            from_client: Inbox::default(),
-            from_node: Inbox::default(),
+            from_client: PacketReader::default(),
+            from_node: PacketReader::default(),
             client_next: 0,
             node_next: 0,
             offered: Capabilities::default(),
@@ -176,8 +176,8 @@ impl Login {
             node_tls_due: false,
             plugin: Plugin::Hash,
             salt: Vec::new(),
-            password: Password::No,
-            held: None,
+            password: ExpectedPassword::No,
+            held_response: None,
             response: None,
         }
     }
@@ -192,29 +192,29 @@ impl Login {
     /// All are, unless the progress is `StartClientTls`, `Denied` or `Refused`.
     ///
     /// Once a login is over, nothing is taken any more, and its end is told again.
-    pub fn client(&mut self, bytes: &[u8], key: &dyn PasswordKey, out: &mut Output) -> (usize, Progress) {
+    pub fn on_client_bytes(&mut self, bytes: &[u8], key: &dyn PasswordKey, out: &mut Output) -> (usize, Progress) {
         let mut taken = 0;
         loop {
-            if let Stage::Over(end) = self.stage {
+            if let LoginStage::Finished(end) = self.stage {
                 return (taken, end);
             }
             if self.turn == Side::Node && taken < bytes.len() {
                 // Nothing may follow before the answer; a server would find it out of order.
-                return (taken, self.refuse(Refusal::BadPacket, &mut out.back));
+                return (taken, self.reject(ProxyError::BadPacket, &mut out.back));
             }
-            let (count, arrived) = self.from_client.take(&bytes[taken..]);
+            let (count, received) = self.from_client.receive(&bytes[taken..]);
             taken += count;
-            let step = match arrived {
-                Arrived::Part => return (taken, Progress::More),
-                Arrived::Header(header) => self.client_header(header),
-                Arrived::Whole(payload) => {
+            let step = match received {
+                PacketProgress::Incomplete => return (taken, Progress::More),
+                PacketProgress::Header(header) => self.check_client_header(header),
+                PacketProgress::Complete(payload) => {
                     self.client_next = self.client_next.wrapping_add(1);
-                    self.client_packet(payload, key, out)
+                    self.on_client_packet(payload, key, out)
                 }
             };
             match step {
                 Ok(()) => {}
-                Err(Progress::Refused(why)) => return (taken, self.refuse(why, &mut out.back)),
+                Err(Progress::Rejected(why)) => return (taken, self.reject(why, &mut out.back)),
                 Err(progress) => return (taken, progress),
             }
         }
@@ -223,44 +223,44 @@ impl Login {
     /// Takes bytes from the node (decrypted where there is TLS), its greeting first. Returns how many were
     /// taken, and what to do. All are, unless the progress is `Established`, `Denied` or `Refused`.
     ///
-    /// Between the client's response and [`Self::node_tls_begins`] the node must not send anything: that ends the login. So does
+    /// Between the client's response and [`Self::on_node_tls_started`] the node must not send anything: that ends the login. So does
     /// the beginning of a packet behind the greeting. Bytes that came without TLS must never be taken for protected ones.
     ///
     /// Once a login is over, nothing is taken any more, and its end is told again.
-    pub fn node(&mut self, bytes: &[u8], out: &mut Output) -> (usize, Progress) {
+    pub fn on_node_bytes(&mut self, bytes: &[u8], out: &mut Output) -> (usize, Progress) {
         let mut taken = 0;
         loop {
-            if let Stage::Over(end) = self.stage {
+            if let LoginStage::Finished(end) = self.stage {
                 return (taken, end);
             }
             if self.node_tls_due && !bytes.is_empty() {
-                return (taken, self.refuse(Refusal::NodeTlsFailed, &mut out.onward));
+                return (taken, self.reject(ProxyError::NodeTlsFailed, &mut out.onward));
             }
             let sequence = self.from_node.header().map(|header| header.sequence);
-            let (count, arrived) = self.from_node.take(&bytes[taken..]);
+            let (count, received) = self.from_node.receive(&bytes[taken..]);
             taken += count;
-            let step = match arrived {
-                Arrived::Part => return (taken, Progress::More),
-                Arrived::Header(header) if header.length > greeting::MOST => {
-                    Err(Progress::Refused(Refusal::NodeProtocol))
+            let step = match received {
+                PacketProgress::Incomplete => return (taken, Progress::More),
+                PacketProgress::Header(header) if header.length > greeting::MAX_GREETING_BYTES => {
+                    Err(Progress::Rejected(ProxyError::NodeProtocol))
                 }
-                Arrived::Header(_) => Ok(()),
-                Arrived::Whole(payload) => {
+                PacketProgress::Header(_) => Ok(()),
+                PacketProgress::Complete(payload) => {
                     let in_order = sequence == Some(self.node_next);
                     self.node_next = self.node_next.wrapping_add(1);
-                    self.node_packet(payload, in_order, out)
+                    self.on_node_packet(payload, in_order, out)
                 }
             };
             match step {
                 Ok(()) => {}
-                Err(Progress::Refused(why)) => return (taken, self.refuse(why, &mut out.onward)),
+                Err(Progress::Rejected(why)) => return (taken, self.reject(why, &mut out.onward)),
                 Err(progress) => return (taken, self.end(progress)),
             }
         }
     }
 
     /// The SSLRequest packet (header and 32 bytes) that must go to the node, followed by a TLS handshake,
-    /// before the first `onward` bytes of the client; None when the link to the node stays plain.
+    /// before the first `onward` bytes of the client; None when the connection to the node stays plain.
     ///
     /// Known as soon as `client` has returned the first `onward` bytes.
     #[must_use]
@@ -269,26 +269,28 @@ impl Login {
     }
 
     /// The SSLRequest was sent, and everything that came before was read. From here on bytes of the node are decrypted ones.
-    pub fn node_tls_begins(&mut self) {
+    pub fn on_node_tls_started(&mut self) {
         self.node_tls_due = false;
     }
 
     /// The error packet that fits where the login stands (sequence number, with or without SQLSTATE), for a
     /// refusal that the caller decides on: a slow login, no node, a failed TLS handshake.
     #[must_use]
-    pub fn refusal(&self, why: Refusal) -> Vec<u8> {
-        why.packet(self.client_number(), self.claimed.is_some())
+    pub fn error_packet(&self, why: ProxyError) -> Vec<u8> {
+        why.packet(self.next_client_sequence(), self.claimed.is_some())
     }
 
     /// Whether the client has to send the next packet, or the rest of it.
     #[must_use]
     pub fn awaits_client(&self) -> bool {
-        matches!(self.stage, Stage::Response | Stage::Auth) && self.turn == Side::Client && self.from_node.is_empty()
+        matches!(self.stage, LoginStage::Response | LoginStage::Auth)
+            && self.turn == Side::Client
+            && self.from_node.is_empty()
     }
 
     /// The number of a packet that is sent to the client now. A client that has begun one counts it, and awaits
     /// the number behind.
-    fn client_number(&self) -> u8 {
+    fn next_client_sequence(&self) -> u8 {
         match self.from_client.header() {
             Some(header) => header.sequence.wrapping_add(1),
             None if self.from_client.is_empty() => self.client_next,
@@ -296,50 +298,50 @@ impl Login {
         }
     }
 
-    fn refuse(&mut self, why: Refusal, to_client: &mut Vec<u8>) -> Progress {
-        to_client.extend(self.refusal(why));
-        self.client_next = self.client_number().wrapping_add(1);
-        self.end(Progress::Refused(why))
+    fn reject(&mut self, why: ProxyError, to_client: &mut Vec<u8>) -> Progress {
+        to_client.extend(self.error_packet(why));
+        self.client_next = self.next_client_sequence().wrapping_add(1);
+        self.end(Progress::Rejected(why))
     }
 
     /// Releases what was collected, except what [`Self::take_response`] returns for a session.
     fn end(&mut self, progress: Progress) -> Progress {
-        self.stage = Stage::Over(progress);
+        self.stage = LoginStage::Finished(progress);
         if !matches!(progress, Progress::Established(_)) {
             self.response = None;
         }
-        self.from_client = Inbox::default();
-        self.from_node = Inbox::default();
+        self.from_client = PacketReader::default();
+        self.from_node = PacketReader::default();
         self.salt = Vec::new();
-        self.held = None;
+        self.held_response = None;
         progress
     }
 
     /// Refuses where a client trusts its TLS with a password that would then go on without any.
-    fn forbid_clear_text(&self) -> Step {
+    fn check_clear_text(&self) -> LoginStep {
         let exposed = self.client_head.is_some() && !self.node_tls;
         if exposed && !self.rules.allow_cleartext_backend {
-            return refused(Refusal::ClearTextPassword);
+            return rejected(ProxyError::ClearTextPassword);
         }
         Ok(())
     }
 
     /// Whether the client encrypts its password for a server that, having TLS, wants it as it is.
-    fn reveals_passwords(&self) -> bool {
+    fn must_decrypt_passwords(&self) -> bool {
         self.client_head.is_none() && self.node_tls
     }
 
-    fn tell_node(&mut self, payload: &[u8], out: &mut Output) {
-        send(payload, &mut self.node_next, &mut out.onward);
+    fn send_to_node(&mut self, payload: &[u8], out: &mut Output) {
+        append_packet(payload, &mut self.node_next, &mut out.onward);
         self.turn = Side::Node;
     }
 
-    fn tell_client(&mut self, payload: &[u8], out: &mut Vec<u8>) {
-        send(payload, &mut self.client_next, out);
+    fn send_to_client(&mut self, payload: &[u8], out: &mut Vec<u8>) {
+        append_packet(payload, &mut self.client_next, out);
     }
 
     /// A node's capabilities, without compression if it is off.
-    fn compression_allowed(&self, capabilities: Capabilities) -> Capabilities {
+    fn filter_compression(&self, capabilities: Capabilities) -> Capabilities {
         // Nobody could see a change of user ask for a password that must not be sent.
         let exposable =
             self.rules.client_tls != ClientTls::Disabled && !self.node_tls && !self.rules.allow_cleartext_backend;
@@ -351,12 +353,12 @@ impl Login {
     }
 }
 
-fn refused(why: Refusal) -> Step {
-    Err(Progress::Refused(why))
+fn rejected(why: ProxyError) -> LoginStep {
+    Err(Progress::Rejected(why))
 }
 
 /// Appends `payload` as the packet with the number `next`, which counts on.
-fn send(payload: &[u8], next: &mut u8, out: &mut Vec<u8>) {
+fn append_packet(payload: &[u8], next: &mut u8, out: &mut Vec<u8>) {
     let header = Header { length: payload.len(), sequence: *next };
     out.extend(header.bytes());
     out.extend(payload);
@@ -382,7 +384,7 @@ pub fn first_packet(bytes: &[u8]) -> FirstPacket {
     let Some(header) = Header::parse(bytes) else {
         return FirstPacket::Incomplete;
     };
-    if header.length == 0 || header.length > greeting::MOST {
+    if header.length == 0 || header.length > greeting::MAX_GREETING_BYTES {
         return FirstPacket::Invalid;
     }
     let rest = &bytes[HEADER..];

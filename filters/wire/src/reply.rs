@@ -1,13 +1,13 @@
 //! Reads the first bytes of what a node answers with.
 //!
-//! All functions take the first bytes of a message's payload ([`KEEP`] are enough) and give None for what is not
+//! All functions take the first bytes of a message's payload ([`REPLY_PREFIX_BYTES`] are enough) and give None for what is not
 //! understood.
 
 use crate::lenenc;
 use crate::packet::MAX_PAYLOAD;
 
 /// Bytes that are needed of a reply: header byte, two integers of up to 9 bytes, status and warnings.
-pub(crate) const KEEP: usize = 1 + 9 + 9 + 2 + 2;
+pub(crate) const REPLY_PREFIX_BYTES: usize = 1 + 9 + 9 + 2 + 2;
 
 /// First bytes of packets.
 pub(crate) const OK: u8 = 0x00;
@@ -25,11 +25,11 @@ pub(crate) const PROGRESS: u16 = 0xffff;
 
 /// Whether authentication goes on with the password itself: caching_sha2_password's "full authentication", or a switch
 /// to a method that sends it as it is. Of longer names the first bytes are compared.
-pub(crate) fn asks_for_clear_text(payload: &[u8]) -> bool {
+pub(crate) fn is_clear_text_request(payload: &[u8]) -> bool {
     // No more of it than of a packet that came in pieces: both must be judged alike.
-    match &payload[..payload.len().min(KEEP)] {
+    match &payload[..payload.len().min(REPLY_PREFIX_BYTES)] {
         [AUTH_MORE, 0x04] => true,
-        [END, switch @ ..] => crate::login::tells_password(switch),
+        [END, switch @ ..] => crate::login::sends_clear_text_after_switch(switch),
         _ => false,
     }
 }
@@ -126,9 +126,9 @@ mod tests {
         assert_eq!(ok_status(b"\x00\x00\x00\x02\x00\x00\x00"), Some(2));
         assert_eq!(ok_status(b"\x00\xfc\x00\x01\xfd\x00\x00\x01\x03\x40\x00\x00"), Some(0x4003));
         let longest = [&[0, 0xfe][..], &[1; 8], &[0xfe], &[1; 8], &[0x21, 0x43, 0, 0]].concat();
-        assert_eq!(longest.len(), KEEP);
+        assert_eq!(longest.len(), REPLY_PREFIX_BYTES);
         assert_eq!(ok_status(&longest), Some(0x4321));
-        for cut in 0..KEEP - 2 {
+        for cut in 0..REPLY_PREFIX_BYTES - 2 {
             assert_eq!(ok_status(&longest[..cut]), None, "{cut}");
         }
         assert_eq!(ok_status(b"\x00\xff\x00\x02\x00\x00\x00"), None);
@@ -181,12 +181,12 @@ mod tests {
             b"\xfesha256_password\0",
             b"\xfetidb_session_token\0",
         ] {
-            assert!(asks_for_clear_text(asks), "{asks:?}");
+            assert!(is_clear_text_request(asks), "{asks:?}");
         }
         for other in
             [&b"\x01\x03"[..], b"\x01", b"\xfe", b"\xfemysql_native_password\0", b"\xfecaching_sha2_password", b"\0"]
         {
-            assert!(!asks_for_clear_text(other), "{other:?}");
+            assert!(!is_clear_text_request(other), "{other:?}");
         }
     }
 }

@@ -12,7 +12,7 @@ use std::ops::Range;
 /// Bytes in front of the user: all that an SSLRequest has.
 pub const HEAD: usize = 32;
 /// The most payload bytes that a client may send in a packet of its login.
-pub const MOST: usize = 1024 * 1024;
+pub const MAX_RESPONSE_BYTES: usize = 1024 * 1024;
 
 /// Where MariaDB's clients have capabilities of their own.
 const EXTENDED: Range<usize> = 28..HEAD;

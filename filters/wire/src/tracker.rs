@@ -3,10 +3,10 @@
 //! The caller shows each byte once, in order, and the client's before it sends them on: then no response can be seen
 //! before what it answers. However the bytes are cut, the same events come.
 //!
-//! What is not understood makes a session [`State::Opaque`] for good: it is passed on as ever, only not followed.
+//! What is not understood makes a session [`TrackerState::Opaque`] for good: it is passed on as ever, only not followed.
 //! Reasons, besides bytes that no server or client sends:
 //!
-//! * The links are compressed, or the client does not speak protocol 4.1.
+//! * The connections are compressed, or the client does not speak protocol 4.1.
 //! * A binlog or table dump, or what announces one (COM_REGISTER_SLAVE); a successful COM_SHUTDOWN.
 //! * Bytes of the node while no response is due: the ERR packet that servers send before they close (1053, 1927,
 //!   4031), and TiDB's ERR packet to COM_STMT_SEND_LONG_DATA, after which its client takes each response for that to
@@ -16,14 +16,14 @@
 //! * Definitions that are left out of the response to COM_STMT_PREPARE (CLIENT_OPTIONAL_RESULTSET_METADATA).
 
 use crate::capability::Capabilities;
-use crate::dialogue::Dialogue;
-pub use crate::events::{Listener, Outcome, Pinned};
+pub use crate::command_observer::{CommandObserver, CommandOutcome, PinReason};
+use crate::command_tracker::CommandTracker;
+use crate::packet_framer::{PacketFramer, skip_rows};
 use crate::reply;
-use crate::walker::{Walker, skip_rows};
 
-/// Where a session stands.
+/// The state of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum State {
+pub enum TrackerState {
     /// No command is outstanding, and no transaction is open.
     Idle,
     /// A command is outstanding, or part of one was sent.
@@ -35,16 +35,16 @@ pub enum State {
 }
 
 /// Bytes of a command that matter: what it is, and the statement that it names.
-const COMMAND: usize = 1 + 4;
+const COMMAND_PREFIX_BYTES: usize = 1 + 4;
 
 /// One session.
 #[derive(Debug)]
 pub struct Tracker {
-    client: Walker<COMMAND>,
-    node: Walker<{ reply::KEEP }>,
-    dialogue: Dialogue,
+    client_framer: PacketFramer<COMMAND_PREFIX_BYTES>,
+    node_framer: PacketFramer<{ reply::REPLY_PREFIX_BYTES }>,
+    commands: CommandTracker,
     /// Sequence number of the next packet of the response to the first outstanding command.
-    next: u8,
+    next_sequence: u8,
 }
 
 // There is one a session, and it is touched with each read.
@@ -55,52 +55,57 @@ impl Tracker {
     /// final OK packet of the login.
     #[must_use]
     pub fn new(capabilities: Capabilities) -> Self {
-        Self { client: Walker::new(), node: Walker::new(), dialogue: Dialogue::new(capabilities), next: 1 }
+        Self {
+            client_framer: PacketFramer::new(),
+            node_framer: PacketFramer::new(),
+            commands: CommandTracker::new(capabilities),
+            next_sequence: 1,
+        }
     }
 
     /// Takes bytes from the client, in any pieces.
-    pub fn client(&mut self, mut bytes: &[u8], listener: &mut impl Listener) {
-        while !self.dialogue.is_opaque() {
-            let Some(piece) = self.client.next(&mut bytes) else { return };
+    pub fn on_client_bytes(&mut self, mut bytes: &[u8], observer: &mut impl CommandObserver) {
+        while !self.commands.is_opaque() {
+            let Some(piece) = self.client_framer.next(&mut bytes) else { return };
             if piece.begins {
-                self.dialogue.begin(piece.prefix, listener);
+                self.commands.begin_client_message(piece.prefix, observer);
             }
-            if piece.ends && !self.dialogue.is_opaque() {
-                self.dialogue.end(piece.length, listener);
-                if self.dialogue.is_single() {
-                    self.next = self.client.sequence().wrapping_add(1);
+            if piece.ends && !self.commands.is_opaque() {
+                self.commands.end_client_message(piece.length, observer);
+                if self.commands.has_one_command() {
+                    self.next_sequence = self.client_framer.sequence().wrapping_add(1);
                 }
             }
         }
     }
 
     /// Takes bytes from the node, in any pieces.
-    pub fn node(&mut self, bytes: &[u8], listener: &mut impl Listener) {
+    pub fn on_node_bytes(&mut self, bytes: &[u8], observer: &mut impl CommandObserver) {
         let mut taken = 0;
         while taken < bytes.len() {
-            taken += self.node_to_pong(&bytes[taken..], listener);
+            taken += self.on_node_bytes_until_ping_reply(&bytes[taken..], observer);
         }
     }
 
     /// The same, as far as the answer to a COM_PING that stands behind another answer. Returns how many bytes were taken.
-    pub fn node_to_pong(&mut self, bytes: &[u8], listener: &mut impl Listener) -> usize {
+    pub fn on_node_bytes_until_ping_reply(&mut self, bytes: &[u8], observer: &mut impl CommandObserver) -> usize {
         let mut rest = bytes;
-        while !rest.is_empty() && !self.dialogue.is_opaque() {
-            if !self.dialogue.awaits_reply() {
-                self.give_up();
+        while !rest.is_empty() && !self.commands.is_opaque() {
+            if !self.commands.awaits_reply() {
+                self.stop_tracking();
                 break;
             }
-            if self.dialogue.in_rows() && self.node.is_between() {
+            if self.commands.is_in_rows() && self.node_framer.is_between_messages() {
                 let (behind, last) = skip_rows(rest);
                 rest = behind;
-                self.next = last.map_or(self.next, |last| last.wrapping_add(1));
+                self.next_sequence = last.map_or(self.next_sequence, |last| last.wrapping_add(1));
             }
-            let Some(piece) = self.node.next(&mut rest) else { break };
+            let Some(piece) = self.node_framer.next(&mut rest) else { break };
             if piece.ends {
-                let answered = self.dialogue.reply(piece.prefix, piece.length, listener);
+                let answered = self.commands.receive_reply(piece.prefix, piece.length, observer);
                 // A response to a command that was sent ahead begins with number 1.
-                self.next = if answered { 1 } else { self.node.sequence().wrapping_add(1) };
-                if self.dialogue.owes_pong() && !rest.is_empty() {
+                self.next_sequence = if answered { 1 } else { self.node_framer.sequence().wrapping_add(1) };
+                if self.commands.owes_ping_reply() && !rest.is_empty() {
                     return bytes.len() - rest.len();
                 }
             }
@@ -109,55 +114,55 @@ impl Tracker {
     }
 
     #[must_use]
-    pub fn state(&self) -> State {
-        if self.dialogue.is_opaque() {
-            State::Opaque
-        } else if self.dialogue.is_busy() || !self.client.is_between() {
-            State::Busy
-        } else if self.dialogue.in_transaction() {
-            State::InTransaction
+    pub fn state(&self) -> TrackerState {
+        if self.commands.is_opaque() {
+            TrackerState::Opaque
+        } else if self.commands.is_busy() || !self.client_framer.is_between_messages() {
+            TrackerState::Busy
+        } else if self.commands.is_in_transaction() {
+            TrackerState::InTransaction
         } else {
-            State::Idle
+            TrackerState::Idle
         }
     }
 
     /// Whether the node owes a response, and has got all of the command that it answers. False when that is not known.
     #[must_use]
     pub fn awaits_node(&self) -> bool {
-        !self.dialogue.is_opaque()
-            && self.client.is_between()
-            && self.dialogue.awaits_reply()
-            && !self.dialogue.is_uploading()
+        !self.commands.is_opaque()
+            && self.client_framer.is_between_messages()
+            && self.commands.awaits_reply()
+            && !self.commands.is_uploading()
     }
 
     /// The sequence number of an ERR packet in place of what the node owes: a response, or the rest of one. None: the node owes
     /// nothing, or is within a packet.
     #[must_use]
     pub fn error_sequence(&self) -> Option<u8> {
-        (self.awaits_node() && self.node.is_between()).then_some(self.next)
+        (self.awaits_node() && self.node_framer.is_between_messages()).then_some(self.next_sequence)
     }
 
     /// Whether the node's next answer is that to a COM_PING.
     #[must_use]
-    pub fn owes_pong(&self) -> bool {
-        !self.dialogue.is_opaque() && self.dialogue.owes_pong()
+    pub fn owes_ping_reply(&self) -> bool {
+        !self.commands.is_opaque() && self.commands.owes_ping_reply()
     }
 
-    /// The status flags that the node told last.
+    /// The status flags that the node has sent last.
     #[must_use]
     pub fn status(&self) -> u16 {
-        self.dialogue.status()
+        self.commands.status()
     }
 
-    /// Why the session could not move, were it not busy; None when it could. Of several reasons the first of
+    /// What pins the session to its node, apart from being busy; None: nothing. Of several reasons the first of
     /// opaque, transaction, cursor, long data.
     #[must_use]
-    pub fn pinned(&self) -> Option<Pinned> {
-        self.dialogue.pinned()
+    pub fn pin_reason(&self) -> Option<PinReason> {
+        self.commands.pin_reason()
     }
 
-    /// Stops following.
-    pub fn give_up(&mut self) {
-        self.dialogue.give_up();
+    /// Stops tracking.
+    pub fn stop_tracking(&mut self) {
+        self.commands.stop_tracking();
     }
 }

@@ -5,7 +5,7 @@
 
 mod events;
 
-use events::{Event, Events};
+use events::{CommandEvent, CommandEvents};
 use proptest::prelude::*;
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
@@ -14,7 +14,7 @@ use wire::capability::Capabilities;
 use wire::command::Command;
 use wire::login::{ClientTls, Compression, Login, NodeTls, Output, PasswordKey, Progress, Rules};
 use wire::packet::{HEADER, Header};
-use wire::tracker::{Outcome, State, Tracker};
+use wire::tracker::{CommandOutcome, Tracker, TrackerState};
 
 /// As the recorder had it: no TLS. Compression is as the two agreed.
 const RULES: Rules = Rules {
@@ -26,7 +26,7 @@ const RULES: Rules = Rules {
 
 /// What a recording says, in its order.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Said {
+enum RecordedBytes {
     Client(Vec<u8>),
     Node(Vec<u8>),
     /// The client closed: it had nothing more to say.
@@ -38,7 +38,7 @@ struct Conversation {
     /// File, step, and which of the step's conversations.
     name: String,
     step: String,
-    said: Vec<Said>,
+    said: Vec<RecordedBytes>,
 }
 
 /// Reads a file of the corpus; its format is written down beside it.
@@ -59,9 +59,9 @@ fn read(path: &Path) -> Vec<Conversation> {
         }
         let said = &mut conversations.last_mut().expect("a conversation").said;
         match kind {
-            1 => said.push(Said::Client(bytes.to_vec())),
-            2 => said.push(Said::Node(bytes.to_vec())),
-            3 => said.push(Said::Left),
+            1 => said.push(RecordedBytes::Client(bytes.to_vec())),
+            2 => said.push(RecordedBytes::Node(bytes.to_vec())),
+            3 => said.push(RecordedBytes::Left),
             4 => {}
             other => panic!("{}: no record has the kind {other}", path.display()),
         }
@@ -95,9 +95,9 @@ struct Replay {
     to_node: Vec<u8>,
     to_client: Vec<u8>,
     login: Option<Progress>,
-    events: Events,
+    events: CommandEvents,
     /// Where the session stood after each record behind the login, and how many events had come.
-    states: Vec<(State, usize)>,
+    states: Vec<(TrackerState, usize)>,
 }
 
 /// Replays, each record cut as `cut` says: it gets the bytes that are left and says how many come next.
@@ -107,17 +107,20 @@ fn replay(conversation: &Conversation, mut cut: impl FnMut(usize) -> usize) -> R
     let mut seen = Replay::default();
     for said in &conversation.said {
         let (from_client, mut rest) = match said {
-            Said::Client(bytes) => (true, &bytes[..]),
-            Said::Node(bytes) => (false, &bytes[..]),
-            Said::Left => (true, &[][..]),
+            RecordedBytes::Client(bytes) => (true, &bytes[..]),
+            RecordedBytes::Node(bytes) => (false, &bytes[..]),
+            RecordedBytes::Left => (true, &[][..]),
         };
         while !rest.is_empty() {
             let mut piece;
             (piece, rest) = rest.split_at(cut(rest.len()).clamp(1, rest.len()));
             if seen.login.is_none() {
                 let mut out = Output::default();
-                let (taken, progress) =
-                    if from_client { login.client(piece, &NoKey, &mut out) } else { login.node(piece, &mut out) };
+                let (taken, progress) = if from_client {
+                    login.on_client_bytes(piece, &NoKey, &mut out)
+                } else {
+                    login.on_node_bytes(piece, &mut out)
+                };
                 piece = &piece[taken..];
                 if from_client { &mut seen.to_node } else { &mut seen.to_client }.extend(out.onward);
                 assert!(out.back.is_empty(), "{}: {progress:?}", conversation.name);
@@ -129,12 +132,12 @@ fn replay(conversation: &Conversation, mut cut: impl FnMut(usize) -> usize) -> R
                 }
             }
             match &mut tracker {
-                Some(tracker) if from_client => tracker.client(piece, &mut seen.events),
-                Some(tracker) => tracker.node(piece, &mut seen.events),
+                Some(tracker) if from_client => tracker.on_client_bytes(piece, &mut seen.events),
+                Some(tracker) => tracker.on_node_bytes(piece, &mut seen.events),
                 None => assert!(piece.is_empty(), "{}: bytes behind {:?}", conversation.name, seen.login),
             }
         }
-        seen.states.push((tracker.as_ref().map_or(State::Busy, Tracker::state), seen.events.0.len()));
+        seen.states.push((tracker.as_ref().map_or(TrackerState::Busy, Tracker::state), seen.events.0.len()));
     }
     seen
 }
@@ -149,14 +152,14 @@ struct Packet {
 }
 
 /// All packets, in the order in which they were complete.
-fn packets(said: &[Said]) -> Vec<Packet> {
+fn packets(said: &[RecordedBytes]) -> Vec<Packet> {
     let mut begun = [Vec::new(), Vec::new()];
     let mut packets = Vec::new();
     for (record, said) in said.iter().enumerate() {
         let (from_client, bytes) = match said {
-            Said::Client(bytes) => (true, bytes),
-            Said::Node(bytes) => (false, bytes),
-            Said::Left => continue,
+            RecordedBytes::Client(bytes) => (true, bytes),
+            RecordedBytes::Node(bytes) => (false, bytes),
+            RecordedBytes::Left => continue,
         };
         let begun = &mut begun[usize::from(from_client)];
         begun.extend(bytes);
@@ -171,7 +174,7 @@ fn packets(said: &[Said]) -> Vec<Packet> {
 
 /// How a command is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Answer {
+enum RecordedAnswer {
     /// By no packet.
     None,
     /// It is not complete: the node asks for a file that does not come.
@@ -184,11 +187,11 @@ enum Answer {
 /// them, or before it left.
 #[derive(Debug, Default)]
 struct Expected {
-    commands: Vec<(Command, Answer)>,
+    commands: Vec<(Command, RecordedAnswer)>,
     between: BTreeSet<usize>,
 }
 
-fn expected(said: &[Said]) -> Expected {
+fn expected(said: &[RecordedBytes]) -> Expected {
     let packets = packets(said);
     let mut expected = Expected::default();
     let mut before: Option<&Packet> = None;
@@ -198,7 +201,7 @@ fn expected(said: &[Said]) -> Expected {
     for packet in packets.iter().skip_while(|packet| !(packet.from_client && packet.number == 0)) {
         if packet.from_client && packet.number == 0 {
             let command = packet.payload.first().map_or(Command::Other, |byte| Command::from(*byte));
-            expected.commands.push((command, Answer::None));
+            expected.commands.push((command, RecordedAnswer::None));
             // MariaDB Connector/J sends a command behind a PREPARE at once, but no client sends into an answer.
             if before.is_none_or(|before| !before.from_client) {
                 expected.between.insert(packet.record - 1);
@@ -206,21 +209,23 @@ fn expected(said: &[Said]) -> Expected {
         } else if !packet.from_client {
             // Each answer begins with the number 1; behind 255 and 0 it comes again within one.
             if packet.number == 1 && node_number != Some(0) {
-                let is_next = |(command, answer): &(Command, Answer)| *answer == Answer::None && !is_silent(*command);
+                let is_next = |(command, answer): &(Command, RecordedAnswer)| {
+                    *answer == RecordedAnswer::None && !is_silent(*command)
+                };
                 answering = expected.commands.iter().position(is_next).expect("a command");
             }
             node_number = Some(packet.number);
             let (_, answer) = &mut expected.commands[answering];
             *answer = match packet.payload[..] {
-                [0xff, low, high, ..] => Answer::Error(u16::from_le_bytes([low, high])),
-                [0xfb, ..] if packet.number == 1 => Answer::Half,
-                _ => Answer::Ok,
+                [0xff, low, high, ..] => RecordedAnswer::Error(u16::from_le_bytes([low, high])),
+                [0xfb, ..] if packet.number == 1 => RecordedAnswer::Half,
+                _ => RecordedAnswer::Ok,
             };
         }
         before = Some(packet);
     }
-    let left = said.iter().position(|said| *said == Said::Left);
-    let answered = matches!(expected.commands.last(), Some((_, Answer::Ok | Answer::Error(_))));
+    let left = said.iter().position(|said| *said == RecordedBytes::Left);
+    let answered = matches!(expected.commands.last(), Some((_, RecordedAnswer::Ok | RecordedAnswer::Error(_))));
     if let Some(left) = left.filter(|_| answered) {
         expected.between.insert(left - 1);
     }
@@ -234,14 +239,14 @@ fn is_silent(command: Command) -> bool {
 
 /// Each end of a command behind its beginning, also where the client has sent another one meanwhile. Answers come in the
 /// order of the commands.
-fn by_command(events: &[Event]) -> Vec<Event> {
-    let mut commands: Vec<(Event, Option<Event>)> = Vec::new();
+fn by_command(events: &[CommandEvent]) -> Vec<CommandEvent> {
+    let mut commands: Vec<(CommandEvent, Option<CommandEvent>)> = Vec::new();
     for event in events {
         match event {
-            Event::Started(_) => commands.push((*event, None)),
-            Event::Ended(command, _) => {
-                let is_of = |(started, end): &&mut (Event, Option<Event>)| {
-                    end.is_none() && matches!(started, Event::Started(one) if one == command)
+            CommandEvent::Started(_) => commands.push((*event, None)),
+            CommandEvent::Ended(command, _) => {
+                let is_of = |(started, end): &&mut (CommandEvent, Option<CommandEvent>)| {
+                    end.is_none() && matches!(started, CommandEvent::Started(one) if one == command)
                 };
                 commands.iter_mut().find(is_of).expect("it has begun").1 = Some(*event);
             }
@@ -252,9 +257,9 @@ fn by_command(events: &[Event]) -> Vec<Event> {
 
 /// All that the node or the client said.
 fn sent(conversation: &Conversation, by_client: bool) -> Vec<u8> {
-    let of = |said: &Said| match said {
-        Said::Client(bytes) if by_client => bytes.clone(),
-        Said::Node(bytes) if !by_client => bytes.clone(),
+    let of = |said: &RecordedBytes| match said {
+        RecordedBytes::Client(bytes) if by_client => bytes.clone(),
+        RecordedBytes::Node(bytes) if !by_client => bytes.clone(),
         _ => vec![],
     };
     conversation.said.iter().flat_map(of).collect()
@@ -273,10 +278,10 @@ fn logins_pass_as_they_are() {
             }
             other => panic!("{name}: {other:?}"),
         }
-        for (heard, said) in [(seen.to_node, sent(&conversation, true)), (seen.to_client, sent(&conversation, false))] {
-            assert!(!heard.is_empty() && heard.len() <= said.len(), "{name}");
+        for (trace, said) in [(seen.to_node, sent(&conversation, true)), (seen.to_client, sent(&conversation, false))] {
+            assert!(!trace.is_empty() && trace.len() <= said.len(), "{name}");
             // What is taken out: the offer of TLS, and capabilities of MariaDB's own, which are bits of one byte.
-            let changed = heard.iter().zip(&said).filter(|(heard, said)| heard != said).count();
+            let changed = trace.iter().zip(&said).filter(|(trace, said)| trace != said).count();
             assert!(changed <= 2, "{name}: {changed} bytes were changed");
         }
     }
@@ -291,23 +296,26 @@ fn each_command_is_followed_to_its_end() {
         let expected = expected(&conversation.said);
         let mut events = Vec::new();
         for (command, answer) in expected.commands {
-            events.push(Event::Started(command));
+            events.push(CommandEvent::Started(command));
             let outcome = match answer {
-                Answer::Ok => Outcome::Ok,
-                Answer::Error(code) => Outcome::Error(code),
-                Answer::None if is_silent(command) => Outcome::Silent,
+                RecordedAnswer::Ok => CommandOutcome::Ok,
+                RecordedAnswer::Error(code) => CommandOutcome::Error(code),
+                RecordedAnswer::None if is_silent(command) => CommandOutcome::Silent,
                 // The client left, or the node did.
-                Answer::None | Answer::Half => continue,
+                RecordedAnswer::None | RecordedAnswer::Half => continue,
             };
-            events.push(Event::Ended(command, outcome));
+            events.push(CommandEvent::Ended(command, outcome));
         }
         assert_eq!(by_command(&seen.events.0), events, "{name}");
         for (record, (state, _)) in seen.states.iter().enumerate() {
-            assert_ne!(*state, State::Opaque, "{name}: after record {record}");
+            assert_ne!(*state, TrackerState::Opaque, "{name}: after record {record}");
             if expected.between.contains(&record) {
-                assert!(matches!(state, State::Idle | State::InTransaction), "{name}: {state:?} after record {record}");
+                assert!(
+                    matches!(state, TrackerState::Idle | TrackerState::InTransaction),
+                    "{name}: {state:?} after record {record}"
+                );
             }
-            transactions += usize::from(*state == State::InTransaction);
+            transactions += usize::from(*state == TrackerState::InTransaction);
         }
     }
     assert!(transactions > 0, "no recording has a transaction");

@@ -4,7 +4,7 @@ mod login_parties;
 
 use login_parties::*;
 use wire::capability::Capabilities;
-use wire::error::Refusal;
+use wire::error::ProxyError;
 use wire::login::{ClientTls, Compression, NodeTls, Progress, Rules};
 
 /// Makes `Account` and, so that none is forgotten, the list of all.
@@ -58,45 +58,45 @@ struct Case {
 }
 
 /// A client asks for a key, if it has none, and sends its password; the node must get what it can use.
-fn password_step(talk: &mut Talk, case: &Case, request: u8, key_at_hand: bool, salt: &[u8]) {
+fn password_step(exchange: &mut LoginExchange, case: &Case, request: u8, key_at_hand: bool, salt: &[u8]) {
     if case.client_tls {
-        assert_eq!(talk.client_says(PASSWORD), Progress::More);
-        assert_eq!(talk.node_hears(), PASSWORD);
+        assert_eq!(exchange.send_client_packet(PASSWORD), Progress::More);
+        assert_eq!(exchange.receive_as_node(), PASSWORD);
         return;
     }
     if !key_at_hand {
-        assert_eq!(talk.client_says(&[request]), Progress::More);
+        assert_eq!(exchange.send_client_packet(&[request]), Progress::More);
         if !case.node_tls {
-            assert_eq!(talk.node_hears(), [request]);
-            assert_eq!(talk.node_says(&[b"\x01", PEM].concat()), Progress::More);
+            assert_eq!(exchange.receive_as_node(), [request]);
+            assert_eq!(exchange.send_node_packet(&[b"\x01", PEM].concat()), Progress::More);
         }
-        assert_eq!(talk.client_hears(), [b"\x01", PEM].concat());
+        assert_eq!(exchange.receive_as_client(), [b"\x01", PEM].concat());
     }
-    assert!(talk.to_node.is_empty());
-    assert_eq!(talk.client_says(&hidden(salt)), Progress::More);
+    assert!(exchange.to_node.is_empty());
+    assert_eq!(exchange.send_client_packet(&hidden(salt)), Progress::More);
     let expected = if case.node_tls { PASSWORD.to_vec() } else { hidden(salt) };
-    assert_eq!(talk.node_hears(), expected);
+    assert_eq!(exchange.receive_as_node(), expected);
 }
 
 /// Sends the response and lets the node hear it, unchanged but for its capabilities.
-fn respond(talk: &mut Talk, case: &Case, claimed: Capabilities, auth: &[u8], plugin: &str) {
+fn respond(exchange: &mut LoginExchange, case: &Case, claimed: Capabilities, auth: &[u8], plugin: &str) {
     let payload = response(claimed, auth, plugin);
-    assert_eq!(talk.client_says(&payload), Progress::More);
-    heard_response(talk, case, &payload);
+    assert_eq!(exchange.send_client_packet(&payload), Progress::More);
+    check_response(exchange, case, &payload);
 }
 
-fn heard_response(talk: &mut Talk, case: &Case, expected: &[u8]) {
-    let heard = talk.node_hears();
-    let ssl = wire::response::capabilities(&heard).has(Capabilities::SSL);
+fn check_response(exchange: &mut LoginExchange, case: &Case, expected: &[u8]) {
+    let trace = exchange.receive_as_node();
+    let ssl = wire::response::capabilities(&trace).has(Capabilities::SSL);
     assert_eq!(ssl, case.node_tls);
-    assert_eq!(talk.login.node_ssl_request().is_some(), case.node_tls);
-    assert_eq!(heard[4..], expected[4..]);
+    assert_eq!(exchange.login.node_ssl_request().is_some(), case.node_tls);
+    assert_eq!(trace[4..], expected[4..]);
 }
 
 /// Runs one login to its end.
 fn run(case: &Case) {
     let rules = Rules { allow_cleartext_backend: case.allowed, ..RULES };
-    let mut talk = Talk::new(rules, case.piece);
+    let mut exchange = LoginExchange::new(rules, case.piece);
     let mut claimed = CLIENT.with(Capabilities::CONNECT_WITH_DB);
     if case.server == Server::MariaDb {
         claimed = claimed.without(Capabilities(1));
@@ -106,59 +106,59 @@ fn run(case: &Case) {
         Sha256 | Sha256KeyAtHand => "sha256_password",
         _ => "mysql_native_password",
     };
-    talk.start(&case.server.greeting(case.node_tls, default), case.client_tls, claimed);
+    exchange.start(&case.server.greeting(case.node_tls, default), case.client_tls, claimed);
     if case.client_tls {
         claimed = claimed.with(Capabilities::SSL);
     }
-    let refusal = case.account.exposes() && case.client_tls && !case.node_tls && !case.allowed;
+    let error_packet = case.account.exposes() && case.client_tls && !case.node_tls && !case.allowed;
     let hash = &[7; 32];
-    let ends = |talk: &mut Talk, progress: Progress| {
-        if refusal {
-            talk.refused(progress, Refusal::ClearTextPassword, true);
+    let ends = |exchange: &mut LoginExchange, progress: Progress| {
+        if error_packet {
+            exchange.expect_rejection(progress, ProxyError::ClearTextPassword, true);
         } else {
             assert_eq!(progress, Progress::More);
         }
-        refusal
+        error_packet
     };
     match case.account {
-        Native => respond(&mut talk, case, claimed, &hash[..20], default),
+        Native => respond(&mut exchange, case, claimed, &hash[..20], default),
         NativeAfterSwitch | OldAfterSwitch => {
-            respond(&mut talk, case, claimed, &hash[..20], "auth_unknown_plugin");
+            respond(&mut exchange, case, claimed, &hash[..20], "auth_unknown_plugin");
             let packet =
                 if case.account == OldAfterSwitch { vec![0xfe] } else { switch("mysql_native_password", OTHER_SALT) };
-            assert_eq!(talk.node_says(&packet), Progress::More);
-            assert_eq!(talk.client_hears(), packet);
+            assert_eq!(exchange.send_node_packet(&packet), Progress::More);
+            assert_eq!(exchange.receive_as_client(), packet);
             // An empty password is an empty packet.
-            assert_eq!(talk.client_says(b""), Progress::More);
-            assert_eq!(talk.node_hears(), b"");
+            assert_eq!(exchange.send_client_packet(b""), Progress::More);
+            assert_eq!(exchange.receive_as_node(), b"");
         }
         Sha2Known => {
-            respond(&mut talk, case, claimed, hash, default);
-            assert_eq!(talk.node_says(&[1, 3]), Progress::More);
-            assert_eq!(talk.client_hears(), [1, 3]);
+            respond(&mut exchange, case, claimed, hash, default);
+            assert_eq!(exchange.send_node_packet(&[1, 3]), Progress::More);
+            assert_eq!(exchange.receive_as_client(), [1, 3]);
         }
         Sha2 | Sha2KeyAtHand => {
-            respond(&mut talk, case, claimed, hash, default);
-            let progress = talk.node_says(&[1, 4]);
-            if ends(&mut talk, progress) {
+            respond(&mut exchange, case, claimed, hash, default);
+            let progress = exchange.send_node_packet(&[1, 4]);
+            if ends(&mut exchange, progress) {
                 return;
             }
-            assert_eq!(talk.client_hears(), [1, 4]);
-            password_step(&mut talk, case, 2, case.account == Sha2KeyAtHand, SALT);
+            assert_eq!(exchange.receive_as_client(), [1, 4]);
+            password_step(&mut exchange, case, 2, case.account == Sha2KeyAtHand, SALT);
         }
         Sha2AfterSwitch | Sm3AfterSwitch => {
-            respond(&mut talk, case, claimed, &hash[..20], default);
+            respond(&mut exchange, case, claimed, &hash[..20], default);
             let name = if case.account == Sm3AfterSwitch { "tidb_sm3_password" } else { "caching_sha2_password" };
-            assert_eq!(talk.node_says(&switch(name, OTHER_SALT)), Progress::More);
-            assert_eq!(talk.client_hears(), switch(name, OTHER_SALT));
-            assert_eq!(talk.client_says(hash), Progress::More);
-            assert_eq!(talk.node_hears(), hash);
-            let progress = talk.node_says(&[1, 4]);
-            if ends(&mut talk, progress) {
+            assert_eq!(exchange.send_node_packet(&switch(name, OTHER_SALT)), Progress::More);
+            assert_eq!(exchange.receive_as_client(), switch(name, OTHER_SALT));
+            assert_eq!(exchange.send_client_packet(hash), Progress::More);
+            assert_eq!(exchange.receive_as_node(), hash);
+            let progress = exchange.send_node_packet(&[1, 4]);
+            if ends(&mut exchange, progress) {
                 return;
             }
-            assert_eq!(talk.client_hears(), [1, 4]);
-            password_step(&mut talk, case, 2, false, OTHER_SALT);
+            assert_eq!(exchange.receive_as_client(), [1, 4]);
+            password_step(&mut exchange, case, 2, false, OTHER_SALT);
         }
         Sha256 | Sha256KeyAtHand => {
             let auth = match (case.client_tls, case.account) {
@@ -167,83 +167,83 @@ fn run(case: &Case) {
                 (false, _) => hidden(SALT),
             };
             let payload = response(claimed, &auth, default);
-            let progress = talk.client_says(&payload);
-            if ends(&mut talk, progress) {
+            let progress = exchange.send_client_packet(&payload);
+            if ends(&mut exchange, progress) {
                 return;
             }
             if case.client_tls || !case.node_tls {
-                heard_response(&mut talk, case, &payload);
+                check_response(&mut exchange, case, &payload);
                 if auth == [1] {
-                    assert_eq!(talk.node_says(&[b"\x01", PEM].concat()), Progress::More);
-                    assert_eq!(talk.client_hears(), [b"\x01", PEM].concat());
-                    password_step(&mut talk, case, 1, true, SALT);
+                    assert_eq!(exchange.send_node_packet(&[b"\x01", PEM].concat()), Progress::More);
+                    assert_eq!(exchange.receive_as_client(), [b"\x01", PEM].concat());
+                    password_step(&mut exchange, case, 1, true, SALT);
                 }
             } else {
                 if auth == [1] {
-                    assert_eq!(talk.client_hears(), [b"\x01", PEM].concat());
-                    assert!(talk.to_node.is_empty() && talk.login.node_ssl_request().is_none());
-                    assert_eq!(talk.client_says(&hidden(SALT)), Progress::More);
+                    assert_eq!(exchange.receive_as_client(), [b"\x01", PEM].concat());
+                    assert!(exchange.to_node.is_empty() && exchange.login.node_ssl_request().is_none());
+                    assert_eq!(exchange.send_client_packet(&hidden(SALT)), Progress::More);
                 }
-                heard_response(&mut talk, case, &response(claimed, PASSWORD, default));
+                check_response(&mut exchange, case, &response(claimed, PASSWORD, default));
             }
         }
         Sha256AfterSwitch | ClearAfterSwitch | DialogAfterSwitch => {
-            respond(&mut talk, case, claimed, &hash[..20], default);
+            respond(&mut exchange, case, claimed, &hash[..20], default);
             let packet = match case.account {
                 Sha256AfterSwitch => switch("sha256_password", OTHER_SALT),
                 ClearAfterSwitch => switch("mysql_clear_password", b""),
                 _ => switch("dialog", b"\x04Password: "),
             };
-            let progress = talk.node_says(&packet);
-            if ends(&mut talk, progress) {
+            let progress = exchange.send_node_packet(&packet);
+            if ends(&mut exchange, progress) {
                 return;
             }
-            assert_eq!(talk.client_hears(), packet);
+            assert_eq!(exchange.receive_as_client(), packet);
             if case.account == Sha256AfterSwitch {
-                password_step(&mut talk, case, 1, false, OTHER_SALT);
+                password_step(&mut exchange, case, 1, false, OTHER_SALT);
             } else {
-                assert_eq!(talk.client_says(PASSWORD), Progress::More);
-                assert_eq!(talk.node_hears(), PASSWORD);
+                assert_eq!(exchange.send_client_packet(PASSWORD), Progress::More);
+                assert_eq!(exchange.receive_as_node(), PASSWORD);
             }
             if case.account == DialogAfterSwitch {
                 // MariaDB sends what cannot be mistaken without the 01 in front.
-                assert_eq!(talk.node_says(b"\x05PIN: "), Progress::More);
-                assert_eq!(talk.client_hears(), b"\x05PIN: ");
-                assert_eq!(talk.client_says(b"1234\0"), Progress::More);
-                assert_eq!(talk.node_hears(), b"1234\0");
+                assert_eq!(exchange.send_node_packet(b"\x05PIN: "), Progress::More);
+                assert_eq!(exchange.receive_as_client(), b"\x05PIN: ");
+                assert_eq!(exchange.send_client_packet(b"1234\0"), Progress::More);
+                assert_eq!(exchange.receive_as_node(), b"1234\0");
             }
         }
         ClearAtOnce => {
             let payload = response(claimed, PASSWORD, "mysql_clear_password");
-            let progress = talk.client_says(&payload);
-            if ends(&mut talk, progress) {
+            let progress = exchange.send_client_packet(&payload);
+            if ends(&mut exchange, progress) {
                 return;
             }
-            heard_response(&mut talk, case, &payload);
+            check_response(&mut exchange, case, &payload);
         }
         Ed25519 | Parsec => {
-            respond(&mut talk, case, claimed, &hash[..20], default);
+            respond(&mut exchange, case, claimed, &hash[..20], default);
             let name = if case.account == Parsec { "parsec" } else { "client_ed25519" };
-            assert_eq!(talk.node_says(&switch(name, &[9; 32])), Progress::More);
-            assert_eq!(talk.client_hears(), switch(name, &[9; 32]));
+            assert_eq!(exchange.send_node_packet(&switch(name, &[9; 32])), Progress::More);
+            assert_eq!(exchange.receive_as_client(), switch(name, &[9; 32]));
             if case.account == Parsec {
-                assert_eq!(talk.client_says(b""), Progress::More);
-                assert_eq!(talk.node_hears(), b"");
-                assert_eq!(talk.node_says(b"P\x00salt"), Progress::More);
-                assert_eq!(talk.client_hears(), b"P\x00salt");
+                assert_eq!(exchange.send_client_packet(b""), Progress::More);
+                assert_eq!(exchange.receive_as_node(), b"");
+                assert_eq!(exchange.send_node_packet(b"P\x00salt"), Progress::More);
+                assert_eq!(exchange.receive_as_client(), b"P\x00salt");
             }
-            assert_eq!(talk.client_says(&[5; 64]), Progress::More);
-            assert_eq!(talk.node_hears(), [5; 64]);
+            assert_eq!(exchange.send_client_packet(&[5; 64]), Progress::More);
+            assert_eq!(exchange.receive_as_node(), [5; 64]);
         }
     }
-    finish(&mut talk, case, claimed);
+    finish(&mut exchange, case, claimed);
 }
 
-fn finish(talk: &mut Talk, case: &Case, claimed: Capabilities) {
-    let mut bytes = frame(talk.node_next, OK);
+fn finish(exchange: &mut LoginExchange, case: &Case, claimed: Capabilities) {
+    let mut bytes = frame(exchange.node_next, OK);
     let ok = bytes.len();
     bytes.extend(b"the session's");
-    let (taken, progress) = talk.node_sends(&bytes);
+    let (taken, progress) = exchange.send_node_bytes(&bytes);
     assert_eq!(taken, ok, "not a byte of the session is taken");
     let Progress::Established(agreed) = progress else {
         panic!("{progress:?}");
@@ -253,9 +253,9 @@ fn finish(talk: &mut Talk, case: &Case, claimed: Capabilities) {
         .without(Capabilities::COMPRESS)
         .without(Capabilities::ZSTD_COMPRESSION);
     assert_eq!(agreed, both);
-    assert_eq!(talk.client_hears(), OK);
-    assert!(talk.to_client.is_empty() && talk.to_node.is_empty());
-    assert_eq!(talk.client_sends(b"\x01\0\0\0\x0e"), (0, progress));
+    assert_eq!(exchange.receive_as_client(), OK);
+    assert!(exchange.to_client.is_empty() && exchange.to_node.is_empty());
+    assert_eq!(exchange.send_client_bytes(b"\x01\0\0\0\x0e"), (0, progress));
 }
 
 #[test]
@@ -290,20 +290,20 @@ fn the_greeting_offers_what_the_client_may_use() {
             for client_tls in [ClientTls::Disabled, ClientTls::Optional, ClientTls::Required] {
                 for compression in [Compression::Off, Compression::Passthrough] {
                     let rules = Rules { client_tls, compression, ..RULES };
-                    let mut talk = Talk::new(rules, 7);
+                    let mut exchange = LoginExchange::new(rules, 7);
                     let greeting = server.greeting(node_tls, "mysql_native_password");
-                    talk.node_says(&greeting);
-                    let heard = talk.client_hears();
+                    exchange.send_node_packet(&greeting);
+                    let trace = exchange.receive_as_client();
                     let mut expected = server.capabilities(client_tls != ClientTls::Disabled);
                     // Compressed, a change of user could expose a password unseen.
                     let exposable = client_tls != ClientTls::Disabled && !node_tls;
                     if exposable || compression == Compression::Off {
                         expected = expected.without(Capabilities::COMPRESS).without(Capabilities::ZSTD_COMPRESSION);
                     }
-                    assert_eq!(offered(&heard), expected);
-                    let edited = heard.iter().zip(&greeting).filter(|(a, b)| a != b).count();
+                    assert_eq!(offered(&trace), expected);
+                    let edited = trace.iter().zip(&greeting).filter(|(a, b)| a != b).count();
                     let most = if server == Server::MariaDb { 5 } else { 4 };
-                    assert!(heard.len() == greeting.len() && edited <= most);
+                    assert!(trace.len() == greeting.len() && edited <= most);
                 }
             }
         }
@@ -314,15 +314,15 @@ fn the_greeting_offers_what_the_client_may_use() {
 fn compression_that_was_offered_reaches_the_node() {
     let both = Capabilities::COMPRESS.with(Capabilities::ZSTD_COMPRESSION);
     for asked in [Capabilities::COMPRESS, Capabilities::ZSTD_COMPRESSION, both, Capabilities(0)] {
-        let mut talk = Talk::new(Rules { compression: Compression::Passthrough, ..RULES }, 5);
-        talk.start(&Server::TiDb.greeting(true, ""), false, CLIENT);
-        talk.client_says(&response(CLIENT.with(asked), b"", "mysql_native_password"));
-        let request = talk.login.node_ssl_request().expect("the node has TLS");
-        let heard = talk.node_hears();
-        for capabilities in [&heard, &request[4..]].map(wire::response::capabilities) {
+        let mut exchange = LoginExchange::new(Rules { compression: Compression::Passthrough, ..RULES }, 5);
+        exchange.start(&Server::TiDb.greeting(true, ""), false, CLIENT);
+        exchange.send_client_packet(&response(CLIENT.with(asked), b"", "mysql_native_password"));
+        let request = exchange.login.node_ssl_request().expect("the node has TLS");
+        let trace = exchange.receive_as_node();
+        for capabilities in [&trace, &request[4..]].map(wire::response::capabilities) {
             assert_eq!(capabilities.and(both), asked);
         }
-        let progress = talk.node_says(OK);
+        let progress = exchange.send_node_packet(OK);
         let Progress::Established(agreed) = progress else { panic!("{progress:?}") };
         assert_eq!(agreed.and(both), asked);
     }
@@ -335,13 +335,13 @@ fn the_ssl_request_is_the_clients_own() {
     let mut inside = response(CLIENT, b"", "mysql_native_password");
     inside[8] = 33;
     inside[1] &= !0x02;
-    let mut talk = Talk::new(RULES, 4096);
-    talk.start(&Server::MySql.greeting(true, ""), true, CLIENT);
-    talk.client_says(&inside);
-    let request = talk.login.node_ssl_request().expect("the node has TLS");
+    let mut exchange = LoginExchange::new(RULES, 4096);
+    exchange.start(&Server::MySql.greeting(true, ""), true, CLIENT);
+    exchange.send_client_packet(&inside);
+    let request = exchange.login.node_ssl_request().expect("the node has TLS");
     assert_eq!(request[4..], head(claimed));
-    assert_eq!(wire::response::capabilities(&talk.node_hears()), claimed);
-    let progress = talk.node_says(OK);
+    assert_eq!(wire::response::capabilities(&exchange.receive_as_node()), claimed);
+    let progress = exchange.send_node_packet(OK);
     let Progress::Established(agreed) = progress else { panic!("{progress:?}") };
     assert!(agreed.has(Capabilities::SSL));
 }
@@ -349,29 +349,29 @@ fn the_ssl_request_is_the_clients_own() {
 #[test]
 fn mariadb_capabilities_that_cannot_be_followed_are_agreed_by_nobody() {
     let claimed = CLIENT.without(Capabilities(1));
-    let mut talk = Talk::new(RULES, 4096);
+    let mut exchange = LoginExchange::new(RULES, 4096);
     let greeting = Server::MariaDb.greeting(true, "");
-    talk.node_says(&greeting);
-    let heard = talk.client_hears();
+    exchange.send_node_packet(&greeting);
+    let trace = exchange.receive_as_client();
     let at = greeting.iter().position(|&byte| byte == 0x1d).expect("the filler");
-    assert_eq!(heard[at], 0x0c);
+    assert_eq!(trace[at], 0x0c);
     let mut payload = response(claimed, b"", "mysql_native_password");
     payload[28] = 0x1d;
-    talk.client_says(&payload);
-    assert_eq!(talk.login.node_ssl_request().expect("TLS")[4 + 28], 0x0c);
-    assert_eq!(talk.node_hears()[28], 0x0c);
+    exchange.send_client_packet(&payload);
+    assert_eq!(exchange.login.node_ssl_request().expect("TLS")[4 + 28], 0x0c);
+    assert_eq!(exchange.receive_as_node()[28], 0x0c);
 }
 
 #[test]
 fn what_follows_an_ssl_request_is_left() {
     for piece in [1, 2, 35, 36, 37, 4096] {
-        let mut talk = Talk::new(RULES, piece);
-        talk.node_says(&Server::TiDb.greeting(true, ""));
-        talk.client_hears();
+        let mut exchange = LoginExchange::new(RULES, piece);
+        exchange.send_node_packet(&Server::TiDb.greeting(true, ""));
+        exchange.receive_as_client();
         let mut bytes = frame(1, &head(CLIENT.with(Capabilities::SSL)));
         bytes.extend(b"\x16\x03\x01ClientHello");
-        assert_eq!(talk.client_sends(&bytes), (36, Progress::StartClientTls));
-        assert!(talk.to_client.is_empty() && talk.to_node.is_empty());
+        assert_eq!(exchange.send_client_bytes(&bytes), (36, Progress::StartClientTls));
+        assert!(exchange.to_client.is_empty() && exchange.to_node.is_empty());
     }
 }
 
@@ -384,11 +384,11 @@ fn node_tls_follows_its_mode() {
         (NodeTls::Preferred, false, false),
         (NodeTls::Required, true, true),
     ] {
-        let mut talk = Talk::new(Rules { node_tls: mode, ..RULES }, 4096);
-        talk.start(&Server::TiDb.greeting(offered, ""), false, CLIENT);
-        assert_eq!(talk.login.node_ssl_request(), None);
-        talk.client_says(&response(CLIENT, b"", "mysql_native_password"));
-        assert_eq!(talk.login.node_ssl_request().is_some(), used, "{mode:?} {offered}");
+        let mut exchange = LoginExchange::new(Rules { node_tls: mode, ..RULES }, 4096);
+        exchange.start(&Server::TiDb.greeting(offered, ""), false, CLIENT);
+        assert_eq!(exchange.login.node_ssl_request(), None);
+        exchange.send_client_packet(&response(CLIENT, b"", "mysql_native_password"));
+        assert_eq!(exchange.login.node_ssl_request().is_some(), used, "{mode:?} {offered}");
     }
 }
 
@@ -396,22 +396,22 @@ fn node_tls_follows_its_mode() {
 fn a_client_without_plugins_logs_in() {
     let claimed = CLIENT.without(Capabilities::PLUGIN_AUTH).without(Capabilities::CONNECT_ATTRS);
     for node_tls in [false, true] {
-        let mut talk = Talk::new(RULES, 9);
-        talk.start(&Server::MySql.greeting(node_tls, "sha256_password"), false, claimed);
+        let mut exchange = LoginExchange::new(RULES, 9);
+        exchange.start(&Server::MySql.greeting(node_tls, "sha256_password"), false, claimed);
         let mut payload = head(claimed);
         payload.extend(b"root\0\x14aaaaaaaaaaaaaaaaaaaa");
-        assert_eq!(talk.client_says(&payload), Progress::More);
-        assert_eq!(talk.node_hears()[32..], payload[32..]);
-        assert!(matches!(talk.node_says(OK), Progress::Established(_)));
+        assert_eq!(exchange.send_client_packet(&payload), Progress::More);
+        assert_eq!(exchange.receive_as_node()[32..], payload[32..]);
+        assert!(matches!(exchange.send_node_packet(OK), Progress::Established(_)));
     }
 }
 
 #[test]
 fn a_short_greeting_is_passed_on() {
     let payload = b"\x0a5.0\0\x07\0\0\0abcdefgh\0\x01\x82";
-    let mut talk = Talk::new(RULES, 1);
-    assert_eq!(talk.node_says(payload), Progress::More);
-    assert_eq!(talk.client_hears()[..], b"\x0a5.0\0\x07\0\0\0abcdefgh\0\x01\x8a"[..]);
+    let mut exchange = LoginExchange::new(RULES, 1);
+    assert_eq!(exchange.send_node_packet(payload), Progress::More);
+    assert_eq!(exchange.receive_as_client()[..], b"\x0a5.0\0\x07\0\0\0abcdefgh\0\x01\x8a"[..]);
 }
 
 #[test]
@@ -421,10 +421,10 @@ fn a_recorded_greeting_of_mariadb_is_edited_in_three_places() {
     payload.extend(b"\xfe\xf7\x08\x02\x00\xff\x81\x15\0\0\0\0\0\0\x1d\0\0\0");
     payload.extend(b"\x41\x4d\x40\x37\x33\x3a\x6a\x27\x23\x78\x54\x78\0mysql_native_password\0");
     assert_eq!(payload.len(), 0x64);
-    let mut talk = Talk::new(RULES, 11);
-    talk.node_says(&payload);
+    let mut exchange = LoginExchange::new(RULES, 11);
+    exchange.send_node_packet(&payload);
     let changed: Vec<(usize, u8)> =
-        talk.client_hears().into_iter().enumerate().filter(|&(at, byte)| byte != payload[at]).collect();
+        exchange.receive_as_client().into_iter().enumerate().filter(|&(at, byte)| byte != payload[at]).collect();
     // TLS, offered to clients though the node has none; no zlib; nothing that changes how results are framed.
     assert_eq!(changed, [(0x2f, 0xde), (0x30, 0xff), (0x3d, 0x0c)]);
 }

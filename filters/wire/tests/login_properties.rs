@@ -9,14 +9,14 @@ use wire::login::{ClientTls, Compression, FirstPacket, Login, NodeTls, Output, P
 
 /// Bytes of one side: of the client, or of the node.
 #[derive(Debug, Clone)]
-struct Said {
+struct ScriptedPacket {
     client: bool,
     bytes: Vec<u8>,
 }
 
 /// What a login made of what was said.
 #[derive(Debug, Default, PartialEq)]
-struct Heard {
+struct LoginTrace {
     to_client: Vec<u8>,
     to_node: Vec<u8>,
     ssl_request: Option<[u8; 36]>,
@@ -25,31 +25,31 @@ struct Heard {
 }
 
 /// Plays `script`, each entry cut as `cut` says: it gets the bytes that are left and says how many come next.
-fn play(rules: Rules, script: &[Said], mut cut: impl FnMut(usize) -> usize) -> Heard {
+fn play(rules: Rules, script: &[ScriptedPacket], mut cut: impl FnMut(usize) -> usize) -> LoginTrace {
     let mut login = Login::new(rules);
-    let mut heard = Heard::default();
-    for said in script {
-        let mut rest = said.bytes.as_slice();
+    let mut trace = LoginTrace::default();
+    for packets in script {
+        let mut rest = packets.bytes.as_slice();
         loop {
             let count = cut(rest.len()).clamp(1.min(rest.len()), rest.len());
             let mut out = Output::default();
-            let (taken, progress) = if said.client {
-                login.client(&rest[..count], &Key, &mut out)
+            let (taken, progress) = if packets.client {
+                login.on_client_bytes(&rest[..count], &TestKey, &mut out)
             } else {
-                login.node(&rest[..count], &mut out)
+                login.on_node_bytes(&rest[..count], &mut out)
             };
             assert!(taken <= count, "no more is taken than came");
             rest = &rest[taken..];
-            if said.client {
-                heard.to_node.extend(out.onward);
-                heard.to_client.extend(out.back);
+            if packets.client {
+                trace.to_node.extend(out.onward);
+                trace.to_client.extend(out.back);
             } else {
-                heard.to_client.extend(out.onward);
+                trace.to_client.extend(out.onward);
                 assert!(out.back.is_empty());
             }
-            heard.ssl_request = heard.ssl_request.or(login.node_ssl_request());
-            if said.client && login.node_ssl_request().is_some() {
-                login.node_tls_begins();
+            trace.ssl_request = trace.ssl_request.or(login.node_ssl_request());
+            if packets.client && login.node_ssl_request().is_some() {
+                login.on_node_tls_started();
             }
             match progress {
                 Progress::More => {
@@ -60,29 +60,29 @@ fn play(rules: Rules, script: &[Said], mut cut: impl FnMut(usize) -> usize) -> H
                 }
                 Progress::StartClientTls => {
                     // What follows is decrypted, here by doing nothing.
-                    heard.progress.push(progress);
+                    trace.progress.push(progress);
                     if rest.is_empty() {
                         break;
                     }
                 }
                 _ => {
-                    heard.progress.push(progress);
+                    trace.progress.push(progress);
                     break;
                 }
             }
         }
-        heard.taken.push(said.bytes.len() - rest.len());
+        trace.taken.push(packets.bytes.len() - rest.len());
     }
-    heard
+    trace
 }
 
 /// A login that goes well, or as the rules have it: the client's TLS, the node's, and the plugin are chosen.
-fn script(server: Server, client_tls: bool, node_tls: bool, plugin: usize) -> Vec<Said> {
+fn script(server: Server, client_tls: bool, node_tls: bool, plugin: usize) -> Vec<ScriptedPacket> {
     let plugin =
         ["mysql_native_password", "caching_sha2_password", "sha256_password", "mysql_clear_password", "parsec"][plugin];
     let mut client_next = 1;
     let mut node_next = 1 + u8::from(node_tls);
-    let mut script = vec![Said { client: false, bytes: frame(0, &server.greeting(node_tls, plugin)) }];
+    let mut script = vec![ScriptedPacket { client: false, bytes: frame(0, &server.greeting(node_tls, plugin)) }];
     let mut claimed = CLIENT;
     let mut first = Vec::new();
     if client_tls {
@@ -93,16 +93,16 @@ fn script(server: Server, client_tls: bool, node_tls: bool, plugin: usize) -> Ve
     let asks = plugin == "sha256_password" && !client_tls;
     first.extend(frame(client_next, &response(claimed, if asks { &[1] } else { &[7; 20] }, plugin)));
     client_next += 1;
-    script.push(Said { client: true, bytes: first });
-    let client = |script: &mut Vec<Said>, payload: &[u8], at: u8| {
-        script.push(Said { client: true, bytes: frame(at, payload) });
+    script.push(ScriptedPacket { client: true, bytes: first });
+    let client = |script: &mut Vec<ScriptedPacket>, payload: &[u8], at: u8| {
+        script.push(ScriptedPacket { client: true, bytes: frame(at, payload) });
     };
     if asks && node_tls {
         client(&mut script, &hidden(SALT), client_next + 1);
         client_next += 2;
     }
     if plugin == "caching_sha2_password" {
-        script.push(Said { client: false, bytes: frame(node_next + 1, &[1, 4]) });
+        script.push(ScriptedPacket { client: false, bytes: frame(node_next + 1, &[1, 4]) });
         node_next += 2;
         if client_tls {
             client(&mut script, PASSWORD, client_next + 1);
@@ -111,7 +111,7 @@ fn script(server: Server, client_tls: bool, node_tls: bool, plugin: usize) -> Ve
             client(&mut script, &hidden(SALT), client_next + 3);
         }
     }
-    script.push(Said { client: false, bytes: [frame(node_next + 1, OK), b"behind".to_vec()].concat() });
+    script.push(ScriptedPacket { client: false, bytes: [frame(node_next + 1, OK), b"behind".to_vec()].concat() });
     script
 }
 
@@ -132,19 +132,19 @@ prop_compose! {
         client_tls: bool,
         node_tls: bool,
         plugin in 0..5usize,
-    ) -> Vec<Said> {
+    ) -> Vec<ScriptedPacket> {
         script(server, client_tls, node_tls, plugin)
     }
 }
 
-fn said() -> impl Strategy<Value = Said> {
+fn scripted_packet() -> impl Strategy<Value = ScriptedPacket> {
     let packet =
         (any::<u8>(), 0..6u8, prop::collection::vec(any::<u8>(), 0..80)).prop_map(|(first, sequence, mut payload)| {
             payload.insert(0, first);
             frame(sequence, &payload)
         });
     let bytes = prop_oneof![packet, prop::collection::vec(any::<u8>(), 0..80)];
-    (any::<bool>(), bytes).prop_map(|(client, bytes)| Said { client, bytes })
+    (any::<bool>(), bytes).prop_map(|(client, bytes)| ScriptedPacket { client, bytes })
 }
 
 proptest! {
@@ -170,9 +170,9 @@ proptest! {
         offset: prop::sample::Index,
         byte: u8,
     ) {
-        let said = at.get(&script).bytes.len();
+        let packets = at.get(&script).bytes.len();
         let at = at.index(script.len());
-        script[at].bytes[offset.index(said)] = byte;
+        script[at].bytes[offset.index(packets)] = byte;
         let whole = play(rules, &script, |left| left);
         prop_assert_eq!(&play(rules, &script, |_| 1), &whole);
     }
@@ -181,10 +181,10 @@ proptest! {
     fn arbitrary_bytes_end_in_nothing_worse_than_a_refusal(
         rules in rules(),
         greeted: bool,
-        mut script in prop::collection::vec(said(), 0..12),
+        mut script in prop::collection::vec(scripted_packet(), 0..12),
     ) {
         if greeted {
-            script.insert(0, Said { client: false, bytes: frame(0, &Server::TiDb.greeting(true, "dialog")) });
+            script.insert(0, ScriptedPacket { client: false, bytes: frame(0, &Server::TiDb.greeting(true, "dialog")) });
         }
         let whole = play(rules, &script, |left| left);
         prop_assert_eq!(&play(rules, &script, |_| 1), &whole);
@@ -194,7 +194,7 @@ proptest! {
     fn a_first_packet_never_changes_its_mind(
         bytes in prop_oneof![
             prop::collection::vec(any::<u8>(), 0..40),
-            said().prop_map(|said| said.bytes),
+            scripted_packet().prop_map(|packets| packets.bytes),
             Just(frame(0, &Server::TiDb.greeting(false, "x"))),
         ],
     ) {
@@ -208,7 +208,7 @@ proptest! {
 
 /// When a node, or somebody in its place, sends what no TLS protects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Early {
+enum EarlyDataTiming {
     /// Before the client's response is known.
     BehindGreeting,
     /// Between that and the start of TLS.
@@ -217,15 +217,24 @@ enum Early {
 
 /// Plays a login up to the moment at which TLS with the node would begin, with `early` sent before; `piece`: bytes at a time.
 /// What the client has got, and how it ended.
-fn play_early(rules: Rules, script: &[Said], early: &[u8], when: Early, piece: usize) -> (Vec<u8>, Option<Progress>) {
+fn play_early(
+    rules: Rules,
+    script: &[ScriptedPacket],
+    early: &[u8],
+    when: EarlyDataTiming,
+    piece: usize,
+) -> (Vec<u8>, Option<Progress>) {
     let mut login = Login::new(rules);
     let mut to_client = Vec::new();
     let mut say = |login: &mut Login, client: bool, mut bytes: &[u8]| {
         while !bytes.is_empty() {
             let mut out = Output::default();
             let part = &bytes[..piece.min(bytes.len())];
-            let (taken, progress) =
-                if client { login.client(part, &Key, &mut out) } else { login.node(part, &mut out) };
+            let (taken, progress) = if client {
+                login.on_client_bytes(part, &TestKey, &mut out)
+            } else {
+                login.on_node_bytes(part, &mut out)
+            };
             to_client.extend(if client { out.back } else { out.onward });
             bytes = &bytes[taken..];
             if !matches!(progress, Progress::More | Progress::StartClientTls) {
@@ -235,16 +244,16 @@ fn play_early(rules: Rules, script: &[Said], early: &[u8], when: Early, piece: u
         None
     };
     let mut end = None;
-    for said in script.iter().take_while(|said| said.client || said.bytes[3] == 0) {
-        end = end.or_else(|| say(&mut login, said.client, &said.bytes));
-        if !said.client && when == Early::BehindGreeting {
+    for packets in script.iter().take_while(|packets| packets.client || packets.bytes[3] == 0) {
+        end = end.or_else(|| say(&mut login, packets.client, &packets.bytes));
+        if !packets.client && when == EarlyDataTiming::BehindGreeting {
             end = end.or_else(|| say(&mut login, false, early));
         }
         if login.node_ssl_request().is_some() {
             break;
         }
     }
-    if when == Early::BehindResponse {
+    if when == EarlyDataTiming::BehindResponse {
         end = end.or_else(|| say(&mut login, false, early));
     }
     assert!(end.is_some() || login.node_ssl_request().is_some(), "it did not come to TLS");
@@ -266,7 +275,7 @@ proptest! {
             (1..26usize).prop_map(|length| frame(2, b"\xfemysql_clear_password\0")[..length].to_vec()),
             (any::<u8>(), 0..4u8).prop_map(|(first, sequence)| frame(sequence, &[first, 1, 2, 3])),
         ],
-        when in prop::sample::select(vec![Early::BehindGreeting, Early::BehindResponse]),
+        when in prop::sample::select(vec![EarlyDataTiming::BehindGreeting, EarlyDataTiming::BehindResponse]),
         piece in 1..100usize,
     ) {
         let rules = Rules { node_tls: NodeTls::Preferred, allow_cleartext_backend: true, ..RULES };
@@ -275,9 +284,9 @@ proptest! {
         prop_assert_eq!(end, None);
         let (to_client, end) = play_early(rules, &script, &early, when, piece);
         match end {
-            Some(Progress::Refused(_)) => {}
+            Some(Progress::Rejected(_)) => {}
             // Errors may come at any time before the client's response; they end the login, too.
-            Some(Progress::Denied(_)) => prop_assert!(when == Early::BehindGreeting && early[4] == 0xff),
+            Some(Progress::Denied(_)) => prop_assert!(when == EarlyDataTiming::BehindGreeting && early[4] == 0xff),
             _ => prop_assert!(false, "it went on: {end:?}"),
         }
         // The greeting, the key for its password if it has asked for that, and an error.
@@ -297,26 +306,26 @@ proptest! {
     ) {
         let rules = Rules { allow_cleartext_backend: true, ..RULES };
         let script = script(server, true, node_tls, plugin);
-        let [greeting, said] = &script[..2] else { unreachable!("a script begins so") };
-        let (request, response) = said.bytes.split_at(36);
+        let [greeting, packets] = &script[..2] else { unreachable!("a script begins so") };
+        let (request, response) = packets.bytes.split_at(36);
         let plain = [request, &behind].concat();
         let mut login = Login::new(rules);
-        login.node(&greeting.bytes, &mut Output::default());
+        login.on_node_bytes(&greeting.bytes, &mut Output::default());
         let mut out = Output::default();
         let mut all = 0;
         let mut progress = Progress::More;
         while progress == Progress::More {
-            let (taken, now) = login.client(&plain[all..plain.len().min(all + piece)], &Key, &mut out);
+            let (taken, now) = login.on_client_bytes(&plain[all..plain.len().min(all + piece)], &TestKey, &mut out);
             (all, progress) = (all + taken, now);
         }
         prop_assert_eq!((all, progress), (request.len(), Progress::StartClientTls));
         prop_assert!(out.onward.is_empty() && out.back.is_empty());
         // What TLS gives is all that counts.
         let mut honest = Login::new(rules);
-        honest.node(&greeting.bytes, &mut Output::default());
-        honest.client(request, &Key, &mut Output::default());
+        honest.on_node_bytes(&greeting.bytes, &mut Output::default());
+        honest.on_client_bytes(request, &TestKey, &mut Output::default());
         let mut expected = Output::default();
-        prop_assert_eq!(login.client(response, &Key, &mut out), honest.client(response, &Key, &mut expected));
+        prop_assert_eq!(login.on_client_bytes(response, &TestKey, &mut out), honest.on_client_bytes(response, &TestKey, &mut expected));
         prop_assert_eq!((out.onward, out.back), (expected.onward, expected.back));
     }
 }
@@ -335,9 +344,9 @@ fn the_scripts_are_whole_logins() {
                 for plugin in 0..5 {
                     let rules = Rules { allow_cleartext_backend: true, ..RULES };
                     let script = script(server, client_tls, node_tls, plugin);
-                    let heard = play(rules, &script, |left| left);
+                    let trace = play(rules, &script, |left| left);
                     // Without TLS on both sides MySQL's server would give its key, which the script leaves out.
-                    let last = heard.progress.last();
+                    let last = trace.progress.last();
                     let plain = !client_tls && !node_tls && plugin == 1;
                     assert!(
                         plain || matches!(last, Some(Progress::Established(_))),

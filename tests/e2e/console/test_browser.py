@@ -50,13 +50,12 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory, mariadb: MariaDb) ->
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def visit(browser: Browser, cluster: LocalCluster) -> AsyncIterator[ConsoleVisit]:
-    """A browser that visits the console of the cluster."""
+    """Open the cluster's console in a browser."""
     async with open_console(browser, cluster.control_plane.api_url) as console_visit:
         yield console_visit
 
 
 def row_selector(address: str) -> str:
-    """Return the selector of a node's table row."""
     return f'tr:has(a[id="node-{address}"])'
 
 
@@ -162,7 +161,7 @@ async def test_console_is_usable_with_the_keyboard_alone(visit: ConsoleVisit, cl
     assert await drain.evaluate("link => getComputedStyle(link).outlineStyle") == "solid"
     await keyboard.press("Enter")
     await expect(page.get_by_role("dialog").get_by_label("Minutes")).to_be_focused()
-    # A refresh replaces the link behind the dialog; closing the dialog must still focus it.
+    # A live update replaces the link behind the dialog. Closing the dialog must focus the new link.
     await cluster.api.patch(f"/v1/nodes/{node}", json={"weight": 99})
     await expect(page.locator(row_selector(node)).get_by_title("configured: 99")).to_be_visible()
     await keyboard.press("Escape")
@@ -170,7 +169,7 @@ async def test_console_is_usable_with_the_keyboard_alone(visit: ConsoleVisit, cl
     await keyboard.press("Enter")
     await expect(page.get_by_role("dialog").get_by_label("Minutes")).to_be_focused()
     await keyboard.press("Enter")
-    # It may not become "drained", because the disconnected Envoy of an earlier test no longer reports.
+    # The node may stay "draining": the disconnected Envoy of an earlier test no longer reports its sessions.
     await expect(page.locator(row_selector(node)).locator(".badge")).to_have_text(re.compile("drain"))
     for name in ("#text", "#state"):
         await page.locator(name).focus()
@@ -287,7 +286,7 @@ async def test_viewer_signs_in_gets_no_buttons_and_signs_out(
         await expect(page.get_by_role("status").first).to_have_text("You are signed out.")
         await page.goto("/")
         await expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
-        # A revoked token also leads to the login page, from a page that only receives live updates.
+        # When a token is revoked, a page that only receives live updates also leads to the login page.
         await page.get_by_label("Token").fill(VIEWER_TOKEN)
         await page.get_by_role("button", name="Sign in").click()
         await expect(page.locator("#pulse")).to_have_text("live")

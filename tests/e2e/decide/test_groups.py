@@ -15,13 +15,13 @@ from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb_sim.packets import MySqlCommand
 from tests.support.e2e.cluster import (
     counting_client,
-    error_code,
     reload_settings,
     run_another_envoy,
     run_cluster,
 )
-from tests.support.e2e.sql_load import find_serving_port
+from tests.support.e2e.sql_load import node_port_of_new_session
 from tests.support.module.bootstrap import require_module
+from tests.support.tidb_sim_clients import error_code
 
 ANALYSTS = 6
 NODE_LABELS: tuple[dict[str, str], ...] = (
@@ -51,8 +51,8 @@ async def test_sessions_stay_in_their_group_and_zone_while_possible(
         olap_port = ports.allocate()
         await reload_settings(stack, groups=[group(olap_port)])
         await stack.wait_until(lambda: sends_mysql_greeting(olap_port), "the group's port")
-        assert {await find_serving_port(stack.sql_port) for _ in range(6)} == {port_of(default)}
-        assert {await find_serving_port(olap_port) for _ in range(12)} == {port_of(near), port_of(far)}
+        assert {await node_port_of_new_session(stack.sql_port) for _ in range(6)} == {port_of(default)}
+        assert {await node_port_of_new_session(olap_port) for _ in range(12)} == {port_of(near), port_of(far)}
 
         start_another = run_another_envoy(stack, "envoy-2", module=require_module(), group="olap", zone="a")
         zone_port = await exit_stack.enter_async_context(start_another)
@@ -70,7 +70,7 @@ async def test_sessions_stay_in_their_group_and_zone_while_possible(
         (await stack.api.post(f"/v1/nodes/{near}/undrain")).raise_for_status()
 
         async def is_near_used() -> bool:
-            return await find_serving_port(zone_port) == port_of(near)
+            return await node_port_of_new_session(zone_port) == port_of(near)
 
         await stack.wait_until(is_near_used, "the near node to get sessions")
 
@@ -88,8 +88,6 @@ async def drain(stack: LocalCluster, address: str) -> None:
 
 
 async def wait_session_counts(stack: LocalCluster, expected: Mapping[str, int]) -> None:
-    """Wait until each node has this many sessions."""
-
     async def is_reached() -> bool:
         return {address: node["sessions"] for address, node in (await stack.nodes()).items()} == expected
 

@@ -1,4 +1,4 @@
-"""Six Envoys balance as one, which they cannot without a control plane; a joining and a weaker node."""
+"""With the control plane, six Envoys balance like one Envoy, also when a node joins or gets less weight."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import pytest
 
 from sandbox.mariadb import MariaDb
 from sandbox.session_certificate import SessionCertificate
-from tests.support.e2e.client_crowd import ClientCrowd, run_crowd
 from tests.support.e2e.multi_envoy_cluster import BalancedCluster, imbalance, is_fair, run_balanced_cluster
+from tests.support.e2e.pinging_clients import PingingClients, run_pinging_clients
 from tests.support.e2e.stock_envoys import run_stock_envoys
 
 pytestmark = pytest.mark.timeout(270)
 
 NODES, ENVOYS = 5, 6
 DIRECT = 6
-"""Clients that connect to one node directly: half of its share."""
+"""Clients that connect to one node directly. They fill half of the node's share of the sessions."""
 CLIENTS_PER_ENVOY = 9
-"""Clients of each Envoy: 60 with the direct ones, which divide evenly among five and among six nodes."""
+"""Clients per Envoy. With the direct clients there are 60, which five or six nodes can share equally."""
 CLIENTS_PER_STEP = 3
-"""Clients of each Envoy that connect at once; few, because a migrated session then stays for a minute."""
+"""Clients per Envoy that connect at once: few, so that few sessions migrate while clients connect."""
 MAX_IMBALANCE = 1.05
 MIN_STOCK_IMBALANCE = 1.15
 """Minimal imbalance of a fleet in which each Envoy knows only its own sessions."""
 REPETITIONS = 5
-"""How often the clients connect to the stock Envoys, which pick nodes at random."""
+"""Number of times that the clients connect to the stock Envoys, which pick nodes at random."""
 BALANCE_SECONDS = 75.0
-"""A migrated session does not migrate again for 60 s, so a balance may have to wait for sessions that
-migrated while the clients connected: on a busy machine counts are late, and more sessions migrate."""
+"""Maximal time until the sessions are balanced. On a busy machine, counts arrive late, so sessions migrate
+while clients connect. These sessions do not migrate again for 60 s, even if the balance requires it."""
 SETTINGS = {"balance": {"slow_start": 0}, "drain": {"reconnect_grace": 0}}
 
 
@@ -42,7 +42,7 @@ async def test_six_envoys_balance_as_one(
         run_balanced_cluster(
             tmp_path, mariadb, signing, nodes=NODES, envoys=ENVOYS, settings=SETTINGS
         ) as cluster,
-        run_crowd() as clients,
+        run_pinging_clients() as clients,
     ):
         shared_node, weak = cluster.stack.tidb[0], cluster.stack.tidb[1]
         direct_ports = [shared_node.port] * DIRECT
@@ -64,7 +64,7 @@ async def test_six_envoys_balance_as_one(
         )
         seconds = cluster.settled_at - started
 
-        # With these clients, the shares of the weak node and of the others are whole numbers.
+        # With six more clients, the shares of the weak node (6) and the other nodes (12) are whole numbers.
         await clients.add_clients(cluster.ports)
         await cluster.stack.wait_until(lambda: cluster.is_reported(clients), "the clients to be counted")
         half = {weak.address: 0.5}
@@ -88,9 +88,9 @@ async def test_six_envoys_balance_as_one(
 
 
 async def count_with_stock_envoys(
-    directory: Path, cluster: BalancedCluster, clients: ClientCrowd, direct_ports: Sequence[int]
+    directory: Path, cluster: BalancedCluster, clients: PingingClients, direct_ports: Sequence[int]
 ) -> list[dict[str, int]]:
-    """Return the nodes' counts each time that clients connect through stock Envoys and to `direct_ports`."""
+    """Repeatedly connect clients through stock Envoys and to `direct_ports`. Return each time's counts."""
     nodes = [node.address for node in cluster.stack.tidb]
     counts = []
     async with run_stock_envoys(directory, cluster.stack.ports, nodes, ENVOYS) as ports:

@@ -1,4 +1,4 @@
-"""The unmodified docker-compose.yml on a Docker daemon of our own, with local images under upstream names."""
+"""docker-compose.yml on a Docker daemon that the tests start, with local images in place of upstream's."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import asyncio
 import json
 import os
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -20,19 +19,17 @@ import pytest_asyncio
 from prometheus_client.parser import text_string_to_metric_families
 
 from sandbox.ports import Ports, PortTaken
-from sandbox.server import sends_mysql_greeting
+from sandbox.server import http_client, sends_mysql_greeting
+from tests.support.cache import cache_directory
 from tests.support.compose import images
 from tests.support.compose.commands import CommandFailed
-from tests.support.compose.docker_daemon import Docker, find_leftovers, interfaces
+from tests.support.compose.docker_daemon import Docker, docker_daemon, find_leftovers, interfaces
 from tests.support.compose.stateful_sessions import run_stateful_sessions
-from tests.support.prebuild import Prebuild
 
-READY = "tests.support.compose.prebuilt_images"
-# Building the images takes longer than all tests.
+# Building the images takes minutes.
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.compose,
-    pytest.mark.prebuild(READY),
     pytest.mark.timeout(2400),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a Docker daemon"),
 ]
@@ -44,7 +41,7 @@ SESSION_COUNT = 60
 
 @dataclass(frozen=True)
 class Stack:
-    """The running stack as a user sees it: two published ports and the command lines."""
+    """The running stack as a user sees it: two published ports and docker-compose."""
 
     docker: Docker
     rest: httpx2.AsyncClient
@@ -61,7 +58,7 @@ class Stack:
         return details
 
     async def started(self, *services: str) -> list[str]:
-        """Return when the containers of these services were last started, as comparable texts."""
+        """Return the start times of the containers of these services, as text that sorts by time."""
         names = (f"tidevoy_{service}_1" for service in services)
         return (await self.docker("inspect", "--format", "{{.State.StartedAt}}", *names)).split()
 
@@ -73,7 +70,7 @@ class Stack:
         return (await self.nodes()).get(address, {}).get("state")
 
     async def migration_results(self, address: str) -> Counter[str]:
-        """Return the results of migrations away from a node, with their counts."""
+        """Return the number of migrations away from a node, per result."""
         metrics_text = (await self.rest.get("/metrics")).raise_for_status().text
         results: Counter[str] = Counter()
         for family in text_string_to_metric_families(metrics_text):
@@ -108,10 +105,10 @@ def node_of_session(session: pymysql.Connection[Any]) -> str:
     return str(row[0])
 
 
-async def wait_until(description: str, holds: Callable[[], Awaitable[bool]], timeout: float = 60.0) -> None:
-    """Wait until `holds`; the test fails with `what` after `timeout` seconds."""
+async def wait_until(description: str, is_true: Callable[[], Awaitable[bool]], timeout: float = 60.0) -> None:
+    """Wait until `is_true()` is true. Fail with `description` after `timeout` seconds."""
     deadline = asyncio.get_running_loop().time() + timeout
-    while not await holds():
+    while not await is_true():
         assert asyncio.get_running_loop().time() < deadline, f"waited {timeout:.0f} s for: {description}"
         await asyncio.sleep(0.2)
 
@@ -124,19 +121,21 @@ def choose_port(ports: Ports, usual: int) -> int:
         return ports.allocate()
 
 
-@pytest.fixture(scope="module")
-def docker(prebuilds: Mapping[str, Prebuild]) -> Iterator[Docker]:
-    """Run a daemon that has the images. Afterwards check that nothing of it is left."""
-    prebuild = prebuilds[READY]
-    docker = Docker(Path(prebuild.wait_ready()))
-    yield docker
-    assert prebuild.stop() == 0, prebuild.log()
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def docker() -> AsyncIterator[Docker]:
+    """Run a Docker daemon with the images. Afterwards check that it has left nothing behind."""
+    cache = cache_directory("compose")
+    network_interfaces = interfaces()
+    async with docker_daemon(cache) as docker:
+        await images.build_all(docker, cache)
+        yield docker
     assert find_leftovers(docker.directory) == []
+    assert interfaces() <= network_interfaces
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running_stack(docker: Docker) -> AsyncIterator[Stack]:
-    """Run `docker-compose up -d` of docker-compose.yml. Afterwards check that nothing of it is left."""
+    """Run the stack of docker-compose.yml. Afterwards check that it has left nothing behind."""
     with Ports() as ports:
         sql, api = choose_port(ports, 6000), choose_port(ports, 3080)
         env = {
@@ -152,7 +151,7 @@ async def running_stack(docker: Docker) -> AsyncIterator[Stack]:
 @asynccontextmanager
 async def _up(docker: Docker, sql: int, api: int, env: dict[str, str]) -> AsyncIterator[Stack]:
     network_interfaces = interfaces()
-    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{api}", trust_env=False, timeout=10.0) as rest:
+    async with http_client(f"http://127.0.0.1:{api}") as rest:
         stack = Stack(docker, rest, sql, env)
         try:
             await stack.compose("up", "--detach", "--no-build", timeout=300.0)
@@ -160,7 +159,7 @@ async def _up(docker: Docker, sql: int, api: int, env: dict[str, str]) -> AsyncI
         finally:
             # pytest prints this only if a test failed.
             print(await stack.compose("logs", "--no-color", "--tail=40"))
-            # The tests show that a server stops by itself if it has enough time.
+            # A timeout of 1 s suffices: test_stack_drains_and_scales checks that a server stops gracefully.
             await stack.compose("down", "--volumes", "--timeout=1", timeout=200.0)
     assert (await docker("ps", "--all", "--quiet")).split() == []
     assert (await docker("volume", "ls", "--quiet")).split() == []
@@ -173,14 +172,14 @@ async def _up(docker: Docker, sql: int, api: int, env: dict[str, str]) -> AsyncI
 async def stack(running_stack: Stack) -> Stack:
     """Yield the stack once clients reach all three servers through the published port."""
     await wait_until("three nodes are active", partial(_all_active, running_stack, NODES))
-    # Docker accepts connections to a published port before Envoy listens behind it, and closes them.
+    # Before Envoy listens, Docker accepts connections to the published port and closes them.
     await wait_until("a server greets a client", partial(sends_mysql_greeting, running_stack.sql_port))
     await wait_until("all three get sessions", partial(_all_get_sessions, running_stack))
     return running_stack
 
 
 async def test_server_restart_ends_no_session(stack: Stack) -> None:
-    """The server is not drained: it announces its shutdown, and its sessions migrate."""
+    """The server is not drained: its sessions migrate because it announces its shutdown."""
     restarted = NODES[0]
     stop = asyncio.Event()
     async with run_stateful_sessions(stack.sql_port, SESSION_COUNT) as sessions:
@@ -218,7 +217,7 @@ async def test_server_restart_ends_no_session(stack: Stack) -> None:
 
 async def test_certificate_is_created_once_and_is_private(stack: Stack) -> None:
     for node in (await stack.nodes()).values():
-        assert node["hindrances"] == []
+        assert node["migration_blockers"] == []
     servers = [name.partition(":")[0] for name in NODES]
     inspect_command = "cd /etc/tidb-session && stat -c '%a %u %n' . * && cat *"
     certificate_listing = await stack.compose("exec", "-T", "tidb-1", "sh", "-c", inspect_command)
@@ -243,7 +242,7 @@ async def test_stack_drains_and_scales(stack: Stack) -> None:
     sessions_by_node = await _one_session_on_each(stack)
     drained, stopped, fourth = NODES[1], NODES[2], "tidb-3:4000"
     try:
-        # Drained by REST: the node gets no new session, and its session migrates to another node.
+        # Drain a node by REST: it gets no new session, and its session migrates to another node.
         answer = await stack.rest.post(f"/v1/nodes/{drained}/drain", json={"deadline_seconds": 60})
         assert answer.status_code == 202, answer.text
         await wait_until("the drain is published", partial(_is, stack, drained, "draining"))
@@ -256,7 +255,7 @@ async def test_stack_drains_and_scales(stack: Stack) -> None:
             "its session has migrated", partial(_is_elsewhere, sessions_by_node[drained], drained)
         )
 
-        # A fourth server is discovered through PD, and the drained node is undrained.
+        # Start a fourth server, which is discovered through PD, and undrain the drained node.
         async with _run_server(stack, "tidb-3"):
             await wait_until("the fourth node is active", partial(_is, stack, fourth, "active"))
             await wait_until("the fourth node gets sessions", partial(_gets_sessions, stack, fourth))
@@ -264,7 +263,7 @@ async def test_stack_drains_and_scales(stack: Stack) -> None:
             assert answer.status_code == 202, answer.text
             await wait_until("the drained node gets sessions again", partial(_gets_sessions, stack, drained))
 
-            # The grace period lets a server stop by itself; no session, old or new, fails in the meantime.
+            # A server stops gracefully within its grace period. No old or new session fails meanwhile.
             stopping = asyncio.create_task(stack.compose("stop", stopped.partition(":")[0]))
             while not stopping.done():
                 await stack.count_new_sessions(5)
@@ -340,7 +339,7 @@ async def _gets_sessions(stack: Stack, name: str) -> bool:
 
 
 async def _check_confinement(stack: Stack) -> None:
-    """Check that our images run without root, writable root file system and capabilities."""
+    """Check that our images run without root, without a writable root file system, without capabilities."""
     for service in ("controlplane", "envoy"):
         uid = await stack.compose("exec", "-T", service, "id", "-u")
         assert uid.strip() != "0"

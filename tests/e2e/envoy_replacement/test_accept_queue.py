@@ -1,12 +1,11 @@
-"""Connections in the accept queue when one of two Envoys at a port closes it.
+"""Two Envoys listen on one port. When one stops listening, its queued connections must reach the other Envoy.
 
-`TIDEVOY_SOAK=1 pytest -s tests/e2e/envoy_replacement/test_accept_queue.py` prints how many are reset with and
-without net.ipv4.tcp_migrate_req.
+`TIDEVOY_SOAK=1 pytest -s tests/e2e/envoy_replacement/test_accept_queue.py` prints how many connections are
+reset with and without net.ipv4.tcp_migrate_req.
 """
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import threading
@@ -15,15 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx2
 import pytest
 
 from sandbox.envoy import EnvoyProcess
 from sandbox.ports import Ports
+from sandbox.server import http_client
 from tests.support.network_namespace import network_namespace
+from tests.support.soak import SOAK
 from tests.support.waiting import wait_until
 
-SOAK = bool(os.environ.get("TIDEVOY_SOAK"))
 CONCURRENT_CLIENTS, ROUNDS = 400, 5 if SOAK else 1
 _RESET = b"\1\0\0\0\0\0\0\0"  # SO_LINGER: on, 0 seconds
 _BOOTSTRAP = """
@@ -129,7 +128,7 @@ async def test_kernel_hands_queued_connections_to_the_new_envoy(tmp_path: Path, 
             async with (
                 EnvoyProcess(bootstrap, tmp_path / f"old-{number}", concurrency=2) as old,
                 EnvoyProcess(bootstrap, tmp_path / f"new-{number}", concurrency=2) as new,
-                httpx2.AsyncClient(trust_env=False) as http,
+                http_client() as http,
             ):
                 await wait_until(old.is_live)
                 await wait_until(new.is_live)

@@ -24,7 +24,6 @@ from tests.support.e2e.cluster import (
     CountingClient,
     MetricKey,
     counting_client,
-    error_code,
     get_envoys,
     get_events,
     get_metrics,
@@ -34,10 +33,11 @@ from tests.support.e2e.cluster import (
     restart_envoy,
     run_another_envoy,
     run_cluster,
-    wait_shown,
+    wait_for_values,
 )
-from tests.support.e2e.sql_load import find_serving_port, run_short_sessions
+from tests.support.e2e.sql_load import node_port_of_new_session, run_short_sessions
 from tests.support.module.bootstrap import require_module
+from tests.support.tidb_sim_clients import error_code
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -45,21 +45,21 @@ NO_SESSIONS = {"login": 0, "idle": 0, "busy": 0, "transaction": 0, "opaque": 0}
 NOT_PINNED = {"transaction": 0, "cursor": 0, "long_data": 0, "opaque": 0, "endless_transactions": 0}
 NO_CONNECT_FAILURES = {"connect": 0, "closed": 0, "error": 0, "invalid": 0, "tls": 0, "full": 0}
 CURSOR = 1  # CURSOR_TYPE_READ_ONLY
-# Health checks do not mark dead nodes as unhealthy, so that a test observes only what Envoys do.
+# Health checks report a dead node so late that tests observe only how Envoys react to it.
 TOLERANT_CHECKS = {"health": {"sql": {"fall": 100}, "status": {"fall": 100}}}
 
 
 async def open_session(stack: AsyncExitStack, port: int) -> CountingClient:
-    """Open a session of root's that lasts as long as `stack`."""
+    """Log in as root. The session ends when `stack` is closed."""
     client = await stack.enter_async_context(counting_client(port))
     assert error_code(await client.log_in()) == 0
     return client
 
 
 async def open_sessions(exit_stack: AsyncExitStack, port: int, lock: str) -> list[CountingClient]:
-    """Open sessions: in a transaction, with a cursor, idle with a lock, and waiting for the lock.
+    """Open four sessions: in a transaction, with a cursor, idle with a lock, and waiting for the lock.
 
-    Also try a wrong password and a client that speaks another protocol.
+    Also log in with a wrong password, and send HTTP instead of MySQL.
     """
     transaction, cursor, idle, busy = [await open_session(exit_stack, port) for _ in range(4)]
     for _ in range(2):
@@ -101,7 +101,7 @@ async def test_client_activity_is_reported_exactly(tmp_path: Path, mariadb: Mari
         expected: dict[str, Any] = {
             "sessions": 4,
             "sessions_by_state": {**NO_SESSIONS, "idle": 2, "transaction": 1, "busy": 1},
-            "pinned": {**NOT_PINNED, "transaction": 1, "cursor": 1},
+            "not_movable": {**NOT_PINNED, "transaction": 1, "cursor": 1},
             "logins": 4,
             "login_failures": {**dict.fromkeys(LOGIN_FAILURES, 0), "denied": 1, "bad_packet": 1},
             "connect_failures": NO_CONNECT_FAILURES,
@@ -130,11 +130,11 @@ async def test_client_activity_is_reported_exactly(tmp_path: Path, mariadb: Mari
                 "other": 0,
             },
         }
-        await wait_shown(stack, expected, node_view)
-        await wait_shown(stack, expected, envoy_view)
+        await wait_for_values(stack, expected, node_view)
+        await wait_for_values(stack, expected, envoy_view)
         view = await envoy_view()
         assert (view["filter"], view["module_version"], view["problem"]) == ("module", VERSION, None)
-        assert view["refusal"] is None
+        assert view["config_rejection"] is None
 
         series = {
             metric_key("tidevoy_module_info", envoy="envoy-1", version=VERSION): 1,
@@ -150,7 +150,7 @@ async def test_client_activity_is_reported_exactly(tmp_path: Path, mariadb: Mari
             at_node("tidevoy_bytes_total", node, direction=direction): count
             for direction, count in expected["bytes"].items()
         }
-        await wait_shown(stack, series, lambda: get_metrics(stack))
+        await wait_for_values(stack, series, lambda: get_metrics(stack))
 
         for command in ("nodes", "envoys"):
             printed = json.loads((await run_tidevoy(stack.control_plane.api_url, command, "--json")).stdout)
@@ -160,13 +160,13 @@ async def test_client_activity_is_reported_exactly(tmp_path: Path, mariadb: Mari
         assert error_code(await clients[2].query(f"do release_lock('{database}')")) == 0
         assert error_code((await clients[3].read_packet())[1]) == 0
         await exit_stack.aclose()
-        ended = {"sessions": 0, "sessions_by_state": NO_SESSIONS, "pinned": NOT_PINNED, "logins": 4}
-        await wait_shown(stack, ended, node_view)
-        await wait_shown(stack, ended, envoy_view)
+        ended = {"sessions": 0, "sessions_by_state": NO_SESSIONS, "not_movable": NOT_PINNED, "logins": 4}
+        await wait_for_values(stack, ended, node_view)
+        await wait_for_values(stack, ended, envoy_view)
         count = at_node("tidevoy_command_seconds_count", node)
-        await wait_shown(stack, {count: 13}, lambda: get_metrics(stack))
+        await wait_for_values(stack, {count: 13}, lambda: get_metrics(stack))
 
-        # Recent latency comes from the difference of two reports.
+        # The control plane calculates recent latency from two consecutive reports.
         async with counting_client(stack.sql_port) as client:
             await client.log_in()
             assert error_code(await client.query("do sleep(0.1)")) == 0
@@ -201,11 +201,11 @@ async def test_dead_node_counts_a_connect_failure_and_no_login_failure(
             view = (await get_envoys(stack))["envoy-1"]
             return {**view, "no_node": (view["login_failures"] or {}).get("no_node")}
 
-        await wait_shown(stack, {"connect_failures": {**NO_CONNECT_FAILURES, "connect": 1}}, node_view)
-        await wait_shown(stack, {"no_node": 1}, envoy_view)
+        await wait_for_values(stack, {"connect_failures": {**NO_CONNECT_FAILURES, "connect": 1}}, node_view)
+        await wait_for_values(stack, {"no_node": 1}, envoy_view)
         assert (await node_view())["login_failures"]["no_node"] == 0
         no_node = at_node("tidevoy_login_failures_total", "", reason="no_node")
-        await wait_shown(stack, {no_node: 1}, lambda: get_metrics(stack))
+        await wait_for_values(stack, {no_node: 1}, lambda: get_metrics(stack))
 
 
 def tls_settings(side: str, is_required: bool, files: Path) -> dict[str, Any]:
@@ -230,11 +230,11 @@ async def test_module_errors_are_reported_until_the_envoy_restarts(
 
         async def envoy_view() -> dict[str, Any]:
             view = (await get_envoys(stack))["envoy-1"]
-            return {**view, "has_refusal": view["refusal"] is not None}
+            return {**view, "has_rejection": view["config_rejection"] is not None}
 
-        await wait_shown(stack, {"has_refusal": True, "filter": "none"}, envoy_view)
+        await wait_for_values(stack, {"has_rejection": True, "filter": "none"}, envoy_view)
         view = await envoy_view()
-        component, text = view["refusal"]["extension"], view["refusal"]["text"]
+        component, text = view["config_rejection"]["extension"], view["config_rejection"]["text"]
         assert str(files / file) in text
         assert view["last_nack"]["type_url"].endswith(f".{resource}")
         assert view["problem"].startswith(
@@ -254,7 +254,7 @@ async def test_module_errors_are_reported_until_the_envoy_restarts(
             with pytest.raises(ConnectionRefusedError):
                 await asyncio.open_connection("127.0.0.1", stack.sql_port)
         await restart_envoy(stack)
-        await wait_shown(stack, {"filter": "module", "problem": None}, envoy_view)
+        await wait_for_values(stack, {"filter": "module", "problem": None}, envoy_view)
 
 
 async def test_fleet_mixes_envoys_with_and_without_the_module(tmp_path: Path, mariadb: MariaDb) -> None:
@@ -289,7 +289,7 @@ async def test_fleet_mixes_envoys_with_and_without_the_module(tmp_path: Path, ma
         assert answer.status_code == 202
         await wait_up_to_date(stack, ports)
         for port in ports.values():
-            assert {await find_serving_port(port) for _ in range(10)} == {other.port}
+            assert {await node_port_of_new_session(port) for _ in range(10)} == {other.port}
         for session in existing_sessions.values():
             assert error_code(await session.query("do 1")) == 0
         await stack.api.post(f"/v1/nodes/{drained.address}/undrain")
@@ -297,7 +297,7 @@ async def test_fleet_mixes_envoys_with_and_without_the_module(tmp_path: Path, ma
         await stack.api.patch(f"/v1/nodes/{other.address}", json={"weight": 1})
         await wait_up_to_date(stack, ports)
         for name, port in ports.items():
-            shares = Counter([await find_serving_port(port) for _ in range(20)])
+            shares = Counter([await node_port_of_new_session(port) for _ in range(20)])
             assert shares[drained.port] >= 15, (name, shares)
 
 
@@ -325,7 +325,7 @@ async def open_many_sessions(
 
 
 async def test_dead_node_ends_only_its_own_sessions(tmp_path: Path, mariadb: MariaDb) -> None:
-    """Health checks do not detect the dead node: module and Envoy avoid it by themselves."""
+    """Health checks do not detect the dead node: the module and Envoy avoid it without the control plane."""
     async with (
         run_cluster(tmp_path, mariadb, nodes=3, settings=TOLERANT_CHECKS) as stack,
         AsyncExitStack() as exit_stack,
@@ -351,7 +351,7 @@ async def test_dead_node_ends_only_its_own_sessions(tmp_path: Path, mariadb: Mar
 
 
 async def _serves(stack: LocalCluster, node: Tidb) -> bool:
-    return await find_serving_port(stack.sql_port) == node.port
+    return await node_port_of_new_session(stack.sql_port) == node.port
 
 
 async def test_drain_without_migration_keeps_sessions(tmp_path: Path, mariadb: MariaDb) -> None:
@@ -370,7 +370,7 @@ async def test_drain_without_migration_keeps_sessions(tmp_path: Path, mariadb: M
             view = (await stack.nodes())[drained.address]
             return {**view, "idle": (view["sessions_by_state"] or {}).get("idle")}
 
-        await wait_shown(
+        await wait_for_values(
             stack,
             {"state": "draining", "idle": len(drained_sessions), "sessions": len(drained_sessions)},
             node_view,
@@ -378,4 +378,4 @@ async def test_drain_without_migration_keeps_sessions(tmp_path: Path, mariadb: M
         assert drained_sessions
         for session in drained_sessions:
             session.writer.close()
-        await wait_shown(stack, {"state": "drained", "idle": 0, "sessions": 0}, node_view)
+        await wait_for_values(stack, {"state": "drained", "idle": 0, "sessions": 0}, node_view)

@@ -1,12 +1,11 @@
-"""Direct forwarding under load: every byte reaches its own client, without a stall.
+"""Forwarding under load: every byte reaches the right client, and no connection stalls.
 
-Two workers and two real MariaDB servers. `make soak` runs the same with larger counts.
+Envoy has two workers, in front of two real MariaDB servers. `make soak` runs the tests with larger counts.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,29 +16,23 @@ import pytest_asyncio
 from bench.load_client import LoadClient, LoadClientResult
 from sandbox.mariadb import MariaDb
 from tests.support.module.envoy import ModuleEnvoy, run_envoy
-
-SOAK = "TIDEVOY_SOAK"
-"""The environment variable that selects the large counts."""
+from tests.support.soak import SOAK
 
 # The first build of the client takes minutes, and so does a soak.
-pytestmark = [pytest.mark.prebuild("tests.support.load.build_load_client"), pytest.mark.timeout(3600)]
+pytestmark = pytest.mark.timeout(3600)
 
 Metrics = dict[tuple[str, tuple[str, ...]], int]
-
-STATES = ("login", "idle", "busy", "transaction", "opaque")
 
 
 @dataclass(frozen=True)
 class LoadSize:
-    """The size of a run."""
-
     sessions: int = 5_000
     statements: int = 20_000
     readers: int = 20
 
 
-LOAD = LoadSize(sessions=100_000, statements=1_000_000, readers=40) if os.environ.get(SOAK) else LoadSize()
-RESULT_BYTES = 10 << 20  # bytes
+LOAD = LoadSize(sessions=100_000, statements=1_000_000, readers=40) if SOAK else LoadSize()
+RESULT_BYTES = 10 << 20
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -67,10 +60,10 @@ async def client(tmp_path: Path) -> LoadClient:
 async def check_results(
     mode: str, result: LoadClientResult, proxy: ModuleEnvoy, nodes: Sequence[str]
 ) -> Metrics:
-    """Print the results and check that there are no errors. Return the metrics after the last session."""
+    """Print the results, check that there are no errors, and return the metrics after the last session."""
     print(f"\n{mode}: {json.dumps(dict(result.figures))}")
     assert (result.errors, result.error_text) == (0, "")
-    await proxy.wait_for_metrics({("sessions", node, state): 0 for node in nodes for state in STATES})
+    await proxy.wait_no_sessions(*nodes)
     metrics = await proxy.metrics()
     assert all(metrics["logins", (node,)] > 0 for node in nodes)
     return metrics
@@ -84,7 +77,7 @@ def total(metrics: Metrics, name: str, label: str) -> int:
 async def test_no_session_receives_bytes_of_another(
     client: LoadClient, proxy: ModuleEnvoy, nodes: list[str]
 ) -> None:
-    result = await client.nonce(proxy.port, sessions=LOAD.sessions, parallel=64, seconds=1800)
+    result = await client.check_nonces(proxy.port, sessions=LOAD.sessions, parallel=64, seconds=1800)
     await check_results("nonce", result, proxy, nodes)
     assert result.figures["sessions"] == LOAD.sessions
     assert result.figures["answers"] > LOAD.sessions
@@ -94,7 +87,7 @@ async def test_no_session_receives_bytes_of_another(
 async def test_packets_cut_anywhere_are_forwarded_without_a_stall(
     client: LoadClient, proxy: ModuleEnvoy, nodes: list[str]
 ) -> None:
-    result = await client.gaps(proxy.port, statements=LOAD.statements, connections=16, seconds=1800)
+    result = await client.send_in_pieces(proxy.port, statements=LOAD.statements, connections=16, seconds=1800)
     metrics = await check_results("gaps", result, proxy, nodes)
     statements = result.figures["statements"]
     assert result.figures["stalls"] == 0
@@ -107,7 +100,7 @@ async def test_packets_cut_anywhere_are_forwarded_without_a_stall(
 async def test_slow_readers_receive_everything_in_order(
     client: LoadClient, proxy: ModuleEnvoy, nodes: list[str]
 ) -> None:
-    result = await client.slow(proxy.port, connections=LOAD.readers, size=RESULT_BYTES, seconds=1800)
+    result = await client.read_slowly(proxy.port, connections=LOAD.readers, size=RESULT_BYTES, seconds=1800)
     await check_results("slow", result, proxy, nodes)
     rows = RESULT_BYTES // 1024
     assert result.figures["bytes"] == LOAD.readers * rows * 1027

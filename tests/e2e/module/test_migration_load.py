@@ -1,4 +1,4 @@
-"""Sessions of many clients that migrate continuously: every answer equals that of a direct session.
+"""Many clients have sessions that migrate continuously. Every answer equals the answer of a direct session.
 
 `make soak` runs 200,000 statements, which takes minutes. The output says how to repeat a run: the same
 `TIDEVOY_SEED` gives the same statements, but not the same timing.
@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,12 @@ from tests.support.clients.server import PemFiles
 from tests.support.migration.differential import DifferentialTrial, choose_seed
 from tests.support.migration.fleet import THREE_NODES, run_fleet
 from tests.support.migration.random_statements import ACTIVITIES, multi_packet_values
-
-SOAK = "TIDEVOY_SOAK"
-"""The environment variable that selects the large counts."""
+from tests.support.soak import SOAK
 
 pytestmark = pytest.mark.timeout(3600)
 
-STATEMENTS, CLIENTS = (100_000, 32) if os.environ.get(SOAK) else (1_000, 8)
-"""For each of the two tests."""
+STATEMENTS, CLIENTS = (100_000, 32) if SOAK else (1_000, 8)
+"""Numbers of statements and of clients in each test."""
 
 
 @pytest.mark.parametrize("with_tls", [False, True], ids=["plain", "tls"])

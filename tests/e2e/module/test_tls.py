@@ -1,4 +1,4 @@
-"""TLS from clients through Envoy's module to nodes, as configured, and the protection of passwords."""
+"""TLS between clients and Envoy's module and between the module and nodes; protection of passwords."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.support.clients.server import PemFiles
 from tests.support.e2e.cluster import (
     CountingClient,
     counting_client,
-    error_code,
     get_envoys,
     run_cluster,
-    wait_shown,
+    wait_for_values,
 )
+from tests.support.tidb_sim_clients import error_code
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -47,7 +47,7 @@ class Pki:
     nodes: PemFiles
 
     def settings(self, client: str, node: str, **other_settings: Any) -> dict[str, Any]:
-        """Return the section `tls` for these modes."""
+        """Return the settings' section `tls` with these modes for clients and nodes."""
         certificate = {"cert": str(self.clients.cert), "key": str(self.clients.key)}
         trust = {"ca": str(self.nodes.ca), "verify": "full"}
         return {
@@ -57,7 +57,7 @@ class Pki:
         }
 
     def client_context(self) -> ssl.SSLContext:
-        """Return a client's TLS context, which verifies the name and the CA."""
+        """Return a TLS context with which a client verifies Envoy's name and CA."""
         return ssl.create_default_context(cafile=str(self.clients.ca))
 
 
@@ -71,7 +71,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
 async def run_with_accounts(
     directory: Path, mariadb: MariaDb, pki: Pki, tls: dict[str, Any]
 ) -> AsyncIterator[tuple[LocalCluster, CountingClient]]:
-    """Run a cluster with one TLS node and the accounts. Yield it and root's direct session on that node."""
+    """Run a cluster with one TLS node and ACCOUNTS. Yield it, and root's direct session on the node."""
     settings = {"tls": tls}
     async with (
         run_cluster(directory, mariadb, arguments=pki.nodes.arguments(), settings=settings) as stack,
@@ -89,7 +89,7 @@ async def run_with_accounts(
 
 
 def log_in(stack: LocalCluster, client_context: ssl.SSLContext | None, user: str = SHA2) -> str:
-    """Log in with a driver and the password. Return the TLS version towards the node, empty for none."""
+    """Log in with pymysql. Return the TLS version between Envoy and the node, empty without TLS."""
     with (
         pymysql.connect(
             host="127.0.0.1",
@@ -108,7 +108,7 @@ def log_in(stack: LocalCluster, client_context: ssl.SSLContext | None, user: str
 
 
 async def try_login(stack: LocalCluster, client_context: ssl.SSLContext | None) -> str | int:
-    """Return the result of `visit`, or the code of its error."""
+    """Return the result of `log_in`, or the code of its error."""
     try:
         return await asyncio.to_thread(log_in, stack, client_context)
     except pymysql.MySQLError as error:
@@ -134,7 +134,8 @@ async def test_password_is_never_sent_in_clear_text_unless_allowed(
 ) -> None:
     """Log in to a caching_sha2_password account with and without TLS on the client's side.
 
-    TiDB has no RSA key: without TLS on both sides it denies clients that request the key.
+    If neither the client nor the node uses TLS, the client requests TiDB's RSA key. TiDB has no such key and
+    denies the login.
     """
     tls = pki.settings("optional", node, allow_cleartext_backend=allowed)
     async with run_with_accounts(tmp_path, mariadb, pki, tls) as (stack, _):
@@ -149,7 +150,7 @@ async def test_password_is_never_sent_in_clear_text_unless_allowed(
             "clear_text_password": int(with_tls == CLEAR_TEXT_ERROR),
             "denied": int(without_tls == 1045),
         }
-        await wait_shown(stack, expected, failures)
+        await wait_for_values(stack, expected, failures)
 
 
 @pytest.mark.parametrize("node", ["required", "disabled"])
@@ -200,7 +201,7 @@ async def test_node_certificate_must_match_the_nodes_name(
             login_failures = (node_view["login_failures"] or {}).get("node_tls_failed")
             return {"connects": (node_view["connect_failures"] or {}).get("tls"), "logins": login_failures}
 
-        await wait_shown(stack, {"connects": 1, "logins": 1}, failure_counts)
+        await wait_for_values(stack, {"connects": 1, "logins": 1}, failure_counts)
 
 
 def change_user(user: str, password: bytes, plugin: str) -> bytes:
@@ -236,4 +237,4 @@ async def test_change_user_exposes_no_password(
             node_view = (await stack.nodes())[stack.tidb[0].address]
             return node_view["login_failures"] or {}
 
-        await wait_shown(stack, {"clear_text_password": 1}, failures)
+        await wait_for_values(stack, {"clear_text_password": 1}, failures)

@@ -43,10 +43,10 @@ Start = Callable[..., Awaitable[Cluster]]
 
 @pytest.fixture
 def options() -> list[str]:
-    """Return options for free ports. The ports are released first, because another process claims them."""
+    """Return options with free ports. The ports are released, because `tidevoy run` claims them."""
     with Ports() as ports:
         sql, api, xds, admin = (ports.allocate() for _ in range(4))
-    return [f"--port={sql}", f"--api-port={api}", f"--xds-port={xds}", f"--admin-port={admin}", "--stand-ins"]
+    return [f"--port={sql}", f"--api-port={api}", f"--xds-port={xds}", f"--admin-port={admin}", "--fake-tidb"]
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ async def start(tmp_path: Path, options: list[str]) -> AsyncIterator[Start]:
 
     async def start_cluster(*more_options: str) -> Cluster:
         environment = os.environ | {"TMPDIR": str(tmp_path)}
-        process = ChildProcess.start(
+        process = ChildProcess(
             "run", [TIDEVOY, "run", *options, *more_options], directory=tmp_path, env=environment
         )
         started.append(process)
@@ -97,7 +97,7 @@ async def test_clients_connect_and_operators_list_nodes(start: Start) -> None:
         assert output == "1\n"
     nodes = await _output(TIDEVOY, "--url", f"http://127.0.0.1:{cluster.api}", "nodes")
     assert nodes.count("active") == 2
-    # A user can run the command that it prints.
+    # `tidevoy run` prints this command for users.
     assert f"tidevoy --url http://127.0.0.1:{cluster.api} nodes" in cluster.process.output()
 
 
@@ -122,7 +122,7 @@ def test_invalid_config_file_is_reported_before_the_start(tmp_path: Path, option
         check=False,
     )
     assert (output.returncode, output.stdout) == (2, "")
-    assert output.stderr.startswith(f"tidevoy: {file}:2: sql.max_connections: -1 is too small")
+    assert output.stderr.startswith(f"tidevoy: {file}:2: sql.max_connections: -1 is not allowed")
 
 
 async def _addresses(cluster: Cluster) -> list[str]:
@@ -145,8 +145,8 @@ async def _output(*command: str) -> str:
     ids=lambda signal_number: signal_number.name,
 )
 async def test_signal_ends_everything(start: Start, tmp_path: Path, signal_number: signal.Signals) -> None:
-    cluster = await start("--nodes", "2")
-    assert len(cluster.children) == 6  # etcd, MariaDB, two nodes, control plane, Envoy
+    cluster = await start("--nodes", "1")
+    assert len(cluster.children) == 5  # etcd, MariaDB, the node, control plane, Envoy
     assert _temporary_directories(tmp_path)
     cluster.process.send_signal(signal_number)
     async with asyncio.timeout(30):
@@ -167,7 +167,7 @@ async def test_second_signal_changes_nothing(start: Start, tmp_path: Path) -> No
 
 
 async def test_signal_during_start_ends_everything(tmp_path: Path, options: list[str]) -> None:
-    process = ChildProcess.start("run", [TIDEVOY, "run", *options], directory=tmp_path)
+    process = ChildProcess("run", [TIDEVOY, "run", *options], directory=tmp_path)
     try:
         async with asyncio.timeout(60):
             while "Starting" not in process.output():
@@ -215,7 +215,7 @@ async def test_directory_keeps_data_and_is_locked_by_one_run(start: Start, tmp_p
     first = await start("--nodes", "1", "--dir", str(directory), "--graceful-wait", "0")
     before = await _addresses(first)
     await _output("mysql", "-h127.0.0.1", f"-P{first.sql}", "-uroot", "-e", "create database kept")
-    second = ChildProcess.start("second", [TIDEVOY, "run", "--dir", str(directory)], directory=tmp_path)
+    second = ChildProcess("second", [TIDEVOY, "run", "--dir", str(directory)], directory=tmp_path)
     assert await second.wait() == 1
     assert second.tail() == f"tidevoy: --dir {directory} is in use by another `tidevoy run`; choose another"
     first.process.send_signal(signal.SIGTERM)
@@ -247,7 +247,7 @@ def test_taken_port_is_named_with_its_option(options: list[str], option: str) ->
 
 
 def test_missing_programs_are_named_with_their_packages(tmp_path: Path, options: list[str]) -> None:
-    # Programs are searched in PATH and in the system's own directories; both are empty here.
+    # The CLI searches for programs in PATH and in _SYSTEM_PATH. Here it finds none.
     script = (
         "import sandbox.child_process as process; process._SYSTEM_PATH = ''; "
         "from cli.main import main; main()"

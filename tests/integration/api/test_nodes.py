@@ -13,7 +13,7 @@ import pytest
 from controlplane import address as addresses
 from controlplane.version import VERSION
 from sandbox.ports import Ports
-from tests.support.controlplane.api_server import ApiServer, run_api_server, settings
+from tests.support.controlplane.api_server import ApiServer, problem_kind, run_api_server, settings
 from tests.support.controlplane.engine import FakeEnvoy
 from tests.support.controlplane.telemetry_messages import (
     module_info_family,
@@ -21,17 +21,15 @@ from tests.support.controlplane.telemetry_messages import (
     sessions_family,
 )
 
-PROBLEM_MEDIA_TYPE = "application/problem+json"
-
 
 @pytest.fixture
-async def plane(tmp_path: Path, ports: Ports, node: str) -> AsyncIterator[ApiServer]:
-    async with run_api_server(settings(tmp_path, ports, [node])) as plane:
-        yield plane
+async def server(tmp_path: Path, ports: Ports, node: str) -> AsyncIterator[ApiServer]:
+    async with run_api_server(settings(tmp_path, ports, [node])) as server:
+        yield server
 
 
-async def test_node_has_all_fields(plane: ApiServer, node: str) -> None:
-    reported = await plane.wait_for_state(node, "active")
+async def test_node_has_all_fields(server: ApiServer, node: str) -> None:
+    reported = await server.wait_for_state(node, "active")
     assert set(reported) == {
         *("address", "status_address", "source", "state", "reason", "health", "version", "labels", "weight"),
         *(
@@ -40,13 +38,13 @@ async def test_node_has_all_fields(plane: ApiServer, node: str) -> None:
             "since",
             "endpoint",
             "published_weight",
-            "advice",
+            "eds_health",
             "started_at",
             "drain",
         ),
-        *("sessions_by_state", "pinned", "logins", "login_failures", "connect_failures", "commands"),
-        *("latency", "bytes", "errors", "migrations", "departure", "hindrances", "rebalance"),
-        *("group", "backup", "zone", "vitals", "explanation", "ejected_by"),
+        *("sessions_by_state", "not_movable", "logins", "login_failures", "connect_failures", "commands"),
+        *("latency", "bytes", "errors", "migrations", "drain_progress", "migration_blockers", "rebalance"),
+        *("group", "backup", "zone", "metrics", "explanation", "ejected_by"),
     }
     assert (reported["address"], reported["endpoint"], reported["source"], reported["weight"]) == (
         node,
@@ -54,11 +52,12 @@ async def test_node_has_all_fields(plane: ApiServer, node: str) -> None:
         "static",
         100,
     )
-    assert reported["advice"] == "HEALTHY"
+    assert reported["eds_health"] == "HEALTHY"
     assert reported["published_weight"] >= 1
     assert (reported["connections"], reported["sessions"], reported["drain"]) == (None, None, None)
-    assert (reported["departure"], reported["hindrances"], reported["rebalance"]) == (None, [], 0)
-    assert (reported["group"], reported["backup"], reported["zone"], reported["vitals"]) == (
+    assert (reported["drain_progress"], reported["migration_blockers"]) == (None, [])
+    assert reported["rebalance"] == 0
+    assert (reported["group"], reported["backup"], reported["zone"], reported["metrics"]) == (
         "",
         False,
         None,
@@ -67,40 +66,40 @@ async def test_node_has_all_fields(plane: ApiServer, node: str) -> None:
     scores = {factor["name"]: factor["score"] for factor in reported["explanation"]["factors"]}
     assert [scores[name] for name in ("state", "health", "memory", "cpu")] == [0, None, None, None]
     assert reported["health"]["status"] is None
-    assert reported["health"]["sql"]["outcome"] == "pass"
+    assert reported["health"]["sql"]["status"] == "pass"
     assert datetime.fromisoformat(reported["since"]).utcoffset() == timedelta(0)
-    listed = (await plane.http.get("/v1/nodes")).json()
-    assert set(listed) == {"nodes", "problems", "foreign", "excluded"}
+    listed = (await server.http.get("/v1/nodes")).json()
+    assert set(listed) == {"nodes", "problems", "other_keyspace", "excluded"}
     assert [entry["address"] for entry in listed["nodes"]] == [node]
 
 
-async def test_add_change_and_remove(plane: ApiServer) -> None:
-    added = await plane.http.post(
+async def test_add_change_and_remove(server: ApiServer) -> None:
+    added = await server.http.post(
         "/v1/nodes", json={"address": "[FD00::1]:4000", "weight": 7, "labels": {"zone": "a"}}
     )
     assert added.status_code == 201
     assert added.headers["location"] == "/v1/nodes/%5Bfd00%3A%3A1%5D%3A4000"
     assert (added.json()["address"], added.json()["state"]) == ("[fd00::1]:4000", "joining")
-    node = (await plane.http.get(added.headers["location"])).json()
+    node = (await server.http.get(added.headers["location"])).json()
     assert (node["weight"], node["labels"], node["source"]) == (7, {"zone": "a"}, "api")
 
-    repeated = await plane.http.post("/v1/nodes", json={"address": "[fd00::1]:4000"})
-    assert (repeated.status_code, repeated.json()["type"]) == (409, "urn:tidevoy:problem:node-exists")
+    repeated = await server.http.post("/v1/nodes", json={"address": "[fd00::1]:4000"})
+    assert (repeated.status_code, problem_kind(repeated)) == (409, "node-exists")
 
-    changed = await plane.http.patch(added.headers["location"], json={"weight": 9})
+    changed = await server.http.patch(added.headers["location"], json={"weight": 9})
     assert (changed.status_code, changed.json()["weight"], changed.json()["labels"]) == (
         200,
         9,
         {"zone": "a"},
     )
 
-    removed = await plane.http.delete(added.headers["location"])
+    removed = await server.http.delete(added.headers["location"])
     assert removed.status_code == 202
 
 
-async def test_patched_labels_override_those_of_the_source(plane: ApiServer) -> None:
+async def test_patched_labels_override_those_of_the_source(server: ApiServer) -> None:
     source_labels = {"zone": "a", "rack": "1"}
-    added = await plane.http.post("/v1/nodes", json={"address": "127.0.0.1:1", "labels": source_labels})
+    added = await server.http.post("/v1/nodes", json={"address": "127.0.0.1:1", "labels": source_labels})
     path = added.headers["location"]
     for overrides, expected in (
         ({"team": "x"}, {**source_labels, "team": "x"}),
@@ -108,68 +107,69 @@ async def test_patched_labels_override_those_of_the_source(plane: ApiServer) -> 
         (None, {**source_labels, "zone": "b"}),
         ({}, source_labels),
     ):
-        changed = await plane.http.patch(path, json={"labels": overrides})
+        changed = await server.http.patch(path, json={"labels": overrides})
         assert (changed.status_code, changed.json()["labels"]) == (200, expected)
-        assert (await plane.node("127.0.0.1:1"))["labels"] == expected
+        assert (await server.node("127.0.0.1:1"))["labels"] == expected
 
 
-async def test_drain_and_undrain_are_idempotent(plane: ApiServer, node: str) -> None:
-    await plane.wait_for_state(node, "active")
+async def test_drain_and_undrain_are_idempotent(server: ApiServer, node: str) -> None:
+    await server.wait_for_state(node, "active")
     for _ in range(2):
-        response = await plane.http.post(f"/v1/nodes/{node}/drain", json={"deadline_seconds": 30})
+        response = await server.http.post(f"/v1/nodes/{node}/drain", json={"deadline_seconds": 30})
         assert response.status_code == 202
         assert response.json()["state"] in ("draining", "drained")
-        assert response.json()["advice"] == "DRAINING"
+        assert response.json()["eds_health"] == "DRAINING"
         drain = response.json()["drain"]
         assert drain["on_deadline"] == "keep"
         duration = datetime.fromisoformat(drain["deadline"]) - datetime.fromisoformat(drain["since"])
         assert duration == timedelta(seconds=30)
     for _ in range(2):
-        response = await plane.http.post(f"/v1/nodes/{node}/undrain")
+        response = await server.http.post(f"/v1/nodes/{node}/undrain")
         assert (response.status_code, response.json()["drain"]) == (202, None)
-    await plane.wait_for_state(node, "active")
+    await server.wait_for_state(node, "active")
 
 
-async def test_drain_without_body_uses_the_defaults(plane: ApiServer, node: str) -> None:
-    response = await plane.http.post(f"/v1/nodes/{node}/drain")
+async def test_drain_without_body_uses_the_defaults(server: ApiServer, node: str) -> None:
+    response = await server.http.post(f"/v1/nodes/{node}/drain")
     drain = response.json()["drain"]
     duration = datetime.fromisoformat(drain["deadline"]) - datetime.fromisoformat(drain["since"])
     assert (response.status_code, duration) == (202, timedelta(seconds=600))
 
 
-async def test_closing_sessions_is_rejected_while_an_envoy_has_no_module(plane: ApiServer, node: str) -> None:
-    port = addresses.split(plane.next_settings.xds.listen)[1]
+async def test_closing_sessions_is_rejected_while_an_envoy_has_no_module(
+    server: ApiServer, node: str
+) -> None:
+    port = addresses.split(server.next_settings.xds.listen)[1]
     async with FakeEnvoy(port, "one", module=VERSION), FakeEnvoy(port, "stock"):
         async with asyncio.timeout(15):
-            while len((await plane.http.get("/v1/envoys")).json()["envoys"]) != 2:
+            while len((await server.http.get("/v1/envoys")).json()["envoys"]) != 2:
                 pass
-        closing = await plane.http.post(f"/v1/nodes/{node}/drain", json={"on_deadline": "close"})
-        forced = await plane.http.delete(f"/v1/nodes/{node}", params={"force": "true"})
+        closing = await server.http.post(f"/v1/nodes/{node}/drain", json={"on_deadline": "close"})
+        forced = await server.http.delete(f"/v1/nodes/{node}", params={"force": "true"})
         for response in (closing, forced):
-            assert (response.status_code, response.headers["content-type"]) == (409, PROBLEM_MEDIA_TYPE)
-            assert response.json()["type"] == "urn:tidevoy:problem:needs-module"
+            assert (response.status_code, problem_kind(response)) == (409, "needs-module")
             assert "these Envoys do not use it: stock;" in response.json()["detail"]
-        assert (await plane.node(node))["drain"] is None
+        assert (await server.node(node))["drain"] is None
 
 
-async def test_sessions_are_closed_at_the_deadline_or_at_once(plane: ApiServer, node: str) -> None:
-    port = addresses.split(plane.next_settings.xds.listen)[1]
-    await plane.wait_for_state(node, "active")
+async def test_sessions_are_closed_at_the_deadline_or_at_once(server: ApiServer, node: str) -> None:
+    port = addresses.split(server.next_settings.xds.listen)[1]
+    await server.wait_for_state(node, "active")
     async with FakeEnvoy(port, module=VERSION), open_metrics_stream(port) as stream:
         for _ in range(2):
             await stream.send(sessions_family(2, node), module_info_family(), envoy="envoy-1")
         async with asyncio.timeout(15):
-            while (await plane.node(node))["sessions"] != 2:
+            while (await server.node(node))["sessions"] != 2:
                 pass
         body = {"deadline_seconds": 0.5, "on_deadline": "close"}
-        drained = await plane.http.post(f"/v1/nodes/{node}/drain", json=body)
+        drained = await server.http.post(f"/v1/nodes/{node}/drain", json=body)
         assert (drained.status_code, drained.json()["drain"]["on_deadline"]) == (202, "close")
         assert drained.json()["reason"] == "drained by an operator"
         async with asyncio.timeout(15):
-            while "the remaining sessions are terminated" not in (await plane.node(node))["reason"]:
+            while "the remaining sessions are terminated" not in (await server.node(node))["reason"]:
                 pass
-        assert (await plane.http.post(f"/v1/nodes/{node}/undrain")).json()["state"] == "active"
-        forced = await plane.http.delete(f"/v1/nodes/{node}", params={"force": "true"})
+        assert (await server.http.post(f"/v1/nodes/{node}/undrain")).json()["state"] == "active"
+        forced = await server.http.delete(f"/v1/nodes/{node}", params={"force": "true"})
         assert forced.status_code == 202
         assert forced.json()["reason"].startswith("removed by an operator; the deadline has passed, and the")
 
@@ -195,9 +195,9 @@ async def test_sessions_are_closed_at_the_deadline_or_at_once(plane: ApiServer, 
         ([], "body"),
     ],
 )
-async def test_error_names_the_invalid_field(plane: ApiServer, body: Any, field: str) -> None:
-    response = await plane.http.post("/v1/nodes", json=body)
-    assert (response.status_code, response.headers["content-type"]) == (422, PROBLEM_MEDIA_TYPE)
+async def test_error_names_the_invalid_field(server: ApiServer, body: Any, field: str) -> None:
+    response = await server.http.post("/v1/nodes", json=body)
+    assert (response.status_code, problem_kind(response)) == (422, "invalid-request")
     assert [error["field"] for error in response.json()["errors"]] == [field]
 
 
@@ -216,11 +216,11 @@ async def test_error_names_the_invalid_field(plane: ApiServer, body: Any, field:
         '{"deadline_seconds": 1',
     ],
 )
-async def test_invalid_drain_parameters_are_rejected(plane: ApiServer, node: str, body: str) -> None:
+async def test_invalid_drain_parameters_are_rejected(server: ApiServer, node: str, body: str) -> None:
     headers = {"content-type": "application/json"}
-    response = await plane.http.post(f"/v1/nodes/{node}/drain", content=body, headers=headers)
-    assert (response.status_code, response.headers["content-type"]) == (422, PROBLEM_MEDIA_TYPE)
-    assert (await plane.node(node))["drain"] is None
+    response = await server.http.post(f"/v1/nodes/{node}/drain", content=body, headers=headers)
+    assert (response.status_code, problem_kind(response)) == (422, "invalid-request")
+    assert (await server.node(node))["drain"] is None
 
 
 @pytest.mark.parametrize(
@@ -240,9 +240,7 @@ async def test_invalid_drain_parameters_are_rejected(plane: ApiServer, node: str
     ],
 )
 async def test_unknown_nodes_and_invalid_paths_are_rejected(
-    plane: ApiServer, method: str, path: str, status: int, kind: str
+    server: ApiServer, method: str, path: str, status: int, kind: str
 ) -> None:
-    response = await plane.http.request(method, path)
-    assert (response.status_code, response.headers["content-type"]) == (status, PROBLEM_MEDIA_TYPE)
-    assert response.json()["type"] == f"urn:tidevoy:problem:{kind}"
-    assert response.json()["status"] == status
+    response = await server.http.request(method, path)
+    assert (response.status_code, problem_kind(response)) == (status, kind)

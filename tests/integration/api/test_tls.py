@@ -11,11 +11,11 @@ import httpx2
 import pytest
 import trustme
 
-from api.auth import tls
+from controlplane import address as addresses
 from controlplane.config.loader import read_settings
 from controlplane.config.settings import Settings
 from sandbox.ports import Ports
-from tests.support.controlplane.api_server import run_api_server
+from tests.support.controlplane.api_server import run_api_server, stored_events
 from tests.support.controlplane.authenticated_api import (
     OPERATOR_TOKEN,
     TOKENS,
@@ -96,7 +96,7 @@ async def test_client_certificates_without_tokens(tmp_path: Path, ports: Ports, 
             await request_status(server_settings, viewer, "POST"),
         ] == [200, 403]
         assert await request_status(server_settings, authority.client("other.example")) == 401
-        # The common name counts only without a subject alternative name.
+        # The server uses the common name only if the certificate has no subject alternative name.
         assert (
             await request_status(
                 server_settings, authority.client("other.example", common_name="ops.example")
@@ -119,7 +119,7 @@ async def test_client_certificates_or_tokens(tmp_path: Path, ports: Ports, autho
             == 202
         )
         assert await request_status(server_settings, viewer) == 200
-        # A token takes precedence over the certificate, even if it is wrong.
+        # A token, even a wrong one, takes precedence over the certificate.
         assert (
             await request_status(server_settings, viewer, "POST", headers=bearer_header(OPERATOR_TOKEN))
             == 202
@@ -130,7 +130,7 @@ async def test_client_certificates_or_tokens(tmp_path: Path, ports: Ports, autho
 
 async def test_tls_with_tokens(tmp_path: Path, ports: Ports, authority: Authority) -> None:
     server_settings = settings_with_tokens(tmp_path, ports, tls=authority.settings(client_ca=False))
-    async with run_api_server(server_settings) as plane:
+    async with run_api_server(server_settings) as server:
         url, context = f"https://{server_settings.api.listen}", authority.client()
         async with httpx2.AsyncClient(base_url=url, verify=context, trust_env=False) as http:
             response = await http.get("/v1/nodes", headers=bearer_header(VIEWER_TOKEN))
@@ -140,32 +140,58 @@ async def test_tls_with_tokens(tmp_path: Path, ports: Ports, authority: Authorit
             assert "Secure" in login.headers["set-cookie"].split("; ")
             assert (await http.get("/v1/nodes", headers=bearer_header("wrong"))).status_code == 401
         with pytest.raises(httpx2.TransportError):  # plain HTTP to a port that speaks TLS
-            await plane.http.get("/healthz")
+            await server.http.get("/healthz")
 
 
 async def test_new_certificate_is_loaded_without_a_restart(
-    tmp_path: Path, ports: Ports, authority: Authority, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ports: Ports, authority: Authority
 ) -> None:
-    monkeypatch.setattr(tls, "_POLL_SECONDS", 0.05)
     server_settings = settings_with_tokens(tmp_path, ports, tls=authority.settings(client_ca=False))
-    host, port = server_settings.api.listen.split(":")
-    async with run_api_server(server_settings):
-        (tmp_path / "server.key").write_text("nonsense")  # invalid: the old certificate stays
-        assert (
-            await request_status(server_settings, authority.client(), headers=bearer_header(VIEWER_TOKEN))
-            == 200
-        )
-        expected = authority.issue()
+    url = f"https://{server_settings.api.listen}"
+    host, port = addresses.split(server_settings.api.listen)
+    viewer = bearer_header(VIEWER_TOKEN)
+    async with (
+        run_api_server(server_settings),
+        httpx2.AsyncClient(base_url=url, verify=authority.client(), trust_env=False, timeout=10) as http,
+    ):
+
+        async def has_event(kind: str) -> bool:
+            return kind in {event["kind"] for event in await stored_events(http, **viewer)}
 
         def serves_new_certificate() -> bool:
             pem = ssl.get_server_certificate((host, int(port)))
             return ssl.PEM_cert_to_DER_cert(pem) == expected
 
+        (tmp_path / "server.key").write_text("nonsense")
+        await wait_until(lambda: has_event("api.certificates_rejected"))
+        # The old certificate stays in use.
+        assert await request_status(server_settings, authority.client(), headers=viewer) == 200
+        expected = authority.issue()
         await wait_until(lambda: asyncio.to_thread(serves_new_certificate))
-        assert (
-            await request_status(server_settings, authority.client(), headers=bearer_header(VIEWER_TOKEN))
-            == 200
-        )
+        assert await request_status(server_settings, authority.client(), headers=viewer) == 200
+        assert await has_event("api.certificates_reloaded")  # `http` still uses its old connection
+
+
+async def test_replaced_client_ca_no_longer_authenticates(
+    tmp_path: Path, ports: Ports, authority: Authority
+) -> None:
+    server_settings = settings_with_tokens(
+        tmp_path, ports, tokens=[], clients=CLIENTS, tls=authority.settings()
+    )
+    async with run_api_server(server_settings):
+        old_client = authority.client("ops.example")
+        assert await request_status(server_settings, old_client) == 200
+        successor = trustme.CA()
+        successor.cert_pem.write_to_path(str(authority.ca_file))
+        new_client = ssl.create_default_context()
+        authority.ca.configure_trust(new_client)  # the server keeps its certificate, which this CA issued
+        successor.issue_cert("ops.example").configure_cert(new_client)
+
+        async def is_replaced() -> bool:
+            return await request_status(server_settings, new_client) == 200
+
+        await wait_until(is_replaced)
+        assert await request_status(server_settings, old_client) == 0
 
 
 def test_invalid_key_file_is_a_config_error(tmp_path: Path, authority: Authority) -> None:

@@ -19,20 +19,20 @@ from sandbox.child_process import ProcessFailed
 from sandbox.mariadb import MariaDb
 from tests.support.clients.server import MatrixMariaDb, PemFiles
 
-# The first build takes minutes where nothing has been built before.
+# The first build of the load client takes minutes.
 pytestmark = pytest.mark.timeout(900)
 
 MANY_ROWS = "select rpad(seq, 40, 'x') from mysql.seq_1_to_10000"
 
 
-@pytest.fixture
-async def client(tmp_path: Path) -> LoadClient:
-    return await LoadClient.create(tmp_path)
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def client(tmp_path_factory: pytest.TempPathFactory) -> LoadClient:
+    return await LoadClient.create(tmp_path_factory.mktemp("build"))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def secure(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[MatrixMariaDb]:
-    """A MariaDB server with TLS."""
+    """Yield a MariaDB server with TLS."""
     async with MatrixMariaDb.start(tmp_path_factory.mktemp("secure")) as server:
         yield server
 
@@ -65,11 +65,11 @@ async def test_statements_keep_their_rate(client: LoadClient, mariadb: MariaDb) 
 async def test_slow_server_still_gets_all_due_statements(client: LoadClient, mariadb: MariaDb) -> None:
     statement = "select sleep(0.01)"
     async with client.slices([LoadTarget(mariadb.port)], connections=2, statement=statement) as slices:
-        measured = await slices.run(0, 0.1, rate=1000)  # five times as many as can be answered
+        measured = await slices.run(0, 0.1, rate=1000)  # five times as many as the server can answer
     assert len(measured.latencies) == pytest.approx(100, abs=1)
     assert measured.seconds >= 0.5
     assert min(measured.latencies) >= 10
-    assert max(measured.latencies) > 300  # it counts from when they were due
+    assert max(measured.latencies) > 300  # counted from the scheduled time, not from the send
 
 
 async def test_new_connections_open_and_close(client: LoadClient, mariadb: MariaDb) -> None:
@@ -130,7 +130,7 @@ async def test_client_uses_no_cpu_between_slices(client: LoadClient, mariadb: Ma
         await idle.run(0, 0.1)
         before = used(idle.pid)
         await busy.run(0, 0.5)
-        assert used(idle.pid) - before < 0.02  # for the rest of its answer
+        assert used(idle.pid) - before < 0.02  # the client still has to finish its output
 
 
 async def test_holds_idle_connections(client: LoadClient, mariadb: MariaDb) -> None:
@@ -143,7 +143,7 @@ async def test_holds_idle_connections(client: LoadClient, mariadb: MariaDb) -> N
             ((_, count),) = cursor.fetchall()
             return int(count)
 
-    async with client.idle(mariadb.port, connections=300, ramp=5000) as held:
+    async with client.keep_idle(mariadb.port, connections=300, ramp=5000) as held:
         assert await asyncio.to_thread(connected) > 300
     (result,) = held
     assert (result.figures["connected"], result.figures["alive"], result.errors) == (300, 300, 0)
@@ -159,7 +159,7 @@ async def test_killed_connections_are_not_alive(client: LoadClient, mariadb: Mar
             ((victim,),) = cursor.fetchall()
             cursor.execute(f"kill {victim}")
 
-    async with client.idle(mariadb.port, connections=10) as held:
+    async with client.keep_idle(mariadb.port, connections=10) as held:
         await asyncio.to_thread(kill_one)
     (result,) = held
     assert (result.figures["alive"], result.errors) == (9, 1)
@@ -170,19 +170,21 @@ async def test_reports_connections_over_the_server_limit(client: LoadClient, tmp
         with pymysql.connect(host="127.0.0.1", port=small.port, user="root") as session:
             session.query("set global max_connections = 10")
         with pytest.raises(ProcessFailed, match=r"of 50 connections .* error 1040: Too many connections"):
-            async with client.idle(small.port, connections=50):
+            async with client.keep_idle(small.port, connections=50):
                 pytest.fail("the server accepts too many connections")
 
 
-async def test_nonce_gaps_and_slow_pass_without_a_proxy(client: LoadClient, mariadb: MariaDb) -> None:
-    nonce = await client.nonce(mariadb.port, sessions=500, parallel=16)
+async def test_nonces_pieces_and_slow_reading_pass_without_a_proxy(
+    client: LoadClient, mariadb: MariaDb
+) -> None:
+    nonce = await client.check_nonces(mariadb.port, sessions=500, parallel=16)
     assert nonce.error_text == ""
     assert (nonce.figures["sessions"], nonce.errors) == (500, 0)
     assert nonce.figures["cut"] > 50
-    gaps = await client.gaps(mariadb.port, statements=2000, connections=4)
+    gaps = await client.send_in_pieces(mariadb.port, statements=2000, connections=4)
     assert (gaps.error_text, gaps.figures["stalls"]) == ("", 0)
     assert gaps.figures["statements"] >= 2000
-    slow = await client.slow(mariadb.port, connections=2, size=10 << 20)
+    slow = await client.read_slowly(mariadb.port, connections=2, size=10 << 20)
     assert (slow.error_text, slow.figures["bytes"]) == ("", 2 * 10240 * 1027)
 
 
@@ -231,7 +233,7 @@ async def test_requires_tls_if_requested(client: LoadClient, mariadb: MariaDb) -
 
 
 @asynccontextmanager
-async def terminator(certificates: PemFiles, port: int) -> AsyncIterator[int]:
+async def run_tls_terminator(certificates: PemFiles, port: int) -> AsyncIterator[int]:
     """Yield a port that terminates TLS from the first byte and forwards the content to `port`."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificates.cert, certificates.key)
@@ -262,8 +264,8 @@ async def terminator(certificates: PemFiles, port: int) -> AsyncIterator[int]:
 async def test_tls_starts_with_the_first_byte(client: LoadClient, mariadb: MariaDb, tmp_path: Path) -> None:
     certificates = PemFiles.create(tmp_path)
     inside = LoadClient(client.program, LoginOptions("first", certificates.ca))
-    async with terminator(certificates, mariadb.port) as port:
-        assert (await inside.nonce(port, sessions=50, parallel=4, kill=0.0)).error_text == ""
+    async with run_tls_terminator(certificates, mariadb.port) as port:
+        assert (await inside.check_nonces(port, sessions=50, parallel=4, kill=0.0)).error_text == ""
         targets = [LoadTarget(port, "first"), LoadTarget(mariadb.port)]
         async with inside.slices(targets, connections=4, statement=MANY_ROWS) as slices:
             for target in (0, 1, 0, 1):

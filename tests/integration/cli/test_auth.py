@@ -1,4 +1,4 @@
-"""The CLI against a control plane that requires authentication, and that secrets do not leak."""
+"""The CLI with a control plane that requires authentication. No secret appears in logs or responses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx2
 import pytest
 import trustme
 import yaml
@@ -14,6 +13,7 @@ import yaml
 from api.auth.credentials import sha256
 from sandbox.control_plane import ControlPlaneProcess
 from sandbox.ports import Ports
+from sandbox.server import http_client
 from tests.support.controlplane.authenticated_api import (
     OPERATOR_TOKEN,
     TOKENS,
@@ -170,7 +170,7 @@ async def test_creates_a_token(tmp_path: Path) -> None:
 async def test_secrets_do_not_leak(control_plane: ControlPlaneProcess, tmp_path: Path) -> None:
     """Make every kind of call, then search the log, events, settings, state and responses for secrets."""
     responses: list[str] = []
-    async with httpx2.AsyncClient(base_url=control_plane.api_url, trust_env=False) as http:
+    async with http_client(control_plane.api_url) as http:
         for token in (OPERATOR_TOKEN, VIEWER_TOKEN, UNKNOWN_TOKEN):
             for headers in (
                 bearer_header(token),

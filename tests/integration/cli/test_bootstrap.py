@@ -1,8 +1,7 @@
-"""`tidevoy bootstrap`: a real Envoy that starts with its output joins the fleet."""
+"""`tidevoy bootstrap`: a real Envoy that is started with its output connects to the control plane."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -13,15 +12,17 @@ import yaml
 from controlplane.xds.bootstrap import module_path
 from sandbox.control_plane import ControlPlaneProcess
 from sandbox.ports import Ports
+from sandbox.server import http_client
 from tests.conftest import StartEnvoy
 from tests.support.controlplane.cli_process import minimal_configuration, run_tidevoy
+from tests.support.waiting import wait_until
 
 UNREACHABLE_URL = "http://127.0.0.1:1"
 
 
 @pytest.fixture
 def certificates(tmp_path: Path) -> Path:
-    """A directory with `ca.pem`, and a certificate and key each for the control plane and an Envoy."""
+    """Return a directory with `ca.pem`, and certificates and keys of the control plane and of an Envoy."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     for name, identity in (("control-plane", "127.0.0.1"), ("envoy-1", "envoy-1")):
@@ -62,14 +63,14 @@ async def test_envoy_connects_with_mutual_tls(
         )
         assert (bootstrap.exit_code, bootstrap.stderr) == (0, "")
         await envoy_process(bootstrap.stdout)
-        async with asyncio.timeout(30):
-            while not (
-                fleet := json.loads((await run_tidevoy(control_plane.api_url, "envoys", "--json")).stdout)[
-                    "envoys"
-                ]
-            ):
-                pass
-        assert [envoy["id"] for envoy in fleet] == ["envoy-1"]
+        async with http_client(control_plane.api_url) as api:
+
+            async def has_envoys() -> bool:
+                return bool((await api.get("/v1/envoys")).json()["envoys"])
+
+            await wait_until(has_envoys, 30)
+        envoys = json.loads((await run_tidevoy(control_plane.api_url, "envoys", "--json")).stdout)["envoys"]
+        assert [envoy["id"] for envoy in envoys] == ["envoy-1"]
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from sandbox.control_plane import ControlPlaneProcess
 from sandbox.ports import Ports
+from sandbox.server import http_client
 from tests.conftest import StartEnvoy
 from tests.support.controlplane.cli_process import (
     minimal_configuration,
     run_tidevoy,
     start_tidevoy,
+    wait_for_node_state,
     wait_for_result,
 )
+from tests.support.fake_servers import GREETING_PAYLOAD, mysql_packet, run_fake_server, send_parts
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -28,17 +33,36 @@ async def control_plane(tmp_path: Path, ports: Ports, node: str) -> AsyncIterato
         yield control_plane
 
 
-async def wait_until_active(control_plane: ControlPlaneProcess, node: str) -> None:
-    async with asyncio.timeout(30):
-        while (
-            json.loads((await run_tidevoy(control_plane.api_url, "nodes", node, "--json")).stdout)["state"]
-            != "active"
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_control_plane(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> AsyncIterator[ControlPlaneProcess]:
+    """Yield a control plane for tests that change nothing in it."""
+    directory = tmp_path_factory.mktemp("shared")
+    with Ports() as ports:
+        async with (
+            run_fake_server(send_parts(mysql_packet(GREETING_PAYLOAD))) as node,
+            ControlPlaneProcess(
+                directory, minimal_configuration(directory, ports, node.endpoint)
+            ) as control_plane,
         ):
-            pass
+            yield control_plane
+
+
+in_module = pytest.mark.asyncio(loop_scope="module")
+
+
+async def wait_for_event(control_plane: ControlPlaneProcess, kind: str) -> None:
+    async with http_client(control_plane.api_url) as api:
+
+        async def has_event() -> bool:
+            return kind in (await api.get("/v1/events?follow=false", headers={"last-event-id": "0"})).text
+
+        await wait_until(has_event, 30)
 
 
 async def test_operator_commands_change_nodes(control_plane: ControlPlaneProcess, node: str) -> None:
-    await wait_until_active(control_plane, node)
+    await wait_for_node_state(control_plane.api_url, node, "active")
     listing = await run_tidevoy(control_plane.api_url, "nodes")
     header, row = listing.stdout.splitlines()
     assert header.split()[:3] == ["ADDRESS", "STATE", "SESSIONS"]
@@ -61,9 +85,9 @@ async def test_operator_commands_change_nodes(control_plane: ControlPlaneProcess
 
     assert (await run_tidevoy(control_plane.api_url, "drain", node)).exit_code == 0
     drained = json.loads((await run_tidevoy(control_plane.api_url, "nodes", "--json")).stdout)["nodes"]
-    assert {entry["address"]: entry["advice"] for entry in drained}[node] == "DRAINING"
+    assert {entry["address"]: entry["eds_health"] for entry in drained}[node] == "DRAINING"
     assert (await run_tidevoy(control_plane.api_url, "undrain", node)).exit_code == 0
-    await wait_until_active(control_plane, node)
+    await wait_for_node_state(control_plane.api_url, node, "active")
 
     assert (await run_tidevoy(control_plane.api_url, "remove", "[fd00::1]:4000")).exit_code == 0
     unknown = await run_tidevoy(control_plane.api_url, "drain", "127.0.0.1:1")
@@ -75,7 +99,7 @@ async def test_operator_commands_change_nodes(control_plane: ControlPlaneProcess
 async def test_drain_wait_returns_without_sessions(
     control_plane: ControlPlaneProcess, node: str, envoy_process: StartEnvoy
 ) -> None:
-    await wait_until_active(control_plane, node)
+    await wait_for_node_state(control_plane.api_url, node, "active")
     bootstrap = ("bootstrap", "--config", str(control_plane.config_file))
     options = ("--id", "envoy-1", "--admin", "127.0.0.1:0")
     await envoy_process((await run_tidevoy(control_plane.api_url, *bootstrap, *options)).stdout)
@@ -95,7 +119,7 @@ async def test_events_follow_fails_without_a_control_plane() -> None:
 
 
 async def test_events_follow_survives_a_restart(control_plane: ControlPlaneProcess, node: str) -> None:
-    await wait_until_active(control_plane, node)
+    await wait_for_node_state(control_plane.api_url, node, "active")
     process = await start_tidevoy(control_plane.api_url, "events", "--follow", "--json")
     assert process.stdout is not None
 
@@ -121,9 +145,11 @@ async def test_events_follow_survives_a_restart(control_plane: ControlPlaneProce
     assert outcome.stderr.count("does not answer") <= 1
 
 
-async def test_events_without_follow_returns(control_plane: ControlPlaneProcess, node: str) -> None:
-    await wait_until_active(control_plane, node)
-    events = await run_tidevoy(control_plane.api_url, "events")
+@in_module
+async def test_events_without_follow_returns(shared_control_plane: ControlPlaneProcess) -> None:
+    node = shared_control_plane.settings["nodes"][0]["address"]
+    await wait_for_node_state(shared_control_plane.api_url, node, "active")
+    events = await run_tidevoy(shared_control_plane.api_url, "events")
     assert events.exit_code == 0
     assert f"{node} is active" in events.stdout
 
@@ -141,14 +167,20 @@ async def test_config_commands_check_show_and_reload(control_plane: ControlPlane
     assert "sql.listen" in rejected.stderr
 
 
-async def test_envoys_prints_an_empty_list(control_plane: ControlPlaneProcess) -> None:
-    assert json.loads((await run_tidevoy(control_plane.api_url, "envoys", "--json")).stdout) == {"envoys": []}
-    assert (await run_tidevoy(control_plane.api_url, "envoys")).stdout.split()[0] == "ID"
+@in_module
+async def test_envoys_prints_an_empty_list(shared_control_plane: ControlPlaneProcess) -> None:
+    url = shared_control_plane.api_url
+    assert json.loads((await run_tidevoy(url, "envoys", "--json")).stdout) == {"envoys": []}
+    assert (await run_tidevoy(url, "envoys")).stdout.split()[0] == "ID"
 
 
-async def test_url_option_works_before_and_after_the_command(control_plane: ControlPlaneProcess) -> None:
-    assert (await run_tidevoy("http://127.0.0.1:1", "--url", control_plane.api_url, "nodes")).exit_code == 0
-    assert (await run_tidevoy("http://127.0.0.1:1", "nodes", "--url", control_plane.api_url)).exit_code == 0
+@in_module
+async def test_url_option_works_before_and_after_the_command(
+    shared_control_plane: ControlPlaneProcess,
+) -> None:
+    url = shared_control_plane.api_url
+    assert (await run_tidevoy("http://127.0.0.1:1", "--url", url, "nodes")).exit_code == 0
+    assert (await run_tidevoy("http://127.0.0.1:1", "nodes", "--url", url)).exit_code == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -169,18 +201,14 @@ async def test_serve_stops_cleanly_on_a_signal(
 
 async def test_sighup_reloads_the_configuration(control_plane: ControlPlaneProcess) -> None:
     control_plane.process.send_signal(signal.SIGHUP)
-    async with asyncio.timeout(30):
-        while "config.reloaded" not in (await run_tidevoy(control_plane.api_url, "events")).stdout:
-            pass
+    await wait_for_event(control_plane, "config.reloaded")
 
 
 async def test_sighup_with_an_invalid_file_changes_nothing(control_plane: ControlPlaneProcess) -> None:
     before = (await run_tidevoy(control_plane.api_url, "config", "show", "--json")).stdout
     control_plane.config_file.write_text("sql: {listen: nowhere}\nlog: {level: loud}\n")
     control_plane.process.send_signal(signal.SIGHUP)
-    async with asyncio.timeout(30):
-        while "config.rejected" not in (await run_tidevoy(control_plane.api_url, "events")).stdout:
-            pass
+    await wait_for_event(control_plane, "config.rejected")
     assert (await run_tidevoy(control_plane.api_url, "config", "show", "--json")).stdout == before
     assert control_plane.process.returncode is None
     (line,) = [line for line in control_plane.process.output().splitlines() if "config.rejected" in line]
@@ -191,15 +219,16 @@ async def test_sighup_with_an_invalid_file_changes_nothing(control_plane: Contro
     assert "Traceback" not in control_plane.process.output()
 
 
+@in_module
 @pytest.mark.parametrize("key", ["api", "xds"])
 async def test_serve_reports_a_port_in_use(
-    control_plane: ControlPlaneProcess, ports: Ports, tmp_path: Path, key: str
+    shared_control_plane: ControlPlaneProcess, ports: Ports, tmp_path: Path, key: str
 ) -> None:
     other = minimal_configuration(tmp_path / "other", ports)
-    other[key] = control_plane.settings[key]
+    other[key] = shared_control_plane.settings[key]
     file = tmp_path / "other.yaml"
     file.write_text(json.dumps(other))
-    outcome = await run_tidevoy(control_plane.api_url, "serve", "--config", str(file))
+    outcome = await run_tidevoy(shared_control_plane.api_url, "serve", "--config", str(file))
     assert outcome.exit_code == 1
     errors = [line for line in outcome.stderr.splitlines() if line.startswith("tidevoy: ")]
     assert len(errors) == 1

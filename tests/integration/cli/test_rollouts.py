@@ -17,12 +17,14 @@ import pytest_asyncio
 from sandbox.control_plane import ControlPlaneProcess
 from sandbox.etcd import Etcd
 from sandbox.ports import Ports
+from sandbox.server import http_client
 from tests.support.controlplane.cli_process import (
     TIDEVOY,
     CliResult,
     minimal_configuration,
     run_tidevoy,
     start_tidevoy,
+    wait_for_node_state,
     wait_for_result,
 )
 from tests.support.controlplane.registered_nodes import SQL_CHECKS_ONLY, RegisteredNode, registered_node
@@ -66,13 +68,14 @@ async def running(
 async def control_plane(
     running: ControlPlaneProcess, nodes: list[RegisteredNode]
 ) -> AsyncIterator[ControlPlaneProcess]:
-    """A control plane with active nodes and no active rollout; teardown aborts the test's rollouts."""
+    """Yield a control plane with active nodes and no active rollout. After the test, abort its rollouts."""
     for node in nodes:
-        await wait_for_state(running, node, "active")
+        await wait_for_node_state(running.api_url, node.address, "active")
     yield running
-    for rollout in await list_rollouts(running):
-        if rollout["phase"] not in ("done", "aborted"):
-            assert (await run_tidevoy(running.api_url, "rollout", "abort", rollout["id"])).exit_code == 0
+    async with http_client(running.api_url) as api:
+        for rollout in (await api.get("/v1/rollouts")).json()["rollouts"]:
+            if rollout["phase"] not in ("done", "aborted"):
+                (await api.post(f"/v1/rollouts/{rollout['id']}/abort")).raise_for_status()
 
 
 async def list_rollouts(control_plane: ControlPlaneProcess) -> list[dict[str, Any]]:
@@ -80,14 +83,6 @@ async def list_rollouts(control_plane: ControlPlaneProcess) -> list[dict[str, An
     result = await run_tidevoy(control_plane.api_url, "rollout", "status", "--json")
     rollouts: list[dict[str, Any]] = json.loads(result.stdout)["rollouts"]
     return rollouts
-
-
-async def wait_for_state(control_plane: ControlPlaneProcess, node: RegisteredNode, state: str) -> None:
-    async def has_state() -> bool:
-        result = await run_tidevoy(control_plane.api_url, "nodes", node.address, "--json")
-        return result.exit_code == 0 and bool(json.loads(result.stdout)["state"] == state)
-
-    await wait_until(has_state)
 
 
 @asynccontextmanager
@@ -107,13 +102,14 @@ async def running_command(
 async def wait_for_running_rollout(control_plane: ControlPlaneProcess) -> str:
     """Wait for a running rollout and return its id."""
     ids: list[str] = []
+    async with http_client(control_plane.api_url) as api:
 
-    async def is_running() -> bool:
-        rollouts = await list_rollouts(control_plane)
-        ids.extend(rollout["id"] for rollout in rollouts if rollout["phase"] == "running")
-        return bool(ids)
+        async def is_running() -> bool:
+            rollouts = (await api.get("/v1/rollouts")).json()["rollouts"]
+            ids.extend(rollout["id"] for rollout in rollouts if rollout["phase"] == "running")
+            return bool(ids)
 
-    await wait_until(is_running)
+        await wait_until(is_running)
     return ids[0]
 
 
@@ -133,14 +129,15 @@ async def get_rollout(control_plane: ControlPlaneProcess, name: str) -> dict[str
 
 
 async def wait_until_returning(control_plane: ControlPlaneProcess, name: str, node: RegisteredNode) -> None:
-    """Wait until the rollout has drained the node and waits for its restart."""
+    """Wait until the rollout has drained the node and waits for the node's restart."""
+    async with http_client(control_plane.api_url) as api:
 
-    async def is_returning() -> bool:
-        rollout = await get_rollout(control_plane, name)
-        stages = {step["address"]: step["stage"] for step in rollout["steps"]}
-        return bool(stages[node.address] == "returning")
+        async def is_returning() -> bool:
+            rollout = (await api.get(f"/v1/rollouts/{name}")).json()
+            stages = {step["address"]: step["stage"] for step in rollout["steps"]}
+            return bool(stages[node.address] == "returning")
 
-    await wait_until(is_returning)
+        await wait_until(is_returning)
 
 
 async def read_stderr_until(command: asyncio.subprocess.Process, line: str) -> str:
@@ -220,7 +217,7 @@ async def test_pause_resume_and_abort_change_the_phase(
     assert "was aborted" in aborted.stderr
     last = json.loads(aborted.stdout.splitlines()[-1])
     assert (last["id"], last["phase"], last["of"]) == (name, "aborted", 2)
-    await wait_for_state(control_plane, nodes[1], "active")
+    await wait_for_node_state(control_plane.api_url, nodes[1].address, "active")
     resumed = await run_tidevoy(control_plane.api_url, "rollout", "resume", name)
     assert (resumed.exit_code, resumed.stdout) == (1, "")
     assert "it is aborted" in resumed.stderr
@@ -306,4 +303,4 @@ async def test_start_on_a_terminal_waits_with_a_progress_bar(
     outcome = CliResult(code, written.decode(errors="replace"), "")
     assert outcome.exit_code == 0, outcome
     assert "0/1" in outcome.stdout  # the bar
-    assert ("\x1b[32m" in outcome.stdout) is not bool(environ)  # green, of a state
+    assert ("\x1b[32m" in outcome.stdout) is not bool(environ)  # the color green of a state

@@ -56,11 +56,11 @@ def value(engine: Engine, name: str, **labels: str) -> float | None:
 async def test_all_series_exist_and_series_of_deleted_nodes_disappear(tmp_path: Path) -> None:
     async with healthy_node() as (sql, status), run_engine(settings(tmp_path)) as engine:
         async with FakeEnvoy(engine.xds_port) as envoy:
-            await engine.add(sql, status_address=status, weight=40)
+            await engine.operations.add(sql, status_address=status, weight=40)
             await wait_for_state(engine, sql, "active")
             envoy.sessions[sql] = 2
-            await wait_until(lambda: engine.node(sql).sessions == 2)
-            await wait_until(lambda: engine.node(sql).connections == 3)
+            await wait_until(lambda: engine.cluster.node(sql).sessions == 2)
+            await wait_until(lambda: engine.cluster.node(sql).connections == 3)
             series = {re.split(r"[ {]", line)[0] for line in lines(engine)}
             assert series >= SERIES
             assert value(engine, "tidevoy_nodes", state="active") == 1
@@ -70,7 +70,7 @@ async def test_all_series_exist_and_series_of_deleted_nodes_disappear(tmp_path: 
             assert value(engine, "tidevoy_envoy_sessions", envoy="envoy-1") == 2
             assert value(engine, "tidevoy_node_state_changes_total", node=sql, state="active") == 1
             envoy.sessions.clear()
-            await engine.remove(sql)
+            await engine.operations.remove(sql)
             await wait_for_state(engine, sql, None)
             remaining = [line for line in lines(engine) if sql in line]
             assert remaining == []
@@ -85,9 +85,8 @@ async def test_label_names_are_bounded(tmp_path: Path) -> None:
     ):
         await wait_for_state(engine, sql, "active")
         await EventRecorder(engine).wait_for("envoy.connected")
-        assert (
-            value(engine, "tidevoy_events_total", kind="envoy.denied") == 0
-        )  # exported from the start: an alert uses its increase
+        # This series exists from the start, because an alert uses its increase.
+        assert value(engine, "tidevoy_events_total", kind="envoy.denied") == 0
         names = {name for line in lines(engine) for name in re.findall(r'[{,](\w+)="', line)}
         label_names = {"kind", "phase", "result", "stage", "state", "le", "generation"}
         assert names <= {"node", "envoy", "source", *label_names}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from controlplane.version import VERSION
 from tests.support.controlplane.engine import (
     EventRecorder,
     FakeEnvoy,
+    fast_clock,
     healthy_node,
     reporting_module,
     run_engine,
@@ -30,12 +30,8 @@ from tests.support.fake_servers import (
 )
 from tests.support.waiting import wait_until
 
-# How much faster the engine's clock runs: the migration timeout passes in less than a second.
+# The engine's clock runs this many times faster, so that the migration timeout ends within a second.
 CLOCK_SPEED = 20
-
-
-def fast_clock() -> float:
-    return CLOCK_SPEED * time.monotonic()
 
 
 @pytest.fixture
@@ -51,56 +47,58 @@ def two_node_settings(tmp_path: Path, nodes: tuple[str, str]) -> Settings:
 async def assert_stays(engine: Engine, address: str, state: str) -> None:
     """Assert that the node is in this state and keeps it over several decisions."""
     await wait_for_plans(engine)
-    assert engine.node(address).plan.state == state
+    assert engine.cluster.node(address).plan.state == state
 
 
 async def test_node_is_drained_when_its_sessions_have_migrated(
     tmp_path: Path, nodes: tuple[str, str]
 ) -> None:
     source, target = nodes
-    async with run_engine(two_node_settings(tmp_path, nodes), clock=fast_clock) as engine:
+    async with run_engine(two_node_settings(tmp_path, nodes), clock=fast_clock(CLOCK_SPEED)) as engine:
         await wait_for_state(engine, source, "active")
         await wait_for_state(engine, target, "active")
         async with (
             FakeEnvoy(engine.xds_port, module=VERSION) as envoy,
             reporting_module(engine, {source: 3, target: 0}) as module,
         ):
-            envoy.sessions = {source: 3}  # Envoy's own count never changes
-            await wait_until(lambda: (engine.node(source).sessions, engine.node(target).sessions) == (3, 0))
-            await engine.drain(source)
+            envoy.sessions = {source: 3}  # load reports always count a session at its first node
+            await wait_until(
+                lambda: (engine.cluster.node(source).sessions, engine.cluster.node(target).sessions) == (3, 0)
+            )
+            await engine.operations.drain(source)
             await assert_stays(engine, source, "draining")
             module.counts = {source: 0, target: 3}
             await wait_for_state(engine, source, "drained")
-            assert (engine.node(source).sessions, engine.node(target).sessions) == (0, 3)
-            assert [view.sessions for view in engine.envoys()] == [3]
-            # Envoy reports none of them at the new node, but the module does.
-            await engine.drain(target)
+            assert (engine.cluster.node(source).sessions, engine.cluster.node(target).sessions) == (0, 3)
+            assert [view.sessions for view in engine.cluster.envoys()] == [3]
+            # Load reports show no session on the target, but the module's reports show three.
+            await engine.operations.drain(target)
             await assert_stays(engine, target, "draining")
-            module.counts = {source: 1, target: 2}  # a late session
+            module.counts = {source: 1, target: 2}  # a session appears on the drained node
             await wait_for_state(engine, source, "draining")
 
 
 async def test_partial_module_report_never_drains_a_node(tmp_path: Path, nodes: tuple[str, str]) -> None:
     first, second = nodes
-    async with run_engine(two_node_settings(tmp_path, nodes), clock=fast_clock) as engine:
+    async with run_engine(two_node_settings(tmp_path, nodes), clock=fast_clock(CLOCK_SPEED)) as engine:
         await wait_for_state(engine, second, "active")
         async with FakeEnvoy(engine.xds_port, module=VERSION) as envoy:
             envoy.sessions = {first: 1}
-            await wait_until(lambda: engine.node(first).sessions == 1)
-            await engine.drain(second)
-            await assert_stays(engine, second, "draining")  # its module has not reported yet
+            await wait_until(lambda: engine.cluster.node(first).sessions == 1)
+            await engine.operations.drain(second)
+            await assert_stays(engine, second, "draining")  # the Envoy's module has not reported yet
             async with reporting_module(engine, {first: 0}) as module:
                 module.completes_flushes = False
                 await assert_stays(engine, second, "draining")
-                assert engine.node(first).sessions == 1  # still from the load report
+                assert engine.cluster.node(first).sessions == 1  # from the load report
                 module.counts, module.completes_flushes = {first: 0, second: 1}, True
-                await wait_until(lambda: engine.node(second).sessions == 1)
+                await wait_until(lambda: engine.cluster.node(second).sessions == 1)
                 await assert_stays(engine, second, "draining")
-            # The Envoy's stream broke, and the next one starts with a partial flush.
+            # The Envoy's metrics stream breaks. The next stream starts with a partial flush.
             async with reporting_module(engine, {first: 0}) as module:
                 module.completes_flushes = False
                 await assert_stays(engine, second, "draining")
-                assert engine.node(second).sessions == 1
+                assert engine.cluster.node(second).sessions == 1
                 module.counts, module.completes_flushes = {first: 1, second: 0}, True
                 await wait_for_state(engine, second, "drained")
 
@@ -109,20 +107,20 @@ async def test_envoy_restarted_without_module_counts_by_load_reports(
     tmp_path: Path, nodes: tuple[str, str]
 ) -> None:
     first, second = nodes
-    async with run_engine(two_node_settings(tmp_path, nodes), clock=fast_clock) as engine:
+    async with run_engine(two_node_settings(tmp_path, nodes), clock=fast_clock(CLOCK_SPEED)) as engine:
         await wait_for_state(engine, first, "active")
         async with (
             FakeEnvoy(engine.xds_port, module=VERSION),
             reporting_module(engine, {first: 2, second: 0}),
         ):
-            await wait_until(lambda: engine.node(first).sessions == 2)
-        await engine.drain(first)
+            await wait_until(lambda: engine.cluster.node(first).sessions == 2)
+        await engine.operations.drain(first)
         await assert_stays(engine, first, "draining")
         async with FakeEnvoy(engine.xds_port) as envoy:
-            await wait_until(lambda: engine.node(first).sessions == 0)
+            await wait_until(lambda: engine.cluster.node(first).sessions == 0)
             await wait_for_state(engine, first, "drained")
             envoy.sessions = {second: 1}
-            await wait_until(lambda: engine.node(second).sessions == 1)
+            await wait_until(lambda: engine.cluster.node(second).sessions == 1)
 
 
 async def test_migration_blocker_emits_an_event(tmp_path: Path) -> None:
@@ -134,21 +132,21 @@ async def test_migration_blocker_emits_an_event(tmp_path: Path) -> None:
         ) as engine,
     ):
         event = await EventRecorder(engine).wait_for("node.migration_blocker")
-        (blocker,) = engine.node(sql.endpoint).health.migration_blockers
+        (blocker,) = engine.cluster.node(sql.endpoint).health.migration_blockers
         assert (event.subject, event.message) == (sql.endpoint, f"{sql.endpoint}: {blocker}")
 
 
 async def test_module_without_sessions_leaves_counting_to_load_reports(
     tmp_path: Path, nodes: tuple[str, str]
 ) -> None:
-    """As with a loaded module whose listener the Envoy has rejected."""
+    """For example, an Envoy that has loaded the module may have rejected the listener that uses it."""
     first, _ = nodes
-    async with run_engine(two_node_settings(tmp_path, nodes), clock=fast_clock) as engine:
+    async with run_engine(two_node_settings(tmp_path, nodes), clock=fast_clock(CLOCK_SPEED)) as engine:
         await wait_for_state(engine, first, "active")
         async with FakeEnvoy(engine.xds_port, module=VERSION) as envoy, reporting_module(engine, {}):
             envoy.sessions = {first: 1}
-            await wait_until(lambda: engine.node(first).sessions == 1)
-            await engine.drain(first)
+            await wait_until(lambda: engine.cluster.node(first).sessions == 1)
+            await engine.operations.drain(first)
             await assert_stays(engine, first, "draining")
             envoy.sessions = {}
             await wait_for_state(engine, first, "drained")

@@ -1,10 +1,8 @@
-"""The life of nodes from etcd: registration, publishing, lost registrations, failures and PD outages."""
+"""Nodes from etcd: registration, publishing, lost registrations, failures and PD outages."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,13 +14,13 @@ from controlplane.etcd.client import EtcdClient
 from controlplane.model.nodes import State
 from sandbox.etcd import Etcd
 from tests.support.controlplane.engine import (
-    UNREACHABLE_PD_URL,
     EventRecorder,
     FakeEnvoy,
     healthy_node,
     register_node,
     run_engine,
     settings,
+    wait_for_plans,
     wait_for_state,
 )
 from tests.support.fake_servers import refusing_port
@@ -39,7 +37,7 @@ async def pd(etcd: Etcd) -> AsyncIterator[EtcdClient]:
 async def engine_with_node(
     tmp_path: Path, etcd: Etcd, pd: EtcdClient, **sections: object
 ) -> AsyncIterator[tuple[Engine, str]]:
-    """An engine with one active node from PD."""
+    """Run an engine with one active node from PD; yield the engine and the node's address."""
     async with healthy_node() as (sql, status):
         await register_node(pd, sql, status)
         async with run_engine(settings(tmp_path, pd={"urls": [etcd.url]}, **sections)) as engine:
@@ -60,7 +58,7 @@ async def test_registered_node_is_published_at_once(tmp_path: Path, etcd: Etcd, 
                 await register_node(pd, sql, status)
                 await envoy.wait_for_endpoints(lambda endpoints, sql=sql: sql in endpoints)  # type: ignore[misc]
                 latencies.append(time.monotonic() - start)
-                assert engine.node(sql).plan.state is State.ACTIVE
+                assert engine.cluster.node(sql).plan.state is State.ACTIVE
         assert min(latencies) < 0.3, latencies
         assert max(latencies) < 5.0, latencies
 
@@ -77,12 +75,14 @@ async def test_invalid_entries_do_not_affect_other_nodes(tmp_path: Path, etcd: E
         for key, value in invalid_entries.items():
             await pd.put(key, value)
         await wait_until(
-            lambda: {problem.subject for problem in engine.topology_problems()} >= invalid_entries.keys()
+            lambda: (
+                {problem.subject for problem in engine.cluster.topology_problems()} >= invalid_entries.keys()
+            )
         )
         event = await EventRecorder(engine).wait_for("source.problem")
         assert "is ignored" in event.message
-        assert [view.plan.node.address for view in engine.nodes()] == [sql]
-        assert engine.node(sql).plan.state is State.ACTIVE
+        assert [view.plan.node.address for view in engine.cluster.nodes()] == [sql]
+        assert engine.cluster.node(sql).plan.state is State.ACTIVE
 
 
 async def test_node_without_ttl_drains_after_the_grace_period(
@@ -99,8 +99,8 @@ async def test_node_without_ttl_drains_after_the_grace_period(
         envoy.sessions[sql] = 1
         start = time.monotonic()
         await pd.delete(f"/topology/tidb/{sql}/ttl")
-        await wait_until(lambda: "tolerated for 1 s" in engine.node(sql).plan.reason)
-        assert engine.node(sql).plan.state is State.ACTIVE
+        await wait_until(lambda: "tolerated for 1 s" in engine.cluster.node(sql).plan.reason)
+        assert engine.cluster.node(sql).plan.state is State.ACTIVE
         await wait_for_state(engine, sql, "draining")
         assert time.monotonic() - start >= 1.0
         await envoy.wait_for_endpoints(lambda endpoints: endpoints[sql][0] == "DRAINING")
@@ -117,66 +117,17 @@ async def test_unregistered_node_is_deleted_after_its_last_session(
         await wait_for_state(engine, other, "active")
         async with FakeEnvoy(engine.xds_port) as envoy:
             envoy.sessions[sql] = 2
-            await wait_until(lambda: engine.node(sql).sessions == 2)
+            await wait_until(lambda: engine.cluster.node(sql).sessions == 2)
             await pd.delete(f"/topology/tidb/{sql}/", prefix=True)
             await wait_for_state(engine, sql, "gone")
             await envoy.wait_for_endpoints(lambda endpoints: endpoints[sql][0] == "DRAINING")
-            await asyncio.sleep(1.5)  # the sessions remain
-            assert engine.node(sql).plan.state is State.GONE
+            await wait_for_plans(engine, 2)
+            assert engine.cluster.node(sql).plan.state is State.GONE
             envoy.sessions.clear()
             await wait_for_state(engine, sql, None)
             await envoy.wait_for_endpoints(lambda endpoints: sql not in endpoints)
             forgotten = await EventRecorder(engine).wait_for("node.forgotten")
             assert forgotten.subject == sql
-
-
-async def test_drained_needs_a_fresh_zero_from_every_envoy(
-    tmp_path: Path, etcd: Etcd, pd: EtcdClient
-) -> None:
-    async with (
-        engine_with_node(tmp_path, etcd, pd) as (engine, sql),
-        FakeEnvoy(engine.xds_port, "envoy-2") as silent,
-        FakeEnvoy(engine.xds_port, "envoy-1"),
-    ):
-        silent.sessions[sql] = 1
-        await wait_until(lambda: engine.node(sql).sessions == 1)
-        await engine.drain(sql)
-        await wait_for_state(engine, sql, "draining")
-        silent.sessions.clear()
-        await wait_for_state(engine, sql, "drained")
-        await engine.undrain(sql)
-        await wait_for_state(engine, sql, "active")
-        silent.is_reporting = False
-        await engine.drain(sql)
-        await asyncio.sleep(1.5)
-        assert engine.node(sql).plan.state is State.DRAINING
-        silent.is_reporting = True
-        await wait_for_state(engine, sql, "drained")
-
-
-async def test_envoy_seen_before_a_restart_must_report_after_it(
-    tmp_path: Path, etcd: Etcd, pd: EtcdClient
-) -> None:
-    async with healthy_node() as (sql, status):
-        await register_node(pd, sql, status)
-        async with run_engine(settings(tmp_path, pd={"urls": [etcd.url]})) as engine:
-            await wait_for_state(engine, sql, "active")
-            async with (
-                FakeEnvoy(engine.xds_port, "envoy-1"),
-                FakeEnvoy(engine.xds_port, "envoy-2"),
-            ):
-                await wait_until(lambda: [view.sessions for view in engine.envoys()] == [0, 0])
-                await engine.drain(sql)
-        saved = json.loads((tmp_path / "state" / "plan.json").read_text())["content"]["envoys"]
-        assert sorted(saved) == ["envoy-1", "envoy-2"]
-        async with (
-            run_engine(settings(tmp_path, pd={"urls": [UNREACHABLE_PD_URL]})) as engine,
-            FakeEnvoy(engine.xds_port, "envoy-1"),
-        ):
-            await asyncio.sleep(1.5)
-            assert engine.node(sql).plan.state is State.DRAINING
-            async with FakeEnvoy(engine.xds_port, "envoy-2"):
-                await wait_for_state(engine, sql, "drained")
 
 
 async def test_dead_node_becomes_unhealthy(tmp_path: Path, etcd: Etcd, pd: EtcdClient) -> None:
@@ -187,7 +138,7 @@ async def test_dead_node_becomes_unhealthy(tmp_path: Path, etcd: Etcd, pd: EtcdC
         await wait_for_state(engine, sql, "unhealthy")
         await envoy.wait_for_endpoints(lambda endpoints: endpoints[sql][0] == "UNHEALTHY")
         assert envoy.endpoints[healthy][0] == "HEALTHY"
-        assert "refuse" in engine.node(sql).plan.reason
+        assert "refuse" in engine.cluster.node(sql).plan.reason
 
 
 async def test_node_that_never_passes_a_check_is_never_published(
@@ -197,7 +148,7 @@ async def test_node_that_never_passes_a_check_is_never_published(
         with refusing_port() as dead:
             await register_node(pd, dead, dead)
             await wait_for_state(engine, dead, "joining")
-            await wait_until(lambda: engine.node(dead).health.sql is not None)
+            await wait_until(lambda: engine.cluster.node(dead).health.sql is not None)
             await envoy.wait_for_endpoints(lambda endpoints: sql in endpoints)
             assert dead not in envoy.endpoints
             await pd.delete(f"/topology/tidb/{dead}/", prefix=True)
@@ -215,14 +166,14 @@ async def test_pd_outage_changes_nothing_for_envoys(tmp_path: Path, etcd: Etcd, 
         assert len(envoy.published) == before
         await etcd.restart()
         await recorder.wait_for("source.recovered", 30)
-        assert engine.node(sql).plan.state is State.ACTIVE
+        assert engine.cluster.node(sql).plan.state is State.ACTIVE
         assert len(envoy.published) == before
 
 
 async def test_node_that_dies_during_a_pd_outage_becomes_unhealthy(
     tmp_path: Path, etcd: Etcd, pd: EtcdClient
 ) -> None:
-    """PD is down and still lists the node as registered: only the checks detect the failure."""
+    """The last known registration stays valid during the outage, so only the checks detect the failure."""
     async with engine_with_node(tmp_path, etcd, pd) as (engine, healthy), FakeEnvoy(engine.xds_port) as envoy:
         recorder = EventRecorder(engine)
         async with healthy_node() as (sql, status):
@@ -231,9 +182,9 @@ async def test_node_that_dies_during_a_pd_outage_becomes_unhealthy(
             await envoy.wait_for_endpoints(lambda endpoints: sql in endpoints)
             await etcd.kill()
             await recorder.wait_for("source.outage", 30)
-            assert engine.node(sql).plan.state is State.ACTIVE
+            assert engine.cluster.node(sql).plan.state is State.ACTIVE
         await wait_for_state(engine, sql, "unhealthy")
         await envoy.wait_for_endpoints(lambda endpoints: endpoints[sql][0] == "UNHEALTHY")
         assert envoy.endpoints[healthy][0] == "HEALTHY"
-        assert "refuse" in engine.node(sql).plan.reason
+        assert "refuse" in engine.cluster.node(sql).plan.reason
         assert not etcd.is_running

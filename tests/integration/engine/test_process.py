@@ -1,4 +1,4 @@
-"""The process of the engine: resource limits of `tidevoy serve`."""
+"""The operating system process of `tidevoy serve`: its resource limits."""
 
 from __future__ import annotations
 

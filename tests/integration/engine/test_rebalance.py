@@ -1,14 +1,14 @@
-"""Rebalancing to a node that has joined: from module reports to the requests in Envoys' endpoints."""
+"""Rebalancing to a new node: module reports lead to migration requests in the endpoints of Envoys."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from controlplane.version import VERSION
 from tests.support.controlplane.engine import (
     EventRecorder,
     FakeEnvoy,
+    fast_clock,
     healthy_node,
     reporting_module,
     run_engine,
@@ -18,20 +18,16 @@ from tests.support.controlplane.engine import (
 )
 from tests.support.waiting import wait_until
 
-# How much faster the engine's clock runs: a round takes a second.
+# The engine's clock runs this many times faster, so that a rebalancing round takes a second.
 CLOCK_SPEED = 5
 INSTANCE = "00c0ffee00c0ffee"
-
-
-def fast_clock() -> float:
-    return CLOCK_SPEED * time.monotonic()
 
 
 async def test_joining_node_gets_its_share_with_reasons(tmp_path: Path) -> None:
     async with healthy_node() as (old, _), healthy_node() as (new, _):
         config = settings(tmp_path, nodes=[{"address": old}, {"address": new}])
         async with (
-            run_engine(config, clock=fast_clock) as engine,
+            run_engine(config, clock=fast_clock(CLOCK_SPEED)) as engine,
             FakeEnvoy(engine.xds_port, module=VERSION) as envoy,
         ):
             await wait_for_state(engine, old, "active")
@@ -41,7 +37,10 @@ async def test_joining_node_gets_its_share_with_reasons(tmp_path: Path) -> None:
                 recorder = EventRecorder(engine)
                 started = await recorder.wait_for("balance.rebalance")
                 assert started.data["asked"] == {old: 10}
-                assert (engine.node(old).rebalancing_sessions, engine.node(new).rebalancing_sessions) == (
+                assert (
+                    engine.cluster.node(old).rebalancing_sessions,
+                    engine.cluster.node(new).rebalancing_sessions,
+                ) == (
                     10,
                     0,
                 )
@@ -57,7 +56,7 @@ async def test_joining_node_gets_its_share_with_reasons(tmp_path: Path) -> None:
                 finished = await recorder.wait_for("balance.rebalance_over")
                 assert "all nodes have about their share" in finished.message
                 await wait_until(lambda: not envoy.requested_migrations[-1])
-                assert engine.node(old).rebalancing_sessions == 0
+                assert engine.cluster.node(old).rebalancing_sessions == 0
 
 
 async def test_no_rebalancing_with_old_modules_or_when_disabled(
@@ -69,12 +68,14 @@ async def test_no_rebalancing_with_old_modules_or_when_disabled(
             update={"rebalance": config.rebalance.model_copy(update={"enabled": False})}
         )
         async with (
-            run_engine(config, clock=fast_clock, load_settings=lambda: disabled_config) as engine,
+            run_engine(
+                config, clock=fast_clock(CLOCK_SPEED), load_settings=lambda: disabled_config
+            ) as engine,
             FakeEnvoy(engine.xds_port, module=VERSION) as envoy,
         ):
             await wait_for_state(engine, new, "active")
             async with reporting_module(engine, {old: 20, new: 0}):
-                await wait_until(lambda: engine.node(old).sessions == 20)
+                await wait_until(lambda: engine.cluster.node(old).sessions == 20)
                 await wait_for_plans(engine)
                 assert not any(envoy.requested_migrations)
             async with reporting_module(engine, {old: 20, new: 0}, INSTANCE):

@@ -27,7 +27,7 @@ from tests.support.waiting import wait_until
 
 
 class Configuration:
-    """The configuration that the next load returns; with `error` the load fails."""
+    """Loads the settings for the next reload, or raises `error` if it is set."""
 
     def __init__(self, tmp_path: Path, **sections: Any) -> None:
         self._tmp_path = tmp_path
@@ -61,15 +61,15 @@ async def test_reload_adds_and_removes_nodes(tmp_path: Path) -> None:
                     (),
                     (),
                 )
-                assert engine.node(first).plan.state is State.GONE
+                assert engine.cluster.node(first).plan.state is State.GONE
                 await wait_for_state(engine, second, "active")
-                assert engine.node(second).weight == 7
+                assert engine.cluster.node(second).weight == 7
                 await wait_for_state(engine, first, None)
                 await envoy.wait_for_endpoints(lambda endpoints: set(endpoints) == {second})
                 configuration.sections["nodes"] = [{"address": second, "weight": 9}]
                 await engine.reload()
-                assert engine.node(second).weight == 9
-                assert engine.node(second).plan.state is State.ACTIVE
+                assert engine.cluster.node(second).weight == 9
+                assert engine.cluster.node(second).plan.state is State.ACTIVE
 
 
 async def test_configuration_takes_over_a_node_that_an_operator_added(
@@ -78,10 +78,10 @@ async def test_configuration_takes_over_a_node_that_an_operator_added(
     async with healthy_node() as (sql, _):
         configuration = Configuration(tmp_path)
         async with run_engine(configuration(), load_settings=configuration) as engine:
-            await engine.add(sql)
+            await engine.operations.add(sql)
             configuration.sections["nodes"] = [{"address": sql, "weight": 300}]
             await engine.reload()
-            view = engine.node(sql)
+            view = engine.cluster.node(sql)
             assert (view.plan.node.source, view.weight) == (Source.STATIC, 300)
 
 
@@ -90,8 +90,8 @@ async def test_reload_reports_when_each_setting_takes_effect(tmp_path: Path) -> 
         configuration = Configuration(tmp_path, nodes=[{"address": dead}])
         async with run_engine(configuration(), load_settings=configuration) as engine:
             recorder = EventRecorder(engine)
-            await wait_until(lambda: engine.node(dead).health.sql is not None)
-            assert engine.node(dead).plan.state is State.JOINING
+            await wait_until(lambda: engine.cluster.node(dead).health.sql is not None)
+            assert engine.cluster.node(dead).plan.state is State.JOINING
             configuration.sections |= {
                 "health": {"status": FAST_CHECKS, "sql": {**FAST_CHECKS, "enabled": False}},
                 "sql": {"keepalive_idle": 5},
@@ -102,7 +102,7 @@ async def test_reload_reports_when_each_setting_takes_effect(tmp_path: Path) -> 
             assert result.needs_new_envoys == ("sql.keepalive_idle",)
             assert result.needs_restart == ("pd.urls",)
             assert engine.settings.pd.urls == ()
-            await wait_for_state(engine, dead, "active")  # it is no longer checked
+            await wait_for_state(engine, dead, "active")  # the node is no longer checked
             message = (await recorder.wait_for("config.reloaded")).message
             assert "Envoys that start from now on: sql.keepalive_idle" in message
             assert "after a restart of the control plane: pd.urls" in message
@@ -116,10 +116,10 @@ async def test_reload_changes_the_published_version(tmp_path: Path) -> None:
         FakeEnvoy(engine.xds_port) as envoy,
     ):
         await envoy.wait_for_endpoints(lambda endpoints: True)
-        before = engine.envoys()[0].status.published_version
+        before = engine.cluster.envoys()[0].status.published_version
         configuration.sections["backend"] = {"connect_timeout": 3}
         await engine.reload()
-        await wait_until(lambda: engine.envoys()[0].status.published_version != before)
+        await wait_until(lambda: engine.cluster.envoys()[0].status.published_version != before)
 
 
 @pytest.mark.usefixtures("log_level")
@@ -147,7 +147,7 @@ async def test_invalid_configuration_keeps_the_old_one(tmp_path: Path) -> None:
             event = await EventRecorder(engine).wait_for("config.rejected")
             assert "tidevoy.yaml:3: sql.listen: it is wrong; fix it" in event.message
             assert engine.settings is before
-            assert engine.node(sql).plan.state is State.ACTIVE
+            assert engine.cluster.node(sql).plan.state is State.ACTIVE
             configuration.error = None
             await engine.reload()
             for result in ("rejected", "applied"):

@@ -19,7 +19,7 @@ import pytest
 from controlplane import address as addresses
 from controlplane.config.settings import Settings
 from controlplane.engine.engine import Engine
-from controlplane.errors import RolloutRefused, StateUnavailable, UnknownRollout
+from controlplane.errors import RolloutRejected, StateUnavailable, UnknownRollout
 from controlplane.etcd.client import EtcdClient
 from controlplane.intents import changes as intent_changes
 from controlplane.model.nodes import State
@@ -51,7 +51,7 @@ class Cluster:
 
     @property
     def action_runs(self) -> list[str]:
-        """One line per run of the action: node and attempt."""
+        """Return one line per run of the action, with node and attempt."""
         log = self.directory / "action_runs"
         return log.read_text().splitlines() if log.exists() else []
 
@@ -63,7 +63,7 @@ class Cluster:
         return settings(self.directory, **sections)
 
     async def register(self, address: str, version: str = OLD) -> None:
-        """Register a node as a server does that has just started."""
+        """Register a node like a TiDB server that has just started."""
         self.started += 1
         port = addresses.split(self.addresses[address])[1]
         info = {
@@ -78,7 +78,7 @@ class Cluster:
         await self.client.put(f"/topology/tidb/{address}/ttl", b"1767225630123456789")
 
     async def restart_on_action(self, version: str = NEW) -> None:
-        """Restart each node that the action runs for, until cancelled."""
+        """Register each node again after the action has run for it, until cancelled."""
         for number in itertools.count():
             await wait_until(partial(self._has_run, number), 60)
             await self.register(self.action_runs[number].split()[0], version)
@@ -97,7 +97,7 @@ class Cluster:
 
     @property
     def spec(self) -> RolloutSpec:
-        """A rollout of all nodes, one after the other, with short times."""
+        """Return a rollout of all nodes, one after the other, with short deadlines."""
         return RolloutSpec(
             tuple(self.addresses),
             "restart",
@@ -138,7 +138,7 @@ async def wait_for_stage(
 
 
 def drained(engine: Engine) -> dict[str, str]:
-    return {v.plan.node.address: v.drain.owner for v in engine.nodes() if v.drain is not None}
+    return {v.plan.node.address: v.drain.owner for v in engine.cluster.nodes() if v.drain is not None}
 
 
 async def test_all_nodes_are_restarted_one_by_one(cluster: Cluster) -> None:
@@ -147,14 +147,14 @@ async def test_all_nodes_are_restarted_one_by_one(cluster: Cluster) -> None:
         await wait_all_active(engine, cluster)
         recorder = EventRecorder(engine)
         rollout = await engine.rollouts.start(cluster.spec, "alice", force=True)
-        assert (rollout.phase, rollout.by) == (RolloutPhase.RUNNING, "alice")
+        assert (rollout.phase, rollout.created_by) == (RolloutPhase.RUNNING, "alice")
         finished = await wait_for_phase(engine, rollout.id, RolloutPhase.DONE)
         assert finished.reason == "3 of 3 nodes done"
         assert cluster.action_runs == [f"{address} 1" for address in cluster.addresses]
         assert not drained(engine)
         for step in finished.steps.values():
             assert (step.stage, step.version_before, step.version_after) == (Stage.DONE, OLD, NEW)
-            assert step.ended is not None
+            assert step.ended_at is not None
         await recorder.wait_for("rollout.done")
         kinds = [event.kind for event in recorder.recorded if event.kind.startswith("rollout.")]
         assert kinds[0] == "rollout.started"
@@ -181,7 +181,7 @@ async def test_failed_action_pauses_with_its_output(cluster: Cluster) -> None:
         assert paused.steps[first].reason == reason
         assert paused.reason.startswith(f"{first} failed: {reason}; it stays drained. Once it is fixed")
         assert drained(engine) == {first: rollout.id}
-        assert engine.node(first).plan.reason == f"drained by the rollout {rollout.id}"
+        assert engine.cluster.node(first).plan.reason == f"drained by the rollout {rollout.id}"
         await engine.rollouts.resume(rollout.id, "bob")
         await wait_until(lambda: len(cluster.action_runs) == 2)
         await wait_for_phase(engine, rollout.id, RolloutPhase.PAUSED)
@@ -190,7 +190,7 @@ async def test_failed_action_pauses_with_its_output(cluster: Cluster) -> None:
         aborted = await wait_for_phase(engine, rollout.id, RolloutPhase.ABORTED)
         assert aborted.reason == "aborted by bob; 0 of 3 nodes done, 1 failed, 2 skipped"
         assert not drained(engine)
-        with pytest.raises(RolloutRefused, match="it is aborted"):
+        with pytest.raises(RolloutRejected, match="it is aborted"):
             await engine.rollouts.resume(rollout.id, "bob")
         with pytest.raises(UnknownRollout):
             await engine.rollouts.pause("r0", "bob")
@@ -206,7 +206,7 @@ async def test_wrong_version_pauses_until_the_right_version_runs(cluster: Cluste
             paused = await wait_for_phase(engine, rollout.id, RolloutPhase.PAUSED)
         assert paused.steps[first].reason == f"it came back, but has version {OLD} instead of {NEW}"
         await cluster.register(first, NEW)
-        await wait_until(lambda: engine.node(first).plan.version == NEW)
+        await wait_until(lambda: engine.cluster.node(first).plan.version == NEW)
         await engine.rollouts.resume(rollout.id, "alice")
         await wait_for_phase(engine, rollout.id, RolloutPhase.DONE)
         assert cluster.action_runs == [f"{first} 1"], "the action is not run again for a node that is back"
@@ -233,7 +233,7 @@ async def test_manual_rollout_waits_for_external_restarts(cluster: Cluster) -> N
         rollout = await engine.rollouts.start(spec, "alice", force=True)
         await wait_for_stage(engine, rollout.id, first, Stage.RETURNING)
         assert drained(engine) == {first: rollout.id}
-        await cluster.register(third, NEW)  # before its turn
+        await cluster.register(third, NEW)  # before the rollout reaches this node
         await cluster.register(first, NEW)
         await wait_for_stage(engine, rollout.id, second, Stage.RETURNING)
         await cluster.register(second, NEW)
@@ -262,26 +262,24 @@ async def test_running_action_is_not_repeated_after_a_restart(cluster: Cluster) 
         assert cluster.action_runs == [f"{first} 1"]
 
 
-async def test_lost_leadership_stops_the_action_and_starts_none(cluster: Cluster) -> None:
-    class FakeLeadership:
-        term: int | None = 3
-
+async def test_lost_leadership_stops_the_action_and_starts_none(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = next(iter(cluster.addresses))
     async with run_engine(cluster.settings("sleep 600")) as engine:
-        leadership = FakeLeadership()
-        engine.leadership = leadership
+        monkeypatch.setattr(Engine, "valid_term", 3)
         await wait_all_active(engine, cluster)
         rollout = await engine.rollouts.start(cluster.spec, "alice", force=True)
         await wait_until(lambda: len(cluster.action_runs) == 1)
-        leadership.term = None
+        monkeypatch.setattr(Engine, "valid_term", None)
         sample = engine.registry.get_sample_value
-        labels = {"action": "restart", "result": "cut_off"}
+        labels = {"action": "restart", "result": "interrupted"}
         await wait_until(lambda: sample("tidevoy_rollout_actions_total", labels) == 1)
         assert not [p for p in psutil.Process().children(recursive=True) if "sleep" in p.name()]
         await cluster.register(first, NEW)
-        await engine.rollouts.pause(rollout.id, "bob")  # the leader applies it
+        await engine.rollouts.pause(rollout.id, "bob")  # only a leader applies the pause
         assert engine.rollouts.get(rollout.id).steps[first].stage is Stage.STARTED
-        leadership.term = 5
+        monkeypatch.setattr(Engine, "valid_term", 5)
         await wait_for_stage(engine, rollout.id, first, Stage.DONE)
         assert engine.rollouts.get(rollout.id).phase is RolloutPhase.PAUSED
         assert cluster.action_runs == [f"{first} 1"]
@@ -292,11 +290,11 @@ async def test_canceled_drain_pauses_the_rollout(cluster: Cluster) -> None:
         await wait_all_active(engine, cluster)
         first = next(iter(cluster.addresses))
         envoy.sessions[first] = 2
-        await wait_until(lambda: engine.node(first).sessions == 2)
+        await wait_until(lambda: engine.cluster.node(first).sessions == 2)
         rollout = await engine.rollouts.start(cluster.spec, "alice", force=True)
-        await wait_until(lambda: engine.rollouts.get(rollout.id).steps[first].drained_by_us)
+        await wait_until(lambda: engine.rollouts.get(rollout.id).steps[first].owns_drain)
         assert engine.rollouts.get(rollout.id).steps[first].sessions == 2
-        await engine.undrain(first)
+        await engine.operations.undrain(first)
         paused = await wait_for_phase(engine, rollout.id, RolloutPhase.PAUSED)
         assert "an operator canceled its drain" in paused.reason
         assert (cluster.action_runs, drained(engine)) == ([], {})
@@ -307,30 +305,30 @@ async def test_preflight_rejects_a_rollout_before_it_starts(cluster: Cluster) ->
         await wait_all_active(engine, cluster)
         assert engine.rollouts.select_nodes("all") == tuple(sorted(cluster.addresses))
         assert engine.rollouts.action_names() == ["restart", MANUAL]
-        await wait_until(lambda: bool(engine.envoys()))
-        preflight = await engine.rollouts.check(cluster.spec)
+        await wait_until(lambda: bool(engine.cluster.envoys()))
+        preflight = engine.rollouts.check(cluster.spec)
         assert [text[:40] for text in preflight.problems] == [
             "Envoys without Tidevoy's module cannot mi"[:40]
         ]
-        with pytest.raises(RolloutRefused, match="without Tidevoy's module"):
+        with pytest.raises(RolloutRejected, match="without Tidevoy's module"):
             await engine.rollouts.start(cluster.spec, "alice")
-        with pytest.raises(RolloutRefused, match="no action is named 'rm'"):
+        with pytest.raises(RolloutRejected, match="no action is named 'rm'"):
             await engine.rollouts.start(replace(cluster.spec, action="rm"), "alice", force=True)
         assert engine.rollouts.all() == []
         await engine.rollouts.start(cluster.spec, "alice", force=True)
-        with pytest.raises(RolloutRefused, match="is still active and also has"):
+        with pytest.raises(RolloutRejected, match="is still active and also has"):
             await engine.rollouts.start(cluster.spec, "bob", force=True)
 
 
 async def test_orphaned_drain_is_released(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controlplane.rollouts.controller._ORPHANED_DRAIN_SECONDS", 0.5)
+    monkeypatch.setattr("controlplane.rollouts.service._ORPHANED_DRAIN_SECONDS", 0.5)
     first = next(iter(cluster.addresses))
     config = cluster.settings()
     async with run_engine(config) as engine:
         await wait_all_active(engine, cluster)
     file = cluster.directory / "state" / "intents.json"
     async with run_engine(config) as engine:
-        await engine.drain(first)
+        await engine.operations.drain(first)
         await wait_for_state(engine, first, State.DRAINED.value)
     assert '"owner":""' in file.read_text()
     state = FileStore(cluster.directory / "state")
@@ -346,7 +344,7 @@ async def test_orphaned_drain_is_released(cluster: Cluster, monkeypatch: pytest.
 
 
 async def test_two_rollouts_drain_one_node_at_a_time(cluster: Cluster) -> None:
-    """Each allows one node out of service, so both together have one."""
+    """Each rollout may take one node out of service, but both rollouts together may not take two."""
     first, second, third = cluster.addresses
     async with run_engine(cluster.settings()) as engine, cluster.restarting_nodes():
         await wait_all_active(engine, cluster)
@@ -357,7 +355,7 @@ async def test_two_rollouts_drain_one_node_at_a_time(cluster: Cluster) -> None:
             )
         finished = [await wait_for_phase(engine, rollout.id, RolloutPhase.DONE) for rollout in rollouts]
         intervals = sorted(
-            (s.drain_requested_at or 0.0, s.ended or 0.0)
+            (s.drain_requested_at or 0.0, s.ended_at or 0.0)
             for rollout in finished
             for s in rollout.steps.values()
         )
@@ -367,7 +365,7 @@ async def test_two_rollouts_drain_one_node_at_a_time(cluster: Cluster) -> None:
 async def test_uncertain_write_of_a_started_step_runs_no_action(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The write succeeds but its response is lost, so the next pass cannot know that nothing ran."""
+    """The write succeeds, but its response is lost: the rollout cannot know whether the action ran."""
     first, lost_responses = next(iter(cluster.addresses)), list[str]()
     original_save = FileStore.save_rollout
 

@@ -21,10 +21,11 @@ from tests.support.controlplane.engine import (
     register_node,
     run_engine,
     settings,
+    wait_for_plans,
     wait_for_state,
 )
 from tests.support.fake_servers import GREETING_PAYLOAD, mysql_packet, run_fake_server, send_parts
-from tests.support.waiting import wait_until
+from tests.support.waiting import assert_never, wait_until
 
 
 def healthy(*endpoints: str) -> set[tuple[str, str]]:
@@ -41,8 +42,8 @@ async def test_nothing_is_published_without_pd_and_saved_plan(tmp_path: Path) ->
         async with FakeEnvoy(engine.xds_port) as envoy:
             await recorder.wait_for("envoy.connected")
             outage = await recorder.wait_for("source.outage")
-            await asyncio.sleep(1.2)  # longer than a tick: time alone must not publish anything
-            assert envoy.published == []
+            # 1.2 s is longer than a tick of the engine.
+            await assert_never(lambda: bool(envoy.published), 1.2)
         outage_problem, unpublished = engine.readiness_problems()
         assert outage_problem == outage.message
         assert "no plan has been published" in unpublished
@@ -50,7 +51,7 @@ async def test_nothing_is_published_without_pd_and_saved_plan(tmp_path: Path) ->
 
 
 async def test_unpublished_plan_is_not_published_after_a_restart(tmp_path: Path) -> None:
-    """An Envoy may hold a good state that this control plane lost or never knew."""
+    """An empty plan could replace a good configuration of an Envoy that this control plane does not know."""
     for _ in range(2):
         async with run_engine(settings(tmp_path, pd={"urls": [UNREACHABLE_PD_URL]})) as engine:
             async with FakeEnvoy(engine.xds_port) as envoy:
@@ -66,18 +67,18 @@ async def test_saved_plan_is_published_at_once_without_pd(tmp_path: Path) -> Non
             async with run_engine(settings(tmp_path, pd={"urls": [etcd.url]})) as engine:
                 await wait_for_state(engine, sql, "active")
         async with run_engine(settings(tmp_path, pd={"urls": [UNREACHABLE_PD_URL]})) as engine:
-            assert engine.node(sql).plan.state is State.ACTIVE
+            assert engine.cluster.node(sql).plan.state is State.ACTIVE
             async with FakeEnvoy(engine.xds_port) as envoy:
                 await envoy.wait_for_endpoints(lambda endpoints: bool(endpoints))
                 assert states(envoy.published[0]) == healthy(sql)
                 await EventRecorder(engine).wait_for("source.outage")
-                await asyncio.sleep(1.2)
+                await wait_for_plans(engine, 2)
                 assert states(envoy.published[-1]) == healthy(sql)
             assert engine.readiness_problems() == []
 
 
 async def test_first_plan_waits_for_both_first_checks(tmp_path: Path) -> None:
-    """The status port answers at once, the SQL port later: the first published plan is complete."""
+    """The status port answers at once, the SQL port later. The first published plan has both results."""
     greeting = asyncio.Event()
 
     async def delayed_greeting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -90,9 +91,8 @@ async def test_first_plan_waits_for_both_first_checks(tmp_path: Path) -> None:
             run_engine(settings(tmp_path, nodes=node_settings)) as engine,
             FakeEnvoy(engine.xds_port) as envoy,
         ):
-            await wait_until(lambda: engine.node(sql.endpoint).health.status is not None)
-            await asyncio.sleep(0.1)
-            assert envoy.published == []
+            await wait_until(lambda: engine.cluster.node(sql.endpoint).health.status is not None)
+            await assert_never(lambda: bool(envoy.published), 0.1)
             assert engine.readiness_problems() == ["no plan has been published yet"]
             greeting.set()
             await envoy.wait_for_endpoints(lambda endpoints: bool(endpoints))
@@ -127,8 +127,8 @@ async def test_nodes_of_a_late_pd_are_checked_before_the_first_publish(
             run_engine(settings(tmp_path, pd={"urls": [etcd.url]})) as engine,
             FakeEnvoy(engine.xds_port) as envoy,
         ):
-            await asyncio.sleep(3.5)
-            assert envoy.published == []
+            # 3.5 s is longer than the time limit of the first checks.
+            await assert_never(lambda: bool(envoy.published), 3.5)
             await etcd.restart()
             await envoy.wait_for_endpoints(lambda endpoints: True, 20)
             assert states(envoy.published[0]) == healthy(sql)
@@ -146,10 +146,10 @@ async def test_host_names_are_resolved_and_published(tmp_path: Path) -> None:
         async with run_engine(settings(tmp_path, nodes=[{"address": name}])) as engine:
             async with FakeEnvoy(engine.xds_port) as envoy:
                 await envoy.wait_for_endpoints(lambda endpoints: sql.endpoint in endpoints)
-            assert engine.node(name).plan.endpoint == sql.endpoint
-            await engine.add("no-such-host.invalid:4000")
+            assert engine.cluster.node(name).plan.endpoint == sql.endpoint
+            await engine.operations.add("no-such-host.invalid:4000")
             await wait_until(
-                lambda: "cannot be resolved" in engine.node("no-such-host.invalid:4000").plan.reason
+                lambda: "cannot be resolved" in engine.cluster.node("no-such-host.invalid:4000").plan.reason
             )
 
 
@@ -164,5 +164,5 @@ async def test_damaged_file_is_reported_and_preserved(tmp_path: Path, file: str)
         (damaged_copy,) = state.glob(f"{file}.damaged-*")
         assert str(damaged_copy) in event.message
         assert damaged_copy.read_text() == '{"tidevoy": "torn'
-        await engine.add("127.0.0.1:4999")
+        await engine.operations.add("127.0.0.1:4999")
     assert json.loads((state / "intents.json").read_text())["content"]["added"]

@@ -1,4 +1,4 @@
-"""A node at its max_connections: clients get the same answers as without Tidevoy, during and after."""
+"""If a node has reached its max_connections, clients get the same answers as without Tidevoy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
-from tests.support.controlplane.xds_server import StartEnvoy, make_node_plan, make_plan, run_xds_rig
+from tests.conftest import StartEnvoy
+from tests.support.controlplane.xds_server import make_node_plan, make_plan, run_xds_test_bed
 from tests.support.module.bootstrap import require_module
 from tests.support.module.connection_limit import (
     BURST_LOGINS,
@@ -29,7 +30,7 @@ TOO_MANY_CONNECTIONS_PACKET = b"\x17\x00\x00\x00\xff\x10\x04Too many connections
 
 @contextlib.asynccontextmanager
 async def run_sims(mariadb: MariaDb, *limits: int) -> AsyncIterator[list[TidbSim]]:
-    """Run simulated TiDB servers with these max_connections; 0 means unlimited."""
+    """Run one simulated TiDB server for each limit of `max_connections`; 0 means unlimited."""
     async with contextlib.AsyncExitStack() as stack:
         settings = [SimSettings(session_rules(mariadb, max_connections=limit)) for limit in limits]
         yield [await stack.enter_async_context(TidbSim(sim_settings)) for sim_settings in settings]
@@ -39,12 +40,12 @@ async def log_in_through_envoy(
     ports: Ports, envoy_process: StartEnvoy, nodes: Sequence[str], module: Path | None, **options: int
 ) -> LoginResults:
     """Log in repeatedly through an Envoy that a control plane configures. Return the results."""
-    async with run_xds_rig(ports, envoy_process, module=module) as rig:
-        await rig.publish(
+    async with run_xds_test_bed(ports, envoy_process, module=module) as test_bed:
+        await test_bed.publish(
             make_plan(*(make_node_plan(f"n{number}:4000", node) for number, node in enumerate(nodes)))
         )
-        (await rig.wait_for_session()).close()
-        return await log_in_repeatedly(f"127.0.0.1:{rig.sql_port}", **options)
+        (await test_bed.wait_for_session()).close()
+        return await log_in_repeatedly(f"127.0.0.1:{test_bed.sql_port}", **options)
 
 
 @pytest.mark.parametrize("with_module", [True, False], ids=["module", "none"])

@@ -30,7 +30,7 @@ Header = tuple[str, int, str, int]
 
 
 async def read_v2(reader: asyncio.StreamReader) -> Header:
-    """Return client and listener of a version 2 header (proxy-protocol.txt, section 2.2)."""
+    """Return the addresses of client and listener in a version 2 header (proxy-protocol.txt, 2.2)."""
     start = await reader.readexactly(16)
     assert start[:13] == V2_SIGNATURE + b"\x21"
     layout = {0x11: "4s4sHH", 0x21: "16s16sHH"}[start[13]]
@@ -46,7 +46,7 @@ def _text(packed: bytes) -> str:
 
 
 async def read_v1(reader: asyncio.StreamReader) -> Header:
-    """Return client and listener of a version 1 header (proxy-protocol.txt, section 2.1)."""
+    """Return the addresses of client and listener in a version 1 header (proxy-protocol.txt, 2.1)."""
     line = (await reader.readuntil(b"\r\n")).decode()
     keyword, family, source, target, source_port, target_port = line.split()
     assert (keyword, family) == ("PROXY", "TCP6" if ":" in source else "TCP4")
@@ -83,7 +83,7 @@ async def test_greetings_in_any_order_reach_their_clients(tmp_path: Path, worker
 
 
 async def test_closed_clients_connection_is_not_reused(tmp_path: Path) -> None:
-    """Envoy alone would keep a connection that no client waits for, and use it for the next client."""
+    """Without the module, Envoy would give the node connection of a closed client to the next client."""
     waiting: asyncio.Queue[tuple[int, asyncio.StreamWriter]] = asyncio.Queue()
 
     async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -105,13 +105,13 @@ async def test_closed_clients_connection_is_not_reused(tmp_path: Path) -> None:
 
 
 async def test_mixed_up_connections_are_rejected(tmp_path: Path) -> None:
-    """The cluster lacks `connection_pool_per_downstream_connection`."""
+    """The cluster is misconfigured: it lacks `connection_pool_per_downstream_connection`."""
     waiting: list[asyncio.StreamWriter] = []
 
     async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_v2(reader)
         waiting.append(writer)
-        if len(waiting) == 20:  # an even number, so that none keeps its position in the reverse order
+        if len(waiting) == 20:  # an even number, so the reverse order changes every position
             for other in reversed(waiting):
                 other.write(greeting_packet("another client's"))
 
@@ -120,7 +120,7 @@ async def test_mixed_up_connections_are_rejected(tmp_path: Path) -> None:
         async with run_envoy(tmp_path, [server.endpoint], config) as proxy:
             clients = await asyncio.gather(*(proxy.connect() for _ in range(20)))
             packets = await with_timeout(asyncio.gather(*(client.read_packet() for client in clients)))
-            assert {payload[:3] for _, payload in packets} == {b"\xff\x51\x04"}  # 1105
+            assert {payload[:3] for _, payload in packets} == {b"\xff\x51\x04"}  # error 1105
             assert "connection_pool_per_downstream_connection" in proxy.process.output()
 
 
@@ -193,7 +193,6 @@ async def test_nothing_precedes_the_login_without_proxy_protocol(tmp_path: Path)
 
 
 async def test_proxy_header_is_correct_after_a_failover(tmp_path: Path) -> None:
-    """The header names the client that failed over, and no other."""
     headers: asyncio.Queue[Header] = asyncio.Queue()
 
     async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -14,6 +14,7 @@ from sandbox.tidb_sim.packets import frame
 from tests.support.fake_servers import FakeServer, reset_by_peer, run_fake_server, send_parts
 from tests.support.module.bootstrap import Host, ModuleConfig
 from tests.support.module.envoy import (
+    NO_NODE_ERROR,
     OK_PAYLOAD,
     ModuleEnvoy,
     connect_logged_in,
@@ -29,14 +30,10 @@ from tests.support.tidb_sim_clients import RawClient
 from tests.support.waiting import wait_until
 
 FULL = error_packet(1040, "Too many connections")
-NO_NODE = (
-    b"\xff\x51\x04Tidevoy: no TiDB server takes new sessions at the moment; try again "
-    b"(operator: `tidevoy nodes` tells why)"
-)
 reject_with_shutdown = send_parts(error_packet(1053, "Server shutdown in progress"), then_close=True)
 
 
-class Node:
+class SwitchableNode:
     """A node whose behavior a test can change."""
 
     def __init__(self) -> None:
@@ -53,7 +50,7 @@ class Node:
 
 
 async def ejections(proxy: ModuleEnvoy) -> dict[tuple[str, ...], int]:
-    """Wait for ejections. Return when they began (Unix seconds), by node and reason."""
+    """Wait until a node is ejected. Return the start (Unix seconds) of each ejection by node and reason."""
     started_at: dict[tuple[str, ...], int] = {}
 
     async def are_reported() -> bool:
@@ -70,10 +67,10 @@ async def ejections(proxy: ModuleEnvoy) -> dict[tuple[str, ...], int]:
 async def test_full_node_is_skipped_until_it_has_room(
     tmp_path: Path,
 ) -> None:
-    node = Node()
+    node = SwitchableNode()
     node.set_full()
     async with run_fake_server(node) as full, run_fake_server(serve_ok) as other:
-        # Its weight makes the full node the first choice of each login.
+        # Each login tries the full node first, because of its high weight.
         hosts = [Host(full.endpoint, "full", weight=1000), Host(other.endpoint, "other")]
         async with run_envoy(tmp_path, hosts) as proxy:
             for number in range(1, 5):
@@ -93,7 +90,7 @@ async def test_full_node_is_skipped_until_it_has_room(
 
 
 async def test_full_node_uses_up_no_connect_attempt(tmp_path: Path) -> None:
-    node = Node()
+    node = SwitchableNode()
     node.handler = reject_with_shutdown
     full = send_parts(FULL, then_close=True)
     async with AsyncExitStack() as stack:
@@ -106,7 +103,7 @@ async def test_full_node_uses_up_no_connect_attempt(tmp_path: Path) -> None:
         proxy = await stack.enter_async_context(
             run_envoy(tmp_path, [*hosts, Host(last.endpoint, priority=4)], config)
         )
-        # The failing node uses up the only attempt, although there is another node.
+        # Three full nodes use up no attempt. The fourth node uses up the only one, so `last` is not tried.
         assert await read_to_end(await proxy.connect()) == FULL
         assert [peer.connections for peer in (*peers, last)] == [1, 1, 1, 1, 0]
         node.set_working()
@@ -119,7 +116,7 @@ async def test_client_receives_the_error_of_a_full_node_if_all_fail(
     tmp_path: Path, state: str | None
 ) -> None:
     """The error of a full node takes precedence over other errors, because it helps the client most."""
-    node = Node()
+    node = SwitchableNode()
     packet = error_packet(1040, "Too many connections on this node", state)
     node.set_full(packet)
     async with AsyncExitStack() as stack:
@@ -144,9 +141,9 @@ async def test_client_receives_the_error_of_a_full_node_if_all_fail(
 @asynccontextmanager
 async def run_bad_and_good(
     directory: Path, eject_seconds: float
-) -> AsyncIterator[tuple[ModuleEnvoy, Node, FakeServer]]:
-    """Run an Envoy in front of a failing node, the first choice of every login, and a working node."""
-    node = Node()
+) -> AsyncIterator[tuple[ModuleEnvoy, SwitchableNode, FakeServer]]:
+    """Run an Envoy in front of a failing node, which every login tries first, and a working node."""
+    node = SwitchableNode()
     node.handler = reject_with_shutdown
     config = ModuleConfig(node={"eject_seconds": eject_seconds})
     async with run_fake_server(node) as bad, run_fake_server(serve_ok) as good:
@@ -183,11 +180,11 @@ async def test_ejected_node_is_retried_and_used_once_it_works(tmp_path: Path) ->
 
 
 async def test_last_node_is_tried_for_every_login(tmp_path: Path) -> None:
-    node = Node()
+    node = SwitchableNode()
     node.handler = reject_with_shutdown
     async with run_fake_server(node) as only, run_envoy(tmp_path, [Host(only.endpoint, "only")]) as proxy:
         for number in range(1, 6):
-            assert await read_to_end(await proxy.connect()) == frame(0, NO_NODE)
+            assert await read_to_end(await proxy.connect()) == frame(0, NO_NODE_ERROR)
             assert only.connections == number
         node.set_working()
         await connect_logged_in(proxy)
@@ -195,7 +192,7 @@ async def test_last_node_is_tried_for_every_login(tmp_path: Path) -> None:
 
 
 async def test_all_nodes_are_retried_when_all_have_failed(tmp_path: Path) -> None:
-    nodes = [Node() for _ in range(3)]
+    nodes = [SwitchableNode() for _ in range(3)]
     async with AsyncExitStack() as stack:
         peers: list[FakeServer] = [await stack.enter_async_context(run_fake_server(node)) for node in nodes]
         hosts = [Host(peer.endpoint, f"n{number}") for number, peer in enumerate(peers)]
@@ -203,7 +200,7 @@ async def test_all_nodes_are_retried_when_all_have_failed(tmp_path: Path) -> Non
             for node in nodes:
                 node.handler = reject_with_shutdown
             for number in range(1, 4):
-                assert await read_to_end(await proxy.connect()) == frame(0, NO_NODE)
+                assert await read_to_end(await proxy.connect()) == frame(0, NO_NODE_ERROR)
                 assert [peer.connections for peer in peers] == [number] * 3
             nodes[1].set_working()
             await connect_logged_in(proxy)
@@ -219,7 +216,7 @@ FULL_AFTER_GREETING = b"\xff\x10\x04#08004Too many connections"
 
 
 async def reject_login_as_full(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Greet, and then reject the login because the node is full; TiDB sends this error twice."""
+    """Greet, and then reject the login as a full TiDB node does: send the same error twice."""
     writer.write(greeting_packet("8.0.11-full"))
     node = RawClient(reader, writer)
     await node.read_packet()
@@ -228,7 +225,7 @@ async def reject_login_as_full(reader: asyncio.StreamReader, writer: asyncio.Str
 
 
 async def switch_plugin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Request the password with a new salt, as TiDB does if the plugin differs from the account's."""
+    """Request the password with a new salt, as TiDB does if client and account use different plugins."""
     writer.write(greeting_packet("8.0.11-room"))
     node = RawClient(reader, writer)
     _, response = await node.read_packet()

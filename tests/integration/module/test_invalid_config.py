@@ -55,7 +55,7 @@ INVALID_CONFIGS = {
         "unknown variant `maybe`",
     ),
     "another type": (
-        ModuleConfig(live={"login_timeout": "soon"}),
+        ModuleConfig(live_settings={"login_timeout": "soon"}),
         'listener filter "live_config"',
         "invalid type",
     ),
@@ -122,7 +122,7 @@ async def validate(directory: Path, config: ModuleConfig) -> tuple[int, str, set
         process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=subprocess.STDOUT)
         ended = asyncio.create_task(process.wait())
         thread_names: set[str] = set()
-        # There is no event for the start of a thread.
+        # No event reports the start of a thread, so this loop polls.
         while not ended.done():
             thread_names |= threads_of(process.pid)
             await asyncio.wait([ended], timeout=0.001)
@@ -144,7 +144,7 @@ async def test_configuration_is_validated_without_side_effects(
 
 
 async def test_files_are_watched_while_envoy_runs(tmp_path: Path, certificates: PemFiles) -> None:
-    """The thread really has the name that the test above looks for."""
+    """The previous test assumes that threads that watch files are named `tidevoy-files`."""
     tls = {"tls": "optional", "cert": str(certificates.cert), "key": str(certificates.key)}
     async with run_envoy(
         tmp_path, ["127.0.0.1:1"], ModuleConfig(client=tls, node={"tls": "preferred"})

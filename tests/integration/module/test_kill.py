@@ -1,4 +1,7 @@
-"""Idle sessions with saved states: a KILL ends them, and a crash of their node does not."""
+"""A KILL ends an idle session whose states Envoy has saved, but a crash of the session's node does not.
+
+Envoy saves the states that it exported for a migration that then failed.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from sandbox.mariadb import MariaDb
 from sandbox.tidb_sim.migration_rules import MigrationRules
 from tests.support.clients.server import PemFiles
 from tests.support.fake_servers import run_fake_server
-from tests.support.migration.fault_arena import to_host
+from tests.support.migration.fault_envoy import to_host
 from tests.support.migration.fleet import NodeSpec, run_fleet
 from tests.support.migration.scripted_node import CHECK_STATEMENT, ScriptedNode
 from tests.support.module.bootstrap import Host, ModuleConfig, publish_nodes
@@ -23,7 +26,7 @@ from tests.support.waiting import wait_until
 
 MANY = 32
 MAX_PROBES = 4
-"""Limit for the connections that probe a node when many of its sessions end together."""
+"""If many sessions end, Envoy opens at most this many connections to check whether their node listens."""
 
 
 @pytest.mark.parametrize("with_tls", [False, True], ids=["plain", "TLS"])
@@ -31,7 +34,7 @@ MAX_PROBES = 4
 async def test_killed_sessions_end_and_others_survive_a_node_crash(
     tmp_path: Path, mariadb: MariaDb, with_tls: bool, with_proxy_header: bool
 ) -> None:
-    """A simulated TiDB server that requires a PROXY header sends no greeting without it."""
+    """`with_proxy_header`: the nodes require a PROXY header, and send no greeting without it."""
     specs = [
         NodeSpec(requires_proxy_header=with_proxy_header),
         NodeSpec(MigrationRules(rejects_set_states=True), requires_proxy_header=with_proxy_header),
@@ -39,7 +42,7 @@ async def test_killed_sessions_end_and_others_survive_a_node_crash(
     ]
     tls = PemFiles.create(tmp_path / "certificates") if with_tls else None
     config = ModuleConfig(node={"proxy_protocol": "v2"} if with_proxy_header else {})
-    async with run_fleet(tmp_path, mariadb, parts=config, specs=specs, drained=[1, 2], tls=tls) as nodes:
+    async with run_fleet(tmp_path, mariadb, config=config, specs=specs, drained=[1, 2], tls=tls) as nodes:
         first, rejecting, third = nodes.nodes
         clients = [await nodes.connect_answer_client() for _ in range(8)]
         for number, client in enumerate(clients):
@@ -64,7 +67,7 @@ async def test_killed_sessions_end_and_others_survive_a_node_crash(
 
 @asynccontextmanager
 async def _admin(mariadb: MariaDb) -> AsyncIterator[RawClient]:
-    """Connect to MariaDB itself, whose connection ids the simulated servers use."""
+    """Connect to MariaDB. Its KILL also ends sessions of simulated servers, which use MariaDB's ids."""
     reader, writer = await asyncio.open_connection("127.0.0.1", mariadb.port)
     try:
         admin = RawClient(reader, writer)
@@ -78,7 +81,7 @@ async def _admin(mariadb: MariaDb) -> AsyncIterator[RawClient]:
 async def run_with_saved_states(
     directory: Path,
 ) -> AsyncIterator[tuple[ScriptedNode, ScriptedNode, list[RawClient]]]:
-    """Run a node whose sessions have saved states, and another node that would accept them."""
+    """Run a node with sessions whose states Envoy has saved, and another node that accepts these states."""
     endpoints = directory / "endpoints.json"
     old, other = ScriptedNode("old"), ScriptedNode("other")
     config = ModuleConfig(endpoints=endpoints)
@@ -94,14 +97,13 @@ async def run_with_saved_states(
         for client in clients:
             assert (await with_timeout(client.login()))[0] == 0
             assert (await client.query("set @a = 7"))[0] == 0
-        publish_nodes(
-            endpoints, [Host(old.endpoint, old.name, state="draining"), Host(denying.endpoint, "denying")]
-        )
-
-        async def have_all_stayed() -> bool:
-            return (await proxy.metrics()).get(("migrations", ("old", "denied", "stayed")), 0) >= MANY
-
-        await wait_until(have_all_stayed)
+        denying_host = Host(denying.endpoint, "denying")
+        publish_nodes(endpoints, [Host(old.endpoint, old.name, state="draining"), denying_host])
+        await wait_until(lambda: all(connection.has_exported for connection in old.connections))
+        # Envoy tries denied sessions again after a second. End this before the other node can be used.
+        async with proxy.wait_applied():
+            publish_nodes(endpoints, [to_host(old), denying_host])
+        await wait_until(lambda: denying.connections == denying.connection_ends.qsize() >= MANY)
         async with proxy.wait_applied():
             publish_nodes(endpoints, [to_host(old), to_host(other)])
         yield old, other, clients
@@ -117,7 +119,7 @@ async def test_sessions_that_end_together_share_a_few_probes(tmp_path: Path) -> 
 
 
 async def test_sessions_that_are_reset_together_are_restored(tmp_path: Path) -> None:
-    """The node still listens, but a KILL closes connections by FIN, not by RST."""
+    """Envoy does not assume a KILL, although the node listens: a KILL never resets several connections."""
     async with run_with_saved_states(tmp_path) as (old, other, clients):
         await asyncio.gather(*(link.reset() for link in old.connections[:MANY]))
         await wait_until(lambda: len(other.connections) == MANY)
@@ -128,7 +130,7 @@ async def test_sessions_that_are_reset_together_are_restored(tmp_path: Path) -> 
 
 async def test_saved_states_are_used_if_the_node_dies_before_the_next_export(tmp_path: Path) -> None:
     async with run_with_saved_states(tmp_path) as (old, other, clients):
-        exporting = old.hold_at("export", stays_closed=True)
+        exporting = old.pause_at("export", pauses_all=True)
         publish_nodes(
             tmp_path / "endpoints.json", [Host(old.endpoint, old.name, state="draining"), to_host(other)]
         )

@@ -1,6 +1,7 @@
-"""Sessions with large states delay no other session, and the total memory for states is bounded.
+"""Sessions with large states delay no other session, and the total memory for states is limited.
 
-`TIDEVOY_SOAK=1 pytest -s tests/integration/module/test_large_states.py` uses 500 sessions with 60 MiB each,
+A session's states are the result of SHOW SESSION_STATES, from which another node restores the session.
+`TIDEVOY_SOAK=1 pytest -s tests/integration/module/test_large_states.py` uses 500 sessions of up to 60 MiB,
 and prints how much memory Envoy uses.
 """
 
@@ -24,10 +25,10 @@ from sandbox.tidb_sim.packets import MySqlCommand, frame
 from tests.support.load.large_states import INSERT, INSERTED_ROWS, ROW_COUNT, LargeStatesNode, build_states
 from tests.support.module.bootstrap import Host, ModuleConfig, bootstrap, publish_nodes
 from tests.support.module.envoy import ModuleEnvoy, connect_logged_in, serve_envoy, with_timeout
+from tests.support.soak import SOAK
 from tests.support.tidb_sim_clients import RawClient
 from tests.support.waiting import wait_until
 
-SOAK = bool(os.environ.get("TIDEVOY_SOAK"))
 MIB = 1 << 20
 MAX_BYTES = 4 * MIB
 """Limit for the states of one session (`states_max_bytes`)."""
@@ -42,8 +43,8 @@ pytestmark = pytest.mark.timeout(TIMEOUT_SECONDS + 60)
 
 
 @dataclass
-class Site:
-    """An Envoy with one worker, the node that has the sessions, and the node that they migrate to."""
+class LargeStatesSetup:
+    """An Envoy with one worker, the `old` node with the sessions, and `new`, to which they migrate."""
 
     proxy: ModuleEnvoy
     old: LargeStatesNode
@@ -53,9 +54,9 @@ class Site:
 
     @asynccontextmanager
     async def measured(self, label: str, *, budget: int, read: int) -> AsyncIterator[None]:
-        """Check that Envoy uses at most `budget` more memory within the block, in short iterations.
+        """Check that Envoy needs at most `budget` + OVERHEAD_BYTES, and reads in short iterations.
 
-        `read`: how many bytes of states Envoy reads within the block.
+        `read`: number of bytes of states that Envoy reads during the block.
         """
         first, began = await self.read_iterations(), time.monotonic()
         before = memory_mib(self.proxy.pid)
@@ -77,7 +78,7 @@ class Site:
         publish_nodes(self.endpoints, [Host(self.old.endpoint, state="draining"), Host(self.new.endpoint)])
 
     async def open_sessions(self, sessions: int) -> None:
-        """Open sessions on the old node, each of which changes some rows."""
+        """Open sessions on the old node, and set their ROW_COUNT() by an insert."""
         for _ in range(sessions):
             client = await connect_logged_in(self.proxy)
             self.clients.append(client)
@@ -97,11 +98,11 @@ class Site:
         await wait_until(have_failed, TIMEOUT_SECONDS)
 
     async def read_iterations(self) -> LoopDurations:
-        """Return all event loop iterations of the worker so far.
+        """Return the durations of all event loop iterations of the worker so far.
 
-        Envoy updates `server.uptime` after it has merged its histograms.
+        Envoy merges its histograms periodically, and then updates `server.uptime`.
         """
-        for _ in range(2):  # a merge that is already running may miss the latest iterations
+        for _ in range(2):  # the first update may belong to a merge that had already begun
             uptime = await self.proxy.stats("^server.uptime$")
 
             async def is_merged(before: Mapping[str, int] = uptime) -> bool:
@@ -129,12 +130,12 @@ async def ask(client: RawClient, statement: bytes) -> tuple[int, bytes]:
 
 
 @asynccontextmanager
-async def running_site(
+async def run_setup(
     directory: Path, size: int, *, budget: int, denies: bool = False
-) -> AsyncIterator[Site]:
-    """Run a site whose sessions have states of `size` bytes.
+) -> AsyncIterator[LargeStatesSetup]:
+    """Run a `LargeStatesSetup` whose sessions have states of `size` bytes each.
 
-    `budget`: bytes for the states of all sessions. `denies`: whether the new node denies the sessions.
+    `budget`: maximum bytes for the states of all sessions. `denies`: the new node denies all sessions.
     """
     endpoints = directory / "endpoints.json"
     memory = {"states_max_bytes": MAX_BYTES, "states_budget_bytes": budget}
@@ -146,12 +147,12 @@ async def running_site(
         proxy = ModuleEnvoy(json.dumps(envoy_bootstrap), directory, concurrency=1)
         async with serve_envoy(proxy, config):
             _raise_priority(proxy)
-            yield Site(proxy, old, new, endpoints)
+            yield LargeStatesSetup(proxy, old, new, endpoints)
     assert (old.problems, new.problems) == ([], [])
 
 
 def _raise_priority(proxy: ModuleEnvoy) -> None:
-    """Give the worker real-time priority, if permitted: its iterations are measured by the wall clock."""
+    """Give the worker real-time priority, if permitted: Envoy measures iterations by the wall clock."""
     for task in Path(f"/proc/{proxy.pid}/task").iterdir():
         if (task / "comm").read_text().startswith("wrk:"):
             with suppress(PermissionError):
@@ -159,72 +160,71 @@ def _raise_priority(proxy: ModuleEnvoy) -> None:
 
 
 async def test_drain_of_sessions_with_too_large_states_uses_no_memory(tmp_path: Path) -> None:
-    """Each session is exported once, and stays unchanged."""
     sessions, size = (500, 60 * MIB) if SOAK else (20, 8 * MIB)
     budget = 16 * MIB
-    async with running_site(tmp_path, size, budget=budget) as site:
-        await site.open_sessions(sessions)
+    async with run_setup(tmp_path, size, budget=budget) as setup:
+        await setup.open_sessions(sessions)
         label = f"{sessions} sessions of {size // MIB} MiB stay"
-        async with site.measured(label, budget=0, read=sessions * size):
-            site.drain()
-            await site.wait_for_stayed("states_too_large", sessions)
-        assert (site.old.export_count, site.old.undone_count) == (sessions, sessions)
-        await site.proxy.wait_for_metrics({("states_bytes",): 0})
-        await site.check_all_on(site.old)
+        async with setup.measured(label, budget=0, read=sessions * size):
+            setup.drain()
+            await setup.wait_for_stayed("states_too_large", sessions)
+        assert (setup.old.export_count, setup.old.undone_count) == (sessions, sessions)
+        await setup.proxy.wait_for_metrics({("states_bytes",): 0})
+        await setup.check_all_on(setup.old)
 
 
 async def test_sessions_with_large_states_migrate_within_the_budget(tmp_path: Path) -> None:
     sessions, size, budget = 500 if SOAK else 20, 3 * MIB, 16 * MIB
-    async with running_site(tmp_path, size, budget=budget) as site:
-        await site.open_sessions(sessions)
+    async with run_setup(tmp_path, size, budget=budget) as setup:
+        await setup.open_sessions(sessions)
         label = f"{sessions} sessions of {size // MIB} MiB migrate"
-        async with site.measured(label, budget=budget, read=sessions * size):
-            site.drain()
-            await wait_until(lambda: site.new.restored_count == sessions, TIMEOUT_SECONDS)
-        await site.check_all_on(site.new)
-        assert site.old.export_count == site.old.undone_count + sessions, (
+        async with setup.measured(label, budget=budget, read=sessions * size):
+            setup.drain()
+            await wait_until(lambda: setup.new.restored_count == sessions, TIMEOUT_SECONDS)
+        await setup.check_all_on(setup.new)
+        assert setup.old.export_count == setup.old.undone_count + sessions, (
             "every export without a migration was undone"
         )
 
 
 async def test_states_saved_after_failed_migrations_are_bounded(tmp_path: Path) -> None:
-    """Envoy keeps states for 50 s in case the node fails, up to half of the budget."""
+    """Envoy keeps the states of failed migrations for 50 s, in at most half of the budget."""
     sessions, size = (500, 3 * MIB) if SOAK else (20, 1 * MIB)
     budget = 16 * MIB
-    async with running_site(tmp_path, size, budget=budget, denies=True) as site:
-        await site.open_sessions(sessions)
+    async with run_setup(tmp_path, size, budget=budget, denies=True) as setup:
+        await setup.open_sessions(sessions)
         label = f"{sessions} sessions of {size // MIB} MiB cannot migrate"
-        async with site.measured(label, budget=budget, read=sessions * size):
-            site.drain()
-            await site.wait_for_stayed("denied", sessions)
+        async with setup.measured(label, budget=budget, read=sessions * size):
+            setup.drain()
+            await setup.wait_for_stayed("denied", sessions)
 
         async def states_within_budget() -> bool:
-            return budget // 4 < await site.value("states_bytes") <= budget
+            return budget // 4 < await setup.value("states_bytes") <= budget
 
         await wait_until(states_within_budget)
-        await site.check_all_on(site.old)
+        await setup.check_all_on(setup.old)
 
 
 async def test_session_that_exceeds_the_budget_stays_unchanged(tmp_path: Path) -> None:
-    async with running_site(tmp_path, 3 * MIB, budget=2 * MIB) as site:
-        await site.open_sessions(1)
-        site.drain()
-        await site.wait_for_stayed("states_budget", 1)
-        await site.check_all_on(site.old)
-        assert site.new.restored_count == 0
+    async with run_setup(tmp_path, 3 * MIB, budget=2 * MIB) as setup:
+        await setup.open_sessions(1)
+        setup.drain()
+        await setup.wait_for_stayed("states_budget", 1)
+        await setup.check_all_on(setup.old)
+        assert setup.new.restored_count == 0
 
 
 async def test_session_with_too_large_states_is_exported_less_often(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The large session is exported once, while a session that its target denies is exported three times."""
-    async with running_site(tmp_path, 5 * MIB, budget=64 * MIB) as large:
-        async with running_site(
+    """Envoy exports the large session once while it exports a denied small session three times."""
+    async with run_setup(tmp_path, 5 * MIB, budget=64 * MIB) as large:
+        async with run_setup(
             tmp_path_factory.mktemp("denied"), 1 * MIB, budget=64 * MIB, denies=True
         ) as small:
-            for site in (large, small):
-                await site.open_sessions(1)
-                site.drain()
+            for setup in (large, small):
+                await setup.open_sessions(1)
+                setup.drain()
             await large.wait_for_stayed("states_too_large", 1)
             await large.check_all_on(large.old)
             await wait_until(lambda: small.old.export_count == 3)

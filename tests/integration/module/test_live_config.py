@@ -1,4 +1,7 @@
-"""The live configuration: changes take effect at once and close no connection."""
+"""The live configuration: its changes take effect at once, and close no connection.
+
+Envoy learns nodes from two files: the endpoints and the live configuration. `publish_nodes` writes both.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from tests.support.module.bootstrap import (
     write_live_config,
 )
 from tests.support.module.envoy import (
+    NO_NODE_ERROR,
     ModuleEnvoy,
     connect_logged_in,
     read_to_end,
@@ -27,8 +31,6 @@ from tests.support.module.envoy import (
     with_timeout,
 )
 from tests.support.waiting import wait_until
-
-NO_NODE = b"\xff\x51\x04"  # error 1105
 
 
 @asynccontextmanager
@@ -50,7 +52,7 @@ async def is_rejected(proxy: ModuleEnvoy) -> bool:
     client = await proxy.connect()
     _, first = await with_timeout(client.read_packet())
     client.writer.close()
-    return first.startswith(NO_NODE)
+    return first.startswith(NO_NODE_ERROR)
 
 
 async def wait_configs_applied(proxy: ModuleEnvoy, count: int) -> None:
@@ -89,7 +91,7 @@ async def test_node_gets_no_new_sessions_once_either_file_closes_it(tmp_path: Pa
     async with run_with_nodes(tmp_path) as (proxy, endpoints, (a, b)):
 
         async def gets_no_sessions() -> bool:
-            """Weights are equal, so an open node would get some of several successive clients."""
+            """Return whether `a` gets none of four clients. An active node of equal weight would get some."""
             connections = a.connections
             for _ in range(4):
                 await served_by(proxy, b)
@@ -134,7 +136,7 @@ async def test_live_config_drain_migrates_sessions_of_all_workers(tmp_path: Path
 async def test_worker_applies_change_after_the_session_that_wakes_it_ended(
     tmp_path: Path, mariadb: MariaDb
 ) -> None:
-    """The main thread wakes a worker through one of that worker's sessions; if it ends, through another."""
+    """The main thread wakes a worker through one of the worker's sessions, which may end at that moment."""
     async with run_fleet(tmp_path, mariadb, drained=[1]) as fleet:
         first, second = (Host(node.sql_address) for node in fleet.nodes)
         write_endpoints(fleet.endpoints, [first, second])
@@ -174,7 +176,7 @@ async def test_changed_limits_apply_to_new_sessions(tmp_path: Path) -> None:
 
 
 async def test_sessions_do_not_keep_old_live_configurations(tmp_path: Path) -> None:
-    """Envoy keeps the text of a network filter's configuration as long as one of its connections exists."""
+    """Envoy stores a network filter's configuration until the last connection that uses it is closed."""
     async with run_with_nodes(tmp_path, 1) as (proxy, endpoints, (node,)):
         drained_hosts = [Host(f"127.0.0.2:{port}", state="drained") for port in range(1000, 3000)]
 
@@ -187,7 +189,7 @@ async def test_sessions_do_not_keep_old_live_configurations(tmp_path: Path) -> N
         for number in range(1, 6):
             await change(number)
             clients.append(await connect_logged_in(proxy))
-        # The module's first report of a node allocates memory that it keeps: wait for it before measuring.
+        # The module's first report of a node allocates permanent memory, which must not be measured.
         await proxy.wait_for_metrics({("logins", node.endpoint): 5})
         memory = await proxy.allocated_bytes()
         for number in range(6, 21):

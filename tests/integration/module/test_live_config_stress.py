@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -20,13 +19,13 @@ from tests.support.fake_servers import run_fake_server
 from tests.support.module import address_sanitizer
 from tests.support.module.bootstrap import Host, ModuleConfig, bootstrap, write_endpoints, write_live_config
 from tests.support.module.envoy import OK_PAYLOAD, ModuleEnvoy, accept_login, serve_envoy, with_timeout
+from tests.support.soak import SOAK
 
-SOAK = bool(os.environ.get("TIDEVOY_SOAK"))
 SECONDS = 60.0 if SOAK else 0.0
 MIN_CHANGES = 60
 CLIENTS = 24
 WORKERS = 4
-# Nodes that are part of the configuration, but receive no sessions.
+# Number of nodes that are part of the configuration, but receive no sessions.
 CLOSED_NODES = 400 if SOAK else 40
 SEED = 16
 PING = 0x0E
@@ -37,7 +36,7 @@ pytestmark = pytest.mark.timeout(1800 if SOAK else 120)
 
 @dataclass
 class ConfigChanger:
-    """Writes random endpoints and live configurations, in which one of the nodes is always active."""
+    """Writes random endpoints and live configurations. The first node is always active."""
 
     endpoints: Path
     nodes: list[str]
@@ -45,7 +44,7 @@ class ConfigChanger:
     changes_written: int = 0
 
     def hosts(self) -> list[Host]:
-        """Return the node that is always active, and a random choice of the others."""
+        """Return the first node, which is always active, and a random choice of the others."""
         steady, *others = self.nodes
         self.changes_written += 1
         closed = [f"127.0.0.2:{10_000 + number}" for number in range(CLOSED_NODES)]
@@ -67,7 +66,7 @@ class ConfigChanger:
         )
 
     async def run(self, proxy: ModuleEnvoy, done: asyncio.Event) -> None:
-        """Change the endpoints or the live configuration until there are enough changes; then set `done`."""
+        """Change endpoints or live configuration for SECONDS and at least MIN_CHANGES times; set `done`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + SECONDS
         while self.changes_written < MIN_CHANGES or loop.time() < deadline:

@@ -1,4 +1,4 @@
-"""The load-balancing policy: fewest sessions relative to the weight, counted over all workers."""
+"""The load-balancing policy chooses the node with the fewest sessions (of all workers) per unit of weight."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def run_with_weights(
     priorities: Sequence[int] = (0, 0, 0),
     others: Sequence[Host] = (),
 ) -> AsyncIterator[ModuleEnvoy]:
-    """Run an Envoy in front of nodes a, b and c, which give their name in the greeting, and `others`."""
+    """Run an Envoy in front of `others` and the nodes a, b and c, whose greetings contain their names."""
     async with AsyncExitStack() as stack:
         hosts = [*others]
         for name, weight, priority in zip("abc", weights, priorities, strict=True):
@@ -86,8 +86,8 @@ async def test_simultaneous_sessions_are_spread_evenly(tmp_path: Path) -> None:
         assert counts.total() == 150
 
 
-async def test_equal_nodes_take_turns(tmp_path: Path) -> None:
-    """Otherwise successive clients would all reach the same node."""
+async def test_equal_nodes_get_sessions_alternately(tmp_path: Path) -> None:
+    """Nodes with equally many sessions take turns. Otherwise short sessions would all reach the same node."""
     async with run_with_weights(tmp_path, [1, 1, 1], workers=1) as proxy:
         node_names = []
         for _ in range(9):

@@ -6,18 +6,9 @@ import asyncio
 from pathlib import Path
 
 from sandbox.mariadb import MariaDb
-from tests.support.migration.fleet import query_rows, run_fleet
+from tests.support.migration.fleet import run_fleet
+from tests.support.tidb_sim_clients import query_rows
 from tests.support.waiting import wait_until
-
-
-async def test_idle_session_leaves_a_draining_node(tmp_path: Path, mariadb: MariaDb) -> None:
-    async with run_fleet(tmp_path, mariadb) as fleet:
-        client = await fleet.connect_driver()
-        await query_rows(client, "set @a = 7")
-        for _ in range(3):
-            await fleet.migrate_all()
-            assert await query_rows(client, "select @a, 1 + 1") == [(7, 2)]
-        await client.ensure_closed()
 
 
 async def test_busy_sessions_migrate_between_two_statements(tmp_path: Path, mariadb: MariaDb) -> None:

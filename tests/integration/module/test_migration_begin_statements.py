@@ -1,4 +1,7 @@
-"""A session that waits to migrate answers every statement that begins a transaction as a server does."""
+"""While a session waits for its migration, the module answers statements that begin a transaction.
+
+Its answers must equal those of a server.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.mariadb import MariaDb
-from tests.support.migration.differential import without_types
+from tests.support.migration.differential import keep_column_names
 from tests.support.migration.fleet import run_fleet
 from tests.support.migration.transaction_statements import (
     TRANSACTION_CASES,
@@ -52,13 +55,13 @@ async def test_begin_statements_are_answered_as_by_a_server(tmp_path: Path, mari
         answers = await run_cases(
             TRANSACTION_CASES, nodes.connect_answer_client, _TABLE, drain_first, undrain_first
         )
-        assert find_differences(expected, answers, without_types) == []
+        assert find_differences(expected, answers, keep_column_names) == []
         await admin.query("drop database begins")
 
 
 @pytest.mark.asyncio
 async def test_session_with_back_to_back_transactions_is_reported(tmp_path: Path, mariadb: MariaDb) -> None:
-    """The session migrates when a transaction ends without an immediate next BEGIN."""
+    """The session migrates only when a transaction ends and the next one does not begin at once."""
     async with run_fleet(tmp_path, mariadb, drained=[1]) as nodes:
         first, second = nodes.nodes
         client = await nodes.connect_answer_client()

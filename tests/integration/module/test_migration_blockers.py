@@ -1,4 +1,4 @@
-"""Sessions that cannot migrate, or not yet: they continue on their node as if nothing had been tried."""
+"""Sessions that cannot migrate, or cannot migrate yet, continue on their node unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sandbox.tidb_sim.migration_rules import MigrationRules
 from sandbox.tidb_sim.packets import AUTOCOMMIT, IN_TRANSACTION, Capability, MySqlCommand
 from tests.support.clients.server import PemFiles
 from tests.support.fake_servers import full_backlog, refusing_port, run_fake_server
-from tests.support.migration.differential import without_types
+from tests.support.migration.differential import keep_column_names
 from tests.support.migration.fleet import THREE_NODES, MigratingFleet, NodeSpec, mariadb_session, run_fleet
 from tests.support.migration.sql_client import (
     Answer,
@@ -63,15 +63,15 @@ GOOD = NodeSpec()
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a migration fails. `other`: a target to use instead of a simulated TiDB server, by its endpoint."""
+    """A cause of failed migrations. `fake_target`, if set, runs a target and yields its endpoint."""
 
     name: str
     reason: str
     source: NodeSpec = GOOD
     target: NodeSpec = GOOD
-    other: Callable[[], AbstractAsyncContextManager[str]] | None = None
+    fake_target: Callable[[], AbstractAsyncContextManager[str]] | None = None
     is_permanent: bool = False
-    """The session can migrate to no node at all."""
+    """Whether migrations to a good node fail, too."""
 
 
 UNCERTIFIED = NodeSpec(has_signing_certificate=False)
@@ -82,9 +82,9 @@ FAILURES = (
         target=NodeSpec(MigrationRules(rejects_set_states=True)),
     ),
     Failure("the target cannot check tokens", "denied", target=UNCERTIFIED),
-    Failure("the target refuses connections", "unreachable", other=_closed_target),
-    Failure("the target does not answer", "slow", other=_full_target),
-    Failure("the target is silent after the login", "slow", other=_silent_target),
+    Failure("the target refuses connections", "unreachable", fake_target=_closed_target),
+    Failure("the target does not answer", "slow", fake_target=_full_target),
+    Failure("the target is silent after the login", "slow", fake_target=_silent_target),
     Failure(
         "a token cannot be signed, and there is none",
         "no_token",
@@ -110,41 +110,43 @@ async def running(
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def nodes(running: MigratingFleet) -> AsyncIterator[MigratingFleet]:
-    """Yield two nodes; sessions begin at the first one."""
+    """Yield two nodes. New sessions go to the first node, because the second one is draining."""
     running.drain(running.nodes[1])
     yield running
     await running.close_sessions()
     assert running.pop_violations() == []
 
 
-shared = pytest.mark.asyncio(loop_scope="module")
-"""Marks tests that share these nodes: an Envoy per test would take longer than all the tests."""
+in_module = pytest.mark.asyncio(loop_scope="module")
+"""Marks tests that share the two `nodes`, because Envoy starts slowly."""
 
 
 @asynccontextmanager
 async def run_with_failure(
     directory: Path, mariadb: MariaDb, failure: Failure, *, tls: PemFiles | None = None
 ) -> AsyncIterator[tuple[MigratingFleet, Callable[[], None]]]:
-    """Run nodes where a migration fails. Yield them and a function that drains the first one.
+    """Run three nodes: migrations from the first to the second fail, and the third accepts all sessions.
 
-    Sessions begin at the first node. The last node accepts all sessions.
+    Yield the nodes, and a function that drains the first node. Until then, new sessions go to the first node.
     """
     async with AsyncExitStack() as stack:
-        others = [] if failure.other is None else [await stack.enter_async_context(failure.other())]
+        fake_targets = (
+            [] if failure.fake_target is None else [await stack.enter_async_context(failure.fake_target())]
+        )
         nodes = [failure.source, failure.target, NodeSpec()]
         fleet = await stack.enter_async_context(
-            run_fleet(directory, mariadb, specs=nodes, tls=tls, others=others, drained=(1, 2))
+            run_fleet(directory, mariadb, specs=nodes, tls=tls, others=fake_targets, drained=(1, 2))
         )
         first, second, third = fleet.nodes
 
         def drain() -> None:
-            fleet.drain(first, third, *([second] if others else []))
+            fleet.drain(first, third, *([second] if fake_targets else []))
 
         yield fleet, drain
 
 
 async def leave_diagnostics(client: AnswerClient, table: str) -> None:
-    """Leave a row count, found rows and warnings in the session."""
+    """Run statements that set ROW_COUNT(), FOUND_ROWS() and the session's warnings."""
     for statement in (
         f"create table {table} (id int primary key)",
         "select seq from mysql.seq_1_to_7",
@@ -156,14 +158,14 @@ async def leave_diagnostics(client: AnswerClient, table: str) -> None:
 
 async def read_diagnostics(client: AnswerClient) -> list[Answer]:
     queries = ("select row_count(), found_rows(), @@warning_count", "show warnings")
-    return [without_types(await client.query(query)) for query in queries]
+    return [keep_column_names(await client.query(query)) for query in queries]
 
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.name)
 async def test_failed_migration_is_invisible(
     tmp_path: Path, mariadb: MariaDb, database: str, failure: Failure
 ) -> None:
-    """It is unknown whether SHOW SESSION_STATES changes what the next statement sees; here it does."""
+    """On the simulated source, SHOW SESSION_STATES changes ROW_COUNT(), because it may do so on TiDB."""
     async with mariadb_session(mariadb, database=database) as reference:
         await leave_diagnostics(reference, "t")
         expected = await read_diagnostics(reference)
@@ -176,7 +178,7 @@ async def test_failed_migration_is_invisible(
         drain()
         await nodes.wait_stayed(failure.reason)
         assert await read_diagnostics(client) == expected
-        # The session stays unchanged while the migration is retried.
+        # The session stays unchanged while Envoy retries the migration.
         for number in range(20):
             assert await client.query_row(f"select {number}, @a") == (b"%d" % number, b"kept")
         assert nodes.sessions[0] == 1
@@ -189,7 +191,6 @@ async def test_failed_migration_is_invisible(
 async def test_statement_prepared_after_a_failed_migration_gets_a_new_id(
     tmp_path: Path, mariadb: MariaDb
 ) -> None:
-    """Statement ids are not reused."""
     async with run_with_failure(tmp_path, mariadb, FAILURES[0]) as (nodes, drain):
         client = await nodes.connect_answer_client()
         await client.send_command(MySqlCommand.STMT_PREPARE, b"select 'first'")
@@ -205,7 +206,7 @@ async def test_statement_prepared_after_a_failed_migration_gets_a_new_id(
 
 
 async def test_refused_export_is_invisible(tmp_path: Path, mariadb: MariaDb, database: str) -> None:
-    """If a node changed the session and then answered ERR, the change could not be undone."""
+    """A refused export must not change the session, because the module could not undo the change."""
     async with mariadb_session(mariadb, database=database) as reference:
         await leave_diagnostics(reference, "t")
         expected = await read_diagnostics(reference)
@@ -237,7 +238,7 @@ async def test_failed_migration_is_invisible_with_tls(
 async def test_statement_during_a_failing_migration_runs_once(
     tmp_path: Path, mariadb: MariaDb, database: str
 ) -> None:
-    """The export runs all the time, and the node returns the states too late."""
+    """Statements run while the module waits for an export that times out."""
     failure = replace(FAILURES[-1], source=NodeSpec(MigrationRules(export_delay_seconds=2.2)))
     async with run_with_failure(tmp_path, mariadb, failure) as (nodes, drain):
         client = await nodes.connect_answer_client(database=database)
@@ -265,7 +266,7 @@ async def test_text_that_its_character_set_may_lose_is_not_migrated(
     text: str,
     show_changes_row_count: bool,
 ) -> None:
-    """A node encodes states in the character set of the client's results."""
+    """A node encodes states in character_set_results, which may lack characters of the text."""
     async with run_fleet(
         tmp_path,
         mariadb,
@@ -289,7 +290,7 @@ async def test_text_that_its_character_set_may_lose_is_not_migrated(
 
 @dataclass(frozen=True)
 class Pin:
-    """What pins a session. `unpin` ends it. `refused`: the node refuses the export with an error."""
+    """`statements` pin a session to its node until `unpin`. `refused`: meanwhile the node refuses exports."""
 
     name: str
     statements: tuple[str, ...]
@@ -313,14 +314,14 @@ PINS = (
 )
 
 
-async def expect_served_in_place(client: AnswerClient, nodes: MigratingFleet) -> None:
-    """Check that the session is served on its node while the other session has migrated."""
+async def expect_client_stayed_and_other_migrated(client: AnswerClient, nodes: MigratingFleet) -> None:
+    """Check that the client's session still works on its node, and that the other session has migrated."""
     for number in range(10):
         assert await client.query_row(f"select {number}") == (b"%d" % number,)
     assert nodes.sessions == [1, 1]
 
 
-@shared
+@in_module
 @pytest.mark.parametrize("pin", PINS, ids=lambda pin: pin.name)
 async def test_pinned_session_migrates_when_it_is_unpinned(
     nodes: MigratingFleet, database: str, pin: Pin
@@ -332,9 +333,9 @@ async def test_pinned_session_migrates_when_it_is_unpinned(
         assert not isinstance((await client.query(statement))[-1], ErrorAnswer)
     refused = await nodes.count_migrations("stayed", "refused")
     nodes.drain(nodes.nodes[0])
-    # When the other session has migrated, this one has been considered as well.
+    # Envoy tries to migrate both sessions at once: when `other` has migrated, Envoy has tried `client`, too.
     await nodes.wait_session_counts(1, 1)
-    await expect_served_in_place(client, nodes)
+    await expect_client_stayed_and_other_migrated(client, nodes)
     if pin.refused:
         await nodes.wait_stayed("refused", refused + 1)
     else:
@@ -346,9 +347,9 @@ async def test_pinned_session_migrates_when_it_is_unpinned(
 
 
 async def test_opaque_session_stays(tmp_path: Path, mariadb: MariaDb) -> None:
-    """The module cannot parse a compressed session."""
+    """A compressed session is opaque: the module cannot parse it."""
     compressed = ModuleConfig(client={"compression": "passthrough"})
-    async with run_fleet(tmp_path, mariadb, parts=compressed, drained=[1]) as nodes:
+    async with run_fleet(tmp_path, mariadb, config=compressed, drained=[1]) as nodes:
         await nodes.connect_answer_client(CAPABILITIES | Capability.COMPRESS)
         other = await nodes.connect_answer_client()
         nodes.drain(nodes.nodes[0])
@@ -376,11 +377,11 @@ STOPPING_NODES = (NodeSpec(graceful_wait=60), NodeSpec())
 
 @asynccontextmanager
 async def first_node_stopping(nodes: MigratingFleet) -> AsyncIterator[None]:
-    """Keep the first node in its graceful wait during the block, and then crash it."""
+    """Stop the first node: it serves sessions during the block (graceful wait), and then crashes."""
     first = nodes.nodes[0]
     first.request_stop()
     try:
-        await wait_until(lambda: first.node.is_stopping)
+        await wait_until(lambda: first.node.is_reporting_shutdown)
         yield
         assert nodes.sessions[0] == 0
     finally:
@@ -457,7 +458,7 @@ async def test_pings_among_other_commands_are_answered_in_order(tmp_path: Path, 
             assert await client.query_row("select @a") == (b"1",)
 
 
-@shared
+@in_module
 async def test_session_that_logs_in_during_a_drain_migrates(nodes: MigratingFleet) -> None:
     other = await nodes.connect_answer_client()
     await nodes.wait_session_counts(1, 0)

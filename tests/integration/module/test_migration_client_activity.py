@@ -15,14 +15,19 @@ from sandbox.tidb_sim.packets import (
     frames,
     single_row_result,
 )
-from tests.support.migration.fault_arena import HELD_STEPS, VARIABLE_VALUE, FaultArenas, MigrationScenario
 from tests.support.migration.fault_cases import FailureCase, failure_cases
+from tests.support.migration.fault_envoy import (
+    CLIENT_PAUSED_STEPS,
+    VARIABLE_VALUE,
+    FaultEnvoys,
+    MigrationScenario,
+)
 from tests.support.migration.scripted_node import (
     CHECK_STATEMENT,
     OK_PACKET,
     GateAction,
     ScriptedNode,
-    reset_connection,
+    reset_and_wait,
 )
 from tests.support.module.envoy import with_timeout
 from tests.support.waiting import (
@@ -39,21 +44,20 @@ MIB = 1 << 20
 LONG_BYTES = 20 * MIB
 QUIT = frame(0, bytes((MySqlCommand.QUIT,)))
 QUIET_SECONDS, LONG_UNREAD_SECONDS = 0.2, 3.5
-"""Seconds in which nothing may happen; the second is longer than the retry delay after a failure."""
+"""Seconds in which nothing may happen. The second value exceeds the retry delay after a failed migration."""
 
 
 def receiving_node(scenario: MigrationScenario, step: str) -> ScriptedNode:
-    """Return the node that receives what the client sends in this step."""
-    return scenario.new if step in HELD_STEPS and step != "undo" else scenario.old
+    """Return the node that receives the data that the client sends during this migration step."""
+    return scenario.new if step in CLIENT_PAUSED_STEPS and step != "undo" else scenario.old
 
 
 async def close_client(scenario: MigrationScenario, fault: str) -> None:
-    """Close the client's connection in the way of `fault`."""
     match fault:
         case "client: FIN":
             scenario.client.writer.write_eof()
         case "client: RST":
-            await reset_connection(
+            await reset_and_wait(
                 scenario.client.writer.get_extra_info("socket"), scenario.client.writer.transport.abort
             )
         case "client: COM_QUIT":
@@ -74,16 +78,16 @@ CLOSE_CASES_AND_ORDERS = [
     ids=[f"{case} - {order}" for case, order in CLOSE_CASES_AND_ORDERS],
 )
 async def test_client_disconnects_during_a_migration(
-    arenas: FaultArenas, case: FailureCase, order: str
+    fault_envoys: FaultEnvoys, case: FailureCase, order: str
 ) -> None:
-    """`order`: before or after the last answer that the migration waits for."""
-    async with arenas.scenario(case) as scenario:
-        scenario.arena.ignored_nodes.add(scenario.old.name)
+    """`order`: whether the client disconnects before or after the target's last answer."""
+    async with fault_envoys.scenario(case) as scenario:
+        scenario.envoy.ignored_nodes.add(scenario.old.name)
         gate = await scenario.reach_step(case.step)
         if order == "after":
             link = await gate.wait_reached()
             link.send(OK_PACKET)
-            gate.proceed(GateAction.ALREADY_ANSWERED)
+            gate.proceed(GateAction.TEST_ANSWERED)
         await close_client(scenario, case.fault)
         gate.proceed()
         if case.fault != "client: RST":
@@ -95,8 +99,8 @@ async def test_client_disconnects_during_a_migration(
 
 
 @pytest.mark.parametrize("case", failure_cases("client", "pipelined commands"), ids=str)
-async def test_pipelined_commands_are_answered_in_order(arenas: FaultArenas, case: FailureCase) -> None:
-    async with arenas.scenario(case) as scenario:
+async def test_pipelined_commands_are_answered_in_order(fault_envoys: FaultEnvoys, case: FailureCase) -> None:
+    async with fault_envoys.scenario(case) as scenario:
         gate = await scenario.reach_step(case.step)
         scenario.send("insert 5", CHECK_STATEMENT)
         if case.step in ("connect", "tls"):
@@ -113,21 +117,21 @@ async def test_pipelined_commands_are_answered_in_order(arenas: FaultArenas, cas
 
 
 async def expect_two_answers(scenario: MigrationScenario, node: ScriptedNode, rows: int) -> None:
-    """Check the answers to these two statements, which come from `node`."""
+    """Check the answers to an insert and to CHECK_STATEMENT. The second one must come from `node`."""
     await scenario.expect_insert_ok(rows)
     assert await scenario.read_row() == (VARIABLE_VALUE, str(rows), node.name)
     scenario.rows = -1
 
 
 @pytest.mark.parametrize("case", failure_cases("client", "20 MiB statement"), ids=str)
-async def test_long_statement_runs_exactly_once(arenas: FaultArenas, case: FailureCase) -> None:
-    """The statement arrives in pieces, and the migration proceeds in the middle of them."""
+async def test_long_statement_runs_exactly_once(fault_envoys: FaultEnvoys, case: FailureCase) -> None:
+    """The statement arrives in pieces, and the migration continues between two of them."""
     rng = random.Random(case.step)
     statement = rng.randbytes(LONG_BYTES)
     packets = frames(0, [bytes((MySqlCommand.QUERY,)) + statement]) + frame(0, b"\x03insert 6")
     boundaries = (0, 4, 5, MAX_PACKET_PAYLOAD + 4, MAX_PACKET_PAYLOAD + 5, len(packets))
     proceed_at = rng.choice((*boundaries, rng.randrange(len(packets))))
-    async with arenas.scenario(case) as scenario:
+    async with fault_envoys.scenario(case) as scenario:
         gate = await scenario.reach_step(case.step)
         offset = 0
         while offset < len(packets):
@@ -137,7 +141,7 @@ async def test_long_statement_runs_exactly_once(arenas: FaultArenas, case: Failu
             offset = end
             if offset >= proceed_at:
                 gate.proceed()
-            # In other steps Envoy reads nothing before the gate opens.
+            # Before `gate.proceed()`, Envoy reads from the client only in the steps `connect` and `tls`.
             if (offset >= proceed_at or case.step in ("connect", "tls")) and rng.random() < 0.3:
                 await wait_until_read(scenario.client.writer)
         gate.proceed()
@@ -147,7 +151,7 @@ async def test_long_statement_runs_exactly_once(arenas: FaultArenas, case: Failu
         assert int(size) == LONG_BYTES
         await scenario.expect_insert_ok(6)
         scenario.rows = 6
-        if case.step in HELD_STEPS:
+        if case.step in CLIENT_PAUSED_STEPS:
             assert node == receiving_node(scenario, case.step).name
         await scenario.expect_outcome(case)
         assert sum(node.statements.count(statement[:199]) for node in (scenario.old, scenario.new)) == 1
@@ -162,15 +166,15 @@ def result(size: int) -> bytes:
 
 
 @pytest.mark.parametrize("case", failure_cases("client", "10 MiB result, unread"), ids=str)
-async def test_unread_result_delays_the_migration(arenas: FaultArenas, case: FailureCase) -> None:
-    """The session does not migrate until the client has read its result."""
+async def test_unread_result_delays_the_migration(fault_envoys: FaultEnvoys, case: FailureCase) -> None:
+    """The module starts the export only after the client has read the whole result."""
     answer = result(10 * MIB)
-    async with arenas.scenario(case) as scenario:
+    async with fault_envoys.scenario(case) as scenario:
         scenario.old.canned_answers[b"much"] = answer
         transport = scenario.client.writer.transport
         transport.pause_reading()  # type: ignore[attr-defined]
         if case.step == "wait":
-            gate = scenario.old.hold_at("statement")
+            gate = scenario.old.pause_at("statement")
             scenario.send("much")
             await gate.wait_reached()
             scenario.drain()
@@ -190,10 +194,10 @@ async def test_unread_result_delays_the_migration(arenas: FaultArenas, case: Fai
         assert scenario.old.statements.count(b"much") == 1
 
 
-async def test_session_migrates_as_soon_as_the_client_has_read(arenas: FaultArenas) -> None:
-    """The wait for the client is no failure, so no retry delay follows."""
+async def test_session_migrates_as_soon_as_the_client_has_read(fault_envoys: FaultEnvoys) -> None:
+    """The module does not count the wait for the client as a failed migration, so no retry delay applies."""
     answer = result(10 * MIB)
-    async with (await arenas.arena_for("wait")).scenario("unread for long") as scenario:
+    async with (await fault_envoys.envoy_for("wait")).scenario("unread for long") as scenario:
         scenario.old.canned_answers[b"much"] = answer
         transport = scenario.client.writer.transport
         transport.pause_reading()  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
-"""Clients run random statements while their sessions migrate, and compare every answer with a direct session.
+"""Clients whose sessions migrate run random statements. Their answers equal those of sessions without Envoy.
 
-tests/e2e/module/test_migration_load.py runs the same for longer.
+tests/e2e/module/test_migration_load.py does the same for a longer time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def test_migrating_sessions_give_the_same_answers(
 
 
 async def no_migration() -> None:
-    """Wait for no migration."""
+    """Do nothing: the sessions of this test do not migrate."""
 
 
 @pytest.mark.parametrize(

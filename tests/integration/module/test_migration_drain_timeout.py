@@ -1,4 +1,4 @@
-"""What happens to remaining sessions when a drain's time is over."""
+"""When a drain times out, the module ends the sessions that could not migrate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A migration never sends a session's token and states over a connection less protected than its own."""
+"""If a session's node connection has TLS, no migration sends the session's token or states without TLS."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import pytest
 import pytest_asyncio
 
 from tests.support.clients.server import PemFiles
-from tests.support.migration.fault_arena import FaultArena, node_tls_context, to_host
+from tests.support.migration.fault_envoy import FaultEnvoy, node_tls_context, to_host
 from tests.support.migration.scripted_node import ScriptedNode
 from tests.support.module.bootstrap import Host, ModuleConfig
 from tests.support.module.envoy import run_envoy
 from tests.support.waiting import wait_until
 
-module = pytest.mark.asyncio(loop_scope="module")
+in_module = pytest.mark.asyncio(loop_scope="module")
 
 MODES = ("preferred", "required")
 
 
 @dataclass
-class Site:
-    """One Envoy per TLS mode, and the TLS contexts of nodes. The Envoys trust only `trusted`."""
+class TlsModes:
+    """One Envoy per TLS mode, and the TLS contexts of a node that they trust and of an untrusted node."""
 
-    arenas: dict[str, FaultArena]
+    envoys: dict[str, FaultEnvoy]
     trusted: ssl.SSLContext
     untrusted: ssl.SSLContext
 
@@ -36,7 +36,7 @@ class Site:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
+async def tls_modes(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TlsModes]:
     certificates = PemFiles.create(tmp_path_factory.mktemp("ours"))
     untrusted = PemFiles.create(tmp_path_factory.mktemp("others"))
 
@@ -55,15 +55,15 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
             directories["required"], [Host("127.0.0.1:1")], module_config("required", files["required"])
         ) as required,
     ):
-        arenas = {
-            mode: FaultArena(proxy, files[mode], None, descriptors=unlimited)
+        envoys = {
+            mode: FaultEnvoy(proxy, files[mode], None, descriptors=unlimited)
             for mode, proxy in zip(MODES, (preferred, required), strict=True)
         }
-        yield Site(arenas, node_tls_context(certificates), node_tls_context(untrusted))
+        yield TlsModes(envoys, node_tls_context(certificates), node_tls_context(untrusted))
 
 
 def received_token(node: ScriptedNode) -> bool:
-    """Return whether a session sent its token to this node."""
+    """Return whether Envoy sent a session's token to this node."""
     return node.migration_completed.is_set() or any(link.logged_in_by_token for link in node.connections)
 
 
@@ -84,16 +84,16 @@ COMBINATIONS = [
     for offers_tls in (True, False)
     if has_tls or mode == "preferred"
 ]
-"""The TLS mode, whether the session's connection has TLS, and whether the other node offers TLS."""
+"""Envoy's TLS mode, whether the session's node connection has TLS, and whether the target offers TLS."""
 
 
 @pytest.mark.parametrize(("mode", "has_tls", "offers_tls"), COMBINATIONS)
-@module
+@in_module
 async def test_session_migrates_only_to_an_equally_safe_node(
-    site: Site, mode: str, has_tls: bool, offers_tls: bool
+    tls_modes: TlsModes, mode: str, has_tls: bool, offers_tls: bool
 ) -> None:
-    tls = (site.tls(has_tls), site.tls(offers_tls), None)
-    async with site.arenas[mode].scenario(tls=tls) as scenario:
+    tls = (tls_modes.tls(has_tls), tls_modes.tls(offers_tls), None)
+    async with tls_modes.envoys[mode].scenario(tls=tls) as scenario:
         assert is_over_tls(scenario.old) == has_tls
         scenario.drain()
         if has_tls and not offers_tls:
@@ -103,14 +103,16 @@ async def test_session_migrates_only_to_an_equally_safe_node(
             await scenario.expect_on(scenario.old)
         else:
             await scenario.expect_migrated()
-            # "preferred" uses TLS wherever a node offers it, even if the session had none before.
+            # In mode "preferred", Envoy uses TLS if the target offers it, even for a session without TLS.
             assert is_over_tls(scenario.new) == offers_tls
 
 
 @pytest.mark.parametrize("mode", MODES)
-@module
-async def test_untrusted_node_receives_no_token(site: Site, mode: str) -> None:
-    async with site.arenas[mode].scenario(tls=(site.trusted, site.untrusted, None)) as scenario:
+@in_module
+async def test_untrusted_node_receives_no_token(tls_modes: TlsModes, mode: str) -> None:
+    async with tls_modes.envoys[mode].scenario(
+        tls=(tls_modes.trusted, tls_modes.untrusted, None)
+    ) as scenario:
         scenario.drain()
         await scenario.wait_failure_counted("unreachable")
         assert scenario.old.export_count == 0
@@ -119,30 +121,34 @@ async def test_untrusted_node_receives_no_token(site: Site, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@module
-async def test_second_target_must_be_equally_safe(site: Site, mode: str) -> None:
-    async with site.arenas[mode].scenario(third=True, tls=(site.trusted, None, site.trusted)) as scenario:
+@in_module
+async def test_second_target_must_be_equally_safe(tls_modes: TlsModes, mode: str) -> None:
+    async with tls_modes.envoys[mode].scenario(
+        third=True, tls=(tls_modes.trusted, None, tls_modes.trusted)
+    ) as scenario:
         scenario.drain()
         await scenario.expect_migrated(scenario.third)
         assert is_over_tls(scenario.third)
         assert not received_token(scenario.new)
 
 
-def contexts(site: Site, has_tls: bool, offers_tls: bool) -> tuple[ssl.SSLContext | None, ...]:
-    """Return the TLS contexts of the session's node, a similar node that denies it, and a third node."""
-    return site.tls(has_tls), site.tls(has_tls), site.tls(offers_tls)
+def contexts(tls_modes: TlsModes, has_tls: bool, offers_tls: bool) -> tuple[ssl.SSLContext | None, ...]:
+    """Return TLS contexts of the session's node, of a target that denies the session, and of a third node."""
+    return tls_modes.tls(has_tls), tls_modes.tls(has_tls), tls_modes.tls(offers_tls)
 
 
 @pytest.mark.parametrize(("mode", "has_tls", "offers_tls"), COMBINATIONS)
-@module
+@in_module
 async def test_saved_states_are_restored_only_on_an_equally_safe_node(
-    site: Site, mode: str, has_tls: bool, offers_tls: bool
+    tls_modes: TlsModes, mode: str, has_tls: bool, offers_tls: bool
 ) -> None:
-    async with site.arenas[mode].scenario(third=True, tls=contexts(site, has_tls, offers_tls)) as scenario:
+    async with tls_modes.envoys[mode].scenario(
+        third=True, tls=contexts(tls_modes, has_tls, offers_tls)
+    ) as scenario:
         link = await scenario.fail_migration()
-        await scenario.old.stop_listening()  # otherwise Envoy would take the closed connection for a KILL
+        await scenario.old.stop_listening()  # if it listened, Envoy would assume a KILL
         await link.reset()
-        # If the third node is not safe enough, Envoy tries the new node again.
+        # If the session has TLS and the third node offers none, Envoy tries the new node again.
         target = scenario.new if has_tls and not offers_tls else scenario.third
         await wait_until(target.migration_completed.is_set)
         await scenario.expect_on(target)
@@ -151,18 +157,18 @@ async def test_saved_states_are_restored_only_on_an_equally_safe_node(
 
 
 @pytest.mark.parametrize("mode", MODES)
-@module
-async def test_session_ends_instead_of_becoming_less_safe(site: Site, mode: str) -> None:
-    async with site.arenas[mode].scenario(
-        third=True, tls=contexts(site, has_tls=True, offers_tls=False)
+@in_module
+async def test_session_ends_instead_of_becoming_less_safe(tls_modes: TlsModes, mode: str) -> None:
+    async with tls_modes.envoys[mode].scenario(
+        third=True, tls=contexts(tls_modes, has_tls=True, offers_tls=False)
     ) as scenario:
         link = await scenario.fail_migration()
-        scenario.arena.publish(
+        scenario.envoy.publish(
             Host(scenario.old.endpoint, scenario.old.name, state="draining"), to_host(scenario.third)
         )
 
         async def is_removed() -> bool:
-            return scenario.new.endpoint not in await scenario.arena.proxy.hosts("tidb")
+            return scenario.new.endpoint not in await scenario.envoy.proxy.hosts("tidb")
 
         await wait_until(is_removed)
         await scenario.old.stop_listening()

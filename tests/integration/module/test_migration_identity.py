@@ -41,36 +41,33 @@ from tests.support.waiting import wait_until, wait_until_read
 
 @dataclass
 class RecordingNode:
-    """A node that accepts all sessions, whatever their states, and records their logins."""
+    """A node that records logins. Every session can migrate to it: it answers all commands with OK."""
 
     logins: list[ClientLogin] = field(default_factory=list)
-    states: list[bytes] = field(default_factory=list)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Handle a connection (see tests.support.fake_servers)."""
+        """Handle a connection (a handler for tests.support.fake_servers)."""
         node = RawClient(reader, writer)
         writer.write(greeting_packet())
         sequence, response = await node.read_packet()
         self.logins.append(parse_handshake_response(response))
         writer.write(frame(sequence + 1, OK_PAYLOAD))
         while True:
-            _, request = await node.read_packet()
-            if request.startswith(b"\x03SET SESSION_STATES"):
-                self.states.append(request)
+            await node.read_packet()
             writer.write(frame(1, OK_PAYLOAD))
 
 
 @dataclass
 class RecordedFleet:
-    """A fleet, and one more node that records logins. Nothing uses TLS."""
+    """A fleet without TLS, and one more node that records logins."""
 
-    nodes: MigratingFleet
+    fleet: MigratingFleet
     recorder: RecordingNode
 
-    async def login(self) -> ClientLogin:
-        """Migrate all sessions to the recording node. Return the login of the last one."""
-        self.nodes.drain(*self.nodes.nodes)
-        await self.nodes.wait_session_counts(0, 0)
+    async def migrate_to_recorder(self) -> ClientLogin:
+        """Migrate all sessions to the recording node. Return the last recorded login."""
+        self.fleet.drain(*self.fleet.nodes)
+        await self.fleet.wait_session_counts(0, 0)
         return self.recorder.logins[-1]
 
 
@@ -88,16 +85,16 @@ async def recorded_fleet(
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def recorded(recorded_fleet: RecordedFleet) -> AsyncIterator[RecordedFleet]:
-    """Yield the fleet in a state where sessions begin at its nodes, not at the recording node."""
-    recorded_fleet.nodes.drain(*recorded_fleet.nodes.other_endpoints)
+    """Yield the fleet. The recording node is draining, so new sessions go to the other nodes."""
+    recorded_fleet.fleet.drain(*recorded_fleet.fleet.other_endpoints)
     yield recorded_fleet
-    await recorded_fleet.nodes.close_sessions()
+    await recorded_fleet.fleet.close_sessions()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def accounts(mariadb: MariaDb) -> AsyncIterator[dict[str, str]]:
-    """Create the accounts. Return passwords by user name."""
-    passwords = {"moves_open": "", "moves_locked": "Geheim & 'süß'"}
+    """Create accounts. Yield their passwords by user name."""
+    passwords = {"passwordless": "", "with_password": "Geheim & 'süß'"}
     async with mariadb_session(mariadb) as admin:
         for name, password in passwords.items():
             await run(
@@ -108,7 +105,8 @@ async def accounts(mariadb: MariaDb) -> AsyncIterator[dict[str, str]]:
             await run(admin, f"drop user {name}@'%'")
 
 
-shared = pytest.mark.asyncio(loop_scope="module")
+in_module = pytest.mark.asyncio(loop_scope="module")
+"""Marks tests that share one fleet, because Envoy starts slowly."""
 
 
 async def run(client: AnswerClient, statement: str) -> None:
@@ -116,17 +114,17 @@ async def run(client: AnswerClient, statement: str) -> None:
     assert not isinstance(part, ErrorAnswer), part
 
 
-@shared
+@in_module
 @pytest.mark.parametrize("attributes", [None, {}, {"program": "süß", "long": "x" * 300, "": ""}], ids=str)
 async def test_migration_login_repeats_the_clients_login(
     recorded: RecordedFleet, database: str, attributes: dict[str, str] | None
 ) -> None:
     flags = CAPABILITIES | Capability.FOUND_ROWS | Capability.INTERACTIVE | Capability.DEPRECATE_EOF
-    client = await recorded.nodes.connect_answer_client(
+    client = await recorded.fleet.connect_answer_client(
         flags, attributes=attributes, database=database, collation=192
     )
-    await recorded.nodes.migrate_all()
-    login = await recorded.login()
+    await recorded.fleet.migrate_all()
+    login = await recorded.migrate_to_recorder()
     assert login.attributes == (attributes or {})
     assert (login.user, login.database, login.collation) == ("root", database, 192)
     expected = flags | (Capability(0) if attributes is None else Capability.CONNECT_ATTRS)
@@ -136,19 +134,19 @@ async def test_migration_login_repeats_the_clients_login(
     assert await client.send_command(MySqlCommand.PING)
 
 
-@shared
+@in_module
 async def test_migration_login_uses_the_sessions_current_user(
     recorded: RecordedFleet, database: str, accounts: dict[str, str]
 ) -> None:
-    client = await recorded.nodes.connect_answer_client(attributes={"former": "1"})
-    await client.change_user("moves_open", database="mysql")
+    client = await recorded.fleet.connect_answer_client(attributes={"former": "1"})
+    await client.change_user("passwordless", database="mysql")
     assert await client.send_command(MySqlCommand.INIT_DB, database.encode()) == (OkAnswer(2),)
-    await recorded.nodes.migrate_all()
-    login = await recorded.login()
-    assert (login.user, login.database, login.attributes) == ("moves_open", database, {"changed": "yes"})
+    await recorded.fleet.migrate_all()
+    login = await recorded.migrate_to_recorder()
+    assert (login.user, login.database, login.attributes) == ("passwordless", database, {"changed": "yes"})
 
 
-@shared
+@in_module
 async def test_database_of_the_login_survives_migrations(nodes: MigratingFleet, database: str) -> None:
     client = await nodes.connect_answer_client(database=database)
     for _ in range(2):
@@ -160,7 +158,7 @@ async def test_database_of_the_login_survives_migrations(nodes: MigratingFleet, 
         assert await client.query_row("select database()") == (b"mysql",)
 
 
-@shared
+@in_module
 async def test_dropped_database_stays_unset_after_migrations(
     nodes: MigratingFleet, mariadb: MariaDb, database: str
 ) -> None:
@@ -175,7 +173,7 @@ async def test_dropped_database_stays_unset_after_migrations(
 async def change_user_and_migrate(
     nodes: MigratingFleet, accounts: dict[str, str], user: str, plugin: str
 ) -> None:
-    """Change to this user and back, with migrations in between."""
+    """Change to `user`, to root and to `user` again, and migrate the session after each change."""
     client = await nodes.connect_answer_client()
     await run(client, "set @a = 1")
     await nodes.migrate_all()
@@ -191,25 +189,25 @@ async def change_user_and_migrate(
         await run(client, "set @a = 1")
 
 
-@shared
+@in_module
 @pytest.mark.parametrize("plugin", ["mysql_native_password", "other_plugin"])
-@pytest.mark.parametrize("user", ["moves_open", "moves_locked"])
+@pytest.mark.parametrize("user", ["passwordless", "with_password"])
 async def test_changed_user_survives_migrations(
     nodes: MigratingFleet, accounts: dict[str, str], user: str, plugin: str
 ) -> None:
     await change_user_and_migrate(nodes, accounts, user, plugin)
 
 
-@shared
+@in_module
 async def test_changed_user_survives_migrations_with_tls(
     tmp_path: Path, mariadb: MariaDb, accounts: dict[str, str]
 ) -> None:
     tls = PemFiles.create(tmp_path / "certificates")
     async with run_fleet(tmp_path, mariadb, tls=tls) as nodes:
-        await change_user_and_migrate(nodes, accounts, "moves_locked", "mysql_native_password")
+        await change_user_and_migrate(nodes, accounts, "with_password", "mysql_native_password")
 
 
-@shared
+@in_module
 async def test_reset_connection_stays_reset_after_migrations(nodes: MigratingFleet, database: str) -> None:
     client = await nodes.connect_answer_client(database=database)
     for _ in range(2):
@@ -232,7 +230,7 @@ async def test_reset_connection_stays_reset_after_migrations(nodes: MigratingFle
         assert client.statement_id == 1
 
 
-@shared
+@in_module
 async def test_multi_statements_option_survives_migrations(nodes: MigratingFleet) -> None:
     multi = b"select 1; set @a = 1; select 2"
     client = await nodes.connect_answer_client(CAPABILITIES & ~Capability.MULTI_STATEMENTS)
@@ -245,7 +243,7 @@ async def test_multi_statements_option_survives_migrations(nodes: MigratingFleet
             assert kinds == ([RowsAnswer, OkAnswer, RowsAnswer] if allowed else [ErrorAnswer])
 
 
-@shared
+@in_module
 async def test_unknown_option_changes_nothing(nodes: MigratingFleet) -> None:
     client = await nodes.connect_answer_client()
     (error,) = await client.send_command(MySqlCommand.SET_OPTION, b"\x07\0")
@@ -254,43 +252,46 @@ async def test_unknown_option_changes_nothing(nodes: MigratingFleet) -> None:
     assert len(await client.query("select 1; select 2")) == 2
 
 
-async def connect_waiting(nodes: MigratingFleet, **options: Any) -> AnswerClient:
-    """Return a session in a transaction whose node drains, so that its target connection waits for it."""
+async def connect_with_pending_migration(nodes: MigratingFleet, **options: Any) -> AnswerClient:
+    """Return a session in a transaction on a draining node.
+
+    The module has begun its migration: it connects to the target, and waits for the transaction's end.
+    """
     nodes.drain(nodes.nodes[1])
     client, other = await nodes.connect_answer_client(**options), await nodes.connect_answer_client()
     await nodes.wait_session_counts(2, 0)
     await run(client, "begin")
     await run(client, "select * from mysql.seq_1_to_2")
     nodes.drain(nodes.nodes[0])
-    # When the other session has migrated, this one has been considered as well.
+    # The module starts both migrations together: when `other` has migrated, that of `client` has begun.
     await nodes.wait_session_counts(1, 1)
     assert await other.send_command(MySqlCommand.PING)
     return client
 
 
-@shared
-@pytest.mark.parametrize("user", ["moves_open", "root"])
-async def test_user_changes_while_the_target_waits(
+@in_module
+@pytest.mark.parametrize("user", ["passwordless", "root"])
+async def test_user_changes_while_a_migration_is_pending(
     nodes: MigratingFleet, accounts: dict[str, str], user: str
 ) -> None:
-    client = await connect_waiting(nodes)
+    client = await connect_with_pending_migration(nodes)
     await client.change_user(user, accounts.get(user, ""))
     await nodes.wait_session_counts(0, 2)
     assert await client.query_row("select user()") == (f"{user}@127.0.0.1".encode(),)
 
 
-@shared
+@in_module
 @pytest.mark.parametrize("allowed", [True, False])
-async def test_option_changes_while_the_target_waits(nodes: MigratingFleet, allowed: bool) -> None:
+async def test_option_changes_while_a_migration_is_pending(nodes: MigratingFleet, allowed: bool) -> None:
     before = CAPABILITIES & ~Capability.MULTI_STATEMENTS if allowed else CAPABILITIES
-    client = await connect_waiting(nodes, capabilities=before)
+    client = await connect_with_pending_migration(nodes, capabilities=before)
     await client.send_command(MySqlCommand.SET_OPTION, (not allowed).to_bytes(2, "little"))
     await run(client, "commit")
     await nodes.wait_session_counts(0, 2)
     assert len(await client.query("select 1; select 2")) == (2 if allowed else 1)
 
 
-@shared
+@in_module
 @pytest.mark.parametrize("cut", [1, 4, 5])
 async def test_option_that_arrives_in_two_parts(nodes: MigratingFleet, cut: int) -> None:
     client = await nodes.connect_answer_client()
@@ -304,21 +305,21 @@ async def test_option_that_arrives_in_two_parts(nodes: MigratingFleet, cut: int)
     assert len(await client.query("select 1; select 2")) == 1
 
 
-@shared
+@in_module
 @pytest.mark.parametrize("cut", [1, 4, 5, 30])
 async def test_user_change_that_arrives_in_two_parts(
     nodes: MigratingFleet, accounts: dict[str, str], cut: int
 ) -> None:
     client = await nodes.connect_answer_client()
     await nodes.migrate_all()
-    await client.change_user("moves_open", database="mysql", first_piece_bytes=cut)
+    await client.change_user("passwordless", database="mysql", first_piece_bytes=cut)
     await nodes.migrate_all()
-    assert await client.query_row("select user(), database()") == (b"moves_open@127.0.0.1", b"mysql")
+    assert await client.query_row("select user(), database()") == (b"passwordless@127.0.0.1", b"mysql")
 
 
-@shared
-async def test_option_between_pipelined_commands(nodes: MigratingFleet) -> None:
-    """The session may stay on its node."""
+@in_module
+async def test_option_between_pipelined_commands_stays_in_effect(nodes: MigratingFleet) -> None:
+    """After pipelined commands, the module may be unsure of the session's options. Then the session stays."""
     nodes.drain(nodes.nodes[1])
     client, other = await nodes.connect_answer_client(), await nodes.connect_answer_client()
     await nodes.wait_session_counts(2, 0)
@@ -346,7 +347,7 @@ async def test_every_node_receives_the_clients_address(
     tmp_path: Path, mariadb: MariaDb, hosts: tuple[str, str]
 ) -> None:
     specs = [NodeSpec(host=host, requires_proxy_header=True) for host in hosts]
-    async with run_fleet(tmp_path, mariadb, parts=PROXIED, specs=specs, drained=[1]) as nodes:
+    async with run_fleet(tmp_path, mariadb, config=PROXIED, specs=specs, drained=[1]) as nodes:
         client = await nodes.connect_answer_client(source=CLIENT)
         for _ in range(3):
             assert await client.query_row("select user()") == (f"root@{CLIENT}".encode(),)
@@ -375,7 +376,6 @@ OPTIONS = {
 
 
 def with_socket_options(bootstrap: dict[str, Any]) -> None:
-    """Set these options for connections to nodes."""
     (cluster,) = bootstrap["static_resources"]["clusters"]
     option = {"level": socket.IPPROTO_TCP, "name": socket.TCP_USER_TIMEOUT, "int_value": USER_TIMEOUT}
     cluster["upstream_connection_options"] = {"tcp_keepalive": KEEPALIVE}

@@ -1,4 +1,4 @@
-"""Which target a draining node's sessions get: a near node, never another group or an older release."""
+"""A draining node's sessions migrate to the nearest node, never to another group or an older release."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def test_priority_change_migrates_no_session_but_removal_does(tmp_path: Pa
 
 
 async def connect_on(fleet: MigratingFleet, index: int) -> Any:
-    """Connect until a session is on the node at `position`; close sessions that reach another node."""
+    """Connect until a session is on the node at `index`. Close sessions that reach another node."""
     while True:
         before = fleet.sessions
         client = await fleet.connect_driver()
@@ -80,9 +80,9 @@ async def connect_on(fleet: MigratingFleet, index: int) -> Any:
 
 @asynccontextmanager
 async def run_two_groups(directory: Path, mariadb: MariaDb) -> AsyncIterator[tuple[MigratingFleet, Path]]:
-    """Run three nodes: the first serves the default group, and the third the group of another listener.
+    """Run three nodes: the first serves the default group, and the third serves the group `olap`.
 
-    Yield the fleet and the endpoints file of the other group.
+    Each group has its own listener. Yield the fleet and the endpoints file of `olap`.
     """
     endpoints = directory / "olap.json"
 
@@ -109,7 +109,6 @@ async def run_two_groups(directory: Path, mariadb: MariaDb) -> AsyncIterator[tup
 
 
 def node_addresses(endpoints: Path) -> list[str]:
-    """Return the node addresses in an endpoints file."""
     (group,) = json.loads(endpoints.read_text())["resources"][0]["endpoints"]
     socket_addresses = [node["endpoint"]["address"]["socket_address"] for node in group["lb_endpoints"]]
     return [addresses.join(address["address"], address["port_value"]) for address in socket_addresses]
@@ -123,7 +122,7 @@ async def test_sessions_stay_within_their_group(tmp_path: Path, mariadb: MariaDb
         await fleet.wait_session_counts(2, 0, 3)
         publish_nodes(fleet.endpoints, [draining(first), second])
         await fleet.wait_session_counts(0, 2, 3)
-        # The second node changes its group: its sessions leave it, although it still serves.
+        # The second node changes its group, so its sessions migrate although the node is active.
         publish_nodes(fleet.endpoints, [first])
         publish_nodes(olap_endpoints, [second, draining(third)], "olap")
         await fleet.wait_session_counts(2, 3, 0)

@@ -1,4 +1,4 @@
-"""Prepared statements of the binary protocol in sessions that migrate."""
+"""Prepared statements of the binary protocol survive a migration, or pin their session to its node."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def running(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, mariadb: MariaDb
 ) -> AsyncIterator[MigratingFleet]:
-    """Run two nodes, without TLS or with TLS on both sides of Envoy."""
+    """Yield two nodes, without TLS or with TLS on both sides of Envoy."""
     directory = tmp_path_factory.mktemp("prepared")
     tls = PemFiles.create(directory / "certificates") if "tls" in request.param else None
     async with run_fleet(directory, mariadb, tls=tls) as fleet:
@@ -42,7 +42,7 @@ async def running(
 
 @pytest.fixture
 def capabilities(running: MigratingFleet) -> Capability:
-    """Return the client's capabilities: each fleet covers one of the two ways in which rows end."""
+    """Return the client's capabilities: DEPRECATE_EOF with TLS, EOF packets without TLS."""
     return CAPABILITIES if running.tls is None else CAPABILITIES | Capability.DEPRECATE_EOF
 
 
@@ -73,7 +73,7 @@ async def test_statement_ids_and_types_survive_migrations(
     assert await execute(client, execute_body(2, values[0])) == expected[0]
     for migration in range(3):
         await nodes.migrate_all()
-        # The client sent the types on the first node, and does not send them again.
+        # The client has sent the parameter types to the first node, and does not send them again.
         for row, answer in zip(values, expected, strict=True):
             assert await execute(client, execute_body(2, row, types=False)) == answer
         assert await execute(client, execute_body(3, ())) == third
@@ -81,7 +81,7 @@ async def test_statement_ids_and_types_survive_migrations(
         assert isinstance(closed, ErrorAnswer)
         assert closed.code == 1105
         assert await prepare(client, "select 'new'") == 5 + migration
-    # The types of a new statement come with its first execution, and stay valid on the next node.
+    # The client sends the types with the first execution. They stay valid on the next node.
     assert (await execute(client, execute_body(4, (41,)))).rows[0].endswith(struct.pack("<q", 42))
     await nodes.migrate_all()
     assert (await execute(client, execute_body(4, (1,), types=False))).rows[0].endswith(struct.pack("<q", 2))

@@ -1,4 +1,4 @@
-"""Migrations that fail in rare ways or twice, and sessions whose node stops at a critical moment."""
+"""Migrations that fail in rare ways or twice, and nodes that stop after an export or during an idle phase."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from sandbox.tidb_sim.greeting import OFFERED_CAPABILITIES
 from sandbox.tidb_sim.packets import Capability, err, frame
-from tests.support.migration.fault_arena import LOGIN_DENIED, FaultArenas, MigrationScenario
 from tests.support.migration.fault_cases import SKIP_REASONS, FailureCase, failure_cases, format_results
+from tests.support.migration.fault_envoy import LOGIN_DENIED, FaultEnvoys, MigrationScenario
 from tests.support.migration.scripted_node import (
     LOGIN_OK,
     OK_PACKET,
@@ -22,7 +22,7 @@ from tests.support.migration.scripted_node import (
 from tests.support.module.envoy import greeting_packet
 from tests.support.waiting import wait_until
 
-module = pytest.mark.asyncio(loop_scope="module")
+in_module = pytest.mark.asyncio(loop_scope="module")
 
 SYNTAX_ERROR = frame(1, err(1064, "You have an error in your SQL syntax", "42000"))
 GREETING = greeting_packet()
@@ -46,16 +46,17 @@ TARGET_FAULTS: dict[str, tuple[str, bytes, bool, str]] = {
     "sends a wrong sequence number": ("states", frame(3, LOGIN_OK), False, "invalid"),
     "sends half an answer": ("states", OK_PACKET[:6], True, "unreachable"),
 }
-"""By fault: the step, what the target sends there, whether it then closes, and why the session stays."""
+"""For each fault: the migration step, the bytes that the target sends in this step, whether the target then
+closes the connection, and the label `reason` of the metric `migrations`."""
 
 
 @pytest.mark.parametrize("fault", TARGET_FAULTS)
-@module
-async def test_session_stays_when_the_target_fails(arenas: FaultArenas, fault: str) -> None:
+@in_module
+async def test_session_stays_when_the_target_fails(fault_envoys: FaultEnvoys, fault: str) -> None:
     step, data, closes, reason = TARGET_FAULTS[fault]
-    async with (await arenas.arena_for(step)).scenario(fault) as scenario:
+    async with (await fault_envoys.envoy_for(step)).scenario(fault) as scenario:
         if step == "prepare":
-            gate = scenario.new.hold_at(step)
+            gate = scenario.new.pause_at(step)
             await scenario.reach_step("login")
             scenario.gate.proceed()
         else:
@@ -65,96 +66,94 @@ async def test_session_stays_when_the_target_fails(arenas: FaultArenas, fault: s
         if closes:
             await scenario.new.stop_listening()
             await link.send_fin()
-        gate.proceed(GateAction.STAY_SILENT)
+        gate.proceed(GateAction.SEND_NOTHING)
         await scenario.expect_stayed(reason)
 
 
 @pytest.mark.parametrize("early_bytes", [b"\x07", frame(2, b"\xfemysql_clear_password\0")])
-@module
+@in_module
 async def test_target_that_sends_bytes_before_tls_receives_no_token(
-    arenas: FaultArenas, early_bytes: bytes
+    fault_envoys: FaultEnvoys, early_bytes: bytes
 ) -> None:
     """Bytes outside TLS may come from an attacker."""
-    async with (await arenas.arena_for("tls")).scenario("speaks before TLS") as scenario:
+    async with (await fault_envoys.envoy_for("tls")).scenario("speaks before TLS") as scenario:
         gate = await scenario.reach_step("connect")
         link = await gate.wait_reached()
         link.send(greeting_packet(offered=OFFERED_CAPABILITIES | Capability.SSL) + early_bytes)
-        gate.proceed(GateAction.STAY_SILENT)
+        gate.proceed(GateAction.SEND_NOTHING)
         await scenario.expect_stayed("invalid")
         assert scenario.old.export_count == 0
 
 
-@module
-async def test_states_in_another_character_set_are_not_migrated(arenas: FaultArenas) -> None:
-    async with (await arenas.arena_for("export")).scenario("another character set") as scenario:
+@in_module
+async def test_states_in_another_character_set_are_not_migrated(fault_envoys: FaultEnvoys) -> None:
+    async with (await fault_envoys.envoy_for("export")).scenario("another character set") as scenario:
         gate = await scenario.reach_step("export")
         (await gate.wait_reached()).send(session_states_result(b'{"affected-rows":2,"x":"\xb9"}', b"token"))
-        gate.proceed(GateAction.ALREADY_ANSWERED)
+        gate.proceed(GateAction.TEST_ANSWERED)
         await scenario.expect_stayed("states")
 
 
-@module
-async def test_session_migrates_after_two_targets_failed(arenas: FaultArenas) -> None:
-    """After both targets failed, Envoy tries the first one again."""
-    async with (await arenas.arena_for("login")).scenario("two failures", third=True) as scenario:
-        states_gate = scenario.third.hold_at("states")
+@in_module
+async def test_session_migrates_after_two_targets_failed(fault_envoys: FaultEnvoys) -> None:
+    """After both targets have failed, Envoy successfully retries the first one."""
+    async with (await fault_envoys.envoy_for("login")).scenario("two failures", third=True) as scenario:
+        states_gate = scenario.third.pause_at("states")
         gate = await scenario.reach_step("login")
         (await gate.wait_reached()).send(LOGIN_DENIED)
-        gate.proceed(GateAction.STAY_SILENT)
+        gate.proceed(GateAction.SEND_NOTHING)
         (await states_gate.wait_reached()).send(SYNTAX_ERROR)
-        states_gate.proceed(GateAction.STAY_SILENT)
+        states_gate.proceed(GateAction.SEND_NOTHING)
         await scenario.expect_migrated()
-        scenario.arena.expect_migration(scenario.old, "denied", "stayed")
-        scenario.arena.expect_migration(scenario.old, "not_restored", "stayed")
+        scenario.envoy.expect_migration(scenario.old, "denied", "stayed")
+        scenario.envoy.expect_migration(scenario.old, "not_restored", "stayed")
 
 
 @asynccontextmanager
 async def scenario_with_uncounted_migrations(
-    arenas: FaultArenas, description: str
+    fault_envoys: FaultEnvoys, description: str
 ) -> AsyncIterator[MigrationScenario]:
-    """Run a scenario with a third node, in which migrations may be counted in any way."""
-    async with (await arenas.arena_for("undo")).scenario(description, third=True) as scenario:
-        scenario.arena.ignored_nodes.add(scenario.old.name)
+    """Run a scenario with a third node. Do not check the counters of migrations at its end."""
+    async with (await fault_envoys.envoy_for("undo")).scenario(description, third=True) as scenario:
+        scenario.envoy.ignored_nodes.add(scenario.old.name)
         yield scenario
 
 
-async def close_connection(link: NodeConnection, how: str) -> None:
-    """Close this connection from the node's side by FIN or RST."""
+async def send_fin_or_reset(link: NodeConnection, how: str) -> None:
     await (link.send_fin() if how == "FIN" else link.reset())
 
 
 async def stop(node: ScriptedNode, link: NodeConnection, how: str) -> None:
-    """Stop listening, and close this connection by FIN or RST."""
     await node.stop_listening()
-    await close_connection(link, how)
+    await send_fin_or_reset(link, how)
 
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
-@module
-async def test_idle_session_is_restored_when_its_node_stops(arenas: FaultArenas, how: str) -> None:
-    """The session's states were exported less than a minute ago, and it has run nothing since."""
-    async with scenario_with_uncounted_migrations(arenas, f"{how} when idle") as scenario:
+@in_module
+async def test_idle_session_is_restored_when_its_node_stops(fault_envoys: FaultEnvoys, how: str) -> None:
+    """Envoy has just saved the session's states, and the session has run no statement since then."""
+    async with scenario_with_uncounted_migrations(fault_envoys, f"{how} when idle") as scenario:
         await stop(scenario.old, await scenario.fail_migration(), how)
         await wait_until(scenario.third.migration_completed.is_set, 5.0)
         await scenario.expect_on(scenario.third)
 
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
-@module
+@in_module
 async def test_idle_session_is_not_restored_when_its_node_still_listens(
-    arenas: FaultArenas, how: str
+    fault_envoys: FaultEnvoys, how: str
 ) -> None:
-    """The closed connection is a KILL, so the session is not restored, although its states are saved."""
-    async with scenario_with_uncounted_migrations(arenas, f"{how} by a KILL") as scenario:
-        await close_connection(await scenario.fail_migration(), how)
+    """If the node still listens, Envoy assumes that a KILL closed the connection, so the session must end."""
+    async with scenario_with_uncounted_migrations(fault_envoys, f"{how} by a KILL") as scenario:
+        await send_fin_or_reset(await scenario.fail_migration(), how)
         await scenario.expect_ended()
         assert not scenario.third.migration_completed.is_set()
 
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
-@module
-async def test_states_from_before_a_statement_are_not_restored(arenas: FaultArenas, how: str) -> None:
-    async with scenario_with_uncounted_migrations(arenas, f"{how} behind a statement") as scenario:
+@in_module
+async def test_states_from_before_a_statement_are_not_restored(fault_envoys: FaultEnvoys, how: str) -> None:
+    async with scenario_with_uncounted_migrations(fault_envoys, f"{how} behind a statement") as scenario:
         (await scenario.reach_step("undo")).proceed()
         scenario.send("set @a = 8")
         await scenario.expect_insert_ok(0)
@@ -164,35 +163,35 @@ async def test_states_from_before_a_statement_are_not_restored(arenas: FaultAren
 
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
-@module
-async def test_statement_is_never_executed_twice(arenas: FaultArenas, how: str) -> None:
+@in_module
+async def test_statement_is_never_executed_twice(fault_envoys: FaultEnvoys, how: str) -> None:
     """If the node stops while a statement runs, it is unknown whether the statement was executed."""
-    async with scenario_with_uncounted_migrations(arenas, f"{how} under a statement") as scenario:
+    async with scenario_with_uncounted_migrations(fault_envoys, f"{how} under a statement") as scenario:
         gate = await scenario.reach_step("undo")
-        statement_gate = scenario.old.hold_at("statement")
+        statement_gate = scenario.old.pause_at("statement")
         gate.proceed()
         scenario.send("insert 3")
         await stop(scenario.old, await statement_gate.wait_reached(), how)
-        statement_gate.proceed(GateAction.STAY_SILENT)
+        statement_gate.proceed(GateAction.SEND_NOTHING)
         await scenario.expect_ended()
         assert b"insert 3" not in scenario.new.statements + scenario.third.statements
 
 
 @pytest.mark.parametrize("third", [False, True], ids=["same node", "third node"])
 @pytest.mark.parametrize("how", ["FIN", "RST"])
-@module
+@in_module
 async def test_session_is_restored_when_both_nodes_stop_after_the_export(
-    arenas: FaultArenas, how: str, third: bool
+    fault_envoys: FaultEnvoys, how: str, third: bool
 ) -> None:
-    async with (await arenas.arena_for("login")).scenario(f"{how} of both", third=third) as scenario:
-        scenario.arena.ignored_nodes.add(scenario.old.name)
+    async with (await fault_envoys.envoy_for("login")).scenario(f"{how} of both", third=third) as scenario:
+        scenario.envoy.ignored_nodes.add(scenario.old.name)
         gate = await scenario.reach_step("login")
         old, new = scenario.old.connections[-1], await gate.wait_reached()
         await stop(scenario.old, old, how)
         if third:
             await scenario.new.stop_listening()
-        await close_connection(new, how)
-        gate.proceed(GateAction.STAY_SILENT)
+        await send_fin_or_reset(new, how)
+        gate.proceed(GateAction.SEND_NOTHING)
         target = scenario.third if third else scenario.new
         await wait_until(target.migration_completed.is_set, 5.0)
         await scenario.expect_on(target)

@@ -1,4 +1,4 @@
-"""State that survives a migration: the expected answers come from a MariaDB session that does not migrate."""
+"""State survives a migration: answers equal those of a MariaDB session that does not migrate."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import pytest
 
 from sandbox.mariadb import MariaDb
 from tests.support.clients.server import PemFiles
-from tests.support.migration.differential import without_types
+from tests.support.migration.differential import keep_column_names
 from tests.support.migration.fleet import MigratingFleet, mariadb_session, run_fleet
 from tests.support.migration.sql_client import Answer, AnswerClient
 from tests.support.waiting import assert_nothing_received
 
-# An Envoy per test would take longer than all the tests.
+# All tests share one Envoy, because it starts slowly.
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @dataclass(frozen=True)
 class StateCase:
-    """Statements, and queries for the state that they leave. `codec`: the encoding of their text.
+    """Statements that change a session's state, and queries that read it, all encoded in `codec`.
 
-    `{db}` stands for an existing database. Statements may fail.
+    `{db}` is replaced by an existing database. Statements may fail.
     """
 
     name: str
@@ -213,7 +213,7 @@ DIAGNOSTICS_CASES = (
 
 @pytest.fixture
 def tables(mariadb: MariaDb, database: str) -> str:
-    """Create the tables that the queries read. Return the database's name."""
+    """Create the tables of the `StateCase`s. Return the database's name."""
     with pymysql.connect(host="127.0.0.1", port=mariadb.port, user="root", autocommit=True) as connection:
         connection.query(f"create table {database}.t (id int primary key)")
         connection.query(f"create table {database}.auto (id int auto_increment primary key, v int)")
@@ -238,7 +238,7 @@ async def test_settings_survive_migrations(
 async def test_large_states_survive_migrations_with_tls(
     tmp_path: Path, mariadb: MariaDb, tables: str
 ) -> None:
-    """TLS is on both sides of Envoy; a MiB of states arrives in many records."""
+    """Client, Envoy and nodes use TLS. More than 1 MiB of states arrives in many TLS records."""
     case = StateCase("", ("use {db}", "set @a = repeat('tidevoy!', 200000)"), ("select md5(@a), database()",))
     async with mariadb_session(mariadb) as reference:
         await case.run(reference, tables)
@@ -252,7 +252,7 @@ async def test_large_states_survive_migrations_with_tls(
 
 
 async def test_migration_does_not_restart_wait_timeout(nodes: MigratingFleet) -> None:
-    """wait_timeout counts from the last statement, not from the last migration."""
+    """wait_timeout starts at the last statement, not at the last migration."""
     client = await nodes.connect_answer_client()
     await client.query("set wait_timeout = 4")
     started = time.monotonic()
@@ -271,14 +271,14 @@ async def test_migration_does_not_restart_wait_timeout(nodes: MigratingFleet) ->
 async def test_diagnostics_of_the_last_statement_survive_migrations(
     nodes: MigratingFleet, mariadb: MariaDb, tables: str, case: StateCase
 ) -> None:
-    """The queries change this state, so each one runs only once."""
+    """Each query runs only once, because it changes ROW_COUNT() and the other diagnostics."""
     async with mariadb_session(mariadb) as reference:
         await case.run(reference, tables)
-        expected = [without_types(answer) for answer in await case.read(reference, tables)]
+        expected = [keep_column_names(answer) for answer in await case.read(reference, tables)]
         await reference.query(f"truncate {tables}.t")
         await reference.query(f"truncate {tables}.auto")
     client = await nodes.connect_answer_client()
     await case.run(client, tables)
     for _ in range(2):
         await nodes.migrate_all()
-    assert [without_types(answer) for answer in await case.read(client, tables)] == expected
+    assert [keep_column_names(answer) for answer in await case.read(client, tables)] == expected

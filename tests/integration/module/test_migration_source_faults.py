@@ -1,12 +1,12 @@
-"""The source of a migration fails: after the export the migration does not need it any more."""
+"""The source node of a migration fails. After the export the migration does not need the source any more."""
 
 from __future__ import annotations
 
 import pytest
 
 from sandbox.tidb_sim.packets import err, frame
-from tests.support.migration.fault_arena import FaultArenas, MigrationScenario
 from tests.support.migration.fault_cases import FailureCase, failure_cases
+from tests.support.migration.fault_envoy import FaultEnvoys, MigrationScenario
 from tests.support.migration.scripted_node import (
     OK_PACKET,
     SHUTDOWN_ERROR,
@@ -20,9 +20,7 @@ from tests.support.waiting import assert_nothing_received, wait_until
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LATE_SECONDS, RESTORE_TIMEOUT_SECONDS = 0.2, 5.0
-"""Seconds."""
 LONGER_THAN_EXPORT_TIMEOUT_SECONDS = 2.3
-"""Seconds."""
 INVALID_PACKET = b"\x03\0\0\x01abc"
 OLD_NODE_STEPS = ("wait", "export", "undo")
 """Steps in which the old node receives a request."""
@@ -30,11 +28,11 @@ EXPORT_REFUSED = frame(1, err(8146, "cannot migrate the current session: tempora
 
 
 async def fail_old_node(scenario: MigrationScenario, case: FailureCase) -> None:
-    """Make the old node fail in the way of `case`. Its last connection is the session's."""
+    """Make the old node fail as `case.fault` says. The session uses the node's last connection."""
     link = scenario.old.connections[-1]
-    if case.fault.startswith("old node: gone"):
+    if case.fault.startswith("old node: unreachable"):
         await scenario.old.stop_listening()
-    match case.fault.replace("gone, ", ""):
+    match case.fault.replace("unreachable, ", ""):
         case "old node: sends bytes":
             link.send(INVALID_PACKET if case.step in OLD_NODE_STEPS else OK_PACKET)
         case "old node: ERR 1053 and FIN":
@@ -52,62 +50,64 @@ async def switch_and_fail(scenario: MigrationScenario, case: FailureCase, order:
     if order == "before":
         await fail_old_node(scenario, case)
     link.send(OK_PACKET)
-    scenario.gate.proceed(GateAction.ALREADY_ANSWERED)
+    scenario.gate.proceed(GateAction.TEST_ANSWERED)
     if order == "after":
         await fail_old_node(scenario, case)
 
 
 CLOSE_KINDS = ("ERR 1053 and FIN", "FIN", "RST")
 CLOSE_CASES = failure_cases(
-    "old node", "sends bytes", *CLOSE_KINDS, *(f"gone, {kind}" for kind in CLOSE_KINDS)
+    "old node", "sends bytes", *CLOSE_KINDS, *(f"unreachable, {kind}" for kind in CLOSE_KINDS)
 )
 
 
 @pytest.mark.parametrize(
     "case", [case for case in CLOSE_CASES if case.step not in ("switch", "undo")], ids=str
 )
-async def test_source_fails_during_a_migration(arenas: FaultArenas, case: FailureCase) -> None:
-    async with arenas.scenario(case) as scenario:
+async def test_source_fails_during_a_migration(fault_envoys: FaultEnvoys, case: FailureCase) -> None:
+    async with fault_envoys.scenario(case) as scenario:
         await scenario.reach_step(case.step)
         await fail_old_node(scenario, case)
-        scenario.gate.proceed(GateAction.STAY_SILENT if case.step in OLD_NODE_STEPS else GateAction.ANSWER)
+        scenario.gate.proceed(GateAction.SEND_NOTHING if case.step in OLD_NODE_STEPS else GateAction.ANSWER)
         if case.result == "served":
             assert await with_timeout(scenario.client.reader.readexactly(len(OK_PACKET))) == OK_PACKET
             await scenario.expect_on(scenario.old)
             return
         sends_error = case.fault.endswith("ERR 1053 and FIN")
         if sends_error and case.step == "wait":
-            # The error is the statement's answer. Envoy may request the states before it sees the node's end;
-            # the client then receives the error twice.
-            scenario.arena.ignored_nodes.add(scenario.old.name)
+            # The error is the statement's answer. If Envoy requests the export before it sees the FIN, the
+            # client receives the error twice.
+            scenario.envoy.ignored_nodes.add(scenario.old.name)
             received = await read_to_end(scenario.client)
             assert received.startswith(frame(1, SHUTDOWN_ERROR))
             assert received[4 + len(SHUTDOWN_ERROR) :][4:7] in (b"", SHUTDOWN_ERROR[:3])
             return
         if sends_error and case.step == "export":
-            scenario.arena.expect_migration(scenario.old, "refused", "stayed")
+            scenario.envoy.expect_migration(scenario.old, "refused", "stayed")
         await scenario.expect_outcome(case)
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
 @pytest.mark.parametrize("case", [case for case in CLOSE_CASES if case.step == "switch"], ids=str)
-async def test_source_fails_around_the_switch(arenas: FaultArenas, case: FailureCase, order: str) -> None:
-    async with arenas.scenario(case) as scenario:
+async def test_source_fails_around_the_switch(
+    fault_envoys: FaultEnvoys, case: FailureCase, order: str
+) -> None:
+    async with fault_envoys.scenario(case) as scenario:
         await scenario.reach_step("switch")
         if case.result == "ends":
-            scenario.arena.ignored_nodes.add(scenario.old.name)  # it may migrate before it ends
+            scenario.envoy.ignored_nodes.add(scenario.old.name)  # the session may migrate before it ends
         await switch_and_fail(scenario, case, order)
         await scenario.expect_outcome(case)
 
 
 @pytest.mark.parametrize("case", [case for case in CLOSE_CASES if case.step == "undo"], ids=str)
-async def test_source_fails_after_a_failed_migration(arenas: FaultArenas, case: FailureCase) -> None:
-    """Envoy has the session's states and a token, and there is another node."""
-    async with arenas.scenario(case, third=True) as scenario:
+async def test_source_fails_after_a_failed_migration(fault_envoys: FaultEnvoys, case: FailureCase) -> None:
+    """Envoy can restore the session on a third node, as it has saved the session's states and a token."""
+    async with fault_envoys.scenario(case, third=True) as scenario:
         await scenario.reach_step("undo")
-        scenario.arena.ignored_nodes.add(scenario.old.name)
+        scenario.envoy.ignored_nodes.add(scenario.old.name)
         await fail_old_node(scenario, case)
-        scenario.gate.proceed(GateAction.STAY_SILENT)
+        scenario.gate.proceed(GateAction.SEND_NOTHING)
         if case.result == "ends":
             await scenario.expect_ended()
             return
@@ -117,9 +117,9 @@ async def test_source_fails_after_a_failed_migration(arenas: FaultArenas, case: 
 
 @pytest.mark.parametrize("case", failure_cases("old node", "byte by byte"), ids=str)
 async def test_session_migrates_if_the_source_answers_byte_by_byte(
-    arenas: FaultArenas, case: FailureCase
+    fault_envoys: FaultEnvoys, case: FailureCase
 ) -> None:
-    async with arenas.scenario(case) as scenario:
+    async with fault_envoys.scenario(case) as scenario:
         gate = await scenario.reach_step(case.step, bytewise=True)
         gate.proceed()
         if case.step == "wait":
@@ -129,9 +129,9 @@ async def test_session_migrates_if_the_source_answers_byte_by_byte(
 
 @pytest.mark.parametrize("case", failure_cases("old node", "late"), ids=str)
 async def test_session_migrates_or_stays_if_the_source_answers_late(
-    arenas: FaultArenas, case: FailureCase
+    fault_envoys: FaultEnvoys, case: FailureCase
 ) -> None:
-    async with arenas.scenario(case) as scenario:
+    async with fault_envoys.scenario(case) as scenario:
         gate = await scenario.reach_step(case.step)
         delay = LONGER_THAN_EXPORT_TIMEOUT_SECONDS if case.result == "slow" else LATE_SECONDS
         await assert_nothing_received(scenario.client.reader, delay)
@@ -145,8 +145,10 @@ EXPORT_FAULTS = failure_cases("old node", "ERR 8146", "has no certificate", "unr
 
 
 @pytest.mark.parametrize("case", EXPORT_FAULTS, ids=str)
-async def test_session_stays_if_the_source_cannot_export(arenas: FaultArenas, case: FailureCase) -> None:
-    async with arenas.scenario(case) as scenario:
+async def test_session_stays_if_the_source_cannot_export(
+    fault_envoys: FaultEnvoys, case: FailureCase
+) -> None:
+    async with fault_envoys.scenario(case) as scenario:
         gate = await scenario.reach_step(case.step)
         link = await gate.wait_reached()
         match case.fault:
@@ -158,5 +160,5 @@ async def test_session_stays_if_the_source_cannot_export(arenas: FaultArenas, ca
             case _:
                 link.row_count = scenario.rows
                 link.send(EXPORT_REFUSED)
-        gate.proceed(GateAction.ALREADY_ANSWERED)
+        gate.proceed(GateAction.TEST_ANSWERED)
         await scenario.expect_outcome(case)

@@ -1,4 +1,4 @@
-"""The target of a migration fails, in every step and in every way: the session stays on its node."""
+"""The target of a migration fails in some way at some step. Then the session usually stays."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sandbox.tidb_sim.migration_rules import MigrationRules
 from sandbox.tidb_sim.packets import err, frame
 from tests.support.clients.server import PemFiles
 from tests.support.fake_servers import full_backlog, refusing_port
-from tests.support.migration.fault_arena import LOGIN_DENIED, FaultArenas, MigrationScenario, node_tls_context
 from tests.support.migration.fault_cases import FailureCase, failure_cases
+from tests.support.migration.fault_envoy import LOGIN_DENIED, FaultEnvoys, MigrationScenario, node_tls_context
 from tests.support.migration.fleet import NodeSpec, run_fleet
 from tests.support.migration.scripted_node import OK_PACKET, SHUTDOWN_ERROR, GateAction, NodeConnection
 from tests.support.module.bootstrap import Host
@@ -20,8 +20,8 @@ from tests.support.waiting import assert_nothing_received, wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-LATE = 0.2
-"""Seconds; the time of a handshake over a bad line."""
+SLOW_HANDSHAKE_SECONDS = 0.2
+"""Seconds that a TLS handshake may take over a slow network."""
 BROKEN = b"\x03\0\0\x01abc"
 ERRORS = {
     "connect": frame(0, err(1040, "Too many connections", None)),
@@ -35,18 +35,17 @@ GARBAGE = {"connect": b"HTTP/1.1 400 Bad Request\r\n\r\n", "switch": OK_PACKET +
 
 
 async def proceed(scenario: MigrationScenario, step: str) -> None:
-    """Let all other participants proceed after the target has failed."""
+    """Let the migration continue after the target has failed."""
     if step == "wait":
         await scenario.wait_target_released()
     scenario.gate.proceed(
-        GateAction.STAY_SILENT if step in ("connect", "tls", "login", "states") else GateAction.ANSWER
+        GateAction.SEND_NOTHING if step in ("connect", "tls", "login", "states") else GateAction.ANSWER
     )
     if step == "wait":
         await scenario.expect_insert_ok(2)
 
 
 async def fail_target(scenario: MigrationScenario, case: FailureCase) -> None:
-    """Make the target fail in the step and in the way of `case`."""
     link = scenario.new.connections[-1]
     if case.step == "switch":
         await fail_after_last_ok(scenario, link, case.fault)
@@ -54,7 +53,7 @@ async def fail_target(scenario: MigrationScenario, case: FailureCase) -> None:
     match case.fault:
         case "target: FIN":
             await link.send_fin()
-        case "target: gone" | "target: gone, another available":
+        case "target: unreachable" | "target: unreachable, another available":
             await scenario.new.stop_listening()
             await link.send_fin()
         case "target: RST":
@@ -71,10 +70,10 @@ async def fail_after_last_ok(scenario: MigrationScenario, link: NodeConnection, 
     if fault == "target: garbage":
         link.send(GARBAGE["switch"])
     else:
-        if fault.startswith("target: gone"):
+        if fault.startswith("target: unreachable"):
             await scenario.new.stop_listening()
         link.send(OK_PACKET)
-        scenario.arena.expect_migration(scenario.old, "ok", "moved")
+        scenario.envoy.expect_migration(scenario.old, "ok", "moved")
         match fault:
             case "target: RST":
                 await link.wait_until_read()
@@ -85,23 +84,23 @@ async def fail_after_last_ok(scenario: MigrationScenario, link: NodeConnection, 
                 await link.send_fin()
             case _:
                 await link.send_fin()
-    scenario.gate.proceed(GateAction.ALREADY_ANSWERED)
+    scenario.gate.proceed(GateAction.TEST_ANSWERED)
 
 
-TARGET_FAULTS = [*failure_cases("target", "FIN", "RST", "gone", "ERR", "garbage")]
+TARGET_FAULTS = [*failure_cases("target", "FIN", "RST", "unreachable", "ERR", "garbage")]
 
 
 @pytest.mark.parametrize("case", TARGET_FAULTS, ids=str)
-async def test_target_fails_during_a_migration(arenas: FaultArenas, case: FailureCase) -> None:
-    async with arenas.scenario(case) as scenario:
+async def test_target_fails_during_a_migration(fault_envoys: FaultEnvoys, case: FailureCase) -> None:
+    async with fault_envoys.scenario(case) as scenario:
         await scenario.reach_step(case.step)
         await fail_target(scenario, case)
         await scenario.expect_outcome(case)
 
 
-@pytest.mark.parametrize("case", failure_cases("target", "gone, another available"), ids=str)
-async def test_session_migrates_to_another_target(arenas: FaultArenas, case: FailureCase) -> None:
-    async with arenas.scenario(case, third=True) as scenario:
+@pytest.mark.parametrize("case", failure_cases("target", "unreachable, another available"), ids=str)
+async def test_session_migrates_to_another_target(fault_envoys: FaultEnvoys, case: FailureCase) -> None:
+    async with fault_envoys.scenario(case, third=True) as scenario:
         await scenario.reach_step(case.step)
         await fail_target(scenario, case)
         await expect_migrated_to_third(scenario, case.step)
@@ -112,13 +111,15 @@ async def expect_migrated_to_third(scenario: MigrationScenario, step: str) -> No
     await scenario.expect_on(scenario.third)
     assert len(scenario.new.connections) == 1
     if step != "switch":
-        scenario.arena.expect_migration(scenario.old, "unreachable", "stayed")
-        scenario.arena.expect_migration(scenario.old, "ok", "moved")
+        scenario.envoy.expect_migration(scenario.old, "unreachable", "stayed")
+        scenario.envoy.expect_migration(scenario.old, "ok", "moved")
 
 
 @pytest.mark.parametrize("case", failure_cases("target", "refused", "silent"), ids=str)
-async def test_session_stays_if_the_target_does_not_answer(arenas: FaultArenas, case: FailureCase) -> None:
-    async with arenas.scenario(case) as scenario:
+async def test_session_stays_if_the_target_does_not_answer(
+    fault_envoys: FaultEnvoys, case: FailureCase
+) -> None:
+    async with fault_envoys.scenario(case) as scenario:
         if case.step == "connect":
             with refusing_port() if case.fault == "target: refused" else full_backlog() as endpoint:
                 scenario.new.endpoint = endpoint
@@ -126,39 +127,39 @@ async def test_session_stays_if_the_target_does_not_answer(arenas: FaultArenas, 
                 await scenario.wait_failure_counted(case.reason)
                 scenario.undrain()
                 await scenario.expect_on(scenario.old)
-                scenario.arena.expect_failures(scenario.old, case.reason)
+                scenario.envoy.expect_failures(scenario.old, case.reason)
             return
         gate = await scenario.reach_step(case.step)
-        gate.proceed(GateAction.STAY_SILENT)
+        gate.proceed(GateAction.SEND_NOTHING)
         await scenario.expect_outcome(case)
 
 
-async def test_session_stays_if_the_target_does_not_greet(arenas: FaultArenas) -> None:
-    async with (await arenas.arena_for("connect")).scenario("no greeting") as scenario:
+async def test_session_stays_if_the_target_does_not_greet(fault_envoys: FaultEnvoys) -> None:
+    async with (await fault_envoys.envoy_for("connect")).scenario("no greeting") as scenario:
         gate = await scenario.reach_step("connect")
-        gate.proceed(GateAction.STAY_SILENT)
+        gate.proceed(GateAction.SEND_NOTHING)
         await scenario.expect_stayed("slow")
 
 
 @pytest.mark.parametrize("case", failure_cases("target", "byte by byte, late"), ids=str)
-async def test_session_migrates_to_a_slow_target(arenas: FaultArenas, case: FailureCase) -> None:
-    async with arenas.scenario(case) as scenario:
+async def test_session_migrates_to_a_slow_target(fault_envoys: FaultEnvoys, case: FailureCase) -> None:
+    async with fault_envoys.scenario(case) as scenario:
         gate = await scenario.reach_step(case.step, bytewise=case.step != "tls")
         if case.step == "tls":
-            await assert_nothing_received(scenario.client.reader, LATE)
+            await assert_nothing_received(scenario.client.reader, SLOW_HANDSHAKE_SECONDS)
         gate.proceed()
         await scenario.expect_outcome(case)
 
 
-async def test_migration_continues_if_the_target_changes_its_priority(arenas: FaultArenas) -> None:
-    """While the priority of a target changes, Envoy never treats the target as draining, not even briefly."""
-    async with (await arenas.arena_for("login")).scenario("another priority") as scenario:
+async def test_migration_continues_if_the_target_changes_its_priority(fault_envoys: FaultEnvoys) -> None:
+    """Envoy must not treat the target as draining while its priority changes."""
+    async with (await fault_envoys.envoy_for("login")).scenario("another priority") as scenario:
         gate = await scenario.reach_step("login")
         new = Host(scenario.new.endpoint, scenario.new.name, priority=1)
-        scenario.arena.publish(Host(scenario.old.endpoint, scenario.old.name, state="draining"), new)
+        scenario.envoy.publish(Host(scenario.old.endpoint, scenario.old.name, state="draining"), new)
 
         async def is_applied() -> bool:
-            return (await scenario.arena.proxy.hosts("tidb"))[new.endpoint].get("priority") == 1
+            return (await scenario.envoy.proxy.hosts("tidb"))[new.endpoint].get("priority") == 1
 
         await wait_until(is_applied)
         gate.proceed()
@@ -167,9 +168,9 @@ async def test_migration_continues_if_the_target_changes_its_priority(arenas: Fa
 
 @pytest.mark.parametrize("case", failure_cases("target", "wrong certificate"), ids=str)
 async def test_session_stays_if_the_target_has_a_wrong_certificate(
-    tmp_path: Path, arenas: FaultArenas, case: FailureCase
+    tmp_path: Path, fault_envoys: FaultEnvoys, case: FailureCase
 ) -> None:
-    async with arenas.scenario(case) as scenario:
+    async with fault_envoys.scenario(case) as scenario:
         scenario.new.tls = node_tls_context(PemFiles.create(tmp_path))
         await scenario.reach_step("connect")
         scenario.gate.proceed()
@@ -178,19 +179,19 @@ async def test_session_stays_if_the_target_has_a_wrong_certificate(
 
 @pytest.mark.parametrize("case", failure_cases("target", "dies during a statement"), ids=str)
 async def test_session_ends_if_the_target_dies_during_a_statement(
-    arenas: FaultArenas, case: FailureCase
+    fault_envoys: FaultEnvoys, case: FailureCase
 ) -> None:
-    async with arenas.scenario(case) as scenario:
+    async with fault_envoys.scenario(case) as scenario:
         scenario.send("insert 3")
         await scenario.expect_insert_ok(3)
         gate = await scenario.reach_step(case.step)
         scenario.send("insert 4")
-        statement_gate = scenario.new.hold_at("statement")
+        statement_gate = scenario.new.pause_at("statement")
         gate.proceed()
         await (await statement_gate.wait_reached()).reset()
-        statement_gate.proceed(GateAction.STAY_SILENT)
+        statement_gate.proceed(GateAction.SEND_NOTHING)
         await scenario.expect_outcome(case)
-        scenario.arena.expect_migration(scenario.old, "ok", "moved")
+        scenario.envoy.expect_migration(scenario.old, "ok", "moved")
         assert scenario.old.statements[-1] == b"insert 3"
 
 
@@ -201,7 +202,7 @@ LOGIN_FAULTS = failure_cases("target", "expired token", "older, rejects states")
 async def test_session_stays_if_the_target_denies_it(
     tmp_path: Path, mariadb: MariaDb, database: str, case: FailureCase
 ) -> None:
-    """This test uses the simulated TiDB server, which checks tokens and states."""
+    """The nodes are simulated TiDB servers, because a ScriptedNode does not check tokens and states."""
     faulty_rules = (
         MigrationRules(clock_skew_seconds=120)
         if case.fault == "target: expired token"

@@ -1,4 +1,7 @@
-"""A node closes an idle session that has no saved states: the client's connection ends at once."""
+"""When a node closes an idle session, Envoy disconnects the client at once.
+
+Envoy has not saved the session's states, so it cannot restore the session on another node.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,16 @@ import pytest
 
 from sandbox.tidb_sim.packets import AUTOCOMMIT, IN_TRANSACTION, MySqlCommand, err, frame, frames, ok
 from tests.support.clients.server import PemFiles
-from tests.support.migration.fault_arena import node_tls_context
+from tests.support.migration.fault_envoy import node_tls_context
 from tests.support.migration.scripted_node import OK_PACKET, GateAction, NodeConnection, ScriptedNode
 from tests.support.module.bootstrap import Host, ModuleConfig
 from tests.support.module.envoy import ModuleEnvoy, connect_with_tls, run_envoy, with_timeout
 from tests.support.tidb_sim_clients import RawClient
 
 MAX_SECONDS = 1.0
-"""Seconds; it takes about a millisecond."""
+"""Time limit for the client's disconnection, which usually takes about a millisecond."""
 KILLED = frame(0, err(1927, "Connection was killed", "70100"))
-"""The error that servers other than TiDB send before they close."""
+"""The error that MariaDB sends before it closes a killed session; TiDB sends none."""
 BEGIN_OK = frame(1, ok(AUTOCOMMIT | IN_TRANSACTION))
 
 
@@ -58,7 +61,7 @@ async def run_stack(directory: Path, tls: Sequence[str]) -> AsyncIterator[Stack]
         yield Stack(proxy, scripted, certificates, "client" in tls)
 
 
-async def close_connection(link: NodeConnection, how: str) -> None:
+async def close_by_node(link: NodeConnection, how: str) -> None:
     match how:
         case "FIN":
             await link.send_fin()
@@ -76,14 +79,15 @@ async def run_query(client: RawClient, text: str) -> None:
         await with_timeout(client.read_packet())
 
 
-TLS = [(), ("client",), ("node",), ("client", "node")]
+TLS_SIDES = [(), ("client",), ("node",), ("client", "node")]
+"""The sides of Envoy that use TLS."""
 REPETITIONS = 3
-"""Repetitions of a case in which two events may occur in either order."""
+"""Repetitions of each case in which two events may occur in either order."""
 STATEMENT_COUNTS = (0, 1, 6)
-"""Numbers of statements that a session has run; after some the module reads the socket itself."""
+"""Numbers of statements before the close. After a few statements the module, not Envoy, reads the socket."""
 
 
-@pytest.mark.parametrize("tls", TLS, ids="-".join)
+@pytest.mark.parametrize("tls", TLS_SIDES, ids="-".join)
 async def test_idle_client_is_disconnected_at_once(tmp_path: Path, tls: Sequence[str]) -> None:
     delayed: list[tuple[str, str, int]] = []
     async with run_stack(tmp_path, tls) as stack:
@@ -93,7 +97,7 @@ async def test_idle_client_is_disconnected_at_once(tmp_path: Path, tls: Sequence
             client = await stack.connect()
             for statement in [*([initial] if initial else []), *["select 1"] * statement_count]:
                 await run_query(client, statement)
-            await close_connection(stack.node.connections[-1], how)
+            await close_by_node(stack.node.connections[-1], how)
             try:
                 async with asyncio.timeout(MAX_SECONDS):
                     received = await client.reader.read()
@@ -104,9 +108,9 @@ async def test_idle_client_is_disconnected_at_once(tmp_path: Path, tls: Sequence
     assert not delayed
 
 
-@pytest.mark.parametrize("tls", TLS, ids="-".join)
+@pytest.mark.parametrize("tls", TLS_SIDES, ids="-".join)
 async def test_client_is_disconnected_at_once_after_an_answer(tmp_path: Path, tls: Sequence[str]) -> None:
-    """The answer and the end may be read together, and then there is no separate event for the end."""
+    """If Envoy reads the answer and the FIN or RST together, no separate event reports the end."""
     delayed: list[tuple[str, int]] = []
     async with run_stack(tmp_path, tls) as stack:
         for how, statement_count, _ in itertools.product(
@@ -115,12 +119,12 @@ async def test_client_is_disconnected_at_once_after_an_answer(tmp_path: Path, tl
             client = await stack.connect()
             for _ in range(statement_count):
                 await run_query(client, "select 1")
-            gate = stack.node.hold_at("statement")
+            gate = stack.node.pause_at("statement")
             client.writer.write(frames(0, [bytes((MySqlCommand.QUERY,)) + b"do 1"]))
             link = await gate.wait_reached()
             link.send(OK_PACKET)
-            await close_connection(link, how)
-            gate.proceed(GateAction.STAY_SILENT)
+            await close_by_node(link, how)
+            gate.proceed(GateAction.SEND_NOTHING)
             try:
                 async with asyncio.timeout(MAX_SECONDS):
                     assert await client.reader.read() == OK_PACKET

@@ -1,7 +1,7 @@
-"""A panic in any hook ends only the connection in which it happens.
+"""A panic in a hook of an Envoy module ends only the connection in which it happens.
 
-The module under test (filters/abi/examples/panics.rs) implements the hooks of `filters/abi`, as the product's
-module does, and panics at every second call of one hook.
+The module under test (filters/abi/examples/panics.rs) uses the crate `filters/abi`, as the product's module
+does. It panics at every second call of one hook.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def panicking_module(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class BootstrapBuilder:
-    """Builds the bootstrap of an Envoy in which one extension is implemented by the module."""
+    """Builds the bootstrap of an Envoy that uses the module for one extension."""
 
     def __init__(self, module: Path) -> None:
         self._module = {
@@ -61,7 +61,7 @@ class BootstrapBuilder:
         return {"name": "panics", "typed_config": config}
 
     def bootstrap(self, where: str, hook: str, upstream: str) -> dict[str, Any]:
-        """Return a bootstrap. `where`: filter, client, node, policy or extension."""
+        """Return a bootstrap. `where`: the kind of extension that the module implements (see `match`)."""
         host, port = upstream.split(":")
         proxy = {"@type": f"{TYPE}.filters.network.tcp_proxy.v3.TcpProxy", "stat_prefix": "t", "cluster": "c"}
         chain: dict[str, Any] = {"filters": [{"name": "tcp_proxy", "typed_config": proxy}]}
@@ -83,6 +83,10 @@ class BootstrapBuilder:
         }
         socket = ("transport_sockets", "DynamicModuleTransportSocket", "transport_socket", hook)
         match where:
+            case "listener":
+                envoy_bootstrap["static_resources"]["listeners"][0]["listener_filters"] = [
+                    self.extension("filters.listener", "DynamicModuleListenerFilter", "filter", hook)
+                ]
             case "filter":
                 chain["filters"].insert(
                     0, self.extension("filters.network", "DynamicModuleNetworkFilter", "filter", hook)
@@ -141,6 +145,8 @@ async def is_echoed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) 
 @pytest.mark.parametrize(
     ("where", "hook", "logged_hook"),
     [
+        ("listener", "accept", "listener_filter_on_accept"),
+        ("listener", "inspect", "listener_filter_on_data"),
         ("filter", "new", "network_filter_new"),
         ("filter", "begun", "network_filter_new_connection"),
         ("client", "new", "transport_socket_new"),
@@ -163,7 +169,7 @@ async def test_panic_ends_only_its_own_connection(
             connections.append(await asyncio.open_connection("127.0.0.1", port))
             served.append(await is_echoed(*connections[-1]))
         assert served == [True, False] * 3
-        # Connections that were served before a panic still are.
+        # Envoy still serves the connections that had no panic.
         for connection, is_served in zip(connections, served, strict=True):
             if is_served:
                 assert await is_echoed(*connection)

@@ -1,4 +1,4 @@
-"""Direct forwarding between the sockets of a session: all bytes arrive, in order, and are counted."""
+"""Direct forwarding between a session's two sockets: all bytes arrive, in order, and are counted."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ import itertools
 import os
 import random
 import select
-import socket
-import struct
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from sandbox.tidb_sim.packets import AUTOCOMMIT, eof, frame, single_row_result
 from tests.support.clients.server import PemFiles
-from tests.support.fake_servers import FakeServer, run_fake_server
+from tests.support.fake_servers import FakeServer, reset_connection, run_fake_server
 from tests.support.module.envoy import (
     OK_PAYLOAD,
     ModuleEnvoy,
@@ -35,76 +34,125 @@ from tests.support.module.envoy import (
 from tests.support.tidb_sim_clients import RawClient
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 QUERY = frame(0, b"\x03select 1")
 LARGE_BYTES = 24 << 20
-"""Bytes; more than all buffers on the path hold."""
+"""More bytes than fit into all buffers between client and node."""
 REPETITIONS = 20
-"""Repetitions of a race, so that each order of events is likely to occur."""
-STATES = ("login", "idle", "busy", "transaction", "opaque")
+"""Repetitions of tests in which events race, so that each order is likely to occur."""
 
 
 DIRECT_AFTER_STATEMENTS = 8
-"""Statements after which the module handles a connection's events instead of Envoy."""
+"""After this many statements the module, instead of Envoy, handles the connection's socket events."""
+
+
+CLIENT_READS_PAUSED = "tcp.sql.downstream_flow_control_paused_reading_total"
+"""Envoy's counter of pauses in reading from clients."""
 
 
 @dataclass(frozen=True)
-class SessionKind:
-    """A kind of session. `certificates`: None without TLS; `statements`: run before the test begins."""
+class SessionSetup:
+    """With `certificates`, the client uses TLS. `statements`: how many the session runs before the test."""
 
     certificates: PemFiles | None = None
     statements: int = 0
 
 
-NEW_SESSION = SessionKind()
+NEW_SESSION = SessionSetup()
 
 
 @pytest.fixture(params=[0, DIRECT_AFTER_STATEMENTS], ids=["new", "settled"])
-def plain_kind(request: pytest.FixtureRequest) -> SessionKind:
-    """Yield kinds of sessions without TLS."""
-    return SessionKind(statements=request.param)
+def setup_without_tls(request: pytest.FixtureRequest) -> SessionSetup:
+    return SessionSetup(statements=request.param)
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> PemFiles:
+    return PemFiles.create(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(params=["plain", "TLS"])
-def kind(request: pytest.FixtureRequest, plain_kind: SessionKind, tmp_path: Path) -> SessionKind:
-    """Yield all kinds of sessions."""
-    if request.param == "plain":
-        return plain_kind
-    return SessionKind(PemFiles.create(tmp_path / "certificates"), plain_kind.statements)
+def setup(
+    request: pytest.FixtureRequest, setup_without_tls: SessionSetup, certificates: PemFiles
+) -> SessionSetup:
+    return SessionSetup(certificates if request.param == "TLS" else None, setup_without_tls.statements)
+
+
+@dataclass
+class ScriptedPeer:
+    """A handler that accepts every login and queues the node's side of the session for the test."""
+
+    nodes: asyncio.Queue[RawClient] = field(default_factory=asyncio.Queue)
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.nodes.put_nowait(await accept_login(reader, writer))
+        await self.finished.wait()
+
+
+Running = dict[bool, tuple[ModuleEnvoy, ScriptedPeer, FakeServer]]
 
 
 @asynccontextmanager
 async def run_with_node(
-    tmp_path: Path, kind: SessionKind = NEW_SESSION
+    tmp_path: Path, certificates: PemFiles | None = None
+) -> AsyncIterator[tuple[ModuleEnvoy, ScriptedPeer, FakeServer]]:
+    """Run an Envoy in front of a node that accepts every login; with certificates, clients use TLS."""
+    peer = ScriptedPeer()
+    config = client_tls_config(certificates, allow_cleartext_backend=True) if certificates else None
+    async with run_fake_server(peer) as node, run_envoy(tmp_path, [node.endpoint], config) as proxy:
+        yield proxy, peer, node
+        peer.finished.set()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def running(tmp_path_factory: pytest.TempPathFactory, certificates: PemFiles) -> AsyncIterator[Running]:
+    """Run, for all tests, one Envoy for clients without TLS (False), and one for clients with TLS (True)."""
+    async with (
+        run_with_node(tmp_path_factory.mktemp("plain")) as plain,
+        run_with_node(tmp_path_factory.mktemp("tls"), certificates) as tls,
+    ):
+        yield {False: plain, True: tls}
+
+
+@asynccontextmanager
+async def shared_proxy(
+    running: Running, setup: SessionSetup
 ) -> AsyncIterator[tuple[ModuleEnvoy, asyncio.Queue[RawClient], FakeServer]]:
-    """Run an Envoy in front of a node that accepts every login; then the test acts for the node."""
-    nodes: asyncio.Queue[RawClient] = asyncio.Queue()
-    finished = asyncio.Event()
+    """Yield the Envoy for this setup. Afterwards, end all of its sessions, and check that none remains."""
+    proxy, peer, node = running[setup.certificates is not None]
+    try:
+        yield proxy, peer.nodes, node
+    finally:
+        for client in proxy.clients:
+            client.writer.transport.abort()
+        proxy.clients.clear()
+        peer.finished.set()
+        peer.finished, peer.nodes = asyncio.Event(), asyncio.Queue()
 
-    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nodes.put_nowait(await accept_login(reader, writer))
-        await finished.wait()
+    async def are_closed() -> bool:
+        stats = await proxy.stats("^(cluster.tidb.upstream_cx_active|tcp.sql.downstream_cx_active)$")
+        return not any(stats.values())
 
-    config = client_tls_config(kind.certificates, allow_cleartext_backend=True) if kind.certificates else None
-    async with run_fake_server(handler) as node, run_envoy(tmp_path, [node.endpoint], config) as proxy:
-        yield proxy, nodes, node
-        finished.set()
+    await wait_until(are_closed)
 
 
 async def open_session(
-    proxy: ModuleEnvoy, nodes: asyncio.Queue[RawClient], kind: SessionKind = NEW_SESSION
+    proxy: ModuleEnvoy, nodes: asyncio.Queue[RawClient], setup: SessionSetup = NEW_SESSION
 ) -> tuple[RawClient, RawClient]:
     """Return a client that has logged in, and the node's side of its session."""
     client = await (
-        connect_with_tls(proxy, kind.certificates) if kind.certificates else connect_logged_in(proxy)
+        connect_with_tls(proxy, setup.certificates) if setup.certificates else connect_logged_in(proxy)
     )
     node = await with_timeout(nodes.get())
-    for _ in range(kind.statements):
+    for _ in range(setup.statements):
         await exchange(client, node)
     return client, node
 
 
 async def exchange(client: RawClient, node: RawClient, answer: bytes = frame(1, OK_PAYLOAD)) -> None:
-    """Send a statement and its answer."""
+    """Send a statement from the client and its answer from the node."""
     client.writer.write(QUERY)
     assert await with_timeout(node.reader.readexactly(len(QUERY))) == QUERY
     node.writer.write(answer)
@@ -127,22 +175,10 @@ def result(size: int, seed: int) -> bytes:
     return bytes(packets + frame(sequence & 0xFF, eof(AUTOCOMMIT)))
 
 
-def reset(raw: RawClient) -> None:
-    """Close the connection by RST."""
-    connection = raw.writer.get_extra_info("socket")
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    raw.writer.transport.abort()
-
-
 async def envoy_counter(proxy: ModuleEnvoy, name: str) -> int:
     """Return one of Envoy's own counters."""
     page = (await proxy.get(f"/stats?format=json&filter=^{name}$")).json()
     return int(next((stat["value"] for stat in page["stats"] if "value" in stat), 0))
-
-
-async def wait_no_sessions(proxy: ModuleEnvoy, node: str) -> None:
-    """Return when no session is left."""
-    await proxy.wait_for_metrics({("sessions", node, state): 0 for state in STATES})
 
 
 async def test_envoy_counts_directly_forwarded_bytes(tmp_path: Path) -> None:
@@ -151,7 +187,8 @@ async def test_envoy_counts_directly_forwarded_bytes(tmp_path: Path) -> None:
         f"{side}_cx_{way}_bytes_total"
         for side, way in itertools.product(("tcp.sql.downstream", "cluster.tidb.upstream"), ("rx", "tx"))
     ]
-    async with run_with_node(tmp_path) as (proxy, nodes, _):
+    async with run_with_node(tmp_path) as (proxy, peer, _):
+        nodes = peer.nodes
 
         async def count_session(statements: int) -> list[int]:
             """Run a session with this many statements. Return all counters after its end."""
@@ -175,13 +212,13 @@ async def test_envoy_counts_directly_forwarded_bytes(tmp_path: Path) -> None:
 
 
 def count_awaiting_writable(pid: int, peers: set[int]) -> int:
-    """Return for how many of a process's connections to these ports epoll waits until they are writable.
+    """Return how many connections of a process to the ports `peers` are registered in epoll for EPOLLOUT.
 
-    proc(5): `/proc/PID/fdinfo`, `/proc/PID/fd`, `/proc/PID/net/tcp` (hexadecimal ports, and inodes).
+    Source: `fdinfo`, `fd` and `net/tcp` (hexadecimal ports, and inodes) in /proc/PID, see proc(5).
     """
     process, watched = Path(f"/proc/{pid}"), set()
     for fdinfo in process.joinpath("fdinfo").iterdir():
-        # A descriptor that has been closed in the meantime does not belong to the session.
+        # Only descriptors of other connections can be closed while this loop runs.
         with contextlib.suppress(FileNotFoundError):
             for fields in map(str.split, fdinfo.read_text().splitlines()):
                 if fields[:1] == ["tfd:"] and int(fields[3], 16) & select.EPOLLOUT:
@@ -194,13 +231,15 @@ def count_awaiting_writable(pid: int, peers: set[int]) -> int:
     return len(watched & matching)
 
 
-async def test_envoy_handles_events_only_while_a_socket_is_full(tmp_path: Path, kind: SessionKind) -> None:
+async def test_envoy_handles_events_only_while_a_socket_is_full(
+    running: Running, setup: SessionSetup
+) -> None:
     large_result = result(LARGE_BYTES, seed=9)
-    async with run_with_node(tmp_path, kind) as (proxy, nodes, peer):
-        client, node = await open_session(proxy, nodes, kind)
+    async with shared_proxy(running, setup) as (proxy, nodes, peer):
+        client, node = await open_session(proxy, nodes, setup)
         client_port = client.writer.get_extra_info("sockname")[1]
         peers = {client_port, int(peer.endpoint.rpartition(":")[2])}
-        assert count_awaiting_writable(proxy.process.pid, peers) == (0 if kind.statements else 2)
+        assert count_awaiting_writable(proxy.process.pid, peers) == (0 if setup.statements else 2)
         for _ in range(2):
             for _ in range(DIRECT_AFTER_STATEMENTS):
                 await exchange(client, node, result(100, seed=10))
@@ -215,29 +254,31 @@ async def test_envoy_handles_events_only_while_a_socket_is_full(tmp_path: Path, 
             assert await with_timeout(client.reader.readexactly(len(large_result))) == large_result
 
 
-async def test_sessions_end_in_any_order_without_affecting_others(tmp_path: Path, kind: SessionKind) -> None:
+async def test_sessions_end_in_any_order_without_affecting_others(
+    running: Running, setup: SessionSetup
+) -> None:
     rng = random.Random(11)
-    async with run_with_node(tmp_path, kind) as (proxy, nodes, peer):
-        for _ in range(3):  # from no session to some, and back
-            sessions = [await open_session(proxy, nodes, kind) for _ in range(12)]
+    async with shared_proxy(running, setup) as (proxy, nodes, peer):
+        for _ in range(3):  # each pass starts and ends without sessions
+            sessions = [await open_session(proxy, nodes, setup) for _ in range(12)]
             while sessions:
                 client, node = sessions.pop(rng.randrange(len(sessions)))
                 closing, peer_side = (client, node) if rng.random() < 0.5 else (node, client)
                 if rng.random() < 0.5:
                     closing.writer.close()
                 else:
-                    reset(closing)
+                    reset_connection(closing.writer)
                 await read_to_end(peer_side)
                 peer_side.writer.close()
                 for client, node in sessions:
                     await exchange(client, node)
-            await wait_no_sessions(proxy, peer.endpoint)
+            await proxy.wait_no_sessions(peer.endpoint)
 
 
-async def test_order_is_preserved_while_a_client_does_not_read(tmp_path: Path, kind: SessionKind) -> None:
+async def test_order_is_preserved_while_a_client_does_not_read(running: Running, setup: SessionSetup) -> None:
     large_result, small_result = result(LARGE_BYTES, seed=2), result(1000, seed=3)
-    async with run_with_node(tmp_path, kind) as (proxy, nodes, _):
-        client, node = await open_session(proxy, nodes, kind)
+    async with shared_proxy(running, setup) as (proxy, nodes, _):
+        client, node = await open_session(proxy, nodes, setup)
         for _ in range(2):  # the second pass shows that direct forwarding has resumed
             client.writer.write(QUERY + QUERY)
             await with_timeout(node.reader.readexactly(2 * len(QUERY)))
@@ -261,21 +302,22 @@ async def test_order_is_preserved_while_a_client_does_not_read(tmp_path: Path, k
             assert await with_timeout(client.reader.readexactly(len(small_result))) == small_result
 
 
-async def test_order_is_preserved_while_a_node_does_not_read(tmp_path: Path, kind: SessionKind) -> None:
+async def test_order_is_preserved_while_a_node_does_not_read(running: Running, setup: SessionSetup) -> None:
     rng = random.Random(4)
     statement = b"\x03" + rng.randbytes(LARGE_BYTES)
     packets = b"".join(
         frame(sequence, statement[offset : offset + 0xFFFFFF])
         for sequence, offset in enumerate(range(0, len(statement), 0xFFFFFF))
     )
-    async with run_with_node(tmp_path, kind) as (proxy, nodes, _):
-        client, node = await open_session(proxy, nodes, kind)
+    async with shared_proxy(running, setup) as (proxy, nodes, _):
+        client, node = await open_session(proxy, nodes, setup)
         for _ in range(2):
+            paused = await envoy_counter(proxy, CLIENT_READS_PAUSED)
             node.writer.transport.pause_reading()  # type: ignore[attr-defined]
             client.writer.write(packets)
 
-            async def is_paused() -> bool:
-                return await envoy_counter(proxy, "tcp.sql.downstream_flow_control_paused_reading_total") > 0
+            async def is_paused(before: int = paused) -> bool:
+                return await envoy_counter(proxy, CLIENT_READS_PAUSED) > before
 
             await wait_until(is_paused)
             node.writer.transport.resume_reading()  # type: ignore[attr-defined]
@@ -284,28 +326,28 @@ async def test_order_is_preserved_while_a_node_does_not_read(tmp_path: Path, kin
             assert (await with_timeout(client.read_packet()))[1] == OK_PAYLOAD
 
 
-async def test_node_closes_right_after_its_answer(tmp_path: Path, kind: SessionKind) -> None:
+async def test_node_closes_right_after_its_answer(running: Running, setup: SessionSetup) -> None:
     answer = result(1000, seed=5)
-    async with run_with_node(tmp_path, kind) as (proxy, nodes, peer):
+    async with shared_proxy(running, setup) as (proxy, nodes, peer):
         for _ in range(REPETITIONS):
-            client, node = await open_session(proxy, nodes, kind)
+            client, node = await open_session(proxy, nodes, setup)
             client.writer.write(QUERY)
             await with_timeout(node.reader.readexactly(len(QUERY)))
             node.writer.write(answer)
             node.writer.write_eof()
             assert await read_to_end(client) == answer
-        await wait_no_sessions(proxy, peer.endpoint)
+        await proxy.wait_no_sessions(peer.endpoint)
 
 
-async def test_node_closes_after_an_unread_answer(tmp_path: Path, kind: SessionKind) -> None:
+async def test_node_closes_after_an_unread_answer(running: Running, setup: SessionSetup) -> None:
     rng = random.Random(8)
-    async with run_with_node(tmp_path, kind) as (proxy, nodes, peer):
+    async with shared_proxy(running, setup) as (proxy, nodes, peer):
         for _ in range(REPETITIONS):
-            client, node = await open_session(proxy, nodes, kind)
+            client, node = await open_session(proxy, nodes, setup)
             client.writer.write(QUERY)
             await with_timeout(node.reader.readexactly(len(QUERY)))
             client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-            # The answer fills some buffer on the path; which one depends on its size.
+            # The size of the answer determines which buffers on the path it fills.
             answer = result(rng.randrange(2 << 20, 6 << 20), seed=9)
             node.writer.write(answer)
             node.writer.write_eof()
@@ -324,23 +366,23 @@ async def test_node_closes_after_an_unread_answer(tmp_path: Path, kind: SessionK
             await wait_until(is_blocked_or_closed)
             client.writer.transport.resume_reading()  # type: ignore[attr-defined]
             assert await read_to_end(client) == answer
-        await wait_no_sessions(proxy, peer.endpoint)
+        await proxy.wait_no_sessions(peer.endpoint)
 
 
-@pytest.mark.parametrize("close", [lambda node: node.writer.close(), reset], ids=["FIN", "RST"])
+@pytest.mark.parametrize("close", [asyncio.StreamWriter.close, reset_connection], ids=["FIN", "RST"])
 async def test_client_half_closes_right_after_its_query(
-    tmp_path: Path, plain_kind: SessionKind, close: Callable[[RawClient], None]
+    running: Running, setup_without_tls: SessionSetup, close: Callable[[asyncio.StreamWriter], None]
 ) -> None:
-    async with run_with_node(tmp_path, plain_kind) as (proxy, nodes, peer):
+    async with shared_proxy(running, setup_without_tls) as (proxy, nodes, peer):
         for _ in range(REPETITIONS):
-            client, node = await open_session(proxy, nodes, plain_kind)
+            client, node = await open_session(proxy, nodes, setup_without_tls)
             client.writer.write(QUERY)
             client.writer.write_eof()
             assert await with_timeout(node.reader.read()) == QUERY
             node.writer.write(frame(1, OK_PAYLOAD))
-            close(node)
+            close(node.writer)
             assert await read_to_end(client) == frame(1, OK_PAYLOAD)
-        await wait_no_sessions(proxy, peer.endpoint)
+        await proxy.wait_no_sessions(peer.endpoint)
 
 
 UNANSWERED = frame(0, b"\x19\x01\0\0\0")
@@ -353,58 +395,61 @@ UNANSWERED = frame(0, b"\x19\x01\0\0\0")
     ids=["a query", "no response", "half a query", "nothing", "both", "COM_QUIT"],
 )
 async def test_client_resets_right_after_sending(
-    tmp_path: Path, plain_kind: SessionKind, last: bytes
+    running: Running, setup_without_tls: SessionSetup, last: bytes
 ) -> None:
-    async with run_with_node(tmp_path, plain_kind) as (proxy, nodes, peer):
+    async with shared_proxy(running, setup_without_tls) as (proxy, nodes, peer):
         for _ in range(REPETITIONS):
-            client, node = await open_session(proxy, nodes, plain_kind)
+            client, node = await open_session(proxy, nodes, setup_without_tls)
             client.writer.write(last)
-            reset(client)
+            reset_connection(client.writer)
             if last.startswith(QUERY):
                 # The node answers, although the client may be gone.
                 assert await with_timeout(node.reader.readexactly(len(QUERY))) == QUERY
                 node.writer.write(frame(1, OK_PAYLOAD))
             await with_timeout(node.reader.read())
             node.writer.close()
-        await wait_no_sessions(proxy, peer.endpoint)
+        await proxy.wait_no_sessions(peer.endpoint)
 
 
-async def test_node_resets_right_after_its_answer(tmp_path: Path, plain_kind: SessionKind) -> None:
-    async with run_with_node(tmp_path, plain_kind) as (proxy, nodes, peer):
+async def test_node_resets_right_after_its_answer(running: Running, setup_without_tls: SessionSetup) -> None:
+    async with shared_proxy(running, setup_without_tls) as (proxy, nodes, peer):
         for _ in range(REPETITIONS):
-            client, node = await open_session(proxy, nodes, plain_kind)
+            client, node = await open_session(proxy, nodes, setup_without_tls)
             client.writer.write(QUERY)
             await with_timeout(node.reader.readexactly(len(QUERY)))
             node.writer.write(frame(1, OK_PAYLOAD))
-            reset(node)
+            reset_connection(node.writer)
             assert (await with_timeout(client.read_packet()))[1] == OK_PAYLOAD
             # The client sees the end now, or when it sends the next query.
             client.writer.write(QUERY)
             assert await read_to_end(client) == b""
-        await wait_no_sessions(proxy, peer.endpoint)
+        await proxy.wait_no_sessions(peer.endpoint)
 
 
-async def test_client_resets_while_its_statement_is_unread(tmp_path: Path, plain_kind: SessionKind) -> None:
-    # The node does not read the statement, so that Envoy stops reading it from the client.
+async def test_client_resets_while_its_statement_is_unread(
+    running: Running, setup_without_tls: SessionSetup
+) -> None:
+    # The node reads nothing, so Envoy's buffers fill, and Envoy stops reading from the client.
     statement = frame(0, b"\x03" + bytes(0xFFFFFF - 1))
-    async with run_with_node(tmp_path, plain_kind) as (proxy, nodes, peer):
-        client, node = await open_session(proxy, nodes, plain_kind)
+    async with shared_proxy(running, setup_without_tls) as (proxy, nodes, peer):
+        client, node = await open_session(proxy, nodes, setup_without_tls)
+        paused = await envoy_counter(proxy, CLIENT_READS_PAUSED)
         node.writer.transport.pause_reading()  # type: ignore[attr-defined]
         client.writer.write(statement)
 
         async def is_paused() -> bool:
-            return await envoy_counter(proxy, "tcp.sql.downstream_flow_control_paused_reading_total") > 0
+            return await envoy_counter(proxy, CLIENT_READS_PAUSED) > paused
 
         await wait_until(is_paused)
-        reset(client)
+        reset_connection(client.writer)
         with contextlib.suppress(ConnectionError):
             await client.writer.wait_closed()
         node.writer.write(frame(1, OK_PAYLOAD))  # the client is gone
-        await wait_no_sessions(proxy, peer.endpoint)
+        await proxy.wait_no_sessions(peer.endpoint)
 
 
 class Flood:
-    """An endless stream from a node to a client that reads all of it, run by two threads."""
+    """Two threads: one sends an endless stream from the node, and the other reads it at the client."""
 
     def __init__(self, client: RawClient, node: RawClient) -> None:
         client.writer.transport.pause_reading()  # type: ignore[attr-defined]
@@ -436,10 +481,12 @@ class Flood:
                 self.received += len(os.read(self._to, 1 << 20))
 
 
-async def test_endless_stream_does_not_starve_other_sessions(tmp_path: Path, plain_kind: SessionKind) -> None:
-    async with run_with_node(tmp_path, plain_kind) as (proxy, nodes, _):
-        flooded, flooding_node = await open_session(proxy, nodes, plain_kind)
-        other, node = await open_session(proxy, nodes, plain_kind)
+async def test_endless_stream_does_not_starve_other_sessions(
+    running: Running, setup_without_tls: SessionSetup
+) -> None:
+    async with shared_proxy(running, setup_without_tls) as (proxy, nodes, _):
+        flooded, flooding_node = await open_session(proxy, nodes, setup_without_tls)
+        other, node = await open_session(proxy, nodes, setup_without_tls)
         flooded.writer.write(QUERY)
         flooding_node.writer.write(result(0, seed=6)[:-9])
         with Flood(flooded, flooding_node) as flood:

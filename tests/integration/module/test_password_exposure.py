@@ -1,4 +1,4 @@
-"""Passwords are never forwarded in clear text against the TLS settings: at login, and at COM_CHANGE_USER."""
+"""At login and COM_CHANGE_USER, Envoy forwards a password in clear text only if the TLS settings allow it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def auth_switch_request(plugin: bytes) -> bytes:
 AUTH_REQUESTS = {
     "caching_sha2_password": FULL_AUTHENTICATION,
     "mysql_clear_password": auth_switch_request(b"mysql_clear_password"),
-    "mysql_clear_password, no NUL": b"\xfemysql_clear_password",  # MySQL's client ends it there
+    "mysql_clear_password, no NUL": b"\xfemysql_clear_password",  # MySQL's client accepts this
     "sha256_password": auth_switch_request(b"sha256_password"),
     "tidb_session_token": auth_switch_request(b"tidb_session_token"),
     "dialog": auth_switch_request(b"dialog"),
@@ -55,11 +55,10 @@ AUTH_REQUESTS = {
 
 
 @dataclass
-class Node:
+class PasswordRequestingNode:
     """A node without TLS that accepts every login and requests the password at COM_CHANGE_USER.
 
-    Other commands succeed, except COM_STMT_SEND_LONG_DATA. The node receives until the connection ends or the
-    password arrives.
+    It answers COM_STMT_SEND_LONG_DATA with ERR and other commands with OK, until it gets the password.
     """
 
     auth_request: bytes = FULL_AUTHENTICATION
@@ -98,8 +97,10 @@ def certificates(tmp_path: Path) -> PemFiles:
 
 
 @asynccontextmanager
-async def run_with_node(directory: Path, node: Node, config: ModuleConfig) -> AsyncIterator[ModuleEnvoy]:
-    """Run an Envoy in front of `node`. After the exit `node.received` is complete."""
+async def run_with_node(
+    directory: Path, node: PasswordRequestingNode, config: ModuleConfig
+) -> AsyncIterator[ModuleEnvoy]:
+    """Run an Envoy in front of `node`. After the block, `node.received` is complete."""
     async with run_fake_server(node.serve) as peer, run_envoy(directory, [peer.endpoint], config) as proxy:
         yield proxy
         for client in proxy.clients:
@@ -109,7 +110,7 @@ async def run_with_node(directory: Path, node: Node, config: ModuleConfig) -> As
 
 
 async def change_user(client: RawClient) -> bytes:
-    """Send COM_CHANGE_USER, answer with the password, and return everything received until the end."""
+    """Send COM_CHANGE_USER and then the password. Return all that the client receives."""
     try:
         client.writer.write(frame(0, CHANGE_USER))
         sequence, response = await with_timeout(client.read_packet())
@@ -136,14 +137,14 @@ async def test_node_with_an_invalid_certificate_name_receives_no_login(
         while data := await reader.read(65_536):
             received.extend(data)
 
-    config = ModuleConfig(node={"tls": "required", "verify": verify}, live={"login_timeout": 5})
+    config = ModuleConfig(node={"tls": "required", "verify": verify}, live_settings={"login_timeout": 5})
     async with (
         run_fake_server(record) as peer,
         run_envoy(tmp_path, [Host(peer.endpoint, name)], config) as proxy,
     ):
         client = await proxy.connect()
         greeting = asyncio.create_task(client.read_packet())
-        with contextlib.suppress(asyncio.IncompleteReadError):  # such a node may be rejected before it greets
+        with contextlib.suppress(asyncio.IncompleteReadError):  # Envoy may send no greeting
             if (await with_timeout(greeting))[1][:1] == b"\x0a":
                 client.writer.write(login_packet(user=USER))
         response = await read_to_end(client)
@@ -153,7 +154,7 @@ async def test_node_with_an_invalid_certificate_name_receives_no_login(
         for _ in range(peer.connections):
             await with_timeout(peer.connection_ends.get())
         assert USER.encode() not in received
-        # At most the SSLRequest and a TLS record, but no byte of the login.
+        # Envoy sent at most an SSLRequest and a TLS record, but no byte of the login.
         assert bytes(received[:4]) in (b"", b"\x20\0\0\x01")
         assert bytes(received[36:39]) in (b"", b"\x16\x03\x01")
 
@@ -162,7 +163,7 @@ async def test_node_with_an_invalid_certificate_name_receives_no_login(
 async def test_change_user_does_not_expose_a_password(
     tmp_path: Path, certificates: PemFiles, auth_request: bytes
 ) -> None:
-    node = Node(auth_request)
+    node = PasswordRequestingNode(auth_request)
     async with run_with_node(tmp_path, node, client_tls_config(certificates)) as proxy:
         response = await change_user(await connect_with_tls(proxy, certificates))
     assert CHANGE_USER in node.received
@@ -174,7 +175,7 @@ async def test_change_user_does_not_expose_a_password(
 async def test_change_user_sends_cleartext_if_allowed(
     tmp_path: Path, certificates: PemFiles, auth_request: bytes
 ) -> None:
-    node = Node(auth_request)
+    node = PasswordRequestingNode(auth_request)
     async with run_with_node(
         tmp_path, node, client_tls_config(certificates, allow_cleartext_backend=True)
     ) as proxy:
@@ -186,7 +187,7 @@ async def test_change_user_sends_cleartext_if_allowed(
 async def test_change_user_with_a_hash_is_forwarded(
     tmp_path: Path, certificates: PemFiles, plugin: bytes
 ) -> None:
-    node = Node(auth_switch_request(plugin))
+    node = PasswordRequestingNode(auth_switch_request(plugin))
     async with run_with_node(tmp_path, node, client_tls_config(certificates)) as proxy:
         client = await connect_with_tls(proxy, certificates)
         assert await with_timeout(
@@ -198,7 +199,7 @@ async def test_change_user_with_a_hash_is_forwarded(
 
 
 async def read_unsolicited_error(client: RawClient) -> None:
-    """Read an ERR that the node sends without a command; it already makes the session opaque."""
+    """Read an ERR that the node sends without a command. This ERR makes the session opaque."""
     assert (await with_timeout(client.read_packet()))[1] == SHUTDOWN
 
 
@@ -229,12 +230,11 @@ OPAQUE_CAUSES: dict[str, MakeOpaque] = {
 async def test_opaque_session_cannot_change_user_unless_allowed(
     tmp_path: Path, certificates: PemFiles, make_opaque: MakeOpaque, allowed: bool
 ) -> None:
-    node = Node(shuts_down=make_opaque is read_unsolicited_error)
+    node = PasswordRequestingNode(shuts_down=make_opaque is read_unsolicited_error)
     async with run_with_node(
         tmp_path, node, client_tls_config(certificates, allow_cleartext_backend=allowed)
     ) as proxy:
         client = await connect_with_tls(proxy, certificates)
-        # The node's last packets reach the client in any case.
         await make_opaque(client)
         response = await change_user(client)
     assert (PASSWORD in node.received) == allowed
@@ -257,7 +257,9 @@ async def test_opaque_session_cannot_change_user_unless_allowed(
 async def test_compression_is_offered_only_if_it_can_hide_no_password(
     tmp_path: Path, certificates: PemFiles, client: str, node_tls: bool, allowed: bool, is_offered: bool
 ) -> None:
-    node = Node(offered=OFFERED_CAPABILITIES | COMPRESSED | (Capability.SSL if node_tls else Capability(0)))
+    node = PasswordRequestingNode(
+        offered=OFFERED_CAPABILITIES | COMPRESSED | (Capability.SSL if node_tls else Capability(0))
+    )
     config = client_tls_config(
         certificates, client, allow_cleartext_backend=allowed, passthrough_compression=True
     )
@@ -272,7 +274,7 @@ async def test_compression_is_offered_only_if_it_can_hide_no_password(
 async def test_client_that_compresses_without_an_offer_is_rejected(
     tmp_path: Path, certificates: PemFiles
 ) -> None:
-    node = Node(offered=OFFERED_CAPABILITIES | COMPRESSED)
+    node = PasswordRequestingNode(offered=OFFERED_CAPABILITIES | COMPRESSED)
     async with run_with_node(
         tmp_path, node, client_tls_config(certificates, passthrough_compression=True)
     ) as proxy:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,70 +14,17 @@ import pytest
 from sandbox.ports import Ports
 from tests.support.clients.server import PemFiles
 from tests.support.fake_servers import run_fake_server
-from tests.support.module.bootstrap import Host, ModuleConfig, bootstrap
+from tests.support.module.bootstrap import Host, ModuleConfig
 from tests.support.module.envoy import (
     ModuleEnvoy,
     connect_logged_in,
     read_to_end,
     run_envoy,
-    serve_envoy,
     serve_ok,
     with_timeout,
 )
+from tests.support.module.reconfigurable_envoy import run_reconfigurable_envoy
 from tests.support.waiting import wait_until
-
-API = "type.googleapis.com/envoy.config"
-TYPE_URLS = {"listeners": f"{API}.listener.v3.Listener", "clusters": f"{API}.cluster.v3.Cluster"}
-
-
-class ReconfigurableEnvoy:
-    """An Envoy that reads its listener and cluster from files."""
-
-    def __init__(self, directory: Path, hosts: list[Host], drain: int) -> None:
-        self._directory, self._hosts = directory, hosts
-        self._versions = 0
-        self._drain = drain
-
-    def write(self, config: ModuleConfig) -> dict[str, Any]:
-        """Write the resources for Envoy. Return the bootstrap that reads them."""
-        self._versions += 1
-        envoy_bootstrap = bootstrap(self._hosts, config)
-        for kind, resources in envoy_bootstrap.pop("static_resources").items():
-            typed = [{"@type": TYPE_URLS[kind], **resource} for resource in resources]
-            file = self._directory / f"{kind}.json"
-            temporary = file.with_suffix(".new")
-            temporary.write_text(json.dumps({"version_info": str(self._versions), "resources": typed}))
-            temporary.rename(file)
-        sources = {
-            name: {
-                "path_config_source": {"path": str(self._directory / f"{kind}.json")},
-                "resource_api_version": "V3",
-            }
-            for name, kind in (("lds_config", "listeners"), ("cds_config", "clusters"))
-        }
-        return {**envoy_bootstrap, "dynamic_resources": sources}
-
-    @asynccontextmanager
-    async def run(self, config: ModuleConfig) -> AsyncIterator[ModuleEnvoy]:
-        """Run the Envoy."""
-        arguments = ("--drain-time-s", str(self._drain))
-        process = ModuleEnvoy(
-            json.dumps(self.write(config)), self._directory, concurrency=2, arguments=arguments
-        )
-        async with serve_envoy(process, config):
-            yield process
-
-    async def change(self, proxy: ModuleEnvoy, config: ModuleConfig) -> None:
-        """Write the resources, and wait until Envoy has applied them."""
-        names = ["listener_manager.listener_modified", "cluster_manager.cluster_modified"]
-        before = await proxy.stats("_modified$")
-        self.write(config)
-
-        async def is_applied() -> bool:
-            now = await proxy.stats("_modified$")
-            return all(now[name] > before[name] for name in names)
-
-        await wait_until(is_applied)
 
 
 @pytest.fixture
@@ -95,22 +39,23 @@ def config_with_tls(certificates: PemFiles, ports: Ports) -> ModuleConfig:
 
 
 def variant(config: ModuleConfig, number: int) -> ModuleConfig:
-    """Return `config` with other timeouts, so that it counts as a change."""
-    live = {**config.live, "login_timeout": 20 + number}
-    return dataclasses.replace(config, live=live, connect_timeout=10.0 + number)
+    """Return `config` with other timeouts, so that Envoy replaces listener and cluster."""
+    live_settings = {**config.live_settings, "login_timeout": 20 + number}
+    return dataclasses.replace(config, live_settings=live_settings, connect_timeout=10.0 + number)
 
 
 async def test_replaced_listeners_and_clusters_leak_nothing(
     tmp_path: Path, ports: Ports, certificates: PemFiles
 ) -> None:
     async with run_fake_server(serve_ok) as node:
-        reconfigurable = ReconfigurableEnvoy(tmp_path, [Host(node.endpoint)], drain=1)
-        config = config_with_tls(certificates, ports)
-        async with reconfigurable.run(config) as proxy:
+        hosts, config = [Host(node.endpoint)], config_with_tls(certificates, ports)
+        async with run_reconfigurable_envoy(
+            tmp_path, hosts, config, "--drain-time-s", "1", workers=2
+        ) as proxy:
 
             async def replace(numbers: range) -> None:
                 for number in numbers:
-                    await reconfigurable.change(proxy, variant(config, number))
+                    await proxy.apply(hosts, variant(config, number))
                     client = await connect_logged_in(proxy)
                     client.writer.close()
 
@@ -136,11 +81,13 @@ async def test_changed_listener_still_counts_the_old_ones_clients(
     tmp_path: Path, ports: Ports, certificates: PemFiles
 ) -> None:
     async with run_fake_server(serve_ok) as node:
-        reconfigurable = ReconfigurableEnvoy(tmp_path, [Host(node.endpoint)], drain=600)
+        hosts = [Host(node.endpoint)]
         config = dataclasses.replace(config_with_tls(certificates, ports), session={"max_connections": 2})
-        async with reconfigurable.run(config) as proxy:
+        async with run_reconfigurable_envoy(
+            tmp_path, hosts, config, "--drain-time-s", "600", workers=2
+        ) as proxy:
             old = [await connect_logged_in(proxy) for _ in range(2)]
-            await reconfigurable.change(proxy, variant(config, 1))
+            await proxy.apply(hosts, variant(config, 1))
             error = await read_to_end(await proxy.connect())
             assert error[4:7] == b"\xff\x10\x04"
             for client in old:
@@ -148,7 +95,7 @@ async def test_changed_listener_still_counts_the_old_ones_clients(
 
 
 async def session(proxy: ModuleEnvoy, ca: Path) -> Any:
-    """Open a driver's session over TLS."""
+    """Connect a driver over TLS."""
     trust = ssl.create_default_context(cafile=str(ca))
     return await asyncio.to_thread(pymysql.connect, host=proxy.host, port=proxy.port, user="root", ssl=trust)
 
@@ -181,11 +128,7 @@ async def test_certificates_change_without_ending_a_session(tmp_path: Path, cert
 
             await wait_until(is_served)
         certificates.key.write_text("this is no key")
-        await wait_until(lambda: has_logged(proxy, "new clients get the old certificates"))
+        await wait_until(lambda: "new clients get the old certificates" in proxy.log)
         assert await certificate(proxy, renewed.ca) != first
         await asyncio.to_thread(connection.ping, reconnect=False)
         connection.close()
-
-
-async def has_logged(proxy: ModuleEnvoy, text: str) -> bool:
-    return text in proxy.log

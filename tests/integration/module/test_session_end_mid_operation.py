@@ -1,13 +1,11 @@
-"""Sessions that end during an operation: TLS handshake, login, an unread result, a long statement."""
+"""Sessions end during a TLS handshake, a login, an unread result or a long statement."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import itertools
-import socket
 import ssl
-import struct
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +15,7 @@ import pytest
 from sandbox.tidb_sim.greeting import OFFERED_CAPABILITIES
 from sandbox.tidb_sim.packets import AUTOCOMMIT, Capability, err, frame, single_row_result
 from tests.support.clients.server import PemFiles
-from tests.support.fake_servers import run_fake_server
+from tests.support.fake_servers import reset_connection, run_fake_server
 from tests.support.module.bootstrap import ModuleConfig
 from tests.support.module.envoy import (
     OK_PAYLOAD,
@@ -38,16 +36,14 @@ QUERY = frame(0, b"\x03select 1")
 WITH_TLS = greeting_packet(offered=OFFERED_CAPABILITIES | Capability.SSL)
 TLS_FAILED = b"the TLS handshake with the TiDB server failed"
 REPETITIONS = 5
-"""Repetitions of the race between a node's last packet and its close, so that each order is likely."""
+"""With repetitions, Envoy reads the node's last packet sometimes before the FIN or RST, sometimes with it."""
 PIECE_BYTES = 128 << 10
-"""Bytes; Envoy holds 1 MiB before it stops reading."""
-STATES = ("login", "idle", "busy", "transaction", "opaque")
+"""Size of one write; Envoy buffers 1 MiB before it stops reading."""
 NODE_TLS = {"tls": "required", "verify": "none"}
 
 
 @pytest.fixture
 def node_context(tmp_path: Path) -> ssl.SSLContext:
-    """Return the TLS context of a node."""
     certificates = PemFiles.create(tmp_path / "certificates")
     tls_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls_context.load_cert_chain(certificates.cert, certificates.key)
@@ -55,7 +51,7 @@ def node_context(tmp_path: Path) -> ssl.SSLContext:
 
 
 class NodeTls:
-    """A node's TLS over a plain stream, because asyncio's TLS closes as soon as its peer half-closes."""
+    """TLS of a node over a plain stream, because asyncio's TLS would close when the peer half-closes."""
 
     def __init__(self, node: RawClient, node_context: ssl.SSLContext) -> None:
         self._node = node
@@ -74,7 +70,7 @@ class NodeTls:
         return header[3], await self._exactly(int.from_bytes(header[:3], "little"))
 
     async def read(self) -> bytes:
-        """Read some bytes; return none after the peer's close_notify."""
+        """Read some bytes. Return b"" after the peer's close_notify."""
         try:
             return await self._some(65_536)
         except ssl.SSLZeroReturnError:
@@ -105,7 +101,6 @@ class NodeTls:
 
 
 async def greet_with_tls(node: RawClient, node_context: ssl.SSLContext) -> NodeTls:
-    """Greet, and continue in TLS."""
     node.writer.write(WITH_TLS)
     await node.read_packet()
     link = NodeTls(node, node_context)
@@ -113,36 +108,29 @@ async def greet_with_tls(node: RawClient, node_context: ssl.SSLContext) -> NodeT
     return link
 
 
-def close_connection(writer: asyncio.StreamWriter, how: str) -> None:
-    """Close a connection by FIN or by RST."""
+def close_or_reset(writer: asyncio.StreamWriter, how: str) -> None:
     if how == "RST":
-        connection = writer.get_extra_info("socket")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        writer.transport.abort()
+        reset_connection(writer)
     else:
         writer.close()
-
-
-def no_sessions(endpoint: str) -> dict[tuple[str, ...], int]:
-    return {("sessions", endpoint, state): 0 for state in STATES}
 
 
 async def send_until_buffered(
     proxy: ModuleEnvoy, writer: asyncio.StreamWriter, send: Callable[[], None], gauge: str
 ) -> None:
-    """Send in small pieces, so that Envoy keeps reading, until it has to buffer what it reads."""
+    """Send small pieces until `gauge` shows that Envoy buffers them."""
 
     async def is_buffering() -> bool:
         send()
         await wait_until_read(writer)
-        # The kernel's buffers might still take less than this.
+        # With fewer bytes, the kernel's buffers might still have space.
         return (await proxy.stats(f"^{gauge}$"))[gauge] >= 4 * PIECE_BYTES
 
     await wait_until(is_buffering, timeout_seconds=60)
 
 
 async def wait_node_connections_closed(proxy: ModuleEnvoy) -> None:
-    """Wait until Envoy has no connection to a node, not even one that is only being flushed."""
+    """Wait until Envoy has no connection to a node, not even for a session that has ended."""
 
     async def are_closed() -> bool:
         stats = await proxy.stats("^(cluster.tidb.upstream_cx_active|tcp.sql.upstream_flush_active)$")
@@ -181,7 +169,8 @@ async def test_half_closed_client_receives_its_answer_over_tls(
         await with_timeout(eof_received.wait())
         may_answer.set()
         assert await read_to_end(client) == frame(1, OK_PAYLOAD)
-        await proxy.wait_for_metrics({("logins", node.endpoint): 1, **no_sessions(node.endpoint)})
+        await proxy.wait_for_metrics({("logins", node.endpoint): 1})
+        await proxy.wait_no_sessions(node.endpoint)
 
 
 async def test_clients_that_leave_a_node_hanging_in_tls_leak_nothing(tmp_path: Path) -> None:
@@ -207,7 +196,8 @@ async def test_clients_that_leave_a_node_hanging_in_tls_leak_nothing(tmp_path: P
         for _ in range(10):
             await with_timeout(node.connection_ends.get())
         client_gone = ("login_failures", node.endpoint, "client_gone")
-        await proxy.wait_for_metrics({client_gone: 10, **no_sessions(node.endpoint)})
+        await proxy.wait_for_metrics({client_gone: 10})
+        await proxy.wait_no_sessions(node.endpoint)
 
 
 async def test_clients_that_leave_a_node_that_does_not_read_leak_nothing(tmp_path: Path) -> None:
@@ -229,11 +219,12 @@ async def test_clients_that_leave_a_node_that_does_not_read_leak_nothing(tmp_pat
             client.writer.write(bytes(PIECE_BYTES))
 
         await send_until_buffered(proxy, client.writer, send, "cluster.tidb.upstream_cx_tx_bytes_buffered")
-        close_connection(client.writer, "RST")
+        reset_connection(client.writer)
 
         await wait_node_connections_closed(proxy)
         may_read.set()
-        await proxy.wait_for_metrics({("logins", node.endpoint): 1, **no_sessions(node.endpoint)})
+        await proxy.wait_for_metrics({("logins", node.endpoint): 1})
+        await proxy.wait_no_sessions(node.endpoint)
 
 
 async def test_session_ends_with_its_node_while_the_result_is_unread(
@@ -269,8 +260,8 @@ async def test_session_ends_with_its_node_while_the_result_is_unread(
         await proxy.wait_for_metrics({("sessions", node.endpoint, "busy"): 1})
         send(last)
         writer.close()
-        # The client keeps its connection for some time to read on, although its session has ended.
-        await proxy.wait_for_metrics(no_sessions(node.endpoint))
+        # Envoy leaves the client's connection open for the unread data, although the session has ended.
+        await proxy.wait_no_sessions(node.endpoint)
         clients = await proxy.stats("^listener.*downstream_cx_active$")
         assert (
             sum(value for name, value in clients.items() if "admin" not in name and "worker" not in name) == 1
@@ -284,14 +275,13 @@ async def end_after_client_hello(node: RawClient, _: ssl.SSLContext) -> None:
 
 
 async def end_in_server_flight(node: RawClient, node_context: ssl.SSLContext) -> None:
-    """Send half of the server's first flight."""
+    """Send only the beginning of the server's first TLS flight."""
     await node.read_packet()
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = node_context.wrap_bio(incoming, outgoing, server_side=True)
     incoming.write(await node.reader.read(65_536))
     with contextlib.suppress(ssl.SSLWantReadError):
         tls.do_handshake()
-    # Only a part of it, so that the handshake is incomplete.
     node.writer.write(outgoing.read()[:200])
     await node.writer.drain()
 
@@ -309,7 +299,7 @@ async def test_client_receives_error_if_the_node_ends_the_tls_handshake(
     async def behave_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(WITH_TLS)
         await behave(RawClient(reader, writer), node_context)
-        close_connection(writer, how)
+        close_or_reset(writer, how)
 
     async with (
         run_fake_server(behave_and_close) as node,
@@ -328,9 +318,9 @@ async def test_client_receives_error_if_the_node_ends_the_tls_handshake(
                 ("login_failures", node.endpoint, "node_tls_failed"): REPETITIONS,
                 ("login_failures", node.endpoint, "node_gone"): 0,
                 ("connect_failures", node.endpoint, "tls"): REPETITIONS,
-                **no_sessions(node.endpoint),
             }
         )
+        await proxy.wait_no_sessions(node.endpoint)
 
 
 async def end_within_login(node: RawClient, _: ssl.SSLContext) -> None:
@@ -377,7 +367,7 @@ async def test_client_receives_error_if_the_node_ends_the_login(
 ) -> None:
     async def behave_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await behave(RawClient(reader, writer), node_context)
-        close_connection(writer, how)
+        close_or_reset(writer, how)
 
     async with (
         run_fake_server(behave_and_close) as node,
@@ -402,7 +392,7 @@ async def test_client_receives_error_if_the_node_ends_the_login(
             return counts == [REPETITIONS]
 
         await wait_until(are_counted)
-        await proxy.wait_for_metrics(no_sessions(node.endpoint))
+        await proxy.wait_no_sessions(node.endpoint)
 
 
 @pytest.mark.parametrize("how", ["FIN", "RST"])
@@ -412,7 +402,7 @@ async def test_client_receives_error_if_the_node_ends_before_its_login(tmp_path:
     async def greet_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting_packet())
         await greeting_forwarded.wait()
-        close_connection(writer, how)
+        close_or_reset(writer, how)
 
     async with run_fake_server(greet_and_close) as node, run_envoy(tmp_path, [node.endpoint]) as proxy:
         client = await proxy.connect()
@@ -425,7 +415,7 @@ async def test_client_receives_error_if_the_node_ends_before_its_login(tmp_path:
 
 
 async def connect_compressed(proxy: ModuleEnvoy) -> RawClient:
-    """Return a client that uses compression, so that its session is opaque."""
+    """Return a client that uses compression. Its session is opaque: the module cannot parse it."""
     client = await proxy.connect()
     assert (await with_timeout(client.login(CAPABILITIES | Capability.COMPRESS)))[0] == 0
     return client
@@ -439,7 +429,7 @@ async def connect_opaque(proxy: ModuleEnvoy) -> RawClient:
 
 
 def compressed_packet(read_packet: bytes, sequence: int) -> bytes:
-    """Return a packet of the compressed protocol that contains another packet uncompressed."""
+    """Return a packet of the compressed protocol whose payload, `read_packet`, is not compressed."""
     return len(read_packet).to_bytes(3, "little") + bytes((sequence,)) + bytes(3) + read_packet
 
 
@@ -459,12 +449,12 @@ async def test_long_statement_of_an_opaque_session_is_not_idle(
         await assert_nothing_received(reader, 2.5)
         writer.write(answer)
 
-    config = ModuleConfig(client={"compression": "passthrough"}, live={"idle_timeout": 1.0})
+    config = ModuleConfig(client={"compression": "passthrough"}, live_settings={"idle_timeout": 1.0})
     async with run_fake_server(answer_slowly) as node, run_envoy(tmp_path, [node.endpoint], config) as proxy:
         client = await connect(proxy)
         client.writer.write(query)
         await proxy.wait_for_metrics({("sessions", node.endpoint, "opaque"): 1})
         assert await with_timeout(client.reader.readexactly(len(answer))) == answer
-        # The session is idle now, and ends by the idle timeout.
+        # The session is idle now, so the idle timeout ends it.
         assert await read_to_end(client) == b""
-        await proxy.wait_for_metrics(no_sessions(node.endpoint))
+        await proxy.wait_no_sessions(node.endpoint)

@@ -1,4 +1,7 @@
-"""Nodes and clients that send or read nothing for a long time but are reachable: no session ends."""
+"""No session ends while a reachable node or client sends or reads nothing for a long time.
+
+A sentinel is an idle connection from Envoy to a node. It shows whether the node is reachable.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +38,9 @@ pytestmark = pytest.mark.timeout(180)
 WATCHING = ModuleConfig(node={"sentinels": True})
 
 SILENCE_SECONDS = 60.0 if os.environ.get("TIDEVOY_SOAK") else 12.0
-"""Seconds; more than twice the time to detect an unreachable node."""
+"""Envoy detects an unreachable node in less than half of this time."""
 LARGE_BYTES = 24_000_000
-"""Bytes; more than all buffers on the path hold."""
+"""More bytes than fit into all buffers between client and node."""
 
 
 @pytest.fixture
@@ -47,7 +50,7 @@ def network() -> Iterator[None]:
 
 
 async def wait_until_full(writer: asyncio.StreamWriter) -> None:
-    """Return when all buffers on the path are full."""
+    """Wait until all buffers between `writer` and its reader are full."""
     sizes = [-1]
 
     def is_unchanged() -> bool:
@@ -73,7 +76,7 @@ async def node_that_reads_nothing(directory: Path) -> AsyncIterator[None]:
         client.writer.write(3 * frame(0, b"\x03" + bytes(LARGE_BYTES // 3)))
         await wait_until_full(client.writer)
         yield
-        await expect_untouched(proxy, client)
+        await expect_no_disconnect(proxy, client)
         may_read.set()
         await with_timeout(client.writer.drain())
 
@@ -107,7 +110,7 @@ async def client_that_reads_nothing(directory: Path) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def node_that_is_stopped(directory: Path) -> AsyncIterator[None]:
+async def node_that_is_suspended(directory: Path) -> AsyncIterator[None]:
     async with (
         MariaDb.start(directory / "mariadb") as server,
         run_envoy(directory, [f"127.0.0.1:{server.port}"], WATCHING) as proxy,
@@ -117,7 +120,7 @@ async def node_that_is_stopped(directory: Path) -> AsyncIterator[None]:
         try:
             waiting.writer.write(frame(0, b"\x03do 1"))
             yield
-            await expect_untouched(proxy, client, waiting)
+            await expect_no_disconnect(proxy, client, waiting)
         finally:
             server.process.send_signal(signal.SIGCONT)
         assert (await with_timeout(waiting.read_packet()))[1][0] == 0
@@ -125,10 +128,10 @@ async def node_that_is_stopped(directory: Path) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def node_that_takes_no_new_connections(directory: Path, *, is_watched: bool) -> AsyncIterator[None]:
-    """Simulate a firewall whose table is full, or a node that no longer accepts connections.
+async def node_that_takes_no_new_connections(directory: Path, *, has_sentinel: bool) -> AsyncIterator[None]:
+    """Drop new connections during the block, as a firewall with a full connection table does.
 
-    `is_watched`: a sentinel is connected. Otherwise only the session shows that the node is reachable.
+    `has_sentinel`: Envoy keeps its sentinel. Otherwise only the session shows that the node is reachable.
     """
     session_writers: list[asyncio.StreamWriter] = []
 
@@ -143,17 +146,17 @@ async def node_that_takes_no_new_connections(directory: Path, *, is_watched: boo
         client = await connect_logged_in(proxy)
         await wait_until(lambda: node.connections == 2)
         drop_new_connections(addresses.split(node.endpoint)[1])
-        if not is_watched:
+        if not has_sentinel:
             for writer in node.writers:
                 if writer not in session_writers:
                     writer.close()
         yield
-        await expect_untouched(proxy, client)
+        await expect_no_disconnect(proxy, client)
         assert await with_timeout(client.send_command(0x0E)) == OK_PAYLOAD
         stop_dropping_packets()
 
 
-async def expect_untouched(proxy: ModuleEnvoy, *clients: RawClient) -> None:
+async def expect_no_disconnect(proxy: ModuleEnvoy, *clients: RawClient) -> None:
     """Check that the clients received nothing, and that Envoy always considered their node reachable."""
     for client in clients:
         await assert_nothing_received(client.reader, 0.01)
@@ -165,9 +168,9 @@ async def test_silence_alone_ends_no_session(tmp_path: Path) -> None:
     async with (
         node_that_reads_nothing(tmp_path / "node"),
         client_that_reads_nothing(tmp_path / "client"),
-        node_that_is_stopped(tmp_path / "stopped"),
-        node_that_takes_no_new_connections(tmp_path / "watched", is_watched=True),
-        node_that_takes_no_new_connections(tmp_path / "new", is_watched=False),
+        node_that_is_suspended(tmp_path / "stopped"),
+        node_that_takes_no_new_connections(tmp_path / "watched", has_sentinel=True),
+        node_that_takes_no_new_connections(tmp_path / "new", has_sentinel=False),
     ):
         await asyncio.sleep(
             SILENCE_SECONDS

@@ -1,4 +1,4 @@
-"""Clients that stop in the middle of their login count as too slow, even if the server closes first."""
+"""A client that stops during its login counts as too slow, even if the node closes first."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import pytest
 
 from controlplane.config.sql import SqlSettings
 from sandbox.mariadb import MariaDb
-from sandbox.tidb_sim.packets import Capability, frame
+from sandbox.tidb_sim.packets import frame
 from tests.integration.module.test_proxy_errors import connect_greeted, expected_error, wait_login_failures
 from tests.support.clients.server import PemFiles
 from tests.support.fake_servers import run_fake_server
+from tests.support.load.client_packets import SSL_REQUEST
 from tests.support.module.bootstrap import ModuleConfig
 from tests.support.module.envoy import (
     ModuleEnvoy,
@@ -26,9 +27,8 @@ from tests.support.module.envoy import (
     run_envoy,
     with_timeout,
 )
-from tests.support.tidb_sim_clients import CAPABILITIES, RawClient
+from tests.support.tidb_sim_clients import RawClient
 
-_SSL_REQUEST = frame(1, login_packet(CAPABILITIES | Capability.SSL)[4:36])
 _CLIENT_HELLO = b"\x16\x03\x01\x02\x00\x01"
 """The first bytes of a ClientHello."""
 
@@ -63,12 +63,14 @@ async def run_with_short_node_timeout(
     """Run an Envoy whose login timeout is longer than the node's."""
     certificates = PemFiles.create(directory / "certificates")
     client = {"tls": "optional", "cert": str(certificates.cert), "key": str(certificates.key)}
-    async with run_envoy(directory, [node], ModuleConfig(client=client, live={"login_timeout": 15})) as proxy:
+    async with run_envoy(
+        directory, [node], ModuleConfig(client=client, live_settings={"login_timeout": 6})
+    ) as proxy:
         yield proxy, certificates
 
 
 async def start_login(proxy: ModuleEnvoy, *sent: bytes) -> RawClient:
-    """Return a client that has sent these parts of its login, each after a packet of the server."""
+    """Return a client that has sent these parts of its login, and has read a packet before each part."""
     client = await connect_greeted(proxy)
     client.writer.write(sent[0])
     for part in sent[1:]:
@@ -88,18 +90,18 @@ async def test_client_is_too_slow_if_the_server_times_out(
             await start_login(proxy, b""),
             await start_login(proxy, login[:2]),
             await start_login(proxy, login[:-1]),
-            await start_login(proxy, _SSL_REQUEST),
-            await start_login(proxy, _SSL_REQUEST + _CLIENT_HELLO),
+            await start_login(proxy, SSL_REQUEST),
+            await start_login(proxy, SSL_REQUEST + _CLIENT_HELLO),
         ]
         # The server requests another authentication method from this client, which does not answer.
         switching = await start_login(proxy, other_plugin)
         assert (await with_timeout(switching.read_packet()))[1][:1] == b"\xfe"
         received = await asyncio.gather(*(read_to_end(client) for client in [*clients, switching]))
         assert received[:3] == [expected_error("login_too_slow", sequence) for sequence in (1, 2, 2)]
-        assert received[3:5] == [b"", b""]  # before TLS is established no error can be sent
+        assert received[3:5] == [b"", b""]  # Envoy can send no error before TLS is established
         assert received[5] == expected_error("login_too_slow", 3, state=True)
         await wait_login_failures(proxy, "login_too_slow", 6)
-        # This does not count as a failure of the node.
+        # Slow clients do not count as failures of the node.
         assert not [
             key for key, count in (await proxy.metrics()).items() if key[0] == "connect_failures" and count
         ]
@@ -111,7 +113,7 @@ async def test_client_is_too_slow_if_the_server_times_out(
 
 
 async def test_node_that_closes_at_once_counts_as_gone(tmp_path: Path) -> None:
-    """In so short a time the client cannot be too slow: the node was stopped or killed."""
+    """The client has had no time to be too slow, so the node must have been stopped or killed."""
 
     async def close_after_greeting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting_packet())
@@ -129,9 +131,7 @@ async def test_node_that_closes_instead_of_answering_counts_as_gone(tmp_path: Pa
     async def close_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting_packet())
         await RawClient(reader, writer).read_packet()
-        await asyncio.sleep(
-            1.2
-        )  # long enough to count as too slow, if the client still had to send something
+        await asyncio.sleep(1.2)  # if a client has sent no login for this long, it counts as too slow
         writer.close()
 
     async with (
@@ -145,7 +145,7 @@ async def test_node_that_closes_instead_of_answering_counts_as_gone(tmp_path: Pa
 
 
 def test_default_login_timeout_is_shorter_than_the_servers(mariadb: MariaDb) -> None:
-    """Otherwise the server closes first, perhaps without an error. (TiDB 8.5 waits without limit.)"""
+    """If the server timed out first, it might close without an error. (TiDB 8.5 has no login timeout.)"""
     with root_cursor(mariadb) as cursor:
         default = query_int(
             cursor,

@@ -1,4 +1,4 @@
-"""Bytes that arrive before TLS are never treated as if they had arrived through TLS (STARTTLS injection)."""
+"""Envoy never treats bytes that arrive before TLS as a part of the TLS session (STARTTLS injection)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SendEarly = Callable[[ModuleEnvoy, RawClient, RawClient, bytes], Awaitable[None]
 
 
 async def answer_greeting(client: RawClient) -> None:
-    """Let the client answer the greeting."""
+    """Read the greeting at the client, and send its login."""
     await with_timeout(client.read_packet())
     client.writer.write(login_packet())
 
@@ -61,18 +61,17 @@ async def send_after_greeting(_: ModuleEnvoy, node: RawClient, client: RawClient
 
 
 async def send_unread(proxy: ModuleEnvoy, node: RawClient, client: RawClient, early_bytes: bytes) -> None:
-    """Send the bytes so that they are in the socket's buffer when Envoy reads the client's answer."""
+    """Send the bytes so that they are in the socket buffer, unread, when Envoy reads the client's login."""
     node.writer.write(GREETING)
     await with_timeout(client.read_packet())
     with suspended(proxy.pid):
-        # Both are short enough to be in the socket buffers before Envoy continues.
+        # Both writes fit into socket buffers while Envoy is suspended.
         client.writer.write(login_packet())
         node.writer.write(early_bytes)
 
 
 @contextmanager
 def suspended(pid: int) -> Iterator[None]:
-    """Suspend a child process inside the block."""
     os.kill(pid, signal.SIGSTOP)
     try:
         # When kill() returns, the threads may still be running.
@@ -93,7 +92,7 @@ WAYS_TO_SEND: dict[str, SendEarly] = {
 async def run_with_raw_node(
     directory: Path, mode: str
 ) -> AsyncIterator[tuple[ModuleEnvoy, FakeServer, asyncio.Queue[RawClient]]]:
-    """Run an Envoy in front of a node that sends only what the test sends. Yield also its connections."""
+    """Run an Envoy in front of a node that sends nothing by itself. Also yield the node's connections."""
     connections: asyncio.Queue[RawClient] = asyncio.Queue()
 
     async def node(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -127,7 +126,7 @@ async def test_node_that_sends_bytes_before_tls_receives_no_login(
 
 
 async def test_node_that_waits_receives_an_ssl_request(tmp_path: Path) -> None:
-    """This shows that in the test above only the early bytes cause the failure."""
+    """Without early bytes Envoy starts TLS, so only the early bytes cause the previous test's failure."""
     async with run_with_raw_node(tmp_path, "preferred") as (proxy, _, connections):
         client = await proxy.connect()
         node = await with_timeout(connections.get())
@@ -156,6 +155,7 @@ async def test_plain_login_after_an_ssl_request_is_rejected(tmp_path: Path, way:
             alert = await read_to_end(client)
             assert alert[:3] == b"\x15\x03\x03", alert
             await wait_login_failures(proxy, "client_gone", 1)
+            await proxy.wait_for_metrics({("login_failures", node.endpoint, "client_gone"): 1})
             assert await with_timeout(node.connection_ends.get()) == "IncompleteReadError"
             assert (await with_timeout((await connect_logged_in(proxy)).send_command(MySqlCommand.PING)))[
                 0

@@ -1,4 +1,4 @@
-"""The wheel contains the Envoy module, and Envoy can load it on every platform that the wheel's tag names."""
+"""The wheel contains the Envoy module, which works on every platform of the wheel's tag."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from sandbox.envoy import envoy_binary
 ROOT = Path(__file__).parents[3]
 MODULE = "controlplane/libtidevoy.so"
 CALLBACK = "envoy_dynamic_module_callback_"
-# Our environment without variables that would make this checkout visible to an installed package.
+# The environment without variables through which an installed package could find this checkout.
 CLEAN_ENVIRONMENT = {
     name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TIDEVOY_"))
 }
 
-# The first build takes minutes if `make` has not built the module before.
+# If `make` has not built the module yet, the first build takes minutes.
 pytestmark = pytest.mark.timeout(900)
 
 
 def build(directory: Path, kind: str = "standard", **environment: str) -> subprocess.CompletedProcess[str]:
-    """Build a wheel of this checkout into `directory`. Cargo uses filters/target, as `make` does."""
+    """Build a wheel of this checkout into `directory`. Cargo reuses the build of `make` in filters/target."""
     return subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "--target", f"wheel:{kind}", "--directory", directory],
         cwd=ROOT,
@@ -86,7 +86,7 @@ def test_module_has_a_soname_and_links_only_standard_libraries(
 
 
 def test_envoy_has_every_callback_that_the_module_calls(module: hatch_build.Module) -> None:
-    """Envoy binds all callbacks when it loads a module, and rejects a module with an unknown one."""
+    """When Envoy loads a module that calls an unknown callback, Envoy rejects the module."""
     assert module.imported
     assert {name for name in module.imported if not name.startswith(CALLBACK)} == set()
     assert module.imported - hatch_build.read(envoy_binary()).exported == set()
@@ -99,7 +99,7 @@ def test_module_exports_only_hooks(module: hatch_build.Module) -> None:
 
 
 def test_installed_wheel_provides_the_module_and_an_envoy(wheel: Path, tmp_path: Path) -> None:
-    """The wheel is installed into a virtual environment of its own, away from this checkout."""
+    """The wheel is installed into a new virtual environment outside this checkout."""
 
     def run(*command: str | Path) -> str:
         result = subprocess.run(command, cwd=tmp_path, env=CLEAN_ENVIRONMENT, capture_output=True, text=True)
@@ -183,7 +183,7 @@ def test_module_and_control_plane_have_one_version() -> None:
 
 
 def test_generated_files_are_written_only_if_they_change(tmp_path: Path) -> None:
-    """Programs that run from this checkout may import the generated files at that moment."""
+    """A running program of this checkout could import a generated file that is only half written."""
     for proto in hatch_build.PROTOS:
         (tmp_path / proto).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / proto, tmp_path / proto)

@@ -5,34 +5,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import threading
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 import pytest
 
+from controlplane.model.intents import Intents
 from controlplane.model.nodes import Resolution
-from controlplane.observe.discovery.dns import Lookup, Resolver, choose_address
+from controlplane.observe.discovery.dns import Lookup, Resolver, choose_address, system_lookup
+from controlplane.storage.file_store import FileStore
 from tests.support.waiting import wait_until
 
 
 class FakeDns:
-    """A lookup function whose answers the test sets; an exception as answer is raised."""
+    """A lookup function that blocks while `release` is cleared.
+
+    It returns the host's entry in `answers`. If the entry is an exception, it raises the exception.
+    """
 
     def __init__(self, **answers: Sequence[str] | Exception) -> None:
         self.answers = answers
         self.requested_hosts: list[str] = []
         self.running = 0
         self.max_running = 0
-        self.release: asyncio.Event | None = None
+        self.release = threading.Event()
+        self.release.set()
+        self._lock = threading.Lock()
 
-    async def __call__(self, host: str) -> Sequence[str]:
-        self.requested_hosts.append(host)
-        self.running += 1
-        self.max_running = max(self.max_running, self.running)
-        try:
-            await asyncio.sleep(0)
-            if self.release is not None:
-                await self.release.wait()
-        finally:
+    def __call__(self, host: str) -> Sequence[str]:
+        with self._lock:
+            self.requested_hosts.append(host)
+            self.running += 1
+            self.max_running = max(self.max_running, self.running)
+        self.release.wait()
+        with self._lock:
             self.running -= 1
         answer = self.answers[host]
         if isinstance(answer, Exception):
@@ -152,7 +159,7 @@ async def test_removed_name_is_not_looked_up_again() -> None:
 async def test_parallel_lookups_are_limited() -> None:
     hosts = {f"h{i}": [f"10.0.0.{i}"] for i in range(30)}
     dns = FakeDns(**hosts)
-    dns.release = asyncio.Event()
+    dns.release.clear()
     async with resolving(dns, interval=3600) as (resolver, published):
         resolver.set_hosts(hosts)
         await wait_until(lambda: dns.running == 4)
@@ -160,6 +167,28 @@ async def test_parallel_lookups_are_limited() -> None:
         resolved = {(await next_resolution(published)).host for _ in hosts}
     assert resolved == set(hosts)
     assert dns.max_running == 4
+
+
+async def test_hanging_lookups_do_not_delay_saving_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names keep changing, and each cancelled lookup that hangs still occupies its thread."""
+    release = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: release.wait() and [])
+    store = FileStore(tmp_path)
+    try:
+        async with store.lock(), resolving(system_lookup) as (resolver, _):
+            for generation in range(50):
+                resolver.set_hosts([f"h{generation}-{number}" for number in range(4)])
+                for _ in range(3):
+                    await asyncio.sleep(0)
+            save = asyncio.create_task(store.save_intents(Intents(weights={"a:1": 5}), 0))
+            is_saved = bool((await asyncio.wait({save}, timeout=5))[0])
+            release.set()
+            await save
+        assert is_saved
+    finally:
+        release.set()
 
 
 async def test_names_set_before_the_start_are_looked_up() -> None:

@@ -45,7 +45,7 @@ async def test_greeting_passes_in_any_parts(part_count: int) -> None:
         assert result == ProbeResult(
             CheckStatus.PASS, f"the SQL port {peer.endpoint} greets", version="8.0.11-TiDB-v8.5.3"
         )
-        assert await peer.connection_ends.get() == "eof"  # no reset, and nothing was sent
+        assert await peer.connection_ends.get() == "eof"  # the probe sent no data and no reset
 
 
 async def test_proxy_protocol_sends_a_local_header_first() -> None:

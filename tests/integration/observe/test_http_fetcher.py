@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from controlplane import address as addresses
-from controlplane.config.settings import ClientTls
-from controlplane.observe.health.client_tls import ReloadingClientContext
+from controlplane.config.own_tls import ClientTls
 from controlplane.observe.node_metrics import http_fetcher as module
 from controlplane.observe.node_metrics.http_fetcher import FetchError, HttpFetcher
-from tests.integration.observe.test_status_probe_tls import TlsFiles
+from tests.integration.observe.test_status_probe_tls import TlsFiles, client_context
 from tests.support.fake_servers import (
     Handler,
     answer_http,
@@ -27,12 +26,10 @@ BODY = b"a 1\n" * 50_000
 
 
 async def fetch(fetcher: HttpFetcher, url: str, timeout: float = 5.0) -> bytes:
-    body = bytearray()
     try:
-        await fetcher.get(url, body.extend, timeout)
+        return await fetcher.get(url, timeout)
     finally:
         await fetcher.close()
-    return bytes(body)
 
 
 @pytest.mark.parametrize(
@@ -53,14 +50,13 @@ async def test_body_is_fetched_completely(answer: bytes) -> None:
 
 async def test_connection_is_reused_and_replaced_when_closed() -> None:
     async with run_fake_server(answer_http(http_response(200, b"x"), 3, then_close=True)) as peer:
-        fetcher, body = HttpFetcher(None), bytearray()
+        fetcher = HttpFetcher(None)
         for count in range(1, 7):
-            await fetcher.get(f"http://{peer.endpoint}/", body.extend, 5.0)
+            assert await fetcher.get(f"http://{peer.endpoint}/", 5.0) == b"x"
             assert peer.connections == (count + 2) // 3
             if count == 3:
                 assert await peer.connection_ends.get() == "eof"
         await fetcher.close()
-        assert body == b"x" * 6
 
 
 @pytest.mark.parametrize(
@@ -126,7 +122,7 @@ async def test_certificate_is_verified_for_the_host_name(
         with pytest.raises(FetchError, match="cannot be"):
             await fetch(HttpFetcher(files.client_context(certificate=False), f"tidb-0.tidb:{port}"), url)
         with pytest.raises(FetchError, match="CERTIFICATE_VERIFY_FAILED"):
-            await fetch(HttpFetcher(ReloadingClientContext(ClientTls(), "k"), f"tidb-0.tidb:{port}"), url)
+            await fetch(HttpFetcher(client_context(ClientTls()), f"tidb-0.tidb:{port}"), url)
 
 
 async def test_renewed_client_certificate_is_presented(tmp_path: Path) -> None:
@@ -134,12 +130,14 @@ async def test_renewed_client_certificate_is_presented(tmp_path: Path) -> None:
     async with run_fake_server(
         answer_http(http_response(200, b"x")), files.server_context(mutual=True)
     ) as peer:
-        fetcher, body = HttpFetcher(files.client_context(certificate=True)), bytearray()
+        tls = files.client_context(certificate=True)
+        fetcher = HttpFetcher(tls)
         url = f"https://{peer.endpoint}/metrics"
-        await fetcher.get(url, body.extend, 5.0)
+        await fetcher.get(url, 5.0)
         files.issue("renewed")
-        await fetcher.get(url, body.extend, 5.0)
-        await fetcher.get(url, body.extend, 5.0)
+        await tls.refresh()
+        await fetcher.get(url, 5.0)
+        await fetcher.get(url, 5.0)
         await fetcher.close()
         subjects = [writer.get_extra_info("peercert")["subjectAltName"] for writer in peer.writers]
     assert subjects == [(("DNS", "client.tidevoy"),), (("DNS", "renewed.tidevoy"),)]

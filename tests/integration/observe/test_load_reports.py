@@ -1,4 +1,4 @@
-"""Load reports of a real Envoy: what it reports, when, and what is missing."""
+"""Load reports of a real Envoy: their content, their times, and the connections that they omit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,18 @@ from envoy.service.load_stats.v3 import lrs_pb2
 
 from controlplane.model.facts import EnvoyLoad
 from controlplane.observe.envoy_reports.load_reports import LoadReportService
-from sandbox.envoy import EnvoyProcess
 from sandbox.ports import Ports
+from tests.conftest import StartEnvoy
 from tests.support.fake_servers import FakeServer, full_backlog, run_fake_server, send_parts
 from tests.support.waiting import wait_until
-
-StartEnvoy = Callable[[str], Awaitable[EnvoyProcess]]
 
 
 async def authorize_any(context: grpc.aio.ServicerContext, envoy: str) -> None:
     """Authorize every Envoy."""
 
 
-class Reports:
-    """A gRPC server with only this service; records what it publishes."""
+class LoadReportServer:
+    """A gRPC server with only the load report service; records the reports that the service publishes."""
 
     def __init__(self) -> None:
         self.interval = 0.2
@@ -66,14 +64,14 @@ class Reports:
                 await self._received.wait()
         return self.all[known_count:]
 
-    async def settled(self) -> EnvoyLoad:
-        """Return a report whose whole interval lies after this call."""
+    async def next_full_interval(self) -> EnvoyLoad:
+        """Wait for a report whose interval begins after this call, and return it."""
         return (await self.next(2))[-1]
 
 
 @pytest.fixture
-async def reports() -> AsyncIterator[Reports]:
-    reports = Reports()
+async def reports() -> AsyncIterator[LoadReportServer]:
+    reports = LoadReportServer()
     await reports.start()
     yield reports
     await reports.stop()
@@ -90,8 +88,10 @@ class EnvoySite:
         self.sessions: list[asyncio.StreamWriter] = []
         self._version = 0
 
-    def publish_endpoints(self, states: dict[str, str], weight: int = 100, *, apart: bool = False) -> None:
-        """`apart`: put each endpoint in a priority of its own, in this order."""
+    def publish_endpoints(
+        self, states: dict[str, str], weight: int = 100, *, separate_priorities: bool = False
+    ) -> None:
+        """Write the endpoints with priority 0, or with the priorities 0, 1, 2 if `separate_priorities`."""
         members = [
             {
                 "health_status": state,
@@ -101,7 +101,7 @@ class EnvoySite:
             }
             for endpoint, state in states.items()
         ]
-        groups = [[member] for member in members] if apart else [members]
+        groups = [[member] for member in members] if separate_priorities else [members]
         localities = [{"priority": number, "lb_endpoints": group} for number, group in enumerate(groups)]
         assignment = {"cluster_name": "tidb", "endpoints": localities}
         self._write("eds.json", "envoy.config.endpoint.v3.ClusterLoadAssignment", assignment)
@@ -216,7 +216,7 @@ def socket_address(endpoint: str, *, any_port: bool = False) -> dict[str, Any]:
 
 @pytest.fixture
 async def site(
-    reports: Reports, tmp_path: Path, ports: Ports, envoy_process: StartEnvoy
+    reports: LoadReportServer, tmp_path: Path, ports: Ports, envoy_process: StartEnvoy
 ) -> AsyncIterator[EnvoySite]:
     async with contextlib.AsyncExitStack() as stack:
         peers = [await stack.enter_async_context(run_fake_server(send_parts(b"hello"))) for _ in range(3)]
@@ -232,7 +232,7 @@ async def site(
 
 
 async def test_connections_are_reported_every_interval_even_if_none(
-    reports: Reports, site: EnvoySite
+    reports: LoadReportServer, site: EnvoySite
 ) -> None:
     idle = await reports.next(3)
     assert [(dict(load.sessions), dict(load.new_sessions)) for load in idle] == [({}, {})] * 3
@@ -242,100 +242,104 @@ async def test_connections_are_reported_every_interval_even_if_none(
 
     first_index = len(reports.all)
     await site.open(6)
-    load = await reports.settled()
+    load = await reports.next_full_interval()
     assert load.sessions == dict.fromkeys(site.endpoints, 2)
     assert load.new_sessions == {}
     assert sum(sum(load.new_sessions.values()) for load in reports.all[first_index:]) == 6
 
     site.close()
-    assert (await reports.settled()).sessions == {}
+    assert (await reports.next_full_interval()).sessions == {}
 
 
 async def test_draining_unhealthy_and_reweighted_endpoints_are_reported(
-    reports: Reports, site: EnvoySite
+    reports: LoadReportServer, site: EnvoySite
 ) -> None:
     await site.open(6)
     first, second, third = site.endpoints
     site.publish_endpoints({first: "DRAINING", second: "UNHEALTHY", third: "HEALTHY"}, weight=7)
-    await reports.settled()
-    assert (await reports.settled()).sessions == {first: 2, second: 2, third: 2}
+    await reports.next_full_interval()
+    assert (await reports.next_full_interval()).sessions == {first: 2, second: 2, third: 2}
 
 
-async def test_endpoints_with_a_new_priority_are_reported(reports: Reports, site: EnvoySite) -> None:
+async def test_endpoints_with_a_new_priority_are_reported(reports: LoadReportServer, site: EnvoySite) -> None:
     await site.open(6)
     first, second, third = site.endpoints
-    for apart in (True, False):
-        site.publish_endpoints({third: "HEALTHY", first: "HEALTHY", second: "DRAINING"}, apart=apart)
-        await reports.settled()
-        assert (await reports.settled()).sessions == {first: 2, second: 2, third: 2}
+    for separate_priorities in (True, False):
+        site.publish_endpoints(
+            {third: "HEALTHY", first: "HEALTHY", second: "DRAINING"}, separate_priorities=separate_priorities
+        )
+        await reports.next_full_interval()
+        assert (await reports.next_full_interval()).sessions == {first: 2, second: 2, third: 2}
 
 
-async def test_removed_endpoint_with_connections_is_not_reported(reports: Reports, site: EnvoySite) -> None:
+async def test_removed_endpoint_with_connections_is_not_reported(
+    reports: LoadReportServer, site: EnvoySite
+) -> None:
     await site.open(6)
     _, second, third = site.endpoints
     site.publish_endpoints({second: "HEALTHY", third: "HEALTHY"})
-    await reports.settled()
-    assert (await reports.settled()).sessions == {second: 2, third: 2}
+    await reports.next_full_interval()
+    assert (await reports.next_full_interval()).sessions == {second: 2, third: 2}
     site.publish_endpoints(dict.fromkeys(site.endpoints, "HEALTHY"))
-    await reports.settled()
-    assert (await reports.settled()).sessions == {second: 2, third: 2}
+    await reports.next_full_interval()
+    assert (await reports.next_full_interval()).sessions == {second: 2, third: 2}
     assert all(not writer.is_closing() for writer in site.sessions)
 
 
-async def test_cluster_update_resets_all_counts(reports: Reports, site: EnvoySite) -> None:
+async def test_cluster_update_resets_all_counts(reports: LoadReportServer, site: EnvoySite) -> None:
     await site.open(6)
-    assert sum((await reports.settled()).sessions.values()) == 6
+    assert sum((await reports.next_full_interval()).sessions.values()) == 6
     site.publish_cluster("2s")
-    await reports.settled()
-    assert (await reports.settled()).sessions == {}
+    await reports.next_full_interval()
+    assert (await reports.next_full_interval()).sessions == {}
     await site.open(3)
-    assert (await reports.settled()).sessions == dict.fromkeys(site.endpoints, 1)
+    assert (await reports.next_full_interval()).sessions == dict.fromkeys(site.endpoints, 1)
     assert all(not writer.is_closing() for writer in site.sessions)
 
 
-async def test_connecting_connection_is_not_counted(reports: Reports, site: EnvoySite) -> None:
-    with full_backlog() as hole:
-        site.publish_endpoints({hole: "HEALTHY"})
-        await reports.settled()
+async def test_connecting_connection_is_not_counted(reports: LoadReportServer, site: EnvoySite) -> None:
+    with full_backlog() as unreachable:
+        site.publish_endpoints({unreachable: "HEALTHY"})
+        await reports.next_full_interval()
         _, writer = await asyncio.open_connection("127.0.0.1", site.sql_port)
         site.sessions.append(writer)
-        assert (await reports.settled()).sessions == {}
+        assert (await reports.next_full_interval()).sessions == {}
 
 
 @pytest.mark.usefixtures("site")  # its Envoy sends the reports
-async def test_new_interval_applies_to_a_running_stream(reports: Reports) -> None:
+async def test_new_interval_applies_to_a_running_stream(reports: LoadReportServer) -> None:
     await reports.next()
     reports.interval = 1.0
-    # The response to the current report contains the new interval, which applies from then on.
+    # The response to one of these reports contains the new interval, which applies to later reports.
     *_, earlier, later = await reports.next(4)
     assert later.at - earlier.at > 0.7
 
 
 @pytest.mark.usefixtures("site")
-async def test_delayed_reports_keep_their_age(reports: Reports) -> None:
-    """Another replica may have closed a node meanwhile; an old zero must not be taken for a new one."""
+async def test_delayed_reports_keep_their_age(reports: LoadReportServer) -> None:
+    """Otherwise an old count of zero could look newer than the time when another replica closed the node."""
     before = (await reports.next(3))[-1]
     time.sleep(2.0)  # noqa: ASYNC251 - the stall
     resumed_at = time.monotonic()
     delayed = await reports.next(5)
-    assert time.monotonic() - resumed_at < 0.5  # they had already arrived
+    assert time.monotonic() - resumed_at < 1.0  # the reports had already arrived
     gaps = [later.at - earlier.at for earlier, later in itertools.pairwise([before, *delayed])]
     assert all(0.1 < gap < 0.5 for gap in gaps), gaps
     await wait_until(lambda: time.monotonic() - reports.all[-1].at < 0.15)  # later reports are recent
 
 
-async def test_first_report_after_a_reconnect_is_ignored(reports: Reports, site: EnvoySite) -> None:
+async def test_first_report_after_a_reconnect_is_ignored(reports: LoadReportServer, site: EnvoySite) -> None:
     await site.open(6)
-    assert sum((await reports.settled()).sessions.values()) == 6
+    assert sum((await reports.next_full_interval()).sessions.values()) == 6
     await reports.stop()
     site.close()
     await reports.start()
     load = (await reports.next())[0]
-    assert load.sessions == {}  # the first message of the new stream repeats 6
+    assert load.sessions == {}  # the first report, which is ignored, still counts 6 sessions
 
 
 async def test_only_tidb_clusters_count_and_their_localities_add_up() -> None:
-    reports = Reports()
+    reports = LoadReportServer()
     await reports.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{reports.port}") as channel:
@@ -362,7 +366,7 @@ async def test_only_tidb_clusters_count_and_their_localities_add_up() -> None:
 
 
 async def test_envoy_without_an_id_is_rejected_with_a_reason() -> None:
-    reports = Reports()
+    reports = LoadReportServer()
     await reports.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{reports.port}") as channel:

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 import trustme
 
-from controlplane.config.settings import ClientTls, PdSettings
+from controlplane.config.own_tls import ClientTls
+from controlplane.config.settings import PdSettings
 from controlplane.errors import PdError
 from controlplane.etcd.client import EtcdClient
+from controlplane.etcd.types import WatchBatch
 from controlplane.model.nodes import Topology
 from controlplane.observe.discovery.pd_discovery import PdObserver
 from sandbox.etcd import Etcd, EtcdCluster, EtcdPorts, EtcdTls
@@ -47,12 +49,12 @@ def key(address: str, field: str = "info", keyspace: str = "") -> str:
 
 
 async def register(client: EtcdClient, address: str, *, lease: int = 0, keyspace: str = "") -> None:
-    """Write what a TiDB server writes when it starts."""
+    """Write the keys that a TiDB server writes when it starts."""
     await client.put(key(address, "info", keyspace), info())
     await client.put(key(address, "ttl", keyspace), b"1767225630123456789", lease)
 
 
-class Watcher:
+class TopologyRecorder:
     """Records what an observer publishes, and waits for more."""
 
     def __init__(self) -> None:
@@ -69,7 +71,7 @@ class Watcher:
     def latest(self) -> Topology:
         return self.published[-1]
 
-    async def until(self, condition: Callable[[Topology], bool], timeout: float = 15.0) -> Topology:
+    async def wait_until(self, condition: Callable[[Topology], bool], timeout: float = 15.0) -> Topology:
         """Return the latest or the next published topology for which `condition` is true."""
         async with asyncio.timeout(timeout):
             while not (self.published and condition(self.latest)):
@@ -77,17 +79,17 @@ class Watcher:
                 await self._published.wait()
         return self.latest
 
-    async def until_nodes(self, *addresses: str) -> Topology:
-        return await self.until(lambda topology: sorted(topology.nodes) == sorted(addresses))
+    async def wait_for_nodes(self, *addresses: str) -> Topology:
+        return await self.wait_until(lambda topology: sorted(topology.nodes) == sorted(addresses))
 
 
 @asynccontextmanager
-async def observing(*urls: str, **settings: Any) -> AsyncIterator[Watcher]:
-    watcher = Watcher()
-    observer = PdObserver(PdSettings(urls=urls, **settings), watcher.publish)
+async def observing(*urls: str, **settings: Any) -> AsyncIterator[TopologyRecorder]:
+    recorder = TopologyRecorder()
+    observer = PdObserver(PdSettings(urls=urls, **settings), recorder.publish)
     run_task = asyncio.create_task(observer.run())
     try:
-        yield watcher
+        yield recorder
         assert not run_task.done()
     finally:
         run_task.cancel()
@@ -109,14 +111,16 @@ async def client(etcd: Etcd) -> AsyncIterator[EtcdClient]:
 
 
 async def test_server_starts_crashes_and_is_removed(etcd: Etcd, client: EtcdClient) -> None:
-    async with observing(etcd.url) as watcher:
-        assert await watcher.until(lambda topology: topology.is_complete) == Topology(
-            watcher.latest.source, is_complete=True
+    async with observing(etcd.url) as recorder:
+        assert await recorder.wait_until(lambda topology: topology.is_complete) == Topology(
+            recorder.latest.source, is_complete=True
         )
         lease = await client.lease_grant(2)
         await register(client, NODE, lease=lease)
         node = (
-            await watcher.until(lambda topology: bool(topology.nodes) and topology.nodes[NODE].registered)
+            await recorder.wait_until(
+                lambda topology: bool(topology.nodes) and topology.nodes[NODE].registered
+            )
         ).nodes[NODE]
         assert (node.status_address, node.version, node.started_at) == (
             "10.0.0.7:10080",
@@ -124,11 +128,13 @@ async def test_server_starts_crashes_and_is_removed(etcd: Etcd, client: EtcdClie
             1767225600.0,
         )
         # The server is killed: its lease expires, and `info` stays.
-        await watcher.until(lambda topology: not topology.nodes[NODE].registered)
-        # As TiDB does it: the prefix has no trailing slash.
-        await client.delete("/topology/tidb/10.0.0.7:400", prefix=True)
-        await watcher.until_nodes()
-        assert [len(topology.nodes) for topology in watcher.published] == [0, 1, 1, 1, 0]
+        await recorder.wait_until(lambda topology: not topology.nodes[NODE].registered)
+        # A server on port 400 stops. TiDB deletes its own keys by the prefix that ends with its address,
+        # without a slash, so the keys of port 4000 are deleted too.
+        stopped_neighbour = NODE.removesuffix("0")
+        await client.delete(f"/topology/tidb/{stopped_neighbour}", prefix=True)
+        await recorder.wait_for_nodes()
+        assert [len(topology.nodes) for topology in recorder.published] == [0, 1, 1, 1, 0]
 
 
 async def test_existing_registrations_are_listed_at_once(etcd: Etcd, client: EtcdClient) -> None:
@@ -136,42 +142,44 @@ async def test_existing_registrations_are_listed_at_once(etcd: Etcd, client: Etc
     await register(client, "[fd00::7]:4000")
     await register(client, "tidb-0.tidb-peer:4000")
     await client.put("/topology/tiproxy/10.0.0.9:6000/info", b"{}")
-    async with observing(etcd.url) as watcher:
-        topology = await watcher.until(lambda topology: True)
+    async with observing(etcd.url) as recorder:
+        topology = await recorder.wait_until(lambda topology: True)
     assert sorted(topology.nodes) == sorted([NODE, "[fd00::7]:4000", "tidb-0.tidb-peer:4000"])
     assert (topology.is_complete, topology.outage, topology.problems) == (True, "", ())
 
 
-async def test_change_is_published_within_milliseconds(etcd: Etcd, client: EtcdClient) -> None:
+async def test_change_is_published_at_once(etcd: Etcd, client: EtcdClient) -> None:
     await register(client, NODE)
-    async with observing(etcd.url) as watcher:
-        await watcher.until_nodes(NODE)
+    async with observing(etcd.url) as recorder:
+        await recorder.wait_for_nodes(NODE)
         delays = []
         for number in range(100):
-            version, count = f"v{number}", len(watcher.published)
+            version, count = f"v{number}", len(recorder.published)
             started_at = time.perf_counter()
             await client.put(key(NODE), info(version=version))
-            await watcher.until(lambda topology, version=version: topology.nodes[NODE].version == version)  # type: ignore[misc]
-            delays.append(watcher.times[count] - started_at)
-        assert len(watcher.published) == count + 1  # one publication per change
-    # Includes the put, since etcd writes it to disk before it notifies watchers.
-    assert statistics.median(delays) < 0.02
+            await recorder.wait_until(
+                lambda topology, version=version: topology.nodes[NODE].version == version  # type: ignore[misc]
+            )
+            delays.append(recorder.times[count] - started_at)
+        assert len(recorder.published) == count + 1  # one publication per change
+    # The delay includes the put, because etcd writes it to disk before it notifies watchers.
+    assert statistics.median(delays) < 0.2
 
 
 async def test_refreshed_registrations_are_not_published(etcd: Etcd, client: EtcdClient) -> None:
     await register(client, NODE)
-    async with observing(etcd.url) as watcher:
-        await watcher.until_nodes(NODE)
-        count = len(watcher.published)
+    async with observing(etcd.url) as recorder:
+        await recorder.wait_for_nodes(NODE)
+        count = len(recorder.published)
         for number in range(5):
             await client.put(key(NODE), info())
             await client.put(key(NODE, "ttl"), b"%d" % number)
         await register(client, "10.0.0.8:4000")
-        await watcher.until(
+        await recorder.wait_until(
             lambda topology: len(topology.nodes) == 2 and topology.nodes["10.0.0.8:4000"].registered
         )
-        # At most once for `info` and once for `ttl` of the new node, and nothing for the other one.
-        assert len(watcher.published) <= count + 2
+        # At most two publications, for `info` and `ttl` of the new node, and none for the refreshed node.
+        assert len(recorder.published) <= count + 2
 
 
 async def test_malformed_entries_are_reported_and_affect_no_others(etcd: Etcd, client: EtcdClient) -> None:
@@ -184,18 +192,18 @@ async def test_malformed_entries_are_reported_and_affect_no_others(etcd: Etcd, c
         key("no-port"): info(),
         "/topology/tidb/stray": b"",
     }
-    async with observing(etcd.url) as watcher:
-        await watcher.until_nodes(NODE)
+    async with observing(etcd.url) as recorder:
+        await recorder.wait_for_nodes(NODE)
         for name, value in malformed.items():
             await client.put(name, value)
         await client.put(key("10.0.0.12:4000", "ttl"), b"1")  # without info: not a node yet
-        topology = await watcher.until(lambda topology: len(topology.problems) == len(malformed))
+        topology = await recorder.wait_until(lambda topology: len(topology.problems) == len(malformed))
         assert {problem.subject for problem in topology.problems} == set(malformed)
         assert list(topology.nodes) == [NODE]
         await client.put(key("10.0.0.8:4000"), info())
-        await watcher.until_nodes(NODE, "10.0.0.8:4000")
+        await recorder.wait_for_nodes(NODE, "10.0.0.8:4000")
         await client.delete("/topology/tidb/", prefix=True)
-        assert (await watcher.until_nodes()).problems == ()
+        assert (await recorder.wait_for_nodes()).problems == ()
 
 
 @pytest.mark.parametrize(("keyspace", "served"), [(None, NODE), ("5", "10.0.0.8:4000")])
@@ -207,91 +215,107 @@ async def test_only_the_configured_keyspace_is_served(
     for address in others:
         await register(client, address, keyspace=others[address])
     others.pop(served)
-    async with observing(etcd.url, keyspace=keyspace) as watcher:
-        assert (await watcher.until_nodes(served)).other_keyspace == others
+    async with observing(etcd.url, keyspace=keyspace) as recorder:
+        assert (await recorder.wait_for_nodes(served)).other_keyspace == others
         await register(client, "10.0.0.10:4000", keyspace=keyspace or "")
-        await watcher.until_nodes(served, "10.0.0.10:4000")
+        await recorder.wait_for_nodes(served, "10.0.0.10:4000")
         await register(client, "10.0.0.11:4000", keyspace="7")
-        topology = await watcher.until(lambda topology: len(topology.other_keyspace) == 3)
+        topology = await recorder.wait_until(lambda topology: len(topology.other_keyspace) == 3)
         assert topology.other_keyspace == {**others, "10.0.0.11:4000": "7"}
         assert topology.problems == ()
 
 
 async def test_2000_servers_are_published_per_revision(etcd: Etcd, client: EtcdClient) -> None:
-    async with observing(etcd.url) as watcher:
-        await watcher.until(lambda topology: topology.is_complete)
+    async with observing(etcd.url) as recorder:
+        await recorder.wait_until(lambda topology: topology.is_complete)
         for start in range(0, 2000, 50):
             puts = {}
             for number in range(start, start + 50):
                 puts[key(f"tidb-{number}:4000")] = info()
                 puts[key(f"tidb-{number}:4000", "ttl")] = b"1"
             await client.txn({}, puts=puts)
-        topology = await watcher.until(lambda topology: len(topology.nodes) == 2000, timeout=30)
+        topology = await recorder.wait_until(lambda topology: len(topology.nodes) == 2000, timeout=30)
         assert all(node.registered for node in topology.nodes.values())
         # At most one publication per revision, and never a part of a revision.
-        assert all(len(published.nodes) % 50 == 0 for published in watcher.published)
-        assert len(watcher.published) <= 41
+        assert all(len(published.nodes) % 50 == 0 for published in recorder.published)
+        assert len(recorder.published) <= 41
 
 
 async def test_discovery_recovers_after_etcd_restarts(etcd: Etcd, client: EtcdClient) -> None:
     await register(client, NODE)
-    async with observing(etcd.url) as watcher:
-        await watcher.until_nodes(NODE)
+    async with observing(etcd.url) as recorder:
+        await recorder.wait_for_nodes(NODE)
         for round_ in range(2):
             await etcd.kill()
-            lost = await watcher.until(lambda topology: bool(topology.outage))
+            lost = await recorder.wait_until(lambda topology: bool(topology.outage))
             assert etcd.url in lost.outage
-            assert (list(lost.nodes), lost.is_complete) == (list(watcher.latest.nodes), True)
+            assert (list(lost.nodes), lost.is_complete) == (list(recorder.latest.nodes), True)
             await etcd.launch()
             # The change probably happens before the observer has reconnected.
             address = f"10.0.1.{round_}:4000"
             async with EtcdClient([etcd.url]) as other:
                 await register(other, address)
             started_at = time.perf_counter()
-            await watcher.until(lambda topology: not topology.outage)
-            await watcher.until(
+            await recorder.wait_until(lambda topology: not topology.outage)
+            await recorder.wait_until(
                 lambda topology, address=address: (  # type: ignore[misc]
                     address in topology.nodes and topology.nodes[address].registered
                 )
             )
             assert time.perf_counter() - started_at < 5
         await client.delete(key(NODE))
-        await watcher.until_nodes("10.0.1.0:4000", "10.0.1.1:4000")
-        sizes = [len(topology.nodes) for topology in watcher.published]
-        assert sizes[:-1] == sorted(sizes[:-1])  # no publication lacks nodes of the one before
+        await recorder.wait_for_nodes("10.0.1.0:4000", "10.0.1.1:4000")
+        sizes = [len(topology.nodes) for topology in recorder.published]
+        assert sizes[:-1] == sorted(sizes[:-1])  # no publication has fewer nodes than the previous one
+
+
+async def test_watch_that_ends_without_an_error_is_listed_again(
+    etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ended_watch(*arguments: object) -> AsyncIterator[WatchBatch]:
+        for _ in range(0):
+            yield WatchBatch(0)
+
+    async with observing(etcd.url) as recorder:
+        with monkeypatch.context() as patch:
+            patch.setattr(EtcdClient, "watch", ended_watch)
+            await recorder.wait_until(lambda topology: "ended without a reason" in topology.outage)
+            await register(client, NODE)
+        assert (await recorder.wait_for_nodes(NODE)).is_complete
+        await recorder.wait_until(lambda topology: not topology.outage)
 
 
 async def test_discovery_starts_while_etcd_is_down(etcd: Etcd, client: EtcdClient) -> None:
     await register(client, NODE)
     await etcd.kill()
-    async with observing(etcd.url) as watcher:
-        topology = await watcher.until(lambda topology: bool(topology.outage))
+    async with observing(etcd.url) as recorder:
+        topology = await recorder.wait_until(lambda topology: bool(topology.outage))
         assert (topology.is_complete, topology.nodes) == (False, {})
         assert "check that PD is running" in topology.outage
         await etcd.launch()
-        topology = await watcher.until_nodes(NODE)
+        topology = await recorder.wait_for_nodes(NODE)
         assert (topology.is_complete, topology.outage) == (True, "")
 
 
 async def test_hung_etcd_is_an_outage(etcd: Etcd, client: EtcdClient) -> None:
     await register(client, NODE)
-    async with observing(etcd.url) as watcher:
-        await watcher.until_nodes(NODE)
+    async with observing(etcd.url) as recorder:
+        await recorder.wait_for_nodes(NODE)
         os.kill(etcd.process.pid, signal.SIGSTOP)
         try:
-            await watcher.until(lambda topology: bool(topology.outage), timeout=25)
+            await recorder.wait_until(lambda topology: bool(topology.outage), timeout=25)
         finally:
             os.kill(etcd.process.pid, signal.SIGCONT)
-        assert list((await watcher.until(lambda topology: not topology.outage)).nodes) == [NODE]
+        assert list((await recorder.wait_until(lambda topology: not topology.outage)).nodes) == [NODE]
 
 
 async def test_compacted_changes_are_listed_again(etcd: Etcd, client: EtcdClient, ports: Ports) -> None:
     for address in (NODE, "10.0.0.8:4000"):
         await register(client, address)
-    async with observing(etcd.url) as watcher:
-        await watcher.until_nodes(NODE, "10.0.0.8:4000")
+    async with observing(etcd.url) as recorder:
+        await recorder.wait_for_nodes(NODE, "10.0.0.8:4000")
         await etcd.kill()
-        await watcher.until(lambda topology: bool(topology.outage))
+        await recorder.wait_until(lambda topology: bool(topology.outage))
         # Run the same store at an address that the observer does not know.
         async with (
             Etcd(etcd.directory, EtcdPorts.allocate(ports)) as other_etcd,
@@ -301,42 +325,42 @@ async def test_compacted_changes_are_listed_again(etcd: Etcd, client: EtcdClient
             await register(other_client, "10.0.0.9:4000")
             await compact_all(other_etcd)
         await etcd.launch()
-        assert (await watcher.until_nodes(NODE, "10.0.0.9:4000")).outage == ""
+        assert (await recorder.wait_for_nodes(NODE, "10.0.0.9:4000")).outage == ""
         await client.delete(key(NODE))
-        await watcher.until_nodes("10.0.0.9:4000")
+        await recorder.wait_for_nodes("10.0.0.9:4000")
 
 
 async def test_store_with_lower_revisions_is_listed_again(tmp_path: Path) -> None:
     async with Etcd.start(tmp_path / "first") as first, EtcdClient([first.url]) as client:
         for _ in range(50):
             await register(client, "10.0.0.8:4000")
-        async with observing(first.url) as watcher:
-            await watcher.until_nodes("10.0.0.8:4000")
+        async with observing(first.url) as recorder:
+            await recorder.wait_for_nodes("10.0.0.8:4000")
             await first.kill()
             (tmp_path / "first" / "etcd.data").rename(tmp_path / "lost")
             await first.launch()
             await register(client, NODE)
-            topology = await watcher.until_nodes(NODE)
+            topology = await recorder.wait_for_nodes(NODE)
             assert topology.outage == ""
             await client.delete(key(NODE))
-            await watcher.until_nodes()
+            await recorder.wait_for_nodes()
 
 
 async def test_discovery_survives_the_crash_of_each_member(tmp_path: Path) -> None:
-    """Only one of three members is configured; the observer discovers the others from it."""
+    """The configuration names one of three members. This member tells the observer about the other two."""
     async with EtcdCluster(tmp_path) as cluster, EtcdClient(cluster.urls) as client:
         await register(client, NODE)
-        async with observing(cluster.urls[0]) as watcher:
-            await watcher.until_nodes(NODE)
+        async with observing(cluster.urls[0]) as recorder:
+            await recorder.wait_for_nodes(NODE)
             expected = [NODE]
             for number, member in enumerate(cluster.members):
                 await member.kill()
                 address = f"10.0.1.{number}:4000"
                 expected.append(address)
                 await register_with_retry(client, address)
-                await watcher.until_nodes(*expected)
+                await recorder.wait_for_nodes(*expected)
                 await member.launch()
-            await watcher.until(lambda topology: not topology.outage)
+            await recorder.wait_until(lambda topology: not topology.outage)
 
 
 async def register_with_retry(client: EtcdClient, address: str) -> None:
@@ -352,19 +376,19 @@ async def register_with_retry(client: EtcdClient, address: str) -> None:
 async def test_outage_ends_when_members_have_a_leader_again(tmp_path: Path) -> None:
     async with EtcdCluster(tmp_path) as cluster, EtcdClient(cluster.urls) as client:
         await register(client, NODE)
-        async with observing(*cluster.urls) as watcher:
-            await watcher.until_nodes(NODE)
+        async with observing(*cluster.urls) as recorder:
+            await recorder.wait_for_nodes(NODE)
             for member in cluster.members[1:]:
                 await member.kill()
-            outage = (await watcher.until(lambda topology: bool(topology.outage), timeout=30)).outage
+            outage = (await recorder.wait_until(lambda topology: bool(topology.outage), timeout=30)).outage
             assert "no leader" in outage or "is unreachable" in outage
-            assert list(watcher.latest.nodes) == [NODE]
+            assert list(recorder.latest.nodes) == [NODE]
             async with asyncio.TaskGroup() as starting:
                 for member in cluster.members[1:]:
                     starting.create_task(member.launch())
-            await watcher.until(lambda topology: not topology.outage)
+            await recorder.wait_until(lambda topology: not topology.outage)
             await register(client, "10.0.0.8:4000")
-            await watcher.until_nodes(NODE, "10.0.0.8:4000")
+            await recorder.wait_for_nodes(NODE, "10.0.0.8:4000")
 
 
 async def test_mutual_tls_needs_a_client_certificate(tmp_path: Path) -> None:
@@ -377,11 +401,11 @@ async def test_mutual_tls_needs_a_client_certificate(tmp_path: Path) -> None:
     async with (
         Etcd.start(tmp_path / "etcd", tls=server) as etcd,
         EtcdClient([etcd.url], tls=tls) as client,
-        observing(etcd.url, tls=tls) as watcher,
-        observing(etcd.url) as watcher_without_cert,
+        observing(etcd.url, tls=tls) as recorder,
+        observing(etcd.url) as recorder_without_cert,
     ):
-        await watcher.until(lambda topology: topology.is_complete)
+        await recorder.wait_until(lambda topology: topology.is_complete)
         await register(client, NODE)
-        await watcher.until_nodes(NODE)
-        topology = await watcher_without_cert.until(lambda topology: bool(topology.outage))
+        await recorder.wait_for_nodes(NODE)
+        topology = await recorder_without_cert.wait_until(lambda topology: bool(topology.outage))
         assert not topology.is_complete

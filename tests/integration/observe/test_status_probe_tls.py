@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import trustme
 
 from controlplane import address as addresses
-from controlplane.config.settings import ClientTls
+from controlplane.config.own_tls import ClientTls
 from controlplane.errors import ConfigError
 from controlplane.model.health import CheckStatus
 from controlplane.observe.health.client_tls import ReloadingClientContext
@@ -42,11 +44,18 @@ class TlsFiles:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
+    @property
+    def client_tls(self) -> ClientTls:
+        return ClientTls(ca=self.ca, cert=self.directory / "client.pem", key=self.directory / "client.key")
+
     def client_context(self, *, certificate: bool) -> ReloadingClientContext:
-        tls = ClientTls(ca=self.ca)
-        if certificate:
-            tls = ClientTls(ca=self.ca, cert=self.directory / "client.pem", key=self.directory / "client.key")
-        return ReloadingClientContext(tls, "health.status.client_tls")
+        return client_context(self.client_tls if certificate else ClientTls(ca=self.ca))
+
+
+def client_context(
+    tls: ClientTls, on_event: Callable[[str, str, str], None] = lambda *_: None
+) -> ReloadingClientContext:
+    return ReloadingClientContext(tls, ("health", "status", "client_tls"), time.time, on_event)
 
 
 @pytest.fixture
@@ -82,11 +91,10 @@ async def test_certificate_is_verified_for_the_host_name(files: TlsFiles) -> Non
 async def test_certificate_of_an_unknown_authority_fails(files: TlsFiles, tmp_path: Path) -> None:
     other_ca = tmp_path / "other.pem"
     trustme.CA().cert_pem.write_to_path(str(other_ca))
-    client_context = ReloadingClientContext(ClientTls(ca=other_ca), "health.status.client_tls")
     async with run_fake_server(
         answer_http(http_response(200, STATUS_BODY)), files.server_context(mutual=False)
     ) as peer:
-        result = await probe_status(peer.endpoint, client_context)
+        result = await probe_status(peer.endpoint, client_context(ClientTls(ca=other_ca)))
     assert "presents a certificate that cannot be trusted" in result.reason
 
 
@@ -133,7 +141,8 @@ async def test_silent_tls_handshake_fails_at_the_timeout(files: TlsFiles) -> Non
 
 
 async def test_renewed_certificate_is_used_by_the_next_connection(files: TlsFiles) -> None:
-    client_context = files.client_context(certificate=True)
+    events: list[tuple[str, str, str]] = []
+    tls = client_context(files.client_tls, lambda *event: events.append(event))
     subjects = []
 
     async def record_subject(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -141,15 +150,40 @@ async def test_renewed_certificate_is_used_by_the_next_connection(files: TlsFile
         await answer_http(http_response(200, STATUS_BODY), 1)(reader, writer)
 
     async with run_fake_server(record_subject, files.server_context(mutual=True)) as peer:
-        assert (await probe_status(peer.endpoint, client_context)).status is CheckStatus.PASS
+        assert (await probe_status(peer.endpoint, tls)).status is CheckStatus.PASS
         (files.directory / "client.key").write_text("half written")
-        assert (await probe_status(peer.endpoint, client_context)).status is CheckStatus.PASS
+        await tls.refresh()
+        assert (await probe_status(peer.endpoint, tls)).status is CheckStatus.PASS
+        assert events == []
         files.issue("renewed")
-        assert (await probe_status(peer.endpoint, client_context)).status is CheckStatus.PASS
+        await tls.refresh()
+        assert (await probe_status(peer.endpoint, tls)).status is CheckStatus.PASS
     assert subjects == ["client.tidevoy", "client.tidevoy", "renewed.tidevoy"]
+    assert [kind for kind, _, _ in events] == ["health.certificates_reloaded"]
+
+
+async def test_unreadable_client_certificate_is_reported_once_and_shown_by_the_check(files: TlsFiles) -> None:
+    events: list[tuple[str, str, str]] = []
+    tls = client_context(files.client_tls, lambda *event: events.append(event))
+    (files.directory / "client.pem").unlink()
+    for _ in range(5):
+        await tls.refresh()
+    ((kind, subject, message),) = events
+    assert (kind, subject) == ("health.certificates_rejected", "health.status.client_tls")
+    problem = f"{files.directory}/client.pem cannot be read: No such file or directory"
+    assert message == f"the old certificates stay in use: {problem}"
+    async with run_fake_server(
+        answer_http(http_response(200, STATUS_BODY)), files.server_context(mutual=True)
+    ) as peer:
+        result = await probe_status(peer.endpoint, tls)
+        assert result.status is CheckStatus.PASS  # with the old certificate
+        assert result.reason.endswith(f"; health.status.client_tls: {problem}")
+        files.issue("renewed")
+        await tls.refresh()
+        assert "client_tls" not in (await probe_status(peer.endpoint, tls)).reason
 
 
 def test_unusable_tls_files_are_a_configuration_error(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("nothing")
-    with pytest.raises(ConfigError, match=r"health\.status\.client_tls: the TLS files cannot be used"):
-        ReloadingClientContext(ClientTls(ca=tmp_path / "ca.pem"), "health.status.client_tls")
+    with pytest.raises(ConfigError, match=r"client_tls\.ca: .* is not a certificate in PEM format"):
+        client_context(ClientTls(ca=tmp_path / "ca.pem"))

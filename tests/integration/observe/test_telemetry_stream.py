@@ -1,7 +1,7 @@
 """The metrics service stream of a real Envoy: what it sends, and how a control plane processes it.
 
-The stock Envoy here has no module. Its stats access logger (`envoy.access_loggers.stats`) can count under any
-name with any tags, so it stands for the module's counters.
+The Envoy in these tests has no module. Its stats access logger (`envoy.access_loggers.stats`) creates
+counters with the names and tags of the module's counters.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +20,28 @@ import yaml
 
 from controlplane.observe.envoy_reports.counters import NodeCounters
 from controlplane.observe.envoy_reports.series_cache import SeriesCache
-from controlplane.observe.envoy_reports.telemetry_pb2 import MetricFamily, StreamMetricsMessage
-from controlplane.observe.envoy_reports.telemetry_stream import TelemetryStream, parse_message
+from controlplane.observe.envoy_reports.telemetry_pb2 import (
+    LabelPair,
+    MetricFamily,
+    StreamMetricsMessage,
+    Value,
+)
+from controlplane.observe.envoy_reports.telemetry_stream import TelemetryStream
 from controlplane.xds.bootstrap.bootstrap import render_bootstrap
 from sandbox.envoy import EnvoyProcess
 from sandbox.ports import Ports
+from tests.conftest import StartEnvoy
 from tests.support.controlplane.engine import run_engine, settings, wait_for_state
 from tests.support.fake_servers import GREETING_PAYLOAD, FakeServer, mysql_packet, run_fake_server, send_parts
 from tests.support.waiting import wait_until
 
-StartEnvoy = Callable[[str], Awaitable[EnvoyProcess]]
 _SINK = "type.googleapis.com/envoy.config.metrics.v3.MetricsServiceConfig"
 _STATS_LOG = "type.googleapis.com/envoy.extensions.access_loggers.stats.v3.Config"
 _TCP_PROXY = "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy"
 
 
 def bootstrap(tmp_path: Path, xds_port: int, **sink: Any) -> dict[str, Any]:
-    """Return the output of `tidevoy bootstrap` with the stat sink for the module, and with fast flushes."""
+    """Return the output of `tidevoy bootstrap` with the stats sink for the module, and with fast flushes."""
     text = render_bootstrap(
         settings(tmp_path), control_planes=[f"127.0.0.1:{xds_port}"], node_id="envoy-1", admin="127.0.0.1:0"
     )
@@ -54,12 +59,15 @@ def bootstrap(tmp_path: Path, xds_port: int, **sink: Any) -> dict[str, Any]:
 
 
 def add_listener(config: dict[str, Any], port: int, node: str) -> None:
-    """Add a listener for one node that counts its connections as logins."""
+    """Add a listener that forwards to one node and counts connections as logins."""
     host, _, node_port = node.rpartition(":")
     tags = [{"name": "node", "value_format": "%UPSTREAM_HOST%"}]
     counters = [
         {"stat": {"name": "logins", "tags": tags}, "value_fixed": 1},
-        {"stat": {"name": "module_info"}, "value_fixed": 1},  # marks an Envoy with the module
+        {
+            "stat": {"name": "module_info"},
+            "value_fixed": 1,
+        },  # so that this Envoy counts as one with the module
     ]
     log = {"@type": _STATS_LOG, "stat_prefix": "tidevoy", "counters": counters}
     proxy = {
@@ -117,13 +125,13 @@ async def test_counters_of_a_real_envoy_reach_the_engine(
         envoy = await envoy_process(yaml.safe_dump(config))
 
         def logins() -> int:
-            traffic = engine.node(node.endpoint).traffic
+            traffic = engine.cluster.node(node.endpoint).traffic
             return traffic.logins if traffic is not None else 0
 
         for count in (1, 2, 3):
             await connect_once(envoy, port)
             await wait_until(lambda expected=count: logins() == expected)  # type: ignore[misc]
-        (view,) = engine.envoys()
+        (view,) = engine.cluster.envoys()
         assert view.status.id == "envoy-1"
         assert view.traffic is not None
         assert view.traffic.logins == 3
@@ -132,13 +140,13 @@ async def test_counters_of_a_real_envoy_reach_the_engine(
         assert engine.registry.get_sample_value("tidevoy_telemetry_dropped_total", {"envoy": "envoy-1"}) == 0
 
         await envoy.stop()
-        assert logins() == 3  # kept while the Envoy may return
+        assert logins() == 3  # kept, because the Envoy may return
         envoy = await envoy_process(yaml.safe_dump(config))
         await connect_once(envoy, port)
         await wait_until(lambda: logins() == 1)
 
 
-class Recorder:
+class MetricsRecorder:
     """A metrics service that records all messages."""
 
     def __init__(self) -> None:
@@ -167,8 +175,8 @@ class Recorder:
 
 
 @pytest.fixture
-async def recorder() -> AsyncIterator[Recorder]:
-    recorder = Recorder()
+async def recorder() -> AsyncIterator[MetricsRecorder]:
+    recorder = MetricsRecorder()
     await recorder.start()
     yield recorder
     await recorder.stop()
@@ -176,41 +184,44 @@ async def recorder() -> AsyncIterator[Recorder]:
 
 @pytest.mark.parametrize("batch_size", [0, 20])
 async def test_stream_of_a_real_envoy_has_the_expected_layout(
-    tmp_path: Path, recorder: Recorder, envoy_process: StartEnvoy, batch_size: int
+    tmp_path: Path, recorder: MetricsRecorder, envoy_process: StartEnvoy, batch_size: int
 ) -> None:
     await envoy_process(yaml.safe_dump(bootstrap(tmp_path, recorder.port, batch_size=batch_size)))
     await wait_until(lambda: bool(recorder.streams) and len(recorder.streams[0]) > 20)
     (stream,) = recorder.streams
-    parsed_messages = [parse_message(message, "") for message in stream]
+    messages = [StreamMetricsMessage.FromString(message) for message in stream]
     times = [
-        {
-            MetricFamily.FromString(family).metric[0].timestamp_ms / 1000
-            for family in StreamMetricsMessage.FromString(message).envoy_metrics
-        }
-        for message in stream
+        {MetricFamily.FromString(family).metric[0].timestamp_ms / 1000 for family in message.envoy_metrics}
+        for message in messages
     ]
-    assert {len(timestamps) for timestamps in times} == {1}  # all series of a flush have the same timestamp
+    assert {len(timestamps) for timestamps in times} == {1}  # all series of a message have the same timestamp
     assert [*map(min, times)] == sorted(map(min, times))
     assert min(times[-1]) == pytest.approx(time.time(), abs=10)
-    assert [parsed.envoy for parsed in parsed_messages[:20]] == ["envoy-1"] + [""] * 19
-    assert {parsed.unreadable_count for parsed in parsed_messages} == {0}
+    assert [message.identifier.node.id for message in messages[:20]] == ["envoy-1"] + [""] * 19
     if batch_size:
-        assert {len(parsed.series) for parsed in parsed_messages[:2]} == {batch_size}
-    all_series = [series for parsed in parsed_messages for series in parsed.series]
-    for first, second in itertools.pairwise(
-        series.value for series in all_series if series.name == "cluster.upstream_cx_total"
-    ):
-        assert second >= first  # counted since the start, not per flush
-    cluster_series = [series for series in all_series if series.name.startswith("cluster.upstream_")]
-    assert cluster_series
-    assert {series.labels["envoy.cluster_name"] for series in cluster_series} == {"tidevoy_control_plane"}
-    # A flush begins with its counters, so no counter follows a gauge of the same flush.
-    kinds = [
-        (bool(metric.counter), family.name, tuple(metric.label))
-        for message in stream
-        for serialised in StreamMetricsMessage.FromString(message).envoy_metrics
+        assert {len(message.envoy_metrics) for message in messages[:2]} == {batch_size}
+    families = [family for message in messages for family in message.envoy_metrics]
+    all_series = [
+        (family.name, Value.FromString(metric.counter or metric.gauge).value, metric, serialised)
+        for serialised in families
         for family in (MetricFamily.FromString(serialised),)
         for metric in family.metric
+    ]
+    connections = [value for name, value, _, _ in all_series if name == "cluster.upstream_cx_total"]
+    assert connections == sorted(connections)  # counted since the start, not per flush
+    label_sets = {
+        tuple((pair.name, pair.value) for pair in map(LabelPair.FromString, metric.label))
+        for name, _, metric, _ in all_series
+        if name.startswith("cluster.upstream_")
+    }
+    assert {value for labels in label_sets for name, value in labels if name == "envoy.cluster_name"} == {
+        "tidevoy_control_plane"
+    }
+    assert all("envoy.cluster_name" in dict(labels) for labels in label_sets)
+    # A flush begins with its counters, so no counter follows a gauge of the same flush.
+    kinds = [
+        (bool(metric.counter), name, tuple(metric.label))
+        for name, _, metric, _ in all_series
         if metric.counter or metric.gauge
     ]
     assert kinds[0][0]
@@ -223,11 +234,8 @@ async def test_stream_of_a_real_envoy_has_the_expected_layout(
     # Every series has the byte layout that the series cache expects.
     cache, node_counters = SeriesCache(), NodeCounters()
     node_counters.set_value("a", 0, 0.0)
-    for parsed_series in all_series:
-        cache.add(parsed_series.serialised_family, parsed_series.value, "a", 0)
-    families = [
-        family for message in stream for family in StreamMetricsMessage.FromString(message).envoy_metrics
-    ]
+    for _, value, _, serialised in all_series:
+        cache.add(serialised, value, "a", 0)
     for serialised in cache.apply_known(families, node_counters):
         (metric,) = MetricFamily.FromString(serialised).metric
         assert (metric.counter, metric.gauge) == (b"", b"")  # a histogram

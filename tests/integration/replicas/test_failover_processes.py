@@ -14,8 +14,9 @@ import httpx2
 from controlplane.xds.bootstrap.bootstrap import render_bootstrap
 from sandbox.envoy import EnvoyProcess
 from sandbox.ports import Ports
+from tests.conftest import StartEnvoy
 from tests.support.controlplane.replicas import ControlPlaneGroup
-from tests.support.controlplane.xds_server import EchoSession, StartEnvoy, run_echo_servers
+from tests.support.controlplane.xds_server import EchoSession, run_echo_servers
 from tests.support.fake_servers import FakeServer
 from tests.support.waiting import wait_until
 
@@ -23,7 +24,7 @@ DISABLED = {"enabled": False}
 
 
 async def envoy_at(planes: ControlPlaneGroup, name: str) -> dict[str, Any] | None:
-    """Return the Envoy as a control plane shows it; None if unknown or without an answer."""
+    """Return a control plane's view of the Envoy, `None` if the Envoy is unknown or the request fails."""
     with contextlib.suppress(httpx2.HTTPError):
         for envoy in (await planes.get(name, "/v1/envoys"))["envoys"]:
             if envoy["id"] == "envoy-1":
@@ -32,23 +33,24 @@ async def envoy_at(planes: ControlPlaneGroup, name: str) -> dict[str, Any] | Non
 
 
 async def is_unreachable(planes: ControlPlaneGroup, name: str, by: str) -> bool:
-    """Return whether a control plane shows another one as unreachable."""
+    """Return whether control plane `by` shows control plane `name` as unreachable, or does not list it."""
     replicas = {replica["name"]: replica for replica in (await planes.get(by, "/v1/replicas"))["replicas"]}
-    return name not in replicas or bool(replicas[name]["unheard"])
+    return name not in replicas or bool(replicas[name]["unreachable"])
 
 
-async def wait_until_all_know(
-    planes: ControlPlaneGroup, names: Sequence[str], seconds: float, *, without: Sequence[str] = ()
+async def wait_until_all_agree(
+    planes: ControlPlaneGroup, names: Sequence[str], seconds: float, *, unreachable: Sequence[str] = ()
 ) -> float:
-    """Wait until each shows the Envoy as connected and current, and those in `without` as unreachable.
+    """Wait until all control planes in `names` show the expected state; return the seconds that it took.
 
-    Return how long that took.
+    In this state, the Envoy is connected and has acknowledged the latest configuration, and the control
+    planes in `unreachable` are unreachable.
     """
     start = time.monotonic()
 
-    async def is_known_by_all() -> bool:
+    async def do_all_agree() -> bool:
         for name in names:
-            if not all([await is_unreachable(planes, other, name) for other in without]):
+            if not all([await is_unreachable(planes, other, by=name) for other in unreachable]):
                 return False
             view = await envoy_at(planes, name)
             if view is None or view["connected_since"] is None:
@@ -57,7 +59,7 @@ async def wait_until_all_know(
                 return False
         return True
 
-    await wait_until(is_known_by_all, seconds)
+    await wait_until(do_all_agree, seconds)
     return time.monotonic() - start
 
 
@@ -79,7 +81,7 @@ async def running_site(
         envoy = await start_envoy(
             render_bootstrap(config, control_planes=addresses, node_id="envoy-1", admin="127.0.0.1:0")
         )
-        await wait_until_all_know(planes, planes.running_names, 20.0)
+        await wait_until_all_agree(planes, planes.running_names, 20.0)
         await wait_until(envoy.is_live)
         session = await EchoSession.open(port)
         try:
@@ -89,7 +91,7 @@ async def running_site(
             session.close()
 
 
-async def test_killed_control_planes_are_replaced_without_session_loss(
+async def test_envoy_leaves_killed_control_planes_without_session_loss(
     tmp_path: Path, ports: Ports, envoy_process: StartEnvoy
 ) -> None:
     async with (
@@ -101,8 +103,8 @@ async def test_killed_control_planes_are_replaced_without_session_loss(
         assert len(acked) == 1
         for killed in (["a"], ["a", "b"]):
             await planes.kill(killed[-1])
-            elapsed = await wait_until_all_know(planes, planes.running_names, 10.0, without=killed)
-            assert elapsed < 3.0
+            elapsed = await wait_until_all_agree(planes, planes.running_names, 10.0, unreachable=killed)
+            assert elapsed < 6.0
             assert await session.is_alive()
         last = await envoy_at(planes, "c")
         assert last is not None
@@ -111,7 +113,7 @@ async def test_killed_control_planes_are_replaced_without_session_loss(
         assert sorted(stats.values()) == [0, 0, 1]
 
 
-async def test_envoy_leaves_a_hanging_control_plane_and_others_see_it(
+async def test_envoy_leaves_a_hanging_control_plane_that_others_show_as_unreachable(
     tmp_path: Path, ports: Ports, envoy_process: StartEnvoy
 ) -> None:
     async with (
@@ -122,9 +124,9 @@ async def test_envoy_leaves_a_hanging_control_plane_and_others_see_it(
             others = [name for name in planes.running_names if name != hanging]
             planes.control_planes[hanging].process.send_signal(signal.SIGSTOP)
             try:
-                elapsed = await wait_until_all_know(planes, others, 20.0, without=[hanging])
-                assert elapsed < 9.0
+                elapsed = await wait_until_all_agree(planes, others, 20.0, unreachable=[hanging])
+                assert elapsed < 15.0
                 assert await session.is_alive()
             finally:
                 planes.control_planes[hanging].process.send_signal(signal.SIGCONT)
-            await wait_until_all_know(planes, planes.running_names, 30.0)
+            await wait_until_all_agree(planes, planes.running_names, 30.0)

@@ -39,7 +39,7 @@ def write_certificate(directory: Path, name: str, leaf: trustme.LeafCert, ca: tr
 async def replicas(
     directory: Path, authority: trustme.CA, **leaves: trustme.LeafCert
 ) -> AsyncIterator[list[FakeReplica]]:
-    """Run replicas at HOSTS that know each other, each with a certificate of its host or the given one."""
+    """Run replicas at HOSTS that know each other. `leaves` are other certificates for some of them."""
     async with contextlib.AsyncExitStack() as stack:
         started = []
         for name, host in HOSTS.items():
@@ -51,12 +51,14 @@ async def replicas(
             stack.push_async_callback(replica.stop)
             started.append(replica)
         for replica in started:
-            replica.peer_sync.set_peers({r.name: f"{HOSTS[r.name]}:{r.xds.port}" for r in started})
+            replica.set_peer_addresses(
+                {r.name: f"{HOSTS[r.name]}:{r.xds.port}" for r in started if r is not replica}
+            )
         yield started
 
 
-async def denied_follow(replica: FakeReplica, caller: grpc.ChannelCredentials) -> grpc.aio.AioRpcError:
-    """Return the error that a follower with these credentials gets."""
+async def follow_error(replica: FakeReplica, caller: grpc.ChannelCredentials) -> grpc.aio.AioRpcError:
+    """Return the error that a caller with these credentials gets when it follows this replica."""
     async with grpc.aio.secure_channel(f"{HOSTS[replica.name]}:{replica.xds.port}", caller) as channel:
         call = channel.unary_stream(f"/{peer_feed_server.SERVICE_NAME}/{peer_feed_server.FOLLOW_METHOD}")(
             peer_feed_pb2.FollowRequest(name="x").SerializeToString(), timeout=10
@@ -72,19 +74,19 @@ async def test_replicas_follow_each_other_with_certificates(tmp_path: Path, auth
         await b.wait_connected_to(a)
 
 
-async def test_envoy_certificate_may_not_follow(tmp_path: Path, authority: trustme.CA) -> None:
-    """Its certificate authorizes its own streams only."""
+async def test_only_certificates_of_replicas_may_follow(tmp_path: Path, authority: trustme.CA) -> None:
+    """A certificate of an Envoy or of another authority is rejected, as is a caller without a certificate."""
     async with replicas(tmp_path, authority) as (a, b):
         await a.wait_connected_to(b)
-        error = await denied_follow(a, channel_credentials(authority, authority.issue_cert("envoy-1.test")))
+        error = await follow_error(a, channel_credentials(authority, authority.issue_cert("envoy-1.test")))
         assert error.code() == grpc.StatusCode.PERMISSION_DENIED
         assert "names no registered control plane" in (error.details() or "")
         for leaf in (None, trustme.CA().issue_cert(HOSTS["b"])):
-            error = await denied_follow(a, channel_credentials(authority, leaf))
+            error = await follow_error(a, channel_credentials(authority, leaf))
             assert error.code() == grpc.StatusCode.UNAVAILABLE
 
 
-async def test_certificate_of_another_host_is_rejected_both_ways(
+async def test_certificate_of_another_host_is_rejected_as_client_and_as_server(
     tmp_path: Path, authority: trustme.CA
 ) -> None:
     async with replicas(tmp_path, authority, b=authority.issue_cert("127.0.0.3")) as (a, b):
@@ -110,7 +112,7 @@ async def test_renewed_certificate_is_used_at_the_next_attempt(tmp_path: Path, a
         await wait_until(lambda: "denied access" in b.peer_sync.unreachable().get("a", ""))
         write_certificate(tmp_path, "b", authority.issue_cert(HOSTS["b"]), authority)
         await b.wait_connected_to(a)
-        await a.wait_connected_to(b)  # its port presents the new certificate within a second, too
+        await a.wait_connected_to(b)  # the port of `b` presents the new certificate, too
         os.unlink(tmp_path / "b-key.pem")
         await a.stop()
         await wait_until(lambda: "b-key.pem cannot be read" in b.peer_sync.unreachable().get("a", ""))

@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 from pathlib import Path
 
-import httpx2
-
 from controlplane import address as addresses
 from controlplane.etcd.client import EtcdClient
+from sandbox.server import http_client
 from tests.support.controlplane.cli_process import run_tidevoy
 from tests.support.controlplane.engine import FakeEnvoy, healthy_node, register_node
 from tests.support.controlplane.replicas import LEADER_CHANGE_SECONDS, ControlPlaneGroup, suspended
@@ -17,7 +16,7 @@ from tests.support.waiting import wait_until
 
 
 async def node_state(planes: ControlPlaneGroup, name: str, address: str) -> str:
-    """Return a node's state as one control plane shows it; empty if unknown."""
+    """Return the node's state that a control plane shows, empty if the node is unknown."""
     for node in (await planes.get(name, "/v1/nodes"))["nodes"]:
         if node["address"] == address:
             return str(node["state"])
@@ -89,7 +88,7 @@ async def test_new_leader_takes_over_within_seconds(tmp_path: Path) -> None:
 
 
 async def test_suspended_leader_loses_leadership(tmp_path: Path) -> None:
-    """It may have been suspended before any operation: its late writes must be rejected."""
+    """The suspension may interrupt any operation, so PD must reject the late writes of the old leader."""
     async with (
         ControlPlaneGroup(tmp_path) as planes,
         EtcdClient([planes.etcd.url]) as etcd,
@@ -102,11 +101,11 @@ async def test_suspended_leader_loses_leadership(tmp_path: Path) -> None:
 
             async def another_leads() -> bool:
                 replicas = (await planes.get(survivor, "/v1/replicas"))["replicas"]
-                return any(replica["leads"] and replica["name"] != first for replica in replicas)
+                return any(replica["is_leader"] and replica["name"] != first for replica in replicas)
 
             survivor = next(name for name in planes.running_names if name != first)
             await wait_until(another_leads, LEADER_CHANGE_SECONDS)
-        async with httpx2.AsyncClient(base_url=planes.url(first), timeout=10.0) as client:
+        async with http_client(planes.url(first)) as client:
             lines = (await client.get("/metrics")).text.splitlines()
             assert "tidevoy_leader 0.0" in lines
         response = await planes.post(first, f"/v1/nodes/{sql}/drain")
@@ -115,7 +114,7 @@ async def test_suspended_leader_loses_leadership(tmp_path: Path) -> None:
 
         async def has_rejoined_as_follower() -> bool:
             replicas = (await planes.get(first, "/v1/replicas"))["replicas"]
-            leaders = [replica["name"] for replica in replicas if replica["leads"]]
+            leaders = [replica["name"] for replica in replicas if replica["is_leader"]]
             return len(replicas) == 3 and leaders != [first]
 
         await wait_until(has_rejoined_as_follower)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from controlplane.engine.engine import Engine
-from controlplane.errors import NeedsModule, StateUnavailable
+from controlplane.errors import ModuleRequired, StateUnavailable
 from controlplane.etcd.client import EtcdClient
 from controlplane.model.intents import OnDeadline
 from controlplane.storage.etcd_mirror import EtcdMirror
@@ -35,7 +35,7 @@ async def client(etcd: Etcd) -> AsyncIterator[EtcdClient]:
         yield client
 
 
-def published(engine: Engine) -> list[str]:
+def published_versions(engine: Engine) -> list[str]:
     """Return the versions that an engine publishes to its own Envoys."""
     return sorted({status.published_version for status in engine._xds.statuses()})
 
@@ -57,7 +57,7 @@ async def test_all_replicas_publish_the_leaders_plan(tmp_path: Path, etcd: Etcd,
                 for engine, envoy in ((leader, one), (follower, two)):
                     await wait_for_state(engine, second, "active")
                     await envoy.wait_for_endpoints(lambda endpoints: len(endpoints) == 2)
-                await wait_until(lambda: published(leader) == published(follower))
+                await wait_until(lambda: published_versions(leader) == published_versions(follower))
                 assert leader._planner.plan == follower._planner.plan
             decisions = "tidevoy_plan_duration_seconds_count"
             assert follower.registry.get_sample_value(decisions) == 0.0
@@ -70,7 +70,7 @@ async def test_all_replicas_publish_the_leaders_plan(tmp_path: Path, etcd: Etcd,
 async def test_drain_waits_while_a_replica_is_unreachable(
     tmp_path: Path, etcd: Etcd, client: EtcdClient
 ) -> None:
-    """Its Envoys may have unreported sessions on the node."""
+    """Envoys of the unreachable replica may have unreported sessions on the node."""
     async with (
         healthy_node() as (sql, status),
         run_engine(replica_settings(tmp_path, "a", etcd)) as leader,
@@ -87,9 +87,9 @@ async def test_drain_waits_while_a_replica_is_unreachable(
             await wait_until(lambda: len(leader.replicas()) == 2)
             async with FakeEnvoy(other.xds_port, "e2") as busy:
                 busy.sessions[sql] = 3
-                await wait_until(lambda: other.node(sql).sessions == 3)
-                await leader.drain(sql)
-                await assert_never(lambda: leader.node(sql).plan.state.value == "drained", 4.0)
+                await wait_until(lambda: other.cluster.node(sql).sessions == 3)
+                await leader.operations.drain(sql)
+                await assert_never(lambda: leader.cluster.node(sql).plan.state.value == "drained", 4.0)
                 assert leader.registry.get_sample_value("tidevoy_replicas_unreachable") == 1
         await wait_for_state(leader, sql, "drained")
         assert leader.registry.get_sample_value("tidevoy_replicas_unreachable") == 0
@@ -103,14 +103,14 @@ async def test_intents_are_applied_when_any_replica_responds(
         async with run_engines(tmp_path, etcd, "abc") as (leader, *followers):
             for engine in followers:
                 await wait_for_state(engine, sql, "active")
-                view = await engine.drain(sql)
+                view = await engine.operations.drain(sql)
                 assert view.plan.state.value in ("draining", "drained")
-                view = await leader.undrain(sql)
+                view = await leader.operations.undrain(sql)
                 assert view.plan.state.value == "active"
                 await wait_until(lambda engine=engine: not engine._intents.current.drains)  # type: ignore[misc]
-                view = await engine.update(sql, weight=7)
+                view = await engine.operations.update(sql, weight=7)
                 assert view.weight == 7
-                await leader.update(sql, weight=100)
+                await leader.operations.update(sql, weight=100)
                 await wait_for_state(engine, sql, "active")
 
 
@@ -120,10 +120,10 @@ async def test_concurrent_intents_on_all_replicas_are_kept(
     async with run_engines(tmp_path, etcd, "abc") as engines:
         addresses = [f"10.0.0.{number}:4000" for number in range(24)]
         await asyncio.gather(
-            *(engines[number % 3].add(address) for number, address in enumerate(addresses)),
+            *(engines[number % 3].operations.add(address) for number, address in enumerate(addresses)),
         )
         for engine in engines:
-            await wait_until(lambda engine=engine: len(engine.nodes()) == 24)  # type: ignore[misc]
+            await wait_until(lambda engine=engine: len(engine.cluster.nodes()) == 24)  # type: ignore[misc]
 
 
 async def test_drain_waits_for_envoys_of_all_replicas(tmp_path: Path, etcd: Etcd, client: EtcdClient) -> None:
@@ -134,11 +134,11 @@ async def test_drain_waits_for_envoys_of_all_replicas(tmp_path: Path, etcd: Etcd
             async with FakeEnvoy(follower.xds_port, "envoy-2") as envoy:
                 envoy.sessions = {sql: 3}
                 await envoy.wait_for_endpoints(bool)
-                await wait_until(lambda: leader.node(sql).sessions == 3)
-                await leader.drain(sql)
+                await wait_until(lambda: leader.cluster.node(sql).sessions == 3)
+                await leader.operations.drain(sql)
                 await envoy.wait_for_endpoints(lambda endpoints: endpoints[sql][0] == "DRAINING")
-                await assert_never(lambda: leader.node(sql).plan.state.value == "drained", 0.5)
-                assert leader.node(sql).sessions == 3
+                await assert_never(lambda: leader.cluster.node(sql).plan.state.value == "drained", 0.5)
+                assert leader.cluster.node(sql).sessions == 3
                 envoy.sessions = {}
                 await wait_for_state(leader, sql, "drained")
                 await wait_for_state(follower, sql, "drained")
@@ -152,9 +152,9 @@ async def test_all_replicas_require_the_module_on_all_envoys(
         async with run_engines(tmp_path, etcd) as (leader, follower):
             await wait_for_state(follower, sql, "active")
             async with FakeEnvoy(leader.xds_port, "envoy-1"):
-                await wait_until(lambda: bool(follower.envoys()))
-                with pytest.raises(NeedsModule, match="envoy-1"):
-                    await follower.drain(sql, on_deadline=OnDeadline.CLOSE)
+                await wait_until(lambda: bool(follower.cluster.envoys()))
+                with pytest.raises(ModuleRequired, match="envoy-1"):
+                    await follower.operations.drain(sql, on_deadline=OnDeadline.CLOSE)
 
 
 async def test_stopped_leader_is_replaced_at_once(tmp_path: Path, etcd: Etcd, client: EtcdClient) -> None:
@@ -169,17 +169,17 @@ async def test_stopped_leader_is_replaced_at_once(tmp_path: Path, etcd: Etcd, cl
             await wait_for_state(b, sql, "active")
             envoy = await stack.enter_async_context(FakeEnvoy(b.xds_port, "envoy-2"))
             await envoy.wait_for_endpoints(bool)
-            await b.drain(sql)
-            before = a.leadership.term
+            await b.operations.drain(sql)
+            before = a.valid_term
             published_before = len(envoy.published)
             start = loop.time()
             await first.aclose()
             await wait_until(lambda: is_leader(b))
             assert loop.time() - start < 2.0
-            assert (before or 0) < (b.leadership.term or 0)
+            assert (before or 0) < (b.valid_term or 0)
             await wait_until(lambda: [view.name for view in b.replicas()] == ["b"])
             await wait_for_state(b, sql, "drained")
-            # No resource was withdrawn, and the drain stayed in force.
+            # The Envoy kept the node, and the node kept draining.
             assert all(endpoints[sql][0] == "DRAINING" for endpoints in envoy.published[published_before:])
             assert (await EventRecorder(b).wait_for("replica.left")).subject == "a"
 
@@ -199,7 +199,7 @@ async def test_joining_replica_publishes_the_shared_plan(
                     FakeEnvoy(b.xds_port, "envoy-2") as two,
                 ):
                     await two.wait_for_endpoints(lambda endpoints: sql in endpoints)
-                    await wait_until(lambda: published(a) == published(b))
+                    await wait_until(lambda: published_versions(a) == published_versions(b))
                     assert two.published[0] == one.endpoints
                     assert not is_leader(b)
                     await wait_until(lambda: len(a.replicas()) == 2)
@@ -236,17 +236,17 @@ async def test_replica_cancelled_at_any_time_leaves_nothing_behind(
 
 async def test_revoked_lease_leads_to_a_new_term(tmp_path: Path, etcd: Etcd, client: EtcdClient) -> None:
     async with run_engines(tmp_path, etcd) as (leader, follower):
-        term = leader.leadership.term or 0
+        term = leader.valid_term or 0
         lease = leader._replicas._lease.id  # type: ignore[union-attr]
         await client.lease_revoke(lease or 0)
-        await wait_until(lambda: any((engine.leadership.term or 0) > term for engine in (leader, follower)))
+        await wait_until(lambda: any((engine.valid_term or 0) > term for engine in (leader, follower)))
         await wait_until(lambda: sum(map(is_leader, (leader, follower))) == 1)
         for engine in (leader, follower):
             await wait_until(lambda engine=engine: len(engine.replicas()) == 2)  # type: ignore[misc]
-        await leader.add("10.0.0.1:4000")
-        await follower.add("10.0.0.2:4000")
+        await leader.operations.add("10.0.0.1:4000")
+        await follower.operations.add("10.0.0.2:4000")
         for engine in (leader, follower):
-            await wait_until(lambda engine=engine: len(engine.nodes()) == 2)  # type: ignore[misc]
+            await wait_until(lambda engine=engine: len(engine.cluster.nodes()) == 2)  # type: ignore[misc]
 
 
 async def test_replica_decides_alone_while_the_plan_is_unreadable(
@@ -259,14 +259,14 @@ async def test_replica_decides_alone_while_the_plan_is_unreadable(
             await client.put("/tidevoy/plan", b"{}")
             assert "cannot be read" in (await EventRecorder(follower).wait_for("replica.standalone")).message
             assert "the plan in PD" in (await EventRecorder(leader).wait_for("state.load_failed")).message
-            await follower.drain(sql)  # it is applied all the same
+            await follower.operations.drain(sql)  # intents do not need a readable plan
             for engine in (leader, follower):
                 await wait_for_state(engine, sql, "drained")
             await client.delete("/tidevoy/plan")
             await wait_until(
                 lambda: not follower._planner.publish_gate.is_open or follower._planner.is_follower
             )
-            await follower.undrain(sql)
+            await follower.operations.undrain(sql)
             for engine in (leader, follower):
                 await wait_for_state(engine, sql, "active")
             await wait_until(lambda: leader._planner.plan == follower._planner.plan)
@@ -277,12 +277,14 @@ async def test_deleted_intents_are_restored(tmp_path: Path, etcd: Etcd, client: 
         await register_node(client, sql, status)
         async with run_engines(tmp_path, etcd) as (leader, follower):
             await wait_for_state(follower, sql, "active")
-            await leader.drain(sql)
+            await leader.operations.drain(sql)
+            # A replica can restore only intents that it knows, so wait until it knows the drain.
+            await wait_until(lambda: follower.cluster.node(sql).drain is not None)
             await client.delete("/tidevoy/intents")
-            await follower.update(sql, weight=7)
+            await follower.operations.update(sql, weight=7)
             for engine in (leader, follower):
-                await wait_until(lambda engine=engine: engine.node(sql).weight == 7)  # type: ignore[misc]
-                assert engine.node(sql).drain is not None
+                await wait_until(lambda engine=engine: engine.cluster.node(sql).weight == 7)  # type: ignore[misc]
+                assert engine.cluster.node(sql).drain is not None
 
 
 # --- without etcd ---
@@ -309,20 +311,20 @@ async def test_etcd_outage_keeps_publishing_and_rejects_writes(
                     for engine in (leader, follower):
                         start = loop.time()
                         with pytest.raises(StateUnavailable):
-                            await engine.drain(sql)
+                            await engine.operations.drain(sql)
                         assert loop.time() - start < 5.0
-                        assert engine.node(sql).drain is None
+                        assert engine.cluster.node(sql).drain is None
                         assert engine.readiness_problems() == []
-                    await wait_until(lambda: not is_leader(leader))  # rollouts stop
-                    assert leader.node(sql).plan.state.value == "active"
+                    await wait_until(lambda: not is_leader(leader))  # without a leader, rollouts stop
+                    assert leader.cluster.node(sql).plan.state.value == "active"
                     async with FakeEnvoy(follower.xds_port, "envoy-3") as three:
                         await three.wait_for_endpoints(lambda endpoints: len(endpoints) == 2)
                 await wait_until(lambda: is_leader(leader) or is_leader(follower))
                 leaders = [engine for engine in (leader, follower) if is_leader(engine)]
                 assert len(leaders) == 1
                 for engine in (leader, follower):
-                    assert engine.node(sql).drain is None
-                await (follower if leaders == [leader] else leader).drain(sql)
+                    assert engine.cluster.node(sql).drain is None
+                await (follower if leaders == [leader] else leader).operations.drain(sql)
                 for envoy in (one, two):
                     await envoy.wait_for_endpoints(lambda endpoints: endpoints[sql][0] == "DRAINING")
                 await wait_until(lambda: leader._planner.plan == follower._planner.plan)
@@ -359,18 +361,18 @@ async def test_start_without_etcd_publishes_the_saved_plan(
         await register_node(client, sql, status)
         async with run_engine(replica_settings(tmp_path, "a", etcd)) as a:
             await wait_for_state(a, sql, "active")
-            await a.drain(sql)
+            await a.operations.drain(sql)
             await wait_until(lambda: a._planner.saved_plan is not None)
         await etcd.terminate()
         async with run_engine(replica_settings(tmp_path, "a", etcd)) as a:
             async with FakeEnvoy(a.xds_port) as envoy:
                 await envoy.wait_for_endpoints(lambda endpoints: endpoints.get(sql, ("",))[0] == "DRAINING")
-            assert a.node(sql).drain is not None
+            assert a.cluster.node(sql).drain is not None
             with pytest.raises(StateUnavailable):
-                await a.undrain(sql)
+                await a.operations.undrain(sql)
             await etcd.launch()
             await wait_until(lambda: is_leader(a))
-            await a.undrain(sql)
+            await a.operations.undrain(sql)
             await wait_for_state(a, sql, "active")
 
 

@@ -21,7 +21,7 @@ from tests.support.fake_servers import http_response, run_fake_server
 from tests.support.waiting import wait_until
 
 CONTEXT = ActionContext("r1", "restart", "[fd00::1]:4000", 2, "v8.5.4")
-# A command that starts another program, writes both process ids and waits for it.
+# A command that starts another program, writes both process ids and waits for the program.
 PROCESS_TREE = 'sleep 600 & echo $$ $! > "$1.new"; mv "$1.new" "$1"; wait'
 
 
@@ -86,7 +86,7 @@ async def test_command_gets_placeholders_but_no_secrets(
         ("echo all is well; exit 0", ""),
         ("exit 3", "ended with exit code 3"),
         ("echo first; echo 'no such\tunit' >&2; exit 1", "ended with exit code 1: no such?unit"),
-        ("kill -TERM $$", "ended by SIGTERM"),
+        ("kill -TERM $$", "was ended by SIGTERM"),
         ("head -c 100000 /dev/zero | tr '\\0' x; exit 2", "ended with exit code 2: " + "x" * 200),
         ("cat; exit 0", ""),  # its standard input is empty
     ],
@@ -167,7 +167,7 @@ async def test_command_dies_with_the_control_plane(tmp_path: Path) -> None:
 
 
 class FakeWebhook:
-    """A web server with one response that records its requests."""
+    """A web server that always sends the same response and records the requests."""
 
     def __init__(self, response: Callable[[], bytes]) -> None:
         self.response = response

@@ -1,4 +1,4 @@
-"""The login probe of a returned node, against a simulated TiDB server."""
+"""The login probe of a node that has returned in a rollout, against a simulated TiDB server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Child processes of the sandbox: how they exit, with their groups and with their parent."""
+"""Child processes of the sandbox exit with their process group and with their parent."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ import sys, time
 from pathlib import Path
 from sandbox.child_process import ChildProcess
 command = [sys.executable, "-c", "import time; time.sleep(100)"]
-child = ChildProcess.start("child", command, directory=Path(sys.argv[1]))
+child = ChildProcess("child", command, directory=Path(sys.argv[1]))
 print(child.pid, flush=True)
 time.sleep(100)
 """
@@ -64,11 +64,11 @@ async def _wait_exited(pid: int) -> None:
 
 @pytest.fixture
 async def python(tmp_path: Path) -> AsyncIterator[RunPython]:
-    """Starts `python -c code argument...`; what still runs is killed after the test."""
+    """Yield a function that starts `python -c CODE ARGUMENT...`. After the test, kill the processes."""
     started: list[ChildProcess] = []
 
     def run(code: str, *arguments: str) -> ChildProcess:
-        process = ChildProcess.start("program", [sys.executable, "-c", code, *arguments], directory=tmp_path)
+        process = ChildProcess("program", [sys.executable, "-c", code, *arguments], directory=tmp_path)
         started.append(process)
         return process
 
@@ -153,15 +153,15 @@ async def test_child_dies_with_killed_parent(tmp_path: Path) -> None:
 
 
 async def test_child_has_default_signal_handlers(tmp_path: Path) -> None:
-    process = ChildProcess.start("sh", ["/bin/sh", "-c", "grep SigIgn /proc/self/status"], directory=tmp_path)
+    process = ChildProcess("sh", ["/bin/sh", "-c", "grep SigIgn /proc/self/status"], directory=tmp_path)
     await process.wait()
     ignored = int(process.tail().split()[1], 16)
     assert not ignored & 1 << (signal.SIGPIPE - 1)
 
 
 async def test_reports_program_that_cannot_run(tmp_path: Path) -> None:
-    process = ChildProcess.start("none", ["/nonexistent/program"], directory=tmp_path)
-    assert await process.wait() == 1
+    process = ChildProcess("none", ["/nonexistent/program"], directory=tmp_path)
+    assert await process.wait() == 127  # as in a shell
     assert process.tail() == "/nonexistent/program: No such file or directory"
 
 

@@ -1,4 +1,4 @@
-"""`sandbox/install.sh` as a user who is not root: it installs nothing, and reports missing packages."""
+"""`sandbox/install.sh`, run by a user who is not root, installs nothing and reports missing packages."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import pytest
 
 SCRIPT = Path(__file__).parents[3] / "sandbox" / "install.sh"
 NOBODY = 65534
-PROGRAMS = ("python3", "mariadbd", "mariadb", "openssl")  # All that `run` needs except etcd.
-# What `test` needs in addition: programs, and the clients' programs with their packages.
+PROGRAMS = ("python3", "mariadbd", "mariadb", "openssl")  # `install.sh run` needs these and etcd.
+# `install.sh test` also needs these programs, and FOR_CLIENTS.
 FOR_TESTS = (
-    *("sysbench", "haproxy", "perf"),  # Needed by `bench` too.
+    *("sysbench", "haproxy", "perf"),  # `install.sh bench` needs these, too.
     *("dockerd", "docker-compose", "debootstrap", "iptables", "ip", "etcdctl", "prometheus", "chromium"),
 )
+# The programs that the tests with client libraries need, and the Debian packages of each program.
 FOR_CLIENTS = {
     "mariadb_config": "libmariadb-dev",
     "gcc": "gcc libc6-dev",
@@ -38,7 +39,7 @@ NO_GO = (
 
 @pytest.fixture
 def programs() -> Iterator[Path]:
-    """A directory for PATH, readable by all users, with programs that do nothing."""
+    """Yield a directory for PATH that all users can read, with programs that do nothing."""
     with tempfile.TemporaryDirectory() as path:
         directory = Path(path)
         directory.chmod(0o755)
@@ -51,7 +52,7 @@ def programs() -> Iterator[Path]:
 def install(kind: str, programs: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     root = os.getuid() == 0
     return subprocess.run(
-        # By its text: the checkout may be unreadable for other users.
+        # The script comes from stdin, because NOBODY may be unable to read the checkout.
         ["/bin/sh", "-s", kind],
         input=SCRIPT.read_text(),
         env={"PATH": str(programs), **environment},
@@ -88,7 +89,7 @@ def test_rejects_unknown_kind(programs: Path) -> None:
 
 @pytest.fixture
 def for_tests(programs: Path) -> Path:
-    """The directory with all programs that `test` needs."""
+    """Return the directory `programs`, with all programs that `install.sh test` needs."""
     for name in ("etcd", *FOR_TESTS, *FOR_CLIENTS):
         (programs / name).symlink_to("/bin/true")
     for name in ("sort", "head", "cut"):

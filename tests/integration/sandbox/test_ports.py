@@ -1,4 +1,4 @@
-"""Claimed ports: never two owners, never a port in use, released when the owner exits."""
+"""A claimed port has one owner, is not in use, and becomes free when its owner exits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from sandbox.ports import Ports, PortTaken, is_port_free
 
-# Run by another process: claims the port of its argument.
+# A program that claims the port in its argument. Tests run it in another process.
 _CLAIM_SCRIPT = """
 import sys
 from sandbox.ports import Ports, PortTaken

@@ -1,4 +1,4 @@
-"""The real servers of the sandbox: start, kill, restart on the same port, clusters, TLS, failures."""
+"""The sandbox starts, kills and restarts etcd, MariaDB and Envoy, and reports their failures."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from sandbox.child_process import ProcessFailed
 from sandbox.envoy import EnvoyProcess
 from sandbox.etcd import Etcd, EtcdCluster, EtcdPorts, EtcdTls
 from sandbox.mariadb import MariaDb
+from sandbox.server import http_client
 from tests.conftest import StartEnvoy
 
 BOOTSTRAP = """
@@ -41,13 +42,13 @@ async def _version(url: str, verify: ssl.SSLContext | bool = False) -> str:
 
 
 async def _revision(url: str) -> int:
-    async with httpx2.AsyncClient(trust_env=False, timeout=20.0) as client:
+    async with http_client(timeout=20.0) as client:
         page = (await client.post(f"{url}/v3/kv/range", json={"key": "YQ=="})).raise_for_status().json()
         return int(page["header"]["revision"])
 
 
 async def _put(url: str) -> None:
-    async with httpx2.AsyncClient(trust_env=False, timeout=20.0) as client:
+    async with http_client(timeout=20.0) as client:
         (await client.post(f"{url}/v3/kv/put", json={"key": "YQ==", "value": "Yg=="})).raise_for_status()
 
 

@@ -8,13 +8,13 @@ import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-import httpx2
 import pymysql
 import pytest
 
 from sandbox.etcd import Etcd
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
+from sandbox.server import http_client
 from sandbox.tidb import FakeTidb
 
 
@@ -37,9 +37,9 @@ def _select_one(tidb: FakeTidb) -> object:
 
 
 async def _registered(etcd: Etcd) -> int:
-    """Return the number of keys under /topology/tidb/ (etcd's JSON gateway; keys are base64)."""
+    """Return the number of keys under /topology/tidb/. etcd's JSON gateway takes keys in base64."""
     key_range = {"key": "L3RvcG9sb2d5L3RpZGIv", "range_end": "L3RvcG9sb2d5L3RpZGIw"}
-    async with httpx2.AsyncClient(trust_env=False, timeout=20.0) as client:
+    async with http_client(timeout=20.0) as client:
         page = (await client.post(f"{etcd.url}/v3/kv/range", json=key_range)).raise_for_status().json()
         return int(page.get("count", 0))
 

@@ -1,4 +1,4 @@
-"""Processes killed during a write: files are intact, and not older than the last acknowledged write."""
+"""If a process is killed during a write, its file stays intact and contains every acknowledged write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from controlplane.storage.file_store import FileStore
 from controlplane.storage.store import LoadedState
 
-# Writes intents in which all weights are the same number, and prints each number once it is on disk.
+# This program writes intents in which all weights are the same number. It prints the number after each write.
 WRITER = """
 import asyncio, sys
 from pathlib import Path
@@ -52,8 +52,8 @@ def test_killed_writer_leaves_intact_file(tmp_path: Path) -> None:
     for _ in range(ROUNDS):
         with start(tmp_path, acknowledged) as writer:
             assert writer.stdout is not None
-            lines = [writer.stdout.readline()]  # it has started
-            time.sleep(random.uniform(0, 0.05))  # a random moment for the kill
+            lines = [writer.stdout.readline()]  # wait for the first write
+            time.sleep(random.uniform(0, 0.05))  # kill it at a random moment
             writer.send_signal(signal.SIGKILL)
             lines += writer.stdout.readlines()
         acknowledged = int([line for line in lines if line.endswith("\n")][-1])

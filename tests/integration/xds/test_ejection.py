@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from sandbox.ports import Ports
+from tests.conftest import StartEnvoy
 from tests.support.controlplane.xds_server import (
-    StartEnvoy,
     echo_handler,
     make_node_plan,
     make_plan,
-    run_xds_rig,
+    run_xds_test_bed,
 )
 from tests.support.fake_servers import run_fake_server
 from tests.support.waiting import wait_until
@@ -19,15 +19,15 @@ from tests.support.waiting import wait_until
 @pytest.mark.parametrize("count", [1, 2, 3])
 async def test_last_node_is_never_ejected(ports: Ports, envoy_process: StartEnvoy, count: int) -> None:
     numbers = [ports.allocate() for _ in range(count)]
-    # Longer than the test: an ejected node stays ejected.
-    settings = {"backend": {"eject_seconds": 60, "max_connect_attempts": 10}}
-    async with run_xds_rig(ports, envoy_process, settings=settings) as parts:
+    # The ejection time is longer than the test, so an ejected node stays ejected.
+    settings = {"backend": {"ejection_time": 60, "max_connect_attempts": 10}}
+    async with run_xds_test_bed(ports, envoy_process, settings=settings) as test_bed:
         nodes = [make_node_plan(f"n{number}:4000", f"127.0.0.1:{number}") for number in numbers]
-        await parts.publish(make_plan(*nodes))
-        assert (await parts.wait_for_session()).node == ""
+        await test_bed.publish(make_plan(*nodes))
+        assert (await test_bed.wait_for_session()).node == ""
 
         async def ejected() -> list[int]:
-            clusters = (await parts.envoy.get("/clusters")).text
+            clusters = (await test_bed.envoy.get("/clusters")).text
             failed = "health_flags::/failed_outlier_check"
             return [number for number in numbers if f"tidb::127.0.0.1:{number}::{failed}" in clusters]
 
@@ -37,4 +37,4 @@ async def test_last_node_is_never_ejected(ports: Ports, envoy_process: StartEnvo
         await wait_until(all_but_one)
         (remaining,) = set(numbers) - set(await ejected())
         async with run_fake_server(echo_handler("remaining"), port=remaining):
-            assert (await parts.connect()).node == "remaining"
+            assert (await test_bed.connect()).node == "remaining"

@@ -1,21 +1,23 @@
-"""The server with protocol clients: bad requests, slow readers, two Envoys with one id."""
+"""The xDS server, tested by xDS clients: bad requests, slow readers, two Envoys with one id."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import grpc
 import pytest
 from envoy.config.endpoint.v3 import endpoint_pb2
 from envoy.service.discovery.v3 import ads_pb2_grpc, discovery_pb2
 
-from controlplane.clock import monotonic_unix_clock
 from controlplane.config.settings import Settings
 from controlplane.model.plan import Plan
 from controlplane.xds.resource_type import CLUSTER, ENDPOINTS
 from controlplane.xds.server import XdsServer
+from controlplane.xds.snapshot_cache import SnapshotCache
+from tests.support.controlplane.running_xds import RecordedEvents, make_xds_server, run_xds_server
 from tests.support.controlplane.xds_server import make_node_plan, make_plan
 from tests.support.waiting import wait_until
 
@@ -23,17 +25,20 @@ Events = list[tuple[str, str, str]]
 
 
 @pytest.fixture
-def events() -> Events:
-    return []
+def event_log() -> RecordedEvents:
+    return RecordedEvents()
 
 
 @pytest.fixture
-async def server(events: Events) -> AsyncIterator[XdsServer]:
+def events(event_log: RecordedEvents) -> Events:
+    return event_log.recorded
+
+
+@pytest.fixture
+async def server(event_log: RecordedEvents) -> AsyncIterator[XdsServer]:
     settings = Settings.model_validate({"xds": {"listen": "127.0.0.1:0"}})
-    server = XdsServer(settings, monotonic_unix_clock(), on_event=lambda *event: events.append(event))
-    await server.start()
-    yield server
-    await server.stop()
+    async with run_xds_server(make_xds_server(settings, event_log)) as server:
+        yield server
 
 
 @contextlib.asynccontextmanager
@@ -155,24 +160,69 @@ async def test_pushes_first_change_at_once_and_burst_together(server: XdsServer)
 
 
 async def test_publish_at_once_is_pushed_on_return(server: XdsServer) -> None:
-    """Otherwise `GET /v1/envoys` would show everything as acknowledged while the drain is not pushed yet."""
+    """`GET /v1/envoys` must not show an Envoy as up to date before it has acknowledged a drain."""
     async with stub(server) as client:
         call = client.StreamAggregatedResources()
         await call.write(first_request("envoy-1"))
         await wait_until(lambda: bool(server.statuses()))
         server.publish(make_plan(make_node_plan("a:4000", "10.0.0.1:4000", weight=1)))
         assert server.is_pushed
-        server.publish(
-            make_plan(make_node_plan("a:4000", "10.0.0.1:4000", weight=2))
-        )  # delayed as part of a burst
-        assert not server.is_pushed  # Envoys do not acknowledge this version yet
+        # The next version is delayed as part of a burst.
+        server.publish(make_plan(make_node_plan("a:4000", "10.0.0.1:4000", weight=2)))
+        assert not server.is_pushed  # no Envoy has received this version yet
         delayed_version = server.statuses()[0].published_version
         server.publish(make_plan(make_node_plan("a:4000", "10.0.0.1:4000", weight=3)), at_once=True)
         assert server.is_pushed
         assert server.statuses()[0].published_version != delayed_version
         assert server.statuses()[0].acked_version != server.statuses()[0].published_version
-        assert not server.statuses()[0].eds_acked
+        assert not server.statuses()[0].has_acknowledged_endpoints
         call.cancel()
+
+
+async def test_failed_push_keeps_the_old_snapshot_and_is_retried(
+    server: XdsServer, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("an unexpected node")
+
+    async with stub(server) as client:
+        call = client.StreamAggregatedResources()
+        await call.write(first_request("envoy-1"))
+        server.publish(make_plan(make_node_plan("a:4000", "10.0.0.1:4000", weight=1)), stamp=(1, 1))
+        await asyncio.wait_for(call.read(), 5)
+        old_version = server.statuses()[0].published_version
+        with monkeypatch.context() as patch:
+            patch.setattr("controlplane.xds.snapshot_cache.build_load_assignment", fail)
+            server.publish(
+                make_plan(make_node_plan("a:4000", "10.0.0.1:4000", weight=2)), at_once=True, stamp=(1, 2)
+            )
+            await wait_until(lambda: server._retry_seconds > 0.1)  # the first retry has failed, too
+            assert not server.is_pushed
+            assert server.stamp == (1, 1)
+            assert server.statuses()[0].published_version == old_version
+        (resource,) = (await asyncio.wait_for(call.read(), 5)).resources
+        (group,) = endpoint_pb2.ClusterLoadAssignment.FromString(resource.value).endpoints
+        assert group.lb_endpoints[0].load_balancing_weight.value == 2
+        assert server.is_pushed
+        assert server.stamp == (1, 2)
+        call.cancel()
+    pushes = [(kind, message) for kind, _, message in events if kind.startswith("xds.")]
+    assert [kind for kind, _ in pushes] == ["xds.push_failed", "xds.push_recovered"]
+    assert "an unexpected node" in pushes[0][1]
+
+
+async def test_plan_is_pushed_only_once(server: XdsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[object] = []
+
+    def build(*args: Any) -> SnapshotCache:
+        built.append(args)
+        return SnapshotCache(*args)
+
+    monkeypatch.setattr("controlplane.xds.server.SnapshotCache", build)
+    for count in (1, 2, 3):
+        server.publish(make_plan(), at_once=True)
+        await asyncio.sleep(0.03)
+        assert len(built) == count
 
 
 async def test_envoy_that_closes_its_stream_is_disconnected(server: XdsServer, events: Events) -> None:

@@ -17,18 +17,21 @@ from envoy.service.discovery.v3 import ads_pb2_grpc, discovery_pb2
 from envoy.service.load_stats.v3 import lrs_pb2
 
 from controlplane.clock import monotonic_unix_clock
-from controlplane.config.settings import Settings, XdsTls
+from controlplane.config.own_tls import XdsTls
+from controlplane.config.settings import Settings
+from controlplane.grpc_auth import XdsPortService
 from controlplane.model.facts import EnvoyLoad
 from controlplane.model.traffic import ModuleReport
 from controlplane.observe.envoy_reports.load_reports import LoadReportService
 from controlplane.observe.envoy_reports.metrics_service import MetricsService
 from controlplane.xds.bootstrap.bootstrap import render_bootstrap
 from controlplane.xds.resource_type import CLUSTER
-from controlplane.xds.server import XdsServer
 from controlplane.xds.server_certificates import ServerCertificates
 from sandbox.envoy import EnvoyProcess
 from sandbox.ports import Ports
+from tests.conftest import StartEnvoy
 from tests.support.controlplane.engine import run_engine, settings
+from tests.support.controlplane.running_xds import RecordedEvents, make_xds_server, run_xds_server
 from tests.support.controlplane.telemetry_messages import metrics_message, module_info_family
 from tests.support.controlplane.xds_certificates import (
     EXPIRED_AT,
@@ -38,11 +41,10 @@ from tests.support.controlplane.xds_certificates import (
     channel_credentials_with_uri,
 )
 from tests.support.controlplane.xds_server import (
-    StartEnvoy,
     make_node_plan,
     make_plan,
     run_echo_servers,
-    run_xds_rig,
+    run_xds_test_bed,
 )
 from tests.support.module.bootstrap import require_module
 from tests.support.waiting import wait_until
@@ -61,13 +63,13 @@ def pki(tmp_path: Path) -> XdsPki:
 
 
 async def dynamic_resources(envoy: EnvoyProcess) -> list[str]:
-    """Return the names of all resources that an Envoy has from its control plane."""
+    """Return a text for each resource that an Envoy has from its control plane."""
     dump = (await envoy.get("/config_dump?include_eds")).json()
     keys = {"dynamic_listeners", "dynamic_active_clusters", "dynamic_warming_clusters"}
     resources = [
         f"{key} {item}" for part in dump["configs"] for key in keys & part.keys() for item in part[key]
     ]
-    # The cluster of the control plane itself is static.
+    # Static endpoints are left out: the bootstrap sets them, for the connection to the control plane.
     endpoints = [part.get("dynamic_endpoint_configs", []) for part in dump["configs"]]
     return resources + [f"endpoints {item}" for part in endpoints for item in part]
 
@@ -78,19 +80,19 @@ async def test_envoy_with_valid_certificate_gets_all_resources(
     tls = pki.envoy_tls(pki.authority.issue_cert("envoy-1", not_after=EXPIRES_SOON_AT))
     async with (
         run_echo_servers("a") as (a,),
-        run_xds_rig(ports, envoy_process, tls=tls, settings={"xds": {"tls": pki.settings}}) as parts,
+        run_xds_test_bed(ports, envoy_process, tls=tls, settings={"xds": {"tls": pki.settings}}) as test_bed,
     ):
-        await parts.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
-        assert (await parts.wait_for_session()).node == "a"
-        assert parts.status.certificate_expires_at == EXPIRES_SOON_AT.timestamp()
-        assert len(await dynamic_resources(parts.envoy)) == 3
+        await test_bed.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
+        assert (await test_bed.wait_for_session()).node == "a"
+        assert test_bed.status.certificate_expires_at == EXPIRES_SOON_AT.timestamp()
+        assert len(await dynamic_resources(test_bed.envoy)) == 3
 
 
 @pytest.mark.parametrize("certificate_name", ["envoy-1", "envoy-2"])
 async def test_load_reports_and_metrics_are_authorized_like_ads(
     tmp_path: Path, envoy_process: StartEnvoy, pki: XdsPki, certificate_name: str
 ) -> None:
-    """A real Envoy with the module opens all three streams, and all three are authorized alike."""
+    """A real Envoy with the module opens three streams. The server accepts all or denies all."""
     tls = pki.envoy_tls(pki.authority.issue_cert(certificate_name))
     async with run_engine(settings(tmp_path, xds={"tls": pki.settings})) as engine:
         bootstrap = render_bootstrap(
@@ -106,9 +108,9 @@ async def test_load_reports_and_metrics_are_authorized_like_ads(
 
             def all_streams_reported() -> bool:
                 facts = engine._facts.view()
-                return bool(engine.envoys()) and facts.loads.keys() == facts.module_reports.keys() == {
-                    "envoy-1"
-                }
+                return bool(
+                    engine.cluster.envoys()
+                ) and facts.loads.keys() == facts.module_reports.keys() == {"envoy-1"}
 
             await wait_until(all_streams_reported)
             return
@@ -119,7 +121,7 @@ async def test_load_reports_and_metrics_are_authorized_like_ads(
             return (await envoy.stats(counter)).get(counter, 0) >= 4
 
         await wait_until(all_streams_denied)
-        assert engine.envoys() == []
+        assert engine.cluster.envoys() == []
         facts = engine._facts.view()
         assert (facts.loads, facts.module_reports) == ({}, {})
 
@@ -139,19 +141,21 @@ async def test_envoy_with_invalid_certificate_gets_nothing(
     ports: Ports, envoy_process: StartEnvoy, pki: XdsPki, case: str
 ) -> None:
     tls = pki.envoy_tls(INVALID_CERTIFICATES[case](pki.authority))
-    async with run_xds_rig(ports, envoy_process, tls=tls, settings={"xds": {"tls": pki.settings}}) as parts:
-        parts.server.publish(make_plan(make_node_plan("a:4000", "127.0.0.1:4000")))
+    async with run_xds_test_bed(
+        ports, envoy_process, tls=tls, settings={"xds": {"tls": pki.settings}}
+    ) as test_bed:
+        test_bed.server.publish(make_plan(make_node_plan("a:4000", "127.0.0.1:4000")))
 
         async def has_tried_twice() -> bool:
-            stats = await parts.envoy.stats("control_plane|tidevoy_control_plane.upstream_(cx|rq)_total")
+            stats = await test_bed.envoy.stats("control_plane|tidevoy_control_plane.upstream_(cx|rq)_total")
             kind = "rq" if case == "another Envoy's" else "cx"
             return stats.get(f"cluster.tidevoy_control_plane.upstream_{kind}_total", 0) >= 2
 
         await wait_until(has_tried_twice)
-        assert await dynamic_resources(parts.envoy) == []
-        assert not await parts.envoy.is_live()
-        assert parts.server.statuses() == []
-        denials = [(kind, subject) for kind, subject, _ in parts.events]
+        assert await dynamic_resources(test_bed.envoy) == []
+        assert not await test_bed.envoy.is_live()
+        assert test_bed.server.statuses() == []
+        denials = [(kind, subject) for kind, subject, _ in test_bed.events]
         assert denials == ([("envoy.denied", "envoy-1")] if case == "another Envoy's" else [])
 
 
@@ -159,10 +163,11 @@ async def test_envoy_with_invalid_certificate_gets_nothing(
 
 
 class XdsEndpoint:
-    """A server with all services for Envoys, and what it received from them."""
+    """A server with all services for Envoys; records events and reports."""
 
     def __init__(self, tls: dict[str, Any]) -> None:
-        self.events: list[tuple[str, str, str]] = []
+        event_log = RecordedEvents()
+        self.events = event_log.recorded
         self.reports: list[EnvoyLoad | ModuleReport] = []
         self.clock_offset = 0.0  # seconds by which the server's clock is ahead
         real_clock = monotonic_unix_clock()
@@ -172,15 +177,11 @@ class XdsEndpoint:
 
         self.settings = Settings.model_validate({"xds": {"listen": "127.0.0.1:0", "tls": tls}})
         known_nodes: frozenset[str] = frozenset()
-        self.server = XdsServer(
-            self.settings,
-            clock,
-            on_event=lambda *event: self.events.append(event),
-            services=[
-                LoadReportService(self.reports.append, clock, interval=lambda: 1.0).register,
-                MetricsService(self.reports.append, clock, known_nodes=lambda: known_nodes).register,
-            ],
-        )
+        services: list[XdsPortService] = [
+            LoadReportService(self.reports.append, clock, interval=lambda: 1.0),
+            MetricsService(self.reports.append, clock, known_nodes=lambda: known_nodes),
+        ]
+        self.server = make_xds_server(self.settings, event_log, services, clock)
 
     def of_kind(self, kind: str) -> list[tuple[str, str]]:
         return [(subject, message) for event_kind, subject, message in self.events if event_kind == kind]
@@ -195,7 +196,7 @@ class XdsEndpoint:
     async def stream_status(
         self, credentials: grpc.ChannelCredentials, envoy: str = "envoy-1"
     ) -> grpc.StatusCode:
-        """Return the status of a stream that subscribes to clusters; OK: it gets a response."""
+        """Subscribe to clusters; return OK if a response arrives, otherwise the status of the stream."""
         async with self.channel(credentials) as channel:
             call = ads_pb2_grpc.AggregatedDiscoveryServiceStub(channel).StreamAggregatedResources(timeout=10)
             with contextlib.suppress(grpc.aio.AioRpcError):
@@ -214,16 +215,13 @@ def cluster_request(envoy: str) -> discovery_pb2.DiscoveryRequest:
 @contextlib.asynccontextmanager
 async def run_endpoint(tls: dict[str, Any]) -> AsyncIterator[XdsEndpoint]:
     endpoint = XdsEndpoint(tls)
-    await endpoint.server.start()
-    try:
+    async with run_xds_server(endpoint.server):
         endpoint.server.publish(make_plan())
         yield endpoint
-    finally:
-        await endpoint.server.stop()
 
 
 def first_messages(envoy: str) -> dict[str, list[bytes]]:
-    """Return the first messages of an Envoy on each stream, enough to be processed."""
+    """Return, for each method, the first messages of an Envoy's stream, as many as the server needs."""
     delta = discovery_pb2.DeltaDiscoveryRequest(type_url=CLUSTER.url)
     report = lrs_pb2.LoadStatsRequest()
     delta.node.id = report.node.id = envoy
@@ -285,9 +283,9 @@ async def test_reads_id_from_dns_name_or_uri_else_from_common_name(pki: XdsPki) 
         assert await endpoint.stream_status(spiffe, "spiffe://tidb.test/envoys/envoy-1") == denied
 
 
-async def test_identity_any_authorizes_every_id(pki: XdsPki) -> None:
+async def test_unverified_node_id_authorizes_every_id(pki: XdsPki) -> None:
     shared = channel_credentials(pki.authority, pki.authority.issue_cert("all-envoys"))
-    async with run_endpoint(pki.settings | {"identity": "any"}) as endpoint:
+    async with run_endpoint(pki.settings | {"verify_node_id": False}) as endpoint:
         assert await endpoint.stream_status(shared) == grpc.StatusCode.OK
         strict = Settings.model_validate({"xds": {"listen": "127.0.0.1:0", "tls": pki.settings}})
         endpoint.server.configure(strict)
@@ -332,14 +330,14 @@ async def test_reloads_certificates_without_ending_streams(pki: XdsPki) -> None:
 
 
 async def test_tls_session_cannot_be_resumed_after_a_minute(pki: XdsPki) -> None:
-    """A resumed session sends no certificate, so nothing would detect that it has expired."""
+    """A client that resumes a session sends no certificate, so the server could not check its expiry."""
     leaf = pki.authority.issue_cert("envoy-1")
     envoy_tls = pki.envoy_tls(leaf)
     assert envoy_tls.cert
     context = ssl.create_default_context(cafile=envoy_tls.ca)
     context.load_cert_chain(envoy_tls.cert, envoy_tls.key)
     context.set_alpn_protocols(["h2"])
-    context.maximum_version = ssl.TLSVersion.TLSv1_2  # its handshake includes the tickets
+    context.maximum_version = ssl.TLSVersion.TLSv1_2  # its handshake includes the session ticket
 
     def resume(port: int, session: ssl.SSLSession | None) -> tuple[bool, ssl.SSLSession]:
         with (

@@ -1,8 +1,8 @@
-"""The clients of the matrix: what each consists of, and how it is installed, once per set of versions.
-`python -m tests.support.clients.client_builds` installs all of them at low priority.
+"""The clients of the client matrix, and their builds. The matrix runs the same steps with many drivers.
+`python -m tests.support.clients.client_builds` installs all clients.
 
-Versions are pinned by the lock file of each language, next to the sources. Builds are kept in `.clients/`
-at the root of the repository, under a name with a hash of their inputs.
+Each language's lock file pins the versions. Each build has its own directory in the user's cache
+directory, named after a hash of the build's inputs. So each set of versions is built once.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sandbox.child_process import ProgramMissing, find_program
-from tests.support.prebuild import exit_when_stdin_closes, lower_own_priority
+from tests.support.cache import cache_directory
 
 SOURCES = Path(__file__).parent
 ROOT = SOURCES.parents[2]
-BUILD_CACHE = ROOT / ".clients"
+BUILD_CACHE = cache_directory("clients")
 _BUILD_TIMEOUT_SECONDS = 900.0
 
 
 class BuildFailed(Exception):
-    """A client could not be installed; the text is the end of its tool's output."""
+    """A client could not be installed. The text names the reason or has the end of the tool's output."""
 
 
 class LanguageNotPackaged(ProgramMissing):
-    """Debian 12 has no package with a suitable version of this compiler; `make test` cannot install it."""
+    """Debian 12 has no suitable version of this compiler, so `make test` cannot install it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientBuild:
-    """Clients that are built together. `inputs`: dependencies of the build, patterns of files in `sources`.
+    """Clients that are built together.
 
-    `build` gets the sources and an empty directory.
+    `inputs`: glob patterns of the files in `sources` on which the build depends. `build` gets the directory
+    of the sources, and an empty directory for the result.
     """
 
     name: str
@@ -48,21 +49,21 @@ class ClientBuild:
 
     @property
     def sources(self) -> Path:
-        """Directory of its files in the repository."""
+        """The directory of the sources in the repository."""
         return SOURCES / self.name
 
     def install(self) -> Path:
         """Return the directory of the build; build it first if needed, or wait for a concurrent build.
 
-        Raises BuildFailed if that fails; ProgramMissing, with what to install, if a tool is missing, and
-        LanguageNotPackaged if Debian does not package it.
+        Raises BuildFailed if the build fails, ProgramMissing if a tool is missing, and the subclass
+        LanguageNotPackaged if Debian has no package of the tool.
         """
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(f"{sys.version} {sys.base_prefix}".encode())
         for pattern in self.inputs:
             for file in sorted(self.sources.glob(pattern)):
                 digest.update(file.name.encode() + b"\0" + file.read_bytes())
         built = BUILD_CACHE / f"{self.name}-{digest.hexdigest()[:12]}"
-        BUILD_CACHE.mkdir(exist_ok=True)
+        BUILD_CACHE.mkdir(parents=True, exist_ok=True)
         with (BUILD_CACHE / f"{self.name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (built / "ready").exists():
@@ -75,19 +76,18 @@ class ClientBuild:
 
 @dataclass(frozen=True, slots=True)
 class MatrixClient:
-    """One client: its build, and its command line in the directory of the build.
+    """One client. `command` gets the directory of the build and returns the command line of the client.
 
-    `unsupported_steps`: steps that it cannot run; it reports the reason itself. `max_rows`,
-    `max_prepared_rows`: limits where more rows would only measure the language. `max_blob_bytes`: size of its
-    largest value.
+    For each of `unsupported_steps`, the client prints why the driver cannot run the step. `max_rows`,
+    `max_prepared_rows` and `max_blob_bytes` limit the transferred data, because some languages are slow.
     """
 
     name: str
     build: ClientBuild
     command: Callable[[Path], list[str]]
     unsupported_steps: frozenset[str] = frozenset()
-    max_rows: int = 1_000_000
-    max_prepared_rows: int = 1_000_000
+    max_rows: int = 200_000
+    max_prepared_rows: int = 200_000
     max_blob_bytes: int = 1 << 30
 
 
@@ -159,7 +159,7 @@ def _build_java(sources: Path, built: Path) -> None:
 
 def _build_rust(sources: Path, built: Path) -> None:
     cargo = _find_tool("cargo", "rustup (rustup.rs)")
-    # One directory for all versions, since most compiled dependencies stay the same.
+    # All versions share one target directory, because most of their dependencies are the same.
     target = BUILD_CACHE / "rust"
     _run([cargo, "build", "--quiet", "--release", "--locked"], sources, {"CARGO_TARGET_DIR": str(target)})
     shutil.copy(target / "release/client", built)
@@ -180,10 +180,14 @@ _RUBY = ClientBuild("ruby", (), _build_nothing)
 
 
 _PREPARED_STEPS = "query_prepared rows_prepared blob_prepared"
-_REDUCED_LIMITS = (100_000, 100_000, 17 << 20)
+_LARGE_LIMITS = (1_000_000, 1_000_000)
+_REDUCED_LIMITS = (50_000, 50_000, 17 << 20)
 _SMALL_LIMITS = (10_000, 1_000, 1 << 20)
-"""Limits on rows, prepared rows and bytes for clients in a slow language, and (`_SMALL_LIMITS`) for clients
-whose library or language another client tests with large results."""
+"""Limits on rows, on rows of prepared statements, and on bytes of a value.
+
+Large limits are for compiled clients, reduced limits for slow languages. A client has small limits if another
+client with the same library or language has larger limits.
+"""
 
 
 def _python_client(name: str, driver: str, unsupported: str, *limits: int) -> MatrixClient:
@@ -195,7 +199,11 @@ def _python_client(name: str, driver: str, unsupported: str, *limits: int) -> Ma
 
 def _compiled_client(name: str, client_build: ClientBuild, unsupported: str) -> MatrixClient:
     return MatrixClient(
-        name, client_build, lambda built: [str(built / "client")], frozenset(unsupported.split())
+        name,
+        client_build,
+        lambda built: [str(built / "client")],
+        frozenset(unsupported.split()),
+        *_LARGE_LIMITS,
     )
 
 
@@ -225,7 +233,7 @@ _INTERPRETERS = {
     "perl": ("perl", "libdbd-mysql-perl libdbd-mariadb-perl"),
     "ruby": ("ruby", "ruby-mysql2"),
 }
-"""By build: the program, the Debian packages with the drivers, and options of the program."""
+"""The interpreter of each build (by its name), the Debian packages, and the interpreter's options."""
 
 
 def _node_command(driver: str) -> Callable[[Path], list[str]]:
@@ -243,8 +251,8 @@ def _java_command(driver: str) -> Callable[[Path], list[str]]:
 CLIENTS = (
     _python_client("PyMySQL", "pymysql", f"{_PREPARED_STEPS} batch cursor change_user reset"),
     _python_client("asyncmy", "asyncmy", "cursor load_data change_user reset"),
-    _python_client("connector-python (C)", "connector-c", "batch cursor", 1_000_000, 100_000),
-    _python_client("connector-python (pure)", "connector-pure", "batch", 100_000, 100_000),
+    _python_client("connector-python (C)", "connector-c", "batch cursor", 200_000, 20_000),
+    _python_client("connector-python (pure)", "connector-pure", "batch", 20_000, 10_000, 17 << 20),
     _python_client("mysqlclient", "mysqlclient", f"{_PREPARED_STEPS} batch cursor reset"),
     _compiled_client("go-sql-driver", _GO, "batch cursor change_user reset"),
     MatrixClient("mysql2", _NODE, _node_command("mysql2"), frozenset({"batch", "cursor"})),
@@ -278,20 +286,17 @@ CLIENTS = (
         "mysql2 (Ruby)", _RUBY, "client.rb", "mysql2", "batch cursor change_user reset", _SMALL_LIMITS
     ),
 )
-"""All clients, in the order of the table."""
+"""All clients, in the order in which they run and are reported."""
 
 ALWAYS_COMPRESSING = ("mysqli", "PDO")
-"""Clients that compress, if configured, even if the server does not offer compression."""
+"""Clients that compress whenever they are configured to, even if the server does not offer compression."""
 
 NEGOTIATED_COMPRESSING = ("DBD::mysql", "DBD::MariaDB", "mysql2", "mariadb (Node)", "MariaDB Connector/J")
-"""Clients that compress, if configured, only if the server offers compression."""
+"""Clients that compress if they are configured to and the server offers compression."""
 
 
 def main() -> None:
-    """Install what can be installed; tests report what cannot."""
-    exit_when_stdin_closes()
-    lower_own_priority()
-    # The slowest build comes first.
+    """Install all clients that have a build. Print an error for each build that fails."""
     for client_build in (_RUST, _PYTHON, _GO, _JAVA, _NODE):
         try:
             client_build.install()

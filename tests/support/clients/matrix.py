@@ -1,7 +1,7 @@
 """Runs the matrix manually, without a proxy: `python -m tests.support.clients.matrix --help`.
 
-Prints a table of clients and steps for a MariaDB and for a simulated TiDB server on it, both plain and with
-TLS. Exit code 1 if a step failed, or a client violated the protocol at the simulated server.
+Prints tables of clients and steps for MariaDB and for a simulated TiDB server, each without and with TLS. The
+exit code is 1 if a step failed, or if a client violated the protocol at the simulated server.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 `python -m tests.support.clients.record [CLIENT ...]` writes `filters/wire/corpus/<client>.bin`.
 
-A TCP proxy between client and server records each chunk as read from a socket, so the order of both
-directions and the places where the network split them are real. Each step is a run of its own, plain, with
-little data, and may have several conversations. The format is described in the corpus' README.
+A TCP proxy between client and server records each chunk that it reads, so order and sizes of the chunks are
+realistic. Each step runs alone, without TLS, with little data, and may have several conversations
+(TCP connections). The corpus' README describes the format.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tests.support.clients.steps import STEPS
 CORPUS = ROOT / "filters" / "wire" / "corpus"
 _RECORD_HEAD = struct.Struct("<BI")
 _CHUNK_BYTES = 64 * 1024
-_SKIPPED_STEP = "cut"  # Reads a big result.
+_SKIPPED_STEP = "cut"  # Its big result would enlarge the corpus.
 
 
 class RecordKind(IntEnum):
-    """Kind of a record."""
+    """The first byte of a record."""
 
     BEGIN = 0
     TO_SERVER = 1
@@ -43,7 +43,7 @@ class RecordKind(IntEnum):
 
 @dataclass(slots=True)
 class RecordedConversation:
-    """One TCP connection: its step, and chunks and ends in order."""
+    """One TCP connection: the step that opens it, and its chunks and ends in order."""
 
     step: str
     records: list[tuple[RecordKind, bytes]] = field(default_factory=list)
@@ -54,7 +54,6 @@ class RecordedConversation:
 
 
 def encode_corpus(conversations: Iterable[RecordedConversation]) -> bytes:
-    """Encode a corpus file."""
     parts = []
     for conversation in conversations:
         for kind, data in [(RecordKind.BEGIN, conversation.step.encode()), *conversation.records]:
@@ -85,7 +84,7 @@ def decode_corpus(file: bytes) -> Iterator[RecordedConversation]:
 
 
 class ConversationRecorder:
-    """The recording proxy. `step` is recorded with new conversations."""
+    """The recording proxy. Each new conversation is recorded with the current `step`."""
 
     def __init__(self, server_port: int) -> None:
         self.step = ""
@@ -129,14 +128,14 @@ async def _pump(
     kind: RecordKind,
     closed: RecordKind,
 ) -> None:
-    """Forward one direction to its end; the end that closes first closes the other."""
+    """Forward one direction until `source` ends, then close `target`."""
     try:
         while chunk := await source.read(_CHUNK_BYTES):
             conversation.records.append((kind, chunk))
             target.write(chunk)
             await target.drain()
     except ConnectionError:
-        pass  # A reset counts as an end.
+        pass  # A reset is recorded like a FIN.
     conversation.records.append((closed, b""))
     target.close()
 
@@ -160,7 +159,7 @@ async def record_client(
 
 
 def corpus_file(client: MatrixClient) -> Path:
-    """Return the path of a client's conversations."""
+    """Return the path of a client's corpus file."""
     return CORPUS / (re.sub(r"[^a-z0-9]+", "-", client.name.lower()).strip("-") + ".bin")
 
 

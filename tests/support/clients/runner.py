@@ -1,4 +1,4 @@
-"""Runs one client's script against one address."""
+"""Runs one client of the matrix against one server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SMALL_SIZE = DataSize(rows=300, blob_bytes=3_000, long_characters=300, load_rows
 
 @dataclass(frozen=True, slots=True)
 class MatrixTarget:
-    """A named server. `ca`: PEM file, then clients require TLS and verify the server; None: plain."""
+    """A named server. With `ca` (a PEM file), clients require TLS and verify the server's certificate."""
 
     name: str
     port: int
@@ -39,7 +39,7 @@ class MatrixTarget:
 
 
 class ClientFailed(Exception):
-    """A client exited before it reported all steps, or took too long; the text has its last output."""
+    """A client took too long, or failed before it reported all steps (the text has its last errors)."""
 
 
 async def run_client(
@@ -52,10 +52,10 @@ async def run_client(
     timeout: float = 120.0,
     compress: bool = False,
 ) -> list[StepResult]:
-    """Run the steps and return their results. The client is installed first, which may take minutes.
+    """Install the client, which may take minutes. Run the steps and return their results.
 
-    `directory` is for temporary files. `timeout` in seconds, for the run alone. `compress`: the client
-    enables compression; clients in neither ALWAYS_COMPRESSING nor NEGOTIATED_COMPRESSING ignore it.
+    `directory` is for temporary files. `timeout` limits the run, in seconds. With `compress`, the clients in
+    ALWAYS_COMPRESSING and NEGOTIATED_COMPRESSING enable compression.
     """
     command = client.command(client.build.install())
     load_file = _write_load_file(directory, size.load_rows)

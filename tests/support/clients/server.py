@@ -13,13 +13,11 @@ from sandbox.mariadb import MariaDb
 
 DATABASE = "matrix"
 NUMBERS_ROWS = 1_000_000
-"""The table `numbers` has one column `n`, from 1 to this."""
+"""The table `numbers` has one column `n`, with the values from 1 to NUMBERS_ROWS."""
 
 
 @dataclass(frozen=True, slots=True)
 class MatrixAccount:
-    """An account for the login."""
-
     user: str
     password: str
 
@@ -30,7 +28,7 @@ OTHER_ACCOUNT = MatrixAccount("matrix_other", "other")
 
 @dataclass(frozen=True, slots=True)
 class PemFiles:
-    """PEM files: an authority, and a certificate from it for 127.0.0.1 and localhost."""
+    """PEM files: a CA, a server certificate of this CA for 127.0.0.1 and localhost, and the server's key."""
 
     ca: Path
     cert: Path
@@ -38,7 +36,7 @@ class PemFiles:
 
     @classmethod
     def create(cls, directory: Path) -> PemFiles:
-        """Create new files."""
+        """Write the files for a new CA."""
         directory.mkdir(parents=True, exist_ok=True)
         authority = trustme.CA()
         issued = authority.issue_cert("127.0.0.1", "localhost")

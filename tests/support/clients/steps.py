@@ -25,12 +25,12 @@ STEPS = (
     "kill",
     "cut",
 )
-"""In this order; tests/support/clients/python/script.py documents each step."""
+"""The steps in their order. tests/support/clients/python/script.py documents each step."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Result of one step. `is_ok` None: the client does not support it, and `detail` has the reason."""
+    """Result of a step. `is_ok` is None if the client does not support the step; `detail` has the reason."""
 
     step: str
     is_ok: bool | None
@@ -45,12 +45,12 @@ class StepResult:
 
     @property
     def label(self) -> str:
-        """The result in the table."""
+        """The text in the table that matrix.py prints."""
         return {True: "ok", None: "n/a", False: "FAILED"}[self.is_ok]
 
 
 def compare_results(expected: list[StepResult], actual: list[StepResult]) -> list[str]:
-    """Return the differences, one line per step; times may differ."""
+    """Return the differences, one line per step. Times are not compared."""
     actual_by_step = {outcome.step: outcome for outcome in actual}
     lines = []
     for want in expected:

@@ -29,7 +29,7 @@ async def run_command(
 ) -> str:
     """Return the standard output of `command`. Raises CommandFailed after `timeout` seconds or if it fails.
 
-    `env` is added to ours. The command runs in its own process group, which is killed if it takes too long.
+    `env` is added to this process's environment. After the timeout, the command's process group is killed.
     """
     process = await asyncio.create_subprocess_exec(
         *command,

@@ -1,8 +1,7 @@
 """A private Docker daemon, which shares nothing but the kernel with other daemons on the machine.
 
-It changes no firewall rule and no forwarding setting of the machine. So containers reach each other, and
-published ports work by Docker's proxy process, but containers cannot reach anything outside; builds use the
-machine's network.
+The daemon changes neither the machine's firewall nor its packet forwarding. So containers reach each other,
+but no other host. Docker's proxy process serves published ports. Builds use the machine's network.
 """
 
 from __future__ import annotations
@@ -14,34 +13,33 @@ import shutil
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import psutil
 
 from sandbox.child_process import ChildProcess, ProcessFailed, describe_exit, find_program
 from tests.support.compose.commands import CommandFailed, run_command
-from tests.support.prebuild import IDLE_NICENESS, NORMAL_NICENESS, set_autogroup_niceness
 
 _START_TIMEOUT_SECONDS = 60.0
 _STOP_TIMEOUT_SECONDS = 60.0
 _RUN_PREFIX = "run-"
 _DATA_DIRECTORY = "data"
 _PID_FILE = "docker.pid"
-# Free memory from which on the daemon's files, about 4 GB, are kept in memory: much faster than a disk.
+# With this much free memory, the daemon's files (about 4 GB) are kept in memory, which is faster than a disk.
 _MIN_MEMORY_FOR_TMPFS_BYTES = 8 << 30
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Docker:
-    """The two command lines for our daemon: they return the output, or raise CommandFailed."""
+    """Runs `docker` and `docker-compose` with this daemon. Both return the output or raise CommandFailed."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.socket = directory / "docker.sock"
         self._environment = {
             "DOCKER_HOST": f"unix://{self.socket}",
-            # No credentials or proxies of the user; the builder that needs no plugin.
+            # Ignore the user's credentials and proxies. Use the builder that needs no plugin.
             "DOCKER_CONFIG": str(directory / "config"),
             "DOCKER_BUILDKIT": "0",
             "COMPOSE_DOCKER_CLI_BUILD": "0",
@@ -62,24 +60,8 @@ class Docker:
             command, "--ansi", "never", *arguments, timeout=timeout, env=environment, directory=project
         )
 
-    @contextmanager
-    def at_idle_priority(self) -> Iterator[None]:
-        """Give the daemon and its containers only idle CPU time during the block."""
-        daemon = int((self.directory / _PID_FILE).read_text())
-        # Next to the hierarchies of other controllers (v1), or the one for all of them (v2).
-        hierarchy = _CGROUPS / "cpu" if (_CGROUPS / "cpu").is_dir() else _CGROUPS
-        group = hierarchy / _control_group(self.directory)
-        group.mkdir(exist_ok=True)
-        _set_idle(group, True)
-        set_autogroup_niceness(daemon, IDLE_NICENESS)
-        try:
-            yield
-        finally:
-            set_autogroup_niceness(daemon, NORMAL_NICENESS)
-            _set_idle(group, False)
-
     async def remove_containers(self) -> None:
-        """Remove all containers and networks; images and volumes go with the directory."""
+        """Remove all containers and networks. Images and volumes are removed with the directory."""
         containers = (await self("ps", "--all", "--quiet")).split()
         if containers:
             await self("rm", "--force", *containers, timeout=120.0)
@@ -88,10 +70,10 @@ class Docker:
 
 @asynccontextmanager
 async def docker_daemon(directory: Path) -> AsyncIterator[Docker]:
-    """Run a fresh daemon, whose containers, networks and files are removed at the end.
+    """Run a new daemon. At the end, remove its containers, networks and files.
 
-    `directory` holds one directory for each run. The directory of a killed run is cleaned up first, by a
-    daemon that stops what still runs there.
+    Each run has its own subdirectory of `directory`. First remove what killed runs have left: start a daemon
+    in each of their subdirectories, remove its containers, and delete the subdirectory.
     """
     for earlier in _earlier_runs(directory):
         with _try_lock(earlier) as ours:
@@ -138,7 +120,7 @@ def find_leftovers(directory: Path) -> list[str]:
 
 @contextmanager
 def _try_lock(directory: Path) -> Iterator[bool]:
-    """Lock `directory` during the block; yields whether no other run uses it."""
+    """Lock `directory` during the block. Yield False if another run uses it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -152,7 +134,7 @@ def _try_lock(directory: Path) -> Iterator[bool]:
 
 @asynccontextmanager
 async def _daemon(directory: Path) -> AsyncIterator[Docker]:
-    process = ChildProcess.start("dockerd", _command(directory), directory=directory, env=_environment())
+    process = ChildProcess("dockerd", _command(directory), directory=directory, env=_environment())
     docker = Docker(directory)
     try:
         await _wait_until_ready(process, docker)
@@ -162,7 +144,7 @@ async def _daemon(directory: Path) -> AsyncIterator[Docker]:
             await docker.remove_containers()
     finally:
         await process.terminate(kill_after_seconds=_STOP_TIMEOUT_SECONDS)
-        # A daemon leaves these behind even after a clean exit: a name space, and its control group.
+        # Even after a clean exit, a daemon leaves a mounted name space and its control group behind.
         for target in sorted(_mounts(directory), key=len, reverse=True):
             await run_command(find_program("umount", "mount"), target, timeout=30.0)
         for group in _control_groups(directory):
@@ -175,7 +157,7 @@ def _command(directory: Path) -> list[str]:
     configuration.write_text("{}")
     return [
         find_program("dockerd", "docker.io"),
-        # Otherwise the machine's /etc/docker/daemon.json would apply too.
+        # Without this option, the machine's /etc/docker/daemon.json would apply too.
         f"--config-file={configuration}",
         f"--host=unix://{directory / 'docker.sock'}",
         f"--data-root={directory / _DATA_DIRECTORY}",
@@ -222,13 +204,8 @@ def _control_group(directory: Path) -> str:
     return f"tidevoy-{directory.name}"
 
 
-def _set_idle(group: Path, idle: bool) -> None:
-    with suppress(OSError):  # A kernel before 5.15, or no CPU controller there.
-        (group / "cpu.idle").write_text(str(int(idle)))
-
-
 def _control_groups(directory: Path) -> list[Path]:
-    """Return the control groups, deepest first: of one hierarchy (cgroup v2), or one per controller (v1)."""
+    """Return the daemon's control groups, deepest first. cgroup v1 has one hierarchy per controller."""
     name = _control_group(directory)
     tops = [*_CGROUPS.glob(name), *_CGROUPS.glob(f"*/{name}")]
     below = [path for top in tops for path in top.rglob("*/") if path.is_dir()]

@@ -1,7 +1,7 @@
-"""Local images under the names of the real ones, so that the compose file runs unchanged, without a registry.
+"""Local images with the names of the real images, so that docker-compose.yml needs no change and no registry.
 
-Their file systems are Debian's, created by debootstrap once and kept in the user's cache directory; the
-fake program of each image is in `fake_images/`.
+debootstrap creates their file systems once and keeps them in the user's cache directory. `fake_images/` has
+the program of each image.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _PYTHON = ("ca-certificates", "python3", "python3-venv", "python3-pip")
 # The tools of the real images, and the programs that replace the real servers.
 _SERVERS = ("python3", "curl", "wget", "etcd-server", "mariadb-server-core", "mariadb-client-core")
 
-# Arguments: the archive, the directory, and the command that fills it. In memory, because dpkg waits for the
-# disk after every file.
+# Arguments: the new archive, an empty directory, and a command that fills the directory. The directory is in
+# memory, because dpkg waits for the disk after every file.
 _BUILD_ARCHIVE_SCRIPT = """
 archive=$1 root=$2
 shift 2
@@ -56,11 +56,6 @@ _FAKE_IMAGES = {
     "prom/prometheus": "monitoring",
     "grafana/grafana": "monitoring",
 }
-
-
-def cache_directory() -> Path:
-    """Return where file systems are kept between runs."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidevoy" / "compose"
 
 
 def services() -> dict[str, Any]:
@@ -104,7 +99,7 @@ async def _build(
 ) -> None:
     """Build `fake_images/<fake>` as `image`, with `files` (name: source) added to its directory.
 
-    `index`: the index for the packages that it installs; without it the build has no network.
+    `index`: build arguments that name the package index. Without `index`, the build has no network.
     """
     network = ["--network=none"]
     if index is not None:
@@ -146,7 +141,7 @@ async def _toolchain() -> AsyncIterator[Path]:
 
 
 def _toolchain_files(root: Path) -> list[str]:
-    """Return the files that cargo needs: not the documentation, which is the largest part."""
+    """Return the files that cargo needs. The documentation, the largest part, is not among them."""
     libraries = (root / "lib").glob("lib*.so*")
     return ["bin/cargo", "bin/rustc", "lib/rustlib", *(str(path.relative_to(root)) for path in libraries)]
 
@@ -160,7 +155,7 @@ async def _file_system(cache: Path, name: str, packages: tuple[str, ...]) -> Pat
     with tempfile.TemporaryDirectory(dir=cache, prefix="building-") as directory:
         root, new_archive = Path(directory) / "root", Path(directory) / "new.tar"
         root.mkdir()
-        # In its own mount name space, so that all mounts vanish with it, even if it fails.
+        # The command has its own mount name space, so that its mounts vanish even if it fails.
         await run_command(
             *(find_program("unshare", "util-linux"), "--mount"),
             *("sh", "-euc", _BUILD_ARCHIVE_SCRIPT, "sh", str(new_archive), str(root)),
@@ -174,7 +169,7 @@ async def _file_system(cache: Path, name: str, packages: tuple[str, ...]) -> Pat
 
 
 async def _mirror() -> list[str]:
-    """Return the mirror of our suite that this machine's apt uses; empty: debootstrap's default."""
+    """Return the mirror of _SUITE that apt uses here, or nothing, so that debootstrap uses its default."""
     if shutil.which("apt-get") is None:
         return []
     targets = await run_command("apt-get", "indextargets", "--format", "$(RELEASE) $(SITE)", timeout=60.0)
@@ -186,15 +181,15 @@ async def _mirror() -> list[str]:
 
 
 def _certificates() -> Path:
-    """Return the certificate authorities of this machine, which may include its own for a package index."""
+    """Return the certificate authorities of this machine. A private package index may require them."""
     return Path(ssl.get_default_verify_paths().cafile or "/etc/ssl/certs/ca-certificates.crt")
 
 
 async def _package_index() -> dict[str, str]:
-    """Return the package index that pip uses here, for the Dockerfile; empty: the public one."""
+    """Return build arguments with the package index that pip uses here, none if it is the public index."""
     try:
         settings = await run_command(sys.executable, "-m", "pip", "config", "list", timeout=60.0)
-    except CommandFailed:  # An environment without pip.
+    except CommandFailed:  # pip is not installed.
         settings = ""
     match = re.search(r"^(?:global|install|:env:)\.index-url='(.*)'$", settings, re.MULTILINE)
     url = os.environ.get("PIP_INDEX_URL") or (match[1] if match else None)

@@ -1,4 +1,4 @@
-"""Sessions with state that detect its loss: no driver hides an error from them."""
+"""Sessions that check that their state is not lost. They use no driver: a driver could hide errors."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from tests.support.migration.sql_client import (
 DATABASE = "guests"
 _SQL_PREPARED = "select concat('named ', @mine)"
 _BINARY_PREPARED = b"select concat('numbered ', ?, ' ', @mine)"
-_PAUSE_SECONDS = 0.02  # Between two turns of a working session.
+_PAUSE_SECONDS = 0.02  # Between two turns of a session.
 
 
 class SessionDisturbed(AssertionError):
-    """A response differs from the one that the session must get."""
+    """A response differs from the expected response."""
 
 
 @dataclass
 class StatefulSession:
     """A session with a user variable, a current database, and a prepared statement of each protocol.
 
-    `finished_turns`: completed turns. `max_latency_seconds`: the longest wait for a response.
+    Each turn is a transaction, a PING and a query. `max_latency_seconds` is the longest response time.
     """
 
     number: int
@@ -58,7 +58,7 @@ class StatefulSession:
         return session
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Work turn by turn until `stopped`."""
+        """Run turns until `stopped` is set."""
         while not stopped.is_set():
             await self._turn()
             self.finished_turns += 1
@@ -67,7 +67,6 @@ class StatefulSession:
                     await stopped.wait()
 
     async def _turn(self) -> None:
-        """Work one turn; detects a transaction that is lost, half done or done twice, and a failed PING."""
         insert = f"insert into turns values ({self.number}, {self.finished_turns}, %s)"
         _expect(await self._send_timed(MySqlCommand.QUERY, "begin"), (OkAnswer(AUTOCOMMIT | IN_TRANSACTION),))
         for half in ("1", "2"):
@@ -79,7 +78,7 @@ class StatefulSession:
         self.visited_nodes.add(await self.node_address())
 
     async def check(self) -> None:
-        """Check that all state is still there, and that all work was done exactly once."""
+        """Check that all state is still there, and that each turn was stored exactly once."""
         value = f"of {self.number}"
         _expect(await self._query_cell("select concat(database(), ' ', @mine)"), f"{DATABASE} {value}")
         _expect(await self._query_cell("execute named"), f"named {value}")
@@ -127,7 +126,7 @@ async def _run(wire: AnswerClient, *statements: str) -> None:
 
 @asynccontextmanager
 async def run_stateful_sessions(port: int, count: int) -> AsyncIterator[list[StatefulSession]]:
-    """Run this many sessions, with a table for their work; reset them at the end."""
+    """Create a table for the turns and open `count` sessions. At the end, reset their connections."""
     admin = await AnswerClient.login("127.0.0.1", port)
     await _run(
         admin,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,11 +15,14 @@ import httpx2
 from api.server import serve
 from controlplane.config.settings import Settings
 from sandbox.ports import Ports
+from sandbox.server import http_client
+
+PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 
 @dataclass(slots=True)
 class ApiServer:
-    """A running control plane; `next_settings` is what the next reading of its configuration returns."""
+    """A running control plane. When it reloads its configuration, it gets `next_settings`."""
 
     next_settings: Settings
     http: httpx2.AsyncClient
@@ -27,9 +31,9 @@ class ApiServer:
     failures: list[Exception] = field(default_factory=list)
 
     def load(self) -> Settings:
-        """Return the configuration (called by the control plane); raises each of `failures` once."""
+        """Return `next_settings`. If `failures` is not empty, raise and remove its first exception."""
         if self.failures:
-            raise self.failures.pop()
+            raise self.failures.pop(0)
         return self.next_settings
 
     async def node(self, address: str) -> dict[str, Any]:
@@ -38,11 +42,32 @@ class ApiServer:
         return node
 
     async def wait_for_state(self, address: str, state: str) -> dict[str, Any]:
-        """Wait until the node is in that state and return it."""
+        """Wait until the node is in `state`, and return the node."""
         async with asyncio.timeout(15):
             while (node := await self.node(address))["state"] != state:  # noqa: ASYNC110 - polls on purpose
                 await asyncio.sleep(0.02)
         return node
+
+
+async def stored_events(http: httpx2.AsyncClient, after: int = 0, /, **headers: str) -> list[dict[str, Any]]:
+    """Return the stored events that follow the event with the id `after`, oldest first."""
+    response = await http.get(
+        "/v1/events", params={"follow": "false"}, headers={**headers, "last-event-id": str(after)}
+    )
+    lines = response.raise_for_status().text.splitlines()
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+
+
+def problem_kind(response: httpx2.Response) -> str:
+    """Check that the response is a complete RFC 9457 problem, and return the last part of its type."""
+    assert response.headers["content-type"] == PROBLEM_MEDIA_TYPE
+    problem = response.json()
+    assert problem["status"] == response.status_code
+    assert problem["title"]
+    assert problem["detail"]
+    prefix, _, kind = str(problem["type"]).rpartition(":")
+    assert prefix == "urn:tidevoy:problem"
+    return kind
 
 
 def settings(directory: Path, ports: Ports, nodes: Sequence[str] = (), **sections: Any) -> Settings:
@@ -65,7 +90,7 @@ async def run_api_server(initial_settings: Settings) -> AsyncIterator[ApiServer]
     """Run a control plane until the block ends; check that it stops without an error."""
     ready = asyncio.Event()
     url = f"http://{initial_settings.api.listen}"
-    async with httpx2.AsyncClient(base_url=url, trust_env=False, timeout=10) as http:
+    async with http_client(url) as http:
         server: ApiServer
         serve_task = asyncio.create_task(serve(initial_settings, lambda: server.load(), ready.set))
         server = ApiServer(initial_settings, http, url, serve_task)

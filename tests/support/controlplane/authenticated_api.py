@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ TOKENS = [
 
 
 def settings_with_tokens(directory: Path, ports: Ports, **api: Any) -> Settings:
-    """Return settings with the two tokens, and the other keys of `api`."""
+    """Return settings with TOKENS. Keyword arguments are further keys of the section `api`."""
     section = {"listen": f"127.0.0.1:{ports.allocate()}", "tokens": TOKENS, **api}
     return settings(directory, ports, ["127.0.0.1:4000"], api=section)
 
@@ -40,7 +39,7 @@ class HttpConnection:
 
     @classmethod
     async def open(cls, server: ApiServer, source: str = "127.0.0.1") -> HttpConnection:
-        """Connect from that address of this machine. Raises OSError or TimeoutError."""
+        """Connect from `source`, an address of this machine. Raises OSError or TimeoutError."""
         host, port = addresses.split(server.url.partition("://")[2])
         async with asyncio.timeout(5):
             return cls(*await asyncio.open_connection(host, port, local_addr=(source, 0)))
@@ -61,7 +60,7 @@ class HttpConnection:
         return status, headers, body
 
     async def read_to_end(self, seconds: float = 10.0) -> bytes:
-        """Return the data until the server closes the connection."""
+        """Return the data until the server closes the connection, or nothing if the server resets it."""
         async with asyncio.timeout(seconds):
             try:
                 return await self.reader.read()
@@ -74,17 +73,3 @@ class HttpConnection:
     async def __aexit__(self, *_: object) -> None:
         transport: asyncio.WriteTransport = self.writer.transport
         transport.abort()
-
-
-async def is_connection_dropped(server: ApiServer, source: str) -> bool:
-    """Return whether the kernel drops a connection attempt from that address (no response at all)."""
-    host, port = addresses.split(server.url.partition("://")[2])
-    with socket.socket() as client:
-        client.setblocking(False)
-        client.bind((source, 0))
-        try:
-            async with asyncio.timeout(0.3):
-                await asyncio.get_running_loop().sock_connect(client, (host, port))
-        except TimeoutError:
-            return True
-    return False

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from controlplane.decide.balance.rebalance import rebalance
+from controlplane.decide.inputs import Inputs
 from controlplane.model.facts import EnvoyLoad, Facts
 from controlplane.model.health import Health
 from controlplane.model.nodes import GroupZone, Node, Source, State
@@ -16,7 +17,7 @@ NOW = 2_000_000.0
 LONG_AGO = NOW - 10_000.0
 POLICY = Policy(slow_start=0, reconnect_grace=15.0)
 A, B, C, D = ADDRESSES = [f"10.0.0.{i}:4000" for i in range(1, 5)]
-INSTANCE_X, INSTANCE_Y = "00000000000000aa", "00000000000000bb"  # of the Envoy processes x and y
+INSTANCE_X, INSTANCE_Y = "00000000000000aa", "00000000000000bb"  # Instance ids of the Envoys x and y.
 
 
 def node_plan(
@@ -40,11 +41,11 @@ def node_plans(*planned: NodePlan) -> dict[str, NodePlan]:
 
 @dataclass(frozen=True)
 class ReportedSessions:
-    """Sessions reported by modules, by Envoy and then by address, and counts from other sources."""
+    """Session counts that modules report, per Envoy and address, and counts from other sources."""
 
     sessions: Mapping[str, Mapping[str, int]]
     reported_at: float = NOW
-    counting_since: float = NOW - 2
+    oldest_count_at: float = NOW - 2
     instances: Mapping[str, str] = field(default_factory=lambda: {"x": INSTANCE_X, "y": INSTANCE_Y})
     complete_nodes: frozenset[str] = frozenset(ADDRESSES)
     stale_envoys: frozenset[str] = frozenset()  # Envoys whose report is 60 s older
@@ -57,9 +58,9 @@ class ReportedSessions:
         session_counts = {
             envoy: SessionCounts(
                 *(
-                    (self.reported_at - 60, self.counting_since - 60)
+                    (self.reported_at - 60, self.oldest_count_at - 60)
                     if envoy in self.stale_envoys
-                    else (self.reported_at, self.counting_since)
+                    else (self.reported_at, self.oldest_count_at)
                 ),
                 sessions={a: count for a, count in sessions.items() if count},
                 complete_nodes=self.complete_nodes,
@@ -107,21 +108,21 @@ def decide_rebalance(
 ) -> RebalanceState:
     """Return the next rebalancing state for a plan whose nodes did not change."""
     past = Plan(planned, "", before or RebalanceState())
-    return rebalance(planned, overloaded_zones, panic_threshold_reason, past, facts, policy, now)
+    return rebalance(planned, overloaded_zones, panic_threshold_reason, Inputs(past, facts, policy, now))
 
 
 def outgoing_by_node(state: RebalanceState) -> dict[str, int]:
-    """Return how many sessions are to leave each node."""
+    """Return how many sessions must leave each node."""
     return {address: sum(counts.values()) for address, counts in state.outgoing.items()}
 
 
 def incoming_by_node(state: RebalanceState) -> dict[str, int]:
-    """Return how many sessions each node is to receive."""
+    """Return how many sessions each node must receive."""
     return {address: sum(counts.values()) for address, counts in state.incoming.items()}
 
 
 def expected_water_level(capacities: Sequence[float], current: Sequence[int], incoming: int) -> float:
-    """Return the water level after `incoming` is added, computed by bisection."""
+    """Return the load (sessions per capacity) to which `incoming` sessions fill the nodes, by bisection."""
     low, high = 0.0, (sum(current) + incoming + 1) / min(capacities)
     for _ in range(200):
         middle = (low + high) / 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -15,14 +16,16 @@ from envoy.service.discovery.v3 import ads_pb2_grpc, discovery_pb2
 from envoy.service.load_stats.v3 import lrs_pb2, lrs_pb2_grpc
 
 from controlplane import address as addresses
+from controlplane.clock import Clock
 from controlplane.config.settings import Settings
 from controlplane.engine.engine import Engine
 from controlplane.etcd.client import EtcdClient
-from controlplane.model.events import Event
+from controlplane.events.event_messages import Event
+from controlplane.model.facts import Facts
 from controlplane.xds.resource_type import ENDPOINTS, LIVE_CONFIG
 from controlplane.xds.resources.listeners_and_clusters import LIVE_CONFIG_NAME
 from controlplane.xds.resources.profile import MODULE_METADATA_KEY
-from sandbox import live_config
+from sandbox.live_config import parse_live_config
 from tests.support.controlplane.telemetry_messages import (
     MetricsStream,
     module_info_family,
@@ -42,7 +45,7 @@ from tests.support.waiting import wait_until
 
 UNREACHABLE_PD_URL = "http://127.0.0.1:1"  # No server listens there.
 CLUSTER = "tidb"
-_REPORT_SECONDS = 0.05  # Between two reports of an Envoy, of its load or of its module.
+_REPORT_SECONDS = 0.05  # Time between two reports of an Envoy or of a module.
 FAST_CHECKS = {"interval": 0.1, "timeout": 2.0}
 TOPOLOGY_INFO = (
     '{"version": "v8.5.3", "git_hash": "abc", "ip": "127.0.0.1", "status_port": %s, "labels": null}'
@@ -50,7 +53,7 @@ TOPOLOGY_INFO = (
 
 
 def settings(directory: Path, **sections: Any) -> Settings:
-    """Return settings with fast checks on a free port; only SQL ports are checked by default."""
+    """Return settings with a free xDS port and fast checks."""
     result: dict[str, Any] = {
         "xds": {"listen": "127.0.0.1:0"},
         "state_dir": directory / "state",
@@ -67,7 +70,7 @@ def settings(directory: Path, **sections: Any) -> Settings:
 
 @contextlib.asynccontextmanager
 async def run_engine(initial_settings: Settings, **more: Any) -> AsyncIterator[Engine]:
-    """Run an engine until the block ends; raises the error that stopped it."""
+    """Run an engine until the block ends. Raises the error that stopped the engine earlier, if any."""
     engine = Engine(initial_settings, **more)
     run = asyncio.create_task(engine.run())
     started = asyncio.create_task(engine.wait_started())
@@ -102,13 +105,24 @@ async def register_node(etcd: EtcdClient, address: str, status: str, *, lease: i
 
 
 async def wait_for_state(engine: Engine, address: str, state: str | None, seconds: float = 10.0) -> None:
-    """Wait until a node is in a state; None: until it is removed."""
+    """Wait until the node is in `state`. If `state` is None, wait until the node is removed."""
 
-    def holds() -> bool:
-        planned = {view.plan.node.address: view.plan.state.value for view in engine.nodes()}
+    def has_state() -> bool:
+        planned = {view.plan.node.address: view.plan.state.value for view in engine.cluster.nodes()}
         return planned.get(address) == state
 
-    await wait_until(holds, seconds)
+    await wait_until(has_state, seconds)
+
+
+def fast_clock(speed: float) -> Clock:
+    """Return a clock that starts at the present time and runs `speed` times faster."""
+    start, started_at = time.time(), time.monotonic()
+    return lambda: start + speed * (time.monotonic() - started_at)
+
+
+def current_facts(engine: Engine) -> Facts:
+    """Return the facts of the engine's next decision."""
+    return engine._facts.view()
 
 
 async def wait_for_plans(engine: Engine, times: int = 3) -> None:
@@ -122,11 +136,11 @@ async def wait_for_plans(engine: Engine, times: int = 3) -> None:
 
 
 class FakeModule:
-    """A module that reports each node's session count repeatedly, in several messages with `info` last."""
+    """A module that repeatedly reports session counts of nodes. The series `module_info` ends each report."""
 
     def __init__(self, counts: Mapping[str, int], instance: str | None) -> None:
         self.counts = counts
-        self.completes_flushes = True  # False: the start of a flush is sent, without its end.
+        self.completes_flushes = True  # If False, reports lack `module_info`.
         self._instance = instance
 
     async def report(self, stream: MetricsStream, envoy: str) -> None:
@@ -145,7 +159,7 @@ class FakeModule:
 async def reporting_module(
     engine: Engine, counts: Mapping[str, int], instance: str | None = None
 ) -> AsyncIterator[FakeModule]:
-    """Run the metrics stream of `envoy-1`; without `instance`, its module ignores requested migrations."""
+    """Run the metrics stream of `envoy-1`. Without `instance`, the control plane requests no migrations."""
     async with open_metrics_stream(engine.xds_port) as stream:
         module = FakeModule(counts, instance)
         task = asyncio.create_task(module.report(stream, "envoy-1"))
@@ -157,14 +171,14 @@ async def reporting_module(
 
 
 class EventRecorder:
-    """Records the events of an engine, starting with those that it still keeps."""
+    """Records the events of an engine, including past events that the engine still keeps."""
 
     def __init__(self, engine: Engine) -> None:
-        self._events = engine.events(after_id=0)
+        self._events = engine.events.subscribe(after_id=0)
         self.recorded: list[Event] = []
 
     async def wait_for(self, kind: str, seconds: float = 10.0) -> Event:
-        """Return the first event of that kind, recorded or still to come."""
+        """Return the first event of this kind. Wait for it if it has not happened yet."""
         for event in self.recorded:
             if event.kind == kind:
                 return event
@@ -180,14 +194,15 @@ class FakeEnvoy:
     """Subscribes to endpoints, acknowledges responses, and reports the sessions that a test sets."""
 
     def __init__(self, port: int, name: str = "envoy-1", *, module: str = "") -> None:
-        """`module`: the version of Tidevoy's module that it claims to have; empty: none."""
+        """`module`: the version of Tidevoy's module that the Envoy claims; empty without a module."""
         self._port, self.name, self._module = port, name, module
-        self.published: list[dict[str, tuple[str, int]]] = []  # Per response: endpoint -> (health, weight).
-        # Per response: endpoint -> the requested migrations, for endpoints that have some.
+        # For each response, the health and the weight of each endpoint.
+        self.published: list[dict[str, tuple[str, int]]] = []
+        # For each response, the requested migrations by endpoint.
         self.requested_migrations: list[dict[str, str]] = []
         self.sessions: dict[str, int] = {}
         self.is_reporting = True
-        self.nack_message = ""  # Sent as NACK for every response; empty: it acknowledges.
+        self.nack_message = ""  # If not empty, each response is rejected with this message.
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -250,7 +265,7 @@ class FakeEnvoy:
             acked_versions[type_url] = response.version_info
             for resource in response.resources:
                 if type_url == LIVE_CONFIG.url:
-                    nodes = live_config.read(resource.value)["nodes"]
+                    nodes = parse_live_config(resource.value)["nodes"]
                     self.requested_migrations.append(
                         {node["endpoint"]: node["moves"] for node in nodes if "moves" in node}
                     )

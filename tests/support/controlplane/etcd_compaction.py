@@ -1,4 +1,4 @@
-"""Compaction of etcd, which the control plane itself never requests."""
+"""Compaction of etcd. The control plane itself never requests a compaction."""
 
 from __future__ import annotations
 

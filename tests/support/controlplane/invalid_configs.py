@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _QUOTING_HINT = (
-    "check the indentation, brackets and quotes there; text with `: `, `#`, `*` or brackets needs quotes"
+    "check the indentation (only spaces), brackets and quotes there; text with `: `, `#`, `*` or brackets"
+    " needs quotes"
 )
 _TOP_LEVEL_KEYS = (
     "pd, nodes, sql, backend, tls, health, balance, groups, zones, backup, drain, migration, rebalance,"
@@ -16,7 +17,7 @@ _TOP_LEVEL_KEYS = (
 
 @dataclass(frozen=True)
 class InvalidConfig:
-    """A file and an environment, and the expected lines on standard error (`F` stands for the file)."""
+    """A file, an environment, and the expected lines on standard error, in which `F` means the file."""
 
     text: str | bytes
     expected_lines: tuple[str, ...]
@@ -39,16 +40,14 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
         "sql:\n  max_connections: 1\n  max_connections: 2\n",
         ("F:3: sql.max_connections: the key occurs twice (first on line 2); keep one of the two",),
     ),
-    "key_is_not_text": InvalidConfig("1: x\n", ("F:1: 1: the key 1 is not text; put it in quotes",)),
+    "key_is_not_text": InvalidConfig("1: x\n", ("F:1: 1: the key is not text; put it in quotes",)),
     "tab": InvalidConfig(
-        "pd:\n\turls: []\n", ("F:2: a tab is used where YAML allows only spaces; indent with spaces",)
+        "pd:\n\turls: []\n",
+        (f"F:2: this is not YAML (found character '\\t' that cannot start any token); {_QUOTING_HINT}",),
     ),
     "stray_colon": InvalidConfig(
         "sql: listen: 0.0.0.0:6000\n",
-        (
-            "F:1: there is a colon where a key is not allowed; check the indentation, and put text that"
-            " contains a colon in quotes",
-        ),
+        (f"F:1: this is not YAML (mapping values are not allowed here); {_QUOTING_HINT}",),
     ),
     "ipv6_without_quotes": InvalidConfig(
         "log:\n  level: info\nsql:\n  listen: [::]:6000\n",
@@ -60,11 +59,11 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
     ),
     "two_documents": InvalidConfig(
         "pd: {}\n---\nsql: {}\n",
-        ("F:2: the file contains a second document; keep one document and remove the --- lines",),
+        ("F:3: a second document begins here; put all settings into one document",),
     ),
     "list_at_the_top": InvalidConfig(
         "- pd\n",
-        ("F:1: the file contains a list, not settings; write `key: value` lines, such as `pd:`",),
+        ("F:1: the file contains no settings; write `key: value` lines, such as `pd:`",),
     ),
     "not_utf8": InvalidConfig(
         b"# ok\nlog: {level: \xff}\n", ("F:2: the byte 0xff is not UTF-8; save the file as UTF-8",)
@@ -73,29 +72,33 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
         "pd: \x01\n", ("F:1: the character U+0001 is not allowed in YAML; remove it",)
     ),
     "alias_of_itself": InvalidConfig(
-        "pd: &x [*x]\n", ("F:1: pd.0: an alias contains itself; write the value without an alias",)
+        "pd: &x [*x]\n", ("F:1: the values are nested too deeply; look for an alias that contains itself",)
     ),
     "python_tag": InvalidConfig(
         "log: {level: !!int x}\n", ("F: a value does not fit its !! tag; remove the tag",)
     ),
     "too_large": InvalidConfig(
-        b"#" * (1 << 20) + b"\n", ("F: the file is larger than 1 MiB; name the file with the settings",)
+        b"#" * (1 << 20) + b"\n",
+        (
+            "F: the file is larger than 1 MiB, so it is probably not a settings file;"
+            " give the path of the settings file",
+        ),
     ),
     "text_for_a_section": InvalidConfig(
         "pd: http://10.0.0.1:2379\n",
-        ("F:1: pd: 'http://10.0.0.1:2379' is not a section; write a section with urls, tls, keyspace",),
+        ("F:1: pd: 'http://10.0.0.1:2379' is not allowed; write a mapping with urls, tls, keyspace",),
     ),
     "text_for_a_list": InvalidConfig(
         "pd:\n  urls: http://10.0.0.1:2379\n",
         (
-            "F:2: pd.urls: 'http://10.0.0.1:2379' is not a list; write a list, each item a URL, such as"
+            "F:2: pd.urls: 'http://10.0.0.1:2379' is not allowed; write a list, each item a URL, such as"
             " http://10.0.0.1:2379",
         ),
     ),
     "url_without_scheme": InvalidConfig(
         "pd:\n  urls:\n  - http://a:2379\n  - 10.0.0.1:2379\n",
         (
-            "F:4: pd.urls.1: '10.0.0.1:2379' does not begin with http:// or https://; write a URL, such as"
+            "F:4: pd.urls.1: '10.0.0.1:2379' is not an http:// or https:// URL; write a URL, such as"
             " http://10.0.0.1:2379",
         ),
     ),
@@ -104,10 +107,7 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
     ),
     "url_with_password": InvalidConfig(
         "pd: {urls: ['http://root:hunter2@pd:2379']}\n",
-        (
-            "F:1: pd.urls.0: the URL contains a user; remove the part before the @; PD authenticates by"
-            " certificates (pd.tls)",
-        ),
+        ("F:1: pd.urls.0: the URL contains a user; remove the part before the @",),
     ),
     "mixed_schemes": InvalidConfig(
         "pd: {urls: [http://a:1, https://b:1]}\n",
@@ -115,7 +115,7 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
     ),
     "url_twice": InvalidConfig(
         "pd: {urls: [http://a:1, http://a:1/]}\n",
-        ("F:1: pd.urls: http://a:1 is listed twice; write each member once",),
+        ("F:1: pd.urls.1: http://a:1 is listed twice; write each member once",),
     ),
     "tls_with_http": InvalidConfig(
         "pd:\n  urls: [http://a:1]\n  tls: {ca: ca.pem}\n",
@@ -123,27 +123,27 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
     ),
     "keyspace_by_name": InvalidConfig(
         "pd: {keyspace: prod}\n",
-        ("F:1: pd.keyspace: 'prod' is not a plain number; write digits without leading zeros, such as 5",),
+        ("F:1: pd.keyspace: 'prod' is not allowed; write digits without leading zeros, such as 5",),
     ),
     "number_too_small": InvalidConfig(
         "health:\n  sql:\n    rise: 0\n",
-        ("F:3: health.sql.rise: 0 is too small; write a whole number from 1 to 100",),
+        ("F:3: health.sql.rise: 0 is not allowed; write a whole number from 1 to 100",),
     ),
     "number_too_large": InvalidConfig(
         "health: {status: {interval: 5000}}\n",
-        ("F:1: health.status.interval: 5000 is too large; write a number of seconds from 0.05 to 300",),
+        ("F:1: health.status.interval: 5000 is not allowed; write a number of seconds from 0.05 to 300",),
     ),
     "number_at_its_open_end": InvalidConfig(
         "backend: {connect_timeout: 0}\n",
-        ("F:1: backend.connect_timeout: 0 is too small; write a number of seconds above 0 and at most 60",),
+        ("F:1: backend.connect_timeout: 0 is not allowed; write a number of seconds above 0 and at most 60",),
     ),
     "unit_in_the_number": InvalidConfig(
         "drain: {gone_grace: 10m}\n",
-        ("F:1: drain.gone_grace: '10m' is not a number; write a number of seconds from 0 to 86400",),
+        ("F:1: drain.gone_grace: '10m' is not allowed; write a number of seconds from 0 to 86400",),
     ),
     "fraction_for_a_count": InvalidConfig(
         "sql: {max_connections: 1.5}\n",
-        ("F:1: sql.max_connections: 1.5 is not a whole number; write a whole number from 0 to 10000000",),
+        ("F:1: sql.max_connections: 1.5 is not allowed; write a whole number from 0 to 10000000",),
     ),
     "truth_for_a_number": InvalidConfig(
         "health: {sql: {fall: true}}\n",
@@ -151,19 +151,19 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
     ),
     "infinite": InvalidConfig(
         "balance: {slow_start: .inf}\n",
-        ("F:1: balance.slow_start: inf is not a number; write a number of seconds from 0 to 3600",),
+        ("F:1: balance.slow_start: inf is not allowed; write a number of seconds from 0 to 3600",),
     ),
     "neither_true_nor_false": InvalidConfig(
         "health: {sql: {enabled: maybe}}\n",
-        ("F:1: health.sql.enabled: 'maybe' is not true or false; write true or false",),
+        ("F:1: health.sql.enabled: 'maybe' is not allowed; write true or false",),
     ),
     "no_such_choice": InvalidConfig(
         "sql: {proxy_protocol: on}\n",
-        ("F:1: sql.proxy_protocol: 'on' is not an allowed value; write one of off, optional, required",),
+        ("F:1: sql.proxy_protocol: 'on' is not allowed; write one of off, optional, required",),
     ),
     "no_such_filter": InvalidConfig(
         "xds: {filter: stock}\n",
-        ("F:1: xds.filter: 'stock' is not an allowed value; write one of auto, module, contrib, none",),
+        ("F:1: xds.filter: 'stock' is not allowed; write one of auto, module, contrib, none",),
     ),
     "tls_without_the_module": InvalidConfig(
         "tls: {backend: {mode: required}}\nxds: {filter: none}\n",
@@ -208,11 +208,11 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
     ),
     "no_such_compression": InvalidConfig(
         "sql: {compression: zstd}\n",
-        ("F:1: sql.compression: 'zstd' is not an allowed value; write one of off, passthrough",),
+        ("F:1: sql.compression: 'zstd' is not allowed; write one of off, passthrough",),
     ),
     "no_time_for_a_login": InvalidConfig(
         "sql: {login_timeout: 0}\n",
-        ("F:1: sql.login_timeout: 0 is too small; write a number of seconds above 0 and at most 3600",),
+        ("F:1: sql.login_timeout: 0 is not allowed; write a number of seconds above 0 and at most 3600",),
     ),
     "empty_text": InvalidConfig(
         "state_dir: ''\n", ("F:1: state_dir: the text is empty; write the path of a directory",)
@@ -236,6 +236,13 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
         (
             "F:1: sql.listen: 'localhost:6000' has a host name, and Envoy listens on IP addresses only;"
             " write an IP address and a port, such as 0.0.0.0:6000",
+        ),
+    ),
+    "proxy_outside_its_network": InvalidConfig(
+        "api: {trusted_proxies: [10.0.0.1/8]}\n",
+        (
+            "F:1: api.trusted_proxies.0: 10.0.0.1/8 has host bits set; write a network such as 10.0.0.0/8, or"
+            " one address",
         ),
     ),
     "api_for_everyone": InvalidConfig(
@@ -317,7 +324,7 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
     "node_as_text": InvalidConfig(
         "nodes: ['tidb-0:4000']\n",
         (
-            "F:1: nodes.0: 'tidb-0:4000' is not a section; write a section with address,"
+            "F:1: nodes.0: 'tidb-0:4000' is not allowed; write a mapping with address,"
             " status_address, weight, labels",
         ),
     ),
@@ -331,11 +338,14 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
     ),
     "no_such_file": InvalidConfig(
         "pd: {urls: [https://a:1], tls: {ca: /no/ca.pem}}\n",
-        ("F:1: pd.tls.ca: there is no file /no/ca.pem; name an existing PEM file",),
+        (
+            "F:1: pd.tls.ca: /no/ca.pem cannot be read: No such file or directory; name a PEM file that"
+            " Tidevoy can read",
+        ),
     ),
     "directory_for_a_certificate": InvalidConfig(
         "xds:\n  tls:\n    cert: good.pem\n    key: /etc\n",
-        ("F:4: xds.tls.key: /etc is a directory; name a PEM file in it",),
+        ("F:4: xds.tls.key: /etc cannot be read: Is a directory; name a PEM file that Tidevoy can read",),
     ),
     "not_pem": InvalidConfig(
         "xds:\n  tls:\n    cert: bad.pem\n    key: good.key\n",
@@ -369,8 +379,8 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
     "several": InvalidConfig(
         "log:\n  level: loud\nhealth:\n  sql:\n    rise: x\n",
         (
-            "F:5: health.sql.rise: 'x' is not a whole number; write a whole number from 1 to 100",
-            "F:2: log.level: 'loud' is not an allowed value; write one of debug, info, warning, error",
+            "F:5: health.sql.rise: 'x' is not allowed; write a whole number from 1 to 100",
+            "F:2: log.level: 'loud' is not allowed; write one of debug, info, warning, error",
         ),
     ),
     "unknown_variable": InvalidConfig(
@@ -392,7 +402,7 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
     "bad_variable_over_a_good_file": InvalidConfig(
         "health: {sql: {rise: 3}}\n",
         (
-            "TIDEVOY_HEALTH__SQL__RISE: health.sql.rise: 'many' is not a whole number; write a whole number"
+            "TIDEVOY_HEALTH__SQL__RISE: health.sql.rise: 'many' is not allowed; write a whole number"
             " from 1 to 100",
         ),
         {"TIDEVOY_HEALTH__SQL__RISE": "many"},
@@ -412,7 +422,7 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
     ),
 }
 
-# `serve` reads the same settings first; some configurations of each kind check that.
+# One configuration of each kind. `tidevoy serve` must report the same errors as `tidevoy config check`.
 CHECKED_BY_SERVE = (
     "unknown_key",
     "tab",

@@ -1,4 +1,4 @@
-"""Nodes with metrics: the status port of a simulated server, and a fake SQL port that greets."""
+"""Nodes with metrics: the status port of a simulated server, and a fake SQL port that sends a greeting."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator
 
-import httpx2
-
 from controlplane import address as addresses
-from controlplane.config.settings import ClientTls
-from sandbox.tidb_sim.mariadb_backend import BackendAddress
+from controlplane.config.own_tls import ClientTls
+from sandbox.server import http_client
 from sandbox.tidb_sim.node import SimNode
 from sandbox.tidb_sim.session import SessionRules
 from sandbox.tidb_sim.settings import SimSettings
@@ -19,23 +17,21 @@ from tests.support.fake_servers import GREETING_PAYLOAD, mysql_packet, run_fake_
 
 
 class FakeMetricsNode:
-    """A node whose metrics a test sets. It is in service while it is open."""
+    """A node with metrics that a test sets. Its status port answers between `open` and `close`."""
 
     def __init__(self, address: str, tls: ClientTls | None) -> None:
         self.address = address
-        self._settings = SimSettings(SessionRules(BackendAddress()), cluster_tls=tls)
-        self._node = SimNode(
-            "fake", "v8.5.3", "8.0.11-TiDB-v8.5.3", {}, _do_nothing, _do_nothing, is_serving=True
-        )
+        self._settings = SimSettings(SessionRules("unused"), cluster_tls=tls)
+        self._node = SimNode("fake", "v8.5.3", "8.0.11-TiDB-v8.5.3", {}, _ignore, _ignore, is_serving=True)
         self._server: StatusServer | None = None
 
     @property
     def status(self) -> str:
-        """The address of its status port."""
+        """The address of the status port."""
         return addresses.join("127.0.0.1", self._node.status_port)
 
     async def open(self) -> None:
-        """Open the status port, on the same port as before."""
+        """Open the status port. After `close`, open the same port again."""
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", self._node.status_port))
@@ -49,18 +45,18 @@ class FakeMetricsNode:
             self._server.close()
 
     async def set_metrics(self, **values: float) -> None:
-        """Set the metrics that it reports."""
-        async with httpx2.AsyncClient(trust_env=False) as client:
-            (await client.post(f"http://{self.status}/sim/vitals", json=values)).raise_for_status()
+        """Set the metrics that the node reports."""
+        async with http_client() as client:
+            (await client.post(f"http://{self.status}/sim/metrics", json=values)).raise_for_status()
 
 
-def _do_nothing() -> None:
-    """Used for shutdown and crash, which must not end this process."""
+def _ignore() -> None:
+    """Replaces shutdown and crash of the node, which would end this process."""
 
 
 @contextlib.asynccontextmanager
 async def run_fake_metrics_node(tls: ClientTls | None = None) -> AsyncIterator[FakeMetricsNode]:
-    """Run an open node."""
+    """Run a node with an open status port."""
     async with run_fake_server(send_parts(mysql_packet(GREETING_PAYLOAD))) as sql:
         node = FakeMetricsNode(sql.endpoint, tls)
         await node.open()

@@ -1,11 +1,11 @@
-"""A real Prometheus that scrapes nodes (Debian package prometheus), and a fake one with given answers."""
+"""A real Prometheus (Debian package prometheus) that scrapes nodes, and a fake one with fixed answers."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from sandbox.child_process import find_program
@@ -14,17 +14,12 @@ from tests.support.fake_servers import http_response
 
 
 class PrometheusServer(Server):
-    """Scrapes status ports every second, as TiUP sets it up: `job` is `tidb`, `instance` host:port."""
+    """Scrapes status ports every second, with TiUP's labels: `job` is `tidb`, `instance` is host:port."""
 
     def __init__(self, directory: Path, targets: Sequence[str]) -> None:
         super().__init__("prometheus", directory)
         self._targets = targets
         self._port = self.ports.allocate()
-
-    @classmethod
-    def scraping(cls, directory: Path, targets: Sequence[str]) -> PrometheusServer:
-        """Create one on a free port."""
-        return cls(directory, targets)
 
     @property
     def url(self) -> str:
@@ -43,7 +38,7 @@ class PrometheusServer(Server):
         (self.directory / "prometheus.yml").write_text(json.dumps(config))
 
     def command(self) -> list[str]:
-        """Return Prometheus with its data next to its configuration."""
+        """Return the command of a Prometheus whose data is next to its configuration."""
         return [
             find_program("prometheus", "prometheus"),
             f"--config.file={self.directory / 'prometheus.yml'}",
@@ -58,14 +53,15 @@ class PrometheusServer(Server):
 
 
 class FakePrometheus:
-    """A handler that answers instant queries, chosen by a word of the query, with values by instance.
+    """A handler for instant queries. `values` maps a word in the query to the value of each instance.
 
-    The timestamps of its answers are shifted by `skew` seconds.
+    `skew`: seconds that are added to the timestamps of the answers.
     """
 
     def __init__(self, values: Mapping[str, Mapping[str, float]], skew: float = 0.0) -> None:
         self.values = dict(values)
         self.forced_answer: bytes | None = None  # Replaces all answers.
+        self.on_request: Callable[[], None] = lambda: None  # Called before each answer.
         self.request_heads: list[bytes] = []
         self._skew = skew
 
@@ -73,14 +69,19 @@ class FakePrometheus:
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
             self.request_heads.append(head)
+            self.on_request()
             writer.write(self.forced_answer or http_response(200, self._render_answer(self.query(head))))
             await writer.drain()
 
     @staticmethod
-    def query(head: bytes) -> str:
+    def parameters(head: bytes) -> dict[str, str]:
+        """Return the parameters of a request."""
+        return dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(head.split()[1].decode()).query))
+
+    @classmethod
+    def query(cls, head: bytes) -> str:
         """Return the PromQL of a request."""
-        path = head.split()[1].decode()
-        return urllib.parse.parse_qs(urllib.parse.urlsplit(path).query)["query"][0]
+        return cls.parameters(head)["query"]
 
     def _render_answer(self, query: str) -> bytes:
         values = next((values for word, values in self.values.items() if word in query), {})

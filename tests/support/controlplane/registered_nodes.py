@@ -1,4 +1,4 @@
-"""Fake nodes for rollouts: a server that greets, registered in a real etcd as a TiDB server is."""
+"""Fake nodes for rollouts. They send TiDB's greeting and register in a real etcd like TiDB servers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAST_ROLLOUT: Mapping[str, Any] = {
 """Body of `POST /v1/rollouts` for fast tests."""
 
 SQL_CHECKS_ONLY = {"sql": {"interval": 0.1}, "status": {"enabled": False}}
-"""The section `health` of a control plane with such nodes."""
+"""The section `health` of a control plane with these nodes."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class RegisteredNode:
 
 @asynccontextmanager
 async def registered_node(etcd: Etcd, zone: str) -> AsyncIterator[RegisteredNode]:
-    """Run a node whose SQL port greets; nothing listens on its status port."""
+    """Run a node with a SQL port that sends a greeting. Nothing listens on its status port."""
     async with (
         run_fake_server(send_parts(mysql_packet(GREETING_PAYLOAD))) as sql,
         EtcdClient([etcd.url]) as client,

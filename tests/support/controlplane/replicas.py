@@ -18,14 +18,15 @@ from sandbox.child_process import ChildProcess
 from sandbox.control_plane import ControlPlaneProcess
 from sandbox.etcd import Etcd
 from sandbox.ports import Ports
+from sandbox.server import http_client
 from tests.support.controlplane.engine import run_engine, settings
 from tests.support.waiting import wait_until
 
-LEADER_CHANGE_SECONDS = 8.0  # Upper bound until a new leader after a leader's death, with PD's etcd timings.
+LEADER_CHANGE_SECONDS = 8.0  # Limit from a leader's death to a new leader, with PD's etcd timings.
 
 
 def replica_settings(directory: Path, name: str, etcd: Etcd, **sections: Any) -> Settings:
-    """Return the settings of an engine that shares its state."""
+    """Return the settings of an engine that shares its state with other engines, in `etcd`."""
     return settings(
         directory / name, pd={"urls": [etcd.url]}, replicas={"enabled": True, "name": name}, **sections
     )
@@ -35,7 +36,7 @@ def replica_settings(directory: Path, name: str, etcd: Etcd, **sections: Any) ->
 async def run_engines(
     directory: Path, etcd: Etcd, names: Sequence[str] = ("a", "b"), **sections: Any
 ) -> AsyncIterator[list[Engine]]:
-    """Run engines that know of each other, one of which is the leader; yield the leader first."""
+    """Run engines that have found each other and elected a leader. Yield the leader first."""
     async with contextlib.AsyncExitStack() as stack:
         started = [
             await stack.enter_async_context(run_engine(replica_settings(directory, name, etcd, **sections)))
@@ -47,13 +48,13 @@ async def run_engines(
 
 
 def is_leader(engine: Engine) -> bool:
-    """Return whether it may act as the leader."""
-    return engine.leadership.term is not None
+    """Return whether the engine may act as the leader."""
+    return engine.valid_term is not None
 
 
 @contextlib.asynccontextmanager
 async def suspended(process: ChildProcess) -> AsyncIterator[None]:
-    """Suspend a process during the block. The signal takes a moment to reach all threads."""
+    """Suspend all threads of a process during the block."""
     threads = Path(f"/proc/{process.pid}/task")
 
     def is_stopped() -> bool:
@@ -71,9 +72,8 @@ async def suspended(process: ChildProcess) -> AsyncIterator[None]:
 class ControlPlaneGroup:
     """Real `tidevoy serve` processes by name, and the etcd that they share.
 
-    `async with ControlPlaneGroup(directory) as group:` starts etcd and all control planes; register nodes at
-    `group.etcd`. `restart` starts control planes that a test has killed. All tell Envoys to listen at
-    `sql_port`.
+    `async with ControlPlaneGroup(directory) as group:` starts etcd and all control planes. Tests register
+    nodes in `group.etcd`. All control planes configure Envoys to listen on `sql_port`.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class ControlPlaneGroup:
         names: Sequence[str] = ("a", "b", "c"),
         extra_settings: Mapping[str, Any] | Callable[[str], Mapping[str, Any]] | None = None,
     ) -> None:
-        """`extra_settings`: settings of all control planes, or of each by its name."""
+        """`extra_settings`: settings of all control planes, or a function from a name to settings."""
         self._directory = directory
         self._extra_settings = (
             extra_settings if callable(extra_settings) else lambda name: extra_settings or {}
@@ -106,7 +106,7 @@ class ControlPlaneGroup:
                 )
             async with asyncio.TaskGroup() as tasks:
                 for plane in self.control_planes.values():
-                    tasks.create_task(self._launch(plane))
+                    tasks.create_task(plane.launch())
         except BaseException:
             await self._stop()
             raise
@@ -137,14 +137,14 @@ class ControlPlaneGroup:
 
     async def get(self, name: str, path: str) -> Any:
         """Return the JSON of a control plane's response to a GET."""
-        async with httpx2.AsyncClient(base_url=self.url(name), timeout=10.0) as client:
+        async with http_client(self.url(name)) as client:
             response = await client.get(path)
             response.raise_for_status()
             return response.json()
 
     async def post(self, name: str, path: str, body: Any = None) -> httpx2.Response:
         """Return a control plane's response to a POST."""
-        async with httpx2.AsyncClient(base_url=self.url(name), timeout=10.0) as client:
+        async with http_client(self.url(name)) as client:
             return await client.post(path, json=body if body is not None else {})
 
     async def wait_for_leader(self, seconds: float = LEADER_CHANGE_SECONDS) -> str:
@@ -158,7 +158,7 @@ class ControlPlaneGroup:
                 with contextlib.suppress(httpx2.HTTPError):
                     replicas = (await self.get(name, "/v1/replicas"))["replicas"]
                     if any(
-                        replica["is_us"] and replica["leads"] for replica in replicas
+                        replica["is_self"] and replica["is_leader"] for replica in replicas
                     ) and await self._reports_leadership(name):
                         leader = name
             return bool(leader)
@@ -172,15 +172,12 @@ class ControlPlaneGroup:
 
     async def restart(self, name: str) -> None:
         """Start a control plane that was killed."""
-        await self._launch(self.control_planes[name])
+        await self.control_planes[name].launch()
 
     async def _reports_leadership(self, name: str) -> bool:
-        async with httpx2.AsyncClient(base_url=self.url(name), timeout=10.0) as client:
+        async with http_client(self.url(name)) as client:
             lines = (await client.get("/metrics")).text.splitlines()
         return "tidevoy_leader 1.0" in lines
-
-    async def _launch(self, plane: ControlPlaneProcess) -> None:
-        await plane.launch()
 
     def _settings(self, name: str) -> dict[str, Any]:
         fast_check = {"interval": 0.2, "timeout": 2.0}

@@ -1,4 +1,4 @@
-"""A simulation for the rollout state machine: nodes, intents, a durable record, and a crashing controller."""
+"""A simulation for the rollout state machine: nodes, intents, a durable record, a controller that crashes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from controlplane.model.nodes import State
 from controlplane.model.rollout import Rollout, RolloutSpec, Stage, Step
 from controlplane.rollouts import state_machine
 from controlplane.rollouts.observation import RolloutNodeView, RolloutView
-from controlplane.rollouts.state_machine import Effect, RunAction, UndrainNode
+from controlplane.rollouts.state_machine import Effects
 
 OLD_VERSION, NEW_VERSION = "v8.5.3", "v8.5.4"
 ROLLOUT_ID = "r1"
 
 
 def rollout_spec(*nodes: str, **more: object) -> RolloutSpec:
-    """Return a spec with an action, for the new version, unless `more` differs."""
+    """Return a spec with an action and the new version. `more` overrides its fields."""
     values: dict[str, object] = {"action": "restart", "version": NEW_VERSION, "healthy_for": 10.0, **more}
     return RolloutSpec(nodes, **values)  # type: ignore[arg-type]
 
@@ -32,7 +32,7 @@ def rollout_with_steps(spec: RolloutSpec, *steps: Step, **more: object) -> Rollo
 
 
 def node_view(**more: object) -> RolloutNodeView:
-    """Return a node that has been in service since its start at time 100, long ago."""
+    """Return a node that has been in service since its start at time 100."""
     values: dict[str, object] = {
         "state": State.ACTIVE,
         "sessions": 5,
@@ -59,10 +59,10 @@ def drained_node_view(owner: str = ROLLOUT_ID, **more: object) -> RolloutNodeVie
 
 
 def rollout_view(nodes: Mapping[str, RolloutNodeView], **more: object) -> RolloutView:
-    """Return the view of these nodes only."""
+    """Return a view of these nodes and of one other node, which is active."""
     values: dict[str, object] = {
         "active": {a: "" for a, n in nodes.items() if n.state is State.ACTIVE} | {"other": ""},
-        "drained_by_us": frozenset(
+        "owned_drains": frozenset(
             a for a, n in nodes.items() if n.drain is not None and n.drain.owner == ROLLOUT_ID
         ),
         "observing_since": -1000.0,
@@ -80,12 +80,11 @@ class SimulatedServer:
     healthy: bool = True
     steady_since: float = 0.0
     sessions: int = 3
-    active_since: float = 0.0
 
 
 @dataclass
 class RolloutSimulation:
-    """A simulated cluster. Servers, intents and the record survive a crash; `running_actions` does not."""
+    """A simulated cluster. Servers, intents and the record survive a crash; `running_actions` do not."""
 
     record: Rollout
     servers: dict[str, SimulatedServer]
@@ -93,10 +92,10 @@ class RolloutSimulation:
     intents: Intents = field(default_factory=Intents)
     observing_since: float = 1000.0
     running_actions: dict[tuple[str, int], bool] = field(default_factory=dict)
-    """Whether the action has restarted its node."""
+    """For each running action, whether it has restarted its node."""
     action_results: dict[tuple[str, int], str] = field(default_factory=dict)
     started_actions: list[tuple[str, int]] = field(default_factory=list)
-    """All actions ever started."""
+    """All actions started so far."""
 
     def view(self) -> RolloutView:
         """Return what the rollout sees now."""
@@ -113,7 +112,7 @@ class RolloutSimulation:
                 if not server.healthy and (a not in drains or drains[a].owner not in ("", ROLLOUT_ID))
             },
             active={a: "" for a, s in self.servers.items() if s.healthy and a not in drains},
-            drained_by_us=frozenset(a for a, drain in drains.items() if drain.owner == ROLLOUT_ID),
+            owned_drains=frozenset(a for a, drain in drains.items() if drain.owner == ROLLOUT_ID),
         )
 
     def _node_view(self, address: str) -> RolloutNodeView:
@@ -136,57 +135,50 @@ class RolloutSimulation:
         )
 
     def advance_time(self, seconds: float) -> None:
-        """Advance the clock; sessions leave drained nodes."""
+        """Advance the clock. Remove the sessions of drained nodes."""
         self.now += seconds
         for address in self.intents.drains:
             if address in self.servers:
                 self.servers[address].sessions = 0
 
     def run_once(self, *, crashes: bool = False) -> None:
-        """Run the controller once; `crashes`: after it has written the record, before any effect."""
+        """Run the controller once. With `crashes`, it crashes after writing the record, before any effect."""
         current = self.record
         for address, step in current.steps.items():
-            if step.stage is Stage.STARTED:
-                key = (address, step.attempts)
-                if key in self.action_results:
-                    current = state_machine.action_finished(
-                        current, *key, self.action_results.pop(key), self.now
-                    )
-                elif key not in self.running_actions:
-                    current = state_machine.action_interrupted(current, address, self.now)
+            key = (address, step.attempts)
+            if step.stage is Stage.STARTED and key not in self.running_actions:
+                problem = self.action_results.pop(key, None)
+                current = state_machine.action_ended(current, *key, problem, self.now)
         self.record, effects = state_machine.advance(current, self.view(), self.now)
         if crashes:
             self.crash()
             return
-        for effect in effects:
-            self._execute(effect)
+        self._execute(effects)
 
-    def _execute(self, effect: Effect) -> None:
-        match effect:
-            case RunAction(address, attempt):
-                assert address in self.intents.drains, "an action started on a node that is not drained"
-                self.started_actions.append((address, attempt))
-                self.running_actions[(address, attempt)] = False
-            case state_machine.DrainNode(address):
-                self.intents = intent_changes.drain(self.intents, address, self.now, 600.0, owner=ROLLOUT_ID)
-            case UndrainNode(address):
-                assert not any(address == node for node, _ in self.running_actions), "the action still runs"
-                self.intents = intent_changes.undrain(self.intents, address, owner=ROLLOUT_ID)
+    def _execute(self, effects: Effects) -> None:
+        for address in effects.undrain:
+            assert not any(address == node for node, _ in self.running_actions), "the action still runs"
+            self.intents = intent_changes.undrain(self.intents, address, owner=ROLLOUT_ID)
+        for address in effects.drain:
+            self.intents = intent_changes.drain(self.intents, address, self.now, 600.0, owner=ROLLOUT_ID)
+        for address in effects.run_action:
+            assert address in self.intents.drains, "an action started on a node that is not drained"
+            key = (address, self.record.steps[address].attempts)
+            self.started_actions.append(key)
+            self.running_actions[key] = False
 
     def crash(self) -> None:
-        """Crash the control plane; a new one continues from the durable state."""
+        """Crash the control plane. Its successor continues from the durable state."""
         self.running_actions.clear()
         self.action_results.clear()
         self.observing_since = self.now
 
     def restart_server(self, address: str, version: str = NEW_VERSION) -> None:
-        """Restart the server of a node."""
         self.servers[address] = SimulatedServer(
-            started_at=self.now, version=version, steady_since=self.now, sessions=0, active_since=self.now
+            started_at=self.now, version=version, steady_since=self.now, sessions=0
         )
 
     def finish_action(self, key: tuple[str, int], problem: str = "") -> None:
-        """Finish a running action."""
         del self.running_actions[key]
         self.action_results[key] = problem
 

@@ -19,7 +19,7 @@ from controlplane.observe.envoy_reports.telemetry_pb2 import (
 def metric_family(
     name: str, value: float, *, gauge: bool = False, cluster: str | None = None, **labels: str
 ) -> bytes:
-    """Build one series as Envoy sends it. A label named like a Python keyword gets a trailing `_`.
+    """Build one series as Envoy sends it. Append `_` to a label that is a Python keyword.
 
     `cluster` is the tag that Envoy adds to its own stats of a cluster.
     """
@@ -34,7 +34,7 @@ def metric_family(
 
 
 def metrics_message(*families: bytes, envoy: str = "") -> bytes:
-    """Build a message with these series; with `envoy`, the first message of a stream."""
+    """Build a message with these series. With `envoy`, it is the first message of that Envoy's stream."""
     message = StreamMetricsMessage(envoy_metrics=families)
     if envoy:
         message.identifier.node.id = envoy
@@ -42,7 +42,7 @@ def metrics_message(*families: bytes, envoy: str = "") -> bytes:
 
 
 def all_families(node: str) -> list[bytes]:
-    """Build one series of every family, of a module that has served sessions on `node`."""
+    """Build series of every family, as reported by a module that has served sessions on `node`."""
     return [
         metric_family("tidevoy.module_info", 1, gauge=True, version="0.1.0"),
         metric_family("tidevoy.sessions", 3, gauge=True, node=node, state="idle"),
@@ -72,14 +72,14 @@ def sessions_family(count: int, node: str, state: str = "idle") -> bytes:
 
 
 def with_timestamp(serialised: bytes, at: float) -> bytes:
-    """Return a series with the Unix time at which the Envoy flushed it, by its clock."""
+    """Return the series with a changed flush time: `at` is Unix time by the Envoy's clock."""
     family = MetricFamily.FromString(serialised)
     family.metric[0].timestamp_ms = round(at * 1000)
     return bytes(family.SerializeToString())
 
 
 def module_info_family(instance: str | None = None) -> bytes:
-    """Build the series that a module sends once per flush; an older module has no `instance`."""
+    """Build the series `module_info`, which a module sends once per flush. Old modules send no `instance`."""
     labels = {} if instance is None else {"instance": instance}
     return metric_family("tidevoy.module_info", 1, gauge=True, version="0.1.0", **labels)
 
@@ -91,13 +91,12 @@ class MetricsStream:
         self.call = call
 
     async def send(self, *families: bytes, envoy: str = "") -> None:
-        """Send one message."""
         await self.call.write(metrics_message(*families, envoy=envoy))
 
 
 @contextlib.asynccontextmanager
 async def open_metrics_stream(port: int) -> AsyncIterator[MetricsStream]:
-    """Open a stream to the control plane on that port, as an Envoy's stat sink does."""
+    """Open a stream to the control plane on this port, as an Envoy's stats sink does."""
     options = (("grpc.use_local_subchannel_pool", 1),)
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=options) as channel:
         yield MetricsStream(channel.stream_unary("/envoy.service.metrics.v3.MetricsService/StreamMetrics")())

@@ -1,4 +1,4 @@
-"""Certificates of an xDS port and of the Envoys that connect to it, in files as operators have them."""
+"""Files with the certificates of an xDS port and of the Envoys that connect to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXPIRES_SOON_AT = datetime.datetime.now(datetime.UTC).replace(microsecond=0) + d
 
 
 class XdsPki:
-    """An authority, and the files of a control plane that requires its certificates."""
+    """A CA, and the files of a control plane that requires certificates of this CA."""
 
     def __init__(self, directory: Path) -> None:
         self.authority = trustme.CA()
@@ -41,17 +41,16 @@ class XdsPki:
         return self.authority.issue_cert("127.0.0.1")
 
     def write_file(self, name: str, pem: bytes) -> None:
-        """Replace one of the files, by a rename."""
+        """Replace one of the files by a rename."""
         new_file = self._files[name].with_suffix(".new")
         new_file.write_bytes(pem)
         os.replace(new_file, self._files[name])
 
     def remove_file(self, name: str) -> None:
-        """Remove one of the files."""
         self._files[name].unlink()
 
     def envoy_tls(self, leaf: trustme.LeafCert | None) -> ControlPlaneTls:
-        """Return the TLS files for a bootstrap, with this certificate of the Envoy; None: without one."""
+        """Return the TLS files for the bootstrap of an Envoy that presents `leaf`, or no certificate."""
         ca = self._files["client_ca"]
         if leaf is None:
             return ControlPlaneTls(str(ca), "127.0.0.1")
@@ -71,7 +70,7 @@ def channel_credentials(authority: trustme.CA, leaf: trustme.LeafCert | None) ->
 
 
 def channel_credentials_with_uri(authority: trustme.CA, uri: str) -> grpc.ChannelCredentials:
-    """Return credentials of a client whose certificate has a URI and a common name (trustme has no such)."""
+    """Return client credentials whose certificate has a common name and a URI. trustme issues no URIs."""
     key = ec.generate_private_key(ec.SECP256R1())
     signer = serialization.load_pem_private_key(authority.private_key_pem.bytes(), None)
     issuer = x509.load_pem_x509_certificate(authority.cert_pem.bytes())

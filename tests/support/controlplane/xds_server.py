@@ -1,4 +1,4 @@
-"""A control plane's xDS server, a real Envoy and echo servers behind it, for tests of Envoy's behaviour."""
+"""A control plane's xDS server, a real Envoy, and echo servers behind it, for tests of Envoy's behavior."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 import yaml
 
-from controlplane.clock import monotonic_unix_clock
 from controlplane.config.settings import Settings
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.nodes import Node, Source, State
@@ -21,10 +20,11 @@ from controlplane.xds.resources.profile import MODULE_METADATA_KEY
 from controlplane.xds.server import XdsServer
 from sandbox.envoy import EnvoyProcess
 from sandbox.ports import Ports
+from tests.conftest import StartEnvoy
+from tests.support.controlplane.running_xds import RecordedEvents, make_xds_server, run_xds_server
 from tests.support.fake_servers import FakeServer, run_fake_server
 from tests.support.waiting import wait_until
 
-StartEnvoy = Callable[[str], Awaitable[EnvoyProcess]]
 SettingsSections = dict[str, Any]
 STATE_BY_EDS_HEALTH = {
     EdsHealth.HEALTHY: State.ACTIVE,
@@ -48,7 +48,7 @@ def make_plan(*nodes: NodePlan) -> Plan:
 
 
 class EchoSession:
-    """A client's connection. `node` is the name that its server sent first; empty: it was closed."""
+    """A client's connection. `node` is the name that the server sends first, "" if it sends none."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, node: str) -> None:
         self._reader, self.writer, self.node = reader, writer, node
@@ -65,7 +65,7 @@ class EchoSession:
         return cls(reader, writer, banner.decode().strip())
 
     async def is_alive(self) -> bool:
-        """Return whether bytes are still echoed."""
+        """Return whether the server still echoes a line."""
         try:
             self.writer.write(b"ping\n")
             async with asyncio.timeout(5.0):
@@ -80,7 +80,7 @@ class EchoSession:
 def echo_handler(name: str, first_lines: list[bytes] | None = None) -> Callable[..., Awaitable[None]]:
     """Return a handler that sends its name, then echoes lines.
 
-    `first_lines` receives the first line instead.
+    If `first_lines` is set, the handler first reads a line and appends it to `first_lines`.
     """
 
     async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -94,8 +94,8 @@ def echo_handler(name: str, first_lines: list[bytes] | None = None) -> Callable[
     return handler
 
 
-class XdsRig:
-    """An xDS server, an Envoy and its clients. `events` are (kind, subject, message)."""
+class XdsTestBed:
+    """An xDS server, an Envoy and its clients. `events`: (kind, subject, message) of the server's events."""
 
     def __init__(
         self,
@@ -109,7 +109,9 @@ class XdsRig:
         zone: str,
         module: Path | None,
     ) -> None:
-        self.events: list[tuple[str, str, str]] = []
+        self._event_log = RecordedEvents()
+        self.events = self._event_log.recorded
+        self._server_run = contextlib.AsyncExitStack()
         self.sql_port = ports.allocate()
         self._xds_port = ports.allocate()
         self._start_envoy = start_envoy
@@ -123,7 +125,7 @@ class XdsRig:
         self.envoy: EnvoyProcess
 
     def with_settings(self, changes: SettingsSections) -> Settings:
-        """Return the rig's settings with some sections replaced."""
+        """Return the test bed's settings with the values in `changes`; other values of a section are kept."""
         sections: SettingsSections = {
             "xds": {"listen": f"127.0.0.1:{self._xds_port}"},
             "sql": {"listen": f"127.0.0.1:{self.sql_port}"},
@@ -135,12 +137,10 @@ class XdsRig:
         return Settings.model_validate(sections)
 
     def new_server(self) -> XdsServer:
-        return XdsServer(
-            self.settings, monotonic_unix_clock(), on_event=lambda *event: self.events.append(event)
-        )
+        return make_xds_server(self.settings, self._event_log)
 
     async def start(self, tls: ControlPlaneTls | None) -> None:
-        await self.server.start()
+        await self._server_run.enter_async_context(run_xds_server(self.server))
         text = render_bootstrap(
             self.settings,
             control_planes=[f"127.0.0.1:{self.server.port}"],
@@ -159,12 +159,12 @@ class XdsRig:
         self.envoy = await self._start_envoy(text)
 
     async def restart_server(self, published: Plan | None) -> None:
-        """Replace the control plane by one that knows at most this plan; wait for Envoy to reconnect."""
-        await self.server.stop()
+        """Replace the server by a new server with this plan, or with no plan. Wait until Envoy reconnects."""
+        await self._server_run.aclose()
         self.server = self.new_server()
         if published is not None:
             self.server.publish(published)
-        await self.server.start()
+        await self._server_run.enter_async_context(run_xds_server(self.server))
         await wait_until(lambda: bool(self.server.statuses()))
 
     @property
@@ -184,20 +184,20 @@ class XdsRig:
         )
 
     async def publish(self, published: Plan) -> None:
-        """Publish and wait for the Envoy's acknowledgement."""
+        """Publish the plan and wait for the Envoy's acknowledgement."""
         before = self.status.published_version if self.server.statuses() else ""
         self.server.publish(published)
         await wait_until(lambda: bool(self.server.statuses()) and self.status.published_version != before)
         await wait_until(self.is_acked)
 
     async def connect(self, first: bytes = b"", *, port: int | None = None) -> EchoSession:
-        """Open a client connection through Envoy, closed with the rig; `port`: that of a group."""
+        """Open a client connection through Envoy, at the port of a group if `port` is set."""
         session = await EchoSession.open(port or self.sql_port, first)
         self.sessions.append(session)
         return session
 
     async def wait_for_session(self, first: bytes = b"", *, port: int | None = None) -> EchoSession:
-        """Return the first connection that Envoy accepts."""
+        """Retry `connect` until Envoy accepts a connection, and return the session."""
         deadline = time.monotonic() + 10
         while True:
             try:
@@ -209,11 +209,11 @@ class XdsRig:
     async def stop(self) -> None:
         for session in self.sessions:
             session.close()
-        await self.server.stop()
+        await self._server_run.aclose()
 
 
 @contextlib.asynccontextmanager
-async def run_xds_rig(
+async def run_xds_test_bed(
     ports: Ports,
     start_envoy: StartEnvoy,
     *,
@@ -224,14 +224,14 @@ async def run_xds_rig(
     group: str = "",
     zone: str = "",
     module: Path | None = None,
-) -> AsyncIterator[XdsRig]:
+) -> AsyncIterator[XdsTestBed]:
     """Run a server that has published nothing yet, and an Envoy that waits for it.
 
-    `claimed_module_version`: of Tidevoy's module, in the node metadata of an Envoy that does not have it.
-    `group` and `zone` are the Envoy's; `module` is the file of the module that it loads.
+    `claimed_module_version`: the version of Tidevoy's module in the Envoy's node metadata, although the Envoy
+    does not have the module. `group` and `zone` are the Envoy's. `module` is the module file that it loads.
     """
     base_settings = settings or {}
-    rig = XdsRig(
+    test_bed = XdsTestBed(
         ports,
         start_envoy,
         delta=delta,
@@ -242,10 +242,10 @@ async def run_xds_rig(
         module=module,
     )
     try:
-        await rig.start(tls)
-        yield rig
+        await test_bed.start(tls)
+        yield test_bed
     finally:
-        await rig.stop()
+        await test_bed.stop()
 
 
 @contextlib.asynccontextmanager

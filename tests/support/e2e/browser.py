@@ -1,4 +1,4 @@
-"""Headless Chromium for tests of the console, and a cluster with clients to show in it."""
+"""Headless Chromium for tests of the console, and a cluster with clients that the console shows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def run_chromium() -> AsyncIterator[Browser]:
     program = shutil.which("chromium")
     assert program, "install Chromium: apt-get install --no-install-recommends chromium"
     async with async_playwright() as playwright:
-        # In most containers a browser cannot create its sandbox; here it only opens the console's own pages.
+        # In most containers a browser cannot create a sandbox. It needs none for the console's own pages.
         browser = await playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         try:
             yield browser
@@ -41,16 +41,16 @@ async def run_chromium() -> AsyncIterator[Browser]:
             await browser.close()
 
 
-@dataclass  # without slots: playwright stores an attribute in objects whose methods it calls
+@dataclass  # without slots, because playwright sets an attribute on the object
 class ConsoleVisit:
-    """A browser context at the console; records its pages' errors and warnings, and all requested hosts."""
+    """A browser context for the console. It records errors, warnings and all requested hosts."""
 
     context: BrowserContext
     page: Page
     url: str
     complaints: list[str] = field(default_factory=list)
     hosts: set[str] = field(default_factory=set)
-    expects_outage: bool = False  # the test stops the control plane on purpose
+    expects_outage: bool = False  # The test stops the control plane.
 
     def listen(self, page: Page) -> None:
         page.on("console", self._on_console)
@@ -66,20 +66,12 @@ class ConsoleVisit:
     def _on_request(self, request: Request) -> None:
         self.hosts.add(urlsplit(request.url).netloc)
 
-    async def wait_for_text(self, text: str, within: str = "body") -> None:
-        """Wait until the page shows the text."""
-        await (
-            self.page.locator(within)
-            .filter(has_text=text)
-            .first.wait_for(timeout=_WAIT_TIMEOUT_SECONDS * 1000)
-        )
-
 
 @asynccontextmanager
 async def open_console(
     browser: Browser, url: str, *, allowed_complaints: Sequence[str] = (), **context_options: Any
 ) -> AsyncIterator[ConsoleVisit]:
-    """Visit the console in a new context; fails on other complaints and on requests to other hosts."""
+    """Visit the console in a new context. Requests to other hosts and unexpected complaints fail the test."""
     context = await browser.new_context(base_url=url, **context_options)
     context.set_default_timeout(_WAIT_TIMEOUT_SECONDS * 1000)
     try:
@@ -118,7 +110,7 @@ async def run_console_cluster(
 
 @asynccontextmanager
 async def run_client_sessions(port: int, count: int, pause_seconds: float = 0.02) -> AsyncIterator[None]:
-    """Run `count` clients that query repeatedly; raises the error of any of them at the end."""
+    """Run `count` clients that query repeatedly. At the end, raise the error of a failed client."""
     async with contextlib.AsyncExitStack() as stack:
         connections = [
             await stack.enter_async_context(asyncmy.connect(host="127.0.0.1", port=port, user="root"))

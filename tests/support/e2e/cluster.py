@@ -1,9 +1,8 @@
-"""Start a complete cluster for one test, whose Envoy has Tidevoy's module; start more Envoys."""
+"""Starts a complete cluster for one test, and additional Envoys."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -20,6 +19,7 @@ from sandbox.mariadb import MariaDb
 from sandbox.server import sends_mysql_greeting
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD
 from sandbox.tidb_sim.packets import Capability, MySqlCommand, frame
+from tests.support.controlplane.api_server import stored_events
 from tests.support.module.bootstrap import require_module
 from tests.support.tidb_sim_clients import CAPABILITIES, RawClient
 
@@ -28,12 +28,12 @@ _WAIT_TIMEOUT_SECONDS = 30.0
 
 
 class CountingClient(RawClient):
-    """A client through an Envoy that counts the bytes of its commands and their responses."""
+    """A client that counts the bytes of its commands and of their responses."""
 
     sent_bytes = received_bytes = 0
 
     async def read_packet(self) -> tuple[int, bytes]:
-        """Read the next packet, which must arrive soon."""
+        """Read the next packet. Raises TimeoutError."""
         async with asyncio.timeout(_WAIT_TIMEOUT_SECONDS):
             sequence, payload = await super().read_packet()
         self.received_bytes += 4 + len(payload)
@@ -47,11 +47,9 @@ class CountingClient(RawClient):
         plugin: str = NATIVE_PASSWORD,
         tls: ssl.SSLContext | None = None,
     ) -> bytes:
-        """Log in, over TLS if `tls` is set.
+        """Log in, over TLS if `tls` is set. Return the payload of the first response.
 
-        `password` is the authentication response as it is sent: it is not hashed here.
-
-        Returns the first response's payload.
+        `password` is the authentication response: it is sent without hashing.
         """
         await self.read_packet()
         capabilities, sequence = CAPABILITIES, 1
@@ -91,18 +89,12 @@ class CountingClient(RawClient):
 
 @asynccontextmanager
 async def counting_client(port: int) -> AsyncIterator[CountingClient]:
-    """Open a connection that has sent nothing yet; it is aborted at the end."""
+    """Connect without sending anything. Abort the connection at the end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         yield CountingClient(reader, writer)
     finally:
         writer.transport.abort()
-
-
-def error_code(payload: bytes) -> int:
-    """Return the code of an ERR packet; 0 for OK."""
-    assert payload[0] in (0x00, 0xFF), payload
-    return int.from_bytes(payload[1:3], "little") if payload[0] == 0xFF else 0
 
 
 @asynccontextmanager
@@ -117,9 +109,9 @@ async def run_cluster(
     expects_listener: bool = True,
     workers: int = 2,
 ) -> AsyncIterator[LocalCluster]:
-    """Run a cluster in which all nodes are in service; no client has connected to its Envoy yet.
+    """Run a cluster. Yield it when all nodes are in service. No client has connected to its Envoy yet.
 
-    `arguments` are for each simulated server. `expects_listener`: whether the Envoy must get a listener.
+    Each simulated server gets `arguments`. `expects_listener`: whether the Envoy must get a listener.
     """
     start = LocalCluster.start(
         directory,
@@ -146,7 +138,7 @@ async def run_cluster(
 
 
 async def in_service(stack: LocalCluster, nodes: int) -> bool:
-    """Return whether this many nodes are active."""
+    """Return whether exactly this many nodes are active."""
     return list((await stack.states()).values()).count("active") == nodes
 
 
@@ -156,14 +148,14 @@ async def get_envoys(stack: LocalCluster) -> dict[str, dict[str, Any]]:
 
 
 async def is_up_to_date(stack: LocalCluster, envoy: str, expects_listener: bool = True) -> bool:
-    """Return whether an Envoy is connected and, if a listener is expected, runs what was published last."""
+    """Return whether an Envoy is connected and, if `expects_listener`, has acknowledged the last version."""
     status = (await get_envoys(stack)).get(envoy)
     if status is None or status["connected_since"] is None:
         return False
     return not expects_listener or status["acked_version"] == status["published_version"] != ""
 
 
-async def wait_shown(
+async def wait_for_values(
     stack: LocalCluster, expected: Mapping[_Key, Any], read: Callable[[], Awaitable[Mapping[_Key, Any]]]
 ) -> None:
     """Wait until `read` returns all expected values. Raises AssertionError with the last values."""
@@ -200,13 +192,11 @@ async def get_metrics(stack: LocalCluster) -> dict[MetricKey, float]:
 
 async def get_events(stack: LocalCluster, *kinds: str) -> list[dict[str, Any]]:
     """Return all events of these kinds so far."""
-    response = await stack.api.get("/v1/events", params={"follow": "false"}, headers={"last-event-id": "0"})
-    data = [line.removeprefix("data: ") for line in response.text.splitlines() if line.startswith("data: ")]
-    return [event for event in map(json.loads, data) if event["kind"] in kinds]
+    return [event for event in await stored_events(stack.api) if event["kind"] in kinds]
 
 
 async def reload_settings(stack: LocalCluster, **settings: Any) -> dict[str, Any]:
-    """Reload the control plane with these sections replaced; return the response of the reload."""
+    """Replace these sections of the configuration. Return the response of the reload."""
     stack.control_plane.settings = {**stack.control_plane.settings, **settings}
     await stack.control_plane.prepare()
     response: dict[str, Any] = (await stack.api.post("/v1/config/reload")).raise_for_status().json()
@@ -214,18 +204,18 @@ async def reload_settings(stack: LocalCluster, **settings: Any) -> dict[str, Any
 
 
 async def restart_envoy(stack: LocalCluster) -> None:
-    """Kill the Envoy, start it, and wait until it runs what is published now."""
+    """Kill the Envoy, start it, and wait until it has acknowledged the published version and serves."""
     await stack.envoy.kill()
     connected_since = (await get_envoys(stack))["envoy-1"]["connected_since"]
 
-    async def is_back() -> bool:
+    async def has_reconnected() -> bool:
         status = (await get_envoys(stack))["envoy-1"]
         return status["connected_since"] not in (None, connected_since) and await is_up_to_date(
             stack, "envoy-1"
         )
 
     await stack.envoy.launch()
-    await stack.wait_until(is_back, "the Envoy to reconnect", _WAIT_TIMEOUT_SECONDS)
+    await stack.wait_until(has_reconnected, "the Envoy to reconnect", _WAIT_TIMEOUT_SECONDS)
     await stack.wait_until(stack.envoy.is_live, "the Envoy to serve", _WAIT_TIMEOUT_SECONDS)
 
 
@@ -239,13 +229,13 @@ async def run_another_envoy(
     group: str = "",
     zone: str = "",
 ) -> AsyncIterator[int]:
-    """Run one more Envoy with this id, and yield its SQL port.
+    """Run one more Envoy with the id `name`, and yield its SQL port.
 
-    `claimed_version`: the module version that it announces instead of its real one. `group`: the only group
-    that it serves. `zone`: its zone.
+    `claimed_version`: the module version that the Envoy announces instead of its real version. `group`: the
+    only group that the Envoy serves.
 
-    A changed `sql.listen` applies only to Envoys that start later, so this Envoy gets its own port and the
-    running ones keep theirs.
+    A changed `sql.listen` applies only to Envoys that start later. So this Envoy gets its own port, and the
+    other Envoys keep theirs.
     """
     port = stack.ports.allocate()
     await reload_settings(stack, sql={"listen": f"127.0.0.1:{port}"})

@@ -113,7 +113,7 @@ def _with_running_rollout(cluster: LocalCluster) -> PageAction:
         request = {"nodes": "all", "healthy_for_seconds": 1, "force": True}
         rollout = (await cluster.api.post("/v1/rollouts", json=request)).raise_for_status().json()
         await page.goto(f"/console/rollouts/{rollout['id']}")
-        for index, address in enumerate(rollout["order"]["nodes"][:2]):
+        for index, address in enumerate(rollout["spec"]["nodes"][:2]):
             step = page.locator("tr", has=page.get_by_role("link", name=address))
             await step.locator(".badge", has_text="returning").wait_for(timeout=120_000)
             if index == 0:

@@ -1,4 +1,4 @@
-"""A cluster whose Envoys are replaced: a supervisor for Envoys, working sessions, and connection attempts."""
+"""Tools for tests that replace Envoys: a supervisor of Envoys, working sessions, and connection attempts."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from controlplane.xds.bootstrap.bootstrap import render_bootstrap
 from sandbox.child_process import ProcessFailed
 from sandbox.envoy import EnvoyProcess
 from sandbox.local_cluster import LocalCluster
+from sandbox.server import http_client
 from sandbox.tidb_sim.packets import MySqlCommand
 from tests.support.controlplane.cli_process import CliResult, start_tidevoy, wait_for_result
-from tests.support.e2e.cluster import CountingClient, counting_client, error_code
+from tests.support.e2e.cluster import CountingClient, counting_client
 from tests.support.module.bootstrap import require_module
+from tests.support.tidb_sim_clients import error_code
 
 _PAUSE_SECONDS = 0.02  # Between two statements of a session.
 
 
 @dataclass(slots=True)
 class SupervisedEnvoy:
-    """An Envoy under a supervisor: started and stopped by commands that return at once, like systemd's."""
+    """An Envoy that is started and stopped by commands, which return at once, like systemd's."""
 
     stack: LocalCluster
     name: str
@@ -44,14 +46,14 @@ class SupervisedEnvoy:
         )
 
     def command(self, verb: str) -> str:
-        """Return an operator's command for `start` or `stop`."""
+        """Return the operator's command that starts or stops this Envoy. `verb` is `start` or `stop`."""
         return f"sh -c 'echo {verb} > {self.fifo}'"
 
     @asynccontextmanager
     async def supervised(self) -> AsyncIterator[SupervisedEnvoy]:
         """Execute the commands during the block."""
         os.mkfifo(self.fifo)
-        # Open for writing too, so that there is always a writer and reading never returns EOF.
+        # Open the FIFO for writing too: while it has a writer, reads never return EOF.
         inbox = os.open(self.fifo, os.O_RDWR | os.O_NONBLOCK)
         verbs: asyncio.Queue[str] = asyncio.Queue()
 
@@ -82,31 +84,32 @@ class SupervisedEnvoy:
                     try:
                         await self.process.launch()
                     except ProcessFailed:
-                        continue  # A supervisor's command has returned by then, too.
+                        continue  # The start command has already returned, like systemd's.
                 case "stop":
                     if self.process.is_running:
                         await self.process.terminate()
 
 
 def make_supervised_envoy(
-    stack: LocalCluster, name: str, replacement: tuple[str, str] | None = None, *, admin: str | None = None
+    stack: LocalCluster, name: str, *, admin: str | None = None, old_text: str = "", new_text: str = ""
 ) -> SupervisedEnvoy:
-    """Create one more Envoy of the cluster, not started. `replacement`: new and old text in its bootstrap."""
+    """Create an Envoy without starting it. In its bootstrap, `new_text` replaces `old_text`, if given."""
     admin = admin or f"127.0.0.1:{stack.ports.allocate()}"
-    original = render_bootstrap(
+    bootstrap = render_bootstrap(
         stack.control_plane.parsed_settings(),
         control_planes=[f"127.0.0.1:{stack.advertised.xds}"],
         node_id=name,
         admin=admin,
         module=str(require_module()),
     )
-    bootstrap = original if replacement is None else original.replace(replacement[1], replacement[0])
-    assert replacement is None or bootstrap != original
+    if old_text:
+        assert old_text in bootstrap
+        bootstrap = bootstrap.replace(old_text, new_text)
     return SupervisedEnvoy(stack, name, admin, bootstrap)
 
 
 def first_admin_address(stack: LocalCluster) -> str:
-    """Return the admin address of the Envoy that the cluster was started with."""
+    """Return the admin address of the cluster's first Envoy."""
     return f"127.0.0.1:{stack.advertised.admin}"
 
 
@@ -124,9 +127,9 @@ async def start_replacement(
 
 
 async def accepts_sessions(admin: str) -> bool | None:
-    """Return whether the Envoy accepts sessions; None: no Envoy answers."""
+    """Return whether the Envoy accepts sessions, None if no Envoy answers."""
     try:
-        async with httpx2.AsyncClient(trust_env=False, timeout=5.0) as http:
+        async with http_client(timeout=5.0) as http:
             page = await http.get(f"http://{admin}/stats", params={"filter": "listener_stopped"})
     except httpx2.TransportError:
         return None
@@ -138,12 +141,12 @@ class WorkingSession:
 
     def __init__(self, client: CountingClient, statement: bytes) -> None:
         self.client = client
-        self._statement = statement  # The id of a prepared statement; empty: text.
+        self._statement = statement  # The id of a prepared statement; empty for text statements.
         self.answers = 0
         self._ending = asyncio.Event()
 
     async def run(self) -> None:
-        """Run statements. Raises AssertionError, OSError or IncompleteReadError for a wrong response."""
+        """Run statements. Raises AssertionError after an error, OSError or EOFError after a disconnect."""
         while not self._ending.is_set():
             if self._statement:
                 response = await self.client.send_command(
@@ -158,7 +161,7 @@ class WorkingSession:
         await self.client.read_to_end()
 
     def stop(self) -> None:
-        """Let it quit by itself, as a client does."""
+        """Make the session send COM_QUIT after its current statement."""
         self._ending.set()
 
 
@@ -166,7 +169,7 @@ class WorkingSession:
 async def run_working_sessions(
     port: int, count: int, tls: SSLContext | None = None
 ) -> AsyncIterator[tuple[list[WorkingSession], list[asyncio.Task[None]]]]:
-    """Run this many sessions: every second one prepares its statement, every third uses TLS (with `tls`)."""
+    """Run `count` sessions. Every second session prepares its statement, every third uses `tls` if set."""
     async with AsyncExitStack() as exit_stack:
         sessions = []
         for number in range(count):
@@ -202,7 +205,7 @@ class ConnectionAttempts:
 
 @asynccontextmanager
 async def connect_repeatedly(port: int, parallel: int) -> AsyncIterator[ConnectionAttempts]:
-    """Run this many clients that connect, read the greeting and disconnect, without a pause."""
+    """Run `parallel` clients that repeatedly connect, read the greeting and disconnect."""
     attempts = ConnectionAttempts()
     stopping = asyncio.Event()
 

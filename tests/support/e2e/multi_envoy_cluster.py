@@ -1,4 +1,4 @@
-"""A cluster behind several real Envoys, with the counts of its nodes."""
+"""A cluster behind several real Envoys, and the session counts of its nodes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ import httpx2
 from controlplane.model.nodes import EMPTY_MAP
 from sandbox.local_cluster import LocalCluster, WaitTimeout
 from sandbox.mariadb import MariaDb
+from sandbox.server import http_client
 from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb import Tidb
-from tests.support.e2e.client_crowd import ClientCrowd
 from tests.support.e2e.cluster import is_up_to_date, run_another_envoy
+from tests.support.e2e.pinging_clients import PingingClients
 from tests.support.module.bootstrap import require_module
 
 _WAIT_TIMEOUT_SECONDS = 30.0
 _STABLE_SECONDS = 1.5
-"""How long a balance has to last: a session counts at both nodes while it migrates."""
+"""How long counts must meet a condition: during a migration, both nodes count the session."""
 
 
 @dataclass
@@ -35,10 +36,10 @@ class BalancedCluster:
     ports: list[int]
     status_client: httpx2.AsyncClient
     settled_at: float = 0.0
-    """Monotonic time since when the condition of the last wait has held."""
+    """Monotonic time at which the last awaited condition became true."""
 
     async def node_connections(self) -> dict[str, int]:
-        """Return the number of clients of each node, direct ones too, as the node itself counts them."""
+        """Return each node's own count of its clients, including direct clients."""
         nodes = self.stack.tidb
         pages = await asyncio.gather(*(self.status_client.get(f"{node.status_url}/status") for node in nodes))
         return {
@@ -46,14 +47,14 @@ class BalancedCluster:
             for node, page in zip(nodes, pages, strict=True)
         }
 
-    async def is_reported(self, crowd: ClientCrowd) -> bool:
-        """Return whether the control plane reports all clients, at the nodes where they are."""
+    async def is_reported(self, clients: PingingClients) -> bool:
+        """Return whether the control plane's counts equal the nodes' own counts and include all clients."""
         shown = {address: node["connections"] for address, node in (await self.stack.nodes()).items()}
-        return shown == await self.node_connections() and sum(shown.values()) == len(crowd.clients)
+        return shown == await self.node_connections() and sum(shown.values()) == len(clients.clients)
 
     async def set_node_metrics(self, node: Tidb, **values: float) -> None:
         """Set the metrics that a node reports (sandbox/tidb_sim/simulated_metrics.py)."""
-        (await self.status_client.post(f"{node.status_url}/sim/vitals", json=values)).raise_for_status()
+        (await self.status_client.post(f"{node.status_url}/sim/metrics", json=values)).raise_for_status()
 
     async def wait_for_counts(
         self,
@@ -61,18 +62,18 @@ class BalancedCluster:
         what: str,
         seconds: float = _WAIT_TIMEOUT_SECONDS,
     ) -> dict[str, int]:
-        """Wait until the nodes' counts meet the condition and keep doing so; return these counts."""
+        """Wait until the nodes' counts have met the condition for _STABLE_SECONDS. Return these counts."""
         counts: dict[str, int] = {}
         since = math.inf
 
-        async def lasts() -> bool:
+        async def is_stable() -> bool:
             nonlocal since
             counts.update(await self.node_connections())
             since = min(since, time.monotonic()) if condition(counts) else math.inf
             return time.monotonic() - since >= _STABLE_SECONDS
 
         try:
-            await self.stack.wait_until(lasts, what, seconds)
+            await self.stack.wait_until(is_stable, what, seconds)
         except WaitTimeout as timeout:
             raise AssertionError(f"{timeout}; the nodes have {counts}") from timeout
         self.settled_at = since
@@ -107,7 +108,7 @@ async def run_balanced_cluster(
         for number in range(2, envoys + 1):
             other = run_another_envoy(stack, f"envoy-{number}", module=require_module())
             ports.append(await exit_stack.enter_async_context(other))
-        status_client = await exit_stack.enter_async_context(httpx2.AsyncClient(trust_env=False, timeout=5.0))
+        status_client = await exit_stack.enter_async_context(http_client(timeout=5.0))
         yield BalancedCluster(stack, ports, status_client)
         assert stack.violations() == []
 
@@ -118,7 +119,7 @@ def imbalance(counts: Mapping[str, int]) -> float:
 
 
 def is_fair(counts: Mapping[str, int], weights: Mapping[str, float] = EMPTY_MAP) -> bool:
-    """Return whether each node has its share, to one session: a migrated session stays for a minute."""
+    """Return whether each node's count differs from its share by at most one session."""
     capacities = {address: weights.get(address, 1.0) for address in counts}
     level = sum(counts.values()) / sum(capacities.values())
     return all(abs(count - level * capacities[address]) <= 1 for address, count in counts.items())

@@ -18,6 +18,7 @@ from sandbox.envoy import EnvoyProcess
 from sandbox.etcd import Etcd
 from sandbox.mariadb import MariaDb
 from sandbox.ports import Ports
+from sandbox.server import http_client
 from sandbox.tidb import FakeTidb, Tidb
 from tests.support.e2e.cluster import CountingClient, counting_client
 from tests.support.module.bootstrap import require_module
@@ -29,14 +30,14 @@ _PAUSE_SECONDS = 0.02  # Between two statements of a client.
 
 @dataclass
 class ReplicatedCluster:
-    """The running parts."""
+    """The parts of the running cluster."""
 
     etcd: Etcd
     nodes: list[Tidb]
     control_planes: list[ControlPlaneProcess]
     envoy: EnvoyProcess
     sql_port: int
-    http: dict[str, httpx2.AsyncClient]  # By the name of the control plane.
+    http: dict[str, httpx2.AsyncClient]  # A client for each control plane, by its name.
 
     def running_control_planes(self) -> list[ControlPlaneProcess]:
         """Return the control planes that run."""
@@ -52,7 +53,7 @@ class ReplicatedCluster:
         return response
 
     async def wait_for_leader(self, *, excluded_name: str = "", seconds: float = 30.0) -> ControlPlaneProcess:
-        """Wait for a control plane that reports itself as leader; `excluded_name` does not count."""
+        """Wait until a control plane other than `excluded_name` reports itself as leader, and return it."""
         leaders: list[ControlPlaneProcess] = []
 
         async def has_leader() -> bool:
@@ -70,15 +71,15 @@ class ReplicatedCluster:
             replicas = (await self.get(plane, "/v1/replicas"))["replicas"]
         except httpx2.TransportError:
             return False
-        return any(replica["is_us"] and replica["leads"] for replica in replicas)
+        return any(replica["is_self"] and replica["is_leader"] for replica in replicas)
 
     async def states(self, plane: ControlPlaneProcess) -> dict[str, str]:
         """Return the state of each node by address, according to one control plane."""
         nodes = (await self.get(plane, "/v1/nodes"))["nodes"]
         return {node["address"]: node["state"] for node in nodes}
 
-    async def drained(self, plane: ControlPlaneProcess) -> set[str]:
-        """Return the drained nodes, according to one control plane."""
+    async def nodes_with_drain(self, plane: ControlPlaneProcess) -> set[str]:
+        """Return the nodes that are draining or drained, according to one control plane."""
         nodes = (await self.get(plane, "/v1/nodes"))["nodes"]
         return {node["address"] for node in nodes if node["drain"] is not None}
 
@@ -104,7 +105,7 @@ async def run_replicated_cluster(
     arguments: tuple[str, ...],
     settings: Mapping[str, Any],
 ) -> AsyncIterator[ReplicatedCluster]:
-    """Run the cluster with all parts in service; a client's protocol violation fails the test."""
+    """Run the cluster with all parts in service. A protocol violation fails the test."""
     async with AsyncExitStack() as exit_stack:
         ports = exit_stack.enter_context(Ports())
         sql = ports.allocate()
@@ -150,10 +151,7 @@ async def run_replicated_cluster(
         for server in (*tidbs, *planes, envoy):
             await exit_stack.enter_async_context(server)
         http = {
-            plane.name: await exit_stack.enter_async_context(
-                httpx2.AsyncClient(base_url=plane.api_url, trust_env=False, timeout=10.0)
-            )
-            for plane in planes
+            plane.name: await exit_stack.enter_async_context(http_client(plane.api_url)) for plane in planes
         }
         cluster = ReplicatedCluster(etcd, tidbs, planes, envoy, sql, http)
         await cluster.wait_for_leader()
@@ -166,7 +164,7 @@ async def run_replicated_cluster(
 
 
 class WorkingClients:
-    """Clients that run statements without a break; failures are recorded."""
+    """Clients that run statements repeatedly. Their failures are recorded."""
 
     def __init__(self) -> None:
         self.answers = 0
@@ -176,7 +174,7 @@ class WorkingClients:
     @classmethod
     @asynccontextmanager
     async def run(cls, port: int, count: int) -> AsyncIterator[WorkingClients]:
-        """Run this many clients during the block. Raises AssertionError at its end if one failed."""
+        """Run this many clients during the block. Raises AssertionError at its end if a client failed."""
         sessions = cls()
         async with AsyncExitStack() as exit_stack:
             tasks = []
@@ -191,6 +189,11 @@ class WorkingClients:
                     task.cancel()
                 await asyncio.gather(*tasks, return_exceptions=True)
         assert sessions.failures == []
+
+    async def wait_for_answers(self, count: int) -> None:
+        """Wait until the clients have received this many more answers."""
+        target = self.answers + count
+        await wait_until(lambda: self.answers >= target, 60)
 
     async def _work(self, client: CountingClient) -> None:
         loop = asyncio.get_running_loop()
@@ -209,7 +212,7 @@ class WorkingClients:
 
 @dataclass
 class EnvoyWatcher:
-    """Samples an Envoy: minimal number of endpoints, missing listeners, and counts of its changes."""
+    """Samples endpoint and listener counts. Checks that no listener changes and no cluster is removed."""
 
     envoy: EnvoyProcess
     min_endpoints: int = 10**9
@@ -220,7 +223,7 @@ class EnvoyWatcher:
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[EnvoyWatcher]:
         """Sample during the block."""
-        before = await self._change_counters()
+        before = await self._listener_and_cluster_counters()
         task = asyncio.create_task(self._sample())
         try:
             yield self
@@ -229,11 +232,11 @@ class EnvoyWatcher:
             await asyncio.gather(task, return_exceptions=True)
         assert self.problems == []
         assert self.sample_count > 0
-        after = await self._change_counters()
+        after = await self._listener_and_cluster_counters()
         assert after == before, (before, after)
 
-    async def _change_counters(self) -> dict[str, int]:
-        """Return how often listeners and clusters were added, changed or removed."""
+    async def _listener_and_cluster_counters(self) -> dict[str, int]:
+        """Return how often listeners were added, changed or removed, and how often clusters were removed."""
         names = r"^(listener_manager\.listener_(added|modified|removed)|cluster_manager\.cluster_removed)$"
         return await self.envoy.stats(names)
 

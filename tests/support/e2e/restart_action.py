@@ -1,4 +1,4 @@
-"""The action of a rollout in tests: a command that makes the test restart a simulated server, or fail."""
+"""The action of a rollout in tests: a command that asks the test to restart a simulated server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.waiting import wait_until
 NEW_VERSION = "v8.5.4"
 ACTION = "restart"
 
-# The command of the control plane: it logs its start, and then asks the test for the restart.
+# The control plane runs this command, which logs its start and then asks the test for the restart.
 _SCRIPT = """
 import json, os, socket, sys
 port, log, address, version = sys.argv[1:]
@@ -38,7 +38,7 @@ sys.exit(answer != "done")
 
 @dataclass(frozen=True, slots=True)
 class CommandRun:
-    """One run of the command, from its own log. `version`: the rollout's target version."""
+    """One run of the command, as the command logs it. `version`: the rollout's target version."""
 
     address: str
     version: str
@@ -48,14 +48,14 @@ class CommandRun:
 
 
 RestartBehavior = Callable[[Tidb, CommandRun], Awaitable[str]]
-"""What is done with a node; returns `done`, or the message with which the command fails."""
+"""Restarts a node or simulates a fault. Returns `done`, or the message with which the command fails."""
 
 
 class RestartCommand:
-    """Executes a node's behavior for each run of the command, `default_behavior` unless another is set.
+    """Executes each run of the command: the behavior that a test has set for the node, or `default_behavior`.
 
-    `survives_interruption`: a started restart continues if the command is killed, as one does that was
-    handed to another machine; otherwise the node stays in its current state.
+    With `continues_when_killed`, a restart continues after the command is killed, as if another machine
+    executed the restart. Otherwise the restart is canceled.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -67,7 +67,7 @@ class RestartCommand:
         self._tasks: set[asyncio.Task[None]] = set()
         self.nodes: Callable[[], Sequence[Tidb]] = list
         self.default_behavior: RestartBehavior = restart_node
-        self.survives_interruption = True
+        self.continues_when_killed = True
         self.interrupted_runs: list[CommandRun] = []
         self.active_addresses: set[str] = set()
 
@@ -87,7 +87,7 @@ class RestartCommand:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The section `rollouts` of a configuration with this action as `restart`."""
+        """The section `rollouts` of a configuration. Its action `restart` runs this command."""
         assert self._server is not None
         port = str(self._server.sockets[0].getsockname()[1])
         command = [
@@ -107,7 +107,7 @@ class RestartCommand:
         self._behaviors[address] = behavior
 
     async def wait_started(self, address: str) -> None:
-        """Wait until a command has started the behavior of that node."""
+        """Wait until a run of the command is executing the behavior of this node."""
         await wait_until(lambda: address in self.active_addresses, 30)
 
     def reset_behaviors(self) -> None:
@@ -144,7 +144,7 @@ class RestartCommand:
             await asyncio.wait({behavior, disconnected}, return_when=asyncio.FIRST_COMPLETED)
             if not behavior.done():
                 self.interrupted_runs.append(run)
-                if not self.survives_interruption:
+                if not self.continues_when_killed:
                     behavior.cancel()
             with suppress(asyncio.CancelledError):
                 result = await behavior
@@ -159,12 +159,12 @@ class RestartCommand:
 
 
 async def restart_node(node: Tidb, run: CommandRun) -> str:
-    """Restart the node with the version that the rollout wants."""
+    """Restart the node with the rollout's target version."""
     return await restart_with_version(run.version)(node, run)
 
 
 def restart_with_version(version: str) -> RestartBehavior:
-    """Return a behavior that restarts with this version; empty: with the current one."""
+    """Return a behavior that restarts the node with `version`; if it is empty, with the current version."""
 
     async def restart(node: Tidb, run: CommandRun) -> str:
         await node.terminate()
@@ -192,7 +192,7 @@ def fail_with(message: str) -> RestartBehavior:
 
 
 def wait_for_event(event: asyncio.Event, behavior: RestartBehavior = restart_node) -> RestartBehavior:
-    """Return a behavior that waits for an event first."""
+    """Return a behavior that waits for `event`, then executes `behavior`."""
 
     async def wait_first(node: Tidb, run: CommandRun) -> str:
         await event.wait()
@@ -215,7 +215,7 @@ ROLLOUT_REQUEST: Mapping[str, Any] = {
     "drain_deadline_seconds": 20,
     "return_deadline_seconds": 20,
 }
-"""A fast rollout."""
+"""The request of a fast rollout."""
 
 
 async def start_rollout(api: httpx2.AsyncClient, **overrides: Any) -> str:
@@ -235,7 +235,7 @@ async def get_rollout(api: httpx2.AsyncClient, name: str) -> dict[str, Any]:
 async def wait_for_phase(
     api: httpx2.AsyncClient, name: str, *phases: str, seconds: float = 60.0
 ) -> dict[str, Any]:
-    """Wait until the rollout is in one of these phases, and return it. Raises AssertionError if it is not."""
+    """Wait until the rollout is in one of these phases, and return it. Raises AssertionError on a timeout."""
     return await wait_for_rollout(api, name, lambda rollout: rollout["phase"] in phases, seconds)
 
 
@@ -254,7 +254,6 @@ async def wait_for_rollout(
 
 
 def stage_by_node(rollout: Mapping[str, Any]) -> dict[str, str]:
-    """Return the stage of each node."""
     return {step["address"]: step["stage"] for step in rollout["steps"]}
 
 

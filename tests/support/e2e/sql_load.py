@@ -1,19 +1,20 @@
-"""Load for end-to-end tests: sysbench on long sessions, and a stream of short ones."""
+"""Load for end-to-end tests: a stream of short sessions."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import asyncmy
 from asyncmy.errors import MySQLError
 
-# Uniform, so that few transactions deadlock.
-TABLE_OPTIONS = ("--tables=2", "--table-size=10000", "--rand-type=uniform")
+from controlplane.aio import wait_at_most
+
+LANE_PAUSE_SECONDS = 0.02
+"""Pause after each session. Without pauses, the sessions would use a whole core, which other tests need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,45 +29,44 @@ class SessionAttempt:
 
 @dataclass(slots=True)
 class ShortSessions:
-    """Sessions that log in, query their node, and quit; one after the other on each lane."""
+    """Sessions that log in, query their node, and quit. Each lane is a task that runs them in turn."""
 
     port: int
     attempts: list[SessionAttempt] = field(default_factory=list)
-    is_stopping: bool = False  # No more sessions are started.
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)  # If set, no more sessions are started.
     _attempt_added: asyncio.Condition = field(default_factory=asyncio.Condition)
 
     def failures(self, since: float = 0.0) -> list[SessionAttempt]:
-        """Return the sessions started at or after `since` that failed."""
+        """Return the failed sessions that started at or after `since`."""
         return [a for a in self.attempts if a.started_at >= since and a.port is None]
 
     def nodes(self, since: float) -> set[int]:
-        """Return the SQL ports of the nodes of the sessions started at or after `since`."""
+        """Return the SQL ports of the nodes that served sessions started at or after `since`."""
         return {a.port for a in self.attempts if a.started_at >= since and a.port is not None}
 
     async def wait_for_attempts(self, count: int) -> None:
         """Wait until this many more sessions have ended."""
         target = len(self.attempts) + count
-        async with asyncio.timeout(30), self._attempt_added:
+        async with asyncio.timeout(90), self._attempt_added:
             await self._attempt_added.wait_for(lambda: len(self.attempts) >= target)
 
-    async def wait_for_first_on(self, port: int, timeout: float) -> float:
-        """Wait for the first session on a node; return when it ended."""
+    async def wait_for_first_on(self, port: int, timeout: float) -> None:
+        """Wait for the first session on the node with the SQL port `port`."""
         async with asyncio.timeout(timeout), self._attempt_added:
             await self._attempt_added.wait_for(lambda: port in self.nodes(0.0))
-        return next(a.ended_at for a in self.attempts if a.port == port)
 
     async def _run_lane(self) -> None:
-        while not self.is_stopping:
+        while not self.stopping.is_set():
             started_at = time.monotonic()
             try:
                 async with asyncio.timeout(10):
-                    port, error = await find_serving_port(self.port), ""
+                    port, error = await node_port_of_new_session(self.port), ""
             except (MySQLError, OSError, TimeoutError) as failure:
                 port, error = None, f"{type(failure).__name__}: {failure}"
             async with self._attempt_added:
                 self.attempts.append(SessionAttempt(started_at, time.monotonic(), port, error))
                 self._attempt_added.notify_all()
-            await asyncio.sleep(0.005)
+            await wait_at_most(self.stopping, LANE_PAUSE_SECONDS)
 
 
 @asynccontextmanager
@@ -77,12 +77,12 @@ async def run_short_sessions(port: int, lanes: int = 2) -> AsyncIterator[ShortSe
     try:
         yield sessions
     finally:
-        # Not cancelled: a half-finished login would remain, and the error of a lane would be lost.
-        sessions.is_stopping = True
+        # Do not cancel the lanes: a half-finished login would remain, and the error of a lane would be lost.
+        sessions.stopping.set()
         await asyncio.gather(*tasks)
 
 
-async def find_serving_port(port: int) -> int:
+async def node_port_of_new_session(port: int) -> int:
     """Return the SQL port of the node that serves a new session through `port`."""
     connection = await asyncmy.connect(host="127.0.0.1", port=port, user="root", connect_timeout=10)
     try:
@@ -92,55 +92,3 @@ async def find_serving_port(port: int) -> int:
             return int(node_port)
     finally:
         connection.close()
-
-
-class Sysbench:
-    """A running `sysbench oltp_read_write`, which fails at any error except a deadlock."""
-
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
-        self._process = process
-
-    async def wait_for_failure(self) -> str:
-        """Wait for its end; return its output if it failed, empty if it succeeded."""
-        output, _ = await self._process.communicate()
-        text = output.decode(errors="replace")
-        if self._process.returncode == 0 and re.search(r"reconnects:\s+0 ", text):
-            return ""
-        return text or f"ended with {self._process.returncode}"
-
-
-@asynccontextmanager
-async def run_sysbench(
-    port: int, database: str, *, seconds: int, threads: int = 16
-) -> AsyncIterator[Sysbench]:
-    """Run `oltp_read_write` for some seconds, one session per thread; killed if the block ends earlier."""
-    process = await _start(port, database, [f"--threads={threads}", f"--time={seconds}", "run"])
-    try:
-        yield Sysbench(process)
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.wait()
-
-
-async def prepare_sysbench(port: int, database: str) -> None:
-    """Fill the tables for sysbench."""
-    process = await _start(port, database, ["prepare"])
-    output, _ = await process.communicate()
-    assert process.returncode == 0, output.decode(errors="replace")
-
-
-async def _start(port: int, database: str, arguments: Sequence[str]) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        "sysbench",
-        "oltp_read_write",
-        "--db-driver=mysql",
-        "--mysql-host=127.0.0.1",
-        f"--mysql-port={port}",
-        "--mysql-user=root",
-        f"--mysql-db={database}",
-        *TABLE_OPTIONS,
-        *arguments,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )

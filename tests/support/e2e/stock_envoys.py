@@ -1,4 +1,4 @@
-"""Stock Envoys that balance independently by least connections, without a control plane."""
+"""Envoys without Tidevoy, for a comparison. Each balances by least connections and knows only its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TCP_PROXY = "envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy"
 async def run_stock_envoys(
     directory: Path, ports: Ports, nodes: Sequence[str], count: int
 ) -> AsyncIterator[list[int]]:
-    """Run the Envoys; yield their ports once all of them serve."""
+    """Run `count` Envoys. Yield their SQL ports."""
     sql_ports = [ports.allocate() for _ in range(count)]
     envoys = [
         EnvoyProcess(json.dumps(stock_bootstrap(port, nodes)), directory, name=f"stock-{number}")
@@ -36,14 +36,14 @@ def stock_bootstrap(port: int, nodes: Sequence[str]) -> dict[str, Any]:
     """Return a plain configuration, as a user without Tidevoy would write it."""
     proxy = {"@type": f"type.googleapis.com/{_TCP_PROXY}", "stat_prefix": "sql", "cluster": "tidb"}
     filters = [{"name": "tcp_proxy", "typed_config": proxy}]
-    endpoints = [{"endpoint": {"address": _socket(node)}} for node in nodes]
+    endpoints = [{"endpoint": {"address": _socket_address(node)}} for node in nodes]
     return {
-        "admin": {"address": _socket("127.0.0.1:0")},
+        "admin": {"address": _socket_address("127.0.0.1:0")},
         "static_resources": {
             "listeners": [
                 {
                     "name": "sql",
-                    "address": _socket(f"127.0.0.1:{port}"),
+                    "address": _socket_address(f"127.0.0.1:{port}"),
                     "filter_chains": [{"filters": filters}],
                 }
             ],
@@ -63,6 +63,6 @@ def stock_bootstrap(port: int, nodes: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _socket(address: str) -> dict[str, Any]:
+def _socket_address(address: str) -> dict[str, Any]:
     host, _, port = address.rpartition(":")
     return {"socket_address": {"address": host, "port_value": int(port)}}

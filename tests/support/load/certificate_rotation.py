@@ -1,4 +1,4 @@
-"""Certificates that are rotated under a running proxy."""
+"""Certificates that are rotated while a proxy runs."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from tests.support.waiting import wait_until
 
 
 class CertificateRotation:
-    """An authority and, in two files, the certificate and key of the proxy.
-
-    Rotated as an operator would: file by file, each by a rename.
-    """
+    """A CA, and the proxy's certificate and key in two files. `rotate` replaces each file by a rename."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True)
@@ -35,7 +32,7 @@ class CertificateRotation:
         return {"cert": str(self._cert), "key": str(self._key)}
 
     def client_context(self) -> ssl.SSLContext:
-        """Return a client context that trusts the authority."""
+        """Return a client context that trusts the CA."""
         context = ssl.create_default_context()
         self._authority.configure_trust(context)
         return context
@@ -44,7 +41,7 @@ class CertificateRotation:
         """Write a new certificate and key."""
         issued = self._authority.issue_cert("127.0.0.1", "localhost")
         pem = issued.cert_chain_pems[0].bytes()
-        # Between the two renames the pair does not match; the proxy keeps the old one.
+        # Between the two renames, certificate and key do not match. The proxy keeps the old pair.
         pairs = [(self._cert, pem), (self._key, issued.private_key_pem.bytes())]
         if next(self._versions) % 2:
             pairs.reverse()
@@ -55,10 +52,7 @@ class CertificateRotation:
         self.serial = x509.load_pem_x509_certificate(pem).serial_number
 
     async def wait_until_served(self, port: int, trusting: ssl.SSLContext, seconds: float) -> None:
-        """Log in until a new session gets the current certificate.
-
-        Raises TimeoutError if none does in time.
-        """
+        """Log in until a new session gets the current certificate. Raises TimeoutError."""
 
         async def is_served() -> bool:
             return await asyncio.to_thread(_served_serial, port, trusting) == self.serial

@@ -1,4 +1,4 @@
-"""Whole packets that load clients send. Layouts: MySQL client/server protocol, connection phase."""
+"""Packets of the MySQL client/server protocol that load clients send."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.tidb_sim_clients import CAPABILITIES
 _WITH_TLS = CAPABILITIES | Capability.SSL
 
 SSL_REQUEST = frame(1, struct.pack("<IIB23x", _WITH_TLS, 1 << 24, 45))
-"""Requests TLS; the ClientHello follows."""
+"""Requests TLS. The client sends its ClientHello next."""
 QUIT = frame(0, bytes((MySqlCommand.QUIT,)))
 
 

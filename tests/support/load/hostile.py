@@ -1,4 +1,4 @@
-"""Clients that hold the conversations of `malformed.py` in parallel, and check that each one ends."""
+"""Clients that run the conversations of `malformed.py` in parallel, and check that each conversation ends."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.support.load.client_packets import SSL_REQUEST, login
 from tests.support.load.malformed import UNPRIVILEGED_USER, ConnectionEnd, MalformedConversation
 
 _MAX_PARALLEL = 48
-# Silent conversations mostly wait.
+# Silent conversations mostly wait, so more of them may run in parallel.
 _MAX_PARALLEL_SILENT = 200
 _LINGER_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for 0 s
 
 
 @dataclass(slots=True)
 class HostileResult:
-    """Conversations by kind, how they ended, and those that never ended."""
+    """Numbers of conversations by kind and by end, and the conversations that never ended."""
 
     count_by_kind: Counter[str] = field(default_factory=Counter)
     count_by_end: Counter[str] = field(default_factory=Counter)
@@ -32,13 +32,11 @@ class HostileResult:
 
     @property
     def count(self) -> int:
-        """Number of finished conversations."""
+        """Number of all conversations, including the conversations that never ended."""
         return self.count_by_kind.total()
 
 
 class _PlainConnection:
-    """A connection without TLS."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
 
@@ -62,7 +60,7 @@ class _TlsConnection(_PlainConnection):
         self._tls = tls.wrap_bio(self._incoming, self._outgoing)
 
     async def handshake(self) -> None:
-        """Send the SSLRequest and shake hands. Raises ConnectionError if the proxy disconnects."""
+        """Send the SSLRequest and do the TLS handshake. Raises ConnectionError if the proxy disconnects."""
         self.writer.write(SSL_REQUEST)
         while True:
             try:
@@ -93,7 +91,7 @@ class _TlsConnection(_PlainConnection):
 async def run_hostile_clients(
     port: int, conversations: Iterable[MalformedConversation], count: int, timeout_seconds: float
 ) -> HostileResult:
-    """Hold the first `count` conversations; one that the proxy does not end in time hangs."""
+    """Run the first `count` conversations. Those that do not end within the timeout are in `hung`."""
     result = HostileResult()
     active, silent = asyncio.Semaphore(_MAX_PARALLEL), asyncio.Semaphore(_MAX_PARALLEL_SILENT)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -118,12 +116,13 @@ async def run_hostile_clients(
 
 
 async def _run_conversation(port: int, conversation: MalformedConversation, tls: ssl.SSLContext) -> str:
-    """Return how it ended. Raises ConnectionRefusedError if nobody listens: the proxy has exited."""
+    """Return how the conversation ended. Raises ConnectionRefusedError if the proxy has exited."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     raw: socket.socket = writer.get_extra_info("socket")
     try:
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        greeting = b"" if conversation.skips_greeting else await reader.read(65536)
+        if not conversation.skips_greeting:
+            await reader.read(65536)
         tls_connection = _TlsConnection(reader, writer, tls) if conversation.tls else None
         if tls_connection is not None:
             await tls_connection.handshake()
@@ -143,11 +142,11 @@ async def _run_conversation(port: int, conversation: MalformedConversation, tls:
         answer = await reader.read()
         if conversation.skips_greeting:
             _, answer = _first_packet(answer)
-        return _describe_end(greeting, answer)
-    except OSError:  # Includes "not connected" of shutdown(2).
+        return _describe_end(answer)
+    except OSError:  # Also ENOTCONN of `write_eof`.
         return "reset by the proxy"
     except asyncio.CancelledError:
-        writer.transport.abort()  # Unsent data would keep it open.
+        writer.transport.abort()  # Unsent data would keep the connection open.
         raise
     finally:
         writer.close()
@@ -160,7 +159,7 @@ def _first_packet(data: bytes) -> tuple[bytes, bytes]:
     return data[:end], data[end:]
 
 
-def _describe_end(greeting: bytes, answer: bytes) -> str:
+def _describe_end(answer: bytes) -> str:
     if answer[HEADER_SIZE : HEADER_SIZE + 1] == b"\xff":
         return "closed with an error packet"
     return "closed" if not answer else "answered"

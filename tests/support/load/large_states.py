@@ -1,7 +1,7 @@
-"""A node whose sessions export states of any size without storing them: all send the same bytes.
+"""A fake node whose sessions export session states of any size. All sessions export the same bytes.
 
-A session has only `ROW_COUNT()`, which SHOW SESSION_STATES changes and SET SESSION_STATES sets. It does not
-use asyncio's streams, which would copy the bytes of each write that does not fit into the socket.
+The only real state of a session is `ROW_COUNT()`: SHOW SESSION_STATES changes it, and SET SESSION_STATES sets
+it. The node does not use asyncio's streams, because they copy data that does not fit into the socket.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OK = frame(1, _LOGIN_OK)
 _INSERTED = frame(1, b"\0%c\0\x02\0\0\0" % INSERTED_ROWS)
 _DENIED = err(1045, "Access denied", "28000")
 _REPEATED_VALUE = b"0123456789abcd''"
-"""Repeated in the value of a variable; SET SESSION_STATES must escape the quotes."""
+"""The value of a variable repeats this text. SET SESSION_STATES must escape the quotes."""
 
 
 def build_states(size: int) -> bytes:
@@ -51,7 +51,7 @@ def build_states(size: int) -> bytes:
 
 @dataclass
 class LargeStatesNode:
-    """A node. `size`: bytes of each session's states; `denies_tokens`: it denies logins with a token."""
+    """A node. `size`: bytes of each session's states. `denies_tokens`: whether it denies logins by token."""
 
     size: int = 0
     denies_tokens: bool = False
@@ -133,7 +133,10 @@ class LargeStatesNode:
                     await packets.send(_OK)
 
     def _check_restored(self, text: bytes, has_token: bool) -> int:
-        """Check the states that a session gets: all, or what an export changed. Returns its ROW_COUNT()."""
+        """Check the states in a SET SESSION_STATES, and return the value of ROW_COUNT() that they set.
+
+        With `has_token`, the statement must set all states, otherwise only those that an export changes.
+        """
         literal = text.removeprefix(b"SET SESSION_STATES '").removesuffix(b"'")
         json_text = literal.replace(b"''", b"'").replace(b"\\\\", b"\\")
         if not has_token:

@@ -1,4 +1,4 @@
-"""Logins at a steady rate that are abandoned at every stage of the handshake, each by FIN or by RST."""
+"""Logins at a steady rate. The clients disconnect at every stage of the handshake, by FIN or by RST."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from sandbox.tidb_sim.packets import frame
 from tests.support.load.always_ok_node import AUTH_SWITCH_USER
 from tests.support.load.client_packets import QUIT, SSL_REQUEST, login, query
 
-_MAX_PARALLEL_VISITS = 500
-# Longer than any visit takes: one that takes so long hangs.
-_VISIT_TIMEOUT_SECONDS = 60.0
+_MAX_PARALLEL_ATTEMPTS = 500
+# An attempt is one client's connection. A longer attempt counts as a failure.
+_ATTEMPT_TIMEOUT_SECONDS = 60.0
 _LINGER_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, for 0 s
 
 
 class LoginStage(StrEnum):
-    """Where a client disconnects."""
+    """The stage of the login at which a client disconnects."""
 
     ACCEPTED = "at once"
     CONNECTING = "before the greeting"
@@ -47,7 +47,7 @@ class LoginStage(StrEnum):
 TLS_STAGES = frozenset(
     {LoginStage.SSL_REQUEST, LoginStage.HALF_HELLO, LoginStage.HELLO, LoginStage.TLS, LoginStage.TLS_OK}
 )
-# A full TLS handshake is expensive; it is chosen less often.
+# Stages after a full TLS handshake are expensive, so they are chosen less often.
 _EXPENSIVE_STAGES = frozenset({LoginStage.TLS, LoginStage.TLS_OK})
 _WEIGHTED_EXITS = [
     (stage, reset)
@@ -58,8 +58,6 @@ _WEIGHTED_EXITS = [
 
 @dataclass(slots=True)
 class StormResult:
-    """Result of a storm."""
-
     rate: float = 0.0
     seconds: float = 0.0
     completed: Counter[str] = field(default_factory=Counter)
@@ -70,7 +68,7 @@ class _ClosedByProxy(Exception):
     """The proxy closed the connection before the client disconnected."""
 
 
-class _LoginVisit:
+class _LoginAttempt:
     """One client, on a raw socket."""
 
     def __init__(self, tls: ssl.SSLContext, rng: random.Random) -> None:
@@ -170,8 +168,8 @@ class _LoginVisit:
             raise _ClosedByProxy
         return data
 
-    async def leave(self, *, reset: bool) -> None:
-        """Close the connection by RST, or by FIN and wait for the proxy's."""
+    async def disconnect(self, *, reset: bool) -> None:
+        """Send FIN and wait until the proxy closes. With `reset`, only make a later close() send RST."""
         if reset:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
             return
@@ -181,25 +179,25 @@ class _LoginVisit:
 
 
 async def login_storm(port: int, *, rate: float, count: int, seed: int) -> StormResult:
-    """Run `count` visits, `rate` a second or as fast as this machine can."""
+    """Run `count` attempts at `rate` per second, or more slowly if this machine is too slow."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     rng = random.Random(seed)
     storm = StormResult()
-    slots = asyncio.Semaphore(_MAX_PARALLEL_VISITS)
+    slots = asyncio.Semaphore(_MAX_PARALLEL_ATTEMPTS)
 
-    async def visit(stage: LoginStage, reset: bool) -> None:
+    async def run_attempt(stage: LoginStage, reset: bool) -> None:
         label = f"{stage} ({'RST' if reset else 'FIN'})"
-        login_visit = _LoginVisit(tls, rng)
+        attempt = _LoginAttempt(tls, rng)
         try:
-            async with asyncio.timeout(_VISIT_TIMEOUT_SECONDS):
-                await login_visit.advance_to(stage, port)
-                await login_visit.leave(reset=reset)
+            async with asyncio.timeout(_ATTEMPT_TIMEOUT_SECONDS):
+                await attempt.advance_to(stage, port)
+                await attempt.disconnect(reset=reset)
             storm.completed[label] += 1
         except (_ClosedByProxy, OSError) as error:  # TimeoutError is an OSError too.
             storm.failures[f"{label}: {type(error).__name__} {error}"] += 1
         finally:
-            login_visit.socket.close()
+            attempt.socket.close()
             slots.release()
 
     started_at = time.monotonic()
@@ -209,7 +207,7 @@ async def login_storm(port: int, *, rate: float, count: int, seed: int) -> Storm
             if delay > 0.001:
                 await asyncio.sleep(delay)
             await slots.acquire()
-            tasks.create_task(visit(*rng.choice(_WEIGHTED_EXITS)))
+            tasks.create_task(run_attempt(*rng.choice(_WEIGHTED_EXITS)))
         storm.seconds = time.monotonic() - started_at
     storm.rate = count / storm.seconds
     return storm

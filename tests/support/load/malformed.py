@@ -1,4 +1,4 @@
-"""Conversations that no client should hold: garbage, truncated, oversized, out of sequence, slow."""
+"""Conversations of faulty clients: garbage, and truncated, oversized, out-of-sequence or slow packets."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from enum import Enum
 from pathlib import Path
 
 from sandbox.tidb_sim.packets import HEADER_SIZE, MAX_PACKET_PAYLOAD, err, frame
+from tests.support.clients.record import RecordKind, decode_corpus
 from tests.support.load.client_packets import QUIT, SSL_REQUEST, login, query
 from tests.support.module.envoy import OK_PAYLOAD
 
 CORPUS = Path(__file__).parents[3] / "filters" / "wire" / "corpus"
-# An account that must not be able to end the server or sessions of others: mutated commands might.
+# This account must not be able to stop the server or kill sessions: a mutated command might do so.
 UNPRIVILEGED_USER = "garbage"
-_CLIENT_RECORD = 1
 _MAX_RECORDED_BYTES = 64 * 1024
 
 
@@ -32,9 +32,10 @@ class ConnectionEnd(Enum):
 class MalformedConversation:
     """The data that one client sends.
 
-    `pause_seconds`: between two pieces. `skips_greeting`: it does not await the greeting. `tls`: it makes a
-    valid TLS handshake first. `logs_in`: and a valid login. Silence must only follow an incomplete login,
-    otherwise the session would stay.
+    `pause_seconds`: pause between two pieces. With `skips_greeting`, the client does not wait for the
+    greeting. With `tls`, the client first does a valid TLS handshake. With `logs_in`, a valid login
+    precedes `pieces`. `end` may be SILENCE only after an incomplete login: after a complete login, the
+    session would stay open.
     """
 
     kind: str
@@ -49,23 +50,16 @@ class MalformedConversation:
 ConversationFactory = Callable[[random.Random], MalformedConversation]
 
 
-def load_recorded(corpus: Path = CORPUS) -> list[tuple[bytes, ...]]:
-    """Return the clients' data of recorded conversations, in pieces of packets (see the corpus' README).
+def _recorded_conversations() -> list[tuple[bytes, ...]]:
+    """Return the client's chunks of each recorded conversation (see the corpus' README).
 
-    Conversations that send much, or ask the server to sleep, are skipped: they would only cost time.
+    Skip conversations that send much data or make the server sleep: they only cost time.
     """
-    conversations: list[tuple[bytes, ...]] = []
-    for file in sorted(corpus.glob("*.bin")):
-        data, pieces, offset = file.read_bytes(), list[bytes](), 0
-        while offset < len(data):
-            kind, length = data[offset], int.from_bytes(data[offset + 1 : offset + 5], "little")
-            if kind == 0:
-                conversations.append(tuple(pieces))
-                pieces = []
-            elif kind == _CLIENT_RECORD:
-                pieces.append(data[offset + 5 : offset + 5 + length])
-            offset += 5 + length
-        conversations.append(tuple(pieces))
+    conversations = (
+        tuple(data for kind, data in conversation.records if kind is RecordKind.TO_SERVER)
+        for file in sorted(CORPUS.glob("*.bin"))
+        for conversation in decode_corpus(file.read_bytes())
+    )
     return [pieces for pieces in conversations if pieces and not _is_too_long(b"".join(pieces))]
 
 
@@ -74,16 +68,16 @@ def _is_too_long(data: bytes) -> bool:
 
 
 class ConversationGenerator:
-    """Generates conversations, the same for the same seed.
+    """Generates conversations. The same seed gives the same conversations.
 
-    `login_timeout_seconds`: after which the proxy disconnects a silent client. `tls`: whether the proxy
-    offers TLS, so that some conversations continue within it.
+    The proxy disconnects a silent client after `login_timeout_seconds`. If `tls`, the proxy offers TLS, and
+    some conversations use it.
     """
 
     def __init__(self, seed: int, *, tls: bool, login_timeout_seconds: float) -> None:
         self._rng = random.Random(seed)
         self._login_timeout_seconds = login_timeout_seconds
-        self._recorded = load_recorded()
+        self._recorded = _recorded_conversations()
         assert self._recorded, f"no recorded conversations in {CORPUS}"
         self._factories: list[tuple[ConversationFactory, int]] = [
             (self._mutated_login, 6),
@@ -101,14 +95,14 @@ class ConversationGenerator:
             self._factories.append((self._within_tls, 3))
 
     def __iter__(self) -> Iterator[MalformedConversation]:
-        """Yield conversations without end."""
+        """Yield conversations forever."""
         factories, weights = zip(*self._factories, strict=True)
         while True:
             (factory,) = self._rng.choices(factories, weights)
             yield factory(self._rng)
 
     def _mutated_login(self, rng: random.Random) -> MalformedConversation:
-        """Mutate a recorded conversation from its login on; its password is wrong even if unmutated."""
+        """Mutate a recorded conversation with its login. Even an unmutated login has a wrong password."""
         return MalformedConversation(
             "mutated login", mutate(rng, rng.choice(self._recorded)), _random_end(rng)
         )
@@ -165,7 +159,7 @@ class ConversationGenerator:
         )
 
     def _huge(self, rng: random.Random) -> MalformedConversation:
-        """Announce lengths that no login has, and packets of 16 MiB that are mostly missing."""
+        """Announce a login or command of 70,000 bytes to 16 MiB. Send at most 100,000 random bytes."""
         is_login = rng.random() < 0.6
         header = rng.choice((MAX_PACKET_PAYLOAD, MAX_PACKET_PAYLOAD - 1, 1 << 20, 70_000)).to_bytes(
             3, "little"
@@ -190,7 +184,7 @@ class ConversationGenerator:
         )
 
     def _truncated(self, rng: random.Random) -> MalformedConversation:
-        """Send part of a login or of a command; only the first may be followed by silence."""
+        """Send part of a login or of a command. A client may fall silent only within a login."""
         whole = login(UNPRIVILEGED_USER)
         if rng.random() < 0.7:
             end = rng.choice((ConnectionEnd.FIN, ConnectionEnd.RST, ConnectionEnd.SILENCE))
@@ -200,7 +194,7 @@ class ConversationGenerator:
         return MalformedConversation("truncated command", (command,), _random_end(rng), logs_in=True)
 
     def _byte_by_byte(self, rng: random.Random) -> MalformedConversation:
-        """Send a login, or commands, one byte per segment."""
+        """Send a login or commands, one byte per segment."""
         logged_in = rng.random() < 0.5
         data = query("select 1") + QUIT if logged_in else login(UNPRIVILEGED_USER)
         pieces = tuple(data[i : i + 1] for i in range(len(data)))
@@ -228,7 +222,6 @@ def _random_end(rng: random.Random) -> ConnectionEnd:
 
 
 def _flip_bits(rng: random.Random, data: bytes) -> bytes:
-    """Flip one to four bits."""
     flipped = bytearray(data)
     for _ in range(rng.randint(1, 4)):
         flipped[rng.randrange(len(flipped))] ^= 1 << rng.randrange(8)
@@ -236,7 +229,7 @@ def _flip_bits(rng: random.Random, data: bytes) -> bytes:
 
 
 def mutate(rng: random.Random, pieces: Sequence[bytes]) -> tuple[bytes, ...]:
-    """Return the conversation with one to three errors."""
+    """Return the conversation with one to three random errors."""
     mutated = [piece for piece in pieces if piece]
     for _ in range(rng.randint(1, 3)):
         if not mutated:
@@ -256,7 +249,7 @@ def mutate(rng: random.Random, pieces: Sequence[bytes]) -> tuple[bytes, ...]:
             case 4:
                 other = rng.randrange(len(mutated))
                 mutated[at], mutated[other] = mutated[other], piece
-            case 5:  # Another length in the header.
+            case 5:  # Change the length in the header.
                 length = rng.choice(
                     (
                         0,
@@ -272,7 +265,7 @@ def mutate(rng: random.Random, pieces: Sequence[bytes]) -> tuple[bytes, ...]:
                 mutated[at] = piece[:3] + rng.randbytes(1) + piece[4:]
             case 7:
                 del mutated[at]
-            case _:  # A server's message sent by the client.
+            case _:  # Insert a message that only servers send.
                 mutated.insert(
                     at, frame(2, rng.choice((OK_PAYLOAD, err(1045, "no", "28000"), b"\xfe\x00\x00\x02\x00")))
                 )

@@ -20,8 +20,8 @@ _REPORT_SECONDS = 1.3
 class EnvoyUsage:
     """One measurement of an Envoy.
 
-    `allocated_bytes`: live bytes of its allocator, which the module shares. `resident_bytes`: memory.
-    `sessions`: by state, as the module counts them, without states that have none.
+    `allocated_bytes`: memory that Envoy and the module have allocated. `sessions`: the module's counts of
+    sessions by state, without states that have no sessions.
     """
 
     descriptors: int
@@ -34,7 +34,7 @@ class EnvoyUsage:
 
     @property
     def counts(self) -> tuple[int, int, int, int, int]:
-        """The resources other than memory that must not grow."""
+        """Counts of the resources that must not grow, without memory."""
         return (
             self.descriptors,
             self.threads,
@@ -44,7 +44,7 @@ class EnvoyUsage:
         )
 
     def is_within(self, other: EnvoyUsage) -> bool:
-        """Return whether no count exceeds that of `other`, which may include closing resources."""
+        """Return whether no count exceeds that of `other`, which may include resources being closed."""
         return all(count <= limit for count, limit in zip(self.counts, other.counts, strict=True))
 
     @property
@@ -62,7 +62,7 @@ class EnvoyUsage:
 
 
 async def measure_usage(envoy: ModuleEnvoy) -> EnvoyUsage:
-    """Measure now. The module's values are up to a second old."""
+    """Measure an Envoy now. The values that its module reports are up to a second old."""
     stats = await envoy.stats(
         r"^(tidevoy\.sessions\.|cluster\.tidb\.upstream_cx_active$)|downstream_cx_active$"
     )
@@ -93,9 +93,9 @@ async def measure_usage(envoy: ModuleEnvoy) -> EnvoyUsage:
 async def wait_for_usage(
     envoy: ModuleEnvoy, condition: Callable[[EnvoyUsage], bool], seconds: float = 60.0
 ) -> tuple[EnvoyUsage, bool]:
-    """Measure until the condition holds or the time is up; return the last measurement and the result.
+    """Measure until the condition holds or the timeout expires. Return the last usage and whether it holds.
 
-    The condition has to hold twice, with a report of the module's gauges in between.
+    The condition must hold in two measurements with a report of the module's gauges between them.
     """
     deadline = time.monotonic() + seconds
     while True:

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 import asyncmy
 from asyncmy.errors import MySQLError
 
-# Between two queries of one session, to leave CPU time for the hostile clients.
+# Pause between two queries of one session, which leaves CPU time for the hostile clients.
 _PAUSE_SECONDS = 0.05
 _TIMEOUT_SECONDS = 60.0
 
 
 @dataclass(slots=True)
 class WellBehavedClients:
-    """Results. A failed session is not restarted."""
+    """Results of the clients. A failed session is not restarted."""
 
     sessions: int
     answers: int = 0
@@ -30,7 +30,7 @@ class WellBehavedClients:
     _logged_in_count: int = 0
 
     def count_login(self) -> None:
-        """Count a login; sets `ready` when all sessions have logged in."""
+        """Count a login. Set `ready` when all sessions have logged in."""
         self._logged_in_count += 1
         if self._logged_in_count == self.sessions:
             self.ready.set()
@@ -40,9 +40,10 @@ class WellBehavedClients:
 async def run_well_behaved_clients(
     port: int, sessions: int, *, tls: Sequence[ssl.SSLContext | None] = (None,), one_query: bool = False
 ) -> AsyncIterator[WellBehavedClients]:
-    """Run this many sessions in parallel during the block, with the contexts of `tls` in turn.
+    """Run this many sessions in parallel during the block. They use the TLS contexts in `tls` in turn.
 
-    `one_query`: sessions end after one query and are replaced. The block starts when all have logged in.
+    With `one_query`, sessions end after one query and are replaced. The block starts when this many sessions
+    have logged in, or when a session has failed.
     """
     clients = WellBehavedClients(sessions)
     tasks = [
@@ -91,7 +92,7 @@ class _WrongAnswer(Exception):
 async def _query_repeatedly(
     clients: WellBehavedClients, connection: asyncmy.Connection, rng: random.Random, one_query: bool
 ) -> None:
-    """Run queries whose answers identify the session, until the end."""
+    """Query until the clients stop, or only once with `one_query`. Each answer identifies the session."""
     session_value = rng.randbytes(8).hex()
     async with connection.cursor() as cursor:
         await cursor.execute("set @mine = %s", (session_value,))

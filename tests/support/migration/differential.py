@@ -1,6 +1,6 @@
-"""Two sessions with the same statements, one of which migrates: their answers must be equal.
+"""Compares the answers of two sessions that execute the same statements.
 
-The control session is a direct one at MariaDB, without a simulated server.
+One session migrates. The other, the control session, is connected directly to MariaDB.
 """
 
 from __future__ import annotations
@@ -36,15 +36,17 @@ from tests.support.tidb_sim_clients import CAPABILITIES
 from tests.support.waiting import wait_until, wait_until_read
 
 SEED_VARIABLE = "TIDEVOY_SEED"
-"""The environment variable that repeats a trial."""
+"""The environment variable with the seed of a trial to repeat."""
 MIN_DRAIN_SECONDS = 0.05
-"""Minimum seconds from one drain to the next."""
+"""Pause between two drains."""
 CUT_COUNTS = (0, 0, 0, 1, 1, 2, 5)
-"""Numbers of places in which requests are split."""
+"""Numbers of places at which a request is split. One of them is chosen at random."""
 LATE_PROBABILITY, SEPARATE_PROBABILITY = 0.03, 0.3
-"""Probabilities that a piece is sent only after sessions have migrated, or at least separately."""
+"""Bounds of a random number drawn after each piece. Below the first bound, the next piece waits until other
+sessions have migrated; below the second bound, it waits until the previous piece was read.
+"""
 ERRORS_WITH_STATEMENT_ID = (1243, 1421)
-"""Errors whose texts contain a statement id: unknown, and without a cursor."""
+"""Errors with a statement id in the text: unknown statement, and statement without a cursor."""
 
 
 class AnswerMismatch(Exception):
@@ -55,8 +57,8 @@ class AnswerMismatch(Exception):
 class SentCommand:
     """One command. `{db}` in its body is replaced by the session's own database.
 
-    `statement_name`: the prepared statement whose id its body starts with; `compares_types`: whether the
-    types of columns must be equal, too.
+    If `statement_name` is set, the body starts with the id of this prepared statement. `compares_types`:
+    whether the types of columns must also be equal.
     """
 
     command: int
@@ -75,7 +77,7 @@ class SentCommand:
 
 @dataclass
 class ComparedSession:
-    """One of the two sessions. `statement_ids`: of its prepared statements, by their names here."""
+    """One of the two sessions. `statement_ids`: ids of prepared statements by their names in SessionPair."""
 
     client: AnswerClient
     database: str
@@ -90,7 +92,7 @@ def query_command(statement: str, codec: str = "utf-8") -> SentCommand:
 class SessionPair:
     """A migrating session and a control session that execute the same commands.
 
-    `wait_others_migrate` returns when other sessions have migrated, or have started to.
+    `wait_others_migrate` returns when other sessions have arrived at a node or left a node.
     """
 
     def __init__(
@@ -110,7 +112,7 @@ class SessionPair:
         self._name_count = 0
 
     async def send(self, *commands: SentCommand) -> list[Answer]:
-        """Send all commands ahead to both sessions; return the answers of the migrating one."""
+        """Send commands to both sessions and compare the answers. Return the migrating session's answers."""
         self.statement_count += len(commands)
         for command in commands:
             self.control.client.writer.write(encode_command(command.command, command.body_for(self.control)))
@@ -131,7 +133,7 @@ class SessionPair:
             await self.send(query_command(statement, codec))
 
     async def prepare(self, statement: str) -> str:
-        """Prepare a statement; return its name here."""
+        """Prepare a statement. Return its name, for `execute`."""
         await self.send(SentCommand(MySqlCommand.STMT_PREPARE, statement.encode()))
         self._name_count += 1
         name = f"s{self._name_count}"
@@ -144,12 +146,12 @@ class SessionPair:
             SentCommand(MySqlCommand.STMT_EXECUTE, execute_body(0, values, types=types, flags=flags), name)
         )
 
-    def of_statement(self, command: int, name: str, body: bytes = bytes(4)) -> SentCommand:
+    def statement_command(self, command: int, name: str, body: bytes = bytes(4)) -> SentCommand:
         """Build a command for a prepared statement."""
         return SentCommand(command, body, name)
 
     async def change_user(self) -> None:
-        """Change to the same user in the session's own database; both sessions lose their state."""
+        """Change to the same user in the session's own database. Both sessions lose their state."""
         self.statement_count += 1
         for side in (self.migrating, self.control):
             cut = (
@@ -166,14 +168,14 @@ class SessionPair:
         self.control.statement_ids.clear()
 
     async def _send(self, data: bytes) -> None:
-        """Send in pieces that do not end at packet boundaries."""
+        """Send the data to the migrating session, in pieces that end at random places."""
         writer, rng = self.migrating.client.writer, self.rng
         cuts = sorted(rng.randrange(len(data)) for _ in range(rng.choice(CUT_COUNTS)))
         for start, end in pairwise([0, *cuts, len(data)]):
             writer.write(data[start:end])
             await writer.drain()
             if end < len(data):
-                # Most pieces may arrive together; some arrive separately, a few only after migrations.
+                # Most pieces may arrive together, some arrive separately, a few arrive only after migrations.
                 chance = rng.random()
                 if chance < LATE_PROBABILITY:
                     await self._wait_others_migrate()
@@ -181,7 +183,7 @@ class SessionPair:
                     await wait_until_read(writer)
 
     def _compare(self, command: SentCommand, answer: Answer, expected: Answer) -> None:
-        """Raise AnswerMismatch unless only the database name and ids in errors differ."""
+        """Raise AnswerMismatch if more differs than the database name and the statement ids in errors."""
         if answer == expected:
             return
         control_database, migrating_database = (
@@ -193,14 +195,14 @@ class SessionPair:
             for parts in (answer, expected)
         )
         if not command.compares_types:
-            actual, control = without_types(actual), without_types(control)
+            actual, control = keep_column_names(actual), keep_column_names(control)
         if actual != control:
             difference = f"{answer!r:.1500}\nand not\n{expected!r:.1500}"
             raise AnswerMismatch(f"{command.command}, {command.body[:200]!r}:\n{difference}")
 
 
 def _with_database(part: AnswerPart, old: bytes, new: bytes) -> AnswerPart:
-    """Replace the database name in a part of an answer by another name of the same length."""
+    """Replace the database name by one of the same length. Drop messages that contain a statement id."""
 
     def renamed(values: tuple[bytes, ...]) -> tuple[bytes, ...]:
         return tuple(value.replace(old, new) for value in values)
@@ -222,10 +224,10 @@ def _with_database(part: AnswerPart, old: bytes, new: bytes) -> AnswerPart:
     return part
 
 
-def without_types(answer: Answer) -> Answer:
-    """Return the answer with column names only.
+def keep_column_names(answer: Answer) -> Answer:
+    """Return the answer with each column definition reduced to the column's name.
 
-    The simulated server inserts results of the last statement as literals, which have other types.
+    The simulated TiDB replaces expressions such as ROW_COUNT() by literals, which have other types.
     """
     return tuple(
         replace(part, columns=tuple(map(_column_name, part.columns)))
@@ -243,13 +245,12 @@ def _column_name(definition: bytes) -> bytes:
 
 
 Activity = Callable[[SessionPair], Awaitable[None]]
-SESSION_STATES = ("login", "idle", "busy", "transaction", "opaque")
 PIN_REASONS = ("transaction", "cursor", "long_data", "opaque", "endless_transactions")
 
 
 @dataclass(frozen=True)
 class TrialResult:
-    """Result of a trial. `migrations`: during the trial; `activities`: count of each."""
+    """Result of a trial. `migrations`: successful migrations. `activities`: number of runs by activity."""
 
     statements: int
     migrations: int
@@ -267,10 +268,10 @@ class TrialResult:
 
 @dataclass(frozen=True)
 class DifferentialTrial:
-    """Clients that run random activities while nodes are drained in turn.
+    """Clients run random activities while one node after the other is drained.
 
-    `statements`: of all clients; `max_drain_seconds`: limit of a drain; `seed`: determines the statements;
-    `single_activity`: done by one client, once, in the middle.
+    `statements`: minimal number of statements of all clients together. `max_drain_seconds`: limit of a drain.
+    `seed` determines the statements. One client runs `single_activity` once, in the middle of the trial.
     """
 
     activities: Mapping[Activity, int]
@@ -281,7 +282,7 @@ class DifferentialTrial:
     max_drain_seconds: float = 0.5
 
     async def run(self, nodes: MigratingFleet, mariadb: MariaDb) -> TrialResult:
-        """Run the trial. Raises AnswerMismatch in a group. At the end, checks that nothing remains."""
+        """Run the trial. Check that no session remains. Raises an ExceptionGroup if answers differ."""
         await self._warm_up(nodes)
         files, started_at = nodes.proxy.descriptor_count(), time.monotonic()
         before = await nodes.count_migrations("moved", "ok")
@@ -316,10 +317,11 @@ class DifferentialTrial:
         end: asyncio.Barrier,
         waiting_clients: asyncio.Semaphore,
     ) -> tuple[int, Counter[str]]:
-        """Run one client; return its statement count and activities. It waits twice for the end of all.
+        """Run one client. Return its statement count and activities.
 
-        `waiting_clients`: clients that wait for others to migrate. They are within a statement and cannot
-        migrate, so not all of them may wait.
+        The client waits at the barrier `end` after its statements, and again before it quits.
+        `waiting_clients` limits the clients that wait until other sessions migrate. Waiting clients are in
+        the middle of a statement and cannot migrate, so not all clients may wait.
         """
 
         async def wait_others_migrate() -> None:
@@ -367,9 +369,9 @@ class DifferentialTrial:
             raise
 
     async def _keep_draining(self, nodes: MigratingFleet, stopped: asyncio.Event) -> int:
-        """Drain one node after the other until the end; return the number of drains.
+        """Drain one node after the other until `stopped` is set. Return the number of drains.
 
-        The next drain starts when all sessions have left, or after a limit: some cannot leave.
+        A drain ends when all sessions have left, or after `max_drain_seconds`: some sessions cannot leave.
         """
         drains = 0
         drained = nodes.nodes[0]
@@ -388,7 +390,7 @@ class DifferentialTrial:
         return drains
 
     async def _warm_up(self, nodes: MigratingFleet) -> None:
-        """Let all workers handle migrated sessions, so that they hold all descriptors that they keep."""
+        """Migrate sessions of all workers, so that the workers open all descriptors that they keep."""
         wires = [await nodes.connect_answer_client() for _ in range(4 * self.clients)]
         leaving = sum(nodes.sessions[1:])
         nodes.drain(*nodes.nodes[1:])
@@ -405,7 +407,7 @@ class DifferentialTrial:
 
 
 def choose_seed() -> int:
-    """Return a new seed, or that of `TIDEVOY_SEED` to repeat a failure; it is printed."""
+    """Return the seed in `TIDEVOY_SEED`, which repeats a failure, or a new seed. Print the seed."""
     seed = int(os.environ.get(SEED_VARIABLE) or random.randrange(1 << 30))
     print(f"\n{SEED_VARIABLE}={seed}", flush=True)
     return seed
@@ -414,15 +416,15 @@ def choose_seed() -> int:
 def database_names(number: int) -> tuple[str, str]:
     """Return the databases of a client's migrating session and of its control session.
 
-    Their names differ only in the last letter: errors quote the starts of statements, with whole names or
-    with parts that are equal.
+    The names differ only in the last letter. So an error that quotes a truncated statement contains either
+    the whole name or a part that is the same for both databases.
     """
     return f"checked_{number:03}_m", f"checked_{number:03}_s"
 
 
 @asynccontextmanager
 async def client_databases(nodes: MigratingFleet, mariadb: MariaDb, clients: int) -> AsyncIterator[None]:
-    """Create the databases of this many clients; drop them at the end, when they are unused."""
+    """Create the databases of this many clients. At the end, abort all sessions and drop the databases."""
     async with mariadb_session(mariadb) as admin:
         names = [name for number in range(clients) for name in database_names(number)]
         for name in names:
@@ -436,7 +438,7 @@ async def client_databases(nodes: MigratingFleet, mariadb: MariaDb, clients: int
 
 
 async def expect_all_can_migrate(nodes: MigratingFleet) -> None:
-    """Check that no session is stuck, whatever its history."""
+    """Check that every session can still migrate."""
     for node in nodes.nodes:
         nodes.drain(node)
         await wait_until(lambda node=node: not node.node.connections, 40.0)  # type: ignore[misc]
@@ -447,9 +449,7 @@ async def expect_nothing_left(nodes: MigratingFleet, files: int) -> None:
     """Check that no sessions or additional descriptors remain, and that no session was lost."""
     await wait_until(lambda: not any(nodes.sessions))
     names = [node.sql_address for node in nodes.nodes]
-    await nodes.proxy.wait_for_metrics(
-        {("sessions", name, state): 0 for name in names for state in SESSION_STATES}
-    )
+    await nodes.proxy.wait_no_sessions(*names)
     await nodes.proxy.wait_for_metrics(
         {("sessions_pinned", name, reason): 0 for name in names for reason in PIN_REASONS}
     )

@@ -1,6 +1,7 @@
-"""Failures during a migration: every step with every fault, the expected results, and their table.
+"""Failures during a migration: the expected result of each fault in each step, and a table of results.
 
-The steps are those of filters/session/src/limits.rs, `enter` in its two halves, and the switch.
+The steps are those of filters/session/src/timeouts.rs. Its step `enter` is divided into `login`, `states` and
+`switch`, in which the target sends its last OK.
 """
 
 from __future__ import annotations
@@ -12,46 +13,47 @@ from dataclasses import dataclass
 MIGRATION_STEPS = ("connect", "tls", "wait", "export", "login", "states", "switch", "undo")
 
 OUTCOME_TABLE = """
-target: refused                   gone a a a a a a a
-target: silent                    slow slow b b slow slow c d
-target: byte by byte, late        moves moves b b moves moves moves d
-target: FIN                       gone gone gone gone gone ends ends d
-target: RST                       gone gone gone gone gone ends ends d
-target: gone                      gone gone gone gone gone gone ends d
-target: ERR                       invalid gone invalid invalid denied not_restored ERR-1053 d
-target: garbage                   invalid gone invalid invalid invalid invalid invalid d
-target: wrong certificate         e gone e e e e e e
-target: expired token             e e e e denied e e e
-target: older, rejects states     e e e e e not_restored e e
-target: dies during a statement   c c c c c c ends d
-target: gone, another available   moves moves moves moves moves moves moves d
-old node: sends bytes             served served f lost moves moves moves moves
-old node: ERR 1053 and FIN        ERR-1053 ERR-1053 ERR-1053 ends ends ends ends ends
-old node: FIN                     ends ends ends ends ends ends ends ends
-old node: RST                     ends ends ends ends ends ends ends ends
-old node: gone, ERR 1053 and FIN  ERR-1053 ERR-1053 ERR-1053 ends moves moves moves moves
-old node: gone, FIN               ends ends ends lost moves moves moves moves
-old node: gone, RST               ends ends ends lost moves moves moves moves
-old node: byte by byte            g g moves moves g g g denied
-old node: late                    g g moves slow g g g denied
-old node: ERR 8146                g g f refused g g g denied
-old node: has no certificate      e e e no_token e e e e
-old node: unreadable states       e e e states e e e e
-client: FIN                       ends ends ends ends ends ends ends ends
-client: RST                       ends ends ends ends ends ends ends ends
-client: COM_QUIT                  ends ends ends ends ends ends ends ends
-client: pipelined commands        moves moves moves moves moves moves moves denied
-client: 20 MiB statement          moves moves moves moves moves moves moves denied
-client: 10 MiB result, unread     moves moves moves h h h h h
-Envoy: SIGTERM                    ends ends ends ends ends ends ends ends
-Envoy: cluster replaced           moves moves moves moves moves moves moves denied
-Envoy: listener removed           ends ends ends ends ends ends ends ends
-Envoy: no descriptors             moves moves moves moves moves moves moves denied
-Envoy: drain deadline             ERR-1053 ERR-1053 ends ERR-1053 ERR-1053 ERR-1053 i ERR-1053
-"""
-"""One line per fault. A letter is the reason to skip the case, else it is the result (see `FailureCase`).
+target: refused                          unreachable a a a a a a a
+target: silent                           slow slow b b slow slow c d
+target: byte by byte, late               migrates migrates b b migrates migrates migrates d
+target: FIN                              unreachable unreachable unreachable unreachable unreachable ends ends d
+target: RST                              unreachable unreachable unreachable unreachable unreachable ends ends d
+target: unreachable                      unreachable unreachable unreachable unreachable unreachable unreachable ends d
+target: ERR                              invalid unreachable invalid invalid denied not_restored ERR-1053 d
+target: garbage                          invalid unreachable invalid invalid invalid invalid invalid d
+target: wrong certificate                e unreachable e e e e e e
+target: expired token                    e e e e denied e e e
+target: older, rejects states            e e e e e not_restored e e
+target: dies during a statement          c c c c c c ends d
+target: unreachable, another available   migrates migrates migrates migrates migrates migrates migrates d
+old node: sends bytes                    served served f lost migrates migrates migrates migrates
+old node: ERR 1053 and FIN               ERR-1053 ERR-1053 ERR-1053 ends ends ends ends ends
+old node: FIN                            ends ends ends ends ends ends ends ends
+old node: RST                            ends ends ends ends ends ends ends ends
+old node: unreachable, ERR 1053 and FIN  ERR-1053 ERR-1053 ERR-1053 ends migrates migrates migrates migrates
+old node: unreachable, FIN               ends ends ends lost migrates migrates migrates migrates
+old node: unreachable, RST               ends ends ends lost migrates migrates migrates migrates
+old node: byte by byte                   g g migrates migrates g g g denied
+old node: late                           g g migrates slow g g g denied
+old node: ERR 8146                       g g f refused g g g denied
+old node: has no certificate             e e e no_token e e e e
+old node: unreadable states              e e e states e e e e
+client: FIN                              ends ends ends ends ends ends ends ends
+client: RST                              ends ends ends ends ends ends ends ends
+client: COM_QUIT                         ends ends ends ends ends ends ends ends
+client: pipelined commands               migrates migrates migrates migrates migrates migrates migrates denied
+client: 20 MiB statement                 migrates migrates migrates migrates migrates migrates migrates denied
+client: 10 MiB result, unread            migrates migrates migrates h h h h h
+Envoy: SIGTERM                           ends ends ends ends ends ends ends ends
+Envoy: cluster replaced                  migrates migrates migrates migrates migrates migrates migrates denied
+Envoy: listener removed                  ends ends ends ends ends ends ends ends
+Envoy: no descriptors                    migrates migrates migrates migrates migrates migrates migrates denied
+Envoy: drain deadline                    ERR-1053 ERR-1053 ends ERR-1053 ERR-1053 ERR-1053 i ERR-1053
+"""  # noqa: E501
+"""One line per fault, with a result per step (see `FailureCase`) or the letter of a reason to skip the case.
 
-A node that is `gone` has closed its port before. If it listens, a KILL has ended the idle connection.
+In a fault, `unreachable` means that the node closes its port before it ends the connection. If a node ends an
+idle connection but still listens, Envoy assumes a KILL and ends the session.
 """
 
 SKIP_REASONS: Mapping[str, str] = {
@@ -66,17 +68,16 @@ SKIP_REASONS: Mapping[str, str] = {
     "i": "the order of the two events is undefined",
 }
 
-_STAY_REASONS = {"gone", "slow", "invalid", "denied", "not_restored", "refused", "no_token", "states"}
+_STAY_REASONS = {"unreachable", "slow", "invalid", "denied", "not_restored", "refused", "no_token", "states"}
 
 
 @dataclass(frozen=True)
 class FailureCase:
     """One fault in one step.
 
-    `result`: `moves`; `ends` (by FIN, without an error); `ERR-nnnn` (the client gets this error and the
-    session ends); `served` (the session continues where it is, whatever the migration's result); `lost` (like
-    ERR-1053, and the migration counts as lost); otherwise the session stays for this reason (`gone`:
-    unreachable).
+    `result`: `migrates`; `ends` (by FIN, without an error); `ERR-nnnn` (the client gets this error and the
+    session ends); `served` (the session stays, with any result of the migration); `lost` (like ERR-1053, and
+    the migration counts as lost). Other results are reasons for which the session stays.
     """
 
     fault: str
@@ -92,9 +93,7 @@ class FailureCase:
 
     @property
     def reason(self) -> str:
-        """The reason of the failed migration; empty: it did not fail, or is not counted."""
-        if self.result == "gone":
-            return "unreachable"
+        """The counted reason of the failed migration. Empty if no failure is counted."""
         return self.result if self.result in _STAY_REASONS or self.result == "lost" else ""
 
     def __str__(self) -> str:
@@ -108,7 +107,7 @@ def _parse_table() -> Iterator[tuple[str, list[str]]]:
 
 
 def failure_cases(side: str, *faults: str) -> list[FailureCase]:
-    """Return the cases of one side; with `faults`, only these."""
+    """Return the cases of one side, by default with all of its faults."""
     return [
         FailureCase(fault, step, result)
         for fault, results in _parse_table()
@@ -120,8 +119,8 @@ def failure_cases(side: str, *faults: str) -> list[FailureCase]:
 
 
 def format_results(passed: Mapping[tuple[str, str], bool]) -> Iterable[str]:
-    """Yield the lines of the result table. `passed`: by fault and step, of the executed cases."""
-    yield f"{'':34}{''.join(f'{step:10}' for step in MIGRATION_STEPS)}".rstrip()
+    """Yield the lines of the result table. `passed`: whether an executed case passed, by fault and step."""
+    yield f"{'':41}{''.join(f'{step:10}' for step in MIGRATION_STEPS)}".rstrip()
     used_letters: set[str] = set()
     for fault, results in _parse_table():
         if not any(passed_fault == fault for passed_fault, _ in passed):
@@ -135,6 +134,6 @@ def format_results(passed: Mapping[tuple[str, str], bool]) -> Iterable[str]:
                 cells.append("not run")
             else:
                 cells.append(FailureCase(fault, step, result).outcome if has_passed else "FAILED")
-        yield f"{fault:34}{''.join(f'{cell:10}' for cell in cells)}".rstrip()
+        yield f"{fault:41}{''.join(f'{cell:10}' for cell in cells)}".rstrip()
     for letter in sorted(used_letters):
         yield f"- {letter}: {SKIP_REASONS[letter]}"

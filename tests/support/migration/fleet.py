@@ -1,4 +1,4 @@
-"""Nodes whose sessions migrate, an Envoy in front of them, and clients that must not notice."""
+"""Nodes with session migration, an Envoy in front of them, and clients that must not notice migrations."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from tests.support.waiting import wait_until
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """Properties of a node. `has_signing_certificate`: it has the certificate for session tokens."""
+    """Properties of a node. `has_signing_certificate`: whether it can sign session tokens."""
 
     migration: MigrationRules = field(default_factory=MigrationRules)
     has_signing_certificate: bool = True
     release: str = DEFAULT_RELEASE
     graceful_wait: float = 0.0
-    """In seconds."""
+    """Seconds of TiDB's `graceful-wait-before-shutdown`."""
     host: str = "127.0.0.1"
     requires_proxy_header: bool = False
-    """It rejects connections without a PROXY header."""
+    """Whether the node rejects connections without a PROXY header."""
 
     def settings(self, mariadb: MariaDb, signing: SessionCertificate, tls: PemFiles | None) -> SimSettings:
-        """Return the settings of its simulated server; with certificates, it requires TLS."""
+        """Return the settings of the node's simulated server, which requires TLS if `tls` is set."""
         sql_tls = None if tls is None else SqlTlsFiles(tls.cert, tls.key)
         header = (
             ProxyProtocol(networks=("*",), fallbackable=False)
@@ -76,9 +76,10 @@ THREE_NODES = (NodeSpec(), NodeSpec(), NodeSpec())
 
 @dataclass
 class MigratingFleet:
-    """Nodes with a shared signing certificate, and an Envoy. `other_endpoints`: additional fake nodes.
+    """Nodes with a shared signing certificate, and an Envoy.
 
-    `tls`: for both sides; None: both are plain.
+    `other_endpoints`: endpoints of additional fake nodes. `tls`: certificates for both sides of Envoy, None
+    if neither side uses TLS.
     """
 
     proxy: ModuleEnvoy
@@ -98,7 +99,7 @@ class MigratingFleet:
         return None if self.tls is None else ssl.create_default_context(cafile=str(self.tls.ca))
 
     async def connect_driver(self, **options: Any) -> Any:
-        """Connect a driver."""
+        """Connect with a driver (asyncmy)."""
         return await asyncmy.connect(
             **{
                 "host": self.proxy.host,
@@ -113,7 +114,7 @@ class MigratingFleet:
     async def connect_answer_client(
         self, capabilities: Capability = CAPABILITIES, **options: Any
     ) -> AnswerClient:
-        """Connect a client whose answers can be compared (options of AnswerClient.login), closed at end."""
+        """Connect a client that parses whole answers. `options` are those of AnswerClient.login."""
         proxy = self.proxy
         client = await with_timeout(
             AnswerClient.login(proxy.host, proxy.port, capabilities, tls=self.client_tls, **options)
@@ -122,7 +123,7 @@ class MigratingFleet:
         return client
 
     async def close_sessions(self) -> None:
-        """Abort all sessions except those of drivers; wait until the nodes have none."""
+        """Abort all sessions except those of drivers. Wait until the nodes have no sessions."""
         self.abort_sessions()
         await wait_until(lambda: not any(self.sessions))
 
@@ -138,7 +139,7 @@ class MigratingFleet:
         self.answer_clients.clear()
 
     async def connect_raw(self, capabilities: Capability = CAPABILITIES) -> RawClient:
-        """Connect and log in a client that can send any packet; aborted at the end, if not before."""
+        """Connect and log in a client that can send any packet. It is aborted at the end."""
         if self.tls is not None:
             return await connect_with_tls(self.proxy, self.tls, capabilities)
         client = await self.proxy.connect()
@@ -155,19 +156,19 @@ class MigratingFleet:
         await wait_until(lambda: self.sessions == list(sessions))
 
     async def wait_sessions_changed(self) -> None:
-        """Wait until a session has arrived at a node, or left one."""
+        """Wait until a session has arrived at a node or has left a node."""
         before = self.sessions
         await wait_until(lambda: self.sessions != before)
 
     async def migrate_all(self) -> None:
-        """Migrate all sessions, which are on one node, to other nodes."""
+        """Migrate all sessions, which must be on one node, to other nodes."""
         (source,) = (node for node in self.nodes if node.node.connections)
         count = source.node.connections
         self.drain(source, *self.other_endpoints)
         await wait_until(lambda: source.node.connections == 0 and sum(self.sessions) == count)
 
     async def count_migrations(self, result: str, reason: str) -> int:
-        """Return the number of migrations with this result, as reported by the module once a second."""
+        """Return the number of migrations with this result in the module's last report (one a second)."""
         return sum(
             count
             for (name, labels), count in (await self.proxy.metrics()).items()
@@ -205,11 +206,11 @@ def to_hosts(nodes: Sequence[TidbSim | str], drained: Sequence[TidbSim | str]) -
     ]
 
 
-def with_tls_on_both_sides(parts: ModuleConfig, tls: PemFiles) -> ModuleConfig:
+def with_tls_on_both_sides(config: ModuleConfig, tls: PemFiles) -> ModuleConfig:
     """Require TLS towards clients and nodes."""
     client = {"tls": "required", "cert": str(tls.cert), "key": str(tls.key)}
     node = {"tls": "required", "ca": str(tls.ca), "verify": "full"}
-    return replace(parts, client={**parts.client, **client}, node={**parts.node, **node})
+    return replace(config, client={**config.client, **client}, node={**config.node, **node})
 
 
 @asynccontextmanager
@@ -217,7 +218,7 @@ async def run_fleet(
     directory: Path,
     mariadb: MariaDb,
     signing: SessionCertificate | None = None,
-    parts: ModuleConfig | None = None,
+    config: ModuleConfig | None = None,
     specs: Sequence[NodeSpec] = TWO_NODES,
     *,
     tls: PemFiles | None = None,
@@ -226,21 +227,22 @@ async def run_fleet(
     workers: int = 1,
     change_bootstrap: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> AsyncIterator[MigratingFleet]:
-    """Run a fleet; check that no node saw a protocol violation.
+    """Run a fleet. At the end, check that no node saw a protocol violation.
 
     Initially the nodes at the positions `drained`, and all `others`, are drained. `change_bootstrap` modifies
     Envoy's bootstrap.
     """
     signing = signing or SessionCertificate.load_or_create(directory / "signing")
     endpoints = directory / "endpoints.json"
-    parts = replace(parts or ModuleConfig(), endpoints=endpoints)
+    config = replace(config or ModuleConfig(), endpoints=endpoints)
     async with AsyncExitStack() as exit_stack:
         nodes = [
             await exit_stack.enter_async_context(TidbSim(spec.settings(mariadb, signing, tls)))
             for spec in specs
         ]
         hosts = to_hosts([*nodes, *others], [*(nodes[position] for position in drained), *others])
-        config = parts if tls is None else with_tls_on_both_sides(parts, tls)
+        if tls is not None:
+            config = with_tls_on_both_sides(config, tls)
         bootstrap_config = bootstrap(hosts, config)
         change_bootstrap(bootstrap_config)
         proxy = ModuleEnvoy(json.dumps(bootstrap_config), directory, concurrency=workers)
@@ -258,7 +260,7 @@ async def run_fleet(
 async def mariadb_session(
     mariadb: MariaDb, capabilities: Capability = CAPABILITIES, **options: Any
 ) -> AsyncIterator[AnswerClient]:
-    """Open a session at MariaDB itself, which does not migrate: its answers are the expected ones."""
+    """Open a direct session at MariaDB. Its answers are the expected answers."""
     client = await AnswerClient.login("127.0.0.1", mariadb.port, capabilities, **options)
     try:
         yield client
@@ -267,20 +269,13 @@ async def mariadb_session(
         client.writer.transport.abort()
 
 
-async def query_rows(client: Any, statement: str) -> list[tuple[Any, ...]]:
-    """Return the rows of a statement."""
-    async with client.cursor() as cursor:
-        await cursor.execute(statement)
-        return list(await cursor.fetchall())
-
-
 _PIDFD_GETFD = 438
-"""The system call's number, which is the same on all architectures."""
+"""Number of the system call pidfd_getfd(2), which is the same on all architectures."""
 
 
 @contextmanager
 def socket_of_process(pid: int, port: int) -> Iterator[socket.socket]:
-    """Yield a duplicate of a process's only socket connected to that port, to read its options."""
+    """Yield a duplicate of a process's only socket connected to `port`. Tests read the socket's options."""
     matches = []
     process = os.pidfd_open(pid)
     with ExitStack() as exit_stack:

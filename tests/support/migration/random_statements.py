@@ -25,7 +25,7 @@ def random_size(rng: Random) -> int:
 
 
 def random_statement(rng: Random) -> str:
-    """Return a statement that is valid at any point."""
+    """Return a statement that can be executed at any point, possibly with an error."""
     number, word = rng.randrange(1, 40), rng.choice(TEXTS)
     return rng.choice(
         (
@@ -72,7 +72,7 @@ async def long_rows(pair: SessionPair) -> None:
 
 
 async def multi_packet_values(pair: SessionPair) -> None:
-    """Rows and a statement that take more than one packet."""
+    """Read rows and send a statement that each take more than one packet."""
     size = MAX_PACKET_PAYLOAD + pair.rng.randrange(1 << 20)
     await pair.run(f"select seq, repeat(seq, {size}) from mysql.seq_1_to_2", "select 1")
     await pair.run(f"select length('{'w' * size}')", "select 2")
@@ -115,7 +115,7 @@ LAST_STATEMENT_CASES = (
     ("insert into t (v) values ('one'), ('more')", ("row_count", "last_id")),
     ("select * from {db}.nowhere", ("warnings", "errors", "last_id")),
 )
-"""Statements, and the results that can be queried after them."""
+"""Statements, and the keys in RESULT_QUERIES of the results that can be queried after them."""
 RESULT_QUERIES = {
     "warnings": "show warnings",
     "errors": "show errors",
@@ -126,7 +126,7 @@ RESULT_QUERIES = {
 
 
 async def last_statement_results(pair: SessionPair) -> None:
-    """Compare only the first query: it may change the other results, and differently in TiDB and MariaDB."""
+    """Query one result of a statement. The query may change other results differently in TiDB and MariaDB."""
     statement, questions = pair.rng.choice(LAST_STATEMENT_CASES)
     await pair.run(statement)
     await pair.send(
@@ -183,15 +183,15 @@ async def prepared(pair: SessionPair) -> None:
     if rng.random() < 0.2:
         for piece in (b"long", b"er" * random_size(rng)):
             await pair.send(
-                pair.of_statement(MySqlCommand.STMT_SEND_LONG_DATA, name, long_data_body(0, 2, piece)),
+                pair.statement_command(MySqlCommand.STMT_SEND_LONG_DATA, name, long_data_body(0, 2, piece)),
                 SentCommand(MySqlCommand.PING),
             )
         await pair.execute(name, 1, b"2", ParameterSource.LONG_DATA)
     if rng.random() < 0.3:
-        await pair.send(pair.of_statement(MySqlCommand.STMT_RESET, name))
+        await pair.send(pair.statement_command(MySqlCommand.STMT_RESET, name))
     if rng.random() < 0.2:
         await pair.send(
-            pair.of_statement(MySqlCommand.STMT_CLOSE, name), query_command(random_statement(rng))
+            pair.statement_command(MySqlCommand.STMT_CLOSE, name), query_command(random_statement(rng))
         )
         await pair.execute(name, 1, b"x", None)
         for side in (pair.migrating, pair.control):
@@ -202,10 +202,10 @@ async def cursor(pair: SessionPair) -> None:
     name = await pair.prepare(f"select seq, repeat('c', seq) from mysql.seq_1_to_{pair.rng.randrange(1, 50)}")
     await pair.execute(name, flags=1)
     for _ in range(pair.rng.randrange(5)):
-        fetch = pair.of_statement(MySqlCommand.STMT_FETCH, name, fetch_body(0, 15))
+        fetch = pair.statement_command(MySqlCommand.STMT_FETCH, name, fetch_body(0, 15))
         await pair.send(fetch)
-    # Otherwise the cursor stays open until the statement is closed.
-    await pair.send(pair.of_statement(MySqlCommand.STMT_CLOSE, name), SentCommand(MySqlCommand.PING))
+    # If the cursor is still open, closing the statement closes it.
+    await pair.send(pair.statement_command(MySqlCommand.STMT_CLOSE, name), SentCommand(MySqlCommand.PING))
     for side in (pair.migrating, pair.control):
         del side.statement_ids[name]
 

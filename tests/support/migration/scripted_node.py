@@ -1,6 +1,6 @@
-"""A node that stops before each step of a migration until it may proceed, so that faults can be injected.
+"""A fake node that can wait before each step of a migration, so that tests can inject faults there.
 
-Of a session's state it keeps what a migration affects: a variable, and ROW_COUNT(), which an export disturbs.
+A session has only two states: a variable, and ROW_COUNT(), which an export (SHOW SESSION_STATES) changes.
 """
 
 from __future__ import annotations
@@ -39,19 +39,18 @@ LOGIN_OK = ok(AUTOCOMMIT)
 SHUTDOWN_ERROR = err(1053, "Server shutdown in progress", "08S01")
 CHECK_STATEMENT = "select @a, row_count(), @@hostname"
 SSL_REQUEST_BYTES = 36
-"""Size of an SSLRequest."""
 
 
 class GateAction(Enum):
-    """What a node does when its gate opens: it answers, was already answered for, or stays silent."""
+    """What a node does after its gate: send its answer, go on after the test's answer, or stop serving."""
 
     ANSWER = 0
-    ALREADY_ANSWERED = 1
-    STAY_SILENT = 2
+    TEST_ANSWERED = 1
+    SEND_NOTHING = 2
 
 
-async def reset_connection(connection: socket.socket, close: Callable[[], None]) -> None:
-    """Make `close` end the connection by RST, call it, and wait until it is done."""
+async def reset_and_wait(connection: socket.socket, close: Callable[[], None]) -> None:
+    """Call `close` so that it resets the connection. Wait until the socket is closed."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     close()
     await wait_until(lambda: connection.fileno() == -1)
@@ -65,11 +64,13 @@ class NodeConnection:
         self.reader: asyncio.StreamReader
         self.writer: asyncio.StreamWriter | None = None
         self.user_variable, self.row_count = "", 0
+        self.has_exported = False
+        """Whether its session states were requested."""
         self.logged_in_by_token = False
-        """Whether it logged in by token."""
+        """Whether the session has logged in with a session token, and its states were not restored yet."""
 
     async def open(self, tls: ssl.SSLContext | None) -> None:
-        """Start buffering, and TLS if `tls`. Raises OSError if the handshake fails."""
+        """Create reader and writer, with TLS if `tls` is set. Raises OSError if the handshake fails."""
         loop = asyncio.get_running_loop()
         self.reader = asyncio.StreamReader(limit=1 << 20)
         protocol = asyncio.StreamReaderProtocol(self.reader)
@@ -96,14 +97,14 @@ class NodeConnection:
                 return payload
 
     def send(self, data: bytes) -> None:
-        """Send at once."""
+        """Send data without waiting."""
         if self.writer is not None:
             self.writer.write(data)
         else:
             self._connection.send(data)
 
     async def send_bytewise(self, data: bytes) -> None:
-        """Send byte by byte, each of which is read separately."""
+        """Send byte by byte. Wait until the peer has read a byte before sending the next."""
         assert self.writer is not None
         for byte in data:
             self.writer.write(bytes((byte,)))
@@ -115,18 +116,17 @@ class NodeConnection:
         await wait_until_read(self.writer)
 
     async def send_fin(self) -> None:
-        """Send a FIN."""
         if self.writer is None:
             self._connection.shutdown(socket.SHUT_WR)
         elif self.writer.can_write_eof():
-            with suppress(OSError):  # The peer may have closed it.
+            with suppress(OSError):  # The peer may have closed the connection.
                 self.writer.write_eof()
         else:
             self.writer.close()
 
     async def reset(self) -> None:
-        """Reset the connection and wait until it is done."""
-        await reset_connection(self._connection, self.close)
+        """Reset the connection and wait until its socket is closed."""
+        await reset_and_wait(self._connection, self.close)
 
     def close(self) -> None:
         if self.writer is not None:
@@ -135,7 +135,7 @@ class NodeConnection:
             self._connection.close()
 
     async def wait_until_closed(self) -> None:
-        """Wait until the peer has closed or reset the connection, too."""
+        """Wait until the peer has closed or reset the connection."""
         with suppress(OSError):
             if self.writer is not None:
                 while await self.reader.read(1 << 16):
@@ -147,7 +147,7 @@ class NodeConnection:
 
 @dataclass
 class StepGate:
-    """A point where a node waits. `connection`: set when it arrives. `proceed` decides how it continues."""
+    """A point where a connection of a node waits. `proceed` ends the wait. `connection` is set on arrival."""
 
     was_reached: asyncio.Event = field(default_factory=asyncio.Event)
     action: asyncio.Future[GateAction] = field(
@@ -155,7 +155,7 @@ class StepGate:
     )
     connection: NodeConnection | None = None
     bytewise: bool = False
-    stays_closed: bool = False
+    pauses_all: bool = False
 
     def proceed(self, action: GateAction = GateAction.ANSWER) -> None:
         if not self.action.done():
@@ -170,40 +170,43 @@ class StepGate:
 
 
 class ScriptedNode:
-    """A node that stops at the steps of `hold_at`: connect, tls, login, states, export, undo, statement."""
+    """A node that waits at steps selected by `pause_at`.
+
+    The steps are connect, tls, first login, login, states, export, undo, prepare, ping and statement.
+    """
 
     def __init__(self, name: str, tls: ssl.SSLContext | None = None) -> None:
         self.name, self.endpoint = name, ""
         self.tls = tls
         self.statements: list[bytes] = []
-        """Starts of the clients' statements."""
+        """The first 199 bytes of each statement of a client."""
         self.connections: list[NodeConnection] = []
         self.open_connections = 0
         self.waiting_count = 0
-        """Connections that have arrived at a gate."""
+        """Number of connections that have arrived at a gate."""
         self.migration_completed = asyncio.Event()
         """Set when the last OK of a migration was sent."""
         self.canned_answers: dict[bytes, bytes] = {}
-        """Answers to statements that replace the usual ones."""
+        """Answers that replace the usual answers to these statements."""
         self.quit_count = self.export_count = 0
-        """Number of COM_QUIT and of state exports."""
+        """Numbers of COM_QUIT and of state exports."""
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._gates: dict[str, StepGate] = {}
         self._all_gates: list[StepGate] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def hold_at(self, step: str, *, bytewise: bool = False, stays_closed: bool = False) -> StepGate:
-        """Make the next connection wait at a step; with `stays_closed`, all of them.
+    def pause_at(self, step: str, *, bytewise: bool = False, pauses_all: bool = False) -> StepGate:
+        """Make the next connection wait at a step; with `pauses_all`, make every connection wait.
 
-        `bytewise`: its answer is sent byte by byte.
+        With `bytewise`, the node sends its answer byte by byte.
         """
-        gate = self._gates[step] = StepGate(bytewise=bytewise, stays_closed=stays_closed)
+        gate = self._gates[step] = StepGate(bytewise=bytewise, pauses_all=pauses_all)
         self._all_gates.append(gate)
         return gate
 
     def release_all(self) -> None:
-        """Open all gates for good."""
+        """Open and remove all gates."""
         self._gates.clear()
         for gate in self._all_gates:
             gate.proceed()
@@ -259,18 +262,18 @@ class ScriptedNode:
             self.open_connections -= 1
 
     async def _pass_gate(self, step: str, connection: NodeConnection, answer: bytes) -> bool:
-        """Wait at a gate, if there is one, and send the answer. Returns False to stay silent."""
+        """Wait at the step's gate, if any, and send the answer. Return False if the node must stop."""
         gate = self._gates.get(step)
         if gate is not None:
-            if not gate.stays_closed:
+            if not gate.pauses_all:
                 del self._gates[step]
             gate.connection = connection
             gate.was_reached.set()
             self.waiting_count += 1
             action = await asyncio.shield(gate.action)
-            if action is GateAction.STAY_SILENT:
+            if action is GateAction.SEND_NOTHING:
                 return False
-            if action is GateAction.ALREADY_ANSWERED:
+            if action is GateAction.TEST_ANSWERED:
                 return True
             if gate.bytewise:
                 await connection.send_bytewise(answer)
@@ -310,6 +313,7 @@ class ScriptedNode:
             return False
         if text == b"SHOW SESSION_STATES":
             self.export_count += 1
+            connection.has_exported = True
             answer = self.states_result(connection, connection.row_count)
             connection.row_count = -1
             return await self._pass_gate("export", connection, answer)

@@ -1,4 +1,4 @@
-"""A client that parses whole answers, so that those of two sessions can be compared."""
+"""A client that parses whole answers, so that tests can compare the answers of two sessions."""
 
 from __future__ import annotations
 
@@ -33,12 +33,9 @@ from tests.support.waiting import wait_until_read
 COMMANDS_WITHOUT_RESPONSE = frozenset(
     {MySqlCommand.QUIT, MySqlCommand.STMT_CLOSE, MySqlCommand.STMT_SEND_LONG_DATA}
 )
-"""Commands without a response."""
 _COLLATION = 45  # utf8mb4_general_ci
 _ANSWER_TIMEOUT_SECONDS = 30.0
-"""Limit for any answer."""
 _CHUNK_BYTES = 256 * 1024
-"""Bytes per read."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,7 @@ class ErrorAnswer:
 
 @dataclass(frozen=True)
 class PrepareAnswer:
-    """The answer to COM_STMT_PREPARE without the statement id. Definitions are kept as payloads."""
+    """The answer to COM_STMT_PREPARE without the statement id: payloads of the definitions, and warnings."""
 
     columns: tuple[bytes, ...]
     parameters: tuple[bytes, ...]
@@ -71,7 +68,7 @@ class PrepareAnswer:
 
 @dataclass(frozen=True)
 class RowsAnswer:
-    """A result set. `columns`: their definitions; both are payloads."""
+    """A result set: payloads of the column definitions and of the rows."""
 
     columns: tuple[bytes, ...]
     rows: tuple[bytes, ...]
@@ -85,15 +82,17 @@ class RowsAnswer:
 
 AnswerPart = OkAnswer | ErrorAnswer | PrepareAnswer | RowsAnswer
 Answer = tuple[AnswerPart, ...]
-"""One part, or several for a text with several statements."""
+"""One part, or one for each statement of a text. No part if the command has no response."""
 
 
 class LoginFailed(Exception):
-    """The login failed."""
+    """The login failed. The argument is the payload of the server's response."""
 
 
 class AnswerClient:
-    """A session. `statement_id`: prepared last; `load_data_packets`: the file for LOAD DATA LOCAL."""
+    """A session. `statement_id`: id of the last prepared statement. `load_data_packets`: data that the client
+    sends for LOAD DATA LOCAL.
+    """
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, capabilities: Capability
@@ -153,9 +152,9 @@ class AnswerClient:
         plugin: str = NATIVE_PASSWORD,
         first_piece_bytes: int = MAX_PACKET_PAYLOAD,
     ) -> None:
-        """Change the user; with another plugin the server must request ours. Raises LoginFailed.
+        """Change the user. The server must switch another `plugin` to NATIVE_PASSWORD. Raises LoginFailed.
 
-        The server receives `first_piece_bytes` of the request before the rest is sent.
+        The server reads `first_piece_bytes` of the request before the client sends the rest.
         """
         proof = scramble_password(password, self._salt if plugin == NATIVE_PASSWORD else b"")
         body = user.encode() + b"\0" + _length_prefixed(proof) + database.encode() + b"\0"
@@ -172,7 +171,7 @@ class AnswerClient:
         await self._finish_login(password)
 
     async def query(self, text: str | bytes) -> Answer:
-        """Run a text of one statement or several."""
+        """Run a text with one or several statements."""
         return await self.send_command(MySqlCommand.QUERY, text.encode() if isinstance(text, str) else text)
 
     async def query_row(self, text: str | bytes) -> tuple[bytes | None, ...]:
@@ -247,7 +246,7 @@ class AnswerClient:
         return PrepareAnswer(definitions[1], definitions[0], warnings)
 
     async def _upload(self) -> None:
-        """Send the requested file."""
+        """Send `load_data_packets` as the requested file."""
         assert self._sequence is not None
         packets = frames(self._sequence, [*self.load_data_packets, b""])
         self._sequence = (packets[-1] + 1) & 0xFF
@@ -306,7 +305,7 @@ class AnswerClient:
         return payload
 
     async def quit(self) -> None:
-        """Send COM_QUIT and wait until the server has closed."""
+        """Send COM_QUIT and wait until the server has closed the connection."""
         self.writer.write(encode_command(MySqlCommand.QUIT))
         async with asyncio.timeout(_ANSWER_TIMEOUT_SECONDS):
             remaining = self._buffer + await self.reader.read()

@@ -1,4 +1,4 @@
-"""Texts that start a transaction, or look as if they did, and the answers to them in many contexts.
+"""Texts that start a transaction or look similar, and the answers to them in many contexts.
 
 Each text is executed in separate sessions, with and without a drain of the server. The answers of both
 runs must be equal.
@@ -19,7 +19,7 @@ from tests.support.tidb_sim_clients import CAPABILITIES
 from tests.support.waiting import wait_until
 
 BATCH_SIZE = 16
-"""Parallel sessions: as many busy sessions of a node may wait for a migration at the same time."""
+"""Parallel sessions. No more busy sessions of a node may wait for a migration at the same time."""
 _SYNTAX, _NOOP, _ONE_STATEMENT, _BAD_TIME = 1064, 1235, 8130, 1292
 _NETLINK_SOCK_DIAG, _BY_FAMILY, _DUMP = 4, 20, 0x301
 _INFO, _WITH_INFO, _ESTABLISHED = 2, 1 << 1, 1 << 1
@@ -29,15 +29,15 @@ _MULTI_STATEMENTS = CAPABILITIES | Capability.MULTI_STATEMENTS
 
 @dataclass(frozen=True)
 class TransactionText:
-    """`{id}` is replaced by a unique number. `code`: the error of TiDB 8.5.3; 0: success.
+    """`{id}` in `text` is replaced by a unique number. `code`: the error code of TiDB 8.5.3, 0 for success.
 
-    `fake_matches`: whether the simulated server, which has MariaDB's lexer, answers the same.
+    `simulator_answers_like_tidb`: whether the simulated server, which has MariaDB's lexer, answers like TiDB.
     """
 
     text: str
     code: int = 0
     capabilities: Capability = _SINGLE_STATEMENT
-    fake_matches: bool = True
+    simulator_answers_like_tidb: bool = True
 
 
 TRANSACTION_TEXTS = (
@@ -60,9 +60,9 @@ TRANSACTION_TEXTS = (
             *("commit", "rollback", "select 1", "savepoint a", "begin;;"),
         )
     ),
-    TransactionText("; begin", fake_matches=False),
-    TransactionText("/*T! begin */", fake_matches=False),
-    TransactionText("/*T![unknown] begin */", fake_matches=False),
+    TransactionText("; begin", simulator_answers_like_tidb=False),
+    TransactionText("/*T! begin */", simulator_answers_like_tidb=False),
+    TransactionText("/*T![unknown] begin */", simulator_answers_like_tidb=False),
     *(
         TransactionText(text, _SYNTAX)
         for text in (
@@ -86,9 +86,11 @@ TRANSACTION_TEXTS = (
     TransactionText("START TRANSACTION READ ONLY", _NOOP),
     TransactionText("start transaction read only;", _NOOP),
     TransactionText("/* a */ start transaction /*! read only */", _NOOP),
-    TransactionText("START TRANSACTION READ ONLY AS OF TIMESTAMP 'x'", _BAD_TIME, fake_matches=False),
+    TransactionText(
+        "START TRANSACTION READ ONLY AS OF TIMESTAMP 'x'", _BAD_TIME, simulator_answers_like_tidb=False
+    ),
     *(
-        TransactionText(text, _ONE_STATEMENT, fake_matches=False)
+        TransactionText(text, _ONE_STATEMENT, simulator_answers_like_tidb=False)
         for text in ("begin; select 1", "begin; insert into {table} values ({id})", "commit; begin")
     ),
     *(
@@ -125,7 +127,7 @@ class TransactionCase:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether an open transaction prevents its migration before the text."""
+        """Whether the statements before the text leave a transaction open, which prevents a migration."""
         return self.context in (TransactionContext.IN_TRANSACTION, TransactionContext.WITHOUT_AUTOCOMMIT)
 
     async def run_context(self, wire: AnswerClient, table: str) -> list[Answer]:
@@ -166,7 +168,7 @@ TRANSACTION_CASES = tuple(
         for where in TransactionContext
         for prepared in (False, True)
         for text in TRANSACTION_TEXTS
-        # One context is enough for the binary protocol.
+        # The binary protocol is tested in one context only.
         if not prepared or where is TransactionContext.IN_TRANSACTION
     )
 )
@@ -181,7 +183,10 @@ async def run_cases(
     before_texts: Callable[[Sequence[TransactionCase]], Awaitable[None]],
     before_batch: Callable[[], Awaitable[None]],
 ) -> dict[TransactionCase, list[Answer]]:
-    """Return the answers to each case. The callbacks run before each batch and before its texts."""
+    """Return the answers to each case.
+
+    `before_batch` runs before each batch, `before_texts` between the contexts and the texts of a batch.
+    """
     answers: dict[TransactionCase, list[Answer]] = {}
     for start in range(0, len(cases), BATCH_SIZE):
         batch = cases[start : start + BATCH_SIZE]
@@ -212,22 +217,22 @@ def find_differences(
 
 
 def find_unexpected(answers: dict[TransactionCase, list[Answer]], *, is_fake: bool) -> list[str]:
-    """Return the answers to texts with another code than TiDB's."""
+    """Return descriptions of the answers whose error code differs from TiDB's."""
     unexpected = []
     for case, received in answers.items():
-        # Four statements follow the text.
+        # `run_text` executes four statements after the text.
         part = received[-5][-1]
         code = part.code if isinstance(part, ErrorAnswer) else 0
-        applies = case.text.fake_matches or not is_fake
+        applies = case.text.simulator_answers_like_tidb or not is_fake
         if applies and not case.is_prepared and code != case.text.code:
             unexpected.append(f"{case.text.text!r} {case.context.name}: {part}")
     return unexpected
 
 
 def count_greeted_clients(port: int) -> int:
-    """Return how many clients have read the greeting of a server at that port, and sent nothing.
+    """Return how many clients have read the greeting of the server at `port` and have sent nothing.
 
-    The kernel reports it for each socket of this namespace (sock_diag(7)), as for `ss --info`.
+    The kernel reports this for each socket of this network namespace (sock_diag(7)), as for `ss --info`.
     """
     request = struct.pack("=BBBxI", socket.AF_INET, socket.IPPROTO_TCP, _WITH_INFO, _ESTABLISHED) + bytes(48)
     count = 0
@@ -256,5 +261,5 @@ def _has_read_greeting(socket_: bytes, port: int) -> bool:
 
 
 async def wait_until_greeted(port: int, count: int) -> None:
-    """Wait until the target at `port` has greeted the connections of this many waiting migrations."""
+    """Wait until `count` waiting migrations have received the greeting of the server at `port`."""
     await wait_until(lambda: count_greeted_clients(port) >= count)

@@ -1,7 +1,7 @@
 """The module built with AddressSanitizer, in stock Envoy.
 
-Memory that the module allocates is checked, by the allocator of filters/abi/src/sanitized.rs. Memory that
-Envoy allocates is not, since Envoy is built without the sanitizer.
+The allocator of filters/abi/src/sanitized.rs checks the module's memory. Envoy's memory is not checked,
+because Envoy is built without the sanitizer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def build_sanitized_module() -> Path:
     return _FILTERS / "target" / "sanitized" / _TARGET / "release" / "libtidevoy.so"
 
 
-# The sanitizer's versions of these return memory of its own allocator, which Envoy would free with another.
+# The sanitizer's versions of these functions use its allocator, but Envoy frees the results with another one.
 _ALLOCATING_SOURCE = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -66,7 +66,7 @@ char *realpath(const char *path, char *out) {
 
 
 class SanitizedEnvoy(ModuleEnvoy):
-    """An Envoy that can load such a module. It exits at the first error, which its log describes."""
+    """An Envoy that can load the sanitized module. It exits at the first error, which its log describes."""
 
     def environment(self) -> Mapping[str, str]:
         """Return our environment with the sanitizer and two libraries that Envoy's allocator requires."""
@@ -81,8 +81,8 @@ class SanitizedEnvoy(ModuleEnvoy):
 def _missing_functions_source(sanitizer: Path) -> str:
     """Return C source of the functions that the sanitizer intercepts and this system does not have.
 
-    If the sanitizer does not find one, it allocates an error message. Envoy's allocator then calls
-    functions of the sanitizer that are not initialized yet.
+    If the sanitizer does not find such a function, it allocates an error message. Envoy's allocator then
+    calls functions of the sanitizer that are not initialized yet.
     """
     words = _output("nm", "--dynamic", "--defined-only", str(sanitizer)).split()
     names = [word.removeprefix(_INTERCEPTOR_PREFIX) for word in words if word.startswith(_INTERCEPTOR_PREFIX)]

@@ -50,7 +50,7 @@ POLICY_DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Host:
-    """A node as Envoy sees it. `name`: its name in the control plane; empty: its endpoint."""
+    """A node as Envoy sees it. `name`: its name in the control plane, by default its endpoint."""
 
     endpoint: str
     name: str = ""
@@ -65,14 +65,18 @@ class Host:
 
 @dataclass(frozen=True)
 class ModuleConfig:
-    """Configuration of the module's parts that differs from the defaults above; times in seconds."""
+    """Settings of the module and of Envoy. Mappings contain only what differs from the defaults.
+
+    Times are in seconds.
+    """
 
     client: Mapping[str, Any] = field(default_factory=dict)
     node: Mapping[str, Any] = field(default_factory=dict)
     session: Mapping[str, Any] = field(default_factory=dict)
-    live: Mapping[str, Any] = field(default_factory=dict)
+    live_settings: Mapping[str, Any] = field(default_factory=dict)
     policy: Mapping[str, Any] = field(default_factory=dict)
     telemetry: Mapping[str, Any] = field(default_factory=dict)
+    trusted_proxies: Sequence[str] = ()
     version: str = VERSION
     connect_attempts: int = 3
     connect_timeout: float = 10.0
@@ -92,17 +96,17 @@ def require_module() -> Path:
     return module
 
 
-def bootstrap(hosts: Sequence[Host], parts: ModuleConfig) -> dict[str, Any]:
+def bootstrap(hosts: Sequence[Host], config: ModuleConfig) -> dict[str, Any]:
     """Build a whole bootstrap: one listener, one cluster, the admin port."""
 
     def module_part(
-        kind: str, message: str, field_name: str, name: str, config: Mapping[str, Any]
+        kind: str, message: str, field_name: str, name: str, settings: Mapping[str, Any]
     ) -> dict[str, Any]:
-        return _extension(kind, message, field_name, name, {"version": parts.version, **config})
+        return _extension(kind, message, field_name, name, {"version": config.version, **settings})
 
-    def socket(name: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    def socket(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         typed_config = module_part(
-            "transport_sockets", "DynamicModuleTransportSocket", "transport_socket", name, config
+            "transport_sockets", "DynamicModuleTransportSocket", "transport_socket", name, settings
         )
         return {"name": name, "typed_config": typed_config}
 
@@ -111,53 +115,53 @@ def bootstrap(hosts: Sequence[Host], parts: ModuleConfig) -> dict[str, Any]:
         "DynamicModuleNetworkFilter",
         "filter",
         "session",
-        {**SESSION_DEFAULTS, **parts.session},
+        {**SESSION_DEFAULTS, **config.session},
     )
     policy = module_part(
         *("load_balancing_policies", "DynamicModulesLoadBalancerConfig", "lb_policy", "least_sessions"),
-        {**POLICY_DEFAULTS, **parts.policy},
+        {**POLICY_DEFAULTS, **config.policy},
     )
     tcp_proxy = {
         "@type": f"{_EXTENSIONS}.filters.network.tcp_proxy.v3.TcpProxy",
         "stat_prefix": "sql",
         "cluster": "tidb",
         "idle_timeout": "0s",
-        "max_connect_attempts": parts.connect_attempts,
+        "max_connect_attempts": config.connect_attempts,
         "backoff_options": {"base_interval": "0.01s", "max_interval": "0.02s"},
         "hash_policy": [{"filter_state": {"key": "envoy.hashable_string"}}],
     }
     listener = {
         "name": "sql",
-        "address": _socket_address(parts.listen, parts.port),
-        "listener_filters": [_live_config(hosts, parts)],
+        "address": _socket_address(config.listen, config.port),
+        "listener_filters": [*_trusted_proxies(config), _live_config(hosts, config)],
         "filter_chains": [
             {
                 "filters": [
                     {"name": "session", "typed_config": session},
                     {"name": "tcp_proxy", "typed_config": tcp_proxy},
                 ],
-                "transport_socket": socket("client", {**CLIENT_DEFAULTS, **parts.client}),
+                "transport_socket": socket("client", {**CLIENT_DEFAULTS, **config.client}),
             }
         ],
     }
     limits = {"max_connections": 100_000, "max_pending_requests": 100_000, "max_requests": 100_000}
     cluster = {
         "name": "tidb",
-        "connect_timeout": f"{parts.connect_timeout}s",
+        "connect_timeout": f"{config.connect_timeout}s",
         "common_lb_config": {"healthy_panic_threshold": {"value": 0}},
-        "connection_pool_per_downstream_connection": parts.per_connection_pools,
+        "connection_pool_per_downstream_connection": config.per_connection_pools,
         "circuit_breakers": {"thresholds": [limits]},
-        "transport_socket": socket("node", {**NODE_DEFAULTS, **parts.node}),
+        "transport_socket": socket("node", {**NODE_DEFAULTS, **config.node}),
         "load_balancing_policy": {
             "policies": [{"typed_extension_config": {"name": "least_sessions", "typed_config": policy}}]
         },
-        **_endpoint_source(hosts, parts.endpoints),
+        **_endpoint_source(hosts, config.endpoints),
     }
     telemetry = module_part(
-        "bootstrap", "DynamicModuleBootstrapExtension", "extension", "telemetry", parts.telemetry
+        "bootstrap", "DynamicModuleBootstrapExtension", "extension", "telemetry", config.telemetry
     )
     telemetry["dynamic_module_config"] = _MODULE | {
-        "module": {"local": {"filename": str(parts.module or require_module())}}
+        "module": {"local": {"filename": str(config.module or require_module())}}
     }
     return {
         "node": {"id": "test", "cluster": "tidevoy"},
@@ -178,42 +182,53 @@ def _extension(
     }
 
 
-def _live_config(hosts: Sequence[Host], parts: ModuleConfig) -> dict[str, Any]:
-    config = _live_config_extension(hosts, {**LIVE_DEFAULTS, **parts.live}, parts.version)
-    if parts.endpoints is None:
-        return {"name": _LIVE_CONFIG, "typed_config": config}
-    write_live_config(parts.endpoints, hosts, parts.live, version=parts.version)
+def _trusted_proxies(config: ModuleConfig) -> list[dict[str, Any]]:
+    if not config.trusted_proxies:
+        return []
+    settings = {"version": config.version, "networks": list(config.trusted_proxies)}
+    message = "DynamicModuleListenerFilter"
+    extension = _extension("filters.listener", message, "filter", "trusted_proxies", settings)
+    return [{"name": "trusted_proxies", "typed_config": extension}]
+
+
+def _live_config(hosts: Sequence[Host], config: ModuleConfig) -> dict[str, Any]:
+    extension = _live_config_extension(hosts, {**LIVE_DEFAULTS, **config.live_settings}, config.version)
+    if config.endpoints is None:
+        return {"name": _LIVE_CONFIG, "typed_config": extension}
+    write_live_config(config.endpoints, hosts, config.live_settings, version=config.version)
     source = {
-        "path_config_source": {"path": str(live_config_file(parts.endpoints))},
+        "path_config_source": {"path": str(live_config_file(config.endpoints))},
         "resource_api_version": "V3",
     }
     return {
         "name": _LIVE_CONFIG,
-        "config_discovery": {"config_source": source, "type_urls": [config["@type"]]},
+        "config_discovery": {"config_source": source, "type_urls": [extension["@type"]]},
     }
 
 
-def _live_config_extension(hosts: Sequence[Host], live: Mapping[str, Any], version: str) -> dict[str, Any]:
+def _live_config_extension(
+    hosts: Sequence[Host], live_settings: Mapping[str, Any], version: str
+) -> dict[str, Any]:
     nodes = [_node_info(host) for host in hosts]
-    config = {"version": version, "published": {**live, "nodes": nodes}}
+    config = {"version": version, "published": {**live_settings, "nodes": nodes}}
     message = "DynamicModuleListenerFilter"
     return _extension("filters.listener", message, "filter", "live_config", config)
 
 
 def live_config_file(endpoints: Path) -> Path:
-    """Return the file with the live configuration for those endpoints."""
+    """Return the file with the live configuration for these endpoints."""
     return endpoints.with_name(f"{endpoints.name}.live")
 
 
 def write_live_config(
     endpoints: Path,
     hosts: Sequence[Host],
-    live: Mapping[str, Any] | None = None,
+    live_settings: Mapping[str, Any] | None = None,
     *,
     version: str = VERSION,
 ) -> None:
     """Change only the live configuration."""
-    config = _live_config_extension(hosts, {**LIVE_DEFAULTS, **(live or {})}, version)
+    config = _live_config_extension(hosts, {**LIVE_DEFAULTS, **(live_settings or {})}, version)
     type_url = "type.googleapis.com/envoy.config.core.v3.TypedExtensionConfig"
     _replace_resource(
         live_config_file(endpoints), {"@type": type_url, "name": _LIVE_CONFIG, "typed_config": config}

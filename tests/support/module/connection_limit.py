@@ -1,4 +1,4 @@
-"""Logins at a node with a session limit: what clients receive, directly and through Tidevoy."""
+"""Logins at a node with a session limit, directly and through Tidevoy, and their results."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tests.support.soak import SOAK
 from tests.support.tidb_sim_clients import RawClient
 
 RETRY_PERIOD_SECONDS = 8.0 if SOAK else 1.0
-"""How long clients log in one after the other when the node has free slots again."""
+"""How long clients log in one after the other after the burst."""
 _PAUSE_SECONDS = 0.1
-"""Between two logins: at a steady pace, each meets the node at a different moment."""
+"""Pause between two logins, so that they reach the node at different moments."""
 BURST_LOGINS, CONNECTION_LIMIT = 80, 50
 TOO_MANY_CONNECTIONS = "1040"
 
 
 @dataclass(frozen=True)
 class LoginResults:
-    """Results of logins: `ok` or the error code; and all error packets received instead of a greeting."""
+    """Counts of results (`ok`, error code or exception), and error packets received instead of greetings."""
 
     burst: Counter[str]
     later: Counter[str]

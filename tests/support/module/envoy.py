@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from controlplane.model.traffic import SESSION_STATES
 from sandbox.envoy import EnvoyProcess
 from sandbox.tidb_sim.greeting import OFFERED_CAPABILITIES, build_greeting, new_salt
 from sandbox.tidb_sim.packets import AUTOCOMMIT, Capability, err, frame, ok
@@ -24,13 +25,19 @@ from tests.support.waiting import wait_until
 
 _T = TypeVar("_T")
 _WAIT_TIMEOUT_SECONDS = 20.0
-"""Limit of every wait; the awaited events take milliseconds, a report about a second."""
+"""Limit of every wait. Awaited events take milliseconds, the module's reports about a second."""
 
 _APPLIED_COUNTERS = r"^(cluster\.tidb\.update_success|extension_config_discovery\..*\.config_reload)$"
 """Envoy's counters of applied endpoints and of applied live configurations."""
 
+NO_NODE_ERROR = (
+    b"\xff\x51\x04Tidevoy: no TiDB server takes new sessions at the moment; try again "
+    b"(operator: `tidevoy nodes` tells why)"
+)
+"""The error that a client gets instead of a greeting if there is no node for it."""
+
 MetricValues = Mapping[Any, int]
-"""By name, followed by the values of the labels, sorted by label."""
+"""Values of series. A key is the name, followed by the label values, sorted by label."""
 
 
 class ModuleEnvoy(EnvoyProcess):
@@ -39,22 +46,22 @@ class ModuleEnvoy(EnvoyProcess):
     host: str
     port: int
     listeners: dict[str, int]
-    """Ports, by name."""
+    """Ports by listener name."""
     clients: list[RawClient]
 
-    @property
-    def _bootstrap_file(self) -> Path:
-        # Not YAML: Envoy reads its fractions as strings where no field declares them as numbers.
-        return self.directory / f"{self.name}.json"
+    # Envoy reads a fraction in YAML as a string, unless a field declares the type of the value.
+    config_suffix = ".json"
 
-    async def connect(self) -> RawClient:
-        """Open a connection that can send any packet; reset at the end, if not before."""
-        client = RawClient(*await with_timeout(asyncio.open_connection(self.host, self.port)))
+    async def connect(self, source: str = "") -> RawClient:
+        """Connect a client that can send any packet, from the local address `source`. Reset it at the end."""
+        local = (source, 0) if source else None
+        connecting = asyncio.open_connection(self.host, self.port, local_addr=local)
+        client = RawClient(*await with_timeout(connecting))
         self.clients.append(client)
         return client
 
     async def metrics(self) -> dict[tuple[str, tuple[str, ...]], int]:
-        """Return the module's series: by name without `tidevoy_`, and label values sorted by label."""
+        """Return the module's series by name (without `tidevoy_`) and label values (sorted by label)."""
         page = await self.get("/stats/prometheus?filter=^tidevoy")
         return {
             (sample.name.removeprefix("envoy_tidevoy_").removesuffix("_total"), _labels(sample.labels)): int(
@@ -83,6 +90,12 @@ class ModuleEnvoy(EnvoyProcess):
                 " ".join((name, *labels)): value for (name, labels), value in (await self.metrics()).items()
             }
             pytest.fail(f"expected {dict(expected)}, got {current}; all: {json.dumps(all_metrics, indent=1)}")
+
+    async def wait_no_sessions(self, *nodes: str) -> None:
+        """Wait until the module reports no session of these nodes in any state."""
+        await self.wait_for_metrics(
+            {("sessions", node, state): 0 for node in nodes for state in SESSION_STATES}
+        )
 
     @asynccontextmanager
     async def wait_applied(self) -> AsyncIterator[None]:
@@ -123,7 +136,7 @@ class ModuleEnvoy(EnvoyProcess):
 
     @property
     def pid(self) -> int:
-        """Of Envoy itself, which replaces the program that ties it to us."""
+        """The process id of Envoy, which runs in the process of the program that started it."""
         return self.process.pid
 
     @property
@@ -138,20 +151,20 @@ def _labels(labels: Mapping[str, str]) -> tuple[str, ...]:
 
 @asynccontextmanager
 async def run_envoy(
-    directory: Path, hosts: Sequence[Host | str], parts: ModuleConfig | None = None, *, workers: int = 1
+    directory: Path, hosts: Sequence[Host | str], config: ModuleConfig | None = None, *, workers: int = 1
 ) -> AsyncIterator[ModuleEnvoy]:
     """Run an Envoy with the module. At the end, SIGTERM must stop it with exit code 0."""
-    parts = parts or ModuleConfig()
+    config = config or ModuleConfig()
     all_hosts = [Host(host) if isinstance(host, str) else host for host in hosts]
-    process = ModuleEnvoy(json.dumps(bootstrap(all_hosts, parts)), directory, concurrency=workers)
-    async with serve_envoy(process, parts):
+    process = ModuleEnvoy(json.dumps(bootstrap(all_hosts, config)), directory, concurrency=workers)
+    async with serve_envoy(process, config):
         yield process
 
 
 @asynccontextmanager
-async def serve_envoy(process: ModuleEnvoy, parts: ModuleConfig) -> AsyncIterator[None]:
-    """Run an Envoy with another bootstrap, with the same checks."""
-    process.host, process.listeners, process.clients = parts.listen, {}, []
+async def serve_envoy(process: ModuleEnvoy, config: ModuleConfig) -> AsyncIterator[None]:
+    """Run an Envoy with any bootstrap. At the end, SIGTERM must stop it with exit code 0."""
+    process.host, process.listeners, process.clients = config.listen, {}, []
     async with process:
         await wait_until(process.is_live)
         for listener in (await process.get("/listeners?format=json")).json()["listener_statuses"]:
@@ -184,7 +197,7 @@ OK_PAYLOAD = ok(AUTOCOMMIT)
 async def accept_login(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, greeting: bytes = b""
 ) -> RawClient:
-    """Accept any login; the caller handles what follows."""
+    """Accept any login. The caller handles the commands."""
     node = RawClient(reader, writer)
     writer.write(greeting or greeting_packet())
     sequence, _ = await node.read_packet()
@@ -201,7 +214,7 @@ async def serve_ok(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 async def deny_logins(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Deny all logins (a handler). Sessions that should migrate there stay, with known states."""
+    """Deny all logins (a handler). Migrations to this node fail, and Envoy keeps the session's states."""
     node = RawClient(reader, writer)
     writer.write(greeting_packet())
     sequence, _ = await node.read_packet()

@@ -25,9 +25,9 @@ class GlobalVariables:
         self._previous_values: dict[tuple[Tidb, str], Any] = {}
 
     def set(self, name: str, value: object, *nodes: Tidb) -> None:
-        """Set a variable on `nodes`, or on all. Only some variables belong to a node (max_connections)."""
+        """Set a variable on `nodes`, by default on all. Some, like max_connections, belong to one node."""
         selected = nodes or tuple(self._cluster.tidb)
-        # All are read before the first is set: most variables belong to the whole cluster.
+        # All values are read before the first is set, because most variables belong to the whole cluster.
         for node in selected:
             if (node, name) not in self._previous_values:
                 with connect_directly(node) as connection:
@@ -39,7 +39,7 @@ class GlobalVariables:
     async def restore(self) -> None:
         """Set all variables to their previous values."""
         for (node, name), previous in self._previous_values.items():
-            # A full node also rejects this connection until it notices that the test's clients have closed.
+            # A full node rejects this connection until it notices that the test's clients have disconnected.
             await wait_until(partial(_try_set, node, name, previous))
         self._previous_values.clear()
 

@@ -1,4 +1,4 @@
-"""Sessions through an Envoy that reads its nodes from a file, and KILL by the ids in process lists."""
+"""Sessions through an Envoy, and KILL of the connection ids in the nodes' process lists."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx2
-
+from sandbox.server import http_client
 from sandbox.tidb import Tidb
 from sandbox.tidb_sim.packets import MySqlCommand, frames
 from tests.support.fake_servers import FakeServer, run_fake_server
@@ -37,15 +36,15 @@ class KilledSession:
     name: str
     client: RawClient
     kills: list[set[tuple[int, int]]] = field(default_factory=list)
-    """SQL ports and connection ids that were killed, by attempt."""
+    """SQL ports and connection ids of the KILL statements, per attempt."""
     end: asyncio.Task[bytes] | None = None
 
     def start_watching(self) -> None:
-        """Start detecting its end."""
+        """Start waiting for the end of the session."""
         self.end = asyncio.create_task(_read_until_end(self.client))
 
     async def stop_watching(self) -> None:
-        """Stop reading, so that it can be queried."""
+        """Stop reading, so that the session can be queried."""
         assert self.end is not None
         self.end.cancel()
         await asyncio.gather(self.end, return_exceptions=True)
@@ -62,7 +61,7 @@ async def _read_until_end(client: RawClient) -> bytes:
         return b""
 
 
-class KillArena:
+class KillScenario:
     """An Envoy in front of real nodes, and its sessions.
 
     `denying`: one more node, which denies all logins.
@@ -79,7 +78,7 @@ class KillArena:
     def publish_nodes(
         self, *draining: Tidb, only: Sequence[Tidb] | None = None, denying: bool = False
     ) -> None:
-        """Publish the nodes to Envoy, and which of them sessions have to leave."""
+        """Publish the nodes to Envoy. Sessions must leave the nodes that are draining."""
         nodes = self.nodes if only is None else only
         hosts = [Host(node.address, state="draining" if node in draining else "active") for node in nodes]
         publish_nodes(
@@ -87,7 +86,7 @@ class KillArena:
         )
 
     async def wait_until_known(self) -> None:
-        """Wait until Envoy has read these nodes, without the denying one."""
+        """Wait until Envoy knows all nodes, and no longer the denying node."""
 
         async def is_applied() -> bool:
             page = (await self.proxy.get("/clusters")).text
@@ -111,7 +110,7 @@ class KillArena:
         return victim
 
     async def run_statements(self, victims: Sequence[KilledSession]) -> None:
-        """Keep the sessions busy; return when all nodes execute their statements."""
+        """Send a long statement in each session. Return when the nodes execute all of these statements."""
         for victim in victims:
             victim.client.writer.write(frames(0, [bytes((MySqlCommand.QUERY,)) + _STATEMENT.encode()]))
         count = f"select count(*) from information_schema.processlist where info = '{_STATEMENT}'"
@@ -122,13 +121,12 @@ class KillArena:
         await wait_until(is_busy)
 
     def admin(self, node: Tidb) -> Connection:
-        """Return a connection to a node, not through Envoy."""
+        """Return a direct connection to a node."""
         if node.port not in self._admins:
             self._admins[node.port] = connect_directly(node)
         return self._admins[node.port]
 
     def close_admin(self, node: Tidb) -> None:
-        """Close that connection."""
         if admin := self._admins.pop(node.port, None):
             admin.close()
 
@@ -141,13 +139,13 @@ class KillArena:
         return targets
 
     def kill(self, victim: KilledSession, targets: Sequence[KillTarget]) -> None:
-        """KILL each of these ids."""
+        """Run KILL for each of these connection ids."""
         victim.kills.append({(node.port, connection_id) for node, connection_id in targets})
         for node, connection_id in targets:
             query_rows(self.admin(node), f"kill {connection_id}")
 
     async def wait_until_ended(self, victims: Sequence[KilledSession]) -> None:
-        """Wait until the sessions have ended. Raises AssertionError with the names of those that have not."""
+        """Wait until the sessions have ended. Raises AssertionError with the names of remaining sessions."""
         try:
             await wait_until(lambda: all(victim.has_ended for victim in victims), _END_TIMEOUT_SECONDS)
         except TimeoutError:
@@ -157,9 +155,9 @@ class KillArena:
             ) from None
 
     async def check_alive(self, victims: Sequence[KilledSession], node: Tidb) -> None:
-        """Check that all sessions are on that node, with their variable.
+        """Check that all sessions are on this node and have their variable.
 
-        Afterwards their states are unknown.
+        The check runs a query, which invalidates states that Envoy has saved.
         """
         for victim in victims:
             assert not victim.has_ended, f"{victim.name} has ended"
@@ -182,7 +180,7 @@ class KillArena:
         await wait_until(is_reached, _MIGRATION_TIMEOUT_SECONDS)
 
     async def wait_until_on(self, node: Tidb, victims: Sequence[KilledSession]) -> None:
-        """Wait until all of these sessions are on that node."""
+        """Wait until all of these sessions are on this node."""
         names = {victim.name for victim in victims}
 
         def have_arrived() -> bool:
@@ -195,7 +193,7 @@ class KillArena:
 @asynccontextmanager
 async def log_kills(nodes: Sequence[Tidb]) -> AsyncIterator[None]:
     """Make nodes log the idle connections that a KILL ends (pkg/server/conn.go)."""
-    async with httpx2.AsyncClient(trust_env=False) as client:
+    async with http_client() as client:
 
         async def set_level(level: str) -> None:
             for node in nodes:
@@ -217,17 +215,17 @@ def logged_kills(node: Tidb) -> set[tuple[int, int]]:
 
 
 @asynccontextmanager
-async def run_kill_arena(directory: Path, nodes: Sequence[Tidb]) -> AsyncIterator[KillArena]:
-    """Run an arena in which at first only the first node receives sessions."""
+async def run_kill_scenario(directory: Path, nodes: Sequence[Tidb]) -> AsyncIterator[KillScenario]:
+    """Run a scenario in which at first only the first node receives sessions."""
     endpoints = directory / "endpoints.json"
     async with run_fake_server(deny_logins) as denying:
         hosts = [Host(node.address, state="active" if node is nodes[0] else "draining") for node in nodes]
         async with run_envoy(directory, hosts, ModuleConfig(endpoints=endpoints), workers=2) as proxy:
-            arena = KillArena(proxy, endpoints, nodes, denying)
+            scenario = KillScenario(proxy, endpoints, nodes, denying)
             try:
-                yield arena
+                yield scenario
             finally:
-                for victim in arena.victims:
+                for victim in scenario.victims:
                     await victim.stop_watching()
                 for node in nodes:
-                    arena.close_admin(node)
+                    scenario.close_admin(node)

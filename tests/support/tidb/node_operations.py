@@ -1,4 +1,4 @@
-"""Operations on nodes through the REST API that wait for their effect."""
+"""Operations on nodes through the REST API, and waits for their effects."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pymysql
 
-from bench.migration.rolling_restart import parse_migration_counts
+from bench.migration.rolling_restart import fetch_module_stats, parse_migration_counts
 from sandbox.local_cluster import LocalCluster
 from sandbox.tidb import Tidb
 from tests.support.tidb.sessions import connect_directly
@@ -45,7 +45,7 @@ async def wait_for_state(
 
 async def migration_counts(stack: LocalCluster) -> dict[tuple[str, str, str], int]:
     """Return the number of finished migrations, by source node, result and reason."""
-    page = (await stack.envoy.get("/stats/prometheus?filter=^tidevoy")).text
+    page = await fetch_module_stats(stack.envoy)
     return {
         (node, result, reason): count for node, result, reason, count in parse_migration_counts(page) if count
     }
@@ -57,7 +57,7 @@ async def wait_until_can_log_in(nodes: Sequence[Tidb], user: str, password: str 
 
 
 def can_log_in(node: Tidb, user: str, password: str = "") -> bool:
-    """Return whether the user can log in there."""
+    """Return whether the user can log in at this node."""
     try:
         connect_directly(node, user=user, password=password).close()
     except pymysql.err.OperationalError:

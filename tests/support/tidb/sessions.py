@@ -1,4 +1,4 @@
-"""Client connections of the tests on real servers."""
+"""Client connections for tests with real servers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def connect(port: int, database: str | None = None, **options: Any) -> Connectio
 
 
 def connect_directly(node: Tidb, database: str | None = None, **options: Any) -> Connection:
-    """Connect to one node, not through Envoy."""
+    """Connect to one node without Envoy."""
     return connect(node.port, database, **options)
 
 
@@ -60,7 +60,7 @@ class TrackedSessions:
         return self._tracked(connect(self._stack.sql_port, self._database))
 
     def direct(self, node: Tidb) -> Connection:
-        """Open a session at a node, not through Envoy."""
+        """Open a session at a node without Envoy."""
         return self._tracked(connect_directly(node, self._database))
 
     def on_node(self, node: Tidb) -> Connection:
@@ -72,7 +72,6 @@ class TrackedSessions:
         raise AssertionError(f"none of {_MAX_ATTEMPTS} sessions is on {node.address}")
 
     def close(self) -> None:
-        """Close all connections."""
         self._open.close()
 
     def _tracked(self, connection: Connection) -> Connection:

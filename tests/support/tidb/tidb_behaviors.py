@@ -1,4 +1,4 @@
-"""Behaviour of TiDB on which Tidevoy relies. Each function examines one server, real or simulated."""
+"""Behavior of TiDB on which Tidevoy relies. Each function examines one server, real or simulated."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-import httpx2
-
 from controlplane.etcd.client import EtcdClient
 from sandbox.cluster import Cluster
-from sandbox.server import accepts_connections
+from sandbox.server import accepts_connections, http_client
 from sandbox.tidb import Tidb
 from sandbox.tidb_sim.greeting import NATIVE_PASSWORD, parse_greeting
 from sandbox.tidb_sim.packets import Capability, MySqlCommand, frame
 from tests.support.tidb_sim_clients import CAPABILITIES, RawClient
 from tests.support.waiting import wait_until
 
-Fact = Callable[[Tidb], Awaitable[Any]]
+Behavior = Callable[[Tidb], Awaitable[Any]]
 _TIMEOUT_SECONDS = 10.0
 _MAX_LOGIN_WAIT_SECONDS = 11.0
 """Longer than Tidevoy's `sql.login_timeout` (8 s) and MariaDB's `connect_timeout` (10 s)."""
@@ -32,7 +30,7 @@ _ZSTD = Capability(1 << 26)
 
 @asynccontextmanager
 async def open_connection(node: Tidb) -> AsyncIterator[RawClient]:
-    """Yield a connection that has sent nothing yet; it is reset at the end."""
+    """Connect without sending anything. Reset the connection at the end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", node.port)
     try:
         yield RawClient(reader, writer)
@@ -65,7 +63,7 @@ async def read_until_end(client: RawClient, seconds: float = _TIMEOUT_SECONDS) -
 
 
 async def greeting(node: Tidb) -> Any:
-    """Examine the first packet without release, connection id and salt."""
+    """Examine the first packet, except release, connection id and salt."""
     async with open_connection(node) as client:
         sequence, payload = await client.read_packet()
     parsed = parse_greeting(payload)
@@ -84,7 +82,7 @@ async def greeting(node: Tidb) -> Any:
 
 async def status_page(node: Tidb) -> Any:
     """Examine `/status` and `/info` of the status port: keys and types of values."""
-    async with httpx2.AsyncClient(trust_env=False, base_url=node.status_url) as client:
+    async with http_client(node.status_url) as client:
         status, info = await client.get("/status"), await client.get("/info")
         nowhere = await client.get("/nowhere")
     return {
@@ -102,7 +100,7 @@ async def kill_of_an_idle_session(node: Tidb) -> Any:
 
 
 async def kill_of_a_busy_session(node: Tidb) -> Any:
-    """The client receives no error either."""
+    """The client receives no error, even during a statement."""
     async with logged_in(node) as killed, logged_in(node) as killer:
         ((connection_id,),) = await killed.rows("select connection_id()")
         killed.writer.write(frame(0, bytes((MySqlCommand.QUERY,)) + b"select sleep(30)"))
@@ -176,7 +174,7 @@ async def commands(node: Tidb) -> Any:
 
 
 async def statements(node: Tidb) -> Any:
-    """Examine the responses to statements without rows, in one session; only the code of syntax errors."""
+    """Examine the responses to statements without rows. Texts of syntax errors are excluded."""
     responses = {}
     async with logged_in(node) as client:
         for statement in (
@@ -191,7 +189,7 @@ async def statements(node: Tidb) -> Any:
 
 
 async def states(node: Tidb) -> Any:
-    """Examine SHOW SESSION_STATES of a new session and of one with many states, and the token's shape."""
+    """Examine SHOW SESSION_STATES of a new session and after many changes, and the shape of the token."""
     async with logged_in(node) as client:
         fresh, token = await client.export_states()
         await client.query("set @a = 1, @b = 'x'")
@@ -236,7 +234,7 @@ async def registration(cluster: Cluster, node: Tidb) -> Any:
 
 
 async def full_server(node: Tidb, others: int) -> Any:
-    """Examine what a client receives while `others` sessions, which are `max_connections`, are open."""
+    """Examine the response to a client while `others` sessions (the node's `max_connections`) are open."""
     async with AsyncExitStack() as exit_stack:
         for _ in range(others):
             await exit_stack.enter_async_context(logged_in(node))
@@ -245,14 +243,13 @@ async def full_server(node: Tidb, others: int) -> Any:
 
 
 async def graceful_shutdown(node: Tidb) -> Any:
-    """Examine the effects of SIGTERM, in order, on an idle session and one in a transaction.
+    """Examine the effects of SIGTERM, in order, on an idle session and on a session in a transaction.
 
-    COM_PING is excluded: TiDB answers it up to 8.5.3, and the simulated server rejects it as later releases
-    do.
+    COM_PING is excluded: TiDB up to 8.5.3 answers it. Later releases and the simulated server reject it.
     """
     async with logged_in(node) as idle, logged_in(node, "begin") as in_transaction, logged_in(node) as active:
         shutdown_task = asyncio.create_task(node.terminate())
-        async with httpx2.AsyncClient(trust_env=False, base_url=node.status_url) as client:
+        async with http_client(node.status_url) as client:
 
             async def has_noticed() -> bool:
                 return (await client.get("/status")).status_code != 200

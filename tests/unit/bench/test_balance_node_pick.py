@@ -1,4 +1,4 @@
-"""Simulated Envoys pick nodes and migrate sessions by the rules of the module, as in its own tests."""
+"""Simulated Envoys pick nodes and migrate sessions like Tidevoy's module; the cases are from its tests."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ import pytest
 from bench.balance.cases import CASES
 from bench.balance.cluster_state import MIN_STAY_SECONDS, SimulatedCluster
 from bench.balance.event_queue import EventQueue
-from bench.balance.node_pick import choose_node
-from bench.balance.simulated_modules import MOVE_SECONDS, EnvoyUpdate, SimulatedModules
+from bench.balance.simulated_modules import MOVE_SECONDS, EnvoyUpdate, SimulatedModules, choose_node
 from bench.balance.tiproxy import TiProxyBalancer
 
 
-def share(nodes: list[tuple[int, int]], picks: int, *, held: bool) -> list[int]:
-    """Pick repeatedly among nodes of (added, weight); return the picks by node. `held`: sessions stay."""
+def picks_per_node(nodes: list[tuple[int, int]], picks: int, *, adds_session: bool) -> list[int]:
+    """Pick `picks` times among nodes (added sessions, weight). Return the number of picks per node.
+
+    `adds_session`: whether each pick adds a session.
+    """
     added = [count for count, _ in nodes]
     weights = [weight for _, weight in nodes]
     next_turns = [1 / weight for weight in weights]
@@ -24,13 +26,13 @@ def share(nodes: list[tuple[int, int]], picks: int, *, held: bool) -> list[int]:
         chosen = choose_node(added, weights, next_turns)
         assert chosen is not None
         next_turns[chosen] += 1 / weights[chosen]
-        added[chosen] += held
+        added[chosen] += adds_session
         picks_by_node[chosen] += 1
     return picks_by_node
 
 
 @pytest.mark.parametrize(
-    ("nodes", "picks", "held", "expected"),
+    ("nodes", "picks", "adds_session", "expected"),
     [
         ([(0, 100), (0, 100), (0, 100)], 60, True, [20, 20, 20]),
         ([(0, 200), (0, 100), (0, 100)], 60, True, [30, 15, 15]),
@@ -41,9 +43,9 @@ def share(nodes: list[tuple[int, int]], picks: int, *, held: bool) -> list[int]:
     ],
 )
 def test_pick_matches_the_module(
-    nodes: list[tuple[int, int]], picks: int, held: bool, expected: list[int]
+    nodes: list[tuple[int, int]], picks: int, adds_session: bool, expected: list[int]
 ) -> None:
-    assert share(nodes, picks, held=held) == expected
+    assert picks_per_node(nodes, picks, adds_session=adds_session) == expected
 
 
 @pytest.mark.parametrize("added", [1, 2])
@@ -90,7 +92,9 @@ def test_counts_reset_only_on_new_weights() -> None:
     assert {fleet.envoys.pick_node(0) for _ in range(9)} == {1}, "node 0 is ahead"
     fleet.cluster.add_node(100)
     fleet.envoys.apply_update(EnvoyUpdate((100, 100, 100)))
-    assert {fleet.envoys.pick_node(0) for _ in range(30)} == {1, 2}, "a node more changes nothing of that"
+    assert {fleet.envoys.pick_node(0) for _ in range(30)} == {1, 2}, (
+        "an additional node does not reset the counts"
+    )
     fleet.envoys.apply_update(EnvoyUpdate((100, 100, 101)))
     assert {fleet.envoys.pick_node(0) for _ in range(9)} == {0, 1, 2}
 
@@ -106,7 +110,7 @@ def test_requested_number_of_sessions_migrates() -> None:
     assert fleet.cluster.totals[0] == 19, "one session at a time"
     fleet.event_queue.run_until(10.0)
     assert fleet.cluster.counts == [[7, 1, 2], [10, 0, 0]]
-    assert (fleet.cluster.moves, fleet.cluster.hasty_moves) == (3, 0)
+    assert (fleet.cluster.moves, fleet.cluster.early_moves) == (3, 0)
 
 
 def test_sessions_stay_without_target_or_request() -> None:
@@ -138,7 +142,7 @@ def test_migrated_session_stays_unless_its_node_drains() -> None:
     fleet.envoys.apply_update(EnvoyUpdate((0, 100), frozenset({0})))
     fleet.event_queue.run_until(4.0 + MIN_STAY_SECONDS)
     assert fleet.cluster.counts == [[0, 1]]
-    assert (fleet.cluster.evictions, fleet.cluster.hasty_moves) == (1, 0)
+    assert (fleet.cluster.drain_migrations, fleet.cluster.early_moves) == (1, 0)
 
 
 def test_drained_sessions_follow_the_weights() -> None:
@@ -155,7 +159,7 @@ def test_drained_sessions_follow_the_weights() -> None:
 
 
 def tiproxy(*counts: int) -> tuple[TiProxyBalancer, SimulatedCluster, EventQueue]:
-    """A TiProxy with these numbers of connections on its nodes."""
+    """Return a TiProxy with these numbers of connections on its nodes."""
     cluster, event_queue = SimulatedCluster(1), EventQueue()
     for node, count in enumerate(counts):
         cluster.add_node(100)
@@ -178,7 +182,8 @@ def test_tiproxy_migrates_one_connection_per_interval() -> None:
         event_queue.run_until(float(second))
         balancer.on_second_passed()
         moved.append(cluster.moves)
-    # (12 + 0 + 1) / 2.2 - 1 connections in 120 s are one in 24.5 s; after the first (11, 1): one in 33.6 s.
+    # The first migration is immediate. Then the counts are (11, 1), and (11 + 1 + 1) / 2.2 - (1 + 1)
+    # connections migrate in 120 s: one in 30.7 s.
     assert moved == [1] * 30
     event_queue.run_until(34.0)
     balancer.on_second_passed()
@@ -198,4 +203,4 @@ def test_tiproxy_empties_a_drained_node_within_five_seconds() -> None:
     for _ in range(6):
         balancer.on_second_passed()
     assert cluster.counts == [[0, 26, 26]]
-    assert (cluster.evictions, cluster.moves) == (12, 0)
+    assert (cluster.drain_migrations, cluster.moves) == (12, 0)

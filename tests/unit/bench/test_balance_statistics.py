@@ -11,53 +11,53 @@ from random import Random
 import pytest
 
 from bench.balance.benchmark import case_charts, case_tables, target_figures
-from bench.balance.cases import CASES
+from bench.balance.cases import CASES, TopologyChange
 from bench.balance.cluster_state import SimulatedCluster
-from bench.balance.imbalance_statistics import (
-    autocorrelations,
-    fraction_above,
+from bench.balance.simulation import BALANCERS, LEAST_CONNECTIONS, TIDEVOY, SimulationRecord
+from bench.balance.summary import (
+    NEVER_SECONDS,
+    Recovery,
+    SimulationSummary,
     oscillation,
-    quantile,
     samples_until_settled,
 )
-from bench.balance.simulation import BALANCERS, LEAST_CONNECTIONS, TIDEVOY
-from bench.balance.summary import Recovery, SimulationSummary
 from bench.machine import Machine, MachineCondition
-from bench.reporting.line_chart import render_svg
-from bench.reporting.report import Report, ReportSection, report_as_json, write_report
+from bench.reporting.charts import draw_line_chart
+from bench.reporting.report import Findings, ReportSection, Spread, report_as_json, write_report
 
 SVG = "{http://www.w3.org/2000/svg}"
-RECOVERY = Recovery(
-    "1 node joins", at=60, settled_after=4, shared_after=20, worst_imbalance=1.2, imbalances=(1.2, 1.0)
+RECOVERY = Recovery(TopologyChange(0.1, joins=1), settled_after=4, shared_after=20, imbalances=(1.2, 1.0))
+RECORD = SimulationRecord(
+    case=CASES["e"],
+    balancer=TIDEVOY,
+    imbalances=(),
+    deviations=(),
+    changes=(),
+    sessions=1_800.0,
+    moves=1_234,
+    early_moves=0,
+    shortest_stay=61.5,
 )
 OUTCOME = SimulationSummary(
-    case="e",
-    balancer=TIDEVOY,
-    lowest=1.0,
-    median=1.03,
+    record=RECORD,
+    imbalance=Spread(3_600, low=1.0, median=1.03, p99=1.08, high=1.2),
     mean=1.035,
-    p99=1.08,
-    highest=1.2,
     steady_median=1.03,
     uneven_fraction=0.01,
     moves_per_hour=1_234.0,
-    hasty_moves=0,
-    shortest_stay=61.5,
     oscillation=0.02,
-    sessions=1_800.0,
     minute_medians=(1.03, 1.04, 1.03),
     recoveries=(
         RECOVERY,
-        replace(RECOVERY, name="1 node leaves", settled_after=11),
-        replace(RECOVERY, name="10 nodes join", settled_after=8, shared_after=None),
-        replace(RECOVERY, name="10 nodes leave", settled_after=2),
+        replace(RECOVERY, change=TopologyChange(0.3, leaves=1), settled_after=11),
+        replace(RECOVERY, change=TopologyChange(0.5, joins=10), settled_after=8, shared_after=NEVER_SECONDS),
+        replace(RECOVERY, change=TopologyChange(0.75, leaves=10), settled_after=2),
     ),
 )
 OUTCOMES = {
     (case, balancer): replace(
         OUTCOME,
-        case=case,
-        balancer=balancer,
+        record=replace(RECORD, case=CASES[case], balancer=balancer),
         recoveries=OUTCOME.recoveries if case == "e" else (),
         mean=1.002 if balancer == LEAST_CONNECTIONS else 1.005,
         steady_median=1.3 if balancer == LEAST_CONNECTIONS else 1.06 if case == "b" else 1.03,
@@ -67,37 +67,26 @@ OUTCOMES = {
 }
 
 
-def test_quantiles_are_samples() -> None:
-    samples = [float(sample) for sample in range(100, 0, -1)]
-    assert quantile(0.99, samples) == 99
-    assert quantile(1.0, samples) == 100
-    assert quantile(0.99, [7.0]) == 7
-
-
-def test_fraction_above_counts_samples_above_the_limit() -> None:
-    assert fraction_above(1.1, [1.0, 1.1, 1.2, 1.3]) == 0.5
-
-
 def test_settling_needs_ten_consecutive_samples() -> None:
     assert samples_until_settled([1.0] * 10, 1.1) == 0
     assert samples_until_settled([1.2, 1.0, 1.2] + [1.0] * 10, 1.1) == 3
-    assert samples_until_settled([1.2] + [1.0] * 9, 1.1) is None
+    assert samples_until_settled([1.2] + [1.0] * 9, 1.1) == NEVER_SECONDS
 
 
-def test_oscillation_measures_recurring_autocorrelation() -> None:
+def test_oscillation_is_the_rise_of_the_autocorrelation() -> None:
     wave = [math.sin(second * math.tau / 20) for second in range(600)]
-    assert autocorrelations([wave], range(10, 21, 10)) == pytest.approx([-0.983, 0.967], abs=0.01)
-    assert oscillation([wave, wave]) > 0.9
-    random, fading = Random(1), []
+    # The autocorrelation falls to -0.98 after half a period, and rises to 0.97 after a whole period.
+    assert oscillation([wave, wave]) == pytest.approx(1.95, abs=0.01)
+    random, fading_noise = Random(1), []  # random deviations that fade and do not return
     for _ in range(30):
-        level, wander = 0.0, []
+        deviation, series = 0.0, []
         for _ in range(1_000):
-            level = 0.8 * level + random.gauss(0, 1)
-            wander.append(level)
-        fading.append(wander)
-    assert oscillation(fading) < 0.05
-    riding = [3 * wave[second] + second / 100 for second in range(500)]
-    assert oscillation([riding]) > 0.3, "also on something slow"
+            deviation = 0.8 * deviation + random.gauss(0, 1)
+            series.append(deviation)
+        fading_noise.append(series)
+    assert oscillation(fading_noise) < 0.05
+    drifting_wave = [3 * wave[second] + second / 100 for second in range(500)]
+    assert oscillation([drifting_wave]) > 0.3, "an oscillation on top of a slow drift is measured, too"
     assert oscillation([[1.0] * 100]) == 0.0
 
 
@@ -116,22 +105,22 @@ def test_imbalance_counts_serving_nodes_by_weight() -> None:
 
 
 def test_targets_are_met_or_missed() -> None:
-    again = replace(OUTCOMES["d", LEAST_CONNECTIONS], mean=1.003)
-    verdicts = {figure.name: figure.verdict for figure in target_figures(OUTCOMES, again)}
+    other_seed = replace(OUTCOMES["d", LEAST_CONNECTIONS], mean=1.003)
+    verdicts = {figure.name: figure.verdict for figure in target_figures(OUTCOMES, other_seed)}
     assert verdicts["a: fullest node above the mean, median"] == "met"
     assert verdicts["b: fullest node above the mean, median"] == "missed"
     assert verdicts["e: longest until below 1.10 after a join"] == "met"
     assert verdicts["e: the same after a leave"] == "missed"
     assert verdicts["h: swing"] == "met"
     assert verdicts["h: sessions that moved twice in a minute"] == "met"
-    alone = next(name for name in verdicts if name.startswith("d: fullest node"))
-    assert verdicts[alone] == "missed"
+    compared_with_envoys_alone = next(name for name in verdicts if name.startswith("d: fullest node"))
+    assert verdicts[compared_with_envoys_alone] == "missed"
 
 
 def test_unsettled_fleet_misses_its_target() -> None:
-    never = replace(OUTCOME, recoveries=(replace(RECOVERY, settled_after=None),))
-    figures = target_figures({("e", TIDEVOY): never, ("e", LEAST_CONNECTIONS): never}, OUTCOME)
-    assert next(figure for figure in figures if "join" in figure.name).verdict == "missed"
+    never = replace(OUTCOME, recoveries=(replace(RECOVERY, settled_after=NEVER_SECONDS),))
+    figures = target_figures({**OUTCOMES, ("e", TIDEVOY): never}, OUTCOME)
+    assert next(figure for figure in figures if figure.name.startswith("e: longest")).verdict == "missed"
 
 
 def test_each_case_table_has_a_row_per_balancer() -> None:
@@ -139,8 +128,9 @@ def test_each_case_table_has_a_row_per_balancer() -> None:
     assert [table.title[0] for table in tables] == list(CASES)
     for table in tables:
         assert [row[0] for row in table.rows] == list(BALANCERS)
-        assert {len(row) for row in table.rows} == {len(table.heads)}
-    assert tables[4].rows[0][1:] == (
+        assert {len(row) for row in table.rows} == {len(table.headers)}
+    case_e, tidevoy = list(CASES).index("e"), list(BALANCERS).index(TIDEVOY)
+    assert tables[case_e].rows[tidevoy][1:] == (
         *("1.030", "1.005", "1.080", "1.200", "1.0%"),
         *("1,234", "62 s", "0.02", "8 s", "11 s"),
     )
@@ -152,7 +142,7 @@ def test_charts_show_every_case_and_every_change() -> None:
     assert [panel.title for panel in changes.panels] == [change.name for change in CASES["e"].changes]
     for drawing in (cases, changes):
         for panel in drawing.panels:
-            assert [line.name for line in panel.lines] == list(BALANCERS)
+            assert list(panel.lines) == list(BALANCERS)
 
 
 def test_report_contains_tables_and_charts(tmp_path: Path) -> None:
@@ -160,16 +150,14 @@ def test_report_contains_tables_and_charts(tmp_path: Path) -> None:
         "balance",
         "How it was done.",
         MachineCondition("2026-01-01 00:00:00Z", 0.5, 0.02),
-        tuple(target_figures(OUTCOMES, OUTCOME)),
-        tuple(case_tables(OUTCOMES)),
-        tuple(case_charts(OUTCOMES)),
+        Findings(target_figures(OUTCOMES, OUTCOME), case_tables(OUTCOMES), case_charts(OUTCOMES)),
     )
     machine = Machine("a CPU", 2, 1024, "Linux 6.1", "3.11.7", "1.40.0", "3.4.23")
-    document = report_as_json(Report("balance", machine, (section,)))
+    document = report_as_json("balance", machine, [section])
     data, page, *charts = write_report(document, tmp_path)
     assert json.loads(data.read_text()) == json.loads(json.dumps(document))
     assert [chart.name for chart in charts] == ["balance-cases.svg", "balance-changes.svg"]
-    drawn = [render_svg(drawing) for drawing in document["benchmarks"][0]["drawings"]]
+    drawn = [draw_line_chart(chart) for chart in document["benchmarks"][0]["charts"]]
     assert [chart.read_text() for chart in charts] == drawn
     text = page.read_text()
     assert "](balance-cases.svg)" in text

@@ -7,15 +7,16 @@ import time
 
 import pytest
 
+from bench.machine import ResourceUsage, count_epoll_entries
 from bench.migration import event_loop_latency
 from bench.migration.benchmark import fit_session_count
 from bench.migration.fake_node import NodeSession, SharedNodeState, make_signer
 from bench.migration.figures import (
-    CrowdResult,
+    IdleSessionsResult,
     ObservedPhase,
-    RepeatedMovesResult,
-    crowd_figures,
-    repeated_moves_figures,
+    RepeatedMigrationsResult,
+    idle_sessions_figures,
+    repeated_migrations_figures,
     rolling_figures,
 )
 from bench.migration.rolling_restart import (
@@ -24,17 +25,15 @@ from bench.migration.rolling_restart import (
     RollingRestartResult,
     parse_migration_counts,
 )
-from bench.migration.statement_latency import (
+from bench.migration.stopwatch import (
     TimedStatement,
     TimeWindow,
     latencies_ms,
     slowest_ms,
     statements_during,
-    statements_outside,
 )
 from bench.reporting.report import BenchmarkFigure
-from bench.resource_usage import ResourceUsage, count_epoll_entries
-from bench.sysbench_load.clients import SysbenchCounts, SysbenchLoad
+from bench.sysbench import SysbenchCounts, SysbenchLoad
 from sandbox.tidb_sim.packets import MySqlCommand, frame
 from sandbox.tidb_sim.session_token import issue_token, verify_token
 
@@ -63,9 +62,7 @@ def test_parses_sysbench_counts() -> None:
 
 
 def test_sysbench_runs_until_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "bench.sysbench_load.clients.find_program", lambda program, package: f"/bin/{program}"
-    )
+    monkeypatch.setattr("bench.sysbench.find_program", lambda program, package: f"/bin/{program}")
     command = SysbenchLoad(10_000, 32).command(4000)
     assert command[0] == "/bin/sysbench"
     assert {"--time=0", "--threads=32", "--table-size=10000", "--mysql-port=4000"} <= set(command)
@@ -85,7 +82,7 @@ ASKED = (
 def test_statement_belongs_to_overlapping_windows() -> None:
     windows = [TimeWindow(2.0, 3.01)]
     assert statements_during(ASKED, windows) == [ASKED[1], ASKED[2]]
-    assert statements_outside(ASKED, windows) == [ASKED[0], ASKED[3]]
+    assert statements_during(ASKED, windows, inside=False) == [ASKED[0], ASKED[3]]
     assert latencies_ms(ASKED) == pytest.approx([400, 200, 50, 1])
     assert [slowest_ms(ASKED), slowest_ms([])] == pytest.approx([400, 0])
 
@@ -116,8 +113,8 @@ def rolled() -> RollingRestartResult:
 
 def test_rolling_restart_separates_drain_and_rest() -> None:
     result = rolled()
-    assert (result.moved, result.failed_by_reason) == ({"127.0.0.1:4000": 12}, {"slow": 2})
-    slow = [result.slowest_while_draining, result.slowest_while_moving, result.slowest_at_rest]
+    assert (result.migrated, result.failed_by_reason) == ({"127.0.0.1:4000": 12}, {"slow": 2})
+    slow = [result.slowest_while_draining, result.slowest_while_migrating, result.slowest_at_rest]
     assert slow == pytest.approx([50, 200, 400])
     figures = by_name(rolling_figures(result, 3))
     assert [figure.verdict for figure in figures.values()] == ["met", "met", "missed", ""]
@@ -131,14 +128,14 @@ def test_counts_epoll_entries() -> None:
 
 
 def test_samples_resources_of_a_process() -> None:
-    async def mine() -> ResourceUsage:
+    async def measure_own_usage() -> ResourceUsage:
         return ResourceUsage.of_process(os.getpid())
 
-    held = asyncio.run(mine())
-    assert held.memory_mib > 1
-    # An event loop has an epoll descriptor, which watches at least its own waker.
-    assert held.open_files > 3
-    assert held.epoll_entries >= 1
+    usage = asyncio.run(measure_own_usage())
+    assert usage.memory_mib > 1
+    # An event loop has an epoll descriptor, which watches at least the wake-up socket of the loop.
+    assert usage.open_files > 3
+    assert usage.epoll_entries >= 1
 
 
 def page(**counts: int) -> dict[str, object]:
@@ -169,12 +166,12 @@ def test_session_count_fits_the_file_limit() -> None:
     assert fit_session_count(99, 20_000) == 90
 
 
-def test_crowd_figures_compare_drain_and_baseline() -> None:
+def test_idle_session_figures_compare_drain_and_baseline() -> None:
     quiet, drained = (
         ObservedPhase(TimeWindow(0.5, 1.5), {30.0: 9}),
         ObservedPhase(TimeWindow(1.8, 3.02), {30.0: 9, 12_000.0: 1}),
     )
-    figures = by_name(crowd_figures(CrowdResult(10_000, 1000, ASKED, quiet, drained)))
+    figures = by_name(idle_sessions_figures(IdleSessionsResult(10_000, 1000, ASKED, quiet, drained)))
     assert [(figure.value, figure.verdict) for figure in figures.values()] == [
         (pytest.approx(1.22), "met"),
         (pytest.approx(200), "missed"),
@@ -185,22 +182,22 @@ def test_crowd_figures_compare_drain_and_baseline() -> None:
 
 
 def test_growing_resources_miss_the_target() -> None:
-    def long(last: ResourceUsage, after: ResourceUsage) -> list[str]:
+    def verdicts(last: ResourceUsage, after: ResourceUsage) -> list[str]:
         samples = [
             (10_000, ResourceUsage(100.0, 2020, 2010)),
             (50_000, ResourceUsage(101, 2020, 2010)),
             (100_000, last),
         ]
-        result = RepeatedMovesResult(1000, 200.0, ResourceUsage(80.0, 20, 10), samples, after, 0)
-        return [figure.verdict for figure in repeated_moves_figures(result)]
+        result = RepeatedMigrationsResult(1000, 200.0, ResourceUsage(80.0, 20, 10), samples, after, 0)
+        return [figure.verdict for figure in repeated_migrations_figures(result)]
 
-    assert set(long(ResourceUsage(104.0, 2020, 2010), ResourceUsage(100.0, 20, 10))) == {"met"}
-    grown = long(ResourceUsage(106.0, 2021, 2011), ResourceUsage(100.0, 21, 11))
+    assert set(verdicts(ResourceUsage(104.0, 2020, 2010), ResourceUsage(100.0, 20, 10))) == {"met"}
+    grown = verdicts(ResourceUsage(106.0, 2021, 2011), ResourceUsage(100.0, 21, 11))
     assert grown == ["missed"] * 5 + ["met"]
 
 
 class Link(asyncio.Transport):
-    """The transport that a fake node's session writes to."""
+    """The transport to which a fake node's session writes."""
 
     def __init__(self) -> None:
         super().__init__({"sockname": ("127.9.0.1", 4000)})
@@ -220,27 +217,27 @@ class Link(asyncio.Transport):
     close = abort
 
 
-CLAIMED = (1 | 1 << 9 | 1 << 13 | 1 << 15 | 1 << 19).to_bytes(4, "little")
-HEAD = CLAIMED + (1 << 24).to_bytes(4, "little") + b"\x2d" + bytes(23) + b"root\0"
+CLIENT_CAPABILITIES = (1 | 1 << 9 | 1 << 13 | 1 << 15 | 1 << 19).to_bytes(4, "little")
+HEAD = CLIENT_CAPABILITIES + (1 << 24).to_bytes(4, "little") + b"\x2d" + bytes(23) + b"root\0"
 BY_PASSWORD = HEAD + b"\0mysql_native_password\0"
 PREPARE = b"\x03SET @@session.sql_mode='', @@session.character_set_client='utf8mb4'"
 
 
-def node(house: SharedNodeState) -> tuple[NodeSession, Link]:
-    session, link = NodeSession(house), Link()
+def node(shared_state: SharedNodeState) -> tuple[NodeSession, Link]:
+    session, link = NodeSession(shared_state), Link()
     session.connection_made(link)
     assert link.take()[4] == 10
     return session, link
 
 
-def login(house: SharedNodeState, token: bytes | None = None) -> tuple[NodeSession, Link]:
-    """Log in by token. Up to 250 bytes need one length byte."""
-    session, link = node(house)
+def login(shared_state: SharedNodeState, token: bytes | None = None) -> tuple[NodeSession, Link]:
+    """Log in by `token`, or with an empty password without a token."""
+    session, link = node(shared_state)
     body = BY_PASSWORD
     if token is not None:
         lenenc = b"\xfc" + len(token).to_bytes(2, "little")
-        claimed = (int.from_bytes(CLAIMED, "little") | 1 << 21).to_bytes(4, "little")
-        body = claimed + HEAD[4:] + lenenc + token + b"tidb_session_token\0"
+        capabilities = (int.from_bytes(CLIENT_CAPABILITIES, "little") | 1 << 21).to_bytes(4, "little")
+        body = capabilities + HEAD[4:] + lenenc + token + b"tidb_session_token\0"
     session.data_received(frame(1, body))
     return session, link
 
@@ -263,7 +260,8 @@ def test_session_migrates_between_fake_nodes() -> None:
     arrived.data_received(frame(0, bytes((MySqlCommand.PING,))))
     assert target_link.take().count(b"\0\0\0\2\0\0\0") == 3
     session.connection_lost(None)
-    assert (source.sessions["127.9.0.1:4000"], target.moved_in["127.9.0.1:4000"]) == (0, 1)
+    assert (source.sessions["127.9.0.1:4000"], target.sessions["127.9.0.1:4000"]) == (0, 1)
+    assert (source.logins["127.9.0.1:4000"], target.logins["127.9.0.1:4000"]) == (1, 0)
     assert list(source.emptied_at) == ["127.9.0.1:4000"]
     assert json.loads(target.report_as_json())["violations"] == source.violations == []
 
@@ -277,25 +275,27 @@ def test_session_migrates_between_fake_nodes() -> None:
     ],
 )
 def test_fake_node_rejects_other_commands(sent: bytes) -> None:
-    house = SharedNodeState(make_signer(b"key"))
-    session, link = login(house)
+    shared_state = SharedNodeState(make_signer(b"key"))
+    session, link = login(shared_state)
     session.data_received(sent)
     assert link.ended
-    assert len(house.violations) == 1
+    assert len(shared_state.violations) == 1
 
 
 def test_fake_node_accepts_only_tokens_of_its_cluster() -> None:
-    house = SharedNodeState(make_signer(b"key"))
+    shared_state = SharedNodeState(make_signer(b"key"))
     token = json.dumps(issue_token(make_signer(b"another"), "root", 0)).encode()
-    _, link = login(house, token)
+    _, link = login(shared_state, token)
     assert link.ended
-    assert "its signature is not from our key" in house.violations[0]
+    assert "its signature is not from our key" in shared_state.violations[0]
 
 
 def test_fake_node_requires_states_after_a_token() -> None:
-    house = SharedNodeState(make_signer(b"key"))
-    session, link = login(house, json.dumps(issue_token(house.signer, "root", time.time_ns())).encode())
+    shared_state = SharedNodeState(make_signer(b"key"))
+    session, link = login(
+        shared_state, json.dumps(issue_token(shared_state.signer, "root", time.time_ns())).encode()
+    )
     assert not link.ended
     session.data_received(frame(0, bytes((MySqlCommand.PING,))))
     assert link.ended
-    assert "before the states" in house.violations[0]
+    assert "before the states" in shared_state.violations[0]

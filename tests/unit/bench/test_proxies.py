@@ -9,20 +9,19 @@ import pytest
 
 from bench.machine import CpuUsage
 from bench.proxies import haproxy
-from bench.proxies.added_latency import client_counts
 from bench.proxies.backends import DatabaseBackend
+from bench.proxies.build_comparison import RevisionNotBuildable, build_revision
 from bench.proxies.comparison import compare_measurement
 from bench.proxies.contenders import (
     InvalidPeer,
-    ModuleBuild,
     ProxySite,
     contender_from_command,
     control_plane_settings,
     fill_placeholders,
 )
 from bench.proxies.interleaving import Block, Measurement, measuring_order
-from bench.proxies.pinning import CpuPinning
-from bench.proxies.revision_build import RevisionNotBuildable, build_revision
+from bench.proxies.latency_and_memory import client_counts
+from bench.proxies.setup import CpuPinning
 from bench.proxies.workloads import WORKLOADS, Encryption, select_workloads
 from controlplane.config.settings import Settings
 from sandbox.ports import Ports
@@ -35,14 +34,6 @@ def site(directory: Path, encryption: Encryption = Encryption.NONE, pd: str = ""
     backend = DatabaseBackend("mariadb", "MariaDB 10", 3306, directory / "ca.pem", pd)
     certificate = SessionCertificate(directory / "server.crt", directory / "server.key")
     return ProxySite(directory, Ports(), backend, certificate, encryption)
-
-
-def test_control_plane_of_an_old_revision_has_another_main_module(tmp_path: Path) -> None:
-    assert ModuleBuild(None).main_module() == "cli.main"
-    assert ModuleBuild(None, tmp_path).main_module() == "api.cli.main"
-    (tmp_path / "cli").mkdir()
-    (tmp_path / "cli" / "main.py").touch()
-    assert ModuleBuild(None, tmp_path).main_module() == "cli.main"
 
 
 def test_measuring_order_is_balanced() -> None:
@@ -82,7 +73,7 @@ def test_compares_figures_block_by_block() -> None:
     for comparison in comparisons.values():
         assert comparison.ratio.value == pytest.approx(0.9)
         assert comparison.describe_verdict() == "better"
-    assert comparisons["cpu"].reference_value == pytest.approx(25.0)  # 2 ms * 1.25 for 100 queries
+    assert comparisons["cpu"].reference_value == pytest.approx(25.0)  # µs: 2 ms * 1.25 (median noise) / 100
     assert comparisons["p95"].value == pytest.approx(0.9 * 0.1 * 1.25 * 1.9495, rel=0.01)
 
 
@@ -113,8 +104,9 @@ def test_client_counts_fit_the_file_limit(files: int, counts: list[int]) -> None
 
 
 def test_pinning_needs_four_cores() -> None:
-    assert CpuPinning.of(range(2)) is None
-    assert CpuPinning.of({4, 5, 6, 7, 9}) == CpuPinning(9, 7, frozenset({4, 5, 6}))
+    all_cores = frozenset({0, 1})
+    assert CpuPinning.of(all_cores) == CpuPinning(all_cores, all_cores, all_cores)
+    assert CpuPinning.of({4, 5, 6, 7, 9}) == CpuPinning(frozenset({9}), frozenset({7}), frozenset({4, 5, 6}))
 
 
 def test_replaces_placeholders_in_a_command(tmp_path: Path) -> None:

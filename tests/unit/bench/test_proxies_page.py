@@ -1,4 +1,4 @@
-"""The page, the chart and README's table of `tidevoy bench proxies`."""
+"""The page, the chart and the README's table of `tidevoy bench proxies`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 import pytest
 
 from bench.proxies import page
-from bench.proxies.added_latency import QUANTILES, AddedLatency
 from bench.proxies.comparison import Comparison
 from bench.proxies.drains import DrainResult
+from bench.proxies.latency_and_memory import QUANTILES, AddedLatency
 from bench.proxies.results import Results
 from bench.proxies.significance import LatencyDifference, Ratio
 
@@ -63,7 +63,10 @@ def test_results_survive_a_json_round_trip(tmp_path: Path) -> None:
     assert results().others_busy == 0.05
     assert page_file.read_text() == page.results_as_markdown(Results.read(data), chart.name)
     short = replace(results(), latencies=(), memory=None, moves=None)
-    assert Results.from_json(json.loads(json.dumps(short.as_json()))) == short
+    (tmp_path / "short.json").write_text(short.as_json_text())
+    assert Results.read(tmp_path / "short.json") == short
+    assert replace(short, comparisons=()).others_busy == 0.0
+    assert json.loads(short.as_json_text())["comparisons"][0]["verdict"] == "worse"
 
 
 def test_page_has_a_table_per_figure() -> None:

@@ -1,4 +1,4 @@
-"""Intervals and verdicts of proxy comparisons, on synthetic measurements."""
+"""Intervals and verdicts of proxy comparisons, from synthetic measurements."""
 
 from __future__ import annotations
 

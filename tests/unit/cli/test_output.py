@@ -54,8 +54,10 @@ def test_describes_the_state_of_a_connected_envoy(acked: str, published: str, te
 
 
 def test_describes_what_a_reload_changed() -> None:
-    assert describe_reload({"now": [], "new_envoys": [], "restart": []}) == ["nothing has changed"]
-    lines = describe_reload({"now": ["a", "b"], "new_envoys": [], "restart": ["c"]})
+    assert describe_reload({"applied": [], "needs_new_envoys": [], "needs_restart": []}) == [
+        "nothing has changed"
+    ]
+    lines = describe_reload({"applied": ["a", "b"], "needs_new_envoys": [], "needs_restart": ["c"]})
     assert [line.rpartition(": ")[2] for line in lines] == ["a, b", "c"]
 
 

@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 
-from cli import progress, rollout_waiting
 from cli.client import ControlPlaneUnreachable
 from cli.errors import CliError
-from cli.rollout_tables import plan_lines, rollout_row, step_row, summary_line
-from cli.rollout_waiting import changes_since, rollout_result, wait_until_finished
+from cli.rollouts import (
+    changes_since,
+    plan_lines,
+    rollout_result,
+    rollout_row,
+    step_row,
+    summary_line,
+    wait_until_finished,
+)
 from tests.support.controlplane.cli_process import FakeApiClient
 
 ROLLOUT = "/v1/rollouts/r-1"
@@ -25,12 +31,12 @@ def step(address: str, stage: str, reason: str = "", **more: Any) -> dict[str, A
         "address": address,
         "stage": stage,
         "reason": reason,
-        "begun": None if stage == "pending" else "2026-01-01T11:58:00Z",
-        "ended": "2026-01-01T11:59:05Z" if stage in ("done", "failed") else None,
+        "drain_requested_at": None if stage == "pending" else "2026-01-01T11:58:00Z",
+        "ended_at": "2026-01-01T11:59:05Z" if stage in ("done", "failed") else None,
         "sessions": None,
-        "moved": 0,
-        "failed": 0,
-        "closed": 0,
+        "migrated_sessions": 0,
+        "failed_migrations": 0,
+        "terminated_sessions": 0,
         "version_before": "v8.5.3",
         "version_after": "v8.5.4" if stage == "done" else "",
         **more,
@@ -42,9 +48,9 @@ def rollout(phase: str, *steps: dict[str, Any], reason: str = "") -> dict[str, A
         "id": "r-1",
         "phase": phase,
         "reason": reason,
-        "by": "anna",
-        "created": "2026-01-01T11:58:00Z",
-        "order": {"action": "restart", "selector": "all", "version": "v8.5.4"},
+        "created_by": "anna",
+        "created_at": "2026-01-01T11:58:00Z",
+        "spec": {"action": "restart", "selector": "all", "version": "v8.5.4"},
         "steps": list(steps),
     }
 
@@ -52,7 +58,7 @@ def rollout(phase: str, *steps: dict[str, Any], reason: str = "") -> dict[str, A
 def test_step_row_shows_duration_and_counts() -> None:
     pending, running = (
         step("a:1", "pending"),
-        step("b:1", "draining", "3 sessions are left", sessions=9, moved=6),
+        step("b:1", "draining", "3 sessions are left", sessions=9, migrated_sessions=6),
     )
     assert step_row(pending, NOW)[:7] == ("a:1", "pending", "-", "-", "-", "-", "-")
     assert step_row(running, NOW)[:7] == ("b:1", "draining", "2:00", "9", "6", "0", "0")
@@ -80,7 +86,7 @@ def test_plan_lists_the_steps_for_each_node() -> None:
         "version": "v8.5.4",
         "failure_budget": 2,
     }
-    assert plan_lines({"order": spec}) == [
+    assert plan_lines({"spec": spec}) == [
         "2 nodes, 1 at a time: a:1, b:1",
         "1. drain it, for at most 10:00; sessions that are left then are closed",
         "2. run the action restart",
@@ -110,8 +116,7 @@ def test_rollout_result_depends_on_the_phase(phase: str, expected: str | None) -
 
 @pytest.fixture(autouse=True)
 def _poll_without_delay(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_waiting, "_POLL_SECONDS", 0.0)
-    monkeypatch.setattr(progress, "_POLL_SECONDS", 0.0)
+    monkeypatch.setattr("cli.client._POLL_SECONDS", 0.0)
 
 
 def test_prints_a_line_per_stage_and_a_final_report(capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,10 +167,11 @@ def test_changes_are_printed_as_json_lines(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_unchanged_steps_are_not_repeated() -> None:
-    previous: dict[str, Any] = {}
     running = rollout("running", step("a:1", "draining"), step("b:1", "pending"))
-    assert changes_since(previous, running) is not None
-    assert changes_since(previous, running) is None
-    assert (changes_since(previous, {**running, "reason": "x"}) or {})["changed"] == []
-    fewer = rollout("running", step("a:1", "draining", moved=1), step("b:1", "pending"), reason="x")
-    assert (changes_since(previous, fewer) or {})["changed"] == [fewer["steps"][0]]
+    assert (changes_since(None, running) or {})["changed"] == running["steps"]
+    assert changes_since(running, running) is None
+    assert (changes_since(running, {**running, "reason": "x"}) or {})["changed"] == []
+    fewer = rollout(
+        "running", step("a:1", "draining", migrated_sessions=1), step("b:1", "pending"), reason="x"
+    )
+    assert (changes_since(running, fewer) or {})["changed"] == [fewer["steps"][0]]

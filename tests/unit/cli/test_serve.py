@@ -22,6 +22,7 @@ class _Cycle:
 
 @pytest.fixture(autouse=True)
 def unfreeze() -> Iterator[None]:
+    gc.unfreeze()  # the test process has frozen the objects that existed at its start
     yield
     gc.unfreeze()
 
@@ -41,12 +42,14 @@ def test_later_collections_skip_objects_from_the_start(
         is_tracked.append(any(tracked is live_object for tracked in gc.get_objects()))
 
     monkeypatch.setattr("api.server.serve", serve)
-    # The command's other changes to its process.
+    # The command's other changes to its process would affect later tests.
     monkeypatch.setattr("controlplane.metrics.logs.configure", lambda log: None)
-    monkeypatch.setattr("resource.setrlimit", lambda which, limits: None)
+    descriptor_limits = list[tuple[int, int]]()
+    monkeypatch.setattr("resource.setrlimit", lambda which, limits: descriptor_limits.append(limits))
     config = tmp_path / "tidevoy.yaml"
     config.write_text("pd: {urls: ['http://127.0.0.1:2379']}\n")
     assert run(["serve", "--config", str(config)]) == 0
     assert is_tracked == [False]
+    assert [soft == hard for soft, hard in descriptor_limits] == [True]
     assert gc.get_freeze_count() > 0
     assert garbage_ref() is None  # existing garbage is collected, not frozen

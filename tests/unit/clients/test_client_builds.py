@@ -1,4 +1,4 @@
-"""Installation of the matrix clients, as far as it needs no compiler."""
+"""Installation of the clients of the client matrix: what can be tested without a compiler."""
 
 from __future__ import annotations
 

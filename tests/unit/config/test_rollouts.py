@@ -29,7 +29,14 @@ def load(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> Se
 def test_loads_named_actions(tmp_path: Path) -> None:
     rollouts = load(tmp_path, RESTART).rollouts
     assert list(rollouts.actions) == ["restart", "hook"]
-    assert actions.command_placeholders(rollouts.actions["restart"]) == {"host", "port"}
+    assert rollouts.actions["restart"].command == (
+        "ssh",
+        "{host}",
+        "sudo",
+        "systemctl",
+        "restart",
+        "tidb-{port}",
+    )
     assert rollouts.actions["hook"].webhook == "https://deploy.internal:443/restart"
     environ = {"TIDEVOY_ROLLOUTS__ACTIONS": '{"one": {"command": ["true"]}}'}
     assert list(load(tmp_path, RESTART, environ).rollouts.actions) == ["one"]
@@ -40,9 +47,9 @@ def test_loads_named_actions(tmp_path: Path) -> None:
     [
         (
             "{actions: {manual: {command: [a]}}}",
-            "rollouts.actions: 'manual' is reserved for the built-in action",
+            "rollouts.actions.manual: 'manual' is reserved for the built-in action",
         ),
-        ("{actions: {'a b': {command: [a]}}}", "rollouts.actions: 'a b' is not a valid action name"),
+        ("{actions: {'a b': {command: [a]}}}", "rollouts.actions.a b: 'a b' is not allowed; write up to"),
         ("{actions: {a: {}}}", "rollouts.actions.a.command: has neither a command nor a webhook"),
         (
             "{actions: {a: {command: [a], webhook: 'http://b/'}}}",
@@ -52,20 +59,23 @@ def test_loads_named_actions(tmp_path: Path) -> None:
             "{actions: {a: {command: ['{node}']}}}",
             "rollouts.actions.a.command.0: {node} is not a placeholder",
         ),
-        ("{actions: {a: {webhook: 'ftp://b/'}}}", "rollouts.actions.a.webhook: 'ftp://b/' does not begin"),
+        ("{actions: {a: {webhook: 'ftp://b/'}}}", "rollouts.actions.a.webhook: 'ftp://b/' is not an http"),
         (
             "{actions: {a: {webhook: 'https://b/?key=hunter2'}}}",
-            "rollouts.actions.a.webhook: the URL has a user, a query or a fragment",
+            "rollouts.actions.a.webhook: the URL has a query or a fragment; remove it",
         ),
         (
             "{actions: {a: {command: [a], token_file: /t}}}",
             "rollouts.actions.a.token_file: is set without webhook",
         ),
-        ("{actions: {a: {command: [a], timeout: 0}}}", "rollouts.actions.a.timeout: 0 is too small"),
+        ("{actions: {a: {command: [a], timeout: 0}}}", "rollouts.actions.a.timeout: 0 is not allowed"),
         ("{actions: {a: {comand: [a]}}}", "rollouts.actions.a.comand: there is no such setting"),
-        ("{actions: {a: b}}", "rollouts.actions.a: 'b' is not a section"),
-        ("{actions: [a]}", "rollouts.actions: a list is not a mapping of names to sections"),
-        ("{probe: {user: a, ca: /no/such/file}}", "rollouts.probe.ca: there is no file /no/such/file"),
+        ("{actions: {a: b}}", "rollouts.actions.a: 'b' is not allowed; write a mapping with command"),
+        ("{actions: [a]}", "rollouts.actions: a list is not allowed; write a mapping of names to a mapping"),
+        (
+            "{probe: {user: a, ca: /no/such/file}}",
+            "rollouts.probe.ca: /no/such/file cannot be read: No such file",
+        ),
     ],
 )
 def test_rejects_invalid_settings(tmp_path: Path, rollouts: str, message: str) -> None:
@@ -76,7 +86,7 @@ def test_rejects_invalid_settings(tmp_path: Path, rollouts: str, message: str) -
 
 
 def test_rollout_settings_are_documented() -> None:
-    page = reference_docs.render()
+    page = reference_docs.render("")
     assert "## `rollouts.actions.*`" in page
     assert "## `rollouts.probe`" in page
 

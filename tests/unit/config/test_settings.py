@@ -19,7 +19,7 @@ from controlplane.errors import ConfigError, ConfigErrors
 from controlplane.model.nodes import NodeGroup
 from controlplane.model.plan import BalancePolicy
 
-LEAVES = list(schema.leaves(Settings))
+LEAVES = list(schema.iter_settings(Settings))
 DOCS = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
 
 # For each setting a value other than its default, as JSON data. Add new settings here.
@@ -37,6 +37,7 @@ NON_DEFAULTS: dict[str, Any] = {
     "sql.keepalive_interval": 11,
     "sql.keepalive_probes": 4,
     "sql.proxy_protocol": "required",
+    "sql.trusted_proxies": ["10.0.0.0/8"],
     "sql.login_timeout": 2.5,
     "sql.compression": "passthrough",
     "sql.access_log": "/other/sessions.log",
@@ -54,8 +55,8 @@ NON_DEFAULTS: dict[str, Any] = {
     "backend.connect_timeout": 2.5,
     "backend.max_connect_attempts": 4,
     "backend.max_connections": 10,
-    "backend.eject_seconds": 6.5,
-    "backend.sentinels": False,
+    "backend.ejection_time": 6.5,
+    "backend.health_connections": False,
     "backend.keepalive_idle": 61,
     "backend.keepalive_interval": 4,
     "backend.keepalive_probes": 6,
@@ -94,12 +95,12 @@ NON_DEFAULTS: dict[str, Any] = {
     "drain.registration_grace": 1.5,
     "drain.gone_grace": 1.5,
     "drain.reconnect_grace": 2.5,
-    "migration.per_second": 2.5,
-    "migration.at_once": 10,
-    "migration.states_max_bytes": 1_048_576,
-    "migration.states_budget_bytes": 67_108_864,
+    "migration.max_per_second": 2.5,
+    "migration.max_concurrent": 10,
+    "migration.max_state_bytes": 1_048_576,
+    "migration.max_total_state_bytes": 67_108_864,
     "rebalance.enabled": False,
-    "rebalance.per_second": 2.5,
+    "rebalance.max_per_second": 2.5,
     "rebalance.threshold": 0.1,
     "rollouts.actions": {
         "restart": {"command": ["restart", "{host}"], "webhook": None, "token_file": None, "timeout": 5.0}
@@ -115,7 +116,7 @@ NON_DEFAULTS: dict[str, Any] = {
     "xds.tls.cert": "/other/cert.pem",
     "xds.tls.key": "/other/key.pem",
     "xds.tls.client_ca": "/other/ca.pem",
-    "xds.tls.identity": "any",
+    "xds.tls.verify_node_id": False,
     "xds.filter": "module",
     "api.listen": "127.0.0.1:3081",
     "api.tls.cert": "/other/cert.pem",
@@ -125,16 +126,15 @@ NON_DEFAULTS: dict[str, Any] = {
     "api.clients": [{"name": "ops.example", "role": "viewer"}],
     "api.allow_cleartext_tokens": True,
     "api.host_names": ["tidevoy.example.org"],
+    "api.trusted_proxies": ["10.0.0.0/8"],
     "api.open_metrics": True,
     "api.limits.connections": 9,
-    "api.limits.connections_per_source": 9,
-    "api.limits.requests_per_second": 9,
-    "api.limits.refusals_per_second": 9,
+    "api.limits.unauthenticated_requests_per_second": 9,
     "replicas.enabled": True,
     "replicas.name": "balancer-1",
     "replicas.advertise": "10.0.0.5:18000",
     "replicas.prefix": "/other/",
-    "replicas.lease": 9,
+    "replicas.lease_ttl": 9,
     "log.level": "debug",
     "log.format": "json",
     "state_dir": "/other/state",
@@ -142,12 +142,12 @@ NON_DEFAULTS: dict[str, Any] = {
 }
 
 
-# Settings that are invalid without another one: certificates and keys, and the settings that enable them.
-PAIRED = {"ca", "cert", "key", "client_ca", "identity", "clients"}
+# Settings that are invalid without a second setting, such as a certificate without its key.
+PAIRED = {"ca", "cert", "key", "client_ca", "verify_node_id", "clients"}
 SWITCHES = {
     "health.status.tls": "client_tls",
     "tls.backend.mode": "tls.backend",
-    "xds.tls.client_ca": "xds.tls.identity",
+    "xds.tls.client_ca": "xds.tls.verify_node_id",
     "api.tls.client_ca": "api.clients",
 }
 NEEDED_BY_REPLICAS = {"pd.urls", "xds.tls.client_ca"}
@@ -194,7 +194,7 @@ def test_reads_every_setting_from_file(config_file: Path) -> None:
     assert NON_DEFAULTS.keys() == {format_path(path) for path, _ in LEAVES}
     # `read_settings` would read the certificate files, which do not exist.
     config_file.write_text(yaml.safe_dump(nested(NON_DEFAULTS)))
-    data = parse_yaml(config_file.read_text(), "F").data
+    data, _ = parse_yaml(config_file.read_text(), "F")
     masked = nested(NON_DEFAULTS)
     masked["api"]["tokens"] = [{**token, "sha256": "**********"} for token in NON_DEFAULTS["api.tokens"]]
     assert Settings.model_validate(data).model_dump(mode="json") == masked
@@ -205,7 +205,8 @@ def test_reads_every_setting_from_file(config_file: Path) -> None:
     [
         path
         for path, _ in LEAVES
-        if path[-1] not in PAIRED and format_path(path) not in ("tls.client.mode", "replicas.enabled")
+        if path[-1] not in PAIRED
+        and format_path(path) not in ("tls.client.mode", "replicas.enabled", "sql.proxy_protocol")
     ],
     ids=format_path,
 )
@@ -219,7 +220,8 @@ def test_reads_every_setting_from_variable(path: schema.SettingPath) -> None:
     )
     if name == "nodes":
         text = '[{"address": "tidb-0:4000", "weight": 5, "labels": {"zone": "a"}}]'
-    if name in ("groups", "api.tokens", "api.host_names") or isinstance(value, dict):
+    lists = ("groups", "api.tokens", "api.host_names", "api.trusted_proxies", "sql.trusted_proxies")
+    if name in lists or isinstance(value, dict):
         text = json.dumps(value)
     settings = read_settings(None, {ENV_PREFIX + name.upper().replace(".", "__"): text.strip("'\"")})
     assert settings == Settings.model_validate(nested({name: value}))
@@ -231,27 +233,31 @@ def test_reads_every_setting_from_variable(path: schema.SettingPath) -> None:
         (
             "url",
             "10.0.0.9:9090",
-            "'10.0.0.9:9090' is not an http:// or https:// URL; write a URL, such as http://",
+            "'10.0.0.9:9090' is not an http:// or https:// URL; write a URL without",
         ),
         ("url", "http://:9090", "'http://:9090' is not an http:// or https:// URL; write a URL"),
         ("url", "http://p:70000", "'http://p:70000' is not an http:// or https:// URL; write a URL"),
         (
             "url",
             "http://me:secret@p",
-            "the URL contains a user; remove the part before the @, and set bearer",
+            "the URL contains a user; remove the part before the @",
         ),
         (
             "url",
             "http://p/api?x=1",
-            "'http://p/api?x=1' has a query or fragment; write the base URL, without",
+            "the URL has a query or a fragment; remove it",
         ),
         (
             "instance_label",
             "tidb-node",
-            "'tidb-node' is not a valid label name; write a name of letters, digits",
+            "'tidb-node' is not allowed; write a name of letters, digits",
         ),
-        ("instance_label", "9", "'9' is not a valid label name; write a name of letters, digits"),
-        ("ca", "/nowhere/ca.pem", "there is no file /nowhere/ca.pem; name an existing PEM file"),
+        ("instance_label", "9", "'9' is not allowed; write a name of letters, digits"),
+        (
+            "ca",
+            "/nowhere/ca.pem",
+            "/nowhere/ca.pem cannot be read: No such file or directory; name a PEM file",
+        ),
     ],
 )
 def test_rejects_invalid_prometheus_settings(key: str, value: str, message: str) -> None:
@@ -301,14 +307,14 @@ def test_rejects_port_variable_not_set_by_kubernetes() -> None:
     ],
 )  # fmt: skip
 def test_reads_scalars_of_yaml_1_2(scalar: str, value: object) -> None:
-    read = parse_yaml(f"a: {scalar}\n", "F").data["a"]
+    read = parse_yaml(f"a: {scalar}\n", "F")[0]["a"]
     assert (read, type(read)) == (value, type(value))
 
 
 def test_reads_merge_keys_and_anchors() -> None:
-    document = parse_yaml("a: &x {p: 1, q: 1}\nb:\n  <<: *x\n  q: 2\n", "F")
-    assert document.data["b"] == {"p": 1, "q": 2}
-    assert document.lines["b", "q"] == 4
+    data, lines = parse_yaml("a: &x {p: 1, q: 1}\nb:\n  <<: *x\n  q: 2\n", "F")
+    assert data["b"] == {"p": 1, "q": 2}
+    assert lines["b", "q"] == 4
 
 
 def test_reports_several_errors_together(config_file: Path) -> None:
@@ -321,13 +327,38 @@ def test_reports_several_errors_together(config_file: Path) -> None:
 
 def test_error_messages_are_single_lines(config_file: Path) -> None:
     config_file.write_text(
-        'sql: {listen: "a\\nb"}\nlog: {level: "a\\nb\\u2028c"}\nstate_dir: !!set {a, b}\n"x\\ny": 1\n'
+        'sql: {listen: ":a\\nb"}\nlog: {level: "a\\nb\\u2028c"}\nstate_dir: !!set {a, b}\n"x\\ny": 1\n'
     )
     assert len(read_error(config_file, {}).splitlines()) == 4
 
 
 def test_error_does_not_show_password_of_url() -> None:
     assert "hunter2" not in read_error(None, {"TIDEVOY_PD__URLS": "http://root:hunter2@pd:2379"})
+
+
+@pytest.mark.parametrize("tokens", ["tvy_secret", "[tvy_secret]", "{name: tvy_secret}"])
+def test_error_does_not_show_secret_in_the_wrong_place(config_file: Path, tokens: str) -> None:
+    config_file.write_text(f"api: {{tokens: {tokens}}}\n")
+    with pytest.raises(ConfigError, match="tokens") as error:
+        read_settings(config_file, {})
+    assert "tvy_secret" not in str(error.value)
+
+
+def test_missing_secret_is_called_missing(config_file: Path) -> None:
+    config_file.write_text("api: {tokens: [{name: a, role: viewer}]}\n")
+    with pytest.raises(ConfigError, match="sha256: is missing"):
+        read_settings(config_file, {})
+
+
+def test_error_does_not_show_secret_of_another_type(config_file: Path) -> None:
+    config_file.write_text("api: {tokens: [{name: a, role: viewer, sha256: 4711}]}\n")
+    expected = "1: api.tokens.0.sha256: the value is not allowed; put it in quotes"
+    assert read_error(config_file, {}) == f"{config_file}:{expected}"
+
+
+def test_envoy_listens_on_no_random_port() -> None:
+    message = read_error(None, {"TIDEVOY_SQL__LISTEN": "0.0.0.0:0"})
+    assert "the port of '0.0.0.0:0' is not a number from 1 to 65535" in message
 
 
 # --- rules between settings ---
@@ -348,18 +379,28 @@ def test_other_addresses_need_authentication(listen: str) -> None:
     )
 
 
-def test_tls_requirement_names_its_settings() -> None:
-    client, backend = {"mode": "required", "cert": "/c", "key": "/k"}, {"mode": "required"}
-    requirements = {
-        "": {},
-        "tls.client.mode is set to required": {"client": client},
-        "tls.client.mode is set to required and tls.backend.mode is set to required": {
-            "client": client,
-            "backend": backend,
-        },
-    }
-    for requirement, tls in requirements.items():
-        assert Settings.model_validate({"tls": tls}).tls.tls_requirement == requirement
+@pytest.mark.parametrize(
+    ("client_tls", "backend_tls", "proxy_protocol", "requirement"),
+    [
+        ("disabled", "disabled", "required", ""),
+        ("required", "disabled", "off", "tls.client.mode is set to required"),
+        ("disabled", "disabled", "optional", "sql.proxy_protocol is set to optional"),
+        (
+            "required",
+            "required",
+            "optional",
+            "tls.client.mode is set to required and tls.backend.mode is set to required"
+            " and sql.proxy_protocol is set to optional",
+        ),
+    ],
+)
+def test_module_requirement_names_its_settings(
+    client_tls: str, backend_tls: str, proxy_protocol: str, requirement: str
+) -> None:
+    client = {"mode": client_tls, "cert": "/c", "key": "/k"} if client_tls != "disabled" else {}
+    tls = {"client": client, "backend": {"mode": backend_tls}}
+    sql = {"proxy_protocol": proxy_protocol, "trusted_proxies": ["10.0.0.0/8"]}
+    assert Settings.model_validate({"tls": tls, "sql": sql}).module_requirement == requirement
 
 
 def test_xds_with_client_ca_may_listen_anywhere() -> None:
@@ -401,9 +442,9 @@ GROUP = {"name": "olap", "listen": "0.0.0.0:6001", "labels": {"use": "olap"}}
             {"name": "fast", "listen": "10.0.0.1:6000"},
             r"groups\.1\.listen and sql\.listen .* have the same port",
         ),
-        ({"name": "Fast"}, "'Fast' is not a valid group name"),
-        ({"name": "f" * 33}, "is not a valid group name"),
-        ({"name": "fast", "labels": {}}, "has no labels, so every node would be in the group"),
+        ({"name": "Fast"}, r"groups\.1\.name\s+String should match pattern"),
+        ({"name": "f" * 33}, r"groups\.1\.name\s+String should match pattern"),
+        ({"name": "fast", "labels": {}}, "should have at least 1 item"),
         ({"name": "fast", "listen": "host:6002"}, "Envoy listens on IP addresses only"),
     ],
 )
@@ -416,10 +457,10 @@ def test_states_budget_is_at_least_four_times_the_maximum() -> None:
     def migration(**values: int) -> Settings:
         return Settings.model_validate({"migration": values})
 
-    assert migration(states_max_bytes=65_536, states_budget_bytes=262_144)
-    with pytest.raises(ValueError, match=r"is less than four times states_max_bytes \(4194304\)"):
-        migration(states_budget_bytes=16_777_215)
-    assert migration(states_max_bytes=67_108_864), "the largest value fits into the default budget"
+    assert migration(max_state_bytes=65_536, max_total_state_bytes=262_144)
+    with pytest.raises(ValueError, match=r"is less than four times max_state_bytes \(4194304\)"):
+        migration(max_total_state_bytes=16_777_215)
+    assert migration(max_state_bytes=67_108_864), "the largest value fits into the default budget"
 
 
 def test_port_0_conflicts_with_no_listener() -> None:
@@ -447,7 +488,7 @@ def test_startup_warnings() -> None:
 )
 def test_reload_reports_when_each_change_takes_effect(path: schema.SettingPath, field: Any) -> None:
     name = format_path(path)
-    # Omit what would be invalid: certificates while TLS is off, and a certificate without its key.
+    # Omit settings that would be invalid: certificates while TLS is off, and a certificate without its key.
     disabled = SWITCHES.get(name, "nothing")
     base = {
         key: value
@@ -459,6 +500,8 @@ def test_reload_reports_when_each_change_takes_effect(path: schema.SettingPath, 
     other = "/third" if name.endswith((".cert", ".key")) else field.default
     if name == "tls.client.mode":
         other = "optional"  # `required` is the base value, and `disabled` rejects the certificates
+    if name == "sql.trusted_proxies":
+        other = ["192.0.2.0/24"]  # `sql.proxy_protocol` needs networks
     old, new = Settings.model_validate(nested(base)), Settings.model_validate(nested({**base, name: other}))
     applied, changed = apply_reload(old, new)
     reported = {
@@ -487,6 +530,14 @@ def test_group_change_takes_effect_like_its_changed_keys(
     old, new = ({"groups": groups} for groups in ([olap], [olap | change for change in changes]))
     _, changed = apply_reload(Settings.model_validate(old), Settings.model_validate(new))
     assert (changed.applied, changed.needs_new_envoys, changed.needs_restart) == (now, new_envoys, ())
+
+
+def test_changed_report_interval_is_reported_to_need_new_envoys() -> None:
+    """The bootstrap of an Envoy contains its module's interval."""
+    old, new = (Settings.model_validate({"balance": {"report_interval": value}}) for value in (1.0, 5.0))
+    applied, changed = apply_reload(old, new)
+    assert applied.balance.report_interval == 5.0  # load reports use the new interval at once
+    assert (changed.applied, changed.needs_new_envoys) == ((), ("balance.report_interval",))
 
 
 def test_reload_reports_pending_restart_again() -> None:
@@ -540,6 +591,5 @@ def test_every_setting_has_documentation(field: Any) -> None:
 
 
 def test_reference_docs_are_up_to_date() -> None:
-    assert DOCS.read_text() == reference_docs.render(), (
-        "python -m controlplane.config.reference_docs > docs/reference/configuration.md"
-    )
+    page = DOCS.read_text()
+    assert page == reference_docs.render(page), "run python -m controlplane.config.reference_docs"

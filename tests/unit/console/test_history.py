@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.console.history import INTERVAL_SECONDS, MAX_POINTS, History, HistoryPoint, TrafficSample, to_columns
-from api.console.sampler import rest_seconds
+from api.console import charts
+from api.console.charts import (
+    FLEET_KEY,
+    INTERVAL_SECONDS,
+    MAX_POINTS,
+    History,
+    HistoryPoint,
+    TrafficSample,
+    TrafficSampler,
+    rest_seconds,
+    to_columns,
+)
+from controlplane.engine.engine import Engine
 from controlplane.model.traffic import EMPTY_BUCKETS
 
 ONE = frozenset({"envoy-1"})
@@ -43,7 +56,7 @@ def test_percentile_covers_only_the_last_interval() -> None:
 def test_no_rate_across_gaps_new_envoys_and_restarts() -> None:
     history = History()
     history.put("a", 0.0, TrafficSample(1, 1000), ONE)
-    history.put("a", 5.0, TrafficSample(1, 9000), ONE | {"envoy-2"})  # it joined with its counts
+    history.put("a", 5.0, TrafficSample(1, 9000), ONE | {"envoy-2"})  # envoy-2 adds its earlier counts
     history.put("a", 10.0, TrafficSample(1, 9010), ONE | {"envoy-2"})
     history.put("a", 15.0, TrafficSample(1, 10), ONE | {"envoy-2"})  # an Envoy restarted
     history.put(
@@ -65,6 +78,41 @@ def test_rate_covers_a_long_interval_of_a_large_fleet() -> None:
 def test_sampler_uses_a_small_share_of_a_core() -> None:
     worked = 0.004
     assert worked / (worked + rest_seconds(worked)) == pytest.approx(0.02)
+
+
+class GrowingFleet:
+    """A cluster of two nodes and one Envoy. A second Envoy reports as soon as the first node is read."""
+
+    def __init__(self) -> None:
+        self.plan = SimpleNamespace(nodes=["a", "b"])
+        self.facts = SimpleNamespace(module_reports={"envoy-1": None})
+        self.commands = 0
+        self.at = 0.0
+
+    def now(self) -> float:
+        return self.at
+
+    def node(self, address: str) -> Any:
+        self.facts.module_reports["envoy-2"] = None
+        self.commands += 100
+        traffic = SimpleNamespace(commands={"query": self.commands}, latency_buckets=EMPTY_BUCKETS)
+        return SimpleNamespace(sessions=1, traffic=traffic)
+
+
+async def test_fleet_has_no_rate_if_envoys_join_during_two_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(charts, "_MAX_SLICE_SECONDS", -1.0)  # a pause before each node
+    fleet = GrowingFleet()
+    sampler = TrafficSampler(cast(Engine, SimpleNamespace(cluster=fleet)))
+    for _ in range(2):
+        await sampler._take_sample(INTERVAL_SECONDS)
+        del fleet.facts.module_reports["envoy-2"]
+        fleet.at += INTERVAL_SECONDS
+    assert [point.rate for point in sampler.history.points("a")] == [None, 40.0]
+    assert [point.rate for point in sampler.history.points(FLEET_KEY)] == [None, None]
+
+
+async def test_error_stops_only_the_sampler() -> None:
+    await TrafficSampler(cast(Engine, SimpleNamespace())).run()  # an engine without a cluster
 
 
 def test_idle_node_has_a_rate_but_no_percentile() -> None:

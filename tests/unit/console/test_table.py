@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.console import formatting, sparkline
+from api.console import charts, formatting
 from api.console.table import NodeRow, SortColumn, TablePage, TableQuery, paginate
 from controlplane.model.nodes import Node, Source, State
 from controlplane.model.plan import NodePlan
@@ -142,18 +142,18 @@ def test_numbers_and_times_are_formatted(text: str, expected: str) -> None:
 
 
 def test_sparkline_ends_at_the_right_edge_and_breaks_at_unknown_values() -> None:
-    assert sparkline.polyline_points([1.0, 2.0, None, 2.0, 0.0], 5) == [
+    assert charts.sparkline([1.0, 2.0, None, 2.0, 0.0], 5) == [
         "0.0,14.0 30.0,2.0",
         "90.0,2.0 120.0,26.0",
     ]
-    assert sparkline.polyline_points([None, 3.0], 120) == []
-    assert sparkline.polyline_points([], 120) == []
+    assert charts.sparkline([None, 3.0], 120) == []
+    assert charts.sparkline([], 120) == []
 
 
 @given(st.lists(st.none() | st.floats(0, 1e9), max_size=120))
 def test_sparkline_stays_within_its_area(values: list[float | None]) -> None:
-    for line in sparkline.polyline_points(values, 120):
+    for line in charts.sparkline(values, 120):
         for point in line.split():
             x, y = map(float, point.split(","))
-            assert 0 <= x <= sparkline.WIDTH
-            assert 0 <= y <= sparkline.HEIGHT
+            assert 0 <= x <= charts.SPARKLINE_WIDTH
+            assert 0 <= y <= charts.SPARKLINE_HEIGHT

@@ -1,20 +1,20 @@
-"""Which release a server's texts name."""
+"""Parsing of the TiDB release in the version text of a server."""
 
 from __future__ import annotations
 
 import pytest
 
-from controlplane.release import parse_release
+from controlplane.version import parse_release
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("text", "release"),
     [
         ("v8.5.3", "v8.5.3"),
         ("8.0.11-TiDB-v8.5.3", "v8.5.3"),
         ("8.0.11-TiDB-v8.5.3-alpha-12-gabc", "v8.5.3"),
         ("5.7.25-TiDB-v6.10.0-serverless", "v6.10.0"),
-        ("8.0.11", ""),  # MySQL's, by `server-version`
+        ("8.0.11", ""),  # a MySQL version, to which `server-version` may be set
         ("8.5.3", ""),
         ("TiDB-v8.5", ""),
         ("5.5.5-10.11.6-MariaDB", ""),
@@ -23,5 +23,5 @@ from controlplane.release import parse_release
         ("", ""),
     ],
 )
-def test_a_release_is_found_where_there_is_one(text: str, named: str) -> None:
-    assert parse_release(text) == named
+def test_parses_release_of_version_text(text: str, release: str) -> None:
+    assert parse_release(text) == release

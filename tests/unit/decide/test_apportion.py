@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.decide.balance.apportion import apportion
+from controlplane.decide.balance.migration_batch import apportion
 
 holders = st.dictionaries(st.text("abc", min_size=1, max_size=3), st.integers(0, 1000), max_size=9)
 

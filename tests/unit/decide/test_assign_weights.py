@@ -1,4 +1,4 @@
-"""Weights of a whole plan: once per report interval, per group and zone, from the best counts."""
+"""Weights of a whole plan: computed once per report interval, per group and zone, from the best counts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from controlplane.decide.balance.assign_weights import assign_weights
-from controlplane.decide.plan import plan as compute_plan
+from controlplane.decide.inputs import Inputs
+from controlplane.decide.plan import compute_plan
 from controlplane.model.facts import Facts
 from controlplane.model.health import CheckResult, CheckStatus, Health
 from controlplane.model.intents import Intents
@@ -38,7 +39,7 @@ def replan(
     now: float = NOW,
 ) -> Plan:
     """Return the plan that follows `previous`, without rebalancing."""
-    nodes, overloaded, at = assign_weights(planned, previous or Plan(), facts, policy, now)
+    nodes, overloaded, at = assign_weights(planned, Inputs(previous or Plan(), facts, policy, now))
     return Plan(nodes, weights_computed_at=at, overloaded_zones=overloaded)
 
 
@@ -71,7 +72,7 @@ def test_weights_are_recomputed_once_per_report_interval() -> None:
     slow = replace(POLICY, report_interval=60.0)
     assert weights(replan(planned, swapped.facts(), first, slow, NOW + 4.9)) == weights(first)
     assert weights(replan(planned, swapped.facts(), first, slow, NOW + 5.0)) != weights(first)
-    # The clock was set back: weights computed in the future do not block new ones.
+    # If the clock was set back, the old weights seem to be from the future. They are computed again at once.
     assert replan(planned, swapped.facts(), first, now=NOW - 5.0).weights_computed_at == NOW - 5.0
 
 
@@ -98,7 +99,7 @@ def test_weights_are_recomputed_at_once_if_nodes_change(changed: dict[str, NodeP
 
 
 def test_unchanged_node_plans_are_reused() -> None:
-    """Most nodes do not change from one plan to the next, and identity makes comparing thousands cheap."""
+    """Most nodes of a large fleet do not change between plans. Identical objects are cheap to compare."""
     first = replan(node_plans(node_plan(A), node_plan(B)), FLEET.facts())
     for now in (NOW + 0.5, NOW + 5.0):
         result = replan(first.nodes, FLEET.facts(), first, now=now)
@@ -149,7 +150,7 @@ def test_expected_arrivals_default_to_capacity_share() -> None:
 
 
 def test_expected_arrivals_follow_recent_arrivals() -> None:
-    """Nearly all clients may belong to a small group."""
+    """A group's fraction of new sessions may differ from its fraction of the capacity."""
     one, other = (
         [node_plan(A), node_plan(B)],
         [node_plan(C, weight=300, group="g"), node_plan(D, weight=300, group="g")],
@@ -184,7 +185,7 @@ def test_node_has_a_separate_weight_for_local_envoys() -> None:
     result = replan(planned, sessions.facts(envoy_zones={"x": "a"}))
     assert weights(result)[A] < weights(result)[C]
     assert local_weights(result)[A] == local_weights(result)[B] > weights(result)[A]
-    assert (local_weights(result)[C], local_weights(result)[D]) == (0, 0)  # no Envoy is in these zones
+    assert (local_weights(result)[C], local_weights(result)[D]) == (0, 0)  # b has no Envoy, D no zone
     assert set(local_weights(replan(planned, sessions.facts())).values()) == {0}
     alone = replace(POLICY, balance_policy=BalancePolicy.CONNECTION)
     without_zones = replan(planned, sessions.facts(envoy_zones={"x": "a"}), policy=alone)
@@ -213,7 +214,7 @@ def test_overloaded_zones_have_hysteresis() -> None:
     overloaded: frozenset[GroupZone] = frozenset({("", "a")})
     first = replan(planned, ReportedSessions({"x": {A: 70, B: 20, C: 20}}).facts(envoy_zones=zones))
     assert first.overloaded_zones == overloaded
-    # 1.36 times the load of the group.
+    # The load of zone a is now 1.36 times the mean load of the group.
     fewer = ReportedSessions({"x": {A: 50, B: 30, C: 30}}).facts(envoy_zones=zones)
     assert replan(planned, fewer, first, now=NOW + 0.5).overloaded_zones == overloaded
     assert replan(planned, fewer, first, now=NOW + 5.0).overloaded_zones == overloaded
@@ -243,7 +244,7 @@ def test_weights_follow_slow_start_and_factors() -> None:
 
 @pytest.mark.parametrize("registered", [True, False])
 def test_factors_persist_between_weight_computations(registered: bool) -> None:
-    """Also for a node whose plan is recomputed meanwhile because its registration expired."""
+    """The factors of an unregistered node persist too, although its plan changes between computations."""
     passed = Health(sql=CheckResult(CheckStatus.PASS, "it accepts logins", 9, NOW))
     nodes = {a: Node(a, Source.PD, registered=registered or a != B) for a in (A, B, C)}
     in_service = node_plans(node_plan(A), node_plan(B, unregistered_since=None), node_plan(C))

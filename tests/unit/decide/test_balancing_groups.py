@@ -1,4 +1,4 @@
-"""Balancing groups: node groups, zones with Envoys, and backup nodes."""
+"""Balancing groups, within which sessions are balanced: how node groups, zones and backups form them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.decide.balance.balancing_groups import BalancingGroup, balancing_groups
+from controlplane.decide.balance.fair_share import BalancingGroup, balancing_groups
 from controlplane.model.nodes import GroupZone
 from controlplane.model.plan import BalancePolicy, Factor, NodePlan
 from tests.support.controlplane.balance_inputs import NOW, POLICY, A, B, C, D, node_plan, node_plans
 
-ZONES = {"x": "a", "y": "b"}  # by Envoy
+ZONES = {"x": "a", "y": "b"}  # zone of each Envoy
 
 
 def grouped_nodes(
@@ -71,22 +71,24 @@ def test_zones_are_separate_per_node_group() -> None:
 
 def test_connection_policy_ignores_zones() -> None:
     planned = node_plans(node_plan(A, zone="a"), node_plan(B, zone="b"))
-    alone = replace(POLICY, balance_policy=BalancePolicy.CONNECTION)
-    assert balancing_groups(planned, (), ZONES, alone, NOW) == [BalancingGroup("", "", {A: 100.0, B: 100.0})]
+    policy = replace(POLICY, balance_policy=BalancePolicy.CONNECTION)
+    assert balancing_groups(planned, (), ZONES, policy, NOW) == [BalancingGroup("", "", {A: 100.0, B: 100.0})]
 
 
 def test_unused_backups_have_no_capacity() -> None:
-    spare = node_plan(C, backup=True)
-    (together,) = balancing_groups(node_plans(node_plan(A), node_plan(B), spare), (), {}, POLICY, NOW)
-    assert together.capacities == {A: 100.0, B: 100.0, C: 0.0}
-    (alone,) = balancing_groups(node_plans(spare), (), {}, POLICY, NOW)
-    assert alone.capacities == {C: 100.0}
-    other = balancing_groups(node_plans(node_plan(A), replace(spare, group="olap")), (), {}, POLICY, NOW)
-    assert [group.capacities for group in other] == [{A: 100.0}, {C: 100.0}]
-    near = balancing_groups(
-        node_plans(node_plan(A, zone="a"), replace(spare, zone="b")), (), ZONES, POLICY, NOW
+    backup = node_plan(C, backup=True)
+    (unused,) = balancing_groups(node_plans(node_plan(A), node_plan(B), backup), (), {}, POLICY, NOW)
+    assert unused.capacities == {A: 100.0, B: 100.0, C: 0.0}
+    (in_use,) = balancing_groups(node_plans(backup), (), {}, POLICY, NOW)
+    assert in_use.capacities == {C: 100.0}
+    two_groups = balancing_groups(
+        node_plans(node_plan(A), replace(backup, group="olap")), (), {}, POLICY, NOW
     )
-    assert near == [BalancingGroup("", "a", {A: 100.0, C: 0.0})]
+    assert [group.capacities for group in two_groups] == [{A: 100.0}, {C: 100.0}]
+    two_zones = balancing_groups(
+        node_plans(node_plan(A, zone="a"), replace(backup, zone="b")), (), ZONES, POLICY, NOW
+    )
+    assert two_zones == [BalancingGroup("", "a", {A: 100.0, C: 0.0})]
 
 
 locations = st.tuples(st.sampled_from(["", "g", "h"]), st.booleans(), st.sampled_from(["", "a", "b", "c"]))
@@ -97,7 +99,7 @@ locations = st.tuples(st.sampled_from(["", "g", "h"]), st.booleans(), st.sampled
     st.sets(st.tuples(st.sampled_from(["", "g"]), st.sampled_from(["a", "b"]))),
     st.dictionaries(st.sampled_from("xyz"), st.sampled_from(["", "a", "b"])),
 )
-def test_each_node_is_in_one_balancing_group_with_capacity(
+def test_each_node_is_in_one_group_and_each_group_has_capacity(
     drawn: list[tuple[str, bool, str]], overloaded: set[GroupZone], zones: dict[str, str]
 ) -> None:
     served = node_plans(

@@ -1,11 +1,10 @@
-"""When the intents of removed nodes are dropped."""
+"""When the intents of removed nodes are deleted."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from controlplane.decide.completed_removals import forget_completed_removals
-from controlplane.decide.node_sources import all_sources_complete
+from controlplane.decide.node_sources import all_sources_complete, forget_completed_removals
 from controlplane.model.facts import Facts
 from controlplane.model.intents import AddedNode, DrainIntent, Intents
 from controlplane.model.nodes import Node, Source, Topology

@@ -16,7 +16,8 @@ from controlplane.decide.balance.fair_share import (
     integer_shares,
     load_statuses,
 )
-from controlplane.model.plan import Factor
+from controlplane.decide.inputs import Inputs
+from controlplane.model.plan import Factor, Plan
 from tests.support.controlplane.balance_inputs import (
     INSTANCE_X,
     NODES_WITH_NEW_NODE,
@@ -35,16 +36,14 @@ FACTORS = {"health": Factor(0.5, 0.02, 1, ""), "cpu": Factor(0.8, 1.0, 0, "")}
 
 
 def statuses(fleet: ReportedSessions, capacities: Mapping[str, float] | None = None) -> dict[str, LoadStatus]:
-    """Return the load statuses. Silent modules and those without an instance are incapable."""
+    """Return the load statuses. Modules that are silent or have no instance id cannot migrate sessions."""
     facts = fleet.facts()
     incapable = [c for e, c in facts.session_counts.items() if e in fleet.stale_envoys or not c.instance]
     return load_statuses(
         NODES_WITH_NEW_NODE,
         EQUAL_CAPACITIES if capacities is None else capacities,
         incapable,
-        facts,
-        POLICY,
-        NOW,
+        Inputs(Plan(), facts, POLICY, NOW),
     )
 
 
@@ -82,7 +81,7 @@ def test_node_of_capacity_zero_has_no_share() -> None:
     ],
 )
 def test_share_is_at_least_the_immovable_sessions(fleet: ReportedSessions) -> None:
-    """Sessions of direct clients, of Envoys without a module, and of older modules."""
+    """Sessions of direct clients, of Envoys without a module and of older modules cannot migrate."""
     assert statuses(fleet) == {A: certain(86, 80), B: certain(0, 3), C: certain(0, 3)}
 
 
@@ -92,8 +91,25 @@ def test_fresh_tidb_count_takes_precedence() -> None:
     assert statuses(replace(fleet, counted_at=NOW - 3.0)) == statuses(fleet)
     old = replace(fleet, counted_at=NOW - 3.1)
     assert statuses(old) == statuses(replace(fleet, node_connections={}))
-    # Fewer than the Envoys report: some have ended since their reports.
+    # TiDB counts fewer sessions than the Envoys report: some have ended since the reports.
     assert statuses(ReportedSessions({"x": {A: 30}}, node_connections={A: 3, B: 0, C: 0}))[A] == certain(3, 1)
+
+
+def test_sessions_opened_after_tidb_counted_are_included() -> None:
+    """Servers count at different times, so that one count may include a burst of new sessions and one not."""
+    fleet = ReportedSessions(
+        {"x": {A: 30, B: 30}, "y": {B: 9}},
+        oldest_count_at=NOW,
+        stale_envoys=frozenset("y"),
+        node_connections={A: 40, B: 0, C: 0},
+        counted_at=NOW - 1.1,
+    )
+    assert statuses(fleet) == {A: certain(40, 24), B: certain(30, 23), C: certain(0, 23)}
+    # Reports from the same time may be the older ones.
+    assert statuses(replace(fleet, counted_at=NOW - 0.9))[B] == certain(0, 13)
+    # The same with an Envoy that sends only load reports.
+    late = replace(fleet, stock_envoy_sessions={"z": {}}, reported_at=NOW - 1.2)
+    assert statuses(late)[B] == certain(0, 13)
 
 
 def test_silent_envoy_makes_counts_uncertain() -> None:
@@ -160,7 +176,7 @@ def test_integer_shares_are_within_one_of_exact_shares(
     assert sum(shares) == sum(current)
     assert all(share >= minimum for share, minimum in zip(shares, immovable, strict=True))
     assert shares[len(counts) :] == [3] * idle
-    # Exact shares: the same level for all nodes, except those whose immovable sessions exceed it.
+    # An exact share is a common level times the capacity, but at least the number of immovable sessions.
     level = expected_water_level(
         capacities[: len(counts)], immovable[: len(counts)], sum(current) - sum(immovable)
     )
@@ -177,7 +193,7 @@ def test_node_order_changes_shares_by_rounding_only(counts: list[tuple[int, int]
     shuffled = [counts[i] for i in order]
     again = integer_shares([float(w) for w, _ in shuffled], [0] * len(shuffled), [n for _, n in shuffled])
     for i, share in zip(order, again, strict=True):
-        if share != shares[i]:  # the remainder went to another of several equal nodes
+        if share != shares[i]:  # another of several equal nodes got the remainder
             assert (abs(share - shares[i]), counts.count(counts[i]) > 1) == (1, True)
 
 

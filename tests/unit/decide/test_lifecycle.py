@@ -31,11 +31,12 @@ ONE_PASS = health(probe("pass", 1), probe("pass", 1))
 DOWN = health(probe("fail", 3), probe("fail", 3))
 ONE_FAIL = health(probe("pass", 5), probe("fail", 1))
 STOPPING = health(probe("stopping", 1), probe("pass", 7))
+# A starting TiDB answers status requests with HTTP 500, like a stopping TiDB.
 STARTING = health(probe("stopping", 1), probe("fail", 9))
 UNCHECKED = Health()
 
 
-def past(state: State, **fields: Any) -> NodePlan:
+def previous_plan(state: State, **fields: Any) -> NodePlan:
     closed = None if state in (State.JOINING, State.ACTIVE) else NOW - 10
     planned = NodePlan(NODE, state, f"was {state}", NOW - 10, endpoint="10.0.0.1:4000", closed_since=closed)
     return replace(planned, **fields)
@@ -56,14 +57,27 @@ class Case:
 UNREGISTERED = {"node": replace(NODE, registered=False)}
 DRAINED = {"drain": DrainIntent(NOW - 5, 600)}
 OVERDUE = {"drain": DrainIntent(NOW - 5, 5), "is_overdue": True}
-IN_TIME = {"is_overdue": False}
+NOT_OVERDUE = {"is_overdue": False}
 CLOSING = {"drain": DrainIntent(NOW - 5, 5, OnDeadline.CLOSE), "is_overdue": True}
 CASES = [
     Case("discovered", None, State.JOINING, None, reason="not been checked"),
     Case("one pass activates", None, State.ACTIVE, EdsHealth.HEALTHY, ONE_PASS),
-    Case("one pass activates a joining", past(State.JOINING), State.ACTIVE, EdsHealth.HEALTHY, ONE_PASS),
-    Case("joining, refused", past(State.JOINING), State.JOINING, None, DOWN, reason="probe reports fail"),
-    Case("joining, starts up", past(State.JOINING), State.JOINING, None, STARTING),
+    Case(
+        "one pass activates a joining node",
+        previous_plan(State.JOINING),
+        State.ACTIVE,
+        EdsHealth.HEALTHY,
+        ONE_PASS,
+    ),
+    Case(
+        "joining, checks fail",
+        previous_plan(State.JOINING),
+        State.JOINING,
+        None,
+        DOWN,
+        reason="probe reports fail",
+    ),
+    Case("joining, starting", previous_plan(State.JOINING), State.JOINING, None, STARTING),
     Case("joining, only SQL passes", None, State.JOINING, None, health(None, probe("pass"))),
     Case("joining without ttl", None, State.JOINING, None, GOOD, UNREGISTERED, reason="`ttl`"),
     Case(
@@ -75,12 +89,12 @@ CASES = [
         {"endpoint": None, "resolve_error": "no such name"},
         reason="no such name",
     ),
-    Case("active stays", past(State.ACTIVE), State.ACTIVE, EdsHealth.HEALTHY, GOOD),
-    Case("active, unchecked after a restart", past(State.ACTIVE), State.ACTIVE, EdsHealth.HEALTHY),
-    Case("active, one failure", past(State.ACTIVE), State.ACTIVE, EdsHealth.HEALTHY, ONE_FAIL),
+    Case("active stays", previous_plan(State.ACTIVE), State.ACTIVE, EdsHealth.HEALTHY, GOOD),
+    Case("active, unchecked after a restart", previous_plan(State.ACTIVE), State.ACTIVE, EdsHealth.HEALTHY),
+    Case("active, one failure", previous_plan(State.ACTIVE), State.ACTIVE, EdsHealth.HEALTHY, ONE_FAIL),
     Case(
-        "active, fall failures",
-        past(State.ACTIVE),
+        "active, fails `fall` times",
+        previous_plan(State.ACTIVE),
         State.UNHEALTHY,
         EdsHealth.UNHEALTHY,
         DOWN,
@@ -88,14 +102,14 @@ CASES = [
     ),
     Case(
         "active, only the status port is down",
-        past(State.ACTIVE),
+        previous_plan(State.ACTIVE),
         State.UNHEALTHY,
         EdsHealth.UNHEALTHY,
         health(probe("fail", 3), probe("pass", 9)),
     ),
     Case(
         "active, reports stopping",
-        past(State.ACTIVE),
+        previous_plan(State.ACTIVE),
         State.DRAINING,
         EdsHealth.DRAINING,
         STOPPING,
@@ -103,34 +117,49 @@ CASES = [
     ),
     Case(
         "stopping, empty",
-        past(State.DRAINING),
+        previous_plan(State.DRAINING),
         State.DRAINED,
         EdsHealth.DRAINING,
         STOPPING,
         {"is_confirmed_empty": True},
     ),
-    Case("stopped", past(State.DRAINING), State.UNHEALTHY, EdsHealth.UNHEALTHY, DOWN),
+    Case("stopped", previous_plan(State.DRAINING), State.UNHEALTHY, EdsHealth.UNHEALTHY, DOWN),
     Case(
         "stopping, SQL fails once",
-        past(State.DRAINING),
+        previous_plan(State.DRAINING),
         State.DRAINING,
         EdsHealth.DRAINING,
         health(probe("stopping", 2), probe("fail", 1)),
     ),
-    Case("unhealthy, starting", past(State.UNHEALTHY), State.UNHEALTHY, EdsHealth.UNHEALTHY, STARTING),
+    Case(
+        "unhealthy, starting", previous_plan(State.UNHEALTHY), State.UNHEALTHY, EdsHealth.UNHEALTHY, STARTING
+    ),
     Case(
         "unhealthy, status 500 but SQL passes",
-        past(State.UNHEALTHY),
+        previous_plan(State.UNHEALTHY),
         State.UNHEALTHY,
         EdsHealth.UNHEALTHY,
         STOPPING,
     ),
-    Case("unhealthy, one pass", past(State.UNHEALTHY), State.UNHEALTHY, EdsHealth.UNHEALTHY, ONE_PASS),
-    Case("unhealthy, rise passes", past(State.UNHEALTHY), State.ACTIVE, EdsHealth.HEALTHY, GOOD),
-    Case("unhealthy, unchecked after a restart", past(State.UNHEALTHY), State.UNHEALTHY, EdsHealth.UNHEALTHY),
+    Case(
+        "unhealthy, one pass", previous_plan(State.UNHEALTHY), State.UNHEALTHY, EdsHealth.UNHEALTHY, ONE_PASS
+    ),
+    Case(
+        "unhealthy, passes `rise` times",
+        previous_plan(State.UNHEALTHY),
+        State.ACTIVE,
+        EdsHealth.HEALTHY,
+        GOOD,
+    ),
+    Case(
+        "unhealthy, unchecked after a restart",
+        previous_plan(State.UNHEALTHY),
+        State.UNHEALTHY,
+        EdsHealth.UNHEALTHY,
+    ),
     Case(
         "unhealthy, passes, not registered",
-        past(State.UNHEALTHY),
+        previous_plan(State.UNHEALTHY),
         State.UNHEALTHY,
         EdsHealth.UNHEALTHY,
         GOOD,
@@ -139,7 +168,7 @@ CASES = [
     ),
     Case(
         "ttl lost",
-        past(State.ACTIVE),
+        previous_plan(State.ACTIVE),
         State.ACTIVE,
         EdsHealth.HEALTHY,
         GOOD,
@@ -148,7 +177,7 @@ CASES = [
     ),
     Case(
         "ttl lost 59 s ago",
-        past(State.ACTIVE, unregistered_since=NOW - 59),
+        previous_plan(State.ACTIVE, unregistered_since=NOW - 59),
         State.ACTIVE,
         EdsHealth.HEALTHY,
         GOOD,
@@ -156,7 +185,7 @@ CASES = [
     ),
     Case(
         "ttl lost 60 s ago",
-        past(State.ACTIVE, unregistered_since=NOW - 60),
+        previous_plan(State.ACTIVE, unregistered_since=NOW - 60),
         State.DRAINING,
         EdsHealth.DRAINING,
         GOOD,
@@ -165,7 +194,7 @@ CASES = [
     ),
     Case(
         "ttl still lost",
-        past(State.DRAINING, unregistered_since=NOW - 90),
+        previous_plan(State.DRAINING, unregistered_since=NOW - 90),
         State.DRAINING,
         EdsHealth.DRAINING,
         GOOD,
@@ -173,7 +202,7 @@ CASES = [
     ),
     Case(
         "ttl lost and fails",
-        past(State.ACTIVE, unregistered_since=NOW - 1),
+        previous_plan(State.ACTIVE, unregistered_since=NOW - 1),
         State.UNHEALTHY,
         EdsHealth.UNHEALTHY,
         DOWN,
@@ -181,14 +210,14 @@ CASES = [
     ),
     Case(
         "ttl restored",
-        past(State.DRAINING, unregistered_since=NOW - 90),
+        previous_plan(State.DRAINING, unregistered_since=NOW - 90),
         State.ACTIVE,
         EdsHealth.HEALTHY,
         GOOD,
     ),
     Case(
         "drain",
-        past(State.ACTIVE),
+        previous_plan(State.ACTIVE),
         State.DRAINING,
         EdsHealth.DRAINING,
         GOOD,
@@ -197,16 +226,23 @@ CASES = [
     ),
     Case(
         "drain, empty",
-        past(State.DRAINING),
+        previous_plan(State.DRAINING),
         State.DRAINED,
         EdsHealth.DRAINING,
         GOOD,
         DRAINED | {"is_confirmed_empty": True},
     ),
-    Case("drained, no reports", past(State.DRAINED), State.DRAINED, EdsHealth.DRAINING, GOOD, DRAINED),
+    Case(
+        "drained, no longer confirmed empty",
+        previous_plan(State.DRAINED),
+        State.DRAINED,
+        EdsHealth.DRAINING,
+        GOOD,
+        DRAINED,
+    ),
     Case(
         "drain overrides checks",
-        past(State.DRAINED),
+        previous_plan(State.DRAINED),
         State.DRAINED,
         EdsHealth.DRAINING,
         DOWN,
@@ -214,7 +250,7 @@ CASES = [
     ),
     Case(
         "deadline, keep",
-        past(State.DRAINING),
+        previous_plan(State.DRAINING),
         State.DRAINING,
         EdsHealth.DRAINING,
         GOOD,
@@ -223,7 +259,7 @@ CASES = [
     ),
     Case(
         "deadline, close",
-        past(State.DRAINING),
+        previous_plan(State.DRAINING),
         State.DRAINING,
         EdsHealth.DRAINING,
         GOOD,
@@ -231,10 +267,17 @@ CASES = [
         reason="the remaining sessions are terminated",
         terminates=True,
     ),
-    Case("close, in time", past(State.DRAINING), State.DRAINING, EdsHealth.DRAINING, GOOD, CLOSING | IN_TIME),
+    Case(
+        "before the deadline, close",
+        previous_plan(State.DRAINING),
+        State.DRAINING,
+        EdsHealth.DRAINING,
+        GOOD,
+        CLOSING | NOT_OVERDUE,
+    ),
     Case(
         "deadline, close, empty",
-        past(State.DRAINING, terminate_sessions=True),
+        previous_plan(State.DRAINING, terminate_sessions=True),
         State.DRAINED,
         EdsHealth.DRAINING,
         GOOD,
@@ -243,7 +286,7 @@ CASES = [
     ),
     Case(
         "deadline, close, gone",
-        past(State.DRAINING),
+        previous_plan(State.DRAINING),
         State.GONE,
         EdsHealth.DRAINING,
         DOWN,
@@ -252,7 +295,7 @@ CASES = [
     ),
     Case(
         "removed by force",
-        past(State.DRAINING),
+        previous_plan(State.DRAINING),
         State.DRAINING,
         EdsHealth.DRAINING,
         GOOD,
@@ -261,52 +304,71 @@ CASES = [
         terminates=True,
     ),
     Case(
-        "terminating revoked",
-        past(State.DRAINING, terminate_sessions=True),
+        "undrained while sessions are terminated",
+        previous_plan(State.DRAINING, terminate_sessions=True),
         State.ACTIVE,
         EdsHealth.HEALTHY,
         GOOD,
     ),
-    Case("drain of a joining", None, State.DRAINING, EdsHealth.DRAINING, UNCHECKED, DRAINED),
-    Case("undrained", past(State.DRAINED), State.ACTIVE, EdsHealth.HEALTHY, GOOD),
-    Case("undrained, down", past(State.DRAINED), State.UNHEALTHY, EdsHealth.UNHEALTHY, DOWN),
+    Case("drain of a new node", None, State.DRAINING, EdsHealth.DRAINING, UNCHECKED, DRAINED),
+    Case("undrained", previous_plan(State.DRAINED), State.ACTIVE, EdsHealth.HEALTHY, GOOD),
+    Case("undrained, down", previous_plan(State.DRAINED), State.UNHEALTHY, EdsHealth.UNHEALTHY, DOWN),
     Case(
         "gone",
-        past(State.ACTIVE),
+        previous_plan(State.ACTIVE),
         State.GONE,
         EdsHealth.DRAINING,
         GOOD,
         {"is_listed": False},
         reason="PD was deleted",
     ),
-    Case("gone, empty", past(State.GONE), None, None, GOOD, {"is_listed": False, "is_confirmed_empty": True}),
     Case(
-        "gone, grace over", past(State.GONE, removal_since=NOW - 600), None, None, GOOD, {"is_listed": False}
+        "gone, empty",
+        previous_plan(State.GONE),
+        None,
+        None,
+        GOOD,
+        {"is_listed": False, "is_confirmed_empty": True},
+    ),
+    Case(
+        "gone, grace over",
+        previous_plan(State.GONE, removal_since=NOW - 600),
+        None,
+        None,
+        GOOD,
+        {"is_listed": False},
     ),
     Case(
         "gone, within grace",
-        past(State.GONE, removal_since=NOW - 599),
+        previous_plan(State.GONE, removal_since=NOW - 599),
         State.GONE,
         EdsHealth.DRAINING,
         GOOD,
         {"is_listed": False},
     ),
-    Case("gone while joining", past(State.JOINING), None, None, UNCHECKED, {"is_listed": False}),
-    Case("gone, returned", past(State.GONE), State.ACTIVE, EdsHealth.HEALTHY, ONE_PASS),
-    Case("gone, returned down", past(State.GONE), State.JOINING, None, DOWN),
+    Case("gone while joining", previous_plan(State.JOINING), None, None, UNCHECKED, {"is_listed": False}),
+    Case("gone, returned", previous_plan(State.GONE), State.ACTIVE, EdsHealth.HEALTHY, ONE_PASS),
+    Case("gone, returned but down", previous_plan(State.GONE), State.JOINING, None, DOWN),
     Case(
         "gone while drained",
-        past(State.DRAINED),
+        previous_plan(State.DRAINED),
         State.GONE,
         None,
         DOWN,
         DRAINED | {"is_listed": False, "is_confirmed_empty": True},
         reason="drained when it comes back",
     ),
-    Case("returned, still drained", past(State.GONE), State.DRAINING, EdsHealth.DRAINING, GOOD, DRAINED),
+    Case(
+        "returned, still drained",
+        previous_plan(State.GONE),
+        State.DRAINING,
+        EdsHealth.DRAINING,
+        GOOD,
+        DRAINED,
+    ),
     Case(
         "removed",
-        past(State.ACTIVE),
+        previous_plan(State.ACTIVE),
         State.DRAINING,
         EdsHealth.DRAINING,
         GOOD,
@@ -315,7 +377,7 @@ CASES = [
     ),
     Case(
         "removed, empty",
-        past(State.DRAINING),
+        previous_plan(State.DRAINING),
         None,
         None,
         GOOD,
@@ -324,7 +386,7 @@ CASES = [
     Case("removed, still defined by PD", None, None, None, GOOD, {"removed_since": NOW}),
     Case(
         "removal overrides drain",
-        past(State.DRAINED),
+        previous_plan(State.DRAINED),
         None,
         None,
         GOOD,
@@ -355,6 +417,9 @@ def test_next_state(case: Case) -> None:
     assert planned.reason
     assert case.reason in planned.reason
     assert planned.terminate_sessions is case.terminates
+    lost_at = case.past.unregistered_since if case.past is not None else None
+    is_registered = case.observed.get("node", NODE).registered
+    assert planned.unregistered_since == (None if is_registered else lost_at or NOW)
     unchanged = case.past is not None and case.past.state is case.expected
     assert planned.since == (NOW - 10 if unchanged else NOW)
     assert (planned.closed_since is None) == (case.expected in (State.JOINING, State.ACTIVE))

@@ -158,7 +158,7 @@ def test_some_zone_with_nodes_is_never_overloaded(
         assert overloaded_here <= zones - {""}
         # If one zone is above the mean, another is below it.
         assert not overloaded_here or overloaded_here < zones
-    # Equal facts give an equal decision.
+    # The same facts do not change the decision again.
     assert overloaded_zones(nodes, counts, capacities, overloaded, POLICY, envoys) == overloaded
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -103,7 +104,7 @@ def test_stale_metrics_are_ignored() -> None:
         metric_levels.health_level(old, 2, NOW),
     ) == (None, None, None)
     assert (
-        metric_levels.failure_reason(old, NOW),
+        metric_levels.failure_summary(old, NOW, above=0.1),
         metric_levels.memory_summary(old, NOW),
         metric_levels.failure_summary(old, NOW),
     ) == ("", "", "")
@@ -111,7 +112,10 @@ def test_stale_metrics_are_ignored() -> None:
 
 
 def test_describes_levels() -> None:
-    assert metric_levels.failure_reason(failing(0.5, 0.05), NOW) == "50 failures per 100 requests to PD"
+    assert (
+        metric_levels.failure_summary(failing(0.5, 0.05), NOW, above=0.1)
+        == "50 failures per 100 requests to PD"
+    )
     assert metric_levels.failure_summary(failing(0.5, 0.05), NOW) == (
         "50 failures per 100 requests to PD and 5 failures per 100 requests to TiKV"
     )
@@ -121,9 +125,15 @@ def test_describes_levels() -> None:
     )
 
 
+def test_node_without_a_known_memory_usage_may_be_abnormal() -> None:
+    metrics = failing(0.0, 0.0)
+    assert not metric_levels.is_certainly_normal(metrics, NOW)
+    assert metric_levels.is_certainly_normal(replace(metrics, memory=MetricValue(0.1, NOW)), NOW)
+
+
 @given(node_metrics, st.sampled_from((0, 1, 2)))
-def test_is_normal_implies_level_zero(metrics: NodeMetrics, previous: int) -> None:
-    if metric_levels.is_normal(metrics, NOW):
+def test_is_certainly_normal_implies_level_zero(metrics: NodeMetrics, previous: int) -> None:
+    if metric_levels.is_certainly_normal(metrics, NOW):
         assert (
             metric_levels.health_level(metrics, previous, NOW),
             metric_levels.memory_level(metrics, previous, NOW),

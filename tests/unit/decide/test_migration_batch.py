@@ -43,7 +43,7 @@ def batch(
     noise: float = 0.0,
     rotation: int = 0,
 ) -> MigrationBatch | None:
-    """Plan a batch from sessions and share per node, and the sessions per node of Envoys X and Y."""
+    """Plan a batch from each node's (sessions, share), and from the sessions per node of Envoys X and Y."""
     capable = [
         SessionCounts(NOW, NOW, sessions, instance=name)
         for name, sessions in zip((INSTANCE_X, INSTANCE_Y), sessions_by_envoy, strict=False)
@@ -72,7 +72,7 @@ def test_envoys_share_a_batch_in_proportion() -> None:
 
 
 def test_remainder_rotates_between_envoys() -> None:
-    """The session may not be movable, and the Envoy may have no other on that node."""
+    """The sessions of an Envoy may be immovable, so the next batch asks another Envoy."""
     batches = [batch({A: (6, 5), B: (4, 5)}, {A: 3}, {A: 3}, rotation=rotation) for rotation in range(4)]
     assert [b.outgoing for b in batches if b] == [{A: {INSTANCE_X: 1}}, {A: {INSTANCE_Y: 1}}] * 2
     assert [b.incoming for b in batches if b] == [{B: {INSTANCE_X: 1}}, {B: {INSTANCE_Y: 1}}] * 2
@@ -109,7 +109,7 @@ def test_reason_names_the_node_with_largest_deviation() -> None:
 # --- properties --------------------------------------------------------------------------------------------
 
 KINDS = ("capable", "capable", "silent", "without_instance", "stock")
-AGES = {0.0: 0.1, 10.0: 0.1 + 0.9 * 0.3, 40.0: 1.0, 500.0: 1.0}  # with the factor of slow start
+AGES = {0.0: 0.1, 10.0: 0.1 + 0.9 * 0.3, 40.0: 1.0, 500.0: 1.0}  # factor of slow start by seconds in service
 
 
 @st.composite
@@ -148,7 +148,6 @@ def fleets(draw: st.DrawFn) -> tuple[dict[str, NodePlan], ReportedSessions, Poli
 
 
 def total_for_envoy(counts: Mapping[str, Mapping[str, int]], instance: str) -> int:
-    """Return the sum of the counts of one Envoy over all nodes."""
     return sum(by_envoy.get(instance, 0) for by_envoy in counts.values())
 
 
@@ -179,7 +178,7 @@ def test_no_node_overshoots_its_share(
     drawn: tuple[dict[str, NodePlan], ReportedSessions, Policy],
 ) -> None:
     planned, fleet, policy = drawn
-    facts = fleet.facts(envoy_zones={"idle": "a"})  # it has no sessions to return
+    facts = fleet.facts(envoy_zones={"idle": "a"})  # `idle` has no sessions to return
     result = decide_rebalance(facts, planned, policy=policy)
     for members in _expected_groups(planned, "a"):
         maxima = {a: _max_sessions(a, facts) for a in members}
@@ -199,9 +198,9 @@ def test_no_node_overshoots_its_share(
 
 
 def _expected_groups(planned: Mapping[str, NodePlan], home: str) -> list[list[str]]:
-    """Return the nodes of each group divided into those in the zone with an Envoy, and all others.
+    """Return up to two lists per group: the nodes outside the zone `home`, then the nodes in it.
 
-    Backup nodes belong to the first part of their group while it has other nodes.
+    If a group has primary nodes, its backup nodes are in its first list.
     """
     groups = []
     for group in {p.group for p in planned.values()}:
@@ -224,7 +223,7 @@ def _max_sessions(address: str, facts: Facts) -> int:
 
 
 def _min_sessions(address: str, facts: Facts, fleet: ReportedSessions) -> int:
-    """Return the count without the sessions of silent Envoys, which may have ended."""
+    """Return TiDB's count, or else the count without silent Envoys, because their sessions may have ended."""
     if address in facts.health:
         return _max_sessions(address, facts)
     return _max_sessions(address, facts) - sum(fleet.sessions[e].get(address, 0) for e in fleet.stale_envoys)
@@ -256,10 +255,10 @@ def _shares(
 def test_no_batch_without_new_reports(
     drawn: tuple[dict[str, NodePlan], ReportedSessions, Policy], age: float
 ) -> None:
-    """Modules and nodes report again, but with counts from before the round."""
+    """Modules and nodes have reported again, but their counts are older than the end of the round."""
     planned, fleet, policy = drawn
-    before = RebalanceState(NOW - 100, "", 1, NOW + 0.01, surplus=9)  # a round with a result not reported yet
-    facts = replace(fleet, counting_since=NOW, counted_at=NOW).facts()
+    before = RebalanceState(NOW - 100, "", 1, NOW + 0.01, surplus=9)  # the round's result is not reported yet
+    facts = replace(fleet, oldest_count_at=NOW, counted_at=NOW).facts()
     assert not decide_rebalance(facts, planned, before, policy, NOW + 0.01 + age).outgoing
 
 

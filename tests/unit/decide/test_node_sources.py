@@ -7,7 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from controlplane.decide.node_sources import all_sources_complete, merged_nodes, retained
+from controlplane.decide.node_sources import (
+    addresses_of_incomplete_sources,
+    all_sources_complete,
+    merged_nodes,
+)
 from controlplane.model.facts import Facts
 from controlplane.model.intents import Intents
 from controlplane.model.nodes import Node, Source, State, Topology
@@ -78,10 +82,11 @@ def test_incomplete_source_retains_its_nodes() -> None:
         }
     )
     other_sources = (topology(Source.STATIC), topology(Source.API))
-    assert retained(facts(*other_sources), before) == {A}
-    assert retained(facts(*other_sources, topology(Source.PD, complete=False)), before) == {A}
-    assert retained(facts(*other_sources, topology(Source.PD)), before) == frozenset()
-    assert retained(facts(), before) == {A, B}
+    assert addresses_of_incomplete_sources(facts(*other_sources), before) == {A}
+    incomplete = facts(*other_sources, topology(Source.PD, complete=False))
+    assert addresses_of_incomplete_sources(incomplete, before) == {A}
+    assert addresses_of_incomplete_sources(facts(*other_sources, topology(Source.PD)), before) == frozenset()
+    assert addresses_of_incomplete_sources(facts(), before) == {A, B}
 
 
 def test_complete_when_every_source_is_complete() -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.decide.plan import plan as compute_plan
+from controlplane.decide.plan import compute_plan
 from controlplane.model.facts import EnvoyLoad, Facts
 from controlplane.model.health import CheckResult, CheckStatus, Health
-from controlplane.model.intents import AddedNode, DrainIntent, Intents, OnDeadline
+from controlplane.model.intents import DrainIntent, Intents, OnDeadline
 from controlplane.model.nodes import Node, NodeGroup, Resolution, Source, State, Topology
 from controlplane.model.plan import EdsHealth, NodePlan, Plan, Policy
 from controlplane.model.traffic import SessionCounts
-from controlplane.observe.discovery import static_nodes
 
 NOW = 2_000_000.0
 POLICY = Policy(slow_start=0, report_interval=1.0, connect_timeout=0.5)
@@ -150,7 +150,7 @@ def test_panic_threshold_keeps_failing_nodes_in_service() -> None:
         health = {address(i): DOWN if i < down else UP for i in range(8)}
         after = compute_plan(current, replace(facts, health=health), Intents(), POLICY, NOW)
         healthy = [a for a in eds_health_by_node(after).values() if a is EdsHealth.HEALTHY]
-        if down <= 6:  # 2 of 8 still pass: the panic threshold of 25 %
+        if down <= 6:  # 2 of 8 nodes still pass, which equals the threshold of 25 %
             assert (len(healthy), after.panic_threshold_reason) == (8 - down, "")
         else:
             assert len(healthy) == 8
@@ -190,6 +190,24 @@ def test_stopping_nodes_serve_if_no_other_node_is_left() -> None:
     assert "no other node is left" in after.panic_threshold_reason
 
 
+def test_deleted_nodes_without_a_check_result_serve_only_if_they_did_before() -> None:
+    facts, current = all_up(2)
+    facts = replace(facts, sessions_by_endpoint={"10.0.0.0:4000": 1}, envoys_last_seen={"e": NOW})
+    one_left = replace(facts, topologies={Source.PD: pd(node(1))})
+    current = compute_plan(current, one_left, Intents(), POLICY, NOW)
+    none_left = replace(facts, topologies={Source.PD: EMPTY}, health={})
+    after = compute_plan(current, none_left, Intents(), POLICY, NOW)
+    assert eds_health_by_node(after) == {address(0): EdsHealth.DRAINING, address(1): EdsHealth.HEALTHY}
+
+
+@pytest.mark.parametrize("checks", [replace(UP, status=DOWN.status), replace(UP, sql=DOWN.sql)])
+def test_one_failing_check_ends_the_service_of_a_node(checks: Health) -> None:
+    facts, current = all_up(3)
+    changed = replace(facts, health={**facts.health, address(0): checks})
+    after = compute_plan(current, changed, Intents(), POLICY, NOW)
+    assert states(after) == [State.UNHEALTHY, State.ACTIVE, State.ACTIVE]
+
+
 def test_operator_may_drain_all_nodes() -> None:
     facts, current = all_up(2)
     intents = Intents(drains={address(i): DrainIntent(NOW, 600) for i in range(2)})
@@ -209,7 +227,7 @@ def test_removed_pd_node_stays_excluded_until_restored() -> None:
     assert compute_plan(without, facts, Intents(), POLICY, NOW + 10).nodes[address(0)].state is State.ACTIVE
 
 
-def test_last_endpoint_of_a_name_is_kept() -> None:
+def test_endpoint_of_a_name_follows_its_last_resolution() -> None:
     named = Node("tidb-0.tidb:4000", Source.PD)
     health = {named.address: Health(sql=UP.sql)}
     waiting = compute_plan(Plan(), make_facts(pd(named), health=health), Intents(), POLICY, NOW)
@@ -226,6 +244,10 @@ def test_last_endpoint_of_a_name_is_kept() -> None:
     assert (
         compute_plan(current, lost, Intents(), POLICY, NOW).nodes[named.address].endpoint == "10.1.0.1:4000"
     )
+    moved = replace(facts, resolutions={"tidb-0.tidb": Resolution("tidb-0.tidb", "10.1.0.2")})
+    assert (
+        compute_plan(current, moved, Intents(), POLICY, NOW).nodes[named.address].endpoint == "10.1.0.2:4000"
+    )
     ipv6 = Node("[fd00::1]:4000", Source.PD)
     assert (
         compute_plan(Plan(), make_facts(pd(ipv6)), Intents(), POLICY, NOW).nodes[ipv6.address].endpoint
@@ -233,17 +255,10 @@ def test_last_endpoint_of_a_name_is_kept() -> None:
     )
 
 
-def test_operator_overrides_merged_sources() -> None:
-    added = static_nodes.from_api(
-        {address(0): AddedNode(address(0), weight=50, labels={"rack": "r1", "zone": "x"})}, 100
-    )
-    facts = make_facts(pd(node(0, version="v8.5.3", labels={"zone": "a"})), added, health={address(0): UP})
-    merged = compute_plan(Plan(), facts, Intents(), POLICY, NOW).nodes[address(0)].node
-    assert (merged.source, merged.version, merged.weight) == (Source.PD, "v8.5.3", 50)
-    assert dict(merged.labels) == {"rack": "r1", "zone": "a"}
-    intents = Intents(weights={address(0): 7}, labels={address(0): {"zone": "b"}})
-    overridden = compute_plan(Plan(), facts, intents, POLICY, NOW).nodes[address(0)].node
-    assert (overridden.weight, overridden.labels["zone"]) == (7, "b")
+def test_operator_overrides_apply_to_nodes_of_a_source() -> None:
+    facts, current = all_up(1)
+    overridden = compute_plan(current, facts, Intents(weights={address(0): 7}), POLICY, NOW)
+    assert overridden.nodes[address(0)].node.weight == 7
 
 
 def test_last_nodes_serve_without_entries_for_any_time() -> None:
@@ -334,7 +349,7 @@ def test_operator_weight_applies_during_pd_outage() -> None:
 
 @given(st.data())
 def test_some_node_always_serves(data: st.DataObject) -> None:
-    """For any observations, some node serves as long as one accepts logins."""
+    """Whatever the facts, some node serves as long as a node that has joined accepts logins."""
     count = data.draw(st.integers(1, 6))
     facts, current = all_up(count)
     for step in range(data.draw(st.integers(1, 5))):
@@ -346,7 +361,7 @@ def test_some_node_always_serves(data: st.DataObject) -> None:
         ]
         topology = data.draw(st.sampled_from([pd(*listed), pd(complete=False, outage="unreachable")]))
         now = NOW + 70 * step
-        # An Envoy that never reports: no node counts as empty, so none is forgotten early.
+        # One Envoy never reports, so no node counts as empty, and none is deleted early.
         facts = make_facts(topology, health=health, envoys_last_seen={"silent": now})
         current = compute_plan(current, facts, Intents(), POLICY, now)
         accepting = [

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from controlplane.decide.balance.rebalance import rebalance
+from controlplane.decide.inputs import Inputs
 from controlplane.model.nodes import EMPTY_MAP, State
 from controlplane.model.plan import Factor, Plan, RebalanceState
 from tests.support.controlplane.balance_inputs import (
@@ -32,7 +33,7 @@ EQUAL_NODES = node_plans(node_plan(A), node_plan(B), node_plan(C))
 BALANCED = "all nodes have about their share, or the surplus cannot be migrated"
 
 
-def one(a: int, b: int, c: int) -> ReportedSessions:
+def reports_of_one_envoy(a: int, b: int, c: int) -> ReportedSessions:
     """Return the reports of a single Envoy with these sessions on the three nodes."""
     return ReportedSessions({"x": {A: a, B: b, C: c}})
 
@@ -46,14 +47,14 @@ def test_sessions_migrate_from_nodes_above_to_below_their_share() -> None:
 
 
 def test_old_nodes_give_and_receive_too() -> None:
-    state = decide_rebalance(one(60, 45, 0).facts(), EQUAL_NODES)
+    state = decide_rebalance(reports_of_one_envoy(60, 45, 0).facts(), EQUAL_NODES)
     assert (outgoing_by_node(state), incoming_by_node(state)) == ({A: 25, B: 10}, {C: 35})
-    state = decide_rebalance(one(90, 6, 9).facts(), EQUAL_NODES)
+    state = decide_rebalance(reports_of_one_envoy(90, 6, 9).facts(), EQUAL_NODES)
     assert (outgoing_by_node(state), incoming_by_node(state)) == ({A: 55}, {B: 29, C: 26})
 
 
 def test_only_the_surplus_migrates() -> None:
-    assert decide_rebalance(one(100, 20, 0).facts()).outgoing == {A: {INSTANCE_X: 60}}
+    assert decide_rebalance(reports_of_one_envoy(100, 20, 0).facts()).outgoing == {A: {INSTANCE_X: 60}}
 
 
 def test_shares_follow_weight_slow_start_and_factors() -> None:
@@ -64,40 +65,46 @@ def test_shares_follow_weight_slow_start_and_factors() -> None:
         joined = node_plans(node_plan(A), node_plan(B), node_plan(C, NOW - active_for))
         assert incoming_by_node(decide_rebalance(DEFAULT_SESSIONS.facts(), joined, policy=slow)) == {C: share}
     reduced = node_plans(node_plan(A, factors={"cpu": Factor(0.5, 0.5, 1, "")}), node_plan(B), node_plan(C))
-    state = decide_rebalance(one(40, 40, 40).facts(), reduced)
+    state = decide_rebalance(reports_of_one_envoy(40, 40, 40).facts(), reduced)
     assert (outgoing_by_node(state), incoming_by_node(state)) == ({A: 16}, {B: 8, C: 8})
 
 
 @pytest.mark.parametrize(
     ("counts", "outgoing"),
     [
-        ((105, 103, 92), {}),  # 5 of 100 too many, and 8 too few
+        ((105, 103, 92), {}),  # A has 5 of 100 too many, C has 8 too few
         ((105, 105, 90), {}),  # a deficit of 10 of 100 is tolerated
         ((106, 97, 97), {A: 6}),
         ((106, 105, 89), {A: 6, B: 5}),  # nodes with a smaller surplus give as well
     ],
 )
 def test_small_deviations_are_tolerated(counts: tuple[int, int, int], outgoing: dict[str, int]) -> None:
-    assert outgoing_by_node(decide_rebalance(one(*counts).facts(), EQUAL_NODES)) == outgoing
+    assert outgoing_by_node(decide_rebalance(reports_of_one_envoy(*counts).facts(), EQUAL_NODES)) == outgoing
 
 
 def test_threshold_is_configurable() -> None:
     exact = replace(POLICY, rebalance_threshold=0.0)
-    assert outgoing_by_node(decide_rebalance(one(101, 100, 99).facts(), EQUAL_NODES, policy=exact)) == {A: 1}
+    assert outgoing_by_node(
+        decide_rebalance(reports_of_one_envoy(101, 100, 99).facts(), EQUAL_NODES, policy=exact)
+    ) == {A: 1}
     lax = replace(POLICY, rebalance_threshold=1.0)
-    assert outgoing_by_node(decide_rebalance(one(200, 60, 40).facts(), EQUAL_NODES, policy=lax)) == {}
-    assert outgoing_by_node(decide_rebalance(one(201, 60, 39).facts(), EQUAL_NODES, policy=lax)) == {A: 101}
+    assert (
+        outgoing_by_node(decide_rebalance(reports_of_one_envoy(200, 60, 40).facts(), EQUAL_NODES, policy=lax))
+        == {}
+    )
+    assert outgoing_by_node(
+        decide_rebalance(reports_of_one_envoy(201, 60, 39).facts(), EQUAL_NODES, policy=lax)
+    ) == {A: 101}
 
 
 def test_noise_is_tolerated() -> None:
-    """In 3 s 150 sessions open on three nodes and as many end: a standard deviation of 10 per node."""
+    """At 50 arrivals per second, 50 sessions open and 50 end per node in 3 s: a standard deviation of 10."""
     exact = replace(POLICY, rebalance_threshold=0.0)
 
-    def first(arrivals: float) -> int:
-        """Return how many sessions above its share a node must be before any migration."""
+    def smallest_surplus_that_migrates(arrivals: float) -> int:
         states = (
             decide_rebalance(
-                one(1000 + n, 1000, 1000 - n).facts(new_sessions_per_second=arrivals),
+                reports_of_one_envoy(1000 + n, 1000, 1000 - n).facts(new_sessions_per_second=arrivals),
                 EQUAL_NODES,
                 policy=exact,
             )
@@ -105,10 +112,12 @@ def test_noise_is_tolerated() -> None:
         )
         return next(n for n, state in enumerate(states) if state.outgoing)
 
-    assert first(0.0) == 1
-    assert 10 < first(50.0) <= 30
-    # Four times as many sessions vary twice as much.
-    assert first(200.0) == pytest.approx(2 * first(50.0), abs=1)
+    assert smallest_surplus_that_migrates(0.0) == 1
+    assert 10 < smallest_surplus_that_migrates(50.0) <= 30
+    # With four times the arrivals, session counts vary twice as much.
+    assert smallest_surplus_that_migrates(200.0) == pytest.approx(
+        2 * smallest_surplus_that_migrates(50.0), abs=1
+    )
 
 
 def test_round_size_is_limited_and_sets_its_duration() -> None:
@@ -131,26 +140,32 @@ def test_round_size_is_limited_and_sets_its_duration() -> None:
 
 
 def test_round_limit_applies_to_all_groups_together() -> None:
-    apart = node_plans(
+    separate_groups = node_plans(
         node_plan(A, group="one"),
         node_plan(B, group="one"),
         node_plan(C, group="two"),
         node_plan("d:1", group="two"),
     )
-    facts = ReportedSessions({"x": {A: 100, C: 100}}, complete_nodes=frozenset(apart)).facts()
-    state = decide_rebalance(facts, apart, policy=replace(POLICY, rebalance_per_second=2.0))
+    facts = ReportedSessions({"x": {A: 100, C: 100}}, complete_nodes=frozenset(separate_groups)).facts()
+    state = decide_rebalance(facts, separate_groups, policy=replace(POLICY, rebalance_per_second=2.0))
     assert 0 < sum(outgoing_by_node(state).values()) <= 10
 
 
 def test_sessions_stay_within_their_group() -> None:
-    apart = node_plans(node_plan(A, group="one"), node_plan(B, group="two"), node_plan(C, group="two"))
-    state = decide_rebalance(one(90, 20, 10).facts(), apart, policy=replace(POLICY, rebalance_threshold=0.0))
+    separate_groups = node_plans(
+        node_plan(A, group="one"), node_plan(B, group="two"), node_plan(C, group="two")
+    )
+    state = decide_rebalance(
+        reports_of_one_envoy(90, 20, 10).facts(),
+        separate_groups,
+        policy=replace(POLICY, rebalance_threshold=0.0),
+    )
     assert (outgoing_by_node(state), incoming_by_node(state)) == ({B: 5}, {C: 5})
-    assert outgoing_by_node(decide_rebalance(one(90, 0, 0).facts(), apart)) == {}
+    assert outgoing_by_node(decide_rebalance(reports_of_one_envoy(90, 0, 0).facts(), separate_groups)) == {}
 
 
 def test_groups_migrate_together_and_zones_alternate() -> None:
-    """Within an Envoy a session of one zone could take a slot meant for another zone's node."""
+    """If zones shared a round, an Envoy could migrate a session from one zone to a node of the other."""
     nodes = node_plans(*(node_plan(f"{i}:1") for i in range(4)))
     facts = ReportedSessions({"x": {"0:1": 40, "2:1": 60}}, complete_nodes=frozenset(nodes)).facts(
         envoy_zones={"x": "a", "y": "b"}
@@ -163,7 +178,7 @@ def test_groups_migrate_together_and_zones_alternate() -> None:
     later = ReportedSessions(
         {"x": {"0:1": 40, "2:1": 30, "3:1": 30}},
         reported_at=NOW + 9,
-        counting_since=NOW + 7,
+        oldest_count_at=NOW + 7,
         complete_nodes=frozenset(nodes),
     )
     ended = replace(first, outgoing=EMPTY_MAP, incoming=EMPTY_MAP)
@@ -171,16 +186,16 @@ def test_groups_migrate_together_and_zones_alternate() -> None:
     assert (outgoing_by_node(second), incoming_by_node(second)) == ({"0:1": 20}, {"1:1": 20})
 
 
-@pytest.mark.parametrize("apart", ["zone", "group"])
-def test_immovable_sessions_do_not_block_other_batches(apart: str) -> None:
-    """Neither in a zone of the same group nor in another group, however low the rate limit is."""
-    nodes = node_plans(*(node_plan(f"{i}:1", **{apart: "ab"[i // 2]}) for i in range(4)))  # type: ignore[arg-type]
+@pytest.mark.parametrize("separated_by", ["zone", "group"])
+def test_immovable_sessions_do_not_block_other_batches(separated_by: str) -> None:
+    """Immovable sessions in one zone or group do not stop migrations in another, even at a low rate."""
+    nodes = node_plans(*(node_plan(f"{i}:1", **{separated_by: "ab"[i // 2]}) for i in range(4)))  # type: ignore[arg-type]
     stuck = ReportedSessions({"x": {"0:1": 40, "2:1": 60}}, complete_nodes=frozenset(nodes))
     slow = replace(POLICY, rebalance_per_second=2.0)
     state, requested = RebalanceState(), set[str]()
     for second in range(200):
         now = NOW + second
-        facts = replace(stuck, reported_at=now, counting_since=now).facts(envoy_zones={"x": "a", "y": "b"})
+        facts = replace(stuck, reported_at=now, oldest_count_at=now).facts(envoy_zones={"x": "a", "y": "b"})
         state = decide_rebalance(facts, nodes, state, slow, now)
         requested |= state.outgoing.keys()
     assert requested == {"0:1", "2:1"}
@@ -188,20 +203,19 @@ def test_immovable_sessions_do_not_block_other_batches(apart: str) -> None:
 
 def test_backups_return_all_sessions_when_others_serve() -> None:
     with_backup = node_plans(node_plan(A), node_plan(B), node_plan(C, backup=True))
-    state = decide_rebalance(one(10, 10, 10).facts(), with_backup)
+    state = decide_rebalance(reports_of_one_envoy(10, 10, 10).facts(), with_backup)
     assert (outgoing_by_node(state), incoming_by_node(state)) == ({C: 10}, {A: 5, B: 5})
-    # No session opens on the backup any more, so noise explains none.
+    # No new session opens on the backup node, so noise cannot explain its sessions.
     assert outgoing_by_node(
-        decide_rebalance(one(10, 10, 10).facts(new_sessions_per_second=100.0), with_backup)
+        decide_rebalance(reports_of_one_envoy(10, 10, 10).facts(new_sessions_per_second=100.0), with_backup)
     ) == {C: 10}
     alone = node_plans(node_plan(A, state=State.DRAINING), node_plan(C, backup=True))
-    assert outgoing_by_node(decide_rebalance(one(10, 0, 10).facts(), alone)) == {}
+    assert outgoing_by_node(decide_rebalance(reports_of_one_envoy(10, 0, 10).facts(), alone)) == {}
 
 
 def test_direct_connections_count_but_do_not_migrate() -> None:
-    with_direct = replace(
-        DEFAULT_SESSIONS, node_connections={A: 75, B: 45, C: 0}
-    )  # 30 belong to direct clients
+    # 30 connections belong to direct clients.
+    with_direct = replace(DEFAULT_SESSIONS, node_connections={A: 75, B: 45, C: 0})
     state = decide_rebalance(with_direct.facts())
     assert (outgoing_by_node(state), incoming_by_node(state)) == ({A: 35, B: 5}, {C: 40})
     overfull = replace(DEFAULT_SESSIONS, node_connections={A: 145, B: 45, C: 0})
@@ -221,7 +235,7 @@ def test_waits_for_envoys_with_incomplete_reports() -> None:
 
 
 def test_silent_envoy_neither_gives_nor_raises_demand() -> None:
-    # 60 sessions are certain, and there may be 90: no node may drop below a third of those.
+    # 60 sessions are certain and 30 more are possible, so no node may drop below a third of 90.
     assert (
         decide_rebalance(replace(DEFAULT_SESSIONS, stale_envoys=frozenset("y")).facts()) == RebalanceState()
     )
@@ -242,7 +256,7 @@ def test_envoys_without_instance_or_module_do_not_migrate() -> None:
     mixed = ReportedSessions({"x": {A: 4, B: 2}}, stock_envoy_sessions={"z": {A: 41, B: 43}}).facts()
     assert decide_rebalance(mixed).outgoing == {A: {INSTANCE_X: 4}, B: {INSTANCE_X: 2}}
     facts = DEFAULT_SESSIONS.facts()
-    unused = replace(facts.session_counts["x"], has_served=False)
+    unused = replace(facts.session_counts["x"], has_counted_sessions=False)
     assert decide_rebalance(replace(facts, session_counts={"x": unused})) == RebalanceState()
 
 
@@ -268,17 +282,17 @@ def test_round_is_cancelled_when_its_premises_change() -> None:
         "failing nodes are kept in service, so their checks are not trusted",
     )
     cancelled = replace(first, outgoing={}, incoming={}, round_ends_at=soon)
+    past = Plan(NODES_WITH_NEW_NODE, "", first)
+    inputs = Inputs(past, DEFAULT_SESSIONS.facts(), POLICY, soon)
     for changed in (
         node_plans(node_plan(A), node_plan(B, state=State.DRAINING), node_plan(C, NOW)),
         node_plans(node_plan(A), node_plan(B, weight=200), node_plan(C, NOW)),
         node_plans(node_plan(A), node_plan(B)),
         {**NODES_WITH_NEW_NODE, **node_plans(node_plan("d:1", NOW))},
     ):
-        past = Plan(NODES_WITH_NEW_NODE, "", first)
-        assert rebalance(changed, frozenset(), "", past, DEFAULT_SESSIONS.facts(), POLICY, soon) == cancelled
+        assert rebalance(changed, frozenset(), "", inputs) == cancelled
     unchanged = node_plans(node_plan(A), node_plan(B), node_plan(C, NOW))
-    past = Plan(NODES_WITH_NEW_NODE, "", first)
-    assert rebalance(unchanged, frozenset(), "", past, DEFAULT_SESSIONS.facts(), POLICY, soon) is first
+    assert rebalance(unchanged, frozenset(), "", inputs) is first
 
 
 def test_no_round_with_a_single_serving_node() -> None:

@@ -1,4 +1,4 @@
-"""Rebalancing rounds over time: each needs reports made after the previous; rounds without effect pause."""
+"""Rebalancing over time: each round needs new reports, and pauses follow rounds without effect."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from controlplane.decide.balance.rebalance import rebalance
+from controlplane.decide.inputs import Inputs
 from controlplane.model.nodes import EMPTY_MAP
 from controlplane.model.plan import Plan, RebalanceState
 from controlplane.model.traffic import LOST, MOVED
@@ -29,7 +30,7 @@ from tests.support.controlplane.balance_inputs import (
     outgoing_by_node,
 )
 
-# After the first round has migrated a third of the sessions that it should.
+# Sessions after the first round has migrated a third of the requested sessions.
 AFTER = {"x": {A: 20, B: 30, C: 10}, "y": {A: 15, B: 15}}
 EVEN = {"x": {A: 20, B: 20, C: 20}, "y": {A: 10, B: 10, C: 10}}
 
@@ -39,7 +40,7 @@ def cancelled(state: RebalanceState) -> RebalanceState:
 
 
 def as_of(now: float, sessions: Mapping[str, Mapping[str, int]]) -> ReportedSessions:
-    return ReportedSessions(sessions, reported_at=now, counting_since=now)
+    return ReportedSessions(sessions, reported_at=now, oldest_count_at=now)
 
 
 def test_round_lasts_until_its_end_and_is_then_cancelled() -> None:
@@ -51,7 +52,7 @@ def test_round_lasts_until_its_end_and_is_then_cancelled() -> None:
 
 @pytest.mark.parametrize(("counted_since", "proceeds"), [(2.99, False), (3.0, True)])
 def test_round_needs_reports_made_after_the_previous_round(counted_since: float, proceeds: bool) -> None:
-    """A migration may take one more second, and the module counts once per second."""
+    """A migration may end a second after its round, and the module counts once per second."""
     before = cancelled(decide_rebalance(DEFAULT_SESSIONS.facts()))
     state = decide_rebalance(
         ReportedSessions(AFTER, NOW + 5, NOW + counted_since).facts(), before=before, now=NOW + 5
@@ -66,9 +67,9 @@ def test_round_needs_reports_made_after_the_previous_round(counted_since: float,
 @pytest.mark.parametrize(
     ("counted_at", "proceeds"),
     [
-        (1.99, False),  # counted while a migration of the round could be in progress
+        (1.99, False),  # a migration of the round may still be in progress
         (2.0, True),
-        (0.9, True),  # too old to be used or waited for
+        (0.9, True),  # TiDB's counts are too old: the round uses the modules' counts
     ],
 )
 def test_next_round_waits_for_tidb_counts(counted_at: float, proceeds: bool) -> None:
@@ -154,7 +155,8 @@ def simulate_rounds(
 def test_pauses_between_rounds_without_effect_double() -> None:
     started, _ = simulate_rounds(2000)
     gaps = [late - early for early, late in itertools.pairwise(started)]
-    # A round lasts one second, and its result is known two seconds later. The first rounds cause no pause.
+    # A round lasts one second, and its result is known two seconds later. After the first one or two rounds
+    # without effect, there is no pause.
     without_pause = gaps.count(3.0)
     assert 1 <= without_pause <= 2
     assert gaps[without_pause:] == [13.0, 23.0, 43.0, 83.0, 163.0, *[303.0] * (len(gaps) - without_pause - 5)]
@@ -171,7 +173,7 @@ def test_round_with_effect_ends_the_pauses() -> None:
     later = NOW + 200
     for facts in (
         as_of(later, AFTER).facts(),
-        # a session migrated, but as many new ones arrived
+        # a session migrated, but a new session arrived
         as_of(later, DEFAULT_SESSIONS.sessions).facts(migrations={A: {(MOVED, "ok"): 1}}),
     ):
         evaluated = decide_rebalance(facts, before=cancelled(state), now=later)
@@ -199,13 +201,13 @@ def test_changed_set_of_nodes_ends_the_pause() -> None:
         (NODES_WITH_NEW_NODE, heavier),
     ):
         past = Plan(before, "", state)
-        started = rebalance(after, frozenset(), "", past, facts, POLICY, NOW + 100)
+        started = rebalance(after, frozenset(), "", Inputs(past, facts, POLICY, NOW + 100))
         assert (bool(started.outgoing), started.stalled_rounds) == (True, 0)
 
 
 @pytest.mark.parametrize("since", [None, NOW - 100])
 def test_balanced_fleet_resets_stalled_rounds(since: float | None) -> None:
-    """Both for reported and for unreported rebalancing."""
+    """`since` is `None` if the rebalancing is too small to be reported."""
     before = RebalanceState(since, "", 7, NOW - 90, stalled_rounds=5, surplus=6, paused_until=NOW - 1)
     even = decide_rebalance(as_of(NOW, EVEN).facts(), before=before)
     assert (even.since, even.stalled_rounds) == (None, 0)

@@ -1,4 +1,4 @@
-"""Rebalancing of a simulated fleet over many rounds: it reaches fair shares soon, and then stays quiet."""
+"""Rebalancing of a simulated fleet over many rounds: it reaches fair shares soon, and then migrations end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from controlplane.decide.plan import plan
+from controlplane.decide.plan import compute_plan
 from controlplane.model.facts import Facts
 from controlplane.model.health import CheckResult, CheckStatus, Health
 from controlplane.model.intents import DrainIntent, Intents
@@ -43,7 +43,7 @@ class RoundQuota:
 
 @dataclass
 class SimulatedModule:
-    """The module of an Envoy: it migrates the requested sessions to the nodes that are to receive them."""
+    """The module of an Envoy: it migrates the requested sessions to the requested nodes."""
 
     instance: str
     sessions: dict[str, int]
@@ -86,7 +86,7 @@ class SimulatedModule:
         self.history = [*self.history[-4:], (now, dict(self.sessions))]
 
     def session_counts(self, now: float) -> SessionCounts:
-        """Return the counts of one second ago, valid as of three seconds ago."""
+        """Return the counts of one second ago. They are reported as up to three seconds old."""
         visible = [entry for entry in self.history if entry[0] <= now - 1.0]
         return SessionCounts(now, now - 3.0, visible[-1][1], frozenset(ADDRESSES), instance=self.instance)
 
@@ -95,7 +95,7 @@ class SimulatedFleet:
     """Nodes, Envoys and a control plane, simulated second by second."""
 
     def __init__(self, *modules: SimulatedModule, arrivals: int = 0, seed: int = 0) -> None:
-        """`arrivals` sessions open per second; if there are any, each session ends with 1 % per second."""
+        """Each second, `arrivals` sessions open and 1 % of all sessions end. If it is 0, none ends."""
         self.modules = modules
         self.now = START
         self.plan = Plan()
@@ -107,13 +107,13 @@ class SimulatedFleet:
         for module in modules:
             module.record(self.now - 10.0)
 
-    def sums(self) -> list[int]:
+    def sessions_per_node(self) -> list[int]:
         return [sum(module.sessions[a] for module in self.modules) for a in ADDRESSES]
 
-    def second(self, *, silent: bool = False) -> None:
+    def advance_one_second(self, *, silent: bool = False) -> None:
         self.now += 1.0
         round_before = self.plan.rebalance.round
-        self.plan = plan(self.plan, self._facts(silent), self.intents, POLICY, self.now)
+        self.plan = compute_plan(self.plan, self._facts(silent), self.intents, POLICY, self.now)
         if self.plan.rebalance.round != round_before:
             count = sum(sum(by_envoy.values()) for by_envoy in self.plan.rebalance.outgoing.values())
             self.rounds_started.append((self.now, count))
@@ -122,12 +122,11 @@ class SimulatedFleet:
             module.apply(self.plan)
             module.record(self.now)
 
-    def seconds(self, count: int) -> None:
-        for _ in range(count):
-            self.second()
+    def advance(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.advance_one_second()
 
     def _open_and_end_sessions(self) -> None:
-        """Open sessions by weight, and end some."""
         if not self._arrivals:
             return
         weights = [p.weight for p in self.plan.nodes.values()]
@@ -148,7 +147,7 @@ class SimulatedFleet:
             for address, count in report.sessions.items():
                 sums[address] = sums.get(address, 0) + count
         nodes = {a: Node(a, Source.STATIC) for a in ADDRESSES}
-        connections = dict(zip(ADDRESSES, self.sums(), strict=True)) if self.tidb_counts else {}
+        connections = dict(zip(ADDRESSES, self.sessions_per_node(), strict=True)) if self.tidb_counts else {}
         counted_at = self.now if connections else None
         return Facts(
             topologies={
@@ -177,7 +176,7 @@ def fleet_with_joining_node(*modules: SimulatedModule) -> SimulatedFleet:
     """Return a fleet whose last node has just been undrained, long after the others started."""
     fleet = SimulatedFleet(*modules)
     fleet.intents = Intents(drains={ADDRESSES[-1]: DrainIntent(START, 600.0)})
-    fleet.seconds(50)
+    fleet.advance(50)
     for module in modules:
         module.migrated = 0
     fleet.rounds_started.clear()
@@ -202,52 +201,52 @@ def test_joining_node_reaches_its_share_without_flapping(seed: int, total: int, 
         modules.append(module(number, *counts, 0))
     fleet = fleet_with_joining_node(*modules)
     fleet.tidb_counts = tidb_counts
-    before = fleet.sums()
+    before = fleet.sessions_per_node()
     share = sum(before) / len(ADDRESSES)
     lows = before
-    for _ in range(60):  # twice the slow start
-        fleet.second()
-        lows = [min(low, now) for low, now in zip(lows, fleet.sums(), strict=True)]
-    after = fleet.sums()
+    for _ in range(60):  # twice the duration of the slow start
+        fleet.advance_one_second()
+        lows = [min(low, now) for low, now in zip(lows, fleet.sessions_per_node(), strict=True)]
+    after = fleet.sessions_per_node()
     assert sum(after) == sum(before)
     assert is_fair(after)
-    # No node drops below its share, even for a while, unless it was below it at first.
+    # No node drops below its share at any time, except nodes that began below their share.
     assert all(low > min(share - 1, first - 1e-6) for low, first in zip(lows, before, strict=True))
     # No migration was superfluous.
     gained = sum(max(0, last - first) for last, first in zip(after, before, strict=True))
     assert sum(m.migrated for m in modules) == gained
     assert fleet.plan.rebalance.since is None
     settled = fleet.plan
-    fleet.seconds(50)
-    assert fleet.sums() == after
+    fleet.advance(50)
+    assert fleet.sessions_per_node() == after
     assert fleet.plan == settled
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_busy_fleet_evens_out_with_few_migrations(seed: int) -> None:
-    """20 sessions open per second and last 100 s: 500 per node, with a deviation of 22 without balancing."""
+    """20 sessions open per second and last 100 s: 500 per node. The standard deviation by chance is 22."""
     fleet = SimulatedFleet(module(1, 1400, 200, 0, 0), module(2, 100, 0, 300, 0), arrivals=20, seed=seed)
     fleet.tidb_counts = True
-    fleet.seconds(20)
-    sums = fleet.sums()
-    assert max(sums) / (sum(sums) / 4) < 1.1
+    fleet.advance(20)
+    sessions = fleet.sessions_per_node()
+    assert max(sessions) / (sum(sessions) / 4) < 1.1
     fleet.rounds_started.clear()
     worst = 0.0
     for _ in range(300):
-        fleet.second()
-        worst = max(worst, max(fleet.sums()) / (sum(fleet.sums()) / 4))
+        fleet.advance_one_second()
+        worst = max(worst, max(fleet.sessions_per_node()) / (sum(fleet.sessions_per_node()) / 4))
     assert worst < 1.05
-    # 6,000 sessions opened and ended.
+    # About 6,000 sessions opened, and as many ended.
     assert sum(count for _, count in fleet.rounds_started) < 60
 
 
 @pytest.mark.parametrize("total", [40, 4000])
 def test_rounds_are_far_enough_apart_to_see_results(total: int) -> None:
     fleet = SimulatedFleet(module(1, total, 0, 0, 0, rate=5))
-    fleet.seconds(60)
+    fleet.advance(60)
     starts = [at for at, _ in fleet.rounds_started]
     assert len(starts) > 3
-    # Duration of the round, 1 s for migrations in progress, 1 s until they count; and counts are 3 s old.
+    # After a round, migrations end within 1 s and are counted within 1 s more. Counts may be 3 s old.
     lengths = [min(5.0, max(1.0, count / 200)) for _, count in fleet.rounds_started]
     for (early, late), length in zip(itertools.pairwise(starts), lengths, strict=False):
         assert late - early >= length + 5.0
@@ -255,45 +254,45 @@ def test_rounds_are_far_enough_apart_to_see_results(total: int) -> None:
 
 def test_slow_module_is_asked_again() -> None:
     fleet = fleet_with_joining_node(module(1, 300, 300, 300, 0, rate=5))
-    fleet.seconds(240)
-    assert is_fair(fleet.sums())
+    fleet.advance(240)
+    assert is_fair(fleet.sessions_per_node())
     assert fleet.plan.rebalance.since is None
     assert fleet.plan.rebalance.stalled_rounds == 0
 
 
-def test_immovable_sessions_are_requested_less_and_less() -> None:
+def test_pauses_grow_while_no_session_migrates() -> None:
     stuck = module(1, 300, 0, 0, 0, rate=0)
     fleet = SimulatedFleet(stuck)
-    fleet.seconds(600)
+    fleet.advance(600)
     starts = [at for at, _ in fleet.rounds_started]
     assert starts[-1] - starts[-2] > 100
     assert len(starts) < 12
     stuck.rate = 10**9
-    fleet.seconds(310)
-    assert is_fair(fleet.sums())
+    fleet.advance(310)
+    assert is_fair(fleet.sessions_per_node())
 
 
 def test_rebalancing_stops_without_reports_and_resumes() -> None:
     fleet = fleet_with_joining_node(module(1, 300, 300, 300, 0), module(2, 90, 90, 90, 0))
-    fleet.seconds(1)
+    fleet.advance(1)
     rounds = len(fleet.rounds_started)
     for _ in range(60):
-        fleet.second(silent=True)
+        fleet.advance_one_second(silent=True)
     assert len(fleet.rounds_started) == rounds
     assert not fleet.plan.rebalance.outgoing
     assert fleet.plan.rebalance.reason == "no Envoy has a module that can migrate sessions"
-    fleet.seconds(10)
+    fleet.advance(10)
     assert len(fleet.rounds_started) > rounds
 
 
 def test_rolling_restarts_end_with_fair_shares() -> None:
     fleet = fleet_with_joining_node(module(1, 100, 100, 100, 0), module(2, 50, 50, 50, 0))
-    fleet.seconds(100)
+    fleet.advance(100)
     for address in ADDRESSES:
         fleet.intents = Intents(drains={address: DrainIntent(fleet.now, 600.0)})
-        fleet.seconds(10)
+        fleet.advance(10)
         fleet.intents = Intents()
-        fleet.seconds(45)
-    fleet.seconds(40)
-    assert is_fair(fleet.sums())
+        fleet.advance(45)
+    fleet.advance(40)
+    assert is_fair(fleet.sessions_per_node())
     assert fleet.plan.rebalance.since is None

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from controlplane.decide.balance import resource_factors
 from controlplane.decide.balance.locality import serving_by_group
 from controlplane.decide.balance.resource_factors import MIN_SHARE, advance_factors, combined_share
+from controlplane.decide.inputs import Inputs
 from controlplane.model.facts import Facts
 from controlplane.model.node_metrics import MetricValue, NodeMetrics
 from controlplane.model.nodes import EMPTY_MAP, Node, Source, State
@@ -26,7 +27,7 @@ A, B, C, D, E = "abcde"
 FACTORS = ("health", "memory", "cpu")
 
 
-def serving(address: str, weight: int = 100, **more: object) -> NodePlan:
+def serving_node(address: str, weight: int = 100, **more: object) -> NodePlan:
     plan = NodePlan(Node(address, Source.STATIC, weight=weight), State.ACTIVE, "", 0.0, EdsHealth.HEALTHY)
     return replace(plan, **more)  # type: ignore[arg-type]
 
@@ -38,7 +39,7 @@ def normal(at: float = NOW, **other: MetricValue | float | None) -> NodeMetrics:
 
 
 def abnormal(name: str, at: float = NOW) -> NodeMetrics:
-    """Return metrics with which a factor reduces the share."""
+    """Return metrics for which the factor `name` reduces a node's share."""
     return {
         "health": normal(at, pd_failures=MetricValue(0.6, at)),
         "memory": normal(at, memory=MetricValue(0.8, at)),
@@ -47,29 +48,30 @@ def abnormal(name: str, at: float = NOW) -> NodeMetrics:
 
 
 def fleet(*names: str) -> dict[str, NodePlan]:
-    return {name: serving(name) for name in names}
+    return {name: serving_node(name) for name in names}
 
 
 class FactorSimulation:
-    """Advance the factors of a fixed set of nodes in steps of one second, with the metrics of each step."""
+    """Advances the factors of a fixed set of nodes in steps of one second, with the metrics of each step."""
 
     def __init__(self, nodes: Mapping[str, NodePlan], policy: Policy | None = None) -> None:
         self.now, self.nodes, self.policy = NOW, nodes, policy or Policy()
         self.factors: dict[str, Mapping[str, Factor]] = {}
 
     def plan(self) -> Plan:
-        """Return the current plan."""
         nodes = {a: replace(p, factors=self.factors.get(a, EMPTY_MAP)) for a, p in self.nodes.items()}
         return Plan(nodes, weights_computed_at=self.now)
 
     def step(
         self, node_metrics: Mapping[str, NodeMetrics], seconds: float = 1.0
     ) -> Mapping[str, Mapping[str, Factor]]:
-        """Advance one step; the metrics have their stated age at its end."""
+        """Advance one step. The times of the metrics advance too, so they are as old as at `NOW`."""
         previous = self.plan()
         self.now += seconds
         aged = {a: _with_later_times(metrics, self.now - NOW) for a, metrics in node_metrics.items()}
-        self.factors = advance_factors(self.nodes, previous, Facts(node_metrics=aged), self.policy, self.now)
+        self.factors = advance_factors(
+            self.nodes, Inputs(previous, Facts(node_metrics=aged), self.policy, self.now)
+        )
         return self.factors
 
     def share(self, address: str) -> float:
@@ -139,7 +141,19 @@ def test_busy_node_shrinks_toward_the_group_mean() -> None:
     assert simulation.factors.keys() == {A}
     assert factor.target == pytest.approx(mean / 0.9)
     assert factor.share == pytest.approx(1 - (1 - mean / 0.9) / 60)
-    assert factor.reason == "its CPU is at 90%, where 45% is normal in its group"
+    assert (factor.level, factor.reason) == (1, "its CPU is at 90%, where 45% is normal in its group")
+
+
+@pytest.mark.parametrize("name", ["health", "memory"])
+def test_nodes_with_another_problem_do_not_count_for_the_mean_cpu(name: str) -> None:
+    simulation, high = FactorSimulation(fleet(A, B, C, D)), MetricValue(0.95, NOW)
+    others = {B: normal(cpu=MetricValue(0.55, NOW)), C: normal(), D: normal()}
+    for _ in range(5):
+        simulation.step(others | {A: replace(abnormal(name), cpu=high)})
+    assert simulation.factors[B]["cpu"].target < 1
+    simulation.step(others | {A: normal(cpu=high)})
+    assert simulation.factors[A][name].share < 1  # it still recovers
+    assert simulation.factors[B]["cpu"].target == 1
 
 
 def test_node_that_stays_busy_falls_to_minimum_and_recovers() -> None:
@@ -151,6 +165,8 @@ def test_node_that_stays_busy_falls_to_minimum_and_recovers() -> None:
         assert past - 0.02 <= simulation.share(A) <= past
         past = simulation.share(A)
     assert past == pytest.approx(MIN_SHARE)
+    factor = simulation.step(others | {A: normal(cpu=MetricValue(0.02, NOW))})[A]["cpu"]
+    assert (factor.level, factor.reason) == (1, "its CPU is at 2% with a reduced share")
     for _ in range(120):
         simulation.step(others | {A: normal(cpu=MetricValue(0.02, NOW))})
     assert simulation.factors == {}
@@ -181,9 +197,17 @@ def test_problem_of_most_nodes_reduces_no_share(name: str) -> None:
         assert "most nodes" in simulation.factors[A][name].reason
 
 
+def test_health_and_memory_together_reduce_at_most_half_of_the_capacity() -> None:
+    simulation = FactorSimulation(fleet(A, B, C, D))
+    short_of_memory = dict.fromkeys((B, C), abnormal("memory"))
+    factors = simulation.step({A: abnormal("health"), **short_of_memory, D: normal()})
+    assert factors[A]["health"].target == MIN_SHARE
+    assert [factors[address]["memory"].target for address in short_of_memory] == [1.0, 1.0]
+
+
 @pytest.mark.parametrize("name", FACTORS)
 def test_majority_is_measured_by_capacity(name: str) -> None:
-    simulation = FactorSimulation({A: serving(A, 300), B: serving(B), C: serving(C)})
+    simulation = FactorSimulation({A: serving_node(A, 300), B: serving_node(B), C: serving_node(C)})
     simulation.step({A: abnormal(name), B: normal(), C: normal()})
     assert simulation.share(A) == 1
     simulation.step({A: normal(), B: abnormal(name), C: normal()})
@@ -221,7 +245,7 @@ def test_common_level_one_does_not_hide_level_two() -> None:
 
 
 def test_nodes_are_compared_within_their_group() -> None:
-    nodes = {a: serving(a, group="g" if a in (A, B) else "") for a in (A, B, C, D, E)}
+    nodes = {a: serving_node(a, group="g" if a in (A, B) else "") for a in (A, B, C, D, E)}
     simulation = FactorSimulation(nodes)
     simulation.step(
         {A: abnormal("health"), B: abnormal("health"), C: abnormal("health"), D: normal(), E: normal()}
@@ -230,7 +254,7 @@ def test_nodes_are_compared_within_their_group() -> None:
 
 
 def test_backup_nodes_are_not_compared() -> None:
-    simulation = FactorSimulation({A: serving(A), B: serving(B), C: serving(C, backup=True)})
+    simulation = FactorSimulation({A: serving_node(A), B: serving_node(B), C: serving_node(C, backup=True)})
     simulation.step({A: abnormal("health"), B: abnormal("health"), C: abnormal("health")})
     assert [simulation.share(a) for a in (A, B, C)] == [1, 1, 1]
     simulation.step({A: abnormal("health"), B: normal(), C: abnormal("health")})
@@ -238,7 +262,7 @@ def test_backup_nodes_are_not_compared() -> None:
 
 
 def test_cpu_is_not_compared_during_slow_start() -> None:
-    nodes = fleet(A, B, C) | {D: serving(D, active_since=NOW - 10)}
+    nodes = fleet(A, B, C) | {D: serving_node(D, active_since=NOW - 10)}
     simulation = FactorSimulation(nodes, Policy(slow_start=30))
     busy = normal(cpu=MetricValue(0.6, NOW))
     new = normal(cpu=MetricValue(0.0, NOW))
@@ -250,7 +274,7 @@ def test_cpu_is_not_compared_during_slow_start() -> None:
 
 
 def test_only_nodes_in_service_have_factors() -> None:
-    simulation = FactorSimulation(fleet(A, B) | {C: serving(C, eds_health=EdsHealth.DRAINING)})
+    simulation = FactorSimulation(fleet(A, B) | {C: serving_node(C, eds_health=EdsHealth.DRAINING)})
     assert simulation.step({A: normal(), B: normal(), C: abnormal("health")}) == {}
 
 
@@ -293,13 +317,13 @@ def test_metrics_expire_after_documented_age(name: str, max_age: int) -> None:
         assert (simulation.share(A) < 1) is is_known
 
 
-def test_unmeasured_nodes_count_neither_way() -> None:
+def test_nodes_without_metrics_are_not_compared() -> None:
     simulation = FactorSimulation(fleet(A, B, C, D, E))
     simulation.step({A: abnormal("cpu"), B: normal(), C: normal()})
     assert simulation.factors[A]["cpu"].reason == "its CPU is at 95%, where 52% is normal in its group"
     simulation = FactorSimulation(fleet(A, B, C, D, E))
     simulation.step({A: abnormal("health"), B: abnormal("health"), C: normal()})
-    assert simulation.share(A) == 1  # most of the known nodes
+    assert simulation.share(A) == 1  # most nodes with metrics have the problem
 
 
 # --- properties ---------------------------------------------------------------------------------------------
@@ -315,7 +339,7 @@ _vitals = st.builds(
 )
 _factor = st.builds(Factor, st.floats(MIN_SHARE, 1), st.floats(MIN_SHARE, 1), st.integers(0, 2))
 _nodes = st.builds(
-    lambda weight, group, backup, factors: serving(
+    lambda weight, group, backup, factors: serving_node(
         "", weight, group=group, backup=backup, factors={n: f for n, f in factors.items() if f.share < 1}
     ),
     st.sampled_from((1, 50, 100, 400)),
@@ -335,7 +359,9 @@ def planned(members: Members) -> tuple[dict[str, NodePlan], Facts]:
 @given(_fleets, st.floats(0, 20))
 def test_shares_respect_bounds_and_rates(members: Members, elapsed: float) -> None:
     nodes, facts = planned(members)
-    result = advance_factors(nodes, Plan(nodes, weights_computed_at=NOW - elapsed), facts, Policy(), NOW)
+    result = advance_factors(
+        nodes, Inputs(Plan(nodes, weights_computed_at=NOW - elapsed), facts, Policy(), NOW)
+    )
     receiving = [address for members in serving_by_group(nodes).values() for address in members]
     for address, node in ((a, nodes[a]) for a in receiving):
         for name in FACTORS:
@@ -348,9 +374,9 @@ def test_shares_respect_bounds_and_rates(members: Members, elapsed: float) -> No
 
 
 @given(_fleets)
-def test_a_quarter_of_capacity_is_never_reduced(members: Members) -> None:
+def test_factors_reduce_at_most_three_quarters_of_capacity(members: Members) -> None:
     nodes, facts = planned(members)
-    result = advance_factors(nodes, Plan(nodes, weights_computed_at=NOW), facts, Policy(), NOW)
+    result = advance_factors(nodes, Inputs(Plan(nodes, weights_computed_at=NOW), facts, Policy(), NOW))
     for receiving in serving_by_group(nodes).values():
         total = sum(nodes[a].node.weight for a in receiving)
         for names, limit in ((FACTORS[:2], total / 2), (FACTORS, total * 3 / 4)):
@@ -367,8 +393,10 @@ def test_factors_are_independent_of_node_order(members: Members, rng: random.Ran
     order = list(nodes)
     rng.shuffle(order)
     shuffled = {a: nodes[a] for a in order}
-    one = advance_factors(nodes, Plan(nodes, weights_computed_at=NOW - 1), facts, Policy(), NOW)
-    other = advance_factors(shuffled, Plan(shuffled, weights_computed_at=NOW - 1), facts, Policy(), NOW)
+    one = advance_factors(nodes, Inputs(Plan(nodes, weights_computed_at=NOW - 1), facts, Policy(), NOW))
+    other = advance_factors(
+        shuffled, Inputs(Plan(shuffled, weights_computed_at=NOW - 1), facts, Policy(), NOW)
+    )
     assert one.keys() == other.keys()
     for address, factors in one.items():
         assert {n: f.share for n, f in factors.items()} == pytest.approx(
@@ -379,10 +407,10 @@ def test_factors_are_independent_of_node_order(members: Members, rng: random.Ran
 @given(_fleets)
 def test_factors_are_unchanged_without_elapsed_time(members: Members) -> None:
     nodes, facts = planned(members)
-    once = advance_factors(nodes, Plan(nodes, weights_computed_at=NOW - 1), facts, Policy(), NOW)
+    once = advance_factors(nodes, Inputs(Plan(nodes, weights_computed_at=NOW - 1), facts, Policy(), NOW))
     current = {a: replace(p, factors=once.get(a, EMPTY_MAP)) for a, p in nodes.items()}
-    twice = advance_factors(current, Plan(current, weights_computed_at=NOW), facts, Policy(), NOW)
-    # A factor of 1 is ignored: a node may become too busy only compared with others that are already reduced.
+    twice = advance_factors(current, Inputs(Plan(current, weights_computed_at=NOW), facts, Policy(), NOW))
+    # Factors of 1 are not compared: after other shares fell, a node may count as busy with a factor of 1.
     assert reducing_shares(once) == reducing_shares(twice)
 
 
@@ -394,9 +422,9 @@ def reducing_shares(result: Mapping[str, Mapping[str, Factor]]) -> dict[tuple[st
 @settings(max_examples=25)
 @given(_fleets)
 def test_shares_converge_for_constant_metrics(members: Members) -> None:
-    """No share rises after it has fallen: with bounds and at most one turning point, each converges.
+    """Check that no share rises after it has fallen. So each share, which is bounded, converges.
 
-    There is no bound on how long it takes: a share near its target may change by tiny steps.
+    The test does not wait for the end: near its target, a share may change in tiny steps.
     """
     nodes, facts = planned(members)
     result: Mapping[str, Mapping[str, Factor]] = {a: p.factors for a, p in nodes.items()}
@@ -404,9 +432,11 @@ def test_shares_converge_for_constant_metrics(members: Members) -> None:
     for step in range(200):
         before = result
         current = {a: replace(p, factors=result.get(a, EMPTY_MAP)) for a, p in nodes.items()}
-        result = advance_factors(current, Plan(current, weights_computed_at=NOW - 10), facts, Policy(), NOW)
+        result = advance_factors(
+            current, Inputs(Plan(current, weights_computed_at=NOW - 10), facts, Policy(), NOW)
+        )
         if step < 3:
-            continue  # levels still depend on the initial ones
+            continue  # levels still depend on the initial levels
         for address, name in itertools.product(nodes, FACTORS):
             past, now = (factors.get(address, {}).get(name, _FREE).share for factors in (before, result))
             assert now <= past or (address, name) not in fallen
@@ -418,7 +448,10 @@ def test_shares_converge_for_constant_metrics(members: Members) -> None:
 
 
 def simulate_loop(costs: Sequence[float], total: float, follow: float, noise: float) -> list[list[float]]:
-    """Return shares per second. Sessions follow in `follow` seconds; metrics cover 30 s and are 15 s old."""
+    """Return the shares of each second. Loads follow shares with the time constant `follow` in seconds.
+
+    Metrics are means of 30 s, and 15 s old.
+    """
     rng = random.Random(1)
     names = [f"n{i}" for i in range(len(costs))]
     simulation = FactorSimulation(fleet(*names))
@@ -457,15 +490,15 @@ def test_noise_hardly_changes_shares() -> None:
 
 def test_five_thousand_nodes_take_under_50_ms() -> None:
     rng = random.Random(1)
-    nodes = {f"10.0.0.{i}:4000": serving(f"10.0.0.{i}:4000") for i in range(5000)}
+    nodes = {f"10.0.0.{i}:4000": serving_node(f"10.0.0.{i}:4000") for i in range(5000)}
     node_metrics = {a: normal(cpu=MetricValue(rng.uniform(0.3, 0.6), NOW)) for a in nodes}
     facts, plan = Facts(node_metrics=node_metrics), Plan(nodes, weights_computed_at=NOW)
 
     def seconds_taken() -> float:
         start = time.thread_time()
-        advance_factors(nodes, plan, facts, Policy(), NOW)
+        advance_factors(nodes, Inputs(plan, facts, Policy(), NOW))
         return time.thread_time() - start
 
-    # 6 ms on an idle machine.
+    # It takes 6 ms on an idle machine.
     assert min(seconds_taken() for _ in range(5)) < 0.05
     assert resource_factors.NAMES == FACTORS

@@ -134,7 +134,7 @@ def test_problems_and_other_keyspaces_come_from_sources() -> None:
 
 def test_ready_with_published_plan_and_active_node() -> None:
     active, none = Plan({A: ACTIVE}), Plan()
-    # An outage alone does not count.
+    # An outage of PD is no problem while a node is active.
     assert views.readiness_problems(active, LOADED, is_published=True) == []
     assert views.readiness_problems(none, LOADED, is_published=True) == ["PD is away", "no node is active"]
     assert views.readiness_problems(none, Facts(), is_published=False) == ["no plan has been published yet"]

@@ -1,4 +1,4 @@
-"""Weights as properties of least connections over the fleet."""
+"""Properties of node weights, with which all Envoys together balance new sessions by least connections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from controlplane.decide.balance.water_filling import (
     WeightedNode,
     compute_weights,
-    min_volume,
+    min_incoming_connections,
     ramp,
     water_level,
     weight_ratio,
@@ -66,25 +66,27 @@ def test_fuller_of_two_equal_nodes_never_weighs_more(nodes: list[WeightedNode], 
 
 @pytest.mark.parametrize("sessions", [[2000] * 49 + [0], [2000] * 49 + [1990], list(range(1950, 2050, 2))])
 def test_no_node_exceeds_four_times_its_share_of_a_burst(sessions: list[int]) -> None:
-    """As when all clients reconnect at once, or weights are no longer updated."""
+    """The same weights apply to many sessions if all clients reconnect at once, or if weight updates stop."""
     result = compute_weights([WeightedNode(f"n{i}", 100, count) for i, count in enumerate(sessions)], 0.0, {})
     assert max(result.values()) <= 4.5 * sum(result.values()) / len(sessions)
 
 
 @given(node_lists, st.floats(1.5, 20), st.floats(1, 100))
-def test_min_volume_bounds_every_share(nodes: list[WeightedNode], max_ratio: float, times: float) -> None:
+def test_min_incoming_connections_bounds_every_share(
+    nodes: list[WeightedNode], max_ratio: float, times: float
+) -> None:
     capacities = [v.capacity * v.capacity_factor for v in nodes]
     current = [float(v.sessions or 0) for v in nodes]
-    volume = min_volume(capacities, current, max_ratio)
+    least = min_incoming_connections(capacities, current, max_ratio)
     lowest = min(f / w for f, w in zip(current, capacities, strict=True))
 
     def largest_ratio(incoming: float) -> float:
-        """Return the share of the emptiest node relative to its capacity share."""
+        """Return the emptiest node's share of the incoming sessions, divided by its share of the capacity."""
         return (water_level(capacities, current, incoming) - lowest) * sum(capacities) / incoming
 
-    assert largest_ratio(max(volume, 1.0) * times) <= max_ratio * 1.001 + 0.001
-    if volume > 1.0:
-        assert largest_ratio(volume) == pytest.approx(max_ratio, rel=0.001)
+    assert largest_ratio(max(least, 1.0) * times) <= max_ratio * 1.001 + 0.001
+    if least > 1.0:
+        assert largest_ratio(least) == pytest.approx(max_ratio, rel=0.001)
 
 
 def test_equal_nodes_with_equal_load_weigh_the_same() -> None:
@@ -119,6 +121,13 @@ def test_capacity_change_always_changes_weight() -> None:
     assert changed["a"] > first["a"]
 
 
+def test_ratio_one_step_off_does_not_stay() -> None:
+    """Even if it is a little less than a step off, because the weight that it comes from is an integer."""
+    idle = [WeightedNode("changed", 100, 0), WeightedNode("other", 100, 0)]
+    previous = {"changed": weight_ratio(1902, 100), "other": 1.0}
+    assert compute_weights(idle, 0.0, previous) == {"changed": 1600, "other": 1600}
+
+
 def test_joining_node_ramps_up() -> None:
     shares = []
     for age in range(0, 31, 5):
@@ -147,7 +156,7 @@ def test_ramp(age: float, window: float, expected: float) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_fleet_converges_and_stays_balanced(seed: int) -> None:
-    """Simulate 200 rounds of arrivals by weight and random ends, with counts one round old."""
+    """Simulate 200 rounds: sessions arrive by weight and end at random. Counts are one round old."""
     rng = random.Random(seed)
     capacity = {"a": 100, "b": 100, "c": 200, "d": 50}
     sessions = {"a": 400, "b": 0, "c": 0, "d": 30}

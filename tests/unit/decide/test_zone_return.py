@@ -1,4 +1,4 @@
-"""Sessions in other zones return when the zone of their Envoys has capacity: when, how many, where to."""
+"""Sessions in other zones return to the zone of their Envoys when that zone has capacity again."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_sessions_return_to_the_zone_of_their_envoys() -> None:
 
 
 def test_return_is_limited_by_zone_capacity() -> None:
-    """Otherwise the zone could become overloaded at once and send sessions elsewhere again."""
+    """Without the limit, the zone could become overloaded at once and send sessions elsewhere again."""
     result = decide(ReportedSessions({"x": {A: 20, B: 20, C: 10, D: 10}, "y": {C: 5, D: 5}}))
     assert (sum(outgoing_by_node(result).values()), incoming_by_node(result)) == (0, {})
     result = decide(ReportedSessions({"x": {A: 20, B: 20, C: 10, D: 10}, "y": {C: 15, D: 15}}))

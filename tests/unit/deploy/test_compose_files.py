@@ -21,7 +21,7 @@ TIDB = [name for name in SERVICES if name.startswith("tidb")]
 
 
 def test_image_bootstrap_matches_command_output() -> None:
-    """The file is the output of `tidevoy bootstrap --control-plane controlplane:18000 --module MODULE`."""
+    """The command is `tidevoy bootstrap --control-plane controlplane:18000 --module MODULE`."""
     settings = settings_file.read_settings(ROOT / "deploy/tidevoy.yaml", {})
     printed = bootstrap.render_bootstrap(
         settings, control_planes=["controlplane:18000"], node_id=None, module=MODULE
@@ -44,7 +44,8 @@ def test_envoy_image_contains_module() -> None:
 def test_tidb_servers_have_time_for_graceful_shutdown() -> None:
     """`stop_grace_period` must cover a graceful stop of TiDB, with 20 s in reserve.
 
-    TiDB takes its graceful wait, 15 s for transactions, and 1 s more (pingcap/tidb pkg/server/server.go).
+    A stop takes `graceful-wait-before-shutdown`, up to 15 s for transactions, and 1 s more (pingcap/tidb
+    pkg/server/server.go).
     """
     wait = tomllib.loads((ROOT / "deploy/tidb.toml").read_text())["graceful-wait-before-shutdown"]
     interval = settings_file.read_settings(ROOT / "deploy/tidevoy.yaml", {}).health.status.interval

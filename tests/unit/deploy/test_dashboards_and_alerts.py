@@ -35,7 +35,7 @@ KEYWORDS = frozenset({"and", "or", "unless", "bool", "offset"})
 
 @cache
 def exported() -> Mapping[str, frozenset[str]]:
-    """Return all series that a control plane exports, also those without a sample yet, with their labels."""
+    """Return the labels of each exported series, even of one without a sample, and of `PROMETHEUS_SERIES`."""
     config = {"pd": {"urls": ["http://127.0.0.1:1"]}, "replicas": {"enabled": True}}
     engine = Engine(Settings.model_validate(config))
     AccessController(engine)
@@ -106,7 +106,7 @@ def alerts() -> dict[str, dict[str, Any]]:
 
 
 def test_exported_lists_series_and_labels() -> None:
-    """Without exported series, the tests below would find no errors."""
+    """If `exported` listed labels that a series does not have, the tests below would miss errors."""
     assert exported()["tidevoy_migrations_total"] == TARGET_LABELS | {"envoy", "node", "result", "reason"}
     assert exported()["tidevoy_plan_duration_seconds_bucket"] == TARGET_LABELS | {"le"}
     assert exported()["tidevoy_events_total"] == TARGET_LABELS | {"kind"}

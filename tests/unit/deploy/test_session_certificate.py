@@ -1,4 +1,4 @@
-"""deploy/session-certificate.sh creates a pair that all TiDB servers can use, and keeps a valid one."""
+"""deploy/session-certificate.sh creates a certificate and key for all TiDB servers, or keeps a valid pair."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from sandbox.tidb_sim.session_token import issue_token, verify_token
-from sandbox.tidb_sim.signing_key import load_signer
+from sandbox.tidb_sim.session_token import issue_token, load_signer, verify_token
 
 SCRIPT = Path(__file__).resolve().parents[3] / "deploy/session-certificate.sh"
 NOW = 1_800_000_000 * 10**9  # nanoseconds
@@ -35,7 +34,7 @@ def openssl(*arguments: str | int | Path) -> None:
 
 
 def create_other_pair(directory: Path, days: int = 1000) -> bytes:
-    """Create a valid pair without the script, which is faster; return the certificate."""
+    """Create a valid certificate and key without the script, which is slower; return the certificate."""
     pair = ("-keyout", directory / "session.key", "-out", directory / "session.crt")
     openssl("req", "-x509", "-newkey", "ed25519", "-nodes", "-days", days, "-subj", "/CN=tidb-session", *pair)
     return (directory / "session.crt").read_bytes()
@@ -87,7 +86,7 @@ def test_replaces_key_of_another_certificate(tmp_path: Path) -> None:
 
 
 def test_reports_errors(tmp_path: Path) -> None:
-    assert "name the directory" in run().stderr
+    assert "missing argument" in run().stderr
     assert "nowhere" in run(str(tmp_path / "nowhere")).stderr
     (tmp_path / "new.key").mkdir()
     failed = run(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Drain progress: counts from the start of a drain, its end, and the estimated time left."""
+"""Drain progress: counts since the drain started, the final report, and the estimated time left."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from controlplane.model.traffic import MigrationCounts, ModuleReport, SessionCou
 from controlplane.model.views import DrainProgress
 
 A = "10.0.0.1:4000"
-MOVED, SLOW, LOST = ("moved", "ok"), ("stayed", "slow"), ("lost", "lost")
+MOVED, SLOW, LOST = ("moved", "ok"), ("failed", "slow"), ("lost", "lost")
 EARLIER: MigrationCounts = {MOVED: 100, SLOW: 5}
 
 
@@ -57,11 +57,11 @@ def test_progress_counts_only_from_the_start_of_the_drain() -> None:
         since=10.0,
         elapsed_seconds=4.0,
         sessions_left=20,
-        moved=70,
+        migrated=70,
         failed={"slow": 2},
         lost=1,
         not_movable={"transaction": 3},
-        seconds_left=0.85,  # 80 sessions left in 4 s, and 17 of the rest can migrate
+        seconds_left=0.85,  # 80 sessions have left in 4 s; 17 of the other 20 can migrate
     )
 
 
@@ -74,7 +74,7 @@ def test_drain_finishes_when_the_node_is_drained_and_keeps_its_record() -> None:
     assert (
         address,
         finished.elapsed_seconds,
-        finished.moved,
+        finished.migrated,
         finished.sessions_left,
         finished.seconds_left,
     ) == (
@@ -86,11 +86,11 @@ def test_drain_finishes_when_the_node_is_drained_and_keeps_its_record() -> None:
     )
     assert tracker.update(plan(State.DRAINED), moved, 20.0) == []
     assert progress_of(tracker, moved, 30.0, State.DRAINED).elapsed_seconds == 6.0
-    # A session arrived late.
+    # A session arrives late, so the drain goes on.
     assert tracker.update(plan(State.DRAINING), facts(1, {MOVED: 103, SLOW: 5}), 20.0) == []
     assert progress_of(tracker, facts(1), 21.0).elapsed_seconds == 11.0
     ((_, second),) = tracker.update(plan(State.DRAINED), facts(0, {MOVED: 104, SLOW: 5}), 22.0)
-    assert (second.elapsed_seconds, second.moved) == (12.0, 4)
+    assert (second.elapsed_seconds, second.migrated) == (12.0, 4)
     assert tracker.update(plan(State.ACTIVE), moved, 40.0) == []
     assert tracker.get(plan(State.ACTIVE).nodes[A], moved, 40.0) is None
 
@@ -102,7 +102,7 @@ def test_canceled_drain_finishes_with_its_remaining_sessions(
     tracker = DrainProgressTracker()
     tracker.update(plan(State.DRAINING), facts(3), 10.0)
     ((_, finished),) = tracker.update(plan(after), facts(2, {MOVED: 101, SLOW: 5}), 12.0)
-    assert (finished.moved, finished.sessions_left) == (1, sessions_left)
+    assert (finished.migrated, finished.sessions_left) == (1, sessions_left)
 
 
 def test_drain_without_sessions_is_not_reported() -> None:

@@ -14,6 +14,12 @@ URL = "http://pd-0:2379"
     ("code", "details", "message", "not_applied"),
     [
         (StatusCode.UNAVAILABLE, "Connection refused", "is unreachable (Connection refused)", False),
+        (
+            StatusCode.INTERNAL,
+            "Internal error from Core",
+            "is unreachable (the connection was lost)",
+            False,
+        ),
         (StatusCode.UNAVAILABLE, "etcdserver: no leader", "answered etcdserver: no leader", True),
         (
             StatusCode.UNAVAILABLE,

@@ -145,7 +145,7 @@ def test_rebalance_is_reported_at_start_and_end_not_per_round() -> None:
     started = Plan(rebalance=first)
     (event,) = rebalance_events(Plan(), started)
     assert (event.kind, event.subject, event.data) == ("balance.rebalance", "nodes", {"asked": {A: 9}})
-    assert event.message.endswith(f"nodes that are below their share: {reason}")
+    assert event.message.endswith(f"to nodes with fewer sessions than their share: {reason}")
     second = Plan(rebalance=replace(first, round=2, outgoing={A: {"x": 1}}))
     assert list(rebalance_events(started, second)) == list(rebalance_events(started, started)) == []
     over = Plan(rebalance=RebalanceState(None, "it was switched off", 2, 6.0))
@@ -220,19 +220,21 @@ def test_intents_are_reported_by_kind() -> None:
 
 
 def test_finished_drain_is_summarized_in_one_sentence() -> None:
-    assert drain_finished(A, DrainProgress(1.0, 12.4, 0, moved=90))[:3] == (
+    assert drain_finished(A, DrainProgress(1.0, 12.4, 0, migrated=90))[:3] == (
         "node.drain_finished",
         A,
         f"{A}: 90 sessions migrated to other nodes in 12 s",
     )
-    event = drain_finished(A, DrainProgress(1.0, 60.0, 4, moved=90, failed={"slow": 2, "refused": 1}, lost=1))
+    event = drain_finished(
+        A, DrainProgress(1.0, 60.0, 4, migrated=90, failed={"slow": 2, "refused": 1}, lost=1)
+    )
     assert event.message == (
         f"{A}: 90 sessions migrated to other nodes in 60 s, 3 migration attempts failed (slow 2, refused 1),"
         " 1 sessions were lost, 4 sessions remain"
     )
     assert event.data == {
         "seconds": 60.0,
-        "moved": 90,
+        "migrated": 90,
         "failed": {"slow": 2, "refused": 1},
         "lost": 1,
         "left": 4,

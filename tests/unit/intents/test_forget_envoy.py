@@ -1,4 +1,4 @@
-"""Envoys that an operator declared ended: they are ignored unless they are seen again."""
+"""Envoys that an operator has forgotten: facts about such an Envoy are ignored until it is seen again."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from controlplane.intents import changes as intent_changes
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.facts import EnvoyLoad
 from controlplane.model.intents import Intents
+from controlplane.model.plan import Policy
 from controlplane.observe.fact_store import FactStore
-from controlplane.storage.clamp_timestamps import clamp_intent_times
+from controlplane.storage.restored_state import clamp_intent_times
+from tests.support.controlplane.running_xds import RecordedEvents
 
 NODE = "10.0.0.1:4000"
 RETENTION = 600.0
@@ -31,7 +33,7 @@ CONNECTED = EnvoyStatus(
     last_seen=100.0,
     acked_version="v",
     published_version="v",
-    eds_acked=True,
+    has_acknowledged_endpoints=True,
     streams=1,
     stale_resources=(),
     last_nack=None,
@@ -41,9 +43,9 @@ DISCONNECTED = replace(CONNECTED, connected_since=None, streams=0)
 
 
 def store_with(status: EnvoyStatus, ended: dict[str, float], now: float = 101.0) -> FactStore:
-    """Return a store that observes at `now` an Envoy with a session on the node, reported at 100 s."""
-    store = FactStore()
-    store.put_load(EnvoyLoad("a", 100.0, {NODE: 1}), ())
+    """Return a store that has received a session report of Envoy `a` at 100 s, and its status at `now`."""
+    store = FactStore(RecordedEvents(), Policy())
+    store.put_load(EnvoyLoad("a", 100.0, {NODE: 1}))
     store.put_fleet([status], now, RETENTION, ended_envoys=ended)
     return store
 
@@ -70,7 +72,7 @@ def test_envoy_seen_after_its_end_counts_again() -> None:
 
 
 def test_ended_envoy_has_no_view() -> None:
-    facts = FactStore().view()
+    facts = FactStore(RecordedEvents(), Policy()).view()
     assert [view.status.id for view in envoy_views([DISCONNECTED], facts)] == ["a"]
     assert envoy_views([DISCONNECTED], facts, {"a": 100.0}) == []
     assert len(envoy_views([DISCONNECTED], facts, {"a": 99.0})) == 1

@@ -58,7 +58,7 @@ def test_each_envoy_has_its_own_series() -> None:
         assert sample == value, (name, label_value)
     moved_labels = base_labels | {"result": "moved", "reason": "ok"}
     assert registry.get_sample_value("tidevoy_migrations_total", moved_labels) == 8
-    slow_labels = base_labels | {"result": "stayed", "reason": "slow"}
+    slow_labels = base_labels | {"result": "failed", "reason": "slow"}
     assert registry.get_sample_value("tidevoy_migrations_total", slow_labels) == 3
     for le, count in (("0.005", 0), ("0.01", 6), ("+Inf", 8)):
         bucket = registry.get_sample_value(

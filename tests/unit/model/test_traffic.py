@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.schemas.traffic import EjectionSchema as EjectionSchema
+from api.schemas.traffic import EjectionDetails
 from controlplane.model import traffic as traffic_model
 from controlplane.model.traffic import EMPTY_BUCKETS, LATENCY_BOUNDS_SECONDS, Traffic, quantile, sum_traffic
+from controlplane.observe.envoy_reports.counters import FAMILIES
 
 FILTERS = Path(__file__).parents[3] / "filters"
 
 
-def quoted(file: str, start: str, end: str) -> tuple[str, ...]:
+def rust_string_literals(file: str, start: str, end: str) -> tuple[str, ...]:
     """Return the string literals between two texts of a Rust file under `filters`."""
     _, separator, rest = (FILTERS / file).read_text().partition(start)
     assert separator, f"{file} does not contain {start!r}"
@@ -25,21 +26,25 @@ def quoted(file: str, start: str, end: str) -> tuple[str, ...]:
 
 
 def test_label_values_match_the_module() -> None:
-    """Counts with other label values would be dropped."""
-    proxy_errors = quoted("wire/src/error.rs", "pub const fn name(", "\n    }")
-    other_failures = quoted("module/src/node.rs", "fn login_failure(", "refusal =>")
+    """The control plane drops counts with other label values."""
+    proxy_errors = rust_string_literals("wire/src/error.rs", "pub const fn name(", "\n    }")
+    other_failures = rust_string_literals("module/src/node.rs", "fn login_failure_name(", "proxy_error =>")
     assert (*proxy_errors, *other_failures) == traffic_model.LOGIN_FAILURES
     node = "module/src/node.rs"
-    assert quoted(node, "impl Standing {", "];") == traffic_model.SESSION_STATES
-    assert quoted(node, "const PINNED:", "];") == traffic_model.NOT_MOVABLE_REASONS
-    assert quoted(node, "impl ConnectFailure {", "];") == traffic_model.CONNECT_FAILURES
-    assert quoted("module/src/ejection.rs", "fn name(self)", "\n    }") == traffic_model.EJECT_REASONS
-    assert get_args(EjectionSchema.model_fields["reason"].annotation) == traffic_model.EJECT_REASONS
-    assert quoted(node, "const KINDS:", "];") == traffic_model.COMMANDS
-    assert quoted(node, "const ERRORS:", "];") == traffic_model.ERRORS
-    migrations = quoted(node, "const MOVES:", "];")
-    assert tuple(zip(migrations[::2], migrations[1::2], strict=True)) == traffic_model.MIGRATION_RESULTS
-    assert quoted(node, "const BUCKET_NAMES:", "];") == (
+    assert rust_string_literals(node, "impl SessionState {", "];") == traffic_model.SESSION_STATES
+    assert rust_string_literals(node, "const PINNED:", "];") == traffic_model.NOT_MOVABLE_REASONS
+    assert rust_string_literals(node, "impl ConnectFailure {", "];") == traffic_model.CONNECT_FAILURES
+    assert (
+        rust_string_literals("module/src/ejection.rs", "fn name(self)", "\n    }")
+        == traffic_model.EJECT_REASONS
+    )
+    assert get_args(EjectionDetails.model_fields["reason"].annotation) == traffic_model.EJECT_REASONS
+    assert rust_string_literals(node, "const KINDS:", "];") == traffic_model.COMMANDS
+    assert rust_string_literals(node, "const ERRORS:", "];") == traffic_model.ERRORS
+    migrations = rust_string_literals(node, "const MIGRATION_RESULTS:", "];")
+    pairs = tuple(map("/".join, zip(migrations[::2], migrations[1::2], strict=True)))
+    assert pairs == FAMILIES["migrations"].values
+    assert rust_string_literals(node, "const BUCKET_NAMES:", "];") == (
         *(f"{bound:g}" for bound in LATENCY_BOUNDS_SECONDS),
         "+Inf",
     )
@@ -84,13 +89,13 @@ def test_sum_includes_all_fields() -> None:
 
 
 def test_migrations_by_reason() -> None:
-    migrations = {("moved", "ok"): 5, ("stayed", "slow"): 2, ("stayed", "denied"): 1, ("lost", "lost"): 1}
+    migrations = {("moved", "ok"): 5, ("failed", "slow"): 2, ("failed", "denied"): 1, ("lost", "lost"): 1}
     assert traffic_model.migrations_by_reason(migrations, traffic_model.FAILED) == {"slow": 2, "denied": 1}
     assert traffic_model.migrations_by_reason(migrations, traffic_model.MOVED) == {"ok": 5}
 
 
 def buckets(**counts: int) -> tuple[int, ...]:
-    """Return cumulative buckets from counts per bucket, by index."""
+    """Return cumulative buckets; for example, `b3=5` puts 5 values into the bucket with index 3."""
     single = [counts.get(f"b{index}", 0) for index in range(len(EMPTY_BUCKETS))]
     return tuple(sum(single[: index + 1]) for index in range(len(single)))
 

@@ -1,4 +1,4 @@
-"""Host names and check targets, derived from the nodes, the plan and DNS resolutions."""
+"""Host names to resolve, and the addresses that health checks connect to (check targets)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_unresolved_nodes_have_no_check_target() -> None:
 
 
 def test_planned_endpoint_is_checked_first() -> None:
-    """It is the endpoint that Envoys use; after a restart without DNS, the saved plan still has it."""
+    """Envoys use the endpoint in the plan. After a restart without DNS, only the saved plan has it."""
     saved_plan = plan("unknown:4000", "10.0.0.7:4000")
     (target,) = build_check_targets([node("unknown:4000")], saved_plan, RESOLVED).values()
     assert target.sql_endpoint == "10.0.0.7:4000"

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.model.health import CheckResult, CheckStatus, Health
-from controlplane.observe.health.health_checker import CheckKind, next_probe_at, with_result
+from controlplane.observe.health.health_checker import CheckKind, health_after_probe, next_probe_at
 from controlplane.observe.health.probes import ProbeResult
 
 PASS = ProbeResult(CheckStatus.PASS, "answers", connections=7, version="8.0.11-TiDB-v8.5.3")
@@ -21,7 +21,7 @@ def test_consecutive_counts_equal_results_and_restarts_at_one() -> None:
     health = Health()
     counts = []
     for at, result in enumerate([PASS, PASS, FAIL, STOPPING, STOPPING, STOPPING, PASS]):
-        health = with_result(health, CheckKind.STATUS, result, float(at))
+        health = health_after_probe(health, CheckKind.STATUS, result, float(at))
         assert health.status is not None
         assert (health.status.status, health.status.reason) == (result.status, result.reason)
         assert health.status.at == at
@@ -30,27 +30,27 @@ def test_consecutive_counts_equal_results_and_restarts_at_one() -> None:
 
 
 def test_status_and_sql_checks_are_independent() -> None:
-    health = with_result(Health(), CheckKind.STATUS, PASS, 1.0)
-    health = with_result(health, CheckKind.SQL, FAIL, 2.0)
+    health = health_after_probe(Health(), CheckKind.STATUS, PASS, 1.0)
+    health = health_after_probe(health, CheckKind.SQL, FAIL, 2.0)
     assert health.status == CheckResult(CheckStatus.PASS, "answers", 1, 1.0)
     assert health.sql == CheckResult(CheckStatus.FAIL, "refuses connections", 1, 2.0)
 
 
 def test_connection_count_and_version_survive_failures() -> None:
-    health = with_result(Health(), CheckKind.STATUS, PASS, 1.0)
-    health = with_result(health, CheckKind.STATUS, FAIL, 2.0)
+    health = health_after_probe(Health(), CheckKind.STATUS, PASS, 1.0)
+    health = health_after_probe(health, CheckKind.STATUS, FAIL, 2.0)
     assert (health.connections, health.connections_at) == (7, 1.0)
     assert health.version == "8.0.11-TiDB-v8.5.3"
 
 
 def test_greeting_sets_version_but_no_connections() -> None:
-    health = with_result(
+    health = health_after_probe(
         Health(), CheckKind.SQL, ProbeResult(CheckStatus.PASS, "greets", version="8.0.11-TiDB-v9"), 1.0
     )
     assert health.version == "8.0.11-TiDB-v9"
     assert health.connections is None
-    health = with_result(health, CheckKind.STATUS, PASS, 2.0)
-    health = with_result(
+    health = health_after_probe(health, CheckKind.STATUS, PASS, 2.0)
+    health = health_after_probe(
         health, CheckKind.SQL, ProbeResult(CheckStatus.PASS, "greets", version="5.7.25"), 3.0
     )
     assert health.version == "8.0.11-TiDB-v8.5.3"  # the version from the status port has priority
@@ -60,7 +60,7 @@ def test_greeting_sets_version_but_no_connections() -> None:
     ("due_at", "interval", "now", "next_at"),
     [
         (10.0, 1.0, 10.2, 11.0),
-        (10.0, 1.0, 11.0, 12.0),  # late by one interval: not at once, or two probes would follow each other
+        (10.0, 1.0, 11.0, 12.0),  # late by one interval: the probe of 11.0 is skipped
         (10.0, 1.0, 13.7, 14.0),  # a stall of three intervals is followed by one probe
         (10.0, 0.25, 10.3, 10.5),
     ],

@@ -1,4 +1,4 @@
-"""Migration blockers in a node's own configuration."""
+"""Settings of a node that prevent its sessions from migrating."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def config(**changes: Any) -> bytes:
     ("body", "expected_prefixes"),
     [
         (config(), []),
-        (config(security={}), [NO_MIGRATION]),  # a release without this setting
+        (config(security={}), [NO_MIGRATION]),  # a TiDB release without this setting
         (config(security={"session-token-signing-cert": ""}), [NO_MIGRATION]),
         (config(security=CERT | {"session-token-signing-key": ""}), [NO_MIGRATION + ": it has no key"]),
         (config(security=CERT | {"session-token-signing-key": "/tidb/session.key"}), []),

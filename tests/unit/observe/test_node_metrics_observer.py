@@ -1,4 +1,4 @@
-"""When failures of a source of node metrics count as an outage."""
+"""When read failures of node metrics count as an outage."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ def test_three_consecutive_prometheus_failures_are_an_outage() -> None:
     outages: list[str] = []
     observer = NodeMetricsObserver(Settings(), lambda _, outage: outages.append(outage), lambda: 0.0)
     for problem in ("away", "away", "", "away", "away", "away", ""):
-        observer._on_metrics({}, problem)
-    outage = "node metrics are unavailable: away"
+        observer._store("Prometheus", {}, problem)
+    outage = "node metrics are unavailable; last error: away"
     assert outages == ["", "", "", "", "", outage, ""]

@@ -9,15 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.model.node_metrics import MetricValue, NodeMetrics
 from controlplane.observe.health.health_checker import CheckTarget
 from controlplane.observe.node_metrics.promql import (
-    AGE_QUERY,
-    InvalidPrometheusResponse,
     addresses_by_name,
     build_queries,
-    node_metrics_by_name,
-    parse_values,
+    parse_vector,
 )
 
 
@@ -32,38 +28,35 @@ def response_body(*named_values: tuple[str | None, str]) -> bytes:
 def test_queries_match_the_documentation() -> None:
     queries = build_queries({"job": "tidb", "cluster": 'a"b\\c'}, "pod")
     matchers = r'job="tidb",cluster="a\"b\\c"'
-    assert queries == {
-        "age": f"time() - timestamp(process_cpu_seconds_total{{{matchers}}})",
-        "cpu_seconds": f"irate(process_cpu_seconds_total{{{matchers}}}[2m])",
+    pd_matchers, tikv_matchers = f'{matchers},type="tso"', f'{matchers},type="tikvRPC"'
+    sums = {
+        "cpu_seconds": f"process_cpu_seconds_total{{{matchers}}}",
         "cpu_quota": f"tidb_server_maxprocs{{{matchers}}}",
         "memory_bytes": f"process_resident_memory_bytes{{{matchers}}}",
         "memory_quota_bytes": f"tidb_server_memory_quota_bytes{{{matchers}}}",
-        "growth": f"deriv(process_resident_memory_bytes{{{matchers}}}[1m])",
-        "pd_requests": "sum by (pod) (increase("
-        f'pd_client_cmd_handle_cmds_duration_seconds_count{{{matchers},type="tso"}}[2m]))',
-        "pd_failures": "sum by (pod) (increase("
-        f'pd_client_cmd_handle_failed_cmds_duration_seconds_count{{{matchers},type="tso"}}[2m]))',
-        "tikv_requests": f"sum by (pod) (increase(tidb_tikvclient_request_seconds_count{{{matchers}}}[2m]))",
-        "tikv_failures": "sum by (pod) (increase("
-        f'tidb_tikvclient_backoff_seconds_count{{{matchers},type="tikvRPC"}}[2m]))',
+        "pd_requests": f"pd_client_cmd_handle_cmds_duration_seconds_count{{{pd_matchers}}}",
+        "pd_failures": f"pd_client_cmd_handle_failed_cmds_duration_seconds_count{{{pd_matchers}}}",
+        "tikv_requests": f"tidb_tikvclient_request_seconds_count{{{matchers}}}",
+        "tikv_failures": f"tidb_tikvclient_backoff_seconds_count{{{tikv_matchers}}}",
     }
+    age = {"age": f"time() - timestamp(process_cpu_seconds_total{{{matchers}}})"}
+    assert queries == age | {field: f"sum by (pod) ({selector})" for field, selector in sums.items()}
 
 
 def test_values_are_returned_by_instance_label() -> None:
-    assert parse_values(response_body(("a:1", "0.5"), ("b:1", "1e3")), "instance") == {
-        "a:1": 0.5,
-        "b:1": 1000.0,
-    }
-    assert parse_values(response_body(), "instance") == {}
+    body = response_body(("a:1", "0.5"), ("b:1", "1e3"))
+    assert parse_vector(body, "instance") == ({"a:1": 0.5, "b:1": 1000.0}, 1.5)
+    assert parse_vector(response_body(), "instance") == ({}, None)
 
 
 def test_non_finite_and_unnamed_values_are_dropped() -> None:
     body = response_body(("a", "NaN"), ("b", "+Inf"), (None, "1"), ("c", "-2"))
-    assert parse_values(body, "instance") == {"c": -2.0}
+    assert parse_vector(body, "instance").values == {"c": -2.0}
 
 
 def test_names_that_two_series_share_are_dropped() -> None:
-    assert parse_values(response_body(("a", "1"), ("a", "2"), ("b", "3")), "instance") == {"b": 3.0}
+    body = response_body(("a", "1"), ("a", "2"), ("b", "3"))
+    assert parse_vector(body, "instance").values == {"b": 3.0}
 
 
 @pytest.mark.parametrize(
@@ -84,8 +77,8 @@ def test_names_that_two_series_share_are_dropped() -> None:
     ],
 )
 def test_rejects_responses_that_prometheus_never_sends(body: bytes) -> None:
-    with pytest.raises(InvalidPrometheusResponse, match="does not answer like Prometheus"):
-        parse_values(body, "instance")
+    with pytest.raises(ValueError, match="not an instant vector"):
+        parse_vector(body, "instance")
 
 
 JSON = st.recursive(
@@ -102,38 +95,8 @@ JSON = st.recursive(
 @settings(max_examples=50)
 @given(JSON)
 def test_any_json_is_parsed_or_rejected(document: object) -> None:
-    with contextlib.suppress(InvalidPrometheusResponse):
-        assert isinstance(parse_values(json.dumps(document).encode(), "instance"), dict)
-
-
-def test_metrics_have_the_age_that_prometheus_reports() -> None:
-    metrics = node_metrics_by_name(
-        {
-            AGE_QUERY: {"a": 12.5, "b": -0.5},
-            "cpu_seconds": {"a": 3.0, "unknown": 1.0},
-            "cpu_quota": {"a": 4.0, "b": 8.0},
-            "memory_bytes": {"a": 50.0, "b": 50.0},
-            "memory_quota_bytes": {"a": 100.0, "b": 0.0},
-            "growth": {"a": -1.0, "b": 1.0},
-            "pd_requests": {"a": 10.0},
-            "pd_failures": {"a": 5.0, "b": 1.0},
-            "tikv_requests": {"a": 0.0},
-            "tikv_failures": {"a": 2.0},
-        },
-        now=1000.0,
-    )
-    at = 987.5
-    assert metrics == {
-        "a": NodeMetrics(
-            MetricValue(0.75, at),
-            4.0,
-            MetricValue(0.5, at),
-            -0.01,
-            MetricValue(0.5, at),
-            MetricValue(1.0, at),
-        ),
-        "b": NodeMetrics(cpu_quota=8.0),
-    }
+    with contextlib.suppress(ValueError):
+        assert isinstance(parse_vector(json.dumps(document).encode(), "instance").values, dict)
 
 
 def target(address: str, status: str | None, status_host: str) -> CheckTarget:

@@ -1,4 +1,4 @@
-"""The series cache: cached series give the same result as parsed ones."""
+"""The series cache: cached series give the same result as parsed series."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.model.traffic import SESSION_STATES, ModuleReport
+from controlplane.observe.envoy_reports import series_cache
 from controlplane.observe.envoy_reports.counters import COLUMNS, NodeCounters
 from controlplane.observe.envoy_reports.series_cache import SeriesCache
 from controlplane.observe.envoy_reports.telemetry_pb2 import MetricFamily, Value
@@ -29,7 +30,7 @@ NOW_MS = 1_800_000_000_000  # Unix time in milliseconds
 
 
 def with_time(serialized: bytes, at: int = NOW_MS) -> bytes:
-    """Add the timestamp that Envoy puts after each value; in Envoy, a value of zero is an empty message."""
+    """Add a timestamp after the value, and encode a zero as an empty message, as Envoy does."""
     family = MetricFamily.FromString(serialized)
     (metric,) = family.metric
     is_zero = not (metric.counter or metric.gauge)
@@ -42,7 +43,7 @@ def logins(count: float, node: str = A, at: int = NOW_MS) -> bytes:
 
 
 def cache_with(*families: bytes, node: str = A) -> tuple[SeriesCache, NodeCounters]:
-    """Return a cache that has these login series, and counters with a row for the node."""
+    """Return a cache with these login series, and counters with a row for the node."""
     cache, counters = SeriesCache(), NodeCounters()
     for family in families:
         (metric,) = MetricFamily.FromString(family).metric
@@ -82,7 +83,7 @@ def test_other_nodes_and_layouts_are_left_to_the_parser() -> None:
     assert (
         cache.apply_known([with_time(metric_family("cluster.tidb.total", 5)), b"", b"\x00" * 40], counters)
         == []
-    )  # not ours
+    )  # these families are not of the module, so they are dropped
     for family in (without_time, b"", b"\x00" * 40):
         cache.add(family, 6.0, A, LOGINS)
     assert cache.apply_known([without_time], counters) == [without_time]
@@ -101,6 +102,27 @@ def test_rows_of_a_snapshot_do_not_change() -> None:
     cache.apply_known([logins(7)], counters)
     assert (before[A][LOGINS], counters.rows[A][LOGINS]) == (6, 7)
     assert counters.snapshot()[A] is counters.snapshot()[A]  # nothing changed, so nothing is copied
+
+
+def test_full_cache_keeps_most_series_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = 1_000
+    monkeypatch.setattr(series_cache, "_MAX_SERIES", limit)
+    cache, counters = cache_with(*(logins(1, f"removed-{number}:4000") for number in range(limit)))
+
+    def parsed_in_a_flush(live_series: int) -> int:
+        """Return how many series were not cached."""
+        flush = [logins(1, f"tidb-{number}:4000") for number in range(live_series)]
+        unknown = cache.apply_known(flush, counters)
+        for family in unknown:
+            cache.add(family, 1.0, A, LOGINS)
+        return len(unknown)
+
+    for _ in range(30):
+        parsed_in_a_flush(limit * 6 // 5)
+    assert limit // 5 <= parsed_in_a_flush(limit * 6 // 5) < limit * 3 // 5
+    for _ in range(30):
+        parsed_in_a_flush(limit // 2)
+    assert parsed_in_a_flush(limit // 2) < limit // 100
 
 
 NODES = st.sampled_from([A, B, "10.9.9.9:1"])
@@ -128,7 +150,7 @@ def test_cached_and_parsed_streams_give_equal_reports(
     for number, flush in enumerate(flushes):
         at = NOW_MS // 1000 + number
         with_times = [_series(*series, value, at * 1000) for series, value in flush.items()]
-        # Without a timestamp after the value, no series is found in the cache.
+        # A series without a timestamp is never cached.
         without_times = [_series(*series, value) for series, value in flush.items()]
         expected = _receive(parsing_stream, without_times, float(at))
         reports = [_receive(stream, with_times, float(at)) for stream in cached_streams]

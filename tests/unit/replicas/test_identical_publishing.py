@@ -1,4 +1,4 @@
-"""All replicas publish a plan identically: it round-trips through the store and depends on no process."""
+"""All replicas publish a stored plan identically, whatever their own names, addresses and directories."""
 
 from __future__ import annotations
 

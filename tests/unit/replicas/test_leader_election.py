@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
@@ -12,7 +11,7 @@ from controlplane.etcd.types import Entry
 from controlplane.model.intents import Intents
 from controlplane.model.plan import Plan
 from controlplane.replicas.leader_election import LeaderElection
-from controlplane.storage.etcd_keys import EtcdKeys, encode_leader
+from controlplane.storage.etcd_keys import EtcdKeys, LeaderRecord
 from controlplane.storage.store import LoadedState, SavedPlan, Versioned
 
 KEYS = EtcdKeys("/tidevoy/")
@@ -24,24 +23,28 @@ class FakeLease:
 
     id: int | None = 0xA
     is_valid: bool = True
+    ttl_seconds: int = 5
+
+    def clock(self) -> float:
+        return 0.0
 
 
-class FakeMirror:
-    """The mirror of etcd, and a store with the plan of the previous leader."""
+class FakeStore:
+    """A store with a plan of term 7; it is also its own mirror of etcd."""
 
     is_readable = True
+    keys = KEYS
 
     def __init__(self) -> None:
+        self.mirror = self
         self.is_current = True
-        self.entries = {KEYS.leader: Entry(encode_leader("us", 0xA, 0.0), 7)}
+        self.entries = {KEYS.leader: Entry(LeaderRecord(name="us", lease="a").encode(), 7)}
 
     async def refresh(self, entries: object) -> LoadedState:
         return LoadedState(Versioned(Intents()), SavedPlan(Plan(), term=7, serial=1))
 
 
-class RecordingDecider:
-    """Records the role changes."""
-
+class RecordingRoleListener:
     def __init__(self) -> None:
         self.calls: list[str] = []
 
@@ -58,69 +61,65 @@ class RecordingDecider:
         self.calls.append("standalone")
 
 
-class ElectionRig:
+class ElectionTestBed:
     """A control plane that leads in term 7 with the lease 0xA."""
 
     def __init__(self) -> None:
-        self.lease, self.mirror, self.decider = FakeLease(), FakeMirror(), RecordingDecider()
-        unused: Any = None
+        self.lease, self.store, self.role_listener = FakeLease(), FakeStore(), RecordingRoleListener()
         self.election = LeaderElection(
             "us",
-            unused,
-            KEYS,
-            self.mirror,  # type: ignore[arg-type]
+            self.store,  # type: ignore[arg-type]
             self.lease,  # type: ignore[arg-type]
-            self.mirror,  # type: ignore[arg-type]
-            self.decider,
+            self.role_listener,
             clock=lambda: 0.0,
-            boottime_clock=lambda: 0.0,
-            lease_seconds=5,
             on_shared_state_changed=lambda _: None,
             emit=lambda *_: None,
             leader_changes=Counter("changes", "", registry=CollectorRegistry()),
         )
 
     async def step(self) -> tuple[int | None, int | None]:
-        """Run one step; return the term for decisions and the term for writes."""
+        """Run one step; return the valid term and the term for writes."""
         await self.election._step()
         return self.terms
 
     @property
     def terms(self) -> tuple[int | None, int | None]:
-        return self.election.term, self.election.fenced_term
+        return self.election.valid_term, self.election.write_term
 
 
 @pytest.fixture
-async def rig() -> ElectionRig:
-    rig = ElectionRig()
-    assert await rig.step() == (7, 7)
-    return rig
+async def election_test_bed() -> ElectionTestBed:
+    election_test_bed = ElectionTestBed()
+    assert await election_test_bed.step() == (7, 7)
+    return election_test_bed
 
 
-async def test_replica_stops_leading_when_its_lease_may_have_expired(rig: ElectionRig) -> None:
-    rig.lease.is_valid = False
-    assert rig.terms == (None, 7)
-    assert await rig.step() == (None, None)
-    assert rig.decider.calls == ["lead in 7", "standalone"]
-    rig.lease.is_valid = True
-    assert await rig.step() == (7, 7)
-    assert rig.decider.calls[2:] == ["lead in 7"]
+async def test_replica_stops_leading_when_its_lease_may_have_expired(
+    election_test_bed: ElectionTestBed,
+) -> None:
+    election_test_bed.lease.is_valid = False
+    assert election_test_bed.terms == (None, 7)
+    assert await election_test_bed.step() == (None, None)
+    assert election_test_bed.role_listener.calls == ["lead in 7", "standalone"]
+    election_test_bed.lease.is_valid = True
+    assert await election_test_bed.step() == (7, 7)
+    assert election_test_bed.role_listener.calls[2:] == ["lead in 7"]
 
 
-async def test_new_lease_does_not_continue_the_old_term(rig: ElectionRig) -> None:
-    rig.lease.id = 0xB  # granted before the next step
-    assert rig.terms == (None, 7)
+async def test_new_lease_does_not_continue_the_old_term(election_test_bed: ElectionTestBed) -> None:
+    election_test_bed.lease.id = 0xB  # a new lease is granted before the next step
+    assert election_test_bed.terms == (None, 7)
 
 
-async def test_former_leader_does_not_follow_its_own_old_term(rig: ElectionRig) -> None:
-    """The new lease is granted before the mirror shows the end of the old one."""
-    rig.lease.is_valid = False
-    await rig.step()
-    rig.lease.id, rig.lease.is_valid = 0xB, True
-    assert await rig.step() == (None, None)
-    rig.mirror.entries = {}
-    assert await rig.step() == (None, None)
-    assert rig.decider.calls == ["lead in 7", "standalone"]
-    rig.mirror.entries = {KEYS.leader: Entry(encode_leader("other", 0xC, 0.0), 9)}
-    assert await rig.step() == (None, None)
-    assert rig.decider.calls[2:] == ["follow", "adopt in 9"]
+async def test_former_leader_does_not_follow_its_own_old_term(election_test_bed: ElectionTestBed) -> None:
+    """The replica gets a new lease while the mirror still shows the leader record with its old lease."""
+    election_test_bed.lease.is_valid = False
+    await election_test_bed.step()
+    election_test_bed.lease.id, election_test_bed.lease.is_valid = 0xB, True
+    assert await election_test_bed.step() == (None, None)
+    election_test_bed.store.entries = {}
+    assert await election_test_bed.step() == (None, None)
+    assert election_test_bed.role_listener.calls == ["lead in 7", "standalone"]
+    election_test_bed.store.entries = {KEYS.leader: Entry(LeaderRecord(name="other", lease="c").encode(), 9)}
+    assert await election_test_bed.step() == (None, None)
+    assert election_test_bed.role_listener.calls[2:] == ["follow", "adopt in 9"]

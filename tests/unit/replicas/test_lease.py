@@ -1,4 +1,4 @@
-"""Lease validity counts from the sending of the last answered renewal, however late the answer."""
+"""A lease is valid for its TTL, less a margin, from when the last successful renewal was sent."""
 
 from __future__ import annotations
 
@@ -14,36 +14,38 @@ from tests.support.waiting import assert_never, wait_until
 
 
 class FakePd:
-    """Grants leases; renewals take as long as the test sets, by the test's clock or the real one."""
+    """Grants and renews leases. `now` is the clock of the test; `delay` is the real duration of a renewal."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.granted = 0
-        self.seconds = 5.0  # the TTL that a renewal returns; 0: the lease has ended
+        self.ttl = 5.0  # the TTL that a renewal returns, in seconds; 0 if the lease has ended
         self.unavailable = False
-        self.delay = 0.0  # real seconds
-        self.answer_at: float | None = None  # by the test's clock; no renewal is answered after it
-        self.renewed = 0
+        self.delay = 0.0  # seconds
+        # If set: during the first renewal, `now` advances to this time; later renewals fail.
+        self.only_response_at: float | None = None
+        self.renewals = 0
 
     async def lease_grant(self, ttl: int) -> int:
         self.granted += 1
         return self.granted
 
     async def lease_renew(self, lease: int) -> float:
-        self.renewed += 1
+        self.renewals += 1
         await asyncio.sleep(self.delay)
         if self.unavailable:
             raise PdError("no PD member answers")
-        if self.answer_at is not None:
-            self.now, self.unavailable = self.answer_at, True
-        return self.seconds
+        if self.only_response_at is not None:
+            self.now, self.unavailable = self.only_response_at, True
+        return self.ttl
 
 
 @contextlib.asynccontextmanager
 async def running_lease(pd: FakePd, lease: Lease) -> AsyncIterator[None]:
+    """Run the lease during the block, which begins when the first renewal has been sent."""
     running = asyncio.create_task(lease.run())
     try:
-        await wait_until(lambda: pd.renewed > 0)
+        await wait_until(lambda: pd.renewals > 0)
         yield
     finally:
         running.cancel()
@@ -54,9 +56,9 @@ def create_lease(pd: FakePd) -> Lease:
     return Lease(pd, 5, on_change=lambda: None, clock=lambda: pd.now)  # type: ignore[arg-type]
 
 
-async def test_validity_counts_from_the_sending_of_the_renewal() -> None:
+async def test_validity_counts_from_when_the_renewal_was_sent() -> None:
     pd = FakePd()
-    pd.answer_at = 4.0
+    pd.only_response_at = 4.0
     lease = create_lease(pd)
     async with running_lease(pd, lease):
         await wait_until(lambda: lease.is_valid)
@@ -70,10 +72,10 @@ async def test_ended_lease_is_replaced() -> None:
     lease = create_lease(pd)
     async with running_lease(pd, lease):
         await wait_until(lambda: lease.is_valid)
-        pd.seconds, pd.now = 0.0, 99.0
+        pd.ttl, pd.now = 0.0, 99.0
         assert not lease.is_valid
         await wait_until(lambda: pd.granted > 1)
-        pd.seconds = 5.0
+        pd.ttl = 5.0
         await wait_until(lambda: lease.is_valid)
         assert lease.id == pd.granted
 
@@ -81,7 +83,7 @@ async def test_ended_lease_is_replaced() -> None:
 async def test_slow_renewals_keep_the_lease_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("controlplane.replicas.lease._SAFETY_MARGIN_SECONDS", 0.1)
     pd = FakePd()
-    pd.seconds, pd.delay = 1.5, 0.6
+    pd.ttl, pd.delay = 1.5, 0.6
     clock = asyncio.get_running_loop().time
     lease = Lease(pd, 5, on_change=lambda: None, clock=clock)  # type: ignore[arg-type]
     async with running_lease(pd, lease):

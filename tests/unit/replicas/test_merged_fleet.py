@@ -13,7 +13,7 @@ from controlplane.observe.clock_offset import ClockOffset
 from controlplane.replicas.merged_fleet import (
     DuplicateIdDetector,
     ReplicaFleet,
-    carry_over_missing,
+    add_missing_envoys,
     mark_disconnected,
     merge_fleets,
     without_expired,
@@ -86,7 +86,7 @@ def test_merge_of_one_replica_keeps_its_statuses(replica_fleets: Mapping[str, Re
     for name, fleet in replica_fleets.items():
         merged = merge_fleets({name: fleet})
         assert {envoy.status.id: envoy.status for envoy in merged} == {s.id: s for s in fleet.statuses}
-        assert all((envoy.replica, envoy.stamp) == (name, fleet.stamp) for envoy in merged)
+        assert all((envoy.replica, envoy.stamp) == (name, fleet.published_stamp) for envoy in merged)
 
 
 def test_reconnected_envoy_is_reported_by_its_new_replica() -> None:
@@ -108,7 +108,7 @@ def test_lost_replica_keeps_its_envoys_as_disconnected() -> None:
         ("x", None, NOW, 0),
         ("y", None, NOW - 500, 0),
     ]
-    assert lost.stamp is None
+    assert lost.published_stamp is None
     assert [s.id for s in without_expired(lost, NOW - 100).statuses] == ["x"]
     assert without_expired(lost, NOW + 1).statuses == ()
     assert without_expired(ReplicaFleet((connected,)), NOW + 99).statuses == (connected,)
@@ -116,14 +116,14 @@ def test_lost_replica_keeps_its_envoys_as_disconnected() -> None:
 
 def test_envoys_of_a_restarted_replica_are_carried_over() -> None:
     before = ReplicaFleet((status("x"), status("y"), status("z", since=None, seen=NOW - 9)), (1, 1))
-    now = carry_over_missing(before, ReplicaFleet((status("y", since=NOW + 3),), (2, 5)), NOW + 4)
-    assert now.stamp == (2, 5)
+    now = add_missing_envoys(before, ReplicaFleet((status("y", since=NOW + 3),), (2, 5)), NOW + 4)
+    assert now.published_stamp == (2, 5)
     assert [(s.id, s.connected_since, s.last_seen) for s in now.statuses] == [
         ("y", NOW + 3, NOW),
         ("x", None, NOW),
         ("z", None, NOW - 9),
     ]
-    assert carry_over_missing(None, before, NOW) is before
+    assert add_missing_envoys(None, before, NOW) is before
 
 
 def test_duplicate_id_is_reported_once_after_20_seconds() -> None:
@@ -133,7 +133,7 @@ def test_duplicate_id_is_reported_once_after_20_seconds() -> None:
     assert duplicates.check(both, NOW) == []
     assert duplicates.check(both, NOW + 19) == []
     assert duplicates.check(one, NOW + 19.5) == []
-    assert duplicates.check(both, NOW + 20) == []  # the time starts again
+    assert duplicates.check(both, NOW + 20) == []  # the 20 s have started again
     ((envoy, message),) = duplicates.check(both, NOW + 40)
     assert envoy == "e"
     assert "control planes a and b" in message

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from controlplane.config.settings import Settings
 from controlplane.replicas import peer_feed_pb2
-from controlplane.replicas.peer_authorization import denial_message, read_credentials
+from controlplane.replicas.peer_authorization import denial_message
 from controlplane.replicas.peer_feed_server import _MAX_BATCH_BYTES, _MAX_QUEUED_BYTES, _Subscriber
 
+TLS = {"cert": "cert.pem", "key": "key.pem", "client_ca": "ca.pem"}
 REPLICAS = ("cp-1.test:18000", "10.0.0.2:18000", "[fd00::3]:18000")
 
 
@@ -26,13 +28,10 @@ REPLICAS = ("cp-1.test:18000", "10.0.0.2:18000", "[fd00::3]:18000")
     ],
 )
 def test_certificate_must_name_a_registered_replica(auth: dict[str, list[bytes]], admitted: bool) -> None:
-    caller = read_credentials("127.0.0.1:5", auth)
     for allows_all in (False, True):
-        problem = denial_message(
-            caller, REPLICAS, requires_certificate=True, allows_unauthenticated=allows_all
-        )
-        assert (not problem) is admitted
-    assert denial_message(caller, (), requires_certificate=True, allows_unauthenticated=True)
+        settings = Settings.model_validate({"xds": {"tls": TLS}, "allow_unauthenticated": allows_all})
+        assert (not denial_message("127.0.0.1:5", auth, REPLICAS, settings)) is admitted
+    assert denial_message("127.0.0.1:5", auth, (), settings)
 
 
 @pytest.mark.parametrize(
@@ -50,10 +49,8 @@ def test_certificate_must_name_a_registered_replica(auth: dict[str, list[bytes]]
 def test_without_certificates_only_loopback_is_authorized_by_default(
     address: str, allows_all: bool, admitted: bool
 ) -> None:
-    problem = denial_message(
-        read_credentials(address, {}), REPLICAS, requires_certificate=False, allows_unauthenticated=allows_all
-    )
-    assert (not problem) is admitted
+    settings = Settings.model_validate({"allow_unauthenticated": allows_all})
+    assert (not denial_message(address, {}, REPLICAS, settings)) is admitted
 
 
 async def test_batch_has_the_latest_fleet_and_all_messages_in_order() -> None:
@@ -61,15 +58,17 @@ async def test_batch_has_the_latest_fleet_and_all_messages_in_order() -> None:
     for index in range(3):
         subscriber.put_message(b"%d" % index)
         subscriber.put_fleet(b"fleet %d" % index)
-    batch = peer_feed_pb2.Bulletin.FromString(await subscriber.next_batch())
-    assert list(batch.news) == [b"fleet 2", b"0", b"1", b"2"]
+    batch = peer_feed_pb2.MessageBatch.FromString(await subscriber.next_batch())
+    assert list(batch.messages) == [b"fleet 2", b"0", b"1", b"2"]
 
 
 async def test_batch_size_is_bounded() -> None:
     subscriber = _Subscriber()
     for _ in range(3):
         subscriber.put_message(bytes(_MAX_BATCH_BYTES - 1))
-    assert [len(peer_feed_pb2.Bulletin.FromString(await subscriber.next_batch()).news) for _ in range(2)] == [
+    assert [
+        len(peer_feed_pb2.MessageBatch.FromString(await subscriber.next_batch()).messages) for _ in range(2)
+    ] == [
         2,
         1,
     ]

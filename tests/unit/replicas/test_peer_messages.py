@@ -1,4 +1,4 @@
-"""Messages between replicas: encoding and decoding, and streams that are joined in the middle."""
+"""Messages between replicas: encoding and decoding, and metrics streams whose start the reader missed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.model.envoys import EnvoyStatus, Nack
-from controlplane.model.facts import EnvoyLoad
-from controlplane.model.traffic import ModuleReport
-from controlplane.observe.envoy_reports.series_cache import SeriesCache
-from controlplane.observe.envoy_reports.telemetry_stream import TelemetryStream
+from controlplane.observe.envoy_reports.metrics_service import MetricsService
 from controlplane.replicas import peer_feed_pb2, peer_messages
 from controlplane.replicas.merged_fleet import ReplicaFleet
+from tests.support.controlplane.peer_sync import RecordedFacts
+from tests.support.controlplane.running_xds import RecordedEvents
 from tests.support.controlplane.telemetry_messages import (
     metric_family,
     metrics_message,
@@ -38,7 +37,7 @@ statuses = st.builds(
     last_seen=times,
     acked_version=texts,
     published_version=texts,
-    eds_acked=st.booleans(),
+    has_acknowledged_endpoints=st.booleans(),
     group=texts,
     zone=texts,
     module_version=texts,
@@ -57,21 +56,16 @@ fleets = st.builds(
 
 
 class RecordingReader:
-    """Records the facts of one peer whose clock equals ours."""
+    """Reads the messages of one peer, and records the facts, events and fleets in them."""
 
     def __init__(self) -> None:
-        self.loads: list[EnvoyLoad] = []
-        self.reports: list[ModuleReport] = []
+        self.event_log = RecordedEvents()
+        self.events = self.event_log.recorded_remote
+        facts = RecordedFacts(self.event_log)
+        self.loads, self.reports = facts.loads, facts.reports
         self.fleets: list[ReplicaFleet] = []
-        self.events: list[tuple[str, str, str, Mapping[str, Any]]] = []
-        series_cache = SeriesCache()
-        self._reader = peer_messages.PeerMessageReader(
-            on_load=self.loads.append,
-            on_report=self.reports.append,
-            on_fleet=self.fleets.append,
-            on_event=lambda *event: self.events.append(event),
-            new_stream=lambda joined: TelemetryStream(lambda: {NODE}, series_cache, resumed_envoy=joined),
-        )
+        metrics = MetricsService(facts.put_module_report, lambda: 0.0, known_nodes=lambda: {NODE})
+        self._reader = peer_messages.PeerMessageReader(facts, self.event_log, metrics, self.fleets.append)
 
     def receive(self, message: bytes, now: float = 0.0) -> None:
         self._reader.receive(message, now)
@@ -84,7 +78,7 @@ def test_fleet_round_trips(fleet: ReplicaFleet) -> None:
     assert reader.fleets == [fleet]
 
 
-def test_times_are_converted_and_a_connection_keeps_its_time() -> None:
+def test_times_are_converted_but_connected_since_only_the_first_time() -> None:
     def fleet(since: float | None) -> ReplicaFleet:
         return ReplicaFleet(
             (EnvoyStatus("e", "a", "v", "none", since, 1000.0, last_nack=Nack(900, "", "", "")),)
@@ -92,20 +86,19 @@ def test_times_are_converted_and_a_connection_keeps_its_time() -> None:
 
     reader = RecordingReader()
     reader.receive(peer_messages.encode_fleet(fleet(950.0), 1000.0), now=5000.0)
-    reader.receive(
-        peer_messages.encode_fleet(fleet(950.0), 1001.0), now=5000.5
-    )  # this one arrived half a second sooner
+    # This message was sent 1 s after the first, but received only 0.5 s after it: its delay was lower.
+    reader.receive(peer_messages.encode_fleet(fleet(950.0), 1001.0), now=5000.5)
     reader.receive(peer_messages.encode_fleet(fleet(951.0), 1002.0), now=5002.0)
     reader.receive(peer_messages.encode_fleet(fleet(None), 1003.0), now=5002.5)
-    (first, sooner, reconnected, ended) = [fleet.statuses[0] for fleet in reader.fleets]
+    (first, less_delayed, reconnected, ended) = [fleet.statuses[0] for fleet in reader.fleets]
     assert (first.connected_since, first.last_seen) == (4950.0, 5000.0)
-    assert (sooner.connected_since, sooner.last_seen) == (4950.0, 4999.5)
+    assert (less_delayed.connected_since, less_delayed.last_seen) == (4950.0, 4999.5)
     assert (reconnected.connected_since, ended.connected_since) == (4950.5, None)
     assert first.last_nack is not None
     assert first.last_nack.at == 4900.0
 
 
-def test_load_report_decodes_as_at_its_receiver() -> None:
+def test_forwarded_load_report_is_stored_as_the_load_of_its_envoy() -> None:
     report = lrs_pb2.LoadStatsRequest()
     cluster = report.cluster_stats.add(cluster_name="tidb-olap")
     stats = cluster.upstream_locality_stats.add().upstream_endpoint_stats.add(total_requests_in_progress=7)
@@ -113,7 +106,8 @@ def test_load_report_decodes_as_at_its_receiver() -> None:
     stats.address.socket_address.port_value = 4000
     report.cluster_stats.add(cluster_name="tidevoy_control_plane")
     reader = RecordingReader()
-    reader.receive(peer_messages.encode_load("e", 99.0, report.SerializeToString()), now=100.0)
+    load_report = peer_feed_pb2.LoadReport(envoy="e", report=report.SerializeToString())
+    reader.receive(peer_messages.encode_message(99.0, load_report=load_report), now=100.0)
     (load,) = reader.loads
     assert (load.envoy, load.at, dict(load.sessions)) == ("e", 100.0, {NODE: 7})
 
@@ -131,13 +125,20 @@ def test_values_without_json_type_become_strings() -> None:
     assert reader.events == [("audit.drain", "n", "m", {"who": "{1}"})]
 
 
+def test_event_with_half_a_surrogate_pair_is_sent() -> None:
+    # A JSON request may contain half a surrogate pair. An exception while forwarding would end the process.
+    reader = RecordingReader()
+    reader.receive(peer_messages.encode_event("audit.start_rollout", "a=\ud800", "m \ud800", {}, 0.0))
+    assert reader.events == [("audit.start_rollout", "a=?", "m ?", {})]
+
+
 @pytest.mark.parametrize(
     "message",
     [
         b"\xff\xff",
-        peer_feed_pb2.News(load=peer_feed_pb2.Load(report=b"\xff")).SerializeToString(),
-        peer_feed_pb2.News(event=peer_feed_pb2.Event(data="{")).SerializeToString(),
-        peer_feed_pb2.News(event=peer_feed_pb2.Event(data="[]")).SerializeToString(),
+        peer_messages.encode_message(0.0, load_report=peer_feed_pb2.LoadReport(report=b"\xff")),
+        peer_messages.encode_message(0.0, event=peer_feed_pb2.Event(data="{")),
+        peer_messages.encode_message(0.0, event=peer_feed_pb2.Event(data="[]")),
     ],
 )
 def test_invalid_message_raises_unreadable_message(message: bytes) -> None:
@@ -145,23 +146,11 @@ def test_invalid_message_raises_unreadable_message(message: bytes) -> None:
         RecordingReader().receive(message)
 
 
-def test_unknown_messages_are_ignored() -> None:
+def test_messages_of_unknown_kinds_are_ignored() -> None:
     reader = RecordingReader()
-    reader.receive(peer_feed_pb2.News(at=1.0).SerializeToString() + b"\xa2\x06\x01x")
+    unknown_field = b"\xa2\x06\x01x"  # field number 100, which no kind of message has
+    reader.receive(peer_messages.encode_message(1.0) + unknown_field)
     assert (reader.loads, reader.reports, reader.fleets, reader.events) == ([], [], [], [])
-
-
-@pytest.mark.parametrize(
-    ("kind", "shared"),
-    [
-        ("envoy.nack", True),
-        ("audit.node_drain", True),
-        ("node.state", False),
-        ("replica.leader_elected", False),
-    ],
-)
-def test_only_envoy_and_audit_events_are_shared(kind: str, shared: bool) -> None:
-    assert peer_messages.is_shared_event(kind) is shared
 
 
 # --- metrics streams ---
@@ -178,9 +167,10 @@ def send_telemetry(
     reader: RecordingReader, *messages: bytes, at: float, first: bool = False, number: int = 1
 ) -> None:
     for index, message in enumerate(messages):
-        reader.receive(
-            peer_messages.encode_telemetry(number, "e", at, message, first=first and index == 0), now=at
+        telemetry = peer_feed_pb2.Telemetry(
+            stream=number, envoy="e", message=message, first=first and index == 0
         )
+        reader.receive(peer_messages.encode_message(at, telemetry=telemetry), now=at)
 
 
 def test_stream_received_from_its_start_gives_complete_reports() -> None:
@@ -193,13 +183,13 @@ def test_stream_received_from_its_start_gives_complete_reports() -> None:
     assert first.nodes[NODE].logins == 9
     assert second.session_counts is not None
     assert dict(second.session_counts.sessions) == {NODE: 5}
-    assert second.session_counts.counting_since == 9.0
+    assert second.session_counts.oldest_count_at == 9.0
     assert second.nodes[NODE].sessions == {"idle": 3, "transaction": 2}
 
 
 @given(st.integers(0, len(FLUSH)))
 def test_partial_flush_is_never_reported_as_complete(missed: int) -> None:
-    """Wherever a stream is joined, the first report has all counters, and session counts are complete."""
+    """Each report has all counters, and either all session counts or none, whatever the reader missed."""
     reader = RecordingReader()
     send_telemetry(reader, *FLUSH[missed:], at=10.0)
     for second in range(1, 4):
@@ -216,17 +206,16 @@ def test_partial_flush_is_never_reported_as_complete(missed: int) -> None:
     assert reader.reports[-1].session_counts.complete_nodes == {NODE}
 
 
-def test_partially_missed_flush_is_not_counted_in_any_order() -> None:
+def test_partially_missed_flush_is_not_counted_even_if_the_order_changes() -> None:
     idle, busy, rest = (
         sessions_family(3, NODE),
         sessions_family(2, NODE, "busy"),
         module_info_family("0" * 16),
     )
     reader = RecordingReader()
-    send_telemetry(
-        reader, metrics_message(busy, rest), at=10.0
-    )  # the idle sessions were sent before and missed
-    send_telemetry(reader, metrics_message(busy, rest), at=11.0)  # from now on the idle sessions come last
+    # The reader missed the start of this flush, with the idle sessions.
+    send_telemetry(reader, metrics_message(busy, rest), at=10.0)
+    send_telemetry(reader, metrics_message(busy, rest), at=11.0)  # this flush sends the idle sessions last
     send_telemetry(reader, metrics_message(idle), at=11.1)
     send_telemetry(reader, metrics_message(busy, rest, idle), at=12.0)
     assert [report.session_counts for report in reader.reports[:1]] == [None]
@@ -239,7 +228,7 @@ def test_partially_missed_flush_is_not_counted_in_any_order() -> None:
 def test_streams_are_separate_and_forgotten_at_their_end() -> None:
     reader = RecordingReader()
     send_telemetry(reader, metrics_message(*COUNTERS, *GAUGES, envoy="e"), at=10.0, first=True, number=1)
-    reader.receive(peer_messages.encode_telemetry_end(1, 10.5), now=10.5)
+    reader.receive(peer_messages.encode_message(10.5, telemetry_ended=1), now=10.5)
     send_telemetry(
         reader,
         metrics_message(sessions_family(1, NODE), module_info_family(), envoy="e"),
@@ -249,7 +238,6 @@ def test_streams_are_separate_and_forgotten_at_their_end() -> None:
     )
     assert reader.reports[-1].is_first
     assert reader.reports[-1].nodes[NODE].logins == 0
-    send_telemetry(
-        reader, metrics_message(*GAUGES), at=12.0, number=1
-    )  # an ended number is an unknown stream
+    # The reader has forgotten the number of the ended stream: this flush gives no report.
+    send_telemetry(reader, metrics_message(*GAUGES), at=12.0, number=1)
     assert len(reader.reports) == 2

@@ -1,4 +1,4 @@
-"""Urgent plans are written at once; plans that differ only in weights or counts are rate-limited."""
+"""Urgent plans are written at once unless they are large; changes of weights or counts are rate-limited."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter
 from controlplane.errors import NotLeader, StateUnavailable, VersionConflict
 from controlplane.model.nodes import Node, Source, State
 from controlplane.model.plan import EdsHealth, NodePlan, Plan, RebalanceState
-from controlplane.replicas.plan_replicator import PlanReplicator, is_urgent, min_interval
+from controlplane.replicas.plan_replicator import PlanReplicator, has_urgent_change, min_interval
 from controlplane.storage.store import SavedPlan
 from tests.support.waiting import wait_until
 
@@ -26,7 +26,7 @@ def changed(**fields: object) -> Plan:
 @pytest.mark.parametrize(
     ("after", "urgent"),
     [
-        (PLAN, True),  # a leader's first plan
+        (PLAN, False),
         (changed(weight=6), False),
         (changed(reason="another", local_weight=3), False),
         (changed(weight=0, eds_health=EdsHealth.DRAINING, state=State.DRAINING), True),
@@ -42,7 +42,7 @@ def changed(**fields: object) -> Plan:
     ],
 )
 def test_urgent_changes(after: Plan, urgent: bool) -> None:
-    assert is_urgent(PLAN, after) is urgent
+    assert has_urgent_change(PLAN, after) is urgent
 
 
 def test_min_interval_grows_with_the_node_count() -> None:
@@ -78,7 +78,7 @@ async def test_weight_changes_are_batched_and_state_changes_are_not(store: FakeS
     replicator = PlanReplicator(store, lambda: SavedPlan(current), failures)  # type: ignore[arg-type]
     task = asyncio.create_task(replicator.run())
     try:
-        replicator.notify_changed(PLAN, PLAN)
+        replicator.notify_changed(PLAN, PLAN, is_urgent=True)
         await wait_saved(store, 1)
         for weight in (6, 7, 8):
             before, current = current, changed(weight=weight)
@@ -99,25 +99,40 @@ async def test_weight_changes_are_batched_and_state_changes_are_not(store: FakeS
 async def test_failed_write_is_retried_unless_another_replica_leads(
     store: FakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("controlplane.replicas.plan_replicator._RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("controlplane.storage.debounced_writer._MIN_RETRY_SECONDS", 0.01)
     failures = Counter("failures", "", registry=CollectorRegistry())
     replicator = PlanReplicator(store, lambda: SavedPlan(PLAN), failures)  # type: ignore[arg-type]
     store.failures = [StateUnavailable("plan", "no"), StateUnavailable("plan", "no")]
     task = asyncio.create_task(replicator.run())
     try:
-        replicator.notify_changed(PLAN, PLAN)
+        replicator.notify_changed(PLAN, PLAN, is_urgent=True)
         await wait_saved(store, 1)
         store.failures = [VersionConflict("plan")]
-        replicator.notify_changed(PLAN, PLAN)
+        replicator.notify_changed(PLAN, PLAN, is_urgent=True)
         await wait_saved(store, 2)
         store.failures = [NotLeader("writing")]
-        replicator.notify_changed(PLAN, PLAN)
+        replicator.notify_changed(PLAN, PLAN, is_urgent=True)
         await asyncio.sleep(0.1)
         assert (len(store.saved), store.failures) == (2, [])
         assert failures._value.get() == 3.0
     finally:
         task.cancel()
         await asyncio.wait({task})
+
+
+async def test_plan_is_written_soon_after_a_long_outage(
+    store: FakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controlplane.storage.debounced_writer._MIN_RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("controlplane.replicas.plan_replicator._MAX_RETRY_SECONDS", 0.02)
+    failures = Counter("failures", "", registry=CollectorRegistry())
+    replicator = PlanReplicator(store, lambda: SavedPlan(PLAN), failures)  # type: ignore[arg-type]
+    store.failures = [StateUnavailable("plan", "no") for _ in range(9)]
+    task = asyncio.create_task(replicator.run())
+    replicator.notify_changed(PLAN, PLAN, is_urgent=True)
+    await wait_saved(store, 1)  # with growing pauses, it would take 10 s
+    task.cancel()
+    await asyncio.wait({task})
 
 
 async def test_unchanged_plan_is_written_periodically(
@@ -138,7 +153,7 @@ async def test_urgent_writes_of_large_plans_are_rate_limited(store: FakeStore) -
     replicator = PlanReplicator(store, lambda: SavedPlan(many), failures)  # type: ignore[arg-type]
     task = asyncio.create_task(replicator.run())
     for _ in range(25):
-        replicator.notify_changed(many, many)
+        replicator.notify_changed(many, many, is_urgent=True)
         await asyncio.sleep(0.01)
     first, second = (await wait_saved(store, 2))[:2]
     assert second - first >= 0.2

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.replicas.role import ElectionView, Role, decide_role
+from controlplane.replicas.leader_election import ElectionView, Role, decide_role
 
 LEASE = 5.0
 NEVER = float("-inf")
@@ -15,14 +15,14 @@ NEVER = float("-inf")
 @pytest.mark.parametrize(
     ("view", "now", "expected"),
     [
-        (ElectionView(is_own_record=True, has_valid_lease=True), 0.0, Role.LEADER),
-        # Its lease expired: standalone at once, so that its Envoys still learn of failed nodes.
+        (ElectionView(is_leader_record_ours=True, has_valid_lease=True), 0.0, Role.LEADER),
+        # The leader's lease expired: standalone at once, so that its Envoys still learn of failed nodes.
         (
-            ElectionView(is_own_record=True, has_valid_lease=False, leader_last_seen=NEVER),
+            ElectionView(is_leader_record_ours=True, has_valid_lease=False, leader_last_seen=NEVER),
             0.0,
             Role.STANDALONE,
         ),
-        # It lost its lease and its key was deleted: standalone until another replica leads.
+        # A former leader has a new lease, but no leader record: standalone until another replica leads.
         (ElectionView(has_valid_lease=True, leader_last_seen=NEVER), 0.0, Role.STANDALONE),
         (
             ElectionView(has_valid_lease=True, has_other_leader=True, leader_last_seen=0.0),
@@ -30,12 +30,16 @@ NEVER = float("-inf")
             Role.FOLLOWER,
         ),
         (ElectionView(has_other_leader=True), 99.0, Role.FOLLOWER),
-        # PD is unreachable, or the leader died: the next leader is expected soon.
+        # PD is unreachable, or the leader died: the follower waits three lease times for the next leader.
         (ElectionView(leader_last_seen=10.0), 10.0 + 3 * LEASE - 0.1, Role.FOLLOWER),
         (ElectionView(leader_last_seen=10.0), 10.0 + 3 * LEASE, Role.STANDALONE),
-        # It cannot read the shared plan.
+        # This version cannot read the shared plan.
         (ElectionView(has_other_leader=True, is_plan_readable=False), 0.0, Role.STANDALONE),
-        (ElectionView(is_own_record=True, has_valid_lease=True, is_plan_readable=False), 0.0, Role.LEADER),
+        (
+            ElectionView(is_leader_record_ours=True, has_valid_lease=True, is_plan_readable=False),
+            0.0,
+            Role.LEADER,
+        ),
     ],
 )
 def test_decide_role(view: ElectionView, now: float, expected: Role) -> None:
@@ -44,7 +48,7 @@ def test_decide_role(view: ElectionView, now: float, expected: Role) -> None:
 
 @given(st.booleans(), st.booleans(), st.booleans(), st.floats(0, 100), st.booleans(), st.floats(0, 100))
 def test_only_an_owner_of_a_valid_lease_leads(
-    is_own_record: bool,
+    is_leader_record_ours: bool,
     has_valid_lease: bool,
     has_other_leader: bool,
     leader_last_seen: float,
@@ -52,10 +56,10 @@ def test_only_an_owner_of_a_valid_lease_leads(
     now: float,
 ) -> None:
     view = ElectionView(
-        is_own_record,
+        is_leader_record_ours,
         has_valid_lease,
-        has_other_leader and not is_own_record,
+        has_other_leader and not is_leader_record_ours,
         leader_last_seen,
         is_plan_readable,
     )
-    assert (decide_role(view, now, LEASE) is Role.LEADER) == (is_own_record and has_valid_lease)
+    assert (decide_role(view, now, LEASE) is Role.LEADER) == (is_leader_record_ours and has_valid_lease)

@@ -13,11 +13,9 @@ from controlplane.model.plan import NodePlan, Plan, Policy
 from controlplane.model.rollout import Stage, Step
 from controlplane.rollouts.observation import (
     ClusterState,
-    HealthStreak,
     RolloutNodeView,
     RolloutView,
     observe,
-    with_other_rollouts,
 )
 from tests.support.controlplane.rollout_simulator import ROLLOUT_ID, rollout_spec, rollout_with_steps
 
@@ -39,38 +37,39 @@ def planned(address: str = A, state: State = State.DRAINED, **overrides: Any) ->
 
 
 def observed(
-    *plans: NodePlan, previous: dict[str, HealthStreak] | None = None, now: float = 500.0, **overrides: Any
-) -> tuple[RolloutView, dict[str, HealthStreak]]:
+    *plans: NodePlan, previous: RolloutView | None = None, now: float = 500.0, **overrides: Any
+) -> RolloutView:
     inputs: dict[str, Any] = {
         "facts": Facts(health={A: health()}),
         "intents": Intents(),
         "policy": Policy(),
         **overrides,
     }
+    rollout, others = inputs.pop("rollout", RECORD), inputs.pop("active_rollouts", ())
     cluster = ClusterState(Plan({plan.node.address: plan for plan in plans}), **inputs)
-    view, streaks = observe(cluster, RECORD, previous or {}, now)
-    return view, dict(streaks)
+    return observe(cluster, rollout, others, None, previous or RolloutView(observing_since=3.0), now)
 
 
 def node_view(*plans: NodePlan, **overrides: Any) -> RolloutNodeView:
-    return observed(*plans, **overrides)[0].nodes[A]
+    return observed(*plans, **overrides).nodes[A]
 
 
 def test_health_streak_starts_at_the_first_healthy_observation() -> None:
-    view, streaks = observed(planned())
+    view = observed(planned())
     assert view.nodes[A].healthy_since == 500.0
     assert view.nodes[A].greeted_at == 91.0
-    later, _ = observed(planned(), previous=streaks, now=510.0)
+    later = observed(planned(), previous=view, now=510.0)
+    assert later.observing_since == 3.0
     assert later.nodes[A].healthy_since == 500.0
 
 
 def test_health_streak_restarts_after_a_restart_or_failure() -> None:
-    _, streaks = observed(planned())
-    assert node_view(planned(started_at=101.0), previous=streaks, now=510.0).healthy_since == 510.0
+    view = observed(planned())
+    assert node_view(planned(started_at=101.0), previous=view, now=510.0).healthy_since == 510.0
     after_failure = Facts(health={A: health(consecutive=2)})
-    assert node_view(planned(), previous=streaks, now=510.0, facts=after_failure).healthy_since == 510.0
+    assert node_view(planned(), previous=view, now=510.0, facts=after_failure).healthy_since == 510.0
     more_passes = Facts(health={A: health(consecutive=9)})
-    assert node_view(planned(), previous=streaks, now=510.0, facts=more_passes).healthy_since == 500.0
+    assert node_view(planned(), previous=view, now=510.0, facts=more_passes).healthy_since == 500.0
 
 
 def test_view_says_why_a_node_is_not_healthy() -> None:
@@ -86,12 +85,12 @@ def test_view_says_why_a_node_is_not_healthy() -> None:
 
 
 def test_health_of_pending_nodes_is_not_tracked() -> None:
-    cluster = ClusterState(Plan({A: planned()}), Facts(health={A: health()}), Intents(), Policy())
-    view, streaks = observe(cluster, rollout_with_steps(rollout_spec(A)), {}, 500.0)
-    assert (view.nodes[A].healthy_since, view.nodes[A].started_at, streaks) == (None, 100.0, {})
+    view = observed(planned(), rollout=rollout_with_steps(rollout_spec(A)))
+    assert (view.nodes[A].healthy_since, view.nodes[A].started_at) == (None, 100.0)
+    assert observed(planned(), previous=view, now=510.0).nodes[A].healthy_since == 510.0
 
 
-def test_node_is_empty_only_when_confirmed() -> None:
+def test_node_is_empty_only_when_its_sessions_are_confirmed_to_be_zero() -> None:
     assert node_view(planned()).is_empty
     assert not node_view(planned(state=State.DRAINING)).is_empty
     assert node_view(planned(state=State.GONE, removal_since=7.0)).is_empty
@@ -111,21 +110,21 @@ def test_unavailable_and_active_nodes() -> None:
         planned(C, State.JOINING),
         planned(D, State.ACTIVE, group="olap"),
     ]
-    view, _ = observed(*plans, intents=Intents(drains={B: DrainIntent(0.0, 60.0)}))
+    view = observed(*plans, intents=Intents(drains={B: DrainIntent(0.0, 60.0)}))
     assert view.unavailable == {A: f"{A} is unhealthy: a reason"}
     assert view.active == {D: "olap"}
-    ours, _ = observed(
+    ours = observed(
         *plans, intents=Intents(drains={B: DrainIntent(0.0, 60.0, owner=ROLLOUT_ID)}, removed={A: 1.0})
     )
-    assert (dict(ours.unavailable), ours.drained_by_us) == ({}, frozenset({B}))
-    others, _ = observed(*plans, intents=Intents(drains={B: DrainIntent(0.0, 60.0, owner="r0")}))
-    assert (set(others.unavailable), others.drained_by_us) == ({A, B}, frozenset())
+    assert (dict(ours.unavailable), ours.owned_drains) == ({}, frozenset({B}))
+    others = observed(*plans, intents=Intents(drains={B: DrainIntent(0.0, 60.0, owner="r0")}))
+    assert (set(others.unavailable), others.owned_drains) == ({A, B}, frozenset())
 
 
 def test_view_is_complete_only_with_complete_sources() -> None:
-    assert not observed(planned())[0].is_complete
+    assert not observed(planned()).is_complete
     topologies = {source: Topology(source, is_complete=True) for source in Source}
-    assert observed(planned(), facts=Facts(topologies=topologies))[0].is_complete
+    assert observed(planned(), facts=Facts(topologies=topologies)).is_complete
 
 
 def test_nodes_of_another_rollout_count_as_unavailable() -> None:
@@ -136,9 +135,11 @@ def test_nodes_of_another_rollout_count_as_unavailable() -> None:
     )
     younger = replace(older, id="r3")
     rollout = rollout_with_steps(rollout_spec(D))
-    base_view = RolloutView(active={A: "", B: "", C: "", D: ""}, unavailable={B: "it is down"})
-    view = with_other_rollouts(base_view, rollout, [older, rollout, other])
+    plans = [planned(A, State.ACTIVE), planned(B, State.UNHEALTHY)]
+    plans += [planned(address, State.ACTIVE) for address in (C, D)]
+    view = observed(*plans, rollout=rollout, active_rollouts=[older, rollout, other])
     assert view.in_other_rollouts == {A: "r2", C: "r0"}
-    assert view.unavailable == {A: f"the rollout r2 is working on {A}", B: "it is down"}
-    assert view.active.keys() == {B, C, D}
-    assert with_other_rollouts(base_view, rollout, [rollout, younger]) == base_view
+    assert view.unavailable == {A: f"the rollout r2 is working on {A}", B: f"{B} is unhealthy: a reason"}
+    assert view.active.keys() == {C, D}
+    alone = observed(*plans, rollout=rollout)
+    assert observed(*plans, rollout=rollout, active_rollouts=[rollout, younger]) == alone

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from controlplane.errors import RolloutRefused
+from controlplane.config.rollouts import RolloutSettings
+from controlplane.errors import RolloutRejected
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.facts import Facts
 from controlplane.model.health import Health
@@ -17,14 +18,15 @@ from controlplane.model.nodes import Node, Source, State
 from controlplane.model.plan import NodePlan, Plan, Policy
 from controlplane.model.rollout import MANUAL, WAITING_PREFIX, Rollout, RolloutPhase, RolloutSpec, Stage, Step
 from controlplane.rollouts import rollout_events, state_machine
-from controlplane.rollouts.node_selector import select_nodes
 from controlplane.rollouts.observation import ClusterState
-from controlplane.rollouts.preflight import PreflightResult, run_preflight
+from controlplane.rollouts.preflight import PreflightResult, run_preflight, select_nodes
 from tests.support.controlplane.rollout_simulator import rollout_spec, rollout_with_steps
 
 A, B, C = "10.0.0.1:4000", "10.0.0.2:4000", "10.0.0.3:4000"
 NODES = (A, B, C)
-ACTIONS = {"restart": frozenset[str](), "upgrade": frozenset({"version", "host"})}
+SETTINGS = RolloutSettings.model_validate(
+    {"actions": {"restart": {"command": ["a"]}, "upgrade": {"command": ["a", "{version}", "{host}"]}}}
+)
 ENVOY = EnvoyStatus("envoy-1", "10.0.1.1:1", "1.40.0", "module", 1.0, 1.0)
 NO_CERTIFICATE = "its sessions cannot migrate: it has no certificate"
 
@@ -50,7 +52,7 @@ def cluster(*plans: NodePlan, **overrides: Any) -> ClusterState:
 def checked(
     spec: RolloutSpec, state: ClusterState | None = None, active_rollouts: Iterable[Rollout] = ()
 ) -> PreflightResult:
-    return run_preflight(spec, state or cluster(), active_rollouts, ACTIONS, probes_login=False)
+    return run_preflight(spec, state or cluster(), active_rollouts, SETTINGS)
 
 
 def test_valid_spec_has_no_problems() -> None:
@@ -68,9 +70,6 @@ def test_version_is_normalized(version: str, expected: str) -> None:
         (rollout_spec(), "the rollout has no nodes"),
         (rollout_spec(A, A), "a node is listed twice"),
         (rollout_spec(*(f"10.0.{n}.1:4000" for n in range(2001))), "2001 nodes are too many for one rollout"),
-        (rollout_spec(A, max_unavailable=0), "max_unavailable must be at least 1"),
-        (rollout_spec(A, failure_budget=-1), "max_unavailable must be at least 1, and failure_budget"),
-        (rollout_spec(A, healthy_for=float("nan")), "durations must be finite"),
         (rollout_spec(A, version="--flag"), "'--flag' is not a TiDB release"),
         (
             rollout_spec(A, action="rm"),
@@ -80,25 +79,25 @@ def test_version_is_normalized(version: str, expected: str) -> None:
         (rollout_spec("10.0.0.9:4000"), "unknown nodes: 10.0.0.9:4000"),
     ],
 )
-def test_unforceable_problems(spec: RolloutSpec, problem: str) -> None:
+def test_problems_despite_force(spec: RolloutSpec, problem: str) -> None:
     result = checked(spec)
-    assert result.unforceable_problems[0].startswith(problem)
-    assert result.problems[: len(result.unforceable_problems)] == result.unforceable_problems
+    assert result.problems_despite_force[0].startswith(problem)
+    assert result.problems[: len(result.problems_despite_force)] == result.problems_despite_force
 
 
 def test_rejects_removed_nodes_and_nodes_without_start_time() -> None:
     leaving = cluster(planned(A, removal_since=5.0, state=State.GONE), planned(B, started_at=None))
-    problems = checked(rollout_spec(A, B), leaving).unforceable_problems
+    problems = checked(rollout_spec(A, B), leaving).problems_despite_force
     assert problems[0] == f"nodes that are being removed: {A}"
     assert problems[1].startswith(f"the start time of {B} is unknown")
 
 
 def test_rejects_nodes_of_an_active_rollout() -> None:
     other = replace(rollout_with_steps(rollout_spec(A, B)), id="r0")
-    assert checked(rollout_spec(A), active_rollouts=[other]).unforceable_problems == (
+    assert checked(rollout_spec(A), active_rollouts=[other]).problems_despite_force == (
         f"the rollout r0 is still active and also has {A}",
     )
-    assert checked(rollout_spec(C), active_rollouts=[other]).unforceable_problems == ()
+    assert checked(rollout_spec(C), active_rollouts=[other]).problems_despite_force == ()
 
 
 def test_one_node_of_each_group_must_stay_active() -> None:
@@ -159,7 +158,7 @@ def test_selector_resolves_nodes(selector: str, selected: tuple[str, ...]) -> No
     "selector", ["", "zone=c", "zone=a,disk=ssd", "10.0.0.1", "zone=a,10.0.0.1:4000", "ALL"]
 )
 def test_invalid_selector_is_rejected(selector: str) -> None:
-    with pytest.raises(RolloutRefused):
+    with pytest.raises(RolloutRejected):
         select_nodes(selector, [planned(A)])
 
 
@@ -174,7 +173,7 @@ def test_started_event_describes_the_rollout() -> None:
 
 def test_events_for_changed_steps_and_phases() -> None:
     before = rollout_with_steps(rollout_spec(A, B), Step(A, Stage.STARTED, attempts=1))
-    failed = replace(before, steps=before.with_step(Step(A, Stage.FAILED, "it broke", attempts=1)))
+    failed = before.with_steps(Step(A, Stage.FAILED, "it broke", attempts=1))
     after = replace(failed, phase=RolloutPhase.PAUSED, reason="A failed")
     first, second = rollout_events.rollout_events(before, after)
     assert (first.kind, first.message) == ("rollout.step_failed", f"{A} is failed: it broke")

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from controlplane.errors import RolloutRefused
+from controlplane.errors import RolloutRejected
 from controlplane.intents import changes as intent_changes
 from controlplane.model.rollout import IN_PROGRESS, MANUAL, Rollout, RolloutPhase, Stage
 from controlplane.rollouts import state_machine
@@ -26,8 +26,8 @@ from tests.support.controlplane.rollout_simulator import (
 NODES = tuple(f"10.0.0.{number}:4000" for number in range(1, 6))
 UNRELATED_NODE = "10.0.0.9:4000"  # a node outside the rollout
 INDEXES = st.integers(0, 7)
-Operation = Callable[[Rollout, str, float], Rollout]
-DURATIONS = st.sampled_from([0.5, 3.0, 12.0, 100.0, 700.0])
+OperatorAction = Callable[[Rollout, str, float], Rollout]  # gets the record, the operator and the time
+DURATIONS = st.sampled_from([0.5, 3.0, 12.0, 100.0, 700.0])  # seconds
 
 
 class RolloutStateMachine(RuleBasedStateMachine):
@@ -51,8 +51,8 @@ class RolloutStateMachine(RuleBasedStateMachine):
             ROLLOUT_ID, spec, "alice", 1000.0, start_times=dict.fromkeys(NODES, 100.0), forced=forced
         )
         self.simulation = RolloutSimulation(record, servers)
-        self.before = record
-        self.resumed = 0
+        self.last_checked_record = record
+        self.resume_count = 0
 
     @rule(seconds=DURATIONS)
     def time_passes(self, seconds: float) -> None:
@@ -70,18 +70,18 @@ class RolloutStateMachine(RuleBasedStateMachine):
             assert not any(step.interrupted for step in failures)
 
     def _check_started_safely(self, before: Rollout, view: RolloutView) -> None:
-        """Starting a node respects max_unavailable and leaves one node in service."""
+        """Check that started steps respect max_unavailable and, unless forced, leave a node in service."""
         steps, spec = self.simulation.record.steps, before.spec
         in_progress = {a for a, step in steps.items() if step.stage in IN_PROGRESS}
         started = {a for a in in_progress if before.steps[a].stage is Stage.PENDING}
-        exempt = {a for a, step in steps.items() if step.stage is Stage.FAILED or step.drained_by_us}
+        exempt = {a for a, step in steps.items() if step.stage is Stage.FAILED or step.owns_drain}
         if started:
             assert len(in_progress | (view.unavailable.keys() - exempt)) <= spec.max_unavailable
         if started & view.active.keys() and not before.forced:
             assert view.active.keys() - in_progress
 
     def _check_returned_nodes(self, before: Rollout) -> None:
-        """Only restarted, healthy nodes with the right version get clients."""
+        """Check that only restarted, healthy nodes with the right version get clients again."""
         for address, step in self.simulation.record.steps.items():
             previous_step = before.steps[address]
             if (previous_step.stage, step.stage) in (
@@ -155,23 +155,25 @@ class RolloutStateMachine(RuleBasedStateMachine):
 
     @rule()
     def operator_pauses(self) -> None:
-        self._operate(state_machine.pause)
+        self._apply_operator_action(state_machine.pause)
 
     @rule()
     def operator_resumes(self) -> None:
-        self.resumed += self.simulation.record.phase is RolloutPhase.PAUSED
-        self._operate(state_machine.resume)
+        if self.simulation.record.phase is RolloutPhase.PAUSED:
+            self.resume_count += 1
+        self._apply_operator_action(state_machine.resume)
 
     @precondition(lambda self: self.simulation.intents.drains)
-    @rule(dice=st.integers(0, 5))
-    def operator_aborts(self, dice: int) -> None:
-        if not dice:
-            self._operate(state_machine.abort)
+    @rule(number=st.integers(0, 5))
+    def operator_aborts(self, number: int) -> None:
+        if number == 0:  # rarely, since an abort ends the rollout
+            self._apply_operator_action(state_machine.abort)
 
-    def _operate(self, step: Operation) -> None:
+    def _apply_operator_action(self, action: OperatorAction) -> None:
+        """Apply an operation; it may be rejected only if the rollout is over or aborting."""
         try:
-            self.simulation.record = step(self.simulation.record, "bob", self.simulation.now)
-        except RolloutRefused:
+            self.simulation.record = action(self.simulation.record, "bob", self.simulation.now)
+        except RolloutRejected:
             assert (
                 self.simulation.record.phase.is_over or self.simulation.record.phase is RolloutPhase.ABORTING
             )
@@ -183,7 +185,7 @@ class RolloutStateMachine(RuleBasedStateMachine):
         for address, attempt in actions:
             assert attempt <= self.simulation.record.steps[address].attempts
         # Only a resume by an operator allows another attempt.
-        assert all(s.attempts <= 1 + self.resumed for s in self.simulation.record.steps.values())
+        assert all(s.attempts <= 1 + self.resume_count for s in self.simulation.record.steps.values())
 
     @invariant()
     def max_unavailable_is_respected(self) -> None:
@@ -191,13 +193,14 @@ class RolloutStateMachine(RuleBasedStateMachine):
         assert len(in_progress) <= self.simulation.record.spec.max_unavailable
 
     @invariant()
-    def stopped_states_have_reasons(self) -> None:
+    def states_have_reasons(self) -> None:
+        """Check that a rollout that does not run, and each step that is not pending, has a reason."""
         record = self.simulation.record
         assert record.phase is RolloutPhase.RUNNING or record.reason
         assert all(step.reason for step in record.steps.values() if step.stage is not Stage.PENDING)
 
     @invariant()
-    def ended_rollout_owns_no_drains(self) -> None:
+    def ended_rollout_leaves_no_drains_or_open_steps(self) -> None:
         record = self.simulation.record
         if record.phase.is_over:
             assert not [a for a, drain in self.simulation.intents.drains.items() if drain.owner == ROLLOUT_ID]
@@ -207,14 +210,14 @@ class RolloutStateMachine(RuleBasedStateMachine):
 
     @invariant()
     def paused_rollout_starts_no_actions(self) -> None:
-        before, after = self.before, self.simulation.record
+        before, after = self.last_checked_record, self.simulation.record
         started = [a for a, s in after.steps.items() if s.attempts > before.steps[a].attempts]
-        if before.phase is RolloutPhase.PAUSED is after.phase:
+        if before.phase is RolloutPhase.PAUSED and after.phase is RolloutPhase.PAUSED:
             assert not started, "an action was started while the rollout was paused"
-        self.before = after
+        self.last_checked_record = after
 
     def teardown(self) -> None:
-        """From any state, the rollout ends when everything behaves well."""
+        """Check that any rollout ends if nodes stay healthy, actions succeed and operators resume it."""
         simulation = getattr(self, "simulation", None)
         if simulation is None:
             return
@@ -238,7 +241,7 @@ class RolloutStateMachine(RuleBasedStateMachine):
             simulation.run_once()
         assert simulation.record.phase.is_over, simulation.record
         self.no_attempt_starts_twice()
-        self.ended_rollout_owns_no_drains()
+        self.ended_rollout_leaves_no_drains_or_open_steps()
 
 
 RolloutStateMachine.TestCase.settings = settings(max_examples=200, stateful_step_count=50)

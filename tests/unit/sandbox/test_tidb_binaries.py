@@ -1,4 +1,4 @@
-"""Where the programs of a TiDB cluster are looked up, and the errors if some are missing."""
+"""How the sandbox finds the programs of a TiDB cluster, and what it reports if some are missing."""
 
 from __future__ import annotations
 

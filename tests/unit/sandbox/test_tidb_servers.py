@@ -1,4 +1,4 @@
-"""The files with which the sandbox starts real TiDB servers."""
+"""Files that the sandbox writes for real TiDB servers."""
 
 from __future__ import annotations
 

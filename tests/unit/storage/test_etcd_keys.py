@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,8 +14,6 @@ from controlplane.storage.etcd_keys import (
     ReplicaRecord,
     decode_leader,
     decode_replicas,
-    encode_leader,
-    encode_replica,
 )
 
 KEYS = EtcdKeys("/tidevoy/")
@@ -21,15 +21,18 @@ KEYS = EtcdKeys("/tidevoy/")
 
 def test_decodes_leader() -> None:
     assert decode_leader(None) is None
-    assert decode_leader(Entry(encode_leader("a", 0xABC, 3.5), 7)) == LeaderRecord("a", "abc", 3.5, 7)
+    leader = LeaderRecord(name="a", lease="abc", since=3.5)
+    assert json.loads(leader.encode()) == {"name": "a", "lease": "abc", "since": 3.5}
+    assert decode_leader(Entry(leader.encode(), 7)) == leader.model_copy(update={"term": 7})
 
 
 def test_decodes_only_replicas_with_address() -> None:
-    a = ReplicaRecord("a", "10.0.0.1:18000", "0.1.0", 3.5, "x")
+    a = ReplicaRecord(name="a", address="10.0.0.1:18000", version="0.1.0", since=3.5, instance="x")
     entries = {
-        "/tidevoy/replicas/a": Entry(encode_replica(a), 1),
+        "/tidevoy/replicas/a": Entry(a.encode(), 1),
         "/tidevoy/replicas/b": Entry(b"{}", 2),
-        "/tidevoy/plan": Entry(encode_replica(a), 3),
+        "/tidevoy/replicas/c": Entry(b'{"address": ""}', 2),
+        "/tidevoy/plan": Entry(a.encode(), 3),
     }
     assert decode_replicas(entries, KEYS) == {"a": a}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import enum
+import errno
 import hashlib
 import json
 import os
@@ -20,15 +21,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from controlplane.errors import ConfigError, StateUnavailable, VersionConflict
+from controlplane.intents.repository import IntentRepository
 from controlplane.model.intents import DrainIntent, Intents
 from controlplane.model.nodes import Node, Source, State
-from controlplane.model.plan import NodePlan, Plan, RebalanceState
-from controlplane.model.rollout import Stage, Step
+from controlplane.model.plan import NodePlan, Plan
 from controlplane.storage.file_store import FileStore
 from controlplane.storage.store import SavedPlan, Versioned
-from tests.support.controlplane.rollout_simulator import rollout_spec, rollout_with_steps
+from tests.support.controlplane.running_xds import RecordedEvents
 
 INTENTS = Intents(
     drains={"tidb-0:4000": DrainIntent(since=1.5, deadline_seconds=600.0)},
@@ -49,12 +51,11 @@ async def store(tmp_path: Path) -> AsyncIterator[FileStore]:
 
 
 async def save_intents(store: FileStore, intents: Intents) -> int:
-    """Replace the saved intents."""
     return await store.save_intents(intents, (await store.read_intents()).version)
 
 
 def any_value(hint: Any) -> st.SearchStrategy[Any]:
-    """Return a strategy for a type that fills every field of its dataclasses, also fields added later."""
+    """Return a strategy for values of a type. It fills all fields of dataclasses, even fields added later."""
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         return st.one_of([any_value(one) for one in arguments])
@@ -118,7 +119,7 @@ async def test_files_are_readable_by_owner_only(store: FileStore) -> None:
 def encode_file(content: Any, **head: Any) -> bytes:
     """Return the bytes of a file with this content and a valid checksum."""
     canonical = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
-    default_head = {"tidevoy": "intents", "version": 2, "sha256": hashlib.sha256(canonical).hexdigest()}
+    default_head = {"tidevoy": "intents", "version": 1, "sha256": hashlib.sha256(canonical).hexdigest()}
     return json.dumps({**default_head, **head, "content": content}).encode()
 
 
@@ -132,7 +133,7 @@ def encode_file(content: Any, **head: Any) -> bytes:
         (b"[]", "it does not contain Tidevoy's intents"),
         (b'{"added": {}}', "it does not contain Tidevoy's intents"),
         (encode_file({}, tidevoy="plan"), "it does not contain Tidevoy's intents"),
-        (encode_file({}, version=3), "it has format 3, and this Tidevoy reads 2"),
+        (encode_file({}, version=2), "it has format 2, and this Tidevoy reads 1"),
         (encode_file({}, sha256="0"), "its checksum does not match, so it is damaged or was edited"),
         (encode_file({"weights": {"a:1": "heavy"}}), "its content is invalid at weights.a:1"),
         (encode_file([]), "its content is invalid at the top level"),
@@ -171,100 +172,6 @@ async def test_damaged_file_does_not_affect_the_other(store: FileStore) -> None:
 async def test_older_file_may_lack_newer_fields(store: FileStore) -> None:
     (store.path / "intents.json").write_bytes(encode_file({"weights": {"a:1": 5}}))
     assert (await store.load()).intents.value == Intents(weights={"a:1": 5})
-
-
-async def test_reads_intents_of_format_1(store: FileStore) -> None:
-    content = {
-        "ended": {"envoy-1": 5.0},
-        "drains": {"a:1": {"since": 1.0, "deadline_seconds": 2.0, "by": "r1"}},
-    }
-    (store.path / "intents.json").write_bytes(encode_file(content, version=1))
-    stored = await store.load()
-    assert stored.load_errors == ()
-    assert stored.intents.value == Intents(
-        ended_envoys={"envoy-1": 5.0}, drains={"a:1": DrainIntent(1.0, 2.0, owner="r1")}
-    )
-
-
-_OLD_ROUND: dict[str, Any] = {"round": 7, "until": 3.5, "moves": {"a:1": {"00aa": 5}}}
-
-
-@pytest.mark.parametrize(
-    ("version", "round_", "expected"),
-    [
-        (1, {**_OLD_ROUND, "wants": ["b:1"]}, RebalanceState(round=7, round_ends_at=3.5)),
-        (
-            2,
-            {
-                **_OLD_ROUND,
-                "wants": {"b:1": {"00aa": 5}},
-                "futile": 1,
-                "excess": 2,
-                "moved": 3,
-                "rests_until": 4.0,
-            },
-            RebalanceState(
-                round=7,
-                round_ends_at=3.5,
-                outgoing={"a:1": {"00aa": 5}},
-                incoming={"b:1": {"00aa": 5}},
-                stalled_rounds=1,
-                surplus=2,
-                migrated_before=3,
-                paused_until=4.0,
-            ),
-        ),
-    ],
-)
-async def test_reads_plan_of_older_formats(
-    store: FileStore, version: int, round_: dict[str, Any], expected: RebalanceState
-) -> None:
-    await store.save_plan(PLAN)
-    file = store.path / "plan.json"
-    content = json.loads(file.read_bytes())["content"]
-    plan = content["plan"]
-    for new, old in (
-        ("panic_threshold_reason", "floor"),
-        ("weights_computed_at", "weighed_at"),
-        ("overloaded_zones", "full"),
-    ):
-        plan[old] = plan.pop(new)
-    for node in plan["nodes"].values():
-        for new, old in (
-            ("eds_health", "advice"),
-            ("removal_since", "leaving_since"),
-            ("terminate_sessions", "closing"),
-        ):
-            node[old] = node.pop(new)
-    plan["rebalance"] = round_
-    file.write_bytes(encode_file(content, tidevoy="plan", version=version))
-    stored = await store.load()
-    upgraded = dataclasses.replace(PLAN.plan, rebalance=expected)
-    assert (stored.plan, stored.load_errors) == (dataclasses.replace(PLAN, plan=upgraded), ())
-
-
-async def test_reads_rollouts_of_format_1(store: FileStore) -> None:
-    rollout = rollout_with_steps(
-        rollout_spec("a:1"), Step("a:1", Stage.DRAINING, "a reason", drain_requested_at=5.0)
-    )
-    await store.save_rollout(rollout, 0)
-    file = store.path / "rollouts.json"
-    content = json.loads(file.read_bytes())["content"]
-    for encoded in content["rollouts"].values():
-        encoded["order"] = encoded.pop("spec")
-        for step in encoded["steps"].values():
-            step["begun"], step["cut_off"] = step.pop("drain_requested_at"), step.pop("interrupted")
-    file.write_bytes(encode_file(content, tidevoy="rollouts", version=1))
-    stored = await store.load()
-    assert stored.load_errors == ()
-    assert [versioned.value for versioned in stored.rollouts.values()] == [rollout]
-
-
-@pytest.mark.parametrize("content", [[], {"plan": None}, {"plan": {"rebalance": 5}}])
-async def test_rejects_older_plan_of_unknown_shape(store: FileStore, content: Any) -> None:
-    (store.path / "plan.json").write_bytes(encode_file(content, tidevoy="plan", version=1))
-    stored = await store.load()
-    assert (stored.plan, len(stored.load_errors)) == (None, 1)
 
 
 @settings(max_examples=60)
@@ -328,6 +235,28 @@ async def test_failed_write_keeps_old_plan(store: FileStore) -> None:
     assert (await store.load()).plan == PLAN
 
 
+async def test_outcome_is_unknown_if_the_directory_is_not_synced(
+    store: FileStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new file is already in place, so its intents are in force."""
+    repository = IntentRepository(store, RecordedEvents())
+    repository.restore(await store.read_intents())
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("controlplane.storage.atomic_file._sync_directory", fail)
+        with pytest.raises(
+            StateUnavailable, match=r"may or may not have been written \(Input/output"
+        ) as error:
+            await repository.change(lambda intents: INTENTS)
+        assert not error.value.is_certain
+    assert repository.current == (await store.load()).intents.value == INTENTS
+    await repository.change(lambda intents: Intents())
+    assert (await store.load()).intents.value == Intents()
+
+
 async def test_one_of_concurrent_writes_of_a_version_wins(store: FileStore) -> None:
     versions = [Intents(weights={"a:1": number}) for number in range(1, 21)]
     outcomes = await asyncio.gather(
@@ -348,13 +277,14 @@ async def test_cancelled_write_completes_before_next(store: FileStore) -> None:
     assert (await store.load()).intents.value == Intents()
 
 
-async def test_failed_cancelled_write_raises_cancellation(store: FileStore) -> None:
-    with full_disk(10):
+async def test_failed_cancelled_write_raises_cancellation_and_is_logged(store: FileStore) -> None:
+    with full_disk(10), capture_logs() as logs:
         write = asyncio.create_task(save_intents(store, INTENTS))
         await asyncio.sleep(0)
         write.cancel()
         with pytest.raises(asyncio.CancelledError):
             await write
+    assert ["intents.json could not be written: File too large" in entry["error"] for entry in logs] == [True]
     assert (await store.load()).intents.value == Intents()
 
 

@@ -17,6 +17,8 @@ Leaf = str | float | int | bool | None
 
 @dataclass(frozen=True, slots=True)
 class _Value:
+    """Has more levels of mappings than `_CHUNK_DEPTH`, so the codec joins only the outer levels itself."""
+
     values: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Leaf]]]]
 
 
@@ -40,7 +42,7 @@ def test_content_is_json_with_sorted_keys(
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_rejects_numbers_that_json_does_not_have(number: str) -> None:
+def test_rejects_nan_and_infinity(number: str) -> None:
     raw = f'{{"tidevoy": "thing", "version": 1, "sha256": "", "content": {{"values": {number}}}}}'
     with pytest.raises(DecodeError, match="checksum"):
         CODEC.decode(raw.encode())

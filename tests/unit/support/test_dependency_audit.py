@@ -1,4 +1,4 @@
-"""The audit of dependencies reports findings, and never passes what it could not check."""
+"""The audit of dependencies reports findings, and reports what it could not check as skipped."""
 
 from __future__ import annotations
 

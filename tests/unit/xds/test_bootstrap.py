@@ -1,4 +1,4 @@
-"""The bootstrap configuration of an Envoy."""
+"""Tests of the bootstrap configuration of an Envoy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names in a certificate, and the message and events of a denied Envoy."""
+"""Tests of the names in a client certificate, and of the message and events about a denied Envoy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.config.settings import XdsTls
+from controlplane.config.own_tls import XdsTls
 from controlplane.xds.client_identity import (
     ClientIdentityChecker,
     denial_message,
@@ -72,7 +72,7 @@ class Denied(Exception):
 
 
 class Call:
-    """A call of an Envoy whose certificate has one name."""
+    """A gRPC call of an Envoy with one name in its certificate."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -112,7 +112,7 @@ async def test_denial_events_are_rate_limited() -> None:
     now += 60
     await deny("envoy-1")
     assert event_subjects == ["envoy-1", "envoy-2", "envoy-1"]
-    for number in range(10_000):  # invented names cause at most one event a second
+    for number in range(10_000):  # an attacker who invents names causes at most one event per second
         now += 0.01
         await deny(f"invented-{number}")
     assert len(event_subjects) - 3 <= 100

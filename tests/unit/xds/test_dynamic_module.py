@@ -1,4 +1,4 @@
-"""The parts of Tidevoy's module in cluster and listener: exactly these, with exactly these keys."""
+"""Tests that cluster and listener have exactly the expected parts of Tidevoy's module, with all keys."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def listener_of(settings_: Settings, profile: EnvoyProfile) -> Any:
 
 
 def parts(settings_: Settings) -> dict[str, Any]:
-    """Return all parts of the module by name: message type, field of the configuration, configuration."""
+    """Return the message type, configuration field and configuration of each part of the module, by name."""
     listener, cluster = (
         listener_of(settings_, MODULE_PROFILE),
         listeners_and_clusters.build_cluster(settings_, MODULE_PROFILE, PORT),
@@ -130,12 +130,17 @@ def test_sends_every_module_setting() -> None:
     settings_ = settings(
         tls=TLS,
         sql={"max_connections": 9, "compression": "passthrough"},
-        backend={"proxy_protocol": "v2", "eject_seconds": 7.5, "sentinels": False, "max_connect_attempts": 5},
+        backend={
+            "proxy_protocol": "v2",
+            "ejection_time": 7.5,
+            "health_connections": False,
+            "max_connect_attempts": 5,
+        },
         migration={
-            "per_second": 12.5,
-            "at_once": 3,
-            "states_max_bytes": 70_000,
-            "states_budget_bytes": 280_000,
+            "max_per_second": 12.5,
+            "max_concurrent": 3,
+            "max_state_bytes": 70_000,
+            "max_total_state_bytes": 280_000,
         },
     )
     configs = {name: config for name, (_, _, config) in parts(settings_).items()}
@@ -182,7 +187,7 @@ def test_runtime_limits_do_not_change_listener() -> None:
     assert live.name == "tidevoy.live-config"
     source = live.config_discovery.config_source
     assert source.WhichOneof("config_source_specifier") == "ads"
-    # Without a timeout: the listener opens only after the first live configuration.
+    # 0 is no timeout: the listener opens only after the first live configuration.
     assert source.HasField("initial_fetch_timeout")
     assert source.initial_fetch_timeout.ToMilliseconds() == 0
     assert not live.config_discovery.apply_default_config_without_warming
@@ -207,7 +212,7 @@ def test_module_controls_idle_timeout_and_connect_attempts() -> None:
 
 
 def access_log_fields(profile: EnvoyProfile, **sql: Any) -> dict[str, Any]:
-    """Return the fields of each access log by its file; empty without an access log."""
+    """Return the fields of each access log, by the path of its file; empty without an access log."""
     (chain,) = listener_of(settings(sql=sql), profile).filter_chains
     proxy = tcp_proxy_pb2.TcpProxy()
     assert chain.filters[-1].typed_config.Unpack(proxy)
@@ -243,7 +248,7 @@ def test_envoy_connection_limit_is_above_module_limit(setting: int, guard: int) 
 
 
 def test_cluster_differs_only_in_module_parts() -> None:
-    settings_ = settings(backend={"proxy_protocol": "v2", "eject_seconds": 3, "connect_timeout": 2})
+    settings_ = settings(backend={"proxy_protocol": "v2", "ejection_time": 3, "connect_timeout": 2})
     with_module, others = (
         listeners_and_clusters.build_cluster(settings_, profile, PORT)
         for profile in (MODULE_PROFILE, PLAIN_PROFILE)

@@ -1,4 +1,4 @@
-"""Which nodes are published to the Envoys of a group and a zone, and in which order of priority."""
+"""Tests which nodes are published to the Envoys of a group and a zone, and with which priorities."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plan(*nodes: NodePlan, overloaded_zones: frozenset[tuple[str, str]] = frozen
 
 
 def assignments(resource_set: ResourceSet) -> dict[str, Any]:
-    """Return the assignments by cluster."""
+    """Return the `ClusterLoadAssignment` of each cluster."""
     by_cluster = {}
     for name, resource in resource_set.resources.items():
         at = resource.sotw.index(b"ClusterLoadAssignment") + len(b"ClusterLoadAssignment")
@@ -46,7 +46,7 @@ def assignments(resource_set: ResourceSet) -> dict[str, Any]:
 
 
 def _value(rest: bytes) -> bytes:
-    """Return the value of a `google.protobuf.Any`, without the tag and the length of the field."""
+    """Return the field `value` of a `google.protobuf.Any` without its tag and length."""
     assert rest[0] == 0x12
     at = 1
     while rest[at] & 0x80:
@@ -55,10 +55,10 @@ def _value(rest: bytes) -> bytes:
 
 
 def tiers(plan_: Plan, zone: str = "", cluster: str = "tidb", **settings: Any) -> list[dict[str, int]]:
-    """Return weight by address for each priority, as an Envoy in that zone gets them."""
+    """Return what an Envoy in this zone gets: one dict (address -> weight) per priority."""
     all_settings = Settings.model_validate({**GROUPS.model_dump(exclude_unset=True), **settings})
     message = assignments(
-        build_snapshots(plan_, all_settings)[PLAIN_PROFILE.for_group_and_zone("", zone)].collections[
+        build_snapshots(plan_, all_settings)[PLAIN_PROFILE.for_group_and_zone("", zone)].resource_sets[
             ENDPOINTS
         ]
     )[cluster]
@@ -92,13 +92,13 @@ def test_local_nodes_come_first_and_backup_nodes_last() -> None:
 def test_overloaded_zone_uses_all_nodes() -> None:
     all_nodes = plan(LOCAL, REMOTE, BACKUP, OLAP, overloaded_zones=frozenset({("", "a")}))
     assert tiers(all_nodes, "a") == tiers(all_nodes, "")
-    assert tiers(all_nodes, "a", "tidb-olap") == [{"d": 5}]  # the overload concerns one group only
+    assert tiers(all_nodes, "a", "tidb-olap") == [{"d": 5}]  # the zone is not overloaded in this group
 
 
 def test_zone_without_healthy_node_uses_all_nodes() -> None:
     draining = replace(LOCAL, eds_health=EdsHealth.DRAINING, weight=0, local_weight=0)
     assert tiers(plan(draining, REMOTE, BACKUP), "a") == [{"a": 1, "b": 7}, {"c": 7}]
-    # If the zone has another node, a draining node stays in the zone's priority.
+    # If the zone has a healthy node, its draining node has the same priority.
     another = node("e", zone="a", local_weight=3)
     assert tiers(plan(draining, another, REMOTE), "a") == [{"a": 1, "e": 3}, {"b": 7}]
 
@@ -143,38 +143,38 @@ def test_publishes_each_node_of_a_group_once(
         assert sorted(published) == expected
 
 
-# --- what profiles share ---
+# --- resources that several profiles share ---
 
 
 def test_zones_share_clusters_and_listeners() -> None:
     snapshots = build_snapshots(plan(LOCAL, REMOTE), GROUPS)
     in_a, in_b, in_c = (
-        snapshots[PLAIN_PROFILE.for_group_and_zone("", zone)].collections for zone in ("a", "b", "c")
+        snapshots[PLAIN_PROFILE.for_group_and_zone("", zone)].resource_sets for zone in ("a", "b", "c")
     )
-    without_zone = snapshots[PLAIN_PROFILE].collections
+    without_zone = snapshots[PLAIN_PROFILE].resource_sets
     assert in_a[CLUSTER] is in_b[CLUSTER] is without_zone[CLUSTER]
     assert in_a[LISTENER] is without_zone[LISTENER]
-    assert in_c[ENDPOINTS] is without_zone[ENDPOINTS] is snapshots[MODULE_PROFILE].collections[ENDPOINTS]
+    assert in_c[ENDPOINTS] is without_zone[ENDPOINTS] is snapshots[MODULE_PROFILE].resource_sets[ENDPOINTS]
     assert len({collections[ENDPOINTS].version for collections in (in_a, in_b, without_zone)}) == 3
     assert snapshots[PLAIN_PROFILE.for_group_and_zone("", "c")].version == snapshots[PLAIN_PROFILE].version
 
 
 def test_envoy_of_one_group_uses_default_names() -> None:
     snapshots = build_snapshots(plan(LOCAL, OLAP), GROUPS)
-    of_olap = snapshots[PLAIN_PROFILE.for_group_and_zone("olap", "")].collections
-    assert list(snapshots[PLAIN_PROFILE].collections[CLUSTER].resources) == ["tidb", "tidb-olap"]
-    assert list(snapshots[PLAIN_PROFILE].collections[LISTENER].resources) == ["sql", "sql-olap"]
+    of_olap = snapshots[PLAIN_PROFILE.for_group_and_zone("olap", "")].resource_sets
+    assert list(snapshots[PLAIN_PROFILE].resource_sets[CLUSTER].resources) == ["tidb", "tidb-olap"]
+    assert list(snapshots[PLAIN_PROFILE].resource_sets[LISTENER].resources) == ["sql", "sql-olap"]
     assert (list(of_olap[CLUSTER].resources), list(of_olap[LISTENER].resources)) == (["tidb"], ["sql"])
     (locality,) = assignments(of_olap[ENDPOINTS])["tidb"].endpoints
     assert len(locality.lb_endpoints) == 1
     unknown = snapshots[PLAIN_PROFILE.for_group_and_zone("gone", "")]
     assert unknown.missing_group == "gone"
-    assert not any(resource_set.resources for resource_set in unknown.collections.values())
+    assert not any(resource_set.resources for resource_set in unknown.resource_sets.values())
 
 
 def test_cluster_of_removed_group_has_no_endpoints() -> None:
     snapshots = build_snapshots(plan(LOCAL), GROUPS)[PLAIN_PROFILE]
-    assert snapshots.endpoints({"tidb", "tidb-olap", "of_others"}) is snapshots.collections[ENDPOINTS]
+    assert snapshots.endpoints({"tidb", "tidb-olap", "of_others"}) is snapshots.resource_sets[ENDPOINTS]
     extended = snapshots.endpoints({"tidb", "tidb-gone"})
     assert snapshots.endpoints({"tidb-gone"}) is extended  # built once for all Envoys
     assert list(extended.resources) == ["tidb", "tidb-gone", "tidb-olap"]
@@ -184,5 +184,5 @@ def test_cluster_of_removed_group_has_no_endpoints() -> None:
 
 @pytest.mark.parametrize("name", ["tidb", "tidb-olap"])
 def test_empty_group_gets_empty_endpoints(name: str) -> None:
-    endpoints = build_snapshots(plan(), GROUPS)[PLAIN_PROFILE].collections[ENDPOINTS]
+    endpoints = build_snapshots(plan(), GROUPS)[PLAIN_PROFILE].resource_sets[ENDPOINTS]
     assert [list(locality.lb_endpoints) for locality in assignments(endpoints)[name].endpoints] == [[]]

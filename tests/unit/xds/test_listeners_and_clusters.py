@@ -1,8 +1,10 @@
-"""Settings and plans rendered as the resources of Envoys."""
+"""Tests of the xDS resources that are built from settings and plans."""
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,21 +25,22 @@ from controlplane.config.sql import SqlSettings
 from controlplane.model.nodes import Node, Source, State
 from controlplane.model.plan import EdsHealth, NodePlan, Plan, RebalanceState
 from controlplane.version import VERSION
-from controlplane.xds.protobuf_encoding import delimited, varint
+from controlplane.xds.protobuf_encoding import delimited, true_field, varint
 from controlplane.xds.resources import endpoints as endpoints_of_plans
 from controlplane.xds.resources import listeners_and_clusters
 from controlplane.xds.resources import live_config as live_configs
 from controlplane.xds.resources.endpoints import nodes_by_group
 from controlplane.xds.resources.profile import (
     CONTRIB_PROFILE,
+    MODULE_PROFILE,
     PLAIN_PROFILE,
-    EnvoyCapabilities,
+    EnvoyNode,
     EnvoyProfile,
     FilterSetting,
     candidate_profiles,
     module_problem,
 )
-from sandbox.live_config import read as read_live_config
+from sandbox.live_config import parse_live_config
 
 PORT = listeners_and_clusters.GroupListener("", "0.0.0.0:6000")
 HEALTHY, UNHEALTHY, DRAINING = 1, 2, 3  # envoy.config.core.v3.HealthStatus
@@ -74,10 +77,10 @@ def assignment(*nodes: NodePlan) -> Any:
 
 
 def endpoints(*nodes: NodePlan) -> list[tuple[str, int, int, int, str, str]]:
-    """Return address, port, health, weight, name and state of each node from endpoints and live config."""
+    """Return what endpoints and live config say of each node: address, port, health, weight, name, state."""
     (locality,) = assignment(*nodes).endpoints
     rows = []
-    live_nodes = read_live_config(serialised_live_config(plan(*nodes)))["nodes"]
+    live_nodes = parse_live_config(serialised_live_config(plan(*nodes)))["nodes"]
     for lb_endpoint, info in zip(locality.lb_endpoints, live_nodes, strict=True):
         socket_address = lb_endpoint.endpoint.address.socket_address
         assert info["endpoint"] == addresses.join(socket_address.address, socket_address.port_value)
@@ -139,7 +142,7 @@ def test_live_config_has_terminated_nodes_and_no_defaults() -> None:
     with_version = replace(planned("tidb-0:4000", "10.0.0.1:4000"), version="v8.5.3")
     draining = planned("tidb-1:4000", "10.0.0.2:4000", EdsHealth.DRAINING, 0, State.DRAINING)
     terminating = replace(draining, terminate_sessions=True)
-    assert read_live_config(serialised_live_config(plan(with_version, terminating)))["nodes"] == [
+    assert parse_live_config(serialised_live_config(plan(with_version, terminating)))["nodes"] == [
         {"endpoint": "10.0.0.1:4000", "address": "tidb-0:4000", "state": "active", "version": "v8.5.3"},
         {"endpoint": "10.0.0.2:4000", "address": "tidb-1:4000", "state": "draining", "close": True},
     ]
@@ -149,7 +152,7 @@ def test_live_config_has_limits_and_nodes_of_one_group() -> None:
     settings = Settings.model_validate({"sql": {"login_timeout": 2.5, "idle_timeout": 90.5}})
     one = planned("a:1", "10.0.0.1:4000")
     other = replace(planned("b:1", "10.0.0.2:4000"), group="olap")
-    live_config = read_live_config(serialised_live_config(plan(one, other), settings, "olap"))
+    live_config = parse_live_config(serialised_live_config(plan(one, other), settings, "olap"))
     assert [node["address"] for node in live_config.pop("nodes")] == ["b:1"]
     assert live_config == {"group": "olap", "login_timeout": 2.5, "idle_timeout": 90.5}
 
@@ -157,7 +160,7 @@ def test_live_config_has_limits_and_nodes_of_one_group() -> None:
 @given(st.text())
 def test_live_config_preserves_any_text(text: str) -> None:
     node = replace(planned(text, "10.0.0.1:4000"), version=text)
-    (decoded,) = read_live_config(serialised_live_config(plan(node)))["nodes"]
+    (decoded,) = parse_live_config(serialised_live_config(plan(node)))["nodes"]
     assert decoded["address"] == text
     assert decoded.get("version", "") == text
 
@@ -169,7 +172,7 @@ def test_live_config_has_migrations_per_envoy() -> None:
     plan_ = Plan(
         {"a:1": planned("a:1", "10.0.0.1:4000"), "b:1": planned("b:1", "10.0.0.2:4000")}, "", rebalance
     )
-    nodes = read_live_config(serialised_live_config(plan_))["nodes"]
+    nodes = parse_live_config(serialised_live_config(plan_))["nodes"]
     assert nodes[0]["moves"] == "17:00000000000000aa=13,00000000000000bb=2"
     assert "moves" not in nodes[1]
     assert nodes[1]["wants"] == "17:00000000000000aa=13,00000000000000bb=2"
@@ -223,8 +226,8 @@ def test_sets_every_circuit_breaker(setting: int, expected: int) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "interval"), [(5.0, 0.5), (0.2, 0.1), (300.0, 0.5)])
-def test_one_failed_connect_ejects_for_eject_seconds(seconds: float, interval: float) -> None:
-    detection = cluster(eject_seconds=seconds).outlier_detection
+def test_one_failed_connect_ejects_for_ejection_time(seconds: float, interval: float) -> None:
+    detection = cluster(ejection_time=seconds).outlier_detection
     assert detection.split_external_local_origin_errors
     assert detection.consecutive_local_origin_failure.value == 1
     assert detection.enforcing_consecutive_local_origin_failure.value == 100
@@ -250,7 +253,7 @@ def test_other_failures_do_not_eject() -> None:
         "enforcing_failure_percentage_local_origin",
     )
     for name in off:
-        assert detection.HasField(name), name  # without a value, some of them default to 100
+        assert detection.HasField(name), name  # some of these fields default to 100
         assert getattr(detection, name).value == 0, name
 
 
@@ -263,10 +266,22 @@ def test_sets_connect_timeout_and_keepalive_to_nodes() -> None:
     assert keepalive.keepalive_probes.value == 6
 
 
+def test_sets_keepalive_to_clients() -> None:
+    sql = SqlSettings(keepalive_idle=61, keepalive_interval=4, keepalive_probes=6)
+    options = listener(Settings(sql=sql), PLAIN_PROFILE).socket_options
+    values = {(option.level, option.name): option.int_value for option in options}
+    assert values == {
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE): 61,
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 4,
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 6,
+    }
+
+
 @pytest.mark.parametrize(("setting", "version"), [("v1", 0), ("v2", 1)])
 def test_proxy_protocol_to_nodes_wraps_the_plain_socket(setting: str, version: int) -> None:
-    socket = cluster(proxy_protocol=setting).transport_socket
-    wrapper = unpacked(upstream_proxy_protocol_pb2.ProxyProtocolUpstreamTransport, socket.typed_config)
+    transport = cluster(proxy_protocol=setting).transport_socket
+    wrapper = unpacked(upstream_proxy_protocol_pb2.ProxyProtocolUpstreamTransport, transport.typed_config)
     assert wrapper.config.version == version
     assert wrapper.transport_socket.name == "envoy.transport_sockets.raw_buffer"
 
@@ -304,38 +319,57 @@ def test_orders_filters_of_each_profile() -> None:
     assert config.value["stat_prefix"] == "sql"
 
 
-@pytest.mark.parametrize(("setting", "allows_plain"), [("optional", True), ("required", False)])
-def test_accepts_proxy_protocol_from_clients(setting: str, allows_plain: bool) -> None:
-    settings = Settings(sql=SqlSettings.model_validate({"proxy_protocol": setting}))
-    (reader,) = listener(settings, PLAIN_PROFILE).listener_filters
-    config = unpacked(proxy_protocol_pb2.ProxyProtocol, reader.typed_config)
-    assert config.allow_requests_without_proxy_protocol is allows_plain
+def _proxied(setting: str) -> Settings:
+    sql = {"proxy_protocol": setting, "trusted_proxies": ["10.0.0.0/8", "fd00::1"]}
+    return Settings(sql=SqlSettings.model_validate(sql))
 
 
-COMPATIBLE = EnvoyCapabilities(module_version="0.1.7")
+@pytest.mark.parametrize("profile", [PLAIN_PROFILE, MODULE_PROFILE])
+def test_required_proxy_protocol_admits_only_trusted_proxies(profile: EnvoyProfile) -> None:
+    message = listener(_proxied("required"), profile)
+    reader = unpacked(proxy_protocol_pb2.ProxyProtocol, message.listener_filters[0].typed_config)
+    assert not reader.allow_requests_without_proxy_protocol
+    ranges = message.filter_chains[0].filter_chain_match.direct_source_prefix_ranges
+    assert [(cidr.address_prefix, cidr.prefix_len.value) for cidr in ranges] == [
+        ("10.0.0.0", 8),
+        ("fd00::1", 128),
+    ]
+
+
+def test_optional_proxy_protocol_is_read_by_the_module() -> None:
+    message = listener(_proxied("optional"), MODULE_PROFILE)
+    config = unpacked(typed_struct_pb2.TypedStruct, message.listener_filters[0].typed_config)
+    assert config.value["filter_name"] == "trusted_proxies"
+    assert list(config.value["filter_config"]["value"]["networks"]) == ["10.0.0.0/8", "fd00::1/128"]
+    assert not message.filter_chains[0].HasField("filter_chain_match")
+    assert listeners_and_clusters.build_listeners(_proxied("optional"), PLAIN_PROFILE) == {}
+
+
+envoy_node = partial(EnvoyNode, "envoy-1", "1.40.0")
+COMPATIBLE = envoy_node(module_version="0.1.7")
 
 
 @pytest.mark.parametrize(
     ("filter_setting", "capabilities", "expected"),
     [
-        ("auto", EnvoyCapabilities(), "none"),
-        ("auto", EnvoyCapabilities(has_contrib_filter=True), "contrib none"),
+        ("auto", envoy_node(), "none"),
+        ("auto", envoy_node(has_contrib_filter=True), "contrib none"),
         ("auto", COMPATIBLE, "module none"),
-        ("auto", EnvoyCapabilities(has_contrib_filter=True, module_version="0.1.0"), "module contrib none"),
-        ("auto", EnvoyCapabilities(has_contrib_filter=True, module_version="0.2.0"), "contrib none"),
-        ("auto", EnvoyCapabilities(module_version="1.1.0"), "none"),
-        ("auto", EnvoyCapabilities(module_version="new"), "none"),
-        ("module", EnvoyCapabilities(), "module none"),
-        ("module", EnvoyCapabilities(has_contrib_filter=True), "module contrib none"),
-        ("module", EnvoyCapabilities(module_version="0.2.0"), "none"),
+        ("auto", envoy_node(has_contrib_filter=True, module_version="0.1.0"), "module contrib none"),
+        ("auto", envoy_node(has_contrib_filter=True, module_version="0.2.0"), "contrib none"),
+        ("auto", envoy_node(module_version="1.1.0"), "none"),
+        ("auto", envoy_node(module_version="new"), "none"),
+        ("module", envoy_node(), "module none"),
+        ("module", envoy_node(has_contrib_filter=True), "module contrib none"),
+        ("module", envoy_node(module_version="0.2.0"), "none"),
         ("contrib", COMPATIBLE, "contrib none"),
-        ("none", EnvoyCapabilities(has_contrib_filter=True, module_version="0.1.0"), "none"),
+        ("none", envoy_node(has_contrib_filter=True, module_version="0.1.0"), "none"),
     ],
 )
 def test_candidate_profiles(
     monkeypatch: pytest.MonkeyPatch,
     filter_setting: FilterSetting,
-    capabilities: EnvoyCapabilities,
+    capabilities: EnvoyNode,
     expected: str,
 ) -> None:
     monkeypatch.setattr("controlplane.version.VERSION", "0.1.3")
@@ -345,11 +379,9 @@ def test_candidate_profiles(
 
 
 def test_module_problem_names_the_reason() -> None:
-    assert "bootstrap --module" in module_problem(EnvoyCapabilities())
-    assert module_problem(EnvoyCapabilities(module_version="99.0.1")).startswith(
-        "its module is version 99.0.1 and"
-    )
-    assert module_problem(EnvoyCapabilities(module_version=VERSION)) == ""
+    assert "bootstrap --module" in module_problem(envoy_node())
+    assert module_problem(envoy_node(module_version="99.0.1")).startswith("its module is version 99.0.1 and")
+    assert module_problem(envoy_node(module_version=VERSION)) == ""
 
 
 @given(st.integers(min_value=0, max_value=2**40), st.binary(max_size=300))
@@ -360,3 +392,4 @@ def test_encodes_varints_and_fields_like_protobuf(number: int, payload: bytes) -
     assert value == number
     expected = any_pb2.Any(value=payload).SerializeToString() if payload else b"\x12\x00"
     assert delimited(2, payload) == expected
+    assert true_field(3) == b"\x18\x01"

@@ -1,4 +1,4 @@
-"""Where the module is searched, and when `tidevoy run` uses it."""
+"""Tests where Tidevoy's module is searched, and when `tidevoy run` uses it."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Versions identify content: equal in every process, different if anything differs; bytes are shared."""
+"""Tests that equal content has the same version in any process, and that profiles share resources."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import starmap
 
 from envoy.service.discovery.v3 import discovery_pb2
 from google.protobuf import any_pb2
@@ -11,7 +12,7 @@ from google.protobuf import any_pb2
 from controlplane.config.settings import Settings
 from controlplane.model.nodes import Node, Source, State
 from controlplane.model.plan import EdsHealth, NodePlan, Plan
-from controlplane.xds.resource_set import resource_set_from_bodies
+from controlplane.xds.resource_set import build_resource_set, make_resource
 from controlplane.xds.resource_type import CLUSTER, ENDPOINTS, LISTENER, PUSH_ORDER
 from controlplane.xds.resources.profile import CONTRIB_PROFILE, MODULE_PROFILE, PLAIN_PROFILE
 from controlplane.xds.snapshot_cache import build_snapshots
@@ -71,7 +72,7 @@ def test_changes_only_the_version_of_the_changed_type() -> None:
     for changed, other in cases.items():
         assert other.version != original.version
         for kind in PUSH_ORDER:
-            is_same = other.collections[kind].version == original.collections[kind].version
+            is_same = other.resource_sets[kind].version == original.resource_sets[kind].version
             assert is_same is (kind is not changed), (changed, kind)
 
 
@@ -88,7 +89,7 @@ def test_reasons_and_times_do_not_change_snapshots() -> None:
 def test_profiles_share_common_resources() -> None:
     snapshots = build_snapshots(plan(3), Settings())
     module, contrib, plain = (
-        snapshots[profile].collections for profile in (MODULE_PROFILE, CONTRIB_PROFILE, PLAIN_PROFILE)
+        snapshots[profile].resource_sets for profile in (MODULE_PROFILE, CONTRIB_PROFILE, PLAIN_PROFILE)
     )
     assert module[ENDPOINTS] is contrib[ENDPOINTS] is plain[ENDPOINTS]
     assert contrib[CLUSTER] == plain[CLUSTER] != module[CLUSTER]
@@ -98,7 +99,7 @@ def test_resource_set_body_is_response_without_nonce() -> None:
     bodies = {
         name: any_pb2.Any(type_url=name, value=name.encode()).SerializeToString() for name in ("b", "a", "c")
     }
-    collection = resource_set_from_bodies(CLUSTER, bodies)
+    collection = build_resource_set(CLUSTER, starmap(make_resource, bodies.items()))
     whole = discovery_pb2.DiscoveryResponse.FromString(collection.sotw_body(None))
     assert (whole.version_info, whole.type_url) == (collection.version, CLUSTER.url)
     assert [resource.type_url for resource in whole.resources] == ["a", "b", "c"]
@@ -109,8 +110,8 @@ def test_resource_set_body_is_response_without_nonce() -> None:
 
 def test_delta_entry_has_name_version_and_resource() -> None:
     body = any_pb2.Any(type_url="t", value=b"v").SerializeToString()
-    (entry,) = resource_set_from_bodies(CLUSTER, {"a": body}).resources.values()
+    entry = make_resource("a", body)
     (parsed,) = discovery_pb2.DeltaDiscoveryResponse.FromString(entry.delta).resources
     assert (parsed.name, parsed.version, parsed.resource.value) == ("a", entry.version, b"v")
-    (changed,) = resource_set_from_bodies(CLUSTER, {"a": body + b"\x12\x01w"}).resources.values()
+    changed = make_resource("a", body + b"\x12\x01w")
     assert changed.version != entry.version

@@ -1,4 +1,4 @@
-"""One Envoy's stream and the registry: order of messages, fallback, versions, node ids."""
+"""Tests of one Envoy's stream, of the registry of Envoys, and of the time of the next push."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ from typing import Any
 
 import pytest
 from envoy.service.discovery.v3 import discovery_pb2
-from hypothesis import given
-from hypothesis import strategies as st
 
 from controlplane.config.settings import Settings
 from controlplane.model.nodes import Node, Source, State
 from controlplane.model.plan import EdsHealth, NodePlan, Plan
 from controlplane.version import VERSION
-from controlplane.xds.debounce import MAX_DELAY_SECONDS, QUIET_SECONDS, next_push_at
 from controlplane.xds.discovery_request import BadRequest
-from controlplane.xds.envoy_registry import RETENTION_SECONDS, EnvoyRegistry
 from controlplane.xds.resource_type import (
     CLUSTER,
     ENDPOINTS,
@@ -32,8 +28,9 @@ from controlplane.xds.resources.profile import (
     FilterSetting,
 )
 from controlplane.xds.snapshot_cache import SnapshotCache, build_snapshots
-from controlplane.xds.stream import DELTA, SOTW, Stream, StreamNack
-from sandbox.live_config import read
+from controlplane.xds.stream import Stream, StreamNack
+from controlplane.xds.subscription import DeltaSubscription, SotwSubscription
+from sandbox.live_config import parse_live_config
 
 NAMES = {ENDPOINTS: "tidb", LIVE_CONFIG: "tidevoy.live-config"}
 PUBLISHED = build_snapshots(Plan(), Settings())
@@ -69,7 +66,9 @@ def first(
 
 
 def stream(*extensions: str, filter_setting: FilterSetting = "auto", module: str = "") -> Stream:
-    return Stream(SOTW, "10.0.0.9:5000", first("envoy-1", *extensions, module=module), filter_setting)
+    return Stream(
+        SotwSubscription, "10.0.0.9:5000", first("envoy-1", *extensions, module=module), filter_setting
+    )
 
 
 def types(stream_: Stream, published: SnapshotCache = PUBLISHED) -> list[str]:
@@ -80,7 +79,7 @@ def types(stream_: Stream, published: SnapshotCache = PUBLISHED) -> list[str]:
 
 
 class EnvoySide:
-    """The Envoy of a stream: acknowledges or rejects what it is sent, and holds what it acknowledged."""
+    """The Envoy of a stream. By type, `sent` has the latest response and `has` the acknowledged version."""
 
     def __init__(self, published: SnapshotCache = PUBLISHED, **build: Any) -> None:
         self.stream = stream(**build)
@@ -92,7 +91,7 @@ class EnvoySide:
         self.stream.receive(sotw(kind, version_info=self.has.get(kind, "")))
 
     def get(self) -> list[str]:
-        """Return the types of the next messages, without acknowledging them."""
+        """Receive all messages that are due and return their types. No message is acknowledged."""
         names = []
         while (data := self.stream.next_message(self.published)) is not None:
             message = discovery_pb2.DiscoveryResponse.FromString(data)
@@ -119,7 +118,7 @@ class EnvoySide:
         return nack
 
     def has_all_of(self, profile: EnvoyProfile) -> bool:
-        collections = self.published[profile].collections
+        collections = self.published[profile].resource_sets
         return all(self.has.get(kind) == collections[kind].version for kind in (CLUSTER, LISTENER))
 
 
@@ -140,6 +139,26 @@ def test_sends_clusters_then_endpoints_then_listeners() -> None:
     assert types(stream_) == [LISTENER.url]
 
 
+def test_envoy_without_clusters_gets_the_listener_at_once() -> None:
+    assert types(Stream(SotwSubscription, "10.0.0.9:5000", first(kind=LISTENER), "auto")) == [LISTENER.url]
+
+
+def test_delta_stream_sends_endpoints_again_after_another_cluster() -> None:
+    def send(kind: ResourceType, **fields: Any) -> bytes:
+        data: bytes = discovery_pb2.DeltaDiscoveryRequest(type_url=kind.url, **fields).SerializeToString()
+        return data
+
+    node = {"id": "envoy-1", "metadata": {"tidevoy.module": VERSION}}
+    stream_ = Stream(DeltaSubscription, "10.0.0.9:5000", send(CLUSTER, node=node), "auto")
+    stream_.receive(send(ENDPOINTS, resource_names_subscribe=["tidb"]))
+    for _ in range(2):
+        messages = iter(lambda: stream_.next_message(PUBLISHED), None)
+        cluster, endpoints = map(discovery_pb2.DeltaDiscoveryResponse.FromString, messages)
+        assert (cluster.type_url, endpoints.type_url) == (CLUSTER.url, ENDPOINTS.url)
+        stream_.receive(send(ENDPOINTS, response_nonce=endpoints.nonce))
+        stream_.receive(send(CLUSTER, response_nonce=cluster.nonce, error_detail={"message": "no module"}))
+
+
 def up_to_date() -> EnvoySide:
     """Return an Envoy with the module that has acknowledged everything."""
     envoy = with_cluster(module=VERSION)
@@ -156,18 +175,18 @@ def snapshots_with_draining_node() -> SnapshotCache:
     return build_snapshots(Plan({node.address: draining}), Settings())
 
 
-def test_eds_acked_with_module_needs_endpoints_and_live_config() -> None:
+def test_has_acknowledged_endpoints_with_module_needs_endpoints_and_live_config() -> None:
     envoy = up_to_date()
-    assert envoy.stream.eds_acked(PUBLISHED)
+    assert envoy.stream.has_acknowledged_endpoints(PUBLISHED)
     assert envoy.stream.acked_version(PUBLISHED) == PUBLISHED[MODULE_PROFILE].version
     envoy.published = snapshots_with_draining_node()
-    assert not envoy.stream.eds_acked(envoy.published)
+    assert not envoy.stream.has_acknowledged_endpoints(envoy.published)
     assert envoy.get() == ["endpoints", "live configuration"]
     envoy.ack(ENDPOINTS)
-    assert not envoy.stream.eds_acked(envoy.published)
+    assert not envoy.stream.has_acknowledged_endpoints(envoy.published)
     assert envoy.stream.acked_version(envoy.published) == PUBLISHED[MODULE_PROFILE].version
     envoy.ack(LIVE_CONFIG)
-    assert envoy.stream.eds_acked(envoy.published)
+    assert envoy.stream.has_acknowledged_endpoints(envoy.published)
     assert envoy.stream.acked_version(envoy.published) == envoy.published[MODULE_PROFILE].version
 
 
@@ -177,34 +196,34 @@ def test_rejected_live_config_is_reported_without_fallback() -> None:
     envoy.get()
     envoy.ack(ENDPOINTS)
     nack = envoy.nack(LIVE_CONFIG)
-    assert (nack.kind, nack.message, nack.fallback) == (LIVE_CONFIG, "no such module", None)
+    assert (nack.resource_type, nack.message, nack.next_profile) == (LIVE_CONFIG, "no such module", None)
     assert envoy.get() == []
-    assert not envoy.stream.eds_acked(envoy.published)
+    assert not envoy.stream.has_acknowledged_endpoints(envoy.published)
     assert envoy.stream.active_filter(envoy.published) == "module"
 
 
 def test_reencodes_live_config_that_may_have_been_rejected() -> None:
-    """Envoy would acknowledge identical bytes without reading them."""
+    """If Envoy gets bytes that it has already rejected, it acknowledges them without reading them."""
     plan = snapshots_with_draining_node()
 
     def bodies(version_info: str) -> set[bytes]:
         values = set()
-        for _ in range(3):  # streams of independent control planes
-            one = Stream(SOTW, "10.0.0.9:5000", first(module=VERSION), "auto")
+        for _ in range(3):  # as if Envoy connected to three control planes
+            one = Stream(SotwSubscription, "10.0.0.9:5000", first(module=VERSION), "auto")
             one.receive(sotw(LIVE_CONFIG, version_info=version_info))
             data = one.next_message(plan)
             while data is not None and LIVE_CONFIG.url.encode() not in data:
                 data = one.next_message(plan)
             live = discovery_pb2.DiscoveryResponse.FromString(data or b"")
-            assert live.version_info == plan[MODULE_PROFILE].collections[LIVE_CONFIG].version
+            assert live.version_info == plan[MODULE_PROFILE].resource_sets[LIVE_CONFIG].version
             (resource,) = live.resources
-            assert [node["state"] for node in read(resource.value)["nodes"]] == ["draining"]
+            assert [node["state"] for node in parse_live_config(resource.value)["nodes"]] == ["draining"]
             values.add(resource.value)
         return values
 
     assert len(bodies("")) == 3
     assert len(bodies("of another plan")) == 3
-    assert len(bodies(plan[MODULE_PROFILE].collections[LIVE_CONFIG].version)) == 1
+    assert len(bodies(plan[MODULE_PROFILE].resource_sets[LIVE_CONFIG].version)) == 1
 
 
 def test_envoy_with_module_gets_node_changes_after_filter_is_off() -> None:
@@ -244,7 +263,7 @@ def test_snapshot_is_acked_when_every_type_is() -> None:
     assert one.acked_version(PUBLISHED) == ""
     for kind in (ENDPOINTS, CLUSTER):
         assert one.acked_version(PUBLISHED) == ""
-        version = snapshot.collections[kind].version
+        version = snapshot.resource_sets[kind].version
         one.receive(sotw(kind, response_nonce="1", version_info=version))
     assert one.acked_version(PUBLISHED) == snapshot.version
     node = Node("10.0.0.1:4000", Source.STATIC)
@@ -254,14 +273,15 @@ def test_snapshot_is_acked_when_every_type_is() -> None:
     assert one.published_version(later) == later[PLAIN_PROFILE].version
 
 
-def test_eds_acked_needs_acknowledged_endpoints() -> None:
+def test_has_acknowledged_endpoints_needs_acknowledged_endpoints() -> None:
     one = stream()
-    assert not one.eds_acked(SnapshotCache())  # it may route by endpoints of another control plane
-    assert one.eds_acked(PUBLISHED)  # it has no cluster, so it routes no sessions
+    # The Envoy may use endpoints from another control plane.
+    assert not one.has_acknowledged_endpoints(SnapshotCache())
+    assert one.has_acknowledged_endpoints(PUBLISHED)  # the Envoy has no cluster, so it routes no sessions
     returning = discovery_pb2.DiscoveryRequest.FromString(first("back"))
     returning.version_info = "from before"
-    reconnected = Stream(SOTW, "10.9.9.9:1", returning.SerializeToString(), "auto")
-    assert not reconnected.eds_acked(PUBLISHED)
+    reconnected = Stream(SotwSubscription, "10.9.9.9:1", returning.SerializeToString(), "auto")
+    assert not reconnected.has_acknowledged_endpoints(PUBLISHED)
 
 
 @pytest.mark.parametrize(
@@ -280,10 +300,10 @@ def test_does_not_retry_rejected_profile() -> None:
     assert envoy.get() == ["cluster"]
     envoy.ack(CLUSTER)
     assert envoy.get() == ["listener"]
-    assert envoy.nack(LISTENER).fallback == PLAIN_PROFILE
+    assert envoy.nack(LISTENER).next_profile == PLAIN_PROFILE
     assert envoy.get() == ["listener"]
-    envoy.stream.set_filter("contrib")  # nor does a reload retry it
-    assert envoy.nack(LISTENER).fallback is None
+    envoy.stream.set_filter("contrib")  # nor does a reload retry the profile
+    assert envoy.nack(LISTENER).next_profile is None
     assert envoy.get() == []
 
 
@@ -294,14 +314,14 @@ def test_rejected_cluster_falls_back_before_any_listener(extensions: tuple[str, 
     assert envoy.get() == ["cluster"]
     nack = envoy.nack(CLUSTER)
     simpler = "contrib" if extensions else "none"
-    assert nack.fallback is not None
-    assert (nack.fallback.filter, nack.message) == (simpler, "no such module")
+    assert nack.next_profile is not None
+    assert (nack.next_profile.filter, nack.message) == (simpler, "no such module")
     envoy.request(LISTENER)
     assert envoy.get() == ["cluster"]
     envoy.ack(CLUSTER)
     assert envoy.get() == ["listener"]
     envoy.ack(LISTENER)
-    assert envoy.has_all_of(nack.fallback)
+    assert envoy.has_all_of(nack.next_profile)
     assert envoy.stream.active_filter(PUBLISHED) == simpler
     assert envoy.stream.problem(PUBLISHED).startswith("it rejected Tidevoy's module")
 
@@ -312,8 +332,8 @@ def test_rejected_listener_also_replaces_cluster() -> None:
         envoy.request(kind)
     assert envoy.get() == ["endpoints", "listener"]
     envoy.ack(ENDPOINTS)
-    assert envoy.nack(LISTENER).fallback == PLAIN_PROFILE
-    assert envoy.get() == ["cluster"]  # the cluster that it has carries no session
+    assert envoy.nack(LISTENER).next_profile == PLAIN_PROFILE
+    assert envoy.get() == ["cluster"]  # an Envoy without a listener may get a changed cluster
     envoy.request(ENDPOINTS)
     envoy.ack(CLUSTER)
     assert envoy.get() == ["listener"]
@@ -326,7 +346,7 @@ def test_cluster_stays_until_listener_state_is_known() -> None:
     envoy.has = {CLUSTER: "from before", LISTENER: "from before"}
     returning = discovery_pb2.DiscoveryRequest.FromString(first(module=VERSION))
     returning.version_info = "from before"
-    envoy.stream = Stream(SOTW, "10.9.9.9:1", returning.SerializeToString(), "auto")
+    envoy.stream = Stream(SotwSubscription, "10.9.9.9:1", returning.SerializeToString(), "auto")
     assert envoy.get() == []
     envoy.request(LISTENER)
     assert envoy.get() == []
@@ -381,7 +401,7 @@ def test_incompatible_module_is_not_used_and_reported() -> None:
     assert one.active_filter(PUBLISHED) == "contrib"
     assert one.problem(PUBLISHED).startswith("its module is version 99.0.0 and this control plane needs ")
     one.set_filter("none")
-    assert one.problem(PUBLISHED) == ""  # the module is not configured
+    assert one.problem(PUBLISHED) == ""  # the setting `none` needs no module
     assert stream(module=VERSION).problem(PUBLISHED) == ""
     assert stream().problem(PUBLISHED) == ""
 
@@ -401,9 +421,10 @@ def test_required_tls_gives_listener_only_with_module(build: dict[str, str]) -> 
     assert problem.startswith("it gets no listener, because tls.backend.mode is set to required and it")
     envoy.published = PUBLISHED  # TLS is no longer required
     if build.get("module") == VERSION:
-        assert envoy.get() == ["cluster"]  # the module's cluster has changed, so it is tried again
+        assert envoy.get() == ["cluster"]  # the rejected cluster has changed, so it is retried
         envoy.nack(CLUSTER)
-        assert envoy.get() == ["cluster", "listener"]  # it may have applied a part of what it rejected
+        # The cluster is sent again, because Envoy may have applied a part of the rejected one.
+        assert envoy.get() == ["cluster", "listener"]
     else:
         assert envoy.get() == ["listener"]
     envoy.ack(LISTENER)
@@ -416,7 +437,7 @@ def test_reload_that_changes_rejected_listener_retries_module() -> None:
     envoy = with_cluster(build_snapshots(Plan(), Settings.model_validate({"tls": tls})), module=VERSION)
     envoy.request(LISTENER)
     envoy.get()
-    assert envoy.nack(LISTENER).fallback == PLAIN_PROFILE
+    assert envoy.nack(LISTENER).next_profile == PLAIN_PROFILE
     assert envoy.get() == ["cluster"]
     envoy.ack(CLUSTER)
     assert envoy.get() == []
@@ -454,66 +475,8 @@ def test_reports_envoy_with_listener_from_before_required_tls(module: str) -> No
     assert envoy.stream.active_filter(PUBLISHED) == ("module" if module else "none")
 
 
-@pytest.mark.parametrize("variant", [SOTW, DELTA])
+@pytest.mark.parametrize("variant", [SotwSubscription, DeltaSubscription])
 def test_rejects_stream_without_node_id(variant: Any) -> None:
     for data in (b"", first("")):
         with pytest.raises(BadRequest, match=r"node\.id|DeltaDiscoveryRequest"):
             Stream(variant, "10.0.0.9:5000", data, "auto")
-
-
-def test_remembers_envoy_for_ten_minutes() -> None:
-    now = 1000.0
-    events: list[str] = []
-    registry = EnvoyRegistry(lambda: now, lambda kind, subject, message: events.append(kind))
-    one = stream()
-    registry.add_stream(one)
-    now += 5000
-    (status,) = registry.statuses(PUBLISHED)
-    assert (status.connected_since, status.last_seen, status.version) == (1000.0, 6000.0, "1.40.0")
-    registry.remove_stream(one)
-    now += RETENTION_SECONDS
-    (status,) = registry.statuses(PUBLISHED)
-    assert (status.connected_since, status.last_seen) == (None, 6000.0)
-    now += 1
-    assert registry.statuses(PUBLISHED) == []
-    assert events == ["envoy.connected", "envoy.disconnected"]
-
-
-def test_reports_problem_once() -> None:
-    events: list[tuple[str, str]] = []
-    registry = EnvoyRegistry(lambda: 0.0, lambda kind, subject, message: events.append((kind, message)))
-    one = stream(module="99.0.0")
-    registry.add_stream(one)
-    for published in (SnapshotCache(), PUBLISHED, PUBLISHED):
-        registry.check_problem(one, published)
-    (problem,) = [message for kind, message in events if kind == "envoy.problem"]
-    assert "99.0.0" in problem
-    (status,) = registry.statuses(PUBLISHED)
-    assert (status.filter, status.module_version, status.problem) == ("none", "99.0.0", problem)
-
-
-@pytest.mark.parametrize(
-    ("last_push", "first_change", "latest", "expected"),
-    [
-        (float("-inf"), 5.0, 5.0, 5.0),  # the very first change
-        (4.0, 5.0, 5.0, 5.0),  # after a quiet period
-        (5.0, 5.005, 5.005, 5.025),
-        (5.0, 5.005, 5.020, 5.040),
-        (5.0, 5.005, 5.200, 5.205),  # an endless burst
-    ],
-)
-def test_next_push_at(last_push: float, first_change: float, latest: float, expected: float) -> None:
-    assert next_push_at(last_push, first_change, latest) == pytest.approx(expected)
-
-
-@given(st.lists(st.floats(min_value=0, max_value=0.3), min_size=1, max_size=200))
-def test_no_change_waits_longer_than_max_delay(gaps: list[float]) -> None:
-    now, last_push, first_change, at = 0.0, float("-inf"), None, float("inf")
-    for gap in gaps:
-        now += gap
-        if first_change is not None and at <= now:
-            assert at - first_change <= MAX_DELAY_SECONDS + 1e-9
-            assert at - last_push >= QUIET_SECONDS - 1e-9
-            last_push, first_change = at, None
-        first_change = now if first_change is None else first_change
-        at = next_push_at(last_push, first_change, now)

@@ -1,4 +1,4 @@
-"""Important cases of the xDS protocol, one by one, in both variants."""
+"""Tests of single cases of the xDS protocol in both variants."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import pytest
 from envoy.service.discovery.v3 import discovery_pb2
 from google.protobuf import any_pb2
 
-from controlplane.xds.discovery_request import DeltaRequest, SotwRequest
-from controlplane.xds.resource_set import ResourceSet, resource_set_from_bodies
+from controlplane.xds.resource_set import ResourceSet, build_resource_set, make_resource
 from controlplane.xds.resource_type import CLUSTER, ENDPOINTS, LISTENER, ResourceType
 from controlplane.xds.subscription import AckResult, DeltaSubscription, SotwSubscription
+from tests.support.controlplane.discovery_requests import delta_request, sotw_request
 
-# Like clusters, but mutable: Tidevoy never changes the clusters that an Envoy holds.
+# A wildcard type like Tidevoy's clusters, but not `immutable`.
 CHANGEABLE = replace(CLUSTER, immutable=False)
 
 
 def resource_set(kind: ResourceType, **bodies: str) -> ResourceSet:
-    return resource_set_from_bodies(
+    return build_resource_set(
         kind,
-        {
-            name: any_pb2.Any(type_url=name, value=body.encode()).SerializeToString()
+        (
+            make_resource(name, any_pb2.Any(type_url=name, value=body.encode()).SerializeToString())
             for name, body in bodies.items()
-        },
+        ),
     )
 
 
 class Sotw:
-    """A state-of-the-world client that the test drives."""
+    """A state-of-the-world client; the test calls each step."""
 
     def __init__(self, kind: ResourceType, *names: str, version: str = "") -> None:
         self.kind, self.names, self.version, self.nonce = kind, frozenset(names), version, ""
@@ -39,11 +39,11 @@ class Sotw:
     def request(self, *, error_detail: str = "", nonce: str | None = None) -> AckResult | None:
         nonce = self.nonce if nonce is None else nonce
         return self.subscription.receive(
-            SotwRequest(self.kind.url, self.version, nonce, self.names, error_detail)
+            sotw_request(self.kind, self.version, nonce, self.names, error_detail)
         )
 
-    def get(self, offered: ResourceSet) -> list[str] | None:
-        data = self.subscription.next_response(offered)
+    def get(self, published: ResourceSet) -> list[str] | None:
+        data = self.subscription.next_response(published)
         if data is None:
             return None
         response = discovery_pb2.DiscoveryResponse.FromString(data)
@@ -56,18 +56,18 @@ class Sotw:
 
 
 class Delta:
-    """An incremental client that the test drives."""
+    """An incremental client; the test calls each step."""
 
     def __init__(self, kind: ResourceType, *names: str, **held: str) -> None:
         self.kind = kind
         self.subscription = DeltaSubscription(kind)
-        self.subscription.receive(DeltaRequest(kind.url, subscribe=frozenset(names), initial_versions=held))
+        self.subscription.receive(delta_request(kind, subscribe=frozenset(names), initial_versions=held))
 
     def request(self, **fields: Any) -> AckResult | None:
-        return self.subscription.receive(DeltaRequest(self.kind.url, **fields))
+        return self.subscription.receive(delta_request(self.kind, **fields))
 
-    def get(self, offered: ResourceSet) -> tuple[list[str], list[str]] | None:
-        data = self.subscription.next_response(offered) or self.subscription.next_removal(offered)
+    def get(self, published: ResourceSet) -> tuple[list[str], list[str]] | None:
+        data = self.subscription.next_response(published) or self.subscription.next_removal(published)
         if data is None:
             return None
         response = discovery_pb2.DeltaDiscoveryResponse.FromString(data)
@@ -98,7 +98,7 @@ class TestSotw:
         client.get(one)
         client.ack()
         client.get(two)
-        # Reverted before the Envoy has acknowledged `two`, which it may run.
+        # `one` is published again while `two` is pending. The Envoy may already use `two`.
         assert not client.subscription.is_synced(one)
         assert client.get(one) == ["1"]
         assert not client.subscription.is_synced(one)
@@ -106,7 +106,7 @@ class TestSotw:
         assert client.subscription.is_synced(one)
 
     def test_answers_repeated_request(self) -> None:
-        """Envoy repeats its request after a cluster change; without a response the new cluster waits 15 s."""
+        """Envoy repeats its request after a cluster change, and waits up to 15 s for the response."""
         one = resource_set(ENDPOINTS, tidb="1")
         client = Sotw(ENDPOINTS, "tidb")
         client.get(one)
@@ -186,7 +186,7 @@ class TestSotw:
         one, two = resource_set(LISTENER, sql="1"), resource_set(LISTENER, sql="2")
         client = Sotw(LISTENER)
         assert client.get(one) == ["1"]
-        assert client.get(two) is None  # the first response may still be acknowledged
+        assert client.get(two) is None  # the first response is still pending
         client.ack()
         assert client.get(two) is None
         assert client.subscription.is_stale(two)
@@ -210,7 +210,7 @@ class TestSotw:
         client.ack()
         assert client.subscription.is_synced(more)
         assert client.subscription.is_stale(more)
-        assert client.get(resource_set(LISTENER, sql="2")) is None  # nothing is removed
+        assert client.get(resource_set(LISTENER, sql="2")) is None  # listeners are never removed
 
     def test_rejected_listener_does_not_block_others(self) -> None:
         client = Sotw(LISTENER)
@@ -257,12 +257,12 @@ class TestSotw:
         client = Sotw(CLUSTER)
         client.get(one)
         assert client.subscription.ack_pending
-        # Not before it is known what the client holds.
-        assert client.subscription.next_response(two, replaces=True) is None
+        # Nothing is replaced while a response is pending.
+        assert client.subscription.next_response(two, may_replace=True) is None
         client.ack()
         assert not client.subscription.ack_pending
-        assert client.subscription.next_response(one, replaces=True) is None
-        assert client.subscription.next_response(two, replaces=True) is not None
+        assert client.subscription.next_response(one, may_replace=True) is None
+        assert client.subscription.next_response(two, may_replace=True) is not None
 
     def test_sotw_sends_no_empty_set_of_listeners(self) -> None:
         client = Sotw(LISTENER)
@@ -285,7 +285,25 @@ class TestDelta:
     def test_latest_pending_response_counts_as_held(self) -> None:
         one, two = resource_set(CHANGEABLE, tidb="1"), resource_set(CHANGEABLE, tidb="2")
         client = Delta(CHANGEABLE)
-        assert [client.get(offered) for offered in (one, two, one)] == [(["1"], []), (["2"], []), (["1"], [])]
+        responses = [client.get(published) for published in (one, two, one)]
+        assert responses == [(["1"], []), (["2"], []), (["1"], [])]
+
+    def test_each_pending_response_is_acknowledged_by_its_nonce(self) -> None:
+        one, two = resource_set(CHANGEABLE, tidb="1"), resource_set(CHANGEABLE, tidb="2")
+        client = Delta(CHANGEABLE)
+        client.get(one)
+        first_nonce = client.nonce
+        client.get(two)
+        assert client.request(nonce=first_nonce, error_detail="no") == AckResult(one.version, "no")
+        assert client.ack() == AckResult(two.version)
+
+    def test_unsubscribed_name_is_sent_again_if_the_wildcard_covers_it(self) -> None:
+        both = resource_set(CHANGEABLE, a="1", b="2")
+        client = Delta(CHANGEABLE, "*", "a")
+        client.get(both)
+        client.ack()
+        client.request(unsubscribe=frozenset({"a"}))
+        assert client.get(both) == (["1"], [])
 
     @pytest.mark.parametrize(("subscribed", "unsubscribed"), [(("a", "b"), "b"), (("*", "a"), "*")])
     def test_forgets_name_unsubscribed_while_pending(
@@ -382,7 +400,7 @@ class TestDelta:
         assert client.get(two) is None
         client.ack()
         assert client.get(two) is None
-        assert client.get(resource_set(LISTENER, other="1")) == (["1"], [])  # nor removed
+        assert client.get(resource_set(LISTENER, other="1")) == (["1"], [])  # `sql` is not removed either
         client.ack()
         assert client.subscription.is_stale(two)
         reconnected = Delta(LISTENER, sql=one.resources["sql"].version)
@@ -431,8 +449,8 @@ class TestDelta:
         assert client.subscription.ack_pending
         client.ack()
         assert not client.subscription.ack_pending
-        assert client.subscription.next_response(one, replaces=True) is None
-        assert client.subscription.next_response(two, replaces=True) is not None
+        assert client.subscription.next_response(one, may_replace=True) is None
+        assert client.subscription.next_response(two, may_replace=True) is not None
 
     def test_delta_sends_no_empty_set_of_listeners(self) -> None:
         client = Delta(LISTENER)

@@ -1,4 +1,7 @@
-"""Model-based random test: whatever an Envoy and the network do, it ends up with the latest resources."""
+"""Model-based random test: in the end, an Envoy has the latest resources, whatever happened before.
+
+The rules of `Exchange` publish resources, reconnect, and deliver messages in random order.
+"""
 
 from __future__ import annotations
 
@@ -15,29 +18,29 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from controlplane.xds.discovery_request import DeltaRequest, SotwRequest
 from controlplane.xds.resource_set import Resource, ResourceSet, build_resource_set, make_resource
 from controlplane.xds.resource_type import CLUSTER, ENDPOINTS, LISTENER, LIVE_CONFIG, ResourceType
 from controlplane.xds.subscription import DeltaSubscription, SotwSubscription
+from tests.support.controlplane.discovery_requests import delta_request, sotw_request
 
-# Like clusters, but mutable: Tidevoy never changes the clusters that an Envoy holds.
+# A wildcard type like Tidevoy's clusters, but not `immutable`.
 CHANGEABLE = replace(CLUSTER, immutable=False)
 
 NAMES = ("a", "b", "c")
-PADDING = b"padding "  # longer than any content
+PADDING = b"padding "  # between content and the number of a re-encoding; too long to occur in content
 name = st.sampled_from(NAMES)
 contents = st.dictionaries(name, st.binary(min_size=1, max_size=1), min_size=1)
 
 
 class Client(ABC):
-    """Base of the clients: holds resources, and asserts that held immutable resources do not change."""
+    """A client. `has` holds its resources; `check` asserts that none of an `immutable` type changes."""
 
     def __init__(self, kind: ResourceType) -> None:
         self.kind = kind
         self.everything = kind.wildcard
         self.wanted: set[str] = set() if kind.wildcard else {"a"}
         self.has: dict[str, bytes] = {}
-        self.last_received: dict[str, bytes] = {}  # received last, of a `skips_identical` type
+        self.last_received: dict[str, bytes] = {}  # only for a `skips_identical` type
 
     def wants(self, resource_name: str) -> bool:
         return self.everything or resource_name in self.wanted
@@ -45,10 +48,10 @@ class Client(ABC):
     @staticmethod
     @abstractmethod
     def nonce_and_versions(data: bytes) -> tuple[str, set[tuple[str, str]]]:
-        """Return the nonce of a response, and the names and versions that its ACK covers."""
+        """Return the nonce of a response, and the (name, version) pairs that an ACK of it acknowledges."""
 
     def read_new(self, received: dict[str, bytes]) -> dict[str, bytes]:
-        """Return what the Envoy reads of a response: what is new, if the type skips identical resources."""
+        """Return the resources that Envoy reads: of a `skips_identical` type, only changed resources."""
         if not self.kind.skips_identical:
             return received
         new = dict(received.items() - self.last_received.items())
@@ -75,25 +78,25 @@ class SotwClient(Client):
         message = discovery_pb2.DiscoveryResponse.FromString(data)
         return message.nonce, {("", message.version_info)}
 
-    def request(self, error_detail: str = "") -> SotwRequest:
-        return SotwRequest(self.kind.url, self.version, self.nonce, frozenset(self.wanted), error_detail)
+    def request(self, error_detail: str = "") -> Any:
+        return sotw_request(self.kind, self.version, self.nonce, self.wanted, error_detail)
 
-    def reconnect(self) -> SotwRequest:
+    def reconnect(self) -> Any:
         self.nonce = ""
         return self.request()
 
-    def repeat(self) -> SotwRequest:
+    def repeat(self) -> Any:
         return self.request()
 
-    def subscribe(self, resource: str) -> SotwRequest:
+    def subscribe(self, resource: str) -> Any:
         self.wanted.add(resource)
         return self.request()
 
-    def unsubscribe(self, resource: str) -> SotwRequest:
+    def unsubscribe(self, resource: str) -> Any:
         self.forget(resource)
         return self.request()
 
-    def process(self, data: bytes, *, reject: bool) -> SotwRequest:
+    def process(self, data: bytes, *, reject: bool) -> Any:
         message = discovery_pb2.DiscoveryResponse.FromString(data)
         assert message.type_url == self.kind.url
         self.nonce = message.nonce
@@ -106,7 +109,7 @@ class SotwClient(Client):
         if reject and (read or not received):
             return self.request("no")
         self.check(received)
-        # A resource missing from a response is removed, and immutable ones must not be.
+        # Envoy removes resources that are missing from a response; immutable ones must not be missing.
         assert not self.kind.immutable or self.has.keys() <= received.keys()
         held = {} if self.kind.wildcard else self.has
         self.has = {resource: body for resource, body in {**held, **read}.items() if self.wants(resource)}
@@ -124,24 +127,24 @@ class DeltaClient(Client):
         message = discovery_pb2.DeltaDiscoveryResponse.FromString(data)
         return message.nonce, {(resource.name, resource.version) for resource in message.resources}
 
-    def reconnect(self) -> DeltaRequest:
-        return DeltaRequest(
-            self.kind.url, subscribe=frozenset(self.wanted), initial_versions=dict(self.versions)
+    def reconnect(self) -> Any:
+        return delta_request(
+            self.kind, subscribe=frozenset(self.wanted), initial_versions=dict(self.versions)
         )
 
-    def repeat(self) -> DeltaRequest:
-        return DeltaRequest(self.kind.url)
+    def repeat(self) -> Any:
+        return delta_request(self.kind)
 
-    def subscribe(self, resource: str) -> DeltaRequest:
+    def subscribe(self, resource: str) -> Any:
         self.wanted.add(resource)
-        return DeltaRequest(self.kind.url, subscribe=frozenset({resource}))
+        return delta_request(self.kind, subscribe=frozenset({resource}))
 
-    def unsubscribe(self, resource: str) -> DeltaRequest:
+    def unsubscribe(self, resource: str) -> Any:
         self.forget(resource)
         self.versions.pop(resource, None)
-        return DeltaRequest(self.kind.url, unsubscribe=frozenset({resource}))
+        return delta_request(self.kind, unsubscribe=frozenset({resource}))
 
-    def process(self, data: bytes, *, reject: bool) -> DeltaRequest:
+    def process(self, data: bytes, *, reject: bool) -> Any:
         message = discovery_pb2.DeltaDiscoveryResponse.FromString(data)
         assert message.type_url == self.kind.url
         received = {
@@ -151,7 +154,7 @@ class DeltaClient(Client):
         }
         read = self.read_new(received)
         if reject and (read or not received):
-            return DeltaRequest(self.kind.url, message.nonce, error_detail="no")
+            return delta_request(self.kind, message.nonce, error_detail="no")
         self.check(received)
         self.has.update(read)
         for resource in message.resources:
@@ -160,11 +163,11 @@ class DeltaClient(Client):
         for removed_name in message.removed_resources:
             self.has.pop(removed_name, None)
             self.versions.pop(removed_name, None)
-        return DeltaRequest(self.kind.url, message.nonce)
+        return delta_request(self.kind, message.nonce)
 
 
 class Exchange(RuleBasedStateMachine):
-    """Client and server with messages in flight in both directions, delivered in order."""
+    """A client and a server. In each direction, the messages are queued and delivered in order."""
 
     client: Any
     subscription: Any
@@ -182,7 +185,7 @@ class Exchange(RuleBasedStateMachine):
         self.reconnect()
 
     def put(self, bodies: dict[str, bytes]) -> None:
-        # A resource's `Any` has the resource's name as its type, so that the client can identify the body.
+        # The type URL of each `Any` is the name of the resource, so that the client can identify it.
         self.bodies = bodies
         self.published: ResourceSet = build_resource_set(
             self.kind, (self.resource(resource_name, body) for resource_name, body in bodies.items())
@@ -234,9 +237,9 @@ class Exchange(RuleBasedStateMachine):
         request = self.to_server.popleft()
         ack_result = self.subscription.receive(request)
         if ack_result is not None and ack_result.error_detail:
-            self.rejected |= self.sent[request.nonce]
-        # A client that unsubscribes a name and subscribes it again gets it even if it was rejected.
-        for unsubscribed in getattr(request, "unsubscribe", ()):
+            self.rejected |= self.sent[request.response_nonce]
+        # After a client has unsubscribed from a name, a rejected version of it may be sent again.
+        for unsubscribed in getattr(request, "resource_names_unsubscribe", ()):
             for versions in (self.rejected, *self.sent.values()):
                 versions -= {version for version in versions if version[0] == unsubscribed}
 
@@ -268,7 +271,7 @@ class Exchange(RuleBasedStateMachine):
             pass
         if self.kind.skips_identical and self.subscription.is_synced(self.published):
             self.check_client_is_current()
-        # Publish new content, so that no earlier rejection applies; from now on nothing is rejected.
+        # Publish new content that the client has not rejected. From here on, the client rejects nothing.
         while self.to_client or self.to_server:
             self.settle_one()
         self.put({resource_name: b"last " + body for resource_name, body in self.bodies.items()})
@@ -279,7 +282,7 @@ class Exchange(RuleBasedStateMachine):
             raise AssertionError("the exchange does not settle")
         if self.kind.immutable:
             assert set(self.client.has) & set(NAMES) or not self.bodies
-            # In state of the world, a reconnected Envoy reports only a version, not what it has.
+            # In the state-of-the-world variant, a reconnected Envoy reports a version, but no resources.
             assert self.clients is SotwClient or set(self.bodies) <= set(self.client.has)
         else:
             self.check_client_is_current()
@@ -293,7 +296,7 @@ class Exchange(RuleBasedStateMachine):
         }
         has = {resource_name: body.partition(PADDING)[0] for resource_name, body in self.client.has.items()}
         if self.clients is SotwClient and not self.kind.wildcard:
-            # State of the world cannot remove endpoints; Envoy drops them with their cluster.
+            # The state-of-the-world variant cannot remove endpoints. Envoy removes them with their cluster.
             has = {resource_name: body for resource_name, body in has.items() if resource_name in self.bodies}
         assert has == wanted
 
@@ -366,7 +369,7 @@ LIVE_CONFIGS = pytest.mark.parametrize("machine", [SotwLiveConfig, DeltaLiveConf
 
 
 def synced_exchange(machine: type[Exchange]) -> Exchange:
-    """Return an exchange whose client subscribes to `a` and `b`, and has them."""
+    """Return an exchange whose client has subscribed to `a` and `b` and has both."""
     exchange = machine()
     exchange.begin({"a": b"1", "b": b"1"})
     exchange.subscribe("b")
@@ -377,7 +380,7 @@ def synced_exchange(machine: type[Exchange]) -> Exchange:
 
 
 def exchange_with_pending_change(machine: type[Exchange]) -> Exchange:
-    """Return an exchange with a sent change of `a` that its client has not read yet."""
+    """Return an exchange with a change of `a` that was sent but that the client has not read yet."""
     exchange = synced_exchange(machine)
     exchange.publish({"a": b"2", "b": b"1"})
     assert exchange.write()

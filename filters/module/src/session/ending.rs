@@ -3,15 +3,15 @@
 use std::time::Duration;
 
 use abi::filter::Filter;
-use wire::error::Refusal;
-use wire::tracker::State;
+use wire::error::ProxyError;
+use wire::tracker::TrackerState;
 
-use super::{METADATA, Phase, Session, refusal};
+use super::{METADATA, Session, SessionPhase, proxy_error_index};
 use crate::deadlines::Deadline;
-use crate::{departures, node, reachability, wakers};
+use crate::{migration_scheduler, node, reachability, wakers};
 
 /// Time that a client has to read what the node said before it closed.
-const UNREAD: Duration = Duration::from_secs(60);
+const MAX_UNREAD_TIME: Duration = Duration::from_secs(60);
 
 impl Session {
     /// Nothing more is expected of the client, which gets so much time to read what it was told, and to close.
@@ -22,137 +22,137 @@ impl Session {
     }
 
     /// The node has closed. What it said last is on its way to the client, who has some time to read it.
-    pub(crate) fn node_closed(&self) {
-        if self.phase.get() != Phase::Established {
+    pub(crate) fn on_node_closed(&self) {
+        if self.phase.get() != SessionPhase::Established {
             return;
         }
-        self.phase.set(Phase::Over);
-        self.drops_probes();
-        self.stop_moving();
-        self.leave_node();
+        self.phase.set(SessionPhase::Ended);
+        self.cancel_probes();
+        self.abandon_migration();
+        self.release_node();
         if let Some(waker) = self.filter.get().and_then(Filter::waker) {
-            self.deadline.replace(Some(Deadline::new(waker, UNREAD)));
+            self.deadline.replace(Some(Deadline::new(waker, MAX_UNREAD_TIME)));
         }
     }
 
-    /// The client reads on what a node said that has closed.
-    pub(crate) fn client_takes(&self) {
-        if self.phase.get() == Phase::Over && self.failure.get().is_none() {
-            self.close_after(UNREAD);
+    /// The client still reads what a closed node has sent.
+    pub(crate) fn on_client_progress(&self) {
+        if self.phase.get() == SessionPhase::Ended && self.login_failure.get().is_none() {
+            self.close_after(MAX_UNREAD_TIME);
         }
     }
 
-    /// The error packet that tells the client of a refusal which the proxy decides on, and which ends the login.
-    pub(crate) fn refuse(&self, why: Refusal) -> Vec<u8> {
-        let packet = self.login(|login| login.refusal(why)).unwrap_or_default();
-        self.failed(refusal(why));
+    /// Ends the login with an error of the proxy. Returns the error packet for the client.
+    pub(crate) fn reject(&self, why: ProxyError) -> Vec<u8> {
+        let packet = self.with_login(|login| login.error_packet(why)).unwrap_or_default();
+        self.record_login_failure(proxy_error_index(why));
         packet
     }
 
     /// Ends the session from outside its sockets.
-    pub(crate) fn close(&self, why: Refusal) {
-        let words = self.refuse(why);
-        self.last_words.replace(words);
-        self.cut(why.name());
+    pub(crate) fn close(&self, why: ProxyError) {
+        let error = self.reject(why);
+        self.final_error.replace(error);
+        self.close_now(why.name());
     }
 
     /// No node was found. If one was full, the client gets its error, which says more than the proxy's.
-    fn refuse_without_node(&self) -> Vec<u8> {
-        match self.full_node.take() {
+    fn reject_without_node(&self) -> Vec<u8> {
+        match self.full_node_error.take() {
             Some((node, packet)) => {
-                self.failed_at(&node.counts, node::NODE_FULL);
+                self.record_login_failure_in(&node.counts, node::NODE_FULL);
                 packet
             }
-            None => self.refuse(Refusal::NoNode),
+            None => self.reject(ProxyError::NoNode),
         }
     }
 
-    /// What the client has to be told before its socket closes; once.
-    pub(crate) fn take_last_words(&self) -> Vec<u8> {
+    /// Takes the error packet for the client before its socket closes.
+    pub(crate) fn take_final_error(&self) -> Vec<u8> {
         match self.phase.get() {
-            Phase::Connecting => self.refuse_without_node(),
-            Phase::Login => self.stops_asking_elsewhere().unwrap_or_else(|| self.refuse(self.lost_login())),
-            Phase::Established | Phase::Over => self.last_words.take(),
+            SessionPhase::Connecting => self.reject_without_node(),
+            SessionPhase::Login => self.stop_login_failover().unwrap_or_else(|| self.reject(self.login_loss_error())),
+            SessionPhase::Established | SessionPhase::Ended => self.final_error.take(),
         }
     }
 
-    /// A deadline may have passed, or it is time for sessions to leave.
-    pub(crate) fn woken(&self) {
-        reachability::look();
-        departures::look();
-        self.travel.forgets_in_time();
-        if let Some(moving) = self.travel.moving() {
-            moving.woken();
+    /// A deadline may have passed, or migrations may be due.
+    pub(crate) fn on_wake(&self) {
+        reachability::check_sessions();
+        migration_scheduler::run_due();
+        self.migration.drop_expired_snapshot();
+        if let Some(driver) = self.migration.driver() {
+            driver.on_wake();
         }
-        let asking = self.login_elsewhere.borrow().clone();
-        if let Some(asking) = asking {
-            asking.woken();
+        let failover = self.login_failover.borrow().clone();
+        if let Some(failover) = failover {
+            failover.on_wake();
         }
-        self.checks_probe_deadlines();
+        self.check_probe_deadlines();
         if !self.deadline.borrow().as_ref().is_some_and(Deadline::has_passed) {
             return;
         }
         match self.phase.get() {
             // It was not the client that took so long.
-            Phase::Connecting => {
-                let words = self.refuse_without_node();
-                self.last_words.replace(words);
-                self.cut(Refusal::NoNode.name());
+            SessionPhase::Connecting => {
+                let error = self.reject_without_node();
+                self.final_error.replace(error);
+                self.close_now(ProxyError::NoNode.name());
             }
-            Phase::Login => match self.stops_asking_elsewhere() {
-                Some(words) => {
-                    self.last_words.replace(words);
-                    self.cut("node_full");
+            SessionPhase::Login => match self.stop_login_failover() {
+                Some(error) => {
+                    self.final_error.replace(error);
+                    self.close_now("node_full");
                 }
-                None => self.close(Refusal::LoginTooSlow),
+                None => self.close(ProxyError::LoginTooSlow),
             },
-            Phase::Established => self.look_at_idleness(),
+            SessionPhase::Established => self.check_idle_timeout(),
             // It was refused, by the node or here, or the node is gone, and the client has not closed.
-            Phase::Over => self.cut("client_stayed"),
+            SessionPhase::Ended => self.close_now("client_stayed"),
         }
     }
 
-    pub(super) fn cut(&self, why: &str) {
+    pub(super) fn close_now(&self, why: &str) {
         if let Some(filter) = self.filter.get() {
             filter.close(why);
         }
     }
 
-    /// A node has been asked for the session's states, and has begun to count its idle time anew with that, or another
-    /// node has: it ends all the same when `wait_timeout` is over.
-    pub(super) fn goes_on_idling(&self, wait_timeout: Option<Duration>) {
-        let since = self.commands.rests_since().or(self.established_at.get());
+    /// After an export or a migration the node counts the idle time of the session from zero. The session still ends when
+    /// `wait_timeout` has passed since its last command.
+    pub(super) fn resume_idle_timeout(&self, wait_timeout: Option<Duration>) {
+        let since = self.commands.idle_since().or(self.established_at.get());
         let (Some(limit), Some(since)) = (wait_timeout, since) else { return };
-        let left = |limit: Duration| limit.saturating_sub(since.elapsed());
+        let old_conn = |limit: Duration| limit.saturating_sub(since.elapsed());
         let idle_timeout = self.idle_timeout.get();
-        let shortest = if idle_timeout.is_zero() { left(limit) } else { left(limit).min(left(idle_timeout)) };
+        let shortest =
+            if idle_timeout.is_zero() { old_conn(limit) } else { old_conn(limit).min(old_conn(idle_timeout)) };
         self.idle_since.set(Some(since));
         let deadline = self.waker().map(|waker| Deadline::new(waker, shortest));
         self.deadline.replace(deadline);
     }
 
-    pub(super) fn look_at_idleness(&self) {
+    pub(super) fn check_idle_timeout(&self) {
         let idle_since = self.idle_since.take();
-        if self.idle_timeout.get().is_zero() && idle_since != self.commands.rests_since().or(self.established_at.get())
-        {
+        if self.idle_timeout.get().is_zero() && idle_since != self.commands.idle_since().or(self.established_at.get()) {
             // It has done something since.
             self.deadline.replace(None);
             return;
         }
         let busy = self.tracker.borrow().as_ref().is_some_and(|tracker| match tracker.state() {
-            State::Busy => true,
-            State::Opaque => self.client_spoke_last.get(),
-            State::Idle | State::InTransaction => false,
+            TrackerState::Busy => true,
+            TrackerState::Opaque => self.has_client_sent_last.get(),
+            TrackerState::Idle | TrackerState::InTransaction => false,
         });
         if busy {
-            self.is_active();
+            self.restart_idle_timeout();
         } else {
-            self.cut("idle_timeout");
+            self.close_now("idle_timeout");
         }
     }
 
-    /// The time until it counts as idle begins anew.
-    pub(super) fn is_active(&self) {
+    /// Restarts the idle timeout.
+    pub(super) fn restart_idle_timeout(&self) {
         let idle_timeout = self.idle_timeout.get();
         if !idle_timeout.is_zero()
             && let Some(deadline) = &*self.deadline.borrow()
@@ -161,32 +161,38 @@ impl Session {
         }
     }
 
-    /// The client's connection has ended, and with it the session; to hear so again changes nothing.
-    pub(crate) fn ended(&self, by_client: bool) {
-        if matches!(self.phase.get(), Phase::Connecting | Phase::Login) {
-            self.failed(if by_client { node::CLIENT_GONE } else { refusal(self.lost_login()) });
+    /// The client's connection has ended, and with it the session. A second call changes nothing.
+    pub(crate) fn on_ended(&self, by_client: bool) {
+        if matches!(self.phase.get(), SessionPhase::Connecting | SessionPhase::Login) {
+            self.record_login_failure(if by_client {
+                node::CLIENT_GONE
+            } else {
+                proxy_error_index(self.login_loss_error())
+            });
         }
-        self.phase.set(Phase::Over);
+        self.phase.set(SessionPhase::Ended);
         self.deadline.replace(None);
-        wakers::ended(self);
-        if let Some(asking) = self.login_elsewhere.take() {
-            asking.abandon();
+        wakers::remove(self);
+        if let Some(failover) = self.login_failover.take() {
+            failover.abandon();
         }
-        self.drops_probes();
-        self.stop_moving();
-        self.leave_node();
-        self.tell_bytes();
-        self.travel.keep(None);
-        if self.travel.is_wanted_elsewhere() {
-            self.travel.stays();
-            departures::one_has_ended();
+        self.cancel_probes();
+        self.abandon_migration();
+        self.release_node();
+        self.report_bytes();
+        self.migration.set_snapshot(None);
+        if self.migration.is_migration_requested() {
+            self.migration.clear_request();
+            migration_scheduler::on_session_ended();
         }
     }
 
     /// For the access log, since Envoy does not count what goes past it.
-    fn tell_bytes(&self) {
+    fn report_bytes(&self) {
         if let Some(filter) = self.filter.get() {
-            for (key, bytes) in [("bytes_from_client", &self.from_client), ("bytes_to_client", &self.to_client)] {
+            for (key, bytes) in
+                [("bytes_from_client", &self.bytes_from_client), ("bytes_to_client", &self.bytes_to_client)]
+            {
                 filter.set_metadata_number(METADATA, key, bytes.get() as f64);
             }
         }

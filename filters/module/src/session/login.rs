@@ -5,15 +5,15 @@ use std::time::{Duration, Instant};
 
 use session::identity::Identity;
 use wire::capability::Capabilities;
-use wire::error::Refusal;
+use wire::error::ProxyError;
 use wire::login::{Login, Output, PasswordKey, Progress, TOO_MANY_CONNECTIONS};
 use wire::tracker::Tracker;
 
-use super::{Phase, Session, refusal};
-use crate::events::{self, Member};
-use crate::login_elsewhere::LoginElsewhere;
+use super::{Session, SessionPhase, proxy_error_index};
+use crate::login_failover::LoginFailover;
 use crate::node::{ConnectFailure, Counts};
-use crate::{departures, node};
+use crate::offload::{self, OffloadedConn};
+use crate::{migration_scheduler, node};
 
 /// A server that closes sooner than this has not timed out: MariaDB's `connect_timeout` is at least 2 s (mariadb.com/docs,
 /// "Server System Variables").
@@ -21,150 +21,151 @@ const CLIENT_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Session {
     pub(crate) fn client_has_tls(&self) -> bool {
-        self.client_tls.get()
+        self.client_has_tls.get()
     }
 
-    /// The node has greeted: what it said goes to the client.
-    pub(crate) fn greeted(&self) {
-        self.phase.set(Phase::Login);
-        self.full_node.replace(None);
+    /// The node has greeted: its greeting goes to the client.
+    pub(crate) fn on_greeting(&self) {
+        self.phase.set(SessionPhase::Login);
+        self.full_node_error.replace(None);
     }
 
     /// Runs a step of the login; None when it is over.
-    pub(crate) fn login<T>(&self, step: impl FnOnce(&mut Login) -> T) -> Option<T> {
+    pub(crate) fn with_login<T>(&self, step: impl FnOnce(&mut Login) -> T) -> Option<T> {
         self.login.borrow_mut().as_mut().map(|login| step(login))
     }
 
     /// Bytes of the client go through the login.
     pub(crate) fn login_from_client(&self, bytes: &[u8], key: &dyn PasswordKey, out: &mut Output) -> (usize, Progress) {
         let (taken, progress) =
-            self.login(|login| login.client(bytes, key, out)).unwrap_or((bytes.len(), Progress::More));
-        self.progressed(progress);
+            self.with_login(|login| login.on_client_bytes(bytes, key, out)).unwrap_or((bytes.len(), Progress::More));
+        self.on_login_progress(progress);
         (taken, progress)
     }
 
     /// Bytes of the node go through the login.
     pub(crate) fn login_from_node(&self, bytes: &[u8], out: &mut Output) -> (usize, Progress) {
-        let (taken, progress) = self.login(|login| login.node(bytes, out)).unwrap_or((bytes.len(), Progress::More));
-        self.node_spoke_at.set(Some(Instant::now()));
-        self.progressed(progress);
+        let (taken, progress) =
+            self.with_login(|login| login.on_node_bytes(bytes, out)).unwrap_or((bytes.len(), Progress::More));
+        self.last_node_bytes_at.set(Some(Instant::now()));
+        self.on_login_progress(progress);
         (taken, progress)
     }
 
     /// Whether the node has answered the client's response with these bytes: that it is full. The client does not get them
-    /// yet, since another node may take the login. [`Self::asks_elsewhere`] follows after this read.
-    pub(crate) fn keeps_from_client(&self, bytes: &[u8]) -> bool {
-        let full = self.login(|login| login.is_full(bytes)).unwrap_or_default();
-        if !full || !self.may_ask_elsewhere.replace(false) {
+    /// yet, since another node may take the login. [`Self::fail_over_login`] follows after this read.
+    pub(crate) fn hold_full_error(&self, bytes: &[u8]) -> bool {
+        let full = self.with_login(|login| login.is_full(bytes)).unwrap_or_default();
+        if !full || !self.may_fail_over.replace(false) {
             return false;
         }
-        self.full_late.replace(bytes.to_vec());
+        self.late_full_error.replace(bytes.to_vec());
         true
     }
 
-    /// Whether other nodes are asked to take the login, or will be. What this node sends does not matter any more.
-    pub(crate) fn is_asking_elsewhere(&self) -> bool {
-        self.login_elsewhere.borrow().is_some() || !self.full_late.borrow().is_empty()
+    /// Whether the login fails over to another node, or will. What this node sends does not matter any more.
+    pub(crate) fn is_failing_over(&self) -> bool {
+        self.login_failover.borrow().is_some() || !self.late_full_error.borrow().is_empty()
     }
 
-    /// Asks other nodes to take the login, if that is due.
-    pub(crate) fn asks_elsewhere(self: &Rc<Self>) {
-        let refusal = self.full_late.take();
-        let Some(vehicle) = self.travel.vehicle().filter(|_| !refusal.is_empty()) else { return };
+    /// Starts the failover of the login, if that is due.
+    pub(crate) fn fail_over_login(self: &Rc<Self>) {
+        let full_error = self.late_full_error.take();
+        let Some(upstream) = self.migration.upstream().filter(|_| !full_error.is_empty()) else { return };
         if let Some(node) = self.node() {
-            vehicle.cannot_use(&node, &self.endpoint(), ConnectFailure::Full);
+            upstream.report_connect_failure(&node, &self.last_tried_endpoint(), ConnectFailure::Full);
         }
-        let attempt = self.login(|login| login.attempt_elsewhere()).flatten();
-        let begun = attempt.is_some_and(|attempt| {
-            events::takes_over(Rc::clone(&vehicle) as Rc<dyn Member>)
-                && LoginElsewhere::begin(self, Rc::clone(&vehicle), attempt, refusal.clone())
+        let attempt = self.with_login(|login| login.failover_attempt()).flatten();
+        let is_started = attempt.is_some_and(|attempt| {
+            offload::try_offload_login(Rc::clone(&upstream) as Rc<dyn OffloadedConn>)
+                && LoginFailover::start(self, Rc::clone(&upstream), attempt, full_error.clone())
         });
-        if !begun {
-            vehicle.receive_login(&refusal);
+        if !is_started {
+            upstream.receive_login(&full_error);
         }
     }
 
-    /// Stops asking other nodes. Returns the error of the first one, for the client. None: no other node was asked.
-    pub(super) fn stops_asking_elsewhere(&self) -> Option<Vec<u8>> {
-        let asking = self.login_elsewhere.take()?;
+    /// Stops the failover of the login. Returns the error of the first node, for the client. None: there was no failover.
+    pub(super) fn stop_login_failover(&self) -> Option<Vec<u8>> {
+        let failover = self.login_failover.take()?;
         let mut output = Output::default();
-        self.login_from_node(asking.abandon(), &mut output);
+        self.login_from_node(failover.abandon(), &mut output);
         Some(output.onward)
     }
 
-    pub(super) fn progressed(&self, progress: Progress) {
+    pub(super) fn on_login_progress(&self, progress: Progress) {
         match progress {
             Progress::More => {}
-            Progress::StartClientTls => self.client_tls.set(true),
-            Progress::Established(capabilities) => self.established(capabilities),
-            Progress::Denied(TOO_MANY_CONNECTIONS) => self.failed(node::NODE_FULL),
-            Progress::Denied(_) => self.failed(node::DENIED),
-            Progress::Refused(why) => {
-                if why == Refusal::NodeTlsFailed {
-                    self.node_spoke_before_tls();
+            Progress::StartClientTls => self.client_has_tls.set(true),
+            Progress::Established(capabilities) => self.on_established(capabilities),
+            Progress::Denied(TOO_MANY_CONNECTIONS) => self.record_login_failure(node::NODE_FULL),
+            Progress::Denied(_) => self.record_login_failure(node::DENIED),
+            Progress::Rejected(why) => {
+                if why == ProxyError::NodeTlsFailed {
+                    self.report_data_before_tls();
                 }
-                self.failed(refusal(why));
+                self.record_login_failure(proxy_error_index(why));
             }
         }
     }
 
     /// The node has sent something behind its greeting, before TLS. Without TLS, it may have been injected on the network.
-    pub(crate) fn node_spoke_before_tls(&self) {
-        self.counts(|counts| counts.connect_failures[ConnectFailure::Tls as usize].add(1));
-        let name = self.node.borrow().as_ref().map_or_else(String::new, |here| here.node.name.clone());
+    pub(crate) fn report_data_before_tls(&self) {
+        self.with_counts(|counts| counts.connect_failures[ConnectFailure::Tls as usize].add(1));
+        let name = self.node.borrow().as_ref().map_or_else(String::new, |node| node.shared.name.clone());
         abi::log!(
             Warn,
             "no TLS with {name}: it sent data behind its greeting, before TLS; it may have been injected on the network"
         );
     }
 
-    pub(super) fn established(&self, capabilities: Capabilities) {
-        self.phase.set(Phase::Established);
+    pub(super) fn on_established(&self, capabilities: Capabilities) {
+        self.phase.set(SessionPhase::Established);
         self.established_at.set(Some(Instant::now()));
-        self.tried.replace(Vec::new());
+        self.tried_endpoints.replace(Vec::new());
         let response = self.login.take().and_then(|mut login| login.take_response());
-        let identity = response.and_then(|response| Identity::of(&response, capabilities));
-        self.travel.identity.replace(identity.map(Box::new));
+        let identity = response.and_then(|response| Identity::from_handshake_response(&response, capabilities));
+        self.migration.identity.replace(identity.map(Box::new));
         let mut tracker = Tracker::new(capabilities);
         if capabilities.0 & (Capabilities::COMPRESS.0 | Capabilities::ZSTD_COMPRESSION.0) != 0 {
-            tracker.give_up();
+            tracker.stop_tracking();
         }
         self.tracker.replace(Some(tracker));
-        self.counts(|counts| counts.logins.add(1));
+        self.with_counts(|counts| counts.logins.add(1));
         if self.idle_timeout.get().is_zero() {
             self.deadline.replace(None);
         }
-        self.is_active();
-        self.recount();
-        if self.is_on_a_left_node() && departures::are_possible() && self.travel.begins_to_leave() {
-            self.travel.waits(); // its node was to be left while it logged in
+        self.restart_idle_timeout();
+        self.update_counted_state();
+        if self.is_on_draining_node() && migration_scheduler::is_possible() && self.migration.request_migration() {
+            self.migration.defer_until_idle(); // its node began to drain while it logged in
         }
     }
 
     /// Why the node has closed the connection during the login. If it has waited for the client, that one was too slow.
-    pub(crate) fn lost_login(&self) -> Refusal {
-        let client_owes = self.login(|login| login.awaits_client()).unwrap_or(false);
-        let waited = self.node_spoke_at.get().is_some_and(|since| since.elapsed() >= CLIENT_ANSWER_TIMEOUT);
-        if client_owes && waited { Refusal::LoginTooSlow } else { Refusal::NodeGone }
+    pub(crate) fn login_loss_error(&self) -> ProxyError {
+        let client_owes = self.with_login(|login| login.awaits_client()).unwrap_or(false);
+        let waited = self.last_node_bytes_at.get().is_some_and(|since| since.elapsed() >= CLIENT_ANSWER_TIMEOUT);
+        if client_owes && waited { ProxyError::LoginTooSlow } else { ProxyError::NodeGone }
     }
 
-    pub(super) fn failed(&self, reason: usize) {
-        self.counts(|counts| self.failed_at(counts, reason));
+    pub(super) fn record_login_failure(&self, reason: usize) {
+        self.with_counts(|counts| self.record_login_failure_in(counts, reason));
     }
 
     /// The login has failed. `counts`: those of the node that is the cause, which the session may have left.
-    pub(super) fn failed_at(&self, counts: &Counts, reason: usize) {
-        if self.failure.replace(Some(reason)).is_none() {
+    pub(super) fn record_login_failure_in(&self, counts: &Counts, reason: usize) {
+        if self.login_failure.replace(Some(reason)).is_none() {
             counts.login_failures[reason].add(1);
         }
-        self.phase.set(Phase::Over);
+        self.phase.set(SessionPhase::Ended);
     }
 
     /// The client will send no more. True: it has not finished its login, so all is over.
-    pub(crate) fn client_finished(&self) -> bool {
-        if matches!(self.phase.get(), Phase::Connecting | Phase::Login) {
-            self.failed(node::CLIENT_GONE);
+    pub(crate) fn on_client_finished(&self) -> bool {
+        if matches!(self.phase.get(), SessionPhase::Connecting | SessionPhase::Login) {
+            self.record_login_failure(node::CLIENT_GONE);
         }
-        self.phase.get() == Phase::Over
+        self.phase.get() == SessionPhase::Ended
     }
 }

@@ -1,72 +1,73 @@
-//! What goes by once a session is established.
+//! The traffic of an established session.
 
 use std::rc::Rc;
 
-use session::pong::Answer;
-use wire::error::Refusal;
+use session::ping_reply::PingOutcome;
+use wire::error::ProxyError;
 use wire::tracker::Tracker;
 
-use super::{Passing, Session, refusal, standing};
-use crate::commands::Watcher;
-use crate::departures;
-use crate::node::{self, Standing};
+use super::{PassDecision, Session, proxy_error_index, session_state};
+use crate::commands::CommandRecorder;
+use crate::migration_scheduler;
+use crate::node::{self, SessionState};
 
 impl Session {
-    /// The client's link has TLS and the node's has none, and passwords must not go from the one to the other.
-    pub(crate) fn set_exposed(&self) {
-        self.exposed.set(true);
+    /// The client's connection has TLS, the node's has none, and passwords must not go from the one to the other.
+    pub(crate) fn set_plain_node_side(&self) {
+        self.has_plain_node_side.set(true);
     }
 
-    /// Bytes of the client go by. False: they must not go on, and the session must end.
-    pub(crate) fn client_sent(&self, bytes: &[u8]) -> bool {
-        self.client_spoke_last.set(true);
-        self.from_client.set(self.from_client.get() + bytes.len() as u64);
-        self.counts(|counts| counts.to_node.add(bytes.len() as u64));
-        self.track(|tracker, watcher| tracker.client(bytes, watcher));
-        self.travel.client_sent(bytes, self.commands.take_change());
-        self.is_active();
-        !self.is_out_of_sight()
+    /// Tracks bytes of the client. False: they must not be forwarded, and the session must end.
+    pub(crate) fn on_client_bytes(&self, bytes: &[u8]) -> bool {
+        self.has_client_sent_last.set(true);
+        self.bytes_from_client.set(self.bytes_from_client.get() + bytes.len() as u64);
+        self.with_counts(|counts| counts.to_node.add(bytes.len() as u64));
+        self.track(|tracker, recorder| tracker.on_client_bytes(bytes, recorder));
+        self.migration.on_client_bytes(bytes, self.commands.take_identity_change());
+        self.restart_idle_timeout();
+        !self.may_expose_password()
     }
 
-    /// Bytes of the node go by, as far as the answer to a COM_PING that stands behind others. Returns how many, too.
-    pub(crate) fn node_sent(&self, bytes: &[u8]) -> (usize, Passing) {
-        self.client_spoke_last.set(false);
+    /// Tracks bytes of the node, up to an answer to COM_PING that follows other answers. Returns how many bytes were taken,
+    /// and what to do with them.
+    pub(crate) fn on_node_bytes(&self, bytes: &[u8]) -> (usize, PassDecision) {
+        self.has_client_sent_last.set(false);
         let mut taken = bytes.len();
-        self.track(|tracker, watcher| taken = tracker.node_to_pong(bytes, watcher));
-        self.to_client.set(self.to_client.get() + taken as u64);
-        self.counts(|counts| counts.to_client.add(taken as u64));
-        self.travel.node_sent(self.commands.take_change());
-        self.is_active();
-        let passing = if self.commands.take_clear_text() && self.exposed.get() {
+        self.track(|tracker, recorder| taken = tracker.on_node_bytes_until_ping_reply(bytes, recorder));
+        self.bytes_to_client.set(self.bytes_to_client.get() + taken as u64);
+        self.with_counts(|counts| counts.to_client.add(taken as u64));
+        self.migration.on_node_bytes(self.commands.take_identity_change());
+        self.restart_idle_timeout();
+        let passing = if self.commands.take_clear_text_request() && self.has_plain_node_side.get() {
             // A change of user is a login, too.
-            self.counts(|counts| counts.login_failures[refusal(Refusal::ClearTextPassword)].add(1));
-            Passing::AsksForClearText
-        } else if self.is_out_of_sight() {
-            Passing::Last
+            self.with_counts(|counts| counts.login_failures[proxy_error_index(ProxyError::ClearTextPassword)].add(1));
+            PassDecision::RejectClearText
+        } else if self.may_expose_password() {
+            PassDecision::PassAndClose
         } else {
-            Passing::On
+            PassDecision::Pass
         };
         (taken, passing)
     }
 
     /// Whether the node's next answer is that to a COM_PING.
-    pub(crate) fn owes_pong(&self) -> bool {
-        self.tracker.borrow().as_ref().is_some_and(Tracker::owes_pong)
+    pub(crate) fn owes_ping_reply(&self) -> bool {
+        self.tracker.borrow().as_ref().is_some_and(Tracker::owes_ping_reply)
     }
 
     /// Bytes of the node that answer a COM_PING: how many were taken, and what goes to the client once it is whole.
-    /// When the node announces its end so, its sessions leave, and the client hears nothing of it.
-    pub(crate) fn pong(self: &Rc<Self>, bytes: &[u8]) -> (usize, Option<Vec<u8>>) {
+    /// If the node announces its shutdown in this way, its sessions migrate, and the client does not see the announcement.
+    pub(crate) fn on_ping_reply(self: &Rc<Self>, bytes: &[u8]) -> (usize, Option<Vec<u8>>) {
         let status = self.tracker.borrow().as_ref().map_or(0, Tracker::status);
-        let (taken, answer) = self.travel.pong.borrow_mut().take(bytes, status);
+        let (taken, answer) = self.migration.ping_reply.borrow_mut().receive(bytes, status);
         let (packet, stops) = match answer {
-            Answer::Part => return (taken, None),
-            Answer::Whole(packet) => (packet, false),
-            Answer::Stopping(packet) => (packet, true),
+            PingOutcome::Incomplete => return (taken, None),
+            PingOutcome::Complete(packet) => (packet, false),
+            PingOutcome::ShuttingDown(packet) => (packet, true),
         };
         let node = self.node.borrow().clone();
-        if node.is_some_and(|node| node.says_that_it_stops(stops)) {
-            departures::nodes_changed();
+        if node.is_some_and(|node| node.record_shutdown_announcement(stops)) {
+            migration_scheduler::on_nodes_changed();
         }
         (taken, Some(packet))
     }
@@ -78,45 +79,46 @@ impl Session {
 
     /// Whether the client speaks next: it has all of the responses.
     pub(crate) fn awaits_client(&self) -> bool {
-        matches!(self.counted.get(), Some((Standing::Idle | Standing::Transaction, _)))
+        matches!(self.counted_state.get(), Some((SessionState::Idle | SessionState::Transaction, _)))
     }
 
     /// Whether a change of user might expose a password unseen.
-    pub(super) fn is_out_of_sight(&self) -> bool {
-        let lost = self.exposed.get() && self.counted.get().is_some_and(|(standing, _)| standing == Standing::Opaque);
+    pub(super) fn may_expose_password(&self) -> bool {
+        let lost = self.has_plain_node_side.get()
+            && self.counted_state.get().is_some_and(|(state, _)| state == SessionState::Opaque);
         if lost {
             abi::log!(Warn, "a session is ended: it cannot be followed any more, so it might expose a password");
         }
         lost
     }
 
-    pub(super) fn track(&self, run: impl FnOnce(&mut Tracker, &mut Watcher<'_>)) {
+    pub(super) fn track(&self, run: impl FnOnce(&mut Tracker, &mut CommandRecorder<'_>)) {
         let mut tracker = self.tracker.borrow_mut();
         let Some(tracker) = tracker.as_mut() else {
             return;
         };
-        let here = self.node.borrow();
-        let Some(here) = &*here else { return };
-        run(tracker, &mut self.commands.counted_in(&here.counts));
-        let now = Some(self.standing(tracker));
-        if now != self.counted.get() {
-            self.count(now);
+        let node = self.node.borrow();
+        let Some(node) = &*node else { return };
+        run(tracker, &mut self.commands.recorder(&node.counts));
+        let now = Some(self.state_and_pin(tracker));
+        if now != self.counted_state.get() {
+            self.set_counted_state(now);
         }
     }
 
-    pub(super) fn recount(&self) {
-        let now = self.tracker.borrow().as_ref().map(|tracker| self.standing(tracker));
-        self.count(now);
+    pub(super) fn update_counted_state(&self) {
+        let now = self.tracker.borrow().as_ref().map(|tracker| self.state_and_pin(tracker));
+        self.set_counted_state(now);
     }
 
-    /// Where it stands, and why it could not move.
-    fn standing(&self, tracker: &Tracker) -> (Standing, Option<usize>) {
-        let (standing, pinned) = standing(tracker);
+    /// Its state, and what pins it.
+    fn state_and_pin(&self, tracker: &Tracker) -> (SessionState, Option<usize>) {
+        let (state, pinned) = session_state(tracker);
         if pinned != Some(node::PINNED_BY_TRANSACTION) {
             self.has_endless_transactions.set(false);
         } else if self.has_endless_transactions.get() {
-            return (standing, Some(node::PINNED_BY_ENDLESS_TRANSACTIONS));
+            return (state, Some(node::PINNED_BY_ENDLESS_TRANSACTIONS));
         }
-        (standing, pinned)
+        (state, pinned)
     }
 }

@@ -11,7 +11,7 @@ use rcgen::{
     date_time_ymd,
 };
 use tempfile::TempDir;
-use tls::{ClientSide, NodeSide, Received, Stream, TlsError, Verify};
+use tls::{ClientSide, NodeSide, ReceiveResult, Stream, TlsError, Verify};
 
 /// A directory with a CA, and the certificates that it issues.
 pub(crate) struct Authority {
@@ -145,7 +145,7 @@ pub(crate) fn carry(
     bytes: usize,
     to: &mut Stream,
     plain: &mut Vec<u8>,
-) -> Result<Received, TlsError> {
+) -> Result<ReceiveResult, TlsError> {
     let bytes = bytes.min(from.outgoing().len());
     let received = to.receive(&from.outgoing()[..bytes], &mut |piece| {
         plain.extend_from_slice(piece);

@@ -1,44 +1,45 @@
 //! What the client sends during its login.
 
 use super::password::{self, Plugin};
-use super::{ClientTls, Login, Output, Password, PasswordKey, Progress, Stage, Step, refused};
+use super::{ClientTls, ExpectedPassword, Login, LoginStage, LoginStep, Output, PasswordKey, Progress, rejected};
 use crate::capability::Capabilities;
-use crate::error::Refusal;
+use crate::error::ProxyError;
 use crate::packet::Header;
 use crate::response::{self, HEAD, Response};
 
 impl Login {
     /// Judges a packet of the client before its payload is there.
-    pub(super) fn client_header(&self, header: Header) -> Step {
+    pub(super) fn check_client_header(&self, header: Header) -> LoginStep {
         if header.sequence != self.client_next {
-            return refused(Refusal::BadPacket);
+            return rejected(ProxyError::BadPacket);
         }
-        if header.length > response::MOST {
-            return refused(Refusal::PacketTooLarge);
+        if header.length > response::MAX_RESPONSE_BYTES {
+            return rejected(ProxyError::PacketTooLarge);
         }
         Ok(())
     }
 
     /// Takes a packet of the client.
-    pub(super) fn client_packet(&mut self, payload: Vec<u8>, key: &dyn PasswordKey, out: &mut Output) -> Step {
-        if self.stage == Stage::Response && self.held.is_none() {
-            return self.first_client_packet(payload, key, out);
+    pub(super) fn on_client_packet(&mut self, payload: Vec<u8>, key: &dyn PasswordKey, out: &mut Output) -> LoginStep {
+        if self.stage == LoginStage::Response && self.held_response.is_none() {
+            return self.on_first_client_packet(payload, key, out);
         }
         match self.password {
-            Password::No => self.tell_node(&payload, out),
-            Password::OrRequest(request) if payload == [request] => self.give_key(key, out),
+            ExpectedPassword::No => self.send_to_node(&payload, out),
+            ExpectedPassword::OrRequest(request) if payload == [request] => self.send_public_key(key, out),
             _ => {
-                let password = if password::holds_password(&payload) {
-                    password::reveal(key, &payload, &self.salt).ok_or(Progress::Refused(Refusal::PasswordUnreadable))?
+                let password = if password::is_password(&payload) {
+                    password::decrypt_password(key, &payload, &self.salt)
+                        .ok_or(Progress::Rejected(ProxyError::PasswordUnreadable))?
                 } else {
                     payload
                 };
-                self.password = Password::No;
-                match self.held.take() {
+                self.password = ExpectedPassword::No;
+                match self.held_response.take() {
                     Some((held, response)) => {
-                        return self.forward(held, Some((&response, &password)), out);
+                        return self.forward_response(held, Some((&response, &password)), out);
                     }
-                    None => self.tell_node(&password, out),
+                    None => self.send_to_node(&password, out),
                 }
             }
         }
@@ -46,20 +47,20 @@ impl Login {
     }
 
     /// SSLRequest or response.
-    fn first_client_packet(&mut self, payload: Vec<u8>, key: &dyn PasswordKey, out: &mut Output) -> Step {
+    fn on_first_client_packet(&mut self, payload: Vec<u8>, key: &dyn PasswordKey, out: &mut Output) -> LoginStep {
         let claimed = response::capabilities(&payload);
         // Judged by the first packet, as everything; before protocol 4.1 the shortest one had 5 bytes.
         let old = !self.claimed.unwrap_or(claimed).has(Capabilities::PROTOCOL_41);
         if old && payload.len() >= 5 {
-            return refused(Refusal::TooOld);
+            return rejected(ProxyError::TooOld);
         }
         let Some(&head) = payload.first_chunk::<HEAD>() else {
-            return refused(Refusal::BadPacket);
+            return rejected(ProxyError::BadPacket);
         };
         let tls_offered = self.offered.has(Capabilities::SSL);
         if payload.len() == HEAD && claimed.has(Capabilities::SSL) {
             if !tls_offered || self.client_head.is_some() {
-                return refused(Refusal::BadPacket);
+                return rejected(ProxyError::BadPacket);
             }
             self.claimed = Some(claimed);
             self.client_head = Some(head);
@@ -67,16 +68,16 @@ impl Login {
         }
         let claimed = *self.claimed.get_or_insert(claimed);
         if self.client_head.is_none() && self.rules.client_tls == ClientTls::Required {
-            return refused(Refusal::TlsRequired);
+            return rejected(ProxyError::TlsRequired);
         }
         let Some(response) = Response::parse(&payload, claimed) else {
-            return refused(Refusal::BadPacket);
+            return rejected(ProxyError::BadPacket);
         };
         // Some clients (PHP's mysqlnd) compress after the OK packet whenever they asked for it, even if the server has not
         // offered it. The node would not understand such packets.
         let wanted = claimed.with(response::capabilities(&payload)).and(Capabilities::ANY_COMPRESSION);
         if !self.offered.has(wanted) {
-            return refused(Refusal::CompressionNotOffered);
+            return rejected(ProxyError::CompressionNotOffered);
         }
         match &response.plugin {
             Some(name) => self.plugin = Plugin::named(&payload[name.clone()]),
@@ -85,38 +86,38 @@ impl Login {
             None => self.plugin = Plugin::Hash,
         }
         let auth = &payload[response.auth.clone()];
-        if password::holds_password(auth) && self.plugin.tells_at_once() {
-            self.forbid_clear_text()?;
-            if self.plugin == Plugin::Password && self.reveals_passwords() {
+        if password::is_password(auth) && self.plugin.sends_clear_text() {
+            self.check_clear_text()?;
+            if self.plugin == Plugin::Password && self.must_decrypt_passwords() {
                 if auth == [password::KEY_FOR_PASSWORD] {
-                    self.held = Some((payload, response));
-                    self.give_key(key, out);
+                    self.held_response = Some((payload, response));
+                    self.send_public_key(key, out);
                     return Ok(());
                 }
-                let password =
-                    password::reveal(key, auth, &self.salt).ok_or(Progress::Refused(Refusal::PasswordUnreadable))?;
-                return self.forward(payload, Some((&response, &password)), out);
+                let password = password::decrypt_password(key, auth, &self.salt)
+                    .ok_or(Progress::Rejected(ProxyError::PasswordUnreadable))?;
+                return self.forward_response(payload, Some((&response, &password)), out);
             }
         }
-        self.forward(payload, None, out)
+        self.forward_response(payload, None, out)
     }
 
     /// Sends the response to the node, with a password for its authentication data if one is given.
-    fn forward(&mut self, payload: Vec<u8>, auth: Option<(&Response, &[u8])>, out: &mut Output) -> Step {
+    fn forward_response(&mut self, payload: Vec<u8>, auth: Option<(&Response, &[u8])>, out: &mut Output) -> LoginStep {
         let mut payload = match auth {
             Some((response, auth)) => {
-                response.with_auth(&payload, auth).ok_or(Progress::Refused(Refusal::BadPacket))?
+                response.with_auth(&payload, auth).ok_or(Progress::Rejected(ProxyError::BadPacket))?
             }
             None => payload,
         };
         let Some(&head) = payload.first_chunk::<HEAD>() else {
-            return refused(Refusal::BadPacket);
+            return rejected(ProxyError::BadPacket);
         };
         let claimed = self.claimed.unwrap_or_default();
         if self.node_tls {
             // What the node sends ahead of TLS may be forged.
             if !self.from_node.is_empty() {
-                return refused(Refusal::NodeTlsFailed);
+                return rejected(ProxyError::NodeTlsFailed);
             }
             self.node_tls_due = true;
             response::claim(&mut payload, claimed.with(Capabilities::SSL));
@@ -127,15 +128,15 @@ impl Login {
         }
         let parsed = Response::parse(&payload, response::capabilities(&payload));
         self.response = parsed.and_then(|response| response.with_auth(&payload, b""));
-        self.stage = Stage::Auth;
-        self.tell_node(&payload, out);
+        self.stage = LoginStage::Auth;
+        self.send_to_node(&payload, out);
         Ok(())
     }
 
-    fn give_key(&mut self, key: &dyn PasswordKey, out: &mut Output) {
+    fn send_public_key(&mut self, key: &dyn PasswordKey, out: &mut Output) {
         let mut payload = vec![0x01];
         payload.extend(key.public_pem());
-        self.tell_client(&payload, &mut out.back);
-        self.password = Password::Yes;
+        self.send_to_client(&payload, &mut out.back);
+        self.password = ExpectedPassword::Yes;
     }
 }

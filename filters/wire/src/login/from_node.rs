@@ -1,68 +1,68 @@
 //! What the node sends during a login.
 
 use super::password::{self, Plugin};
-use super::{ClientTls, Login, NodeTls, Output, Password, Progress, Side, Stage, Step, refused};
+use super::{ClientTls, ExpectedPassword, Login, LoginStage, LoginStep, NodeTls, Output, Progress, Side, rejected};
 use crate::capability::Capabilities;
-use crate::error::{self, Refusal};
+use crate::error::{self, ProxyError};
 use crate::greeting::Greeting;
 
 impl Login {
     /// Takes a packet of the node; `in_order`: whether its sequence number is the one that is due.
-    pub(super) fn node_packet(&mut self, mut payload: Vec<u8>, in_order: bool, out: &mut Output) -> Step {
+    pub(super) fn on_node_packet(&mut self, mut payload: Vec<u8>, in_order: bool, out: &mut Output) -> LoginStep {
         // An error may come at any time; servers number those that they did not plan as they like.
         if payload.first() == Some(&0xff) {
-            let code = error::code(&payload).ok_or(Progress::Refused(Refusal::NodeProtocol))?;
-            self.client_next = self.client_number();
-            self.tell_client(&payload, &mut out.onward);
+            let code = error::code(&payload).ok_or(Progress::Rejected(ProxyError::NodeProtocol))?;
+            self.client_next = self.next_client_sequence();
+            self.send_to_client(&payload, &mut out.onward);
             return Err(Progress::Denied(code));
         }
-        if self.stage == Stage::Response && self.node_tls {
-            return refused(Refusal::NodeTlsFailed);
+        if self.stage == LoginStage::Response && self.node_tls {
+            return rejected(ProxyError::NodeTlsFailed);
         }
         if !in_order {
-            return refused(Refusal::NodeProtocol);
+            return rejected(ProxyError::NodeProtocol);
         }
         match self.stage {
-            Stage::Greeting => self.greet(&mut payload)?,
-            Stage::Auth => match self.auth_packet(&payload) {
+            LoginStage::Greeting => self.on_greeting(&mut payload)?,
+            LoginStage::Auth => match self.on_auth_packet(&payload) {
                 Err(progress @ Progress::Established(_)) => {
-                    self.tell_client(&payload, &mut out.onward);
+                    self.send_to_client(&payload, &mut out.onward);
                     return Err(progress);
                 }
                 step => step?,
             },
-            Stage::Response | Stage::Over(_) => return refused(Refusal::NodeProtocol),
+            LoginStage::Response | LoginStage::Finished(_) => return rejected(ProxyError::NodeProtocol),
         }
-        self.tell_client(&payload, &mut out.onward);
+        self.send_to_client(&payload, &mut out.onward);
         Ok(())
     }
 
     /// Takes over what the greeting says, and edits it for the client.
-    fn greet(&mut self, payload: &mut [u8]) -> Step {
+    fn on_greeting(&mut self, payload: &mut [u8]) -> LoginStep {
         let Some(greeting) = Greeting::parse(payload) else {
-            return refused(Refusal::NodeProtocol);
+            return rejected(ProxyError::NodeProtocol);
         };
         let node_offers = greeting.capabilities;
         let node_has_tls = node_offers.has(Capabilities::SSL);
         if self.rules.node_tls == NodeTls::Required && !node_has_tls {
-            return refused(Refusal::NodeWithoutTls);
+            return rejected(ProxyError::NodeWithoutTls);
         }
         self.node_tls = node_has_tls && self.rules.node_tls != NodeTls::Disabled;
-        self.offered = self.compression_allowed(node_offers.without(Capabilities::SSL));
+        self.offered = self.filter_compression(node_offers.without(Capabilities::SSL));
         if self.rules.client_tls != ClientTls::Disabled {
             self.offered = self.offered.with(Capabilities::SSL);
         }
         greeting.offer(payload, self.offered);
         self.plugin = Plugin::named(&payload[greeting.plugin]);
         self.salt = greeting.salt;
-        self.stage = Stage::Response;
+        self.stage = LoginStage::Response;
         self.turn = Side::Client;
         Ok(())
     }
 
     /// Follows what the node sends between the response and its OK.
-    fn auth_packet(&mut self, payload: &[u8]) -> Step {
-        self.password = Password::No;
+    fn on_auth_packet(&mut self, payload: &[u8]) -> LoginStep {
+        self.password = ExpectedPassword::No;
         self.turn = Side::Client;
         let sha2 = self.plugin == Plugin::HashThenPassword;
         match payload {
@@ -72,36 +72,36 @@ impl Login {
                 self.plugin = Plugin::Hash;
                 Ok(())
             }
-            [0xfe, switch @ ..] => self.switch(switch),
+            [0xfe, switch @ ..] => self.on_auth_switch(switch),
             // The hash was enough: the OK follows, and the client has nothing to say.
             [0x01, 0x03] if sha2 => {
                 self.turn = Side::Node;
                 Ok(())
             }
             [0x01, 0x04] if sha2 => {
-                self.forbid_clear_text()?;
-                if self.reveals_passwords() {
-                    self.password = Password::OrRequest(password::KEY_FOR_HASH_THEN_PASSWORD);
+                self.check_clear_text()?;
+                if self.must_decrypt_passwords() {
+                    self.password = ExpectedPassword::OrRequest(password::KEY_FOR_HASH_THEN_PASSWORD);
                 }
                 Ok(())
             }
             [] | [0x01, ..] => Ok(()),
-            _ if self.plugin.sends_bare_data() => Ok(()),
-            _ => refused(Refusal::NodeProtocol),
+            _ if self.plugin.may_send_bare_data() => Ok(()),
+            _ => rejected(ProxyError::NodeProtocol),
         }
     }
 
     /// The node wants another plugin: its name, NUL, and its salt, mostly with a NUL.
-    fn switch(&mut self, switch: &[u8]) -> Step {
+    fn on_auth_switch(&mut self, switch: &[u8]) -> LoginStep {
         let mut parts = switch.splitn(2, |&byte| byte == 0);
         self.plugin = Plugin::named(parts.next().unwrap_or_default());
         let salt = parts.next().unwrap_or_default();
         self.salt = salt.strip_suffix(&[0]).unwrap_or(salt).to_vec();
-        if self.plugin.tells_at_once() {
-            self.forbid_clear_text()?;
+        if self.plugin.sends_clear_text() {
+            self.check_clear_text()?;
         }
-        if self.plugin == Plugin::Password && self.reveals_passwords() {
-            self.password = Password::OrRequest(password::KEY_FOR_PASSWORD);
+        if self.plugin == Plugin::Password && self.must_decrypt_passwords() {
+            self.password = ExpectedPassword::OrRequest(password::KEY_FOR_PASSWORD);
         }
         Ok(())
     }

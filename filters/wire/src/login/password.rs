@@ -40,35 +40,35 @@ impl Plugin {
     }
 
     /// Whether a client with TLS sends the password as it is, without being asked for it once more.
-    pub(super) fn tells_at_once(self) -> bool {
+    pub(super) fn sends_clear_text(self) -> bool {
         matches!(self, Self::Password | Self::ClearText)
     }
 
     /// Whether the server may send data whose first byte is not `01`. MariaDB's servers put it only before data
     /// that would be taken for something else; `dialog` and `parsec` make use of that.
-    pub(super) fn sends_bare_data(self) -> bool {
+    pub(super) fn may_send_bare_data(self) -> bool {
         matches!(self, Self::ClearText | Self::Other)
     }
 }
 
 /// Whether a switch to another plugin, of which the first bytes are given, makes a client with TLS send the password as
 /// it is.
-pub(crate) fn tells_password(switch: &[u8]) -> bool {
+pub(crate) fn sends_clear_text_after_switch(switch: &[u8]) -> bool {
     match switch.iter().position(|byte| *byte == 0) {
-        Some(end) => Plugin::named(&switch[..end]).tells_at_once(),
+        Some(end) => Plugin::named(&switch[..end]).sends_clear_text(),
         // Cut, or a packet that ends with the name.
-        None => Plugin::named(switch).tells_at_once() || (!switch.is_empty() && LONGEST.starts_with(switch)),
+        None => Plugin::named(switch).sends_clear_text() || (!switch.is_empty() && LONGEST.starts_with(switch)),
     }
 }
 
 /// Whether authentication data holds a password (or a request for the key): empty ones are sent as no byte or NUL.
-pub(super) fn holds_password(data: &[u8]) -> bool {
+pub(super) fn is_password(data: &[u8]) -> bool {
     !matches!(data, [] | [0])
 }
 
 /// The password, with the NUL behind it, that a client encrypted after a bytewise XOR with the salt; None when it
 /// was encrypted for another key or salt.
-pub(super) fn reveal(key: &dyn PasswordKey, encrypted: &[u8], salt: &[u8]) -> Option<Vec<u8>> {
+pub(super) fn decrypt_password(key: &dyn PasswordKey, encrypted: &[u8], salt: &[u8]) -> Option<Vec<u8>> {
     let mut password = key.decrypt(encrypted)?;
     for (byte, salt) in password.iter_mut().zip(salt.iter().cycle()) {
         *byte ^= salt;

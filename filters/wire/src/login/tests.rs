@@ -38,14 +38,14 @@ fn largest_response() -> Vec<u8> {
     let mut payload = [0x00, 0x82, 0x08, 0].to_vec();
     payload.resize(HEAD, 0);
     payload.extend(b"root\0\x01\x01sha256_password\0");
-    payload.resize(crate::response::MOST, 0);
+    payload.resize(crate::response::MAX_RESPONSE_BYTES, 0);
     packet(1, &payload)
 }
 
 impl Login {
     /// Bytes of memory that grow with what peers send.
     fn held_bytes(&self) -> usize {
-        let held = self.held.as_ref().map_or(0, |(payload, _)| payload.capacity());
+        let held = self.held_response.as_ref().map_or(0, |(payload, _)| payload.capacity());
         self.from_client.capacity() + self.from_node.capacity() + held + self.salt.capacity()
     }
 }
@@ -54,8 +54,8 @@ impl Login {
 fn nothing_is_kept_for_bytes_that_did_not_come() {
     let mut login = Login::new(RULES);
     let mut out = Output::default();
-    login.node(&greeting(false), &mut out);
-    login.client(&largest_response()[..4], &NoKey, &mut out);
+    login.on_node_bytes(&greeting(false), &mut out);
+    login.on_client_bytes(&largest_response()[..4], &NoKey, &mut out);
     assert!(login.held_bytes() < 1024, "{}", login.held_bytes());
 }
 
@@ -63,19 +63,19 @@ fn nothing_is_kept_for_bytes_that_did_not_come() {
 fn the_largest_login_holds_two_packets_of_a_client() {
     let mut login = Login::new(RULES);
     let mut out = Output::default();
-    login.node(&greeting(true), &mut out);
+    login.on_node_bytes(&greeting(true), &mut out);
     for piece in largest_response().chunks(1000) {
-        assert_eq!(login.client(piece, &NoKey, &mut out), (piece.len(), Progress::More));
+        assert_eq!(login.on_client_bytes(piece, &NoKey, &mut out), (piece.len(), Progress::More));
     }
-    assert!(login.held.is_some());
-    let next = packet(3, &vec![5; crate::response::MOST]);
+    assert!(login.held_response.is_some());
+    let next = packet(3, &vec![5; crate::response::MAX_RESPONSE_BYTES]);
     for piece in next[..next.len() - 1].chunks(1000) {
-        assert_eq!(login.client(piece, &NoKey, &mut out), (piece.len(), Progress::More));
+        assert_eq!(login.on_client_bytes(piece, &NoKey, &mut out), (piece.len(), Progress::More));
         // A buffer that grows has at most twice what it holds.
-        assert!(login.held_bytes() <= 2 * 2 * (crate::response::MOST + 1024));
+        assert!(login.held_bytes() <= 2 * 2 * (crate::response::MAX_RESPONSE_BYTES + 1024));
     }
-    let (_, progress) = login.client(&[5], &NoKey, &mut out);
-    assert_eq!(progress, Progress::Refused(Refusal::PasswordUnreadable));
+    let (_, progress) = login.on_client_bytes(&[5], &NoKey, &mut out);
+    assert_eq!(progress, Progress::Rejected(ProxyError::PasswordUnreadable));
     assert_eq!(login.held_bytes(), 0, "what is over holds nothing");
 }
 
@@ -95,14 +95,14 @@ proptest! {
     ) {
         let mut login = Login::new(RULES);
         let mut out = Output::default();
-        login.node(&greeting(true), &mut out);
+        login.on_node_bytes(&greeting(true), &mut out);
         let mut came = 0;
         for (client, bytes) in pieces {
             came += bytes.len();
             if client {
-                login.client(&bytes, &NoKey, &mut out);
+                login.on_client_bytes(&bytes, &NoKey, &mut out);
             } else {
-                login.node(&bytes, &mut out);
+                login.on_node_bytes(&bytes, &mut out);
             }
             prop_assert!(login.held_bytes() <= 2 * came + 1024);
         }

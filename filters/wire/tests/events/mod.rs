@@ -1,25 +1,25 @@
 //! What a tracker tells, written down. Shared by the tests of trackers.
 
 use wire::command::Command;
-use wire::tracker::{Listener, Outcome};
+use wire::tracker::{CommandObserver, CommandOutcome};
 
 /// What a listener was told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Event {
+pub(crate) enum CommandEvent {
     Started(Command),
-    Ended(Command, Outcome),
+    Ended(Command, CommandOutcome),
 }
 
 /// Writes down what it is told.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Events(pub(crate) Vec<Event>);
+pub(crate) struct CommandEvents(pub(crate) Vec<CommandEvent>);
 
-impl Listener for Events {
-    fn started(&mut self, command: Command) {
-        self.0.push(Event::Started(command));
+impl CommandObserver for CommandEvents {
+    fn on_command_started(&mut self, command: Command) {
+        self.0.push(CommandEvent::Started(command));
     }
 
-    fn ended(&mut self, command: Command, outcome: Outcome) {
-        self.0.push(Event::Ended(command, outcome));
+    fn on_command_ended(&mut self, command: Command, outcome: CommandOutcome) {
+        self.0.push(CommandEvent::Ended(command, outcome));
     }
 }

@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses a part")]
 
 use wire::capability::Capabilities;
-use wire::error::Refusal;
+use wire::error::ProxyError;
 use wire::login::{ClientTls, Compression, Login, NodeTls, Output, PasswordKey, Progress, Rules};
 use wire::packet::{HEADER, Header};
 
@@ -25,7 +25,7 @@ pub(crate) const CLIENT: Capabilities =
     Capabilities(0x09ff_a685).without(Capabilities::SSL).without(Capabilities::CONNECT_WITH_DB);
 
 /// Stands for RSA: whoever has no key cannot make what it accepts.
-pub(crate) struct Key;
+pub(crate) struct TestKey;
 
 pub(crate) fn encrypt(clear: &[u8]) -> Vec<u8> {
     let mut encrypted = vec![0xee, clear.len() as u8];
@@ -34,7 +34,7 @@ pub(crate) fn encrypt(clear: &[u8]) -> Vec<u8> {
     encrypted
 }
 
-impl PasswordKey for Key {
+impl PasswordKey for TestKey {
     fn public_pem(&self) -> &[u8] {
         PEM
     }
@@ -146,7 +146,7 @@ pub(crate) fn frame(sequence: u8, payload: &[u8]) -> Vec<u8> {
 }
 
 /// A login with what both sides have heard and not read yet. Bytes go in in pieces of `piece`.
-pub(crate) struct Talk {
+pub(crate) struct LoginExchange {
     pub(crate) login: Login,
     pub(crate) piece: usize,
     pub(crate) client_next: u8,
@@ -156,7 +156,7 @@ pub(crate) struct Talk {
     node_started: bool,
 }
 
-impl Talk {
+impl LoginExchange {
     pub(crate) fn new(rules: Rules, piece: usize) -> Self {
         Self {
             login: Login::new(rules),
@@ -170,12 +170,12 @@ impl Talk {
     }
 
     /// Raw bytes of the client: how many were taken, and the last progress.
-    pub(crate) fn client_sends(&mut self, bytes: &[u8]) -> (usize, Progress) {
+    pub(crate) fn send_client_bytes(&mut self, bytes: &[u8]) -> (usize, Progress) {
         self.send(bytes, true)
     }
 
     /// Raw bytes of the node: how many were taken, and the last progress.
-    pub(crate) fn node_sends(&mut self, bytes: &[u8]) -> (usize, Progress) {
+    pub(crate) fn send_node_bytes(&mut self, bytes: &[u8]) -> (usize, Progress) {
         self.send(bytes, false)
     }
 
@@ -184,8 +184,11 @@ impl Talk {
         let mut last = Progress::More;
         for piece in bytes.chunks(self.piece) {
             let mut out = Output::default();
-            let (count, progress) =
-                if client { self.login.client(piece, &Key, &mut out) } else { self.login.node(piece, &mut out) };
+            let (count, progress) = if client {
+                self.login.on_client_bytes(piece, &TestKey, &mut out)
+            } else {
+                self.login.on_node_bytes(piece, &mut out)
+            };
             taken += count;
             last = progress;
             if client {
@@ -203,32 +206,32 @@ impl Talk {
         (taken, last)
     }
 
-    pub(crate) fn client_says(&mut self, payload: &[u8]) -> Progress {
+    pub(crate) fn send_client_packet(&mut self, payload: &[u8]) -> Progress {
         let packet = frame(self.client_next, payload);
         self.client_next = self.client_next.wrapping_add(1);
-        self.client_sends(&packet).1
+        self.send_client_bytes(&packet).1
     }
 
-    pub(crate) fn node_says(&mut self, payload: &[u8]) -> Progress {
+    pub(crate) fn send_node_packet(&mut self, payload: &[u8]) -> Progress {
         let packet = frame(self.node_next, payload);
         self.node_next = self.node_next.wrapping_add(1);
-        self.node_sends(&packet).1
+        self.send_node_bytes(&packet).1
     }
 
     /// The next packet for the client, whose number must be the one that is due.
-    pub(crate) fn client_hears(&mut self) -> Vec<u8> {
+    pub(crate) fn receive_as_client(&mut self) -> Vec<u8> {
         let payload = pop(&mut self.to_client, self.client_next);
         self.client_next = self.client_next.wrapping_add(1);
         payload
     }
 
     /// The next packet for the node, whose number must be the one that is due.
-    pub(crate) fn node_hears(&mut self) -> Vec<u8> {
+    pub(crate) fn receive_as_node(&mut self) -> Vec<u8> {
         if !self.node_started {
             self.node_started = true;
             if let Some(request) = self.login.node_ssl_request() {
                 assert_eq!(request[..HEADER], [32, 0, 0, self.node_next]);
-                self.login.node_tls_begins();
+                self.login.on_node_tls_started();
                 self.node_next += 1;
             }
         }
@@ -239,18 +242,18 @@ impl Talk {
 
     /// The client's side up to its response, with TLS or without: what the node hears of it.
     pub(crate) fn start(&mut self, greeting: &[u8], tls: bool, claimed: Capabilities) {
-        assert_eq!(self.node_says(greeting), Progress::More);
-        assert_eq!(self.client_hears().len(), greeting.len());
+        assert_eq!(self.send_node_packet(greeting), Progress::More);
+        assert_eq!(self.receive_as_client().len(), greeting.len());
         if tls {
             let request = head(claimed.with(Capabilities::SSL));
-            assert_eq!(self.client_says(&request), Progress::StartClientTls);
+            assert_eq!(self.send_client_packet(&request), Progress::StartClientTls);
         }
     }
 
     /// Asserts that the login ended with `why`, told to the client and to nobody else.
-    pub(crate) fn refused(&mut self, progress: Progress, why: Refusal, with_state: bool) {
-        assert_eq!(progress, Progress::Refused(why));
-        let payload = self.client_hears();
+    pub(crate) fn expect_rejection(&mut self, progress: Progress, why: ProxyError, with_state: bool) {
+        assert_eq!(progress, Progress::Rejected(why));
+        let payload = self.receive_as_client();
         assert_eq!(frame(0, &payload), why.packet(0, with_state));
         assert!(self.to_client.is_empty() && self.to_node.is_empty());
     }

@@ -1,7 +1,7 @@
 //! The sequence number of an ERR packet that takes the place of what a node owes.
 
 use crate::build::*;
-use crate::events::Events;
+use crate::events::CommandEvents;
 use crate::play::MORE;
 use wire::capability::Capabilities;
 use wire::command::Command;
@@ -23,15 +23,15 @@ fn numbered(first: u8, messages: &[u8]) -> Vec<Vec<u8>> {
 /// The client's bytes, then the node's packets: before each an error would have its number, and within it there is none.
 #[track_caller]
 fn answers(tracker: &mut Tracker, client: &[u8], packets: &[Vec<u8>]) {
-    let told = &mut Events::default();
-    tracker.client(client, told);
+    let told = &mut CommandEvents::default();
+    tracker.on_client_bytes(client, told);
     for packet in packets {
         assert_eq!(tracker.error_sequence(), Some(packet[3]));
-        tracker.node(&packet[..HEADER + 1], told);
+        tracker.on_node_bytes(&packet[..HEADER + 1], told);
         if packet.len() > HEADER + 1 {
             assert_eq!(tracker.error_sequence(), None, "in the middle of a packet");
         }
-        tracker.node(&packet[HEADER + 1..], told);
+        tracker.on_node_bytes(&packet[HEADER + 1..], told);
     }
 }
 
@@ -52,10 +52,10 @@ fn an_error_goes_on_where_the_response_is() {
 #[test]
 fn rows_that_are_skipped_count() {
     let mut tracker = Tracker::new(NEW);
-    let told = &mut Events::default();
-    tracker.client(&query(), told);
+    let told = &mut CommandEvents::default();
+    tracker.on_client_bytes(&query(), told);
     let packets = numbered(1, &[head(NEW, 2, AUTOCOMMIT), rows().repeat(70)].concat());
-    tracker.node(&packets.concat(), told);
+    tracker.on_node_bytes(&packets.concat(), told);
     assert_eq!(tracker.error_sequence(), Some(packets[packets.len() - 1][3].wrapping_add(1)));
 }
 
@@ -63,10 +63,10 @@ fn rows_that_are_skipped_count() {
 fn a_long_command_has_more_packets_than_one() {
     let long = message(&[&[Command::Query as u8][..], &vec![b' '; wire::packet::MAX_PAYLOAD]].concat());
     let mut tracker = Tracker::new(NEW);
-    let told = &mut Events::default();
-    tracker.client(&long[..long.len() - 1], told);
+    let told = &mut CommandEvents::default();
+    tracker.on_client_bytes(&long[..long.len() - 1], told);
     assert_eq!(tracker.error_sequence(), None, "the command is not whole");
-    tracker.client(&long[long.len() - 1..], told);
+    tracker.on_client_bytes(&long[long.len() - 1..], told);
     assert_eq!(tracker.error_sequence(), Some(2));
 }
 
@@ -95,6 +95,6 @@ fn each_command_that_was_sent_ahead_begins_anew() {
 #[test]
 fn nobody_knows_in_what_is_not_followed() {
     let mut tracker = Tracker::new(NEW.with(Capabilities::COMPRESS));
-    tracker.client(&query(), &mut Events::default());
+    tracker.on_client_bytes(&query(), &mut CommandEvents::default());
     assert_eq!(tracker.error_sequence(), None);
 }

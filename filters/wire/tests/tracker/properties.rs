@@ -1,20 +1,20 @@
 //! Conversations that are generated: their meaning is known from how they were made, not from the tracker.
 
 use crate::build::*;
-use crate::events::{Event, Events};
+use crate::events::{CommandEvent, CommandEvents};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use std::collections::BTreeMap;
 use wire::capability::Capabilities;
 use wire::command::Command;
 use wire::status::{CURSOR_EXISTS, IN_TRANSACTION, LAST_ROW_SENT, MORE_RESULTS};
-use wire::tracker::{Outcome, Pinned, State, Tracker};
+use wire::tracker::{CommandOutcome, PinReason, Tracker, TrackerState};
 
 /// A command and all that is sent for it: in turns, the client's bytes and the node's.
 #[derive(Debug, Clone)]
 struct Exchange {
     command: Command,
-    outcome: Outcome,
+    outcome: CommandOutcome,
     turns: Vec<Vec<u8>>,
     /// What the node says last; None leaves what it said before.
     status: Option<u16>,
@@ -22,7 +22,7 @@ struct Exchange {
 }
 
 impl Exchange {
-    fn new(command: Command, outcome: Outcome, status: Option<u16>, turns: Vec<Vec<u8>>) -> Self {
+    fn new(command: Command, outcome: CommandOutcome, status: Option<u16>, turns: Vec<Vec<u8>>) -> Self {
         Self { command, outcome, turns, status, statement: 0 }
     }
 
@@ -52,7 +52,7 @@ fn query_exchange(capabilities: Capabilities) -> impl Strategy<Value = Exchange>
             let before = more(capabilities, &kinds);
             let before_status = (!kinds.is_empty()).then_some(MORE_RESULTS);
             let before = if marks { [progress(), before].concat() } else { before };
-            let ok_outcome = Outcome::Ok;
+            let ok_outcome = CommandOutcome::Ok;
             let query = query();
             match last {
                 0 => {
@@ -64,13 +64,13 @@ fn query_exchange(capabilities: Capabilities) -> impl Strategy<Value = Exchange>
                 }
                 2 => {
                     let reply = [before, err(1064)].concat();
-                    Exchange::new(Command::Query, Outcome::Error(1064), before_status, vec![query, reply])
+                    Exchange::new(Command::Query, CommandOutcome::Error(1064), before_status, vec![query, reply])
                 }
                 3 => {
                     // Broken off among the rows: the status of the EOF packet before them is what counts.
                     let seen = if capabilities == OLD { Some(status) } else { before_status };
                     let reply = [before, head(capabilities, 2, status), rows(), err(1317)].concat();
-                    Exchange::new(Command::Query, Outcome::Error(1317), seen, vec![query, reply])
+                    Exchange::new(Command::Query, CommandOutcome::Error(1317), seen, vec![query, reply])
                 }
                 _ => {
                     let ask = [before, message(b"\xfbfile")].concat();
@@ -106,11 +106,11 @@ fn statement_exchange(capabilities: Capabilities) -> impl Strategy<Value = Excha
         };
         let request = on(command, statement);
         let mut exchange = if reply.is_empty() {
-            Exchange::new(command, Outcome::Silent, None, vec![request])
+            Exchange::new(command, CommandOutcome::Silent, None, vec![request])
         } else if fails {
-            Exchange::new(command, Outcome::Error(1105), None, vec![request, err(1105)])
+            Exchange::new(command, CommandOutcome::Error(1105), None, vec![request, err(1105)])
         } else {
-            Exchange::new(command, Outcome::Ok, Some(status), vec![request, reply])
+            Exchange::new(command, CommandOutcome::Ok, Some(status), vec![request, reply])
         };
         exchange.statement = statement;
         exchange
@@ -119,7 +119,8 @@ fn statement_exchange(capabilities: Capabilities) -> impl Strategy<Value = Excha
 
 fn other_exchange(capabilities: Capabilities) -> impl Strategy<Value = Exchange> {
     (0..8_u8, transaction(), 0..3_u16, 0..3_u16).prop_map(move |(kind, status, columns, parameters)| {
-        let single = |what, reply| Exchange::new(what, Outcome::Ok, Some(status), vec![command(what, b""), reply]);
+        let single =
+            |what, reply| Exchange::new(what, CommandOutcome::Ok, Some(status), vec![command(what, b""), reply]);
         let prepare = command(Command::Prepare, b"SELECT ?");
         let change = command(Command::ChangeUser, b"root\0");
         let ask = message(b"\xfecaching_sha2_password\0abc\0");
@@ -130,19 +131,19 @@ fn other_exchange(capabilities: Capabilities) -> impl Strategy<Value = Exchange>
             3 => single(Command::FieldList, [definition(), definition(), end(capabilities, status)].concat()),
             4 => {
                 let turns = vec![command(Command::Statistics, b""), message(b"Uptime: 5")];
-                Exchange::new(Command::Statistics, Outcome::Ok, None, turns)
+                Exchange::new(Command::Statistics, CommandOutcome::Ok, None, turns)
             }
             5 => {
                 let turns = vec![prepare, prepared(capabilities, 3, columns, parameters)];
-                Exchange::new(Command::Prepare, Outcome::Ok, None, turns)
+                Exchange::new(Command::Prepare, CommandOutcome::Ok, None, turns)
             }
             6 => {
                 let turns = vec![change, ask, message(&[7; 32]), [message(b"\x01\x03"), ok(status)].concat()];
-                Exchange::new(Command::ChangeUser, Outcome::Ok, Some(status), turns)
+                Exchange::new(Command::ChangeUser, CommandOutcome::Ok, Some(status), turns)
             }
             _ => {
                 let turns = vec![change, ask, message(b""), err(1045)];
-                Exchange::new(Command::ChangeUser, Outcome::Error(1045), None, turns)
+                Exchange::new(Command::ChangeUser, CommandOutcome::Error(1045), None, turns)
             }
         }
     })
@@ -157,13 +158,13 @@ fn conversation() -> impl Strategy<Value = (Capabilities, Vec<Exchange>)> {
 }
 
 /// What the session is pinned by after all of `exchanges`.
-fn pinned_after(exchanges: &[Exchange]) -> Option<Pinned> {
+fn pinned_after(exchanges: &[Exchange]) -> Option<PinReason> {
     let mut status = AUTOCOMMIT;
     // Statement: open cursor, long data.
     let mut marks: BTreeMap<u32, (bool, bool)> = BTreeMap::new();
     for exchange in exchanges {
         status = exchange.status.unwrap_or(status);
-        if matches!(exchange.outcome, Outcome::Error(_)) {
+        if matches!(exchange.outcome, CommandOutcome::Error(_)) {
             continue;
         }
         let mark = marks.entry(exchange.statement).or_default();
@@ -177,11 +178,11 @@ fn pinned_after(exchanges: &[Exchange]) -> Option<Pinned> {
         }
     }
     if status & IN_TRANSACTION != 0 {
-        Some(Pinned::Transaction)
+        Some(PinReason::Transaction)
     } else if marks.values().any(|mark| mark.0) {
-        Some(Pinned::Cursor)
+        Some(PinReason::Cursor)
     } else if marks.values().any(|mark| mark.1) {
-        Some(Pinned::LongData)
+        Some(PinReason::LongData)
     } else {
         None
     }
@@ -189,13 +190,13 @@ fn pinned_after(exchanges: &[Exchange]) -> Option<Pinned> {
 
 /// How far one side is: in which exchange, in which turn of it, how many bytes of that.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct ReplayPosition {
     exchange: usize,
     turn: usize,
     byte: usize,
 }
 
-impl Place {
+impl ReplayPosition {
     /// Steps over turns that are complete, to the next of this side (even: client, odd: node).
     fn settle(&mut self, exchanges: &[Exchange], side: usize) {
         while let Some(exchange) = exchanges.get(self.exchange) {
@@ -218,13 +219,17 @@ impl Place {
 }
 
 /// Who speaks next (true: the client, if both may), whether it may send ahead, and how many bytes at most.
-type Step = (bool, bool, usize);
+type ReplayStep = (bool, bool, usize);
 
 /// Plays a conversation in the pieces and the order that `steps` say, as far as causality allows it.
-fn play(capabilities: Capabilities, exchanges: &[Exchange], steps: &[Step]) -> (Vec<Event>, State, Option<Pinned>) {
+fn play(
+    capabilities: Capabilities,
+    exchanges: &[Exchange],
+    steps: &[ReplayStep],
+) -> (Vec<CommandEvent>, TrackerState, Option<PinReason>) {
     let mut tracker = Tracker::new(capabilities);
-    let mut told = Events::default();
-    let (mut client, mut node) = (Place::default(), Place { turn: 1, ..Place::default() });
+    let mut told = CommandEvents::default();
+    let (mut client, mut node) = (ReplayPosition::default(), ReplayPosition { turn: 1, ..ReplayPosition::default() });
     for &(client_first, ahead, most) in steps.iter().cycle() {
         client.settle(exchanges, 0);
         node.settle(exchanges, 1);
@@ -246,20 +251,20 @@ fn play(capabilities: Capabilities, exchanges: &[Exchange], steps: &[Step]) -> (
         let piece = &rest[..rest.len().min(most)];
         place.byte += piece.len();
         if from_client {
-            tracker.client(piece, &mut told);
+            tracker.on_client_bytes(piece, &mut told);
         } else {
-            tracker.node(piece, &mut told);
+            tracker.on_node_bytes(piece, &mut told);
         }
         client.settle(exchanges, 0);
         node.settle(exchanges, 1);
         let begun = client.exchange + usize::from(client.turn > 0 || client.byte > 0);
         let complete = client.exchange.min(node.exchange);
-        assert_eq!(tracker.state() == State::Busy, complete < begun, "client at {client:?}, node at {node:?}");
+        assert_eq!(tracker.state() == TrackerState::Busy, complete < begun, "client at {client:?}, node at {node:?}");
     }
-    (told.0, tracker.state(), tracker.pinned())
+    (told.0, tracker.state(), tracker.pin_reason())
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<ReplayStep>> {
     let size = prop_oneof![1..8_usize, 1..100_usize, Just(usize::MAX)];
     let steps = prop::collection::vec((any::<bool>(), any::<bool>(), size), 1..60);
     // At least one step lets a side that waits go on.
@@ -269,13 +274,17 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
-fn started(events: &[Event]) -> Vec<Command> {
-    events.iter().filter_map(|event| if let Event::Started(command) = event { Some(*command) } else { None }).collect()
+fn started(events: &[CommandEvent]) -> Vec<Command> {
+    events
+        .iter()
+        .filter_map(|event| if let CommandEvent::Started(command) = event { Some(*command) } else { None })
+        .collect()
 }
 
-fn ended(events: &[Event]) -> Vec<(Command, Outcome)> {
-    let ended =
-        |event: &Event| if let Event::Ended(command, outcome) = event { Some((*command, *outcome)) } else { None };
+fn ended(events: &[CommandEvent]) -> Vec<(Command, CommandOutcome)> {
+    let ended = |event: &CommandEvent| {
+        if let CommandEvent::Ended(command, outcome) = event { Some((*command, *outcome)) } else { None }
+    };
     events.iter().filter_map(ended).collect()
 }
 
@@ -291,7 +300,7 @@ proptest! {
         prop_assert_eq!(ended(&events), outcomes);
         let expected = pinned_after(&exchanges);
         prop_assert_eq!(pinned, expected);
-        let idle = if expected == Some(Pinned::Transaction) { State::InTransaction } else { State::Idle };
+        let idle = if expected == Some(PinReason::Transaction) { TrackerState::InTransaction } else { TrackerState::Idle };
         prop_assert_eq!(state, idle);
     }
 
@@ -314,9 +323,9 @@ proptest! {
             .without(Capabilities::COMPRESS)
             .without(Capabilities::ZSTD_COMPRESSION);
         let mut tracker = Tracker::new(uncompressed);
-        let mut told = Events::default();
+        let mut told = CommandEvents::default();
         for (from_client, bytes) in &pieces {
-            if *from_client { tracker.client(bytes, &mut told) } else { tracker.node(bytes, &mut told) }
+            if *from_client { tracker.on_client_bytes(bytes, &mut told) } else { tracker.on_node_bytes(bytes, &mut told) }
         }
         let started = started(&told.0);
         let ended = ended(&told.0).into_iter().map(|(command, _)| command).collect::<Vec<_>>();
@@ -334,7 +343,7 @@ proptest! {
         let total = turns().map(|(_, turn)| turn.len()).sum::<usize>();
         let mut damage = damage.iter().map(|(at, byte)| (at.index(total.max(1)), *byte)).collect::<BTreeMap<_, _>>();
         let mut tracker = Tracker::new(capabilities);
-        let mut told = Events::default();
+        let mut told = CommandEvents::default();
         let mut at = 0;
         for (turn, bytes) in turns() {
             let mut bytes = bytes.clone();
@@ -343,7 +352,7 @@ proptest! {
                 at += 1;
             }
             for piece in bytes.chunks(most) {
-                if turn % 2 == 0 { tracker.client(piece, &mut told) } else { tracker.node(piece, &mut told) }
+                if turn % 2 == 0 { tracker.on_client_bytes(piece, &mut told) } else { tracker.on_node_bytes(piece, &mut told) }
             }
         }
         let started = started(&told.0);

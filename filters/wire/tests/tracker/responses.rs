@@ -1,14 +1,14 @@
 //! A conversation for each kind of response.
 
 use crate::build::*;
-use crate::events::Events;
-use crate::play::From::{Client, Node};
+use crate::events::CommandEvents;
+use crate::play::Sent::{Client, Node};
 use crate::play::*;
 use wire::command::Command::*;
 use wire::packet::MAX_PAYLOAD;
-use wire::tracker::Outcome::{self, Error, Silent};
-use wire::tracker::State::{Busy, Idle, InTransaction, Opaque};
-use wire::tracker::{Pinned, Tracker};
+use wire::tracker::CommandOutcome::{self, Error, Silent};
+use wire::tracker::TrackerState::{Busy, Idle, InTransaction, Opaque};
+use wire::tracker::{PinReason, Tracker};
 
 #[test]
 fn nothing_happened_yet() {
@@ -33,11 +33,11 @@ fn one_packet() {
     for what in commands {
         for reply in [ok(AUTOCOMMIT), long_ok(AUTOCOMMIT)] {
             let script = |_| vec![Client(on(what, 1)), Node(reply.clone())];
-            play_both(script, &done(what, Outcome::Ok), Idle, None);
+            play_both(script, &done(what, CommandOutcome::Ok), Idle, None);
         }
         let script = |capabilities| vec![Client(on(what, 1)), Node(end(capabilities, IN))];
-        play_both(script, &done(what, Outcome::Ok), InTransaction, Some(Pinned::Transaction));
-        play(NEW, &[Client(on(what, 1)), Node(eof(AUTOCOMMIT))], &done(what, Outcome::Ok), Idle, None);
+        play_both(script, &done(what, CommandOutcome::Ok), InTransaction, Some(PinReason::Transaction));
+        play(NEW, &[Client(on(what, 1)), Node(eof(AUTOCOMMIT))], &done(what, CommandOutcome::Ok), Idle, None);
         play_both(|_| vec![Client(on(what, 1)), Node(err(1053))], &done(what, Error(1053)), Idle, None);
         play_both(|_| vec![Client(on(what, 1))], &[started(what)], Busy, None);
     }
@@ -52,13 +52,13 @@ fn an_unknown_command_is_answered_with_an_error() {
         |_| vec![Client(unknown.clone()), Node(result_set(OLD, 1, 0))],
         &[started(Other)],
         Opaque,
-        Some(Pinned::Opaque),
+        Some(PinReason::Opaque),
     );
 }
 
 #[test]
 fn commands_without_a_response() {
-    for (what, pinned) in [(Quit, None), (CloseStatement, None), (SendLongData, Some(Pinned::LongData))] {
+    for (what, pinned) in [(Quit, None), (CloseStatement, None), (SendLongData, Some(PinReason::LongData))] {
         play_both(|_| vec![Client(on(what, 1))], &done(what, Silent), Idle, pinned);
     }
 }
@@ -68,20 +68,20 @@ fn result_sets() {
     for what in [Query, Execute, BulkExecute, ProcessInfo] {
         for columns in [1, 250] {
             let script = |capabilities| vec![Client(on(what, 1)), Node(result_set(capabilities, columns, AUTOCOMMIT))];
-            play_both(script, &done(what, Outcome::Ok), Idle, None);
+            play_both(script, &done(what, CommandOutcome::Ok), Idle, None);
         }
     }
     let empty = |capabilities| {
         let reply = [head(capabilities, 2, IN), end(capabilities, IN)].concat();
         vec![Client(query()), Node(reply)]
     };
-    play_both(empty, &done(Query, Outcome::Ok), InTransaction, Some(Pinned::Transaction));
+    play_both(empty, &done(Query, CommandOutcome::Ok), InTransaction, Some(PinReason::Transaction));
     let many = |capabilities| {
         let reply =
             [message(b"\xfc\x2c\x01"), definitions(capabilities, 300, 2), rows(), end(capabilities, 2)].concat();
         vec![Client(query()), Node(reply)]
     };
-    play_both(many, &done(Query, Outcome::Ok), Idle, None);
+    play_both(many, &done(Query, CommandOutcome::Ok), Idle, None);
 }
 
 #[test]
@@ -101,8 +101,8 @@ fn an_error_ends_a_result_set_anywhere() {
 #[test]
 fn an_error_leaves_the_last_status_in_force() {
     let script = |_| vec![Client(query()), Node(ok(IN)), Client(query()), Node(err(1213))];
-    let events = [done(Query, Outcome::Ok), done(Query, Error(1213))].concat();
-    play_both(script, &events, InTransaction, Some(Pinned::Transaction));
+    let events = [done(Query, CommandOutcome::Ok), done(Query, Error(1213))].concat();
+    play_both(script, &events, InTransaction, Some(PinReason::Transaction));
 }
 
 #[test]
@@ -111,12 +111,12 @@ fn a_row_may_begin_as_an_end_if_it_is_long() {
     row.resize(9 + (1 << 24), b'x');
     for capabilities in [OLD, NEW] {
         let reply = [head(capabilities, 1, 2), message(&row), rows(), end(capabilities, IN)].concat();
-        let (mut tracker, mut told) = (Tracker::new(capabilities), Events::default());
-        tracker.client(&query(), &mut told);
+        let (mut tracker, mut told) = (Tracker::new(capabilities), CommandEvents::default());
+        tracker.on_client_bytes(&query(), &mut told);
         for bytes in reply.chunks(65_521) {
-            tracker.node(bytes, &mut told);
+            tracker.on_node_bytes(bytes, &mut told);
         }
-        assert_eq!((tracker.state(), &told.0[..]), (InTransaction, &done(Query, Outcome::Ok)[..]));
+        assert_eq!((tracker.state(), &told.0[..]), (InTransaction, &done(Query, CommandOutcome::Ok)[..]));
     }
 }
 
@@ -133,7 +133,7 @@ fn several_results() {
         ];
         vec![Client(query()), Node(reply.concat())]
     };
-    play_both(script, &done(Query, Outcome::Ok), InTransaction, Some(Pinned::Transaction));
+    play_both(script, &done(Query, CommandOutcome::Ok), InTransaction, Some(PinReason::Transaction));
     let script = |capabilities| vec![Client(query()), Node([result_set(capabilities, 1, MORE), err(1064)].concat())];
     play_both(script, &done(Query, Error(1064)), Idle, None);
     play_both(|_| vec![Client(query()), Node(ok(MORE))], &[started(Query)], Busy, None);
@@ -145,7 +145,7 @@ fn progress_reports_end_nothing() {
         let reply = [progress(), progress(), result_set(capabilities, 1, AUTOCOMMIT)].concat();
         vec![Client(query()), Node(reply)]
     };
-    play_both(script, &done(Query, Outcome::Ok), Idle, None);
+    play_both(script, &done(Query, CommandOutcome::Ok), Idle, None);
     play_both(|_| vec![Client(query()), Node(progress())], &[started(Query)], Busy, None);
 }
 
@@ -155,13 +155,13 @@ fn definitions_may_be_left_out_of_a_result_set() {
         let reply = [message(b"\x02\x01"), definitions(capabilities, 2, 2), rows(), end(capabilities, 2)];
         vec![Client(on(Execute, 1)), Node(reply.concat())]
     };
-    play_both(kept, &done(Execute, Outcome::Ok), Idle, None);
+    play_both(kept, &done(Execute, CommandOutcome::Ok), Idle, None);
     let left_out = |capabilities| {
         let separator = if capabilities == OLD { eof(2) } else { vec![] };
         let reply = [message(b"\x02\x00"), separator, rows(), end(capabilities, 2)].concat();
         vec![Client(on(Execute, 1)), Node(reply)]
     };
-    play_both(left_out, &done(Execute, Outcome::Ok), Idle, None);
+    play_both(left_out, &done(Execute, CommandOutcome::Ok), Idle, None);
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn field_list() {
     let script = |capabilities| {
         vec![Client(command(FieldList, b"t\0")), Node([definition().repeat(3), end(capabilities, 2)].concat())]
     };
-    play_both(script, &done(FieldList, Outcome::Ok), Idle, None);
+    play_both(script, &done(FieldList, CommandOutcome::Ok), Idle, None);
     play_both(|_| vec![Client(command(FieldList, b"t\0")), Node(err(1146))], &done(FieldList, Error(1146)), Idle, None);
 }
 
@@ -177,7 +177,7 @@ fn field_list() {
 fn statistics_are_one_packet_of_any_text() {
     for text in [&b"Uptime: 5  Threads: 1"[..], b"", b"\0", b"\xfe", b"\xfb", b"\x05"] {
         let script = |_| vec![Client(command(Statistics, b"")), Node(message(text))];
-        play_both(script, &done(Statistics, Outcome::Ok), Idle, None);
+        play_both(script, &done(Statistics, CommandOutcome::Ok), Idle, None);
     }
     play_both(|_| vec![Client(command(Statistics, b"")), Node(err(1227))], &done(Statistics, Error(1227)), Idle, None);
 }
@@ -192,28 +192,28 @@ fn a_file_is_sent_until_an_empty_message() {
             vec![Client(query()), Node(ask.clone()), Client(file), Client(message(b"")), Node(reply.clone())]
         }
     };
-    play_both(upload(ok(IN)), &done(Query, Outcome::Ok), InTransaction, Some(Pinned::Transaction));
+    play_both(upload(ok(IN)), &done(Query, CommandOutcome::Ok), InTransaction, Some(PinReason::Transaction));
     play_both(upload(err(1062)), &done(Query, Error(1062)), Idle, None);
-    play_both(upload([ok(MORE), ok(AUTOCOMMIT)].concat()), &done(Query, Outcome::Ok), Idle, None);
+    play_both(upload([ok(MORE), ok(AUTOCOMMIT)].concat()), &done(Query, CommandOutcome::Ok), Idle, None);
     let waiting = |_| vec![Client(query()), Node(ask.clone()), Client(message(b"1,2"))];
     play_both(waiting, &[started(Query)], Busy, None);
     // A full packet and the empty one that ends it are one message, which is not empty.
     let full = message(&vec![b'x'; MAX_PAYLOAD]);
     let mut tracker = Tracker::new(NEW);
-    let mut told = Events::default();
-    tracker.client(&query(), &mut told);
-    tracker.node(&ask, &mut told);
-    tracker.client(&full, &mut told);
-    tracker.client(&message(b""), &mut told);
-    tracker.node(&ok(AUTOCOMMIT), &mut told);
-    assert_eq!((tracker.state(), &told.0[..]), (Idle, &done(Query, Outcome::Ok)[..]));
+    let mut told = CommandEvents::default();
+    tracker.on_client_bytes(&query(), &mut told);
+    tracker.on_node_bytes(&ask, &mut told);
+    tracker.on_client_bytes(&full, &mut told);
+    tracker.on_client_bytes(&message(b""), &mut told);
+    tracker.on_node_bytes(&ok(AUTOCOMMIT), &mut told);
+    assert_eq!((tracker.state(), &told.0[..]), (Idle, &done(Query, CommandOutcome::Ok)[..]));
 }
 
 #[test]
 fn change_user() {
     let ask = || message(b"\xfemysql_native_password\0abcdefghijklmnopqrst\0");
     let request = command(ChangeUser, b"root\0\0test\0");
-    let rounds: [Vec<From>; 4] = [
+    let rounds: [Vec<Sent>; 4] = [
         vec![],
         vec![Node(ask()), Client(message(b""))],
         vec![Node(ask()), Client(message(&[1; 32])), Node(message(b"\x01\x03"))],
@@ -229,7 +229,7 @@ fn change_user() {
         ],
     ];
     for round in rounds {
-        for (reply, outcome) in [(ok(AUTOCOMMIT), Outcome::Ok), (err(1045), Error(1045))] {
+        for (reply, outcome) in [(ok(AUTOCOMMIT), CommandOutcome::Ok), (err(1045), Error(1045))] {
             let script = |_| {
                 let mut script = vec![Client(request.clone())];
                 script.extend(round.iter().map(|from| match from {
@@ -239,16 +239,16 @@ fn change_user() {
                 script.extend([Node(reply.clone()), Client(command(Ping, b"")), Node(ok(IN))]);
                 script
             };
-            let events = [done(ChangeUser, outcome), done(Ping, Outcome::Ok)].concat();
-            play_both(script, &events, InTransaction, Some(Pinned::Transaction));
+            let events = [done(ChangeUser, outcome), done(Ping, CommandOutcome::Ok)].concat();
+            play_both(script, &events, InTransaction, Some(PinReason::Transaction));
         }
     }
     let next = || Client([request.clone(), command(Ping, b"")].concat());
-    play_both(|_| vec![next()], &[started(ChangeUser)], Opaque, Some(Pinned::Opaque));
+    play_both(|_| vec![next()], &[started(ChangeUser)], Opaque, Some(PinReason::Opaque));
     // What the node asked for is used up by the answer, and by the end.
     let twice = |_| vec![Client(request.clone()), Node(ask()), Client(message(b"").repeat(2))];
-    play_both(twice, &[started(ChangeUser)], Opaque, Some(Pinned::Opaque));
+    play_both(twice, &[started(ChangeUser)], Opaque, Some(PinReason::Opaque));
     let after = |_| vec![Client(request.clone()), Node([message(b"\x01\x03"), ok(AUTOCOMMIT)].concat()), next()];
-    let events = [&done(ChangeUser, Outcome::Ok)[..], &[started(ChangeUser)]].concat();
-    play_both(after, &events, Opaque, Some(Pinned::Opaque));
+    let events = [&done(ChangeUser, CommandOutcome::Ok)[..], &[started(ChangeUser)]].concat();
+    play_both(after, &events, Opaque, Some(PinReason::Opaque));
 }

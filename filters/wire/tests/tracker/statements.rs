@@ -1,14 +1,14 @@
 //! Prepared statements, and what they pin.
 
 use crate::build::*;
-use crate::play::From::{self, Client, Node};
+use crate::play::Sent::{self, Client, Node};
 use crate::play::*;
 use wire::capability::Capabilities;
 use wire::command::Command::*;
 use wire::status::{CURSOR_EXISTS, LAST_ROW_SENT};
-use wire::tracker::Outcome::{self, Error, Silent};
-use wire::tracker::State::{Busy, Idle};
-use wire::tracker::{Pinned, Tracker};
+use wire::tracker::CommandOutcome::{self, Error, Silent};
+use wire::tracker::TrackerState::{Busy, Idle};
+use wire::tracker::{PinReason, Tracker};
 
 #[test]
 fn prepare() {
@@ -16,7 +16,7 @@ fn prepare() {
         let script = |capabilities| {
             vec![Client(command(Prepare, b"SELECT ?")), Node(prepared(capabilities, 9, columns, parameters))]
         };
-        play_both(script, &done(Prepare, Outcome::Ok), Idle, None);
+        play_both(script, &done(Prepare, CommandOutcome::Ok), Idle, None);
         let cut = |capabilities| {
             let mut reply = prepared(capabilities, 9, columns, parameters);
             reply.pop();
@@ -36,10 +36,10 @@ fn an_error_in_the_middle_of_prepare_leaves_nothing() {
         let failed = [reply, definition(), err(1317)].concat();
         vec![Client(command(Prepare, b"SELECT ?")), Node(failed), Client(query()), Node(empty)]
     };
-    play_both(script, &[done(Prepare, Error(1317)), done(Query, Outcome::Ok)].concat(), Idle, None);
+    play_both(script, &[done(Prepare, Error(1317)), done(Query, CommandOutcome::Ok)].concat(), Idle, None);
 }
 
-fn open_cursor(capabilities: Capabilities, statement: u32) -> Vec<From> {
+fn open_cursor(capabilities: Capabilities, statement: u32) -> Vec<Sent> {
     let status = AUTOCOMMIT | CURSOR_EXISTS;
     let mut reply = head(capabilities, 1, status);
     if capabilities == NEW {
@@ -50,29 +50,29 @@ fn open_cursor(capabilities: Capabilities, statement: u32) -> Vec<From> {
 
 #[test]
 fn a_cursor_pins_until_its_last_row() {
-    let opened = done(Execute, Outcome::Ok);
-    play_both(|capabilities| open_cursor(capabilities, 1), &opened, Idle, Some(Pinned::Cursor));
-    for (status, pinned) in [(CURSOR_EXISTS, Some(Pinned::Cursor)), (LAST_ROW_SENT, None)] {
+    let opened = done(Execute, CommandOutcome::Ok);
+    play_both(|capabilities| open_cursor(capabilities, 1), &opened, Idle, Some(PinReason::Cursor));
+    for (status, pinned) in [(CURSOR_EXISTS, Some(PinReason::Cursor)), (LAST_ROW_SENT, None)] {
         let script = |capabilities| {
             let mut script = open_cursor(capabilities, 1);
             script.extend([Client(on(Fetch, 1)), Node([rows(), end(capabilities, status)].concat())]);
             script
         };
-        play_both(script, &[opened, done(Fetch, Outcome::Ok)].concat(), Idle, pinned);
+        play_both(script, &[opened, done(Fetch, CommandOutcome::Ok)].concat(), Idle, pinned);
     }
     let failed = |capabilities| {
         let mut script = open_cursor(capabilities, 1);
         script.extend([Client(on(Fetch, 1)), Node(err(8176))]);
         script
     };
-    play_both(failed, &[opened, done(Fetch, Error(8176))].concat(), Idle, Some(Pinned::Cursor));
+    play_both(failed, &[opened, done(Fetch, Error(8176))].concat(), Idle, Some(PinReason::Cursor));
 }
 
 #[test]
 fn what_unpins_a_statement() {
-    let opened = done(Execute, Outcome::Ok);
+    let opened = done(Execute, CommandOutcome::Ok);
     let unpin = [ResetStatement, Execute, BulkExecute, ChangeUser, ResetConnection];
-    for (what, outcome) in unpin.map(|what| (what, Outcome::Ok)).into_iter().chain([(CloseStatement, Silent)]) {
+    for (what, outcome) in unpin.map(|what| (what, CommandOutcome::Ok)).into_iter().chain([(CloseStatement, Silent)]) {
         let script = |capabilities, statement| {
             let mut script = open_cursor(capabilities, 1);
             script.extend([Client(on(SendLongData, 1)), Client(on(what, statement))]);
@@ -84,7 +84,7 @@ fn what_unpins_a_statement() {
         let events = [opened, done(SendLongData, Silent), done(what, outcome)].concat();
         play_both(|capabilities| script(capabilities, 1), &events, Idle, None);
         // MariaDB: the statement prepared last, which is none here.
-        let other = if matches!(what, ChangeUser | ResetConnection) { None } else { Some(Pinned::Cursor) };
+        let other = if matches!(what, ChangeUser | ResetConnection) { None } else { Some(PinReason::Cursor) };
         play_both(|capabilities| script(capabilities, 2), &events, Idle, other);
         if outcome == Silent {
             continue;
@@ -94,7 +94,7 @@ fn what_unpins_a_statement() {
             script.extend([Client(on(what, 1)), Node(err(1105))]);
             script
         };
-        play_both(failed, &[opened, done(what, Error(1105))].concat(), Idle, Some(Pinned::Cursor));
+        play_both(failed, &[opened, done(what, Error(1105))].concat(), Idle, Some(PinReason::Cursor));
     }
 }
 
@@ -106,38 +106,39 @@ fn the_statement_prepared_last_has_a_second_name() {
         script.push(Client(on(CloseStatement, 77)));
         script
     };
-    let events = [done(Prepare, Outcome::Ok), done(Execute, Outcome::Ok), done(CloseStatement, Silent)].concat();
+    let events =
+        [done(Prepare, CommandOutcome::Ok), done(Execute, CommandOutcome::Ok), done(CloseStatement, Silent)].concat();
     play_both(script, &events, Idle, None);
 }
 
 #[test]
 fn more_cursors_than_are_remembered_pin_until_all_is_reset() {
     let mut tracker = Tracker::new(NEW);
-    let mut take = |from: From| match from {
-        Client(bytes) => tracker.client(&bytes, &mut ()),
-        Node(bytes) => tracker.node(&bytes, &mut ()),
+    let mut take = |from: Sent| match from {
+        Client(bytes) => tracker.on_client_bytes(&bytes, &mut ()),
+        Node(bytes) => tracker.on_node_bytes(&bytes, &mut ()),
     };
     (1..=100).flat_map(|statement| open_cursor(NEW, statement)).for_each(&mut take);
     (1..=100).for_each(|statement| take(Client(on(CloseStatement, statement))));
-    assert_eq!((tracker.state(), tracker.pinned()), (Idle, Some(Pinned::Cursor)));
-    tracker.client(&command(ResetConnection, b""), &mut ());
-    tracker.node(&ok(AUTOCOMMIT), &mut ());
-    assert_eq!((tracker.state(), tracker.pinned()), (Idle, None));
+    assert_eq!((tracker.state(), tracker.pin_reason()), (Idle, Some(PinReason::Cursor)));
+    tracker.on_client_bytes(&command(ResetConnection, b""), &mut ());
+    tracker.on_node_bytes(&ok(AUTOCOMMIT), &mut ());
+    assert_eq!((tracker.state(), tracker.pin_reason()), (Idle, None));
 }
 
 #[test]
 fn long_data_pins_until_it_is_executed() {
     let data = command(SendLongData, &[&[1, 0, 0, 0, 0, 0][..], &[b'x'; 5000]].concat());
     let script = |_| vec![Client(data.repeat(3))];
-    play_both(script, &done(SendLongData, Silent).repeat(3), Idle, Some(Pinned::LongData));
+    play_both(script, &done(SendLongData, Silent).repeat(3), Idle, Some(PinReason::LongData));
     let fetched = |capabilities| {
         let mut script = vec![Client(data.clone())];
         script.extend(open_cursor(capabilities, 1));
         script.extend([Client(on(Fetch, 1)), Node(end(capabilities, LAST_ROW_SENT))]);
         script
     };
-    let events = [done(SendLongData, Silent), done(Execute, Outcome::Ok), done(Fetch, Outcome::Ok)];
+    let events = [done(SendLongData, Silent), done(Execute, CommandOutcome::Ok), done(Fetch, CommandOutcome::Ok)];
     play_both(fetched, &events.concat(), Idle, None);
     let script = |_| vec![Client(data.clone()), Client(on(Execute, 1)), Node(ok(AUTOCOMMIT))];
-    play_both(script, &[done(SendLongData, Silent), done(Execute, Outcome::Ok)].concat(), Idle, None);
+    play_both(script, &[done(SendLongData, Silent), done(Execute, CommandOutcome::Ok)].concat(), Idle, None);
 }

@@ -1,4 +1,4 @@
-"""TiDB's authentication plugins at a simulated server, packet by packet and with drivers."""
+"""A simulated server supports TiDB's authentication plugins, tested by single packets and by drivers."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tests.support.tidb_sim_clients import (
     CAPABILITIES,
     RawClient,
     connect_driver,
+    error_code,
     raw_connection,
     session_rules,
 )
@@ -38,7 +39,7 @@ ACCOUNTS = {
 
 @pytest.fixture
 async def sim(mariadb: MariaDb) -> AsyncIterator[TidbSim]:
-    """A simulated server with an account for each plugin; checks that it saw no protocol violation."""
+    """Yield a server with an account for each plugin. At the end, check that it saw no protocol violation."""
     async with TidbSim(SimSettings(session_rules(mariadb))) as server:
         admin = await connect_driver(server)
         async with admin.cursor() as cursor:
@@ -52,7 +53,7 @@ async def sim(mariadb: MariaDb) -> AsyncIterator[TidbSim]:
 
 
 async def log_in(client: RawClient, user: str, plugin: str, auth: bytes = b"") -> tuple[bytes, bytes]:
-    """Send a response; return the salt of the greeting and the payload of the first answer."""
+    """Send a login. Return the greeting's salt and the payload of the server's answer."""
     greeting = (await client.read_packet())[1]
     at = greeting.index(b"\0", 1) + 5
     salt = greeting[at : at + 8] + greeting[at + 27 : at + 39]
@@ -69,11 +70,6 @@ async def read_answer(client: RawClient, sequence: int, payload: bytes) -> bytes
     return reply
 
 
-def error_code(payload: bytes) -> int:
-    assert payload[0] == 0xFF, payload
-    return int.from_bytes(payload[1:3], "little")
-
-
 @pytest.mark.parametrize("offered", ["auth_unknown_plugin", "mysql_native_password", "same"])
 @pytest.mark.parametrize(
     ("user", "requested_plugin", "in_clear"),
@@ -87,7 +83,7 @@ def error_code(payload: bytes) -> int:
 async def test_account_determines_plugin(
     sim: TidbSim, offered: str, user: str, requested_plugin: str, in_clear: bool
 ) -> None:
-    """Even a client that offers the right plugin is asked: the greeting names another one."""
+    """Even if the login uses the account's plugin, the server requests it: the greeting names another one."""
     for password, expected in ((b"geheim\0", None), (b"falsch\0", 1045)):
         async with raw_connection(sim) as client:
             plugin = requested_plugin if offered == "same" else offered
@@ -105,7 +101,7 @@ async def test_has_no_rsa_key(sim: TidbSim) -> None:
     async with raw_connection(sim) as client:
         await log_in(client, "p_sha2", "auth_unknown_plugin")
         assert await read_answer(client, 3, SCRAMBLE) == b"\x01\x04"
-        denied = await read_answer(client, 5, b"\x02")  # taken for a password
+        denied = await read_answer(client, 5, b"\x02")  # a request for an RSA key counts as a password
         assert denied.startswith(b"\xff\x15\x04#28000Access denied for user 'p_sha2'@'127.0.0.1'")
         assert denied.endswith(b"(using password: YES)")
 
@@ -117,7 +113,7 @@ async def test_requests_empty_password_too(sim: TidbSim, user: str) -> None:
         assert question[:1] == b"\xfe"
         assert await read_answer(client, 3, b"") == ok(2)
     async with raw_connection(sim) as client:
-        # An empty reply does not replace the client's first response.
+        # An empty reply does not replace the wrong password in the login.
         await log_in(client, user, "auth_unknown_plugin", b"x" * 20)
         client.writer.write(frame(3, b""))
         reply = (await client.read_packet())[1]
@@ -161,7 +157,7 @@ async def test_greeting_names_configured_plugin(mariadb: MariaDb, sim: TidbSim) 
     async with TidbSim(SimSettings(rules)) as other:
         async with raw_connection(other) as client:
             _, first = await log_in(client, "p_sha2", "caching_sha2_password", SCRAMBLE)
-            assert first == b"\x01\x04"  # nothing to switch to
+            assert first == b"\x01\x04"  # the client already uses the right plugin
             assert await read_answer(client, 3, b"geheim\0") == ok(2)
         async with raw_connection(other) as client:
             _, first = await log_in(client, "p_native", "mysql_native_password", b"x" * 20)
@@ -186,7 +182,7 @@ async def test_change_user_never_requests_clear_password(sim: TidbSim) -> None:
 
 @pytest.mark.parametrize("user", ["p_native", "p_sha2"])
 async def test_drivers_log_in(sim: TidbSim, user: str) -> None:
-    """PyMySQL requires RSA for caching_sha2_password without TLS, which TiDB does not have."""
+    """PyMySQL cannot use caching_sha2_password without TLS, because it needs an RSA key, which TiDB lacks."""
 
     def try_it(password: str) -> Any:
         host, port = sim.sql_address.split(":")

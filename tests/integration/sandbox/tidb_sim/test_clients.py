@@ -1,4 +1,4 @@
-"""Clients of a simulated server over a real MariaDB: logins and every kind of response."""
+"""Clients log in to a simulated server, which uses a real MariaDB, and get every kind of response."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from sandbox.tidb_sim.greeting import NATIVE_PASSWORD, parse_greeting
 from sandbox.tidb_sim.packets import Capability, MySqlCommand, eof, frame, ok
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
-from tests.support.tidb_sim_clients import CAPABILITIES, connect_driver, raw_connection, session_rules
+from tests.support.module.envoy import login_packet
+from tests.support.tidb_sim_clients import (
+    CAPABILITIES,
+    connect_driver,
+    query_rows,
+    raw_connection,
+    session_rules,
+)
 
 
 @pytest.fixture
 async def sim(mariadb: MariaDb) -> AsyncIterator[TidbSim]:
-    """A simulated server in this process; checks that it saw no protocol violation."""
+    """Yield a simulated server in this process. After the test, check that it saw no protocol violation."""
     async with TidbSim(SimSettings(session_rules(mariadb))) as server:
         yield server
         assert server.node.violations == []
     assert server.node.connections == 0
 
 
-async def query_rows(connection: Any, statement: str, *arguments: object) -> Any:
-    """Return all rows of one statement."""
-    async with connection.cursor() as cursor:
-        await cursor.execute(statement, arguments or None)
-        return await cursor.fetchall()
-
-
 async def test_client_logs_in_and_queries_its_node(sim: TidbSim) -> None:
     connection = await connect_driver(sim)
-    assert await query_rows(connection, "select @@port") == ((sim.node.sql_port,),)
-    assert await query_rows(connection, "select @@hostname") == ((sim.node.name,),)
-    assert await query_rows(connection, "select version()") == (("8.0.11-TiDB-v8.5.3",),)
+    assert await query_rows(connection, "select @@port") == [(sim.node.sql_port,)]
+    assert await query_rows(connection, "select @@hostname") == [(sim.node.name,)]
+    assert await query_rows(connection, "select version()") == [("8.0.11-TiDB-v8.5.3",)]
     assert connection.get_server_info() == "8.0.11-TiDB-v8.5.3"
-    assert await query_rows(connection, "select connection_id()") == ((connection.thread_id(),),)
+    assert await query_rows(connection, "select connection_id()") == [(connection.thread_id(),)]
     assert sim.node.connections == 1
     await connection.ensure_closed()
 
@@ -75,7 +75,7 @@ async def test_accounts_are_shared_by_all_servers(mariadb: MariaDb, sim: TidbSim
 
 async def test_login_selects_database(sim: TidbSim, database: str) -> None:
     connection = await connect_driver(sim, db=database)
-    assert await query_rows(connection, "select database()") == ((database,),)
+    assert await query_rows(connection, "select database()") == [(database,)]
     await connection.ensure_closed()
     with pytest.raises(OperationalError) as denied:
         await connect_driver(sim, db="nowhere")
@@ -121,7 +121,7 @@ async def test_runs_several_statements_in_one_request(sim: TidbSim) -> None:
         assert await cursor.fetchall() == ((2,), (3,))
         with pytest.raises(OperationalError, match="nonsense"):
             await cursor.nextset()
-    assert await query_rows(connection, "select 4") == ((4,),)
+    assert await query_rows(connection, "select 4") == [(4,)]
     await connection.ensure_closed()
 
 
@@ -147,7 +147,7 @@ async def test_runs_load_data_local(sim: TidbSim, database: str, tmp_path: Path)
 
 @pytest.mark.parametrize("deprecate_eof", [Capability(0), Capability.DEPRECATE_EOF])
 async def test_runs_prepared_statements_and_cursors(sim: TidbSim, deprecate_eof: Capability) -> None:
-    """Each request must leave the server ready for the next: the end of a response is detected exactly."""
+    """If the server missed the exact end of a response, the next request would fail."""
     end = 5 if not deprecate_eof else 9
     async with raw_connection(sim) as client:
         await client.login(CAPABILITIES | deprecate_eof)
@@ -172,7 +172,7 @@ async def test_runs_prepared_statements_and_cursors(sim: TidbSim, deprecate_eof:
             else (await client.read_until_eof(end))[:-1]
         )
         assert [row[-5:] for row in rows] == [b"\x04long"] * 5
-        # With a cursor: the first response has no rows, each FETCH has some.
+        # With a cursor, the response to EXECUTE has no rows, and each FETCH returns some.
         client.writer.write(
             frame(0, bytes((MySqlCommand.STMT_SEND_LONG_DATA,)) + statement + b"\0\0" + b"more")
         )
@@ -237,16 +237,15 @@ async def test_committed_transactions_are_visible_at_another_server(
         await query_rows(writer, "create table t (id int)")
         await query_rows(writer, "begin")
         await query_rows(writer, "insert into t values (1)")
-        assert await query_rows(reader, "select count(*) from t") == ((0,),)
+        assert await query_rows(reader, "select count(*) from t") == [(0,)]
         await query_rows(writer, "commit")
-        assert await query_rows(reader, "select count(*) from t") == ((1,),)
+        assert await query_rows(reader, "select count(*) from t") == [(1,)]
 
 
 async def test_kill_ends_session_at_another_server(mariadb: MariaDb, sim: TidbSim) -> None:
     async with TidbSim(SimSettings(session_rules(mariadb))) as other, raw_connection(sim) as victim:
         connection_id = parse_greeting((await victim.read_packet())[1]).connection_id
-        head = struct.pack("<IIB23x", CAPABILITIES, 1 << 24, 45)
-        victim.writer.write(frame(1, head + b"root\0\0mysql_native_password\0"))
+        victim.writer.write(login_packet())
         assert await victim.read_packet() == (2, ok(2))
         killer = await connect_driver(other)
         await query_rows(killer, f"kill {connection_id}")
@@ -265,7 +264,7 @@ async def test_incomplete_request_is_never_executed(sim: TidbSim, database: str)
     async with asyncio.timeout(10):
         while sim.node.connections > 1:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert await query_rows(connection, "select count(*) from t") == ((0,),)
+    assert await query_rows(connection, "select count(*) from t") == [(0,)]
     await connection.ensure_closed()
 
 

@@ -1,4 +1,4 @@
-"""Cluster TLS of a simulated server: towards PD, and on the status port, both with client certificates."""
+"""Cluster TLS of a simulated server: PD and the status port both require client certificates."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import httpx2
 import pytest
 import trustme
 
-from controlplane.config.settings import ClientTls
+from controlplane.config.own_tls import ClientTls
 from controlplane.etcd.client import EtcdClient
 from sandbox.etcd import Etcd, EtcdTls
 from sandbox.mariadb import MariaDb
-from sandbox.tidb_sim.mariadb_backend import BackendAddress
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.session import SessionRules
 from sandbox.tidb_sim.settings import SimSettings
@@ -22,7 +21,7 @@ from sandbox.tidb_sim.settings import SimSettings
 
 @dataclass(frozen=True)
 class Files:
-    """PEM files of an authority and of a certificate that it issued for 127.0.0.1."""
+    """PEM files of a CA, and of a certificate and its key for 127.0.0.1."""
 
     ca: Path
     cert: Path
@@ -45,7 +44,7 @@ async def test_cluster_tls_covers_pd_and_the_status_port(
 ) -> None:
     tls = ClientTls.model_validate({"ca": str(files.ca), "cert": str(files.cert), "key": str(files.key)})
     async with Etcd.start(tmp_path / "etcd", tls=EtcdTls(files.cert, files.key, files.ca)) as etcd:
-        rules = SessionRules(BackendAddress(socket=str(mariadb.socket)))
+        rules = SessionRules(str(mariadb.socket))
         async with TidbSim(SimSettings(rules, pd=(etcd.url,), cluster_tls=tls)) as sim:
             async with EtcdClient([etcd.url], tls=tls) as client:
                 assert len((await client.range(f"/topology/tidb/{sim.node.name}/")).entries) == 2

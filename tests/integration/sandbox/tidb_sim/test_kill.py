@@ -1,7 +1,7 @@
-"""KILL ends a session of a simulated server as TiDB does: by a FIN without an error, whatever it executes.
+"""KILL at a simulated server ends a session as in TiDB: by a FIN without an error.
 
-pingcap/tidb pkg/server/server.go, `Kill` and `killQuery`: they set a deadline on the connection. So the
-client of a busy session gets no error either, and KILL QUERY ends an idle session, too.
+In pingcap/tidb, `Kill` and `killQuery` (pkg/server/server.go) set a deadline on the connection. So KILL sends
+no error to a busy client either, and KILL QUERY ends an idle session, too.
 """
 
 from __future__ import annotations
@@ -21,26 +21,25 @@ SLEEP = bytes((MySqlCommand.QUERY,)) + b"select sleep(60)"
 
 
 async def connection_id(client: RawClient) -> str:
-    """Return its connection id."""
     ((number,),) = await client.rows("select connection_id()")
     return str(number)
 
 
 async def kill_session(admin: RawClient, statement: str, client: RawClient, number: str) -> bytes:
-    """Kill a session; return what its client receives."""
+    """Kill the session of `client`. Return the bytes that `client` receives."""
     assert (await admin.send_command(MySqlCommand.QUERY, f"{statement} {number}".encode()))[0] == 0
     async with asyncio.timeout(10):
         return await client.reader.read()
 
 
 async def wait_sleeping(admin: RawClient, client: RawClient, number: str) -> None:
-    """Wait until the client's statement runs."""
+    """Send SLEEP from the client, and wait until it runs."""
     client.writer.write(frames(0, [SLEEP]))
     await wait_listed(admin, number, "state", "User sleep")
 
 
 async def wait_listed(admin: RawClient, number: str, column: str, value: str) -> None:
-    """Wait until the process list has that value for a session."""
+    """Wait until the session's row in the process list has this value in `column`."""
 
     async def is_listed() -> bool:
         query = f"select {column} from information_schema.processlist where id = {number}"
@@ -59,7 +58,7 @@ async def test_kill_ends_idle_session_by_fin(mariadb: MariaDb, state: str, state
         raw_session(sim, *before) as client,
     ):
         number = await connection_id(client)
-        await wait_listed(admin, number, "command", "Sleep")  # MariaDB lists it only after its response.
+        await wait_listed(admin, number, "command", "Sleep")  # MariaDB may still list the earlier state.
         assert await kill_session(admin, statement, client, number) == b""
 
 
@@ -75,7 +74,7 @@ async def test_kill_ends_busy_session_by_fin_or_error(mariadb: MariaDb, before: 
             await wait_sleeping(admin, client, number)
             assert (await admin.send_command(MySqlCommand.QUERY, f"kill query {number}".encode()))[0] == 0
             async with asyncio.timeout(10):
-                for _ in range(4):  # MariaDB ends it with an error; in TiDB SLEEP() gives 1
+                for _ in range(4):  # the answer; MariaDB interrupts SLEEP() with an error, but TiDB returns 1
                     await client.read_packet()
             await run_statement(client, "do 1")
 

@@ -1,4 +1,4 @@
-"""Lifecycle of a simulated server: registration in a real etcd, graceful shutdown in TiDB's order, crash."""
+"""A simulated server registers in a real etcd, shuts down in TiDB's order, and can crash."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,29 +19,20 @@ from asyncmy.errors import OperationalError
 from controlplane.etcd.client import EtcdClient
 from sandbox.etcd import Etcd
 from sandbox.mariadb import MariaDb
-from sandbox.tidb_sim.mariadb_backend import BackendAddress
+from sandbox.server import http_client
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.session import SessionRules
 from sandbox.tidb_sim.settings import SimSettings
+from tests.support.tidb_sim_clients import connect_driver, query_rows
+from tests.support.waiting import wait_until
 
 
 def settings_for(mariadb: MariaDb, **values: Any) -> SimSettings:
-    return SimSettings(SessionRules(BackendAddress(socket=str(mariadb.socket))), **values)
-
-
-async def connect(address: str, **options: Any) -> Any:
-    host, port = address.split(":")
-    return await asyncmy.connect(host=host, port=int(port), user="root", **options)
-
-
-async def query_rows(connection: Any, statement: str) -> Any:
-    async with connection.cursor() as cursor:
-        await cursor.execute(statement)
-        return await cursor.fetchall()
+    return SimSettings(SessionRules(str(mariadb.socket)), **values)
 
 
 async def ping_error(connection: Any) -> int:
-    """Return the error code of a COM_PING, 0 for OK."""
+    """Send COM_PING. Return the error code, or 0 for OK."""
     try:
         await connection.ping(reconnect=False)
     except OperationalError as error:
@@ -51,7 +42,7 @@ async def ping_error(connection: Any) -> int:
 
 async def status_code(address: str) -> int:
     """Return the status code of `GET /status`; 0 if the connection is refused."""
-    async with httpx2.AsyncClient() as client:
+    async with http_client() as client:
         try:
             return (await client.get(f"http://{address}/status")).status_code
         except httpx2.ConnectError:
@@ -67,14 +58,6 @@ async def is_refused(address: str) -> bool:
     writer.close()
     await writer.wait_closed()
     return False
-
-
-async def wait_until_true(condition: Callable[[], Awaitable[bool]], seconds: float = 15.0) -> None:
-    async with asyncio.timeout(seconds):
-        while True:
-            if await condition():
-                return
-            await asyncio.sleep(0.02)
 
 
 async def keys(client: EtcdClient) -> dict[str, bytes]:
@@ -102,7 +85,7 @@ async def process(mariadb: MariaDb, *arguments: str) -> AsyncIterator[tuple[asyn
 async def test_graceful_shutdown_follows_order_of_tidb(mariadb: MariaDb, database: str) -> None:
     sim = TidbSim(settings_for(mariadb, graceful_wait=2))
     await sim.start()
-    idle, second_idle, busy = [await connect(sim.sql_address, db=database) for _ in range(3)]
+    idle, second_idle, busy = [await connect_driver(sim, db=database) for _ in range(3)]
     await query_rows(busy, "create table t (id int)")
     await query_rows(busy, "begin")
     await query_rows(busy, "insert into t values (1)")
@@ -110,18 +93,18 @@ async def test_graceful_shutdown_follows_order_of_tidb(mariadb: MariaDb, databas
     assert await status_code(sim.status_address) == 200
 
     sim.request_stop()
-    await wait_until_true(lambda: _is(sim.node.is_stopping))
+    await wait_until(lambda: sim.node.is_reporting_shutdown)
     # During the graceful wait everything works except COM_PING, and /status reports the shutdown.
     assert await status_code(sim.status_address) == 500
     assert await ping_error(idle) == 1053
-    assert await query_rows(idle, "select 1") == ((1,),)
-    new_session = await connect(sim.sql_address)
-    assert await query_rows(new_session, "select 2") == ((2,),)
+    assert await query_rows(idle, "select 1") == [(1,)]
+    new_session = await connect_driver(sim)
+    assert await query_rows(new_session, "select 2") == [(2,)]
 
-    await wait_until_true(lambda: _is(sim.node.is_closing))
+    await wait_until(lambda: sim.node.is_ending_idle_sessions)
     assert await status_code(sim.status_address) == 0
     assert await is_refused(sim.sql_address)
-    # An idle session gets no notice; its next request is dropped, not executed.
+    # The server sends nothing to an idle session, and does not execute its next request.
     with pytest.raises(OperationalError, match="Lost connection"):
         await query_rows(second_idle, "insert into t values (99)")
     # A session in a transaction continues until the transaction ends.
@@ -133,28 +116,28 @@ async def test_graceful_shutdown_follows_order_of_tidb(mariadb: MariaDb, databas
         await sim.wait()
 
     async with TidbSim(settings_for(mariadb)) as other:
-        reader = await connect(other.sql_address, db=database)
-        assert await query_rows(reader, "select id from t order by id") == ((1,), (2,))
+        reader = await connect_driver(other, db=database)
+        assert await query_rows(reader, "select id from t order by id") == [(1,), (2,)]
         await reader.ensure_closed()
     for connection in (idle, new_session):
         connection.close()
 
 
-async def _is(value: bool) -> bool:
-    return value
-
-
 async def test_sessions_that_exceed_drain_timeout_are_killed(mariadb: MariaDb, database: str) -> None:
     sim = TidbSim(settings_for(mariadb, drain_timeout=0.3))
     await sim.start()
-    waiting, executing = [await connect(sim.sql_address, db=database) for _ in range(2)]
+    waiting, executing = [await connect_driver(sim, db=database) for _ in range(2)]
     await query_rows(waiting, "create table t (id int)")
     await query_rows(waiting, "begin")
     await query_rows(waiting, "insert into t values (1)")
     query = asyncio.create_task(query_rows(executing, "select sleep(60)"))
-    watcher = await connect(f"127.0.0.1:{mariadb.port}")
+    watcher = await asyncmy.connect(host="127.0.0.1", port=mariadb.port, user="root", autocommit=True)
     sleeping = "select count(*) from information_schema.processlist where info = 'select sleep(60)'"
-    await wait_until_true(lambda: _equals(watcher, sleeping, 1))
+
+    async def is_sleeping() -> bool:
+        return await query_rows(watcher, sleeping) == [(1,)]
+
+    await wait_until(is_sleeping)
     started = time.monotonic()
     await sim.stop()
     assert 0.3 <= time.monotonic() - started < 3
@@ -162,28 +145,28 @@ async def test_sessions_that_exceed_drain_timeout_are_killed(mariadb: MariaDb, d
         await query
     with pytest.raises(OperationalError):
         await query_rows(waiting, "commit")
+
+    async def is_gone() -> bool:
+        return await query_rows(watcher, sleeping) == [(0,)]
+
     # Neither the statement nor the transaction remains in MariaDB.
-    await wait_until_true(lambda: _equals(watcher, sleeping, 0))
-    assert await query_rows(watcher, f"select count(*) from {database}.t") == ((0,),)
+    await wait_until(is_gone)
+    assert await query_rows(watcher, f"select count(*) from {database}.t") == [(0,)]
     await watcher.ensure_closed()
-
-
-async def _equals(connection: Any, statement: str, number: int) -> bool:
-    return bool(await query_rows(connection, statement) == ((number,),))
 
 
 async def test_login_that_completes_during_shutdown_is_closed(mariadb: MariaDb) -> None:
     sim = TidbSim(settings_for(mariadb, drain_timeout=5))
     await sim.start()
-    busy = await connect(sim.sql_address)
+    busy = await connect_driver(sim)
     await query_rows(busy, "begin")
-    assert (await query_rows(busy, "select 1 from mysql.user limit 1")) == ((1,),)
+    assert (await query_rows(busy, "select 1 from mysql.user limit 1")) == [(1,)]
     host, port = sim.sql_address.split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     greeting = await reader.readexactly(4)
     await reader.readexactly(int.from_bytes(greeting[:3], "little"))
     sim.request_stop()
-    await wait_until_true(lambda: _is(sim.node.is_closing))
+    await wait_until(lambda: sim.node.is_ending_idle_sessions)
     response = (
         bytes.fromhex("0082 0800 0000 0001 2d".replace(" ", ""))
         + bytes(23)
@@ -201,7 +184,7 @@ async def test_login_that_completes_during_shutdown_is_closed(mariadb: MariaDb) 
 async def test_shutdown_statement_shuts_down(mariadb: MariaDb) -> None:
     sim = TidbSim(settings_for(mariadb))
     await sim.start()
-    connection = await connect(sim.sql_address)
+    connection = await connect_driver(sim)
     await query_rows(connection, "shutdown")
     async with asyncio.timeout(5):
         await sim.wait()
@@ -226,11 +209,11 @@ async def test_registers_like_tidb(mariadb: MariaDb, etcd: Etcd) -> None:
             async def refreshed() -> bool:
                 return int((await keys(client))[f"{base}/ttl"]) > first
 
-            await wait_until_true(refreshed)
-            # The lease expires: a new one is granted, and both keys are written again.
+            await wait_until(refreshed)
+            # After the lease has expired, the server gets a new lease and writes both keys again.
             await client.lease_revoke(entries[f"{base}/ttl"].lease)
             await client.delete(f"{base}/info")
-            await wait_until_true(lambda: _has(client, f"{base}/info", f"{base}/ttl"))
+            await wait_until(lambda: _has(client, f"{base}/info", f"{base}/ttl"))
         assert await keys(client) == {}
 
 
@@ -251,13 +234,13 @@ async def test_deregistration_also_deletes_addresses_with_same_prefix(mariadb: M
 async def test_serves_without_etcd_and_registers_later(mariadb: MariaDb, etcd: Etcd) -> None:
     await etcd.kill()
     async with TidbSim(settings_for(mariadb, pd=(etcd.url,))) as sim:
-        connection = await connect(sim.sql_address)
-        assert await query_rows(connection, "select 1") == ((1,),)
+        connection = await connect_driver(sim)
+        assert await query_rows(connection, "select 1") == [(1,)]
         await connection.ensure_closed()
         await etcd.restart()
         async with EtcdClient([etcd.url]) as client:
             base = f"/topology/tidb/{sim.node.name}"
-            await wait_until_true(lambda: _has(client, f"{base}/info", f"{base}/ttl"))
+            await wait_until(lambda: _has(client, f"{base}/info", f"{base}/ttl"))
 
 
 async def test_crash_leaves_registration_until_lease_expires(mariadb: MariaDb, etcd: Etcd) -> None:
@@ -265,8 +248,8 @@ async def test_crash_leaves_registration_until_lease_expires(mariadb: MariaDb, e
         settings = settings_for(mariadb, pd=(etcd.url,), topology_ttl=2)
         sim = TidbSim(settings)
         await sim.start()
-        connection = await connect(sim.sql_address)
-        async with httpx2.AsyncClient() as http:
+        connection = await connect_driver(sim)
+        async with http_client() as http:
             await http.post(f"http://{sim.status_address}/sim/crash")
         await sim.wait()
         with pytest.raises(OperationalError):
@@ -278,7 +261,7 @@ async def test_crash_leaves_registration_until_lease_expires(mariadb: MariaDb, e
         async def only_info() -> bool:
             return set(await keys(client)) == {f"{base}/info"}
 
-        await wait_until_true(only_info)
+        await wait_until(only_info)
 
 
 async def test_process_reports_ready_and_stops_on_sigterm(mariadb: MariaDb, etcd: Etcd) -> None:
@@ -286,8 +269,9 @@ async def test_process_reports_ready_and_stops_on_sigterm(mariadb: MariaDb, etcd
     async with process(mariadb, "--path", pd, "--version", "v9.0.0") as (child, ready):
         assert ready["event"] == "ready"
         assert await status_code(ready["status"]) == 200
-        connection = await connect(ready["sql"])
-        assert await query_rows(connection, "select version()") == (("8.0.11-TiDB-v9.0.0",),)
+        host, port = ready["sql"].split(":")
+        connection = await asyncmy.connect(host=host, port=int(port), user="root")
+        assert await query_rows(connection, "select version()") == [("8.0.11-TiDB-v9.0.0",)]
         async with EtcdClient([etcd.url]) as client:
             assert len(await keys(client)) == 2
             child.send_signal(signal.SIGTERM)
@@ -306,7 +290,7 @@ async def test_process_exits_with_3_after_violation(mariadb: MariaDb) -> None:
         await reader.read()
         writer.close()
         await writer.wait_closed()
-        async with httpx2.AsyncClient() as http:
+        async with http_client() as http:
             violations = (await http.get(f"http://{ready['status']}/sim/violations")).json()["violations"]
         assert [text.partition(": ")[2] for text in violations] == ["invalid sequence 7 != 1"]
         child.send_signal(signal.SIGTERM)
@@ -317,7 +301,7 @@ async def test_process_exits_with_3_after_violation(mariadb: MariaDb) -> None:
 
 async def test_process_crashes_on_request(mariadb: MariaDb) -> None:
     async with process(mariadb) as (child, ready):
-        async with httpx2.AsyncClient() as http:
+        async with http_client() as http:
             assert (await http.post(f"http://{ready['status']}/sim/crash")).status_code == 200
         async with asyncio.timeout(5):
             assert await child.wait() == -signal.SIGKILL

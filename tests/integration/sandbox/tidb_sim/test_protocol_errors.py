@@ -1,4 +1,4 @@
-"""Rejected and accepted protocol cases of a simulated server: PROXY headers, logins, sequence numbers."""
+"""A simulated server checks PROXY headers, logins and sequence numbers, and rejects invalid ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from sandbox.mariadb import MariaDb
-from sandbox.tidb_sim.mariadb_backend import BackendAddress
 from sandbox.tidb_sim.packets import MySqlCommand, frame, ok
 from sandbox.tidb_sim.proxy_header import ProxyProtocol
 from sandbox.tidb_sim.server import TidbSim
@@ -18,7 +17,7 @@ from tests.support.tidb_sim_clients import connect_driver, raw_connection, sessi
 
 
 async def test_errors_before_login_have_no_sqlstate(mariadb: MariaDb) -> None:
-    """These errors have no SQLSTATE, because the client's capabilities are not known yet."""
+    """The server does not know the client's capabilities yet, so it sends no SQLSTATE."""
     async with TidbSim(SimSettings(session_rules(mariadb, max_connections=1))) as sim:
         async with raw_connection(sim) as old:
             await old.read_packet()
@@ -34,7 +33,7 @@ async def test_errors_before_login_have_no_sqlstate(mariadb: MariaDb) -> None:
 async def test_node_that_fills_up_during_login_sends_error_twice(
     mariadb: MariaDb,
 ) -> None:
-    """As observed with TiDB 8.5.3."""
+    """TiDB 8.5.3 sends "Too many connections" twice, too (observed)."""
     async with (
         TidbSim(SimSettings(session_rules(mariadb, max_connections=1))) as sim,
         raw_connection(sim) as late,
@@ -87,7 +86,7 @@ async def test_unexpected_proxy_header_is_violation(mariadb: MariaDb) -> None:
 async def test_server_without_storage_closes_without_error(mariadb: MariaDb, tmp_path: Path) -> None:
     link = tmp_path / "socket"
     link.symlink_to(mariadb.socket)
-    async with TidbSim(SimSettings(SessionRules(BackendAddress(socket=str(link))))) as sim:
+    async with TidbSim(SimSettings(SessionRules(str(link)))) as sim:
         link.unlink()
         async with raw_connection(sim) as client:
             assert await client.reader.read() == b""

@@ -1,4 +1,4 @@
-"""Sessions migrated manually from one simulated server to another: the state that they keep."""
+"""A session that the test itself migrates between two simulated servers keeps its state."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ async def test_keeps_system_variables(source: TidbSim, target: TidbSim) -> None:
             status = int.from_bytes((await other.set_states(states))[3:5], "little")
             assert status & (AUTOCOMMIT | NO_BACKSLASH_ESCAPES) == NO_BACKSLASH_ESCAPES
             assert await other.rows(query) == before
-            # Repeat from a session with these modes.
+            # Migrate back, so that the export runs with these modes, too.
             async with migrated_session(other, source) as back:
                 assert await back.rows(query) == before
 
@@ -175,7 +175,7 @@ async def test_keeps_statement_ids(source: TidbSim, target: TidbSim, extra: Capa
         assert states["prepared-stmt-id"] == 3
         assert set(states["prepared-stmts"]) == {"2", "3"}
         async with migrated_session(client, target, capabilities=capabilities) as other:
-            # The types were sent to the other node.
+            # The client has sent the parameter types only to the first node.
             assert (await other.execute(2, encode_parameters(6, b"def", types=False)))[0][2:] == b"\x056:def"
             assert (await other.execute(2, encode_parameters(7, b"ghi", types=False)))[0][2:] == b"\x057:ghi"
             assert (await other.execute(3))[0][2:] == b"\x05third"
@@ -184,7 +184,7 @@ async def test_keeps_statement_ids(source: TidbSim, target: TidbSim, extra: Capa
             assert await other.prepare(b"select 'new'") == 4
             assert (await other.execute(4))[0][2:] == b"\x03new"
             async with migrated_session(other, source, capabilities=capabilities) as back:
-                # Too long for one segment, and without the types.
+                # This execution is longer than a TCP segment, and sends no parameter types.
                 row = (await back.execute(2, encode_parameters(8, b"x" * 200_000, types=False)))[0]
                 assert row[2:] == b"\xfd" + (200_002).to_bytes(3, "little") + b"8:" + b"x" * 200_000
                 row = (await back.execute(2, encode_parameters(9, b"y" * 200_000, types=True)))[0]
@@ -208,8 +208,6 @@ async def test_long_data_and_cursors_work_after_migration(source: TidbSim, targe
 
 
 async def test_keeps_results_of_last_statement(source: TidbSim, target: TidbSim, database: str) -> None:
-    """The same statements must give the same answers as in a session that is not migrated."""
-
     def statements(table: str) -> tuple[str, ...]:
         return (
             f"create table {database}.{table} (id int auto_increment primary key, v int)",
@@ -227,12 +225,12 @@ async def test_keeps_results_of_last_statement(source: TidbSim, target: TidbSim,
         async with migrated_session(client, target) as other, migrated_session(other, source) as back:
             assert await back.rows(LAST_STATEMENT_RESULTS) == expected
             assert await back.rows("select row_count(), found_rows()") == [("-1", "1")]
-        # The states were exported twice without affecting the results.
+        # Two exports have not changed the results.
         assert await client.rows(LAST_STATEMENT_RESULTS) == expected
 
 
 async def test_missing_states_are_reset(source: TidbSim) -> None:
-    """As in TiDB. The id of the last prepared statement is reset, too, and reused."""
+    """As in TiDB, SET SESSION_STATES also resets the last statement id, so the server reuses ids."""
     async with raw_session(source, "select last_insert_id(7)") as client:
         first = await client.prepare(b"select 1")
         await run_statement(client, "select seq from mysql.seq_1_to_7")

@@ -1,4 +1,4 @@
-"""Disconnects while a simulated server exports or restores states: no connection or session remains."""
+"""A disconnect while a simulated server exports or restores states leaves no connection or session."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SLOW = MigrationRules(export_delay_seconds=60)
 
 @pytest.fixture
 async def connections(mariadb: MariaDb) -> AsyncIterator[Callable[[], int]]:
-    """Returns MariaDB's number of connections without its own; checks at the end that it has not grown."""
+    """Yield a function that counts MariaDB's other connections. Check that the test leaves none open."""
     with pymysql.connect(host="127.0.0.1", port=mariadb.port, user="root", autocommit=True) as watcher:
 
         def count() -> int:
@@ -49,15 +49,15 @@ async def connections(mariadb: MariaDb) -> AsyncIterator[Callable[[], int]]:
 
 @pytest.fixture
 def queries(monkeypatch: pytest.MonkeyPatch) -> asyncio.Queue[None]:
-    """An item for each query of a simulated server to MariaDB, added when it is sent."""
+    """Return a queue that gets an item whenever a simulated server sends a query to MariaDB."""
     sent_queries: asyncio.Queue[None] = asyncio.Queue()
 
     def recording(
         method: Callable[[BackendConnection, bytes | str], Any],
     ) -> Callable[[BackendConnection, bytes | str], Any]:
-        def record_and_run(backing: BackendConnection, statement: bytes | str) -> Any:
+        def record_and_run(backend: BackendConnection, statement: bytes | str) -> Any:
             sent_queries.put_nowait(None)
-            return method(backing, statement)
+            return method(backend, statement)
 
         return record_and_run
 
@@ -94,7 +94,7 @@ async def test_clients_disconnect_at_any_query(
     queries: asyncio.Queue[None],
     ending: str,
 ) -> None:
-    """At any query of both statements; the last client is served normally."""
+    """Clients disconnect at each query that the server sends for SHOW or SET SESSION_STATES."""
     async with TidbSim(SimSettings(session_rules(mariadb), **signing.settings)) as sim:
         async with raw_session(sim, "set @a = repeat('x', 1000000)", "prepare s from 'select 1'") as model:
             states, _ = await model.export_states()
@@ -170,7 +170,7 @@ async def test_server_stops_during_export(
 async def test_export_starts_while_mariadb_reads_earlier_data(
     mariadb: MariaDb, signing: SessionCertificate
 ) -> None:
-    """Flow control must work during our own queries, or reading from the client never resumes."""
+    """Flow control must work during the export's queries, or the server never reads from the client again."""
     settings = SimSettings(
         session_rules(mariadb, migration=MigrationRules(export_delay_seconds=0.2)), **signing.settings
     )

@@ -1,4 +1,4 @@
-"""Sessions migrated manually from one simulated server to another: state that is easily lost."""
+"""A session that the test migrates between two simulated servers keeps state that is easily lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.tidb_sim_clients import (
 )
 from tests.support.waiting import wait_until_read
 
-ONCE = "tx_isolation_one_shot"
+ONE_SHOT_ISOLATION = "tx_isolation_one_shot"
 
 
 async def migration_blocker(client: RawClient) -> str:
@@ -128,7 +128,7 @@ async def test_keeps_isolation_of_next_transaction(source: TidbSim, target: Tidb
     )
 
     async def is_locking(session: RawClient) -> bool:
-        """Return whether a transaction's SELECT locks what it reads, as only a serializable one does."""
+        """Return whether a SELECT in a transaction locks its rows, as only the level SERIALIZABLE does."""
         await run_statement(session, "begin")
         await run_statement(session, f"select * from {table}")
         async with raw_session(target, "set innodb_lock_wait_timeout = 0") as writer:
@@ -138,20 +138,20 @@ async def test_keeps_isolation_of_next_transaction(source: TidbSim, target: Tidb
 
     async with raw_session(source, *statements) as client:
         states, _ = await client.export_states()
-        assert states["sys-vars"][ONCE] == "SERIALIZABLE"
+        assert states["sys-vars"][ONE_SHOT_ISOLATION] == "SERIALIZABLE"
         async with migrated_session(client, target) as other, migrated_session(other, source) as back:
             for session in (back, client):
                 assert [await is_locking(session), await is_locking(session)] == [True, False]
             states, _ = await back.export_states()
-            assert ONCE not in states["sys-vars"]
+            assert ONE_SHOT_ISOLATION not in states["sys-vars"]
 
 
 @pytest.mark.parametrize("level", ["", "SERIALIZABLE; drop", "NO-LEVEL"])
 async def test_ignores_invalid_isolation_level(source: TidbSim, level: str) -> None:
     async with raw_session(source) as client:
         await client.export_states()
-        assert (await client.set_states({"sys-vars": {ONCE: level}}))[0] == 0x00
-        assert ONCE not in (await client.export_states())[0]["sys-vars"]
+        assert (await client.set_states({"sys-vars": {ONE_SHOT_ISOLATION: level}}))[0] == 0x00
+        assert ONE_SHOT_ISOLATION not in (await client.export_states())[0]["sys-vars"]
 
 
 @pytest.mark.parametrize("autocommit", [0, 1])
@@ -218,7 +218,7 @@ async def test_keeps_error_as_warning(source: TidbSim, target: TidbSim) -> None:
 
 
 async def test_cursor_closed_unread_leaves_no_status_flag(source: TidbSim, target: TidbSim) -> None:
-    """A first EOF with CURSOR_EXISTS would end the response, and its reader would lose track."""
+    """If the first EOF had the flag CURSOR_EXISTS, the client would expect no rows after this EOF."""
     async with raw_session(source) as client:
         number = await client.prepare(b"select seq from mysql.seq_1_to_5")
         assert await client.execute(number, flags=1) == []
@@ -235,7 +235,7 @@ async def test_cursor_closed_unread_leaves_no_status_flag(source: TidbSim, targe
 
 
 async def test_failed_batch_leaves_no_status_flag(source: TidbSim, target: TidbSim) -> None:
-    """MORE_RESULTS in the next response would make its reader wait forever."""
+    """If a later response had the flag MORE_RESULTS, the client would wait forever for another result."""
     async with raw_session(source) as client:
         client.writer.write(frame(0, b"\x03do 0; select nonsense"))
         assert (await client.read_packet())[1][0] == 0x00
@@ -252,7 +252,7 @@ async def test_failed_batch_leaves_no_status_flag(source: TidbSim, target: TidbS
 
 @pytest.mark.parametrize("extra", [Capability(0), Capability.DEPRECATE_EOF])
 async def test_keeps_parameter_types(source: TidbSim, target: TidbSim, extra: Capability) -> None:
-    """Nine parameters, so their NULL bits take two bytes; one is unsigned, one is NULL."""
+    """Nine parameters need a NULL bitmap of two bytes. The first is unsigned, the eighth is NULL."""
     types = b"\x08\x80" + b"\x08\0" + b"\x05\0" + b"\x01\0" + b"\xfd\0" * 4 + b"\x03\0"
     values = struct.pack("<Qqdb", (1 << 64) - 1, -7, 1.5, -8) + b"\1a\1b\1c" + struct.pack("<i", 9)
     expected = b"18446744073709551615:-7:1.5:-8:a:b:c:9"
@@ -317,7 +317,7 @@ async def test_long_statements_pin_session_and_are_kept(
     columns = ", ".join(f"column_number_{number} int" for number in range(500))
     text = f"/* {'long ' * 2000} */ create temporary table x ({columns})".encode()
     async with raw_session(source, f"use {database}") as client:
-        # In two parts: it must be parsed as a whole anyway.
+        # The statement arrives in two parts, and the server must parse it as a whole.
         packet = frame(0, bytes((MySqlCommand.QUERY,)) + text)
         client.writer.write(packet[:6000])
         await wait_until_read(client.writer)
@@ -344,7 +344,7 @@ async def test_unknown_statement_text_pins_session(source: TidbSim, target: Tidb
 # Locks.
 
 
-async def expect_pinned_until_last(client: RawClient, *statements: str) -> None:
+async def expect_only_last_statement_unpins(client: RawClient, *statements: str) -> None:
     """Check that only the last of these statements releases the session's last lock."""
     for statement in statements:
         assert await migration_blocker(client) == "session has advisory locks"
@@ -353,7 +353,7 @@ async def expect_pinned_until_last(client: RawClient, *statements: str) -> None:
 
 async def test_lock_pins_session_with_any_name(source: TidbSim, target: TidbSim) -> None:
     async with raw_session(source, "set @name = 'pin_a'", "select get_lock(@name, 0)") as client:
-        await expect_pinned_until_last(
+        await expect_only_last_statement_unpins(
             client,
             "set @name = 'pin_b'",
             "select release_lock('pin_c')",
@@ -367,7 +367,9 @@ async def test_lock_pins_session_with_any_name(source: TidbSim, target: TidbSim)
 async def test_locks_are_queried_by_name_in_any_mode(source: TidbSim, target: TidbSim) -> None:
     statements = ("select get_lock('it\\'s', 0), get_lock('pin_ü', 0)", "set sql_mode = 'ANSI,ORACLE'")
     async with raw_session(source, *statements) as client, raw_session(target) as stranger:
-        await expect_pinned_until_last(client, "select release_lock('it''s')", "select release_lock('pin_ü')")
+        await expect_only_last_statement_unpins(
+            client, "select release_lock('it''s')", "select release_lock('pin_ü')"
+        )
         await run_statement(stranger, "select get_lock('pin_ü', 0)")
         async with migrated_session(client, target):
             pass

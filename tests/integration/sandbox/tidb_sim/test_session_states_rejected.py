@@ -1,4 +1,4 @@
-"""Sessions that cannot migrate, states that are rejected, and proxies that violate the rules."""
+"""A simulated server rejects invalid states and exports of pinned sessions, and reports violations."""
 
 from __future__ import annotations
 
@@ -123,14 +123,14 @@ async def test_states_can_be_slow_rejected_and_change_row_count(
         results = {key: states[key] for key in ("affected-rows", "found-rows")}
         assert results["affected-rows"] == 2
         assert await client.rows(query) == [("-1", "1")]
-        # Only these are restored, and nothing else changes.
+        # These states contain no variables, so SET SESSION_STATES restores the results and keeps @a.
         await run_statement(client, "set @a = 1")
         assert (await client.set_states(results))[0] == 0x00
         assert await client.rows(f"{query}, @a") == [("2", str(results["found-rows"]), "1")]
         assert sim.node.violations == []
 
 
-# Violations of a proxy.
+# Protocol violations by a proxy.
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Logins by session token at a simulated server: accepted logins, and tokens that are a violation."""
+"""A simulated server accepts logins by session token, and reports invalid tokens as violations."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.tidb_sim_clients import (
 
 @pytest.fixture
 async def accounts(source: TidbSim) -> AsyncIterator[dict[str, str]]:
-    """Names of accounts and their special property."""
+    """Create accounts. Yield their `create user` options by name."""
     properties = {
         "m_plain": "identified by 'geheim'",
         "m_sha2": "identified with 'caching_sha2_password' by 'geheim'",
@@ -51,7 +51,7 @@ async def export_token(sim: TidbSim, user: str = "m_plain") -> bytes:
 
 
 async def login(sim: TidbSim, token: bytes, user: str = "m_plain", **options: Any) -> bytes:
-    """Log in by token, directly followed by QUIT; return the response."""
+    """Log in by token, and then quit. Return the response to the login."""
     async with raw_connection(sim) as client:
         answer = await client.login_by_token(token, user=user, **options)
         if answer[0] == 0x00:

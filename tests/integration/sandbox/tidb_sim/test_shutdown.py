@@ -1,4 +1,4 @@
-"""Shutdown of a simulated server as its sessions see it: served except COM_PING, then closed by a FIN."""
+"""A stopping simulated server at first serves all commands but COM_PING, and later ends sessions by a FIN."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from sandbox.tidb_sim.packets import AUTOCOMMIT, IN_TRANSACTION, Capability, MyS
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
 from sandbox.tidb_sim.tls import SqlTlsFiles
+from tests.support.load.client_packets import SSL_REQUEST, login
 from tests.support.tidb_sim_clients import (
     CAPABILITIES,
     RawClient,
@@ -37,13 +38,13 @@ PING = bytes((MySqlCommand.PING,))
 
 @asynccontextmanager
 async def waiting_server(mariadb: MariaDb, signing: SessionCertificate) -> AsyncIterator[TidbSim]:
-    """A simulated server whose graceful wait, once started, does not end by itself."""
+    """Yield a simulated server whose graceful wait lasts longer than any test."""
     sim = TidbSim(SimSettings(session_rules(mariadb), graceful_wait=600, **signing.settings))
     await sim.start()
     try:
         yield sim
-        assert sim.node.is_stopping
-        assert not sim.node.is_closing
+        assert sim.node.is_reporting_shutdown
+        assert not sim.node.is_ending_idle_sessions
         assert sim.node.violations == []
     finally:
         sim.crash()
@@ -52,20 +53,19 @@ async def waiting_server(mariadb: MariaDb, signing: SessionCertificate) -> Async
 
 @asynccontextmanager
 async def session_in_transaction(sim: TidbSim, database: str) -> AsyncIterator[RawClient]:
-    """A session in a transaction, for which a server that shuts down waits."""
+    """Yield a session in a transaction. A server that shuts down waits for the transaction's end."""
     statements = (f"use {database}", "create table t (id int)", "begin", "insert into t values (1)")
     async with raw_session(sim, *statements) as client:
         yield client
 
 
 async def begin_closing(sim: TidbSim) -> None:
-    """Wait until the server is closing."""
     sim.request_stop()
-    await wait_until(lambda: sim.node.is_closing)
+    await wait_until(lambda: sim.node.is_ending_idle_sessions)
 
 
 async def expect_fin(client: RawClient) -> None:
-    """Check that the client receives only a FIN: a reset would raise, an ERR would be read."""
+    """Check that the client receives only a FIN, neither RST nor an ERR."""
     async with asyncio.timeout(10):
         assert await client.reader.read() == b""
 
@@ -84,14 +84,14 @@ async def test_ping_is_rejected_and_session_continues(
         assert await idle.send_command(MySqlCommand.PING) == ok(AUTOCOMMIT)
         assert await busy.send_command(MySqlCommand.PING) == ok(AUTOCOMMIT | IN_TRANSACTION)
         sim.request_stop()
-        await wait_until(lambda: sim.node.is_stopping)
+        await wait_until(lambda: sim.node.is_reporting_shutdown)
         for client in (idle, busy):
             for _ in range(2):
                 assert await client.send_command(MySqlCommand.PING) == SHUTTING_DOWN
                 assert await client.rows("select 1") == [("1",)]
         await run_statement(busy, "commit")
         assert await busy.rows("select count(*) from t") == [("1",)]
-        # Sent ahead, after a slow query.
+        # The client pipelines the ping behind a slow query.
         idle.writer.write(frame(0, b"\x03select sleep(0.05)") + frame(0, PING) + frame(0, b"\x03do 0"))
         await idle.read_until_eof(5)
         await idle.read_until_eof(5)
@@ -104,7 +104,7 @@ async def test_serves_everything_except_ping(
     async with waiting_server(mariadb, signing) as sim, raw_session(sim) as client:
         number = await client.prepare(b"select seq, ? from mysql.seq_1_to_3")
         sim.request_stop()
-        await wait_until(lambda: sim.node.is_stopping)
+        await wait_until(lambda: sim.node.is_reporting_shutdown)
         assert (await client.send_command(MySqlCommand.INIT_DB, database.encode()))[0] == 0x00
         assert len(await client.execute(number, b"\0\1\xfd\0\x01x")) == 3
         assert await client.execute(number, b"\0\1\xfd\0\x01x", flags=1) == []
@@ -137,7 +137,7 @@ async def test_sessions_migrate_away_and_arrive(
         session_in_transaction(sim, database) as busy,
     ):
         sim.request_stop()
-        await wait_until(lambda: sim.node.is_stopping)
+        await wait_until(lambda: sim.node.is_reporting_shutdown)
         assert error_code(await busy.query("show session_states")) == 8146
         async with migrated_session(client, other) as away, migrated_session(away, sim) as back:
             assert await away.rows("select database(), @a") == [(database, "1")]
@@ -150,7 +150,7 @@ async def test_ping_is_rejected_inside_compression(mariadb: MariaDb, signing: Se
     async with waiting_server(mariadb, signing) as sim, raw_connection(sim) as client:
         assert await client.login(CAPABILITIES | Capability.COMPRESS) == ok(AUTOCOMMIT)
         sim.request_stop()
-        await wait_until(lambda: sim.node.is_stopping)
+        await wait_until(lambda: sim.node.is_reporting_shutdown)
         for request, answer in ((PING, SHUTTING_DOWN), (b"\x03do 0", ok(AUTOCOMMIT))):
             packed = Compression()
             client.writer.write(packed.compress(frame(0, request)))
@@ -238,13 +238,12 @@ async def test_tls_session_gets_close_notify_before_fin(mariadb: MariaDb, tmp_pa
     authority.configure_trust(trusting)
     sim = TidbSim(SimSettings(session_rules(mariadb, tls=SqlTlsFiles(tmp_path / "cert", tmp_path / "key"))))
     await sim.start()
-    head = struct.pack("<IIB23x", CAPABILITIES | Capability.SSL, 1 << 24, 45)
-    response = frame(2, head + b"root\0\0mysql_native_password\0")
+    response = login("root", tls=True)
     async with raw_connection(sim) as client:
         await client.read_packet()
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         tls = trusting.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
-        client.writer.write(frame(1, head))
+        client.writer.write(SSL_REQUEST)
         answer = b""
         while not answer:
             try:

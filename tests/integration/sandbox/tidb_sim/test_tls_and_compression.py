@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-import struct
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pymysql
 import pytest
@@ -22,22 +20,22 @@ from sandbox.tidb_sim.packets import Capability, MySqlCommand, frame, ok
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
 from sandbox.tidb_sim.tls import SqlTlsFiles
+from tests.support.load.client_packets import SSL_REQUEST, login
+from tests.support.module.envoy import login_packet
 from tests.support.tidb_sim_clients import (
     CAPABILITIES,
     RawClient,
     connect_driver,
+    query_rows,
     raw_connection,
     session_rules,
 )
 from tests.support.waiting import wait_until_read
 
-SSL_REQUEST = struct.pack("<IIB23x", CAPABILITIES | Capability.SSL, 1 << 24, 45)
-RESPONSE = SSL_REQUEST + b"root\0\0mysql_native_password\0"
-
 
 @dataclass(frozen=True)
 class Pki:
-    """Files of a server, and of its clients."""
+    """TLS files of a server, and TLS contexts of clients without and with a certificate."""
 
     tls: SqlTlsFiles
     trusting: ssl.SSLContext
@@ -61,22 +59,16 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Pki:
 
 @pytest.fixture
 async def sim(mariadb: MariaDb, pki: Pki) -> AsyncIterator[TidbSim]:
-    """A simulated server with TLS; checks that it saw no protocol violation."""
+    """Yield a simulated server with TLS. After the test, check that it saw no protocol violation."""
     async with TidbSim(SimSettings(session_rules(mariadb, tls=pki.tls))) as server:
         yield server
         assert server.node.violations == []
 
 
-async def query_rows(connection: Any, statement: str) -> Any:
-    async with connection.cursor() as cursor:
-        await cursor.execute(statement)
-        return await cursor.fetchall()
-
-
 async def start_client_tls(
     client: RawClient, context: ssl.SSLContext
 ) -> tuple[ssl.SSLObject, ssl.MemoryBIO, ssl.MemoryBIO]:
-    """Return a client's TLS object with its ClientHello ready to send."""
+    """Return a TLS object, and its BIOs for incoming and outgoing data. The ClientHello is ready to send."""
     await client.read_packet()
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     tls = context.wrap_bio(incoming, outgoing, server_hostname="127.0.0.1")
@@ -99,7 +91,7 @@ async def finish_login(
             if not established:
                 tls.do_handshake()
                 established = True
-                tls.write(frame(2, RESPONSE))
+                tls.write(login("root", tls=True))
             answer = tls.read(65536)
         except ssl.SSLWantReadError:
             pass
@@ -111,7 +103,7 @@ async def finish_login(
 async def test_client_hello_may_arrive_with_ssl_request(sim: TidbSim, pki: Pki, step: int) -> None:
     async with raw_connection(sim) as client:
         tls, incoming, outgoing = await start_client_tls(client, pki.trusting)
-        data = frame(1, SSL_REQUEST) + outgoing.read()
+        data = SSL_REQUEST + outgoing.read()
         for at in range(0, len(data), step):
             client.writer.write(data[at : at + step])
             await wait_until_read(client.writer)
@@ -124,8 +116,8 @@ async def test_serves_session_inside_tls(sim: TidbSim, pki: Pki) -> None:
         greeting = parse_greeting((await client.read_packet())[1])
         assert greeting.capabilities == OFFERED_CAPABILITIES | Capability.SSL
     connection = await connect_driver(sim, ssl=pki.trusting)
-    assert await query_rows(connection, "show status like 'Ssl_version'") == (("Ssl_version", "TLSv1.3"),)
-    assert await query_rows(connection, "select connection_id()") == ((connection.thread_id(),),)
+    assert await query_rows(connection, "show status like 'Ssl_version'") == [("Ssl_version", "TLSv1.3")]
+    assert await query_rows(connection, "select connection_id()") == [(connection.thread_id(),)]
     await connection.ensure_closed()
 
 
@@ -159,7 +151,7 @@ async def test_rejects_tls_1_1_and_foreign_certificates(sim: TidbSim, pki: Pki) 
             await connect_driver(sim, ssl=context)
     async with raw_connection(sim) as client:
         await client.read_packet()
-        client.writer.write(frame(1, SSL_REQUEST) + b"no TLS at all")
+        client.writer.write(SSL_REQUEST + b"no TLS at all")
         await client.reader.read()
     assert sim.node.connections == 0
 
@@ -204,7 +196,7 @@ async def test_server_can_require_tls(mariadb: MariaDb, pki: Pki) -> None:
 async def test_ssl_request_without_offer_is_violation(mariadb: MariaDb) -> None:
     async with TidbSim(SimSettings(session_rules(mariadb))) as sim, raw_connection(sim) as client:
         assert not parse_greeting((await client.read_packet())[1]).capabilities & Capability.SSL
-        client.writer.write(frame(1, SSL_REQUEST))
+        client.writer.write(SSL_REQUEST)
         assert (await client.read_packet())[1] == b"\xff\x51\x04malform packet error"
         assert len(sim.node.violations) == 1
 
@@ -215,9 +207,9 @@ async def test_wrong_sequence_number_inside_tls_is_violation(mariadb: MariaDb, p
         raw_connection(sim) as client,
     ):
         await client.read_packet()
-        client.writer.write(frame(1, SSL_REQUEST))
+        client.writer.write(SSL_REQUEST)
         await client.writer.start_tls(pki.trusting, server_hostname="127.0.0.1")
-        client.writer.write(frame(1, RESPONSE))
+        client.writer.write(login_packet(CAPABILITIES | Capability.SSL))
         assert await client.read_packet() == (2, b"\xff\x74\x1finvalid sequence 1 != 2")
         assert len(sim.node.violations) == 1
 
@@ -225,11 +217,11 @@ async def test_wrong_sequence_number_inside_tls_is_violation(mariadb: MariaDb, p
 async def test_tls_client_gets_close_notify_at_once(sim: TidbSim, pki: Pki) -> None:
     async with raw_connection(sim) as client:
         tls, incoming, outgoing = await start_client_tls(client, pki.trusting)
-        client.writer.write(frame(1, SSL_REQUEST) + outgoing.read())
+        client.writer.write(SSL_REQUEST + outgoing.read())
         await finish_login(client, tls, incoming, outgoing)
         tls.write(frame(0, bytes((MySqlCommand.QUIT,))))
         client.writer.write(outgoing.read())
-        incoming.write(await client.reader.read())  # Up to the FIN, which waits for no data of ours.
+        incoming.write(await client.reader.read())  # The server sends its FIN without waiting for the client.
         assert tls.read() == b""  # close_notify, not just the FIN
 
 
@@ -257,7 +249,7 @@ class CompressedClient:
         return await self.content(int.from_bytes(header[:3], "little"))
 
     def send(self, *requests: bytes, number: int = 0) -> None:
-        """Send requests in separate packets, all at once."""
+        """Send each request in its own compressed packet."""
         for request in requests:
             self.end.sequence = 0
             self.client.writer.write(self.end.compress(frame(number, request)))
@@ -276,7 +268,8 @@ async def test_serves_compressed_session(sim: TidbSim, database: str) -> None:
     async with raw_connection(sim) as client:
         assert await client.login(COMPRESSED_CAPABILITIES) == ok(2)
         compressed = CompressedClient(client)
-        # Inner numbers are ignored; those of the outer packets restart with each request.
+        # The server ignores the sequence numbers of the MySQL packets inside compressed packets.
+        # The sequence numbers of compressed packets restart with each request.
         compressed.send(b"\x03select repeat('x', 3000000)", number=9)
         assert [len(row) for row in await compressed.rows()] == [3_000_004]
         texts = (b"select sleep(0.05)", b"select @@port", b"select '" + b"y" * 5000 + b"'")
@@ -314,7 +307,7 @@ async def test_wrong_number_of_compressed_packet_is_violation(mariadb: MariaDb) 
 
 
 async def test_stock_client_compresses(sim: TidbSim, pki: Pki, tmp_path: Path, database: str) -> None:
-    """MariaDB's own client (C), whose LOAD DATA and long rows span many compressed packets."""
+    """LOAD DATA and long rows of MariaDB's own client span many compressed packets."""
     file = tmp_path / "rows.csv"
     file.write_text("".join(f"{number},{'x' * 100}\n" for number in range(20_000)))
     host, port = sim.sql_address.split(":")

@@ -6,18 +6,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
 )
 
 const (
-	deadline = 20 * time.Second // limit until the server has noticed an event
-	sleep    = 60               // duration in seconds of a query that is to be killed
+	deadline = 20 * time.Second // the server must notice an event within this time
+	sleep    = 60               // seconds that a query takes unless it is killed
 )
 
-// lock waits until no other session holds the lock, and takes it; the server releases it when its session ends. With 0
-// it checks, without waiting, that another session holds it.
+// lock waits until no other session has the lock, and takes it. The server releases the lock when the session ends.
+// If got is 0, lock does not wait, and checks that another session has the lock.
 func (s session) lock(name string, got int64) error {
 	return s.expect(got, fmt.Sprintf("select get_lock('%s', %d)", name, int64(deadline.Seconds())*got))
 }
@@ -78,7 +79,13 @@ func (p plan) cut() (string, error) {
 		return "", err
 	}
 	defer other.close()
-	s, err := p.open(true, nil)
+	var socket net.Conn
+	s, err := p.open(true, func(config *mysql.Config) {
+		config.DialFunc = func(ctx context.Context, network, address string) (conn net.Conn, err error) {
+			socket, err = new(net.Dialer).DialContext(ctx, network, address)
+			return socket, err
+		}
+	})
 	if err != nil {
 		return "", err
 	}
@@ -91,9 +98,7 @@ func (p plan) cut() (string, error) {
 	if err := s.lock(gone, 1); err != nil {
 		return "", err
 	}
-	vanish, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	found, err := s.QueryContext(vanish, "select n, repeat('x', 100) from numbers")
+	found, err := s.QueryContext(context.Background(), "select n, repeat('x', 100) from numbers")
 	if err != nil {
 		return "", err
 	}
@@ -105,7 +110,10 @@ func (p plan) cut() (string, error) {
 	if err := other.lock(gone, 0); err != nil {
 		return "", err
 	}
-	cancel() // the driver closes the connection without COM_QUIT
+	// If a context is canceled instead, the driver sometimes reads all remaining rows and keeps the connection.
+	if err := socket.Close(); err != nil {
+		return "", err
+	}
 	if err := other.lock(gone, 1); err != nil {
 		return "", err
 	}

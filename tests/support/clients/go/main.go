@@ -1,4 +1,4 @@
-// The script of tests/support/clients/python/script.py with go-sql-driver/mysql.
+// Runs the steps of tests/support/clients/python/script.py with go-sql-driver/mysql.
 package main
 
 import (

@@ -17,7 +17,7 @@ import (
 type plan struct {
 	base   mysql.Config
 	rows   int64
-	binary int64 // rows, as prepared statement
+	binary int64 // rows that prepared statements read
 	blob   int
 	long   int
 	load   string

@@ -63,7 +63,7 @@ func (s session) expect(wanted int64, query string, parameters ...any) error {
 	return nil
 }
 
-// first is the first error, so that steps can list their operations without error handling.
+// first runs the actions until one fails, and returns its error.
 func first(actions ...func() error) error {
 	for _, action := range actions {
 		if err := action(); err != nil {

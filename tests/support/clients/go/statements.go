@@ -69,7 +69,7 @@ func (s session) rows(query string, parameters ...any) ([]row, error) {
 	return all, found.Err()
 }
 
-// queries: with parameters in every statement, since the driver prepares only those that have some.
+// queries passes parameters to every statement, because the driver prepares only statements with parameters.
 func (p plan) queries(prepared bool, table string) (string, error) {
 	s, err := p.open(!prepared, nil)
 	if err != nil {

@@ -1,7 +1,7 @@
 import java.util.Locale;
 import java.util.Map;
 
-/** The script of tests/support/clients/python/script.py with MySQL's Connector/J, or MariaDB's. */
+/** Runs the steps of tests/support/clients/python/script.py with MySQL's or MariaDB's Connector/J. */
 public final class Client {
     private Client() {}
 

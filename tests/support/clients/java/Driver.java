@@ -12,10 +12,10 @@ interface Driver {
         return name.equals("mariadb") ? new MariaDb() : new MySql();
     }
 
-    /** The scheme of its URLs. */
+    /** The scheme of the driver's URLs. */
     String scheme();
 
-    /** For all connections. With a store of trusted certificates, TLS is required and the server is verified. */
+    /** Options of all connections. If `store` has trusted certificates, TLS is required and the server is verified. */
     Map<String, String> options(Path store);
 
     default Map<String, String> prepared() {

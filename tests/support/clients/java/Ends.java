@@ -7,12 +7,12 @@ import java.util.concurrent.TimeUnit;
 
 /** Steps in which a connection ends in the middle of an operation. */
 final class Ends {
-    private static final int DEADLINE_SECONDS = 20; // limit until the server has noticed an event
-    private static final int SLEEP_SECONDS = 60; // duration of a query that is to be killed
+    private static final int DEADLINE_SECONDS = 20; // the server must notice an event within this time
+    private static final int SLEEP_SECONDS = 60; // duration of a query unless it is killed
 
     private Ends() {}
 
-    /** Wait until no other session holds the lock, and take it. The server releases it when its session ends. */
+    /** Wait until no other session has the lock, and take it. The server releases it when `session` ends. */
     private static void lock(Connection session, String name) throws Exception {
         Sql.expect(Sql.number(session, "select get_lock('" + name + "', " + DEADLINE_SECONDS + ")"), 1L);
     }

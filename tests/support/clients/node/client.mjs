@@ -1,11 +1,11 @@
-// The script of tests/support/clients/python/script.py: `node client.mjs mysql2|mariadb`.
+// Runs the steps of tests/support/clients/python/script.py: `node client.mjs mysql2|mariadb`.
 import { createHash, randomBytes } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { setTimeout as after } from "node:timers/promises";
 import { openSession } from "./sessions.mjs";
 
-const DEADLINE = 20; // Seconds until the server has noticed an event.
-const SLEEP = 60; // Duration in seconds of a query that is to be killed.
+const DEADLINE = 20; // The server must notice an event within these seconds.
+const SLEEP = 60; // Seconds that a query takes unless it is killed.
 const open = await openSession(process.argv[2]);
 
 const env = process.env;
@@ -33,8 +33,8 @@ const plan = {
 const openWith = (options) => open({ ...plan.options, ...options });
 
 /**
- * Wait until no other session holds the lock, and take it. The server releases it when its session ends.
- * If `got` is 0, another session must hold it now.
+ * Wait until no other session has the lock, and take it. The server releases it when `session` ends.
+ * If `got` is 0, check that another session has the lock.
  */
 async function lock(session, name, got = 1) {
   expect(await session.text(`select get_lock('${name}', ${DEADLINE * got})`), [[got]], name);
@@ -57,7 +57,7 @@ async function expectError(action, code) {
   throw new Error(`no error ${code}`);
 }
 
-/** Run a step with this many sessions; if it fails, they are dropped in any state. */
+/** Run a step with this many sessions. If the step fails, destroy them. */
 async function withSessions(count, body) {
   const sessions = [];
   try {

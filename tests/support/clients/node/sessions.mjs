@@ -1,11 +1,11 @@
-// A connection as the script uses it, with mysql2 or MariaDB's own driver. `text` and `prepared` return rows as arrays.
+// Sessions for client.mjs, with mysql2 or MariaDB's own driver. `text` and `prepared` return rows as arrays.
 import { createReadStream } from "node:fs";
 
 class NotSupported extends Error {
   notSupported = true;
 }
 
-/** A function that opens sessions with that driver. */
+/** Return a function that opens sessions with this driver. */
 export async function openSession(driver) {
   if (driver === "mysql2") {
     const { default: mysql } = await import("mysql2/promise");
@@ -73,7 +73,7 @@ class Mysql2Session extends Session {
     return rows;
   }
 
-  /** Calls with each row; the promises of the driver would collect all of them. */
+  /** Call `eachRow` with each row. The driver's promise interface would first collect all rows. */
   stream(sql, binary, eachRow) {
     const core = this.connection.connection;
     const query = binary ? core.execute({ sql, rowsAsArray: true }) : core.query({ sql, rowsAsArray: true });
@@ -97,7 +97,7 @@ class Mysql2Session extends Session {
     this.connection.connection.stream.pause();
   }
 
-  /** Closes the socket without COM_QUIT: the driver's `destroy` waits until everything is sent. */
+  /** Close the socket without COM_QUIT. The driver's `destroy` would first send all data. */
   cut() {
     this.connection.connection.stream.destroy();
   }
@@ -118,7 +118,7 @@ class MariadbSession extends Session {
 
   async stream(sql, binary, eachRow) {
     if (binary) {
-      // It streams only results of the text protocol.
+      // The driver streams only results of the text protocol.
       for (const row of await this.prepared(sql)) eachRow(row);
       return;
     }

@@ -1,4 +1,4 @@
-# The script of tests/support/clients/python/script.py with Perl's DBI: `perl client.pl mysql|MariaDB`.
+# Runs the steps of tests/support/clients/python/script.py with Perl's DBI: `perl client.pl mysql|MariaDB`.
 use strict;
 use warnings;
 use utf8;
@@ -9,11 +9,11 @@ use IO::Handle;
 use JSON::PP;
 use Time::HiRes qw(time);
 
-my $DEADLINE = 20;    # seconds until the server has noticed that a session ended
+my $DEADLINE = 20;    # the server must notice the end of a session within these seconds
 my $SLEEP    = 60;    # seconds that a query takes unless it is killed
 
 my $driver = shift;
-my $prefix = lc $driver;    # all attributes of the driver begin with it
+my $prefix = lc $driver;    # the driver's attributes begin with it
 
 sub plan { return $ENV{"MATRIX_$_[0]"} // '' }
 
@@ -31,7 +31,7 @@ sub opened {
     $options{mysql_enable_utf8mb4} = 1 if $driver eq 'mysql';
     if (plan('CA')) {
         $options{"${prefix}_ssl"} = 1;
-        # Debian's DBD::mysql cannot make libmariadb require TLS, except by verifying the certificate.
+        # Debian's DBD::mysql can make libmariadb require TLS only by verifying the certificate.
         $options{mysql_ssl_optional} = 1 if $driver eq 'mysql';
         $options{"${prefix}_ssl_ca_file"}            = plan('CA');
         $options{"${prefix}_ssl_verify_server_cert"} = 1;
@@ -59,8 +59,8 @@ sub expect_error {
     return "error $code";
 }
 
-# Executes a statement, as text or prepared on the server; its rows are read all at once or one by one. A blob is
-# passed as a reference.
+# Executes a statement: with `prepared`, the server prepares it; with `stream`, the driver does not buffer its rows.
+# A parameter that is a blob is passed as a reference.
 sub executed {
     my ($session, $sql, $parameters, %how) = @_;
     my %attributes = (
@@ -86,7 +86,7 @@ sub rows {
 
 sub user { my ($session) = @_; return (split /@/, rows($session, 'select current_user()')->[0][0])[0] }
 
-# Waits for the lock and takes it. With `got` 0: checks that another session has it now.
+# Waits for the lock and takes it. If `got` is 0, checks that another session has it.
 sub get_lock {
     my ($session, $name, $got) = @_;
     $got //= 1;
@@ -120,7 +120,7 @@ sub queries {
 sub summed {
     my ($rows, %how) = @_;
     my $session   = opened();
-    # Neither driver streams prepared statements, and DBD::MariaDB 1.22 fetches no row of what it streams.
+    # Neither driver streams prepared statements. DBD::MariaDB 1.22 fetches no row of a streamed result.
     my $stream    = $driver eq 'mysql' && !$how{prepared};
     my $statement = executed($session, "select n from numbers where n <= $rows", [], %how, stream => $stream);
     my ($count, $sum) = (0, 0);
@@ -156,8 +156,8 @@ sub multi {
     return \@found;
 }
 
-# Runs `body` in a child process, with a function that sends lines to `$parent`, which gets the stream to read them from.
-# Returns what `$parent` returns; then the child is killed.
+# Runs `$body` in a child process; its argument is a function that sends a line to the parent process. Runs `$parent`
+# with the stream of these lines. Then kills the child and returns the result of `$parent`.
 sub with_child_process {
     my ($body, $parent) = @_;
     pipe my $reader, my $out or die $!;
@@ -244,7 +244,7 @@ my %steps = (
                 $say->($number);
                 eval { rows($victim, "select release_lock('begun $number'), sleep($SLEEP)"); 1 }
                     and return $say->('the query ended without an error');
-                # Codes from 2000 on are the client library's: the connection was lost.
+                # The client library's own error codes begin at 2000: the connection was lost.
                 $say->($DBI::err >= 2000 ? 'connection lost' : "error $DBI::err");
             },
             sub {

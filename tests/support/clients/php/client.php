@@ -1,10 +1,10 @@
 <?php
-// The script of tests/support/clients/python/script.py with PHP's own client library (mysqlnd): `php client.php mysqli|pdo`.
+// Runs the steps of tests/support/clients/python/script.py with PHP's own library (mysqlnd): `php client.php mysqli|pdo`.
 declare(strict_types=1);
 
 require __DIR__ . '/sessions.php';
 
-const DEADLINE = 20; // seconds until the server has noticed that a session ended
+const DEADLINE = 20; // the server must notice the end of a session within these seconds
 const SLEEP = 60; // seconds that a query takes unless it is killed
 
 function plan(string $name): string
@@ -20,7 +20,7 @@ function expect(mixed $got, mixed $wanted, string $what = 'got'): void
     }
 }
 
-/** Fails unless the action fails with this error of MySQL. */
+/** Fails unless the action raises a MySQL error with this code. */
 function expectError(int $code, callable $action): string
 {
     try {
@@ -33,8 +33,8 @@ function expectError(int $code, callable $action): string
 }
 
 /**
- * Run `body` in a child process. It gets a function that sends us a line.
- * Returns the process and the stream of its lines.
+ * Run `$body` in a child process; its argument is a function that sends a line to this process.
+ * Returns the child's process id and the stream of its lines.
  */
 function inChild(callable $body): array
 {
@@ -206,7 +206,7 @@ final class Script
     {
         $session = $this->open();
         [$count, $sum] = [0, 0];
-        foreach ($session->cursor('select n from numbers where n <= 500') as [$n]) { // it fetches one at a time
+        foreach ($session->cursor('select n from numbers where n <= 500') as [$n]) { // the driver fetches one row at a time
             $count++;
             $sum += $n;
         }
@@ -258,7 +258,7 @@ final class Script
                 $victim->text("select release_lock('begun $number'), sleep(" . SLEEP . ')');
                 $say('the query ended without an error');
             } catch (SqlError $error) {
-                // Codes from 2000 on are the client library's: the connection was lost.
+                // The client library's own error codes begin at 2000: the connection was lost.
                 $say($error->getCode() >= 2000 ? 'connection lost' : "error {$error->getCode()}");
             }
         });
@@ -303,7 +303,7 @@ final class Script
         return '';
     }
 
-    /** Wait for the lock and take it. With `got` 0: check that another session has it now. */
+    /** Wait for the lock and take it. If `$got` is 0, check that another session has it. */
     private function lock(Session $session, string $name, int $got = 1): void
     {
         expect($session->text("select get_lock('$name', " . DEADLINE * $got . ')'), [[$got]], $name);

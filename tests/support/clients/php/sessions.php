@@ -1,5 +1,5 @@
 <?php
-// A connection as the script uses it, with mysqli or PDO.
+// Sessions for client.php, with mysqli or PDO.
 declare(strict_types=1);
 
 /** The driver cannot do this; the message says what is missing. */
@@ -35,7 +35,7 @@ abstract class Session
 
     abstract public function streamPrepared(string $sql): iterable;
 
-    /** The result sets of several statements, without those that have no rows. */
+    /** Runs several statements and returns their result sets. */
     abstract public function multi(string $sql): array;
 
     abstract public function begin(): void;
@@ -50,7 +50,7 @@ abstract class Session
         $this->connection->rollback();
     }
 
-    /** Calls the driver, and converts its errors to one type. */
+    /** Calls the driver and converts its errors to SqlError. */
     protected function tried(callable $action): mixed
     {
         try {

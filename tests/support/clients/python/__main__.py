@@ -1,10 +1,10 @@
-"""Runs the script with a driver: `python -m tests.support.clients.python DRIVER`."""
+"""Runs the steps of script.py with a driver: `python -m tests.support.clients.python DRIVER`."""
 
 import importlib
 import sys
 
 if sys.argv[1] == "connector-c":
-    # Import this first: it has its own OpenSSL, and cannot use the system's after Python has loaded that one.
+    # This module has its own OpenSSL and must load it before Python loads the system's OpenSSL.
     importlib.import_module("_mysql_connector")
 
 from tests.support.clients.python.script import main

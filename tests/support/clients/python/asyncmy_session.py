@@ -1,4 +1,4 @@
-"""asyncmy: Cython on asyncio, driven from synchronous code."""
+"""asyncmy, a driver in Cython for asyncio, called from synchronous code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _UNSUPPORTED = 1295  # ER_UNSUPPORTED_PS
 
 
 class AsyncmySession(DriverSession):
-    """One connection of asyncmy, with its own loop, because a step may use two of them from two threads."""
+    """One connection of asyncmy, with its own event loop: a step may use two connections in two threads."""
 
     misreads_large_text = True
 
@@ -61,7 +61,7 @@ class AsyncmySession(DriverSession):
         except TypeError as error:
             if not sql.startswith("load data"):
                 raise
-            # Version 0.2.18 treats the name of the file, as bytes, as text.
+            # asyncmy 0.2.18 declares the file name as text, but passes bytes.
             raise NotSupported(f"broken in the driver itself: {error}") from error
 
     def prepared(self, sql: str, parameters: Sequence[Any] = ()) -> Rows:
@@ -124,7 +124,7 @@ class AsyncmySession(DriverSession):
                 try:
                     await statement.execute_bulk(rows)  # MariaDB's own COM_STMT_BULK_EXECUTE
                 except MySQLError as error:
-                    # Not MariaDB; or TLS, with which the driver does not request this capability.
+                    # The server is not MariaDB, or the driver did not request the capability because of TLS.
                     if not isinstance(error, NotSupportedError) and self.error_code(error) != _UNSUPPORTED:
                         raise
                     for row in rows:

@@ -1,4 +1,4 @@
-"""mysql-connector-python, twice: with its C extension (libmysqlclient) and in pure Python."""
+"""mysql-connector-python with its C extension (libmysqlclient), and in pure Python."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ConnectorSession(DbApiSession):
 
     @classmethod
     def error_code(cls, error: Exception) -> int | None:
-        # The C extension raises some exceptions of its own that are not the package's.
+        # The C extension also raises exceptions that are not subclasses of the package's exceptions.
         code = getattr(error, "errno", None)
         return code if isinstance(code, int) else None
 
@@ -68,7 +68,7 @@ class PureConnectorSession(ConnectorSession):
         return super().prepared(sql, streamed)
 
     def cursor_fetch(self, sql: str, rows: int) -> tuple[int, int]:
-        # Its cursor objects never request one, but its commands do.
+        # The driver's cursor objects never request a server-side cursor, but its command methods can.
         connection = self._connection
         statement = connection.cmd_stmt_prepare(sql.encode())["statement_id"]
         _, columns, _ = connection.cmd_stmt_execute(statement, flags=_READ_ONLY_CURSOR)

@@ -1,4 +1,4 @@
-"""The common part of all synchronous drivers, which follow Python's DB API (PEP 249)."""
+"""The common code of all synchronous drivers. They follow Python's DB API (PEP 249)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class DbApiSession(DriverSession):
             return list(cursor.fetchall()) if cursor.description else []
 
     def _fetch_sum(self, cursor: Any, sql: str) -> tuple[int, int]:
-        """Return number and sum of the rows of one integer column, read in pieces. Closes the cursor."""
+        """Read one integer column in pieces. Return the number of rows and the sum. Closes the cursor."""
         count = total = 0
         with cursor:
             cursor.execute(sql)

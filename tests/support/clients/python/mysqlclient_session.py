@@ -12,12 +12,10 @@ _cursors: Any = importlib.import_module("MySQLdb.cursors")
 
 
 class MysqlclientSession(DbApiSession):
-    """One connection of mysqlclient."""
-
     def connect(self) -> None:
         tls: dict[str, Any] = {}
         if self.plan.ca:
-            # Without the mode, libmariadb continues in plain text with a server that has no TLS.
+            # Without `ssl_mode`, libmariadb continues in plain text with a server that has no TLS.
             tls = {"ssl": {"ca": self.plan.ca}, "ssl_mode": "VERIFY_IDENTITY"}
         self._connection = _mysqldb.connect(
             **self.connection_arguments(),

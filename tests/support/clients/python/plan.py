@@ -1,4 +1,4 @@
-"""The parameters of one run of the script: environment variables that all clients read in the same way."""
+"""The parameters of one run of a client: environment variables that all clients read in the same way."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 class MatrixPlan:
     """The server, the accounts, and the amount of data.
 
-    `ca`: a PEM file, then TLS is required and the server's certificate verified; empty: plain. `rows`,
-    `rows_prepared`: how many rows of the table `numbers` are read, in the text and in the binary protocol.
-    `blob`: bytes. `long`: characters of the longest text. `load_file`: a file with two columns and
-    `load_rows` lines. `steps`: the steps to run, in order.
+    With `ca` (a PEM file), the client requires TLS and verifies the server's certificate. `rows` and
+    `rows_prepared`: rows of the table `numbers` to read, in the text and in the binary protocol.
+    `blob`: bytes of the largest value. `long`: characters of the longest text. `load_file`: a file with two
+    columns and `load_rows` lines. `steps`: the steps to run, in order.
     """
 
     host: str

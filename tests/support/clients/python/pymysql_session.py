@@ -13,8 +13,6 @@ from tests.support.clients.python.dbapi_session import DbApiSession
 
 
 class PyMySqlSession(DbApiSession):
-    """One connection of PyMySQL."""
-
     def connect(self) -> None:
         self._connection = pymysql.connect(
             **self.connection_arguments(),

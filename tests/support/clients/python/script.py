@@ -1,4 +1,4 @@
-"""The script: the steps that every client runs, in this order, each with its own sessions."""
+"""The steps that every client of the matrix runs, in this order. Each step opens its own sessions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 from tests.support.clients.python.plan import MatrixPlan
 from tests.support.clients.python.session import DriverSession, NotSupported, Rows
 
-_DEADLINE_SECONDS = 20  # Limit until the server has noticed an event.
-_SLEEP_SECONDS = 60  # Duration of a query that is to be killed.
+_DEADLINE_SECONDS = 20  # Within this time, the server must end a session or release its lock.
+_SLEEP_SECONDS = 60  # Duration of a query unless it is killed.
 
 Query = Callable[..., Rows]
 
 
 class MatrixScript:
-    """The steps for one driver. Each returns its details, and raises AssertionError for a wrong result."""
+    """The steps for one driver. A step returns its details, and raises AssertionError for a wrong result."""
 
     def __init__(self, plan: MatrixPlan, driver: type[DriverSession]) -> None:
         self.plan, self.driver = plan, driver
@@ -50,7 +50,7 @@ class MatrixScript:
         return self._expect_error(lambda: self.driver(self.plan, self.plan.user, "not the password"), 1045)
 
     def ping(self) -> str:
-        """COM_PING, between two queries."""
+        """Send COM_PING before and after a query."""
         with self._open_session() as session:
             session.ping()
             expect(session.text("select 1"), [(1,)])
@@ -58,12 +58,12 @@ class MatrixScript:
         return ""
 
     def query_text(self) -> str:
-        """Queries in the text protocol."""
+        """Run queries in the text protocol."""
         with self._open_session() as session:
             return self._check_queries(session.text, "query_text")
 
     def query_prepared(self) -> str:
-        """The same as prepared statements."""
+        """Run the queries of `query_text` as prepared statements."""
         with self._open_session() as session:
             return self._check_queries(session.prepared, "query_prepared")
 
@@ -84,12 +84,12 @@ class MatrixScript:
         return "0 1 1"
 
     def rows_text(self) -> str:
-        """A big result in the text protocol, row by row."""
+        """Read a big result row by row in the text protocol."""
         with self._open_session() as session:
             return self._check_sum(session.stream, self.plan.rows)
 
     def rows_prepared(self) -> str:
-        """The same in the binary protocol."""
+        """Read a big result row by row in the binary protocol."""
         with self._open_session() as session:
             return self._check_sum(session.stream_prepared, self.plan.rows_prepared)
 
@@ -99,12 +99,12 @@ class MatrixScript:
             return self._check_blob(session.text, session.misreads_large_text)
 
     def blob_prepared(self) -> str:
-        """The same as prepared statements."""
+        """Write and read a value that is larger than a packet, with prepared statements."""
         with self._open_session() as session:
             return self._check_blob(session.prepared, session.misreads_large_binary)
 
     def multi(self) -> str:
-        """Several statements at once, also with an error in the middle."""
+        """Send several statements at once, also with an error in the middle."""
         with self._open_session() as session:
             results = session.multi_statement(
                 "select 1; drop table if exists multi; create table multi (id int); "
@@ -118,7 +118,7 @@ class MatrixScript:
         return f"2 results, {error}"
 
     def batch(self) -> str:
-        """Insert many rows at once, by the driver's own method."""
+        """Insert many rows at once with the driver's batch method."""
         with self._open_session() as session:
             session.text("drop table if exists batch")
             session.text("create table batch (id int primary key, name varchar(50))")
@@ -136,7 +136,7 @@ class MatrixScript:
         return "5000 rows"
 
     def load_data(self) -> str:
-        """LOAD DATA LOCAL INFILE."""
+        """Run LOAD DATA LOCAL INFILE."""
         count = self.plan.load_rows
         with self._open_session() as session:
             session.text("drop table if exists loaded")
@@ -147,7 +147,7 @@ class MatrixScript:
         return f"{count} rows"
 
     def change_user(self) -> str:
-        """COM_CHANGE_USER to another account, and once with a wrong password."""
+        """Change to another account and back by COM_CHANGE_USER. Try it once with a wrong password."""
         with self._open_session() as session:
             session.text("set @mark = 1")
             session.change_user(self.plan.other_user, self.plan.other_password)
@@ -164,7 +164,7 @@ class MatrixScript:
         return f"there and back, {error}"
 
     def reset(self) -> str:
-        """COM_RESET_CONNECTION."""
+        """Check that COM_RESET_CONNECTION removes user variables."""
         with self._open_session() as session:
             session.text("set @mark = 1")
             session.reset()
@@ -172,7 +172,7 @@ class MatrixScript:
         return ""
 
     def kill(self) -> str:
-        """Kill a session in the middle of a query from another session."""
+        """KILL a session from another session while it runs a query."""
         victim = self._open_session()
         with self._open_session() as killer:
             ((connection_id,),) = victim.text("select connection_id()")
@@ -198,11 +198,11 @@ class MatrixScript:
             assert code is not None, repr(failures[0])
             _expect_lock(killer, ended_lock)
         victim.drop_connection()
-        # Codes from 2000 on are the client's own: the connection was lost. Which code depends on TLS.
+        # Codes from 2000 to 2999 are the driver's own codes for a lost connection. They differ with TLS.
         return "connection lost" if 2000 <= code < 3000 else f"error {code}"
 
     def cut(self) -> str:
-        """Disconnect in the middle of a big result. The server ends the session, and others work."""
+        """Disconnect in the middle of a big result. Check that the server ends only this session."""
         with self._open_session() as other:
             session = self._open_session()
             ((connection_id,),) = session.text("select connection_id()")
@@ -280,21 +280,21 @@ class MatrixScript:
 
 
 def _expect_lock(session: DriverSession, name: str, expected: int = 1) -> None:
-    """Wait until no other session holds the lock, and take it. The server releases it when its session ends.
+    """Wait until no other session has the lock, and take it. The server releases it when `session` ends.
 
-    `expected=0`: another session must hold it now.
+    If `expected` is 0, check that another session has the lock.
     """
     expect(session.text(f"select get_lock('{name}', {_DEADLINE_SECONDS * expected})"), [(expected,)], name)
 
 
 def expect(actual: object, expected: object, what: str = "got") -> None:
-    """Raise AssertionError with both values if they differ. Rows are compared as any kind of sequence."""
+    """Raise AssertionError with both values if they differ. Lists and tuples count as equal."""
     if _to_lists(actual) != _to_lists(expected):
         raise AssertionError(f"{what}: {str(actual)[:120]}, not {str(expected)[:120]}")
 
 
 def _user(session: DriverSession) -> str:
-    """Return the session's user, by a statement that the simulated server recognises as a whole."""
+    """Return the session's user. The simulated server recognizes only this exact statement."""
     ((account,),) = session.text("select current_user()")
     return str(account).partition("@")[0]
 
@@ -306,7 +306,7 @@ def _to_lists(value: object) -> object:
 
 
 def main(driver: str) -> None:
-    """Run the script with the driver of that name."""
+    """Run the steps with the driver of this name."""
     MatrixScript(MatrixPlan.from_environment(), _driver(driver)).run()
 
 

@@ -1,4 +1,4 @@
-"""The operations that the script requires of a driver. Each driver's module implements or rejects them."""
+"""The operations that script.py requires of a driver. Each driver's module implements or rejects them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from tests.support.clients.python.plan import MatrixPlan
 Rows = list[tuple[Any, ...]]
 
 FETCH_ROWS = 10_000
-"""Rows per read where a result is read in pieces."""
+"""Rows per read of a result that is read in pieces."""
 
 
 class NotSupported(Exception):
-    """The driver lacks this feature; the text names it."""
+    """The driver lacks the feature that the text names."""
 
 
 class DriverSession(ABC):
-    """One connection. Parameters in SQL are `?`; `?` and `%` have no other meaning there."""
+    """One connection. In SQL, `?` is a parameter; `?` and `%` must not occur otherwise."""
 
     misreads_large_text = False
-    """Whether the driver itself fails to read a row over 16 MiB in the text protocol.
+    """Whether the driver cannot read a row over 16 MiB in the text protocol.
 
-    Such a row may start with 0xfe, as the packet that ends the rows does; only its length differs.
+    Such a row may start with 0xfe, like the packet that ends the rows. Only the packets' lengths differ.
     """
     misreads_large_binary = False
-    """The same in the binary protocol."""
+    """Whether the driver cannot read a row over 16 MiB in the binary protocol."""
 
     def __init__(self, plan: MatrixPlan, user: str, password: str) -> None:
         self.plan, self.user, self.password = plan, user, password
@@ -68,7 +68,7 @@ class DriverSession(ABC):
     @classmethod
     @abstractmethod
     def error_code(cls, error: Exception) -> int | None:
-        """Return the MySQL error code of a driver's exception; None if it has none."""
+        """Return the MySQL error code of a driver's exception, None if the exception has no code."""
 
     @abstractmethod
     def close(self) -> None:
@@ -96,11 +96,11 @@ class DriverSession(ABC):
 
     @abstractmethod
     def multi_statement(self, sql: str) -> list[Rows]:
-        """Run several statements in one COM_QUERY; return the rows of those with a result set."""
+        """Run several statements in one COM_QUERY; return the rows of each result set."""
 
     @abstractmethod
     def stream(self, sql: str) -> tuple[int, int]:
-        """Read a result of one integer column row by row; return the number of rows and their sum."""
+        """Read a result of one integer column row by row; return the number of rows and the sum."""
 
     def stream_prepared(self, sql: str) -> tuple[int, int]:
         """Like `stream`, in the binary protocol."""
@@ -108,14 +108,14 @@ class DriverSession(ABC):
 
     @abstractmethod
     def begin_stream(self, sql: str, rows: int) -> None:
-        """Read this many rows of a result and leave the others unread."""
+        """Read the first `rows` rows of a result, and do not read the rest."""
 
     def cursor_fetch(self, sql: str, rows: int) -> tuple[int, int]:
         """Like `stream_prepared`, from a cursor on the server, with `rows` per COM_STMT_FETCH."""
         raise NotSupported("no server-side cursors")
 
     def batch(self, sql: str, rows: Sequence[Sequence[Any]]) -> None:
-        """Run an INSERT for all rows by the driver's own batch method."""
+        """Run an INSERT for all rows with the driver's batch method."""
         raise NotSupported("no protocol of its own for batches")
 
     def change_user(self, user: str, password: str) -> None:
@@ -128,22 +128,22 @@ class DriverSession(ABC):
 
     @abstractmethod
     def ping(self) -> None:
-        """Send COM_PING, without reconnecting."""
+        """Send COM_PING. Do not reconnect if the connection is lost."""
 
     def drop_connection(self) -> None:
         """Drop the TCP connection without notifying the driver or the server, as a crash does.
 
-        Another file replaces the socket, which closes it: after a mere shutdown(2), a server that waits for
-        us to read would keep waiting.
+        dup2(2) closes the socket and gives its descriptor another file. After shutdown(2) instead, a server
+        that waits until the client reads would wait forever.
         """
         with open(os.devnull) as replacement:
             os.dup2(replacement.fileno(), self._descriptor)
 
 
 def _connected_sockets() -> set[tuple[int, str]]:
-    """Return this process's connected TCP sockets (the C drivers do not expose theirs).
+    """Return descriptor and kernel name of each connected TCP socket. C drivers do not expose their sockets.
 
-    Each descriptor comes with the kernel's name of the socket, because a number may be reused.
+    The kernel name distinguishes sockets that use the same descriptor one after the other.
     """
     sockets = set()
     for name in os.listdir("/proc/self/fd"):

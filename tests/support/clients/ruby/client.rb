@@ -1,10 +1,10 @@
-# The script of tests/support/clients/python/script.py with mysql2, which uses libmariadb.
+# Runs the steps of tests/support/clients/python/script.py with mysql2, which uses libmariadb.
 require "digest"
 require "json"
 require "mysql2"
 require "securerandom"
 
-DEADLINE = 20 # seconds until the server has noticed that a session ended
+DEADLINE = 20 # the server must notice the end of a session within these seconds
 SLEEP = 60 # seconds that a query takes unless it is killed
 
 NotSupported = Class.new(StandardError)
@@ -70,11 +70,11 @@ class Session
 
   def user = text("select current_user()")[0][0].split("@")[0]
 
-  # Waits for the lock and takes it. With `got` 0: checks that another session has it now.
+  # Waits for the lock and takes it. If `got` is 0, checks that another session has it.
   def lock(name, got = 1) = expect(text("select get_lock('#{name}', #{DEADLINE * got})"), [[got]], name)
 end
 
-# Runs the block in a child process, with a pipe to us. Returns the process and our end of the pipe.
+# Runs the block in a child process with a pipe to this process. Returns the child's id and the end to read from.
 def in_child
   reader, out = IO.pipe
   child = fork do
@@ -205,7 +205,7 @@ STEPS = {
         victim.text("select release_lock('begun #{number}'), sleep(#{SLEEP})")
         out.puts("the query ended without an error")
       rescue Mysql2::Error => error
-        # Codes from 2000 on are the client library's: the connection was lost.
+        # The client library's own error codes begin at 2000: the connection was lost.
         out.puts(error.error_number >= 2000 ? "connection lost" : "error #{error.error_number}")
       end
     end

@@ -1,4 +1,4 @@
-"""The compressed protocol: packets inside packets."""
+"""The compressed protocol: compressed packets that contain MySQL packets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sandbox.tidb_sim.packets import BadSequence, MalformedPacket
 
 
 def decompress_chunked(end: Compression, data: bytes, step: int) -> bytes:
-    """Return all content of `data`, fed in chunks of `step` bytes."""
+    """Feed `data` in chunks of `step` bytes and return the decompressed content."""
     content = b""
     for at in range(0, len(data), step):
         end.feed(data[at : at + step])
@@ -33,7 +33,7 @@ def test_compressed_data_round_trips_in_any_chunks(writes: list[bytes], more: in
 
 def test_packet_layout_matches_protocol() -> None:
     end = Compression()
-    assert end.compress(b"x" * 50) == b"\x32\0\0\0\0\0\0" + b"x" * 50  # Too short to compress.
+    assert end.compress(b"x" * 50) == b"\x32\0\0\0\0\0\0" + b"x" * 50  # Too short to be compressed.
     packed = end.compress(b"x" * 51)
     assert packed[3:7] == b"\x01\x33\0\0"
     assert int.from_bytes(packed[:3], "little") == len(packed) - 7

@@ -84,7 +84,7 @@ def test_leaves_other_statements_unchanged(text: bytes) -> None:
     ],
 )
 def test_translates_statements_rejected_by_tidb_to_errors(text: bytes, code: int) -> None:
-    """As in TiDB, the error does not affect an open transaction."""
+    """TiDB rejects these statements and keeps an open transaction, which MariaDB would commit for some."""
     assert translate_statement(text, CLIENT).startswith(
         f"signal sqlstate '42000' set mysql_errno = {code},".encode()
     )

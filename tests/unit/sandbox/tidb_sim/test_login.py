@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sandbox.tidb_sim.accounts import Account, TlsRequirement, find_account, hash_password
 from sandbox.tidb_sim.greeting import (
     OFFERED_CAPABILITIES,
-    OldProtocolError,
+    LoginRefused,
     build_greeting,
     new_salt,
     parse_change_user,
@@ -50,7 +50,8 @@ def stored_hash(password: bytes) -> str:
     return "*" + hashlib.sha1(hashlib.sha1(password).digest()).hexdigest().upper()
 
 
-def response(capabilities: Capability, *parts: bytes) -> bytes:
+def handshake_response(capabilities: Capability, *parts: bytes) -> bytes:
+    """Return the payload of a HandshakeResponse41: its head with collation 45, then the parts."""
     return struct.pack("<IIB23x", capabilities, 1 << 24, 45) + b"".join(parts)
 
 
@@ -71,8 +72,8 @@ def test_greeting_has_tidb_layout() -> None:
 
 
 def test_offers_capabilities_of_tidb_except_zstd() -> None:
-    tidb = (0, 1, 2, 3, 5, 7, 9, 10, 13, 15, 16, 17, 19, 20, 24)
-    assert sum(1 << bit for bit in tidb) == OFFERED_CAPABILITIES
+    capability_bits = (0, 1, 2, 3, 5, 7, 9, 10, 13, 15, 16, 17, 19, 20, 24)
+    assert sum(1 << bit for bit in capability_bits) == OFFERED_CAPABILITIES
 
 
 def test_greeting_offers_tls_and_configured_plugin() -> None:
@@ -92,7 +93,7 @@ def test_salt_has_no_nul_no_dollar_and_only_seven_bits() -> None:
 def test_parses_full_handshake_response() -> None:
     attributes = lenenc_bytes(b"_os") + lenenc_bytes(b"Linux")
     login = parse_handshake_response(
-        response(
+        handshake_response(
             BASE | Capability.CONNECT_WITH_DB | Capability.CONNECT_ATTRS,
             b"anna\0" + lenenc_bytes(b"x" * 20) + b"shop\0mysql_native_password\0" + lenenc_bytes(attributes),
         )
@@ -109,33 +110,35 @@ def test_parses_full_handshake_response() -> None:
     ("capabilities", "auth", "expected"),
     [
         (Capability.LENENC_AUTH, b"\xfc\x2c\x01" + b"t" * 300, b"t" * 300),
-        (Capability.LENENC_AUTH, b"\x01\x00", b""),  # A special case of TiDB's parser.
+        (Capability.LENENC_AUTH, b"\x01\x00", b""),  # TiDB's parser treats length 1 as empty.
         (Capability.SECURE_CONNECTION, b"\x03abc", b"abc"),
         (Capability(0), b"abc\0", b"abc"),
     ],
 )
 def test_parses_three_forms_of_auth_data(capabilities: Capability, auth: bytes, expected: bytes) -> None:
-    both = Capability.PROTOCOL_41 | Capability.PLUGIN_AUTH | capabilities
-    login = parse_handshake_response(response(both, b"u\0" + auth + b"p\0"))
+    all_capabilities = Capability.PROTOCOL_41 | Capability.PLUGIN_AUTH | capabilities
+    login = parse_handshake_response(handshake_response(all_capabilities, b"u\0" + auth + b"p\0"))
     assert (login.auth_response, login.plugin) == (expected, "p")
 
 
 def test_ignores_malformed_connection_attributes() -> None:
-    login = parse_handshake_response(response(BASE | Capability.CONNECT_ATTRS, b"u\0\0p\0\x09\x05ab"))
+    login = parse_handshake_response(
+        handshake_response(BASE | Capability.CONNECT_ATTRS, b"u\0\0p\0\x09\x05ab")
+    )
     assert (login.user, login.attributes) == ("u", {})
 
 
-def test_detects_clients_of_old_protocol() -> None:
-    with pytest.raises(OldProtocolError):
-        parse_handshake_response(response(Capability.SECURE_CONNECTION, b"u\0\0"))
-    with pytest.raises(OldProtocolError):
-        parse_handshake_response(b"\x85\x24\0\0\0old\0")  # HandshakeResponse320 is short.
+def test_refuses_clients_without_protocol_41() -> None:
+    with pytest.raises(LoginRefused, match="1251"):
+        parse_handshake_response(handshake_response(Capability.SECURE_CONNECTION, b"u\0\0"))
+    with pytest.raises(LoginRefused, match="1251"):
+        parse_handshake_response(b"\x85\x24\0\0\0old\0")  # HandshakeResponse320
 
 
 @pytest.mark.parametrize("tail", [b"", b"u", b"u\0", b"u\0\x14abc"])
 def test_rejects_truncated_handshake_response(tail: bytes) -> None:
     with pytest.raises(MalformedPacket):
-        parse_handshake_response(response(BASE, tail))
+        parse_handshake_response(handshake_response(BASE, tail))
 
 
 @given(st.binary(max_size=120))
@@ -146,13 +149,13 @@ def test_parser_raises_only_malformed_packet(tail: bytes) -> None:
         Capability.CONNECT_WITH_DB | Capability.CONNECT_ATTRS,
     ):
         try:
-            parse_handshake_response(response(BASE | extra, tail))
+            parse_handshake_response(handshake_response(BASE | extra, tail))
         except MalformedPacket:
             continue
 
 
 def test_change_user_keeps_capabilities_and_ignores_charset() -> None:
-    previous = parse_handshake_response(response(BASE, b"u\0\0p\0"))
+    previous = parse_handshake_response(handshake_response(BASE, b"u\0\0p\0"))
     with pytest.raises(MalformedPacket):
         parse_change_user(b"\x11anna\0\x14abc\0", previous)
     login = parse_change_user(b"\x11anna\0\x03abcshop\0\xff\x00mysql_native_password\0", previous)
@@ -194,11 +197,11 @@ def test_ok_and_err_have_tidb_bytes() -> None:
     assert err(1040, "Too many connections", None) == b"\xff\x10\x04Too many connections"
 
 
-def test_verifies_native_password_with_its_salt() -> None:
-    account = Account("%", (stored_hash(b"geheim"),), locked=False)
-    assert account.verify_native_password(SALT, native_password_scramble(b"geheim", SALT))
-    assert not account.verify_native_password(SALT[::-1], native_password_scramble(b"geheim", SALT))
-    assert not account.verify_native_password(SALT, native_password_scramble(b"falsch", SALT))
+def test_native_password_response_is_valid_only_with_its_salt() -> None:
+    account = Account("%", (stored_hash(b"secret"),), locked=False)
+    assert account.verify_native_password(SALT, native_password_scramble(b"secret", SALT))
+    assert not account.verify_native_password(SALT[::-1], native_password_scramble(b"secret", SALT))
+    assert not account.verify_native_password(SALT, native_password_scramble(b"wrong", SALT))
     assert not account.verify_native_password(SALT, b"")
     assert not account.verify_native_password(SALT, b"short")
 
@@ -245,7 +248,7 @@ def test_reads_native_password_accounts(privileges: str, passwords: tuple[str, .
         ),
     ],
 )
-def test_reads_accounts_of_tidb_plugins(
+def test_reads_accounts_with_other_plugins(
     privileges: str, plugin: str, passwords: tuple[str, ...], requirement: TlsRequirement
 ) -> None:
     account = Account.from_row("%", privileges)
@@ -253,9 +256,9 @@ def test_reads_accounts_of_tidb_plugins(
 
 
 def test_verifies_clear_password() -> None:
-    account = Account("%", (hash_password(b"geheim"),), False, "caching_sha2_password")
-    assert account.verify_clear_password(b"geheim")
-    assert not account.verify_clear_password(b"falsch")
+    account = Account("%", (hash_password(b"secret"),), False, "caching_sha2_password")
+    assert account.verify_clear_password(b"secret")
+    assert not account.verify_clear_password(b"wrong")
     assert not account.verify_clear_password(b"")
     assert Account("%", ("",), False).verify_clear_password(b"")
     assert not Account("%", ("",), False).verify_clear_password(b"x")

@@ -24,7 +24,7 @@ def execute(number: int, flags: int = 0, rest: bytes = b"") -> bytes:
 
 @pytest.fixture
 def statements() -> PreparedStatements:
-    """Return statements whose id 1 is MariaDB's id 7."""
+    """Return prepared statements in which the client's id 1 is MariaDB's id 7."""
     prepared = PreparedStatements()
     assert prepared.add(PreparedStatement(TEXT, "shop", 7, 2)) == 1
     return prepared
@@ -63,7 +63,7 @@ def test_rejects_mariadb_id(statements: PreparedStatements) -> None:
         error = statements.translate(request(command, 7, rest))[1]
         text = b"Unknown prepared statement handler 7 given to " + command_name
         assert error == b"\xffQ\x04#HY000ERROR 1243 (HY000): " + text
-    # MariaDB ignores this one.
+    # MariaDB ignores the close of an unknown id.
     assert statements.translate(request(MySqlCommand.STMT_CLOSE, 7)) == (
         request(MySqlCommand.STMT_CLOSE, 0),
         None,
@@ -92,7 +92,6 @@ def test_repeats_parameter_types_after_migration(statements: PreparedStatements)
     assert types == INT_AND_TEXT
     migrated = PreparedStatements()
     migrated.restore(1, PreparedStatement(TEXT, "", 3, 2, parameter_types=types, backend_knows_types=False))
-    assert migrated.required_bytes(execute(1)) is None
     repeated = execute(1, 0, b"\0\0" + values)
     assert migrated.translate(repeated) == (execute(3, 0, b"\0\1" + INT_AND_TEXT + values), None)
     assert migrated.translate(repeated) == (execute(3, 0, b"\0\0" + values), None)
@@ -106,13 +105,6 @@ def test_types_sent_by_client_take_precedence() -> None:
     body = b"\3\1" + b"\x08\0\x08\0"
     assert migrated.translate(execute(1, 0, body)) == (execute(3, 0, body), None)
     assert migrated.by_id[1].parameter_types == b"\x08\0\x08\0"
-
-
-def test_required_bytes_of_long_request(statements: PreparedStatements) -> None:
-    assert statements.required_bytes(request(MySqlCommand.STMT_SEND_LONG_DATA, 1)) == 7
-    assert statements.required_bytes(execute(1)) == 10 + 1 + 1 + 4
-    assert statements.required_bytes(execute(1)[:3]) == 10
-    assert statements.required_bytes(execute(99)) == 10
 
 
 def test_rejects_malformed_requests(statements: PreparedStatements) -> None:

@@ -41,7 +41,7 @@ class SocketEnd:
         self._end = end
 
     async def send(self, sequence: int, *payloads: bytes) -> None:
-        """Send packets in one segment, each of them a request or response of its own."""
+        """Send packets in one segment. Each packet is a separate request or response."""
         data = b"".join(frame(sequence, payload) for payload in payloads)
         await asyncio.get_running_loop().sock_sendall(self._end, data)
 
@@ -61,7 +61,7 @@ class SocketEnd:
 
 @asynccontextmanager
 async def connection(*, narrow: bool = False) -> AsyncIterator[tuple[PacketStream, SocketEnd]]:
-    """Yield a stream and its other end. `narrow`: almost nothing is buffered until that end reads."""
+    """Yield a stream and its other end. A `narrow` stream has the smallest possible send buffer."""
     near, far = socket.socketpair()
     if narrow:
         near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
@@ -76,10 +76,7 @@ async def connection(*, narrow: bool = False) -> AsyncIterator[tuple[PacketStrea
 
 @asynccontextmanager
 async def relay() -> AsyncIterator[tuple[SocketEnd, SocketEnd, SessionMigration]]:
-    """Yield the client's and MariaDB's end of a running relay, and its session.
-
-    MariaDB's end buffers little.
-    """
+    """Yield the client's end and MariaDB's (`narrow`) end of a running relay, and its SessionMigration."""
     async with connection() as (stream, client), connection(narrow=True) as (inner, mariadb):
         node = SimNode("n", "v8.5.3", "8.0.11-TiDB-v8.5.3", {}, lambda: None, lambda: None)
         backend = BackendConnection(inner, ServerGreeting("", 1, OFFERED_CAPABILITIES))
@@ -96,7 +93,7 @@ async def relay() -> AsyncIterator[tuple[SocketEnd, SocketEnd, SessionMigration]
 
 
 async def test_flow_control_continues_during_own_queries() -> None:
-    """A slow MariaDB before the exchange must not stop reading from the client after it."""
+    """The relay pauses a client because MariaDB is slow, sends its own query, and resumes the client."""
     async with relay() as (client, mariadb, migration):
         statement_id = migration.tracker.prepared_statements.add(PreparedStatement(b"select ?", "", 7, 1))
         data = struct.pack("<BIH", MySqlCommand.STMT_SEND_LONG_DATA, statement_id, 0) + bytes(100_000)
@@ -114,7 +111,7 @@ async def test_flow_control_continues_during_own_queries() -> None:
 
 @pytest.mark.parametrize("times", [0, 1, 2])
 async def test_session_ends_if_client_settings_cannot_be_restored(times: int) -> None:
-    """KILL QUERY may hit any statement of ours; one that restores the client's settings is retried once."""
+    """KILL QUERY may interrupt the statement that restores client settings, which is retried once."""
     async with connection() as (stream, mariadb):
         backend = BackendConnection(stream, ServerGreeting("", 1, OFFERED_CAPABILITIES))
         restore_task = asyncio.create_task(restore_client_session(backend, "SET character_set_client = gbk"))

@@ -1,4 +1,4 @@
-"""Detection of the end of a response: every form of the protocol, with the bytes split anywhere."""
+"""Detection of the end of a response, for every form of response, with the bytes split anywhere."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROW = b"\x01x"
 ERR = err(1062, "Duplicate entry", "23000")
 PREPARED = b"\x00\x01\0\0\0" + b"\x02\0" + b"\x01\0" + b"\0\0\0"
 
-# name, command, DEPRECATE_EOF, payloads, how it ends, last status
+# name, command, DEPRECATE_EOF, payloads, result of the tracker, last status
 SHAPES = [
     ("ok", MySqlCommand.QUERY, True, [ok(IN_TXN)], ResponseProgress.DONE, IN_TXN),
     ("error keeps the status", MySqlCommand.QUERY, True, [ERR], ResponseProgress.DONE, AUTOCOMMIT),
@@ -175,7 +175,7 @@ def test_detects_end_in_any_chunks(
 
 @pytest.mark.parametrize("first", [0xFE, 0x03, 0xFF])
 def test_row_over_16_mib_is_no_end(first: int) -> None:
-    """Its second packet may start with any byte, and be empty; the first may start with 0xfe."""
+    """The row's first packet may start with 0xfe. Its second packet may start with any byte, or be empty."""
     tracker = ResponseTracker(deprecate_eof=True)
     tracker.begin(MySqlCommand.QUERY)
     assert tracker.feed(frames(1, [b"\x01", DEFINITION])) is ResponseProgress.MORE

@@ -1,4 +1,4 @@
-"""The states of a session: their JSON, parsing its literal, and the results of the last statement."""
+"""Session states: their JSON, the SQL literal around it, and the results of the last statement."""
 
 from __future__ import annotations
 

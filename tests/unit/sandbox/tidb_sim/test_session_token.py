@@ -24,11 +24,11 @@ from sandbox.tidb_sim.session_token import (
     TokenRejected,
     format_go_time,
     issue_token,
+    load_signer,
     parse_rfc3339,
     signed_bytes,
     verify_token,
 )
-from sandbox.tidb_sim.signing_key import load_signer
 
 SECOND = 10**9
 NOW = 1_767_225_600 * SECOND + 123_456_000
@@ -86,7 +86,7 @@ def test_accepts_token_from_future_and_other_case_of_name(signer: Signer) -> Non
 
 
 def test_accepts_reformatted_token(signer: Signer) -> None:
-    """TiDB's type JSON sorts the keys and inserts blanks between them."""
+    """TiDB's type JSON sorts the keys and inserts blanks."""
     token = issue_token(signer, "anna", NOW)
     verify_token(signer, json.dumps(token, sort_keys=True, indent=1).encode(), "anna", NOW)
 

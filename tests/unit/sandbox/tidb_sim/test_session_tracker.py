@@ -1,4 +1,4 @@
-"""State derived from statements: migration blockers, database, named statements; and the proxy rules."""
+"""State that is derived from statements (migration blockers, database, named statements), and proxy rules."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_locked_tables_pin_until_unlocked(tracker: SessionTracker) -> None:
 def test_tracks_user_locks_by_name_or_count(tracker: SessionTracker) -> None:
     track(tracker, "select GET_LOCK('a\\'b', 1), get_lock( \"c\" , 0), 'get_lock(1, 1)'")
     assert (tracker.user_lock_names, tracker.unnamed_lock_count) == ({b"a'b", b"c"}, 0)
-    # Whether they are still held is queried from MariaDB.
+    # The tracker also keeps released locks, because a query to MariaDB shows which locks are held.
     track(tracker, "do release_lock('c')")
     assert tracker.user_lock_names == {b"a'b", b"c"}
     track(tracker, "do get_lock(?, 10)", "do get_lock(@name, 10)", "do get_lock('a' 'b', 1)")
@@ -231,13 +231,13 @@ def test_set_states_requires_token_login_or_export() -> None:
     rules = ProxyRuleChecker(by_token=False)
     assert not rules.awaits_states
     assert rules.check_set_states() is not None
-    rules.states_exported()
+    rules.record_export()
     assert rules.check_set_states() is None
 
 
 def test_complete_states_are_set_only_once() -> None:
     rules = ProxyRuleChecker(by_token=True)
-    assert rules.check_restored(is_complete=False) is None
-    assert rules.check_restored(is_complete=True) is None
-    assert rules.check_restored(is_complete=False) is None
-    assert rules.check_restored(is_complete=True) is not None
+    assert rules.check_repeated_restore(is_complete=False) is None
+    assert rules.check_repeated_restore(is_complete=True) is None
+    assert rules.check_repeated_restore(is_complete=False) is None
+    assert rules.check_repeated_restore(is_complete=True) is not None

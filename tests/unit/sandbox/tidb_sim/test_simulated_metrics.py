@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controlplane.model.node_metrics import CounterSample, NodeMetrics
-from controlplane.observe.node_metrics.exposition_parser import ExpositionParser
+from controlplane.observe.node_metrics.exposition_parser import parse_exposition
 from controlplane.observe.node_metrics.rates import append_sample, compute_node_metrics
 from sandbox.tidb_sim.simulated_metrics import SimulatedMetrics
 
@@ -21,14 +21,12 @@ class ClockedMetrics:
         self.metrics = SimulatedMetrics(lambda: self.now)
 
     def sample(self) -> CounterSample:
-        text = ExpositionParser()
-        text.feed(self.metrics.render().encode())
-        sample = text.sample(self.now)
+        sample = parse_exposition(self.metrics.render().encode(), self.now)
         assert sample is not None
         return sample
 
     def observe(self, seconds: float) -> NodeMetrics:
-        """Return the metrics computed from two samples."""
+        """Take two samples and return the metrics computed from them."""
         first = self.sample()
         self.now += seconds
         return compute_node_metrics(append_sample((first,), self.sample()))

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.tidb_sim.builtin_queries import SqlClientInfo, answer_builtin, as_select, normalize_statement
+from sandbox.tidb_sim.builtin_queries import (
+    SqlClientInfo,
+    answer_builtin,
+    normalize_statement,
+    select_statement_for,
+)
 from sandbox.tidb_sim.command import parse_arguments
-from sandbox.tidb_sim.mariadb_backend import BackendAddress
-from sandbox.tidb_sim.migration_rules import MigrationRules
 from sandbox.tidb_sim.node import SimNode
 from sandbox.tidb_sim.proxy_header import ProxyProtocol
 from sandbox.tidb_sim.registration import topology_info
@@ -20,7 +23,7 @@ from sandbox.tidb_sim.status import handle_request as status_answer
 from sandbox.tidb_sim.tls import SqlTlsFiles
 
 CLIENT = SqlClientInfo("10.9.9.9:1", "anna", "10.9.%", "TLSv1.3", "TLS_AES_128_GCM_SHA256")
-SETTINGS = SimSettings(SessionRules(BackendAddress(socket="/run/s")), advertise_address="10.0.0.7")
+SETTINGS = SimSettings(SessionRules("/run/s"), advertise_address="10.0.0.7")
 
 
 @pytest.fixture
@@ -64,7 +67,7 @@ def test_status_reports_connections_and_version(node: SimNode) -> None:
 def test_status_is_500_and_empty_while_starting_and_stopping(
     node: SimNode, serving: bool, stopping: bool
 ) -> None:
-    node.is_serving, node.is_stopping = serving, stopping
+    node.is_serving, node.is_reporting_shutdown = serving, stopping
     reply = status_answer("GET", "/status", node, SETTINGS)
     assert (reply.code, reply.body) == (500, b"")
     assert b"500 Internal Server Error" in reply.encode()
@@ -88,12 +91,12 @@ def test_other_paths_respond_like_tidb(node: SimNode) -> None:
 
 
 def test_metrics_report_values_set_by_test(node: SimNode) -> None:
-    assert status_answer("POST", "/sim/vitals", node, SETTINGS, b'{"cores": 3}').code == 200
+    assert status_answer("POST", "/sim/metrics", node, SETTINGS, b'{"cores": 3}').code == 200
     assert b"\ntidb_server_maxprocs 3.0\n" in status_answer("GET", "/metrics", node, SETTINGS).body
-    rejected = status_answer("POST", "/sim/vitals", node, SETTINGS, b'{"cup": 3}')
+    rejected = status_answer("POST", "/sim/metrics", node, SETTINGS, b'{"cup": 3}')
     assert rejected.encode().startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert rejected.body.startswith(b"'cup' is not one of cpu, memory,")
-    assert status_answer("GET", "/sim/vitals", node, SETTINGS).code == 404
+    assert status_answer("GET", "/sim/metrics", node, SETTINGS).code == 404
 
 
 @pytest.mark.parametrize(
@@ -119,7 +122,7 @@ def test_answers_builtin_statements(node: SimNode, text: bytes, value: str | int
 
 def test_builtin_answer_can_be_prepared() -> None:
     row = (("a", 1), ("b()", "it's \\"))
-    assert as_select(row) == rb"select 1 as `a`, 'it''s \\' as `b()`"
+    assert select_statement_for(row) == rb"select 1 as `a`, 'it''s \\' as `b()`"
 
 
 @pytest.mark.parametrize(
@@ -154,9 +157,7 @@ def test_parses_tidb_command_line(tmp_path: Path) -> None:
         {"TIDB_SIM_MARIADB": "mariadb:3306"},
     )
     assert settings == SimSettings(
-        SessionRules(
-            BackendAddress(host="mariadb", port=3306), 7, ProxyProtocol(("10.0.0.0/8", "127.0.0.1"))
-        ),
+        SessionRules("mariadb:3306", 7, ProxyProtocol(("10.0.0.0/8", "127.0.0.1"))),
         host="0.0.0.0",
         port=4000,
         status_host="0.0.0.0",
@@ -190,26 +191,22 @@ def test_reads_client_tls_from_file_or_flags(tmp_path: Path) -> None:
     rules = parse_arguments(["--config", str(file), "--mariadb", "/run/s"], {}).rules
     assert (rules.tls, rules.require_secure_transport) == (SqlTlsFiles(Path("/c"), Path("/k")), True)
     flags = ["--tls-cert", "/c", "--tls-key", "/k", "--tls-client-ca", "/ca", "--mariadb", "/run/s"]
-    rules = parse_arguments([*flags, "--default-authentication-plugin", "caching_sha2_password"], {}).rules
+    rules = parse_arguments(flags, {}).rules
     assert (rules.tls, rules.require_secure_transport) == (
         SqlTlsFiles(Path("/c"), Path("/k"), Path("/ca")),
         False,
     )
-    assert rules.default_plugin == "caching_sha2_password"
     assert parse_arguments(["--mariadb", "/run/s"], {}).rules.tls is None
 
 
-def test_reads_migration_settings_from_file_or_flags(tmp_path: Path) -> None:
+def test_reads_signing_certificate_from_file_or_flags(tmp_path: Path) -> None:
     file = tmp_path / "tidb.toml"
     file.write_text('[security]\nsession-token-signing-cert = "/c"\nsession-token-signing-key = "/k"\n')
     settings = parse_arguments(["--config", str(file), "--mariadb", "/run/s"], {})
     assert (settings.signing_cert, settings.signing_key) == ("/c", "/k")
-    assert settings.rules.migration == MigrationRules()
-    flags = ["--states-delay", "0.5", "--refuse-states", "--states-disturb", "--clock-skew", "-20"]
     files = ["--session-token-signing-cert", "/d", "--session-token-signing-key", "/l"]
-    settings = parse_arguments([*flags, *files, "--config", str(file), "--mariadb", "/run/s"], {})
+    settings = parse_arguments([*files, "--config", str(file), "--mariadb", "/run/s"], {})
     assert (settings.signing_cert, settings.signing_key) == ("/d", "/l")
-    assert settings.rules.migration == MigrationRules(0.5, True, True, -20.0)
     assert parse_arguments(["--mariadb", "/run/s"], {}).signing_key == ""
 
 
@@ -229,7 +226,7 @@ def test_embedded_store_does_not_register() -> None:
         (["--mariadb", "/s", "--config", "/nowhere.toml"], "/nowhere.toml"),
         (["--mariadb", "/s", "--proxy-protocol-networks", "ten"], "'ten'"),
         (["--mariadb", "/s", "--tls-key", "/k"], "give both --tls-cert and --tls-key"),
-        (["--mariadb", "/s", "--default-authentication-plugin", "sha1"], "invalid choice: 'sha1'"),
+        (["--mariadb", "/s", "--graceful-wait", "long"], "invalid float value: 'long'"),
     ],
 )
 def test_rejects_invalid_command_line(

@@ -1,4 +1,4 @@
-//! The script of tests/support/clients/python/script.py with sqlx.
+//! Runs the steps of tests/support/clients/python/script.py with sqlx.
 
 use std::fmt::Write as _;
 use std::future::Future;
@@ -10,8 +10,8 @@ use sha2::{Digest as _, Sha256};
 use sqlx::mysql::{MySqlConnectOptions, MySqlConnection, MySqlRow, MySqlSslMode};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, Row as _};
 
-const DEADLINE: Duration = Duration::from_secs(20); // limit until the server has noticed an event
-const SLEEP: u32 = 60; // duration in seconds of a query that is to be killed
+const DEADLINE: Duration = Duration::from_secs(20); // the server must notice an event within this time
+const SLEEP: u32 = 60; // seconds that a query takes unless it is killed
 
 type Outcome<T = String> = Result<T, Failure>;
 
@@ -363,7 +363,7 @@ enum Value {
 }
 
 impl Value {
-    /// As SQL. The script's texts need no escaping.
+    /// The value in SQL. The texts of the steps need no escaping.
     fn literal(&self) -> String {
         match self {
             Self::Null => "null".into(),
@@ -382,7 +382,7 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-/// Run a statement with parameters; return all rows. sqlx itself never inserts values into the text.
+/// Run a statement with parameters; return all rows. sqlx has no function that inserts values into the text.
 async fn run(
     session: &mut MySqlConnection,
     protocol: Protocol,
@@ -450,7 +450,7 @@ fn want_error<T>(code: u16, result: sqlx::Result<T>) -> Outcome {
     }
 }
 
-/// Wait until no other session holds the lock, and take it. The server releases it when its session ends.
+/// Wait until no other session has the lock, and take it. The server releases it when `session` ends.
 async fn lock(session: &mut MySqlConnection, name: &str) -> Outcome<()> {
     expect_number(session, &format!("select get_lock('{name}', {})", DEADLINE.as_secs()), 1).await
 }

@@ -1,5 +1,8 @@
 #!/usr/bin/python3
-"""Answers the health check of Prometheus (if it gets its options) or Grafana, if the mounted files exist."""
+"""Answers health checks like Prometheus if it gets Prometheus' options, otherwise like Grafana.
+
+Requires the mounts of the server that it replaces.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""PD's command line, served by the etcd that PD embeds. Options that PD lacks are rejected."""
+"""Accepts PD's options, rejects other options, and runs etcd, which the real PD embeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Read PD's options and become etcd, with PD's timings (tikv/pd server/config/config.go)."""
+    """Read PD's options, then execute etcd with PD's timings (tikv/pd server/config/config.go)."""
     parser = argparse.ArgumentParser(prog="pd-server", allow_abbrev=False)
     for option in (
         "--name",

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""TiKV's command line and status port. The store that the simulated TiDB servers share is a MariaDB."""
+"""Accepts TiKV's options, serves its status port, and runs the MariaDB that simulated TiDB servers share."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _options() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Serve until SIGTERM, or until the store ends."""
+    """Serve until SIGTERM, or until MariaDB ends."""
     options = _options()
     data = Path(options.data_dir) / "mariadb"
     common = ["--no-defaults", "--user=root", f"--datadir={data}"]

@@ -1,1 +1,0 @@
-"""Load with sysbench."""

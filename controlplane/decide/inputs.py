@@ -1,0 +1,27 @@
+"""The inputs from which the next plan is computed. No I/O."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from controlplane.model.facts import Facts
+from controlplane.model.plan import Plan, Policy
+
+
+class Inputs(NamedTuple):
+    """The inputs of the next plan, except the intents of operators."""
+
+    previous: Plan  # the last plan; after a restart, the saved one
+    facts: Facts
+    policy: Policy
+    now: float
+
+    @property
+    def tidb_counts_stale_before(self) -> float:
+        """A session count that a TiDB server reported before this time is stale."""
+        return self.now - 3 * max(self.policy.status_interval, 1.0)
+
+    @property
+    def reports_stale_before(self) -> float:
+        """An Envoy's report from before this time is stale."""
+        return self.now - max(5.0, 3 * self.policy.report_interval)

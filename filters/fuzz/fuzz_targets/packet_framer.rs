@@ -1,0 +1,118 @@
+//! Packets of one direction: entries of `fuzz::script`, of which sides do not matter.
+
+#![no_main]
+
+use fuzz::script::{self, Cut, Entry, FULL, RAW, Turn};
+use libfuzzer_sys::fuzz_target;
+use packet_framer::{PacketFramer, skip_rows};
+
+/// For the framer, which is included.
+mod packet {
+    pub use wire::packet::{HEADER, Header, MAX_PAYLOAD};
+}
+// It is not public, and its users in `wire` would hide much of it from the fuzzer.
+#[expect(dead_code, reason = "logins use the rest of it")]
+#[path = "../../wire/src/packet_framer.rs"]
+mod packet_framer;
+
+const KEEP: usize = 5;
+
+/// A message as it begins or ends: the first bytes, the length of its first packet, whether it ends.
+type MessageBoundary = (Vec<u8>, usize, bool);
+
+fn frame<'a>(bytes: impl IntoIterator<Item = &'a [u8]>, cut: Cut) -> (Vec<MessageBoundary>, bool) {
+    let mut packet_framer = PacketFramer::<KEEP>::new();
+    let mut boundaries = Vec::new();
+    for bytes in bytes {
+        cut.each(bytes, |mut bytes| {
+            while let Some(piece) = packet_framer.next(&mut bytes) {
+                assert!(piece.begins || piece.ends);
+                assert!(piece.prefix.len() >= KEEP.min(piece.length));
+                let prefix = piece.prefix[..KEEP.min(piece.prefix.len())].to_vec();
+                if piece.begins {
+                    boundaries.push((prefix.clone(), piece.length, false));
+                }
+                if piece.ends {
+                    boundaries.push((prefix, piece.length, true));
+                }
+            }
+            assert!(bytes.is_empty(), "bytes are left over");
+        });
+    }
+    (boundaries, packet_framer.is_between_messages())
+}
+
+/// The same, found in the simplest way.
+fn expected(bytes: &[u8]) -> (Vec<MessageBoundary>, bool) {
+    let mut boundaries = Vec::new();
+    let mut rest = bytes;
+    let mut message: Option<(Vec<u8>, usize)> = None;
+    loop {
+        let Some(header) = packet::Header::parse(rest) else {
+            return (boundaries, rest.is_empty() && message.is_none());
+        };
+        let payload = &rest[packet::HEADER..];
+        let there = payload.len().min(header.length);
+        if message.is_none() {
+            let prefix = &payload[..there.min(KEEP)];
+            if prefix.len() < KEEP.min(header.length) {
+                return (boundaries, false);
+            }
+            boundaries.push((prefix.to_vec(), header.length, false));
+            message = Some((prefix.to_vec(), header.length));
+        }
+        if there < header.length {
+            return (boundaries, false);
+        }
+        if header.length < packet::MAX_PAYLOAD {
+            if let Some((prefix, length)) = message.take() {
+                boundaries.push((prefix, length, true));
+            }
+        }
+        rest = &payload[there..];
+    }
+}
+
+/// The message that an entry is, if all are whole.
+fn written_boundaries(entry: Entry) -> [MessageBoundary; 2] {
+    let full = entry.kind & FULL != 0;
+    let length = if full { packet::MAX_PAYLOAD } else { entry.bytes.len() };
+    let bytes = entry.bytes.iter().copied().chain(std::iter::repeat(0));
+    let prefix = bytes.take(KEEP.min(length)).collect::<Vec<_>>();
+    [(prefix.clone(), length, false), (prefix, length, true)]
+}
+
+/// What [`skip_rows`] skips are whole packets that are plainly rows. It returns the number of the last one.
+fn check_skipped(bytes: &[u8]) {
+    let (rest, last) = skip_rows(bytes);
+    assert!(bytes.ends_with(rest));
+    let mut skipped = &bytes[..bytes.len() - rest.len()];
+    let mut sequence = None;
+    while !skipped.is_empty() {
+        let header = packet::Header::parse(skipped).expect("a whole packet");
+        sequence = Some(header.sequence);
+        assert!(header.length > 0 && header.length < packet::MAX_PAYLOAD);
+        assert!(skipped[packet::HEADER] < 0xfe);
+        skipped = &skipped[packet::HEADER + header.length..];
+    }
+    assert_eq!(last, sequence);
+}
+
+fuzz_target!(|input: &[u8]| {
+    let turns = script::turns(input);
+    let pieces = || turns.iter().flat_map(|(_, pieces): &Turn| pieces.iter().map(|piece| &**piece));
+    let whole = frame(pieces(), Cut::Whole);
+    for cut in script::cuts(input) {
+        assert_eq!(frame(pieces(), cut), whole, "cut by {cut:?}");
+    }
+    if !script::entries(input).any(|entry| entry.kind & RAW != 0) {
+        let messages = script::entries(input).flat_map(written_boundaries).collect::<Vec<_>>();
+        assert_eq!(whole, (messages, true));
+    }
+    if pieces().all(|piece| piece.len() < packet::MAX_PAYLOAD / 2) {
+        let bytes = pieces().collect::<Vec<_>>().concat();
+        assert_eq!(frame([&bytes[..]], Cut::Whole), whole);
+        assert_eq!(expected(&bytes), whole);
+        check_skipped(&bytes);
+    }
+});

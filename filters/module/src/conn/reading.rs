@@ -1,0 +1,182 @@
+//! Bytes from the peer, and how they are forwarded.
+
+use std::io::ErrorKind;
+use std::mem::MaybeUninit;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+use abi::socket::{Io, IoOutcome, Received};
+use socket2::SockRef;
+
+use super::{Conn, ConnState, MAX_UNREPORTED_BYTES, ReadError, ReadStep};
+use crate::{offload, worker};
+
+/// Reads in a row from one connection, before other connections have their turn.
+const MAX_READS_PER_TURN: usize = 16;
+
+impl Conn {
+    /// One read.
+    pub(crate) fn receive(&self, buffer: &mut [u8]) -> Received {
+        if self.key.get().is_some() {
+            self.socket.receive_with_end(buffer, self.has_end_event.get())
+        } else {
+            self.socket.receive(buffer)
+        }
+    }
+
+    /// Takes the number of received bytes that are not reported to Envoy yet.
+    pub(crate) fn take_unreported_rx(&self) -> usize {
+        self.unreported_rx.take()
+    }
+
+    /// Reads as long as there is something to read, and Envoy wants it: `step` does one read into the buffer that it
+    /// gets, and adds up how many bytes it passed on through Envoy's buffers. For Envoy's hook.
+    pub(crate) fn read(&self, step: impl Fn(&mut [u8], &mut usize) -> ReadStep) -> IoOutcome {
+        let mut passed = 0;
+        let kept = self.pending_in.take();
+        if !kept.is_empty() {
+            self.pass_on(&kept, &mut passed);
+        }
+        let outcome = match self.state.get() {
+            ConnState::Open => self.read_batch(step),
+            ConnState::PeerFinished => IoOutcome { close: false, bytes: 0, end_of_stream: true },
+            ConnState::Closing => IoOutcome::close(0),
+        };
+        let ends = outcome.close || outcome.end_of_stream;
+        if ends && self.unreported_tx.get() > 0 {
+            self.socket.set_writable(); // the last occasion to report them
+        }
+        let bytes = passed + outcome.bytes;
+        if ends || bytes > 0 || self.unreported_rx.get() >= MAX_UNREPORTED_BYTES {
+            return IoOutcome { bytes: bytes + self.unreported_rx.take(), ..outcome };
+        }
+        outcome
+    }
+
+    /// The same for an event of an offloaded connection.
+    pub(crate) fn read_offloaded(&self, step: impl Fn(&mut [u8], &mut usize) -> ReadStep) {
+        let outcome = self.read_batch(step);
+        if outcome.close {
+            self.state.set(ConnState::Closing);
+        } else if outcome.end_of_stream {
+            self.state.set(ConnState::PeerFinished); // TLS reports it once
+        }
+        if outcome.close || outcome.end_of_stream || !self.pending_in.borrow().is_empty() {
+            self.onload();
+        } else if self.unreported_rx.get() >= MAX_UNREPORTED_BYTES {
+            self.socket.set_readable();
+        }
+    }
+
+    /// Gives the connection back to Envoy, which reads it at once.
+    pub(crate) fn onload(&self) {
+        if self.key.get().is_some() {
+            offload::onload(self, false);
+            self.socket.set_readable();
+        }
+    }
+
+    /// Has Envoy close the connection.
+    pub(crate) fn abort(&self) {
+        self.state.set(ConnState::Closing);
+        self.onload();
+        self.socket.set_readable(); // also if it is not offloaded
+    }
+
+    /// Whether there is something to read, be it the end of the connection.
+    pub(crate) fn has_unread(&self) -> bool {
+        let peeked = self.socket.with_descriptor(|fd| SockRef::from(&fd).peek(&mut [MaybeUninit::uninit()]));
+        !peeked.is_some_and(|peeked| peeked.is_err_and(|error| error.kind() == ErrorKind::WouldBlock))
+    }
+
+    /// Another descriptor of the connection.
+    pub(crate) fn duplicate(&self) -> Option<OwnedFd> {
+        self.socket.with_descriptor(|fd| fd.try_clone_to_owned())?.ok()
+    }
+
+    /// The peer's address, while the connection is open.
+    pub(crate) fn peer_address(&self) -> Option<SocketAddr> {
+        self.socket.with_descriptor(|fd| SockRef::from(&fd).peer_addr())?.ok()?.as_socket()
+    }
+
+    fn read_batch(&self, step: impl Fn(&mut [u8], &mut usize) -> ReadStep) -> IoOutcome {
+        let mut passed = 0;
+        for _ in 0..MAX_READS_PER_TURN {
+            match worker::with_buffer(|buffer| step(buffer, &mut passed)) {
+                ReadStep::Continue if self.socket.should_stop_reading() => break,
+                ReadStep::Continue => {}
+                ReadStep::Yield => break,
+                ReadStep::Close => return IoOutcome::close(passed),
+                ReadStep::Wait | ReadStep::EndOfStream if self.is_broken.get() => return IoOutcome::close(passed),
+                ReadStep::Wait => return IoOutcome::open(passed),
+                ReadStep::EndOfStream => return IoOutcome { close: false, bytes: passed, end_of_stream: true },
+            }
+        }
+        // Also after giving it back, the hook must be called again.
+        self.onload();
+        self.socket.set_readable();
+        IoOutcome::open(passed)
+    }
+
+    /// Passes bytes to the other side through Envoy's buffers. When these are full, Envoy pauses both sides.
+    pub(crate) fn pass_on(&self, bytes: &[u8], passed: &mut usize) {
+        if self.key.get().is_some() {
+            // Envoy accepts them only within its own hook.
+            self.pending_in.borrow_mut().extend_from_slice(bytes);
+            return;
+        }
+        self.socket.pass_on(bytes);
+        *passed += bytes.len();
+        if let Some(other) = self.peer_conn.borrow().upgrade() {
+            other.envoy_buffered.set(other.envoy_buffered.get() + bytes.len());
+            other.onload();
+        }
+    }
+
+    /// The same outside of a read, for bytes that were read before.
+    pub(crate) fn forward_received(&self, bytes: &[u8]) {
+        if self.key.get().is_some() {
+            self.forward(bytes, &mut 0);
+        } else {
+            self.pending_in.borrow_mut().extend_from_slice(bytes);
+        }
+        if !self.pending_in.borrow().is_empty() {
+            self.onload();
+            self.socket.set_readable();
+        }
+    }
+
+    /// Forwards bytes to the other side, directly if possible. The rest goes through Envoy's buffers, and so do all later
+    /// bytes until these buffers are empty: that keeps the order.
+    pub(crate) fn forward(&self, bytes: &[u8], passed: &mut usize) {
+        let sent = if self.pending_in.borrow().is_empty() {
+            self.peer_conn.borrow().upgrade().map_or(0, |other| other.send_direct(bytes))
+        } else {
+            0
+        };
+        self.unreported_rx.set(self.unreported_rx.get() + sent);
+        if sent < bytes.len() {
+            self.pass_on(&bytes[sent..], passed);
+        }
+    }
+
+    /// Decrypts bytes from the socket, appends them to `plain`, and answers the TLS handshake.
+    /// Ok(true): the peer has closed its side.
+    pub(crate) fn decrypt(&self, ciphertext: &[u8], plain: &mut Vec<u8>) -> Result<bool, ReadError> {
+        let handshaking = self.is_handshaking();
+        let received = match &mut *self.tls.borrow_mut() {
+            Some(stream) => stream.receive(ciphertext, &mut |piece| plain.extend_from_slice(piece)),
+            None => return Ok(false),
+        };
+        // Also after an error, to send the alert.
+        let flushed = self.flush();
+        let received = received.map_err(ReadError::Tls)?;
+        if flushed == Io::Broken {
+            return Err(ReadError::Broken);
+        }
+        if handshaking && !self.is_handshaking() {
+            self.socket.set_writable(); // bytes of the other side have waited for the handshake
+        }
+        Ok(received == tls::ReceiveResult::Closed)
+    }
+}

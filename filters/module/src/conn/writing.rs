@@ -1,0 +1,218 @@
+//! Bytes to the peer: from the other side, and of the module itself.
+
+use abi::socket::{Io, IoOutcome};
+use tls::Stream;
+
+use super::{Conn, MAX_UNREPORTED_BYTES};
+use crate::worker;
+
+/// Plaintext that is encrypted at once. The rest waits in Envoy's write buffer.
+const SEAL_BYTES: usize = 64 * 1024;
+
+impl Conn {
+    /// Writes to the descriptor. If there is no room, the connection goes back to Envoy, which waits for room.
+    fn send(&self, bytes: &[u8]) -> Io {
+        let sent = self.socket.send(bytes);
+        if sent == Io::WouldBlock {
+            self.onload();
+        }
+        sent
+    }
+
+    /// Sends bytes directly, unless other bytes are before them. Returns how many were taken; the others must go to Envoy's
+    /// write buffer, even if they are encrypted already.
+    pub(super) fn send_direct(&self, bytes: &[u8]) -> usize {
+        if !self.is_direct.get()
+            || self.envoy_buffered.get() > 0
+            || self.is_finished.get()
+            || !self.outbox.borrow().is_empty()
+        {
+            return 0;
+        }
+        let sent = match &mut *self.tls.borrow_mut() {
+            None => self.send(bytes),
+            Some(stream) if stream.is_handshaking() || !stream.outgoing().is_empty() => Io::WouldBlock,
+            Some(stream) => {
+                stream.send(bytes);
+                match self.send_outgoing(stream) {
+                    Io::Done(_) => Io::Done(bytes.len()),
+                    Io::WouldBlock => {
+                        self.sealed.set(bytes.len());
+                        Io::WouldBlock
+                    }
+                    Io::Broken => Io::Broken,
+                }
+            }
+        };
+        let taken = match sent {
+            Io::Done(sent) => sent,
+            Io::WouldBlock => 0,
+            Io::Broken => {
+                // The hooks of that connection have to end it, and may have seen all of its events already.
+                self.is_broken.set(true);
+                self.onload();
+                self.socket.set_readable();
+                self.socket.set_writable();
+                bytes.len()
+            }
+        };
+        let untold = self.unreported_tx.get() + taken;
+        self.unreported_tx.set(untold);
+        if untold >= MAX_UNREPORTED_BYTES {
+            self.socket.set_writable();
+        }
+        taken
+    }
+
+    /// Sends bytes of the module itself. What does not fit now is queued, before anything else.
+    pub(crate) fn write_or_queue(&self, bytes: &[u8]) -> Io {
+        match &mut *self.tls.borrow_mut() {
+            Some(stream) => stream.send(bytes),
+            None => self.outbox.borrow_mut().extend_from_slice(bytes),
+        }
+        self.flush()
+    }
+
+    /// Sends final bytes on a connection that is given up. What does not fit now is dropped.
+    pub(crate) fn write_final(&self, error: &[u8]) {
+        match &mut *self.tls.borrow_mut() {
+            Some(stream) => {
+                stream.send(error);
+                stream.finish();
+                let _ = self.socket.send(stream.outgoing());
+            }
+            None => drop(self.socket.send(error)),
+        }
+    }
+
+    /// Sends all queued bytes. `Done`: nothing is left; `WouldBlock`: something is.
+    pub(crate) fn flush(&self) -> Io {
+        let mut outbox = self.outbox.borrow_mut();
+        while !outbox.is_empty() {
+            match self.send(&outbox) {
+                Io::Done(sent) => drop(outbox.drain(..sent)),
+                other => return other,
+            }
+        }
+        drop(outbox);
+        let mut tls = self.tls.borrow_mut();
+        let Some(stream) = tls.as_mut() else {
+            return Io::Done(0);
+        };
+        self.send_outgoing(stream)
+    }
+
+    fn send_outgoing(&self, stream: &mut Stream) -> Io {
+        while !stream.outgoing().is_empty() {
+            match self.send(stream.outgoing()) {
+                Io::Done(sent) => stream.sent(sent),
+                other => return other,
+            }
+        }
+        Io::Done(0)
+    }
+
+    /// Writes Envoy's buffer, and, with `end`, a FIN after it. During the TLS handshake the buffer waits.
+    ///
+    /// Also reports directly sent bytes to Envoy, for its counters.
+    pub(crate) fn write(&self, end: bool) -> IoOutcome {
+        let written = self.write_buffer(end);
+        self.envoy_buffered.set(self.envoy_buffered.get().saturating_sub(written.bytes));
+        IoOutcome { bytes: written.bytes + self.unreported_tx.take(), ..written }
+    }
+
+    fn write_buffer(&self, end: bool) -> IoOutcome {
+        let mut written = 0;
+        match self.flush() {
+            Io::Done(_) => written += self.remove_sealed(),
+            Io::WouldBlock => return IoOutcome::open(0),
+            Io::Broken => return IoOutcome::close(0),
+        }
+        if self.is_handshaking() {
+            return IoOutcome::open(written);
+        }
+        while self.socket.write_buffer_length() > 0 {
+            let sent = if self.has_tls() { self.seal_and_send() } else { self.socket.flush() };
+            match sent {
+                Io::Done(bytes) => written += bytes,
+                Io::WouldBlock => return IoOutcome::open(written),
+                Io::Broken => return IoOutcome::close(written),
+            }
+        }
+        if end {
+            self.finish_tls();
+            match self.flush() {
+                Io::Done(_) => self.send_fin(),
+                Io::WouldBlock => {} // Envoy calls again
+                Io::Broken => return IoOutcome::close(written),
+            }
+        }
+        IoOutcome::open(written)
+    }
+
+    /// Removes the encrypted bytes from Envoy's buffer, now that they are sent.
+    fn remove_sealed(&self) -> usize {
+        let there = self.sealed.get().min(self.socket.write_buffer_length());
+        self.sealed.set(self.sealed.get() - there);
+        if there > 0 { self.socket.take_from_write_buffer(|_| there) } else { 0 }
+    }
+
+    fn seal_and_send(&self) -> Io {
+        let mut sealed = 0;
+        self.socket.take_from_write_buffer(|slices| {
+            if let Some(stream) = self.tls.borrow_mut().as_mut() {
+                for slice in slices {
+                    let piece = &slice[..slice.len().min(SEAL_BYTES - sealed)];
+                    stream.send(piece);
+                    sealed += piece.len();
+                    if sealed == SEAL_BYTES {
+                        break;
+                    }
+                }
+            }
+            0
+        });
+        self.sealed.set(sealed);
+        match self.flush() {
+            Io::Done(_) => Io::Done(self.remove_sealed()),
+            other => other,
+        }
+    }
+
+    /// Ends the sending side of TLS and TCP, once. What does not fit now is dropped.
+    pub(crate) fn finish(&self) {
+        self.finish_tls();
+        let _ = self.flush();
+        self.send_fin();
+    }
+
+    fn finish_tls(&self) {
+        if !self.is_finished.replace(true)
+            && let Some(stream) = self.tls.borrow_mut().as_mut()
+        {
+            stream.finish();
+        }
+    }
+
+    fn send_fin(&self) {
+        if !self.is_fin_sent.replace(true) {
+            self.socket.shutdown_write();
+        }
+    }
+
+    /// Sends `error` before the connection is closed, and leaves nothing unread. Otherwise the kernel would send a reset,
+    /// which may overtake the error and what Envoy has written.
+    pub(crate) fn close_gracefully(&self, error: &[u8]) {
+        if !error.is_empty() && !self.is_finished.get() {
+            let _ = self.write_or_queue(error);
+        }
+        self.finish();
+        worker::with_buffer(|buffer| {
+            for _ in 0..16 {
+                if !matches!(self.socket.receive(buffer).io, Io::Done(1..)) {
+                    break;
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,404 @@
+//! Drives one migration: applies the effects of [`session::migration`] to the module's sockets.
+//!
+//! The connection to the target belongs to the module until the session is restored. Then it replaces the old connection
+//! under Envoy's descriptor, so that Envoy notices nothing.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::{Rc, Weak};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use session::identity::Identity;
+use session::migration::{AbortReason, Effect, Migration};
+use session::state_snapshot::StateSnapshot;
+use session::state_summary::UnusableStates;
+use session::target_login::LoginFailure;
+use session::timeouts::{MigrationStep, MigrationTimeouts};
+use tls::{Stream, TlsError};
+use wire::login::NodeTls;
+
+use crate::deadlines::Deadline;
+use crate::hosts::TargetNode;
+use crate::node::{BUCKETS, ConnectFailure, Counts, MIGRATION_RESULTS, WorkerNode};
+use crate::offload::{self, AuxFd, OffloadedConn};
+use crate::old_conn::{OldConn, QUIT};
+use crate::session::Session;
+use crate::states_memory::ExportGuard;
+use crate::target_conn::{TargetFault, TargetLost};
+use crate::watched_target_conn::WatchedTargetConn;
+use crate::{clock, migration_scheduler, port_probe, states_memory, worker};
+
+/// A session's socket to its node.
+pub(crate) trait UpstreamSocket: OffloadedConn {
+    /// What is sent to a node before its greeting.
+    fn proxy_header(&self) -> Vec<u8>;
+    /// Whether a connection to another node needs TLS.
+    fn target_tls(&self) -> NodeTls;
+    /// Creates a TLS stream to a node of that name. None: TLS is not configured.
+    fn create_tls(&self, name: &str) -> Option<Result<Stream, TlsError>>;
+    /// Processes bytes of the login that the module itself has received from a node.
+    fn receive_login(&self, bytes: &[u8]);
+    /// A node could not be used at that endpoint.
+    fn report_connect_failure(&self, node: &WorkerNode, endpoint: &str, failure: ConnectFailure);
+}
+
+/// How a migration has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MigrationResult {
+    Migrated,
+    Aborted(AbortReason),
+    /// The old node is gone, and no target has restored the session.
+    Lost,
+}
+
+impl MigrationResult {
+    /// The reason in [`MIGRATION_RESULTS`].
+    fn metric_reason(self) -> &'static str {
+        match self {
+            Self::Migrated => "ok",
+            Self::Lost => "lost",
+            Self::Aborted(reason) => match reason {
+                AbortReason::Unreachable(_) => REASON_UNREACHABLE,
+                AbortReason::TimedOut(_) => "slow",
+                AbortReason::TargetFailed(LoginFailure::Denied(_)) => "denied",
+                AbortReason::TargetFailed(LoginFailure::RestoreRejected(_)) => "not_restored",
+                AbortReason::TargetFailed(
+                    LoginFailure::GreetedWithError(_)
+                    | LoginFailure::MissingCapabilities
+                    | LoginFailure::NoTls
+                    | LoginFailure::ProtocolError,
+                ) => "invalid",
+                AbortReason::ExportRejected(_) => "refused",
+                AbortReason::NoToken => "no_token",
+                AbortReason::UnusableStates(UnusableStates::TooLarge) => "states_too_large",
+                AbortReason::UnusableStates(UnusableStates::OverBudget) => "states_budget",
+                AbortReason::UnusableStates(UnusableStates::InvalidJson | UnusableStates::CharacterSet) => "states",
+                AbortReason::Cancelled => "cancelled",
+            },
+        }
+    }
+}
+
+/// There is no target.
+pub(crate) const REASON_NO_NODE: &str = "no_node";
+/// The target cannot be reached, or no connection can be made at all.
+pub(crate) const REASON_UNREACHABLE: &str = "unreachable";
+
+/// Counts a migration by its reason. A cancelled one is not counted.
+pub(crate) fn count_result(reason: &str, counts: &Counts) {
+    if let Some(index) = MIGRATION_RESULTS.iter().position(|(_, one)| *one == reason) {
+        counts.migrations[index].add(1);
+    }
+}
+
+pub(crate) struct MigrationDriver {
+    session: Weak<Session>,
+    upstream: Rc<dyn UpstreamSocket>,
+    target_node: TargetNode,
+    migration: RefCell<Migration>,
+    target_conn: WatchedTargetConn,
+    deadline: RefCell<Option<Deadline>>,
+    started_at: Instant,
+    is_finished: Cell<bool>,
+    /// The session's node was gone before the migration started.
+    is_failover: bool,
+    /// The session's node is gone.
+    is_old_node_gone: Cell<bool>,
+    slots: Cell<MigrationSlots>,
+    export_guard: Cell<Option<ExportGuard>>,
+}
+
+/// The slots that a migration occupies. Their numbers are limited for all migrations together.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct MigrationSlots {
+    /// Migrations that run at the same time.
+    pub(crate) running: bool,
+    /// Migrations that started while their session was busy, so that they may have to wait.
+    pub(crate) waiting: bool,
+    /// Migrations that hold their client.
+    pub(crate) holding: bool,
+}
+
+impl MigrationDriver {
+    /// Starts a migration. `snapshot`: the session's states, if its node is gone. None: no connection can be made or
+    /// watched.
+    pub(crate) fn start(
+        session: &Rc<Session>,
+        upstream: Rc<dyn UpstreamSocket>,
+        identity: Identity,
+        target_node: TargetNode,
+        snapshot: Option<StateSnapshot>,
+    ) -> Option<Rc<Self>> {
+        let (tls, limits, now) = (upstream.target_tls(), MigrationTimeouts::default(), clock::now());
+        let is_failover = snapshot.is_some();
+        let migration = match snapshot {
+            None => Migration::start(identity, tls, limits, now),
+            Some(snapshot) => Migration::start_failover(identity, tls, limits, snapshot, now),
+        };
+        let driver = Rc::new(Self {
+            session: Rc::downgrade(session),
+            upstream,
+            target_node,
+            migration: RefCell::new(migration.with_memory_limits(states_memory::limits())),
+            target_conn: WatchedTargetConn::default(),
+            deadline: RefCell::new(session.waker().map(|waker| Deadline::new(waker, Duration::MAX))),
+            started_at: Instant::now(),
+            is_finished: Cell::new(false),
+            is_failover,
+            is_old_node_gone: Cell::new(is_failover),
+            slots: Cell::new(MigrationSlots { running: true, ..MigrationSlots::default() }),
+            export_guard: Cell::new(None),
+        });
+        let aux_fd: Weak<dyn AuxFd> = Rc::downgrade(&(Rc::clone(&driver) as Rc<dyn AuxFd>));
+        driver.target_conn.connect(&*driver.upstream, driver.target_node.address, aux_fd)?;
+        driver.update_deadline();
+        // Sessions on their way are counted. Otherwise all that start together would choose the same node.
+        driver.target_node.node.shared.sessions.fetch_add(1, Ordering::Relaxed);
+        Some(driver)
+    }
+
+    pub(crate) fn target_node(&self) -> &TargetNode {
+        &self.target_node
+    }
+
+    /// Counts the result.
+    pub(crate) fn count_result(&self, result: MigrationResult, counts: &Counts) {
+        count_result(result.metric_reason(), counts);
+        if result == MigrationResult::Migrated {
+            let took = u64::try_from(self.started_at.elapsed().as_micros()).unwrap_or(u64::MAX);
+            counts.migration_latency[BUCKETS.partition_point(|&end| end < took)].add(1);
+            counts.migration_microseconds.add(took);
+        }
+    }
+
+    /// Whether nothing of the client may be passed on.
+    pub(crate) fn is_client_held(&self) -> bool {
+        self.migration.borrow().is_client_held()
+    }
+
+    /// The session's states that this migration has exported.
+    pub(crate) fn take_snapshot(&self) -> Option<StateSnapshot> {
+        self.migration.borrow_mut().take_snapshot()
+    }
+
+    /// How long the session's node lets it be idle, if that is known.
+    pub(crate) fn wait_timeout(&self) -> Option<Duration> {
+        self.migration.borrow().wait_timeout()
+    }
+
+    /// Whether the session no longer needs its old node.
+    pub(crate) fn is_without_old_node(&self) -> bool {
+        self.migration.borrow().is_without_old_node()
+    }
+
+    /// Whether the old node owes an answer.
+    pub(crate) fn awaits_old_node(&self) -> bool {
+        self.migration.borrow().awaits_old_node()
+    }
+
+    /// Whether the session's node was gone before: then the migration must not be cancelled.
+    pub(crate) fn is_failover(&self) -> bool {
+        self.is_failover
+    }
+
+    /// Whether the target is draining itself.
+    pub(crate) fn is_target_draining(&self) -> bool {
+        self.target_node.node.is_draining()
+    }
+
+    /// Whether the target is ready, and only waits for the session to be idle.
+    pub(crate) fn is_waiting_for_idle(&self) -> bool {
+        self.migration.borrow().step() == MigrationStep::WaitingForIdle && !self.is_client_held()
+    }
+
+    /// The session is idle, and no bytes of it are on their way.
+    pub(crate) fn start_export(&self, identity: Identity) {
+        self.slots.set(MigrationSlots { holding: true, ..self.slots.get() });
+        self.export_guard.set(Some(ExportGuard::new()));
+        self.advance(|migration, now| migration.start_export(identity, now));
+    }
+
+    /// The session was busy when the migration started.
+    pub(crate) fn set_waiting(&self) {
+        self.slots.set(MigrationSlots { waiting: true, ..self.slots.get() });
+    }
+
+    /// Takes the slots, which must be released.
+    pub(crate) fn take_slots(&self) -> MigrationSlots {
+        self.slots.take()
+    }
+
+    /// The old node has sent bytes while the client is held.
+    pub(crate) fn on_old_node_bytes(&self, bytes: &[u8]) {
+        self.advance(|migration, now| migration.on_old_node_bytes(bytes, now));
+    }
+
+    /// The old node has closed the connection, and is being probed.
+    pub(crate) fn on_old_conn_closed(&self) {
+        self.migration.borrow_mut().on_old_conn_closed();
+    }
+
+    /// The old node is gone.
+    pub(crate) fn on_old_node_lost(&self) {
+        self.is_old_node_gone.set(true);
+        self.advance(|migration, _| migration.on_old_node_lost());
+    }
+
+    /// The target is gone.
+    pub(crate) fn on_target_lost(&self) {
+        self.advance(Migration::on_target_lost);
+    }
+
+    /// All bytes of the old node were read. If the switch only waited for that, it follows now.
+    pub(crate) fn retry_switch(&self) {
+        self.advance(|migration, _| migration.retry_switch());
+    }
+
+    /// A deadline may have passed.
+    pub(crate) fn on_wake(&self) {
+        if self.deadline.borrow().as_ref().is_some_and(Deadline::has_passed) {
+            self.advance(|migration, now| migration.on_deadline(now));
+        }
+    }
+
+    /// The session does not need to migrate any more.
+    pub(crate) fn cancel(&self) {
+        self.advance(|migration, now| migration.cancel(now));
+    }
+
+    /// The session has ended: closes the connection to the target.
+    pub(crate) fn abandon(&self) {
+        self.release_target();
+        self.export_guard.set(None);
+        self.deadline.replace(None);
+        self.target_conn.close();
+    }
+
+    fn advance(&self, step: impl FnOnce(&mut Migration, Duration) -> Vec<Effect>) {
+        if self.is_finished.get() {
+            return;
+        }
+        let mut effects = VecDeque::from(step(&mut self.migration.borrow_mut(), clock::now()));
+        while let Some(effect) = effects.pop_front() {
+            let migration = || self.migration.borrow_mut();
+            match self.apply(effect) {
+                Ok(()) => {}
+                Err(TargetFault::Lost) => effects.extend(migration().on_target_lost(clock::now())),
+                Err(TargetFault::Invalid) => effects.extend(migration().on_target_invalid(clock::now())),
+            }
+        }
+        self.target_conn.rearm();
+        self.update_deadline();
+    }
+
+    fn apply(&self, effect: Effect) -> Result<(), TargetFault> {
+        match effect {
+            Effect::SendToTarget(bytes) => self.target_conn.with(|target| target.send(&bytes))?,
+            Effect::RestoreStates(statement) => self.target_conn.with(|target| target.send_states(statement))?,
+            Effect::StartTargetTls(request) => {
+                self.target_conn.start_tls(&*self.upstream, &self.target_node.node.shared.name, &request)?;
+            }
+            Effect::TargetReady => {
+                port_probe::record_greeting(|| Some(self.target_node.address));
+                if let Some(session) = self.session.upgrade() {
+                    session.on_quiescent();
+                }
+            }
+            Effect::HoldClient(bytes) | Effect::SendToOldNode(bytes) => {
+                // If the connection is broken, an event reports it.
+                let _ = self.upstream.conn().write_or_queue(&bytes);
+            }
+            Effect::ReleaseSlots => migration_scheduler::release_slots(self),
+            Effect::Switch => self.switch()?,
+            Effect::Abort(reason) => self.finish(MigrationResult::Aborted(reason)),
+            Effect::Lost => self.finish(MigrationResult::Lost),
+        }
+        Ok(())
+    }
+
+    fn switch(&self) -> Result<(), TargetFault> {
+        let conn = self.upstream.conn();
+        if !self.target_conn.with(|target| Ok::<_, TargetLost>(target.has_sent_all()))? {
+            return Err(TargetFault::Invalid); // it has confirmed states that it has not received
+        }
+        if !self.is_old_node_gone.get() && conn.has_unread() {
+            // It may be a FIN, after KILL: that is read first. Then `retry_switch` follows.
+            offload::rearm(conn);
+            return Ok(());
+        }
+        let (target, key) = self.target_conn.take().ok_or(TargetLost)?;
+        let is_offloaded = offload::try_offload(Rc::clone(&self.upstream) as Rc<dyn OffloadedConn>);
+        let old = conn.duplicate().filter(|_| !self.is_old_node_gone.get());
+        let (connection, tls) = target.into_parts();
+        self.migration.borrow_mut().on_switched();
+        if is_offloaded && offload::swap(conn, key, connection) {
+            let old_tls = conn.replace_connection(tls);
+            if let (Some(old), Some(session)) = (old, self.session.upgrade()) {
+                OldConn::start(&session, old, old_tls);
+            }
+            self.finish(MigrationResult::Migrated);
+        } else {
+            conn.write_final(QUIT);
+            offload::remove_key(key);
+            self.finish(MigrationResult::Lost);
+        }
+        Ok(())
+    }
+
+    fn finish(&self, result: MigrationResult) {
+        if result == MigrationResult::Migrated
+            && let Some(reservation) = self.target_node.reservation.take()
+        {
+            reservation.consume();
+        }
+        self.abandon();
+        if let Some(session) = self.session.upgrade() {
+            migration_scheduler::on_migration_finished(&session, self, result);
+        }
+    }
+
+    /// The migration no longer counts as a session of the target.
+    fn release_target(&self) {
+        if !self.is_finished.replace(true) {
+            self.target_node.node.shared.sessions.fetch_sub(1, Ordering::Relaxed);
+            drop(self.target_node.reservation.take());
+        }
+    }
+
+    fn update_deadline(&self) {
+        if let Some(deadline) = &*self.deadline.borrow() {
+            let at = self.migration.borrow().deadline();
+            deadline.set(at.map_or(Duration::MAX, |at| at.saturating_sub(clock::now())));
+        }
+    }
+}
+
+impl AuxFd for MigrationDriver {
+    fn on_event(self: Rc<Self>) {
+        let secured = worker::with_scratch(|plain| {
+            let secured = self.target_conn.with(|target| target.receive(plain));
+            if !plain.is_empty() {
+                self.advance(|migration, now| migration.on_target_bytes(plain, now));
+            }
+            secured
+        });
+        match secured {
+            Ok(false) => self.target_conn.rearm(),
+            Ok(true) => self.advance(Migration::on_target_tls_established),
+            Err(TargetLost) => self.on_target_closed(),
+        }
+    }
+}
+
+impl MigrationDriver {
+    /// The target has closed the connection. If its process list shows the session already, the cause may be a KILL.
+    fn on_target_closed(&self) {
+        let session =
+            self.session.upgrade().filter(|_| self.migration.borrow().is_logged_in() && !self.is_finished.get());
+        self.target_conn.close();
+        if !session.is_some_and(|session| session.probe_target(self.target_node.address)) {
+            self.on_target_lost();
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! Schedules the migrations of a worker: which sessions migrate, in which order, and what follows.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::rc::{Rc, Weak};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use abi::events::Events;
+use abi::filter::Waker;
+use session::migration::AbortReason;
+use session::rate_limit::{Limiter, RateLimit};
+use session::timeouts::MigrationStep;
+
+use crate::deadlines::Deadline;
+use crate::delay_queue::DelayQueue;
+use crate::migration_driver::{MigrationDriver, MigrationResult};
+use crate::session::{MigrationBlocker, Session, StartResult};
+use crate::{clock, hosts, worker};
+
+/// Shared by all workers.
+static LIMITER: LazyLock<Mutex<Limiter>> =
+    LazyLock::new(|| Mutex::new(Limiter::new(RateLimit::default(), clock::now())));
+
+/// Whether migrations are possible on this machine.
+static IS_POSSIBLE: LazyLock<bool> = LazyLock::new(|| match Events::self_test() {
+    Ok(()) => true,
+    Err(why) => {
+        abi::log!(Warn, "sessions stay where they are, also when their nodes are drained: on this machine {why}");
+        false
+    }
+});
+
+/// Sessions whose clients are held at the same time, over all workers; at least one for each worker. The more there are, the
+/// longer each of them waits for its nodes; a few keep the nodes busy.
+const MAX_HELD: usize = 2;
+/// Migrations of a worker that started while their session was busy, and may have to wait for the end of its statement. More
+/// of them would delay idle sessions.
+const MAX_WAITING: usize = 16;
+/// The time until a session beyond these is tried again.
+const WAITING_RETRY: Duration = Duration::from_secs(1);
+
+#[derive(Default)]
+struct MigrationScheduler {
+    /// Sessions that are to migrate, and have not started.
+    queue: RefCell<DelayQueue<Weak<Session>>>,
+    /// Wakes this worker for [`run_due`], through a session of the queue.
+    alarm: RefCell<Option<Deadline>>,
+    holding: Cell<usize>,
+    waiting: Cell<usize>,
+    /// A session that was selected for rebalancing could not migrate. Another one may replace it.
+    needs_replacement: Cell<bool>,
+    /// Sessions that were ready when too many others were held, in order.
+    hold_queue: RefCell<VecDeque<Weak<Session>>>,
+}
+
+thread_local! {
+    static SCHEDULER: MigrationScheduler = MigrationScheduler::default();
+}
+
+fn limiter() -> MutexGuard<'static, Limiter> {
+    // Nothing panics while it is held.
+    LIMITER.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Sets the rate limit.
+pub(crate) fn configure(limit: RateLimit) {
+    limiter().set_limit(limit);
+    let _ = *IS_POSSIBLE;
+}
+
+/// Whether migrations are possible on this machine.
+pub(crate) fn is_possible() -> bool {
+    *IS_POSSIBLE
+}
+
+/// The states of nodes have changed: starts and cancels migrations.
+pub(crate) fn on_nodes_changed() {
+    let to_stop = RefCell::new(Vec::<(Rc<Session>, Rc<MigrationDriver>)>::new());
+    let closed = RefCell::new(Vec::<Rc<Session>>::new());
+    worker::for_each_session(|session| {
+        session.check_rebalance_round();
+        if session.is_on_force_closed_node() {
+            closed.borrow_mut().push(Rc::clone(session));
+            return;
+        }
+        let driver = session
+            .migration
+            .driver()
+            .filter(|driver| driver.is_target_draining() || !driver.is_failover() && !session.has_to_migrate());
+        to_stop.borrow_mut().extend(driver.map(|driver| (Rc::clone(session), driver)));
+        if session.is_on_draining_node() && *IS_POSSIBLE && session.migration.request_migration() {
+            enqueue(session);
+        }
+    });
+    // After the loop, since both may end sessions.
+    closed.into_inner().iter().for_each(|session| session.end_at_drain_deadline());
+    for (session, driver) in to_stop.into_inner() {
+        if driver.is_failover() {
+            session.retarget_failover(&driver);
+        } else {
+            driver.cancel();
+        }
+    }
+    if *IS_POSSIBLE {
+        select_for_rebalance();
+    }
+    wake();
+}
+
+/// Selects sessions of nodes that have more than their share, as many as other nodes want: idle ones first, since they need
+/// not wait. True: some were selected.
+fn select_for_rebalance() -> bool {
+    let (sources, now) = (hosts::rebalance_sources(), clock::now());
+    let has_any = Cell::new(false);
+    for idle in [true, false].into_iter().filter(|_| !sources.is_empty()) {
+        worker::for_each_session(|session| {
+            if session.may_rebalance(idle, &sources, now) && session.reserve_rebalance() {
+                enqueue(session);
+                has_any.set(true);
+            }
+        });
+    }
+    has_any.get()
+}
+
+/// A session cannot migrate. True: it stays, since rebalancing was the only reason.
+fn give_up_rebalance(session: &Session, why: MigrationBlocker) -> bool {
+    let has_given_up = session.give_up_rebalance(why);
+    if has_given_up && why != MigrationBlocker::Nodes {
+        SCHEDULER.with(|scheduler| scheduler.needs_replacement.set(true));
+    }
+    has_given_up
+}
+
+/// Adds a session that is to migrate, for the time when it may be tried.
+pub(crate) fn enqueue(session: &Rc<Session>) {
+    let Some(until) = session.migration.export_backoff.get().retry_at() else {
+        return session.migration.defer_until_idle();
+    };
+    let until = until.max(session.migration.backoff.borrow().retry_at());
+    SCHEDULER.with(|scheduler| scheduler.queue.borrow_mut().push(Rc::downgrade(session), until, clock::now()));
+}
+
+/// Has [`run_due`] run soon, after the current event.
+pub(crate) fn wake() {
+    if let Some(waker) = waker() {
+        waker.wake();
+    }
+}
+
+/// The waker of any session in the queue that is to migrate. A session may have migrated already while it is in the queue,
+/// because its node has failed. It is not used, since [`on_session_ended`] is not called for it.
+fn waker() -> Option<Waker> {
+    let waker =
+        |session: Rc<Session>| session.established_waker().filter(|_| session.migration.is_migration_requested());
+    SCHEDULER.with(|scheduler| scheduler.queue.borrow().iter().find_map(|one| waker(one.upgrade()?)))
+}
+
+/// A session has ended that was to migrate. It may have been the one that wakes this worker.
+pub(crate) fn on_session_ended() {
+    SCHEDULER.with(|scheduler| scheduler.alarm.replace(None));
+    wake();
+}
+
+/// Starts the migrations that are due.
+pub(crate) fn run_due() {
+    SCHEDULER.with(|scheduler| {
+        if scheduler.queue.borrow().is_empty() && !scheduler.needs_replacement.get() {
+            return;
+        }
+        let now = clock::now();
+        let mut pause = Duration::from_secs(1);
+        loop {
+            let next = scheduler.queue.borrow_mut().pop_ready(now);
+            let Some(next) = next else {
+                if scheduler.needs_replacement.take() && select_for_rebalance() {
+                    continue;
+                }
+                break;
+            };
+            let Some(session) = next.upgrade().filter(|session| session.migration.driver().is_none()) else { continue };
+            if !session.has_to_migrate() {
+                session.migration.clear_request();
+                continue;
+            }
+            if session.is_rebalance_blocked() && give_up_rebalance(&session, MigrationBlocker::NotNow) {
+                continue;
+            }
+            let is_busy = !session.is_idle();
+            if is_busy && scheduler.waiting.get() >= MAX_WAITING {
+                scheduler.queue.borrow_mut().push(next, now + WAITING_RETRY, now);
+                continue;
+            }
+            if !limiter().try_acquire(now) {
+                pause = limiter().time_until_token().clamp(Duration::from_millis(1), pause);
+                scheduler.queue.borrow_mut().push_front(next);
+                break;
+            }
+            match session.start_migration(None) {
+                StartResult::Started => {
+                    if is_busy && let Some(driver) = session.migration.driver() {
+                        scheduler.waiting.set(scheduler.waiting.get() + 1);
+                        driver.set_waiting();
+                    }
+                    continue;
+                }
+                StartResult::Deferred => session.migration.defer_until_idle(),
+                StartResult::Blocked(why) if give_up_rebalance(&session, why) => {}
+                StartResult::Blocked(_) => {
+                    session.migration.backoff.borrow_mut().record_failure(None, now);
+                    enqueue(&session);
+                }
+            }
+            limiter().release();
+        }
+        let pause = scheduler.queue.borrow().next_due().map_or(pause, |due| due.saturating_sub(now).min(pause));
+        scheduler.alarm.replace(waker().map(|waker| Deadline::new(waker, pause)));
+    });
+}
+
+/// How many sessions of a worker may be held.
+fn max_held() -> usize {
+    (MAX_HELD / worker::worker_count()).max(1)
+}
+
+/// True: the client of this session may be held, and counts as held until its migration ends. False: it has its turn later.
+pub(crate) fn try_hold(session: &Rc<Session>) -> bool {
+    SCHEDULER.with(|scheduler| {
+        let may = scheduler.holding.get() < max_held();
+        if may {
+            scheduler.holding.set(scheduler.holding.get() + 1);
+        } else if session.migration.join_hold_queue() {
+            scheduler.hold_queue.borrow_mut().push_back(Rc::downgrade(session));
+        }
+        may
+    })
+}
+
+/// A migration has ended, or takes longer than others should wait for: releases its slots for them.
+pub(crate) fn release_slots(driver: &MigrationDriver) {
+    let slots = driver.take_slots();
+    if slots.running {
+        limiter().release();
+    }
+    SCHEDULER.with(|scheduler| {
+        scheduler.waiting.set(scheduler.waiting.get().saturating_sub(usize::from(slots.waiting)));
+        scheduler.holding.set(scheduler.holding.get().saturating_sub(usize::from(slots.holding)));
+    });
+    if slots.holding {
+        admit_from_hold_queue();
+    }
+}
+
+/// Lets sessions of the hold queue continue.
+fn admit_from_hold_queue() {
+    while let Some(next) = SCHEDULER.with(|scheduler| {
+        let may = scheduler.holding.get() < max_held();
+        may.then(|| scheduler.hold_queue.borrow_mut().pop_front()).flatten()
+    }) {
+        if let Some(session) = next.upgrade() {
+            session.migration.leave_hold_queue();
+            session.on_quiescent();
+        }
+    }
+}
+
+/// A failover starts, whatever the rate limit.
+pub(crate) fn start_failover() {
+    limiter().acquire_unconditionally();
+}
+
+/// A migration has ended.
+pub(crate) fn on_migration_finished(session: &Rc<Session>, driver: &MigrationDriver, result: MigrationResult) {
+    session.on_migration_finished(result);
+    release_slots(driver);
+    match result {
+        MigrationResult::Aborted(reason) if give_up_rebalance(session, MigrationBlocker::from_abort_reason(reason)) => {
+        }
+        MigrationResult::Migrated => {
+            session.migration.clear_request();
+            // Its new node may be draining by now, too.
+            if session.is_on_draining_node() && session.migration.request_migration() {
+                enqueue(session);
+            }
+        }
+        // When its statement or transaction ends, it is tried again.
+        MigrationResult::Aborted(AbortReason::TimedOut(MigrationStep::WaitingForIdle)) => {
+            session.migration.defer_until_idle();
+        }
+        MigrationResult::Aborted(_) => enqueue(session),
+        MigrationResult::Lost => return,
+    }
+    run_due();
+}

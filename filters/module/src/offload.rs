@@ -1,0 +1,351 @@
+//! Offloaded connections: the module gets their events directly, in batches, instead of Envoy.
+//!
+//! The module serves an established session alone as long as it can forward all bytes directly. In all other cases (a full
+//! socket buffer, the end of a connection, a failure) it gives the connection back to Envoy, and Envoy's hooks continue.
+
+use std::cell::{Cell, OnceCell, RefCell};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use abi::events::{Event, Events, SwapResult};
+use abi::socket::{IoOutcome, Socket};
+
+use crate::clock;
+use crate::conn::{Conn, ReadStep};
+
+/// How often Envoy reads an established connection before it is offloaded. Offloading takes some system calls, which do not
+/// pay for a connection that runs a statement or two.
+const READS_BEFORE_OFFLOAD: u8 = 4;
+
+/// The time until offloading is tried again after it has failed.
+const OFFLOAD_RETRY: Duration = Duration::from_secs(1);
+
+/// A connection that can be offloaded.
+pub(crate) trait OffloadedConn {
+    fn conn(&self) -> &Conn;
+    /// Whether its session is established, so that its bytes may be forwarded directly.
+    fn is_established(&self) -> bool;
+    /// One read, for [`Conn::read`].
+    fn step(&self, buffer: &mut [u8], passed: &mut usize) -> ReadStep;
+    /// Called after each of its events, when all received bytes are passed on.
+    fn on_quiescent(&self) {}
+}
+
+/// A descriptor of the module itself, which Envoy does not know.
+pub(crate) trait AuxFd {
+    /// The descriptor is readable, writable, or closed by the peer.
+    fn on_event(self: Rc<Self>);
+}
+
+/// The receiver of an event.
+#[derive(Clone)]
+enum EventTarget {
+    Conn(Weak<dyn OffloadedConn>),
+    AuxFd(Weak<dyn AuxFd>),
+}
+
+/// Envoy's read hook: this connection is readable, or, if it is offloaded, any offloaded connection.
+pub(crate) fn read<M: OffloadedConn + 'static>(offloaded: &Rc<M>) -> IoOutcome {
+    let conn = offloaded.conn();
+    if conn.key().is_some() {
+        process_events();
+        return IoOutcome::open(conn.take_unreported_rx());
+    }
+    let outcome = conn.read(|buffer, passed| offloaded.step(buffer, passed));
+    offloaded.on_quiescent();
+    let stays = !outcome.close && !outcome.end_of_stream && offloaded.is_established();
+    if stays && conn.count_read() >= READS_BEFORE_OFFLOAD && conn.is_quiescent() {
+        offload(Rc::clone(offloaded) as Rc<dyn OffloadedConn>);
+    }
+    outcome
+}
+
+/// Which slot an event is for, and which of the targets that have used this slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct EventKey {
+    slot: u32,
+    generation: u32,
+}
+
+impl EventKey {
+    fn to_u64(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.slot)
+    }
+
+    const fn from_u64(number: u64) -> Self {
+        Self { slot: number as u32, generation: (number >> 32) as u32 }
+    }
+}
+
+#[derive(Default)]
+struct Slot {
+    generation: u32,
+    target: Option<EventTarget>,
+}
+
+/// The event targets of one worker.
+#[derive(Default)]
+struct EventTargets {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+}
+
+impl EventTargets {
+    fn add(&mut self, target: EventTarget) -> EventKey {
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            (self.slots.len() - 1) as u32
+        });
+        let here = &mut self.slots[place as usize];
+        here.generation = here.generation.wrapping_add(1);
+        here.target = Some(target);
+        EventKey { slot: place, generation: here.generation }
+    }
+
+    fn remove(&mut self, key: EventKey) {
+        if let Some(here) = self.slots.get_mut(key.slot as usize)
+            && here.generation == key.generation
+            && here.target.take().is_some()
+        {
+            self.free.push(key.slot);
+        }
+    }
+
+    /// The target of that key. None: it was removed, and the event came too late.
+    fn find(&self, key: EventKey) -> Option<EventTarget> {
+        self.slots.get(key.slot as usize).filter(|here| here.generation == key.generation)?.target.clone()
+    }
+
+    /// Any offloaded connection.
+    fn any_conn(&self) -> Option<Rc<dyn OffloadedConn>> {
+        self.slots.iter().find_map(|here| match here.target.as_ref()? {
+            EventTarget::Conn(offloaded) => offloaded.upgrade(),
+            EventTarget::AuxFd(_) => None,
+        })
+    }
+}
+
+#[derive(Default)]
+struct WorkerEvents {
+    events: OnceCell<Events>,
+    /// When their creation failed.
+    failed_at: Cell<Option<Duration>>,
+    targets: RefCell<EventTargets>,
+    is_running: Cell<bool>,
+}
+
+impl WorkerEvents {
+    /// None: offloading is not possible on this worker. If it lacks descriptors, this may change.
+    fn events(&self, socket: &Socket) -> Option<&Events> {
+        if self.events.get().is_some()
+            || self.failed_at.get().is_some_and(|failed| clock::now() < failed + OFFLOAD_RETRY)
+        {
+            return self.events.get();
+        }
+        match Events::new(socket) {
+            Some(events) => Some(self.events.get_or_init(|| events)),
+            None => {
+                if self.failed_at.replace(Some(clock::now())).is_none() {
+                    abi::log!(Warn, "the events of this worker's connections stay with Envoy, which costs more CPU");
+                }
+                None
+            }
+        }
+    }
+}
+
+thread_local! {
+    static EVENTS: WorkerEvents = WorkerEvents::default();
+}
+
+/// Offloads a connection. If it is readable now, an event follows.
+fn offload(offloaded: Rc<dyn OffloadedConn>) {
+    let conn = offloaded.conn();
+    if conn.key().is_some() {
+        return;
+    }
+    EVENTS.with(|here| {
+        let Some(events) = here.events(&conn.socket) else { return };
+        let key = here.targets.borrow_mut().add(EventTarget::Conn(Rc::downgrade(&offloaded)));
+        if events.offload(&conn.socket, key.to_u64()) {
+            conn.set_key(Some(key));
+        } else {
+            here.targets.borrow_mut().remove(key);
+        }
+    });
+}
+
+/// Offloads a connection if that is possible now. True: it is offloaded.
+pub(crate) fn try_offload(offloaded: Rc<dyn OffloadedConn>) -> bool {
+    if offloaded.is_established() && offloaded.conn().is_quiescent() {
+        offload(Rc::clone(&offloaded));
+        return offloaded.conn().key().is_some();
+    }
+    false
+}
+
+/// The same for a login that fails over to another node.
+pub(crate) fn try_offload_login(offloaded: Rc<dyn OffloadedConn>) -> bool {
+    if offloaded.conn().is_quiescent() {
+        offload(Rc::clone(&offloaded));
+    }
+    offloaded.conn().key().is_some()
+}
+
+/// Gives a connection back to Envoy. If it is readable now, Envoy gets an event. `closing`: Envoy needs no events.
+pub(crate) fn onload(conn: &Conn, closing: bool) {
+    let Some(key) = conn.key() else { return };
+    conn.set_key(None);
+    EVENTS.with(|here| {
+        here.targets.borrow_mut().remove(key);
+        let Some(events) = here.events.get() else { return };
+        events.remove(&conn.socket, || Some(here.targets.borrow().any_conn()?.conn().socket.clone()));
+        if !closing {
+            events.return_to_envoy(&conn.socket);
+        }
+    });
+}
+
+/// Processes all events. Envoy has called the read hook of one of the connections.
+fn process_events() {
+    EVENTS.with(|here| {
+        let Some(events) = here.events.get() else { return };
+        if here.is_running.replace(true) {
+            return;
+        }
+        events.dispatch(|Event { key, is_end: ends }| {
+            let found = here.targets.borrow().find(EventKey::from_u64(key));
+            match found {
+                Some(EventTarget::Conn(offloaded)) => {
+                    if let Some(offloaded) = offloaded.upgrade() {
+                        read_offloaded(&*offloaded, ends);
+                    }
+                }
+                Some(EventTarget::AuxFd(aux_fd)) => {
+                    if let Some(aux_fd) = aux_fd.upgrade() {
+                        abi::guarded("an event past Envoy", (), || aux_fd.on_event());
+                    }
+                }
+                None => {}
+            }
+        });
+        here.is_running.set(false);
+    });
+}
+
+fn read_offloaded(offloaded: &dyn OffloadedConn, ends: bool) {
+    offloaded.conn().set_end_event(ends);
+    let done = abi::guarded("reading past Envoy", false, || {
+        offloaded.conn().read_offloaded(|buffer, passed| offloaded.step(buffer, passed));
+        offloaded.on_quiescent();
+        true
+    });
+    if !done {
+        offloaded.conn().abort();
+    }
+}
+
+/// Has a connection's events reported again that were not read because its client was held.
+pub(crate) fn rearm(conn: &Conn) {
+    let Some(key) = conn.key() else { return conn.socket.set_readable() };
+    EVENTS.with(|here| {
+        if let Some(events) = here.events.get() {
+            events.rearm(&conn.socket, key.to_u64());
+        }
+    });
+}
+
+/// Watches a descriptor of the module. None: this worker can watch none, or no more.
+pub(crate) fn watch(descriptor: BorrowedFd<'_>, aux_fd: Weak<dyn AuxFd>) -> Option<EventKey> {
+    EVENTS.with(|here| {
+        let events = here.events.get()?;
+        let key = here.targets.borrow_mut().add(EventTarget::AuxFd(aux_fd));
+        if events.watch(descriptor, key.to_u64()) {
+            return Some(key);
+        }
+        here.targets.borrow_mut().remove(key);
+        None
+    })
+}
+
+/// Has its events reported again, if there are some.
+pub(crate) fn rearm_aux(descriptor: BorrowedFd<'_>, key: EventKey) {
+    EVENTS.with(|here| {
+        if let Some(events) = here.events.get() {
+            events.rearm_aux(descriptor, key.to_u64());
+        }
+    });
+}
+
+/// Stops watching a descriptor.
+pub(crate) fn unwatch(descriptor: BorrowedFd<'_>, key: EventKey) {
+    EVENTS.with(|here| {
+        here.targets.borrow_mut().remove(key);
+        if let Some(events) = here.events.get() {
+            events.unwatch(descriptor);
+        }
+    });
+}
+
+/// The same for one that is closed already.
+pub(crate) fn remove_key(key: EventKey) {
+    EVENTS.with(|here| here.targets.borrow_mut().remove(key));
+}
+
+/// Replaces an offloaded connection by `new`, which was watched under `key`. False: nothing has changed.
+#[must_use]
+pub(crate) fn swap(conn: &Conn, key: EventKey, new: OwnedFd) -> bool {
+    let Some(own) = conn.key() else { return false };
+    let swapped = EVENTS.with(|here| {
+        here.targets.borrow_mut().remove(key);
+        match here.events.get() {
+            Some(events) => events.swap(&conn.socket, own.to_u64(), new),
+            None => SwapResult::Failed,
+        }
+    });
+    if swapped == SwapResult::Unwatched {
+        onload(conn, false);
+    }
+    swapped != SwapResult::Failed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct UnusedConn;
+
+    impl OffloadedConn for UnusedConn {
+        fn conn(&self) -> &Conn {
+            unreachable!("nobody asks for it")
+        }
+
+        fn is_established(&self) -> bool {
+            false
+        }
+
+        fn step(&self, _: &mut [u8], _: &mut usize) -> ReadStep {
+            ReadStep::Wait
+        }
+    }
+
+    #[test]
+    fn a_place_is_taken_again_and_an_old_key_finds_nobody() {
+        let mut targets = EventTargets::default();
+        let (one, other): (Rc<dyn OffloadedConn>, Rc<dyn OffloadedConn>) = (Rc::new(UnusedConn), Rc::new(UnusedConn));
+        let offloaded = |one: &Rc<dyn OffloadedConn>| EventTarget::Conn(Rc::downgrade(one));
+        let old = targets.add(offloaded(&one));
+        assert!(targets.find(old).is_some() && targets.any_conn().is_some());
+        targets.remove(old);
+        targets.remove(old);
+        assert!(targets.find(old).is_none() && targets.any_conn().is_none());
+        let new = targets.add(offloaded(&other));
+        assert_eq!(old.slot, new.slot);
+        assert!(targets.find(old).is_none() && targets.find(new).is_some());
+        assert_eq!(EventKey::from_u64(new.to_u64()), new);
+        drop(other);
+        assert!(targets.any_conn().is_none());
+        assert_eq!(targets.add(offloaded(&one)).slot, 1);
+    }
+}

@@ -1,0 +1,132 @@
+//! The connection to the node that a session has left, until that node closes it.
+//!
+//! Just before the session migrated, it may have been killed there. So COM_PING is sent right before COM_QUIT. If the node closes
+//! the connection without an answer to COM_PING, it did not do so for COM_QUIT.
+
+use std::cell::{Cell, RefCell};
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::rc::{Rc, Weak};
+use std::time::Duration;
+
+use tls::Stream;
+use wire::packet::{HEADER, Header};
+
+use crate::deadlines::Deadline;
+use crate::offload::AuxFd;
+use crate::port_probe::{self, ProbeClient};
+use crate::session::Session;
+use crate::target_conn::TargetConn;
+use crate::watched_target_conn::WatchedTargetConn;
+use crate::worker;
+
+/// COM_QUIT.
+pub(crate) const QUIT: &[u8] = &[1, 0, 0, 0, 1];
+/// COM_PING and COM_QUIT.
+const PING_AND_QUIT: &[u8] = &[1, 0, 0, 0, 0x0e, 1, 0, 0, 0, 1];
+/// How long the node may take to close it.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+pub(crate) struct OldConn {
+    session: Weak<Session>,
+    address: Option<SocketAddr>,
+    connection: WatchedTargetConn,
+    deadline: Option<Deadline>,
+    /// What the node has sent, until its answer to COM_PING is complete.
+    answer: RefCell<Vec<u8>>,
+    /// The node has closed it, and may be probed.
+    is_closed: Cell<bool>,
+}
+
+impl OldConn {
+    /// The session has migrated. If the old connection cannot be watched, it is closed at once.
+    pub(crate) fn start(session: &Rc<Session>, connection: OwnedFd, tls: Option<Box<Stream>>) {
+        let connection = TargetConn::from_parts(connection, tls);
+        let sent = connection.send(PING_AND_QUIT);
+        let old = Rc::new(Self {
+            session: Rc::downgrade(session),
+            address: session.migration.node_address.get(),
+            connection: WatchedTargetConn::default(),
+            deadline: session.waker().map(|waker| Deadline::new(waker, CLOSE_TIMEOUT)),
+            answer: RefCell::default(),
+            is_closed: Cell::new(false),
+        });
+        session.migration.old_conn.replace(Some(Rc::clone(&old)));
+        let aux_fd: Weak<dyn AuxFd> = Rc::downgrade(&(Rc::clone(&old) as Rc<dyn AuxFd>));
+        let watched = old.connection.watch(connection, aux_fd);
+        if sent.is_err() {
+            old.on_closed();
+        } else if watched.is_none() {
+            old.finish();
+        }
+    }
+
+    /// A deadline may have passed.
+    pub(crate) fn on_wake(&self) {
+        if self.deadline.as_ref().is_some_and(Deadline::has_passed) {
+            if let Some(address) = self.address.filter(|_| self.is_closed.get()) {
+                port_probe::time_out(address);
+            }
+            self.finish();
+        }
+    }
+
+    /// The node has closed it, or reset it.
+    fn on_closed(self: &Rc<Self>) {
+        if self.is_closed.replace(true) {
+            return;
+        }
+        let (Some(address), Some(session)) = (self.address.filter(|_| !self.has_ping_reply()), self.session.upgrade())
+        else {
+            return self.finish();
+        };
+        if let Some(deadline) = &self.deadline {
+            deadline.set(port_probe::TIMEOUT);
+        }
+        let header = || session.migration.upstream().map_or_else(Vec::new, |vehicle| vehicle.proxy_header());
+        if let Some(is_there) = port_probe::probe(address, self, false, &header) {
+            Rc::clone(self).on_probe_result(is_there);
+        }
+    }
+
+    /// Whether the node has answered COM_PING, be it with an error: TiDB sends 1053 when it stops (pingcap/tidb
+    /// `pkg/server/conn.go`, `dispatch`).
+    fn has_ping_reply(&self) -> bool {
+        let answer = self.answer.borrow();
+        // Packets that it sends without a request have the number 0.
+        Header::parse(&answer).is_some_and(|header| header.sequence == 1 && answer.len() >= HEADER + header.length)
+    }
+
+    fn finish(&self) {
+        self.connection.close();
+        if let Some(session) = self.session.upgrade() {
+            let current = &session.migration.old_conn;
+            let is_this = current.borrow().as_ref().is_some_and(|current| std::ptr::eq(Rc::as_ptr(current), self));
+            let _done = if is_this { current.take() } else { None };
+        }
+    }
+}
+
+impl ProbeClient for OldConn {
+    fn on_probe_result(self: Rc<Self>, is_there: bool) {
+        self.finish();
+        if let Some(session) = self.session.upgrade().filter(|_| is_there) {
+            session.end_with_connection();
+        }
+    }
+}
+
+impl AuxFd for OldConn {
+    fn on_event(self: Rc<Self>) {
+        let ended = worker::with_scratch(|plain| {
+            let ended = self.connection.with(|connection| connection.receive(plain)).is_err();
+            if !self.has_ping_reply() {
+                self.answer.borrow_mut().extend_from_slice(plain);
+            }
+            ended
+        });
+        if ended {
+            self.on_closed();
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! A node closes the connection of an idle session: the session ends, or fails over to another node.
+//!
+//! TiDB closes a connection without an error packet after KILL or `wait_timeout`, and then the session has to end. Only if
+//! the node itself is gone does the session fail over. So the node's port is probed; the client is held meanwhile.
+
+use std::net::SocketAddr;
+use std::rc::{Rc, Weak};
+
+use super::{Session, SessionPhase};
+use crate::deadlines::Deadline;
+use crate::port_probe::{self, ProbeClient};
+use crate::{clock, migration_driver::MigrationDriver};
+
+/// Which node has closed the connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ClosedBy {
+    /// The session's node.
+    Node,
+    /// The target of its migration, after the login there.
+    Target,
+}
+
+/// A probe of a node that has closed a connection of the session: whether it is still there.
+pub(crate) struct CloseProbe {
+    session: Weak<Session>,
+    closed_by: ClosedBy,
+    address: SocketAddr,
+    deadline: Option<Deadline>,
+}
+
+impl ProbeClient for CloseProbe {
+    fn on_probe_result(self: Rc<Self>, is_there: bool) {
+        let session = self.session.upgrade();
+        if let Some(session) = session.filter(|session| session.is_current_probe(&self)) {
+            session.on_probe_result(self.closed_by, is_there);
+        }
+    }
+}
+
+impl Session {
+    /// Its node has closed the connection, or reset it. False: the session ends with it. True: the node is probed, or was
+    /// before, and the result decides.
+    pub(crate) fn probe_node(self: &Rc<Self>, is_reset: bool) -> bool {
+        let closed_by = self.migration.probe.borrow().as_ref().map(|probe| probe.closed_by);
+        if self.phase.get() != SessionPhase::Established || closed_by == Some(ClosedBy::Node) {
+            return closed_by == Some(ClosedBy::Node);
+        }
+        let driver = self.migration.driver().filter(|driver| driver.is_client_held());
+        if driver.as_ref().is_some_and(|driver| driver.is_failover()) {
+            return true; // the failover runs already
+        }
+        let is_saveable = self.is_idle() && self.migration.has_snapshot(clock::now()) && self.try_offload();
+        let Some(address) = self.migration.node_address.get().filter(|_| driver.is_some() || is_saveable) else {
+            return false;
+        };
+        if let Some(driver) = &driver {
+            driver.on_old_conn_closed();
+            if closed_by == Some(ClosedBy::Target) {
+                driver.on_target_lost();
+            }
+        }
+        // A process that ends with unread bytes resets the connection. So a reset shows nothing if the node was sent something.
+        self.start_probe(
+            ClosedBy::Node,
+            address,
+            is_reset && driver.as_ref().is_none_or(|driver| !driver.awaits_old_node()),
+        );
+        true
+    }
+
+    /// The target of its migration has closed the connection after the login. False: another probe is running already.
+    pub(crate) fn probe_target(self: &Rc<Self>, address: SocketAddr) -> bool {
+        let is_started = !self.migration.is_probing();
+        if is_started {
+            self.start_probe(ClosedBy::Target, address, false);
+        }
+        is_started
+    }
+
+    fn start_probe(self: &Rc<Self>, closed_by: ClosedBy, address: SocketAddr, is_reset: bool) {
+        let deadline = self.waker().map(|waker| Deadline::new(waker, port_probe::TIMEOUT));
+        let probe = Rc::new(CloseProbe { session: Rc::downgrade(self), closed_by, address, deadline });
+        self.migration.probe.replace(Some(Rc::clone(&probe)));
+        let header = || self.migration.upstream().map_or_else(Vec::new, |upstream| upstream.proxy_header());
+        if let Some(is_there) = port_probe::probe(address, &probe, is_reset, &header) {
+            probe.on_probe_result(is_there);
+        }
+    }
+
+    fn is_current_probe(&self, probe: &Rc<CloseProbe>) -> bool {
+        self.migration.probe.borrow().as_ref().is_some_and(|asked| Rc::ptr_eq(asked, probe))
+    }
+
+    /// The port has not answered in time.
+    pub(super) fn check_probe_deadlines(&self) {
+        let has_passed = |probe: &Rc<CloseProbe>| probe.deadline.as_ref().is_some_and(Deadline::has_passed);
+        let expired = self.migration.probe.borrow().clone().filter(has_passed);
+        if let Some(probe) = expired {
+            port_probe::time_out(probe.address);
+        }
+        let old_conn = self.migration.old_conn.borrow().clone();
+        if let Some(old_conn) = old_conn {
+            old_conn.on_wake();
+        }
+    }
+
+    /// Nothing depends on probes any more.
+    pub(super) fn cancel_probes(&self) {
+        self.migration.probe.replace(None);
+        self.migration.old_conn.replace(None);
+        port_probe::remove_abandoned();
+    }
+
+    fn on_probe_result(self: &Rc<Self>, closed_by: ClosedBy, is_there: bool) {
+        self.migration.probe.replace(None);
+        if is_there {
+            self.end_with_connection();
+        } else if closed_by == ClosedBy::Node {
+            self.on_node_gone();
+        } else if let Some(driver) = self.migration.driver().filter(|driver| driver.is_client_held()) {
+            driver.on_target_lost();
+        }
+        if !self.migration.is_client_held() {
+            self.rearm_client();
+        }
+    }
+
+    /// Its node is gone. If it was idle and has valid states, it fails over. Otherwise it ends.
+    pub(crate) fn on_node_gone(self: &Rc<Self>) {
+        match self.migration.driver().filter(|driver: &Rc<MigrationDriver>| driver.is_client_held()) {
+            Some(driver) => driver.on_old_node_lost(),
+            None if self.try_failover() => {}
+            None => self.end_with_connection(),
+        }
+    }
+
+    /// Its node has ended it, for KILL or `wait_timeout`: the client sees what it would see without a proxy.
+    pub(crate) fn end_with_connection(&self) {
+        self.migration.set_snapshot(None);
+        self.abandon_migration();
+        if let Some(upstream) = self.migration.upstream() {
+            upstream.conn().abort();
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! The migration of a session, and its failover when its node is gone.
+
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use session::migration::AbortReason;
+use session::state_snapshot::StateSnapshot;
+use session::state_summary::UnusableStates;
+use session::transaction_start::begins_transaction;
+use wire::packet::{HEADER, Header};
+
+use super::{METADATA, Session, SessionPhase};
+use crate::deadlines::Deadline;
+use crate::migration_driver::{self, MigrationDriver, MigrationResult};
+use crate::node::{self, SessionState, WorkerNode};
+use crate::{clock, hosts, migration_scheduler, offload, reachability, states_memory};
+
+/// Whether a migration has started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StartResult {
+    Started,
+    /// It cannot start now.
+    Blocked(MigrationBlocker),
+    /// Envoy's buffers hold bytes of the session. When these have been sent, it is tried again.
+    Deferred,
+}
+
+/// What prevents a migration.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MigrationBlocker {
+    /// The session itself: others may be able to migrate.
+    Session,
+    /// The session is busy, or no node wants it any more.
+    NotNow,
+    /// The target, the network, or the old node, which exports no session.
+    Nodes,
+}
+
+impl MigrationBlocker {
+    pub(crate) fn from_abort_reason(reason: AbortReason) -> Self {
+        match reason {
+            AbortReason::Cancelled => Self::NotNow,
+            reason if reason.is_session_fault() => Self::Session,
+            _ => Self::Nodes,
+        }
+    }
+}
+
+impl Session {
+    /// Whether its node is draining.
+    pub(crate) fn is_on_draining_node(&self) -> bool {
+        self.phase.get() == SessionPhase::Established
+            && self.node.borrow().as_ref().is_some_and(|node| node.is_draining())
+    }
+
+    /// Whether it is to migrate: its node is draining, or rebalancing has selected it.
+    pub(crate) fn has_to_migrate(&self) -> bool {
+        self.is_on_draining_node() || self.migration.rebalance_round().is_some()
+    }
+
+    /// Whether rebalancing may select it: its node is one of `sources`. `idle`: whether it has to be idle, or else busy.
+    pub(crate) fn may_rebalance(&self, idle: bool, sources: &[Rc<WorkerNode>], now: Duration) -> bool {
+        let is_on_one = |node: &Rc<WorkerNode>| sources.iter().any(|source| Rc::ptr_eq(source, node));
+        self.is_movable(idle)
+            && !self.migration.is_migration_requested()
+            && self.node.borrow().as_ref().is_some_and(is_on_one)
+            && self.migration.identity.borrow().is_some()
+            && self.migration.export_backoff.get().may_retry(now)
+            && !self.migration.is_in_cooldown(now)
+    }
+
+    /// Selects it for rebalancing, if the quota of its node is not used up.
+    pub(crate) fn reserve_rebalance(&self) -> bool {
+        let round = self.node.borrow().as_ref().and_then(|node| node.shared.outgoing_quota().reserve());
+        if round.is_some() {
+            self.migration.request_migration();
+            self.migration.set_rebalance_round(round);
+        }
+        round.is_some()
+    }
+
+    /// Clears its rebalancing round if that round is over.
+    pub(crate) fn check_rebalance_round(&self) {
+        if let Some(round) = self.migration.rebalance_round() {
+            let goes_on =
+                |node: &Rc<WorkerNode>| node.has_surplus.get() && node.shared.outgoing_quota().is_in_round(round);
+            if !self.node.borrow().as_ref().is_some_and(goes_on) {
+                self.migration.set_rebalance_round(None);
+            }
+        }
+    }
+
+    /// Whether rebalancing is its only reason to migrate, and a transaction or the like pins it.
+    pub(crate) fn is_rebalance_blocked(&self) -> bool {
+        self.is_rebalancing() && !self.is_movable(true) && !self.is_movable(false)
+    }
+
+    /// An attempt has failed. True: it stays, since rebalancing was the only reason.
+    pub(crate) fn give_up_rebalance(&self, why: MigrationBlocker) -> bool {
+        let is_given_up = self.is_rebalancing();
+        if is_given_up {
+            if let (Some(node), Some(round)) = (&*self.node.borrow(), self.migration.rebalance_round())
+                && why != MigrationBlocker::Nodes
+            {
+                node.shared.outgoing_quota().release(round);
+            }
+            if why == MigrationBlocker::Session {
+                self.migration.start_cooldown(clock::now());
+            }
+            self.migration.clear_request();
+        }
+        is_given_up
+    }
+
+    /// Whether rebalancing is its only reason to migrate.
+    fn is_rebalancing(&self) -> bool {
+        self.migration.rebalance_round().is_some() && !self.is_on_draining_node()
+    }
+
+    /// Whether it is not pinned, and idle, or else busy.
+    fn is_movable(&self, idle: bool) -> bool {
+        match self.counted_state.get() {
+            Some((SessionState::Idle, None)) => idle,
+            Some((SessionState::Busy, None)) => !idle,
+            _ => false,
+        }
+    }
+
+    /// Whether the remaining sessions of its node must be closed.
+    pub(crate) fn is_on_force_closed_node(&self) -> bool {
+        self.is_on_draining_node() && self.node.borrow().as_ref().is_some_and(|node| node.is_force_closed.get())
+    }
+
+    /// Ends it with an error, since its node must be closed. In the middle of an answer no error can be sent.
+    pub(crate) fn end_at_drain_deadline(&self) {
+        if self.awaits_client() {
+            self.final_error.replace(wire::error::node_taken_away());
+        }
+        self.close_now("drain_deadline");
+    }
+
+    /// Starts a migration. `snapshot`: its states, if its node is gone.
+    pub(crate) fn start_migration(self: &Rc<Self>, snapshot: Option<StateSnapshot>) -> StartResult {
+        let (Some(upstream), Some(client)) = (self.migration.upstream(), self.migration.client()) else {
+            return StartResult::Blocked(MigrationBlocker::Session);
+        };
+        if self.migration.is_probing()
+            || self.commands.has_quit()
+            || !(client.conn().is_quiescent() && upstream.conn().is_quiescent())
+        {
+            return StartResult::Deferred;
+        }
+        let Some(identity) = self.migration.identity.borrow().clone().filter(|_| self.try_offload()) else {
+            return StartResult::Blocked(MigrationBlocker::Session);
+        };
+        if snapshot.is_none() {
+            self.migration.node_address.set(upstream.conn().peer_address());
+        }
+        let node = self.node.borrow().clone();
+        let is_rebalancing_now = snapshot.is_none() && self.is_rebalancing();
+        let target =
+            node.and_then(|node| hosts::find_target(&node, &self.migration.backoff.borrow(), is_rebalancing_now));
+        if is_rebalancing_now && target.is_none() {
+            return StartResult::Blocked(MigrationBlocker::NotNow);
+        }
+        let reason =
+            if target.is_none() { migration_driver::REASON_NO_NODE } else { migration_driver::REASON_UNREACHABLE };
+        let driver = target.and_then(|to| MigrationDriver::start(self, upstream, *identity, to, snapshot));
+        if driver.is_none() {
+            self.with_counts(|counts| migration_driver::count_result(reason, counts));
+            return StartResult::Blocked(MigrationBlocker::Nodes);
+        }
+        self.migration.driver.replace(driver);
+        StartResult::Started
+    }
+
+    /// All received bytes are passed on. If it is to migrate, and is idle, the migration advances.
+    pub(crate) fn on_quiescent(self: &Rc<Self>) {
+        if self.commands.has_quit() {
+            if let Some(driver) = self.migration.driver().filter(|driver| !driver.is_client_held()) {
+                driver.cancel();
+            }
+        } else if self.migration.is_migration_requested() {
+            if let Some(driver) = self.migration.driver().filter(|driver| driver.is_client_held()) {
+                driver.retry_switch();
+            } else if self.try_prepare_migration() {
+                self.advance_migration();
+            }
+        }
+    }
+
+    /// It is to migrate, and is idle.
+    fn advance_migration(self: &Rc<Self>) {
+        match self.migration.driver() {
+            // What the node has sent by now is no answer to the export. After it has been read, this is called again.
+            Some(driver)
+                if driver.is_waiting_for_idle()
+                    && self.migration.upstream().is_some_and(|node| node.conn().has_unread()) => {}
+            Some(driver) if driver.is_waiting_for_idle() => {
+                let identity = self.migration.identity.borrow().clone();
+                match identity {
+                    Some(identity) if migration_scheduler::try_hold(self) => driver.start_export(*identity),
+                    Some(_) => {}
+                    None => driver.cancel(),
+                }
+            }
+            Some(_) => {}
+            // Its states were too large, and its client has run something since.
+            None if self.migration.export_backoff.get().retry_at().is_some() && self.migration.take_deferred() => {
+                migration_scheduler::enqueue(self);
+                migration_scheduler::wake();
+            }
+            None => {}
+        }
+    }
+
+    /// Keeps its states as long as their token is valid, if the memory budget allows it.
+    fn keep_snapshot(self: &Rc<Self>, snapshot: Option<StateSnapshot>) {
+        let now = clock::now();
+        let snapshot = snapshot.filter(|snapshot| states_memory::retain(self, &snapshot.states.statement));
+        let kept = snapshot.zip(self.waker()).map(|(snapshot, waker)| {
+            let valid_for = snapshot.expires_at().saturating_sub(now);
+            (snapshot, Deadline::new(waker, valid_for))
+        });
+        self.migration.set_snapshot(kept);
+    }
+
+    /// Keeps the states that a failed migration has exported. If there are none, those kept before remain valid, since the
+    /// session has run nothing since.
+    fn keep_exported_snapshot(self: &Rc<Self>, driver: &MigrationDriver) {
+        if let Some(snapshot) = driver.take_snapshot() {
+            self.keep_snapshot(Some(snapshot));
+        }
+    }
+
+    /// Whether it is idle, and nothing pins it.
+    pub(crate) fn is_idle(&self) -> bool {
+        matches!(self.counted_state.get(), Some((SessionState::Idle, None)))
+    }
+
+    /// True: it is idle, no probe runs, and both connections are offloaded now.
+    pub(super) fn try_prepare_migration(&self) -> bool {
+        self.is_idle() && !self.migration.is_probing() && self.try_offload()
+    }
+
+    /// Offloads both connections, if that is possible now. True: both are offloaded.
+    pub(super) fn try_offload(&self) -> bool {
+        let (Some(client), Some(upstream)) = (self.migration.client(), self.migration.upstream()) else { return false };
+        offload::try_offload(client) && offload::try_offload(upstream)
+    }
+
+    /// Detects that the client begins a transaction within the open one: then there is no moment at which the session could
+    /// migrate. Called for each statement of a client, so it must be cheap.
+    pub(crate) fn watch_transactions(&self, bytes: &[u8]) {
+        if self.migration.is_migration_requested()
+            && matches!(self.counted_state.get(), Some((SessionState::Transaction, Some(node::PINNED_BY_TRANSACTION))))
+            && Header::parse(bytes).is_some_and(|header| HEADER + header.length == bytes.len())
+            && begins_transaction(&bytes[HEADER..])
+        {
+            self.has_endless_transactions.set(true);
+        }
+    }
+
+    /// Its migration has ended.
+    pub(crate) fn on_migration_finished(self: &Rc<Self>, result: MigrationResult) {
+        let Some(driver) = self.migration.driver.take() else { return };
+        if result != MigrationResult::Lost {
+            self.with_counts(|counts| driver.count_result(result, counts));
+        }
+        match result {
+            MigrationResult::Migrated => {
+                let state = self.counted_state.get();
+                self.release_node();
+                let to = &driver.target_node().node;
+                to.shared.sessions.fetch_add(1, Ordering::Relaxed);
+                self.node.replace(Some(Rc::clone(to)));
+                self.endpoint.replace(reachability::monitor(&driver.target_node().endpoint, &to.shared.name));
+                self.migration.node_address.set(Some(driver.target_node().address));
+                self.set_counted_state(state);
+                self.resume_idle_timeout(driver.wait_timeout());
+                self.keep_snapshot(driver.take_snapshot());
+                if self.migration.upstream().is_some_and(|upstream| upstream.conn().has_tls()) {
+                    self.has_plain_node_side.set(false);
+                }
+                let migrations = self.migration.record_migration(clock::now());
+                if let Some(filter) = self.filter.get() {
+                    filter.set_metadata(METADATA, "node", &to.shared.name);
+                    filter.set_metadata_number(METADATA, "moves", f64::from(migrations));
+                }
+            }
+            MigrationResult::Aborted(reason) => {
+                abi::log!(Debug, "a session stays where it is: {reason:?}");
+                self.resume_idle_timeout(driver.wait_timeout());
+                self.keep_exported_snapshot(&driver);
+                if reason == AbortReason::UnusableStates(UnusableStates::TooLarge) {
+                    let mut backoff = self.migration.export_backoff.get();
+                    backoff.record_failure(clock::now());
+                    self.migration.export_backoff.set(backoff);
+                }
+                if reason != AbortReason::Cancelled {
+                    let blamed = reason.is_target_fault().then_some(driver.target_node().endpoint.as_str());
+                    self.migration.backoff.borrow_mut().record_failure(blamed, clock::now());
+                }
+            }
+            MigrationResult::Lost => {
+                self.keep_exported_snapshot(&driver);
+                self.migration.backoff.borrow_mut().record_failure(Some(&driver.target_node().endpoint), clock::now());
+                if !self.try_failover() {
+                    self.with_counts(|counts| driver.count_result(result, counts));
+                    self.final_error.replace(self.node_loss_error());
+                    self.close_now("move_lost");
+                }
+                return;
+            }
+        }
+        self.rearm_client();
+    }
+
+    /// The target of its failover is draining, too: tries another one.
+    pub(crate) fn retarget_failover(self: &Rc<Self>, driver: &MigrationDriver) {
+        self.keep_exported_snapshot(driver);
+        if !self.try_failover() {
+            self.close_now("move_lost");
+        }
+    }
+
+    /// Its node is gone. True: it was idle and has valid states, so a failover to another node has started.
+    pub(crate) fn try_failover(self: &Rc<Self>) -> bool {
+        let snapshot = self.migration.take_snapshot(clock::now()).filter(|_| self.is_idle());
+        let Some(snapshot) = snapshot else { return false };
+        self.abandon_migration();
+        self.migration.request_migration();
+        let has_started = self.start_migration(Some(snapshot)) == StartResult::Started;
+        if has_started {
+            migration_scheduler::start_failover();
+        }
+        has_started
+    }
+
+    /// Reads from the client again.
+    pub(super) fn rearm_client(&self) {
+        if self.migration.is_probing() {
+            return;
+        }
+        offload::rearm(&self.client);
+    }
+
+    pub(super) fn abandon_migration(&self) {
+        if let Some(driver) = self.migration.driver.take() {
+            driver.abandon();
+            migration_scheduler::release_slots(&driver);
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! The module's own connection to a target, made while another node still serves the session.
+
+use std::cell::{Cell, RefCell};
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+
+use session::restore::RestoreStatement;
+use socket2::{SockRef, Socket};
+use tls::{ReceiveResult, Stream};
+
+use crate::unread::has_unread_bytes;
+use crate::{nonblocking, worker};
+
+/// Pieces of states that are sent before the worker handles other events. To encrypt and to copy them takes time.
+const PIECES_PER_TURN: usize = 2;
+
+/// The node has closed, cannot be reached, or does not speak TLS as it must.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TargetLost;
+
+/// Why nothing more can be done with a target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TargetFault {
+    Lost,
+    /// It has sent something unexpected.
+    Invalid,
+}
+
+impl From<TargetLost> for TargetFault {
+    fn from(_: TargetLost) -> Self {
+        Self::Lost
+    }
+}
+
+pub(crate) struct TargetConn {
+    connection: Socket,
+    tls: RefCell<Option<Box<Stream>>>,
+    /// Bytes that wait until the socket is connected, or has room.
+    outbox: RefCell<Vec<u8>>,
+    /// States that follow.
+    states: RefCell<Option<UnsentStates>>,
+    /// There are more states, and room to send them.
+    has_more: Cell<bool>,
+    /// TLS is established, and the caller knows it.
+    is_tls_reported: Cell<bool>,
+}
+
+/// States that are being sent. Only what is encrypted, and did not fit into the connection, is copied.
+struct UnsentStates {
+    statement: Rc<RestoreStatement>,
+    /// The first piece that was not sent, and how many of its bytes were.
+    piece: usize,
+    sent: usize,
+}
+
+impl TargetConn {
+    /// Begins to connect. Events report the result. `like`: the descriptor whose options are copied.
+    pub(crate) fn connect(address: SocketAddr, like: BorrowedFd<'_>) -> io::Result<Self> {
+        let connection = nonblocking::socket(address)?;
+        copy_options(&connection, SockRef::from(&like))?;
+        nonblocking::connect(&connection, address)?;
+        Ok(Self {
+            connection,
+            tls: RefCell::default(),
+            outbox: RefCell::default(),
+            states: RefCell::default(),
+            has_more: Cell::new(false),
+            is_tls_reported: Cell::new(false),
+        })
+    }
+
+    /// Sends what it can now, and the rest when there is room.
+    pub(crate) fn send(&self, bytes: &[u8]) -> Result<(), TargetLost> {
+        match &mut *self.tls.borrow_mut() {
+            Some(stream) => stream.send(bytes),
+            None => self.outbox.borrow_mut().extend_from_slice(bytes),
+        }
+        self.flush()
+    }
+
+    /// The same for states.
+    pub(crate) fn send_states(&self, statement: Rc<RestoreStatement>) -> Result<(), TargetLost> {
+        self.states.replace(Some(UnsentStates { statement, piece: 0, sent: 0 }));
+        self.flush()
+    }
+
+    /// True: it has more to send, and room. The caller gives it another turn.
+    pub(crate) fn take_has_more(&self) -> bool {
+        self.has_more.replace(false)
+    }
+
+    /// Whether everything was sent.
+    pub(crate) fn has_sent_all(&self) -> bool {
+        self.states.borrow().is_none() && self.outbox.borrow().is_empty()
+    }
+
+    /// Sends the SSLRequest, and begins TLS behind it. Nothing may have come behind the greeting: TLS does not protect it.
+    pub(crate) fn start_tls(&self, request: &[u8], stream: Stream) -> Result<(), TargetFault> {
+        if has_unread_bytes(self.descriptor()) {
+            return Err(TargetFault::Invalid);
+        }
+        self.send(request)?;
+        self.tls.replace(Some(Box::new(stream)));
+        Ok(self.flush()?)
+    }
+
+    /// Reads and decrypts all received bytes, and appends them to `plain`. Ok(true), once: TLS is established.
+    pub(crate) fn receive(&self, plain: &mut Vec<u8>) -> Result<bool, TargetLost> {
+        self.flush()?;
+        loop {
+            let open = worker::with_buffer(|buffer| match (&self.connection).read(buffer) {
+                Ok(0) => Err(TargetLost),
+                Ok(length) => self.decrypt(&buffer[..length], plain).map(|()| true),
+                Err(error) if error.kind() == ErrorKind::Interrupted => Ok(true),
+                // Also while it is not connected yet.
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected) => Ok(false),
+                Err(_) => Err(TargetLost),
+            })?;
+            if !open {
+                break;
+            }
+        }
+        let is_established = self.tls.borrow().as_ref().is_some_and(|stream| !stream.is_handshaking());
+        Ok(is_established && !self.is_tls_reported.replace(true))
+    }
+
+    fn decrypt(&self, bytes: &[u8], plain: &mut Vec<u8>) -> Result<(), TargetLost> {
+        let received = match &mut *self.tls.borrow_mut() {
+            None => {
+                plain.extend_from_slice(bytes);
+                return Ok(());
+            }
+            Some(stream) => stream.receive(bytes, &mut |piece| plain.extend_from_slice(piece)),
+        };
+        // Also after an error, to send the alert.
+        self.flush()?;
+        match received {
+            Ok(ReceiveResult::Open) => Ok(()),
+            Ok(ReceiveResult::Closed) => Err(TargetLost),
+            Err(error) => {
+                abi::log!(Warn, "TLS with a node failed, to which a session was to move: {error}");
+                Err(TargetLost)
+            }
+        }
+    }
+
+    fn flush(&self) -> Result<(), TargetLost> {
+        let mut outbox = self.outbox.borrow_mut();
+        let sent = self.write(&outbox)?;
+        outbox.drain(..sent);
+        if !outbox.is_empty() || !self.flush_tls()? {
+            return Ok(());
+        }
+        let mut states = self.states.borrow_mut();
+        if let Some(unsent) = &mut *states
+            && self.send_pieces(unsent)?
+        {
+            *states = None;
+        }
+        Ok(())
+    }
+
+    /// Whether there is nothing more to write.
+    fn flush_tls(&self) -> Result<bool, TargetLost> {
+        if let Some(stream) = &mut *self.tls.borrow_mut() {
+            while !stream.outgoing().is_empty() {
+                match self.write(stream.outgoing())? {
+                    0 => return Ok(false),
+                    sent => stream.sent(sent),
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Sends a few pieces, as far as there is room. True: that was the last of them.
+    fn send_pieces(&self, unsent: &mut UnsentStates) -> Result<bool, TargetLost> {
+        let statement = Rc::clone(&unsent.statement);
+        let mut has_room = true;
+        for piece in statement.pieces().iter().skip(unsent.piece).take(PIECES_PER_TURN) {
+            let has_tls = self.tls.borrow_mut().as_mut().map(|stream| stream.send(piece)).is_some();
+            has_room = if has_tls {
+                unsent.sent = piece.len();
+                self.flush_tls()?
+            } else {
+                unsent.sent += self.write(&piece[unsent.sent..])?;
+                unsent.sent == piece.len()
+            };
+            if unsent.sent == piece.len() {
+                (unsent.piece, unsent.sent) = (unsent.piece + 1, 0);
+            }
+            if !has_room {
+                break; // an event reports when there is
+            }
+        }
+        let is_done = unsent.piece == statement.pieces().len();
+        self.has_more.set(has_room && !is_done);
+        Ok(is_done)
+    }
+
+    /// How many bytes were written; as many as there was room for.
+    fn write(&self, bytes: &[u8]) -> Result<usize, TargetLost> {
+        let mut done = 0;
+        while done < bytes.len() {
+            match (&self.connection).write(&bytes[done..]) {
+                Ok(sent) => done += sent,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected) => break,
+                Err(_) => return Err(TargetLost),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Wraps an existing connection, with its TLS.
+    pub(crate) fn from_parts(connection: OwnedFd, tls: Option<Box<Stream>>) -> Self {
+        let secured = Cell::new(tls.is_some());
+        Self {
+            connection: connection.into(),
+            tls: RefCell::new(tls),
+            outbox: RefCell::default(),
+            is_tls_reported: secured,
+            states: RefCell::default(),
+            has_more: Cell::new(false),
+        }
+    }
+
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
+    }
+
+    /// The connection and the TLS on it, for the session.
+    pub(crate) fn into_parts(self) -> (OwnedFd, Option<Box<Stream>>) {
+        (self.connection.into(), self.tls.into_inner())
+    }
+}
+
+/// Copies the socket options that Envoy has set on another connection.
+fn copy_options(connection: &Socket, other: SockRef<'_>) -> io::Result<()> {
+    connection.set_tcp_nodelay(other.tcp_nodelay()?)?;
+    if other.keepalive()? {
+        let keepalive = socket2::TcpKeepalive::new()
+            .with_time(other.tcp_keepalive_time()?)
+            .with_interval(other.tcp_keepalive_interval()?)
+            .with_retries(other.tcp_keepalive_retries()?);
+        connection.set_tcp_keepalive(&keepalive)?;
+    }
+    connection.set_tcp_user_timeout(other.tcp_user_timeout()?.filter(|timeout| !timeout.is_zero()))
+}

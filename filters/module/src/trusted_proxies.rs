@@ -1,0 +1,179 @@
+//! The `trusted_proxies` listener filter: reads the PROXY header that trusted proxies send, and lets all other clients pass.
+//!
+//! Envoy's own listener filter reads a header from any client, and waits for the first bytes of a client that sends none. A
+//! MySQL client sends nothing before it has the server's greeting, so the filter must know by the address whether to wait.
+//! A header of any other client reaches the session, where it is a protocol error.
+
+use std::net::{IpAddr, SocketAddr};
+
+use abi::listener_filter::{Accept, Addresses, ListenerFilter, Verdict};
+use ipnet::IpNet;
+use ppp::{HeaderResult, PartialResult, v1, v2};
+
+/// Longest header, with its additional fields (TLVs). The specification asks receivers to accept 536 bytes at least.
+const MAX_HEADER_BYTES: usize = 4096;
+/// Longest header of version 1, with its line break (haproxy.org, `proxy-protocol.txt`, section 2.1).
+const MAX_LINE_BYTES: usize = 107;
+
+pub(crate) struct TrustedProxies {
+    networks: Vec<IpNet>,
+}
+
+impl TrustedProxies {
+    pub(crate) fn new(networks: Vec<IpNet>) -> Self {
+        Self { networks }
+    }
+}
+
+impl ListenerFilter for TrustedProxies {
+    fn accept(&self, peer: &dyn Fn() -> Option<SocketAddr>) -> Accept {
+        // A dual-stack listener shows IPv4 clients as IPv6 ones.
+        let is_trusted = |ip: IpAddr| self.networks.iter().any(|network| network.contains(&ip));
+        if peer().is_some_and(|peer| is_trusted(peer.ip().to_canonical())) {
+            Accept::Inspect(MAX_HEADER_BYTES)
+        } else {
+            Accept::Continue
+        }
+    }
+
+    fn inspect(&self, received: &[u8]) -> Verdict {
+        if is_part_of_line(received) {
+            return Verdict::Incomplete;
+        }
+        match HeaderResult::parse(received) {
+            header if header.is_incomplete() => Verdict::Incomplete,
+            HeaderResult::V1(Ok(header)) => {
+                Verdict::Continue { length: header.header.len(), addresses: of_v1(&header.addresses) }
+            }
+            HeaderResult::V2(Ok(header)) => {
+                let addresses = if header.command == v2::Command::Proxy { of_v2(&header.addresses) } else { None };
+                Verdict::Continue { length: header.len(), addresses }
+            }
+            HeaderResult::V1(Err(_)) | HeaderResult::V2(Err(_)) => {
+                Verdict::Close("a trusted proxy sent no valid PROXY header")
+            }
+        }
+    }
+}
+
+/// Whether a header of version 1 goes on. The parser would call some parts of a line invalid, such as one without its ports.
+fn is_part_of_line(received: &[u8]) -> bool {
+    let is_text = b"PROXY ".iter().zip(received).all(|(expected, byte)| expected == byte);
+    is_text && received.len() < MAX_LINE_BYTES && !received.contains(&b'\n')
+}
+
+/// None: the proxy does not know them, and the connection keeps its own.
+fn of_v1(addresses: &v1::Addresses) -> Option<Addresses> {
+    match *addresses {
+        v1::Addresses::Tcp4(ipv4) => Some(from_ipv4(ipv4)),
+        v1::Addresses::Tcp6(ipv6) => Some(from_ipv6(ipv6)),
+        v1::Addresses::Unknown => None,
+    }
+}
+
+/// The same for the binary header.
+fn of_v2(addresses: &v2::Addresses) -> Option<Addresses> {
+    match *addresses {
+        v2::Addresses::IPv4(ipv4) => Some(from_ipv4(ipv4)),
+        v2::Addresses::IPv6(ipv6) => Some(from_ipv6(ipv6)),
+        v2::Addresses::Unspecified | v2::Addresses::Unix(_) => None,
+    }
+}
+
+fn from_ipv4(header: v2::IPv4) -> Addresses {
+    Addresses {
+        client: (header.source_address, header.source_port).into(),
+        listener: (header.destination_address, header.destination_port).into(),
+    }
+}
+
+fn from_ipv6(header: v2::IPv6) -> Addresses {
+    Addresses {
+        client: (header.source_address, header.source_port).into(),
+        listener: (header.destination_address, header.destination_port).into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proxy_header;
+
+    fn address(text: &str) -> SocketAddr {
+        text.parse().expect("an address")
+    }
+
+    fn filter() -> TrustedProxies {
+        TrustedProxies::new(["10.1.0.0/16", "fd00::/8"].map(|network| network.parse().expect("a network")).to_vec())
+    }
+
+    /// The length of the header, and the client and listener that it names.
+    fn passed(received: &[u8]) -> (usize, Option<(SocketAddr, SocketAddr)>) {
+        match filter().inspect(received) {
+            Verdict::Continue { length, addresses } => {
+                (length, addresses.map(|addresses| (addresses.client, addresses.listener)))
+            }
+            _ => panic!("it does not pass"),
+        }
+    }
+
+    #[test]
+    fn only_trusted_proxies_send_a_header() {
+        let waits = |peer| matches!(filter().accept(&|| peer), Accept::Inspect(_));
+        for trusted in ["10.1.255.255:1", "[::ffff:10.1.0.1]:1", "[fd01::1]:1"] {
+            assert!(waits(Some(address(trusted))), "{trusted}");
+        }
+        for other in ["10.2.0.1:1", "[::ffff:10.2.0.1]:1", "[fe80::1]:1"] {
+            assert!(!waits(Some(address(other))), "{other}");
+        }
+        assert!(!waits(None));
+    }
+
+    #[test]
+    fn reads_headers_of_both_versions_and_families() {
+        for (client, listener) in [("10.1.2.3:1000", "10.9.8.7:6000"), ("[fd00::2]:1000", "[fd00::1]:6000")] {
+            let addresses = (address(client), address(listener));
+            for mut header in [proxy_header::v1(addresses.0, addresses.1), proxy_header::v2(addresses.0, addresses.1)] {
+                let length = header.len();
+                header.extend(b"data behind it");
+                assert_eq!(passed(&header), (length, Some(addresses)));
+            }
+        }
+    }
+
+    #[test]
+    fn waits_for_a_whole_header() {
+        let (client, listener) = (address("10.1.2.3:1000"), address("10.9.8.7:6000"));
+        for header in [proxy_header::v1(client, listener), proxy_header::v2(client, listener)] {
+            for length in 0..header.len() {
+                assert!(matches!(filter().inspect(&header[..length]), Verdict::Incomplete), "{length}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_header_without_addresses_changes_none() {
+        for header in [proxy_header::v1_unknown(), proxy_header::v2_local()] {
+            assert_eq!(passed(&header), (header.len(), None));
+        }
+    }
+
+    #[test]
+    fn additional_fields_are_removed() {
+        let mut header = proxy_header::v2(address("10.1.2.3:1000"), address("10.9.8.7:6000"));
+        header[15] += 5;
+        header.extend(b"\x04\x00\x02ab");
+        assert_eq!(passed(&header).0, header.len());
+    }
+
+    #[test]
+    fn anything_else_is_closed() {
+        for received in [
+            &b"GET / HTTP/1.1\r\n\r\n"[..],
+            b"PROXY TCP4 10.1.2.3 10.9.8.7 1 x\r\n",
+            b"\r\n\r\n\0\r\nQUIT\n\x11\x11\0\x0c0123456789ab",
+        ] {
+            assert!(matches!(filter().inspect(received), Verdict::Close(_)));
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! A [`TargetConn`] whose events the module watches as long as the connection is used.
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::rc::Weak;
+
+use crate::migration_driver::UpstreamSocket;
+use crate::offload::{self, AuxFd, EventKey};
+use crate::target_conn::{TargetConn, TargetFault, TargetLost};
+
+/// None, or one. Closed with its owner.
+#[derive(Default)]
+pub(crate) struct WatchedTargetConn(RefCell<Option<(TargetConn, EventKey)>>);
+
+impl WatchedTargetConn {
+    /// Begins to connect to a node, in place of the one before. The connection gets the options of `upstream`, and its PROXY
+    /// header. None: it cannot be made, or not be watched.
+    pub(crate) fn connect(
+        &self,
+        upstream: &dyn UpstreamSocket,
+        address: SocketAddr,
+        aux_fd: Weak<dyn AuxFd>,
+    ) -> Option<()> {
+        let target = upstream.conn().socket.with_descriptor(|like| TargetConn::connect(address, like))?.ok()?;
+        target.send(&upstream.proxy_header()).ok()?;
+        self.watch(target, aux_fd)
+    }
+
+    /// Watches an existing connection. None: it cannot be watched.
+    pub(crate) fn watch(&self, target: TargetConn, aux_fd: Weak<dyn AuxFd>) -> Option<()> {
+        self.close();
+        let key = offload::watch(target.descriptor(), aux_fd)?;
+        self.0.replace(Some((target, key)));
+        Some(())
+    }
+
+    /// Sends the SSLRequest, and begins TLS with the node of that name.
+    pub(crate) fn start_tls(
+        &self,
+        upstream: &dyn UpstreamSocket,
+        name: &str,
+        request: &[u8],
+    ) -> Result<(), TargetFault> {
+        let stream = match upstream.create_tls(name) {
+            Some(Ok(stream)) => stream,
+            Some(Err(error)) => {
+                abi::log!(Warn, "no TLS with {name}, to which a session was to go: {error}");
+                return Err(TargetFault::Lost);
+            }
+            None => return Err(TargetFault::Lost),
+        };
+        let result = self.with(|target| target.start_tls(request, stream));
+        if result == Err(TargetFault::Invalid) {
+            abi::log!(Warn, "no session goes to {name}: it sent data behind its greeting, before TLS");
+        }
+        result
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.0.borrow().is_some()
+    }
+
+    /// Runs `run` with the connection. Err: the connection was closed.
+    pub(crate) fn with<T, E: From<TargetLost>>(&self, run: impl FnOnce(&TargetConn) -> Result<T, E>) -> Result<T, E> {
+        self.0.borrow().as_ref().map_or(Err(TargetLost.into()), |(target, _)| run(target))
+    }
+
+    /// Has its events reported again, if it has more to send.
+    pub(crate) fn rearm(&self) {
+        if let Some((target, key)) = &*self.0.borrow()
+            && target.take_has_more()
+        {
+            offload::rearm_aux(target.descriptor(), *key);
+        }
+    }
+
+    /// The connection, which is still watched under that key.
+    pub(crate) fn take(&self) -> Option<(TargetConn, EventKey)> {
+        self.0.take()
+    }
+
+    pub(crate) fn close(&self) {
+        if let Some((target, key)) = self.0.take() {
+            offload::unwatch(target.descriptor(), key);
+        }
+    }
+}
+
+impl Drop for WatchedTargetConn {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,380 @@
+//! Reads a JSON object while it arrives, in any pieces, and keeps the values of a few keys. The rest is not stored, so the
+//! object may have any size.
+//!
+//! It only follows strings and brackets, to find the end of each value. It does not check that the values are valid JSON.
+
+use std::collections::BTreeMap;
+
+use memchr::memchr2;
+
+/// Bytes of a key that are compared. The wanted keys are shorter.
+const MAX_KEY_BYTES: usize = 64;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ScanState {
+    /// Before the object.
+    Start,
+    /// Before the first key, or the end of an empty object.
+    FirstKey,
+    /// After a comma.
+    NextKey,
+    Key,
+    KeyEscape,
+    Colon,
+    /// In a value, at this depth of brackets.
+    Value(usize),
+    /// In a string of a value.
+    Text(usize),
+    TextEscape(usize),
+    End,
+    Invalid,
+}
+
+/// The result.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct ScannedJson {
+    /// The values of the wanted keys, as they are written.
+    pub(crate) values: BTreeMap<&'static str, Vec<u8>>,
+    /// The input is exactly one object.
+    pub(crate) is_object: bool,
+    /// There was no room for all wanted values.
+    pub(crate) is_truncated: bool,
+    pub(crate) is_ascii: bool,
+    pub(crate) is_utf8: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct JsonScanner {
+    wanted: &'static [&'static str],
+    state: ScanState,
+    key: Vec<u8>,
+    /// The key of the value that is being read, if it is wanted.
+    current_key: Option<&'static str>,
+    result: ScannedJson,
+    utf8: Utf8Checker,
+}
+
+impl JsonScanner {
+    pub(crate) const fn new(wanted: &'static [&'static str]) -> Self {
+        let found = ScannedJson {
+            values: BTreeMap::new(),
+            is_object: false,
+            is_truncated: false,
+            is_ascii: false,
+            is_utf8: false,
+        };
+        Self {
+            wanted,
+            state: ScanState::Start,
+            key: Vec::new(),
+            current_key: None,
+            result: found,
+            utf8: Utf8Checker::new(),
+        }
+    }
+
+    /// The next bytes. `may_keep` reserves room before bytes of a value are kept.
+    pub(crate) fn push(&mut self, bytes: &[u8], mut may_keep: impl FnMut(usize) -> bool) {
+        self.utf8.push(bytes);
+        let mut rest = bytes;
+        while let Some(&byte) = rest.first() {
+            let taken = match self.state {
+                ScanState::Value(depth) => self.scan_value(rest, depth, false, &mut may_keep),
+                ScanState::Text(depth) => self.scan_value(rest, depth, true, &mut may_keep),
+                ScanState::TextEscape(depth) => {
+                    self.keep(&rest[..1], &mut may_keep);
+                    self.state = ScanState::Text(depth);
+                    1
+                }
+                _ => {
+                    self.scan_outside_value(byte);
+                    1
+                }
+            };
+            rest = &rest[taken..];
+        }
+    }
+
+    pub(crate) fn finish(mut self) -> ScannedJson {
+        self.result.is_object = self.state == ScanState::End;
+        (self.result.is_ascii, self.result.is_utf8) = (self.utf8.is_ascii, self.utf8.is_valid());
+        self.result
+    }
+
+    /// A byte outside of the values.
+    fn scan_outside_value(&mut self, byte: u8) {
+        self.state = match (self.state, byte) {
+            (ScanState::Key, b'"') => ScanState::Colon,
+            (ScanState::Key | ScanState::KeyEscape, _) => {
+                if self.key.len() < MAX_KEY_BYTES {
+                    self.key.push(byte);
+                }
+                if self.state == ScanState::Key && byte == b'\\' { ScanState::KeyEscape } else { ScanState::Key }
+            }
+            (state, b' ' | b'\t' | b'\n' | b'\r') => state,
+            (ScanState::Start, b'{') => ScanState::FirstKey,
+            (ScanState::FirstKey | ScanState::NextKey, b'"') => {
+                self.key.clear();
+                ScanState::Key
+            }
+            (ScanState::FirstKey, b'}') => ScanState::End,
+            (ScanState::Colon, b':') => {
+                self.current_key = self.wanted.iter().copied().find(|wanted| wanted.as_bytes() == self.key);
+                if let Some(key) = self.current_key {
+                    self.result.values.insert(key, Vec::new());
+                }
+                ScanState::Value(0)
+            }
+            _ => ScanState::Invalid,
+        };
+    }
+
+    /// Bytes of a value, up to its end. `in_text`: they begin within a string. Returns how many were taken.
+    fn scan_value(
+        &mut self,
+        rest: &[u8],
+        mut depth: usize,
+        mut in_text: bool,
+        may_keep: &mut impl FnMut(usize) -> bool,
+    ) -> usize {
+        let mut at = 0;
+        while at < rest.len() {
+            if in_text {
+                at = find_quote_or_backslash(&rest[at..]).map_or(rest.len() + 1, |found| at + found + 1);
+                in_text = rest.get(at - 1) != Some(&b'"');
+                if at == rest.len() && in_text {
+                    self.keep(rest, may_keep);
+                    self.state = ScanState::TextEscape(depth);
+                    return at;
+                }
+                // An escaped quote does not end the string.
+                at += usize::from(in_text);
+                continue;
+            }
+            let byte = rest[at];
+            at += 1;
+            match byte {
+                b'"' => in_text = true,
+                b'{' | b'[' => depth += 1,
+                b'}' | b']' | b',' if depth == 0 => {
+                    self.keep(&rest[..at - 1], may_keep);
+                    self.state = match byte {
+                        b',' => ScanState::NextKey,
+                        b'}' => ScanState::End,
+                        _ => ScanState::Invalid,
+                    };
+                    return at;
+                }
+                b'}' | b']' => depth -= 1,
+                _ => {}
+            }
+        }
+        self.keep(rest, may_keep);
+        self.state = if in_text { ScanState::Text(depth) } else { ScanState::Value(depth) };
+        rest.len()
+    }
+
+    fn keep(&mut self, bytes: &[u8], may_keep: &mut impl FnMut(usize) -> bool) {
+        let Some(value) = self.current_key.and_then(|key| self.result.values.get_mut(key)) else { return };
+        if self.result.is_truncated || !may_keep(bytes.len()) {
+            self.result.is_truncated = true;
+            self.current_key = None;
+            return;
+        }
+        value.extend_from_slice(bytes);
+    }
+}
+
+/// Where the first quote or backslash is. For short strings a loop is faster than `memchr`.
+fn find_quote_or_backslash(text: &[u8]) -> Option<usize> {
+    const NEAR: usize = 16;
+    let (near, far) = text.split_at(text.len().min(NEAR));
+    let found = near.iter().position(|byte| matches!(byte, b'"' | b'\\'));
+    found.or_else(|| memchr2(b'"', b'\\', far).map(|at| NEAR + at))
+}
+
+/// Whether bytes that come in pieces are UTF-8.
+#[derive(Debug)]
+struct Utf8Checker {
+    is_ascii: bool,
+    is_invalid: bool,
+    /// The first bytes of a character that is not complete yet.
+    partial: [u8; 4],
+    length: usize,
+}
+
+impl Utf8Checker {
+    const fn new() -> Self {
+        Self { is_ascii: true, is_invalid: false, partial: [0; 4], length: 0 }
+    }
+
+    const fn is_valid(&self) -> bool {
+        !self.is_invalid && self.length == 0
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        if self.is_invalid || self.length == 0 && bytes.is_ascii() {
+            return;
+        }
+        self.is_ascii = false;
+        let mut rest = bytes;
+        while self.length > 0 {
+            let Some((&byte, behind)) = rest.split_first() else { return };
+            rest = behind;
+            self.partial[self.length] = byte;
+            self.length += 1;
+            match std::str::from_utf8(&self.partial[..self.length]) {
+                Ok(_) => self.length = 0,
+                Err(error) if error.error_len().is_none() => {}
+                Err(_) => {
+                    self.is_invalid = true;
+                    return;
+                }
+            }
+        }
+        if let Err(error) = std::str::from_utf8(rest) {
+            let begun = &rest[error.valid_up_to()..];
+            if error.error_len().is_some() {
+                self.is_invalid = true;
+            } else {
+                self.partial[..begun.len()].copy_from_slice(begun);
+                self.length = begun.len();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const WANTED: &[&str] = &["a", "found-rows"];
+
+    fn scanned(json: &[u8], size: usize) -> ScannedJson {
+        let mut scanner = JsonScanner::new(WANTED);
+        for piece in json.chunks(size) {
+            scanner.push(piece, |_| true);
+        }
+        scanner.finish()
+    }
+
+    fn found(json: &str) -> Vec<(&'static str, String)> {
+        let of = |size| {
+            let scanned = scanned(json.as_bytes(), size);
+            assert!(scanned.is_object && scanned.is_utf8 && !scanned.is_truncated, "{json}");
+            let text = |value| String::from_utf8(value).expect("text");
+            scanned.values.into_iter().map(|(key, value)| (key, text(value))).collect::<Vec<_>>()
+        };
+        let whole = of(usize::MAX);
+        for size in 1..8 {
+            assert_eq!(of(size), whole, "in pieces of {size}");
+        }
+        whole
+    }
+
+    #[test]
+    fn values_are_found_as_they_are_written() {
+        let json = r#" { "found-rows" : 18446744073709551615 ,"x":{"a":[1,{"a":2}]},"a":"q\"}, \\" } "#;
+        assert_eq!(
+            found(json),
+            [("a", r#""q\"}, \\" "#.to_owned()), ("found-rows", " 18446744073709551615 ".to_owned())]
+        );
+        assert_eq!(found(r#"{"b":"\"a\":1","a":{"b":[[],{}]}}"#), [("a", r#"{"b":[[],{}]}"#.to_owned())]);
+        assert_eq!(found("{}"), []);
+        assert_eq!(found(r#"{"a\"":1,"aa":2,"":3}"#), [], "other keys");
+    }
+
+    #[test]
+    fn other_input_is_no_object() {
+        for json in [
+            "",
+            "[]",
+            "{",
+            "1",
+            r#"{"a":1"#,
+            r#"{"a":"1}"#,
+            r#"{"a":1}}"#,
+            r#"{"a":1} x"#,
+            r#"{"a":1]}"#,
+            "{a:1}",
+            r#"{"a":1,}"#,
+        ] {
+            for size in [1, 100] {
+                assert!(!scanned(json.as_bytes(), size).is_object, "{json}");
+            }
+        }
+    }
+
+    #[test]
+    fn values_that_are_too_much_are_cut() {
+        let mut scanner = JsonScanner::new(WANTED);
+        let mut room = 10;
+        let mut may_keep = |bytes: usize| {
+            let fits = bytes <= room;
+            room -= if fits { bytes } else { 0 };
+            fits
+        };
+        scanner.push(br#"{"found-rows":12345,"#, &mut may_keep);
+        scanner.push(br#""a":"too much","b":"#, &mut may_keep);
+        scanner.push(br#"2}"#, &mut may_keep);
+        let scanned = scanner.finish();
+        assert!(scanned.is_truncated && scanned.is_object);
+        assert_eq!(scanned.values["found-rows"], b"12345");
+    }
+
+    #[test]
+    fn utf8_is_checked_across_pieces() {
+        for size in 1..6 {
+            let of = |json: &[u8]| {
+                let scanned = scanned(json, size);
+                (scanned.is_ascii, scanned.is_utf8)
+            };
+            assert_eq!(of(br#"{"a":"u"}"#), (true, true));
+            assert_eq!(of("{\"a\":\"ü𝄞中\"}".as_bytes()), (false, true));
+            assert_eq!(of(b"{\"a\":\"\xfc\"}"), (false, false));
+            assert_eq!(of(b"{\"a\":\"\xe4\xb8\"}"), (false, false));
+            assert_eq!(of(b"{\"a\":1}\xe4\xb8"), (false, false), "its end is missing");
+        }
+    }
+
+    fn json() -> impl Strategy<Value = serde_json::Value> {
+        let leaf = prop_oneof![
+            Just(serde_json::Value::Null),
+            any::<i64>().prop_map(Into::into),
+            ".{0,8}".prop_map(Into::into),
+            r#"["\\{}\[\],:é ]{0,8}"#.prop_map(Into::into),
+        ];
+        leaf.prop_recursive(3, 20, 4, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(serde_json::Value::from),
+                prop::collection::btree_map("[a\"{}]{0,2}", inner, 0..4)
+                    .prop_map(|map| serde_json::Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        /// However it is cut and spaced.
+        #[test]
+        fn it_agrees_with_a_parser(
+            all in prop::collection::btree_map("a|b|found-rows|[\"\\\\ü]{1,3}", json(), 0..6),
+            size in 1_usize..20,
+            pretty: bool,
+        ) {
+            let text = if pretty { serde_json::to_string_pretty(&all) } else { serde_json::to_string(&all) }.expect("JSON");
+            let scanned = scanned(text.as_bytes(), size);
+            prop_assert!(scanned.is_object && scanned.is_utf8);
+            prop_assert_eq!(scanned.is_ascii, text.is_ascii());
+            for key in WANTED {
+                let value = scanned.values.get(key).map(|raw| serde_json::from_slice(raw).expect("JSON"));
+                prop_assert_eq!(value.as_ref(), all.get(*key));
+            }
+        }
+
+        #[test]
+        fn nothing_makes_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..60), size in 1_usize..9) {
+            scanned(&bytes, size);
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! The states of a session as a node has exported them: an object of JSON, nearly all of which is the nodes' business.
+//!
+//! Source: TiDB's `pkg/sessionctx/sessionstates/session_states.go` (keys), `pkg/session/session.go`,
+//! `pkg/sessionctx/variable/session.go` and `pkg/executor/select.go` (how they are restored). Values are kept as they are
+//! written: 64-bit integers occur.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::json_scanner::ScannedJson;
+use crate::messages::query;
+
+const VARIABLES: &str = "sys-vars";
+const DATABASE: &str = "current-db";
+
+/// What [`StateSummary`] is made of: system variables, and all that [`StateSummary::undo`] puts back. That is whatever
+/// `DecodeSessionStates` sets to nothing where a key is missing (`SessionVars` in `pkg/sessionctx/variable/session.go`),
+/// such as the number of the last prepared statement: without it the next one would take the place of the first.
+/// Variables, bindings, prepared statements and values of sequences stay as they are when they are missing.
+pub(crate) const SUMMARY_KEYS: [&str; 16] = [
+    VARIABLES,
+    "status",
+    DATABASE,
+    "txn-info",
+    "query-info",
+    "ddl-info",
+    "found-rows",
+    "in-plan-cache",
+    "in-binding",
+    "affected-rows",
+    "last-insert-id",
+    "warnings",
+    "rs-group",
+    "prepared-stmt-id",
+    "hypo-indexes",
+    "hypo-tiflash-replicas",
+];
+
+/// Makes backslashes escape, whatever the node's own setting is, and text be read as JSON is written. The session's own
+/// settings come back with its states.
+#[must_use]
+pub fn preparation_query() -> Vec<u8> {
+    query(b"SET @@session.sql_mode='', @@session.character_set_client='utf8mb4'")
+}
+
+/// The statement that restores a small part of the states. `backslashes`: they escape in the session's SQL mode. A doubled
+/// quote means the same in all modes.
+fn restore_query(json: &[u8], backslashes: bool) -> Vec<u8> {
+    let mut text = b"SET SESSION_STATES '".to_vec();
+    text.reserve(json.len() + json.len() / 8);
+    for &byte in json {
+        if byte == b'\'' || byte == b'\\' && backslashes {
+            text.push(byte);
+        }
+        text.push(byte);
+    }
+    text.push(b'\'');
+    query(&text)
+}
+
+/// JSON that no character set changes.
+fn escape_non_ascii(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for letter in json.chars() {
+        if letter.is_ascii() {
+            text.push(letter);
+        } else {
+            for unit in letter.encode_utf16(&mut [0; 2]) {
+                let _ = write!(text, "\\u{unit:04x}");
+            }
+        }
+    }
+    text
+}
+
+/// Why states cannot be restored at another node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum UnusableStates {
+    /// They exceed the limit of one session.
+    TooLarge,
+    /// They exceed what is left of the budget of all sessions.
+    OverBudget,
+    /// They are no JSON object, or a key that matters has another type.
+    InvalidJson,
+    /// There is text that is not ASCII in them, and the node has converted it for its client to a character set that may
+    /// not have all of it.
+    CharacterSet,
+}
+
+/// What a migration needs to know of the states. It is small.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StateSummary {
+    /// The session's database; empty when it has none.
+    pub database: String,
+    /// How long the node lets the session be idle; None: that is not known.
+    pub wait_timeout: Option<Duration>,
+    /// The statement that undoes, at the node that has exported these states, what the export has changed: the client may
+    /// still ask for what its last statement has left (ROW_COUNT, FOUND_ROWS, warnings). None when that cannot be known.
+    ///
+    /// Where the node has converted them to a character set other than UTF-8, texts of warnings may lose letters.
+    pub undo: Option<Vec<u8>>,
+}
+
+/// The system variables that matter, of some hundreds.
+#[derive(Deserialize, Default)]
+struct Variables<'a> {
+    #[serde(borrow, default)]
+    sql_mode: Cow<'a, str>,
+    #[serde(borrow, default)]
+    character_set_results: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    wait_timeout: Cow<'a, str>,
+}
+
+impl Variables<'_> {
+    /// Whether the node leaves text in UTF-8, as it has it.
+    fn is_utf8_preserved(&self) -> bool {
+        // Empty: the node converts nothing.
+        self.character_set_results
+            .as_ref()
+            .is_none_or(|name| matches!(name.to_ascii_lowercase().as_str(), "" | "utf8mb4" | "binary"))
+    }
+}
+
+impl StateSummary {
+    /// From the values of [`SUMMARY_KEYS`]. Err: these states cannot be restored at another node.
+    pub(crate) fn from_scan(scanned: &ScannedJson) -> (Self, Result<(), UnusableStates>) {
+        let texts: BTreeMap<&str, Cow<'_, str>> =
+            scanned.values.iter().map(|(key, value)| (*key, String::from_utf8_lossy(value))).collect();
+        let variables = texts.get(VARIABLES).map_or(Ok(Variables::default()), |text| serde_json::from_str(text));
+        let database = texts.get(DATABASE).map_or(Ok(String::new()), |text| serde_json::from_str(text));
+        let (Ok(variables), Ok(database), true) = (variables, database, scanned.is_object) else {
+            let why = if scanned.is_ascii { UnusableStates::InvalidJson } else { UnusableStates::CharacterSet };
+            return (Self::default(), Err(why));
+        };
+        let is_certain = scanned.is_utf8 && variables.is_utf8_preserved();
+        let summary = Self {
+            wait_timeout: variables.wait_timeout.parse().ok().map(Duration::from_secs),
+            undo: (!scanned.is_truncated && (is_certain || database.is_ascii()))
+                .then(|| undo_query(&texts, &variables))
+                .flatten(),
+            database,
+        };
+        (summary, if scanned.is_ascii || is_certain { Ok(()) } else { Err(UnusableStates::CharacterSet) })
+    }
+}
+
+fn undo_query(texts: &BTreeMap<&str, Cow<'_, str>>, variables: &Variables<'_>) -> Option<Vec<u8>> {
+    let kept = texts.iter().filter(|(key, _)| **key != VARIABLES);
+    let kept: Result<BTreeMap<&str, &RawValue>, _> =
+        kept.map(|(key, text)| Ok((*key, serde_json::from_str(text)?))).collect::<serde_json::Result<_>>();
+    let json = serde_json::to_string(&kept.ok()?).ok()?;
+    Some(restore_query(escape_non_ascii(&json).as_bytes(), !variables.sql_mode.contains("NO_BACKSLASH_ESCAPES")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::json_scanner::JsonScanner;
+
+    fn summary(json: &[u8]) -> (StateSummary, Result<(), UnusableStates>) {
+        let mut scan = JsonScanner::new(&SUMMARY_KEYS);
+        scan.push(json, |_| true);
+        StateSummary::from_scan(&scan.finish())
+    }
+
+    fn database(json: &str) -> Result<String, UnusableStates> {
+        let (summary, usable) = summary(json.as_bytes());
+        usable.map(|()| summary.database)
+    }
+
+    #[test]
+    fn the_database_may_be_missing() {
+        assert_eq!(database(r#"{"current-db":"a\u0062"}"#), Ok("ab".to_owned()));
+        assert_eq!(database("{}"), Ok(String::new()));
+    }
+
+    #[test]
+    fn how_long_it_may_be_idle_is_among_its_variables() {
+        let of = |json: &str| summary(json.as_bytes()).0.wait_timeout;
+        let all = r#"{"sys-vars":{"a":"b","wait_timeout":"28800","sql_mode":"","x":"y"}}"#;
+        assert_eq!(of(all), Some(Duration::from_secs(28_800)));
+        assert_eq!(of(r#"{"sys-vars":{"wait_timeout":"soon"}}"#), None);
+        assert_eq!(of("{}"), None);
+    }
+
+    #[test]
+    fn what_is_no_object_is_refused() {
+        for json in ["", "[]", "{", r#"{"current-db":1}"#, r#"{"sys-vars":[]"#] {
+            assert_eq!(summary(json.as_bytes()), (StateSummary::default(), Err(UnusableStates::InvalidJson)), "{json}");
+        }
+    }
+
+    #[test]
+    fn text_that_was_converted_is_not_trusted() {
+        let states =
+            |set: &str, text: &str| format!(r#"{{"sys-vars":{{"character_set_results":"{set}"}},"x":"{text}"}}"#);
+        assert_eq!(database(&states("utf8mb4", "ü")), Ok(String::new()));
+        assert_eq!(database(&states("", "ü")), Ok(String::new()));
+        assert_eq!(database(r#"{"x":"ü"}"#), Ok(String::new()));
+        assert_eq!(database(&states("gbk", "u")), Ok(String::new()));
+        assert_eq!(database(&states("gbk", "ü")), Err(UnusableStates::CharacterSet));
+        // As it comes from the node: no UTF-8 at all.
+        assert_eq!(summary(b"{\"x\":\"\xb9\"}").1, Err(UnusableStates::CharacterSet));
+    }
+
+    fn undo(json: &[u8]) -> Option<Vec<u8>> {
+        summary(json).0.undo
+    }
+
+    fn undone(json: &str) -> String {
+        let statement = undo(json.as_bytes()).expect("a statement");
+        String::from_utf8(statement[5..].to_vec()).expect("text")
+    }
+
+    #[test]
+    fn what_the_last_statement_left_is_put_back_to_the_digit() {
+        let json = r#"{"last-insert-id":18446744073709551615,"found-rows":3,"user-var-values":{"a":1}}"#;
+        assert_eq!(undone(json), r#"SET SESSION_STATES '{"found-rows":3,"last-insert-id":18446744073709551615}'"#);
+    }
+
+    /// TiDB sets these to nothing where they are missing.
+    #[test]
+    fn values_that_a_missing_key_would_clear_are_put_back() {
+        let json = r#"{"prepared-stmt-id":7,"prepared-stmts":{"7":{}},"hypo-indexes":{"a":{}}}"#;
+        let kept = r#"{"hypo-indexes":{"a":{}},"prepared-stmt-id":7}"#;
+        assert_eq!(undone(json), format!("SET SESSION_STATES '{kept}'"));
+    }
+
+    #[test]
+    fn also_where_the_node_has_converted_it() {
+        let mut json = br#"{"current-db":"a","found-rows":3,"user-var-values":{"a":""#.to_vec();
+        json.extend(b"\xfc\"}}");
+        let statement = undo(&json).expect("a statement");
+        assert_eq!(&statement[5..], br#"SET SESSION_STATES '{"current-db":"a","found-rows":3}'"#);
+        assert_eq!(undo(b"{\"current-db\":\"\xfc\"}"), None, "it would be another database");
+        assert_eq!(undo(b"[]"), None);
+    }
+
+    #[test]
+    fn incomplete_values_are_not_put_back() {
+        let mut scan = JsonScanner::new(&SUMMARY_KEYS);
+        scan.push(br#"{"found-rows":3,"warnings":["long"]}"#, |bytes| bytes < 5);
+        assert_eq!(StateSummary::from_scan(&scan.finish()).0.undo, None);
+    }
+
+    #[test]
+    fn it_is_put_back_in_the_sessions_own_mode_and_character_set() {
+        let json = |mode: &str| format!(r#"{{"sys-vars":{{"sql_mode":"{mode}"}},"warnings":["it's \"ü𝄞\""]}}"#);
+        assert_eq!(undone(&json("ANSI")), r#"SET SESSION_STATES '{"warnings":["it''s \\"\\u00fc\\ud834\\udd1e\\""]}'"#);
+        assert_eq!(
+            undone(&json("ANSI,NO_BACKSLASH_ESCAPES")),
+            r#"SET SESSION_STATES '{"warnings":["it''s \"\u00fc\ud834\udd1e\""]}'"#
+        );
+    }
+}

@@ -1,0 +1,42 @@
+//! The events that [`crate::tracker`] reports to an observer.
+
+use crate::command::Command;
+
+/// What pins a session that is not busy to its node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PinReason {
+    Transaction,
+    /// Rows of a cursor are left to be fetched.
+    Cursor,
+    /// Parameters were sent for a statement that was not executed yet.
+    LongData,
+    /// Compressed, a binlog stream, or bytes that are not understood.
+    Opaque,
+}
+
+/// How a command ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CommandOutcome {
+    Ok,
+    /// The server's error code.
+    Error(u16),
+    /// It has no response.
+    Silent,
+}
+
+/// Gets the events of a session. All methods have empty defaults.
+///
+/// Each command is started once and ended once, in the order sent; a command without a response ends when it was
+/// sent and all commands before it have ended. There are no events once the session is opaque: the commands outstanding
+/// then (and the one that made it opaque) do not end.
+pub trait CommandObserver {
+    /// The first packet of a command was seen from its first byte on (5 bytes of payload, if it has so many).
+    fn on_command_started(&mut self, _command: Command) {}
+    /// The last byte of its response was seen (or, without a response, of the command).
+    fn on_command_ended(&mut self, _command: Command, _outcome: CommandOutcome) {}
+    /// Within COM_CHANGE_USER the node asks for a password that clients with TLS send as clear text.
+    fn on_clear_text_request(&mut self) {}
+}
+
+/// Ignores all events.
+impl CommandObserver for () {}

@@ -1,0 +1,156 @@
+//! A login that goes on at another node, because the one that greeted is full (error 1040). Sans-I/O.
+//!
+//! TiDB checks its limit before its greeting, and again when it has the client's response (`openSession` in
+//! pkg/server/conn.go). In a burst of logins many are refused only then. The client's response is computed with the salt of
+//! that greeting, so another node gets the response without the hash, and with an authentication plugin that no account has.
+//! It then asks the client again, with its own salt ("Protocol::AuthSwitchRequest", dev.mysql.com), and from
+//! there on the login is an ordinary one.
+
+use super::{FirstPacket, Login, LoginStage, Side, first_packet};
+use crate::capability::Capabilities;
+use crate::error;
+use crate::greeting::Greeting;
+use crate::packet::{HEADER, Header};
+use crate::response::{self, Response};
+
+/// ER_CON_COUNT_ERROR: the server is full.
+pub const TOO_MANY_CONNECTIONS: u16 = 1040;
+/// No account has this plugin.
+const NO_PLUGIN: &[u8] = b"tidevoy_asks_anew";
+
+/// What to do next.
+#[derive(Debug, PartialEq, Eq)]
+pub enum FailoverAction {
+    /// Wait for more bytes.
+    Wait,
+    Send(Vec<u8>),
+    /// Send this, and begin TLS behind it; [`LoginAttempt::on_tls_established`] when it stands.
+    StartTls([u8; 36]),
+    /// This node is full, too.
+    Full,
+    /// It greets with another error.
+    Error,
+    /// It violates the protocol.
+    Invalid,
+    /// It lacks a capability that client and first node have agreed on.
+    MissingCapability,
+    /// It answers the login: call [`Login::on_switched_node`], and then [`Login::on_node_bytes`] with these bytes.
+    Answer(Vec<u8>),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum FailoverPhase {
+    Greeting,
+    Securing,
+    Login,
+}
+
+/// An attempt at one node.
+#[derive(Debug, Clone)]
+pub struct LoginAttempt {
+    phase: FailoverPhase,
+    ssl_request: Option<[u8; 36]>,
+    needed: Capabilities,
+    response: Vec<u8>,
+    received: Vec<u8>,
+}
+
+impl LoginAttempt {
+    /// Takes bytes of the node, decrypted where there is TLS.
+    pub fn receive(&mut self, bytes: &[u8]) -> FailoverAction {
+        self.received.extend_from_slice(bytes);
+        match self.phase {
+            FailoverPhase::Greeting => self.on_greeting(),
+            // Nothing may come before TLS stands.
+            FailoverPhase::Securing => FailoverAction::Invalid,
+            FailoverPhase::Login => self.on_answer(),
+        }
+    }
+
+    /// TLS is established. Returns the login.
+    pub fn on_tls_established(&mut self) -> Vec<u8> {
+        self.phase = FailoverPhase::Login;
+        self.login()
+    }
+
+    fn login(&self) -> Vec<u8> {
+        let header = Header { length: self.response.len(), sequence: if self.ssl_request.is_some() { 2 } else { 1 } };
+        [&header.bytes()[..], &self.response].concat()
+    }
+
+    fn on_greeting(&mut self) -> FailoverAction {
+        match first_packet(&self.received) {
+            FirstPacket::Incomplete => return FailoverAction::Wait,
+            FirstPacket::Error(TOO_MANY_CONNECTIONS) => return FailoverAction::Full,
+            FirstPacket::Error(_) => return FailoverAction::Error,
+            FirstPacket::Invalid => return FailoverAction::Invalid,
+            FirstPacket::Greeting => {}
+        }
+        let received = std::mem::take(&mut self.received);
+        let end = Header::parse(&received).map_or(0, |header| HEADER + header.length);
+        let Some(greeting) = Greeting::parse(&received[HEADER..end]).filter(|_| received.len() == end) else {
+            return FailoverAction::Invalid;
+        };
+        let offered = greeting.capabilities.understood();
+        match self.ssl_request {
+            _ if !offered.has(self.needed) => FailoverAction::MissingCapability,
+            Some(_) if !offered.has(Capabilities::SSL) => FailoverAction::MissingCapability,
+            Some(request) => {
+                self.phase = FailoverPhase::Securing;
+                FailoverAction::StartTls(request)
+            }
+            None => {
+                self.phase = FailoverPhase::Login;
+                FailoverAction::Send(self.login())
+            }
+        }
+    }
+
+    fn on_answer(&mut self) -> FailoverAction {
+        match packet_code(&self.received) {
+            None => FailoverAction::Wait,
+            Some(Some(TOO_MANY_CONNECTIONS)) => FailoverAction::Full,
+            Some(_) => FailoverAction::Answer(std::mem::take(&mut self.received)),
+        }
+    }
+}
+
+/// The error code of the first packet in `bytes`, if it is an error; None when the packet is not whole.
+fn packet_code(bytes: &[u8]) -> Option<Option<u16>> {
+    let header = Header::parse(bytes)?;
+    Some(error::code(bytes.get(HEADER..HEADER + header.length)?))
+}
+
+impl Login {
+    /// Whether the node answers the client's response with these bytes: that it is full. They are not taken.
+    #[must_use]
+    pub fn is_full(&self, bytes: &[u8]) -> bool {
+        self.stage == LoginStage::Auth
+            && self.node_next == self.answer_sequence()
+            && self.from_node.is_empty()
+            && packet_code(bytes) == Some(Some(TOO_MANY_CONNECTIONS))
+    }
+
+    /// An attempt to log in at another node. None: the client could not answer another greeting.
+    #[must_use]
+    pub fn failover_attempt(&self) -> Option<LoginAttempt> {
+        let mut response = self.response.clone().filter(|_| self.stage == LoginStage::Auth)?;
+        let claimed = response::capabilities(&response);
+        let plugin = Response::parse(&response, claimed)?.plugin.filter(|_| claimed.has(Capabilities::PLUGIN_AUTH))?;
+        response.splice(plugin, NO_PLUGIN.iter().copied());
+        let needed = claimed.and(self.offered.understood()).without(Capabilities::SSL);
+        let ssl_request = self.ssl_request.filter(|_| self.node_tls);
+        Some(LoginAttempt { phase: FailoverPhase::Greeting, ssl_request, needed, response, received: Vec::new() })
+    }
+
+    /// From now on the node is that of an [`LoginAttempt`].
+    pub fn on_switched_node(&mut self) {
+        self.node_next = self.answer_sequence();
+        self.turn = Side::Node;
+    }
+
+    /// The sequence number of the node's answer to the response.
+    fn answer_sequence(&self) -> u8 {
+        if self.node_tls { 3 } else { 2 }
+    }
+}

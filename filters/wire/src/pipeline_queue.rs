@@ -1,0 +1,147 @@
+//! The commands that were sent and not answered yet, oldest first.
+
+use crate::command::Command;
+
+/// The most runs of equal commands. A client that pipelines mostly repeats one command (MariaDB Connector/J
+/// sends hundreds of executions of one statement); one that mixes more than this is not followed any more.
+pub(crate) const MAX_RUNS: usize = 12;
+
+/// A command and how often it stands there in a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Run {
+    /// The statement that it names; 0 for commands that name none.
+    statement: u32,
+    count: u16,
+    command: Command,
+}
+
+/// A queue of a fixed size.
+#[derive(Debug)]
+pub(crate) struct PipelineQueue {
+    runs: [Run; MAX_RUNS],
+    first: u8,
+    length: u8,
+}
+
+impl PipelineQueue {
+    pub(crate) const fn new() -> Self {
+        Self { runs: [Run { statement: 0, count: 0, command: Command::Other }; MAX_RUNS], first: 0, length: 0 }
+    }
+
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Whether exactly one command is outstanding.
+    pub(crate) fn has_one_command(&self) -> bool {
+        self.length == 1 && self.runs[self.slot(0)].count == 1
+    }
+
+    /// The command whose response is next, and its statement.
+    pub(crate) fn front(&self) -> Option<(Command, u32)> {
+        let run = self.runs[self.slot(0)];
+        (self.length > 0).then_some((run.command, run.statement))
+    }
+
+    /// The command that was sent last.
+    pub(crate) fn back(&self) -> Option<Command> {
+        let last = self.length.checked_sub(1)?;
+        Some(self.runs[self.slot(last)].command)
+    }
+
+    /// Takes one more command. False, and nothing is taken, when there is no room.
+    #[must_use]
+    pub(crate) fn push(&mut self, command: Command, statement: u32) -> bool {
+        if let Some(last) = self.length.checked_sub(1) {
+            let slot = self.slot(last);
+            let run = &mut self.runs[slot];
+            if run.command == command && run.statement == statement && run.count < u16::MAX {
+                run.count += 1;
+                return true;
+            }
+        }
+        if usize::from(self.length) == MAX_RUNS {
+            return false;
+        }
+        let slot = self.slot(self.length);
+        self.runs[slot] = Run { statement, count: 1, command };
+        self.length += 1;
+        true
+    }
+
+    /// Drops the front.
+    pub(crate) fn pop(&mut self) {
+        if self.length == 0 {
+            return;
+        }
+        let slot = self.slot(0);
+        let run = &mut self.runs[slot];
+        run.count -= 1;
+        if run.count == 0 {
+            self.first = self.slot(1) as u8;
+            self.length -= 1;
+        }
+    }
+
+    const fn slot(&self, offset: u8) -> usize {
+        (self.first as usize + offset as usize) % MAX_RUNS
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+
+    #[test]
+    fn equal_commands_take_one_place() {
+        let mut queue = PipelineQueue::new();
+        for _ in 0..u32::from(u16::MAX) + 1 {
+            assert!(queue.push(Command::Execute, 7));
+        }
+        assert_eq!(queue.length, 2);
+        assert!(queue.push(Command::Execute, 8));
+        assert_eq!(queue.length, 3);
+    }
+
+    #[test]
+    fn a_full_ring_takes_only_what_it_ends_with() {
+        let mut queue = PipelineQueue::new();
+        for statement in 0..MAX_RUNS as u32 {
+            assert!(queue.push(Command::Fetch, statement));
+        }
+        assert!(!queue.push(Command::Ping, 0));
+        assert!(queue.push(Command::Fetch, MAX_RUNS as u32 - 1));
+        queue.pop();
+        assert!(queue.push(Command::Ping, 0));
+    }
+
+    proptest! {
+        #[test]
+        fn it_is_a_queue(steps in prop::collection::vec(prop::option::of((0..3_u8, 0..2_u32)), 0..200)) {
+            let commands = [Command::Query, Command::Execute, Command::Ping];
+            let (mut queue, mut model) = (PipelineQueue::new(), VecDeque::new());
+            for step in steps {
+                match step {
+                    Some((command, statement)) => {
+                        let pair = (commands[usize::from(command)], statement);
+                        if queue.push(pair.0, pair.1) {
+                            model.push_back(pair);
+                        } else {
+                            prop_assert!(model.len() >= MAX_RUNS);
+                        }
+                    }
+                    None => {
+                        queue.pop();
+                        model.pop_front();
+                    }
+                }
+                prop_assert_eq!(queue.front(), model.front().copied());
+                prop_assert_eq!(queue.back(), model.back().map(|pair| pair.0));
+                prop_assert_eq!(queue.is_empty(), model.is_empty());
+                prop_assert_eq!(queue.has_one_command(), model.len() == 1);
+            }
+        }
+    }
+}

@@ -1,0 +1,60 @@
+"""Saved times in the future, after the clock was set back, become the current time."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+from controlplane.model.intents import DrainIntent, Intents
+from controlplane.model.nodes import Node, Source, State
+from controlplane.model.plan import NodePlan, Plan, RebalanceState
+from controlplane.storage.restored_state import clamp_intent_times, clamp_plan_times
+
+NOW = 1000.0
+TIMES = [field.name for field in fields(NodePlan) if field.name.endswith("since")]
+
+
+def saved(at: float | None) -> Plan:
+    node = Node("10.0.0.1:4000", Source.PD)
+    times = dict.fromkeys(TIMES, at) | {"since": at or 0.0}
+    return Plan(nodes={node.address: NodePlan(node, State.GONE, "", **times)})
+
+
+def test_clamps_plan_times() -> None:
+    assert len(TIMES) == 5
+    assert clamp_plan_times(saved(NOW + 500), NOW) == saved(NOW)
+    assert clamp_plan_times(saved(NOW - 500), NOW) == saved(NOW - 500)
+    assert clamp_plan_times(saved(None), NOW) == saved(None)
+
+
+def test_ends_running_round() -> None:
+    """If the round was cancelled after it had been saved, Envoys would apply it as a new round."""
+    sessions = {"00000000000000aa": 5}
+    running = RebalanceState(
+        NOW - 9, "why", 7, NOW + 3, {"10.0.0.1:4000": sessions}, {"10.0.0.2:4000": sessions}
+    )
+    with_round = replace(saved(NOW), rebalance=running)
+    assert clamp_plan_times(with_round, NOW).rebalance == RebalanceState(NOW - 9, "why", 7, NOW)
+    idle = replace(saved(NOW), rebalance=RebalanceState(NOW + 9, "why", 7, NOW + 3))
+    assert clamp_plan_times(idle, NOW).rebalance == RebalanceState(NOW, "why", 7, NOW)
+    ended = replace(saved(NOW), rebalance=RebalanceState(None, "why", 7, NOW - 3))
+    assert clamp_plan_times(ended, NOW).rebalance == ended.rebalance
+
+
+def test_ends_pause_between_rounds() -> None:
+    """A clock that was set back would make the pause longer."""
+    paused = RebalanceState(
+        NOW - 9, "why", 7, NOW - 3, stalled_rounds=4, migrated_before=9, paused_until=NOW + 5000
+    )
+    assert clamp_plan_times(replace(saved(NOW), rebalance=paused), NOW).rebalance == RebalanceState(
+        NOW - 9, "why", 7, NOW - 3
+    )
+
+
+def test_clamps_intent_times() -> None:
+    future = Intents(
+        removed={"a": NOW + 5, "b": NOW - 5},
+        drains={"c": DrainIntent(NOW + 5, 60), "d": DrainIntent(NOW - 5, 60)},
+    )
+    clamped = clamp_intent_times(future, NOW)
+    assert clamped.removed == {"a": NOW, "b": NOW - 5}
+    assert clamped.drains == {"c": DrainIntent(NOW, 60), "d": DrainIntent(NOW - 5, 60)}
