@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 
 import httpx2
 
+from controlplane.model.nodes import CLUSTER_NAME
 from controlplane.xds.bootstrap import module_path
 from controlplane.xds.bootstrap.bootstrap import render_bootstrap
 from sandbox.child_process import ProcessFailed
@@ -176,6 +177,23 @@ class LocalCluster:
     async def states(self) -> dict[str, str]:
         return {address: node["state"] for address, node in (await self.nodes()).items()}
 
+    async def has_active_nodes(self, count: int) -> bool:
+        """Return whether at least `count` nodes are active, and Envoy has as many healthy endpoints.
+
+        A node is active shortly before Envoy has its endpoint. Until then Envoy denies logins.
+        """
+        if list((await self.states()).values()).count("active") < count:
+            return False
+        hosts = (await self.envoy.hosts(CLUSTER_NAME)).values()
+        healthy = [host for host in hosts if host["health_status"]["eds_health_status"] == "HEALTHY"]
+        return len(healthy) >= count
+
+    async def is_in_service(self, nodes: int) -> bool:
+        """Return whether clients can log in: `nodes` nodes are active, and Envoy forwards a greeting."""
+        if not await self.has_active_nodes(nodes) or not await self.envoy.is_live():
+            return False
+        return nodes == 0 or await sends_mysql_greeting(self.sql_port)
+
     def violations(self) -> list[str]:
         """Return the lines about protocol violations that the nodes have logged since the start."""
         return [
@@ -246,13 +264,7 @@ class LocalCluster:
         on_progress("Starting Envoy")
         await self.envoy.launch()
         on_progress("Waiting until the nodes are in service")
-        await self.wait_until(lambda: self._is_in_service(nodes), f"{nodes} active nodes behind Envoy", 30.0)
-
-    async def _is_in_service(self, nodes: int) -> bool:
-        states = list((await self.states()).values())
-        if states.count("active") < nodes or not await self.envoy.is_live():
-            return False
-        return nodes == 0 or await sends_mysql_greeting(self.sql_port)
+        await self.wait_until(lambda: self.is_in_service(nodes), f"{nodes} active nodes behind Envoy", 30.0)
 
     async def _stop(self) -> None:
         """Stop all parts in any state: first Envoy, last the servers with data."""

@@ -207,14 +207,9 @@ async def _measure_rolling_restart(directory: Path, module: Path, rounds: int) -
     async with LocalCluster.start(directory / "stack", nodes=0, module=module) as stack:
         for _ in range(NODE_COUNT):
             await stack.add_tidb(*arguments)
-
-        async def serves() -> bool:
-            return (
-                list((await stack.states()).values()).count("active") == NODE_COUNT
-                and await stack.envoy.is_live()
-            )
-
-        await stack.wait_until(serves, f"{NODE_COUNT} active nodes behind Envoy", 60.0)
+        await stack.wait_until(
+            lambda: stack.is_in_service(NODE_COUNT), f"{NODE_COUNT} active nodes behind Envoy", 60.0
+        )
         combination = Combination(prepared=True, tls=False, workers=2)
         result = await run_rolling_restart(
             stack, combination, directory / "load", rounds=rounds, rate=MODERATE_TRANSACTIONS_PER_SECOND

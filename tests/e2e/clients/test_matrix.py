@@ -120,7 +120,7 @@ async def mariadb_stack(
     values = {"nodes": [{"address": f"127.0.0.1:{server.port}"}], **settings(envoy_certificates)}
     directory = tmp_path_factory.mktemp("before-mariadb")
     async with LocalCluster.start(directory, nodes=0, mariadb=server, settings=values) as stack:
-        await stack.wait_until(lambda: _are_active(stack, 1), "the MariaDB to be active")
+        await stack.wait_until(lambda: stack.is_in_service(1), "the MariaDB to be active")
         yield await _check_filter(stack)
 
 
@@ -134,13 +134,9 @@ async def tidb_stack(
     async with LocalCluster.start(directory, nodes=0, mariadb=server, settings=values) as stack:
         for _ in range(2):
             await stack.add_tidb(*server.certificates.arguments())
-        await stack.wait_until(lambda: _are_active(stack, 2), "the simulated servers to be active")
+        await stack.wait_until(lambda: stack.is_in_service(2), "the simulated servers to be active")
         yield await _check_filter(stack)
         assert stack.violations() == []
-
-
-async def _are_active(stack: LocalCluster, count: int) -> bool:
-    return list((await stack.states()).values()).count("active") == count and await stack.envoy.is_live()
 
 
 async def _check_filter(stack: LocalCluster) -> LocalCluster:

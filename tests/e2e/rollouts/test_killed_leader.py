@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -39,6 +38,7 @@ from tests.support.e2e.restart_action import (
     wait_for_phase,
 )
 from tests.support.soak import SOAK
+from tests.support.suspension import suspended
 from tests.support.waiting import wait_until
 
 KILLS = 50 if SOAK else 2
@@ -249,8 +249,7 @@ async def test_suspended_etcd_stops_writes_but_not_traffic_or_reads(
         EnvoyWatcher(cluster.envoy).watching() as envoy_watcher,
         WorkingClients.run(cluster.sql_port, CLIENTS) as sessions,
     ):
-        cluster.etcd.process.send_signal(signal.SIGSTOP)
-        try:
+        async with suspended(cluster.etcd.process.pid):
             deadline = time.monotonic() + SUSPENDED_SECONDS
             before = sessions.answers
             for control_plane in cluster.control_planes:
@@ -269,8 +268,6 @@ async def test_suspended_etcd_stops_writes_but_not_traffic_or_reads(
                 await asyncio.sleep(0.5)
             assert sessions.answers > before + SUSPENDED_SECONDS
             assert [run.address for run in restarter.runs(name)] == [first]
-        finally:
-            cluster.etcd.process.send_signal(signal.SIGCONT)
         await cluster.wait_for_leader()
         await wait_same_drains(cluster)
         for address in await cluster.nodes_with_drain(cluster.control_planes[0]) - {first, second}:

@@ -17,7 +17,7 @@ from sandbox.mariadb import MariaDb
 from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb import Tidb
 from tests.support.controlplane.cli_process import run_tidevoy, start_tidevoy
-from tests.support.e2e.cluster import get_events, in_service, run_cluster
+from tests.support.e2e.cluster import get_events, run_cluster
 from tests.support.e2e.restart_action import (
     NEW_VERSION,
     ROLLOUT_REQUEST,
@@ -172,12 +172,12 @@ async def cluster(shared_cluster: RolloutCluster) -> AsyncIterator[RolloutCluste
     shared_cluster.restarter.reset_behaviors()
     await shared_cluster.clear()
     await shared_cluster.stack.wait_until(
-        lambda: in_service(shared_cluster.stack, 3), "all nodes in service", 30
+        lambda: shared_cluster.stack.has_active_nodes(3), "all nodes in service", 30
     )
     yield shared_cluster
     assert await shared_cluster.nodes_with_drain() == set()
     await shared_cluster.stack.wait_until(
-        lambda: in_service(shared_cluster.stack, 3), "all nodes in service", 30
+        lambda: shared_cluster.stack.has_active_nodes(3), "all nodes in service", 30
     )
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
@@ -20,6 +18,7 @@ from controlplane.etcd.client import EtcdClient
 from controlplane.etcd.types import Entry, KeyChange, WatchBatch
 from sandbox.etcd import Etcd, EtcdCluster, EtcdTls
 from tests.support.controlplane.etcd_compaction import compact
+from tests.support.suspension import suspended
 from tests.support.waiting import wait_until
 
 NOWHERE = "http://127.0.0.1:1"
@@ -143,8 +142,7 @@ async def test_idle_watch_stays_open_and_hung_server_is_detected(etcd: Etcd, cli
         assert not reading.done()
         await client.put("/a", b"1")
         assert (await reading).changes == (KeyChange("/a", b"1"),)
-        os.kill(etcd.process.pid, signal.SIGSTOP)
-        try:
+        async with suspended(etcd.process.pid):
             async with asyncio.timeout(10):
                 # Either the watch's timeout or a gRPC ping detects the hang first. In either case gRPC
                 # may drop the connection, so there are several possible errors.
@@ -152,8 +150,6 @@ async def test_idle_watch_stays_open_and_hung_server_is_detected(etcd: Etcd, cli
                     await anext(watch)
             with pytest.raises(PdError, match=r"did not answer in time|is unreachable|was dropped"):
                 await client.get("/a")
-        finally:
-            os.kill(etcd.process.pid, signal.SIGCONT)
 
     async def answers_again() -> bool:
         with suppress(PdError):  # gRPC pauses between two connect attempts

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,6 +29,7 @@ from tests.support.module.envoy import (
     with_timeout,
 )
 from tests.support.network_namespace import drop_new_connections, network_namespace, stop_dropping_packets
+from tests.support.suspension import suspended
 from tests.support.tidb_sim_clients import RawClient
 from tests.support.waiting import assert_nothing_received, wait_until
 
@@ -116,13 +116,10 @@ async def node_that_is_suspended(directory: Path) -> AsyncIterator[None]:
         run_envoy(directory, [f"127.0.0.1:{server.port}"], WATCHING) as proxy,
     ):
         client, waiting = await connect_logged_in(proxy), await connect_logged_in(proxy)
-        server.process.send_signal(signal.SIGSTOP)
-        try:
+        async with suspended(server.process.pid):
             waiting.writer.write(frame(0, b"\x03do 1"))
             yield
             await expect_no_disconnect(proxy, client, waiting)
-        finally:
-            server.process.send_signal(signal.SIGCONT)
         assert (await with_timeout(waiting.read_packet()))[1][0] == 0
         assert (await with_timeout(client.send_command(0x0E)))[0] == 0
 
@@ -182,9 +179,8 @@ async def test_suspended_envoy_ends_no_session(tmp_path: Path) -> None:
     """After SIGCONT Envoy has received nothing for a long time, but no node is unreachable."""
     async with run_fake_server(serve_ok) as node, run_envoy(tmp_path, [node.endpoint], WATCHING) as proxy:
         client = await connect_logged_in(proxy)
-        os.kill(proxy.pid, signal.SIGSTOP)
-        await asyncio.sleep(5)  # longer than a node may be silent; a stopped process emits no event
-        os.kill(proxy.pid, signal.SIGCONT)
+        async with suspended(proxy.pid):
+            await asyncio.sleep(5)  # longer than a node may be silent; a stopped process emits no event
         await wait_until(proxy.is_live)
         await assert_nothing_received(client.reader, 2.0)
         assert await with_timeout(client.send_command(0x0E)) == OK_PAYLOAD

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -28,6 +26,7 @@ from tests.support.module.envoy import (
     serve_ok,
     with_timeout,
 )
+from tests.support.suspension import suspended
 from tests.support.tidb_sim_clients import RawClient
 from tests.support.waiting import wait_until_read
 
@@ -64,21 +63,10 @@ async def send_unread(proxy: ModuleEnvoy, node: RawClient, client: RawClient, ea
     """Send the bytes so that they are in the socket buffer, unread, when Envoy reads the client's login."""
     node.writer.write(GREETING)
     await with_timeout(client.read_packet())
-    with suspended(proxy.pid):
+    async with suspended(proxy.pid):
         # Both writes fit into socket buffers while Envoy is suspended.
         client.writer.write(login_packet())
         node.writer.write(early_bytes)
-
-
-@contextmanager
-def suspended(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        # When kill() returns, the threads may still be running.
-        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 WAYS_TO_SEND: dict[str, SendEarly] = {
@@ -147,7 +135,7 @@ async def test_plain_login_after_an_ssl_request_is_rejected(tmp_path: Path, way:
             if way == "in one segment":
                 client.writer.write(client_packets.SSL_REQUEST + login)
             else:
-                with suspended(proxy.pid) if way == "unread" else nullcontext():
+                async with suspended(proxy.pid) if way == "unread" else nullcontext():
                     client.writer.write(client_packets.SSL_REQUEST)
                     if way == "in the next segment":
                         await wait_until_read(client.writer)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import statistics
 import time
 from collections.abc import AsyncIterator, Callable
@@ -26,6 +24,7 @@ from controlplane.observe.discovery.pd_discovery import PdObserver
 from sandbox.etcd import Etcd, EtcdCluster, EtcdPorts, EtcdTls
 from sandbox.ports import Ports
 from tests.support.controlplane.etcd_compaction import compact
+from tests.support.suspension import suspended
 
 NODE = "10.0.0.7:4000"
 
@@ -301,11 +300,8 @@ async def test_hung_etcd_is_an_outage(etcd: Etcd, client: EtcdClient) -> None:
     await register(client, NODE)
     async with observing(etcd.url) as recorder:
         await recorder.wait_for_nodes(NODE)
-        os.kill(etcd.process.pid, signal.SIGSTOP)
-        try:
+        async with suspended(etcd.process.pid):
             await recorder.wait_until(lambda topology: bool(topology.outage), timeout=25)
-        finally:
-            os.kill(etcd.process.pid, signal.SIGCONT)
         assert list((await recorder.wait_until(lambda topology: not topology.outage)).nodes) == [NODE]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from tests.conftest import StartEnvoy
 from tests.support.controlplane.replicas import ControlPlaneGroup
 from tests.support.controlplane.xds_server import EchoSession, run_echo_servers
 from tests.support.fake_servers import FakeServer
+from tests.support.suspension import suspended
 from tests.support.waiting import wait_until
 
 DISABLED = {"enabled": False}
@@ -122,11 +122,8 @@ async def test_envoy_leaves_a_hanging_control_plane_that_others_show_as_unreacha
     ):
         for hanging in ("a", "b", "c"):
             others = [name for name in planes.running_names if name != hanging]
-            planes.control_planes[hanging].process.send_signal(signal.SIGSTOP)
-            try:
+            async with suspended(planes.control_planes[hanging].process.pid):
                 elapsed = await wait_until_all_agree(planes, others, 20.0, unreachable=[hanging])
                 assert elapsed < 15.0
                 assert await session.is_alive()
-            finally:
-                planes.control_planes[hanging].process.send_signal(signal.SIGCONT)
             await wait_until_all_agree(planes, planes.running_names, 30.0)

@@ -11,7 +11,8 @@ from controlplane.etcd.client import EtcdClient
 from sandbox.server import http_client
 from tests.support.controlplane.cli_process import run_tidevoy
 from tests.support.controlplane.engine import FakeEnvoy, healthy_node, register_node
-from tests.support.controlplane.replicas import LEADER_CHANGE_SECONDS, ControlPlaneGroup, suspended
+from tests.support.controlplane.replicas import LEADER_CHANGE_SECONDS, ControlPlaneGroup
+from tests.support.suspension import suspended
 from tests.support.waiting import wait_until
 
 
@@ -97,7 +98,7 @@ async def test_suspended_leader_loses_leadership(tmp_path: Path) -> None:
         await register_node(etcd, sql, status)
         first = await planes.wait_for_leader()
         await wait_for_state_everywhere(planes, sql, "active")
-        async with suspended(planes.control_planes[first].process):
+        async with suspended(planes.control_planes[first].process.pid):
 
             async def another_leads() -> bool:
                 replicas = (await planes.get(survivor, "/v1/replicas"))["replicas"]

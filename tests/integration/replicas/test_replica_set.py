@@ -25,7 +25,8 @@ from tests.support.controlplane.engine import (
     wait_for_state,
 )
 from tests.support.controlplane.etcd_compaction import compact
-from tests.support.controlplane.replicas import is_leader, replica_settings, run_engines, suspended
+from tests.support.controlplane.replicas import is_leader, replica_settings, run_engines
+from tests.support.suspension import suspended
 from tests.support.waiting import assert_never, wait_until
 
 
@@ -307,7 +308,7 @@ async def test_etcd_outage_keeps_publishing_and_rejects_writes(
             ):
                 await one.wait_for_endpoints(lambda endpoints: len(endpoints) == 2)
                 await two.wait_for_endpoints(lambda endpoints: len(endpoints) == 2)
-                async with suspended(etcd.process):
+                async with suspended(etcd.process.pid):
                     for engine in (leader, follower):
                         start = loop.time()
                         with pytest.raises(StateUnavailable):
@@ -342,7 +343,7 @@ async def test_leader_without_etcd_decides_for_its_own_envoys(
                 await wait_for_state(engine, sql, "active")
             async with FakeEnvoy(leader.xds_port) as envoy:
                 await envoy.wait_for_endpoints(lambda endpoints: sql in endpoints)
-                async with suspended(etcd.process):
+                async with suspended(etcd.process.pid):
                     await wait_until(lambda: not is_leader(leader))
                     await node_stack.aclose()
                     await wait_for_state(leader, sql, "unhealthy")

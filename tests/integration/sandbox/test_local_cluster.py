@@ -54,7 +54,7 @@ async def test_parts_restart_after_kill(stack: LocalCluster) -> None:
         await part.restart()
 
     async def is_restored() -> bool:
-        return await stack.states() == before and await stack.envoy.is_live()
+        return await stack.states() == before and await stack.is_in_service(3)
 
     await stack.wait_until(is_restored, "the three nodes active again", 40.0)
     assert await asyncio.to_thread(_query, stack) == (1,)

@@ -23,7 +23,7 @@ from controlplane.storage.etcd_store import EtcdStore
 from controlplane.storage.file_store import FileStore
 from controlplane.storage.store import SavedPlan, Versioned
 from sandbox.etcd import Etcd
-from tests.support.controlplane.replicas import suspended
+from tests.support.suspension import suspended
 from tests.support.waiting import wait_until
 
 KEYS = EtcdKeys("/tidevoy/")
@@ -223,7 +223,7 @@ async def test_imports_local_intents_once(first: StoreParts, second: StoreParts)
 async def test_write_to_silent_pd_times_out_without_effect(first: StoreParts, etcd: Etcd) -> None:
     version = await first.store.save_intents(DRAINED, 0)
     loop = asyncio.get_running_loop()
-    async with suspended(etcd.process):
+    async with suspended(etcd.process.pid):
         started_at = loop.time()
         with pytest.raises(StateUnavailable, match="nothing was changed") as error:
             await first.store.save_intents(Intents(), version)

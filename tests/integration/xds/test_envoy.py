@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections import Counter
 
@@ -17,6 +16,7 @@ from tests.support.controlplane.xds_server import (
     run_xds_test_bed,
 )
 from tests.support.fake_servers import refusing_port
+from tests.support.suspension import suspended
 from tests.support.waiting import wait_until
 
 
@@ -226,12 +226,9 @@ async def test_detects_silent_envoy_and_its_return(ports: Ports, envoy_process: 
     async with run_echo_servers("a") as (a,), run_xds_test_bed(ports, envoy_process) as test_bed:
         await test_bed.publish(make_plan(make_node_plan("a:4000", a.endpoint)))
         session = await test_bed.wait_for_session()
-        test_bed.envoy.process.send_signal(signal.SIGSTOP)
-        try:
+        async with suspended(test_bed.envoy.process.pid):
             await wait_until(lambda: test_bed.event_kinds()[-1] == "envoy.disconnected", 20)
             assert test_bed.status.connected_since is None
-        finally:
-            test_bed.envoy.process.send_signal(signal.SIGCONT)
         await wait_until(lambda: test_bed.event_kinds()[-1] == "envoy.connected")
         await wait_until(test_bed.is_acked)
         assert await session.is_alive()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +13,6 @@ import httpx2
 
 from controlplane.config.settings import Settings
 from controlplane.engine.engine import Engine
-from sandbox.child_process import ChildProcess
 from sandbox.control_plane import ControlPlaneProcess
 from sandbox.etcd import Etcd
 from sandbox.ports import Ports
@@ -50,23 +48,6 @@ async def run_engines(
 def is_leader(engine: Engine) -> bool:
     """Return whether the engine may act as the leader."""
     return engine.valid_term is not None
-
-
-@contextlib.asynccontextmanager
-async def suspended(process: ChildProcess) -> AsyncIterator[None]:
-    """Suspend all threads of a process during the block."""
-    threads = Path(f"/proc/{process.pid}/task")
-
-    def is_stopped() -> bool:
-        stats = [(thread / "stat").read_text() for thread in threads.iterdir()]
-        return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
-
-    process.send_signal(signal.SIGSTOP)
-    try:
-        await wait_until(is_stopped)
-        yield
-    finally:
-        process.send_signal(signal.SIGCONT)
 
 
 class ControlPlaneGroup:

@@ -125,7 +125,7 @@ async def run_cluster(
         for _ in range(nodes):
             await stack.add_tidb(*arguments)
         await stack.wait_until(
-            lambda: in_service(stack, nodes), f"{nodes} active nodes", _WAIT_TIMEOUT_SECONDS
+            lambda: stack.has_active_nodes(nodes), f"{nodes} active nodes", _WAIT_TIMEOUT_SECONDS
         )
         await stack.wait_until(
             lambda: is_up_to_date(stack, "envoy-1", expects_listener),
@@ -135,11 +135,6 @@ async def run_cluster(
         yield stack
         assert stack.violations() == []
         assert "a bug:" not in stack.envoy.process.output()
-
-
-async def in_service(stack: LocalCluster, nodes: int) -> bool:
-    """Return whether exactly this many nodes are active."""
-    return list((await stack.states()).values()).count("active") == nodes
 
 
 async def get_envoys(stack: LocalCluster) -> dict[str, dict[str, Any]]:
