@@ -16,6 +16,7 @@ import httpx2
 from cli.errors import CliError, UsageError
 from cli.output import print_note
 from controlplane import address as addresses
+from controlplane.config.bearer_token import InvalidTokenFile, is_valid_token, read_bearer_token
 
 # A token is never an argument: every user of the machine can read arguments (`ps`).
 TOKEN_VARIABLE, TOKEN_FILE_VARIABLE = "TIDEVOY_TOKEN", "TIDEVOY_TOKEN_FILE"
@@ -167,21 +168,13 @@ def _load_token() -> tuple[str, str]:
     """Return the token and the variable that it comes from. Raises UsageError if the token is unusable."""
     token, source = os.environ.get(TOKEN_VARIABLE, "").strip(), TOKEN_VARIABLE
     if not token and (file := os.environ.get(TOKEN_FILE_VARIABLE)):
-        token, source = _read_token_file(file), TOKEN_FILE_VARIABLE
-    if token and not (token.isascii() and token.isprintable() and " " not in token):
+        try:
+            return read_bearer_token(Path(file)), TOKEN_FILE_VARIABLE
+        except InvalidTokenFile as error:
+            raise UsageError(f"{TOKEN_FILE_VARIABLE}: {file} {error}") from None
+    if token and not is_valid_token(token):
         raise UsageError(f"{source} does not hold a valid token; `tidevoy token create` creates one")
     return token, source
-
-
-def _read_token_file(file: str) -> str:
-    try:
-        token = Path(file).read_text("ascii").strip()
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
-        raise UsageError(f"{TOKEN_FILE_VARIABLE}: {file} cannot be read: {reason}") from None
-    if not token:
-        raise UsageError(f"{TOKEN_FILE_VARIABLE}: {file} is empty; write the token into it")
-    return token
 
 
 def _make_tls_context() -> ssl.SSLContext:

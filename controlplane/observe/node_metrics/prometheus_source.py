@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from pathlib import Path
 
 from controlplane.clock import Clock
 from controlplane.config.balance import PrometheusSettings
+from controlplane.config.bearer_token import InvalidTokenFile, read_bearer_token
 from controlplane.model.node_metrics import CounterSample
 from controlplane.observe.health.client_tls import ReloadingClientContext
 from controlplane.observe.health.health_checker import CheckTarget
 from controlplane.observe.node_metrics import promql
 from controlplane.observe.node_metrics.http_fetcher import FetchError, HttpFetcher
-
-_MAX_TOKEN_BYTES = 64 * 1024
 
 
 class PrometheusReader:
@@ -87,20 +85,8 @@ class PrometheusReader:
         path = self._settings.bearer_token_file
         if path is None:
             return {}
-        return {"Authorization": f"Bearer {await asyncio.to_thread(_read_token, path)}"}
-
-
-def _read_token(path: Path) -> str:
-    """Return the token in a file. Raises FetchError."""
-    try:
-        with path.open("rb") as file:
-            token = file.read(_MAX_TOKEN_BYTES).decode("latin-1").strip()
-    except OSError as error:
-        raise FetchError(f"balance.prometheus.bearer_token_file cannot be read: {error.strerror}") from error
-    # Checked here, because the HTTP library's error about an invalid header would contain the token.
-    if not (token.isascii() and token.isprintable() and token) or " " in token:
-        raise FetchError(
-            "balance.prometheus.bearer_token_file does not hold a token"
-            " (one line of printable ASCII without spaces)"
-        )
-    return token
+        try:
+            token = await asyncio.to_thread(read_bearer_token, path)
+        except InvalidTokenFile as error:
+            raise FetchError(f"balance.prometheus.bearer_token_file {error}") from error
+        return {"Authorization": f"Bearer {token}"}

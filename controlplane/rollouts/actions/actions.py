@@ -6,15 +6,13 @@ import asyncio
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx2
 
 from controlplane import address as addresses
+from controlplane.config.bearer_token import InvalidTokenFile, read_bearer_token
 from controlplane.config.rollouts import PLACEHOLDER_PATTERN, ActionSettings
 from controlplane.rollouts.actions import command_action
-
-_MAX_TOKEN_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +83,9 @@ async def _call_webhook(url: str, action: ActionSettings, context: ActionContext
     headers = {"Idempotency-Key": f"{context.rollout}/{context.address}/{context.attempt}"}
     if (token_file := action.token_file) is not None:
         try:
-            token = (await asyncio.to_thread(_read_token, token_file)).strip()
-        except (OSError, ValueError) as error:
-            problem = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
-            return f"was not started: {token_file} cannot be read: {problem}"
-        if not token or not token.isascii() or not token.isprintable() or " " in token:
-            return f"was not started: {token_file} contains no valid token"
+            token = await asyncio.to_thread(read_bearer_token, token_file)
+        except InvalidTokenFile as error:
+            return f"was not started: {token_file} {error}"
         headers["Authorization"] = f"Bearer {token}"
     try:
         async with (
@@ -106,8 +101,3 @@ async def _call_webhook(url: str, action: ActionSettings, context: ActionContext
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
         return f"was not answered ({type(error).__name__}) and may have been executed"
     return "" if 200 <= status < 300 else f"was answered with HTTP {status}"
-
-
-def _read_token(path: Path) -> str:
-    with path.open("rb") as file:
-        return file.read(_MAX_TOKEN_BYTES).decode("ascii")

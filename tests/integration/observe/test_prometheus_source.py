@@ -188,7 +188,7 @@ async def test_configured_labels_and_token_are_sent(tmp_path: Path) -> None:
             )
             assert sql in current_facts(engine).node_metrics
             token.write_text("secret\nof two lines\n")
-            await wait_until(lambda: "does not hold a token" in current_facts(engine).node_metrics_outage)
+            await wait_until(lambda: "contains no token" in current_facts(engine).node_metrics_outage)
             assert "secret" not in current_facts(engine).node_metrics_outage
 
 

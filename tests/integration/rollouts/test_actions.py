@@ -230,5 +230,7 @@ async def test_webhook_unreachable_or_without_token(tmp_path: Path) -> None:
     async with run_webhook(http_response(204, b""), token_file=tmp_path / "token") as (server, action):
         assert (await run_action(action, CONTEXT)).endswith("cannot be read: No such file or directory")
         (tmp_path / "token").write_text("two words")
-        assert (await run_action(action, CONTEXT)).endswith("contains no valid token")
+        assert (await run_action(action, CONTEXT)).endswith(
+            "contains no token (one line of printable ASCII without spaces)"
+        )
     assert not server.requests
