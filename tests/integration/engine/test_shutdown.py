@@ -65,7 +65,7 @@ async def test_engine_cancelled_at_any_time_leaves_nothing_behind(tmp_path: Path
             nodes=[{"address": sql}, {"address": "localhost:4999"}],
         )
         tasks_before = asyncio.all_tasks()
-        # It is cancelled after a number of turns of the event loop, then after short times, then when it has started.
+        # Cancel it after some turns of the event loop, then after some milliseconds, then after its start.
         for steps in (*range(40), *range(40, 200, 8), None):
             engine = Engine(config)
             run = asyncio.create_task(engine.run())
