@@ -140,10 +140,10 @@ clean: ## remove all build outputs and .venv
 $(MODULE): $(MODULE_SOURCES)
 	@RUST=$(RUST) sandbox/install.sh rust
 	@echo "Building the module for Envoy, $@ (the first time takes about two minutes)"
-	@cargo build --quiet --release --package module $(CARGO)
+	@cargo build --quiet --release --package tidevoy-module $(CARGO)
 	@touch $@
 
-$(LOAD_CLIENT): $(shell find bench/client filters/wire/src filters/wire/Cargo.toml -print) | $(MODULE)
+$(LOAD_CLIENT): $(shell find bench/client filters/mysql-proto/src filters/mysql-proto/Cargo.toml -print) | $(MODULE)
 	@cargo build --quiet --release $(CLIENT)
 	@touch $@
 

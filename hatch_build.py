@@ -138,7 +138,7 @@ def build(root: Path) -> Path | None:
         return None
     target = root / "filters/target"
     command = [
-        *("cargo", "build", "--quiet", "--release", "--locked", "--package", "module"),
+        *("cargo", "build", "--quiet", "--release", "--locked", "--package", "tidevoy-module"),
         *("--manifest-path", str(root / "filters/Cargo.toml"), "--target-dir", str(target)),
     ]
     if subprocess.run(command, check=False).returncode != 0:

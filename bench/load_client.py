@@ -19,7 +19,7 @@ from sandbox.child_process import ProcessFailed, ProgramMissing, describe_exit
 
 PROGRAM_NAME = "tidevoy-load"
 _SOURCE_DIRECTORY = Path(__file__).parent / "client"
-_PROTOCOL_CRATE = _SOURCE_DIRECTORY.parents[1] / "filters" / "wire"  # a dependency of the client
+_PROTOCOL_CRATE = _SOURCE_DIRECTORY.parents[1] / "filters" / "mysql-proto"  # a dependency of the client
 _EXTRA_TIMEOUT_SECONDS = 60.0
 """Time that a run may take in addition to its requested duration."""
 _MAX_LINE_BYTES = 64 << 20

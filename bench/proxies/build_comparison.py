@@ -121,8 +121,8 @@ async def build_revision(name: str, directory: Path) -> ModuleBuild:
     """
     root = directory / "checkout"
     await asyncio.to_thread(_extract_checkout, name, root)
-    manifest = root / "filters" / "Cargo.toml"
-    await build_with_cargo(manifest, _TARGET_DIRECTORY, directory, "--package", "module")
+    manifest = root / "filters" / "module" / "Cargo.toml"
+    await build_with_cargo(manifest, _TARGET_DIRECTORY, directory)
     # Copied, because the build of another revision overwrites the file.
     module = root / "libtidevoy.so"
     shutil.copyfile(_TARGET_DIRECTORY / _MODULE_PATH, module)

@@ -5,10 +5,10 @@ use std::net::{Shutdown, TcpStream};
 use std::rc::Rc;
 use std::time::Duration;
 
+use mysql_proto::command::Command;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt};
 use rustls::ClientConnection;
-use wire::command::Command;
 
 use crate::failure::Failure;
 use crate::login::{Login, Step};

@@ -4,8 +4,8 @@ use std::io::{self, Read, Write};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use mysql_proto::command::Command;
 use serde_json::{Value, json};
-use wire::command::Command;
 
 use crate::connection::{Connection, SCRATCH};
 use crate::crowd::{self, Coming};

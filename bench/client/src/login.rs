@@ -3,9 +3,9 @@
 use std::rc::Rc;
 
 use aws_lc_rs::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
+use mysql_proto::capability::Capabilities;
+use mysql_proto::greeting::Greeting;
 use rustls::ClientConnection;
-use wire::capability::Capabilities;
-use wire::greeting::Greeting;
 
 use crate::failure::Failure;
 use crate::options::TlsMode;

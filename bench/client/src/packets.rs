@@ -1,6 +1,6 @@
 //! Finds the packets in the bytes of a server, however the bytes are cut, and keeps none of them.
 
-use wire::packet::{HEADER, Header};
+use mysql_proto::packet::{HEADER, Header};
 
 /// Some bytes of one packet's payload; an empty payload comes as one empty piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,7 +88,7 @@ pub(crate) fn packet(sequence: u8, payload: &[u8]) -> Vec<u8> {
 
 /// COM_QUERY with `statement`, as its whole packet.
 pub(crate) fn query(statement: &str) -> Vec<u8> {
-    let mut payload = vec![wire::command::Command::Query as u8];
+    let mut payload = vec![mysql_proto::command::Command::Query as u8];
     payload.extend(statement.as_bytes());
     packet(0, &payload)
 }

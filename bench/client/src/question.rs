@@ -1,6 +1,6 @@
 //! Statements whose answers hold one session's nonce and nothing else, and the check that they do.
 
-use wire::lenenc;
+use mysql_proto::lenenc;
 
 use crate::packets::query;
 use crate::response::Rows;

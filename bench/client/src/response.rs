@@ -3,8 +3,8 @@
 //! Clients here ask for neither several results nor CLIENT_DEPRECATE_EOF: EOF packets end columns and rows
 //! (MySQL: "Text Resultset").
 
-use wire::lenenc;
-use wire::packet::MAX_PAYLOAD;
+use mysql_proto::lenenc;
+use mysql_proto::packet::MAX_PAYLOAD;
 
 use crate::failure::Failure;
 use crate::packets::{Packets, Piece};
@@ -172,7 +172,7 @@ impl Response {
 
 /// What an ERR packet says.
 pub(crate) fn refusal(payload: &[u8]) -> Result<Answer, Failure> {
-    let code = wire::error::code(payload).ok_or_else(|| unexpected("an error", payload))?;
+    let code = mysql_proto::error::code(payload).ok_or_else(|| unexpected("an error", payload))?;
     let text = payload.get(3..).unwrap_or_default();
     // The SQLSTATE stands in front of the text, but for errors before the login.
     let text = if text.first() == Some(&b'#') { text.get(6..).unwrap_or_default() } else { text };

@@ -3,8 +3,8 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
+use mysql_proto::lenenc;
 use serde_json::{Value, json};
-use wire::lenenc;
 
 use crate::connection::{Connection, SCRATCH};
 use crate::crowd::{self, Coming};

@@ -1,6 +1,6 @@
 //! Small packets, and every way to send them in up to three pieces.
 
-use wire::command::Command;
+use mysql_proto::command::Command;
 
 use crate::packets::{packet, query};
 

@@ -1,18 +1,18 @@
 //! Writes seeds/<target>/: `cargo +nightly run --example seeds` in `filters/fuzz`.
 //!
-//! Most are cut out of the recorded conversations (`filters/wire/corpus`), one for each shape that a command and its
+//! Most are cut out of the recorded conversations (`filters/mysql-proto/corpus`), one for each shape that a command and its
 //! response have there; those of logins with TLS or other plugins are made of messages of the tests. What a fuzzer
 //! found stays: its names begin with `found-`.
 
 use fuzz::parties;
 use fuzz::script::{self, FULL, NODE, RAW};
+use mysql_proto::capability::Capabilities;
+use mysql_proto::greeting::Greeting;
+use mysql_proto::packet::{HEADER, Header};
+use mysql_proto::response::{self, HEAD, Response};
 use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
-use wire::capability::Capabilities;
-use wire::greeting::Greeting;
-use wire::packet::{HEADER, Header};
-use wire::response::{self, HEAD, Response};
 
 type Error = Box<dyn std::error::Error>;
 
@@ -29,7 +29,7 @@ struct Packet {
     payload: Vec<u8>,
 }
 
-/// The conversations of a file of the corpus, packet by packet (its format: `filters/wire/corpus/README.md`).
+/// The conversations of a file of the corpus, packet by packet (its format: `filters/mysql-proto/corpus/README.md`).
 fn conversations(file: &[u8]) -> Vec<Vec<Packet>> {
     let mut all: Vec<Vec<Packet>> = Vec::new();
     let mut begun = [Vec::new(), Vec::new()];
@@ -180,8 +180,9 @@ fn add_plugins(seeds: &mut Seeds) {
 
 fn main() -> Result<(), Error> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut files =
-        fs::read_dir(here.join("../wire/corpus"))?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>, Error>>()?;
+    let mut files = fs::read_dir(here.join("../mysql-proto/corpus"))?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<Result<Vec<_>, Error>>()?;
     files.retain(|path| path.extension().is_some_and(|ending| ending == "bin"));
     files.sort();
     let [mut tracker, mut framer, mut login] = ["tracker", "packet_framer", "login"].map(Seeds::new);

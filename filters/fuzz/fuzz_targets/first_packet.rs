@@ -3,9 +3,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use wire::error::ProxyError;
-use wire::login::{ClientTls, Compression, FirstPacket, Login, NodeTls, Output, Progress, Rules, first_packet};
-use wire::packet::{HEADER, Header};
+use mysql_proto::error::ProxyError;
+use mysql_proto::login::{ClientTls, Compression, FirstPacket, Login, NodeTls, Output, Progress, Rules, first_packet};
+use mysql_proto::packet::{HEADER, Header};
 
 const RULES: Rules = Rules {
     client_tls: ClientTls::Optional,

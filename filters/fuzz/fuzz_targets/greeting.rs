@@ -3,8 +3,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use wire::capability::Capabilities;
-use wire::greeting::Greeting;
+use mysql_proto::capability::Capabilities;
+use mysql_proto::greeting::Greeting;
 
 /// What the proxy may change in a greeting.
 const CHANGED: Capabilities = Capabilities::SSL.with(Capabilities::COMPRESS).with(Capabilities::ZSTD_COMPRESSION);

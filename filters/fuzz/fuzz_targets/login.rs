@@ -5,10 +5,10 @@
 use fuzz::parties::{KEY, PEM};
 use fuzz::script::{self, Cut, RAW};
 use libfuzzer_sys::fuzz_target;
-use wire::error::ProxyError;
-use wire::login::{ClientTls, Compression, Login, NodeTls, Output, Progress, Rules};
-use wire::packet::{HEADER, Header};
-use wire::response;
+use mysql_proto::error::ProxyError;
+use mysql_proto::login::{ClientTls, Compression, Login, NodeTls, Output, Progress, Rules};
+use mysql_proto::packet::{HEADER, Header};
+use mysql_proto::response;
 
 fn rules(byte: u8) -> Rules {
     Rules {

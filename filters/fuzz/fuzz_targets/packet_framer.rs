@@ -8,11 +8,11 @@ use packet_framer::{PacketFramer, skip_rows};
 
 /// For the framer, which is included.
 mod packet {
-    pub use wire::packet::{HEADER, Header, MAX_PAYLOAD};
+    pub use mysql_proto::packet::{HEADER, Header, MAX_PAYLOAD};
 }
-// It is not public, and its users in `wire` would hide much of it from the fuzzer.
+// It is not public, and its users in `mysql_proto` would hide much of it from the fuzzer.
 #[expect(dead_code, reason = "logins use the rest of it")]
-#[path = "../../wire/src/packet_framer.rs"]
+#[path = "../../mysql-proto/src/packet_framer.rs"]
 mod packet_framer;
 
 const KEEP: usize = 5;

@@ -3,9 +3,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use wire::capability::Capabilities;
-use wire::packet::{HEADER, Header};
-use wire::response::{self, HEAD, Response};
+use mysql_proto::capability::Capabilities;
+use mysql_proto::packet::{HEADER, Header};
+use mysql_proto::response::{self, HEAD, Response};
 
 fuzz_target!(|input: &[u8]| {
     let Some((length, rest)) = input.split_first_chunk() else { return };

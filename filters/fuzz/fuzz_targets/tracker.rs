@@ -4,9 +4,9 @@
 
 use fuzz::script::{self, Cut, Turn};
 use libfuzzer_sys::fuzz_target;
-use wire::capability::Capabilities;
-use wire::command::Command;
-use wire::tracker::{CommandObserver, CommandOutcome, PinReason, Tracker, TrackerState};
+use mysql_proto::capability::Capabilities;
+use mysql_proto::command::Command;
+use mysql_proto::tracker::{CommandObserver, CommandOutcome, PinReason, Tracker, TrackerState};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {

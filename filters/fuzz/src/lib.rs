@@ -5,14 +5,14 @@
 
 pub mod script;
 
-#[path = "../../wire/tests/login_parties/mod.rs"]
+#[path = "../../mysql-proto/tests/login_parties/mod.rs"]
 mod login_parties;
 
 /// Messages of a login, as the tests of logins make them.
 pub mod parties {
     use crate::login_parties as made;
-    use wire::capability::Capabilities;
-    use wire::login::PasswordKey;
+    use mysql_proto::capability::Capabilities;
+    use mysql_proto::login::PasswordKey;
 
     /// The key of the proxy.
     pub const KEY: &dyn PasswordKey = &made::TestKey;

@@ -3,9 +3,9 @@
 //! Entries follow each other: a byte that says what it is, the length (1 byte, or 2, little-endian), so many bytes.
 //! Whatever a fuzzer makes of it is a conversation: what is too long ends with the input.
 
+use mysql_proto::packet::{Header, MAX_PAYLOAD};
 use std::borrow::Cow;
 use std::sync::OnceLock;
-use wire::packet::{Header, MAX_PAYLOAD};
 
 /// The node speaks; else the client does.
 pub const NODE: u8 = 1;

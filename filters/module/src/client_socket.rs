@@ -5,9 +5,9 @@ use std::rc::{Rc, Weak};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use abi::socket::{Closed, Io, IoOutcome, Socket, SocketFactory, TransportSocket};
+use envoy_abi::socket::{Closed, Io, IoOutcome, Socket, SocketFactory, TransportSocket};
+use mysql_proto::login::{ClientTls, Compression, NodeTls, Output, Progress, Rules};
 use tls::{ClientSide, RsaPasswordKey};
-use wire::login::{ClientTls, Compression, NodeTls, Output, Progress, Rules};
 
 use crate::conn::{Conn, ReadError, ReadStep};
 use crate::offload::{self, OffloadedConn};
@@ -107,7 +107,7 @@ impl ClientConn {
             let closed = match self.conn.decrypt(ciphertext, plain) {
                 Ok(closed) => closed,
                 Err(ReadError::Tls(error)) => {
-                    abi::log!(Debug, "TLS with a client failed: {error}");
+                    envoy_abi::log!(Debug, "TLS with a client failed: {error}");
                     return ReadStep::Close;
                 }
                 Err(ReadError::Broken) => return ReadStep::Close,

@@ -3,8 +3,8 @@
 use std::cell::Cell;
 use std::time::Instant;
 
-use wire::command::Command;
-use wire::tracker::{CommandObserver, CommandOutcome};
+use mysql_proto::command::Command;
+use mysql_proto::tracker::{CommandObserver, CommandOutcome};
 
 use crate::node::{self, Counts};
 

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use migration::rate_limit::RateLimit;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use session::rate_limit::RateLimit;
 
 /// The version of this module; major and minor are equal to those of a control plane that fits.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -61,7 +61,7 @@ pub(crate) struct NodeInfo {
     /// Empty: the control plane does not know it.
     #[serde(default)]
     pub(crate) version: String,
-    /// How many sessions are to leave it although it stays in service (`session::quota`); empty: none.
+    /// How many sessions are to leave it although it stays in service (`migration::quota`); empty: none.
     #[serde(default)]
     pub(crate) moves: String,
     /// How many of those of other nodes it is to get; empty: none.
@@ -74,13 +74,13 @@ pub(crate) struct NodeInfo {
 #[serde(deny_unknown_fields)]
 pub(crate) struct ClientSocketConfig {
     #[serde(with = "ClientTlsName")]
-    pub(crate) tls: wire::login::ClientTls,
+    pub(crate) tls: mysql_proto::login::ClientTls,
     pub(crate) cert: PathBuf,
     pub(crate) key: PathBuf,
     /// Empty: clients need no certificate.
     pub(crate) client_ca: PathBuf,
     #[serde(with = "CompressionName")]
-    pub(crate) compression: wire::login::Compression,
+    pub(crate) compression: mysql_proto::login::Compression,
     /// Key with which clients without TLS encrypt passwords; empty: one is made at start.
     pub(crate) rsa_key: PathBuf,
 }
@@ -90,7 +90,7 @@ pub(crate) struct ClientSocketConfig {
 #[serde(deny_unknown_fields)]
 pub(crate) struct NodeSocketConfig {
     #[serde(with = "NodeTlsName")]
-    pub(crate) tls: wire::login::NodeTls,
+    pub(crate) tls: mysql_proto::login::NodeTls,
     /// Empty: the system's.
     pub(crate) ca: PathBuf,
     #[serde(with = "VerifyName")]
@@ -140,10 +140,10 @@ impl PolicyConfig {
 #[serde(deny_unknown_fields)]
 pub(crate) struct TelemetryConfig {}
 
-// How the choices of `wire` and `tls` are written; these types themselves are never made.
+// How the choices of `mysql_proto` and `tls` are written; these types themselves are never made.
 
 #[derive(Deserialize)]
-#[serde(remote = "wire::login::ClientTls", rename_all = "lowercase")]
+#[serde(remote = "mysql_proto::login::ClientTls", rename_all = "lowercase")]
 enum ClientTlsName {
     Disabled,
     Optional,
@@ -151,7 +151,7 @@ enum ClientTlsName {
 }
 
 #[derive(Deserialize)]
-#[serde(remote = "wire::login::NodeTls", rename_all = "lowercase")]
+#[serde(remote = "mysql_proto::login::NodeTls", rename_all = "lowercase")]
 enum NodeTlsName {
     Disabled,
     Preferred,
@@ -159,7 +159,7 @@ enum NodeTlsName {
 }
 
 #[derive(Deserialize)]
-#[serde(remote = "wire::login::Compression", rename_all = "lowercase")]
+#[serde(remote = "mysql_proto::login::Compression", rename_all = "lowercase")]
 enum CompressionName {
     Off,
     Passthrough,

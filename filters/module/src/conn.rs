@@ -6,7 +6,7 @@ mod writing;
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 
-use abi::socket::Socket;
+use envoy_abi::socket::Socket;
 use tls::{Stream, TlsError};
 
 use crate::offload::EventKey;

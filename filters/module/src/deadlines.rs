@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
-use abi::filter::Waker;
+use envoy_abi::filter::Waker;
 
 use crate::clock;
 

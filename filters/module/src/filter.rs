@@ -3,8 +3,8 @@
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use abi::filter::{Filter, FilterFactory, NetworkFilter};
-use wire::error::ProxyError;
+use envoy_abi::filter::{Filter, FilterFactory, NetworkFilter};
+use mysql_proto::error::ProxyError;
 
 use crate::live_config::{self, SessionLimits};
 use crate::session::Session;
@@ -30,7 +30,7 @@ impl SessionFilterFactory {
 impl FilterFactory for SessionFilterFactory {
     fn filter(&self, filter: Filter) -> Option<Box<dyn NetworkFilter>> {
         let Some(session) = worker::session(filter.connection_id()) else {
-            abi::log!(Error, "the listener has the filter of this module, but not its socket");
+            envoy_abi::log!(Error, "the listener has the filter of this module, but not its socket");
             return None;
         };
         Some(Box::new(SessionFilter { filter, session, client_slot: ClientSlot::try_acquire(self.max_clients) }))
@@ -70,7 +70,7 @@ impl NetworkFilter for SessionFilter {
             return false;
         }
         if !self.filter.set_state(HASHED, &self.session.id().to_string()) {
-            abi::log!(Error, "this Envoy does not know the filter state {HASHED}");
+            envoy_abi::log!(Error, "this Envoy does not know the filter state {HASHED}");
             self.session.close(ProxyError::NoNode);
             return false;
         }

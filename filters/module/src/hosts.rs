@@ -11,9 +11,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use session::quota::Quota;
-use session::rate_limit::MigrationBackoff;
-use session::target_choice::{Release, TargetCandidate, choose_target};
+use migration::quota::Quota;
+use migration::rate_limit::MigrationBackoff;
+use migration::target_choice::{Release, TargetCandidate, choose_target};
 
 use crate::config::NodeInfo;
 use crate::live_config::{self, Nodes};

@@ -48,17 +48,17 @@ mod wakers;
 mod watched_target_conn;
 mod worker;
 
-use abi::extension::{Extension, Metrics};
-use abi::filter::FilterFactory;
-use abi::listener_filter::ListenerFilter;
-use abi::policy::PolicyFactory;
-use abi::socket::SocketFactory;
+use envoy_abi::extension::{Extension, Metrics};
+use envoy_abi::filter::FilterFactory;
+use envoy_abi::listener_filter::ListenerFilter;
+use envoy_abi::policy::PolicyFactory;
+use envoy_abi::socket::SocketFactory;
 
 struct Tidevoy;
 
-abi::export!(Tidevoy);
+envoy_abi::export!(Tidevoy);
 
-impl abi::Module for Tidevoy {
+impl envoy_abi::Module for Tidevoy {
     fn downstream_socket(&self, name: &str, text: &[u8]) -> Result<Box<dyn SocketFactory>, String> {
         config::check_name("client", name)?;
         Ok(Box::new(client_socket::ClientSocketFactory::new(config::parse(text)?)?))

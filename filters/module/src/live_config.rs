@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 use std::time::Duration;
 
-use abi::listener_filter::{Accept, ListenerFilter, Verdict};
+use envoy_abi::listener_filter::{Accept, ListenerFilter, Verdict};
 
 use crate::config::{self, NodeInfo};
 use crate::wakers;

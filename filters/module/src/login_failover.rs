@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use wire::login::{FailoverAction, LoginAttempt};
+use mysql_proto::login::{FailoverAction, LoginAttempt};
 
 use crate::deadlines::Deadline;
 use crate::hosts::{self, TargetNode};
@@ -159,7 +159,7 @@ impl LoginFailover {
         }
         conn.replace_connection(tls);
         session.login_failover.replace(None);
-        session.with_login(wire::login::Login::on_switched_node);
+        session.with_login(mysql_proto::login::Login::on_switched_node);
         if let Some(node) = &*self.target_node.borrow() {
             node.node.shared.end_ejection();
         }

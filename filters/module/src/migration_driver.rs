@@ -1,4 +1,4 @@
-//! Drives one migration: applies the effects of [`session::migration`] to the module's sockets.
+//! Drives one migration: applies the effects of [`migration::state_machine`] to the module's sockets.
 //!
 //! The connection to the target belongs to the module until the session is restored. Then it replaces the old connection
 //! under Envoy's descriptor, so that Envoy notices nothing.
@@ -9,14 +9,14 @@ use std::rc::{Rc, Weak};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use session::identity::Identity;
-use session::migration::{AbortReason, Effect, Migration};
-use session::state_snapshot::StateSnapshot;
-use session::state_summary::UnusableStates;
-use session::target_login::LoginFailure;
-use session::timeouts::{MigrationStep, MigrationTimeouts};
+use migration::identity::Identity;
+use migration::state_machine::{AbortReason, Effect, Migration};
+use migration::state_snapshot::StateSnapshot;
+use migration::state_summary::UnusableStates;
+use migration::target_login::LoginFailure;
+use migration::timeouts::{MigrationStep, MigrationTimeouts};
+use mysql_proto::login::NodeTls;
 use tls::{Stream, TlsError};
-use wire::login::NodeTls;
 
 use crate::deadlines::Deadline;
 use crate::hosts::TargetNode;

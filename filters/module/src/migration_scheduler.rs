@@ -6,11 +6,11 @@ use std::rc::{Rc, Weak};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use abi::events::Events;
-use abi::filter::Waker;
-use session::migration::AbortReason;
-use session::rate_limit::{Limiter, RateLimit};
-use session::timeouts::MigrationStep;
+use envoy_abi::events::Events;
+use envoy_abi::filter::Waker;
+use migration::rate_limit::{Limiter, RateLimit};
+use migration::state_machine::AbortReason;
+use migration::timeouts::MigrationStep;
 
 use crate::deadlines::Deadline;
 use crate::delay_queue::DelayQueue;
@@ -26,7 +26,7 @@ static LIMITER: LazyLock<Mutex<Limiter>> =
 static IS_POSSIBLE: LazyLock<bool> = LazyLock::new(|| match Events::self_test() {
     Ok(()) => true,
     Err(why) => {
-        abi::log!(Warn, "sessions stay where they are, also when their nodes are drained: on this machine {why}");
+        envoy_abi::log!(Warn, "sessions stay where they are, also when their nodes are drained: on this machine {why}");
         false
     }
 });

@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use session::identity::Identity;
-use session::ping_reply::PingReply;
-use session::rate_limit::{ExportBackoff, MigrationBackoff};
-use session::state_snapshot::StateSnapshot;
+use migration::identity::Identity;
+use migration::ping_reply::PingReply;
+use migration::rate_limit::{ExportBackoff, MigrationBackoff};
+use migration::state_snapshot::StateSnapshot;
 
-use wire::packet::{HEADER, Header};
+use mysql_proto::packet::{HEADER, Header};
 
 use crate::commands::IdentityChange;
 use crate::deadlines::Deadline;

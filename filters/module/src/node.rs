@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use session::quota::QuotaRemaining;
-use session::target_choice::Release;
+use migration::quota::QuotaRemaining;
+use migration::target_choice::Release;
 
 use crate::clock;
 use crate::ejection::{EjectReason, Ejection, EjectionDetails};
@@ -117,7 +117,7 @@ pub(crate) const ERRORS: [&str; 8] =
     ["access", "deadlock", "shutdown", "killed", "limit", "cluster", "syntax", "other"];
 
 /// Reasons of failed logins beyond the proxy's own refusals.
-pub(crate) const DENIED: usize = wire::error::ProxyError::ALL.len();
+pub(crate) const DENIED: usize = mysql_proto::error::ProxyError::ALL.len();
 pub(crate) const CLIENT_GONE: usize = DENIED + 1;
 pub(crate) const NODE_FULL: usize = DENIED + 2;
 pub(crate) const LOGIN_FAILURES: usize = DENIED + 3;
@@ -128,7 +128,7 @@ pub(crate) fn login_failure_name(reason: usize) -> &'static str {
         DENIED => "denied",
         CLIENT_GONE => "client_gone",
         NODE_FULL => "node_full",
-        proxy_error => wire::error::ProxyError::ALL[proxy_error].name(),
+        proxy_error => mysql_proto::error::ProxyError::ALL[proxy_error].name(),
     }
 }
 

@@ -6,11 +6,11 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-use abi::socket::{Closed, Io, IoOutcome, Socket, SocketFactory, TransportSocket};
+use envoy_abi::socket::{Closed, Io, IoOutcome, Socket, SocketFactory, TransportSocket};
+use mysql_proto::error::ProxyError;
+use mysql_proto::login::{FirstPacket, Login, NodeTls, Output, Progress, TOO_MANY_CONNECTIONS, first_packet};
+use mysql_proto::packet::{HEADER, Header};
 use tls::{NodeSide, Stream};
-use wire::error::ProxyError;
-use wire::login::{FirstPacket, Login, NodeTls, Output, Progress, TOO_MANY_CONNECTIONS, first_packet};
-use wire::packet::{HEADER, Header};
 
 use crate::conn::{Conn, ReadError, ReadStep};
 use crate::ejection;
@@ -40,7 +40,7 @@ pub(crate) struct NodeSocketFactory {
 impl NodeSocketFactory {
     pub(crate) fn new(config: config::NodeSocketConfig) -> Result<Self, String> {
         let ejection = config.ejection();
-        if !abi::module::validating() {
+        if !envoy_abi::module::validating() {
             sentinels::configure(config.sentinels, config.proxy_protocol);
         }
         let tls = if config.tls == NodeTls::Disabled {
@@ -119,7 +119,7 @@ impl NodeConn {
             FirstPacket::Incomplete => return ReadStep::Continue,
             FirstPacket::Greeting => {}
             FirstPacket::Error(code) => {
-                abi::log!(Debug, "{} greets with error {code}", self.node.shared.name);
+                envoy_abi::log!(Debug, "{} greets with error {code}", self.node.shared.name);
                 self.failure_on_close.set(ConnectFailure::Error);
                 if code == TOO_MANY_CONNECTIONS {
                     self.failure_on_close.set(ConnectFailure::Full);
@@ -130,7 +130,7 @@ impl NodeConn {
                 return ReadStep::Close;
             }
             FirstPacket::Invalid => {
-                abi::log!(Warn, "{} does not greet as a MySQL server", self.node.shared.name);
+                envoy_abi::log!(Warn, "{} does not greet as a MySQL server", self.node.shared.name);
                 self.failure_on_close.set(ConnectFailure::Invalid);
                 return ReadStep::Close;
             }
@@ -144,7 +144,10 @@ impl NodeConn {
             return ReadStep::Close; // the client has gone meanwhile
         }
         if !self.session.is_owner_of(self.conn.socket.connection_id()) {
-            abi::log!(Error, "Envoy mixes up connections: the cluster needs connection_pool_per_downstream_connection");
+            envoy_abi::log!(
+                Error,
+                "Envoy mixes up connections: the cluster needs connection_pool_per_downstream_connection"
+            );
             self.session.close(ProxyError::NoNode);
             return ReadStep::Close;
         }
@@ -172,7 +175,7 @@ impl NodeConn {
     }
 
     fn on_tls_error(&self, error: &tls::TlsError, passed: &mut usize) -> ReadStep {
-        abi::log!(Warn, "TLS with {} failed: {error}", self.node.shared.name);
+        envoy_abi::log!(Warn, "TLS with {} failed: {error}", self.node.shared.name);
         if self.session.phase() == SessionPhase::Login {
             self.report_failure(ConnectFailure::Tls);
             self.conn.pass_on(&self.session.reject(ProxyError::NodeTlsFailed), passed);
@@ -244,7 +247,7 @@ impl NodeConn {
         if self.session.phase() == SessionPhase::Login {
             let why = if self.conn.is_handshaking() {
                 self.report_failure(ConnectFailure::Tls);
-                abi::log!(Warn, "{} closed the connection during the TLS handshake", self.node.shared.name);
+                envoy_abi::log!(Warn, "{} closed the connection during the TLS handshake", self.node.shared.name);
                 ProxyError::NodeTlsFailed
             } else {
                 self.session.login_loss_error()
@@ -301,7 +304,7 @@ impl TransportSocket for NodeSocket {
             && self.0.conn.socket.write_buffer_length() > 0
             && let Err(error) = self.0.begin_tls()
         {
-            abi::log!(Warn, "no TLS with {}: {error}", self.0.node.shared.name);
+            envoy_abi::log!(Warn, "no TLS with {}: {error}", self.0.node.shared.name);
             self.0.session.close(ProxyError::NodeTlsFailed);
             return IoOutcome::close(0);
         }
@@ -415,7 +418,7 @@ impl UpstreamSocket for NodeConn {
             && !was_ejected
         {
             let (name, why) = (&node.shared.name, reason.name());
-            abi::log!(Warn, "{name} cannot be used ({why}) and gets no new sessions for a while");
+            envoy_abi::log!(Warn, "{name} cannot be used ({why}) and gets no new sessions for a while");
         }
     }
 

@@ -8,8 +8,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use abi::events::{Event, Events, SwapResult};
-use abi::socket::{IoOutcome, Socket};
+use envoy_abi::events::{Event, Events, SwapResult};
+use envoy_abi::socket::{IoOutcome, Socket};
 
 use crate::clock;
 use crate::conn::{Conn, ReadStep};
@@ -147,7 +147,10 @@ impl WorkerEvents {
             Some(events) => Some(self.events.get_or_init(|| events)),
             None => {
                 if self.failed_at.replace(Some(clock::now())).is_none() {
-                    abi::log!(Warn, "the events of this worker's connections stay with Envoy, which costs more CPU");
+                    envoy_abi::log!(
+                        Warn,
+                        "the events of this worker's connections stay with Envoy, which costs more CPU"
+                    );
                 }
                 None
             }
@@ -224,7 +227,7 @@ fn process_events() {
                 }
                 Some(EventTarget::AuxFd(aux_fd)) => {
                     if let Some(aux_fd) = aux_fd.upgrade() {
-                        abi::guarded("an event past Envoy", (), || aux_fd.on_event());
+                        envoy_abi::guarded("an event past Envoy", (), || aux_fd.on_event());
                     }
                 }
                 None => {}
@@ -236,7 +239,7 @@ fn process_events() {
 
 fn read_offloaded(offloaded: &dyn OffloadedConn, ends: bool) {
     offloaded.conn().set_end_event(ends);
-    let done = abi::guarded("reading past Envoy", false, || {
+    let done = envoy_abi::guarded("reading past Envoy", false, || {
         offloaded.conn().read_offloaded(|buffer, passed| offloaded.step(buffer, passed));
         offloaded.on_quiescent();
         true

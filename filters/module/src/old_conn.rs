@@ -9,8 +9,8 @@ use std::os::fd::OwnedFd;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
+use mysql_proto::packet::{HEADER, Header};
 use tls::Stream;
-use wire::packet::{HEADER, Header};
 
 use crate::deadlines::Deadline;
 use crate::offload::AuxFd;

@@ -13,7 +13,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use abi::policy::{Context, Hosts, Policy, PolicyFactory, Position};
+use envoy_abi::policy::{Context, Hosts, Policy, PolicyFactory, Position};
 
 use crate::hosts::{Endpoint, first_turn};
 use crate::node::WorkerNode;

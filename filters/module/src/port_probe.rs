@@ -236,7 +236,7 @@ impl PortProbe {
 
     /// No descriptor or port is free here. As nothing shows that the node has failed, the cause may be a KILL.
     fn cannot_probe(&self) -> Option<bool> {
-        abi::log!(Warn, "no connection to {} can be made, to ask whether it is there", self.address);
+        envoy_abi::log!(Warn, "no connection to {} can be made, to ask whether it is there", self.address);
         Some(true)
     }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use session::sentinel::Reachability;
+use migration::sentinel::Reachability;
 
 use crate::session::Session;
 use crate::{clock, wakers, worker};

@@ -25,22 +25,22 @@ impl Refresher {
     /// Calls `look` every [`INTERVAL`], from a thread of its own: reading files would hold up a worker. It returns
     /// whether the certificates for `whom` are new ones, which is logged.
     pub(crate) fn new(whom: &'static str, look: impl Fn() -> Result<bool, TlsError> + Send + 'static) -> Self {
-        if abi::module::validating() {
+        if envoy_abi::module::validating() {
             return Self { stop: None, thread: None };
         }
         let (stop, stopped) = sync_channel(0);
         let work = move || {
             while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 match look() {
-                    Ok(true) => abi::log!(Info, "{whom} get the new certificates"),
+                    Ok(true) => envoy_abi::log!(Info, "{whom} get the new certificates"),
                     Ok(false) => {}
-                    Err(error) => abi::log!(Warn, "{whom} get the old certificates: {error}"),
+                    Err(error) => envoy_abi::log!(Warn, "{whom} get the old certificates: {error}"),
                 }
             }
         };
         let thread = std::thread::Builder::new().name("tidevoy-files".to_owned()).spawn(work);
         if let Err(error) = &thread {
-            abi::log!(Error, "changed certificates will not be noticed: {error}");
+            envoy_abi::log!(Error, "changed certificates will not be noticed: {error}");
         }
         Self { stop: Some(stop), thread: thread.ok() }
     }

@@ -1,5 +1,5 @@
 //! The sentinels: one silent connection to each node, which shows when the node can no longer be reached. They run on
-//! Envoy's main thread; [`session::sentinel`] decides.
+//! Envoy's main thread; [`migration::sentinel`] decides.
 //!
 //! They connect to the SQL port, as sessions do, and do not log in. On TiDB such a connection does not count towards
 //! `max_connections`, is not in the process list, has no timeout, and leaves no line in the log when it is closed
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
-use session::sentinel::{Reachability, Sentinel, SentinelTimeouts};
+use migration::sentinel::{Reachability, Sentinel, SentinelTimeouts};
 use socket2::{Socket, TcpKeepalive};
 
 use crate::config::ProxyProtocol;
@@ -150,14 +150,14 @@ impl Watch {
     fn log(&self, state: Reachability) {
         let MonitoredEndpoint { address, node, .. } = &*self.endpoint;
         match state {
-            Reachability::Suspected => abi::log!(Debug, "{node} ({address}) has not answered for 2 s"),
-            Reachability::Unreachable => abi::log!(
+            Reachability::Suspected => envoy_abi::log!(Debug, "{node} ({address}) has not answered for 2 s"),
+            Reachability::Unreachable => envoy_abi::log!(
                 Warn,
                 "{node} ({address}) does not answer any more, neither on a connection nor to new ones: it gets no new \
                  sessions, and those that it has end or go on elsewhere"
             ),
             Reachability::Reachable => {
-                abi::log!(Info, "{node} ({address}) answers");
+                envoy_abi::log!(Info, "{node} ({address}) answers");
                 for here in hosts::find_nodes(address, node) {
                     if here.shared.ejection_details().is_some_and(|ejected| ejected.reason == EjectReason::Vanished) {
                         here.shared.end_ejection();
@@ -170,7 +170,7 @@ impl Watch {
     /// Checks the connection, and discards what the node has sent on it.
     fn read(&mut self, now: Duration) {
         let Some(connection) = &self.connection else { return };
-        if let Some(quiet) = abi::tcp::since_heard(connection.socket.as_fd()) {
+        if let Some(quiet) = envoy_abi::tcp::since_heard(connection.socket.as_fd()) {
             self.sentinel.record_heard(now.saturating_sub(quiet));
         }
         match discard_received(&connection.socket) {
@@ -218,7 +218,7 @@ impl Watch {
                 self.sentinel.record_attempt(now);
             }
             // No descriptor or port is free here, which says nothing about the node.
-            Err(error) => abi::log!(Debug, "no connection to {} can be tried: {error}", self.endpoint.address),
+            Err(error) => envoy_abi::log!(Debug, "no connection to {} can be tried: {error}", self.endpoint.address),
         }
     }
 }

@@ -8,8 +8,8 @@ mod migration;
 mod traffic;
 mod unreachable;
 
+pub(crate) use self::migration::{MigrationBlocker, StartResult};
 pub(crate) use close_probe::CloseProbe;
-pub(crate) use migration::{MigrationBlocker, StartResult};
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::net::SocketAddr;
@@ -18,10 +18,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use abi::filter::{Filter, Waker};
-use wire::error::ProxyError;
-use wire::login::{Login, Rules};
-use wire::tracker::{PinReason, Tracker, TrackerState};
+use envoy_abi::filter::{Filter, Waker};
+use mysql_proto::error::ProxyError;
+use mysql_proto::login::{Login, Rules};
+use mysql_proto::tracker::{PinReason, Tracker, TrackerState};
 
 use crate::commands::Commands;
 use crate::conn::Conn;

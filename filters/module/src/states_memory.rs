@@ -7,8 +7,8 @@ use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 
-use session::budget::{Budget, MemoryLimits};
-use session::restore::RestoreStatement;
+use migration::budget::{Budget, MemoryLimits};
+use migration::restore::RestoreStatement;
 
 use crate::session::Session;
 

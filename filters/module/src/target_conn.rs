@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
-use session::restore::RestoreStatement;
+use migration::restore::RestoreStatement;
 use socket2::{SockRef, Socket};
 use tls::{ReceiveResult, Stream};
 
@@ -140,7 +140,7 @@ impl TargetConn {
             Ok(ReceiveResult::Open) => Ok(()),
             Ok(ReceiveResult::Closed) => Err(TargetLost),
             Err(error) => {
-                abi::log!(Warn, "TLS with a node failed, to which a session was to move: {error}");
+                envoy_abi::log!(Warn, "TLS with a node failed, to which a session was to move: {error}");
                 Err(TargetLost)
             }
         }

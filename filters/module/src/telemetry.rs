@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::LazyLock;
 
-use abi::extension::{Counter, Extension, Gauge, Metrics};
+use envoy_abi::extension::{Counter, Extension, Gauge, Metrics};
 
 use crate::config::VERSION;
 use crate::ejection::EjectReason;
@@ -85,7 +85,7 @@ impl Reporter {
     fn report(&self, metrics: &Metrics) {
         metrics.put(self.info, &[VERSION, instance()], 1);
         metrics.put(self.states_bytes, &[], states_memory::used() as u64);
-        for refused in abi::module::take_rejected_configs() {
+        for refused in envoy_abi::module::take_rejected_configs() {
             let text: String = refused.reason.chars().take(MAX_TEXT_CHARACTERS).collect();
             metrics.add(self.config_refusals, &[&refused.name, &text], 1);
         }

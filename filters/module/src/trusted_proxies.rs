@@ -6,7 +6,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use abi::listener_filter::{Accept, Addresses, ListenerFilter, Verdict};
+use envoy_abi::listener_filter::{Accept, Addresses, ListenerFilter, Verdict};
 use ipnet::IpNet;
 use ppp::{HeaderResult, PartialResult, v1, v2};
 

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
-use abi::filter::Waker;
+use envoy_abi::filter::Waker;
 
 use crate::session::Session;
 use crate::worker;

@@ -44,14 +44,14 @@ impl WatchedTargetConn {
         let stream = match upstream.create_tls(name) {
             Some(Ok(stream)) => stream,
             Some(Err(error)) => {
-                abi::log!(Warn, "no TLS with {name}, to which a session was to go: {error}");
+                envoy_abi::log!(Warn, "no TLS with {name}, to which a session was to go: {error}");
                 return Err(TargetFault::Lost);
             }
             None => return Err(TargetFault::Lost),
         };
         let result = self.with(|target| target.start_tls(request, stream));
         if result == Err(TargetFault::Invalid) {
-            abi::log!(Warn, "no session goes to {name}: it sent data behind its greeting, before TLS");
+            envoy_abi::log!(Warn, "no session goes to {name}: it sent data behind its greeting, before TLS");
         }
         result
     }

@@ -54,7 +54,7 @@ impl RsaPasswordKey {
     }
 }
 
-impl wire::login::PasswordKey for RsaPasswordKey {
+impl mysql_proto::login::PasswordKey for RsaPasswordKey {
     fn public_pem(&self) -> &[u8] {
         &self.public_pem
     }

@@ -6,9 +6,9 @@ mod support;
 
 use std::fs;
 
+use mysql_proto::login::PasswordKey as _;
 use support::{Authority, openssl};
 use tls::RsaPasswordKey;
-use wire::login::PasswordKey as _;
 
 /// What OpenSSL makes of `plain` with the public key, as MySQL's clients do.
 fn encrypted(ca: &Authority, key: &RsaPasswordKey, plain: &[u8]) -> Vec<u8> {

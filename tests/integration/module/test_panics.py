@@ -1,6 +1,6 @@
 """A panic in a hook of an Envoy module ends only the connection in which it happens.
 
-The module under test (filters/abi/examples/panics.rs) uses the crate `filters/abi`, as the product's module
+The module under test (filters/envoy-abi/examples/panics.rs) uses the crate `filters/envoy-abi`, as the product's module
 does. It panics at every second call of one hook.
 """
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.timeout(300)
 def panicking_module(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the module that panics. Return its file."""
     target = tmp_path_factory.mktemp("cargo")
-    command = ["cargo", "build", "--quiet", "--locked", "--package", "abi", "--example", "panics"]
+    command = ["cargo", "build", "--quiet", "--locked", "--package", "envoy-abi", "--example", "panics"]
     path = f"{os.environ['PATH']}{os.pathsep}{Path.home() / '.cargo' / 'bin'}"
     environment = {**os.environ, "PATH": path, "CARGO_TARGET_DIR": str(target)}
     subprocess.run(command, cwd=FILTERS, env=environment, check=True)

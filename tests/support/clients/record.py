@@ -1,6 +1,6 @@
 """Records the traffic between each client and MariaDB, for tests that replay it.
 
-`python -m tests.support.clients.record [CLIENT ...]` writes `filters/wire/corpus/<client>.bin`.
+`python -m tests.support.clients.record [CLIENT ...]` writes `filters/mysql-proto/corpus/<client>.bin`.
 
 A TCP proxy between client and server records each chunk that it reads, so order and sizes of the chunks are
 realistic. Each step runs alone, without TLS, with little data, and may have several conversations
@@ -25,7 +25,7 @@ from tests.support.clients.runner import SMALL_SIZE, MatrixTarget, run_client
 from tests.support.clients.server import MatrixMariaDb
 from tests.support.clients.steps import STEPS
 
-CORPUS = ROOT / "filters" / "wire" / "corpus"
+CORPUS = ROOT / "filters" / "mysql-proto" / "corpus"
 _RECORD_HEAD = struct.Struct("<BI")
 _CHUNK_BYTES = 64 * 1024
 _SKIPPED_STEP = "cut"  # Its big result would enlarge the corpus.

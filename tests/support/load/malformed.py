@@ -14,7 +14,7 @@ from tests.support.clients.record import RecordKind, decode_corpus
 from tests.support.load.client_packets import QUIT, SSL_REQUEST, login, query
 from tests.support.module.envoy import OK_PAYLOAD
 
-CORPUS = Path(__file__).parents[3] / "filters" / "wire" / "corpus"
+CORPUS = Path(__file__).parents[3] / "filters" / "mysql-proto" / "corpus"
 # This account must not be able to stop the server or kill sessions: a mutated command might do so.
 UNPRIVILEGED_USER = "garbage"
 _MAX_RECORDED_BYTES = 64 * 1024

@@ -1,6 +1,6 @@
 """Failures during a migration: the expected result of each fault in each step, and a table of results.
 
-The steps are those of filters/session/src/timeouts.rs. Its step `enter` is divided into `login`, `states` and
+The steps are those of filters/migration/src/timeouts.rs. Its step `enter` is divided into `login`, `states` and
 `switch`, in which the target sends its last OK.
 """
 

@@ -1,6 +1,6 @@
 """The module built with AddressSanitizer, in stock Envoy.
 
-The allocator of filters/abi/src/sanitized.rs checks the module's memory. Envoy's memory is not checked,
+The allocator of filters/envoy-abi/src/sanitized.rs checks the module's memory. Envoy's memory is not checked,
 because Envoy is built without the sanitizer.
 """
 
@@ -29,7 +29,7 @@ def build_sanitized_module() -> Path:
         "RUSTFLAGS": "-Zsanitizer=address --cfg tidevoy_sanitized -Cforce-frame-pointers=yes",
     }
     profile = ('profile.release.lto="off"', "profile.release.codegen-units=16")
-    command = ["cargo", "build", "--quiet", "--release", "--locked", "--package", "module"]
+    command = ["cargo", "build", "--quiet", "--release", "--locked", "--package", "tidevoy-module"]
     command += ["--target", _TARGET, "--target-dir", "target/sanitized"]
     command += [word for option in profile for word in ("--config", option)]
     subprocess.run(command, cwd=_FILTERS, env=environment, check=True)

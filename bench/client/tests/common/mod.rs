@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use wire::packet::Header;
+use mysql_proto::packet::Header;
 
 const OK: &[u8] = b"\0\0\0\x02\0\0\0";
 const EOF: &[u8] = b"\xfe\0\0\x02\0";
@@ -109,7 +109,7 @@ fn result(statement: &str, foreign: bool) -> (Vec<u8>, Vec<Vec<u8>>) {
 
 fn text(value: &[u8]) -> Vec<u8> {
     let mut row = Vec::new();
-    wire::lenenc::write(&mut row, value.len() as u64);
+    mysql_proto::lenenc::write(&mut row, value.len() as u64);
     row.extend(value);
     row
 }

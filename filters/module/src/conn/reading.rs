@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
-use abi::socket::{Io, IoOutcome, Received};
+use envoy_abi::socket::{Io, IoOutcome, Received};
 use socket2::SockRef;
 
 use super::{Conn, ConnState, MAX_UNREPORTED_BYTES, ReadError, ReadStep};

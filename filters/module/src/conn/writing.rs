@@ -1,6 +1,6 @@
 //! Bytes to the peer: from the other side, and of the module itself.
 
-use abi::socket::{Io, IoOutcome};
+use envoy_abi::socket::{Io, IoOutcome};
 use tls::Stream;
 
 use super::{Conn, MAX_UNREPORTED_BYTES};

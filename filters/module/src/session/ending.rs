@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use abi::filter::Filter;
-use wire::error::ProxyError;
-use wire::tracker::TrackerState;
+use envoy_abi::filter::Filter;
+use mysql_proto::error::ProxyError;
+use mysql_proto::tracker::TrackerState;
 
 use super::{METADATA, Session, SessionPhase, proxy_error_index};
 use crate::deadlines::Deadline;

@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use wire::packet::{HEADER, Header};
+use mysql_proto::packet::{HEADER, Header};
 
 use super::Session;
 

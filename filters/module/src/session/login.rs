@@ -3,11 +3,11 @@
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use session::identity::Identity;
-use wire::capability::Capabilities;
-use wire::error::ProxyError;
-use wire::login::{Login, Output, PasswordKey, Progress, TOO_MANY_CONNECTIONS};
-use wire::tracker::Tracker;
+use migration::identity::Identity;
+use mysql_proto::capability::Capabilities;
+use mysql_proto::error::ProxyError;
+use mysql_proto::login::{Login, Output, PasswordKey, Progress, TOO_MANY_CONNECTIONS};
+use mysql_proto::tracker::Tracker;
 
 use super::{Session, SessionPhase, proxy_error_index};
 use crate::login_failover::LoginFailover;
@@ -113,7 +113,7 @@ impl Session {
     pub(crate) fn report_data_before_tls(&self) {
         self.with_counts(|counts| counts.connect_failures[ConnectFailure::Tls as usize].add(1));
         let name = self.node.borrow().as_ref().map_or_else(String::new, |node| node.shared.name.clone());
-        abi::log!(
+        envoy_abi::log!(
             Warn,
             "no TLS with {name}: it sent data behind its greeting, before TLS; it may have been injected on the network"
         );

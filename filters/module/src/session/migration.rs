@@ -4,11 +4,11 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use session::migration::AbortReason;
-use session::state_snapshot::StateSnapshot;
-use session::state_summary::UnusableStates;
-use session::transaction_start::begins_transaction;
-use wire::packet::{HEADER, Header};
+use migration::state_machine::AbortReason;
+use migration::state_snapshot::StateSnapshot;
+use migration::state_summary::UnusableStates;
+use migration::transaction_start::begins_transaction;
+use mysql_proto::packet::{HEADER, Header};
 
 use super::{METADATA, Session, SessionPhase};
 use crate::deadlines::Deadline;
@@ -135,7 +135,7 @@ impl Session {
     /// Ends it with an error, since its node must be closed. In the middle of an answer no error can be sent.
     pub(crate) fn end_at_drain_deadline(&self) {
         if self.awaits_client() {
-            self.final_error.replace(wire::error::node_taken_away());
+            self.final_error.replace(mysql_proto::error::node_taken_away());
         }
         self.close_now("drain_deadline");
     }
@@ -290,7 +290,7 @@ impl Session {
                 }
             }
             MigrationResult::Aborted(reason) => {
-                abi::log!(Debug, "a session stays where it is: {reason:?}");
+                envoy_abi::log!(Debug, "a session stays where it is: {reason:?}");
                 self.resume_idle_timeout(driver.wait_timeout());
                 self.keep_exported_snapshot(&driver);
                 if reason == AbortReason::UnusableStates(UnusableStates::TooLarge) {

@@ -2,9 +2,9 @@
 
 use std::rc::Rc;
 
-use session::ping_reply::PingOutcome;
-use wire::error::ProxyError;
-use wire::tracker::Tracker;
+use migration::ping_reply::PingOutcome;
+use mysql_proto::error::ProxyError;
+use mysql_proto::tracker::Tracker;
 
 use super::{PassDecision, Session, proxy_error_index, session_state};
 use crate::commands::CommandRecorder;
@@ -87,7 +87,7 @@ impl Session {
         let lost = self.has_plain_node_side.get()
             && self.counted_state.get().is_some_and(|(state, _)| state == SessionState::Opaque);
         if lost {
-            abi::log!(Warn, "a session is ended: it cannot be followed any more, so it might expose a password");
+            envoy_abi::log!(Warn, "a session is ended: it cannot be followed any more, so it might expose a password");
         }
         lost
     }

@@ -4,10 +4,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use session::sentinel::Reachability;
+use migration::sentinel::Reachability;
+use mysql_proto::error::{self, ProxyError};
+use mysql_proto::tracker::Tracker;
 use socket2::{SockRef, TcpKeepalive};
-use wire::error::{self, ProxyError};
-use wire::tracker::Tracker;
 
 use super::{Session, SessionPhase};
 use crate::reachability::MonitoredEndpoint;
@@ -30,7 +30,7 @@ impl Session {
         if matches!(self.phase.get(), SessionPhase::Connecting | SessionPhase::Ended) {
             return None;
         }
-        self.migration.upstream()?.conn().socket.with_descriptor(abi::tcp::since_heard)?
+        self.migration.upstream()?.conn().socket.with_descriptor(envoy_abi::tcp::since_heard)?
     }
 
     /// Has the kernel send a keepalive probe now. Unlike data, a probe and its answer can be sent whatever the window is.

@@ -1,0 +1,293 @@
+//! Who a session is, as far as a login elsewhere must say it again: what its client said when it logged in.
+
+use mysql_proto::capability::Capabilities;
+use mysql_proto::lenenc;
+use mysql_proto::response::{self, Response};
+
+/// The plugin with which a token logs in.
+const PLUGIN: &[u8] = b"tidb_session_token";
+
+/// The user, collation and attributes of a session, and what it can do.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Identity {
+    capabilities: Capabilities,
+    largest_packet: u32,
+    collation: u8,
+    user: Box<[u8]>,
+    /// As in the handshake response: a length, then names and values. Empty when there are none.
+    attributes: Box<[u8]>,
+}
+
+/// A user's name is nobody's business either.
+impl std::fmt::Debug for Identity {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Identity({:08x}, collation {})", self.capabilities.0, self.collation)
+    }
+}
+
+impl Identity {
+    /// Of the payload of a client's HandshakeResponse41, and what client and node agreed on. None when it ends too early.
+    #[must_use]
+    pub fn from_handshake_response(payload: &[u8], agreed: Capabilities) -> Option<Self> {
+        let head = payload.first_chunk::<{ response::HEAD }>()?;
+        let claimed = response::capabilities(payload);
+        let parts = Response::parse(payload, claimed)?;
+        let user = payload[response::HEAD..].split(|&byte| byte == 0).next()?;
+        let attributes = match &parts.plugin {
+            Some(plugin) if claimed.has(Capabilities::CONNECT_ATTRS) => {
+                payload.get(plugin.end + 1..).unwrap_or_default()
+            }
+            _ => &[],
+        };
+        Some(Self {
+            capabilities: agreed,
+            largest_packet: u32::from_le_bytes([head[4], head[5], head[6], head[7]]),
+            collation: head[8],
+            user: user.into(),
+            attributes: attributes.into(),
+        })
+    }
+
+    /// What client and node have agreed on.
+    #[must_use]
+    pub const fn capabilities(&self) -> Capabilities {
+        self.capabilities
+    }
+
+    /// COM_SET_OPTION has allowed several statements in one text, or has forbidden them.
+    pub const fn allow_multi_statements(&mut self, allowed: bool) {
+        self.capabilities = if allowed {
+            self.capabilities.with(Capabilities::MULTI_STATEMENTS)
+        } else {
+            self.capabilities.without(Capabilities::MULTI_STATEMENTS)
+        };
+    }
+
+    /// A successful COM_CHANGE_USER with this payload, command byte included. False: it cannot be read, so nobody knows
+    /// who the session is now.
+    #[must_use]
+    pub fn apply_change_user(&mut self, payload: &[u8]) -> bool {
+        let Some(changed) = self.parse_change_user(payload) else { return false };
+        *self = changed;
+        true
+    }
+
+    /// The layout: user NUL, length and authentication data, database NUL, collation u16, plugin NUL, attributes
+    /// ("COM_CHANGE_USER", dev.mysql.com). All behind the database may be missing.
+    fn parse_change_user(&self, payload: &[u8]) -> Option<Self> {
+        let (user, rest) = until_nul(payload.get(1..)?)?;
+        let (&length, rest) = rest.split_first()?;
+        let (_, rest) = until_nul(rest.get(usize::from(length)..)?)?;
+        let mut changed = Self { user: user.into(), attributes: Box::default(), ..self.clone() };
+        if let Some((collation, rest)) = rest.split_first_chunk::<2>() {
+            // A login has room for a byte only; the node has ignored it anyway (pingcap/tidb `pkg/server/conn.go`).
+            changed.collation = u8::try_from(u16::from_le_bytes(*collation)).unwrap_or(self.collation);
+            if self.capabilities.has(Capabilities::CONNECT_ATTRS)
+                && let Some((_, attributes)) = until_nul(rest)
+            {
+                changed.attributes = attributes.into();
+            }
+        }
+        Some(changed)
+    }
+
+    /// A COM_CHANGE_USER with this payload, for a node that the client was not greeted by: the client's answer is to
+    /// another greeting, so it is left out, and the node has to ask anew. None: it cannot be read, or has no room for that.
+    ///
+    /// A node asks when the plugin is not the account's (pingcap/tidb `pkg/server/conn.go`).
+    #[must_use]
+    pub fn without_auth_response(&self, payload: &[u8]) -> Option<Vec<u8>> {
+        const NO_PLUGIN: &[u8] = b"tidevoy_asks_anew";
+        if !self.capabilities.has(Capabilities::PLUGIN_AUTH) {
+            return None;
+        }
+        let (command, rest) = payload.split_first()?;
+        let (user, rest) = until_nul(rest)?;
+        let (&length, rest) = rest.split_first()?;
+        let (database, rest) = until_nul(rest.get(usize::from(length)..)?)?;
+        let (collation, rest) = rest.split_first_chunk::<2>()?;
+        // Some clients leave out the NUL behind the last text.
+        let attributes = until_nul(rest).map_or(&[][..], |(_, attributes)| attributes);
+        let mut reworded = vec![*command];
+        for text in [user, &[], database] {
+            reworded.extend_from_slice(text);
+            reworded.push(0);
+        }
+        reworded.extend_from_slice(collation);
+        reworded.extend_from_slice(NO_PLUGIN);
+        reworded.push(0);
+        reworded.extend_from_slice(attributes);
+        Some(reworded)
+    }
+
+    /// The first 32 bytes of the login at another node: all that an SSLRequest has. `tls`: the link is to have it.
+    #[must_use]
+    pub fn handshake_head(&self, tls: bool) -> [u8; response::HEAD] {
+        let mut head = [0; response::HEAD];
+        head[..4].copy_from_slice(&self.login_capabilities(tls).0.to_le_bytes());
+        head[4..8].copy_from_slice(&self.largest_packet.to_le_bytes());
+        head[8] = self.collation;
+        head
+    }
+
+    /// The payload of the login at another node.
+    #[must_use]
+    pub fn handshake_response(&self, token: &[u8], database: &str, tls: bool) -> Vec<u8> {
+        let mut payload = self.handshake_head(tls).to_vec();
+        payload.extend_from_slice(&self.user);
+        payload.push(0);
+        lenenc::write(&mut payload, token.len() as u64);
+        payload.extend_from_slice(token);
+        if self.login_capabilities(tls).has(Capabilities::CONNECT_WITH_DB) {
+            payload.extend_from_slice(database.as_bytes());
+            payload.push(0);
+        }
+        payload.extend_from_slice(PLUGIN);
+        payload.push(0);
+        if self.attributes.is_empty() {
+            if self.login_capabilities(tls).has(Capabilities::CONNECT_ATTRS) {
+                payload.push(0);
+            }
+        } else {
+            payload.extend_from_slice(&self.attributes);
+        }
+        payload
+    }
+
+    /// What the client has claimed, and what a token needs: it is longer than the byte of other logins can say.
+    fn login_capabilities(&self, tls: bool) -> Capabilities {
+        let needed = Capabilities::PLUGIN_AUTH
+            .with(Capabilities::PLUGIN_AUTH_LENENC_DATA)
+            .with(Capabilities::SECURE_CONNECTION)
+            .with(Capabilities::PROTOCOL_41)
+            .with(Capabilities::CONNECT_WITH_DB);
+        let claimed = self.capabilities.with(needed);
+        if tls { claimed.with(Capabilities::SSL) } else { claimed.without(Capabilities::SSL) }
+    }
+}
+
+/// What stands before the next NUL, and behind it.
+fn until_nul(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let at = bytes.iter().position(|&byte| byte == 0)?;
+    Some((&bytes[..at], &bytes[at + 1..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const AGREED: Capabilities = Capabilities(
+        Capabilities::PROTOCOL_41.0
+            | Capabilities::SECURE_CONNECTION.0
+            | Capabilities::PLUGIN_AUTH.0
+            | Capabilities::CONNECT_ATTRS.0
+            | Capabilities::DEPRECATE_EOF.0,
+    );
+    const ATTRIBUTES: &[u8] = b"\x06\x02os\x02ux";
+
+    /// A client's response that claims `claimed`, with a database if that says so.
+    fn login(claimed: Capabilities) -> Vec<u8> {
+        let mut payload = claimed.0.to_le_bytes().to_vec();
+        payload.extend(0x0100_0000_u32.to_le_bytes());
+        payload.push(46);
+        payload.extend([0; 23]);
+        payload.extend(b"root\0\x04hash");
+        if claimed.has(Capabilities::CONNECT_WITH_DB) {
+            payload.extend(b"test\0");
+        }
+        payload.extend(b"mysql_native_password\0");
+        payload.extend(ATTRIBUTES);
+        payload
+    }
+
+    #[test]
+    fn a_login_elsewhere_says_the_same_but_for_the_password() {
+        for claimed in [AGREED, AGREED.with(Capabilities::CONNECT_WITH_DB).with(Capabilities::SSL)] {
+            let identity = Identity::from_handshake_response(&login(claimed), AGREED).expect("a login");
+            let token = vec![b't'; 500];
+            let payload = identity.handshake_response(&token, "now", false);
+            let capabilities = response::capabilities(&payload);
+            let parts = Response::parse(&payload, capabilities).expect("a response");
+            assert_eq!(&payload[parts.auth], &token);
+            let plugin = parts.plugin.expect("a plugin");
+            assert_eq!(&payload[plugin.clone()], PLUGIN);
+            assert_eq!(&payload[plugin.end + 1..], ATTRIBUTES);
+            assert_eq!(&payload[4..9], &login(claimed)[4..9]);
+            assert!(payload.windows(5).any(|found| found == b"now\0t"));
+            assert!(payload[response::HEAD..].starts_with(b"root\0"));
+            assert!(capabilities.has(AGREED) && !capabilities.has(Capabilities::SSL));
+        }
+    }
+
+    #[test]
+    fn tls_is_claimed_where_it_is_wanted() {
+        let identity = Identity::from_handshake_response(&login(AGREED), AGREED).expect("a login");
+        assert!(response::capabilities(&identity.handshake_head(true)).has(Capabilities::SSL));
+        assert_eq!(identity.handshake_head(true)[4..], identity.handshake_response(b"t", "", true)[4..response::HEAD]);
+    }
+
+    #[test]
+    fn attributes_that_were_claimed_but_not_sent_are_none() {
+        let payload = login(AGREED);
+        let without = &payload[..payload.len() - ATTRIBUTES.len()];
+        let identity = Identity::from_handshake_response(without, AGREED).expect("a login");
+        assert!(identity.handshake_response(b"t", "", false).ends_with(b"tidb_session_token\0\0"));
+    }
+
+    #[test]
+    fn another_user_may_come_later() {
+        let mut identity = Identity::from_handshake_response(&login(AGREED), AGREED).expect("a login");
+        assert!(identity.apply_change_user(b"\x11other\0\x02xxdb\0\x2d\0mysql_native_password\0\x03\x01a\0"));
+        let payload = identity.handshake_response(b"t", "db", false);
+        assert!(payload[response::HEAD..].starts_with(b"other\0"));
+        assert_eq!(payload[8], 45);
+        assert!(payload.ends_with(b"\0\x03\x01a\0"));
+        assert!(identity.apply_change_user(b"\x11third\0\0\0"));
+        assert_eq!(identity.handshake_response(b"t", "", false)[8], 45);
+        assert!(identity.apply_change_user(b"\x11fourth\0\0\0\x2d\x01"));
+        assert_eq!(identity.handshake_response(b"t", "", false)[8], 45, "a larger collation does not fit");
+        for broken in [&b""[..], b"\x11", b"\x11user", b"\x11user\0\x09x"] {
+            assert!(!identity.clone().apply_change_user(broken), "{broken:?}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_did_not_greet_the_client_has_to_ask_it() {
+        let identity = Identity::from_handshake_response(&login(AGREED), AGREED).expect("a login");
+        assert_eq!(
+            identity.without_auth_response(b"\x11other\0\x02xxdb\0\x2d\0mysql_native_password\0\x03\x01a\0").as_deref(),
+            Some(&b"\x11other\0\0db\0\x2d\0tidevoy_asks_anew\0\x03\x01a\0"[..])
+        );
+        assert_eq!(
+            identity.without_auth_response(b"\x11other\0\x02xx\0\x2d\0mysql_native_password").as_deref(),
+            Some(&b"\x11other\0\0\0\x2d\0tidevoy_asks_anew\0"[..])
+        );
+        for broken in [&b""[..], b"\x11user", b"\x11user\0\x09x", b"\x11user\0\0\0\x2d"] {
+            assert_eq!(identity.without_auth_response(broken), None, "{broken:?}");
+        }
+        let old = Identity { capabilities: AGREED.without(Capabilities::PLUGIN_AUTH), ..identity };
+        assert_eq!(old.without_auth_response(b"\x11other\0\x02xxdb\0\x2d\0"), None);
+    }
+
+    #[test]
+    fn several_statements_in_a_text_may_be_allowed_later() {
+        let mut identity = Identity::from_handshake_response(&login(AGREED), AGREED).expect("a login");
+        identity.allow_multi_statements(true);
+        assert!(identity.capabilities().has(Capabilities::MULTI_STATEMENTS));
+        identity.allow_multi_statements(false);
+        assert_eq!(identity.capabilities(), AGREED);
+    }
+
+    #[test]
+    fn what_ends_too_early_is_no_login() {
+        let payload = login(AGREED);
+        for length in [0, 31, 33, 36, 40] {
+            assert!(Identity::from_handshake_response(&payload[..length], AGREED).is_none(), "{length}");
+        }
+    }
+
+    #[test]
+    fn the_user_is_not_shown() {
+        assert!(!format!("{:?}", Identity::from_handshake_response(&login(AGREED), AGREED)).contains("root"));
+    }
+}

@@ -1,0 +1,174 @@
+//! Reads the row with states and token while it arrives.
+
+use std::rc::Rc;
+
+use mysql_proto::lenenc;
+
+use super::{ExportOutcome, ExportedStates};
+use crate::budget::{MemoryLimits, Reservation};
+use crate::json_scanner::JsonScanner;
+use crate::restore::{OverBudget, RestoreBuilder};
+use crate::state_summary::{SUMMARY_KEYS, StateSummary, UnusableStates};
+
+/// The most bytes of a token, which is sent in a login packet. One that is signed with RSA has 500 to 900.
+const MAX_TOKEN: usize = 64 * 1024;
+/// Bytes of scanned values that are kept even if the budget is used up. Without them the export could not be undone.
+const ALWAYS_KEPT: usize = 64 * 1024;
+const NULL: u8 = 0xfb;
+
+/// A length-encoded integer, as far as it was received.
+#[derive(Debug, Default)]
+struct LengthReader {
+    bytes: [u8; 9],
+    count: usize,
+}
+
+impl LengthReader {
+    /// One more byte. Returns the number once it is complete.
+    fn push(&mut self, byte: u8) -> Option<u64> {
+        self.bytes[self.count] = byte;
+        self.count += 1;
+        lenenc::read(&self.bytes[..self.count]).map(|(length, _)| length)
+    }
+
+    /// Whether the first byte is not that of a number.
+    const fn is_none(&self) -> bool {
+        self.bytes[0] == NULL || self.bytes[0] == 0xff
+    }
+}
+
+#[derive(Debug)]
+enum RowField {
+    JsonLength(LengthReader),
+    Json(u64),
+    TokenLength(LengthReader),
+    Token(u64),
+    /// The row is complete.
+    Finished,
+}
+
+#[derive(Debug)]
+pub(super) struct Row {
+    field: RowField,
+    limits: MemoryLimits,
+    scan: JsonScanner,
+    /// For the values that `scan` keeps.
+    reservation: Reservation,
+    /// Err: why none is built.
+    statement: Result<Option<RestoreBuilder>, UnusableStates>,
+    token: Vec<u8>,
+}
+
+impl Row {
+    pub(super) fn new(limits: &MemoryLimits) -> Box<Self> {
+        Box::new(Self {
+            field: RowField::JsonLength(LengthReader::default()),
+            scan: JsonScanner::new(&SUMMARY_KEYS),
+            reservation: limits.budget.reservation(),
+            limits: limits.clone(),
+            statement: Ok(None),
+            token: Vec::new(),
+        })
+    }
+
+    /// The next bytes. False: the row is invalid.
+    pub(super) fn push(&mut self, bytes: &[u8]) -> bool {
+        let mut rest = bytes;
+        while let Some(&byte) = rest.first() {
+            let mut taken = 1;
+            let next = match &mut self.field {
+                RowField::JsonLength(length) => match length.push(byte) {
+                    Some(0) => return false,
+                    Some(length) => {
+                        self.begin(length);
+                        Some(RowField::Json(length))
+                    }
+                    None if length.is_none() => return false,
+                    None => None,
+                },
+                RowField::TokenLength(length) => match length.push(byte) {
+                    Some(0) => Some(RowField::Finished),
+                    Some(length) => {
+                        if length > MAX_TOKEN as u64 {
+                            self.statement = Err(UnusableStates::TooLarge);
+                        }
+                        Some(RowField::Token(length))
+                    }
+                    None if byte == NULL && length.count == 1 => Some(RowField::Finished),
+                    None if length.is_none() => return false,
+                    None => None,
+                },
+                RowField::Json(to_come) => {
+                    taken = within(rest, *to_come);
+                    *to_come -= taken as u64;
+                    let is_last = *to_come == 0;
+                    self.json(&rest[..taken]);
+                    is_last.then(|| RowField::TokenLength(LengthReader::default()))
+                }
+                RowField::Token(to_come) => {
+                    taken = within(rest, *to_come);
+                    *to_come -= taken as u64;
+                    if self.statement.is_ok() {
+                        self.token.extend_from_slice(&rest[..taken]);
+                    }
+                    (*to_come == 0).then_some(RowField::Finished)
+                }
+                RowField::Finished => return false,
+            };
+            if let Some(next) = next {
+                self.field = next;
+            }
+            rest = &rest[taken..];
+        }
+        true
+    }
+
+    /// The result, after the last byte. None: the row is invalid.
+    pub(super) fn finish(self) -> Option<ExportOutcome> {
+        let RowField::Finished = self.field else { return None };
+        let (summary, usable) = StateSummary::from_scan(&self.scan.finish());
+        Some(match (self.statement, usable) {
+            (Err(unusable), _) => ExportOutcome::Unusable(unusable, summary),
+            (Ok(_), _) if self.token.is_empty() => ExportOutcome::NoToken(summary),
+            (Ok(_), Err(unusable)) => ExportOutcome::Unusable(unusable, summary),
+            (Ok(builder), Ok(())) => match builder?.finish() {
+                Ok(statement) => {
+                    ExportOutcome::States(ExportedStates { statement: Rc::new(statement), token: self.token, summary })
+                }
+                Err(OverBudget) => ExportOutcome::Unusable(UnusableStates::OverBudget, summary),
+            },
+        })
+    }
+
+    /// Begins the statement for so many bytes of JSON.
+    fn begin(&mut self, length: u64) {
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        self.statement = if length > self.limits.per_session {
+            Err(UnusableStates::TooLarge)
+        } else {
+            let begun = RestoreBuilder::new(length, self.limits.budget.reservation());
+            begun.map(Some).map_err(|OverBudget| UnusableStates::OverBudget)
+        };
+    }
+
+    fn json(&mut self, bytes: &[u8]) {
+        let (reservation, most) = (&mut self.reservation, self.limits.per_session);
+        self.scan.push(bytes, |more| {
+            let kept = reservation.bytes() + more;
+            if kept <= ALWAYS_KEPT {
+                reservation.grow_anyway(more);
+            }
+            kept <= ALWAYS_KEPT || kept <= most && reservation.grow(more)
+        });
+        if let Ok(Some(builder)) = &mut self.statement
+            && builder.push(bytes) == Err(OverBudget)
+        {
+            self.statement = Err(UnusableStates::OverBudget);
+        }
+    }
+}
+
+/// How many of these bytes belong to a field of which `to_come` bytes are missing.
+fn within(bytes: &[u8], to_come: u64) -> usize {
+    usize::try_from(to_come).map_or(bytes.len(), |to_come| to_come.min(bytes.len()))
+}

@@ -1,0 +1,220 @@
+use mysql_proto::lenenc;
+
+use super::*;
+use crate::budget::Budget;
+use crate::messages::packets;
+use crate::restore::tests::{bytes_of, statement};
+
+const EOF: &[u8] = &[0xfe, 0, 0, 2, 0];
+const OK_END: &[u8] = &[0xfe, 0, 0, 2, 0, 0, 0];
+const DEFINITION: &[u8] = b"\x03def\0\0\0\x0eSession_states\0\x0c\x2e\0\0\0\0\0\xf5\0\0\0\0\0";
+
+fn answer(payloads: &[&[u8]]) -> Vec<u8> {
+    payloads.iter().zip(1..).flat_map(|(payload, sequence)| packets(payload, sequence)).collect()
+}
+
+fn a_row(json: &[u8], token: Option<&[u8]>) -> Vec<u8> {
+    let mut payload = Vec::new();
+    lenenc::write(&mut payload, json.len() as u64);
+    payload.extend(json);
+    match token {
+        Some(token) => {
+            lenenc::write(&mut payload, token.len() as u64);
+            payload.extend(token);
+        }
+        None => payload.push(0xfb),
+    }
+    payload
+}
+
+fn result(deprecate_eof: bool, row: &[u8]) -> Vec<u8> {
+    if deprecate_eof {
+        answer(&[&[2], DEFINITION, DEFINITION, row, OK_END])
+    } else {
+        answer(&[&[2], DEFINITION, DEFINITION, EOF, row, EOF])
+    }
+}
+
+fn taken(deprecate_eof: bool, bytes: &[u8], size: usize) -> Option<ExportOutcome> {
+    within(&MemoryLimits::default(), deprecate_eof, bytes, size)
+}
+
+fn within(limits: &MemoryLimits, deprecate_eof: bool, bytes: &[u8], size: usize) -> Option<ExportOutcome> {
+    let mut export = StateExport::new(deprecate_eof, limits.clone());
+    let mut pieces = bytes.chunks(size);
+    let ended = pieces.find_map(|piece| export.receive(piece));
+    assert!(ended.is_none() || pieces.next().is_none(), "it ended early");
+    ended
+}
+
+fn states(outcome: Option<ExportOutcome>) -> ExportedStates {
+    let Some(ExportOutcome::States(states)) = outcome else { panic!("{outcome:?}") };
+    states
+}
+
+/// JSON of so many bytes, with what the last statement has left on both sides.
+fn large(size: usize) -> Vec<u8> {
+    let (begin, end) =
+        (r#"{"affected-rows": 2, "current-db": "d", "user-var-values": {"a": ""#, r#""}, "warnings": []}"#);
+    format!("{begin}{}{end}", "x".repeat(size - begin.len() - end.len())).into_bytes()
+}
+
+/// What is put back of it.
+const UNDO: &[u8] = br#"SET SESSION_STATES '{"affected-rows":2,"current-db":"d","warnings":[]}'"#;
+
+#[test]
+fn the_statement_is_one_packet() {
+    assert_eq!(export_query(), b"\x14\0\0\0\x03SHOW SESSION_STATES");
+}
+
+#[test]
+fn states_and_token_are_read_however_they_are_cut() {
+    let (json, token) = (large(5000), vec![b't'; 500]);
+    for deprecate_eof in [false, true] {
+        let bytes = result(deprecate_eof, &a_row(&json, Some(&token)));
+        for size in [1, 3, 100, bytes.len()] {
+            let states = states(taken(deprecate_eof, &bytes, size));
+            assert!(bytes_of(&states.statement) == bytes_of(&statement(&json)));
+            assert_eq!((states.token.len(), &*states.summary.database), (500, "d"));
+            assert_eq!(&states.summary.undo.expect("it is known")[5..], UNDO);
+        }
+    }
+}
+
+#[test]
+fn a_row_may_be_longer_than_a_packet() {
+    let limits = MemoryLimits { per_session: 64 << 20, ..MemoryLimits::default() };
+    for length in [MAX_PAYLOAD - 11, MAX_PAYLOAD + 10] {
+        let json = large(length);
+        let bytes = result(true, &a_row(&json, Some(b"t")));
+        let states = states(within(&limits, true, &bytes, 1 << 20));
+        assert!(bytes_of(&states.statement) == bytes_of(&statement(&json)));
+    }
+}
+
+#[test]
+fn states_that_are_too_large_are_looked_at_and_not_stored() {
+    let limits = MemoryLimits { per_session: 1 << 20, budget: Budget::new(2 << 20) };
+    let json = large(3 * MAX_PAYLOAD);
+    for token in [Some(&b"t"[..]), None] {
+        let bytes = result(false, &a_row(&json, token));
+        let mut export = StateExport::new(false, limits.clone());
+        let mut ended = None;
+        for piece in bytes.chunks(1 << 16) {
+            assert_eq!(ended, None);
+            ended = export.receive(piece);
+            assert!(limits.budget.used() < 100, "{} bytes", limits.budget.used());
+        }
+        let Some(ExportOutcome::Unusable(UnusableStates::TooLarge, summary)) = ended else { panic!("{ended:?}") };
+        assert_eq!(&summary.undo.expect("it is known")[5..], UNDO);
+    }
+    assert_eq!(limits.budget.used(), 0);
+    let fits = result(false, &a_row(&large(1 << 20), Some(b"t")));
+    let states = states(within(&limits, false, &fits, 1 << 16));
+    assert!((1 << 20..(1 << 20) + (1 << 17)).contains(&limits.budget.used()));
+    drop(states);
+    assert_eq!(limits.budget.used(), 0);
+}
+
+#[test]
+fn states_that_the_budget_has_no_room_for_are_not_stored() {
+    let json = large(100_000);
+    let quotes = String::from_utf8(json.clone()).expect("text").replace('x', "'").into_bytes();
+    for (json, budget) in [(&json, 50_000), (&quotes, 150_000)] {
+        let limits = MemoryLimits { per_session: 1 << 20, budget: Budget::new(budget) };
+        let ended = within(&limits, false, &result(false, &a_row(json, Some(b"t"))), 1 << 12);
+        let Some(ExportOutcome::Unusable(UnusableStates::OverBudget, summary)) = ended else { panic!("{ended:?}") };
+        assert_eq!(&summary.undo.expect("it is known")[5..], UNDO);
+        assert_eq!(limits.budget.used(), 0);
+    }
+}
+
+/// Even then the session must be able to go on as it was.
+#[test]
+fn what_the_last_statement_left_is_kept_where_nothing_else_is() {
+    let limits = MemoryLimits { per_session: 1 << 20, budget: Budget::new(0) };
+    let warnings = |size: usize| format!(r#"{{"warnings":["{}"]}}"#, "w".repeat(size)).into_bytes();
+    for (size, is_known) in [(60_000, true), (70_000, false)] {
+        let ended = within(&limits, true, &result(true, &a_row(&warnings(size), Some(b"t"))), 1 << 12);
+        let Some(ExportOutcome::Unusable(UnusableStates::OverBudget, summary)) = ended else { panic!("{ended:?}") };
+        assert_eq!(summary.undo.is_some(), is_known, "{size}");
+    }
+}
+
+#[test]
+fn a_token_nobody_could_send_is_thrown_away() {
+    let bytes = result(true, &a_row(b"{}", Some(&[b't'; 70_000])));
+    assert!(matches!(taken(true, &bytes, 1 << 12), Some(ExportOutcome::Unusable(UnusableStates::TooLarge, _))));
+}
+
+#[test]
+fn a_node_without_certificate_gives_no_token() {
+    for token in [None, Some(&b""[..])] {
+        let ended = taken(true, &result(true, &a_row(br#"{"current-db":"d"}"#, token)), 7);
+        let Some(ExportOutcome::NoToken(summary)) = ended else { panic!("{ended:?}") };
+        assert_eq!(summary.database, "d");
+    }
+}
+
+#[test]
+fn states_that_nobody_can_read_cannot_be_carried_over() {
+    let ended = taken(true, &result(true, &a_row(b"[]", Some(b"t"))), 7);
+    assert_eq!(ended, Some(ExportOutcome::Unusable(UnusableStates::InvalidJson, StateSummary::default())));
+}
+
+#[test]
+fn a_refusal_has_its_code() {
+    let refusal = answer(&[b"\xff\xd2\x1f#HY000cannot migrate the current session: session has active transaction"]);
+    assert_eq!(taken(false, &refusal, 4), Some(ExportOutcome::Rejected(8146)));
+    let late = answer(&[&[2], DEFINITION, b"\xff\x25\x05#70100interrupted"]);
+    assert_eq!(taken(false, &late, 4), Some(ExportOutcome::Rejected(1317)));
+}
+
+#[test]
+fn definitions_may_be_left_out() {
+    let row = a_row(b"{}", Some(b"t"));
+    assert!(matches!(taken(true, &answer(&[&[2, 0], &row, OK_END]), 5), Some(ExportOutcome::States(_))));
+    assert!(matches!(taken(false, &answer(&[&[2, 0], EOF, &row, EOF]), 5), Some(ExportOutcome::States(_))));
+}
+
+#[test]
+fn what_is_no_answer_is_known() {
+    let row = a_row(b"{}", Some(b"t"));
+    for payloads in [
+        &[&[3_u8][..]][..],
+        &[b"\0\0\0\x02\0\0\0"],
+        &[&[2], DEFINITION, EOF],
+        &[&[2], DEFINITION, DEFINITION, &row],
+        &[&[2], DEFINITION, DEFINITION, EOF, EOF],
+        &[&[2], DEFINITION, DEFINITION, EOF, &row, &row],
+        &[&[2], DEFINITION, DEFINITION, EOF, b"\x05{}"],
+        &[&[2], DEFINITION, DEFINITION, EOF, b"\x02{}\x01tt"],
+        &[&[2], DEFINITION, DEFINITION, EOF, b"\x02{}"],
+        &[&[2], DEFINITION, DEFINITION, EOF, b"\x02{}\xff"],
+        &[&[2], DEFINITION, DEFINITION, EOF, b"\0\x01t"],
+        &[&[2], DEFINITION, DEFINITION, EOF, b"\xfb\x01t"],
+        &[&[2], DEFINITION, DEFINITION, EOF, b""],
+        &[&[2], &[b'x'; 70_000]],
+    ] {
+        assert_eq!(taken(false, &answer(payloads), 1 << 17), Some(ExportOutcome::ProtocolError), "{payloads:?}");
+    }
+}
+
+#[test]
+fn what_comes_behind_the_answer_is_told_apart() {
+    let alone = result(false, &a_row(b"{}", Some(b"t")));
+    let behind = [&alone[..], b"\xff"].concat();
+    for (bytes, more) in [(alone, false), (behind, true)] {
+        let mut export = StateExport::new(false, MemoryLimits::default());
+        assert!(matches!(export.receive(&bytes), Some(ExportOutcome::States(_))));
+        assert_eq!(export.has_trailing_bytes(), more);
+    }
+}
+
+#[test]
+fn states_are_not_shown() {
+    let statement = Rc::new(statement(b"secret"));
+    let shown =
+        format!("{:?}", ExportedStates { statement, token: b"secret".to_vec(), summary: StateSummary::default() });
+    assert!(!shown.contains("secret"));
+}

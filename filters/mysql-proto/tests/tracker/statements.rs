@@ -1,0 +1,144 @@
+//! Prepared statements, and what they pin.
+
+use crate::build::*;
+use crate::play::Sent::{self, Client, Node};
+use crate::play::*;
+use mysql_proto::capability::Capabilities;
+use mysql_proto::command::Command::*;
+use mysql_proto::status::{CURSOR_EXISTS, LAST_ROW_SENT};
+use mysql_proto::tracker::CommandOutcome::{self, Error, Silent};
+use mysql_proto::tracker::TrackerState::{Busy, Idle};
+use mysql_proto::tracker::{PinReason, Tracker};
+
+#[test]
+fn prepare() {
+    for (columns, parameters) in [(0, 0), (1, 0), (0, 1), (3, 300)] {
+        let script = |capabilities| {
+            vec![Client(command(Prepare, b"SELECT ?")), Node(prepared(capabilities, 9, columns, parameters))]
+        };
+        play_both(script, &done(Prepare, CommandOutcome::Ok), Idle, None);
+        let cut = |capabilities| {
+            let mut reply = prepared(capabilities, 9, columns, parameters);
+            reply.pop();
+            vec![Client(command(Prepare, b"SELECT ?")), Node(reply)]
+        };
+        play_both(cut, &[started(Prepare)], Busy, None);
+    }
+    play_both(|_| vec![Client(command(Prepare, b"SELEC")), Node(err(1064))], &done(Prepare, Error(1064)), Idle, None);
+}
+
+#[test]
+fn an_error_in_the_middle_of_prepare_leaves_nothing() {
+    let script = |capabilities| {
+        let mut reply = prepared(capabilities, 1, 0, 0);
+        reply[9..13].copy_from_slice(&[2, 0, 2, 0]);
+        let empty = [head(capabilities, 1, AUTOCOMMIT), end(capabilities, AUTOCOMMIT)].concat();
+        let failed = [reply, definition(), err(1317)].concat();
+        vec![Client(command(Prepare, b"SELECT ?")), Node(failed), Client(query()), Node(empty)]
+    };
+    play_both(script, &[done(Prepare, Error(1317)), done(Query, CommandOutcome::Ok)].concat(), Idle, None);
+}
+
+fn open_cursor(capabilities: Capabilities, statement: u32) -> Vec<Sent> {
+    let status = AUTOCOMMIT | CURSOR_EXISTS;
+    let mut reply = head(capabilities, 1, status);
+    if capabilities == NEW {
+        reply.extend(end(capabilities, status));
+    }
+    vec![Client(on(Execute, statement)), Node(reply)]
+}
+
+#[test]
+fn a_cursor_pins_until_its_last_row() {
+    let opened = done(Execute, CommandOutcome::Ok);
+    play_both(|capabilities| open_cursor(capabilities, 1), &opened, Idle, Some(PinReason::Cursor));
+    for (status, pinned) in [(CURSOR_EXISTS, Some(PinReason::Cursor)), (LAST_ROW_SENT, None)] {
+        let script = |capabilities| {
+            let mut script = open_cursor(capabilities, 1);
+            script.extend([Client(on(Fetch, 1)), Node([rows(), end(capabilities, status)].concat())]);
+            script
+        };
+        play_both(script, &[opened, done(Fetch, CommandOutcome::Ok)].concat(), Idle, pinned);
+    }
+    let failed = |capabilities| {
+        let mut script = open_cursor(capabilities, 1);
+        script.extend([Client(on(Fetch, 1)), Node(err(8176))]);
+        script
+    };
+    play_both(failed, &[opened, done(Fetch, Error(8176))].concat(), Idle, Some(PinReason::Cursor));
+}
+
+#[test]
+fn what_unpins_a_statement() {
+    let opened = done(Execute, CommandOutcome::Ok);
+    let unpin = [ResetStatement, Execute, BulkExecute, ChangeUser, ResetConnection];
+    for (what, outcome) in unpin.map(|what| (what, CommandOutcome::Ok)).into_iter().chain([(CloseStatement, Silent)]) {
+        let script = |capabilities, statement| {
+            let mut script = open_cursor(capabilities, 1);
+            script.extend([Client(on(SendLongData, 1)), Client(on(what, statement))]);
+            if outcome != Silent {
+                script.push(Node(ok(AUTOCOMMIT)));
+            }
+            script
+        };
+        let events = [opened, done(SendLongData, Silent), done(what, outcome)].concat();
+        play_both(|capabilities| script(capabilities, 1), &events, Idle, None);
+        // MariaDB: the statement prepared last, which is none here.
+        let other = if matches!(what, ChangeUser | ResetConnection) { None } else { Some(PinReason::Cursor) };
+        play_both(|capabilities| script(capabilities, 2), &events, Idle, other);
+        if outcome == Silent {
+            continue;
+        }
+        let failed = |capabilities| {
+            let mut script = open_cursor(capabilities, 1);
+            script.extend([Client(on(what, 1)), Node(err(1105))]);
+            script
+        };
+        play_both(failed, &[opened, done(what, Error(1105))].concat(), Idle, Some(PinReason::Cursor));
+    }
+}
+
+#[test]
+fn the_statement_prepared_last_has_a_second_name() {
+    let script = |capabilities| {
+        let mut script = vec![Client(command(Prepare, b"SELECT 1")), Node(prepared(capabilities, 77, 1, 0))];
+        script.extend(open_cursor(capabilities, u32::MAX));
+        script.push(Client(on(CloseStatement, 77)));
+        script
+    };
+    let events =
+        [done(Prepare, CommandOutcome::Ok), done(Execute, CommandOutcome::Ok), done(CloseStatement, Silent)].concat();
+    play_both(script, &events, Idle, None);
+}
+
+#[test]
+fn more_cursors_than_are_remembered_pin_until_all_is_reset() {
+    let mut tracker = Tracker::new(NEW);
+    let mut take = |from: Sent| match from {
+        Client(bytes) => tracker.on_client_bytes(&bytes, &mut ()),
+        Node(bytes) => tracker.on_node_bytes(&bytes, &mut ()),
+    };
+    (1..=100).flat_map(|statement| open_cursor(NEW, statement)).for_each(&mut take);
+    (1..=100).for_each(|statement| take(Client(on(CloseStatement, statement))));
+    assert_eq!((tracker.state(), tracker.pin_reason()), (Idle, Some(PinReason::Cursor)));
+    tracker.on_client_bytes(&command(ResetConnection, b""), &mut ());
+    tracker.on_node_bytes(&ok(AUTOCOMMIT), &mut ());
+    assert_eq!((tracker.state(), tracker.pin_reason()), (Idle, None));
+}
+
+#[test]
+fn long_data_pins_until_it_is_executed() {
+    let data = command(SendLongData, &[&[1, 0, 0, 0, 0, 0][..], &[b'x'; 5000]].concat());
+    let script = |_| vec![Client(data.repeat(3))];
+    play_both(script, &done(SendLongData, Silent).repeat(3), Idle, Some(PinReason::LongData));
+    let fetched = |capabilities| {
+        let mut script = vec![Client(data.clone())];
+        script.extend(open_cursor(capabilities, 1));
+        script.extend([Client(on(Fetch, 1)), Node(end(capabilities, LAST_ROW_SENT))]);
+        script
+    };
+    let events = [done(SendLongData, Silent), done(Execute, CommandOutcome::Ok), done(Fetch, CommandOutcome::Ok)];
+    play_both(fetched, &events.concat(), Idle, None);
+    let script = |_| vec![Client(data.clone()), Client(on(Execute, 1)), Node(ok(AUTOCOMMIT))];
+    play_both(script, &[done(SendLongData, Silent), done(Execute, CommandOutcome::Ok)].concat(), Idle, None);
+}
