@@ -1,6 +1,6 @@
 //! The socket to a client: answers its SSLRequest, relays its login, then passes on what the tracker has seen.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -11,6 +11,7 @@ use tls::{ClientSide, RsaPasswordKey};
 
 use crate::conn::{Conn, ReadError, ReadStep};
 use crate::offload::{self, OffloadedConn};
+use crate::old_conn::QUIT;
 use crate::refresh::{Refresher, non_empty_path};
 use crate::session::{Session, SessionPhase};
 use crate::{config, worker};
@@ -68,6 +69,7 @@ impl SocketFactory for ClientSocketFactory {
             options: Arc::clone(&self.options),
             session: OnceCell::new(),
             is_rejected: Cell::new(false),
+            held_input: RefCell::default(),
         }))))
     }
 }
@@ -80,6 +82,9 @@ struct ClientConn {
     session: OnceCell<Rc<Session>>,
     /// The client was sent an error, and is expected to close.
     is_rejected: Cell<bool>,
+    /// What the client sent before it closed its connection while it was held. It is passed on when the client is not held
+    /// any more.
+    held_input: RefCell<Vec<u8>>,
 }
 
 impl ClientConn {
@@ -132,9 +137,35 @@ impl ClientConn {
         if over { ReadStep::Close } else { ReadStep::EndOfStream }
     }
 
+    /// The client has closed or reset its connection while it is held. If it has sent nothing before that but COM_QUIT, the
+    /// session ends at once, since the node for which the client is held may never answer. Anything else may be a statement,
+    /// which runs after the migration.
+    fn on_end_while_held(&self, buffer: &mut [u8]) -> ReadStep {
+        let mut input = self.held_input.borrow_mut();
+        while input.len() <= QUIT.len() {
+            let is_at_end = match self.conn.receive(buffer).io {
+                Io::Done(0) | Io::Broken => true,
+                Io::WouldBlock => return ReadStep::Wait,
+                Io::Done(length) if self.conn.has_tls() => match self.conn.decrypt(&buffer[..length], &mut input) {
+                    Ok(is_closed) => is_closed,
+                    Err(_) => return ReadStep::Close,
+                },
+                Io::Done(length) => {
+                    input.extend_from_slice(&buffer[..length]);
+                    false
+                }
+            };
+            if is_at_end {
+                let has_left = input.is_empty() || *input == QUIT;
+                return if has_left { ReadStep::Close } else { ReadStep::Wait };
+            }
+        }
+        ReadStep::Wait
+    }
+
     fn pass_to_node(&self, session: &Rc<Session>, bytes: &[u8], passed: &mut usize) -> ReadStep {
-        session.watch_transactions(bytes);
         let bytes = session.assemble_identity_command(bytes);
+        session.watch_transactions(&bytes);
         if !session.on_client_bytes(&bytes) {
             return ReadStep::Close;
         }
@@ -240,7 +271,12 @@ impl OffloadedConn for ClientConn {
 
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> ReadStep {
         if self.session.get().is_some_and(|session| session.migration.is_client_held()) {
-            return ReadStep::Wait; // it is rearmed when the client is not held any more
+            // It is rearmed when the client is not held any more.
+            return if self.conn.has_end_event() { self.on_end_while_held(buffer) } else { ReadStep::Wait };
+        }
+        let held_input = self.held_input.take();
+        if let Some(session) = self.session.get().filter(|_| !held_input.is_empty()) {
+            return self.pass_to_node(session, &held_input, passed);
         }
         let received = self.conn.receive(buffer);
         let step = match received.io {

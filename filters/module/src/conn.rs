@@ -164,6 +164,11 @@ impl Conn {
         self.has_end_event.set(ends);
     }
 
+    /// Whether it is offloaded, and its last event reported that the peer has closed, or that the connection is broken.
+    pub(crate) fn has_end_event(&self) -> bool {
+        self.is_offloaded() && self.has_end_event.get()
+    }
+
     /// Whether there are bytes for the peer that were not sent yet.
     pub(crate) fn has_unsent(&self) -> bool {
         self.envoy_buffered.get() > 0

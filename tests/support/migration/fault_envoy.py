@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 
@@ -269,7 +269,7 @@ class FaultEnvoy:
                 to_host(old), *(Host(node.endpoint, node.name, state="draining") for node in targets)
             )
             scenario = MigrationScenario(
-                self, old, new, other, await self._connect_on(old), has_no_third_node=not third
+                self, old, new, other, await self.connect_on(old), has_no_third_node=not third
             )
             try:
                 scenario.send(f"set @a = {VARIABLE_VALUE}", f"insert {scenario.rows}")
@@ -282,7 +282,7 @@ class FaultEnvoy:
                 scenario.client.writer.transport.abort()
                 raise
 
-    async def _connect_on(self, node: ScriptedNode) -> RawClient:
+    async def connect_on(self, node: ScriptedNode) -> RawClient:
         """Connect a client to this node. Retry until Envoy knows the node."""
         while True:
             client = await self.proxy.connect()
@@ -322,7 +322,7 @@ class FaultEnvoy:
             self.publish(
                 to_host(old), *(Host(target.endpoint, target.name, state="draining") for target in targets)
             )
-            clients = [await self._connect_on(old) for _ in range(count)]
+            clients = [await self.connect_on(old) for _ in range(count)]
             for target in targets:
                 target.pause_at(step, pauses_all=True)
             self.publish(Host(old.endpoint, old.name, state="draining"), *map(to_host, targets))
@@ -405,13 +405,20 @@ async def run_fault_envoy(
 
 @asynccontextmanager
 async def run_fresh_envoy(
-    directory: Path, *, tls: bool = False, start_envoy: EnvoyStarter | None = None
+    directory: Path,
+    *,
+    tls: bool = False,
+    start_envoy: EnvoyStarter | None = None,
+    policy: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[FaultEnvoy]:
-    """Run an Envoy in which no session has migrated yet. Check nothing at the end."""
+    """Run an Envoy in which no session has migrated yet. Check nothing at the end.
+
+    `policy`: settings of the load-balancing policy that differ from the defaults.
+    """
     endpoints = directory / "endpoints.json"
     certificates = PemFiles.create(directory / "certificates")
     tls_settings = {"tls": "required", "ca": str(certificates.ca), "verify": "ca"}
-    config = ModuleConfig(node=tls_settings if tls else {}, endpoints=endpoints)
+    config = ModuleConfig(node=tls_settings if tls else {}, policy=policy or {}, endpoints=endpoints)
     context = node_tls_context(certificates) if tls else None
     async with (start_envoy or run_envoy)(directory, [Host("127.0.0.1:1")], config) as proxy:
         yield FaultEnvoy(proxy, endpoints, context)
