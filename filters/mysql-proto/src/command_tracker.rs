@@ -11,6 +11,9 @@ use crate::status;
 /// MariaDB: stands for the statement that was prepared last.
 const LAST_PREPARED: u32 = u32::MAX;
 
+/// ER_UNKNOWN_STMT_HANDLER: the node has no such statement.
+const UNKNOWN_STATEMENT: u16 = 1243;
+
 /// What the response to a command looks like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ResponseShape {
@@ -86,6 +89,15 @@ pub(crate) struct CommandTracker {
     statements: Statements,
     /// The statement that was prepared last.
     prepared: u32,
+    /// COM_STMT_SEND_LONG_DATA that may have failed: no response has come since that shows the contrary. Its statement, if
+    /// there are several that of the last one, and their number.
+    ///
+    /// MySQL never responds to that command, but TiDB sends an ERR packet if it fails (pingcap/tidb
+    /// `pkg/server/conn_stmt.go`, `handleStmtSendLongData`).
+    unconfirmed_data: (u32, u8),
+    /// An ERR packet may be the response to unconfirmed data instead of that to the command behind, as which it has counted.
+    /// Then the response to that command still comes.
+    is_error_ambiguous: bool,
     /// The status flags that the node has sent last.
     status: u16,
     /// Definitions that are to come in this block.
@@ -112,6 +124,8 @@ impl CommandTracker {
             outstanding: PipelineQueue::new(),
             statements: Statements::new(),
             prepared: 0,
+            unconfirmed_data: (0, 0),
+            is_error_ambiguous: false,
             status: status::AUTOCOMMIT,
             definitions: 0,
             columns: 0,
@@ -149,7 +163,7 @@ impl CommandTracker {
             Some(PinReason::Transaction)
         } else if self.statements.any(CURSOR) {
             Some(PinReason::Cursor)
-        } else if self.statements.any(LONG_DATA) {
+        } else if self.statements.any(LONG_DATA) || self.is_error_ambiguous {
             Some(PinReason::LongData)
         } else {
             None
@@ -159,6 +173,21 @@ impl CommandTracker {
     /// Whether the node owes a response.
     pub(crate) fn awaits_reply(&self) -> bool {
         self.outstanding.front().is_some_and(|(command, _)| response_shape(command) != ResponseShape::Silent)
+    }
+
+    /// Whether an ERR packet may come that answers COM_STMT_SEND_LONG_DATA.
+    pub(crate) const fn may_reject_data(&self) -> bool {
+        self.unconfirmed_data.1 > 0
+    }
+
+    /// The node has rejected unconfirmed data with this error.
+    pub(crate) fn on_data_rejected(&mut self, code: u16) {
+        let (statement, count) = self.unconfirmed_data;
+        if code == UNKNOWN_STATEMENT {
+            self.statements.remove(statement, LONG_DATA);
+        }
+        self.unconfirmed_data = (statement, count.saturating_sub(1));
+        self.is_error_ambiguous &= count > 1;
     }
 
     /// Whether the next response is that to a COM_PING.
@@ -243,10 +272,14 @@ impl CommandTracker {
         if payload.first() == Some(&reply::ERROR) {
             let code = reply::error_code(payload)?;
             if code != reply::PROGRESS {
+                self.is_error_ambiguous = self.may_reject_data();
                 self.finish_response(CommandOutcome::Error(code), observer);
             }
             return Some(());
         }
+        // A node answers in order. So no data was rejected that was sent before this command.
+        self.unconfirmed_data = (0, 0);
+        self.is_error_ambiguous = false;
         // Only an error may come before the request is complete.
         if self.outstanding.has_one_command() && (self.is_uploading || self.sending != ClientMessage::None) {
             return None;
@@ -372,8 +405,9 @@ impl CommandTracker {
         self.has_answered = true;
         self.phase = ResponsePhase::First;
         self.is_auth_data_awaited = false;
-        if outcome == CommandOutcome::Ok {
-            self.apply_command(command, statement);
+        match outcome {
+            CommandOutcome::Error(code) => self.apply_failed_command(command, statement, code),
+            _ => self.apply_command(command, statement),
         }
         observer.on_command_ended(command, outcome);
         if command == Command::Shutdown && outcome == CommandOutcome::Ok {
@@ -396,12 +430,14 @@ impl CommandTracker {
         }
     }
 
-    /// What a command that did not fail leaves behind. After an error all stays as it was: a failed execution or
-    /// fetch pins the session until the statement is executed, reset or closed.
+    /// What a command that did not fail leaves behind.
     fn apply_command(&mut self, command: Command, statement: u32) {
-        let id = if statement == LAST_PREPARED { self.prepared } else { statement };
+        let id = self.statement_id(statement);
         match command {
-            Command::SendLongData => self.statements.add(id, LONG_DATA),
+            Command::SendLongData => {
+                self.statements.add(id, LONG_DATA);
+                self.unconfirmed_data = (id, self.unconfirmed_data.1.saturating_add(1));
+            }
             Command::Execute if self.status & status::CURSOR_EXISTS != 0 => {
                 self.statements.remove(id, LONG_DATA);
                 self.statements.add(id, CURSOR);
@@ -414,5 +450,26 @@ impl CommandTracker {
             Command::ResetConnection | Command::ChangeUser => self.statements.clear(),
             _ => {}
         }
+    }
+
+    /// What a command that has failed removes. Source: pingcap/tidb `pkg/server/conn_stmt.go`.
+    fn apply_failed_command(&mut self, command: Command, statement: u32, code: u16) {
+        let id = self.statement_id(statement);
+        match command {
+            Command::Execute | Command::BulkExecute | Command::Fetch | Command::ResetStatement
+                if code == UNKNOWN_STATEMENT =>
+            {
+                self.statements.remove(id, CURSOR | LONG_DATA);
+            }
+            // The parameters are used up before the execution. A cursor that was open before may still be (`handleStmtExecute`).
+            Command::Execute | Command::BulkExecute => self.statements.remove(id, LONG_DATA),
+            // The statement is reset, if it had a cursor at all (`handleStmtFetch`).
+            Command::Fetch => self.statements.remove(id, CURSOR),
+            _ => {}
+        }
+    }
+
+    const fn statement_id(&self, statement: u32) -> u32 {
+        if statement == LAST_PREPARED { self.prepared } else { statement }
     }
 }

@@ -9,8 +9,8 @@
 //! * The connections are compressed, or the client does not speak protocol 4.1.
 //! * A binlog or table dump, or what announces one (COM_REGISTER_SLAVE); a successful COM_SHUTDOWN.
 //! * Bytes of the node while no response is due: the ERR packet that servers send before they close (1053, 1927,
-//!   4031), and TiDB's ERR packet to COM_STMT_SEND_LONG_DATA, after which its client takes each response for that to
-//!   the next command.
+//!   4031). An exception is TiDB's ERR packet to COM_STMT_SEND_LONG_DATA. If the client has sent another command by then, that
+//!   packet counts as its response, and the session is pinned until it is clear which response belongs to which command.
 //! * More kinds of commands sent ahead than [`crate::tracker`] remembers (12; a run of equal ones counts once), or
 //!   anything sent ahead of the end of COM_CHANGE_USER or behind a LOAD DATA LOCAL.
 //! * Definitions that are left out of the response to COM_STMT_PREPARE (CLIENT_OPTIONAL_RESULTSET_METADATA).
@@ -92,8 +92,8 @@ impl Tracker {
         let mut rest = bytes;
         while !rest.is_empty() && !self.commands.is_opaque() {
             if !self.commands.awaits_reply() {
-                self.stop_tracking();
-                break;
+                self.receive_unrequested(&mut rest);
+                continue;
             }
             if self.commands.is_in_rows() && self.node_framer.is_between_messages() {
                 let (behind, last) = skip_rows(rest);
@@ -111,6 +111,20 @@ impl Tracker {
             }
         }
         bytes.len()
+    }
+
+    /// Takes bytes of the node while it owes no response.
+    fn receive_unrequested(&mut self, bytes: &mut &[u8]) {
+        if !self.commands.may_reject_data() {
+            return self.stop_tracking();
+        }
+        let Some(piece) = self.node_framer.next(bytes).filter(|piece| piece.ends) else { return };
+        let code = if piece.prefix.first() == Some(&reply::ERROR) { reply::error_code(piece.prefix) } else { None };
+        // Errors that announce the end of the connection have the number 0.
+        match code.filter(|_| self.node_framer.sequence() == 1) {
+            Some(code) => self.commands.on_data_rejected(code),
+            None => self.stop_tracking(),
+        }
     }
 
     #[must_use]

@@ -217,8 +217,8 @@ async def fail_long_data(client: RawClient) -> None:
     assert (await with_timeout(client.read_packet()))[1][:1] == b"\xff"
 
 
-MakeOpaque = Callable[[RawClient], Awaitable[None]]
-OPAQUE_CAUSES: dict[str, MakeOpaque] = {
+Incident = Callable[[RawClient], Awaitable[None]]
+INCIDENTS: dict[str, Incident] = {
     "an unsolicited ERR": read_unsolicited_error,
     "many pipelined commands": pipeline_many_commands,
     "an ERR to long data": fail_long_data,
@@ -226,16 +226,17 @@ OPAQUE_CAUSES: dict[str, MakeOpaque] = {
 
 
 @pytest.mark.parametrize("allowed", [False, True], ids=["forbidden", "allowed"])
-@pytest.mark.parametrize("make_opaque", OPAQUE_CAUSES.values(), ids=OPAQUE_CAUSES.keys())
-async def test_opaque_session_cannot_change_user_unless_allowed(
-    tmp_path: Path, certificates: PemFiles, make_opaque: MakeOpaque, allowed: bool
+@pytest.mark.parametrize("incident", INCIDENTS.values(), ids=INCIDENTS.keys())
+async def test_session_cannot_expose_its_password_after_an_incident_unless_allowed(
+    tmp_path: Path, certificates: PemFiles, incident: Incident, allowed: bool
 ) -> None:
-    node = PasswordRequestingNode(shuts_down=make_opaque is read_unsolicited_error)
+    """The first two incidents make the session opaque. After the last one, it can still be followed."""
+    node = PasswordRequestingNode(shuts_down=incident is read_unsolicited_error)
     async with run_with_node(
         tmp_path, node, client_tls_config(certificates, allow_cleartext_backend=allowed)
     ) as proxy:
         client = await connect_with_tls(proxy, certificates)
-        await make_opaque(client)
+        await incident(client)
         response = await change_user(client)
     assert (PASSWORD in node.received) == allowed
     if allowed:

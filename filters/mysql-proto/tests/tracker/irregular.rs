@@ -175,8 +175,6 @@ fn a_successful_shutdown_is_the_end() {
 fn a_response_that_is_not_due_is_given_up() {
     play_both(|_| vec![Node(err(4031))], &[], Opaque, Some(PinReason::Opaque));
     play_both(|_| vec![Node(vec![1])], &[], Opaque, Some(PinReason::Opaque));
-    let script = |_| vec![Client(on(SendLongData, 1)), Node(err(1243))];
-    play_both(script, &done(SendLongData, Silent), Opaque, Some(PinReason::Opaque));
     let script = |_| vec![Client(query()), Node([ok(AUTOCOMMIT), ok(AUTOCOMMIT)].concat())];
     play_both(script, &done(Query, CommandOutcome::Ok), Opaque, Some(PinReason::Opaque));
     let part = on(SendLongData, 1);

@@ -162,12 +162,25 @@ fn pinned_after(exchanges: &[Exchange]) -> Option<PinReason> {
     let mut status = AUTOCOMMIT;
     // Statement: open cursor, long data.
     let mut marks: BTreeMap<u32, (bool, bool)> = BTreeMap::new();
+    // Whether long data was sent since the last response that was no error, and whether an error has come since then.
+    let (mut is_unconfirmed, mut is_ambiguous) = (false, false);
     for exchange in exchanges {
         status = exchange.status.unwrap_or(status);
+        match exchange.outcome {
+            CommandOutcome::Silent => is_unconfirmed |= exchange.command == Command::SendLongData,
+            CommandOutcome::Error(1064 | 1105) => is_ambiguous = is_unconfirmed,
+            // Other errors come behind other packets.
+            _ => (is_unconfirmed, is_ambiguous) = (false, false),
+        }
+        let mark = marks.entry(exchange.statement).or_default();
+        match (exchange.command, exchange.outcome) {
+            (Command::Execute | Command::BulkExecute, CommandOutcome::Error(_)) => mark.1 = false,
+            (Command::Fetch, CommandOutcome::Error(_)) => mark.0 = false,
+            _ => {}
+        }
         if matches!(exchange.outcome, CommandOutcome::Error(_)) {
             continue;
         }
-        let mark = marks.entry(exchange.statement).or_default();
         match exchange.command {
             Command::Execute => *mark = (status & CURSOR_EXISTS != 0, false),
             Command::Fetch => mark.0 = status & LAST_ROW_SENT == 0,
@@ -181,7 +194,7 @@ fn pinned_after(exchanges: &[Exchange]) -> Option<PinReason> {
         Some(PinReason::Transaction)
     } else if marks.values().any(|mark| mark.0) {
         Some(PinReason::Cursor)
-    } else if marks.values().any(|mark| mark.1) {
+    } else if is_ambiguous || marks.values().any(|mark| mark.1) {
         Some(PinReason::LongData)
     } else {
         None

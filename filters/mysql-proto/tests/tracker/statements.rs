@@ -7,7 +7,7 @@ use mysql_proto::capability::Capabilities;
 use mysql_proto::command::Command::*;
 use mysql_proto::status::{CURSOR_EXISTS, LAST_ROW_SENT};
 use mysql_proto::tracker::CommandOutcome::{self, Error, Silent};
-use mysql_proto::tracker::TrackerState::{Busy, Idle};
+use mysql_proto::tracker::TrackerState::{Busy, Idle, Opaque};
 use mysql_proto::tracker::{PinReason, Tracker};
 
 #[test]
@@ -60,12 +60,13 @@ fn a_cursor_pins_until_its_last_row() {
         };
         play_both(script, &[opened, done(Fetch, CommandOutcome::Ok)].concat(), Idle, pinned);
     }
+    // TiDB resets the statement then (pingcap/tidb `pkg/server/conn_stmt.go`, `handleStmtFetch`).
     let failed = |capabilities| {
         let mut script = open_cursor(capabilities, 1);
         script.extend([Client(on(Fetch, 1)), Node(err(8176))]);
         script
     };
-    play_both(failed, &[opened, done(Fetch, Error(8176))].concat(), Idle, Some(PinReason::Cursor));
+    play_both(failed, &[opened, done(Fetch, Error(8176))].concat(), Idle, None);
 }
 
 #[test]
@@ -95,6 +96,14 @@ fn what_unpins_a_statement() {
             script
         };
         play_both(failed, &[opened, done(what, Error(1105))].concat(), Idle, Some(PinReason::Cursor));
+        // The node has no such statement, so there is no cursor either (ER_UNKNOWN_STMT_HANDLER).
+        let unknown = |capabilities| {
+            let mut script = open_cursor(capabilities, 1);
+            script.extend([Client(on(what, 1)), Node(err(1243))]);
+            script
+        };
+        let pinned = matches!(what, ChangeUser | ResetConnection).then_some(PinReason::Cursor);
+        play_both(unknown, &[opened, done(what, Error(1243))].concat(), Idle, pinned);
     }
 }
 
@@ -112,17 +121,16 @@ fn the_statement_prepared_last_has_a_second_name() {
 }
 
 #[test]
-fn more_cursors_than_are_remembered_pin_until_all_is_reset() {
+fn more_cursors_than_are_remembered_pin_while_a_remembered_one_is_open() {
     let mut tracker = Tracker::new(NEW);
     let mut take = |from: Sent| match from {
         Client(bytes) => tracker.on_client_bytes(&bytes, &mut ()),
         Node(bytes) => tracker.on_node_bytes(&bytes, &mut ()),
     };
     (1..=100).flat_map(|statement| open_cursor(NEW, statement)).for_each(&mut take);
-    (1..=100).for_each(|statement| take(Client(on(CloseStatement, statement))));
+    (2..=100).for_each(|statement| take(Client(on(CloseStatement, statement))));
     assert_eq!((tracker.state(), tracker.pin_reason()), (Idle, Some(PinReason::Cursor)));
-    tracker.on_client_bytes(&command(ResetConnection, b""), &mut ());
-    tracker.on_node_bytes(&ok(AUTOCOMMIT), &mut ());
+    tracker.on_client_bytes(&on(CloseStatement, 1), &mut ());
     assert_eq!((tracker.state(), tracker.pin_reason()), (Idle, None));
 }
 
@@ -141,4 +149,71 @@ fn long_data_pins_until_it_is_executed() {
     play_both(fetched, &events.concat(), Idle, None);
     let script = |_| vec![Client(data.clone()), Client(on(Execute, 1)), Node(ok(AUTOCOMMIT))];
     play_both(script, &[done(SendLongData, Silent), done(Execute, CommandOutcome::Ok)].concat(), Idle, None);
+}
+
+/// TiDB's response to COM_STMT_SEND_LONG_DATA, if it fails.
+fn data_rejection(code: u16) -> Sent {
+    let mut packet = err(code);
+    packet[3] = 1;
+    Node(packet)
+}
+
+#[test]
+fn a_failed_execution_uses_up_long_data() {
+    let failed = |_| vec![Client(on(SendLongData, 1)), Client(on(Execute, 1)), Node(err(1062))];
+    let events = [done(SendLongData, Silent), done(Execute, Error(1062))].concat();
+    // The ERR packet may be TiDB's response to the data, and that to the execution may still come.
+    play_both(failed, &events, Idle, Some(PinReason::LongData));
+    let confirmed = |capabilities| {
+        let mut script = failed(capabilities);
+        script.extend([Client(command(Ping, b"")), Node(ok(AUTOCOMMIT))]);
+        script
+    };
+    play_both(confirmed, &[events, done(Ping, CommandOutcome::Ok).to_vec()].concat(), Idle, None);
+}
+
+#[test]
+fn long_data_for_a_statement_that_the_node_does_not_have() {
+    let sent = done(SendLongData, Silent);
+    // TiDB.
+    let rejected = |_| vec![Client(on(SendLongData, 9)), data_rejection(1243)];
+    play_both(rejected, &sent, Idle, None);
+    let twice = |_| vec![Client(on(SendLongData, 9).repeat(2)), data_rejection(1243), data_rejection(1243)];
+    play_both(twice, &sent.repeat(2), Idle, None);
+    let executed = [sent, done(Execute, Error(1243))].concat();
+    let pipelined = |_| vec![Client([on(SendLongData, 9), on(Execute, 9)].concat()), data_rejection(1243)];
+    let started_both = [started(SendLongData), ended(SendLongData, Silent), started(Execute), ended(Execute, Error(1243))];
+    play_both(pipelined, &started_both, Idle, Some(PinReason::LongData));
+    let answered = |capabilities| {
+        let mut script = pipelined(capabilities);
+        script.push(data_rejection(1243));
+        script
+    };
+    play_both(answered, &started_both, Idle, None);
+    // MySQL, which only responds to the execution.
+    let silent = |_| {
+        let execution = [Client(on(SendLongData, 9)), Client(on(Execute, 9)), Node(err(1243))];
+        execution.into_iter().chain([Client(command(Ping, b"")), Node(ok(AUTOCOMMIT))]).collect()
+    };
+    play_both(silent, &[executed, done(Ping, CommandOutcome::Ok).to_vec()].concat(), Idle, None);
+}
+
+#[test]
+fn a_parameter_that_the_statement_does_not_have() {
+    // What was sent for other parameters stays at the node.
+    let rejected = |_| vec![Client(on(SendLongData, 1).repeat(2)), data_rejection(1210)];
+    play_both(rejected, &done(SendLongData, Silent).repeat(2), Idle, Some(PinReason::LongData));
+}
+
+#[test]
+fn other_unrequested_bytes_behind_long_data_are_not_followed() {
+    let sent = done(SendLongData, Silent);
+    let shutdown = err(1053); // its number is 0
+    for bytes in [shutdown, ok(AUTOCOMMIT)] {
+        play_both(|_| vec![Client(on(SendLongData, 1)), Node(bytes.clone())], &sent, Opaque, Some(PinReason::Opaque));
+    }
+    // A response that is no error shows that the data was accepted.
+    let accepted = |_| vec![Client(on(SendLongData, 1)), Client(on(Execute, 1)), Node(ok(AUTOCOMMIT)), data_rejection(1243)];
+    let events = [sent, done(Execute, CommandOutcome::Ok)].concat();
+    play_both(accepted, &events, Opaque, Some(PinReason::Opaque));
 }
