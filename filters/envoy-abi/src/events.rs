@@ -21,6 +21,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 use crate::socket::Socket;
+use crate::{descriptor, socket_options};
 
 /// Events that are taken at once.
 const BATCH: usize = 64;
@@ -147,6 +148,9 @@ impl Events {
     #[must_use]
     pub fn swap(&self, socket: &Socket, key: u64, new: OwnedFd) -> SwapResult {
         let Some(fd) = socket.descriptor() else { return SwapResult::Failed };
+        // They were copied before it was connected. Since then a keepalive probe may have changed the keepalive time.
+        let _ = socket.with_descriptor(|old| socket_options::copy(old, new.as_fd()));
+        descriptor::announce_rest(new.as_raw_fd());
         // First, while the descriptor still names the old connection: an entry belongs to both of them together.
         if !epoll_ctl(self.inner(), libc::EPOLL_CTL_DEL, fd, 0, 0) {
             return SwapResult::Failed;
@@ -360,6 +364,19 @@ mod tests {
         assert_eq!(new_near.read(&mut [0; 8]).expect("bytes"), 1);
         drop(far);
         assert_eq!(new_near.read(&mut [0; 1]).expect("an end"), 0, "no descriptor is left");
+    }
+
+    #[test]
+    fn the_new_connection_has_the_options_of_the_old_one() {
+        let worker = Worker::new();
+        let (_near, far, socket) = worker.connection();
+        let events = Events::new(&socket).expect("it is found");
+        assert!(events.offload(&socket, 1));
+        let (_new_near, new_far) = UnixStream::pair().expect("a pair");
+        assert!(events.watch(new_far.as_fd(), 2));
+        socket_options::set(far.as_fd(), libc::SOL_SOCKET, libc::SO_PRIORITY, &5_i32.to_ne_bytes()).expect("set");
+        assert_eq!(events.swap(&socket, 3, OwnedFd::from(new_far)), SwapResult::Watched);
+        assert_eq!(socket_options::integer(far.as_fd(), libc::SOL_SOCKET, libc::SO_PRIORITY), Some(5));
     }
 
     #[test]

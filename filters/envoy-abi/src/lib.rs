@@ -21,6 +21,7 @@ pub mod policy;
 #[cfg(tidevoy_sanitized)]
 mod sanitized;
 pub mod socket;
+pub mod socket_options;
 mod sys;
 pub mod tcp;
 

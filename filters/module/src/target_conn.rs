@@ -6,8 +6,9 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 
+use envoy_abi::socket_options;
 use migration::restore::RestoreStatement;
-use socket2::{SockRef, Socket};
+use socket2::Socket;
 use tls::{ReceiveResult, Stream};
 
 use crate::unread::has_unread_bytes;
@@ -59,7 +60,7 @@ impl TargetConn {
     /// Begins to connect. Events report the result. `like`: the descriptor whose options are copied.
     pub(crate) fn connect(address: SocketAddr, like: BorrowedFd<'_>) -> io::Result<Self> {
         let connection = nonblocking::socket(address)?;
-        copy_options(&connection, SockRef::from(&like))?;
+        socket_options::copy(like, connection.as_fd())?;
         nonblocking::connect(&connection, address)?;
         Ok(Self {
             connection,
@@ -235,17 +236,4 @@ impl TargetConn {
     pub(crate) fn into_parts(self) -> (OwnedFd, Option<Box<Stream>>) {
         (self.connection.into(), self.tls.into_inner())
     }
-}
-
-/// Copies the socket options that Envoy has set on another connection.
-fn copy_options(connection: &Socket, other: SockRef<'_>) -> io::Result<()> {
-    connection.set_tcp_nodelay(other.tcp_nodelay()?)?;
-    if other.keepalive()? {
-        let keepalive = socket2::TcpKeepalive::new()
-            .with_time(other.tcp_keepalive_time()?)
-            .with_interval(other.tcp_keepalive_interval()?)
-            .with_retries(other.tcp_keepalive_retries()?);
-        connection.set_tcp_keepalive(&keepalive)?;
-    }
-    connection.set_tcp_user_timeout(other.tcp_user_timeout()?.filter(|timeout| !timeout.is_zero()))
 }

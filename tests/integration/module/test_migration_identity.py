@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import socket
 from collections.abc import AsyncIterator
@@ -292,13 +293,16 @@ async def test_option_changes_while_a_migration_is_pending(nodes: MigratingFleet
 
 
 @in_module
+@pytest.mark.parametrize("migrates", [False, True], ids=["", "migrates between them"])
 @pytest.mark.parametrize("cut", [1, 4, 5])
-async def test_option_that_arrives_in_two_parts(nodes: MigratingFleet, cut: int) -> None:
+async def test_option_that_arrives_in_two_parts(nodes: MigratingFleet, cut: int, migrates: bool) -> None:
     client = await nodes.connect_answer_client()
     await nodes.migrate_all()
     packet = encode_command(MySqlCommand.SET_OPTION, b"\1\0")
     client.writer.write(packet[:cut])
     await wait_until_read(client.writer)
+    if migrates:
+        await nodes.migrate_all()
     client.writer.write(packet[cut:])
     assert await client.read_answer(MySqlCommand.SET_OPTION) == (OkAnswer(2),)
     await nodes.migrate_all()
@@ -365,6 +369,8 @@ async def test_session_migrates_between_ipv4_and_ipv6_nodes(tmp_path: Path, mari
 
 KEEPALIVE = {"keepalive_probes": 5, "keepalive_time": 61, "keepalive_interval": 4}
 USER_TIMEOUT = 15_000  # milliseconds
+BUFFER_BYTES, TYPE_OF_SERVICE, PRIORITY = 90_000, 0x48, 3
+TCP_INQ = 36
 OPTIONS = {
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 5,
@@ -372,14 +378,32 @@ OPTIONS = {
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 4,
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT): USER_TIMEOUT,
     (socket.IPPROTO_TCP, socket.TCP_NODELAY): 1,
+    (socket.SOL_SOCKET, socket.SO_SNDBUF): 2 * BUFFER_BYTES,  # Linux doubles the size
+    (socket.SOL_SOCKET, socket.SO_RCVBUF): 2 * BUFFER_BYTES,
+    (socket.SOL_SOCKET, socket.SO_PRIORITY): PRIORITY,
+    (socket.IPPROTO_IP, socket.IP_TOS): TYPE_OF_SERVICE,
+    (socket.IPPROTO_TCP, TCP_INQ): 1,  # set by the module
 }
 
 
 def with_socket_options(bootstrap: dict[str, Any]) -> None:
     (cluster,) = bootstrap["static_resources"]["clusters"]
-    option = {"level": socket.IPPROTO_TCP, "name": socket.TCP_USER_TIMEOUT, "int_value": USER_TIMEOUT}
+    options: list[dict[str, Any]] = [
+        {"level": socket.IPPROTO_TCP, "name": socket.TCP_USER_TIMEOUT, "int_value": USER_TIMEOUT},
+        {"level": socket.SOL_SOCKET, "name": socket.SO_SNDBUF, "int_value": BUFFER_BYTES},
+        {"level": socket.SOL_SOCKET, "name": socket.SO_RCVBUF, "int_value": BUFFER_BYTES},
+        {"level": socket.IPPROTO_IP, "name": socket.IP_TOS, "int_value": TYPE_OF_SERVICE},
+        {"level": socket.SOL_SOCKET, "name": socket.SO_PRIORITY, "int_value": PRIORITY},
+        {
+            "level": socket.IPPROTO_TCP,
+            "name": socket.TCP_CONGESTION,
+            "buf_value": base64.b64encode(b"reno").decode(),
+        },
+    ]
     cluster["upstream_connection_options"] = {"tcp_keepalive": KEEPALIVE}
-    cluster["upstream_bind_config"] = {"socket_options": [{**option, "state": "STATE_PREBIND"}]}
+    cluster["upstream_bind_config"] = {
+        "socket_options": [{**option, "state": "STATE_PREBIND"} for option in options]
+    }
 
 
 async def test_socket_options_survive_migrations(tmp_path: Path, mariadb: MariaDb) -> None:
@@ -389,5 +413,7 @@ async def test_socket_options_survive_migrations(tmp_path: Path, mariadb: MariaD
             assert await client.send_command(MySqlCommand.PING) == (OkAnswer(2),)
             with socket_of_process(nodes.proxy.pid, node.node.sql_port) as connection:
                 assert {option: connection.getsockopt(*option) for option in OPTIONS} == OPTIONS
+                algorithm = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+                assert algorithm.rstrip(b"\0") == b"reno"
                 assert os.get_blocking(connection.fileno()) is False
             await nodes.migrate_all()

@@ -182,7 +182,8 @@ fn long_data_for_a_statement_that_the_node_does_not_have() {
     play_both(twice, &sent.repeat(2), Idle, None);
     let executed = [sent, done(Execute, Error(1243))].concat();
     let pipelined = |_| vec![Client([on(SendLongData, 9), on(Execute, 9)].concat()), data_rejection(1243)];
-    let started_both = [started(SendLongData), ended(SendLongData, Silent), started(Execute), ended(Execute, Error(1243))];
+    let started_both =
+        [started(SendLongData), ended(SendLongData, Silent), started(Execute), ended(Execute, Error(1243))];
     play_both(pipelined, &started_both, Idle, Some(PinReason::LongData));
     let answered = |capabilities| {
         let mut script = pipelined(capabilities);
@@ -213,7 +214,8 @@ fn other_unrequested_bytes_behind_long_data_are_not_followed() {
         play_both(|_| vec![Client(on(SendLongData, 1)), Node(bytes.clone())], &sent, Opaque, Some(PinReason::Opaque));
     }
     // A response that is no error shows that the data was accepted.
-    let accepted = |_| vec![Client(on(SendLongData, 1)), Client(on(Execute, 1)), Node(ok(AUTOCOMMIT)), data_rejection(1243)];
+    let accepted =
+        |_| vec![Client(on(SendLongData, 1)), Client(on(Execute, 1)), Node(ok(AUTOCOMMIT)), data_rejection(1243)];
     let events = [sent, done(Execute, CommandOutcome::Ok)].concat();
     play_both(accepted, &events, Opaque, Some(PinReason::Opaque));
 }
