@@ -5,6 +5,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use mysql_proto::login::{FailoverAction, LoginAttempt};
@@ -12,12 +13,13 @@ use mysql_proto::login::{FailoverAction, LoginAttempt};
 use crate::deadlines::Deadline;
 use crate::hosts::{self, TargetNode};
 use crate::migration_driver::UpstreamSocket;
-use crate::node::ConnectFailure;
+use crate::node::{ConnectFailure, WorkerNode};
 use crate::offload::{self, AuxFd};
+use crate::reachability::{self, MonitoredEndpoint};
 use crate::session::Session;
 use crate::target_conn::TargetLost;
 use crate::watched_target_conn::WatchedTargetConn;
-use crate::{reachability, worker};
+use crate::worker;
 
 /// How long one node may take to answer.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -33,7 +35,10 @@ pub(crate) struct LoginFailover {
     /// The failure to report if the connection to the present node ended now.
     failure_on_close: Cell<ConnectFailure>,
     deadline: RefCell<Option<Deadline>>,
-    /// The error of the first node, for the client if no other node takes the login.
+    /// The node that is full, and its endpoint.
+    first_node: Option<Rc<WorkerNode>>,
+    first_endpoint: Option<Arc<MonitoredEndpoint>>,
+    /// The error of that node, for the client if no other node takes the login.
     full_error: Vec<u8>,
 }
 
@@ -54,11 +59,15 @@ impl LoginFailover {
             target_conn: WatchedTargetConn::default(),
             failure_on_close: Cell::new(ConnectFailure::Connect),
             deadline: RefCell::new(session.waker().map(|waker| Deadline::new(waker, ATTEMPT_TIMEOUT))),
+            first_node: session.node(),
+            first_endpoint: session.monitored_endpoint(),
             full_error,
         });
         let has_target = failover.try_next(session);
         if has_target {
             session.login_failover.replace(Some(failover));
+        } else {
+            failover.return_to_first_node();
         }
         has_target
     }
@@ -100,8 +109,16 @@ impl LoginFailover {
         }
     }
 
+    /// The login fails with the error of the first node, as whose failure it counts.
+    fn return_to_first_node(&self) {
+        if let (Some(session), Some(node)) = (self.session.upgrade(), &self.first_node) {
+            session.set_login_node(node, self.first_endpoint.as_ref());
+        }
+    }
+
     fn give_up(&self, session: &Session) {
         session.login_failover.replace(None);
+        self.return_to_first_node();
         self.upstream.receive_login(&self.full_error);
     }
 
@@ -109,6 +126,7 @@ impl LoginFailover {
     pub(crate) fn abandon(&self) -> &[u8] {
         self.deadline.replace(None);
         self.target_conn.close();
+        self.return_to_first_node();
         &self.full_error
     }
 

@@ -102,6 +102,7 @@ struct NodeConn {
     conn: Rc<Conn>,
     options: Arc<NodeSocketOptions>,
     session: Rc<Session>,
+    /// The node that Envoy has connected to.
     node: Rc<WorkerNode>,
     stage: Cell<NodeStage>,
     /// What has come of the greeting.
@@ -175,7 +176,7 @@ impl NodeConn {
     }
 
     fn on_tls_error(&self, error: &tls::TlsError, passed: &mut usize) -> ReadStep {
-        envoy_abi::log!(Warn, "TLS with {} failed: {error}", self.node.shared.name);
+        envoy_abi::log!(Warn, "TLS with {} failed: {error}", self.current_node().shared.name);
         if self.session.phase() == SessionPhase::Login {
             self.report_failure(ConnectFailure::Tls);
             self.conn.pass_on(&self.session.reject(ProxyError::NodeTlsFailed), passed);
@@ -184,7 +185,13 @@ impl NodeConn {
     }
 
     fn report_failure(&self, failure: ConnectFailure) {
-        self.report_connect_failure(&self.node, &self.session.last_tried_endpoint(), failure);
+        self.report_connect_failure(&self.current_node(), &self.session.last_tried_endpoint(), failure);
+    }
+
+    /// The node at the other end. After a migration or a login failover it is not the one that Envoy has connected to.
+    fn current_node(&self) -> Rc<WorkerNode> {
+        let is_connected = !matches!(self.stage.get(), NodeStage::Connecting | NodeStage::Greeting);
+        self.session.node().filter(|_| is_connected).unwrap_or_else(|| Rc::clone(&self.node))
     }
 
     fn receive_plain(&self, bytes: &[u8], passed: &mut usize) -> ReadStep {
@@ -247,7 +254,8 @@ impl NodeConn {
         if self.session.phase() == SessionPhase::Login {
             let why = if self.conn.is_handshaking() {
                 self.report_failure(ConnectFailure::Tls);
-                envoy_abi::log!(Warn, "{} closed the connection during the TLS handshake", self.node.shared.name);
+                let name = &self.current_node().shared.name;
+                envoy_abi::log!(Warn, "{name} closed the connection during the TLS handshake");
                 ProxyError::NodeTlsFailed
             } else {
                 self.session.login_loss_error()

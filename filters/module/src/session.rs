@@ -207,6 +207,11 @@ impl Session {
     /// The policy chose a node; a connection to it is being made.
     pub(crate) fn try_node(&self, address: &str, node: &Rc<WorkerNode>, endpoint: Option<&Arc<MonitoredEndpoint>>) {
         self.tried_endpoints.borrow_mut().push(address.to_owned());
+        self.set_login_node(node, endpoint);
+    }
+
+    /// The login continues at a node, perhaps one that was tried before.
+    pub(crate) fn set_login_node(&self, node: &Rc<WorkerNode>, endpoint: Option<&Arc<MonitoredEndpoint>>) {
         self.release_node();
         self.endpoint.replace(endpoint.cloned());
         node.shared.sessions.fetch_add(1, Ordering::Relaxed);

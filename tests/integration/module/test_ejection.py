@@ -288,3 +288,9 @@ async def test_client_receives_the_first_error_if_no_node_has_room(tmp_path: Pat
                     client.writer.write(login_packet())
                     assert await with_timeout(client.read_packet()) == (2, FULL_AFTER_GREETING)
                     assert await read_to_end(client) in (b"", frame(3, FULL_AFTER_GREETING))
+                await proxy.wait_for_metrics(
+                    {
+                        ("login_failures", peer.endpoint, "node_full"): 3 if peer is chosen[0] else 0
+                        for peer in chosen
+                    }
+                )
