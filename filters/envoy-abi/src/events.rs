@@ -12,6 +12,7 @@
 //!
 //! Source of what is read: proc(5) and Linux' `fs/eventpoll.c` (`ep_show_fdinfo`).
 
+mod look_again;
 mod self_test;
 
 use core::cell::Cell;
@@ -20,6 +21,7 @@ use std::fs;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
+use self::look_again::LookAgain;
 use crate::socket::Socket;
 use crate::{descriptor, socket_options};
 
@@ -66,6 +68,7 @@ pub struct Events {
     outer: OuterEpoll,
     /// For libevent, the inner descriptor is this one; -1: the worker does not wait for it.
     anchor: Cell<c_int>,
+    look_again: Cell<LookAgain>,
 }
 
 impl Events {
@@ -81,7 +84,11 @@ impl Events {
                 inner => OwnedFd::from_raw_fd(inner),
             }
         };
-        Some(Self { inner, outer, anchor: Cell::new(-1) })
+        Some(Self::with_descriptors(inner, outer))
+    }
+
+    fn with_descriptors(inner: OwnedFd, outer: OuterEpoll) -> Self {
+        Self { inner, outer, anchor: Cell::new(-1), look_again: Cell::new(LookAgain::new()) }
     }
 
     /// Does all of it once with connections of its own. Err: what this kernel does otherwise.
@@ -173,20 +180,32 @@ impl Events {
         }
     }
 
-    /// Calls `each` for what has come, and looks again while something comes: that is cheaper than to be woken for it. A
-    /// few times only, since the worker has other things to do; it is woken again for the rest. `each` may offload
-    /// connections and give them back.
+    /// Calls `each` for what has come, and looks again if something has probably come meanwhile: that is cheaper than to be
+    /// woken for it. A few times only, since the worker has other things to do. `each` may offload connections and give them
+    /// back.
+    ///
+    /// What is left is not lost: the worker waits for the inner descriptor without EPOLLET, and so is woken as long as that
+    /// one has events.
     pub fn dispatch(&self, mut each: impl FnMut(Event)) {
         let mut batch = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
+        let mut has_asked_again = false;
         for _ in 0..MAX_BATCHES {
             // SAFETY: the kernel writes at most so many events.
             let count = unsafe { libc::epoll_wait(self.inner(), batch.as_mut_ptr(), BATCH as c_int, 0) };
             let came = &batch[..usize::try_from(count).unwrap_or(0)];
+            let mut look_again = self.look_again.get();
+            if has_asked_again {
+                look_again.record(!came.is_empty());
+            }
             for event in came {
                 const ENDS: u32 = (libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) as u32;
                 each(Event { key: event.u64, is_end: event.events & ENDS != 0 });
             }
-            if came.is_empty() {
+            // If the batch is full, more events are probably there already. Otherwise there were none.
+            let is_full = came.len() == BATCH;
+            has_asked_again = !is_full && !came.is_empty() && look_again.decide();
+            self.look_again.set(look_again);
+            if !is_full && !has_asked_again {
                 return;
             }
         }
@@ -309,6 +328,33 @@ mod tests {
         assert_eq!((worker.hears(), taken(&events)), (vec![], vec![]));
         near.shutdown(Shutdown::Write).expect("a FIN");
         assert_eq!(taken(&events), [Event { key: 7, is_end: true }]);
+    }
+
+    #[test]
+    fn what_comes_meanwhile_is_told_sooner_or_later() {
+        let worker = Worker::new();
+        let (mut near, mut far, socket) = worker.connection();
+        let (mut other_near, _other_far, other) = worker.connection();
+        let events = Events::new(&socket).expect("it is found");
+        assert!(events.offload(&socket, 1) && events.offload(&other, 2));
+        worker.hears(); // the room that there was
+        for _ in 0..8 {
+            near.write_all(b"1").expect("sent");
+            taken(&events);
+            read(&mut far);
+        }
+        near.write_all(b"1").expect("sent");
+        let mut came = Vec::new();
+        events.dispatch(|event| {
+            came.push(event.key);
+            if event.key == 1 {
+                other_near.write_all(b"1").expect("sent");
+            }
+        });
+        assert_eq!(came, [1], "nothing has come meanwhile of late, so it does not look again");
+        assert_eq!(worker.hears(), [far.as_raw_fd()]);
+        assert_eq!(taken(&events), [Event { key: 2, is_end: false }]);
+        assert_eq!(worker.hears(), []);
     }
 
     #[test]

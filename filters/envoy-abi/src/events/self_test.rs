@@ -1,7 +1,6 @@
 //! The self-test of [`Events::swap`], with connections of the module itself. Sessions migrate in this way, so they migrate
 //! only on machines where the test passes.
 
-use core::cell::Cell;
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -19,7 +18,7 @@ pub(super) fn run() -> Result<(), &'static str> {
     if !epoll_ctl(outer.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, ALL, data_of(fd)) {
         return Err("a socket cannot be watched");
     }
-    let events = Events { inner, outer: OuterEpoll { epoll: outer.as_raw_fd(), mask: ALL }, anchor: Cell::new(-1) };
+    let events = Events::with_descriptors(inner, OuterEpoll { epoll: outer.as_raw_fd(), mask: ALL });
     let socket = Socket::of_descriptor(fd);
     if !events.offload(&socket, 1) || !events.watch(new_far.as_fd(), 2) {
         return Err("an epoll descriptor cannot be watched by another");
