@@ -11,9 +11,6 @@ use crate::status;
 /// MariaDB: stands for the statement that was prepared last.
 const LAST_PREPARED: u32 = u32::MAX;
 
-/// ER_UNKNOWN_STMT_HANDLER: the node has no such statement.
-const UNKNOWN_STATEMENT: u16 = 1243;
-
 /// What the response to a command looks like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ResponseShape {
@@ -180,10 +177,10 @@ impl CommandTracker {
         self.unconfirmed_data.1 > 0
     }
 
-    /// The node has rejected unconfirmed data with this error.
-    pub(crate) fn on_data_rejected(&mut self, code: u16) {
+    /// The node has rejected unconfirmed data, perhaps because it has no such statement.
+    pub(crate) fn on_data_rejected(&mut self, is_unknown: bool) {
         let (statement, count) = self.unconfirmed_data;
-        if code == UNKNOWN_STATEMENT {
+        if is_unknown {
             self.statements.remove(statement, LONG_DATA);
         }
         self.unconfirmed_data = (statement, count.saturating_sub(1));
@@ -268,11 +265,12 @@ impl CommandTracker {
 
     /// None: not understood.
     fn understand(&mut self, payload: &[u8], length: usize, observer: &mut impl CommandObserver) -> Option<()> {
-        let (command, _) = self.outstanding.front()?;
+        let (command, statement) = self.outstanding.front()?;
         if payload.first() == Some(&reply::ERROR) {
             let code = reply::error_code(payload)?;
             if code != reply::PROGRESS {
                 self.is_error_ambiguous = self.may_reject_data();
+                self.apply_failed_command(command, statement, reply::is_unknown_statement(payload));
                 self.finish_response(CommandOutcome::Error(code), observer);
             }
             return Some(());
@@ -405,9 +403,8 @@ impl CommandTracker {
         self.has_answered = true;
         self.phase = ResponsePhase::First;
         self.is_auth_data_awaited = false;
-        match outcome {
-            CommandOutcome::Error(code) => self.apply_failed_command(command, statement, code),
-            _ => self.apply_command(command, statement),
+        if outcome == CommandOutcome::Ok {
+            self.apply_command(command, statement);
         }
         observer.on_command_ended(command, outcome);
         if command == Command::Shutdown && outcome == CommandOutcome::Ok {
@@ -453,12 +450,10 @@ impl CommandTracker {
     }
 
     /// What a command that has failed removes. Source: pingcap/tidb `pkg/server/conn_stmt.go`.
-    fn apply_failed_command(&mut self, command: Command, statement: u32, code: u16) {
+    fn apply_failed_command(&mut self, command: Command, statement: u32, is_unknown: bool) {
         let id = self.statement_id(statement);
         match command {
-            Command::Execute | Command::BulkExecute | Command::Fetch | Command::ResetStatement
-                if code == UNKNOWN_STATEMENT =>
-            {
+            Command::Execute | Command::BulkExecute | Command::Fetch | Command::ResetStatement if is_unknown => {
                 self.statements.remove(id, CURSOR | LONG_DATA);
             }
             // The parameters are used up before the execution. A cursor that was open before may still be (`handleStmtExecute`).

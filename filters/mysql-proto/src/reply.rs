@@ -43,6 +43,19 @@ pub(crate) fn error_code(payload: &[u8]) -> Option<u16> {
     u16_at(payload, 1)
 }
 
+/// Whether an ERR packet says that the node has no such statement (ER_UNKNOWN_STMT_HANDLER).
+///
+/// TiDB sends some errors as ER_UNKNOWN_ERROR, with the code in the text (pingcap/tidb `pkg/server/conn.go`, `writeError`, for
+/// an `SQLError` of `pkg/parser/mysql/error.go`).
+pub(crate) fn is_unknown_statement(payload: &[u8]) -> bool {
+    const MARKER_AND_STATE: usize = 6;
+    match error_code(payload) {
+        Some(1243) => true,
+        Some(1105) => payload.get(3 + MARKER_AND_STATE..).is_some_and(|text| text.starts_with(b"ERROR 1243 ")),
+        _ => false,
+    }
+}
+
 /// The status of an OK packet. What follows (warnings, text, session tracking) does not matter.
 pub(crate) fn ok_status(payload: &[u8]) -> Option<u16> {
     let (_, rows) = lenenc::read(payload.get(1..)?)?;
@@ -132,6 +145,19 @@ mod tests {
             assert_eq!(ok_status(&longest[..cut]), None, "{cut}");
         }
         assert_eq!(ok_status(b"\x00\xff\x00\x02\x00\x00\x00"), None);
+    }
+
+    #[test]
+    fn an_unknown_statement_has_two_codes() {
+        let text = b"#HY000ERROR 1243 (HY000): Unknown prepared statement handler 9 given to stmt_execute";
+        let packet = |code: u16, text: &[u8]| [&[ERROR][..], &code.to_le_bytes(), text].concat();
+        for unknown in [packet(1243, b"#HY000Unknown prepared statement handler"), packet(1105, text)] {
+            assert!(is_unknown_statement(&unknown) && is_unknown_statement(&unknown[..REPLY_PREFIX_BYTES]));
+        }
+        for other in [packet(1105, b"#HY000ERROR 1835 (HY000): Malformed"), packet(1105, b"#HY000"), packet(1062, text)]
+        {
+            assert!(!is_unknown_statement(&other));
+        }
     }
 
     #[test]

@@ -119,11 +119,13 @@ impl Tracker {
             return self.stop_tracking();
         }
         let Some(piece) = self.node_framer.next(bytes).filter(|piece| piece.ends) else { return };
-        let code = if piece.prefix.first() == Some(&reply::ERROR) { reply::error_code(piece.prefix) } else { None };
+        let is_error = piece.prefix.first() == Some(&reply::ERROR);
+        let is_unknown = reply::is_unknown_statement(piece.prefix);
         // Errors that announce the end of the connection have the number 0.
-        match code.filter(|_| self.node_framer.sequence() == 1) {
-            Some(code) => self.commands.on_data_rejected(code),
-            None => self.stop_tracking(),
+        if is_error && self.node_framer.sequence() == 1 {
+            self.commands.on_data_rejected(is_unknown);
+        } else {
+            self.stop_tracking();
         }
     }
 

@@ -216,3 +216,35 @@ async def test_long_data_pins_the_session(nodes: MigratingFleet, capabilities: C
     assert isinstance(length, RowsAnswer)
     assert length.rows[0][2:6] == struct.pack("<I", 300_000)
     await nodes.wait_session_counts(0, 2)
+
+
+async def test_rejected_long_data_does_not_pin_the_session(
+    nodes: MigratingFleet, capabilities: Capability
+) -> None:
+    """TiDB responds to COM_STMT_SEND_LONG_DATA only if it does not know the statement."""
+    client = await nodes.connect_answer_client(capabilities)
+    unknown_statement = 99
+    client.writer.write(
+        encode_command(MySqlCommand.STMT_SEND_LONG_DATA, long_data_body(unknown_statement, 0, b"x"))
+    )
+    (error,) = await client.read_answer(MySqlCommand.QUERY)
+    assert isinstance(error, ErrorAnswer)
+    assert b"1243" in error.message
+    await nodes.migrate_all()
+    assert await client.send_command(MySqlCommand.PING) == (OkAnswer(AUTOCOMMIT),)
+
+
+async def test_long_data_of_a_failed_execution_does_not_pin_the_session(
+    nodes: MigratingFleet, capabilities: Capability
+) -> None:
+    client = await nodes.connect_answer_client(capabilities)
+    statement = await prepare(client, "select length(?) + (select 1 union select 2)")
+    client.writer.write(encode_command(MySqlCommand.STMT_SEND_LONG_DATA, long_data_body(statement, 0, b"x")))
+    (error,) = await client.send_command(
+        MySqlCommand.STMT_EXECUTE, execute_body(statement, (ParameterSource.LONG_DATA,))
+    )
+    assert isinstance(error, ErrorAnswer)
+    # Only now is it certain that the error was not the response to the long data.
+    assert await client.send_command(MySqlCommand.PING) == (OkAnswer(AUTOCOMMIT),)
+    await nodes.migrate_all()
+    assert await client.send_command(MySqlCommand.PING) == (OkAnswer(AUTOCOMMIT),)

@@ -178,6 +178,12 @@ fn long_data_for_a_statement_that_the_node_does_not_have() {
     // TiDB.
     let rejected = |_| vec![Client(on(SendLongData, 9)), data_rejection(1243)];
     play_both(rejected, &sent, Idle, None);
+    let text =
+        b"\xff\x51\x04#HY000ERROR 1243 (HY000): Unknown prepared statement handler 9 given to stmt_send_longdata";
+    let mut packet = message(text);
+    packet[3] = 1;
+    let with_code_in_text = |_| vec![Client(on(SendLongData, 9)), Node(packet.clone())];
+    play_both(with_code_in_text, &sent, Idle, None);
     let twice = |_| vec![Client(on(SendLongData, 9).repeat(2)), data_rejection(1243), data_rejection(1243)];
     play_both(twice, &sent.repeat(2), Idle, None);
     let executed = [sent, done(Execute, Error(1243))].concat();
