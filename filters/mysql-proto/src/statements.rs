@@ -1,8 +1,8 @@
 //! What prepared statements leave behind at the node, so that the session cannot move.
 //!
 //! That need not be exact: TiDB itself does not export a session with open cursors or with parameters that were sent ahead
-//! (error 8146, pingcap/tidb `pkg/server/driver_tidb.go`, `EncodeStates`). A mark that is missing costs an attempt, but one that
-//! is never removed would keep the session on its node for ever.
+//! (error 8146, pingcap/tidb `pkg/server/driver_tidb.go`, `EncodeSessionStates`). A mark that is missing costs an attempt, but
+//! one that is never removed would keep the session on its node for ever.
 
 /// Statements that are remembered one by one. What others leave counts until none of these has a mark.
 const STATEMENTS: usize = 8;
