@@ -1,7 +1,7 @@
 """A panic in a hook of an Envoy module ends only the connection in which it happens.
 
-The module under test (filters/envoy-abi/examples/panics.rs) uses the crate `filters/envoy-abi`, as the product's module
-does. It panics at every second call of one hook.
+The module under test (filters/envoy-abi/examples/panics.rs) uses the crate `envoy-abi`, as the product's
+module does. It panics at every second call of one hook.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Failures during a migration: the expected result of each fault in each step, and a table of results.
 
-The steps are those of filters/migration/src/timeouts.rs. Its step `enter` is divided into `login`, `states` and
-`switch`, in which the target sends its last OK.
+The steps are those of filters/migration/src/timeouts.rs. Its step `enter` is divided into `login`, `states`
+and `switch`, in which the target sends its last OK.
 """
 
 from __future__ import annotations
