@@ -14,7 +14,8 @@ use crate::offload::{self, OffloadedConn};
 use crate::old_conn::QUIT;
 use crate::refresh::{Refresher, non_empty_path};
 use crate::session::{Session, SessionPhase};
-use crate::{config, worker};
+use crate::config;
+use crate::worker::WorkerContext;
 
 /// The time that a rejected client has to read the error. What it still sends is thrown away meanwhile: closing with bytes
 /// unread would reset the connection, and a client that is busy sending would never read the error.
@@ -62,7 +63,7 @@ impl ClientSocketFactory {
 
 impl SocketFactory for ClientSocketFactory {
     fn socket(&self, socket: Socket) -> Option<Box<dyn TransportSocket>> {
-        let conn = Conn::new(socket);
+        let conn = Conn::new(WorkerContext::current(), socket);
         conn.allow_direct();
         Some(Box::new(ClientSocket(Rc::new(ClientConn {
             conn,
@@ -108,7 +109,7 @@ impl ClientConn {
     }
 
     fn receive_tls(&self, session: &Rc<Session>, ciphertext: &[u8], passed: &mut usize) -> ReadStep {
-        worker::with_scratch(|plain| {
+        self.conn.worker.buffers.with_scratch(|plain| {
             let closed = match self.conn.decrypt(ciphertext, plain) {
                 Ok(closed) => closed,
                 Err(ReadError::Tls(error)) => {
@@ -218,7 +219,7 @@ impl TransportSocket for ClientSocket {
             let session = self.0.session.get_or_init(|| Session::new(id, Rc::clone(&self.0.conn), rules));
             let client: Weak<dyn OffloadedConn> = Rc::downgrade(&(Rc::clone(&self.0) as Rc<dyn OffloadedConn>));
             let _ = session.migration.client.set(client);
-            worker::add(session);
+            session.worker.sessions.add(session);
         }
     }
 
@@ -256,7 +257,7 @@ impl TransportSocket for ClientSocket {
             self.0.conn.close_gracefully(&session.take_final_error());
         }
         session.on_ended(by_client);
-        worker::remove(session);
+        session.worker.sessions.remove(session);
     }
 }
 
@@ -311,7 +312,7 @@ impl Drop for ClientSocket {
         offload::onload(&self.0.conn, true);
         if let Some(session) = self.0.session.get() {
             session.on_ended(false); // in case Envoy destroys a socket that it did not close
-            worker::remove(session);
+            session.worker.sessions.remove(session);
         }
     }
 }

@@ -10,6 +10,7 @@ use envoy_abi::socket::Socket;
 use tls::{Stream, TlsError};
 
 use crate::offload::EventKey;
+use crate::worker::WorkerContext;
 
 /// After so many directly forwarded bytes they are reported to Envoy: not for each packet.
 const MAX_UNREPORTED_BYTES: usize = 1024 * 1024;
@@ -45,6 +46,7 @@ pub(crate) enum ReadError {
 }
 
 pub(crate) struct Conn {
+    pub(crate) worker: Rc<WorkerContext>,
     pub(crate) socket: Socket,
     /// The connection on the other side of the session.
     peer_conn: RefCell<Weak<Conn>>,
@@ -80,8 +82,9 @@ pub(crate) struct Conn {
 }
 
 impl Conn {
-    pub(crate) fn new(socket: Socket) -> Rc<Self> {
+    pub(crate) fn new(worker: Rc<WorkerContext>, socket: Socket) -> Rc<Self> {
         Rc::new(Self {
+            worker,
             socket,
             peer_conn: RefCell::default(),
             is_direct: Cell::new(false),

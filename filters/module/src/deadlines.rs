@@ -1,79 +1,183 @@
-//! Moments at which a session has to be woken: network filters have no timers, so Envoy's main thread looks.
+//! The deadlines of a worker. Network filters have no timers, so Envoy's main thread wakes the worker when the first one is
+//! due: see [`NextTurn`].
+//!
+//! Each belongs to one owner, and only that owner is called. Nothing here takes a lock.
 
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
-use std::time::Duration;
-
-use envoy_abi::filter::Waker;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::clock;
+use crate::wakers::{NEVER, NextTurn};
 
-/// Never.
-const NEVER: u64 = u64::MAX;
+/// How long a worker handles deadlines before it handles other events.
+const TURN: Duration = Duration::from_millis(1);
 
-static NEXT: AtomicU64 = AtomicU64::new(0);
-static WATCHED: LazyLock<Mutex<HashMap<u64, WatchedDeadline>>> = LazyLock::new(Mutex::default);
-
-struct WatchedDeadline {
-    deadline: Arc<AtomicU64>,
-    waker: Waker,
+/// Who has deadlines.
+pub(crate) trait DeadlineOwner {
+    /// A deadline has passed. It is not reported again before it is set again.
+    fn on_deadline(self: Rc<Self>);
+    /// That has panicked: closes the session that it serves, if any.
+    fn close_after_panic(&self);
 }
 
-/// A deadline of one session; dropped with it.
-pub(crate) struct Deadline {
-    /// One session may have several.
+/// The access log's reason for a session that was closed after a panic.
+pub(crate) const PANIC_REASON: &str = "tidevoy_bug";
+
+/// When a deadline is due. The queue finds out that it was set to a later time when the earlier one has come: the idle
+/// timeout of a session is set for each of its commands.
+struct Entry {
     id: u64,
-    milliseconds: Arc<AtomicU64>,
+    due_at: Cell<u64>,
+    /// By which time it is in the queue. [`NEVER`]: it is not in it.
+    queued_at: Cell<u64>,
+    owner: Weak<dyn DeadlineOwner>,
+}
+
+/// The deadlines of one worker.
+pub(crate) struct Deadlines {
+    /// By time, in milliseconds of `clock`, and then in the order in which they were created.
+    queue: RefCell<BTreeMap<(u64, u64), Rc<Entry>>>,
+    next_id: Cell<u64>,
+    next_turn: Arc<NextTurn>,
+}
+
+/// A deadline. It is removed when it is dropped.
+pub(crate) struct Deadline {
+    entry: Rc<Entry>,
+    deadlines: Rc<Deadlines>,
+}
+
+/// What was found at the front of the queue.
+enum Front {
+    /// Nothing is due.
+    NotDue,
+    /// The deadline was set to a later time.
+    Later,
+    Due(Weak<dyn DeadlineOwner>),
+}
+
+impl Deadlines {
+    pub(crate) fn new(next_turn: &Arc<NextTurn>) -> Rc<Self> {
+        Rc::new(Self { queue: RefCell::default(), next_id: Cell::new(0), next_turn: Arc::clone(next_turn) })
+    }
+
+    /// Calls the owners of the deadlines that have passed, for as long as one turn takes. The next turn follows after other
+    /// events, since the main thread finds that the first deadline is due.
+    pub(crate) fn run_due(&self) {
+        self.run_until(now(), Instant::now() + TURN, &call);
+    }
+
+    fn run_until(&self, now: u64, end: Instant, call: &dyn Fn(Rc<dyn DeadlineOwner>)) {
+        loop {
+            match self.pop_due(now) {
+                Front::NotDue => break,
+                Front::Later => {}
+                Front::Due(owner) => {
+                    owner.upgrade().map(call);
+                }
+            }
+            if Instant::now() >= end {
+                break;
+            }
+        }
+        self.publish();
+    }
+
+    fn pop_due(&self, now: u64) -> Front {
+        let mut queue = self.queue.borrow_mut();
+        let Some(first) = queue.first_entry().filter(|first| first.key().0 <= now) else { return Front::NotDue };
+        let entry = first.remove();
+        entry.queued_at.set(NEVER);
+        if entry.due_at.get() <= now {
+            return Front::Due(Weak::clone(&entry.owner));
+        }
+        insert(&mut queue, entry);
+        Front::Later
+    }
+
+    /// It is due at that time.
+    fn set(&self, entry: &Rc<Entry>, at: u64) {
+        entry.due_at.set(at);
+        if at < entry.queued_at.get() {
+            {
+                let mut queue = self.queue.borrow_mut();
+                queue.remove(&(entry.queued_at.get(), entry.id));
+                insert(&mut queue, Rc::clone(entry));
+            }
+            self.publish();
+        }
+    }
+
+    fn remove(&self, entry: &Entry) {
+        if entry.queued_at.get() != NEVER {
+            self.queue.borrow_mut().remove(&(entry.queued_at.get(), entry.id));
+            self.publish();
+        }
+    }
+
+    /// Tells the main thread when the first deadline is due.
+    fn publish(&self) {
+        let first = self.queue.borrow().first_key_value().map_or(NEVER, |((at, _), _)| *at);
+        self.next_turn.set_deadline(first);
+    }
+}
+
+fn insert(queue: &mut BTreeMap<(u64, u64), Rc<Entry>>, entry: Rc<Entry>) {
+    let at = entry.due_at.get();
+    entry.queued_at.set(at);
+    if at != NEVER {
+        queue.insert((at, entry.id), entry);
+    }
+}
+
+fn call(owner: Rc<dyn DeadlineOwner>) {
+    let is_done = envoy_abi::guarded("a deadline", false, || {
+        Rc::clone(&owner).on_deadline();
+        true
+    });
+    if !is_done {
+        envoy_abi::guarded("closing after a panic", (), || owner.close_after_panic());
+    }
 }
 
 impl Deadline {
-    /// Watches over a session; `waker` is used when `after` has passed, again and again until it is set anew.
-    pub(crate) fn new(waker: Waker, after: Duration) -> Self {
-        let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let deadline = Self { id, milliseconds: Arc::new(AtomicU64::new(NEVER)) };
+    /// `owner` is called when `after` has passed.
+    pub(crate) fn new<T: DeadlineOwner + 'static>(deadlines: &Rc<Deadlines>, after: Duration, owner: &Weak<T>) -> Self {
+        let owner: Weak<dyn DeadlineOwner> = Weak::<T>::clone(owner);
+        let id = deadlines.next_id.get();
+        deadlines.next_id.set(id + 1);
+        let entry = Rc::new(Entry { id, due_at: Cell::new(NEVER), queued_at: Cell::new(NEVER), owner });
+        let deadline = Self { entry, deadlines: Rc::clone(deadlines) };
         deadline.set(after);
-        let watched = WatchedDeadline { deadline: Arc::clone(&deadline.milliseconds), waker };
-        lock().insert(id, watched);
         deadline
     }
 
-    /// The session has so much time from now on.
+    /// The owner has so much time from now on.
     pub(crate) fn set(&self, after: Duration) {
-        let at = clock::now().saturating_add(after).as_millis();
-        self.milliseconds.store(u64::try_from(at).unwrap_or(NEVER), Ordering::Relaxed);
+        // Rounded up: it has not passed before.
+        let at = clock::now().saturating_add(after).as_nanos().div_ceil(1_000_000);
+        self.deadlines.set(&self.entry, u64::try_from(at).unwrap_or(NEVER));
     }
 
-    /// Whether it has passed. A waker may be late, and its reason over.
+    /// Whether it has passed. A worker may handle it later.
     pub(crate) fn has_passed(&self) -> bool {
-        now() >= self.milliseconds.load(Ordering::Relaxed)
+        now() >= self.entry.due_at.get()
     }
 }
 
 impl Drop for Deadline {
     fn drop(&mut self) {
-        let _removed = lock().remove(&self.id);
+        self.deadlines.remove(&self.entry);
     }
 }
 
-/// Wakes all sessions whose deadline has passed.
-///
-/// All the time the lock is held: a session ends its deadline before its filter goes, so no filter can go while it is
-/// being woken.
-pub(crate) fn wake_due() {
-    let now = now();
-    for watched in lock().values() {
-        if now >= watched.deadline.load(Ordering::Relaxed) {
-            watched.waker.wake();
-        }
-    }
-}
-
-fn now() -> u64 {
+/// Milliseconds of `clock`, as deadlines are counted.
+pub(crate) fn now() -> u64 {
     u64::try_from(clock::now().as_millis()).unwrap_or(NEVER)
 }
 
-fn lock() -> std::sync::MutexGuard<'static, HashMap<u64, WatchedDeadline>> {
-    // Nothing panics while it is held; were it so, the map would still be whole.
-    WATCHED.lock().unwrap_or_else(PoisonError::into_inner)
-}
+#[cfg(test)]
+mod tests;

@@ -8,7 +8,8 @@ use mysql_proto::error::ProxyError;
 
 use crate::live_config::{self, SessionLimits};
 use crate::session::Session;
-use crate::{config, hosts, worker};
+use crate::config;
+use crate::worker::WorkerContext;
 
 /// The key of filter state whose hash Envoy shows to the load-balancing policy.
 const HASHED: &str = "envoy.hashable_string";
@@ -29,7 +30,7 @@ impl SessionFilterFactory {
 
 impl FilterFactory for SessionFilterFactory {
     fn filter(&self, filter: Filter) -> Option<Box<dyn NetworkFilter>> {
-        let Some(session) = worker::session(filter.connection_id()) else {
+        let Some(session) = WorkerContext::current().sessions.get(filter.connection_id()) else {
             envoy_abi::log!(Error, "the listener has the filter of this module, but not its socket");
             return None;
         };
@@ -78,7 +79,6 @@ impl NetworkFilter for SessionFilter {
     }
 
     fn on_wake(&self) {
-        hosts::apply_published();
-        self.session.on_wake();
+        self.session.worker.on_wake();
     }
 }

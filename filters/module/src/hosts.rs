@@ -18,6 +18,7 @@ use migration::target_choice::{Release, TargetCandidate, choose_target};
 use crate::config::NodeInfo;
 use crate::live_config::{self, Nodes};
 use crate::node::{self, QuotaReservation, WorkerNode};
+use crate::worker::WorkerContext;
 use crate::{clock, migration_scheduler, telemetry};
 
 /// The state of nodes whose sessions are to migrate.
@@ -120,7 +121,7 @@ fn rebuild(group: &str) {
         nodes.iter().map(|node| Host::new(group, node, endpoints.get(node.endpoint.as_str()).copied())).collect()
     });
     if set_hosts(group, hosts) {
-        migration_scheduler::on_nodes_changed();
+        migration_scheduler::on_nodes_changed(&WorkerContext::current());
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use mysql_proto::login::{FailoverAction, LoginAttempt};
 
-use crate::deadlines::Deadline;
+use crate::deadlines::{Deadline, DeadlineOwner, PANIC_REASON};
 use crate::hosts::{self, TargetNode};
 use crate::migration_driver::UpstreamSocket;
 use crate::node::{ConnectFailure, WorkerNode};
@@ -19,7 +19,6 @@ use crate::reachability::{self, MonitoredEndpoint};
 use crate::session::Session;
 use crate::target_conn::TargetLost;
 use crate::watched_target_conn::WatchedTargetConn;
-use crate::worker;
 
 /// How long one node may take to answer.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -50,7 +49,7 @@ impl LoginFailover {
         login: LoginAttempt,
         full_error: Vec<u8>,
     ) -> bool {
-        let failover = Rc::new(Self {
+        let failover = Rc::new_cyclic(|failover| Self {
             session: Rc::downgrade(session),
             upstream,
             attempt: RefCell::new(login.clone()),
@@ -58,7 +57,7 @@ impl LoginFailover {
             target_node: RefCell::default(),
             target_conn: WatchedTargetConn::default(),
             failure_on_close: Cell::new(ConnectFailure::Connect),
-            deadline: RefCell::new(session.waker().map(|waker| Deadline::new(waker, ATTEMPT_TIMEOUT))),
+            deadline: RefCell::new(Some(Deadline::new(&session.worker.deadlines, ATTEMPT_TIMEOUT, failover))),
             first_node: session.node(),
             first_endpoint: session.monitored_endpoint(),
             full_error,
@@ -130,14 +129,6 @@ impl LoginFailover {
         &self.full_error
     }
 
-    /// A deadline may have passed.
-    pub(crate) fn on_wake(self: &Rc<Self>) {
-        if self.deadline.borrow().as_ref().is_some_and(Deadline::has_passed) {
-            self.report_failure(self.failure_on_close.get());
-            self.fail_over();
-        }
-    }
-
     /// Applies an action at the present node. Ok(false): that node cannot take the login.
     fn apply(&self, next: FailoverAction) -> Result<bool, TargetLost> {
         match next {
@@ -185,9 +176,23 @@ impl LoginFailover {
     }
 }
 
+impl DeadlineOwner for LoginFailover {
+    /// The present node takes too long.
+    fn on_deadline(self: Rc<Self>) {
+        self.report_failure(self.failure_on_close.get());
+        self.fail_over();
+    }
+
+    fn close_after_panic(&self) {
+        if let Some(session) = self.session.upgrade() {
+            session.close_now(PANIC_REASON);
+        }
+    }
+}
+
 impl AuxFd for LoginFailover {
     fn on_event(self: Rc<Self>) {
-        let done = worker::with_scratch(|plain| {
+        let done = self.upstream.conn().worker.buffers.with_scratch(|plain| {
             let secured = self.target_conn.with(|target| target.receive(plain));
             if !plain.is_empty() && self.failure_on_close.get() == ConnectFailure::Connect {
                 self.failure_on_close.set(ConnectFailure::Closed);

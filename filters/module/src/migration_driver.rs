@@ -18,7 +18,7 @@ use migration::timeouts::{MigrationStep, MigrationTimeouts};
 use mysql_proto::login::NodeTls;
 use tls::{Stream, TlsError};
 
-use crate::deadlines::Deadline;
+use crate::deadlines::{Deadline, DeadlineOwner, PANIC_REASON};
 use crate::hosts::TargetNode;
 use crate::node::{BUCKETS, ConnectFailure, Counts, MIGRATION_RESULTS, WorkerNode};
 use crate::offload::{self, AuxFd, OffloadedConn};
@@ -27,7 +27,7 @@ use crate::session::Session;
 use crate::states_memory::ExportGuard;
 use crate::target_conn::{TargetFault, TargetLost};
 use crate::watched_target_conn::WatchedTargetConn;
-use crate::{clock, migration_scheduler, port_probe, states_memory, worker};
+use crate::{clock, migration_scheduler, port_probe, states_memory};
 
 /// A session's socket to its node.
 pub(crate) trait UpstreamSocket: OffloadedConn {
@@ -136,13 +136,13 @@ impl MigrationDriver {
             None => Migration::start(identity, tls, limits, now),
             Some(snapshot) => Migration::start_failover(identity, tls, limits, snapshot, now),
         };
-        let driver = Rc::new(Self {
+        let driver = Rc::new_cyclic(|driver| Self {
             session: Rc::downgrade(session),
             upstream,
             target_node,
             migration: RefCell::new(migration.with_memory_limits(states_memory::limits())),
             target_conn: WatchedTargetConn::default(),
-            deadline: RefCell::new(session.waker().map(|waker| Deadline::new(waker, Duration::MAX))),
+            deadline: RefCell::new(Some(Deadline::new(&session.worker.deadlines, Duration::MAX, driver))),
             started_at: Instant::now(),
             is_finished: Cell::new(false),
             is_failover,
@@ -255,13 +255,6 @@ impl MigrationDriver {
         self.advance(|migration, _| migration.retry_switch());
     }
 
-    /// A deadline may have passed.
-    pub(crate) fn on_wake(&self) {
-        if self.deadline.borrow().as_ref().is_some_and(Deadline::has_passed) {
-            self.advance(|migration, now| migration.on_deadline(now));
-        }
-    }
-
     /// The session does not need to migrate any more.
     pub(crate) fn cancel(&self) {
         self.advance(|migration, now| migration.cancel(now));
@@ -309,7 +302,7 @@ impl MigrationDriver {
                 // If the connection is broken, an event reports it.
                 let _ = self.upstream.conn().write_or_queue(&bytes);
             }
-            Effect::ReleaseSlots => migration_scheduler::release_slots(self),
+            Effect::ReleaseSlots => migration_scheduler::release_slots(&self.upstream.conn().worker, self),
             Effect::Switch => self.switch()?,
             Effect::Abort(reason) => self.finish(MigrationResult::Aborted(reason)),
             Effect::Lost => self.finish(MigrationResult::Lost),
@@ -374,9 +367,22 @@ impl MigrationDriver {
     }
 }
 
+impl DeadlineOwner for MigrationDriver {
+    /// The present step takes too long.
+    fn on_deadline(self: Rc<Self>) {
+        self.advance(Migration::on_deadline);
+    }
+
+    fn close_after_panic(&self) {
+        if let Some(session) = self.session.upgrade() {
+            session.close_now(PANIC_REASON);
+        }
+    }
+}
+
 impl AuxFd for MigrationDriver {
     fn on_event(self: Rc<Self>) {
-        let secured = worker::with_scratch(|plain| {
+        let secured = self.upstream.conn().worker.buffers.with_scratch(|plain| {
             let secured = self.target_conn.with(|target| target.receive(plain));
             if !plain.is_empty() {
                 self.advance(|migration, now| migration.on_target_bytes(plain, now));

@@ -7,16 +7,16 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use envoy_abi::events::Events;
-use envoy_abi::filter::Waker;
 use migration::rate_limit::{Limiter, RateLimit};
 use migration::state_machine::AbortReason;
 use migration::timeouts::MigrationStep;
 
-use crate::deadlines::Deadline;
+use crate::deadlines::{Deadline, DeadlineOwner, Deadlines};
 use crate::delay_queue::DelayQueue;
 use crate::migration_driver::{MigrationDriver, MigrationResult};
 use crate::session::{MigrationBlocker, Session, StartResult};
-use crate::{clock, hosts, worker};
+use crate::worker::{self, WorkerContext};
+use crate::{clock, hosts};
 
 /// Shared by all workers.
 static LIMITER: LazyLock<Mutex<Limiter>> =
@@ -40,12 +40,12 @@ const MAX_WAITING: usize = 16;
 /// The time until a session beyond these is tried again.
 const WAITING_RETRY: Duration = Duration::from_secs(1);
 
-#[derive(Default)]
-struct MigrationScheduler {
+/// The migrations of one worker.
+pub(crate) struct MigrationScheduler {
     /// Sessions that are to migrate, and have not started.
     queue: RefCell<DelayQueue<Weak<Session>>>,
-    /// Wakes this worker for [`run_due`], through a session of the queue.
-    alarm: RefCell<Option<Deadline>>,
+    /// When [`run_due`] has something to do.
+    alarm: Deadline,
     holding: Cell<usize>,
     waiting: Cell<usize>,
     /// A session that was selected for rebalancing could not migrate. Another one may replace it.
@@ -54,8 +54,26 @@ struct MigrationScheduler {
     hold_queue: RefCell<VecDeque<Weak<Session>>>,
 }
 
-thread_local! {
-    static SCHEDULER: MigrationScheduler = MigrationScheduler::default();
+impl MigrationScheduler {
+    pub(crate) fn new(worker: &Weak<WorkerContext>, deadlines: &Rc<Deadlines>) -> Self {
+        Self {
+            queue: RefCell::default(),
+            alarm: Deadline::new(deadlines, Duration::MAX, worker),
+            holding: Cell::new(0),
+            waiting: Cell::new(0),
+            needs_replacement: Cell::new(false),
+            hold_queue: RefCell::default(),
+        }
+    }
+}
+
+/// The scheduler's alarm.
+impl DeadlineOwner for WorkerContext {
+    fn on_deadline(self: Rc<Self>) {
+        run_due(&self);
+    }
+
+    fn close_after_panic(&self) {}
 }
 
 fn limiter() -> MutexGuard<'static, Limiter> {
@@ -75,10 +93,10 @@ pub(crate) fn is_possible() -> bool {
 }
 
 /// The states of nodes have changed: starts and cancels migrations.
-pub(crate) fn on_nodes_changed() {
+pub(crate) fn on_nodes_changed(worker: &WorkerContext) {
     let to_stop = RefCell::new(Vec::<(Rc<Session>, Rc<MigrationDriver>)>::new());
     let closed = RefCell::new(Vec::<Rc<Session>>::new());
-    worker::for_each_session(|session| {
+    worker.sessions.for_each(|session| {
         session.check_rebalance_round();
         if session.is_on_force_closed_node() {
             closed.borrow_mut().push(Rc::clone(session));
@@ -103,18 +121,18 @@ pub(crate) fn on_nodes_changed() {
         }
     }
     if *IS_POSSIBLE {
-        select_for_rebalance();
+        select_for_rebalance(worker);
     }
-    wake();
+    worker.waker.wake();
 }
 
 /// Selects sessions of nodes that have more than their share, as many as other nodes want: idle ones first, since they need
 /// not wait. True: some were selected.
-fn select_for_rebalance() -> bool {
+fn select_for_rebalance(worker: &WorkerContext) -> bool {
     let (sources, now) = (hosts::rebalance_sources(), clock::now());
     let has_any = Cell::new(false);
     for idle in [true, false].into_iter().filter(|_| !sources.is_empty()) {
-        worker::for_each_session(|session| {
+        worker.sessions.for_each(|session| {
             if session.may_rebalance(idle, &sources, now) && session.reserve_rebalance() {
                 enqueue(session);
                 has_any.set(true);
@@ -128,7 +146,7 @@ fn select_for_rebalance() -> bool {
 fn give_up_rebalance(session: &Session, why: MigrationBlocker) -> bool {
     let has_given_up = session.give_up_rebalance(why);
     if has_given_up && why != MigrationBlocker::Nodes {
-        SCHEDULER.with(|scheduler| scheduler.needs_replacement.set(true));
+        session.worker.migrations.needs_replacement.set(true);
     }
     has_given_up
 }
@@ -139,84 +157,63 @@ pub(crate) fn enqueue(session: &Rc<Session>) {
         return session.migration.defer_until_idle();
     };
     let until = until.max(session.migration.backoff.borrow().retry_at());
-    SCHEDULER.with(|scheduler| scheduler.queue.borrow_mut().push(Rc::downgrade(session), until, clock::now()));
-}
-
-/// Has [`run_due`] run soon, after the current event.
-pub(crate) fn wake() {
-    if let Some(waker) = waker() {
-        waker.wake();
-    }
-}
-
-/// The waker of any session in the queue that is to migrate. A session may have migrated already while it is in the queue,
-/// because its node has failed. It is not used, since [`on_session_ended`] is not called for it.
-fn waker() -> Option<Waker> {
-    let waker =
-        |session: Rc<Session>| session.established_waker().filter(|_| session.migration.is_migration_requested());
-    SCHEDULER.with(|scheduler| scheduler.queue.borrow().iter().find_map(|one| waker(one.upgrade()?)))
-}
-
-/// A session has ended that was to migrate. It may have been the one that wakes this worker.
-pub(crate) fn on_session_ended() {
-    SCHEDULER.with(|scheduler| scheduler.alarm.replace(None));
-    wake();
+    session.worker.migrations.queue.borrow_mut().push(Rc::downgrade(session), until, clock::now());
 }
 
 /// Starts the migrations that are due.
-pub(crate) fn run_due() {
-    SCHEDULER.with(|scheduler| {
-        if scheduler.queue.borrow().is_empty() && !scheduler.needs_replacement.get() {
-            return;
+pub(crate) fn run_due(worker: &WorkerContext) {
+    let scheduler = &worker.migrations;
+    if scheduler.queue.borrow().is_empty() && !scheduler.needs_replacement.get() {
+        return;
+    }
+    let now = clock::now();
+    let mut pause = Duration::from_secs(1);
+    loop {
+        let next = scheduler.queue.borrow_mut().pop_ready(now);
+        let Some(next) = next else {
+            if scheduler.needs_replacement.take() && select_for_rebalance(worker) {
+                continue;
+            }
+            break;
+        };
+        let Some(session) = next.upgrade().filter(|session| session.migration.driver().is_none()) else { continue };
+        if !session.has_to_migrate() {
+            session.migration.clear_request();
+            continue;
         }
-        let now = clock::now();
-        let mut pause = Duration::from_secs(1);
-        loop {
-            let next = scheduler.queue.borrow_mut().pop_ready(now);
-            let Some(next) = next else {
-                if scheduler.needs_replacement.take() && select_for_rebalance() {
-                    continue;
-                }
-                break;
-            };
-            let Some(session) = next.upgrade().filter(|session| session.migration.driver().is_none()) else { continue };
-            if !session.has_to_migrate() {
-                session.migration.clear_request();
-                continue;
-            }
-            if session.is_rebalance_blocked() && give_up_rebalance(&session, MigrationBlocker::NotNow) {
-                continue;
-            }
-            let is_busy = !session.is_idle();
-            if is_busy && scheduler.waiting.get() >= MAX_WAITING {
-                scheduler.queue.borrow_mut().push(next, now + WAITING_RETRY, now);
-                continue;
-            }
-            if !limiter().try_acquire(now) {
-                pause = limiter().time_until_token().clamp(Duration::from_millis(1), pause);
-                scheduler.queue.borrow_mut().push_front(next);
-                break;
-            }
-            match session.start_migration(None) {
-                StartResult::Started => {
-                    if is_busy && let Some(driver) = session.migration.driver() {
-                        scheduler.waiting.set(scheduler.waiting.get() + 1);
-                        driver.set_waiting();
-                    }
-                    continue;
-                }
-                StartResult::Deferred => session.migration.defer_until_idle(),
-                StartResult::Blocked(why) if give_up_rebalance(&session, why) => {}
-                StartResult::Blocked(_) => {
-                    session.migration.backoff.borrow_mut().record_failure(None, now);
-                    enqueue(&session);
-                }
-            }
-            limiter().release();
+        if session.is_rebalance_blocked() && give_up_rebalance(&session, MigrationBlocker::NotNow) {
+            continue;
         }
-        let pause = scheduler.queue.borrow().next_due().map_or(pause, |due| due.saturating_sub(now).min(pause));
-        scheduler.alarm.replace(waker().map(|waker| Deadline::new(waker, pause)));
-    });
+        let is_busy = !session.is_idle();
+        if is_busy && scheduler.waiting.get() >= MAX_WAITING {
+            scheduler.queue.borrow_mut().push(next, now + WAITING_RETRY, now);
+            continue;
+        }
+        if !limiter().try_acquire(now) {
+            pause = limiter().time_until_token().clamp(Duration::from_millis(1), pause);
+            scheduler.queue.borrow_mut().push_front(next);
+            break;
+        }
+        match session.start_migration(None) {
+            StartResult::Started => {
+                if is_busy && let Some(driver) = session.migration.driver() {
+                    scheduler.waiting.set(scheduler.waiting.get() + 1);
+                    driver.set_waiting();
+                }
+                continue;
+            }
+            StartResult::Deferred => session.migration.defer_until_idle(),
+            StartResult::Blocked(why) if give_up_rebalance(&session, why) => {}
+            StartResult::Blocked(_) => {
+                session.migration.backoff.borrow_mut().record_failure(None, now);
+                enqueue(&session);
+            }
+        }
+        limiter().release();
+    }
+    let queue = scheduler.queue.borrow();
+    let pause = queue.next_due().map_or(pause, |due| due.saturating_sub(now).min(pause));
+    scheduler.alarm.set(if queue.is_empty() { Duration::MAX } else { pause });
 }
 
 /// How many sessions of a worker may be held.
@@ -226,38 +223,37 @@ fn max_held() -> usize {
 
 /// True: the client of this session may be held, and counts as held until its migration ends. False: it has its turn later.
 pub(crate) fn try_hold(session: &Rc<Session>) -> bool {
-    SCHEDULER.with(|scheduler| {
-        let may = scheduler.holding.get() < max_held();
-        if may {
-            scheduler.holding.set(scheduler.holding.get() + 1);
-        } else if session.migration.join_hold_queue() {
-            scheduler.hold_queue.borrow_mut().push_back(Rc::downgrade(session));
-        }
-        may
-    })
+    let scheduler = &session.worker.migrations;
+    let may = scheduler.holding.get() < max_held();
+    if may {
+        scheduler.holding.set(scheduler.holding.get() + 1);
+    } else if session.migration.join_hold_queue() {
+        scheduler.hold_queue.borrow_mut().push_back(Rc::downgrade(session));
+    }
+    may
 }
 
 /// A migration has ended, or takes longer than others should wait for: releases its slots for them.
-pub(crate) fn release_slots(driver: &MigrationDriver) {
+pub(crate) fn release_slots(worker: &WorkerContext, driver: &MigrationDriver) {
     let slots = driver.take_slots();
     if slots.running {
         limiter().release();
     }
-    SCHEDULER.with(|scheduler| {
-        scheduler.waiting.set(scheduler.waiting.get().saturating_sub(usize::from(slots.waiting)));
-        scheduler.holding.set(scheduler.holding.get().saturating_sub(usize::from(slots.holding)));
-    });
+    let scheduler = &worker.migrations;
+    scheduler.waiting.set(scheduler.waiting.get().saturating_sub(usize::from(slots.waiting)));
+    scheduler.holding.set(scheduler.holding.get().saturating_sub(usize::from(slots.holding)));
     if slots.holding {
-        admit_from_hold_queue();
+        admit_from_hold_queue(scheduler);
     }
 }
 
 /// Lets sessions of the hold queue continue.
-fn admit_from_hold_queue() {
-    while let Some(next) = SCHEDULER.with(|scheduler| {
+fn admit_from_hold_queue(scheduler: &MigrationScheduler) {
+    let next = || {
         let may = scheduler.holding.get() < max_held();
         may.then(|| scheduler.hold_queue.borrow_mut().pop_front()).flatten()
-    }) {
+    };
+    while let Some(next) = next() {
         if let Some(session) = next.upgrade() {
             session.migration.leave_hold_queue();
             session.on_quiescent();
@@ -273,7 +269,7 @@ pub(crate) fn start_failover() {
 /// A migration has ended.
 pub(crate) fn on_migration_finished(session: &Rc<Session>, driver: &MigrationDriver, result: MigrationResult) {
     session.on_migration_finished(result);
-    release_slots(driver);
+    release_slots(&session.worker, driver);
     match result {
         MigrationResult::Aborted(reason) if give_up_rebalance(session, MigrationBlocker::from_abort_reason(reason)) => {
         }
@@ -291,5 +287,5 @@ pub(crate) fn on_migration_finished(session: &Rc<Session>, driver: &MigrationDri
         MigrationResult::Aborted(_) => enqueue(session),
         MigrationResult::Lost => return,
     }
-    run_due();
+    run_due(&session.worker);
 }

@@ -20,7 +20,8 @@ use crate::offload::{self, OffloadedConn};
 use crate::refresh::{Refresher, non_empty_path};
 use crate::session::{PassDecision, Session, SessionPhase};
 use crate::unread::has_unread_bytes;
-use crate::{config, hosts, port_probe, proxy_header, sentinels, states_memory, worker};
+use crate::worker::WorkerContext;
+use crate::{config, hosts, port_probe, proxy_header, sentinels, states_memory};
 
 /// What all node sockets of a cluster share.
 struct NodeSocketOptions {
@@ -64,8 +65,8 @@ impl NodeSocketFactory {
 
 impl SocketFactory for NodeSocketFactory {
     fn socket(&self, socket: Socket) -> Option<Box<dyn TransportSocket>> {
-        let (session, node) = worker::take_connecting()?;
-        let conn = Conn::new(socket);
+        let (session, node) = WorkerContext::current().sessions.take_connecting()?;
+        let conn = Conn::new(Rc::clone(&session.worker), socket);
         session.pair_with(&conn);
         let node_conn = Rc::new(NodeConn {
             conn,
@@ -161,7 +162,7 @@ impl NodeConn {
     }
 
     fn receive_tls(&self, ciphertext: &[u8], passed: &mut usize) -> ReadStep {
-        worker::with_scratch(|plain| {
+        self.conn.worker.buffers.with_scratch(|plain| {
             let closed = match self.conn.decrypt(ciphertext, plain) {
                 Ok(closed) => closed,
                 Err(ReadError::Tls(error)) => return self.on_tls_error(&error, passed),

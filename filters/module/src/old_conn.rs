@@ -12,13 +12,13 @@ use std::time::Duration;
 use mysql_proto::packet::{HEADER, Header};
 use tls::Stream;
 
-use crate::deadlines::Deadline;
+use crate::deadlines::{Deadline, DeadlineOwner};
 use crate::offload::AuxFd;
 use crate::port_probe::{self, ProbeClient};
 use crate::session::Session;
 use crate::target_conn::TargetConn;
 use crate::watched_target_conn::WatchedTargetConn;
-use crate::worker;
+use crate::worker::WorkerContext;
 
 /// COM_QUIT.
 pub(crate) const QUIT: &[u8] = &[1, 0, 0, 0, 1];
@@ -28,10 +28,11 @@ const PING_AND_QUIT: &[u8] = &[1, 0, 0, 0, 0x0e, 1, 0, 0, 0, 1];
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(crate) struct OldConn {
+    worker: Rc<WorkerContext>,
     session: Weak<Session>,
     address: Option<SocketAddr>,
     connection: WatchedTargetConn,
-    deadline: Option<Deadline>,
+    deadline: Deadline,
     /// What the node has sent, until its answer to COM_PING is complete.
     answer: RefCell<Vec<u8>>,
     /// The node has closed it, and may be probed.
@@ -41,13 +42,14 @@ pub(crate) struct OldConn {
 impl OldConn {
     /// The session has migrated. If the old connection cannot be watched, it is closed at once.
     pub(crate) fn start(session: &Rc<Session>, connection: OwnedFd, tls: Option<Box<Stream>>) {
-        let connection = TargetConn::from_parts(connection, tls);
+        let connection = TargetConn::from_parts(Rc::clone(&session.worker), connection, tls);
         let sent = connection.send(PING_AND_QUIT);
-        let old = Rc::new(Self {
+        let old = Rc::new_cyclic(|old| Self {
+            worker: Rc::clone(&session.worker),
             session: Rc::downgrade(session),
             address: session.migration.node_address.get(),
             connection: WatchedTargetConn::default(),
-            deadline: session.waker().map(|waker| Deadline::new(waker, CLOSE_TIMEOUT)),
+            deadline: Deadline::new(&session.worker.deadlines, CLOSE_TIMEOUT, old),
             answer: RefCell::default(),
             is_closed: Cell::new(false),
         });
@@ -61,16 +63,6 @@ impl OldConn {
         }
     }
 
-    /// A deadline may have passed.
-    pub(crate) fn on_wake(&self) {
-        if self.deadline.as_ref().is_some_and(Deadline::has_passed) {
-            if let Some(address) = self.address.filter(|_| self.is_closed.get()) {
-                port_probe::time_out(address);
-            }
-            self.finish();
-        }
-    }
-
     /// The node has closed it, or reset it.
     fn on_closed(self: &Rc<Self>) {
         if self.is_closed.replace(true) {
@@ -80,9 +72,7 @@ impl OldConn {
         else {
             return self.finish();
         };
-        if let Some(deadline) = &self.deadline {
-            deadline.set(port_probe::TIMEOUT);
-        }
+        self.deadline.set(port_probe::TIMEOUT);
         let header = || session.migration.upstream().map_or_else(Vec::new, |vehicle| vehicle.proxy_header());
         if let Some(is_there) = port_probe::probe(address, self, false, &header) {
             Rc::clone(self).on_probe_result(is_there);
@@ -107,6 +97,19 @@ impl OldConn {
     }
 }
 
+impl DeadlineOwner for OldConn {
+    fn on_deadline(self: Rc<Self>) {
+        if let Some(address) = self.address.filter(|_| self.is_closed.get()) {
+            port_probe::time_out(address);
+        }
+        self.finish();
+    }
+
+    fn close_after_panic(&self) {
+        self.finish();
+    }
+}
+
 impl ProbeClient for OldConn {
     fn on_probe_result(self: Rc<Self>, is_there: bool) {
         self.finish();
@@ -118,7 +121,7 @@ impl ProbeClient for OldConn {
 
 impl AuxFd for OldConn {
     fn on_event(self: Rc<Self>) {
-        let ended = worker::with_scratch(|plain| {
+        let ended = self.worker.buffers.with_scratch(|plain| {
             let ended = self.connection.with(|connection| connection.receive(plain)).is_err();
             if !self.has_ping_reply() {
                 self.answer.borrow_mut().extend_from_slice(plain);

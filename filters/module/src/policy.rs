@@ -18,7 +18,8 @@ use envoy_abi::policy::{Context, Hosts, Policy, PolicyFactory, Position};
 use crate::hosts::{Endpoint, first_turn};
 use crate::node::WorkerNode;
 use crate::reachability::{self, MonitoredEndpoint};
-use crate::{config, hosts, live_config, worker};
+use crate::worker::WorkerContext;
+use crate::{config, hosts, live_config};
 
 pub(crate) struct LeastSessionsFactory {
     group: Arc<str>,
@@ -140,7 +141,7 @@ impl Policy for LeastSessions {
     }
 
     fn choose(&self, hosts: &Hosts<'_>, context: Context<'_>) -> Option<Position> {
-        let session = worker::session_by_hash(context.hash()?)?;
+        let session = WorkerContext::current().sessions.get_by_hash(context.hash()?)?;
         if session.failed_node_count() >= self.attempts {
             return None;
         }
@@ -161,7 +162,8 @@ impl Policy for LeastSessions {
         let candidate = &self.candidates.borrow()[choice?.index];
         candidate.next_turn.set(candidate.next_turn.get() + 1.0 / f64::from(candidate.weight));
         session.try_node(&candidate.endpoint, &candidate.node, candidate.monitored_endpoint.as_ref());
-        worker::set_connecting(session, Rc::clone(&candidate.node));
+        let worker = Rc::clone(&session.worker);
+        worker.sessions.set_connecting(session, Rc::clone(&candidate.node));
         Some(candidate.at)
     }
 }

@@ -15,7 +15,8 @@ use std::time::Duration;
 use migration::sentinel::Reachability;
 
 use crate::session::Session;
-use crate::{clock, wakers, worker};
+use crate::worker::WorkerContext;
+use crate::{clock, wakers};
 
 /// A sign of life that is older than this is older than the sentinel's suspicion.
 const RECENT: Duration = Duration::from_secs(2);
@@ -108,7 +109,7 @@ pub(crate) fn list_watched(is_watched: impl Fn(&EndpointKey) -> bool) -> Vec<Arc
 ///
 /// At a suspected address it looks for a session that has received something lately. If there is none, one of them requests
 /// an answer of the kernel there, which the next check finds. Sessions at an unreachable address end, or move elsewhere.
-pub(crate) fn check_sessions() {
+pub(crate) fn check_sessions(worker: &WorkerContext) {
     let changes = CHANGES.load(Ordering::Acquire);
     if SEEN.get() == changes {
         return;
@@ -116,7 +117,7 @@ pub(crate) fn check_sessions() {
     let now = clock::now();
     let to_probe = RefCell::new(HashMap::<EndpointKey, Rc<Session>>::new());
     let lost = RefCell::new(Vec::<Rc<Session>>::new());
-    worker::for_each_session(|session| {
+    worker.sessions.for_each(|session| {
         let Some(endpoint) = session.monitored_endpoint() else { return };
         if !endpoint.has_state(Reachability::Suspected) {
             session.restore_keepalive_time();
@@ -149,7 +150,7 @@ pub(crate) fn check_sessions() {
     let mut lost = lost.into_inner();
     if lost.len() > SESSIONS_PER_TURN {
         lost.truncate(SESSIONS_PER_TURN);
-        wakers::wake_here();
+        worker.waker.continue_later();
     } else {
         SEEN.set(changes);
     }

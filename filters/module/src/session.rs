@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use envoy_abi::filter::{Filter, Waker};
+use envoy_abi::filter::Filter;
 use mysql_proto::error::ProxyError;
 use mysql_proto::login::{Login, Rules};
 use mysql_proto::tracker::{PinReason, Tracker, TrackerState};
@@ -30,7 +30,7 @@ use crate::login_failover::LoginFailover;
 use crate::migration_state::MigrationState;
 use crate::node::{self, Counts, SessionState, WorkerNode};
 use crate::reachability::MonitoredEndpoint;
-use crate::wakers;
+use crate::worker::WorkerContext;
 
 /// The namespace of what access logs may show.
 const METADATA: &str = "tidevoy";
@@ -60,6 +60,7 @@ pub(crate) enum PassDecision {
 
 /// One session. All of it is on one worker, and hooks may run inside one another, so every part is a cell.
 pub(crate) struct Session {
+    pub(crate) worker: Rc<WorkerContext>,
     id: u64,
     hash: u64,
     phase: Cell<SessionPhase>,
@@ -116,6 +117,7 @@ impl Session {
     /// A session of the client connection `id`, and of its worker from now on.
     pub(crate) fn new(id: u64, client: Rc<Conn>, rules: Rules) -> Rc<Self> {
         Rc::new(Self {
+            worker: Rc::clone(&client.worker),
             id,
             client,
             hash: xxhash_rust::xxh64::xxh64(id.to_string().as_bytes(), 0),
@@ -170,24 +172,12 @@ impl Session {
     }
 
     /// The filter exists: from now on the session can be closed, and has a deadline.
-    pub(crate) fn attach_filter(&self, filter: Filter, login_timeout: Duration, idle_timeout: Duration) {
+    pub(crate) fn attach_filter(self: &Rc<Self>, filter: Filter, login_timeout: Duration, idle_timeout: Duration) {
         self.addresses.set(filter.remote_address().zip(filter.local_address()));
         self.idle_timeout.set(idle_timeout);
-        if let Some(waker) = filter.waker() {
-            self.deadline.replace(Some(Deadline::new(waker, login_timeout)));
-        }
+        self.start_deadline(login_timeout);
+        self.worker.waker.add(self.id, &filter);
         let _ = self.filter.set(filter);
-        wakers::add(self);
-    }
-
-    /// The waker, with which other threads wake it.
-    pub(crate) fn waker(&self) -> Option<Waker> {
-        self.filter.get().and_then(Filter::waker)
-    }
-
-    /// The same, while it is established.
-    pub(crate) fn established_waker(&self) -> Option<Waker> {
-        self.waker().filter(|_| self.phase.get() == SessionPhase::Established)
     }
 
     /// Joins the client's connection with the connection to a node.

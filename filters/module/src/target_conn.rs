@@ -12,7 +12,8 @@ use socket2::Socket;
 use tls::{ReceiveResult, Stream};
 
 use crate::unread::has_unread_bytes;
-use crate::{nonblocking, worker};
+use crate::nonblocking;
+use crate::worker::WorkerContext;
 
 /// Pieces of states that are sent before the worker handles other events. To encrypt and to copy them takes time.
 const PIECES_PER_TURN: usize = 2;
@@ -36,6 +37,7 @@ impl From<TargetLost> for TargetFault {
 }
 
 pub(crate) struct TargetConn {
+    worker: Rc<WorkerContext>,
     connection: Socket,
     tls: RefCell<Option<Box<Stream>>>,
     /// Bytes that wait until the socket is connected, or has room.
@@ -58,11 +60,12 @@ struct UnsentStates {
 
 impl TargetConn {
     /// Begins to connect. Events report the result. `like`: the descriptor whose options are copied.
-    pub(crate) fn connect(address: SocketAddr, like: BorrowedFd<'_>) -> io::Result<Self> {
+    pub(crate) fn connect(worker: Rc<WorkerContext>, address: SocketAddr, like: BorrowedFd<'_>) -> io::Result<Self> {
         let connection = nonblocking::socket(address)?;
         socket_options::copy(like, connection.as_fd())?;
         nonblocking::connect(&connection, address)?;
         Ok(Self {
+            worker,
             connection,
             tls: RefCell::default(),
             outbox: RefCell::default(),
@@ -111,7 +114,7 @@ impl TargetConn {
     pub(crate) fn receive(&self, plain: &mut Vec<u8>) -> Result<bool, TargetLost> {
         self.flush()?;
         loop {
-            let open = worker::with_buffer(|buffer| match (&self.connection).read(buffer) {
+            let open = self.worker.buffers.with_buffer(|buffer| match (&self.connection).read(buffer) {
                 Ok(0) => Err(TargetLost),
                 Ok(length) => self.decrypt(&buffer[..length], plain).map(|()| true),
                 Err(error) if error.kind() == ErrorKind::Interrupted => Ok(true),
@@ -216,9 +219,10 @@ impl TargetConn {
     }
 
     /// Wraps an existing connection, with its TLS.
-    pub(crate) fn from_parts(connection: OwnedFd, tls: Option<Box<Stream>>) -> Self {
+    pub(crate) fn from_parts(worker: Rc<WorkerContext>, connection: OwnedFd, tls: Option<Box<Stream>>) -> Self {
         let secured = Cell::new(tls.is_some());
         Self {
+            worker,
             connection: connection.into(),
             tls: RefCell::new(tls),
             outbox: RefCell::default(),

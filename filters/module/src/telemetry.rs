@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use envoy_abi::extension::{Counter, Extension, Gauge, Metrics};
 
@@ -14,12 +15,14 @@ use crate::node::{
     SharedNode,
 };
 use crate::sentinels::Sentinels;
-use crate::{deadlines, states_memory};
+use crate::{clock, deadlines, states_memory, wakers};
 
-/// Milliseconds between two checks of deadlines.
+/// Milliseconds between two ticks.
 const TICK_MILLISECONDS: u64 = 100;
-/// Ticks between two reports.
-const TICKS_PER_REPORT: u64 = 10;
+/// The same while a worker has work for several turns. Between these it handles other events.
+const TURN_MILLISECONDS: u64 = 2;
+/// Time between two reports.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The most characters of a rejection's text, which is a label.
 const MAX_TEXT_CHARACTERS: usize = 300;
@@ -51,7 +54,9 @@ pub(crate) struct Reporter {
     ejected_since: Gauge,
     states_bytes: Gauge,
     sentinels: Sentinels,
-    ticks: Cell<u64>,
+    /// Whether a worker had something to do at the last tick.
+    has_woken_worker: Cell<bool>,
+    reported_at: Cell<Option<Duration>>,
     /// The values of all series of a node that were reported last, in order.
     reported: RefCell<HashMap<String, Vec<u64>>>,
 }
@@ -77,7 +82,8 @@ impl Reporter {
             ejected_since: metrics.gauge("ejected_since", &["node", "reason"])?,
             states_bytes: metrics.gauge("states_bytes", &[])?,
             sentinels: Sentinels::default(),
-            ticks: Cell::new(0),
+            has_woken_worker: Cell::new(false),
+            reported_at: Cell::new(None),
             reported: RefCell::default(),
         })
     }
@@ -180,17 +186,17 @@ impl ReportedValues {
 
 impl Extension for Reporter {
     fn tick(&self, metrics: &Metrics) {
-        deadlines::wake_due();
+        self.has_woken_worker.set(wakers::wake_due(deadlines::now()));
         self.sentinels.tick();
-        let ticks = self.ticks.get();
-        self.ticks.set(ticks.wrapping_add(1));
-        if ticks % TICKS_PER_REPORT == 0 {
+        let now = clock::now();
+        if self.reported_at.get().is_none_or(|at| now >= at + REPORT_INTERVAL) {
+            self.reported_at.set(Some(now));
             self.report(metrics);
         }
     }
 
     fn interval(&self) -> u64 {
-        TICK_MILLISECONDS
+        if self.has_woken_worker.get() { TURN_MILLISECONDS } else { TICK_MILLISECONDS }
     }
 
     fn shutdown(&self) {

@@ -1,67 +1,167 @@
-//! How other threads wake a worker: through one of its sessions, since Envoy can only wake filters.
+//! How a worker is woken: through one of its sessions, since Envoy can only wake filters.
+//!
+//! A wake-up of the worker itself comes before its next poll for events. Many of them in a row would keep its connections
+//! waiting, so work that takes several turns is continued by Envoy's main thread: see [`NextTurn`].
 
-use std::cell::Cell;
-use std::collections::HashMap;
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-use envoy_abi::filter::Waker;
+use envoy_abi::filter::{Filter, Waker};
 
-use crate::session::Session;
-use crate::worker;
+/// Never, as a time.
+pub(crate) const NEVER: u64 = u64::MAX;
 
 /// One waker for each worker that has sessions, by the id of the session that it is of.
-static WAKERS: LazyLock<Mutex<HashMap<u64, Waker>>> = LazyLock::new(Mutex::default);
+static WAKERS: LazyLock<Mutex<HashMap<u64, SharedWaker>>> = LazyLock::new(Mutex::default);
 
-thread_local! {
-    /// The session through which this worker is woken.
-    static CHOSEN: Cell<Option<u64>> = const { Cell::new(None) };
+struct SharedWaker {
+    waker: Arc<Waker>,
+    next_turn: Arc<NextTurn>,
 }
 
-fn lock() -> MutexGuard<'static, HashMap<u64, Waker>> {
+/// When a worker has to be woken. The worker writes it, Envoy's main thread reads it.
+#[derive(Debug)]
+pub(crate) struct NextTurn {
+    /// When its first deadline is due, in milliseconds of `clock`.
+    deadline: AtomicU64,
+    /// Its last turn has left some work.
+    has_work: AtomicBool,
+}
+
+impl Default for NextTurn {
+    fn default() -> Self {
+        Self { deadline: AtomicU64::new(NEVER), has_work: AtomicBool::new(false) }
+    }
+}
+
+impl NextTurn {
+    pub(crate) fn set_deadline(&self, milliseconds: u64) {
+        self.deadline.store(milliseconds, Ordering::Relaxed);
+    }
+
+    pub(crate) fn set_has_work(&self, has_work: bool) {
+        self.has_work.store(has_work, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_due(&self, now: u64) -> bool {
+        self.has_work.load(Ordering::Relaxed) || now >= self.deadline.load(Ordering::Relaxed)
+    }
+}
+
+fn lock() -> MutexGuard<'static, HashMap<u64, SharedWaker>> {
     // Nothing panics while it is held.
     WAKERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Called when a session can be woken.
-pub(crate) fn add(session: &Session) {
-    if CHOSEN.get().is_none()
-        && let Some(waker) = session.waker()
-    {
-        CHOSEN.set(Some(session.id()));
-        lock().insert(session.id(), waker);
-    }
-}
-
-/// Called when a session has ended, before its filter is destroyed.
-pub(crate) fn remove(session: &Session) {
-    if CHOSEN.get() != Some(session.id()) {
-        return;
-    }
-    CHOSEN.set(None);
-    let another =
-        worker::find_session(|other| Some((other.id(), other.waker()?)).filter(|(id, _)| *id != session.id()));
-    let mut wakers = lock();
-    wakers.remove(&session.id());
-    if let Some((id, waker)) = another {
-        CHOSEN.set(Some(id));
-        // The session may have ended before a wake-up reached it.
-        waker.wake();
-        wakers.insert(id, waker);
-    }
-}
-
 /// Wakes all workers that have sessions.
 ///
-/// The lock is held all the time, and [`remove`] waits for it: so no filter is destroyed while it is being woken.
+/// The lock is held all the time, and [`WorkerWaker::remove`] waits for it: so no filter is destroyed while it is being
+/// woken.
 pub(crate) fn wake_all() {
-    lock().values().for_each(Waker::wake);
+    lock().values().for_each(|shared| shared.waker.wake());
 }
 
-/// Wakes this worker again, after other events.
-pub(crate) fn wake_here() {
-    if let Some(id) = CHOSEN.get()
-        && let Some(waker) = lock().get(&id)
-    {
-        waker.wake();
+/// Wakes the workers whose next turn is due, each once. Returns whether there are any.
+pub(crate) fn wake_due(now: u64) -> bool {
+    let mut has_any = false;
+    for shared in lock().values().filter(|shared| shared.next_turn.is_due(now)) {
+        shared.waker.wake();
+        has_any = true;
+    }
+    has_any
+}
+
+/// The session through which the worker is woken.
+struct ChosenSession {
+    id: u64,
+    waker: Arc<Waker>,
+}
+
+/// What wakes one worker.
+#[derive(Default)]
+pub(crate) struct WorkerWaker {
+    /// The filters of its sessions, by the ids of these.
+    filters: RefCell<BTreeMap<u64, Filter>>,
+    chosen: RefCell<Option<ChosenSession>>,
+    /// The worker has woken itself, and the wake-up has not arrived yet.
+    is_waking: Cell<bool>,
+    next_turn: Arc<NextTurn>,
+}
+
+impl WorkerWaker {
+    /// A session can be woken from now on.
+    pub(crate) fn add(&self, session: u64, filter: &Filter) {
+        self.filters.borrow_mut().insert(session, filter.clone());
+        if self.chosen.borrow().is_none() {
+            self.choose();
+        }
+    }
+
+    /// A session has ended. Must be called before its filter is destroyed.
+    pub(crate) fn remove(&self, session: u64) {
+        self.filters.borrow_mut().remove(&session);
+        if self.chosen.borrow().as_ref().is_some_and(|chosen| chosen.id == session) {
+            lock().remove(&session);
+            self.chosen.replace(None);
+            self.is_waking.set(false);
+            self.choose();
+            // The session may have ended before a wake-up reached it.
+            self.wake();
+        }
+    }
+
+    /// Chooses the oldest session: the others are likely to end earlier.
+    fn choose(&self) {
+        let chosen = self.filters.borrow().iter().find_map(|(id, filter)| Some((*id, filter.waker()?)));
+        if let Some((id, waker)) = chosen {
+            let waker = Arc::new(waker);
+            let shared = SharedWaker { waker: Arc::clone(&waker), next_turn: Arc::clone(&self.next_turn) };
+            self.chosen.replace(Some(ChosenSession { id, waker }));
+            lock().insert(id, shared);
+        }
+    }
+
+    /// Gives the worker a turn after the present event, and before its next poll for events.
+    pub(crate) fn wake(&self) {
+        if let Some(chosen) = &*self.chosen.borrow()
+            && !self.is_waking.replace(true)
+        {
+            chosen.waker.wake();
+        }
+    }
+
+    /// Gives the worker another turn after it has handled other events.
+    pub(crate) fn continue_later(&self) {
+        self.next_turn.set_has_work(true);
+    }
+
+    /// The worker was woken.
+    pub(crate) fn on_woken(&self) {
+        self.is_waking.set(false);
+        self.next_turn.set_has_work(false);
+    }
+
+    pub(crate) fn next_turn(&self) -> &Arc<NextTurn> {
+        &self.next_turn
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_turn_is_due_at_the_first_deadline_or_when_work_is_left() {
+        let next = NextTurn::default();
+        assert!(!next.is_due(NEVER - 1));
+        next.set_deadline(5);
+        assert!(!next.is_due(4) && next.is_due(5));
+        next.set_deadline(NEVER);
+        next.set_has_work(true);
+        assert!(next.is_due(0));
+        next.set_has_work(false);
+        assert!(!next.is_due(5));
     }
 }

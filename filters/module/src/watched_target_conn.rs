@@ -2,8 +2,9 @@
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
-use std::rc::Weak;
+use std::rc::{Rc, Weak};
 
+use crate::conn::Conn;
 use crate::migration_driver::UpstreamSocket;
 use crate::offload::{self, AuxFd, EventKey};
 use crate::target_conn::{TargetConn, TargetFault, TargetLost};
@@ -21,7 +22,8 @@ impl WatchedTargetConn {
         address: SocketAddr,
         aux_fd: Weak<dyn AuxFd>,
     ) -> Option<()> {
-        let target = upstream.conn().socket.with_descriptor(|like| TargetConn::connect(address, like))?.ok()?;
+        let Conn { worker, socket, .. } = upstream.conn();
+        let target = socket.with_descriptor(|like| TargetConn::connect(Rc::clone(worker), address, like))?.ok()?;
         target.send(&upstream.proxy_header()).ok()?;
         self.watch(target, aux_fd)
     }

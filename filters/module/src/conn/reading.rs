@@ -9,7 +9,7 @@ use envoy_abi::socket::{Io, IoOutcome, Received};
 use socket2::SockRef;
 
 use super::{Conn, ConnState, MAX_UNREPORTED_BYTES, ReadError, ReadStep};
-use crate::{offload, worker};
+use crate::offload;
 
 /// Reads in a row from one connection, before other connections have their turn.
 const MAX_READS_PER_TURN: usize = 16;
@@ -102,7 +102,7 @@ impl Conn {
     fn read_batch(&self, step: impl Fn(&mut [u8], &mut usize) -> ReadStep) -> IoOutcome {
         let mut passed = 0;
         for _ in 0..MAX_READS_PER_TURN {
-            match worker::with_buffer(|buffer| step(buffer, &mut passed)) {
+            match self.worker.buffers.with_buffer(|buffer| step(buffer, &mut passed)) {
                 ReadStep::Continue if self.socket.should_stop_reading() => break,
                 ReadStep::Continue => {}
                 ReadStep::Yield => break,

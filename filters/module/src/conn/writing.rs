@@ -4,7 +4,6 @@ use envoy_abi::socket::{Io, IoOutcome};
 use tls::Stream;
 
 use super::{Conn, MAX_UNREPORTED_BYTES};
-use crate::worker;
 
 /// Plaintext that is encrypted at once. The rest waits in Envoy's write buffer.
 const SEAL_BYTES: usize = 64 * 1024;
@@ -207,7 +206,7 @@ impl Conn {
             let _ = self.write_or_queue(error);
         }
         self.finish();
-        worker::with_buffer(|buffer| {
+        self.worker.buffers.with_buffer(|buffer| {
             for _ in 0..16 {
                 if !matches!(self.socket.receive(buffer).io, Io::Done(1..)) {
                     break;

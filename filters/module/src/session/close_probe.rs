@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
 
 use super::{Session, SessionPhase};
-use crate::deadlines::Deadline;
+use crate::deadlines::{Deadline, DeadlineOwner, PANIC_REASON};
 use crate::port_probe::{self, ProbeClient};
 use crate::{clock, migration_driver::MigrationDriver};
 
@@ -25,7 +25,22 @@ pub(crate) struct CloseProbe {
     session: Weak<Session>,
     closed_by: ClosedBy,
     address: SocketAddr,
-    deadline: Option<Deadline>,
+    deadline: Deadline,
+}
+
+impl DeadlineOwner for CloseProbe {
+    /// The port has not answered in time.
+    fn on_deadline(self: Rc<Self>) {
+        // If it waits for the next probe of that port, it does so for this time.
+        self.deadline.set(port_probe::TIMEOUT);
+        port_probe::time_out(self.address);
+    }
+
+    fn close_after_panic(&self) {
+        if let Some(session) = self.session.upgrade() {
+            session.close_now(PANIC_REASON);
+        }
+    }
 }
 
 impl ProbeClient for CloseProbe {
@@ -78,8 +93,12 @@ impl Session {
     }
 
     fn start_probe(self: &Rc<Self>, closed_by: ClosedBy, address: SocketAddr, is_reset: bool) {
-        let deadline = self.waker().map(|waker| Deadline::new(waker, port_probe::TIMEOUT));
-        let probe = Rc::new(CloseProbe { session: Rc::downgrade(self), closed_by, address, deadline });
+        let probe = Rc::new_cyclic(|probe| CloseProbe {
+            session: Rc::downgrade(self),
+            closed_by,
+            address,
+            deadline: Deadline::new(&self.worker.deadlines, port_probe::TIMEOUT, probe),
+        });
         self.migration.probe.replace(Some(Rc::clone(&probe)));
         let header = || self.migration.upstream().map_or_else(Vec::new, |upstream| upstream.proxy_header());
         if let Some(is_there) = port_probe::probe(address, &probe, is_reset, &header) {
@@ -89,19 +108,6 @@ impl Session {
 
     fn is_current_probe(&self, probe: &Rc<CloseProbe>) -> bool {
         self.migration.probe.borrow().as_ref().is_some_and(|asked| Rc::ptr_eq(asked, probe))
-    }
-
-    /// The port has not answered in time.
-    pub(super) fn check_probe_deadlines(&self) {
-        let has_passed = |probe: &Rc<CloseProbe>| probe.deadline.as_ref().is_some_and(Deadline::has_passed);
-        let expired = self.migration.probe.borrow().clone().filter(has_passed);
-        if let Some(probe) = expired {
-            port_probe::time_out(probe.address);
-        }
-        let old_conn = self.migration.old_conn.borrow().clone();
-        if let Some(old_conn) = old_conn {
-            old_conn.on_wake();
-        }
     }
 
     /// Nothing depends on probes any more.

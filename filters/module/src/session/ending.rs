@@ -1,19 +1,25 @@
 //! How a session ends, and what its client is told.
 
+use std::rc::Rc;
 use std::time::Duration;
 
-use envoy_abi::filter::Filter;
 use mysql_proto::error::ProxyError;
 use mysql_proto::tracker::TrackerState;
 
 use super::{METADATA, Session, SessionPhase, proxy_error_index};
-use crate::deadlines::Deadline;
-use crate::{migration_scheduler, node, reachability, wakers};
+use crate::deadlines::{Deadline, DeadlineOwner, PANIC_REASON};
+use crate::node;
 
 /// Time that a client has to read what the node said before it closed.
 const MAX_UNREAD_TIME: Duration = Duration::from_secs(60);
 
 impl Session {
+    /// Starts a deadline, in place of the one before.
+    pub(super) fn start_deadline(self: &Rc<Self>, after: Duration) {
+        let deadline = Deadline::new(&self.worker.deadlines, after, &Rc::downgrade(self));
+        self.deadline.replace(Some(deadline));
+    }
+
     /// Nothing more is expected of the client, which gets so much time to read what it was told, and to close.
     pub(crate) fn close_after(&self, time: Duration) {
         if let Some(deadline) = &*self.deadline.borrow() {
@@ -22,7 +28,7 @@ impl Session {
     }
 
     /// The node has closed. What it said last is on its way to the client, who has some time to read it.
-    pub(crate) fn on_node_closed(&self) {
+    pub(crate) fn on_node_closed(self: &Rc<Self>) {
         if self.phase.get() != SessionPhase::Established {
             return;
         }
@@ -30,9 +36,7 @@ impl Session {
         self.cancel_probes();
         self.abandon_migration();
         self.release_node();
-        if let Some(waker) = self.filter.get().and_then(Filter::waker) {
-            self.deadline.replace(Some(Deadline::new(waker, MAX_UNREAD_TIME)));
-        }
+        self.start_deadline(MAX_UNREAD_TIME);
     }
 
     /// The client still reads what a closed node has sent.
@@ -76,22 +80,8 @@ impl Session {
         }
     }
 
-    /// A deadline may have passed, or migrations may be due.
-    pub(crate) fn on_wake(&self) {
-        reachability::check_sessions();
-        migration_scheduler::run_due();
-        self.migration.drop_expired_snapshot();
-        if let Some(driver) = self.migration.driver() {
-            driver.on_wake();
-        }
-        let failover = self.login_failover.borrow().clone();
-        if let Some(failover) = failover {
-            failover.on_wake();
-        }
-        self.check_probe_deadlines();
-        if !self.deadline.borrow().as_ref().is_some_and(Deadline::has_passed) {
-            return;
-        }
+    /// The time of its present phase is over.
+    fn on_time_out(&self) {
         match self.phase.get() {
             // It was not the client that took so long.
             SessionPhase::Connecting => {
@@ -112,7 +102,7 @@ impl Session {
         }
     }
 
-    pub(super) fn close_now(&self, why: &str) {
+    pub(crate) fn close_now(&self, why: &str) {
         if let Some(filter) = self.filter.get() {
             filter.close(why);
         }
@@ -120,7 +110,7 @@ impl Session {
 
     /// After an export or a migration the node counts the idle time of the session from zero. The session still ends when
     /// `wait_timeout` has passed since its last command.
-    pub(super) fn resume_idle_timeout(&self, wait_timeout: Option<Duration>) {
+    pub(super) fn resume_idle_timeout(self: &Rc<Self>, wait_timeout: Option<Duration>) {
         let since = self.commands.idle_since().or(self.established_at.get());
         let (Some(limit), Some(since)) = (wait_timeout, since) else { return };
         let old_conn = |limit: Duration| limit.saturating_sub(since.elapsed());
@@ -128,8 +118,7 @@ impl Session {
         let shortest =
             if idle_timeout.is_zero() { old_conn(limit) } else { old_conn(limit).min(old_conn(idle_timeout)) };
         self.idle_since.set(Some(since));
-        let deadline = self.waker().map(|waker| Deadline::new(waker, shortest));
-        self.deadline.replace(deadline);
+        self.start_deadline(shortest);
     }
 
     pub(super) fn check_idle_timeout(&self) {
@@ -172,7 +161,7 @@ impl Session {
         }
         self.phase.set(SessionPhase::Ended);
         self.deadline.replace(None);
-        wakers::remove(self);
+        self.worker.waker.remove(self.id);
         if let Some(failover) = self.login_failover.take() {
             failover.abandon();
         }
@@ -183,7 +172,7 @@ impl Session {
         self.migration.set_snapshot(None);
         if self.migration.is_migration_requested() {
             self.migration.clear_request();
-            migration_scheduler::on_session_ended();
+            self.worker.waker.wake(); // another session may migrate now
         }
     }
 
@@ -196,5 +185,18 @@ impl Session {
                 filter.set_metadata_number(METADATA, key, bytes.get() as f64);
             }
         }
+    }
+}
+
+impl DeadlineOwner for Session {
+    fn on_deadline(self: Rc<Self>) {
+        self.migration.drop_expired_snapshot();
+        if self.deadline.borrow().as_ref().is_some_and(Deadline::has_passed) {
+            self.on_time_out();
+        }
+    }
+
+    fn close_after_panic(&self) {
+        self.close_now(PANIC_REASON);
     }
 }

@@ -209,7 +209,7 @@ impl Session {
             // Its states were too large, and its client has run something since.
             None if self.migration.export_backoff.get().retry_at().is_some() && self.migration.take_deferred() => {
                 migration_scheduler::enqueue(self);
-                migration_scheduler::wake();
+                self.worker.waker.wake();
             }
             None => {}
         }
@@ -219,9 +219,9 @@ impl Session {
     fn keep_snapshot(self: &Rc<Self>, snapshot: Option<StateSnapshot>) {
         let now = clock::now();
         let snapshot = snapshot.filter(|snapshot| states_memory::retain(self, &snapshot.states.statement));
-        let kept = snapshot.zip(self.waker()).map(|(snapshot, waker)| {
+        let kept = snapshot.map(|snapshot| {
             let valid_for = snapshot.expires_at().saturating_sub(now);
-            (snapshot, Deadline::new(waker, valid_for))
+            (snapshot, Deadline::new(&self.worker.deadlines, valid_for, &Rc::downgrade(self)))
         });
         self.migration.set_snapshot(kept);
     }
@@ -349,7 +349,7 @@ impl Session {
     pub(super) fn abandon_migration(&self) {
         if let Some(driver) = self.migration.driver.take() {
             driver.abandon();
-            migration_scheduler::release_slots(&driver);
+            migration_scheduler::release_slots(&self.worker, &driver);
         }
     }
 }

@@ -67,7 +67,7 @@ impl Session {
         };
         let node = self.node.borrow().clone();
         if node.is_some_and(|node| node.record_shutdown_announcement(stops)) {
-            migration_scheduler::on_nodes_changed();
+            migration_scheduler::on_nodes_changed(&self.worker);
         }
         (taken, Some(packet))
     }

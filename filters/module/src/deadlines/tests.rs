@@ -1,0 +1,153 @@
+use super::*;
+
+/// Records when it is called.
+struct TestOwner {
+    calls: Cell<u32>,
+    /// Set again by so much when it is called.
+    again: Cell<Option<Duration>>,
+    deadline: RefCell<Option<Deadline>>,
+}
+
+impl DeadlineOwner for TestOwner {
+    fn on_deadline(self: Rc<Self>) {
+        self.calls.set(self.calls.get() + 1);
+        if let Some(after) = self.again.get() {
+            self.deadline.borrow().as_ref().expect("it has one").set(after);
+        } else {
+            self.deadline.replace(None);
+        }
+    }
+
+    fn close_after_panic(&self) {}
+}
+
+/// The deadlines of a worker, at a time that a test sets.
+struct TestWorker {
+    next_turn: Arc<NextTurn>,
+    deadlines: Rc<Deadlines>,
+}
+
+impl TestWorker {
+    fn new() -> Self {
+        let next_turn = Arc::default();
+        Self { deadlines: Deadlines::new(&next_turn), next_turn }
+    }
+
+    fn owner(&self) -> Rc<TestOwner> {
+        let owner =
+            Rc::new(TestOwner { calls: Cell::new(0), again: Cell::new(None), deadline: RefCell::new(None) });
+        let deadline = Deadline::new(&self.deadlines, Duration::MAX, &Rc::downgrade(&owner));
+        owner.deadline.replace(Some(deadline));
+        owner
+    }
+
+    fn owner_due_at(&self, at: u64) -> Rc<TestOwner> {
+        let owner = self.owner();
+        self.set(&owner, at);
+        owner
+    }
+
+    fn set(&self, owner: &TestOwner, at: u64) {
+        self.deadlines.set(&owner.deadline.borrow().as_ref().expect("it has one").entry, at);
+    }
+
+    fn run(&self, now: u64) {
+        self.deadlines.run_until(now, Instant::now() + Duration::from_secs(60), &DeadlineOwner::on_deadline);
+    }
+
+    fn queued(&self) -> usize {
+        self.deadlines.queue.borrow().len()
+    }
+}
+
+#[test]
+fn only_the_owners_of_passed_deadlines_are_called_each_once() {
+    let worker = TestWorker::new();
+    let [first, second, third] = [5, 7, 9].map(|at| worker.owner_due_at(at));
+    let calls = || [&first, &second, &third].map(|owner| owner.calls.get());
+    assert!(!worker.next_turn.is_due(4) && worker.next_turn.is_due(5));
+    worker.run(4);
+    assert_eq!(calls(), [0, 0, 0]);
+    worker.run(7);
+    worker.run(7);
+    assert_eq!(calls(), [1, 1, 0]);
+    assert!(!worker.next_turn.is_due(8) && worker.next_turn.is_due(9));
+    drop(first);
+    worker.run(9);
+    assert_eq!((second.calls.get(), third.calls.get(), worker.queued()), (1, 1, 0));
+    assert!(!worker.next_turn.is_due(u64::MAX - 1));
+}
+
+#[test]
+fn a_later_time_does_not_touch_the_queue_until_the_earlier_one_has_come() {
+    let worker = TestWorker::new();
+    let owner = worker.owner_due_at(5);
+    for at in 6..1000 {
+        worker.set(&owner, at);
+    }
+    assert_eq!((worker.queued(), worker.next_turn.is_due(5)), (1, true));
+    worker.run(500);
+    assert_eq!((owner.calls.get(), worker.queued()), (0, 1));
+    assert!(!worker.next_turn.is_due(998) && worker.next_turn.is_due(999));
+    worker.run(999);
+    assert_eq!((owner.calls.get(), worker.queued()), (1, 0));
+}
+
+#[test]
+fn an_earlier_time_counts_at_once_and_never_is_never() {
+    let worker = TestWorker::new();
+    let owner = worker.owner_due_at(50);
+    worker.set(&owner, 5);
+    assert_eq!((worker.queued(), worker.next_turn.is_due(5)), (1, true));
+    worker.set(&owner, NEVER);
+    worker.run(1000);
+    assert_eq!((owner.calls.get(), worker.queued()), (0, 0));
+    worker.set(&owner, 2000);
+    worker.run(2000);
+    assert_eq!(owner.calls.get(), 1);
+}
+
+#[test]
+fn a_dropped_deadline_leaves_nothing() {
+    let worker = TestWorker::new();
+    let (gone, stays) = (worker.owner_due_at(5), worker.owner_due_at(6));
+    worker.set(&gone, 100);
+    gone.deadline.replace(None);
+    assert_eq!((worker.queued(), worker.next_turn.is_due(5), worker.next_turn.is_due(6)), (1, false, true));
+    worker.run(1000);
+    assert_eq!((gone.calls.get(), stays.calls.get(), worker.queued()), (0, 1, 0));
+}
+
+#[test]
+fn an_owner_that_sets_its_deadline_again_does_not_hold_up_the_others() {
+    let worker = TestWorker::new();
+    let again = worker.owner_due_at(1);
+    again.again.set(Some(Duration::from_secs(3600)));
+    let last = worker.owner_due_at(3);
+    worker.run(3);
+    assert_eq!((again.calls.get(), last.calls.get(), worker.queued()), (1, 1, 1));
+}
+
+/// Run with `--nocapture`, it prints the longest turn.
+#[test]
+fn ten_thousand_of_a_hundred_thousand_deadlines_are_due_at_once() {
+    const ALL: u64 = 100_000;
+    const DUE: u64 = 10_000;
+    let worker = TestWorker::new();
+    let owners: Vec<Rc<TestOwner>> = (0..ALL).map(|_| worker.owner_due_at(10)).collect();
+    // Of the others, most have done something since, so that they are due later.
+    for (index, owner) in (0..ALL).zip(&owners).filter(|(index, _)| index % (ALL / DUE) != 0) {
+        worker.set(owner, 1_000 + index);
+    }
+    let (mut turns, mut longest) = (0, Duration::ZERO);
+    while worker.next_turn.is_due(10) {
+        let begun = Instant::now();
+        worker.deadlines.run_until(10, begun + TURN, &DeadlineOwner::on_deadline);
+        longest = longest.max(begun.elapsed());
+        turns += 1;
+    }
+    println!("{ALL} deadlines, {DUE} of them due: {turns} turns, the longest took {longest:?}");
+    let called: u64 = owners.iter().map(|owner| u64::from(owner.calls.get())).sum();
+    assert_eq!((called, worker.queued() as u64), (DUE, ALL - DUE));
+    assert!(owners.iter().step_by((ALL / DUE) as usize).all(|owner| owner.calls.get() == 1));
+}
