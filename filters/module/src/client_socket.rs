@@ -9,12 +9,12 @@ use envoy_abi::socket::{Closed, Io, IoOutcome, Socket, SocketFactory, TransportS
 use mysql_proto::login::{ClientTls, Compression, NodeTls, Output, Progress, Rules};
 use tls::{ClientSide, RsaPasswordKey};
 
+use crate::config;
 use crate::conn::{Conn, ReadError, ReadStep};
 use crate::offload::{self, OffloadedConn};
 use crate::old_conn::QUIT;
 use crate::refresh::{Refresher, non_empty_path};
 use crate::session::{Session, SessionPhase};
-use crate::config;
 use crate::worker::WorkerContext;
 
 /// The time that a rejected client has to read the error. What it still sends is thrown away meanwhile: closing with bytes

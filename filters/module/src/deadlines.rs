@@ -7,13 +7,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::clock;
 use crate::wakers::{NEVER, NextTurn};
-
-/// How long a worker handles deadlines before it handles other events.
-const TURN: Duration = Duration::from_millis(1);
+use crate::worker::Turn;
 
 /// Who has deadlines.
 pub(crate) trait DeadlineOwner {
@@ -64,13 +62,13 @@ impl Deadlines {
         Rc::new(Self { queue: RefCell::default(), next_id: Cell::new(0), next_turn: Arc::clone(next_turn) })
     }
 
-    /// Calls the owners of the deadlines that have passed, for as long as one turn takes. The next turn follows after other
-    /// events, since the main thread finds that the first deadline is due.
-    pub(crate) fn run_due(&self) {
-        self.run_until(now(), Instant::now() + TURN, &call);
+    /// Calls the owners of the deadlines that have passed, as many as the turn has time for. The next turn follows, since the
+    /// main thread finds that the first deadline is due.
+    pub(crate) fn run_due(&self, turn: &Turn) {
+        self.run_until(now(), turn, &call);
     }
 
-    fn run_until(&self, now: u64, end: Instant, call: &dyn Fn(Rc<dyn DeadlineOwner>)) {
+    fn run_until(&self, now: u64, turn: &Turn, call: &dyn Fn(Rc<dyn DeadlineOwner>)) {
         loop {
             match self.pop_due(now) {
                 Front::NotDue => break,
@@ -79,7 +77,7 @@ impl Deadlines {
                     owner.upgrade().map(call);
                 }
             }
-            if Instant::now() >= end {
+            if turn.is_over() {
                 break;
             }
         }

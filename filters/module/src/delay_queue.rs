@@ -50,10 +50,6 @@ impl<T> DelayQueue<T> {
     pub(crate) fn next_due(&self) -> Option<Duration> {
         self.delayed.first_key_value().map(|((until, _), _)| *until)
     }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
-        self.ready.iter().chain(self.delayed.values())
-    }
 }
 
 #[cfg(test)]
@@ -71,7 +67,6 @@ mod tests {
             queue.push(one, at(until), at(0));
         }
         assert_eq!(queue.next_due(), Some(at(3)));
-        assert_eq!(queue.iter().collect::<String>(), "acdeb");
         let mut taken = |now: u64| std::iter::from_fn(|| queue.pop_ready(at(now))).collect::<String>();
         assert_eq!([taken(2), taken(3), taken(4), taken(5)], ["ac", "de", "", "b"]);
         assert!(queue.is_empty());

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use envoy_abi::filter::{Filter, FilterFactory, NetworkFilter};
 use mysql_proto::error::ProxyError;
 
+use crate::config;
 use crate::live_config::{self, SessionLimits};
 use crate::session::Session;
-use crate::config;
 use crate::worker::WorkerContext;
 
 /// The key of filter state whose hash Envoy shows to the load-balancing policy.

@@ -15,7 +15,7 @@ use crate::deadlines::{Deadline, DeadlineOwner, Deadlines};
 use crate::delay_queue::DelayQueue;
 use crate::migration_driver::{MigrationDriver, MigrationResult};
 use crate::session::{MigrationBlocker, Session, StartResult};
-use crate::worker::{self, WorkerContext};
+use crate::worker::{self, Turn, WorkerContext};
 use crate::{clock, hosts};
 
 /// Shared by all workers.
@@ -52,6 +52,10 @@ pub(crate) struct MigrationScheduler {
     needs_replacement: Cell<bool>,
     /// Sessions that were ready when too many others were held, in order.
     hold_queue: RefCell<VecDeque<Weak<Session>>>,
+    /// The states of nodes have changed, and [`apply_node_changes`] has not reacted yet.
+    have_nodes_changed: Cell<bool>,
+    /// Sessions whose nodes must be closed.
+    close_queue: RefCell<VecDeque<Weak<Session>>>,
 }
 
 impl MigrationScheduler {
@@ -63,6 +67,8 @@ impl MigrationScheduler {
             waiting: Cell::new(0),
             needs_replacement: Cell::new(false),
             hold_queue: RefCell::default(),
+            have_nodes_changed: Cell::new(false),
+            close_queue: RefCell::default(),
         }
     }
 }
@@ -92,28 +98,52 @@ pub(crate) fn is_possible() -> bool {
     *IS_POSSIBLE
 }
 
-/// The states of nodes have changed: starts and cancels migrations.
+/// The states of nodes have changed. The worker reacts in its next turn, since Envoy may be choosing a node now: sessions
+/// must not be closed then.
 pub(crate) fn on_nodes_changed(worker: &WorkerContext) {
-    let to_stop = RefCell::new(Vec::<(Rc<Session>, Rc<MigrationDriver>)>::new());
-    let closed = RefCell::new(Vec::<Rc<Session>>::new());
+    worker.migrations.have_nodes_changed.set(true);
+    worker.waker.wake();
+}
+
+/// Closes the sessions of nodes that must be closed, as many as the turn has time for. The next one continues.
+pub(crate) fn close_sessions(worker: &WorkerContext, turn: &Turn) {
+    let next = || worker.migrations.close_queue.borrow_mut().pop_front();
+    while let Some(session) = next() {
+        if let Some(session) = session.upgrade().filter(|session| session.is_on_force_closed_node()) {
+            session.end_at_drain_deadline();
+        }
+        if turn.is_over() {
+            worker.waker.continue_later();
+            break;
+        }
+    }
+}
+
+/// Reacts to changed states of nodes: starts and cancels migrations.
+pub(crate) fn apply_node_changes(worker: &WorkerContext) {
+    if !worker.migrations.have_nodes_changed.take() {
+        return;
+    }
+    let mut to_stop = Vec::<(Rc<Session>, Rc<MigrationDriver>)>::new();
+    let mut to_close = VecDeque::new();
     worker.sessions.for_each(|session| {
         session.check_rebalance_round();
         if session.is_on_force_closed_node() {
-            closed.borrow_mut().push(Rc::clone(session));
+            to_close.push_back(Rc::downgrade(session));
             return;
         }
         let driver = session
             .migration
             .driver()
             .filter(|driver| driver.is_target_draining() || !driver.is_failover() && !session.has_to_migrate());
-        to_stop.borrow_mut().extend(driver.map(|driver| (Rc::clone(session), driver)));
+        to_stop.extend(driver.map(|driver| (Rc::clone(session), driver)));
         if session.is_on_draining_node() && *IS_POSSIBLE && session.migration.request_migration() {
             enqueue(session);
         }
     });
-    // After the loop, since both may end sessions.
-    closed.into_inner().iter().for_each(|session| session.end_at_drain_deadline());
-    for (session, driver) in to_stop.into_inner() {
+    worker.migrations.close_queue.replace(to_close);
+    // After the loop, since this may end sessions.
+    for (session, driver) in to_stop {
         if driver.is_failover() {
             session.retarget_failover(&driver);
         } else {
@@ -123,7 +153,6 @@ pub(crate) fn on_nodes_changed(worker: &WorkerContext) {
     if *IS_POSSIBLE {
         select_for_rebalance(worker);
     }
-    worker.waker.wake();
 }
 
 /// Selects sessions of nodes that have more than their share, as many as other nodes want: idle ones first, since they need

@@ -5,9 +5,9 @@
 //! new sessions, and each session holds one for its node.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,14 +15,11 @@ use std::time::Duration;
 use migration::sentinel::Reachability;
 
 use crate::session::Session;
-use crate::worker::WorkerContext;
+use crate::worker::{Turn, WorkerContext};
 use crate::{clock, wakers};
 
 /// A sign of life that is older than this is older than the sentinel's suspicion.
 const RECENT: Duration = Duration::from_secs(2);
-
-/// Sessions that a worker ends, or begins to move, before it handles other events.
-const SESSIONS_PER_TURN: usize = 256;
 
 /// An address, and the control plane's name for the node.
 pub(crate) type EndpointKey = (SocketAddr, String);
@@ -33,11 +30,6 @@ static ENDPOINTS: LazyLock<Mutex<Endpoints>> = LazyLock::new(Mutex::default);
 
 /// Counts the changes that workers have to react to.
 static CHANGES: AtomicU64 = AtomicU64::new(0);
-
-thread_local! {
-    /// [`CHANGES`] when this worker reacted last.
-    static SEEN: Cell<u64> = const { Cell::new(0) };
-}
 
 /// An address of a node. Shared by all workers.
 #[derive(Debug)]
@@ -78,7 +70,7 @@ impl MonitoredEndpoint {
 
 /// Has all workers check their sessions.
 pub(crate) fn notify_workers() {
-    // With the load in `look`: a worker that sees the change also sees the state that was set before.
+    // With the load in `check_sessions`: a worker that sees the change also sees the state that was set before.
     CHANGES.fetch_add(1, Ordering::Release);
     wakers::wake_all();
 }
@@ -105,18 +97,34 @@ pub(crate) fn list_watched(is_watched: impl Fn(&EndpointKey) -> bool) -> Vec<Arc
     all.values().cloned().collect()
 }
 
-/// Checks this worker's sessions after a change.
+/// What one worker knows of changes.
+#[derive(Default)]
+pub(crate) struct WorkerReachability {
+    /// [`CHANGES`] when the worker checked its sessions last.
+    seen: Cell<u64>,
+    /// Sessions that then were at an unreachable address, and were not ended or moved yet.
+    lost: RefCell<VecDeque<Weak<Session>>>,
+}
+
+/// Reacts to changes since the last call.
+pub(crate) fn react(worker: &WorkerContext, turn: &Turn) {
+    check_sessions(worker);
+    leave_lost_nodes(worker, turn);
+}
+
+/// Checks the worker's sessions after a change.
 ///
 /// At a suspected address it looks for a session that has received something lately. If there is none, one of them requests
-/// an answer of the kernel there, which the next check finds. Sessions at an unreachable address end, or move elsewhere.
-pub(crate) fn check_sessions(worker: &WorkerContext) {
+/// an answer of the kernel there, which the next check finds.
+fn check_sessions(worker: &WorkerContext) {
     let changes = CHANGES.load(Ordering::Acquire);
-    if SEEN.get() == changes {
+    if worker.reachability.seen.get() == changes {
         return;
     }
+    worker.reachability.seen.set(changes);
     let now = clock::now();
-    let to_probe = RefCell::new(HashMap::<EndpointKey, Rc<Session>>::new());
-    let lost = RefCell::new(Vec::<Rc<Session>>::new());
+    let mut to_probe = HashMap::<EndpointKey, Rc<Session>>::new();
+    let mut lost = VecDeque::new();
     worker.sessions.for_each(|session| {
         let Some(endpoint) = session.monitored_endpoint() else { return };
         if !endpoint.has_state(Reachability::Suspected) {
@@ -130,32 +138,32 @@ pub(crate) fn check_sessions(worker: &WorkerContext) {
             if quiet < RECENT {
                 endpoint.record_heard(now.saturating_sub(quiet));
             } else {
-                to_probe
-                    .borrow_mut()
-                    .entry((endpoint.address, endpoint.node.clone()))
-                    .or_insert_with(|| Rc::clone(session));
+                to_probe.entry((endpoint.address, endpoint.node.clone())).or_insert_with(|| Rc::clone(session));
             }
-        } else if endpoint.has_state(Reachability::Unreachable)
-            && lost.borrow().len() <= SESSIONS_PER_TURN
-            && session.depends_on_lost_node()
-        {
-            lost.borrow_mut().push(Rc::clone(session));
+        } else if session.has_lost_node() {
+            lost.push_back(Rc::downgrade(session));
         }
     });
-    for session in to_probe.into_inner().into_values() {
+    worker.reachability.lost.replace(lost);
+    for session in to_probe.into_values() {
         if session.monitored_endpoint().is_some_and(|endpoint| !endpoint.has_heard()) {
             session.send_keepalive_probe();
         }
     }
-    let mut lost = lost.into_inner();
-    if lost.len() > SESSIONS_PER_TURN {
-        lost.truncate(SESSIONS_PER_TURN);
-        worker.waker.continue_later();
-    } else {
-        SEEN.set(changes);
-    }
-    for session in lost {
-        session.on_node_unreachable();
+}
+
+/// Ends the sessions whose nodes are unreachable, or begins to move them, as many as the turn has time for. The next one
+/// continues.
+fn leave_lost_nodes(worker: &WorkerContext, turn: &Turn) {
+    let next = || worker.reachability.lost.borrow_mut().pop_front();
+    while let Some(session) = next() {
+        if let Some(session) = session.upgrade().filter(|session| session.has_lost_node()) {
+            session.on_node_unreachable();
+        }
+        if turn.is_over() {
+            worker.waker.continue_later();
+            break;
+        }
     }
 }
 

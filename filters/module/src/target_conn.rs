@@ -11,8 +11,8 @@ use migration::restore::RestoreStatement;
 use socket2::Socket;
 use tls::{ReceiveResult, Stream};
 
-use crate::unread::has_unread_bytes;
 use crate::nonblocking;
+use crate::unread::has_unread_bytes;
 use crate::worker::WorkerContext;
 
 /// Pieces of states that are sent before the worker handles other events. To encrypt and to copy them takes time.

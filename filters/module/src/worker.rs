@@ -4,13 +4,15 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::deadlines::Deadlines;
+use crate::hosts;
 use crate::migration_scheduler::{self, MigrationScheduler};
 use crate::node::WorkerNode;
+use crate::reachability::{self, WorkerReachability};
 use crate::session::Session;
 use crate::wakers::WorkerWaker;
-use crate::{hosts, reachability};
 
 /// Bytes that are read at once.
 const BUFFER_BYTES: usize = 64 * 1024;
@@ -32,6 +34,7 @@ pub(crate) struct WorkerContext {
     pub(crate) waker: WorkerWaker,
     pub(crate) deadlines: Rc<Deadlines>,
     pub(crate) migrations: MigrationScheduler,
+    pub(crate) reachability: WorkerReachability,
 }
 
 thread_local! {
@@ -51,6 +54,7 @@ impl WorkerContext {
             sessions: WorkerSessions::default(),
             buffers: Buffers::default(),
             migrations: MigrationScheduler::new(worker, &deadlines),
+            reachability: WorkerReachability::default(),
             waker,
             deadlines,
         })
@@ -58,11 +62,32 @@ impl WorkerContext {
 
     /// It was woken: does what is due.
     pub(crate) fn on_wake(&self) {
+        let turn = Turn::start();
         self.waker.on_woken();
         hosts::apply_published();
-        reachability::check_sessions(self);
+        migration_scheduler::apply_node_changes(self);
+        migration_scheduler::close_sessions(self, &turn);
+        reachability::react(self, &turn);
         migration_scheduler::run_due(self);
-        self.deadlines.run_due();
+        self.deadlines.run_due(&turn);
+    }
+}
+
+/// The time that a worker has for what is due before it has to handle other events. Each kind of work gets one step at
+/// least, so that all of them advance.
+pub(crate) struct Turn {
+    end: Instant,
+}
+
+impl Turn {
+    const LONGEST: Duration = Duration::from_millis(1);
+
+    pub(crate) fn start() -> Self {
+        Self { end: Instant::now() + Self::LONGEST }
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        Instant::now() >= self.end
     }
 }
 

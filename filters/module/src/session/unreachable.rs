@@ -61,7 +61,15 @@ impl Session {
     }
 
     /// Whether it depends on its node, which is unreachable, and nothing was done about that yet.
-    pub(crate) fn depends_on_lost_node(&self) -> bool {
+    pub(crate) fn has_lost_node(&self) -> bool {
+        self.is_node_unreachable() && self.depends_on_node()
+    }
+
+    fn is_node_unreachable(&self) -> bool {
+        self.endpoint.borrow().as_ref().is_some_and(|endpoint| endpoint.has_state(Reachability::Unreachable))
+    }
+
+    fn depends_on_node(&self) -> bool {
         match self.phase.get() {
             // A connection attempt fails by itself, and another node is tried.
             SessionPhase::Connecting | SessionPhase::Ended => false,
@@ -98,7 +106,7 @@ impl Session {
 
     /// The error for an idle session that could not fail over. Its client reads it as the answer to its next command.
     pub(super) fn node_loss_error(&self) -> Vec<u8> {
-        if self.monitored_endpoint().is_some_and(|endpoint| endpoint.has_state(Reachability::Unreachable)) {
+        if self.is_node_unreachable() {
             error::node_unreachable_while_idle(&self.node_name())
         } else {
             error::node_gone()
