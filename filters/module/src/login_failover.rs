@@ -163,7 +163,7 @@ impl LoginFailover {
         let conn = self.upstream.conn();
         let (connection, tls) = target.into_parts();
         if !offload::swap(conn, key, connection) {
-            offload::remove_key(key);
+            conn.worker.events.remove_key(key);
             return self.give_up(&session);
         }
         conn.replace_connection(tls);

@@ -27,7 +27,7 @@ use crate::session::Session;
 use crate::states_memory::ExportGuard;
 use crate::target_conn::{TargetFault, TargetLost};
 use crate::watched_target_conn::WatchedTargetConn;
-use crate::{clock, migration_scheduler, port_probe, states_memory};
+use crate::{clock, migration_scheduler, states_memory};
 
 /// A session's socket to its node.
 pub(crate) trait UpstreamSocket: OffloadedConn {
@@ -293,7 +293,7 @@ impl MigrationDriver {
                 self.target_conn.start_tls(&*self.upstream, &self.target_node.node.shared.name, &request)?;
             }
             Effect::TargetReady => {
-                port_probe::record_greeting(|| Some(self.target_node.address));
+                self.upstream.conn().worker.ports.record_greeting(|| Some(self.target_node.address));
                 if let Some(session) = self.session.upgrade() {
                     session.on_quiescent();
                 }
@@ -333,7 +333,7 @@ impl MigrationDriver {
             self.finish(MigrationResult::Migrated);
         } else {
             conn.write_final(QUIT);
-            offload::remove_key(key);
+            conn.worker.events.remove_key(key);
             self.finish(MigrationResult::Lost);
         }
         Ok(())

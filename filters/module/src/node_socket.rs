@@ -21,7 +21,7 @@ use crate::refresh::{Refresher, non_empty_path};
 use crate::session::{PassDecision, Session, SessionPhase};
 use crate::unread::has_unread_bytes;
 use crate::worker::WorkerContext;
-use crate::{config, hosts, port_probe, proxy_header, sentinels, states_memory};
+use crate::{config, hosts, proxy_header, sentinels, states_memory};
 
 /// What all node sockets of a cluster share.
 struct NodeSocketOptions {
@@ -153,7 +153,7 @@ impl NodeConn {
             self.session.close(ProxyError::NoNode);
             return ReadStep::Close;
         }
-        port_probe::record_greeting(|| self.conn.peer_address());
+        self.conn.worker.ports.record_greeting(|| self.conn.peer_address());
         self.session.on_greeting();
         self.session.with_login(|login| {
             login.set_node_rules(self.options.node_tls, self.options.allow_cleartext_backend);

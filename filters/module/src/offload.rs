@@ -4,6 +4,7 @@
 //! socket buffer, the end of a connection, a failure) it gives the connection back to Envoy, and Envoy's hooks continue.
 
 use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::BTreeSet;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
@@ -49,7 +50,7 @@ enum EventTarget {
 pub(crate) fn read<M: OffloadedConn + 'static>(offloaded: &Rc<M>) -> IoOutcome {
     let conn = offloaded.conn();
     if conn.key().is_some() {
-        process_events();
+        process_events(&conn.worker.events);
         return IoOutcome::open(conn.take_unreported_rx());
     }
     let outcome = conn.read(|buffer, passed| offloaded.step(buffer, passed));
@@ -89,6 +90,8 @@ struct Slot {
 struct EventTargets {
     slots: Vec<Slot>,
     free: Vec<u32>,
+    /// The slots of connections, so that [`Self::any_conn`] need not look for one.
+    conns: BTreeSet<u32>,
 }
 
 impl EventTargets {
@@ -97,6 +100,9 @@ impl EventTargets {
             self.slots.push(Slot::default());
             (self.slots.len() - 1) as u32
         });
+        if let EventTarget::Conn(_) = target {
+            self.conns.insert(place);
+        }
         let here = &mut self.slots[place as usize];
         here.generation = here.generation.wrapping_add(1);
         here.target = Some(target);
@@ -109,6 +115,7 @@ impl EventTargets {
             && here.target.take().is_some()
         {
             self.free.push(key.slot);
+            self.conns.remove(&key.slot);
         }
     }
 
@@ -119,15 +126,16 @@ impl EventTargets {
 
     /// Any offloaded connection.
     fn any_conn(&self) -> Option<Rc<dyn OffloadedConn>> {
-        self.slots.iter().find_map(|here| match here.target.as_ref()? {
+        self.conns.iter().find_map(|&slot| match self.slots[slot as usize].target.as_ref()? {
             EventTarget::Conn(offloaded) => offloaded.upgrade(),
             EventTarget::AuxFd(_) => None,
         })
     }
 }
 
+/// The offloaded connections of one worker, and its other event targets.
 #[derive(Default)]
-struct WorkerEvents {
+pub(crate) struct WorkerEvents {
     events: OnceCell<Events>,
     /// When their creation failed.
     failed_at: Cell<Option<Duration>>,
@@ -158,25 +166,20 @@ impl WorkerEvents {
     }
 }
 
-thread_local! {
-    static EVENTS: WorkerEvents = WorkerEvents::default();
-}
-
 /// Offloads a connection. If it is readable now, an event follows.
 fn offload(offloaded: Rc<dyn OffloadedConn>) {
     let conn = offloaded.conn();
     if conn.key().is_some() {
         return;
     }
-    EVENTS.with(|here| {
-        let Some(events) = here.events(&conn.socket) else { return };
-        let key = here.targets.borrow_mut().add(EventTarget::Conn(Rc::downgrade(&offloaded)));
-        if events.offload(&conn.socket, key.to_u64()) {
-            conn.set_key(Some(key));
-        } else {
-            here.targets.borrow_mut().remove(key);
-        }
-    });
+    let here = &conn.worker.events;
+    let Some(events) = here.events(&conn.socket) else { return };
+    let key = here.targets.borrow_mut().add(EventTarget::Conn(Rc::downgrade(&offloaded)));
+    if events.offload(&conn.socket, key.to_u64()) {
+        conn.set_key(Some(key));
+    } else {
+        here.remove_key(key);
+    }
 }
 
 /// Offloads a connection if that is possible now. True: it is offloaded.
@@ -200,41 +203,38 @@ pub(crate) fn try_offload_login(offloaded: Rc<dyn OffloadedConn>) -> bool {
 pub(crate) fn onload(conn: &Conn, closing: bool) {
     let Some(key) = conn.key() else { return };
     conn.set_key(None);
-    EVENTS.with(|here| {
-        here.targets.borrow_mut().remove(key);
-        let Some(events) = here.events.get() else { return };
-        events.remove(&conn.socket, || Some(here.targets.borrow().any_conn()?.conn().socket.clone()));
-        if !closing {
-            events.return_to_envoy(&conn.socket);
-        }
-    });
+    let here = &conn.worker.events;
+    here.remove_key(key);
+    let Some(events) = here.events.get() else { return };
+    events.remove(&conn.socket, || Some(here.targets.borrow().any_conn()?.conn().socket.clone()));
+    if !closing {
+        events.return_to_envoy(&conn.socket);
+    }
 }
 
 /// Processes all events. Envoy has called the read hook of one of the connections.
-fn process_events() {
-    EVENTS.with(|here| {
-        let Some(events) = here.events.get() else { return };
-        if here.is_running.replace(true) {
-            return;
-        }
-        events.dispatch(|Event { key, is_end: ends }| {
-            let found = here.targets.borrow().find(EventKey::from_u64(key));
-            match found {
-                Some(EventTarget::Conn(offloaded)) => {
-                    if let Some(offloaded) = offloaded.upgrade() {
-                        read_offloaded(&*offloaded, ends);
-                    }
+fn process_events(here: &WorkerEvents) {
+    let Some(events) = here.events.get() else { return };
+    if here.is_running.replace(true) {
+        return;
+    }
+    events.dispatch(|Event { key, is_end: ends }| {
+        let found = here.targets.borrow().find(EventKey::from_u64(key));
+        match found {
+            Some(EventTarget::Conn(offloaded)) => {
+                if let Some(offloaded) = offloaded.upgrade() {
+                    read_offloaded(&*offloaded, ends);
                 }
-                Some(EventTarget::AuxFd(aux_fd)) => {
-                    if let Some(aux_fd) = aux_fd.upgrade() {
-                        envoy_abi::guarded("an event past Envoy", (), || aux_fd.on_event());
-                    }
-                }
-                None => {}
             }
-        });
-        here.is_running.set(false);
+            Some(EventTarget::AuxFd(aux_fd)) => {
+                if let Some(aux_fd) = aux_fd.upgrade() {
+                    envoy_abi::guarded("an event past Envoy", (), || aux_fd.on_event());
+                }
+            }
+            None => {}
+        }
     });
+    here.is_running.set(false);
 }
 
 fn read_offloaded(offloaded: &dyn OffloadedConn, ends: bool) {
@@ -252,61 +252,54 @@ fn read_offloaded(offloaded: &dyn OffloadedConn, ends: bool) {
 /// Has a connection's events reported again that were not read because its client was held.
 pub(crate) fn rearm(conn: &Conn) {
     let Some(key) = conn.key() else { return conn.socket.set_readable() };
-    EVENTS.with(|here| {
-        if let Some(events) = here.events.get() {
-            events.rearm(&conn.socket, key.to_u64());
-        }
-    });
+    if let Some(events) = conn.worker.events.events.get() {
+        events.rearm(&conn.socket, key.to_u64());
+    }
 }
 
-/// Watches a descriptor of the module. None: this worker can watch none, or no more.
-pub(crate) fn watch(descriptor: BorrowedFd<'_>, aux_fd: Weak<dyn AuxFd>) -> Option<EventKey> {
-    EVENTS.with(|here| {
-        let events = here.events.get()?;
-        let key = here.targets.borrow_mut().add(EventTarget::AuxFd(aux_fd));
+impl WorkerEvents {
+    /// Watches a descriptor of the module. None: this worker can watch none, or no more.
+    pub(crate) fn watch(&self, descriptor: BorrowedFd<'_>, aux_fd: Weak<dyn AuxFd>) -> Option<EventKey> {
+        let events = self.events.get()?;
+        let key = self.targets.borrow_mut().add(EventTarget::AuxFd(aux_fd));
         if events.watch(descriptor, key.to_u64()) {
             return Some(key);
         }
-        here.targets.borrow_mut().remove(key);
+        self.remove_key(key);
         None
-    })
-}
+    }
 
-/// Has its events reported again, if there are some.
-pub(crate) fn rearm_aux(descriptor: BorrowedFd<'_>, key: EventKey) {
-    EVENTS.with(|here| {
-        if let Some(events) = here.events.get() {
+    /// Has its events reported again, if there are some.
+    pub(crate) fn rearm_aux(&self, descriptor: BorrowedFd<'_>, key: EventKey) {
+        if let Some(events) = self.events.get() {
             events.rearm_aux(descriptor, key.to_u64());
         }
-    });
-}
+    }
 
-/// Stops watching a descriptor.
-pub(crate) fn unwatch(descriptor: BorrowedFd<'_>, key: EventKey) {
-    EVENTS.with(|here| {
-        here.targets.borrow_mut().remove(key);
-        if let Some(events) = here.events.get() {
+    /// Stops watching a descriptor.
+    pub(crate) fn unwatch(&self, descriptor: BorrowedFd<'_>, key: EventKey) {
+        self.remove_key(key);
+        if let Some(events) = self.events.get() {
             events.unwatch(descriptor);
         }
-    });
-}
+    }
 
-/// The same for one that is closed already.
-pub(crate) fn remove_key(key: EventKey) {
-    EVENTS.with(|here| here.targets.borrow_mut().remove(key));
+    /// The same for one that is closed already.
+    pub(crate) fn remove_key(&self, key: EventKey) {
+        self.targets.borrow_mut().remove(key);
+    }
 }
 
 /// Replaces an offloaded connection by `new`, which was watched under `key`. False: nothing has changed.
 #[must_use]
 pub(crate) fn swap(conn: &Conn, key: EventKey, new: OwnedFd) -> bool {
     let Some(own) = conn.key() else { return false };
-    let swapped = EVENTS.with(|here| {
-        here.targets.borrow_mut().remove(key);
-        match here.events.get() {
-            Some(events) => events.swap(&conn.socket, own.to_u64(), new),
-            None => SwapResult::Failed,
-        }
-    });
+    let here = &conn.worker.events;
+    here.remove_key(key);
+    let swapped = match here.events.get() {
+        Some(events) => events.swap(&conn.socket, own.to_u64(), new),
+        None => SwapResult::Failed,
+    };
     if swapped == SwapResult::Unwatched {
         onload(conn, false);
     }
@@ -350,5 +343,7 @@ mod tests {
         drop(other);
         assert!(targets.any_conn().is_none());
         assert_eq!(targets.add(offloaded(&one)).slot, 1);
+        targets.remove(new);
+        assert_eq!(targets.conns.len(), 1);
     }
 }

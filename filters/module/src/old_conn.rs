@@ -74,7 +74,7 @@ impl OldConn {
         };
         self.deadline.set(port_probe::TIMEOUT);
         let header = || session.migration.upstream().map_or_else(Vec::new, |vehicle| vehicle.proxy_header());
-        if let Some(is_there) = port_probe::probe(address, self, false, &header) {
+        if let Some(is_there) = self.worker.ports.probe(address, self, false, &header) {
             Rc::clone(self).on_probe_result(is_there);
         }
     }
@@ -85,6 +85,11 @@ impl OldConn {
         let answer = self.answer.borrow();
         // Packets that it sends without a request have the number 0.
         Header::parse(&answer).is_some_and(|header| header.sequence == 1 && answer.len() >= HEADER + header.length)
+    }
+
+    /// The address of the node, which may be probed.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        self.address
     }
 
     fn finish(&self) {
@@ -100,7 +105,7 @@ impl OldConn {
 impl DeadlineOwner for OldConn {
     fn on_deadline(self: Rc<Self>) {
         if let Some(address) = self.address.filter(|_| self.is_closed.get()) {
-            port_probe::time_out(address);
+            self.worker.ports.time_out(address);
         }
         self.finish();
     }

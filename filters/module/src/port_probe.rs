@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use socket2::Socket;
 
-use crate::offload::{self, AuxFd, EventKey};
+use crate::offload::{AuxFd, EventKey, WorkerEvents};
 use crate::{clock, nonblocking};
 
 /// How long the port may take to answer. After that the asker calls [`time_out`].
@@ -35,10 +35,42 @@ pub(crate) trait ProbeClient {
     fn on_probe_result(self: Rc<Self>, is_there: bool);
 }
 
-struct ProbeRequest {
-    client: Weak<dyn ProbeClient>,
-    /// Whether its connection was idle, and was reset.
-    is_reset: bool,
+/// Those who wait for one probe.
+#[derive(Default)]
+struct ProbeRequests {
+    /// Those whose connection was idle, and was reset.
+    resets: Vec<Weak<dyn ProbeClient>>,
+    others: Vec<Weak<dyn ProbeClient>>,
+}
+
+impl ProbeRequests {
+    fn add(&mut self, client: Weak<dyn ProbeClient>, is_reset: bool) {
+        if is_reset { &mut self.resets } else { &mut self.others }.push(client);
+    }
+
+    fn append(&mut self, mut other: Self) {
+        self.resets.append(&mut other.resets);
+        self.others.append(&mut other.others);
+    }
+
+    /// Whether nobody waits any more. It removes requests of clients that are gone until it finds another one, so that
+    /// thousands of calls, one for each client, take no more steps than there are clients.
+    fn is_abandoned(&mut self) -> bool {
+        [&mut self.resets, &mut self.others].into_iter().all(|clients| {
+            while clients.last().is_some_and(|client| client.strong_count() == 0) {
+                clients.pop();
+            }
+            clients.is_empty()
+        })
+    }
+
+    fn answer(self, is_there: bool) {
+        for client in self.resets.into_iter().chain(self.others) {
+            if let Some(client) = client.upgrade() {
+                client.on_probe_result(is_there);
+            }
+        }
+    }
 }
 
 /// One port that is probed, or was a moment ago.
@@ -46,159 +78,167 @@ struct ProbeRequest {
 struct Port {
     probe: Option<Rc<PortProbe>>,
     /// Those who asked after the probe began.
-    next_requests: Vec<ProbeRequest>,
+    next_requests: ProbeRequests,
     /// When it was last found closed.
     closed_at: Option<Duration>,
     /// When several idle connections were last reset together.
     reset_at: Option<Duration>,
 }
 
-thread_local! {
-    /// The ports that this worker probes.
-    static PORTS: RefCell<HashMap<SocketAddr, Port>> = RefCell::default();
-}
-
-fn with_port<T>(address: SocketAddr, run: impl FnOnce(&mut Port) -> T) -> T {
-    PORTS.with_borrow_mut(|ports| run(ports.entry(address).or_default()))
+/// The ports that one worker probes.
+pub(crate) struct PortProbes {
+    events: Rc<WorkerEvents>,
+    ports: RefCell<HashMap<SocketAddr, Port>>,
 }
 
 fn is_recent(at: Option<Duration>, within: Duration, now: Duration) -> bool {
     at.is_some_and(|at| now < at + within)
 }
 
-/// Asks whether the node at that port is there. `header`: the PROXY header that the node expects, if any. `is_reset`: the
-/// connection was idle, and was reset; a KILL does not reset several connections at a time.
-///
-/// None: `client` gets the answer later.
-pub(crate) fn probe(
-    address: SocketAddr,
-    client: &Rc<impl ProbeClient + 'static>,
-    is_reset: bool,
-    header: &dyn Fn() -> Vec<u8>,
-) -> Option<bool> {
-    let client: Weak<dyn ProbeClient> = Rc::downgrade(&(Rc::clone(client) as Rc<dyn ProbeClient>));
-    let now = clock::now();
-    remove_unneeded(now);
-    let (closed, together) = with_port(address, |port| {
-        if is_reset && !is_recent(port.reset_at, SAME_CAUSE_WINDOW, now) && port.has_resets() {
-            port.reset_at = Some(now);
+impl PortProbes {
+    pub(crate) fn new(events: Rc<WorkerEvents>) -> Rc<Self> {
+        Rc::new(Self { events, ports: RefCell::default() })
+    }
+
+    fn with_port<T>(&self, address: SocketAddr, run: impl FnOnce(&mut Port) -> T) -> T {
+        run(self.ports.borrow_mut().entry(address).or_default())
+    }
+
+    /// Asks whether the node at that port is there. `header`: the PROXY header that the node expects, if any. `is_reset`: the
+    /// connection was idle, and was reset; a KILL does not reset several connections at a time.
+    ///
+    /// None: `client` gets the answer later.
+    pub(crate) fn probe(
+        self: &Rc<Self>,
+        address: SocketAddr,
+        client: &Rc<impl ProbeClient + 'static>,
+        is_reset: bool,
+        header: &dyn Fn() -> Vec<u8>,
+    ) -> Option<bool> {
+        let client: Weak<dyn ProbeClient> = Rc::downgrade(&(Rc::clone(client) as Rc<dyn ProbeClient>));
+        let now = clock::now();
+        self.remove_unneeded(now);
+        let (closed, together) = self.with_port(address, |port| {
+            if is_reset && !is_recent(port.reset_at, SAME_CAUSE_WINDOW, now) && port.has_resets() {
+                port.reset_at = Some(now);
+            }
+            (is_recent(port.closed_at, CLOSED_FOR, now), is_reset && is_recent(port.reset_at, SAME_CAUSE_WINDOW, now))
+        });
+        if together {
+            self.with_port(address, Port::take_resets).answer(false);
         }
-        (is_recent(port.closed_at, CLOSED_FOR, now), is_reset && is_recent(port.reset_at, SAME_CAUSE_WINDOW, now))
-    });
-    if together {
-        for other in with_port(address, Port::take_resets) {
-            other.answer(false);
+        if closed || together {
+            return Some(false);
+        }
+        if self.with_port(address, |port| port.probe.is_some()) {
+            self.with_port(address, |port| port.next_requests.add(client, is_reset));
+            return None;
+        }
+        let mut requests = ProbeRequests::default();
+        requests.add(client, is_reset);
+        self.start_probe(address, requests, header()).err().map(|(is_there, _)| is_there)
+    }
+
+    /// An asker has waited for [`TIMEOUT`].
+    pub(crate) fn time_out(&self, address: SocketAddr) {
+        if let Some(probe) = self.with_port(address, |port| port.probe.clone()) {
+            // A node that has accepted the connection is there, only slow.
+            let is_there = probe.connection.borrow().as_ref().is_some_and(|connection| connection.peer_addr().is_ok());
+            probe.finish(is_there || probe.has_just_begun(clock::now()));
         }
     }
-    if closed || together {
-        return Some(false);
-    }
-    let request = ProbeRequest { client, is_reset };
-    if with_port(address, |port| port.probe.is_some()) {
-        with_port(address, |port| port.next_requests.push(request));
-        return None;
-    }
-    start_probe(address, vec![request], header()).err().map(|(is_there, _)| is_there)
-}
 
-/// An asker has waited for [`TIMEOUT`].
-pub(crate) fn time_out(address: SocketAddr) {
-    if let Some(probe) = with_port(address, |port| port.probe.clone()) {
-        // A node that has accepted the connection is there, only slow.
-        let is_there = probe.connection.borrow().as_ref().is_some_and(|connection| connection.peer_addr().is_ok());
-        probe.finish(is_there || probe.has_just_begun(clock::now()));
+    /// Must be called when a session ends that has asked: removes the probe if no session waits for it any more. It does not
+    /// end by itself if the node accepts the connection and then sends nothing, since only a waiting session calls
+    /// [`Self::time_out`].
+    pub(crate) fn remove_abandoned(&self, address: SocketAddr) {
+        let now = clock::now();
+        let mut ports = self.ports.borrow_mut();
+        let is_unneeded = ports.get_mut(&address).is_some_and(|port| !port.is_needed(now));
+        let removed = if is_unneeded { ports.remove(&address) } else { None };
+        drop(ports);
+        drop(removed);
     }
-}
 
-/// Must be called when a session ends: removes the probes that no session waits for any more. A probe does not end by
-/// itself if the node accepts the connection and then sends nothing, since only a waiting session calls [`time_out`].
-pub(crate) fn remove_abandoned() {
-    remove_unneeded(clock::now());
-}
-
-fn remove_unneeded(now: Duration) {
-    PORTS.with_borrow_mut(|ports| ports.retain(|_, port| port.is_needed(now)));
-}
-
-/// A node has greeted, so its port is not closed any more. `address` makes a system call, so it is called only if needed.
-pub(crate) fn record_greeting(address: impl FnOnce() -> Option<SocketAddr>) {
-    if PORTS.with_borrow(|ports| ports.values().all(|port| port.closed_at.is_none())) {
-        return;
+    fn remove_unneeded(&self, now: Duration) {
+        let mut removed = Vec::new();
+        self.ports.borrow_mut().retain(|_, port| {
+            let is_needed = port.is_needed(now);
+            if !is_needed {
+                removed.push(std::mem::take(port));
+            }
+            is_needed
+        });
     }
-    PORTS.with_borrow_mut(|ports| {
-        if let Some(port) = address().and_then(|address| ports.get_mut(&address)) {
+
+    /// A node has greeted, so its port is not closed any more. `address` makes a system call, so it is called only if
+    /// needed.
+    pub(crate) fn record_greeting(&self, address: impl FnOnce() -> Option<SocketAddr>) {
+        if self.ports.borrow().is_empty() {
+            return;
+        }
+        self.remove_unneeded(clock::now());
+        let mut ports = self.ports.borrow_mut();
+        if ports.values().any(|port| port.closed_at.is_some())
+            && let Some(port) = address().and_then(|address| ports.get_mut(&address))
+        {
             port.closed_at = None;
         }
-    });
-}
-
-/// Begins a probe for these askers. Err: the result is known at once, and the caller has to answer these askers.
-fn start_probe(
-    address: SocketAddr,
-    requests: Vec<ProbeRequest>,
-    header: Vec<u8>,
-) -> Result<(), (bool, Vec<ProbeRequest>)> {
-    let probe = Rc::new(PortProbe {
-        address,
-        header,
-        begun_at: clock::now(),
-        connection: RefCell::default(),
-        key: Cell::new(None),
-        attempts: Cell::new(0),
-        has_sent_header: Cell::new(false),
-        requests: RefCell::new(requests),
-    });
-    let Some(is_there) = probe.connect() else {
-        with_port(address, |port| port.probe = Some(probe));
-        return Ok(());
-    };
-    if !is_there {
-        with_port(address, |port| port.closed_at = Some(clock::now()));
     }
-    Err((is_there, probe.requests.take()))
+
+    /// Begins a probe for these askers. Err: the result is known at once, and the caller has to answer these askers.
+    fn start_probe(
+        self: &Rc<Self>,
+        address: SocketAddr,
+        requests: ProbeRequests,
+        header: Vec<u8>,
+    ) -> Result<(), (bool, ProbeRequests)> {
+        let probe = Rc::new(PortProbe {
+            ports: Rc::clone(self),
+            address,
+            header,
+            begun_at: clock::now(),
+            connection: RefCell::default(),
+            key: Cell::new(None),
+            attempts: Cell::new(0),
+            has_sent_header: Cell::new(false),
+            requests: RefCell::new(requests),
+        });
+        let Some(is_there) = probe.connect() else {
+            self.with_port(address, |port| port.probe = Some(probe));
+            return Ok(());
+        };
+        if !is_there {
+            self.with_port(address, |port| port.closed_at = Some(clock::now()));
+        }
+        Err((is_there, probe.requests.take()))
+    }
 }
 
 impl Port {
-    fn is_needed(&self, now: Duration) -> bool {
-        let of_probe = |probe: &Rc<PortProbe>| probe.requests.borrow().iter().any(ProbeRequest::is_alive);
-        self.next_requests.iter().any(ProbeRequest::is_alive)
-            || self.probe.as_ref().is_some_and(of_probe)
+    fn is_needed(&mut self, now: Duration) -> bool {
+        !self.next_requests.is_abandoned()
+            || self.probe.as_ref().is_some_and(|probe| !probe.requests.borrow_mut().is_abandoned())
             || is_recent(self.closed_at, CLOSED_FOR, now)
             || is_recent(self.reset_at, SAME_CAUSE_WINDOW, now)
     }
 
     fn has_resets(&self) -> bool {
-        let of_probe = |probe: &Rc<PortProbe>| probe.requests.borrow().iter().any(|one| one.is_reset);
-        self.next_requests.iter().any(|one| one.is_reset) || self.probe.as_ref().is_some_and(of_probe)
+        !self.next_requests.resets.is_empty()
+            || self.probe.as_ref().is_some_and(|probe| !probe.requests.borrow().resets.is_empty())
     }
 
-    fn take_resets(&mut self) -> Vec<ProbeRequest> {
-        let take = |all: &mut Vec<ProbeRequest>| -> Vec<ProbeRequest> {
-            let (resets, others) = std::mem::take(all).into_iter().partition(|one| one.is_reset);
-            *all = others;
-            resets
-        };
-        let mut taken = take(&mut self.next_requests);
+    fn take_resets(&mut self) -> ProbeRequests {
+        let mut resets = std::mem::take(&mut self.next_requests.resets);
         if let Some(probe) = &self.probe {
-            taken.extend(take(&mut probe.requests.borrow_mut()));
+            resets.append(&mut probe.requests.borrow_mut().resets);
         }
-        taken
-    }
-}
-
-impl ProbeRequest {
-    fn is_alive(&self) -> bool {
-        self.client.strong_count() > 0
-    }
-
-    fn answer(self, is_there: bool) {
-        if let Some(client) = self.client.upgrade() {
-            client.on_probe_result(is_there);
-        }
+        ProbeRequests { resets, others: Vec::new() }
     }
 }
 
 struct PortProbe {
+    ports: Rc<PortProbes>,
     address: SocketAddr,
     header: Vec<u8>,
     begun_at: Duration,
@@ -206,7 +246,7 @@ struct PortProbe {
     key: Cell<Option<EventKey>>,
     attempts: Cell<u8>,
     has_sent_header: Cell<bool>,
-    requests: RefCell<Vec<ProbeRequest>>,
+    requests: RefCell<ProbeRequests>,
 }
 
 impl PortProbe {
@@ -222,7 +262,7 @@ impl PortProbe {
             };
         }
         let aux_fd: Weak<dyn AuxFd> = Rc::downgrade(&(Rc::clone(self) as Rc<dyn AuxFd>));
-        let Some(key) = offload::watch(connection.as_fd(), aux_fd) else { return self.cannot_probe() };
+        let Some(key) = self.ports.events.watch(connection.as_fd(), aux_fd) else { return self.cannot_probe() };
         self.key.set(Some(key));
         self.connection.replace(Some(connection));
         None
@@ -244,7 +284,7 @@ impl PortProbe {
         if let Some(connection) = self.connection.take()
             && let Some(key) = self.key.take()
         {
-            offload::unwatch(connection.as_fd(), key);
+            self.ports.events.unwatch(connection.as_fd(), key);
         }
     }
 
@@ -282,23 +322,22 @@ impl PortProbe {
     fn finish(self: &Rc<Self>, is_there: bool) {
         self.close();
         let mut requests = self.requests.take();
-        let next = with_port(self.address, |port| {
+        let mut next = self.ports.with_port(self.address, |port| {
             port.probe = None;
             if !is_there {
                 port.closed_at = Some(clock::now());
             }
             std::mem::take(&mut port.next_requests)
         });
-        let next: Vec<ProbeRequest> = next.into_iter().filter(ProbeRequest::is_alive).collect();
         if !is_there {
-            requests.extend(next);
-        } else if !next.is_empty() {
+            requests.append(next);
+        } else if !next.is_abandoned() {
             // They asked after this probe began: the node may have gone since.
-            if let Err((known, next)) = start_probe(self.address, next, self.header.clone()) {
-                next.into_iter().for_each(|one| one.answer(known));
+            if let Err((known, next)) = self.ports.start_probe(self.address, next, self.header.clone()) {
+                next.answer(known);
             }
         }
-        requests.into_iter().for_each(|one| one.answer(is_there));
+        requests.answer(is_there);
     }
 }
 
@@ -328,13 +367,14 @@ mod tests {
         fn on_probe_result(self: Rc<Self>, _: bool) {}
     }
 
-    fn request(client: &Rc<TestClient>) -> ProbeRequest {
+    fn request(client: &Rc<TestClient>) -> ProbeRequests {
         let client: Weak<dyn ProbeClient> = Rc::downgrade(&(Rc::clone(client) as Rc<dyn ProbeClient>));
-        ProbeRequest { client, is_reset: false }
+        ProbeRequests { resets: Vec::new(), others: vec![client] }
     }
 
-    fn probe(requests: Vec<ProbeRequest>, begun_at: Duration) -> Rc<PortProbe> {
+    fn probe(requests: ProbeRequests, begun_at: Duration) -> Rc<PortProbe> {
         Rc::new(PortProbe {
+            ports: PortProbes::new(Rc::default()),
             address: HERE,
             header: Vec::new(),
             begun_at,
@@ -349,21 +389,37 @@ mod tests {
     #[test]
     fn a_probe_ends_with_the_last_of_its_askers() {
         let (one, other) = (Rc::new(TestClient), Rc::new(TestClient));
-        let made = probe(vec![request(&one)], Duration::ZERO);
+        let made = probe(request(&one), Duration::ZERO);
+        let ports = Rc::clone(&made.ports);
         let running = Rc::downgrade(&made);
-        with_port(HERE, |port| (port.probe, port.next_requests) = (Some(made), vec![request(&other)]));
+        ports.with_port(HERE, |port| (port.probe, port.next_requests) = (Some(made), request(&other)));
         drop(one);
-        remove_abandoned();
+        ports.remove_abandoned(HERE);
         assert_eq!(running.strong_count(), 1, "the other one waits for the next probe");
         drop(other);
-        remove_abandoned();
-        assert_eq!((running.strong_count(), PORTS.with_borrow(HashMap::len)), (0, 0));
+        ports.remove_abandoned(HERE);
+        assert_eq!((running.strong_count(), ports.ports.borrow().len()), (0, 0));
+    }
+
+    #[test]
+    fn clients_that_are_gone_are_removed_when_somebody_looks() {
+        let mut clients: Vec<Rc<TestClient>> = (0..1000).map(|_| Rc::new(TestClient)).collect();
+        let mut requests = ProbeRequests::default();
+        for client in &clients {
+            requests.add(request(client).others.remove(0), false);
+        }
+        assert!(!requests.is_abandoned());
+        clients.truncate(1);
+        assert!(!requests.is_abandoned());
+        assert_eq!(requests.others.len(), 1);
+        clients.clear();
+        assert!(requests.is_abandoned());
     }
 
     #[test]
     fn a_probe_that_has_just_begun_does_not_show_that_the_node_is_gone() {
         let begun_at = Duration::from_secs(9);
-        let made = probe(Vec::new(), begun_at);
+        let made = probe(ProbeRequests::default(), begun_at);
         assert!(made.has_just_begun(begun_at) && made.has_just_begun(begun_at + TIMEOUT / 4));
         assert!(!made.has_just_begun(begun_at + TIMEOUT / 2) && !made.has_just_begun(begun_at + TIMEOUT));
     }

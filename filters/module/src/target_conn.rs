@@ -37,7 +37,7 @@ impl From<TargetLost> for TargetFault {
 }
 
 pub(crate) struct TargetConn {
-    worker: Rc<WorkerContext>,
+    pub(crate) worker: Rc<WorkerContext>,
     connection: Socket,
     tls: RefCell<Option<Box<Stream>>>,
     /// Bytes that wait until the socket is connected, or has room.

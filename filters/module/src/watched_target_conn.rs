@@ -6,7 +6,7 @@ use std::rc::{Rc, Weak};
 
 use crate::conn::Conn;
 use crate::migration_driver::UpstreamSocket;
-use crate::offload::{self, AuxFd, EventKey};
+use crate::offload::{AuxFd, EventKey};
 use crate::target_conn::{TargetConn, TargetFault, TargetLost};
 
 /// None, or one. Closed with its owner.
@@ -31,7 +31,7 @@ impl WatchedTargetConn {
     /// Watches an existing connection. None: it cannot be watched.
     pub(crate) fn watch(&self, target: TargetConn, aux_fd: Weak<dyn AuxFd>) -> Option<()> {
         self.close();
-        let key = offload::watch(target.descriptor(), aux_fd)?;
+        let key = target.worker.events.watch(target.descriptor(), aux_fd)?;
         self.0.replace(Some((target, key)));
         Some(())
     }
@@ -72,7 +72,7 @@ impl WatchedTargetConn {
         if let Some((target, key)) = &*self.0.borrow()
             && target.take_has_more()
         {
-            offload::rearm_aux(target.descriptor(), *key);
+            target.worker.events.rearm_aux(target.descriptor(), *key);
         }
     }
 
@@ -83,7 +83,7 @@ impl WatchedTargetConn {
 
     pub(crate) fn close(&self) {
         if let Some((target, key)) = self.0.take() {
-            offload::unwatch(target.descriptor(), key);
+            target.worker.events.unwatch(target.descriptor(), key);
         }
     }
 }

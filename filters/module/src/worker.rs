@@ -10,6 +10,8 @@ use crate::deadlines::Deadlines;
 use crate::hosts;
 use crate::migration_scheduler::{self, MigrationScheduler};
 use crate::node::WorkerNode;
+use crate::offload::WorkerEvents;
+use crate::port_probe::PortProbes;
 use crate::reachability::{self, WorkerReachability};
 use crate::session::Session;
 use crate::wakers::WorkerWaker;
@@ -35,6 +37,8 @@ pub(crate) struct WorkerContext {
     pub(crate) deadlines: Rc<Deadlines>,
     pub(crate) migrations: MigrationScheduler,
     pub(crate) reachability: WorkerReachability,
+    pub(crate) events: Rc<WorkerEvents>,
+    pub(crate) ports: Rc<PortProbes>,
 }
 
 thread_local! {
@@ -50,11 +54,14 @@ impl WorkerContext {
     fn new() -> Rc<Self> {
         let waker = WorkerWaker::default();
         let deadlines = Deadlines::new(waker.next_turn());
+        let events = Rc::<WorkerEvents>::default();
         Rc::new_cyclic(|worker| Self {
             sessions: WorkerSessions::default(),
             buffers: Buffers::default(),
             migrations: MigrationScheduler::new(worker, &deadlines),
             reachability: WorkerReachability::default(),
+            ports: PortProbes::new(Rc::clone(&events)),
+            events,
             waker,
             deadlines,
         })

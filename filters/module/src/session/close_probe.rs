@@ -9,6 +9,7 @@ use std::rc::{Rc, Weak};
 use super::{Session, SessionPhase};
 use crate::deadlines::{Deadline, DeadlineOwner, PANIC_REASON};
 use crate::port_probe::{self, ProbeClient};
+use crate::worker::WorkerContext;
 use crate::{clock, migration_driver::MigrationDriver};
 
 /// Which node has closed the connection.
@@ -22,6 +23,7 @@ enum ClosedBy {
 
 /// A probe of a node that has closed a connection of the session: whether it is still there.
 pub(crate) struct CloseProbe {
+    worker: Rc<WorkerContext>,
     session: Weak<Session>,
     closed_by: ClosedBy,
     address: SocketAddr,
@@ -33,7 +35,7 @@ impl DeadlineOwner for CloseProbe {
     fn on_deadline(self: Rc<Self>) {
         // If it waits for the next probe of that port, it does so for this time.
         self.deadline.set(port_probe::TIMEOUT);
-        port_probe::time_out(self.address);
+        self.worker.ports.time_out(self.address);
     }
 
     fn close_after_panic(&self) {
@@ -94,6 +96,7 @@ impl Session {
 
     fn start_probe(self: &Rc<Self>, closed_by: ClosedBy, address: SocketAddr, is_reset: bool) {
         let probe = Rc::new_cyclic(|probe| CloseProbe {
+            worker: Rc::clone(&self.worker),
             session: Rc::downgrade(self),
             closed_by,
             address,
@@ -101,7 +104,7 @@ impl Session {
         });
         self.migration.probe.replace(Some(Rc::clone(&probe)));
         let header = || self.migration.upstream().map_or_else(Vec::new, |upstream| upstream.proxy_header());
-        if let Some(is_there) = port_probe::probe(address, &probe, is_reset, &header) {
+        if let Some(is_there) = self.worker.ports.probe(address, &probe, is_reset, &header) {
             probe.on_probe_result(is_there);
         }
     }
@@ -112,9 +115,9 @@ impl Session {
 
     /// Nothing depends on probes any more.
     pub(super) fn cancel_probes(&self) {
-        self.migration.probe.replace(None);
-        self.migration.old_conn.replace(None);
-        port_probe::remove_abandoned();
+        let probed = self.migration.probe.take().map(|probe| probe.address);
+        let probed = probed.into_iter().chain(self.migration.old_conn.take().and_then(|old| old.address()));
+        probed.for_each(|address| self.worker.ports.remove_abandoned(address));
     }
 
     fn on_probe_result(self: &Rc<Self>, closed_by: ClosedBy, is_there: bool) {
