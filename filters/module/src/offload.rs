@@ -19,8 +19,10 @@ use crate::conn::{Conn, ReadStep};
 /// pay for a connection that runs a statement or two.
 const READS_BEFORE_OFFLOAD: u8 = 4;
 
-/// The time until offloading is tried again after it has failed.
-const OFFLOAD_RETRY: Duration = Duration::from_secs(1);
+/// The time until the worker's epoll descriptor is searched again. It doubles with each failure, since the search reads an
+/// entry of `/proc` for each descriptor of the process.
+const FIRST_RETRY: Duration = Duration::from_secs(1);
+const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
 /// A connection that can be offloaded.
 pub(crate) trait OffloadedConn {
@@ -133,12 +135,26 @@ impl EventTargets {
     }
 }
 
+/// When the worker's epoll descriptor is searched again.
+#[derive(Debug, Clone, Copy, Default)]
+struct SearchBackoff {
+    failures: u32,
+    retry_at: Duration,
+}
+
+impl SearchBackoff {
+    fn after_failure(self, now: Duration) -> Self {
+        let wait = FIRST_RETRY.saturating_mul(1_u32.checked_shl(self.failures).unwrap_or(u32::MAX)).min(LONGEST_RETRY);
+        Self { failures: self.failures.saturating_add(1), retry_at: now + wait }
+    }
+}
+
 /// The offloaded connections of one worker, and its other event targets.
 #[derive(Default)]
 pub(crate) struct WorkerEvents {
     events: OnceCell<Events>,
-    /// When their creation failed.
-    failed_at: Cell<Option<Duration>>,
+    /// Their creation has failed.
+    backoff: Cell<SearchBackoff>,
     targets: RefCell<EventTargets>,
     is_running: Cell<bool>,
 }
@@ -146,20 +162,23 @@ pub(crate) struct WorkerEvents {
 impl WorkerEvents {
     /// None: offloading is not possible on this worker. If it lacks descriptors, this may change.
     fn events(&self, socket: &Socket) -> Option<&Events> {
-        if self.events.get().is_some()
-            || self.failed_at.get().is_some_and(|failed| clock::now() < failed + OFFLOAD_RETRY)
-        {
+        let (backoff, now) = (self.backoff.get(), clock::now());
+        if self.events.get().is_some() || now < backoff.retry_at {
             return self.events.get();
         }
         match Events::new(socket) {
-            Some(events) => Some(self.events.get_or_init(|| events)),
+            Some(events) => {
+                self.backoff.take();
+                Some(self.events.get_or_init(|| events))
+            }
             None => {
-                if self.failed_at.replace(Some(clock::now())).is_none() {
+                if backoff.failures == 0 {
                     envoy_abi::log!(
                         Warn,
                         "the events of this worker's connections stay with Envoy, which costs more CPU"
                     );
                 }
+                self.backoff.set(backoff.after_failure(now));
                 None
             }
         }
@@ -324,6 +343,18 @@ mod tests {
         fn step(&self, _: &mut [u8], _: &mut usize) -> ReadStep {
             ReadStep::Wait
         }
+    }
+
+    #[test]
+    fn the_time_between_two_searches_grows_up_to_a_limit() {
+        let (mut backoff, mut now, mut waits) = (SearchBackoff::default(), Duration::ZERO, Vec::new());
+        for _ in 0..40 {
+            backoff = backoff.after_failure(now);
+            waits.push((backoff.retry_at - now).as_secs());
+            now = backoff.retry_at;
+        }
+        assert_eq!(waits[..8], [1, 2, 4, 8, 16, 32, 60, 60]);
+        assert!(waits[8..].iter().all(|&wait| wait == 60));
     }
 
     #[test]

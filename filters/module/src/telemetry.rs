@@ -15,7 +15,7 @@ use crate::node::{
     SharedNode,
 };
 use crate::sentinels::Sentinels;
-use crate::{clock, deadlines, states_memory, wakers};
+use crate::{clock, deadlines, refresh, states_memory, wakers};
 
 /// Milliseconds between two ticks.
 const TICK_MILLISECONDS: u64 = 100;
@@ -201,5 +201,6 @@ impl Extension for Reporter {
 
     fn shutdown(&self) {
         self.sentinels.stop();
+        refresh::stop_all();
     }
 }
