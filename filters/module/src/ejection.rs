@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use crate::hosts;
+use crate::hosts::WorkerHosts;
 use crate::node::WorkerNode;
 
 /// Why a node is ejected.
@@ -129,9 +129,9 @@ fn milliseconds(time: Duration) -> u64 {
 static DECIDING: Mutex<()> = Mutex::new(());
 
 /// Ejects a node, or restores it if no other node of its group is usable. Returns whether it is ejected.
-pub(crate) fn eject(here: &WorkerNode, reason: EjectReason, lasts: Duration) -> bool {
+pub(crate) fn eject(hosts: &WorkerHosts, here: &WorkerNode, reason: EjectReason, lasts: Duration) -> bool {
     let _deciding = DECIDING.lock().unwrap_or_else(PoisonError::into_inner);
-    if !hosts::has_another_usable(here) {
+    if !hosts.has_another_usable(here) {
         here.shared.end_ejection();
         return false;
     }

@@ -17,9 +17,8 @@ use migration::target_choice::{Release, TargetCandidate, choose_target};
 
 use crate::config::NodeInfo;
 use crate::live_config::{self, Nodes};
-use crate::node::{self, QuotaReservation, WorkerNode};
-use crate::worker::WorkerContext;
-use crate::{clock, migration_scheduler, telemetry};
+use crate::node::{QuotaReservation, WorkerNode, WorkerNodes};
+use crate::{clock, telemetry};
 
 /// The state of nodes whose sessions are to migrate.
 const STATE_DRAINING: &str = "draining";
@@ -79,91 +78,109 @@ struct HostSources {
     nodes: Option<Nodes>,
 }
 
-thread_local! {
+/// The hosts of all groups, as one worker knows them.
+pub(crate) struct WorkerHosts {
+    nodes: Rc<WorkerNodes>,
     /// By group.
-    static HOSTS: RefCell<HashMap<String, Vec<Host>>> = RefCell::default();
+    hosts: RefCell<HashMap<String, Vec<Host>>>,
     /// By group.
-    static SOURCES: RefCell<HashMap<String, HostSources>> = RefCell::default();
+    sources: RefCell<HashMap<String, HostSources>>,
     /// The [`live_config::count`] that this worker has applied.
-    static SEEN: Cell<u64> = const { Cell::new(0) };
+    seen: Cell<u64>,
 }
 
-/// Sets all hosts of a group as Envoy has them.
-pub(crate) fn set_endpoints(group: &str, endpoints: Vec<Endpoint>) {
-    SOURCES.with_borrow_mut(|all| all.entry(group.to_owned()).or_default().endpoints = endpoints);
-    rebuild(group);
-}
-
-/// Applies what the control plane has published since the last call.
-pub(crate) fn apply_published() {
-    let count = live_config::count();
-    if SEEN.replace(count) == count {
-        return;
+impl WorkerHosts {
+    pub(crate) fn new(nodes: Rc<WorkerNodes>) -> Self {
+        Self { nodes, hosts: RefCell::default(), sources: RefCell::default(), seen: Cell::new(0) }
     }
-    let is_old = |group: &str, sources: &HostSources| match (live_config::nodes(group), &sources.nodes) {
-        (Some(now), Some(before)) => !Arc::ptr_eq(&now, before),
-        (now, before) => now.is_some() != before.is_some(),
-    };
-    let old: Vec<String> = SOURCES.with_borrow(|all| {
-        all.iter().filter(|(group, sources)| is_old(group, sources)).map(|(group, _)| group.clone()).collect()
-    });
-    old.iter().for_each(|group| rebuild(group));
-}
 
-/// Builds the hosts of a group from its sources, and starts or cancels migrations.
-fn rebuild(group: &str) {
-    let hosts = SOURCES.with_borrow_mut(|all| {
-        let sources = all.entry(group.to_owned()).or_default();
-        sources.nodes = live_config::nodes(group);
-        let endpoints: HashMap<&str, &Endpoint> =
-            sources.endpoints.iter().map(|endpoint| (endpoint.address.as_str(), endpoint)).collect();
-        let nodes = sources.nodes.as_deref().unwrap_or_default();
-        nodes.iter().map(|node| Host::new(group, node, endpoints.get(node.endpoint.as_str()).copied())).collect()
-    });
-    if set_hosts(group, hosts) {
-        migration_scheduler::on_nodes_changed(&WorkerContext::current());
+    fn with_hosts<T>(&self, run: impl FnOnce(&HashMap<String, Vec<Host>>) -> T) -> T {
+        run(&self.hosts.borrow())
     }
-}
 
-/// The nodes of a group that may get new sessions, by endpoint: those that are in service both for the control plane and
-/// among Envoy's endpoints. The two arrive one after the other. If one node replaces another, there may be no such node for a
-/// moment: then the endpoints alone decide.
-pub(crate) fn open_nodes(group: &str) -> HashMap<String, Rc<WorkerNode>> {
-    HOSTS.with_borrow(|all| {
-        let hosts = all.get(group).map_or(&[][..], Vec::as_slice);
-        let any_open = hosts.iter().any(Host::is_open);
-        let is_usable = |host: &&Host| if any_open { host.is_open() } else { host.weight > 0 };
-        let by_endpoint = |host: &Host| (host.endpoint.clone(), Rc::clone(&host.node));
-        hosts.iter().filter(is_usable).map(by_endpoint).collect()
-    })
-}
-
-/// Sets the nodes of a group. True: sessions are, or were, to migrate from one of them, such as a removed node.
-pub(crate) fn set_hosts(group: &str, mut hosts: Vec<Host>) -> bool {
-    let before = HOSTS.with_borrow_mut(|all| all.remove(group)).unwrap_or_default();
-    copy_bases(&mut hosts, &before);
-    let concerned = |host: &Host| host.node.is_draining() || host.outgoing_quota.is_some();
-    let concerned_before = before.iter().any(concerned);
-    let now: HashSet<&str> = hosts.iter().map(|host| host.node.shared.name.as_str()).collect();
-    for host in before.iter().filter(|host| !now.contains(host.node.shared.name.as_str())) {
-        host.node.set_draining(true);
-        host.node.has_surplus.set(false);
+    /// Sets all hosts of a group as Envoy has them. True: migrations are to start or to be cancelled.
+    #[must_use]
+    pub(crate) fn set_endpoints(&self, group: &str, endpoints: Vec<Endpoint>) -> bool {
+        self.sources.borrow_mut().entry(group.to_owned()).or_default().endpoints = endpoints;
+        self.rebuild(group)
     }
-    for host in &hosts {
-        host.node.shared.set_endpoint(&host.endpoint);
-        host.node.set_draining(host.state == STATE_DRAINING);
-        host.node.is_force_closed.set(host.is_force_closed);
-        if host.version.is_some() {
-            host.node.version.set(host.version);
+
+    /// Applies what the control plane has published since the last call. True: migrations are to start or to be cancelled.
+    #[must_use]
+    pub(crate) fn apply_published(&self) -> bool {
+        let count = live_config::count();
+        if self.seen.replace(count) == count {
+            return false;
         }
-        let outgoing = own_quota(host.outgoing_quota.as_deref());
-        host.node.has_surplus.set(outgoing.is_some());
-        host.node.shared.outgoing_quota().update(outgoing, clock::now());
-        host.node.shared.incoming_quota().update(own_quota(host.incoming_quota.as_deref()), clock::now());
+        let is_old = |group: &str, sources: &HostSources| match (live_config::nodes(group), &sources.nodes) {
+            (Some(now), Some(before)) => !Arc::ptr_eq(&now, before),
+            (now, before) => now.is_some() != before.is_some(),
+        };
+        let old: Vec<String> = {
+            let all = self.sources.borrow();
+            all.iter().filter(|(group, sources)| is_old(group, sources)).map(|(group, _)| group.clone()).collect()
+        };
+        old.iter().filter(|group| self.rebuild(group)).count() > 0
     }
-    let concerns = concerned_before || before.iter().chain(&hosts).any(concerned);
-    HOSTS.with_borrow_mut(|all| all.insert(group.to_owned(), hosts));
-    concerns
+
+    /// Builds the hosts of a group from its sources.
+    fn rebuild(&self, group: &str) -> bool {
+        let hosts = {
+            let mut all = self.sources.borrow_mut();
+            let sources = all.entry(group.to_owned()).or_default();
+            sources.nodes = live_config::nodes(group);
+            let endpoints: HashMap<&str, &Endpoint> =
+                sources.endpoints.iter().map(|endpoint| (endpoint.address.as_str(), endpoint)).collect();
+            let nodes = sources.nodes.as_deref().unwrap_or_default();
+            let new = |node: &NodeInfo| {
+                let endpoint = endpoints.get(node.endpoint.as_str()).copied();
+                Host::new(self.nodes.get(group, &node.address), node, endpoint)
+            };
+            nodes.iter().map(new).collect()
+        };
+        self.set_hosts(group, hosts)
+    }
+
+    /// The nodes of a group that may get new sessions, by endpoint: those that are in service both for the control plane and
+    /// among Envoy's endpoints. The two arrive one after the other. If one node replaces another, there may be no such node for a
+    /// moment: then the endpoints alone decide.
+    pub(crate) fn open_nodes(&self, group: &str) -> HashMap<String, Rc<WorkerNode>> {
+        self.with_hosts(|all| {
+            let hosts = all.get(group).map_or(&[][..], Vec::as_slice);
+            let any_open = hosts.iter().any(Host::is_open);
+            let is_usable = |host: &&Host| if any_open { host.is_open() } else { host.weight > 0 };
+            let by_endpoint = |host: &Host| (host.endpoint.clone(), Rc::clone(&host.node));
+            hosts.iter().filter(is_usable).map(by_endpoint).collect()
+        })
+    }
+
+    /// Sets the nodes of a group. True: sessions are, or were, to migrate from one of them, such as a removed node.
+    pub(crate) fn set_hosts(&self, group: &str, mut hosts: Vec<Host>) -> bool {
+        let before = self.hosts.borrow_mut().remove(group).unwrap_or_default();
+        copy_bases(&mut hosts, &before);
+        let concerned = |host: &Host| host.node.is_draining() || host.outgoing_quota.is_some();
+        let concerned_before = before.iter().any(concerned);
+        let now: HashSet<&str> = hosts.iter().map(|host| host.node.shared.name.as_str()).collect();
+        for host in before.iter().filter(|host| !now.contains(host.node.shared.name.as_str())) {
+            host.node.set_draining(true);
+            host.node.has_surplus.set(false);
+        }
+        for host in &hosts {
+            host.node.shared.set_endpoint(&host.endpoint);
+            host.node.set_draining(host.state == STATE_DRAINING);
+            host.node.is_force_closed.set(host.is_force_closed);
+            if host.version.is_some() {
+                host.node.version.set(host.version);
+            }
+            let outgoing = own_quota(host.outgoing_quota.as_deref());
+            host.node.has_surplus.set(outgoing.is_some());
+            host.node.shared.outgoing_quota().update(outgoing, clock::now());
+            host.node.shared.incoming_quota().update(own_quota(host.incoming_quota.as_deref()), clock::now());
+        }
+        let concerns = concerned_before || before.iter().chain(&hosts).any(concerned);
+        self.hosts.borrow_mut().insert(group.to_owned(), hosts);
+        concerns
+    }
 }
 
 /// When a node has its first turn: at random, above 0 and within one turn. Otherwise all Envoys and workers would begin with
@@ -191,8 +208,7 @@ fn copy_bases(hosts: &mut [Host], before: &[Host]) {
 }
 
 impl Host {
-    fn new(group: &str, node: &NodeInfo, endpoint: Option<&Endpoint>) -> Self {
-        let worker_node = node::worker_node(group, &node.address);
+    fn new(worker_node: Rc<WorkerNode>, node: &NodeInfo, endpoint: Option<&Endpoint>) -> Self {
         let non_empty = |text: &String| (!text.is_empty()).then(|| text.clone());
         Self {
             base_sessions: worker_node.shared.sessions.load(Ordering::Relaxed),
@@ -254,81 +270,88 @@ impl Host {
     }
 }
 
-/// The node that a login fails over to from `node`, within its group. None: all other nodes were tried, or are ejected.
-pub(crate) fn find_login_target(node: &WorkerNode, is_tried: impl Fn(&str) -> bool) -> Option<TargetNode> {
-    HOSTS.with_borrow(|all| {
-        let fits = |host: &&Host| host.may_receive_from(node) && !is_tried(&host.endpoint) && !is_ejected(host);
-        let others: Vec<&Host> = all.get(&node.group)?.iter().filter(fits).collect();
-        let candidates: Vec<TargetCandidate> = others.iter().map(|host| host.to_candidate()).collect();
-        others[choose_target(&candidates, Release::default(), &MigrationBackoff::default())?].to_target(None)
-    })
-}
-
 fn is_ejected(host: &Host) -> bool {
     host.node.shared.ejected_until().is_some()
 }
 
-/// Whether the node is still at that endpoint. An attempt that has failed may have been at an earlier one.
-pub(crate) fn is_at(node: &WorkerNode, endpoint: &str) -> bool {
-    HOSTS.with_borrow(|all| {
-        all.get(&node.group).is_some_and(|hosts| hosts.iter().any(|host| host.is_at_endpoint(node, endpoint)))
-    })
-}
-
-/// Whether new sessions can go to another node of its group.
-pub(crate) fn has_another_usable(node: &WorkerNode) -> bool {
-    let is_usable = |host: &Host| host.may_receive_from(node) && !is_ejected(host);
-    HOSTS.with_borrow(|all| all.get(&node.group).is_some_and(|hosts| hosts.iter().any(is_usable)))
-}
-
-/// The node of that name at that address, in each group that has it.
-pub(crate) fn find_nodes(address: &SocketAddr, name: &str) -> Vec<Rc<WorkerNode>> {
-    let is_there = |host: &&Host| {
-        host.node.shared.name == name && host.endpoint.parse().is_ok_and(|parsed: SocketAddr| parsed == *address)
-    };
-    HOSTS.with_borrow(|all| all.values().flatten().filter(is_there).map(|host| Rc::clone(&host.node)).collect())
-}
-
-/// Nodes in service from which rebalancing may migrate sessions, as other nodes still want some.
-pub(crate) fn rebalance_sources() -> Vec<Rc<WorkerNode>> {
-    let outgoing = |host: &Host, group: &[Host]| {
-        host.node.has_surplus.get()
-            && !host.node.is_draining()
-            && host.node.shared.outgoing_quota().remaining() > 0
-            && group.iter().any(|other| other.has_rebalance_quota_for(&host.node))
-    };
-    HOSTS.with_borrow(|all| {
-        let of_group = |group: &Vec<Host>| -> Vec<Rc<WorkerNode>> {
-            group.iter().filter(|host| outgoing(host, group)).map(|host| Rc::clone(&host.node)).collect()
-        };
-        all.values().flat_map(of_group).collect()
-    })
-}
-
-/// The node that a session migrates to from `node`, within its group. `is_rebalancing`: the node stays in service, so the
-/// session may stay as well. None: there is no such node.
-pub(crate) fn find_target(node: &WorkerNode, backoff: &MigrationBackoff, is_rebalancing: bool) -> Option<TargetNode> {
-    HOSTS.with_borrow(|all| {
-        let hosts = all.get(&node.group)?;
-        loop {
-            let fits = |host: &&Host| match is_rebalancing {
-                true => host.has_rebalance_quota_for(node) && !backoff.has_failed_at(&host.endpoint),
-                false => host.may_receive_from(node),
-            };
-            let (ejected, usable): (Vec<&Host>, Vec<&Host>) =
-                hosts.iter().filter(fits).partition(|host| is_ejected(host));
-            let others = if usable.is_empty() && !is_rebalancing { ejected } else { usable };
+impl WorkerHosts {
+    /// The node that a login fails over to from `node`, within its group. None: all other nodes were tried, or are ejected.
+    pub(crate) fn find_login_target(&self, node: &WorkerNode, is_tried: impl Fn(&str) -> bool) -> Option<TargetNode> {
+        self.with_hosts(|all| {
+            let fits = |host: &&Host| host.may_receive_from(node) && !is_tried(&host.endpoint) && !is_ejected(host);
+            let others: Vec<&Host> = all.get(&node.group)?.iter().filter(fits).collect();
             let candidates: Vec<TargetCandidate> = others.iter().map(|host| host.to_candidate()).collect();
-            let chosen = others[choose_target(&candidates, node.version.get().unwrap_or_default(), backoff)?];
-            if !is_rebalancing {
-                return chosen.to_target(None);
+            others[choose_target(&candidates, Release::default(), &MigrationBackoff::default())?].to_target(None)
+        })
+    }
+
+    /// Whether the node is still at that endpoint. An attempt that has failed may have been at an earlier one.
+    pub(crate) fn is_at(&self, node: &WorkerNode, endpoint: &str) -> bool {
+        self.with_hosts(|all| {
+            all.get(&node.group).is_some_and(|hosts| hosts.iter().any(|host| host.is_at_endpoint(node, endpoint)))
+        })
+    }
+
+    /// Whether new sessions can go to another node of its group.
+    pub(crate) fn has_another_usable(&self, node: &WorkerNode) -> bool {
+        let is_usable = |host: &Host| host.may_receive_from(node) && !is_ejected(host);
+        self.with_hosts(|all| all.get(&node.group).is_some_and(|hosts| hosts.iter().any(is_usable)))
+    }
+
+    /// The node of that name at that address, in each group that has it.
+    pub(crate) fn find_nodes(&self, address: &SocketAddr, name: &str) -> Vec<Rc<WorkerNode>> {
+        let is_there = |host: &&Host| {
+            host.node.shared.name == name && host.endpoint.parse().is_ok_and(|parsed: SocketAddr| parsed == *address)
+        };
+        self.with_hosts(|all| all.values().flatten().filter(is_there).map(|host| Rc::clone(&host.node)).collect())
+    }
+
+    /// Nodes in service from which rebalancing may migrate sessions, as other nodes still want some.
+    pub(crate) fn rebalance_sources(&self) -> Vec<Rc<WorkerNode>> {
+        let outgoing = |host: &Host, group: &[Host]| {
+            host.node.has_surplus.get()
+                && !host.node.is_draining()
+                && host.node.shared.outgoing_quota().remaining() > 0
+                && group.iter().any(|other| other.has_rebalance_quota_for(&host.node))
+        };
+        self.with_hosts(|all| {
+            let of_group = |group: &Vec<Host>| -> Vec<Rc<WorkerNode>> {
+                group.iter().filter(|host| outgoing(host, group)).map(|host| Rc::clone(&host.node)).collect()
+            };
+            all.values().flat_map(of_group).collect()
+        })
+    }
+
+    /// The node that a session migrates to from `node`, within its group. `is_rebalancing`: the node stays in service, so the
+    /// session may stay as well. None: there is no such node.
+    pub(crate) fn find_target(
+        &self,
+        node: &WorkerNode,
+        backoff: &MigrationBackoff,
+        is_rebalancing: bool,
+    ) -> Option<TargetNode> {
+        self.with_hosts(|all| {
+            let hosts = all.get(&node.group)?;
+            loop {
+                let fits = |host: &&Host| match is_rebalancing {
+                    true => host.has_rebalance_quota_for(node) && !backoff.has_failed_at(&host.endpoint),
+                    false => host.may_receive_from(node),
+                };
+                let (ejected, usable): (Vec<&Host>, Vec<&Host>) =
+                    hosts.iter().filter(fits).partition(|host| is_ejected(host));
+                let others = if usable.is_empty() && !is_rebalancing { ejected } else { usable };
+                let candidates: Vec<TargetCandidate> = others.iter().map(|host| host.to_candidate()).collect();
+                let chosen = others[choose_target(&candidates, node.version.get().unwrap_or_default(), backoff)?];
+                if !is_rebalancing {
+                    return chosen.to_target(None);
+                }
+                // Another worker may have reserved the last session meanwhile.
+                if let Some(reservation) = QuotaReservation::reserve(&chosen.node.shared) {
+                    return chosen.to_target(Some(reservation));
+                }
             }
-            // Another worker may have reserved the last session meanwhile.
-            if let Some(reservation) = QuotaReservation::reserve(&chosen.node.shared) {
-                return chosen.to_target(Some(reservation));
-            }
-        }
-    })
+        })
+    }
 }
 
 #[cfg(test)]

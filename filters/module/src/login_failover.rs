@@ -11,7 +11,7 @@ use std::time::Duration;
 use mysql_proto::login::{FailoverAction, LoginAttempt};
 
 use crate::deadlines::{Deadline, DeadlineOwner, PANIC_REASON};
-use crate::hosts::{self, TargetNode};
+use crate::hosts::TargetNode;
 use crate::migration_driver::UpstreamSocket;
 use crate::node::{ConnectFailure, WorkerNode};
 use crate::offload::{self, AuxFd};
@@ -232,6 +232,6 @@ impl Session {
     /// The next node that the login may fail over to, within the group of its node.
     fn next_login_target(&self) -> Option<TargetNode> {
         let node = self.node()?;
-        hosts::find_login_target(&node, |endpoint| self.has_tried(endpoint))
+        self.worker.hosts.find_login_target(&node, |endpoint| self.has_tried(endpoint))
     }
 }

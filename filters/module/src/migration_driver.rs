@@ -215,7 +215,7 @@ impl MigrationDriver {
     /// The session is idle, and no bytes of it are on their way.
     pub(crate) fn start_export(&self, identity: Identity) {
         self.slots.set(MigrationSlots { holding: true, ..self.slots.get() });
-        self.export_guard.set(Some(ExportGuard::new()));
+        self.export_guard.set(Some(self.upstream.conn().worker.states.begin_export()));
         self.advance(|migration, now| migration.start_export(identity, now));
     }
 

@@ -11,12 +11,12 @@ use migration::rate_limit::{Limiter, RateLimit};
 use migration::state_machine::AbortReason;
 use migration::timeouts::MigrationStep;
 
+use crate::clock;
 use crate::deadlines::{Deadline, DeadlineOwner, Deadlines};
 use crate::delay_queue::DelayQueue;
 use crate::migration_driver::{MigrationDriver, MigrationResult};
 use crate::session::{MigrationBlocker, Session, StartResult};
 use crate::worker::{self, Turn, WorkerContext};
-use crate::{clock, hosts};
 
 /// Shared by all workers.
 static LIMITER: LazyLock<Mutex<Limiter>> =
@@ -158,7 +158,7 @@ pub(crate) fn apply_node_changes(worker: &WorkerContext) {
 /// Selects sessions of nodes that have more than their share, as many as other nodes want: idle ones first, since they need
 /// not wait. True: some were selected.
 fn select_for_rebalance(worker: &WorkerContext) -> bool {
-    let (sources, now) = (hosts::rebalance_sources(), clock::now());
+    let (sources, now) = (worker.hosts.rebalance_sources(), clock::now());
     let has_any = Cell::new(false);
     for idle in [true, false].into_iter().filter(|_| !sources.is_empty()) {
         worker.sessions.for_each(|session| {

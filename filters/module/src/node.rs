@@ -3,11 +3,14 @@
 //! Counting happens per command, so a counter belongs to one worker: it alone writes, without locked
 //! instructions, and the reporter adds them up.
 
-use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
-use std::rc::Rc;
+mod registry;
+
+pub(crate) use registry::{WorkerNodes, all_nodes, take_unused_nodes};
+
+use std::cell::Cell;
+use std::rc::Weak;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use migration::quota::QuotaRemaining;
@@ -154,13 +157,49 @@ pub(crate) struct Counts {
     pub(crate) migration_microseconds: Count,
 }
 
+impl Counts {
+    /// All counts, always in the same order.
+    fn all(&self) -> impl Iterator<Item = &Count> {
+        let single = [&self.logins, &self.microseconds, &self.to_node, &self.to_client, &self.migration_microseconds];
+        let arrays: [&[Count]; 9] = [
+            &self.sessions,
+            &self.pinned,
+            &self.login_failures,
+            &self.connect_failures,
+            &self.commands,
+            &self.latency,
+            &self.errors,
+            &self.migrations,
+            &self.migration_latency,
+        ];
+        single.into_iter().chain(arrays.into_iter().flatten())
+    }
+
+    fn sum(&self, other: &Self) -> Self {
+        let sum = Self::default();
+        for (sum, (one, other)) in sum.all().zip(self.all().zip(other.all())) {
+            sum.add(one.get().wrapping_add(other.get()));
+        }
+        sum
+    }
+}
+
+/// The counts of a node.
+#[derive(Debug, Default)]
+struct NodeCounts {
+    /// Those of the workers that use it.
+    current: Vec<Arc<Counts>>,
+    /// The sum of those that workers have left. It is replaced, never changed, since somebody may be reading it.
+    retired: Arc<Counts>,
+}
+
 /// A node, by the name that the control plane gives it; the empty name stands for none.
 #[derive(Debug, Default)]
 pub(crate) struct SharedNode {
     pub(crate) name: String,
     /// Sessions on it or on their way to it, of all workers.
     pub(crate) sessions: AtomicU64,
-    counts: Mutex<Vec<Arc<Counts>>>,
+    counts: Mutex<NodeCounts>,
     /// Sessions that rebalancing is to migrate from it.
     outgoing_quota: Mutex<QuotaRemaining>,
     /// Sessions that rebalancing is to migrate to it.
@@ -208,7 +247,22 @@ impl SharedNode {
 
     /// What all workers have counted.
     pub(crate) fn counts(&self) -> Vec<Arc<Counts>> {
-        self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.current.iter().chain([&counts.retired]).cloned().collect()
+    }
+
+    /// The counters of another worker.
+    fn add_counts(&self) -> Arc<Counts> {
+        let new = Arc::<Counts>::default();
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner).current.push(Arc::clone(&new));
+        new
+    }
+
+    /// A worker does not use its counters any more. What it has counted stays.
+    fn retire_counts(&self, old: &Arc<Counts>) {
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        counts.current.retain(|one| !Arc::ptr_eq(one, old));
+        counts.retired = Arc::new(counts.retired.sum(old));
     }
 
     /// How many sessions rebalancing is to migrate from it.
@@ -258,6 +312,7 @@ const ANNOUNCEMENT_LIFETIME: Duration = Duration::from_secs(60);
 /// group are to migrate.
 #[derive(Debug)]
 pub(crate) struct WorkerNode {
+    nodes: Weak<WorkerNodes>,
     pub(crate) group: String,
     pub(crate) shared: Arc<SharedNode>,
     pub(crate) counts: Arc<Counts>,
@@ -293,46 +348,4 @@ impl WorkerNode {
             self.shutdown_announced_at.set(None);
         }
     }
-}
-
-static NODES: LazyLock<Mutex<HashMap<String, Arc<SharedNode>>>> = LazyLock::new(Mutex::default);
-
-thread_local! {
-    /// By group and name.
-    static WORKER_NODES: RefCell<HashMap<String, HashMap<String, Rc<WorkerNode>>>> = RefCell::default();
-}
-
-/// All nodes that were ever seen.
-pub(crate) fn all_nodes() -> Vec<Arc<SharedNode>> {
-    NODES.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
-}
-
-/// A node of a group on this worker.
-pub(crate) fn worker_node(group: &str, name: &str) -> Rc<WorkerNode> {
-    WORKER_NODES.with_borrow_mut(|groups| {
-        if let Some(found) = groups.get(group).and_then(|nodes| nodes.get(name)) {
-            return Rc::clone(found);
-        }
-        let node = Arc::clone(
-            NODES
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .entry(name.to_owned())
-                .or_insert_with(|| Arc::new(SharedNode { name: name.to_owned(), ..SharedNode::default() })),
-        );
-        let counts = Arc::new(Counts::default());
-        node.counts.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(&counts));
-        let worker_node = Rc::new(WorkerNode {
-            group: group.to_owned(),
-            shared: node,
-            counts,
-            is_marked_draining: Cell::new(false),
-            shutdown_announced_at: Cell::new(None),
-            is_force_closed: Cell::new(false),
-            version: Cell::new(None),
-            has_surplus: Cell::new(false),
-        });
-        groups.entry(group.to_owned()).or_default().insert(name.to_owned(), Rc::clone(&worker_node));
-        worker_node
-    })
 }

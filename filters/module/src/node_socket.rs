@@ -21,7 +21,7 @@ use crate::refresh::{Refresher, non_empty_path};
 use crate::session::{PassDecision, Session, SessionPhase};
 use crate::unread::has_unread_bytes;
 use crate::worker::WorkerContext;
-use crate::{config, hosts, proxy_header, sentinels, states_memory};
+use crate::{config, proxy_header, sentinels};
 
 /// What all node sockets of a cluster share.
 struct NodeSocketOptions {
@@ -374,7 +374,7 @@ impl OffloadedConn for NodeConn {
             return ReadStep::Wait; // the session gets another connection, or reads this one later
         }
         let holds = self.session.migration.is_client_held();
-        let size = if holds { buffer.len().min(states_memory::read_size()) } else { buffer.len() };
+        let size = if holds { buffer.len().min(self.conn.worker.states.read_size()) } else { buffer.len() };
         let received = self.conn.receive(&mut buffer[..size]);
         let length = match received.io {
             Io::Done(0) => return self.on_node_closed(false, passed),
@@ -422,8 +422,8 @@ impl UpstreamSocket for NodeConn {
         node.counts.connect_failures[failure as usize].add(1);
         let was_ejected = node.shared.ejection_details().is_some();
         if let Some(reason) = failure.eject_reason()
-            && hosts::is_at(node, endpoint)
-            && ejection::eject(node, reason, self.options.ejection)
+            && self.conn.worker.hosts.is_at(node, endpoint)
+            && ejection::eject(&self.conn.worker.hosts, node, reason, self.options.ejection)
             && !was_ejected
         {
             let (name, why) = (&node.shared.name, reason.name());

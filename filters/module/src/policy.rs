@@ -19,7 +19,7 @@ use crate::hosts::{Endpoint, first_turn};
 use crate::node::WorkerNode;
 use crate::reachability::{self, MonitoredEndpoint};
 use crate::worker::WorkerContext;
-use crate::{config, hosts, live_config};
+use crate::{config, live_config, migration_scheduler};
 
 pub(crate) struct LeastSessionsFactory {
     group: Arc<str>,
@@ -96,8 +96,11 @@ struct LeastSessions {
 impl Policy for LeastSessions {
     fn hosts_changed(&self, hosts: &Hosts<'_>) {
         self.seen.set(live_config::count());
-        hosts::set_endpoints(&self.group, endpoints(hosts));
-        let open = hosts::open_nodes(&self.group);
+        let worker = WorkerContext::current();
+        if worker.hosts.set_endpoints(&self.group, endpoints(hosts)) {
+            migration_scheduler::on_nodes_changed(&worker);
+        }
+        let open = worker.hosts.open_nodes(&self.group);
         let before = self.candidates.take();
         let before: HashMap<&str, &HostCandidate> =
             before.iter().map(|candidate| (candidate.endpoint.as_str(), candidate)).collect();
@@ -240,6 +243,7 @@ mod tests {
 
     use super::*;
     use crate::ejection::EjectReason;
+    use crate::node::WorkerNodes;
 
     /// Makes `picks` choices among nodes of (added, weight); `held`: the sessions stay. Returns how many each node got.
     fn share(nodes: &[(u64, u32)], picks: usize, held: bool) -> Vec<u64> {
@@ -311,8 +315,8 @@ mod tests {
         assert!(turns.iter().any(|turn| *turn != turns[0]));
     }
 
-    fn candidate(name: &str) -> HostCandidate {
-        let (at, node) = (Position { priority: 0, index: 0 }, crate::node::worker_node("policy", name));
+    fn candidate(nodes: &WorkerNodes, name: &str) -> HostCandidate {
+        let (at, node) = (Position { priority: 0, index: 0 }, nodes.get("policy", name));
         HostCandidate {
             at,
             endpoint: name.to_owned(),
@@ -326,7 +330,8 @@ mod tests {
 
     #[test]
     fn only_a_session_that_uses_a_node_tries_it_after_its_ejection() {
-        let candidates = ["policy-a", "policy-b"].map(candidate);
+        let nodes = WorkerNodes::new();
+        let candidates = ["policy-a", "policy-b"].map(|name| candidate(&nodes, name));
         let [a, b] = candidates.each_ref().map(|candidate| Arc::clone(&candidate.node.shared));
         let (group, candidates) = ("policy".into(), RefCell::new(Vec::from(candidates)));
         let policy = LeastSessions { group, attempts: 3, seen: Cell::new(0), candidates };

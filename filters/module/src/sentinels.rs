@@ -19,8 +19,10 @@ use socket2::{Socket, TcpKeepalive};
 
 use crate::config::ProxyProtocol;
 use crate::ejection::{self, EjectReason};
+use crate::hosts::WorkerHosts;
 use crate::reachability::{self, EndpointKey, MonitoredEndpoint};
-use crate::{clock, hosts, nonblocking, proxy_header};
+use crate::worker::WorkerContext;
+use crate::{clock, nonblocking, proxy_header};
 
 /// Time between two observations of a node.
 const INTERVAL: Duration = Duration::from_millis(200);
@@ -70,7 +72,8 @@ impl Sentinels {
         }
         self.observed.set(Some(now));
         // To eject nodes the main thread needs the current hosts, and no session wakes it when they change.
-        hosts::apply_published();
+        let worker = WorkerContext::current();
+        let _ = worker.hosts.apply_published(); // it has no sessions
         let mut before = self.watches.take();
         let endpoints = reachability::list_watched(|key| before.contains_key(key));
         if !ENABLED.load(Ordering::Relaxed) {
@@ -80,7 +83,7 @@ impl Sentinels {
         for endpoint in endpoints {
             let key = (endpoint.address, endpoint.node.clone());
             let mut watch = before.remove(&key).unwrap_or_else(|| Watch::new(endpoint, now));
-            watch.observe(now);
+            watch.observe(&worker.hosts, now);
             watches.insert(key, watch);
         }
         self.watches.replace(watches);
@@ -122,7 +125,7 @@ impl Watch {
         Self { endpoint, sentinel, connection: None, attempts: Vec::new(), has_asked_again: false }
     }
 
-    fn observe(&mut self, now: Duration) {
+    fn observe(&mut self, hosts: &WorkerHosts, now: Duration) {
         if let Some(at) = self.endpoint.take_heard() {
             self.sentinel.record_heard(at);
         }
@@ -134,6 +137,9 @@ impl Watch {
         let changed = self.sentinel.observe(now);
         if let Some(state) = changed {
             self.log(state);
+            if state == Reachability::Reachable {
+                self.restore(hosts);
+            }
             self.endpoint.set_state(state);
             self.has_asked_again = false;
         } else if self.sentinel.is_nearly_lost(now) && !self.has_asked_again {
@@ -141,8 +147,8 @@ impl Watch {
             reachability::notify_workers();
         }
         if self.endpoint.has_state(Reachability::Unreachable) {
-            for here in hosts::find_nodes(&self.endpoint.address, &self.endpoint.node) {
-                ejection::eject(&here, EjectReason::Vanished, EJECTION);
+            for here in hosts.find_nodes(&self.endpoint.address, &self.endpoint.node) {
+                ejection::eject(hosts, &here, EjectReason::Vanished, EJECTION);
             }
         }
     }
@@ -156,13 +162,15 @@ impl Watch {
                 "{node} ({address}) does not answer any more, neither on a connection nor to new ones: it gets no new \
                  sessions, and those that it has end or go on elsewhere"
             ),
-            Reachability::Reachable => {
-                envoy_abi::log!(Info, "{node} ({address}) answers");
-                for here in hosts::find_nodes(address, node) {
-                    if here.shared.ejection_details().is_some_and(|ejected| ejected.reason == EjectReason::Vanished) {
-                        here.shared.end_ejection();
-                    }
-                }
+            Reachability::Reachable => envoy_abi::log!(Info, "{node} ({address}) answers"),
+        }
+    }
+
+    /// The node answers again: ends its ejection.
+    fn restore(&self, hosts: &WorkerHosts) {
+        for here in hosts.find_nodes(&self.endpoint.address, &self.endpoint.node) {
+            if here.shared.ejection_details().is_some_and(|ejected| ejected.reason == EjectReason::Vanished) {
+                here.shared.end_ejection();
             }
         }
     }

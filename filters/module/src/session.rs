@@ -251,7 +251,7 @@ impl Session {
     fn with_counts<T>(&self, run: impl FnOnce(&Counts) -> T) -> T {
         match &*self.node.borrow() {
             Some(node) => run(&node.counts),
-            None => run(&node::worker_node("", "").counts),
+            None => run(self.worker.nodes.no_node()),
         }
     }
 

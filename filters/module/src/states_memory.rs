@@ -19,10 +19,12 @@ static PER_SESSION: LazyLock<AtomicUsize> = LazyLock::new(|| AtomicUsize::new(DE
 /// The states that are kept, the oldest first.
 type RetainedStates = VecDeque<(Weak<RestoreStatement>, Weak<Session>)>;
 
-thread_local! {
-    static RETAINED: RefCell<RetainedStates> = RefCell::default();
-    /// Sessions of this worker whose nodes may send states now.
-    static EXPORTING: Cell<usize> = const { Cell::new(0) };
+/// The states of one worker's sessions.
+#[derive(Default)]
+pub(crate) struct WorkerStates {
+    retained: RefCell<RetainedStates>,
+    /// Sessions whose nodes may send states now.
+    exporting: Rc<Cell<usize>>,
 }
 
 /// Roughly how many bytes of states a worker reads before it handles other events, of all its sessions together.
@@ -30,24 +32,24 @@ const TURN_BYTES: usize = 128 * 1024;
 const MIN_READ: usize = 4 * 1024;
 
 /// Exists as long as a session is held whose node may send states.
-pub(crate) struct ExportGuard(());
+pub(crate) struct ExportGuard(Rc<Cell<usize>>);
 
-impl ExportGuard {
-    pub(crate) fn new() -> Self {
-        EXPORTING.set(EXPORTING.get() + 1);
-        Self(())
+impl WorkerStates {
+    pub(crate) fn begin_export(&self) -> ExportGuard {
+        self.exporting.set(self.exporting.get() + 1);
+        ExportGuard(Rc::clone(&self.exporting))
+    }
+
+    /// How many bytes are read at once from a node that may send states. All these nodes share [`TURN_BYTES`].
+    pub(crate) fn read_size(&self) -> usize {
+        (TURN_BYTES / self.exporting.get().max(1)).max(MIN_READ)
     }
 }
 
 impl Drop for ExportGuard {
     fn drop(&mut self) {
-        EXPORTING.set(EXPORTING.get().saturating_sub(1));
+        self.0.set(self.0.get().saturating_sub(1));
     }
-}
-
-/// How many bytes are read at once from a node that may send states. All these nodes share [`TURN_BYTES`].
-pub(crate) fn read_size() -> usize {
-    (TURN_BYTES / EXPORTING.get().max(1)).max(MIN_READ)
 }
 
 /// Sets how many bytes the states of one session, and of all sessions, may take.
@@ -69,8 +71,9 @@ pub(crate) fn used() -> usize {
 /// Keeps the states of a session. If there is no room, older ones of this worker are dropped, whose sessions then end with
 /// their nodes. False: there is no room even so.
 pub(crate) fn retain(session: &Rc<Session>, statement: &Rc<RestoreStatement>) -> bool {
+    let retained = &session.worker.states.retained;
     while !statement.retain() {
-        let oldest = RETAINED.with_borrow_mut(VecDeque::pop_front);
+        let oldest = retained.borrow_mut().pop_front();
         let Some((oldest, session)) = oldest else { return false };
         if oldest.strong_count() > 0
             && let Some(session) = session.upgrade()
@@ -78,11 +81,10 @@ pub(crate) fn retain(session: &Rc<Session>, statement: &Rc<RestoreStatement>) ->
             session.migration.set_snapshot(None);
         }
     }
-    RETAINED.with_borrow_mut(|kept| {
-        while kept.front().is_some_and(|(oldest, _)| oldest.strong_count() == 0) {
-            kept.pop_front();
-        }
-        kept.push_back((Rc::downgrade(statement), Rc::downgrade(session)));
-    });
+    let mut retained = retained.borrow_mut();
+    while retained.front().is_some_and(|(oldest, _)| oldest.strong_count() == 0) {
+        retained.pop_front();
+    }
+    retained.push_back((Rc::downgrade(statement), Rc::downgrade(session)));
     true
 }

@@ -95,6 +95,10 @@ impl Reporter {
             let text: String = refused.reason.chars().take(MAX_TEXT_CHARACTERS).collect();
             metrics.add(self.config_refusals, &[&refused.name, &text], 1);
         }
+        for node in node::take_unused_nodes() {
+            self.report_node(metrics, &node);
+            self.reported.borrow_mut().remove(&node.name);
+        }
         for node in node::all_nodes() {
             self.report_node(metrics, &node);
         }

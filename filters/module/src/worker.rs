@@ -7,13 +7,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::deadlines::Deadlines;
-use crate::hosts;
+use crate::hosts::WorkerHosts;
 use crate::migration_scheduler::{self, MigrationScheduler};
-use crate::node::WorkerNode;
+use crate::node::{WorkerNode, WorkerNodes};
 use crate::offload::WorkerEvents;
 use crate::port_probe::PortProbes;
 use crate::reachability::{self, WorkerReachability};
 use crate::session::Session;
+use crate::states_memory::WorkerStates;
 use crate::wakers::WorkerWaker;
 
 /// Bytes that are read at once.
@@ -33,6 +34,9 @@ pub(crate) fn worker_count() -> usize {
 pub(crate) struct WorkerContext {
     pub(crate) sessions: WorkerSessions,
     pub(crate) buffers: Buffers,
+    pub(crate) nodes: Rc<WorkerNodes>,
+    pub(crate) hosts: WorkerHosts,
+    pub(crate) states: WorkerStates,
     pub(crate) waker: WorkerWaker,
     pub(crate) deadlines: Rc<Deadlines>,
     pub(crate) migrations: MigrationScheduler,
@@ -55,9 +59,13 @@ impl WorkerContext {
         let waker = WorkerWaker::default();
         let deadlines = Deadlines::new(waker.next_turn());
         let events = Rc::<WorkerEvents>::default();
+        let nodes = WorkerNodes::new();
         Rc::new_cyclic(|worker| Self {
             sessions: WorkerSessions::default(),
             buffers: Buffers::default(),
+            hosts: WorkerHosts::new(Rc::clone(&nodes)),
+            nodes,
+            states: WorkerStates::default(),
             migrations: MigrationScheduler::new(worker, &deadlines),
             reachability: WorkerReachability::default(),
             ports: PortProbes::new(Rc::clone(&events)),
@@ -71,7 +79,9 @@ impl WorkerContext {
     pub(crate) fn on_wake(&self) {
         let turn = Turn::start();
         self.waker.on_woken();
-        hosts::apply_published();
+        if self.hosts.apply_published() {
+            migration_scheduler::on_nodes_changed(self);
+        }
         migration_scheduler::apply_node_changes(self);
         migration_scheduler::close_sessions(self, &turn);
         reachability::react(self, &turn);

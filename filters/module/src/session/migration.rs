@@ -14,7 +14,7 @@ use super::{METADATA, Session, SessionPhase};
 use crate::deadlines::Deadline;
 use crate::migration_driver::{self, MigrationDriver, MigrationResult};
 use crate::node::{self, SessionState, WorkerNode};
-use crate::{clock, hosts, migration_scheduler, offload, reachability, states_memory};
+use crate::{clock, migration_scheduler, offload, reachability, states_memory};
 
 /// Whether a migration has started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -159,8 +159,9 @@ impl Session {
         }
         let node = self.node.borrow().clone();
         let is_rebalancing_now = snapshot.is_none() && self.is_rebalancing();
-        let target =
-            node.and_then(|node| hosts::find_target(&node, &self.migration.backoff.borrow(), is_rebalancing_now));
+        let target = node.and_then(|node| {
+            self.worker.hosts.find_target(&node, &self.migration.backoff.borrow(), is_rebalancing_now)
+        });
         if is_rebalancing_now && target.is_none() {
             return StartResult::Blocked(MigrationBlocker::NotNow);
         }
