@@ -8,6 +8,10 @@
 //!
 //! All who ask at the same time share one probe. If it finds the node, this counts only for those who asked before it began.
 
+mod requests;
+
+pub(crate) use requests::ProbeClient;
+
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -18,6 +22,7 @@ use std::time::Duration;
 
 use socket2::Socket;
 
+use self::requests::ProbeRequests;
 use crate::offload::{AuxFd, EventKey, WorkerEvents};
 use crate::{clock, nonblocking};
 
@@ -29,49 +34,6 @@ const CLOSED_FOR: Duration = Duration::from_millis(500);
 const SAME_CAUSE_WINDOW: Duration = Duration::from_millis(100);
 /// How often a probe connects to a port that accepts the connection and closes it without a greeting.
 const MAX_ATTEMPTS: u8 = 3;
-
-/// Who asks.
-pub(crate) trait ProbeClient {
-    fn on_probe_result(self: Rc<Self>, is_there: bool);
-}
-
-/// Those who wait for one probe.
-#[derive(Default)]
-struct ProbeRequests {
-    /// Those whose connection was idle, and was reset.
-    resets: Vec<Weak<dyn ProbeClient>>,
-    others: Vec<Weak<dyn ProbeClient>>,
-}
-
-impl ProbeRequests {
-    fn add(&mut self, client: Weak<dyn ProbeClient>, is_reset: bool) {
-        if is_reset { &mut self.resets } else { &mut self.others }.push(client);
-    }
-
-    fn append(&mut self, mut other: Self) {
-        self.resets.append(&mut other.resets);
-        self.others.append(&mut other.others);
-    }
-
-    /// Whether nobody waits any more. It removes requests of clients that are gone until it finds another one, so that
-    /// thousands of calls, one for each client, take no more steps than there are clients.
-    fn is_abandoned(&mut self) -> bool {
-        [&mut self.resets, &mut self.others].into_iter().all(|clients| {
-            while clients.last().is_some_and(|client| client.strong_count() == 0) {
-                clients.pop();
-            }
-            clients.is_empty()
-        })
-    }
-
-    fn answer(self, is_there: bool) {
-        for client in self.resets.into_iter().chain(self.others) {
-            if let Some(client) = client.upgrade() {
-                client.on_probe_result(is_there);
-            }
-        }
-    }
-}
 
 /// One port that is probed, or was a moment ago.
 #[derive(Default)]
@@ -224,16 +186,15 @@ impl Port {
     }
 
     fn has_resets(&self) -> bool {
-        !self.next_requests.resets.is_empty()
-            || self.probe.as_ref().is_some_and(|probe| !probe.requests.borrow().resets.is_empty())
+        self.next_requests.has_resets() || self.probe.as_ref().is_some_and(|probe| probe.requests.borrow().has_resets())
     }
 
     fn take_resets(&mut self) -> ProbeRequests {
-        let mut resets = std::mem::take(&mut self.next_requests.resets);
+        let mut resets = self.next_requests.take_resets();
         if let Some(probe) = &self.probe {
-            resets.append(&mut probe.requests.borrow_mut().resets);
+            resets.append(probe.requests.borrow_mut().take_resets());
         }
-        ProbeRequests { resets, others: Vec::new() }
+        resets
     }
 }
 
@@ -368,8 +329,9 @@ mod tests {
     }
 
     fn request(client: &Rc<TestClient>) -> ProbeRequests {
-        let client: Weak<dyn ProbeClient> = Rc::downgrade(&(Rc::clone(client) as Rc<dyn ProbeClient>));
-        ProbeRequests { resets: Vec::new(), others: vec![client] }
+        let mut requests = ProbeRequests::default();
+        requests.add(Rc::downgrade(&(Rc::clone(client) as Rc<dyn ProbeClient>)), false);
+        requests
     }
 
     fn probe(requests: ProbeRequests, begun_at: Duration) -> Rc<PortProbe> {
@@ -399,21 +361,6 @@ mod tests {
         drop(other);
         ports.remove_abandoned(HERE);
         assert_eq!((running.strong_count(), ports.ports.borrow().len()), (0, 0));
-    }
-
-    #[test]
-    fn clients_that_are_gone_are_removed_when_somebody_looks() {
-        let mut clients: Vec<Rc<TestClient>> = (0..1000).map(|_| Rc::new(TestClient)).collect();
-        let mut requests = ProbeRequests::default();
-        for client in &clients {
-            requests.add(request(client).others.remove(0), false);
-        }
-        assert!(!requests.is_abandoned());
-        clients.truncate(1);
-        assert!(!requests.is_abandoned());
-        assert_eq!(requests.others.len(), 1);
-        clients.clear();
-        assert!(requests.is_abandoned());
     }
 
     #[test]

@@ -192,6 +192,15 @@ mod tests {
     }
 
     #[test]
+    fn ten_thousand_endpoints_that_have_gone_leave_nothing() {
+        for index in 0..10_000 {
+            drop(monitor("127.0.0.1:3", &format!("gone-{index}")));
+        }
+        assert!(list_watched(|_| false).iter().all(|endpoint| !endpoint.node.starts_with("gone-")));
+        assert!(endpoints().keys().all(|(_, name)| !name.starts_with("gone-")));
+    }
+
+    #[test]
     fn a_sign_of_life_is_taken_once() {
         let endpoint = monitor("127.0.0.1:2", "sign").expect("an address");
         assert_eq!(endpoint.take_heard(), None);

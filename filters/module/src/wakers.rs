@@ -28,11 +28,13 @@ pub(crate) struct NextTurn {
     deadline: AtomicU64,
     /// Its last turn has left some work.
     has_work: AtomicBool,
+    /// The main thread has woken it, and the wake-up has not arrived yet. A second one would follow at once when it does.
+    is_woken: AtomicBool,
 }
 
 impl Default for NextTurn {
     fn default() -> Self {
-        Self { deadline: AtomicU64::new(NEVER), has_work: AtomicBool::new(false) }
+        Self { deadline: AtomicU64::new(NEVER), has_work: AtomicBool::new(false), is_woken: AtomicBool::new(false) }
     }
 }
 
@@ -41,8 +43,24 @@ impl NextTurn {
         self.deadline.store(milliseconds, Ordering::Relaxed);
     }
 
-    pub(crate) fn set_has_work(&self, has_work: bool) {
-        self.has_work.store(has_work, Ordering::Relaxed);
+    fn set_has_work(&self) {
+        self.has_work.store(true, Ordering::Relaxed);
+    }
+
+    /// The turn begins.
+    fn begin(&self) {
+        self.has_work.store(false, Ordering::Relaxed);
+        self.is_woken.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether the worker has to be woken for it. True is returned once before the turn begins.
+    fn take_wake(&self) -> bool {
+        !self.is_woken.swap(true, Ordering::Relaxed)
+    }
+
+    /// A wake-up may not arrive.
+    fn forget_wake(&self) {
+        self.is_woken.store(false, Ordering::Relaxed);
     }
 
     pub(crate) fn is_due(&self, now: u64) -> bool {
@@ -63,11 +81,13 @@ pub(crate) fn wake_all() {
     lock().values().for_each(|shared| shared.waker.wake());
 }
 
-/// Wakes the workers whose next turn is due, each once. Returns whether there are any.
+/// Wakes the workers whose next turn is due, each once before that turn. Returns whether there are any.
 pub(crate) fn wake_due(now: u64) -> bool {
     let mut has_any = false;
     for shared in lock().values().filter(|shared| shared.next_turn.is_due(now)) {
-        shared.waker.wake();
+        if shared.next_turn.take_wake() {
+            shared.waker.wake();
+        }
         has_any = true;
     }
     has_any
@@ -116,6 +136,8 @@ impl WorkerWaker {
     fn choose(&self) {
         let chosen = self.filters.borrow().iter().find_map(|(id, filter)| Some((*id, filter.waker()?)));
         if let Some((id, waker)) = chosen {
+            // A wake-up through the session before may not have arrived.
+            self.next_turn.forget_wake();
             let waker = Arc::new(waker);
             let shared = SharedWaker { waker: Arc::clone(&waker), next_turn: Arc::clone(&self.next_turn) };
             self.chosen.replace(Some(ChosenSession { id, waker }));
@@ -134,13 +156,13 @@ impl WorkerWaker {
 
     /// Gives the worker another turn after it has handled other events.
     pub(crate) fn continue_later(&self) {
-        self.next_turn.set_has_work(true);
+        self.next_turn.set_has_work();
     }
 
     /// The worker was woken.
     pub(crate) fn on_woken(&self) {
         self.is_waking.set(false);
-        self.next_turn.set_has_work(false);
+        self.next_turn.begin();
     }
 
     pub(crate) fn next_turn(&self) -> &Arc<NextTurn> {
@@ -159,9 +181,19 @@ mod tests {
         next.set_deadline(5);
         assert!(!next.is_due(4) && next.is_due(5));
         next.set_deadline(NEVER);
-        next.set_has_work(true);
+        next.set_has_work();
         assert!(next.is_due(0));
-        next.set_has_work(false);
+        next.begin();
         assert!(!next.is_due(5));
+    }
+
+    #[test]
+    fn a_worker_is_woken_once_for_each_turn() {
+        let next = NextTurn::default();
+        assert!(next.take_wake() && !next.take_wake());
+        next.begin();
+        assert!(next.take_wake() && !next.take_wake());
+        next.forget_wake();
+        assert!(next.take_wake());
     }
 }

@@ -5,6 +5,7 @@ Envoy learns nodes from two files: the endpoints and the live configuration. `pu
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -199,3 +200,19 @@ async def test_sessions_do_not_keep_old_live_configurations(tmp_path: Path) -> N
         assert size > 100_000
         # Memory grows by 15 sessions with their buffers, not by 15 configurations.
         assert await proxy.allocated_bytes() - memory < 7 * size
+
+
+async def test_idle_timeouts_that_end_together_close_all_idle_sessions_and_no_other(tmp_path: Path) -> None:
+    """Between two turns in which it closes sessions, a worker serves its other connections."""
+    async with run_with_nodes(tmp_path, 1, workers=2) as (proxy, endpoints, (node,)):
+        write_live_config(endpoints, [Host(node.endpoint)], {"idle_timeout": 2})
+        await wait_configs_applied(proxy, 2)
+        active = [await connect_logged_in(proxy) for _ in range(4)]
+        idle = [await connect_logged_in(proxy) for _ in range(200)]
+        ends = asyncio.gather(*(read_to_end(client) for client in idle))
+        while not ends.done():
+            for client in active:
+                assert (await with_timeout(client.send_command(0x0E)))[0] == 0
+        assert set(await ends) == {b""}
+        for client in active:
+            assert (await with_timeout(client.send_command(0x0E)))[0] == 0

@@ -13,7 +13,7 @@ from controlplane.model.traffic import SESSION_STATES
 from sandbox.tidb_sim.greeting import OFFERED_CAPABILITIES, parse_capabilities, parse_greeting
 from sandbox.tidb_sim.packets import AUTOCOMMIT, Capability, MySqlCommand, err, frame, ok
 from tests.support.fake_servers import run_fake_server
-from tests.support.module.bootstrap import Host, ModuleConfig
+from tests.support.module.bootstrap import Host, ModuleConfig, publish_nodes
 from tests.support.module.envoy import (
     OK_PAYLOAD,
     accept_login,
@@ -21,6 +21,7 @@ from tests.support.module.envoy import (
     greeting_packet,
     login_packet,
     run_envoy,
+    serve_ok,
     with_timeout,
 )
 from tests.support.tidb_sim_clients import RawClient
@@ -255,3 +256,29 @@ async def test_compressed_sessions_are_opaque(tmp_path: Path, compression: Capab
         assert (await with_timeout(client.read_packet()))[1][0] == 0
         await proxy.wait_for_metrics(session_counts(opaque=1))
         assert compression in client_capabilities[0]
+
+
+async def test_counters_continue_when_a_node_returns(tmp_path: Path) -> None:
+    """The module forgets a node that has gone, after its last report. Envoy keeps the node's series."""
+    endpoints = tmp_path / "endpoints.json"
+    async with run_fake_server(serve_ok) as a, run_fake_server(serve_ok) as b:
+        first, second = Host(a.endpoint, "a"), Host(b.endpoint, "b")
+        config = ModuleConfig(endpoints=endpoints)
+        async with run_envoy(tmp_path, [second], config, workers=2) as proxy:
+            for count in (1, 2, 3):
+                async with proxy.wait_applied():
+                    publish_nodes(endpoints, [first])
+                client = await connect_logged_in(proxy)
+                await with_timeout(client.send_command(MySqlCommand.PING))
+                async with proxy.wait_applied():
+                    publish_nodes(endpoints, [second])
+                # Its session still uses the node.
+                await proxy.wait_for_metrics({("sessions", "a", "idle"): 1, ("logins", "a"): count})
+                await with_timeout(client.send_command(MySqlCommand.PING))
+                client.writer.close()
+                await proxy.wait_for_metrics(
+                    {("sessions", "a", "idle"): 0, ("commands", "ping", "a"): 2 * count}
+                )
+                # The report that has this login comes after the one that has forgotten the node.
+                await connect_logged_in(proxy)
+                await proxy.wait_for_metrics({("logins", "b"): count, ("logins", "a"): count})
