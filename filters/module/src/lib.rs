@@ -7,6 +7,7 @@
 //! * [`filter`] begins the session, limits and ends it; no byte passes through it;
 //! * [`policy`] chooses the node, and never one that this session has tried.
 //!
+//! [`worker`] has the state of one worker, and what it does when it is woken.
 //! [`live_config`] is how workers hear of what the control plane changes while Envoy runs.
 //! [`telemetry`] counts what they do, and tells Envoy's metrics once a second.
 

@@ -110,7 +110,7 @@ pub(crate) fn close_sessions(worker: &WorkerContext, turn: &Turn) {
     let next = || worker.migrations.close_queue.borrow_mut().pop_front();
     while let Some(session) = next() {
         if let Some(session) = session.upgrade().filter(|session| session.is_on_force_closed_node()) {
-            session.end_at_drain_deadline();
+            session.guarded(|| session.end_at_drain_deadline());
         }
         if turn.is_over() {
             worker.waker.continue_later();

@@ -158,7 +158,7 @@ fn leave_lost_nodes(worker: &WorkerContext, turn: &Turn) {
     let next = || worker.reachability.lost.borrow_mut().pop_front();
     while let Some(session) = next() {
         if let Some(session) = session.upgrade().filter(|session| session.has_lost_node()) {
-            session.on_node_unreachable();
+            session.guarded(|| session.on_node_unreachable());
         }
         if turn.is_over() {
             worker.waker.continue_later();

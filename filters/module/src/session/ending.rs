@@ -108,6 +108,18 @@ impl Session {
         }
     }
 
+    /// Runs `run`, which concerns only this session. After a panic it is closed, rather than the session through which Envoy
+    /// has called the module.
+    pub(crate) fn guarded(&self, run: impl FnOnce()) {
+        let is_done = envoy_abi::guarded("a session's turn", false, || {
+            run();
+            true
+        });
+        if !is_done {
+            envoy_abi::guarded("closing after a panic", (), || self.close_now(PANIC_REASON));
+        }
+    }
+
     /// After an export or a migration the node counts the idle time of the session from zero. The session still ends when
     /// `wait_timeout` has passed since its last command.
     pub(super) fn resume_idle_timeout(self: &Rc<Self>, wait_timeout: Option<Duration>) {
