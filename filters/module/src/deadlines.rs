@@ -17,7 +17,7 @@ use crate::worker::Turn;
 pub(crate) trait DeadlineOwner {
     /// A deadline has passed. It is not reported again before it is set again.
     fn on_deadline(self: Rc<Self>);
-    /// That has panicked: closes the session that it serves, if any.
+    /// [`Self::on_deadline`] has panicked: closes the session that the owner serves, if any.
     fn close_after_panic(&self);
 }
 

@@ -141,9 +141,9 @@ impl WorkerHosts {
         self.set_hosts(group, hosts)
     }
 
-    /// The nodes of a group that may get new sessions, by endpoint: those that are in service both for the control plane and
-    /// among Envoy's endpoints. The two arrive one after the other. If one node replaces another, there may be no such node for a
-    /// moment: then the endpoints alone decide.
+    /// The nodes of a group that may get new sessions, by endpoint: those that are in service both for the control plane
+    /// and among Envoy's endpoints. The two arrive one after the other. If one node replaces another, there may be no such
+    /// node for a moment: then the endpoints alone decide.
     pub(crate) fn open_nodes(&self, group: &str) -> HashMap<String, Rc<WorkerNode>> {
         self.with_hosts(|all| {
             let hosts = all.get(group).map_or(&[][..], Vec::as_slice);
