@@ -13,6 +13,7 @@ from controlplane.config.types import (
     SettingError,
     SettingsSection,
     ValueFormat,
+    section,
     setting,
     validate_envoy_path,
 )
@@ -24,6 +25,31 @@ AccessLog = Annotated[
         "an absolute path on the Envoys' machines, such as /var/log/tidevoy/sessions.log or /dev/stdout"
     ),
 ]
+
+
+class LoginLimits(SettingsSection):
+    """Limits of one Envoy with the module for clients that have not finished their login; 0: unlimited.
+
+    Over a limit, clients get error 1040. The address of a client is that in the PROXY header of a trusted
+    proxy. IPv6 addresses of one /64 network count as one address.
+    """
+
+    max_logins: int = setting(10_000, takes_effect="new envoys", ge=0, le=10_000_000)
+    """Maximum number of unfinished logins."""
+    max_logins_per_address: int = setting(1_000, takes_effect="new envoys", ge=0, le=10_000_000)
+    """Maximum number of unfinished logins of one client address."""
+    max_bytes: int = setting(64 << 20, takes_effect="new envoys", unit="bytes", ge=0, le=64 << 30)
+    """Memory limit for incomplete packets of unfinished logins."""
+    max_bytes_per_address: int = setting(16 << 20, takes_effect="new envoys", unit="bytes", ge=0, le=64 << 30)
+    """Memory limit for incomplete packets of unfinished logins of one client address."""
+    max_decryptions_per_second: float = setting(200.0, takes_effect="new envoys", ge=0, le=100_000)
+    """Maximum rate of RSA operations for passwords of clients without TLS (see `tls.client.rsa_key`). As many
+    as in 10 seconds may come at once."""
+    max_decryptions_per_second_per_address: float = setting(20.0, takes_effect="new envoys", ge=0, le=100_000)
+    """Maximum rate of these RSA operations for one client address."""
+    shared_addresses: tuple[Cidr, ...] = setting((), takes_effect="new envoys")
+    """Networks of addresses that many clients share, such as of NAT gateways and of balancers that send no
+    PROXY header. The limits per address do not apply to them."""
 
 
 class SqlSettings(SettingsSection):
@@ -39,6 +65,7 @@ class SqlSettings(SettingsSection):
     login_timeout: float = setting(8.0, unit="seconds", gt=0, le=3600)
     """Timeout of a client's login, after which the client gets error 1159 (module only). It also gets this
     error if the node closes the connection earlier because the client is silent."""
+    login_limits: LoginLimits = section(LoginLimits, "Limits of clients that have not finished their login.")
     idle_timeout: float = setting(0.0, unit="seconds", ge=0, le=31_536_000)
     """Seconds without traffic after which a session is closed; 0: never. With the module, a session that
     waits for a response is not idle, and a change applies to new sessions. Envoys without the module apply a

@@ -27,6 +27,9 @@ EnvoyFile = Annotated[
 ]
 
 
+TlsVersion = Literal["TLSv1.2", "TLSv1.3"]
+
+
 class SqlClientTls(SettingsSection):
     """An Envoy without the module gets no listener while `mode` is `required`.
 
@@ -41,6 +44,11 @@ class SqlClientTls(SettingsSection):
     """Private key (PEM) of that certificate."""
     client_ca: EnvoyFile | None = setting(None, takes_effect="new envoys")
     """CA (PEM) that client certificates must chain to; if set, TLS clients need a certificate."""
+    crl: EnvoyFile | None = setting(None, takes_effect="new envoys")
+    """Certificate revocation lists (PEM) for client certificates: one of each CA in their chains. A list
+    remains valid after its `nextUpdate`."""
+    min_version: TlsVersion = setting("TLSv1.2", takes_effect="new envoys")
+    """Oldest version of TLS that clients may use."""
     rsa_key: EnvoyFile | None = setting(None, takes_effect="new envoys")
     """RSA key (PEM) with which a client without TLS encrypts its password when the connection to TiDB uses
     TLS; default: each Envoy generates one when it starts."""
@@ -49,11 +57,14 @@ class SqlClientTls(SettingsSection):
     def _check_complete(self) -> SqlClientTls:
         if self.mode == "disabled":
             _reject_unused_files(
-                {"cert": self.cert, "key": self.key, "client_ca": self.client_ca}, "optional or required"
+                {"cert": self.cert, "key": self.key, "client_ca": self.client_ca, "crl": self.crl},
+                "optional or required",
             )
         elif self.cert is None or self.key is None:
             missing = "cert" if self.cert is None else "key"
             raise SettingError(f"is {self.mode}, but {missing} is not set", f"set {missing} too", key="mode")
+        elif self.crl is not None and self.client_ca is None:
+            raise SettingError("is set, but client_ca is not", "set client_ca too, or remove crl", key="crl")
         return self
 
 
@@ -66,6 +77,11 @@ class NodeTls(SettingsSection):
     """CA bundle (PEM) that the nodes' certificates must chain to; default: the system's."""
     verify: Literal["full", "ca", "none"] = setting("full", takes_effect="new envoys")
     """Verification of a node's certificate. full: CA and name; ca: only the CA; none: nothing."""
+    crl: EnvoyFile | None = setting(None, takes_effect="new envoys")
+    """Certificate revocation lists (PEM) for the nodes' certificates: one of each CA in their chains. A list
+    remains valid after its `nextUpdate`."""
+    min_version: TlsVersion = setting("TLSv1.2", takes_effect="new envoys")
+    """Oldest version of TLS that nodes may use."""
     cert: EnvoyFile | None = setting(None, takes_effect="new envoys")
     """The Envoys' client certificate (PEM), for nodes that require one."""
     key: EnvoyFile | None = setting(None, takes_effect="new envoys")
@@ -74,14 +90,17 @@ class NodeTls(SettingsSection):
     @model_validator(mode="after")
     def _check_complete(self) -> NodeTls:
         if self.mode == "disabled":
-            _reject_unused_files({"ca": self.ca, "cert": self.cert, "key": self.key}, "preferred or required")
+            _reject_unused_files(
+                {"ca": self.ca, "crl": self.crl, "cert": self.cert, "key": self.key}, "preferred or required"
+            )
         if (self.cert is None) != (self.key is None):
             alone, missing = ("key", "cert") if self.cert is None else ("cert", "key")
             raise SettingError(f"is set without {missing}", f"set {missing} too, or neither", key=alone)
-        if self.ca is not None and self.verify == "none":
-            raise SettingError(
-                "is set, but verify is none", "set verify: full or verify: ca, or remove ca", key="ca"
-            )
+        for key, file in {"ca": self.ca, "crl": self.crl}.items():
+            if file is not None and self.verify == "none":
+                raise SettingError(
+                    "is set, but verify is none", f"set verify: full or verify: ca, or remove {key}", key=key
+                )
         return self
 
 

@@ -22,6 +22,8 @@ LOGIN_FAILURES = (
     *("no_node", "too_many_connections", "tls_required", "login_too_slow", "bad_packet", "packet_too_large"),
     *("too_old", "clear_text_password", "node_without_tls", "node_tls_failed", "node_protocol"),
     *("password_unreadable", "node_gone", "compression_not_offered", "node_unreachable"),
+    *("session_token_plugin", "attributes_too_large", "change_user_without_tls"),
+    *("too_many_logins", "too_many_logins_of_address", "too_many_decryptions"),
     *("denied", "client_gone", "node_full"),
 )
 CONNECT_FAILURES = ("connect", "closed", "error", "invalid", "tls", "full")

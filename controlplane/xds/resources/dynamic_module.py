@@ -47,8 +47,20 @@ _NAME, _DO_NOT_CLOSE, _METRICS_NAMESPACE = 1, 3, 5
 
 
 def build_session_filter(settings: Settings) -> dict[str, Any]:
-    """Build the network filter `session`, which owns and ends sessions and enforces `max_connections`."""
-    config = {"max_connections": settings.sql.max_connections}
+    """Build the network filter `session`, which owns and ends sessions and enforces limits of clients."""
+    limits = settings.sql.login_limits
+    config = {
+        "max_connections": settings.sql.max_connections,
+        "login_limits": {
+            "max_logins": limits.max_logins,
+            "max_logins_per_address": limits.max_logins_per_address,
+            "max_bytes": limits.max_bytes,
+            "max_bytes_per_address": limits.max_bytes_per_address,
+            "max_decryptions_per_second": limits.max_decryptions_per_second,
+            "max_decryptions_per_second_per_address": limits.max_decryptions_per_second_per_address,
+            "shared_addresses": list(limits.shared_addresses),
+        },
+    }
     part = _pack_extension("filters.network", "DynamicModuleNetworkFilter", "filter", "session", config)
     return {"name": "envoy.filters.network.dynamic_modules", "typed_config": part}
 
@@ -100,6 +112,8 @@ def build_client_socket(settings: Settings) -> dict[str, Any]:
         "cert": _path_or_empty(tls.cert),
         "key": _path_or_empty(tls.key),
         "client_ca": _path_or_empty(tls.client_ca),
+        "crl": _path_or_empty(tls.crl),
+        "min_version": tls.min_version,
         "compression": settings.sql.compression,
         "rsa_key": _path_or_empty(tls.rsa_key),
     }
@@ -113,6 +127,8 @@ def build_node_socket(settings: Settings) -> dict[str, Any]:
         "tls": tls.mode,
         "ca": _path_or_empty(tls.ca),
         "verify": tls.verify,
+        "crl": _path_or_empty(tls.crl),
+        "min_version": tls.min_version,
         "cert": _path_or_empty(tls.cert),
         "key": _path_or_empty(tls.key),
         "proxy_protocol": settings.backend.proxy_protocol,

@@ -104,10 +104,10 @@ impl LoginExchange {
             self.trace.progress.push(progress);
         }
         if from_node {
-            self.trace.to_client.extend(&out.onward);
+            self.trace.to_client.extend(&*out.onward);
         } else {
-            self.trace.to_node.extend(&out.onward);
-            self.trace.to_client.extend(&out.back);
+            self.trace.to_node.extend(&*out.onward);
+            self.trace.to_client.extend(&*out.back);
         }
         let ssl_request = self.login.node_ssl_request();
         assert!(self.trace.ssl_request.is_none() || self.trace.ssl_request == ssl_request);

@@ -6,13 +6,13 @@ use fuzz::script::{self, Cut, Turn};
 use libfuzzer_sys::fuzz_target;
 use mysql_proto::capability::Capabilities;
 use mysql_proto::command::Command;
-use mysql_proto::tracker::{CommandObserver, CommandOutcome, PinReason, Tracker, TrackerState};
+use mysql_proto::tracker::{CommandObserver, CommandOutcome, PasswordRequest, PinReason, Tracker, TrackerState};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Event {
     Started(Command),
     Ended(Command, CommandOutcome),
-    AskedForClearText,
+    PasswordRequested(PasswordRequest),
 }
 
 /// Keeps all that it is told, and checks that commands end in the order in which they began.
@@ -35,10 +35,10 @@ impl CommandObserver for RecordingObserver {
         self.events.push(Event::Ended(command, outcome));
     }
 
-    fn on_clear_text_request(&mut self) {
+    fn on_password_request(&mut self, request: PasswordRequest) {
         let running = self.started.get(self.ended);
         assert_eq!(running, Some(&Command::ChangeUser), "asked for a password out of turn");
-        self.events.push(Event::AskedForClearText);
+        self.events.push(Event::PasswordRequested(request));
     }
 }
 

@@ -1,11 +1,11 @@
 //! Who a session is, as far as a login elsewhere must say it again: what its client said when it logged in.
 
 use mysql_proto::capability::Capabilities;
+use mysql_proto::change_user::ChangeUser;
 use mysql_proto::lenenc;
+use mysql_proto::login::SESSION_TOKEN_PLUGIN;
 use mysql_proto::response::{self, Response};
-
-/// The plugin with which a token logs in.
-const PLUGIN: &[u8] = b"tidb_session_token";
+use mysql_proto::secret::SecretBytes;
 
 /// The user, collation and attributes of a session, and what it can do.
 #[derive(Clone, PartialEq, Eq)]
@@ -34,9 +34,7 @@ impl Identity {
         let parts = Response::parse(payload, claimed)?;
         let user = payload[response::HEAD..].split(|&byte| byte == 0).next()?;
         let attributes = match &parts.plugin {
-            Some(plugin) if claimed.has(Capabilities::CONNECT_ATTRS) => {
-                payload.get(plugin.end + 1..).unwrap_or_default()
-            }
+            Some(_) if claimed.has(Capabilities::CONNECT_ATTRS) => &payload[parts.attributes.clone()],
             _ => &[],
         };
         Some(Self {
@@ -72,20 +70,14 @@ impl Identity {
         true
     }
 
-    /// The layout: user NUL, length and authentication data, database NUL, collation u16, plugin NUL, attributes
-    /// ("COM_CHANGE_USER", dev.mysql.com). All behind the database may be missing.
     fn parse_change_user(&self, payload: &[u8]) -> Option<Self> {
-        let (user, rest) = until_nul(payload.get(1..)?)?;
-        let (&length, rest) = rest.split_first()?;
-        let (_, rest) = until_nul(rest.get(usize::from(length)..)?)?;
-        let mut changed = Self { user: user.into(), attributes: Box::default(), ..self.clone() };
-        if let Some((collation, rest)) = rest.split_first_chunk::<2>() {
+        let change = ChangeUser::parse(payload)?;
+        let mut changed = Self { user: change.user.into(), attributes: Box::default(), ..self.clone() };
+        if let Some(collation) = change.collation {
             // A login has room for a byte only; the node has ignored it anyway (pingcap/tidb `pkg/server/conn.go`).
-            changed.collation = u8::try_from(u16::from_le_bytes(*collation)).unwrap_or(self.collation);
-            if self.capabilities.has(Capabilities::CONNECT_ATTRS)
-                && let Some((_, attributes)) = until_nul(rest)
-            {
-                changed.attributes = attributes.into();
+            changed.collation = u8::try_from(u16::from_le_bytes(collation)).unwrap_or(self.collation);
+            if self.capabilities.has(Capabilities::CONNECT_ATTRS) {
+                changed.attributes = change.attributes.into();
             }
         }
         Some(changed)
@@ -101,22 +93,16 @@ impl Identity {
         if !self.capabilities.has(Capabilities::PLUGIN_AUTH) {
             return None;
         }
-        let (command, rest) = payload.split_first()?;
-        let (user, rest) = until_nul(rest)?;
-        let (&length, rest) = rest.split_first()?;
-        let (database, rest) = until_nul(rest.get(usize::from(length)..)?)?;
-        let (collation, rest) = rest.split_first_chunk::<2>()?;
-        // Some clients leave out the NUL behind the last text.
-        let attributes = until_nul(rest).map_or(&[][..], |(_, attributes)| attributes);
-        let mut reworded = vec![*command];
-        for text in [user, &[], database] {
+        let change = ChangeUser::parse(payload)?;
+        let mut reworded = vec![*payload.first()?];
+        for text in [change.user, &[], change.database] {
             reworded.extend_from_slice(text);
             reworded.push(0);
         }
-        reworded.extend_from_slice(collation);
+        reworded.extend_from_slice(&change.collation?);
         reworded.extend_from_slice(NO_PLUGIN);
         reworded.push(0);
-        reworded.extend_from_slice(attributes);
+        reworded.extend_from_slice(change.attributes);
         Some(reworded)
     }
 
@@ -132,17 +118,19 @@ impl Identity {
 
     /// The payload of the login at another node.
     #[must_use]
-    pub fn handshake_response(&self, token: &[u8], database: &str, tls: bool) -> Vec<u8> {
-        let mut payload = self.handshake_head(tls).to_vec();
+    pub fn handshake_response(&self, token: &[u8], database: &str, tls: bool) -> SecretBytes {
+        let mut payload = SecretBytes::from(&self.handshake_head(tls)[..]);
         payload.extend_from_slice(&self.user);
         payload.push(0);
-        lenenc::write(&mut payload, token.len() as u64);
+        let mut length = Vec::new();
+        lenenc::write(&mut length, token.len() as u64);
+        payload.extend_from_slice(&length);
         payload.extend_from_slice(token);
         if self.login_capabilities(tls).has(Capabilities::CONNECT_WITH_DB) {
             payload.extend_from_slice(database.as_bytes());
             payload.push(0);
         }
-        payload.extend_from_slice(PLUGIN);
+        payload.extend_from_slice(SESSION_TOKEN_PLUGIN);
         payload.push(0);
         if self.attributes.is_empty() {
             if self.login_capabilities(tls).has(Capabilities::CONNECT_ATTRS) {
@@ -164,12 +152,6 @@ impl Identity {
         let claimed = self.capabilities.with(needed);
         if tls { claimed.with(Capabilities::SSL) } else { claimed.without(Capabilities::SSL) }
     }
-}
-
-/// What stands before the next NUL, and behind it.
-fn until_nul(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-    let at = bytes.iter().position(|&byte| byte == 0)?;
-    Some((&bytes[..at], &bytes[at + 1..]))
 }
 
 #[cfg(test)]
@@ -210,7 +192,7 @@ mod tests {
             let parts = Response::parse(&payload, capabilities).expect("a response");
             assert_eq!(&payload[parts.auth], &token);
             let plugin = parts.plugin.expect("a plugin");
-            assert_eq!(&payload[plugin.clone()], PLUGIN);
+            assert_eq!(&payload[plugin.clone()], SESSION_TOKEN_PLUGIN);
             assert_eq!(&payload[plugin.end + 1..], ATTRIBUTES);
             assert_eq!(&payload[4..9], &login(claimed)[4..9]);
             assert!(payload.windows(5).any(|found| found == b"now\0t"));

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use memchr::memchr2;
+use mysql_proto::secret::SecretBytes;
 
 /// Bytes of a key that are compared. The wanted keys are shorter.
 const MAX_KEY_BYTES: usize = 64;
@@ -34,7 +35,7 @@ enum ScanState {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ScannedJson {
     /// The values of the wanted keys, as they are written.
-    pub(crate) values: BTreeMap<&'static str, Vec<u8>>,
+    pub(crate) values: BTreeMap<&'static str, SecretBytes>,
     /// The input is exactly one object.
     pub(crate) is_object: bool,
     /// There was no room for all wanted values.
@@ -121,7 +122,7 @@ impl JsonScanner {
             (ScanState::Colon, b':') => {
                 self.current_key = self.wanted.iter().copied().find(|wanted| wanted.as_bytes() == self.key);
                 if let Some(key) = self.current_key {
-                    self.result.values.insert(key, Vec::new());
+                    self.result.values.insert(key, SecretBytes::default());
                 }
                 ScanState::Value(0)
             }
@@ -264,7 +265,7 @@ mod tests {
             let scanned = scanned(json.as_bytes(), size);
             assert!(scanned.is_object && scanned.is_utf8 && !scanned.is_truncated, "{json}");
             let text = |value| String::from_utf8(value).expect("text");
-            scanned.values.into_iter().map(|(key, value)| (key, text(value))).collect::<Vec<_>>()
+            scanned.values.into_iter().map(|(key, value)| (key, text(value.to_vec()))).collect::<Vec<_>>()
         };
         let whole = of(usize::MAX);
         for size in 1..8 {

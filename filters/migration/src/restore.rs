@@ -7,6 +7,7 @@ use std::cell::RefCell;
 
 use memchr::memchr2;
 use mysql_proto::packet::{HEADER, Header, MAX_PAYLOAD};
+use mysql_proto::secret::SecretBytes;
 
 use crate::budget::Reservation;
 use crate::state_summary::preparation_query;
@@ -24,14 +25,14 @@ const QUERY_PREFIX: &[u8] = b"\x03SET SESSION_STATES '";
 
 /// `SET SESSION_STATES` and the statement before it, as packets.
 pub struct RestoreStatement {
-    pieces: Vec<Vec<u8>>,
+    pieces: Vec<SecretBytes>,
     reservation: RefCell<Reservation>,
 }
 
 impl RestoreStatement {
     /// The bytes of all packets, in order.
     #[must_use]
-    pub fn pieces(&self) -> &[Vec<u8>] {
+    pub fn pieces(&self) -> &[SecretBytes] {
         &self.pieces
     }
 
@@ -53,7 +54,7 @@ impl Eq for RestoreStatement {}
 /// Without the states, which must not be logged.
 impl std::fmt::Debug for RestoreStatement {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "RestoreStatement({} bytes)", self.pieces.iter().map(Vec::len).sum::<usize>())
+        write!(formatter, "RestoreStatement({} bytes)", self.pieces.iter().map(|piece| piece.len()).sum::<usize>())
     }
 }
 
@@ -64,7 +65,7 @@ pub(crate) struct OverBudget;
 /// Builds a [`RestoreStatement`].
 #[derive(Debug)]
 pub(crate) struct RestoreBuilder {
-    pieces: Vec<Vec<u8>>,
+    pieces: Vec<SecretBytes>,
     reservation: Reservation,
     /// The capacity of all pieces.
     allocated: usize,
@@ -93,7 +94,7 @@ impl RestoreBuilder {
             sequence: 0,
         };
         builder.add_piece(0)?;
-        builder.pieces[0].extend(preparation_query());
+        builder.pieces[0].extend_from_slice(&preparation_query());
         builder.begin_packet()?;
         builder.write(QUERY_PREFIX)?;
         Ok(builder)
@@ -158,7 +159,7 @@ impl RestoreBuilder {
         }
         self.header = (self.pieces.len() - 1, self.last().len());
         let header = Header { length: MAX_PAYLOAD, sequence: self.sequence };
-        self.last().extend(header.bytes());
+        self.last().extend_from_slice(&header.bytes());
         self.sequence = self.sequence.wrapping_add(1);
         self.payload = 0;
         Ok(())
@@ -173,7 +174,7 @@ impl RestoreBuilder {
             return Err(OverBudget);
         }
         self.allocated += size;
-        self.pieces.push(Vec::with_capacity(size));
+        self.pieces.push(SecretBytes::with_capacity(size));
         Ok(())
     }
 
@@ -182,7 +183,7 @@ impl RestoreBuilder {
         last.capacity() - last.len()
     }
 
-    fn last(&mut self) -> &mut Vec<u8> {
+    fn last(&mut self) -> &mut SecretBytes {
         let last = self.pieces.len() - 1;
         &mut self.pieces[last]
     }
@@ -205,7 +206,7 @@ pub(crate) mod tests {
 
     /// All packets.
     pub(crate) fn bytes_of(statement: &RestoreStatement) -> Vec<u8> {
-        statement.pieces().concat()
+        statement.pieces().iter().flat_map(|piece| piece.iter().copied()).collect()
     }
 
     fn expected(json: &[u8]) -> Vec<u8> {
@@ -243,8 +244,8 @@ pub(crate) mod tests {
             let mut builder = RestoreBuilder::new(length, budget.reservation()).expect("room");
             builder.push(&vec![byte; length]).expect("room");
             let statement = builder.finish().expect("room");
-            let allocated: usize = statement.pieces().iter().map(Vec::capacity).sum();
-            let used: usize = statement.pieces().iter().map(Vec::len).sum();
+            let allocated: usize = statement.pieces().iter().map(SecretBytes::capacity).sum();
+            let used: usize = statement.pieces().iter().map(|piece| piece.len()).sum();
             assert_eq!(budget.used(), allocated);
             assert!(statement.pieces().iter().all(|piece| piece.capacity() <= MAX_PIECE_BYTES));
             assert!(allocated < used + used / 10 + 1024, "{allocated} for {used}");
@@ -267,5 +268,10 @@ pub(crate) mod tests {
     #[test]
     fn states_are_not_logged() {
         assert!(!format!("{:?}", statement(b"secret")).contains("secret"));
+        let mut builder = RestoreBuilder::new(6, MemoryLimits::default().budget.reservation()).expect("room");
+        builder.push(b"secret").expect("room");
+        // Neither as text nor as numbers.
+        let shown = format!("{builder:?}");
+        assert!(!shown.contains("secret") && !shown.contains("115, 101, 99"), "{shown}");
     }
 }

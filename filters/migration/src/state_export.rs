@@ -13,6 +13,7 @@ use std::rc::Rc;
 
 use mysql_proto::error;
 use mysql_proto::packet::{HEADER, Header, MAX_PAYLOAD};
+use mysql_proto::secret::SecretBytes;
 
 use crate::budget::MemoryLimits;
 use crate::messages::query;
@@ -35,7 +36,7 @@ pub struct ExportedStates {
     /// Restores them at another node. It contains whatever the client has put into variables.
     pub statement: Rc<RestoreStatement>,
     /// Logs in as the session's user, anywhere, for a minute.
-    pub token: Vec<u8>,
+    pub token: SecretBytes,
     pub summary: StateSummary,
 }
 

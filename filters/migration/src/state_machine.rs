@@ -12,6 +12,7 @@ mod effect;
 use std::time::Duration;
 
 use mysql_proto::login::NodeTls;
+use mysql_proto::secret::SecretBytes;
 
 use crate::budget::MemoryLimits;
 use crate::identity::Identity;
@@ -31,7 +32,7 @@ enum MigrationPhase {
     Exporting(StateExport),
     /// `undo`: the statement that undoes the export at the old node. None: the old node is gone, and there is no way back.
     Restoring {
-        undo: Option<Vec<u8>>,
+        undo: Option<SecretBytes>,
         /// The target has restored all states.
         is_restored: bool,
     },
@@ -224,7 +225,7 @@ impl Migration {
         self.phase = MigrationPhase::Exporting(StateExport::new(self.deprecate_eof, self.memory_limits.clone()));
         self.start_step(MigrationStep::Exporting, now);
         self.export_requested_at = now;
-        vec![Effect::HoldClient(state_export::export_query())]
+        vec![Effect::HoldClient(state_export::export_query().into())]
     }
 
     /// Bytes of the old node, while the client is held.
@@ -366,7 +367,7 @@ impl Migration {
         }
     }
 
-    fn restore_snapshot(&mut self, now: Duration) -> Option<Vec<u8>> {
+    fn restore_snapshot(&mut self, now: Duration) -> Option<SecretBytes> {
         let snapshot = self.snapshot.take()?;
         let sent = self.target_login.log_in(&snapshot.states);
         self.wait_timeout = snapshot.states.summary.wait_timeout;
@@ -409,7 +410,7 @@ impl Migration {
         }
     }
 
-    fn send_undo(&mut self, undo: Vec<u8>, reason: AbortReason, now: Duration) -> Vec<Effect> {
+    fn send_undo(&mut self, undo: SecretBytes, reason: AbortReason, now: Duration) -> Vec<Effect> {
         self.start_step(MigrationStep::Undoing, now);
         self.phase = MigrationPhase::Undoing { answer: StateExport::awaiting_ok(), reason };
         vec![Effect::SendToOldNode(undo)]

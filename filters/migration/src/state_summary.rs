@@ -9,8 +9,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
+use mysql_proto::secret::SecretBytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use zeroize::Zeroizing;
 
 use crate::json_scanner::ScannedJson;
 use crate::messages::query;
@@ -50,9 +52,9 @@ pub fn preparation_query() -> Vec<u8> {
 
 /// The statement that restores a small part of the states. `backslashes`: they escape in the session's SQL mode. A doubled
 /// quote means the same in all modes.
-fn restore_query(json: &[u8], backslashes: bool) -> Vec<u8> {
-    let mut text = b"SET SESSION_STATES '".to_vec();
-    text.reserve(json.len() + json.len() / 8);
+fn restore_query(json: &[u8], backslashes: bool) -> SecretBytes {
+    let mut text = SecretBytes::with_capacity(json.len() + json.len() / 8 + 32);
+    text.extend_from_slice(b"SET SESSION_STATES '");
     for &byte in json {
         if byte == b'\'' || byte == b'\\' && backslashes {
             text.push(byte);
@@ -60,7 +62,7 @@ fn restore_query(json: &[u8], backslashes: bool) -> Vec<u8> {
         text.push(byte);
     }
     text.push(b'\'');
-    query(&text)
+    query(&text).into()
 }
 
 /// JSON that no character set changes.
@@ -93,7 +95,7 @@ pub enum UnusableStates {
 }
 
 /// What a migration needs to know of the states. It is small.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct StateSummary {
     /// The session's database; empty when it has none.
     pub database: String,
@@ -103,7 +105,15 @@ pub struct StateSummary {
     /// still ask for what its last statement has left (ROW_COUNT, FOUND_ROWS, warnings). None when that cannot be known.
     ///
     /// Where the node has converted them to a character set other than UTF-8, texts of warnings may lose letters.
-    pub undo: Option<Vec<u8>>,
+    pub undo: Option<SecretBytes>,
+}
+
+/// Without what the client has put into the session.
+impl std::fmt::Debug for StateSummary {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { database, wait_timeout, undo } = self;
+        write!(formatter, "StateSummary(database of {} bytes, {wait_timeout:?}, undo: {undo:?})", database.len())
+    }
 }
 
 /// The system variables that matter, of some hundreds.
@@ -150,12 +160,13 @@ impl StateSummary {
     }
 }
 
-fn undo_query(texts: &BTreeMap<&str, Cow<'_, str>>, variables: &Variables<'_>) -> Option<Vec<u8>> {
+fn undo_query(texts: &BTreeMap<&str, Cow<'_, str>>, variables: &Variables<'_>) -> Option<SecretBytes> {
     let kept = texts.iter().filter(|(key, _)| **key != VARIABLES);
     let kept: Result<BTreeMap<&str, &RawValue>, _> =
         kept.map(|(key, text)| Ok((*key, serde_json::from_str(text)?))).collect::<serde_json::Result<_>>();
-    let json = serde_json::to_string(&kept.ok()?).ok()?;
-    Some(restore_query(escape_non_ascii(&json).as_bytes(), !variables.sql_mode.contains("NO_BACKSLASH_ESCAPES")))
+    let json = Zeroizing::new(serde_json::to_string(&kept.ok()?).ok()?);
+    let json = Zeroizing::new(escape_non_ascii(&json));
+    Some(restore_query(json.as_bytes(), !variables.sql_mode.contains("NO_BACKSLASH_ESCAPES")))
 }
 
 #[cfg(test)]
@@ -209,7 +220,7 @@ mod tests {
         assert_eq!(summary(b"{\"x\":\"\xb9\"}").1, Err(UnusableStates::CharacterSet));
     }
 
-    fn undo(json: &[u8]) -> Option<Vec<u8>> {
+    fn undo(json: &[u8]) -> Option<SecretBytes> {
         summary(json).0.undo
     }
 

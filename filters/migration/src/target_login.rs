@@ -13,6 +13,7 @@ use mysql_proto::error;
 use mysql_proto::greeting::{self, Greeting};
 use mysql_proto::login::NodeTls;
 use mysql_proto::response;
+use mysql_proto::secret::SecretBytes;
 
 use crate::identity::Identity;
 use crate::messages::{Message, MessageReader, packets};
@@ -22,7 +23,7 @@ use crate::state_export::ExportedStates;
 /// What the caller is to do.
 #[derive(Debug, PartialEq, Eq)]
 pub enum LoginAction {
-    Send(Vec<u8>),
+    Send(SecretBytes),
     /// Send this. It may be long.
     RestoreStates(Rc<RestoreStatement>),
     /// Send this, and start TLS behind it. [`TargetLogin::on_tls_established`] follows.
@@ -120,7 +121,7 @@ impl TargetLogin {
     }
 
     /// The session is ready. Returns the login. Err: the node is not ready; nothing is lost then.
-    pub fn log_in(&mut self, states: &ExportedStates) -> Result<Vec<u8>, LoginFailure> {
+    pub fn log_in(&mut self, states: &ExportedStates) -> Result<SecretBytes, LoginFailure> {
         if self.phase != TargetLoginPhase::Ready {
             return Err(LoginFailure::ProtocolError);
         }
@@ -131,7 +132,7 @@ impl TargetLogin {
             self.sequence,
         );
         self.sequence = self.sequence.wrapping_add(1);
-        Ok(login)
+        Ok(login.into())
     }
 
     /// Whether the login has succeeded. Meaningless after a failure.
@@ -253,7 +254,7 @@ pub(crate) mod tests {
     fn exported() -> ExportedStates {
         let summary = StateSummary { database: "d".to_owned(), ..StateSummary::default() };
         let statement = Rc::new(statement(b"{\"current-db\":\"d\"}"));
-        ExportedStates { statement, token: vec![b't'; 500], summary }
+        ExportedStates { statement, token: vec![b't'; 500].into(), summary }
     }
 
     fn ready_login() -> TargetLogin {

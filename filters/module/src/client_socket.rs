@@ -6,8 +6,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use envoy_abi::socket::{Closed, Io, IoOutcome, Socket, SocketFactory, TransportSocket};
+use mysql_proto::error::ProxyError;
 use mysql_proto::login::{ClientTls, Compression, NodeTls, Output, Progress, Rules};
-use tls::{ClientSide, RsaPasswordKey};
+use mysql_proto::secret;
+use tls::{ClientSide, PeerRules, RsaPasswordKey};
 
 use crate::config;
 use crate::conn::{Conn, ReadError, ReadStep};
@@ -43,7 +45,8 @@ impl ClientSocketFactory {
         let certificate = if config.tls == ClientTls::Disabled {
             None
         } else {
-            let loaded = ClientSide::load(&config.cert, &config.key, non_empty_path(&config.client_ca));
+            let rules = PeerRules { min_version: config.min_version, crl: non_empty_path(&config.crl) };
+            let loaded = ClientSide::load(&config.cert, &config.key, non_empty_path(&config.client_ca), rules);
             Some(Arc::new(loaded.map_err(|error| error.to_string())?))
         };
         let password_key = match non_empty_path(&config.rsa_key) {
@@ -123,7 +126,9 @@ impl ClientConn {
             } else if session.phase() == SessionPhase::Established {
                 self.pass_to_node(session, plain, passed)
             } else {
-                self.advance_login(session, plain, passed).1
+                let (_, step) = self.advance_login(session, plain, passed);
+                secret::wipe(plain); // it may hold a password, and others use this buffer
+                step
             };
             match step {
                 ReadStep::Continue if closed => self.on_end_of_stream(),
@@ -165,13 +170,29 @@ impl ClientConn {
     }
 
     fn pass_to_node(&self, session: &Rc<Session>, bytes: &[u8], passed: &mut usize) -> ReadStep {
-        let bytes = session.assemble_identity_command(bytes);
-        session.watch_transactions(&bytes);
-        if !session.on_client_bytes(&bytes) {
+        let command = match session.assemble_identity_command(bytes) {
+            Ok(command) => command,
+            Err(why) => return self.reject_command(session, why),
+        };
+        let bytes = command.as_deref().unwrap_or(bytes);
+        session.watch_transactions(bytes);
+        if !session.on_client_bytes(bytes) {
             return ReadStep::Close;
         }
-        self.conn.forward(&bytes, passed);
+        self.conn.forward(bytes, passed);
         ReadStep::Continue
+    }
+
+    /// Answers the client's command with an error. The session ends with it.
+    fn reject_command(&self, session: &Session, why: ProxyError) -> ReadStep {
+        if self.conn.has_unsent() {
+            return ReadStep::Close; // the error would come before what the node has sent
+        }
+        let _ = self.conn.write_or_queue(&why.packet(1, true));
+        self.is_rejected.set(true);
+        self.conn.finish();
+        session.end_rejected(why, REJECTION_TIMEOUT);
+        ReadStep::Yield
     }
 
     /// Returns how many bytes were taken; the rest matters behind an SSLRequest only.

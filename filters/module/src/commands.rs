@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::time::Instant;
 
 use mysql_proto::command::Command;
-use mysql_proto::tracker::{CommandObserver, CommandOutcome};
+use mysql_proto::tracker::{CommandObserver, CommandOutcome, PasswordRequest};
 
 use crate::node::{self, Counts};
 
@@ -17,8 +17,8 @@ pub(crate) struct Commands {
     started_at: Cell<Option<Instant>>,
     /// When the last one ended.
     idle_since: Cell<Option<Instant>>,
-    /// The node has asked for a password as clear text.
-    has_clear_text_request: Cell<bool>,
+    /// The node has asked for the password itself.
+    password_request: Cell<Option<PasswordRequest>>,
     /// The client has sent COM_QUIT.
     has_quit: Cell<bool>,
     /// A command that changes who the session is, or what it may do.
@@ -46,9 +46,9 @@ impl Commands {
         self.idle_since.get()
     }
 
-    /// Whether the node has requested a password as clear text since the last call.
-    pub(crate) fn take_clear_text_request(&self) -> bool {
-        self.has_clear_text_request.take()
+    /// How the node has requested the password itself since the last call.
+    pub(crate) fn take_password_request(&self) -> Option<PasswordRequest> {
+        self.password_request.take()
     }
 
     /// Whether the client has sent COM_QUIT.
@@ -68,8 +68,8 @@ pub(crate) struct CommandRecorder<'a> {
 }
 
 impl CommandObserver for CommandRecorder<'_> {
-    fn on_clear_text_request(&mut self) {
-        self.commands.has_clear_text_request.set(true);
+    fn on_password_request(&mut self, request: PasswordRequest) {
+        self.commands.password_request.set(Some(request));
     }
 
     fn on_command_started(&mut self, command: Command) {

@@ -16,6 +16,23 @@ pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 pub(crate) struct SessionFilterConfig {
     /// Most clients of this Envoy; 0: no limit.
     pub(crate) max_connections: f64,
+    pub(crate) login_limits: LoginLimitsConfig,
+}
+
+/// Limits of clients that have not finished their login; 0: no limit.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct LoginLimitsConfig {
+    pub(crate) max_logins: f64,
+    pub(crate) max_logins_per_address: f64,
+    /// Bytes of theirs that are kept.
+    pub(crate) max_bytes: f64,
+    pub(crate) max_bytes_per_address: f64,
+    /// Passwords that are decrypted in a second.
+    pub(crate) max_decryptions_per_second: f64,
+    pub(crate) max_decryptions_per_second_per_address: f64,
+    /// Networks of addresses that many clients share: they have no limits per address.
+    pub(crate) shared_addresses: Vec<ipnet::IpNet>,
 }
 
 /// The `trusted_proxies` listener filter.
@@ -79,6 +96,10 @@ pub(crate) struct ClientSocketConfig {
     pub(crate) key: PathBuf,
     /// Empty: clients need no certificate.
     pub(crate) client_ca: PathBuf,
+    /// Revocation lists for client certificates; empty: none.
+    pub(crate) crl: PathBuf,
+    #[serde(with = "MinVersionName")]
+    pub(crate) min_version: tls::MinVersion,
     #[serde(with = "CompressionName")]
     pub(crate) compression: mysql_proto::login::Compression,
     /// Key with which clients without TLS encrypt passwords; empty: one is made at start.
@@ -95,6 +116,10 @@ pub(crate) struct NodeSocketConfig {
     pub(crate) ca: PathBuf,
     #[serde(with = "VerifyName")]
     pub(crate) verify: tls::Verify,
+    /// Revocation lists for nodes' certificates; empty: none.
+    pub(crate) crl: PathBuf,
+    #[serde(with = "MinVersionName")]
+    pub(crate) min_version: tls::MinVersion,
     pub(crate) cert: PathBuf,
     pub(crate) key: PathBuf,
     pub(crate) proxy_protocol: ProxyProtocol,
@@ -173,6 +198,15 @@ enum VerifyName {
     None,
 }
 
+#[derive(Deserialize)]
+#[serde(remote = "tls::MinVersion")]
+enum MinVersionName {
+    #[serde(rename = "TLSv1.2")]
+    Tls12,
+    #[serde(rename = "TLSv1.3")]
+    Tls13,
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum ProxyProtocol {
@@ -237,8 +271,11 @@ mod tests {
 
     #[test]
     fn a_whole_configuration_is_read() {
-        let read = session(&format!(r#"{{"version":"{VERSION}","max_connections":10}}"#)).expect("it fits");
-        assert_eq!(read.max_connections, 10.0);
+        let limits = r#"{"max_logins":1,"max_logins_per_address":2,"max_bytes":3,"max_bytes_per_address":4,
+            "max_decryptions_per_second":5,"max_decryptions_per_second_per_address":6,"shared_addresses":["10.0.0.0/8"]}"#;
+        let read = session(&format!(r#"{{"version":"{VERSION}","max_connections":10,"login_limits":{limits}}}"#))
+            .expect("it fits");
+        assert_eq!((read.max_connections, read.login_limits.max_logins_per_address), (10.0, 2.0));
     }
 
     #[test]

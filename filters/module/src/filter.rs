@@ -1,6 +1,7 @@
 //! The network filter: begins a session, keeps to the limit of clients, ends it when its time is up.
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use envoy_abi::filter::{Filter, FilterFactory, NetworkFilter};
@@ -8,6 +9,7 @@ use mysql_proto::error::ProxyError;
 
 use crate::config;
 use crate::live_config::{self, SessionLimits};
+use crate::login_limits::LoginLimits;
 use crate::session::Session;
 use crate::worker::WorkerContext;
 
@@ -19,12 +21,13 @@ static CLIENTS: AtomicU64 = AtomicU64::new(0);
 
 pub(crate) struct SessionFilterFactory {
     max_clients: u64,
+    login_limits: Arc<LoginLimits>,
 }
 
 impl SessionFilterFactory {
     pub(crate) fn new(config: &config::SessionFilterConfig) -> Self {
         let most = if config.max_connections >= 1.0 { config.max_connections as u64 } else { u64::MAX };
-        Self { max_clients: most }
+        Self { max_clients: most, login_limits: Arc::new(LoginLimits::new(&config.login_limits)) }
     }
 }
 
@@ -34,7 +37,8 @@ impl FilterFactory for SessionFilterFactory {
             envoy_abi::log!(Error, "the listener has the filter of this module, but not its socket");
             return None;
         };
-        Some(Box::new(SessionFilter { filter, session, client_slot: ClientSlot::try_acquire(self.max_clients) }))
+        let client_slot = ClientSlot::try_acquire(self.max_clients);
+        Some(Box::new(SessionFilter { filter, session, client_slot, login_limits: Arc::clone(&self.login_limits) }))
     }
 }
 
@@ -43,6 +47,7 @@ struct SessionFilter {
     session: Rc<Session>,
     /// None: there are as many as there may be.
     client_slot: Option<ClientSlot>,
+    login_limits: Arc<LoginLimits>,
 }
 
 /// A client that is served.
@@ -68,6 +73,10 @@ impl NetworkFilter for SessionFilter {
         self.session.attach_filter(self.filter.clone(), login_timeout, idle_timeout);
         if self.client_slot.is_none() {
             self.session.close(ProxyError::TooManyConnections);
+            return false;
+        }
+        if let Err(why) = self.session.start_login(&self.login_limits) {
+            self.session.close(why);
             return false;
         }
         if !self.filter.set_state(HASHED, &self.session.id().to_string()) {

@@ -13,6 +13,7 @@
 
 #![deny(unsafe_code)]
 
+mod address_table;
 mod client_socket;
 mod clock;
 mod commands;
@@ -25,6 +26,7 @@ mod filter;
 mod hosts;
 mod live_config;
 mod login_failover;
+mod login_limits;
 mod migration_driver;
 mod migration_scheduler;
 mod migration_state;

@@ -10,7 +10,9 @@ use migration::ping_reply::PingReply;
 use migration::rate_limit::{ExportBackoff, MigrationBackoff};
 use migration::state_snapshot::StateSnapshot;
 
+use mysql_proto::change_user::MAX_CHANGE_USER_BYTES;
 use mysql_proto::packet::{HEADER, Header};
+use mysql_proto::secret::SecretBytes;
 
 use crate::commands::IdentityChange;
 use crate::deadlines::Deadline;
@@ -21,8 +23,8 @@ use crate::session::CloseProbe;
 
 const CHANGE_USER: u8 = 0x11;
 const SET_OPTION: u8 = 0x1b;
-/// Bytes of a change of user that are kept.
-const MAX_CHANGE_BYTES: usize = 64 * 1024;
+/// Bytes of a change of user, and of what follows it, that are kept.
+const MAX_CHANGE_BYTES: usize = 2 * MAX_CHANGE_USER_BYTES;
 /// Failover attempts of a session whose node is gone.
 const MAX_FAILOVER_ATTEMPTS: u8 = 3;
 /// After a migration, or a failed attempt, the time until the session may be selected for rebalancing again.
@@ -70,9 +72,9 @@ pub(crate) struct MigrationState {
     /// When it has migrated last, or an attempt has failed.
     last_disturbed_at: Cell<Option<Duration>>,
     /// The command that changes the identity, as far as it was sent.
-    change_command: RefCell<Vec<u8>>,
+    change_command: RefCell<SecretBytes>,
     /// The part of an identity command that was received. The command is forwarded when it is complete.
-    pub(crate) partial_command: RefCell<Vec<u8>>,
+    pub(crate) partial_command: RefCell<SecretBytes>,
 }
 
 impl MigrationState {

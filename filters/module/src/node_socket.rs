@@ -10,7 +10,7 @@ use envoy_abi::socket::{Closed, Io, IoOutcome, Socket, SocketFactory, TransportS
 use mysql_proto::error::ProxyError;
 use mysql_proto::login::{FirstPacket, Login, NodeTls, Output, Progress, TOO_MANY_CONNECTIONS, first_packet};
 use mysql_proto::packet::{HEADER, Header};
-use tls::{NodeSide, Stream};
+use tls::{NodeSide, PeerRules, Stream};
 
 use crate::conn::{Conn, ReadError, ReadStep};
 use crate::ejection;
@@ -48,7 +48,8 @@ impl NodeSocketFactory {
             None
         } else {
             let pair = non_empty_path(&config.cert).zip(non_empty_path(&config.key));
-            let loaded = NodeSide::load(non_empty_path(&config.ca), config.verify, pair);
+            let rules = PeerRules { min_version: config.min_version, crl: non_empty_path(&config.crl) };
+            let loaded = NodeSide::load(non_empty_path(&config.ca), config.verify, pair, rules);
             Some(Arc::new(loaded.map_err(|error| error.to_string())?))
         };
         let shared = Arc::new(NodeSocketOptions {
@@ -234,11 +235,10 @@ impl NodeConn {
     fn pass_to_client(&self, bytes: &[u8], passed: &mut usize) -> (usize, ReadStep) {
         let (taken, passing) = self.session.on_node_bytes(bytes);
         let bytes = &bytes[..taken];
-        if passing == PassDecision::RejectClearText {
+        if let PassDecision::Reject(why) = passing {
             // A packet of our own can only take the place of a whole one.
             if let Some(header) = Header::parse(bytes).filter(|header| HEADER + header.length == bytes.len()) {
-                let error = ProxyError::ClearTextPassword.packet(header.sequence, true);
-                self.conn.pass_on(&error, passed);
+                self.conn.pass_on(&why.packet(header.sequence, true), passed);
             }
             return (taken, ReadStep::Close);
         }

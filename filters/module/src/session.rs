@@ -27,6 +27,7 @@ use crate::commands::Commands;
 use crate::conn::Conn;
 use crate::deadlines::Deadline;
 use crate::login_failover::LoginFailover;
+use crate::login_limits::LoginSlot;
 use crate::migration_state::MigrationState;
 use crate::node::{self, Counts, SessionState, WorkerNode};
 use crate::reachability::MonitoredEndpoint;
@@ -54,8 +55,8 @@ pub(crate) enum PassDecision {
     Pass,
     /// Passes them on, and then ends the session.
     PassAndClose,
-    /// Must not pass them on: in a change of user they request a password, which would then be sent as clear text.
-    RejectClearText,
+    /// Must not pass them on: in a change of user they request a password that must not or cannot be sent.
+    Reject(ProxyError),
 }
 
 /// One session. All of it is on one worker, and hooks may run inside one another, so every part is a cell.
@@ -106,6 +107,8 @@ pub(crate) struct Session {
     /// The error of a node that has greeted, and is full, until the login fails over.
     late_full_error: RefCell<Vec<u8>>,
     pub(crate) login_failover: RefCell<Option<Rc<LoginFailover>>>,
+    /// Counts towards the limits of logins, until the login is over.
+    login_slot: RefCell<Option<LoginSlot>>,
     /// Whether the login may fail over then, which is done once.
     may_fail_over: Cell<bool>,
     /// The reason of a failed login, once it is known.
@@ -148,6 +151,7 @@ impl Session {
             full_node_error: RefCell::default(),
             late_full_error: RefCell::default(),
             login_failover: RefCell::default(),
+            login_slot: RefCell::default(),
             may_fail_over: Cell::new(true),
             login_failure: Cell::new(None),
             migration: MigrationState::default(),

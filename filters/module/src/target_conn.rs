@@ -8,6 +8,7 @@ use std::rc::Rc;
 
 use envoy_abi::socket_options;
 use migration::restore::RestoreStatement;
+use mysql_proto::secret::SecretBytes;
 use socket2::Socket;
 use tls::{ReceiveResult, Stream};
 
@@ -41,7 +42,7 @@ pub(crate) struct TargetConn {
     connection: Socket,
     tls: RefCell<Option<Box<Stream>>>,
     /// Bytes that wait until the socket is connected, or has room.
-    outbox: RefCell<Vec<u8>>,
+    outbox: RefCell<SecretBytes>,
     /// States that follow.
     states: RefCell<Option<UnsentStates>>,
     /// There are more states, and room to send them.
@@ -153,7 +154,7 @@ impl TargetConn {
     fn flush(&self) -> Result<(), TargetLost> {
         let mut outbox = self.outbox.borrow_mut();
         let sent = self.write(&outbox)?;
-        outbox.drain(..sent);
+        outbox.consume(sent);
         if !outbox.is_empty() || !self.flush_tls()? {
             return Ok(());
         }

@@ -14,6 +14,17 @@ pub enum PinReason {
     Opaque,
 }
 
+/// How a client sends the password that a node asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PasswordRequest {
+    /// As clear text with TLS, else encrypted with the server's RSA key.
+    Encrypted,
+    /// As clear text in any case.
+    ClearText,
+    /// It is the token with which only the proxy logs in.
+    SessionToken,
+}
+
 /// How a command ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CommandOutcome {
@@ -34,8 +45,8 @@ pub trait CommandObserver {
     fn on_command_started(&mut self, _command: Command) {}
     /// The last byte of its response was seen (or, without a response, of the command).
     fn on_command_ended(&mut self, _command: Command, _outcome: CommandOutcome) {}
-    /// Within COM_CHANGE_USER the node asks for a password that clients with TLS send as clear text.
-    fn on_clear_text_request(&mut self) {}
+    /// Within COM_CHANGE_USER the node asks for the password itself.
+    fn on_password_request(&mut self, _request: PasswordRequest) {}
 }
 
 /// Ignores all events.

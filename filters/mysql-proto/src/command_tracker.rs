@@ -297,8 +297,8 @@ impl CommandTracker {
             (ResponsePhase::First, ResponseShape::Authentication) => match first {
                 reply::END | reply::AUTH_MORE | reply::AUTH_NEXT_FACTOR => {
                     self.is_auth_data_awaited = true;
-                    if reply::is_clear_text_request(payload) {
-                        observer.on_clear_text_request();
+                    if let Some(request) = reply::password_request(payload) {
+                        observer.on_password_request(request);
                     }
                 }
                 _ => self.finish_result(Self::parse_ok_status(payload)?, observer),

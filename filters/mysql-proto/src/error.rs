@@ -35,11 +35,23 @@ pub enum ProxyError {
     CompressionNotOffered,
     /// The node does not answer any more.
     NodeUnreachable,
+    /// The client names the authentication plugin with which only the proxy logs in.
+    SessionTokenPlugin,
+    /// The client's connection attributes are larger than they may be.
+    AttributesTooLarge,
+    /// A change of user needs the password itself, which the client cannot send without TLS.
+    ChangeUserWithoutTls,
+    /// As many clients as may are logging in.
+    TooManyLogins,
+    /// As many clients of the client's address as may are logging in.
+    TooManyLoginsOfAddress,
+    /// Passwords that clients encrypt without TLS come too often.
+    TooManyDecryptions,
 }
 
 impl ProxyError {
     /// Every one, for tables and counters.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 21] = [
         Self::NoNode,
         Self::TooManyConnections,
         Self::TlsRequired,
@@ -55,6 +67,12 @@ impl ProxyError {
         Self::NodeGone,
         Self::CompressionNotOffered,
         Self::NodeUnreachable,
+        Self::SessionTokenPlugin,
+        Self::AttributesTooLarge,
+        Self::ChangeUserWithoutTls,
+        Self::TooManyLogins,
+        Self::TooManyLoginsOfAddress,
+        Self::TooManyDecryptions,
     ];
 
     /// Code, SQLSTATE and text. Codes are MySQL's and TiDB's own for the same thing.
@@ -143,6 +161,38 @@ impl ProxyError {
                 "HY000",
                 "Tidevoy: the TiDB server does not answer any more; try again (operator: `tidevoy nodes` tells which)",
             ),
+            Self::SessionTokenPlugin => (
+                1045,
+                "28000",
+                "Tidevoy: access denied: only Tidevoy itself may use the authentication plugin tidb_session_token; log \
+                 in with a password",
+            ),
+            Self::AttributesTooLarge => {
+                (1153, "08S01", "Tidevoy: the connection attributes are larger than 64 KiB; send fewer or shorter ones")
+            }
+            Self::ChangeUserWithoutTls => (
+                1235,
+                "42000",
+                "Tidevoy: a change of user to an account with caching_sha2_password or the like needs TLS between client \
+                 and Tidevoy; turn on TLS in the client, or open a new connection",
+            ),
+            Self::TooManyLogins => (
+                1040,
+                "08004",
+                "Tidevoy: too many clients are logging in at the same time; try again (operator: sql.login_limits)",
+            ),
+            Self::TooManyLoginsOfAddress => (
+                1040,
+                "08004",
+                "Tidevoy: too many clients of this address are logging in at the same time; try again (operator: \
+                 sql.login_limits)",
+            ),
+            Self::TooManyDecryptions => (
+                1040,
+                "08004",
+                "Tidevoy: too many clients send encrypted passwords without TLS; try again, or turn on TLS in the client \
+                 (operator: sql.login_limits)",
+            ),
         }
     }
 
@@ -165,6 +215,12 @@ impl ProxyError {
             Self::NodeGone => "node_gone",
             Self::CompressionNotOffered => "compression_not_offered",
             Self::NodeUnreachable => "node_unreachable",
+            Self::SessionTokenPlugin => "session_token_plugin",
+            Self::AttributesTooLarge => "attributes_too_large",
+            Self::ChangeUserWithoutTls => "change_user_without_tls",
+            Self::TooManyLogins => "too_many_logins",
+            Self::TooManyLoginsOfAddress => "too_many_logins_of_address",
+            Self::TooManyDecryptions => "too_many_decryptions",
         }
     }
 

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod capability;
+pub mod change_user;
 pub mod command;
 mod command_observer;
 mod command_tracker;
@@ -22,6 +23,7 @@ mod packet_framer;
 mod pipeline_queue;
 mod reply;
 pub mod response;
+pub mod secret;
 mod statements;
 pub mod status;
 pub mod tracker;

@@ -17,10 +17,12 @@ use crate::error::{self, ProxyError};
 use crate::greeting::{self, Greeting};
 use crate::packet::{HEADER, Header};
 use crate::response::{HEAD, Response};
+use crate::secret::SecretBytes;
 pub use failover::{FailoverAction, LoginAttempt, TOO_MANY_CONNECTIONS};
 use packet_reader::{PacketProgress, PacketReader};
 use password::Plugin;
-pub(crate) use password::sends_clear_text_after_switch;
+pub use password::SESSION_TOKEN_PLUGIN;
+pub(crate) use password::password_request_of_switch;
 
 /// TLS with clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,8 +64,15 @@ pub struct Rules {
 pub trait PasswordKey {
     /// The public key, PEM (`-----BEGIN PUBLIC KEY-----`).
     fn public_pem(&self) -> &[u8];
+    /// Called before each [`Self::decrypt`].
+    ///
+    /// # Errors
+    /// Why this password must not be decrypted.
+    fn check_limit(&self) -> Result<(), ProxyError> {
+        Ok(())
+    }
     /// RSAES-OAEP with SHA-1, as MySQL's clients encrypt. None when it does not decrypt.
-    fn decrypt(&self, encrypted: &[u8]) -> Option<Vec<u8>>;
+    fn decrypt(&self, encrypted: &[u8]) -> Option<SecretBytes>;
 }
 
 /// What to do after some bytes were taken.
@@ -82,13 +91,13 @@ pub enum Progress {
     Rejected(ProxyError),
 }
 
-/// What a step writes. The caller owns and clears them.
+/// What a step writes. The client's bytes may hold its password.
 #[derive(Debug, Default)]
 pub struct Output {
     /// In the direction in which the bytes came: to the node for the client's, to the client for the node's.
-    pub onward: Vec<u8>,
+    pub onward: SecretBytes,
     /// Against it: only ever to the client, as an answer to its own bytes.
-    pub back: Vec<u8>,
+    pub back: SecretBytes,
 }
 
 /// One login.
@@ -119,7 +128,7 @@ pub struct Login {
     salt: Vec<u8>,
     password: ExpectedPassword,
     /// A response that waits for the password that must go into it.
-    held_response: Option<(Vec<u8>, Response)>,
+    held_response: Option<(SecretBytes, Response)>,
     /// What the client has said of itself, without what proves it.
     response: Option<Vec<u8>>,
 }
@@ -180,6 +189,13 @@ impl Login {
             held_response: None,
             response: None,
         }
+    }
+
+    /// How much memory the bytes take that are kept.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        let held_response = self.held_response.as_ref().map_or(0, |(payload, _)| payload.capacity());
+        self.from_client.capacity() + self.from_node.capacity() + held_response
     }
 
     /// The payload of the client's HandshakeResponse41 as it went to the node, without its authentication data; None
@@ -298,8 +314,8 @@ impl Login {
         }
     }
 
-    fn reject(&mut self, why: ProxyError, to_client: &mut Vec<u8>) -> Progress {
-        to_client.extend(self.error_packet(why));
+    fn reject(&mut self, why: ProxyError, to_client: &mut SecretBytes) -> Progress {
+        to_client.extend_from_slice(&self.error_packet(why));
         self.client_next = self.next_client_sequence().wrapping_add(1);
         self.end(Progress::Rejected(why))
     }
@@ -336,7 +352,7 @@ impl Login {
         self.turn = Side::Node;
     }
 
-    fn send_to_client(&mut self, payload: &[u8], out: &mut Vec<u8>) {
+    fn send_to_client(&mut self, payload: &[u8], out: &mut SecretBytes) {
         append_packet(payload, &mut self.client_next, out);
     }
 
@@ -358,10 +374,10 @@ fn rejected(why: ProxyError) -> LoginStep {
 }
 
 /// Appends `payload` as the packet with the number `next`, which counts on.
-fn append_packet(payload: &[u8], next: &mut u8, out: &mut Vec<u8>) {
+fn append_packet(payload: &[u8], next: &mut u8, out: &mut SecretBytes) {
     let header = Header { length: payload.len(), sequence: *next };
-    out.extend(header.bytes());
-    out.extend(payload);
+    out.extend_from_slice(&header.bytes());
+    out.extend_from_slice(payload);
     *next = next.wrapping_add(1);
 }
 

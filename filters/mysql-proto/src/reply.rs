@@ -3,7 +3,9 @@
 //! All functions take the first bytes of a message's payload ([`REPLY_PREFIX_BYTES`] are enough) and give None for what is not
 //! understood.
 
+use crate::command_observer::PasswordRequest;
 use crate::lenenc;
+use crate::login;
 use crate::packet::MAX_PAYLOAD;
 
 /// Bytes that are needed of a reply: header byte, two integers of up to 9 bytes, status and warnings.
@@ -24,13 +26,13 @@ pub(crate) const ERROR: u8 = 0xff;
 pub(crate) const PROGRESS: u16 = 0xffff;
 
 /// Whether authentication goes on with the password itself: caching_sha2_password's "full authentication", or a switch
-/// to a method that sends it as it is. Of longer names the first bytes are compared.
-pub(crate) fn is_clear_text_request(payload: &[u8]) -> bool {
+/// to a method that sends it. None: it goes on without. Of longer names the first bytes are compared.
+pub(crate) fn password_request(payload: &[u8]) -> Option<PasswordRequest> {
     // No more of it than of a packet that came in pieces: both must be judged alike.
     match &payload[..payload.len().min(REPLY_PREFIX_BYTES)] {
-        [AUTH_MORE, 0x04] => true,
-        [END, switch @ ..] => crate::login::sends_clear_text_after_switch(switch),
-        _ => false,
+        [AUTH_MORE, 0x04] => Some(PasswordRequest::Encrypted),
+        [END, switch @ ..] => login::password_request_of_switch(switch),
+        _ => None,
     }
 }
 
@@ -197,22 +199,23 @@ mod tests {
     }
 
     #[test]
-    fn what_asks_for_clear_text() {
-        for asks in [
-            &b"\x01\x04"[..],
-            b"\xfemysql_clear_password\0",
-            b"\xfedialog",
-            b"\xfedialog\0",
-            b"\xfeauthentication_openid_",
-            b"\xfesha256_password\0",
-            b"\xfetidb_session_token\0",
+    fn what_requests_a_password() {
+        for (reply, request) in [
+            (&b"\x01\x04"[..], PasswordRequest::Encrypted),
+            (b"\xfesha256_password\0", PasswordRequest::Encrypted),
+            (b"\xfemysql_clear_password\0", PasswordRequest::ClearText),
+            (b"\xfedialog", PasswordRequest::ClearText),
+            (b"\xfedialog\0", PasswordRequest::ClearText),
+            (b"\xfeauthentication_openid_", PasswordRequest::ClearText),
+            (b"\xfetidb_session_token\0", PasswordRequest::SessionToken),
+            (b"\xfetidb_session_token\0salt", PasswordRequest::SessionToken),
         ] {
-            assert!(is_clear_text_request(asks), "{asks:?}");
+            assert_eq!(password_request(reply), Some(request), "{reply:?}");
         }
         for other in
             [&b"\x01\x03"[..], b"\x01", b"\xfe", b"\xfemysql_native_password\0", b"\xfecaching_sha2_password", b"\0"]
         {
-            assert!(!is_clear_text_request(other), "{other:?}");
+            assert_eq!(password_request(other), None, "{other:?}");
         }
     }
 }

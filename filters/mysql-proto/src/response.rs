@@ -6,6 +6,7 @@
 
 use crate::capability::Capabilities;
 use crate::greeting::{MYSQL, drop_not_followed};
+use crate::secret::SecretBytes;
 use crate::{lenenc, packet};
 use std::ops::Range;
 
@@ -13,6 +14,11 @@ use std::ops::Range;
 pub const HEAD: usize = 32;
 /// The most payload bytes that a client may send in a packet of its login.
 pub const MAX_RESPONSE_BYTES: usize = 1024 * 1024;
+/// The most bytes of connection attributes. MySQL's servers reject clients that send more ("Performance Schema Connection
+/// Attribute Tables", dev.mysql.com).
+pub const MAX_ATTRIBUTES_BYTES: usize = 64 * 1024;
+/// The most bytes in front of them, which say how many they are.
+const MAX_LENGTH_BYTES: usize = 9;
 
 /// Where MariaDB's clients have capabilities of their own.
 const EXTENDED: Range<usize> = 28..HEAD;
@@ -26,6 +32,8 @@ pub struct Response {
     auth_field: Range<usize>,
     /// The name of the client's plugin; None when it names none.
     pub plugin: Option<Range<usize>>,
+    /// All that is behind it: the attributes, and in front of them their length.
+    pub attributes: Range<usize>,
     form: Form,
 }
 
@@ -74,27 +82,42 @@ impl Response {
             name.is_some()
         };
         if database && capabilities.has(Capabilities::PLUGIN_AUTH) && end < payload.len() {
-            plugin = Some(until_nul(payload, end).unwrap_or(end..payload.len()));
+            let name = until_nul(payload, end).unwrap_or(end..payload.len());
+            end = payload.len().min(name.end + 1);
+            plugin = Some(name);
         }
-        Some(Self { auth, auth_field, plugin, form })
+        Some(Self { auth, auth_field, plugin, attributes: end..payload.len(), form })
     }
 
     /// `payload` with other authentication data; None when its form cannot hold so much.
     #[must_use]
-    pub fn with_auth(&self, payload: &[u8], auth: &[u8]) -> Option<Vec<u8>> {
-        let mut changed = payload[..self.auth_field.start].to_vec();
+    pub fn with_auth(&self, payload: &[u8], auth: &[u8]) -> Option<SecretBytes> {
+        let mut changed = SecretBytes::with_capacity(payload.len() + MAX_LENGTH_BYTES + auth.len() + 1);
+        changed.extend_from_slice(&payload[..self.auth_field.start]);
         match self.form {
-            Form::Lenenc => lenenc::write(&mut changed, auth.len() as u64),
+            Form::Lenenc => {
+                let mut length = Vec::new();
+                lenenc::write(&mut length, auth.len() as u64);
+                changed.extend_from_slice(&length);
+            }
             Form::Byte => changed.push(u8::try_from(auth.len()).ok()?),
             Form::Nul => {}
         }
-        changed.extend(auth);
+        changed.extend_from_slice(auth);
         if self.form == Form::Nul && auth.last() != Some(&0) {
             changed.push(0);
         }
-        changed.extend(&payload[self.auth_field.end..]);
+        changed.extend_from_slice(&payload[self.auth_field.end..]);
         Some(changed)
     }
+}
+
+/// Whether these are more attributes than a client may send, given with their length in front of them.
+#[must_use]
+pub(crate) fn exceeds_attribute_limit(attributes: &[u8]) -> bool {
+    // A byte may follow them: the level of zstd.
+    attributes.len() > MAX_ATTRIBUTES_BYTES + MAX_LENGTH_BYTES + 1
+        || lenenc::read(attributes).is_some_and(|(length, _)| length > MAX_ATTRIBUTES_BYTES as u64)
 }
 
 /// The capabilities at the front of a client's first packet. Zeros where it is shorter, as before protocol 4.1,
@@ -165,6 +188,7 @@ mod tests {
                 let response = Response::parse(&whole, capabilities).expect("a response");
                 assert_eq!(&whole[response.auth.clone()], b"abc");
                 assert_eq!(&whole[response.plugin.clone().expect("a plugin")], b"plug");
+                assert_eq!(&whole[response.attributes.clone()], b"\x00");
                 let other = response.with_auth(&whole, b"secret\0").expect("it fits");
                 let changed = Response::parse(&other, capabilities).expect("a response");
                 assert!(other[changed.auth.clone()].starts_with(b"secret"));
@@ -190,7 +214,8 @@ mod tests {
         let with_database = LENENC.with(Capabilities::CONNECT_WITH_DB);
         for (capabilities, rest) in [(LENENC, &b""[..]), (with_database, b""), (with_database, b"db")] {
             let whole = payload(capabilities, b"\x00", rest);
-            assert_eq!(Response::parse(&whole, capabilities).expect("a response").plugin, None);
+            let response = Response::parse(&whole, capabilities).expect("a response");
+            assert_eq!((response.plugin, response.attributes.end), (None, whole.len()));
         }
         let whole = payload(LENENC, b"", b"");
         assert!(Response::parse(&whole, LENENC).expect("a response").auth.is_empty());

@@ -16,7 +16,7 @@
 //! * Definitions that are left out of the response to COM_STMT_PREPARE (CLIENT_OPTIONAL_RESULTSET_METADATA).
 
 use crate::capability::Capabilities;
-pub use crate::command_observer::{CommandObserver, CommandOutcome, PinReason};
+pub use crate::command_observer::{CommandObserver, CommandOutcome, PasswordRequest, PinReason};
 use crate::command_tracker::CommandTracker;
 use crate::packet_framer::{PacketFramer, skip_rows};
 use crate::reply;

@@ -10,6 +10,7 @@ use mysql_proto::capability::Capabilities;
 use mysql_proto::command::Command;
 use mysql_proto::login::{ClientTls, Compression, Login, NodeTls, Output, PasswordKey, Progress, Rules};
 use mysql_proto::packet::{HEADER, Header};
+use mysql_proto::secret::SecretBytes;
 use mysql_proto::tracker::{CommandOutcome, Tracker, TrackerState};
 use proptest::prelude::*;
 use std::collections::{BTreeSet, HashSet};
@@ -84,7 +85,7 @@ impl PasswordKey for NoKey {
         panic!("the key is asked for")
     }
 
-    fn decrypt(&self, _: &[u8]) -> Option<Vec<u8>> {
+    fn decrypt(&self, _: &[u8]) -> Option<SecretBytes> {
         panic!("a password is to be decrypted")
     }
 }
@@ -122,7 +123,7 @@ fn replay(conversation: &Conversation, mut cut: impl FnMut(usize) -> usize) -> R
                     login.on_node_bytes(piece, &mut out)
                 };
                 piece = &piece[taken..];
-                if from_client { &mut seen.to_node } else { &mut seen.to_client }.extend(out.onward);
+                if from_client { &mut seen.to_node } else { &mut seen.to_client }.extend(out.onward.iter());
                 assert!(out.back.is_empty(), "{}: {progress:?}", conversation.name);
                 if progress != Progress::More {
                     seen.login = Some(progress);

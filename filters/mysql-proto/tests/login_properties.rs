@@ -41,10 +41,10 @@ fn play(rules: Rules, script: &[ScriptedPacket], mut cut: impl FnMut(usize) -> u
             assert!(taken <= count, "no more is taken than came");
             rest = &rest[taken..];
             if packets.client {
-                trace.to_node.extend(out.onward);
-                trace.to_client.extend(out.back);
+                trace.to_node.extend(out.onward.iter());
+                trace.to_client.extend(out.back.iter());
             } else {
-                trace.to_client.extend(out.onward);
+                trace.to_client.extend(out.onward.iter());
                 assert!(out.back.is_empty());
             }
             trace.ssl_request = trace.ssl_request.or(login.node_ssl_request());
@@ -235,7 +235,7 @@ fn play_early(
             } else {
                 login.on_node_bytes(part, &mut out)
             };
-            to_client.extend(if client { out.back } else { out.onward });
+            to_client.extend(if client { out.back.iter() } else { out.onward.iter() });
             bytes = &bytes[taken..];
             if !matches!(progress, Progress::More | Progress::StartClientTls) {
                 return Some(progress);

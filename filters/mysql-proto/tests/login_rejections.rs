@@ -373,3 +373,37 @@ fn a_client_that_forgets_its_plugin_is_taken_to_have_the_greetings() {
     let progress = exchange.send_client_packet(&payload);
     exchange.expect_rejection(progress, ProxyError::ClearTextPassword, true);
 }
+
+#[test]
+fn the_plugin_of_session_tokens_is_refused_wherever_it_is_named() {
+    for claimed in [CLIENT, CLIENT.with(Capabilities::CONNECT_WITH_DB), CLIENT.without(Capabilities::CONNECT_ATTRS)] {
+        let mut exchange = greeted(RULES, 4096);
+        let progress = exchange.send_client_packet(&response(claimed, b"a token", "tidb_session_token"));
+        exchange.expect_rejection(progress, ProxyError::SessionTokenPlugin, true);
+    }
+    let mut exchange = greeted(RULES, 4096);
+    exchange.send_client_packet(&response(CLIENT, b"", PLUGIN));
+    exchange.receive_as_node();
+    let progress = exchange.send_node_packet(&switch("tidb_session_token", b""));
+    exchange.expect_rejection(progress, ProxyError::SessionTokenPlugin, true);
+}
+
+#[test]
+fn attributes_may_have_64_kib_and_not_a_byte_more() {
+    const MAX: usize = 64 * 1024;
+    for (length, fits) in [(MAX, true), (MAX + 1, false)] {
+        let mut payload = response(CLIENT.without(Capabilities::CONNECT_ATTRS), b"", PLUGIN);
+        payload[..4].copy_from_slice(&CLIENT.with(Capabilities::CONNECT_ATTRS).0.to_le_bytes());
+        payload.push(0xfe);
+        payload.extend((length as u64).to_le_bytes());
+        payload.resize(payload.len() + length, b'a');
+        let mut exchange = greeted(RULES, 4096);
+        let progress = exchange.send_client_packet(&payload);
+        if fits {
+            assert_eq!(progress, Progress::More);
+            assert_eq!(exchange.receive_as_node().len(), payload.len());
+        } else {
+            exchange.expect_rejection(progress, ProxyError::AttributesTooLarge, true);
+        }
+    }
+}

@@ -10,7 +10,7 @@ use rustls::server::{NoServerSessionStorage, UnbufferedServerConnection, WebPkiC
 use crate::pem::{File, pair_error};
 use crate::provider::provider;
 use crate::rotating::Rotating;
-use crate::{Stream, TlsError};
+use crate::{MinVersion, Peer, PeerRules, Stream, TlsError};
 
 /// The certificate, the key and, where clients need a certificate, its CA. Shared by all workers.
 pub struct ClientSide {
@@ -20,16 +20,22 @@ pub struct ClientSide {
 impl ClientSide {
     /// `cert`: the certificate and what leads to its CA, PEM. `key`: its private key, PEM. `client_ca`: when given,
     /// every client must present a certificate that chains to one of these.
+    /// `rules`: what a client has to fulfil besides; revocation lists need a `client_ca`.
     ///
     /// # Errors
     /// One names the file and says what is wrong with it.
-    pub fn load(cert: &Path, key: &Path, client_ca: Option<&Path>) -> Result<Self, TlsError> {
+    pub fn load(cert: &Path, key: &Path, client_ca: Option<&Path>, rules: PeerRules<'_>) -> Result<Self, TlsError> {
+        if let (Some(crl), None) = (rules.crl, client_ca) {
+            return Err(TlsError::UnusedCrl { path: crl.into(), peer: Peer::Client });
+        }
         let mut paths = vec![cert.to_path_buf(), key.to_path_buf()];
-        paths.extend(client_ca.map(Path::to_path_buf));
-        let config = Rotating::load(paths, |files| match files {
-            [cert, key] => configure(*cert, *key, None),
-            [cert, key, client_ca] => configure(*cert, *key, Some(*client_ca)),
-            _ => unreachable!("two or three paths were given"),
+        paths.extend(client_ca.into_iter().chain(rules.crl).map(Path::to_path_buf));
+        let min_version = rules.min_version;
+        let config = Rotating::load(paths, move |files| match files {
+            [cert, key, verification @ ..] => {
+                configure(*cert, *key, verification.first().copied(), verification.get(1).copied(), min_version)
+            }
+            _ => unreachable!("at least two paths were given"),
         })?;
         Ok(Self { config })
     }
@@ -54,16 +60,26 @@ impl ClientSide {
     }
 }
 
-fn configure(cert: File<'_>, key: File<'_>, client_ca: Option<File<'_>>) -> Result<Arc<ServerConfig>, TlsError> {
-    let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
+fn configure(
+    cert: File<'_>,
+    key: File<'_>,
+    client_ca: Option<File<'_>>,
+    crl: Option<File<'_>>,
+    min_version: MinVersion,
+) -> Result<Arc<ServerConfig>, TlsError> {
+    let builder = ServerConfig::builder_with_provider(provider()).with_protocol_versions(min_version.versions());
     let builder = builder.map_err(TlsError::Setup)?;
     let builder = match client_ca {
         None => builder.with_no_client_auth(),
         Some(ca) => {
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(ca.roots()?), provider()).build();
-            // Its only errors are about roots and revocation lists; there are roots, and no lists.
-            let verifier = verifier
-                .map_err(|error| TlsError::BadCertificate { path: ca.path.into(), reason: error.to_string() })?;
+            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(ca.roots()?), provider())
+                .with_crls(crl.map_or(Ok(Vec::new()), File::crls)?)
+                .build();
+            // Its only errors are about roots and revocation lists; there are roots.
+            let verifier = verifier.map_err(|error| match crl {
+                Some(crl) => crl.bad_crl(&error),
+                None => TlsError::BadCertificate { path: ca.path.into(), reason: error.to_string() },
+            })?;
             builder.with_client_cert_verifier(verifier)
         }
     };

@@ -33,6 +33,15 @@ pub enum TlsError {
     #[error("{} is not valid PEM ({reason}); write it again", path.display())]
     NotPem { path: PathBuf, reason: &'static str },
 
+    #[error("{} has no revocation list; it must hold one or more `BEGIN X509 CRL` blocks", path.display())]
+    NoCrl { path: PathBuf },
+
+    #[error("a revocation list in {} cannot be used: {reason}; issue it again, as X.509 CRL version 2", path.display())]
+    BadCrl { path: PathBuf, reason: String },
+
+    #[error("the revocation list {} is of no use: certificates of {peer} are not verified; set a CA too", path.display())]
+    UnusedCrl { path: PathBuf, peer: Peer },
+
     #[error("{} has no certificate; it must hold one or more `BEGIN CERTIFICATE` blocks", path.display())]
     NoCertificate { path: PathBuf },
 
@@ -87,6 +96,12 @@ fn advice(peer: Peer, error: &Error) -> &'static str {
         (Peer::Client, Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature)) => {
             "; the client's certificate does not chain to tls.client.client_ca"
         }
+        (Peer::Client, Error::InvalidCertificate(CertificateError::Revoked)) => {
+            "; the client's certificate is in tls.client.crl: give the client another one"
+        }
+        (Peer::Client, Error::InvalidCertificate(CertificateError::UnknownRevocationStatus)) => {
+            "; tls.client.crl needs a list of each CA that issued a certificate in the client's chain"
+        }
         (Peer::Client, Error::InvalidCertificate(_)) => "; issue the client's certificate again",
         (
             Peer::Client,
@@ -97,7 +112,9 @@ fn advice(peer: Peer, error: &Error) -> &'static str {
             "; the client does not accept the certificate in tls.client.cert: give the client its CA, connect by a \
              name that is in it, or renew it"
         }
-        (Peer::Client, Error::PeerIncompatible(_)) => "; the client must offer TLS 1.2 with ECDHE and AEAD, or newer",
+        (Peer::Client, Error::PeerIncompatible(_)) => {
+            "; the client must offer TLS 1.2 with ECDHE and AEAD, or newer, and at least tls.client.min_version"
+        }
         (Peer::Client, Error::InvalidMessage(_)) => "; what came is not TLS",
         (Peer::Node, Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
             "; set tls.backend.ca to the CA that issued the TiDB server's certificate"
@@ -117,6 +134,12 @@ fn advice(peer: Peer, error: &Error) -> &'static str {
                 | CertificateError::NotValidYetContext { .. },
             ),
         ) => "; renew the TiDB server's certificate, and check the clocks",
+        (Peer::Node, Error::InvalidCertificate(CertificateError::Revoked)) => {
+            "; the TiDB server's certificate is in tls.backend.crl: give the server another one"
+        }
+        (Peer::Node, Error::InvalidCertificate(CertificateError::UnknownRevocationStatus)) => {
+            "; tls.backend.crl needs a list of each CA that issued a certificate in the TiDB server's chain"
+        }
         (Peer::Node, Error::InvalidCertificate(_)) => {
             "; issue the TiDB server's certificate again: X.509 version 3, with a subjectAltName, and not itself a CA"
         }
@@ -134,8 +157,8 @@ fn advice(peer: Peer, error: &Error) -> &'static str {
             "; the TiDB server wants another client certificate: set tls.backend.cert and key to one that its ssl-ca \
              accepts"
         }
-        (Peer::Node, Error::PeerIncompatible(_)) => {
-            "; the TiDB server must offer TLS 1.2 with ECDHE and AEAD, or newer"
+        (Peer::Node, Error::PeerIncompatible(_) | Error::AlertReceived(Alert::ProtocolVersion)) => {
+            "; the TiDB server must offer TLS 1.2 with ECDHE and AEAD, or newer, and at least tls.backend.min_version"
         }
         (Peer::Node, Error::InvalidMessage(_)) => "; what came is not TLS",
         _ => "",

@@ -11,7 +11,7 @@ use crate::pem::{File, pair_error};
 use crate::provider::provider;
 use crate::rotating::Rotating;
 use crate::verify::AnyName;
-use crate::{Peer, Stream, TlsError};
+use crate::{MinVersion, Peer, PeerRules, Stream, TlsError};
 
 /// How much of a node's certificate is checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,23 +31,33 @@ pub struct NodeSide {
 
 impl NodeSide {
     /// `ca`: what a node's certificate must chain to, PEM; without it, the system's CA certificates as they are
-    /// now. `pair`: the certificate, with what leads to its CA, and the key that nodes are shown, PEM.
+    /// now. `rules`: what a node has to fulfil besides; revocation lists need a check of the chain. `pair`: the certificate, with what leads to its CA, and the key that nodes are shown, PEM.
     ///
     /// # Errors
     /// One names the file and says what is wrong with it, or says that the system has no CA certificates.
-    pub fn load(ca: Option<&Path>, verify: Verify, pair: Option<(&Path, &Path)>) -> Result<Self, TlsError> {
+    pub fn load(
+        ca: Option<&Path>,
+        verify: Verify,
+        pair: Option<(&Path, &Path)>,
+        rules: PeerRules<'_>,
+    ) -> Result<Self, TlsError> {
+        if let (Some(crl), Verify::None) = (rules.crl, verify) {
+            return Err(TlsError::UnusedCrl { path: crl.into(), peer: Peer::Node });
+        }
         // A CA that nothing is checked against is not read: it need not exist.
         let ca = ca.filter(|_| verify != Verify::None);
         let mut paths: Vec<_> = ca.into_iter().map(Path::to_path_buf).collect();
         paths.extend(pair.into_iter().flat_map(|(cert, key)| [cert.to_path_buf(), key.to_path_buf()]));
-        let with_ca = ca.is_some();
+        paths.extend(rules.crl.map(Path::to_path_buf));
+        let (with_ca, with_crl, min_version) = (ca.is_some(), rules.crl.is_some(), rules.min_version);
         let config = Rotating::load(paths, move |files| {
-            let (ca, pair) = files.split_at(usize::from(with_ca));
+            let (ca, rest) = files.split_at(usize::from(with_ca));
+            let (pair, crl) = rest.split_at(rest.len() - usize::from(with_crl));
             let pair = match pair {
                 [cert, key] => Some((*cert, *key)),
                 _ => None,
             };
-            configure(ca.first().copied(), verify, pair)
+            configure(ca.first().copied(), verify, pair, crl.first().copied(), min_version)
         })?;
         Ok(Self { config })
     }
@@ -80,24 +90,30 @@ fn configure(
     ca: Option<File<'_>>,
     verify: Verify,
     pair: Option<(File<'_>, File<'_>)>,
+    crl: Option<File<'_>>,
+    min_version: MinVersion,
 ) -> Result<Arc<ClientConfig>, TlsError> {
     let provider = provider();
     let algorithms = provider.signature_verification_algorithms;
-    let builder = ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions();
+    let builder =
+        ClientConfig::builder_with_provider(Arc::clone(&provider)).with_protocol_versions(min_version.versions());
     let builder = builder.map_err(TlsError::Setup)?;
-    let roots = || ca.map_or_else(system_roots, File::roots);
+    let chain_verifier = || {
+        let roots = ca.map_or_else(system_roots, File::roots)?;
+        let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
+            .with_crls(crl.map_or(Ok(Vec::new()), File::crls)?)
+            .build();
+        // Its only errors are about roots and revocation lists; there are roots.
+        verifier.map_err(|error| crl.map_or(TlsError::NoSystemCa, |crl| crl.bad_crl(&error)))
+    };
     let builder = match verify {
-        Verify::Full => {
-            let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots()?), provider).build();
-            // Its only errors are about roots and revocation lists; there are roots, and no lists.
-            builder.with_webpki_verifier(verifier.map_err(|_| TlsError::NoSystemCa)?)
-        }
+        Verify::Full => builder.with_webpki_verifier(chain_verifier()?),
         Verify::Ca => {
-            let roots = Some(roots()?);
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyName { roots, algorithms }))
+            let chain = Some(chain_verifier()?);
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyName { chain, algorithms }))
         }
         Verify::None => {
-            builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyName { roots: None, algorithms }))
+            builder.dangerous().with_custom_certificate_verifier(Arc::new(AnyName { chain: None, algorithms }))
         }
     };
     let config = match pair {

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use aws_lc_rs::encoding::{AsDer, Pkcs8V1Der};
 use aws_lc_rs::rsa::{KeyPair, KeySize, OAEP_SHA1_MGF1SHA1, OaepPrivateDecryptingKey, PrivateDecryptingKey};
+use mysql_proto::secret::SecretBytes;
 use pem::{EncodeConfig, LineEnding, Pem};
 use rustls::pki_types::PrivateKeyDer;
 
@@ -33,7 +34,8 @@ impl RsaPasswordKey {
     /// # Errors
     /// One names the file and says what is wrong with it.
     pub fn load(path: &Path) -> Result<Self, TlsError> {
-        let text = fs::read(path).map_err(|source| TlsError::Read { path: path.into(), source })?;
+        let text =
+            fs::read(path).map(SecretBytes::from).map_err(|source| TlsError::Read { path: path.into(), source })?;
         let key = match (File { path, text: &text }).key()? {
             PrivateKeyDer::Pkcs8(der) => PrivateDecryptingKey::from_pkcs8(der.secret_pkcs8_der()).ok(),
             PrivateKeyDer::Pkcs1(der) => {
@@ -59,8 +61,8 @@ impl mysql_proto::login::PasswordKey for RsaPasswordKey {
         &self.public_pem
     }
 
-    fn decrypt(&self, encrypted: &[u8]) -> Option<Vec<u8>> {
-        let mut plain = vec![0; self.key.min_output_size()];
+    fn decrypt(&self, encrypted: &[u8]) -> Option<SecretBytes> {
+        let mut plain = SecretBytes::from(vec![0; self.key.min_output_size()]);
         let length = self.key.decrypt(&OAEP_SHA1_MGF1SHA1, encrypted, &mut plain, None).ok()?.len();
         plain.truncate(length);
         Some(plain)

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rustls::RootCertStore;
 use rustls::pki_types::pem::{Error, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
 
 use crate::TlsError;
 
@@ -21,6 +21,17 @@ impl File<'_> {
         let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(self.text).collect();
         let found = found.map_err(|error| self.not_pem(&error))?;
         if found.is_empty() { Err(TlsError::NoCertificate { path: self.path.into() }) } else { Ok(found) }
+    }
+
+    /// All certificate revocation lists in the file.
+    pub(crate) fn crls(self) -> Result<Vec<CertificateRevocationListDer<'static>>, TlsError> {
+        let found: Result<Vec<_>, _> = CertificateRevocationListDer::pem_slice_iter(self.text).collect();
+        let found = found.map_err(|error| self.not_pem(&error))?;
+        if found.is_empty() { Err(TlsError::NoCrl { path: self.path.into() }) } else { Ok(found) }
+    }
+
+    pub(crate) fn bad_crl(self, error: &impl ToString) -> TlsError {
+        TlsError::BadCrl { path: self.path.into(), reason: error.to_string() }
     }
 
     /// The first private key in the file.

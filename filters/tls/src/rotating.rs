@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use aws_lc_rs::digest;
+use mysql_proto::secret::SecretBytes;
 
 use crate::TlsError;
 use crate::pem::File;
@@ -106,12 +107,12 @@ impl<T> Rotating<T> {
     }
 }
 
-fn read(paths: &[PathBuf]) -> Vec<io::Result<Vec<u8>>> {
-    paths.iter().map(fs::read).collect()
+fn read(paths: &[PathBuf]) -> Vec<io::Result<SecretBytes>> {
+    paths.iter().map(|path| fs::read(path).map(SecretBytes::from)).collect()
 }
 
-fn content(texts: &[io::Result<Vec<u8>>]) -> Content {
-    let one = |text: &io::Result<Vec<u8>>| match text {
+fn content(texts: &[io::Result<SecretBytes>]) -> Content {
+    let one = |text: &io::Result<SecretBytes>| match text {
         Ok(text) => {
             let mut hash = [0; 32];
             hash.copy_from_slice(digest::digest(&digest::SHA256, text).as_ref());
@@ -125,7 +126,7 @@ fn content(texts: &[io::Result<Vec<u8>>]) -> Content {
 fn make<T>(
     build: &impl Fn(&[File<'_>]) -> Result<T, TlsError>,
     paths: &[PathBuf],
-    texts: Vec<io::Result<Vec<u8>>>,
+    texts: Vec<io::Result<SecretBytes>>,
 ) -> Result<T, TlsError> {
     let texts = paths.iter().zip(texts).map(|(path, text)| {
         text.map(|text| (path, text)).map_err(|source| TlsError::Read { path: path.clone(), source })

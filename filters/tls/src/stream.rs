@@ -2,6 +2,7 @@
 
 use std::mem;
 
+use mysql_proto::secret::SecretBytes;
 use rustls::Error;
 use rustls::client::UnbufferedClientConnection;
 use rustls::server::UnbufferedServerConnection;
@@ -36,7 +37,7 @@ pub struct Stream {
     incoming: TlsBuffer,
     outgoing: TlsBuffer,
     /// Plaintext that was sent before the handshake was done.
-    early: Vec<u8>,
+    early: SecretBytes,
     end: Option<End>,
     /// close_notify was sent: nothing follows it.
     finished: bool,
@@ -82,7 +83,7 @@ impl Stream {
             connection,
             incoming: TlsBuffer::default(),
             outgoing: TlsBuffer::default(),
-            early: Vec::new(),
+            early: SecretBytes::default(),
             end: None,
             finished: false,
         };
@@ -157,7 +158,7 @@ impl Stream {
             self.advance(&Outbound::CloseNotify, &mut |_| {});
         }
         self.finished = true;
-        self.early = Vec::new();
+        self.early = SecretBytes::default();
     }
 
     fn peer(&self) -> Peer {
@@ -179,7 +180,7 @@ impl Stream {
                 Ok(TlsStep::PeerClosed) => self.end = Some(End::PeerClosed),
                 Err(error) => {
                     self.end = Some(End::Failed(error));
-                    self.early = Vec::new();
+                    self.early = SecretBytes::default();
                     self.flush_alert(plain);
                     return;
                 }
@@ -218,7 +219,7 @@ impl Stream {
 fn step<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
     outgoing: &mut TlsBuffer,
-    early: &mut Vec<u8>,
+    early: &mut SecretBytes,
     send: &Outbound<'_>,
     plain: &mut dyn FnMut(&[u8]),
 ) -> (usize, Result<TlsStep, Error>) {

@@ -1,17 +1,18 @@
 //! Checks of a node's certificate that rustls does not offer by itself.
 
+use std::sync::Arc;
+
+use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::server::ParsedCertificate;
-use rustls::{DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use rustls::{CertificateError, DigitallySignedStruct, Error, SignatureScheme};
 
 /// Looks at everything but the name. The peer proves in any case that it has the certificate's key.
 #[derive(Debug)]
 pub(crate) struct AnyName {
-    /// None: any issuer will do, and any time.
-    pub(crate) roots: Option<RootCertStore>,
+    /// Verifies all but the name, and then the name. None: any issuer will do, and any time.
+    pub(crate) chain: Option<Arc<WebPkiServerVerifier>>,
     pub(crate) algorithms: WebPkiSupportedAlgorithms,
 }
 
@@ -20,15 +21,20 @@ impl ServerCertVerifier for AnyName {
         &self,
         certificate: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
-        _name: &ServerName<'_>,
-        _ocsp: &[u8],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        if let Some(roots) = &self.roots {
-            let certificate = ParsedCertificate::try_from(certificate)?;
-            verify_server_cert_signed_by_trust_anchor(&certificate, roots, intermediates, now, self.algorithms.all)?;
+        let verified = match &self.chain {
+            Some(chain) => chain.verify_server_cert(certificate, intermediates, name, ocsp, now),
+            None => Ok(ServerCertVerified::assertion()),
+        };
+        match verified {
+            Err(Error::InvalidCertificate(
+                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+            )) => Ok(ServerCertVerified::assertion()),
+            verified => verified,
         }
-        Ok(ServerCertVerified::assertion())
     }
 
     fn verify_tls12_signature(

@@ -7,7 +7,7 @@ mod support;
 use std::fs;
 
 use support::{Authority, Link, Valid, openssl};
-use tls::{ClientSide, NodeSide, ReceiveResult, Verify};
+use tls::{ClientSide, NodeSide, PeerRules, ReceiveResult, Verify};
 
 fn failure(server: &ClientSide, node: &NodeSide, name: &str) -> String {
     let client = node.connect(name).unwrap();
@@ -119,7 +119,7 @@ fn clients_need_a_certificate_of_the_client_ca() {
     let (ca, other) = (Authority::new(), Authority::new());
     let server = ca.issue("server", &["localhost"], Valid::Now).client_side(Some(&ca.ca)).unwrap();
     let mine = ca.issue("mine", &["client"], Valid::Now);
-    let node = NodeSide::load(Some(&ca.ca), Verify::Full, Some(mine.paths())).unwrap();
+    let node = NodeSide::load(Some(&ca.ca), Verify::Full, Some(mine.paths()), PeerRules::default()).unwrap();
     // Twice: the second one resumes the first one's session.
     for _ in 0..2 {
         Link::new(&server, &node).assert_works();
@@ -130,7 +130,7 @@ fn clients_need_a_certificate_of_the_client_ca() {
         (other.issue("theirs", &["client"], Valid::Now), "tls.client.client_ca"),
         (ca.issue("old", &["client"], Valid::Past), "issue the client's certificate again"),
     ] {
-        let node = NodeSide::load(Some(&ca.ca), Verify::Full, Some(pair.paths())).unwrap();
+        let node = NodeSide::load(Some(&ca.ca), Verify::Full, Some(pair.paths()), PeerRules::default()).unwrap();
         let text = failure(&server, &node, "localhost");
         assert!(text.contains(expected), "{text}");
     }
@@ -164,12 +164,12 @@ fn every_kind_of_key_works_in_every_form() {
         let path = ca.path(key);
         assert!(fs::read_to_string(&path).unwrap().contains(block));
         openssl(&["req", "-x509", "-new", "-key", key, "-subj", "/CN=x", "-out", "cert"], ca.directory.path());
-        let server = ClientSide::load(&ca.path("cert"), &path, Some(&ca.path("cert"))).unwrap();
-        let node = NodeSide::load(None, Verify::None, None).unwrap();
+        let server = ClientSide::load(&ca.path("cert"), &path, Some(&ca.path("cert")), PeerRules::default()).unwrap();
+        let node = NodeSide::load(None, Verify::None, None, PeerRules::default()).unwrap();
         assert!(failure(&server, &node, "localhost").contains("certificate"));
-        let server = ClientSide::load(&ca.path("cert"), &path, None).unwrap();
+        let server = ClientSide::load(&ca.path("cert"), &path, None, PeerRules::default()).unwrap();
         Link::new(&server, &node).assert_works();
-        NodeSide::load(None, Verify::None, Some((&ca.path("cert"), &path))).unwrap();
+        NodeSide::load(None, Verify::None, Some((&ca.path("cert"), &path)), PeerRules::default()).unwrap();
     }
 }
 
@@ -208,8 +208,8 @@ fn files_that_cannot_be_used_are_named() {
     ];
     for (cert, key, name, expected) in cases {
         let errors = [
-            ClientSide::load(&cert, &key, None).err().unwrap(),
-            NodeSide::load(Some(&ca.ca), Verify::Full, Some((&cert, &key))).err().unwrap(),
+            ClientSide::load(&cert, &key, None, PeerRules::default()).err().unwrap(),
+            NodeSide::load(Some(&ca.ca), Verify::Full, Some((&cert, &key)), PeerRules::default()).err().unwrap(),
         ];
         for error in errors {
             let text = format!("{error} {error:?}");
@@ -217,16 +217,20 @@ fn files_that_cannot_be_used_are_named() {
             assert!(!text.contains("secret") && !text.contains("c2VjcmV0"), "{text}");
         }
     }
-    let text = ClientSide::load(&good.cert, &good.key, Some(&ca.path("empty"))).err().unwrap().to_string();
+    let text = ClientSide::load(&good.cert, &good.key, Some(&ca.path("empty")), PeerRules::default())
+        .err()
+        .unwrap()
+        .to_string();
     assert!(text.contains("empty has no certificate"), "{text}");
-    let text = NodeSide::load(Some(&ca.path("empty")), Verify::Ca, None).err().unwrap().to_string();
+    let text =
+        NodeSide::load(Some(&ca.path("empty")), Verify::Ca, None, PeerRules::default()).err().unwrap().to_string();
     assert!(text.contains("empty has no certificate"), "{text}");
 }
 
 #[test]
 fn without_a_ca_the_systems_are_asked() {
     let ca = Authority::new();
-    let node = NodeSide::load(None, Verify::Full, None).expect("ca-certificates are installed");
+    let node = NodeSide::load(None, Verify::Full, None, PeerRules::default()).expect("ca-certificates are installed");
     failure(&ca.client_side(), &node, "localhost");
 }
 

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use support::{Authority, Valid};
-use tls::{NodeSide, ReceiveResult, Stream, TlsError, Verify};
+use tls::{ClientSide, MinVersion, NodeSide, PeerRules, ReceiveResult, Stream, TlsError, Verify};
 
 const VERSIONS: [&str; 2] = ["-tls1_2", "-tls1_3"];
 
@@ -73,6 +73,16 @@ fn s_client(
 ) -> (String, Result<(), TlsError>) {
     let pair = ca.issue("server", &["localhost", "127.0.0.1"], Valid::Now);
     let side = pair.client_side(client_ca.then_some(&*ca.ca)).unwrap();
+    s_client_to(&side, ca, arguments, input, length)
+}
+
+fn s_client_to(
+    side: &ClientSide,
+    ca: &Authority,
+    arguments: &[&str],
+    input: &[u8],
+    length: usize,
+) -> (String, Result<(), TlsError>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let common = ["s_client", "-connect", &address, "-CAfile", "ca.pem", "-verify_return_error"];
@@ -263,7 +273,7 @@ fn s_server_is_shown_our_certificate() {
         for (pair, good) in [(Some(mine.paths()), true), (Some(theirs.paths()), false), (None, false)] {
             let demand = [version, "-rev", "-Verify", "1", "-verify_return_error", "-CAfile", "ca.pem"];
             let (_program, mut socket) = s_server(&ca, &demand);
-            let node = NodeSide::load(Some(&ca.ca), Verify::Full, pair).unwrap();
+            let node = NodeSide::load(Some(&ca.ca), Verify::Full, pair, PeerRules::default()).unwrap();
             let mut stream = node.connect("localhost").unwrap();
             stream.send(b"abc\n");
             let mut received = Vec::new();
@@ -278,6 +288,40 @@ fn s_server_is_shown_our_certificate() {
                 let text = outcome.unwrap_err().to_string();
                 assert!(text.contains("tls.backend.cert") || text.contains("HandshakeFailure"), "{text}");
             }
+        }
+    }
+}
+
+const TLS13: PeerRules<'_> = PeerRules { min_version: MinVersion::Tls13, crl: None };
+
+#[test]
+fn s_client_needs_the_version_that_is_required() {
+    let ca = Authority::new();
+    let pair = ca.issue("server", &["localhost", "127.0.0.1"], Valid::Now);
+    let side = ClientSide::load(&pair.cert, &pair.key, None, TLS13).unwrap();
+    let (_, outcome) = s_client_to(&side, &ca, &["-tls1_3"], b"abc\n", 4);
+    outcome.unwrap();
+    let (text, outcome) = s_client_to(&side, &ca, &["-tls1_2"], b"abc\n", 4);
+    let error = outcome.unwrap_err().to_string();
+    assert!(error.contains("tls.client.min_version"), "{error}");
+    assert!(text.contains("protocol version"), "{text}");
+}
+
+#[test]
+fn s_server_needs_the_version_that_is_required() {
+    let ca = Authority::new();
+    ca.issue("node", &["localhost"], Valid::Now);
+    for (version, good) in [("-tls1_3", true), ("-tls1_2", false)] {
+        let (_program, mut socket) = s_server(&ca, &[version, "-rev"]);
+        let node = NodeSide::load(Some(&ca.ca), Verify::Full, None, TLS13).unwrap();
+        let mut stream = node.connect("localhost").unwrap();
+        stream.send(b"abc\n");
+        let outcome = pump(&mut socket, &mut stream, |_, plain| plain.ends_with(b"\n"));
+        if good {
+            outcome.unwrap();
+        } else {
+            let error = outcome.unwrap_err().to_string();
+            assert!(error.contains("tls.backend.min_version"), "{error}");
         }
     }
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use support::{Authority, Link, Valid};
-use tls::{ClientSide, NodeSide, TlsError, Verify};
+use tls::{ClientSide, NodeSide, PeerRules, TlsError, Verify};
 
 /// As a careful operator replaces a file: whole, under the same name.
 fn replace(path: &Path, text: &str) {
@@ -91,7 +91,7 @@ fn a_swapped_link_of_a_directory_is_noticed() {
     for file in ["tls.crt", "tls.key"] {
         symlink(Path::new("..data").join(file), ca.path(file)).unwrap();
     }
-    let side = ClientSide::load(&ca.path("tls.crt"), &ca.path("tls.key"), None).unwrap();
+    let side = ClientSide::load(&ca.path("tls.crt"), &ca.path("tls.key"), None, PeerRules::default()).unwrap();
     assert!(serves(&side, &ca, "first") && !serves(&side, &ca, "second"));
     version("second");
     assert!(side.refresh().unwrap());
@@ -135,7 +135,7 @@ fn a_client_ca_that_was_replaced_ends_what_it_had_admitted() {
     let side = old.issue("server", &["localhost"], Valid::Now).client_side(Some(&bundle)).unwrap();
     let node_of = |ca: &Authority| {
         let pair = ca.issue("client", &["client"], Valid::Now);
-        NodeSide::load(Some(&old.ca), Verify::Full, Some(pair.paths())).unwrap()
+        NodeSide::load(Some(&old.ca), Verify::Full, Some(pair.paths()), PeerRules::default()).unwrap()
     };
     let (of_old, of_new) = (node_of(&old), node_of(&new));
     Link::new(&side, &of_old).assert_works();
@@ -153,7 +153,7 @@ fn the_ca_and_the_pair_for_nodes_are_read_again() {
     let ca = old.path("nodes.pem");
     fs::copy(&old.ca, &ca).unwrap();
     let pair = old.issue("client", &["client"], Valid::Now);
-    let node = NodeSide::load(Some(&ca), Verify::Full, Some(pair.paths())).unwrap();
+    let node = NodeSide::load(Some(&ca), Verify::Full, Some(pair.paths()), PeerRules::default()).unwrap();
     let server = |authority: &Authority| {
         authority.issue("server", &["localhost"], Valid::Now).client_side(Some(&authority.ca)).unwrap()
     };

@@ -6,7 +6,7 @@ mod support;
 
 use proptest::prelude::*;
 use support::{Authority, Link, carry};
-use tls::{ClientSide, NodeSide, Stream, Verify};
+use tls::{ClientSide, NodeSide, PeerRules, Stream, Verify};
 
 /// A repeating list of how many bytes pass at a time. A large one is always among them, or a megabyte takes minutes.
 fn splits() -> impl Strategy<Value = Vec<usize>> {
@@ -40,7 +40,7 @@ fn sides() -> (ClientSide, NodeSide) {
     let ca = Authority::new();
     let server = ca.issue("server", &["localhost"], support::Valid::Now).client_side(Some(&ca.ca)).unwrap();
     let pair = ca.issue("client", &["client"], support::Valid::Now);
-    (server, NodeSide::load(Some(&ca.ca), Verify::Full, Some(pair.paths())).unwrap())
+    (server, NodeSide::load(Some(&ca.ca), Verify::Full, Some(pair.paths()), PeerRules::default()).unwrap())
 }
 
 #[test]

@@ -70,6 +70,24 @@ INVALID_CONFIGS = {
         'transport socket "node"',
         "cannot read /no/ca.pem: No such file or directory",
     ),
+    "no revocation list of clients": (
+        ModuleConfig(
+            client={
+                "tls": "optional",
+                "cert": "/etc/hostname",
+                "key": "/etc/hostname",
+                "client_ca": "/etc/hostname",
+                "crl": "/no/clients.crl",
+            }
+        ),
+        'transport socket "client"',
+        "cannot read /no/clients.crl: No such file or directory",
+    ),
+    "no revocation list of nodes": (
+        ModuleConfig(node={"tls": "required", "ca": "/etc/hostname", "verify": "ca", "crl": "/no/nodes.crl"}),
+        'transport socket "node"',
+        "cannot read /no/nodes.crl: No such file or directory",
+    ),
     "no RSA key": (
         ModuleConfig(client={"rsa_key": "/no/rsa.pem"}),
         'transport socket "client"',

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from tests.support.module.envoy import (
     OK_PAYLOAD,
     ModuleEnvoy,
     client_tls_config,
+    connect_logged_in,
     connect_with_tls,
     greeting_packet,
     login_packet,
@@ -27,6 +28,7 @@ from tests.support.module.envoy import (
     run_envoy,
     with_timeout,
 )
+from tests.support.module.tls_node import TlsNode, server_context
 from tests.support.tidb_sim_clients import CAPABILITIES, RawClient
 
 USER = "who_must_not_be_seen"
@@ -48,7 +50,6 @@ AUTH_REQUESTS = {
     "mysql_clear_password": auth_switch_request(b"mysql_clear_password"),
     "mysql_clear_password, no NUL": b"\xfemysql_clear_password",  # MySQL's client accepts this
     "sha256_password": auth_switch_request(b"sha256_password"),
-    "tidb_session_token": auth_switch_request(b"tidb_session_token"),
     "dialog": auth_switch_request(b"dialog"),
     "OpenID": auth_switch_request(b"authentication_openid_connect_client"),
 }
@@ -181,6 +182,56 @@ async def test_change_user_sends_cleartext_if_allowed(
     ) as proxy:
         assert await change_user(await connect_with_tls(proxy, certificates)) == auth_request
     assert node.received.endswith(PASSWORD)
+
+
+@dataclass
+class PasswordRequestingTlsNode:
+    """A node with TLS that accepts every login, and requests the password at the first command."""
+
+    certificates: PemFiles
+    auth_request: bytes
+    received: list[bytes] = field(default_factory=list)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(greeting_packet(offered=OFFERED_CAPABILITIES | Capability.SSL))
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            await RawClient(reader, writer).read_packet()
+            node = TlsNode(reader, writer, server_context(self.certificates))
+            await node.handshake()
+            for response in (OK_PAYLOAD, self.auth_request, OK_PAYLOAD):
+                sequence, payload = await node.read_packet()
+                self.received.append(payload)
+                node.write(frame(sequence + 1, response))
+            await node.read_packet()
+        writer.close()
+
+
+@pytest.mark.parametrize("client_tls", [False, True], ids=["client plain", "client TLS"])
+@pytest.mark.parametrize(
+    "auth_request", [FULL_AUTHENTICATION, AUTH_REQUESTS["sha256_password"]], ids=["caching_sha2", "sha256"]
+)
+async def test_change_user_that_needs_a_password_needs_tls_with_the_client(
+    tmp_path: Path, certificates: PemFiles, auth_request: bytes, client_tls: bool
+) -> None:
+    node = PasswordRequestingTlsNode(certificates, auth_request)
+    client_config = client_tls_config(certificates, "optional").client
+    config = ModuleConfig(client=client_config, node={"tls": "required", "ca": str(certificates.ca)})
+    async with run_fake_server(node.serve) as peer, run_envoy(tmp_path, [peer.endpoint], config) as proxy:
+        client = await (connect_with_tls(proxy, certificates) if client_tls else connect_logged_in(proxy))
+        client.writer.write(frame(0, CHANGE_USER))
+        sequence, response = await with_timeout(client.read_packet())
+        assert sequence == 1
+        if client_tls:
+            assert response == auth_request
+            client.writer.write(frame(2, PASSWORD))
+            assert await with_timeout(client.read_packet()) == (3, OK_PAYLOAD)
+        else:
+            text = b"Tidevoy: a change of user to an account with caching_sha2_password"
+            assert response.startswith(b"\xff\xd3\x04#42000" + text)
+            assert await read_to_end(client) == b""
+        client.writer.transport.abort()
+        await with_timeout(peer.connection_ends.get())
+    assert node.received[1:] == [CHANGE_USER, *([PASSWORD] if client_tls else [])]
 
 
 @pytest.mark.parametrize("plugin", [b"mysql_native_password", b"client_ed25519"])

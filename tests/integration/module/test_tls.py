@@ -18,13 +18,14 @@ import pytest_asyncio
 import trustme
 
 from sandbox.mariadb import MariaDb
+from sandbox.tidb_sim.packets import MySqlCommand, frame
 from sandbox.tidb_sim.server import TidbSim
 from sandbox.tidb_sim.settings import SimSettings
 from sandbox.tidb_sim.tls import SqlTlsFiles
 from tests.support.clients.server import MAIN_ACCOUNT, NUMBERS_ROWS, MatrixMariaDb, PemFiles
 from tests.support.load import client_packets
-from tests.support.module.bootstrap import Host, ModuleConfig
-from tests.support.module.envoy import ModuleEnvoy, run_envoy, with_timeout
+from tests.support.module.bootstrap import LOGIN_LIMITS, Host, ModuleConfig
+from tests.support.module.envoy import ModuleEnvoy, connect_logged_in, run_envoy, with_timeout
 from tests.support.tidb_sim_clients import connect_driver, session_rules
 from tests.support.waiting import wait_until, wait_until_read
 
@@ -357,6 +358,47 @@ async def test_caching_sha2_password(
                 await asyncio.to_thread(log_in, SHA2[1])
             with pytest.raises(pymysql.OperationalError):
                 await asyncio.to_thread(log_in, "wrong")
+
+
+async def test_decryptions_of_passwords_are_limited(
+    tmp_path: Path, mariadb: MariaDb, tls_mariadb: MatrixMariaDb
+) -> None:
+    certificates = tls_mariadb.certificates
+    # One in ten seconds.
+    limits = LOGIN_LIMITS | {"max_decryptions_per_second_per_address": 0.1}
+    account = {"user": SHA2[0], "password": SHA2[1], "database": None}
+    async with sim_with_sha2(mariadb, certificates) as address:
+        config = ModuleConfig(
+            client=client_tls_settings(certificates),
+            node=node_tls_settings(certificates),
+            session={"login_limits": limits},
+        )
+        async with run_envoy(tmp_path, [address], config) as proxy:
+            (await asyncio.to_thread(session, proxy, None, **account)).close()
+            with pytest.raises(
+                pymysql.OperationalError, match="too many clients send encrypted passwords"
+            ) as error:
+                await asyncio.to_thread(session, proxy, None, **account)
+            assert error.value.args[0] == 1040
+            (await asyncio.to_thread(session, proxy, certificates, **account)).close()
+            await proxy.wait_for_metrics({("login_failures", address, "too_many_decryptions"): 1})
+
+
+async def test_tidb_denies_a_change_to_a_caching_sha2_user(
+    tmp_path: Path, mariadb: MariaDb, tls_mariadb: MatrixMariaDb
+) -> None:
+    """TiDB does not request the password then, so the client sends none."""
+    certificates = tls_mariadb.certificates
+    async with sim_with_sha2(mariadb, certificates) as address:
+        config = ModuleConfig(node=node_tls_settings(certificates))
+        async with run_envoy(tmp_path, [address], config) as proxy:
+            client = await connect_logged_in(proxy)
+            user = SHA2[0].encode() + b"\0\0\0-\0mysql_native_password\0"
+            switch = await with_timeout(client.send_command(MySqlCommand.CHANGE_USER, user))
+            assert switch.startswith(b"\xfecaching_sha2_password\0")
+            client.writer.write(frame(2, b"h" * 32))
+            sequence, answer = await with_timeout(client.read_packet())
+            assert (sequence, answer[:22]) == (3, b"\xff\x15\x04#28000Access denied")
 
 
 async def test_tls_client_may_reach_a_plain_node_if_allowed(

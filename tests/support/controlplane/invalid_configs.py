@@ -195,6 +195,21 @@ INVALID_CONFIGS: Mapping[str, InvalidConfig] = {
         "tls: {backend: {mode: required, ca: /ca.pem, verify: none}}\n",
         ("F:1: tls.backend.ca: is set, but verify is none; set verify: full or verify: ca, or remove ca",),
     ),
+    "crl_that_checks_nothing": InvalidConfig(
+        "tls: {backend: {mode: required, crl: /nodes.crl, verify: none}}\n",
+        ("F:1: tls.backend.crl: is set, but verify is none; set verify: full or verify: ca, or remove crl",),
+    ),
+    "crl_for_no_tls": InvalidConfig(
+        "tls: {backend: {crl: /nodes.crl}}\n",
+        (
+            "F:1: tls.backend.crl: is set, but mode is disabled; set mode: preferred or required,"
+            " or remove crl",
+        ),
+    ),
+    "crl_without_client_ca": InvalidConfig(
+        "tls: {client: {mode: optional, cert: /c.pem, key: /k.pem, crl: /clients.crl}}\n",
+        ("F:1: tls.client.crl: is set, but client_ca is not; set client_ca too, or remove crl",),
+    ),
     "backend_key_without_certificate": InvalidConfig(
         "tls: {backend: {mode: required, key: /k.pem}}\n",
         ("F:1: tls.backend.key: is set without cert; set cert too, or neither",),

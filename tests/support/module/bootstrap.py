@@ -22,6 +22,8 @@ CLIENT_DEFAULTS: Mapping[str, Any] = {
     "cert": "",
     "key": "",
     "client_ca": "",
+    "crl": "",
+    "min_version": "TLSv1.2",
     "compression": "off",
     "rsa_key": "",
 }
@@ -29,6 +31,8 @@ NODE_DEFAULTS: Mapping[str, Any] = {
     "tls": "disabled",
     "ca": "",
     "verify": "none",
+    "crl": "",
+    "min_version": "TLSv1.2",
     "cert": "",
     "key": "",
     "proxy_protocol": "off",
@@ -36,7 +40,17 @@ NODE_DEFAULTS: Mapping[str, Any] = {
     "eject_seconds": 5.0,
     "sentinels": False,
 }
-SESSION_DEFAULTS: Mapping[str, Any] = {"max_connections": 0}
+LOGIN_LIMITS: dict[str, Any] = {
+    "max_logins": 0,
+    "max_logins_per_address": 0,
+    "max_bytes": 0,
+    "max_bytes_per_address": 0,
+    "max_decryptions_per_second": 0,
+    "max_decryptions_per_second_per_address": 0,
+    "shared_addresses": [],
+}
+"""No limits."""
+SESSION_DEFAULTS: Mapping[str, Any] = {"max_connections": 0, "login_limits": LOGIN_LIMITS}
 LIVE_DEFAULTS: Mapping[str, Any] = {"group": "", "login_timeout": 20, "idle_timeout": 0}
 POLICY_DEFAULTS: Mapping[str, Any] = {
     "group": "",

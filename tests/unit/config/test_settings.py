@@ -39,16 +39,27 @@ NON_DEFAULTS: dict[str, Any] = {
     "sql.proxy_protocol": "required",
     "sql.trusted_proxies": ["10.0.0.0/8"],
     "sql.login_timeout": 2.5,
+    "sql.login_limits.max_logins": 100,
+    "sql.login_limits.max_logins_per_address": 10,
+    "sql.login_limits.max_bytes": 1_048_576,
+    "sql.login_limits.max_bytes_per_address": 524_288,
+    "sql.login_limits.max_decryptions_per_second": 2.5,
+    "sql.login_limits.max_decryptions_per_second_per_address": 1.5,
+    "sql.login_limits.shared_addresses": ["10.0.0.0/8"],
     "sql.compression": "passthrough",
     "sql.access_log": "/other/sessions.log",
     "tls.client.mode": "required",
     "tls.client.cert": "/other/cert.pem",
     "tls.client.key": "/other/key.pem",
     "tls.client.client_ca": "/other/ca.pem",
+    "tls.client.crl": "/other/crl.pem",
+    "tls.client.min_version": "TLSv1.3",
     "tls.client.rsa_key": "/other/rsa.pem",
     "tls.backend.mode": "required",
     "tls.backend.ca": "/other/ca.pem",
     "tls.backend.verify": "ca",
+    "tls.backend.crl": "/other/crl.pem",
+    "tls.backend.min_version": "TLSv1.3",
     "tls.backend.cert": "/other/cert.pem",
     "tls.backend.key": "/other/key.pem",
     "tls.allow_cleartext_backend": True,
@@ -143,9 +154,10 @@ NON_DEFAULTS: dict[str, Any] = {
 
 
 # Settings that are invalid without a second setting, such as a certificate without its key.
-PAIRED = {"ca", "cert", "key", "client_ca", "verify_node_id", "clients"}
+PAIRED = {"ca", "cert", "key", "client_ca", "crl", "verify_node_id", "clients"}
 SWITCHES = {
     "health.status.tls": "client_tls",
+    "tls.client.client_ca": "tls.client.crl",
     "tls.backend.mode": "tls.backend",
     "xds.tls.client_ca": "xds.tls.verify_node_id",
     "api.tls.client_ca": "api.clients",
@@ -220,7 +232,8 @@ def test_reads_every_setting_from_variable(path: schema.SettingPath) -> None:
     )
     if name == "nodes":
         text = '[{"address": "tidb-0:4000", "weight": 5, "labels": {"zone": "a"}}]'
-    lists = ("groups", "api.tokens", "api.host_names", "api.trusted_proxies", "sql.trusted_proxies")
+    lists = {"groups", "api.tokens", "api.host_names", "api.trusted_proxies", "sql.trusted_proxies"}
+    lists |= {"sql.login_limits.shared_addresses"}
     if name in lists or isinstance(value, dict):
         text = json.dumps(value)
     settings = read_settings(None, {ENV_PREFIX + name.upper().replace(".", "__"): text.strip("'\"")})

@@ -26,12 +26,16 @@ TLS = {
         "cert": "/tls/client.pem",
         "key": "/tls/client.key",
         "client_ca": "/tls/clients.pem",
+        "crl": "/tls/clients.crl",
+        "min_version": "TLSv1.3",
         "rsa_key": "/tls/rsa.key",
     },
     "backend": {
         "mode": "preferred",
         "ca": "/tls/nodes.pem",
         "verify": "ca",
+        "crl": "/tls/nodes.crl",
+        "min_version": "TLSv1.3",
         "cert": "/tls/node.pem",
         "key": "/tls/node.key",
     },
@@ -77,12 +81,32 @@ def parts(settings_: Settings) -> dict[str, Any]:
     return by_name
 
 
+DEFAULT_LOGIN_LIMITS = {
+    "max_logins": 10_000,
+    "max_logins_per_address": 1_000,
+    "max_bytes": 64 << 20,
+    "max_bytes_per_address": 16 << 20,
+    "max_decryptions_per_second": 200,
+    "max_decryptions_per_second_per_address": 20,
+    "shared_addresses": [],
+}
+LOGIN_LIMITS = {
+    "max_logins": 7,
+    "max_logins_per_address": 6,
+    "max_bytes": 70_000,
+    "max_bytes_per_address": 60_000,
+    "max_decryptions_per_second": 2.5,
+    "max_decryptions_per_second_per_address": 1.5,
+    "shared_addresses": ["10.0.0.0/8"],
+}
+
+
 def test_default_settings_send_all_keys() -> None:
     assert parts(settings()) == {
         "session": (
             "filters.network.dynamic_modules.v3.DynamicModuleNetworkFilter",
             "filter_config",
-            {"version": VERSION, "max_connections": 0},
+            {"version": VERSION, "max_connections": 0, "login_limits": DEFAULT_LOGIN_LIMITS},
         ),
         "live_config": (
             "filters.listener.dynamic_modules.v3.DynamicModuleListenerFilter",
@@ -102,6 +126,8 @@ def test_default_settings_send_all_keys() -> None:
                 "tls": "disabled",
                 "ca": "",
                 "verify": "full",
+                "crl": "",
+                "min_version": "TLSv1.2",
                 "cert": "",
                 "key": "",
                 "proxy_protocol": "off",
@@ -129,7 +155,7 @@ def test_default_settings_send_all_keys() -> None:
 def test_sends_every_module_setting() -> None:
     settings_ = settings(
         tls=TLS,
-        sql={"max_connections": 9, "compression": "passthrough"},
+        sql={"max_connections": 9, "compression": "passthrough", "login_limits": LOGIN_LIMITS},
         backend={
             "proxy_protocol": "v2",
             "ejection_time": 7.5,
@@ -145,7 +171,7 @@ def test_sends_every_module_setting() -> None:
     )
     configs = {name: config for name, (_, _, config) in parts(settings_).items()}
     assert configs == {
-        "session": {"version": VERSION, "max_connections": 9},
+        "session": {"version": VERSION, "max_connections": 9, "login_limits": LOGIN_LIMITS},
         "live_config": {"version": VERSION},
         "client": {
             "version": VERSION,
@@ -153,6 +179,8 @@ def test_sends_every_module_setting() -> None:
             "cert": "/tls/client.pem",
             "key": "/tls/client.key",
             "client_ca": "/tls/clients.pem",
+            "crl": "/tls/clients.crl",
+            "min_version": "TLSv1.3",
             "compression": "passthrough",
             "rsa_key": "/tls/rsa.key",
         },
@@ -161,6 +189,8 @@ def test_sends_every_module_setting() -> None:
             "tls": "preferred",
             "ca": "/tls/nodes.pem",
             "verify": "ca",
+            "crl": "/tls/nodes.crl",
+            "min_version": "TLSv1.3",
             "cert": "/tls/node.pem",
             "key": "/tls/node.key",
             "proxy_protocol": "v2",

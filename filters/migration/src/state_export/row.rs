@@ -3,6 +3,7 @@
 use std::rc::Rc;
 
 use mysql_proto::lenenc;
+use mysql_proto::secret::SecretBytes;
 
 use super::{ExportOutcome, ExportedStates};
 use crate::budget::{MemoryLimits, Reservation};
@@ -56,7 +57,7 @@ pub(super) struct Row {
     reservation: Reservation,
     /// Err: why none is built.
     statement: Result<Option<RestoreBuilder>, UnusableStates>,
-    token: Vec<u8>,
+    token: SecretBytes,
 }
 
 impl Row {
@@ -67,7 +68,7 @@ impl Row {
             reservation: limits.budget.reservation(),
             limits: limits.clone(),
             statement: Ok(None),
-            token: Vec::new(),
+            token: SecretBytes::default(),
         })
     }
 

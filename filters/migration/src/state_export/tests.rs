@@ -1,9 +1,14 @@
+use std::time::Duration;
+
 use mysql_proto::lenenc;
 
 use super::*;
 use crate::budget::Budget;
 use crate::messages::packets;
 use crate::restore::tests::{bytes_of, statement};
+use crate::state_machine::Effect;
+use crate::state_snapshot::StateSnapshot;
+use crate::target_login::LoginAction;
 
 const EOF: &[u8] = &[0xfe, 0, 0, 2, 0];
 const OK_END: &[u8] = &[0xfe, 0, 0, 2, 0, 0, 0];
@@ -211,10 +216,41 @@ fn what_comes_behind_the_answer_is_told_apart() {
     }
 }
 
+/// Neither as text nor as numbers.
+fn assert_hidden(value: &impl std::fmt::Debug) {
+    for shown in [format!("{value:?}"), format!("{value:#?}").replace([' ', '\n'], "")] {
+        assert!(
+            !shown.contains("secret") && !shown.contains("115,101,99") && !shown.contains("115, 101, 99"),
+            "{shown}"
+        );
+    }
+}
+
 #[test]
 fn states_are_not_shown() {
     let statement = Rc::new(statement(b"secret"));
-    let shown =
-        format!("{:?}", ExportedStates { statement, token: b"secret".to_vec(), summary: StateSummary::default() });
-    assert!(!shown.contains("secret"));
+    let summary = StateSummary {
+        database: "secret".to_owned(),
+        undo: Some(b"secret".to_vec().into()),
+        ..StateSummary::default()
+    };
+    let states = ExportedStates { statement, token: b"secret".to_vec().into(), summary };
+    assert_hidden(&StateSnapshot { states: states.clone(), requested_at: Duration::ZERO });
+    assert_hidden(&Effect::RestoreStates(Rc::clone(&states.statement)));
+    assert_hidden(&Effect::SendToTarget(states.token.clone()));
+    assert_hidden(&Effect::SendToOldNode(b"secret".to_vec().into()));
+    assert_hidden(&LoginAction::Send(states.token.clone()));
+    assert_hidden(&states.summary);
+    assert_hidden(&ExportOutcome::States(states));
+}
+
+#[test]
+fn states_are_not_shown_while_they_arrive() {
+    let json = br#"{"current-db":"secret","user-var-values":{"a":"secret"}}"#;
+    let answer = result(false, &a_row(json, Some(b"secret")));
+    for length in 0..answer.len() {
+        let mut export = StateExport::new(false, MemoryLimits::default());
+        assert!(export.receive(&answer[..length]).is_none());
+        assert_hidden(&export);
+    }
 }

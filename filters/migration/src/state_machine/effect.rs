@@ -2,6 +2,8 @@
 
 use std::rc::Rc;
 
+use mysql_proto::secret::SecretBytes;
+
 use crate::restore::RestoreStatement;
 #[cfg(doc)]
 use crate::state_machine::Migration;
@@ -13,7 +15,7 @@ use crate::timeouts::MigrationStep;
 #[derive(Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Send this to the target.
-    SendToTarget(Vec<u8>),
+    SendToTarget(SecretBytes),
     /// Send this to the target. It may be long.
     RestoreStates(Rc<RestoreStatement>),
     /// Send this to the target, and begin TLS behind it. [`Migration::on_target_tls_established`] when TLS is
@@ -23,9 +25,9 @@ pub enum Effect {
     TargetReady,
     /// Pass on nothing of the client until [`Effect::Switch`] or [`Effect::Abort`], and send this to the old node. What
     /// it sends goes to [`Migration::on_old_node_bytes`].
-    HoldClient(Vec<u8>),
+    HoldClient(SecretBytes),
     /// Send this to the old node.
-    SendToOldNode(Vec<u8>),
+    SendToOldNode(SecretBytes),
     /// The session continues at the target: call [`Migration::on_switched`] then. If the old connection has
     /// unread bytes, these are read first, and [`Migration::retry_switch`] follows.
     Switch,

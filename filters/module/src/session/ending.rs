@@ -32,11 +32,22 @@ impl Session {
         if self.phase.get() != SessionPhase::Established {
             return;
         }
+        self.end_after(MAX_UNREAD_TIME);
+    }
+
+    /// A command of the client was rejected. The client has some time to read the error, and to close.
+    pub(crate) fn end_rejected(&self, why: ProxyError, time: Duration) {
+        self.record_login_failure(proxy_error_index(why)); // a change of user is a login, too
+        self.end_after(time);
+    }
+
+    /// The established session is over. Its client's connection is closed when that time has passed, if not before.
+    fn end_after(&self, time: Duration) {
         self.phase.set(SessionPhase::Ended);
         self.cancel_probes();
         self.abandon_migration();
         self.release_node();
-        self.start_deadline(MAX_UNREAD_TIME);
+        self.start_deadline(time);
     }
 
     /// The client still reads what a closed node has sent.
@@ -172,6 +183,7 @@ impl Session {
             });
         }
         self.phase.set(SessionPhase::Ended);
+        self.login_slot.replace(None);
         self.deadline.replace(None);
         self.worker.waker.remove(self.id);
         if let Some(failover) = self.login_failover.take() {

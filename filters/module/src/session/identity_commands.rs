@@ -1,50 +1,70 @@
 //! Commands that change who a session is, or what it may do: they go to the node whole, so that they can be read here.
+//! A change of user that is rejected does not reach the node.
 //!
 //! In a session that has migrated, COM_CHANGE_USER answers the greeting of another node. That answer is left out, so that
 //! the present node requests another one.
 
-use std::borrow::Cow;
-
+use mysql_proto::change_user::{ChangeUser, MAX_CHANGE_USER_BYTES};
+use mysql_proto::error::ProxyError;
 use mysql_proto::packet::{HEADER, Header};
+use mysql_proto::secret::SecretBytes;
 
 use super::Session;
 
 const CHANGE_USER: u8 = 0x11;
 const SET_OPTION: u8 = 0x1b;
-/// Bytes of a command that are kept until it is whole.
-const MAX_COMMAND_BYTES: usize = 64 * 1024;
 
 impl Session {
-    /// What goes to the node for these bytes of the client: all of them, as they are, but for such a command. Less, while
-    /// it is not whole.
-    pub(crate) fn assemble_identity_command<'a>(&self, bytes: &'a [u8]) -> Cow<'a, [u8]> {
+    /// What goes to the node instead of these bytes of the client, if it is such a command: nothing, while it is not whole.
+    /// None: the bytes as they are.
+    ///
+    /// # Errors
+    /// Why the proxy rejects the command.
+    pub(crate) fn assemble_identity_command(&self, bytes: &[u8]) -> Result<Option<SecretBytes>, ProxyError> {
         let mut is_started = self.migration.partial_command.borrow_mut();
-        if is_started.is_empty() && !(may_change_identity(bytes) && self.awaits_client()) {
-            return Cow::Borrowed(bytes);
+        if is_started.is_empty() {
+            if !self.awaits_client() {
+                return Ok(None);
+            }
+            if !may_change_identity(bytes) {
+                return check_size(bytes).map(|()| None);
+            }
         }
         is_started.extend_from_slice(bytes);
         if !may_change_identity(&is_started) {
-            return Cow::Owned(std::mem::take(&mut *is_started));
+            let bytes = std::mem::take(&mut *is_started);
+            return check_size(&bytes).map(|()| Some(bytes));
         }
         let Some(header) = Header::parse(&is_started).filter(|header| is_started.len() >= HEADER + header.length)
         else {
-            return Cow::Borrowed(&[]);
+            return Ok(Some(SecretBytes::default()));
         };
         let whole = std::mem::take(&mut *is_started);
-        if whole[HEADER] != CHANGE_USER || !self.migration.has_migrated() {
-            return Cow::Owned(whole);
+        if whole[HEADER] != CHANGE_USER {
+            return Ok(Some(whole));
         }
         let (command, rest) = whole.split_at(HEADER + header.length);
+        ChangeUser::parse(&command[HEADER..]).map_or(Ok(()), |change| change.check())?;
+        if !self.migration.has_migrated() {
+            return Ok(Some(whole));
+        }
         let identity = self.migration.identity.borrow();
         let reworded = identity.as_ref().and_then(|identity| identity.without_auth_response(&command[HEADER..]));
-        match reworded {
-            None => Cow::Owned(whole),
+        Ok(Some(match reworded {
+            None => whole,
             Some(payload) => {
                 let header = Header { length: payload.len(), sequence: header.sequence };
-                Cow::Owned([&header.bytes()[..], &payload, rest].concat())
+                [&header.bytes()[..], &payload, rest].concat().into()
             }
-        }
+        }))
     }
+}
+
+/// A change of user that is longer than any may be is rejected by its header.
+fn check_size(bytes: &[u8]) -> Result<(), ProxyError> {
+    let is_too_long = bytes.get(HEADER) == Some(&CHANGE_USER)
+        && Header::parse(bytes).is_some_and(|header| header.length > MAX_CHANGE_USER_BYTES);
+    if is_too_long { Err(ProxyError::AttributesTooLarge) } else { Ok(()) }
 }
 
 /// Whether a command that begins so is one of them and of a bearable length, or may yet become one.
@@ -52,7 +72,7 @@ fn may_change_identity(bytes: &[u8]) -> bool {
     match bytes.get(HEADER) {
         Some(&command) => {
             matches!(command, CHANGE_USER | SET_OPTION)
-                && Header::parse(bytes).is_some_and(|header| (1..=MAX_COMMAND_BYTES).contains(&header.length))
+                && Header::parse(bytes).is_some_and(|header| (1..=MAX_CHANGE_USER_BYTES).contains(&header.length))
         }
         None => Header::parse(bytes).is_none_or(|header| header.length > 0),
     }
@@ -76,6 +96,18 @@ mod tests {
             (b"\xff\xff\xff\0\x11", false),
         ] {
             assert_eq!(may_change_identity(bytes), may, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn a_change_of_user_that_is_too_long_is_known_by_its_header() {
+        let header = |length| Header { length, sequence: 0 }.bytes();
+        for (length, command, expected) in [
+            (MAX_CHANGE_USER_BYTES, CHANGE_USER, Ok(())),
+            (MAX_CHANGE_USER_BYTES + 1, CHANGE_USER, Err(ProxyError::AttributesTooLarge)),
+            (MAX_CHANGE_USER_BYTES + 1, SET_OPTION, Ok(())),
+        ] {
+            assert_eq!(check_size(&[&header(length)[..], &[command]].concat()), expected);
         }
     }
 }

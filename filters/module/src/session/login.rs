@@ -1,16 +1,20 @@
 //! A session's login.
 
+use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use migration::identity::Identity;
 use mysql_proto::capability::Capabilities;
 use mysql_proto::error::ProxyError;
 use mysql_proto::login::{Login, Output, PasswordKey, Progress, TOO_MANY_CONNECTIONS};
+use mysql_proto::secret::SecretBytes;
 use mysql_proto::tracker::Tracker;
 
 use super::{Session, SessionPhase, proxy_error_index};
 use crate::login_failover::LoginFailover;
+use crate::login_limits::{LoginLimits, LoginSlot};
 use crate::node::{ConnectFailure, Counts};
 use crate::offload::{self, OffloadedConn};
 use crate::{migration_scheduler, node};
@@ -18,6 +22,26 @@ use crate::{migration_scheduler, node};
 /// A server that closes sooner than this has not timed out: MariaDB's `connect_timeout` is at least 2 s (mariadb.com/docs,
 /// "Server System Variables").
 const CLIENT_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The key for passwords, as far as the limits of logins allow its use.
+struct LimitedKey<'a> {
+    key: &'a dyn PasswordKey,
+    slot: &'a RefCell<Option<LoginSlot>>,
+}
+
+impl PasswordKey for LimitedKey<'_> {
+    fn public_pem(&self) -> &[u8] {
+        self.key.public_pem()
+    }
+
+    fn check_limit(&self) -> Result<(), ProxyError> {
+        self.slot.borrow().as_ref().map_or(Ok(()), LoginSlot::check_decryption)
+    }
+
+    fn decrypt(&self, encrypted: &[u8]) -> Option<SecretBytes> {
+        self.key.decrypt(encrypted)
+    }
+}
 
 impl Session {
     pub(crate) fn client_has_tls(&self) -> bool {
@@ -35,12 +59,37 @@ impl Session {
         self.login.borrow_mut().as_mut().map(|login| step(login))
     }
 
+    /// The login begins.
+    ///
+    /// # Errors
+    /// There are too many logins.
+    pub(crate) fn start_login(&self, limits: &Arc<LoginLimits>) -> Result<(), ProxyError> {
+        let address = self.addresses.get().map(|(client, _)| client.ip());
+        self.login_slot.replace(Some(LoginSlot::try_acquire(limits, address)?));
+        Ok(())
+    }
+
     /// Bytes of the client go through the login.
     pub(crate) fn login_from_client(&self, bytes: &[u8], key: &dyn PasswordKey, out: &mut Output) -> (usize, Progress) {
-        let (taken, progress) =
-            self.with_login(|login| login.on_client_bytes(bytes, key, out)).unwrap_or((bytes.len(), Progress::More));
+        let limited = LimitedKey { key, slot: &self.login_slot };
+        let (taken, progress) = self
+            .with_login(|login| login.on_client_bytes(bytes, &limited, out))
+            .unwrap_or((bytes.len(), Progress::More));
+        let progress = match self.count_held_bytes() {
+            Err(why) if progress == Progress::More => {
+                out.back.extend_from_slice(&self.with_login(|login| login.error_packet(why)).unwrap_or_default());
+                self.login.replace(None);
+                Progress::Rejected(why)
+            }
+            _ => progress,
+        };
         self.on_login_progress(progress);
         (taken, progress)
+    }
+
+    fn count_held_bytes(&self) -> Result<(), ProxyError> {
+        let held = self.with_login(|login| login.held_bytes()).unwrap_or_default();
+        self.login_slot.borrow().as_ref().map_or(Ok(()), |slot| slot.set_bytes(held as u64))
     }
 
     /// Bytes of the node go through the login.
@@ -90,7 +139,7 @@ impl Session {
         let failover = self.login_failover.take()?;
         let mut output = Output::default();
         self.login_from_node(failover.abandon(), &mut output);
-        Some(output.onward)
+        Some(output.onward.to_vec())
     }
 
     pub(super) fn on_login_progress(&self, progress: Progress) {
@@ -121,6 +170,7 @@ impl Session {
 
     pub(super) fn on_established(&self, capabilities: Capabilities) {
         self.phase.set(SessionPhase::Established);
+        self.login_slot.replace(None);
         self.established_at.set(Some(Instant::now()));
         self.tried_endpoints.replace(Vec::new());
         let response = self.login.take().and_then(|mut login| login.take_response());

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use migration::ping_reply::PingOutcome;
 use mysql_proto::error::ProxyError;
-use mysql_proto::tracker::Tracker;
+use mysql_proto::tracker::{PasswordRequest, Tracker};
 
 use super::{PassDecision, Session, proxy_error_index, session_state};
 use crate::commands::CommandRecorder;
@@ -38,10 +38,11 @@ impl Session {
         self.with_counts(|counts| counts.to_client.add(taken as u64));
         self.migration.on_node_bytes(self.commands.take_identity_change());
         self.restart_idle_timeout();
-        let passing = if self.commands.take_clear_text_request() && self.has_plain_node_side.get() {
+        let rejection = self.commands.take_password_request().and_then(|request| self.check_password_request(request));
+        let passing = if let Some(why) = rejection {
             // A change of user is a login, too.
-            self.with_counts(|counts| counts.login_failures[proxy_error_index(ProxyError::ClearTextPassword)].add(1));
-            PassDecision::RejectClearText
+            self.with_counts(|counts| counts.login_failures[proxy_error_index(why)].add(1));
+            PassDecision::Reject(why)
         } else if self.may_expose_password() {
             PassDecision::PassAndClose
         } else {
@@ -80,6 +81,20 @@ impl Session {
     /// Whether the client speaks next: it has all of the responses.
     pub(crate) fn awaits_client(&self) -> bool {
         matches!(self.counted_state.get(), Some((SessionState::Idle | SessionState::Transaction, _)))
+    }
+
+    /// Why the client must not answer this request within a change of user; None: it may.
+    fn check_password_request(&self, request: PasswordRequest) -> Option<ProxyError> {
+        let node_has_tls = || self.migration.upstream().is_some_and(|upstream| upstream.conn().has_tls());
+        match request {
+            PasswordRequest::SessionToken => Some(ProxyError::SessionTokenPlugin),
+            _ if self.has_plain_node_side.get() => Some(ProxyError::ClearTextPassword),
+            // The client would ask for an RSA key, and encrypt its password with it. A node with TLS wants it as it is.
+            PasswordRequest::Encrypted if !self.client_has_tls() && node_has_tls() => {
+                Some(ProxyError::ChangeUserWithoutTls)
+            }
+            PasswordRequest::Encrypted | PasswordRequest::ClearText => None,
+        }
     }
 
     /// Whether a change of user might expose a password unseen.

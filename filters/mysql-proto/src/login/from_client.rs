@@ -1,11 +1,12 @@
 //! What the client sends during its login.
 
-use super::password::{self, Plugin};
+use super::password::{self, Plugin, SESSION_TOKEN_PLUGIN};
 use super::{ClientTls, ExpectedPassword, Login, LoginStage, LoginStep, Output, PasswordKey, Progress, rejected};
 use crate::capability::Capabilities;
 use crate::error::ProxyError;
 use crate::packet::Header;
 use crate::response::{self, HEAD, Response};
+use crate::secret::SecretBytes;
 
 impl Login {
     /// Judges a packet of the client before its payload is there.
@@ -20,7 +21,12 @@ impl Login {
     }
 
     /// Takes a packet of the client.
-    pub(super) fn on_client_packet(&mut self, payload: Vec<u8>, key: &dyn PasswordKey, out: &mut Output) -> LoginStep {
+    pub(super) fn on_client_packet(
+        &mut self,
+        payload: SecretBytes,
+        key: &dyn PasswordKey,
+        out: &mut Output,
+    ) -> LoginStep {
         if self.stage == LoginStage::Response && self.held_response.is_none() {
             return self.on_first_client_packet(payload, key, out);
         }
@@ -28,12 +34,8 @@ impl Login {
             ExpectedPassword::No => self.send_to_node(&payload, out),
             ExpectedPassword::OrRequest(request) if payload == [request] => self.send_public_key(key, out),
             _ => {
-                let password = if password::is_password(&payload) {
-                    password::decrypt_password(key, &payload, &self.salt)
-                        .ok_or(Progress::Rejected(ProxyError::PasswordUnreadable))?
-                } else {
-                    payload
-                };
+                let password =
+                    if password::is_password(&payload) { self.decrypt_password(key, &payload)? } else { payload };
                 self.password = ExpectedPassword::No;
                 match self.held_response.take() {
                     Some((held, response)) => {
@@ -47,7 +49,7 @@ impl Login {
     }
 
     /// SSLRequest or response.
-    fn on_first_client_packet(&mut self, payload: Vec<u8>, key: &dyn PasswordKey, out: &mut Output) -> LoginStep {
+    fn on_first_client_packet(&mut self, payload: SecretBytes, key: &dyn PasswordKey, out: &mut Output) -> LoginStep {
         let claimed = response::capabilities(&payload);
         // Judged by the first packet, as everything; before protocol 4.1 the shortest one had 5 bytes.
         let old = !self.claimed.unwrap_or(claimed).has(Capabilities::PROTOCOL_41);
@@ -79,6 +81,14 @@ impl Login {
         if !self.offered.has(wanted) {
             return rejected(ProxyError::CompressionNotOffered);
         }
+        if response.plugin.clone().is_some_and(|name| payload[name] == *SESSION_TOKEN_PLUGIN) {
+            return rejected(ProxyError::SessionTokenPlugin);
+        }
+        if claimed.has(Capabilities::CONNECT_ATTRS)
+            && response::exceeds_attribute_limit(&payload[response.attributes.clone()])
+        {
+            return rejected(ProxyError::AttributesTooLarge);
+        }
         match &response.plugin {
             Some(name) => self.plugin = Plugin::named(&payload[name.clone()]),
             // Not found where it should be: the greeting's, as of clients that do as they are told.
@@ -94,8 +104,7 @@ impl Login {
                     self.send_public_key(key, out);
                     return Ok(());
                 }
-                let password = password::decrypt_password(key, auth, &self.salt)
-                    .ok_or(Progress::Rejected(ProxyError::PasswordUnreadable))?;
+                let password = self.decrypt_password(key, auth)?;
                 return self.forward_response(payload, Some((&response, &password)), out);
             }
         }
@@ -103,7 +112,12 @@ impl Login {
     }
 
     /// Sends the response to the node, with a password for its authentication data if one is given.
-    fn forward_response(&mut self, payload: Vec<u8>, auth: Option<(&Response, &[u8])>, out: &mut Output) -> LoginStep {
+    fn forward_response(
+        &mut self,
+        payload: SecretBytes,
+        auth: Option<(&Response, &[u8])>,
+        out: &mut Output,
+    ) -> LoginStep {
         let mut payload = match auth {
             Some((response, auth)) => {
                 response.with_auth(&payload, auth).ok_or(Progress::Rejected(ProxyError::BadPacket))?
@@ -127,10 +141,15 @@ impl Login {
             response::claim(&mut payload, claimed.without(Capabilities::SSL));
         }
         let parsed = Response::parse(&payload, response::capabilities(&payload));
-        self.response = parsed.and_then(|response| response.with_auth(&payload, b""));
+        self.response = parsed.and_then(|response| Some(response.with_auth(&payload, b"")?.to_vec()));
         self.stage = LoginStage::Auth;
         self.send_to_node(&payload, out);
         Ok(())
+    }
+
+    fn decrypt_password(&self, key: &dyn PasswordKey, encrypted: &[u8]) -> Result<SecretBytes, Progress> {
+        key.check_limit().map_err(Progress::Rejected)?;
+        password::decrypt_password(key, encrypted, &self.salt).ok_or(Progress::Rejected(ProxyError::PasswordUnreadable))
     }
 
     fn send_public_key(&mut self, key: &dyn PasswordKey, out: &mut Output) {

@@ -1,14 +1,15 @@
 //! What the node sends during a login.
 
-use super::password::{self, Plugin};
+use super::password::{self, Plugin, SESSION_TOKEN_PLUGIN};
 use super::{ClientTls, ExpectedPassword, Login, LoginStage, LoginStep, NodeTls, Output, Progress, Side, rejected};
 use crate::capability::Capabilities;
 use crate::error::{self, ProxyError};
 use crate::greeting::Greeting;
+use crate::secret::SecretBytes;
 
 impl Login {
     /// Takes a packet of the node; `in_order`: whether its sequence number is the one that is due.
-    pub(super) fn on_node_packet(&mut self, mut payload: Vec<u8>, in_order: bool, out: &mut Output) -> LoginStep {
+    pub(super) fn on_node_packet(&mut self, mut payload: SecretBytes, in_order: bool, out: &mut Output) -> LoginStep {
         // An error may come at any time; servers number those that they did not plan as they like.
         if payload.first() == Some(&0xff) {
             let code = error::code(&payload).ok_or(Progress::Rejected(ProxyError::NodeProtocol))?;
@@ -94,7 +95,11 @@ impl Login {
     /// The node wants another plugin: its name, NUL, and its salt, mostly with a NUL.
     fn on_auth_switch(&mut self, switch: &[u8]) -> LoginStep {
         let mut parts = switch.splitn(2, |&byte| byte == 0);
-        self.plugin = Plugin::named(parts.next().unwrap_or_default());
+        let name = parts.next().unwrap_or_default();
+        if name == SESSION_TOKEN_PLUGIN {
+            return rejected(ProxyError::SessionTokenPlugin);
+        }
+        self.plugin = Plugin::named(name);
         let salt = parts.next().unwrap_or_default();
         self.salt = salt.strip_suffix(&[0]).unwrap_or(salt).to_vec();
         if self.plugin.sends_clear_text() {

@@ -1,11 +1,12 @@
 //! One packet at a time, out of bytes that come in any pieces.
 
 use crate::packet::{HEADER, Header};
+use crate::secret::SecretBytes;
 
 /// Gathers a packet. Takes no byte of the next one, and never asks for memory that nothing came for yet.
 #[derive(Debug, Default)]
 pub(super) struct PacketReader {
-    bytes: Vec<u8>,
+    bytes: SecretBytes,
 }
 
 /// How much of a packet was received.
@@ -15,7 +16,7 @@ pub(super) enum PacketProgress {
     /// Its header is complete now: reported once, before the payload is read.
     Header(Header),
     /// All of it; the payload.
-    Complete(Vec<u8>),
+    Complete(SecretBytes),
 }
 
 impl PacketReader {
@@ -28,7 +29,7 @@ impl PacketReader {
         let received = if self.bytes.len() < goal {
             PacketProgress::Incomplete
         } else if had_header {
-            PacketProgress::Complete(std::mem::take(&mut self.bytes).split_off(HEADER))
+            PacketProgress::Complete(std::mem::take(&mut self.bytes)[HEADER..].into())
         } else {
             self.header().map_or(PacketProgress::Incomplete, PacketProgress::Header)
         };
@@ -45,7 +46,7 @@ impl PacketReader {
         self.bytes.is_empty()
     }
 
-    #[cfg(test)]
+    /// The memory that it takes.
     pub(super) fn capacity(&self) -> usize {
         self.bytes.capacity()
     }

@@ -1,6 +1,8 @@
 //! How plugins bring a password to the server, as far as the proxy must know it.
 
 use super::PasswordKey;
+use crate::command_observer::PasswordRequest;
+use crate::secret::SecretBytes;
 
 /// Authentication plugins, by what they put on the wire.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -18,6 +20,10 @@ pub(super) enum Plugin {
     Other,
 }
 
+/// TiDB's plugin with which a proxy logs in for a session that moves to another server. TiDB accepts it for every account
+/// (`pkg/server/conn.go`), so it is not for clients.
+pub const SESSION_TOKEN_PLUGIN: &[u8] = b"tidb_session_token";
+
 /// The byte with which a client asks for the public key, by plugin.
 pub(super) const KEY_FOR_HASH_THEN_PASSWORD: u8 = 2;
 pub(super) const KEY_FOR_PASSWORD: u8 = 1;
@@ -33,8 +39,7 @@ impl Plugin {
             b"caching_sha2_password" | b"tidb_sm3_password" => Self::HashThenPassword,
             b"sha256_password" => Self::Password,
             // `dialog` is PAM of MariaDB and Percona; the OpenID plugin and TiDB's session token carry bearer tokens.
-            b"mysql_clear_password" | b"dialog" | b"tidb_session_token" => Self::ClearText,
-            LONGEST => Self::ClearText,
+            b"mysql_clear_password" | b"dialog" | LONGEST | SESSION_TOKEN_PLUGIN => Self::ClearText,
             _ => Self::Other,
         }
     }
@@ -51,13 +56,19 @@ impl Plugin {
     }
 }
 
-/// Whether a switch to another plugin, of which the first bytes are given, makes a client with TLS send the password as
-/// it is.
-pub(crate) fn sends_clear_text_after_switch(switch: &[u8]) -> bool {
-    match switch.iter().position(|byte| *byte == 0) {
-        Some(end) => Plugin::named(&switch[..end]).sends_clear_text(),
-        // Cut, or a packet that ends with the name.
-        None => Plugin::named(switch).sends_clear_text() || (!switch.is_empty() && LONGEST.starts_with(switch)),
+/// The password that a switch to another plugin, of which the first bytes are given, makes a client send. None: it sends none.
+pub(crate) fn password_request_of_switch(switch: &[u8]) -> Option<PasswordRequest> {
+    let end = switch.iter().position(|byte| *byte == 0);
+    let name = &switch[..end.unwrap_or(switch.len())];
+    // Without a NUL it is cut, or a packet that ends with the name.
+    if end.is_none() && !name.is_empty() && LONGEST.starts_with(name) {
+        return Some(PasswordRequest::ClearText);
+    }
+    match Plugin::named(name) {
+        _ if name == SESSION_TOKEN_PLUGIN => Some(PasswordRequest::SessionToken),
+        Plugin::Password => Some(PasswordRequest::Encrypted),
+        Plugin::ClearText => Some(PasswordRequest::ClearText),
+        Plugin::Hash | Plugin::HashThenPassword | Plugin::Other => None,
     }
 }
 
@@ -68,7 +79,7 @@ pub(super) fn is_password(data: &[u8]) -> bool {
 
 /// The password, with the NUL behind it, that a client encrypted after a bytewise XOR with the salt; None when it
 /// was encrypted for another key or salt.
-pub(super) fn decrypt_password(key: &dyn PasswordKey, encrypted: &[u8], salt: &[u8]) -> Option<Vec<u8>> {
+pub(super) fn decrypt_password(key: &dyn PasswordKey, encrypted: &[u8], salt: &[u8]) -> Option<SecretBytes> {
     let mut password = key.decrypt(encrypted)?;
     for (byte, salt) in password.iter_mut().zip(salt.iter().cycle()) {
         *byte ^= salt;

@@ -1,6 +1,7 @@
 //! What a login holds in memory; how it behaves is tested from outside (`tests/login_*.rs`).
 
 use super::*;
+use crate::secret::SecretBytes;
 use proptest::prelude::*;
 
 struct NoKey;
@@ -10,7 +11,7 @@ impl PasswordKey for NoKey {
         b"none"
     }
 
-    fn decrypt(&self, _: &[u8]) -> Option<Vec<u8>> {
+    fn decrypt(&self, _: &[u8]) -> Option<SecretBytes> {
         None
     }
 }
@@ -42,14 +43,6 @@ fn largest_response() -> Vec<u8> {
     packet(1, &payload)
 }
 
-impl Login {
-    /// Bytes of memory that grow with what peers send.
-    fn held_bytes(&self) -> usize {
-        let held = self.held_response.as_ref().map_or(0, |(payload, _)| payload.capacity());
-        self.from_client.capacity() + self.from_node.capacity() + held + self.salt.capacity()
-    }
-}
-
 #[test]
 fn nothing_is_kept_for_bytes_that_did_not_come() {
     let mut login = Login::new(RULES);
@@ -57,6 +50,14 @@ fn nothing_is_kept_for_bytes_that_did_not_come() {
     login.on_node_bytes(&greeting(false), &mut out);
     login.on_client_bytes(&largest_response()[..4], &NoKey, &mut out);
     assert!(login.held_bytes() < 1024, "{}", login.held_bytes());
+}
+
+#[test]
+fn what_goes_to_a_node_is_not_shown() {
+    let mut out = Output::default();
+    out.onward.extend_from_slice(b"secret");
+    let shown = format!("{out:?}");
+    assert!(!shown.contains("secret") && !shown.contains("115, 101"), "{shown}");
 }
 
 #[test]

@@ -6,6 +6,7 @@ use mysql_proto::capability::Capabilities;
 use mysql_proto::error::ProxyError;
 use mysql_proto::login::{ClientTls, Compression, Login, NodeTls, Output, PasswordKey, Progress, Rules};
 use mysql_proto::packet::{HEADER, Header};
+use mysql_proto::secret::SecretBytes;
 
 pub(crate) const SALT: &[u8; 20] = b"abcdefghIJKLMNOPqrst";
 pub(crate) const OTHER_SALT: &[u8; 20] = b"tsrqPONMLKJIhgfedcba";
@@ -39,12 +40,12 @@ impl PasswordKey for TestKey {
         PEM
     }
 
-    fn decrypt(&self, encrypted: &[u8]) -> Option<Vec<u8>> {
+    fn decrypt(&self, encrypted: &[u8]) -> Option<SecretBytes> {
         let [0xee, length, rest @ ..] = encrypted else {
             return None;
         };
         let clear = rest.get(..usize::from(*length))?;
-        (encrypted.len() == 256).then(|| clear.iter().map(|byte| byte ^ 0x99).collect())
+        (encrypted.len() == 256).then(|| clear.iter().map(|byte| byte ^ 0x99).collect::<Vec<_>>().into())
     }
 }
 
@@ -192,10 +193,10 @@ impl LoginExchange {
             taken += count;
             last = progress;
             if client {
-                self.to_node.extend(out.onward);
-                self.to_client.extend(out.back);
+                self.to_node.extend(out.onward.iter());
+                self.to_client.extend(out.back.iter());
             } else {
-                self.to_client.extend(out.onward);
+                self.to_client.extend(out.onward.iter());
                 assert!(out.back.is_empty(), "nothing is ever told to a node in answer");
             }
             if progress != Progress::More {

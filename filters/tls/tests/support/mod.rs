@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use rcgen::{
-    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType,
-    date_time_ymd,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SanType, SerialNumber, date_time_ymd,
 };
 use tempfile::TempDir;
-use tls::{ClientSide, NodeSide, ReceiveResult, Stream, TlsError, Verify};
+use tls::{ClientSide, NodeSide, PeerRules, ReceiveResult, Stream, TlsError, Verify};
 
 /// A directory with a CA, and the certificates that it issues.
 pub(crate) struct Authority {
@@ -39,7 +39,8 @@ impl Authority {
     pub(crate) fn new() -> Self {
         let mut params = CertificateParams::new(vec![]).unwrap();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
+        params.key_usages =
+            vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
         let key = KeyPair::generate().unwrap();
         let directory = TempDir::new().unwrap();
         // Its own: a certificate of a CA with the same name is refused for another reason, its signature.
@@ -81,6 +82,27 @@ impl Authority {
         pair
     }
 
+    /// A file with the revocation list of this CA, in which these certificates are.
+    pub(crate) fn revoke(&self, file: &str, revoked: &[&Pair]) -> PathBuf {
+        let revoked = revoked.iter().map(|pair| RevokedCertParams {
+            serial_number: serial_number(&pair.cert),
+            revocation_time: date_time_ymd(2020, 1, 1),
+            reason_code: None,
+            invalidity_date: None,
+        });
+        let list = CertificateRevocationListParams {
+            this_update: date_time_ymd(2020, 1, 1),
+            next_update: date_time_ymd(2021, 1, 1),
+            crl_number: SerialNumber::from(1),
+            issuing_distribution_point: None,
+            revoked_certs: revoked.collect(),
+            key_identifier_method: KeyIdMethod::Sha256,
+        };
+        let path = self.path(file);
+        fs::write(&path, list.signed_by(&self.issuer).unwrap().pem().unwrap()).unwrap();
+        path
+    }
+
     /// What clients connect to, as `localhost`.
     pub(crate) fn client_side(&self) -> ClientSide {
         self.issue("server", &["localhost"], Valid::Now).client_side(None).unwrap()
@@ -88,18 +110,26 @@ impl Authority {
 
     /// What connects to nodes and trusts this CA.
     pub(crate) fn node_side(&self, verify: Verify) -> NodeSide {
-        NodeSide::load(Some(&self.ca), verify, None).unwrap()
+        NodeSide::load(Some(&self.ca), verify, None, PeerRules::default()).unwrap()
     }
 }
 
 impl Pair {
     pub(crate) fn client_side(&self, client_ca: Option<&Path>) -> Result<ClientSide, TlsError> {
-        ClientSide::load(&self.cert, &self.key, client_ca)
+        ClientSide::load(&self.cert, &self.key, client_ca, PeerRules::default())
     }
 
     pub(crate) fn paths(&self) -> (&Path, &Path) {
         (&self.cert, &self.key)
     }
+}
+
+fn serial_number(cert: &Path) -> SerialNumber {
+    let output = openssl(&["x509", "-noout", "-serial", "-in", cert.to_str().unwrap()], Path::new("."));
+    let text = String::from_utf8(output.stdout).unwrap();
+    let digits = text.trim().strip_prefix("serial=").unwrap().as_bytes();
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+    SerialNumber::from_slice(&digits.chunks(2).map(byte).collect::<Vec<_>>())
 }
 
 /// Two ends, and what each has received.

@@ -1,0 +1,213 @@
+//! What is counted per client address, in a table of fixed size.
+//!
+//! Each address has one slot in each of two rows, chosen by a hash with a random key. Other addresses may have the same slots;
+//! the lower of the two counts is that of the address, or higher by the share of addresses that have both slots in common with
+//! it (a "count-min sketch"). So memory does not grow with the number of addresses, nothing has to be removed, and all
+//! workers count without locks: two atomic additions on slots that other addresses rarely use.
+
+use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const ROWS: usize = 2;
+/// Slots of a row.
+const SLOTS: usize = 1 << 14;
+
+/// The slots of an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct AddressSlots([usize; ROWS]);
+
+impl AddressSlots {
+    /// An IPv6 client can use all addresses of its network, so they count as one.
+    pub(crate) fn new(address: IpAddr, hash_key: &RandomState) -> Self {
+        let network = match address.to_canonical() {
+            IpAddr::V4(address) => u128::from(address.to_bits()),
+            IpAddr::V6(address) => address.to_bits() & !u128::from(u64::MAX),
+        };
+        let hash = hash_key.hash_one(network);
+        Self([hash as usize % SLOTS, (hash >> 32) as usize % SLOTS])
+    }
+}
+
+/// A number per address and row.
+struct Table([Box<[AtomicU64]>; ROWS]);
+
+impl Table {
+    fn new() -> Self {
+        Self(std::array::from_fn(|_| (0..SLOTS).map(|_| AtomicU64::new(0)).collect()))
+    }
+
+    fn slots(&self, slots: AddressSlots) -> [&AtomicU64; ROWS] {
+        std::array::from_fn(|row| &self.0[row][slots.0[row]])
+    }
+}
+
+/// How much of something each address has.
+pub(crate) struct AddressCounters(Table);
+
+impl AddressCounters {
+    pub(crate) fn new() -> Self {
+        Self(Table::new())
+    }
+
+    /// Adds `amount`, unless the address would then have more than `limit`.
+    pub(crate) fn try_add(&self, slots: AddressSlots, amount: u64, limit: u64) -> bool {
+        let before = self.0.slots(slots).map(|slot| slot.fetch_add(amount, Ordering::Relaxed));
+        let fits = before.into_iter().min().unwrap_or_default() + amount <= limit;
+        if !fits {
+            self.subtract(slots, amount);
+        }
+        fits
+    }
+
+    /// Subtracts what was added.
+    pub(crate) fn subtract(&self, slots: AddressSlots, amount: u64) {
+        for slot in self.0.slots(slots) {
+            slot.fetch_sub(amount, Ordering::Relaxed);
+        }
+    }
+}
+
+/// How often something may happen: so many times a second, and as often as in [`Rate::BURST_SECONDS`] at once.
+///
+/// The "generic cell rate algorithm" (ITU-T I.371): a number says when all that has happened would have happened at that rate.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Rate {
+    /// Microseconds between two times.
+    interval: u64,
+}
+
+impl Rate {
+    pub(crate) const BURST_SECONDS: u64 = 10;
+    const BURST: u64 = Self::BURST_SECONDS * 1_000_000;
+
+    /// None: as often as anyone likes.
+    pub(crate) fn per_second(rate: f64) -> Option<Self> {
+        (rate > 0.0).then(|| Self { interval: ((1e6 / rate) as u64).clamp(1, Self::BURST) })
+    }
+
+    /// The next value, if it may happen once more at `now`.
+    fn next(self, value: u64, now: u64) -> Option<u64> {
+        let next = value.max(now) + self.interval;
+        (next <= now + Self::BURST).then_some(next)
+    }
+
+    /// Whether it may happen now, for all addresses together.
+    pub(crate) fn try_take(self, state: &AtomicU64, now: u64) -> bool {
+        state.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |value| self.next(value, now)).is_ok()
+    }
+}
+
+/// How often something has happened for each address.
+pub(crate) struct AddressRates(Table);
+
+impl AddressRates {
+    pub(crate) fn new() -> Self {
+        Self(Table::new())
+    }
+
+    /// Whether it may happen now (in microseconds of any clock) for that address.
+    pub(crate) fn try_take(&self, slots: AddressSlots, rate: Rate, now: u64) -> bool {
+        // Both are charged: one of them may be in use by others.
+        let taken = self.0.slots(slots).map(|slot| rate.try_take(slot, now));
+        taken.into_iter().any(|taken| taken)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slots(key: &RandomState, address: &str) -> AddressSlots {
+        AddressSlots::new(address.parse().expect("an address"), key)
+    }
+
+    #[test]
+    fn an_ipv6_network_is_one_address_and_ipv4_has_two_forms() {
+        let key = RandomState::new();
+        assert_eq!(slots(&key, "2001:db8::1"), slots(&key, "2001:db8::ffff:ffff:ffff:ffff"));
+        assert_eq!(slots(&key, "10.1.2.3"), slots(&key, "::ffff:10.1.2.3"));
+        // Slots may be shared, but not by all of these.
+        let others = ["2001:db8:0:1::1", "10.1.2.4", "2001:db8::", "10.1.2.3", "10.3.2.1"].map(|one| slots(&key, one));
+        assert!(others.iter().any(|one| *one != others[0]));
+    }
+
+    #[test]
+    fn an_address_has_as_much_as_its_limit() {
+        let (key, counters) = (RandomState::new(), AddressCounters::new());
+        let one = slots(&key, "10.0.0.1");
+        for _ in 0..3 {
+            assert!(counters.try_add(one, 1, 3));
+        }
+        assert!(!counters.try_add(one, 1, 3));
+        counters.subtract(one, 1);
+        assert!(!counters.try_add(one, 2, 3), "what does not fit as a whole is not added");
+        assert!(counters.try_add(one, 1, 3));
+    }
+
+    #[test]
+    fn many_other_addresses_hardly_matter() {
+        let (key, counters) = (RandomState::new(), AddressCounters::new());
+        for attacker in 0..100_u32 {
+            let attacker = AddressSlots::new(IpAddr::V4((0x0a00_0000 + attacker).into()), &key);
+            while counters.try_add(attacker, 1, 10) {}
+        }
+        let refused = (0..1000_u32)
+            .filter(|other| {
+                let other = AddressSlots::new(IpAddr::V4((0xc0a8_0000 + other).into()), &key);
+                let fits = counters.try_add(other, 1, 10);
+                if fits {
+                    counters.subtract(other, 1);
+                }
+                !fits
+            })
+            .count();
+        // One in 27,000 has both slots in common with attackers.
+        assert!(refused < 5, "{refused}");
+    }
+
+    #[test]
+    fn what_was_subtracted_leaves_nothing() {
+        let (key, counters) = (RandomState::new(), AddressCounters::new());
+        for number in 0..50_000_u32 {
+            let one = AddressSlots::new(IpAddr::V4(number.into()), &key);
+            assert!(counters.try_add(one, 5, 5), "{number}");
+            counters.subtract(one, 5);
+        }
+        assert!(counters.0.0.iter().flatten().all(|slot| slot.load(Ordering::Relaxed) == 0));
+    }
+
+    #[test]
+    fn a_rate_allows_a_burst_and_then_so_many_a_second() {
+        let rate = Rate::per_second(20.0).expect("a limit");
+        let state = AtomicU64::new(0);
+        let take = |now: u64| (0..1000).filter(|_| rate.try_take(&state, now)).count() as u64;
+        let start = 3_600_000_000;
+        assert_eq!(take(start), 20 * Rate::BURST_SECONDS);
+        assert_eq!(take(start), 0);
+        assert_eq!(take(start + 1_000_000), 20);
+        assert_eq!(take(start + 1_050_000), 1);
+        assert_eq!(take(start + 100_000_000), 20 * Rate::BURST_SECONDS, "no more than that is saved up");
+    }
+
+    #[test]
+    fn rates_of_addresses_are_independent() {
+        let (key, rates, rate) = (RandomState::new(), AddressRates::new(), Rate::per_second(0.5).expect("a limit"));
+        let one = slots(&key, "10.0.0.1");
+        let taken = (0..100).filter(|_| rates.try_take(one, rate, 1_000_000)).count();
+        assert_eq!(taken as u64, Rate::BURST_SECONDS / 2);
+        let served = (0..100_u32)
+            .filter(|other| {
+                rates.try_take(AddressSlots::new(IpAddr::V4((0xc0a8_0000 + other).into()), &key), rate, 1_000_000)
+            })
+            .count();
+        assert!(served >= 99, "{served}");
+    }
+
+    #[test]
+    fn zero_is_no_limit() {
+        assert_eq!(Rate::per_second(0.0), None);
+        assert_eq!(Rate::per_second(f64::NAN), None);
+        assert!(Rate::per_second(1e-9).expect("a limit").try_take(&AtomicU64::new(0), 0), "one is always allowed");
+    }
+}

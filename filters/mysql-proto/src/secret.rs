@@ -1,0 +1,166 @@
+//! Bytes that nobody else may see: passwords, tokens, and the states of sessions.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
+use zeroize::Zeroize;
+
+/// Bytes that are overwritten when they are dropped, and never printed.
+///
+/// It grows into new memory, and overwrites the old: `Vec` would leave a copy behind.
+#[derive(Clone, Default)]
+pub struct SecretBytes(Vec<u8>);
+
+impl SecretBytes {
+    #[must_use]
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self(Vec::with_capacity(capacity))
+    }
+
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.0.capacity()
+    }
+
+    pub fn extend_from_slice(&mut self, bytes: &[u8]) {
+        self.reserve(bytes.len());
+        self.0.extend_from_slice(bytes);
+    }
+
+    pub fn push(&mut self, byte: u8) {
+        self.reserve(1);
+        self.0.push(byte);
+    }
+
+    pub fn truncate(&mut self, length: usize) {
+        if let Some(dropped) = self.0.get_mut(length..) {
+            dropped.zeroize();
+        }
+        self.0.truncate(length);
+    }
+
+    /// Removes so many bytes from the front.
+    pub fn consume(&mut self, bytes: usize) {
+        self.0.copy_within(bytes.., 0);
+        self.truncate(self.0.len() - bytes);
+    }
+
+    pub fn clear(&mut self) {
+        self.truncate(0);
+    }
+
+    fn reserve(&mut self, more: usize) {
+        let needed = self.0.len() + more;
+        if needed > self.0.capacity() {
+            let mut grown = Vec::with_capacity(needed.max(2 * self.0.capacity()));
+            grown.extend_from_slice(&self.0);
+            self.0.zeroize();
+            self.0 = grown;
+        }
+    }
+}
+
+impl Drop for SecretBytes {
+    fn drop(&mut self) {
+        self.0.zeroize();
+    }
+}
+
+/// Only how many they are.
+impl fmt::Debug for SecretBytes {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "SecretBytes({} bytes)", self.0.len())
+    }
+}
+
+impl Deref for SecretBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl DerefMut for SecretBytes {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+}
+
+impl AsRef<[u8]> for SecretBytes {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// Takes them over without a copy.
+impl From<Vec<u8>> for SecretBytes {
+    fn from(bytes: Vec<u8>) -> Self {
+        Self(bytes)
+    }
+}
+
+impl From<&[u8]> for SecretBytes {
+    fn from(bytes: &[u8]) -> Self {
+        Self(bytes.to_vec())
+    }
+}
+
+impl<T: AsRef<[u8]> + ?Sized> PartialEq<T> for SecretBytes {
+    fn eq(&self, other: &T) -> bool {
+        self.0 == other.as_ref()
+    }
+}
+
+impl Eq for SecretBytes {}
+
+/// Overwrites a buffer that others will use, and empties it.
+pub fn wipe(buffer: &mut Vec<u8>) {
+    buffer.zeroize();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn they_grow_and_shrink_as_a_vec_does() {
+        let (mut secret, mut plain) = (SecretBytes::default(), Vec::new());
+        for length in [0, 1, 7, 100, 5000] {
+            let bytes = vec![length as u8; length];
+            secret.extend_from_slice(&bytes);
+            plain.extend_from_slice(&bytes);
+            secret.push(9);
+            plain.push(9);
+            secret.consume(length / 3);
+            plain.drain(..length / 3);
+            assert_eq!(secret, plain);
+            secret.truncate(plain.len() - 1);
+            plain.truncate(plain.len() - 1);
+            assert_eq!(secret, plain);
+        }
+        secret.truncate(1 << 20);
+        assert_eq!(secret, plain);
+        assert!(secret.capacity() <= 2 * 5200);
+        secret.clear();
+        assert!(secret.is_empty());
+    }
+
+    #[test]
+    fn they_are_not_printed() {
+        let secret = SecretBytes::from(&b"hunter2"[..]);
+        assert_eq!(format!("{secret:?}"), "SecretBytes(7 bytes)");
+        // Neither as text nor as numbers.
+        assert!(!format!("{secret:#?}").contains("104"));
+    }
+
+    #[test]
+    fn what_is_cut_off_is_gone() {
+        let mut secret = SecretBytes::from(&b"hunter2"[..]);
+        secret.truncate(2);
+        assert_eq!(secret, b"hu");
+        let mut buffer = b"hunter2".to_vec();
+        wipe(&mut buffer);
+        assert!(buffer.is_empty());
+    }
+}

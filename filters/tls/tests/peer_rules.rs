@@ -1,0 +1,119 @@
+//! Revoked certificates, and versions of TLS that are too old.
+
+#![allow(clippy::unwrap_used)] // In a test, a panic is the report.
+
+mod support;
+
+use std::fs;
+use std::path::Path;
+
+use support::{Authority, Link, Pair, Valid};
+use tls::{ClientSide, NodeSide, PeerRules, TlsError, Verify};
+
+fn rules(crl: &Path) -> PeerRules<'_> {
+    PeerRules { crl: Some(crl), ..PeerRules::default() }
+}
+
+fn failure(server: &ClientSide, node: &NodeSide) -> String {
+    Link::new(server, node).settle().expect_err("the handshake must fail").to_string()
+}
+
+/// The same, as the node's side says it.
+fn failure_of_node_side(server: &ClientSide, node: &NodeSide) -> String {
+    let mut link = Link::new(server, node);
+    link.settle().expect_err("the handshake must fail");
+    link.client.receive(b"", &mut |_| {}).expect_err("it stays failed").to_string()
+}
+
+/// A client with a certificate.
+fn client(ca: &Authority, pair: &Pair) -> NodeSide {
+    NodeSide::load(Some(&ca.ca), Verify::Full, Some(pair.paths()), PeerRules::default()).unwrap()
+}
+
+#[test]
+fn a_revoked_client_certificate_is_refused_once_the_list_says_so() {
+    let ca = Authority::new();
+    let server = ca.issue("server", &["localhost"], Valid::Now);
+    let [good, bad] = ["good", "bad"].map(|name| ca.issue(name, &["client"], Valid::Now));
+    let crl = ca.revoke("crl.pem", &[]);
+    let side = ClientSide::load(&server.cert, &server.key, Some(&ca.ca), rules(&crl)).unwrap();
+    // The second client resumes the first one's session. That must not be possible once its certificate is revoked.
+    let resumes = client(&ca, &bad);
+    for node in [&client(&ca, &good), &client(&ca, &bad), &resumes] {
+        Link::new(&side, node).assert_works();
+    }
+    ca.revoke("crl.pem", &[&bad]);
+    assert!(side.refresh().unwrap());
+    Link::new(&side, &client(&ca, &good)).assert_works();
+    for node in [&client(&ca, &bad), &resumes] {
+        let text = failure(&side, node);
+        assert!(text.contains("is in tls.client.crl"), "{text}");
+    }
+}
+
+#[test]
+fn a_revoked_node_certificate_is_refused_with_and_without_its_name() {
+    let ca = Authority::new();
+    let [good, bad] = ["good", "bad"].map(|name| ca.issue(name, &["localhost"], Valid::Now));
+    let crl = ca.revoke("crl.pem", &[&bad]);
+    for verify in [Verify::Full, Verify::Ca] {
+        let node = NodeSide::load(Some(&ca.ca), verify, None, rules(&crl)).unwrap();
+        Link::new(&good.client_side(None).unwrap(), &node).assert_works();
+        let text = failure_of_node_side(&bad.client_side(None).unwrap(), &node);
+        assert!(text.contains("is in tls.backend.crl"), "{text}");
+    }
+    let other_name = ca.issue("elsewhere", &["elsewhere.test"], Valid::Now);
+    let node = NodeSide::load(Some(&ca.ca), Verify::Ca, None, rules(&crl)).unwrap();
+    Link::new(&other_name.client_side(None).unwrap(), &node).assert_works();
+    // A node is shown a certificate, too: the files keep their order.
+    let mine = ca.issue("mine", &["client"], Valid::Now);
+    let node = NodeSide::load(Some(&ca.ca), Verify::Full, Some(mine.paths()), rules(&crl)).unwrap();
+    Link::new(&good.client_side(Some(&ca.ca)).unwrap(), &node).assert_works();
+}
+
+#[test]
+fn a_ca_without_a_list_vouches_for_nobody() {
+    let (ca, other) = (Authority::new(), Authority::new());
+    let crl = other.revoke("crl.pem", &[]);
+    let node = NodeSide::load(Some(&ca.ca), Verify::Full, None, rules(&crl)).unwrap();
+    let text = failure_of_node_side(&ca.client_side(), &node);
+    assert!(text.contains("tls.backend.crl needs a list of each CA"), "{text}");
+}
+
+#[test]
+fn lists_that_cannot_be_used_are_refused_and_the_old_one_stays() {
+    let ca = Authority::new();
+    let server = ca.issue("server", &["localhost"], Valid::Now);
+    let load = |crl: &Path| ClientSide::load(&server.cert, &server.key, Some(&ca.ca), rules(crl));
+    let missing = ca.path("missing.pem");
+    assert!(matches!(load(&missing), Err(TlsError::Read { path, .. }) if path == missing));
+    for (text, expected) in [
+        ("no list", "has no revocation list"),
+        ("-----BEGIN X509 CRL-----\nAAAA\n-----END X509 CRL-----\n", "cannot be used"),
+        ("-----BEGIN X509 CRL-----\n", "not valid PEM"),
+    ] {
+        let crl = ca.path("bad.pem");
+        fs::write(&crl, text).unwrap();
+        let error = load(&crl).err().unwrap().to_string();
+        assert!(error.contains(expected) && error.contains("bad.pem"), "{error}");
+        let error = NodeSide::load(Some(&ca.ca), Verify::Ca, None, rules(&crl)).err().unwrap().to_string();
+        assert!(error.contains(expected) && error.contains("bad.pem"), "{error}");
+    }
+    let bad = ca.issue("bad", &["client"], Valid::Now);
+    let crl = ca.revoke("crl.pem", &[&bad]);
+    let side = load(&crl).unwrap();
+    fs::write(&crl, "no list").unwrap();
+    assert!(side.refresh().is_err());
+    assert!(failure(&side, &client(&ca, &bad)).contains("tls.client.crl"));
+}
+
+#[test]
+fn a_list_that_nothing_is_checked_against_is_refused() {
+    let ca = Authority::new();
+    let server = ca.issue("server", &["localhost"], Valid::Now);
+    let crl = ca.revoke("crl.pem", &[]);
+    let error = ClientSide::load(&server.cert, &server.key, None, rules(&crl)).err().unwrap();
+    assert!(error.to_string().contains("certificates of the client are not verified"), "{error}");
+    let error = NodeSide::load(None, Verify::None, None, rules(&crl)).err().unwrap();
+    assert!(error.to_string().contains("certificates of the TiDB server are not verified"), "{error}");
+}
