@@ -6,8 +6,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use envoy_abi::socket::{Closed, Io, IoOutcome, Socket, SocketFactory, TransportSocket};
+use mysql_proto::change_user::CHANGE_USER;
 use mysql_proto::error::ProxyError;
 use mysql_proto::login::{ClientTls, Compression, NodeTls, Output, Progress, Rules};
+use mysql_proto::packet::HEADER;
 use mysql_proto::secret;
 use tls::{ClientSide, PeerRules, RsaPasswordKey};
 
@@ -174,10 +176,13 @@ impl ClientConn {
             Ok(command) => command,
             Err(why) => return self.reject_command(session, why),
         };
+        let is_checked = command.as_ref().is_some_and(|command| command.get(HEADER) == Some(&CHANGE_USER));
         let bytes = command.as_deref().unwrap_or(bytes);
         session.watch_transactions(bytes);
-        if !session.on_client_bytes(bytes) {
-            return ReadStep::Close;
+        match session.on_client_bytes(bytes, is_checked) {
+            Ok(()) => {}
+            Err(Some(why)) => return self.reject_command(session, why),
+            Err(None) => return ReadStep::Close,
         }
         self.conn.forward(bytes, passed);
         ReadStep::Continue

@@ -10,7 +10,7 @@ use migration::ping_reply::PingReply;
 use migration::rate_limit::{ExportBackoff, MigrationBackoff};
 use migration::state_snapshot::StateSnapshot;
 
-use mysql_proto::change_user::MAX_CHANGE_USER_BYTES;
+use mysql_proto::change_user::{CHANGE_USER, MAX_CHANGE_USER_BYTES};
 use mysql_proto::packet::{HEADER, Header};
 use mysql_proto::secret::SecretBytes;
 
@@ -21,7 +21,6 @@ use crate::offload::OffloadedConn;
 use crate::old_conn::OldConn;
 use crate::session::CloseProbe;
 
-const CHANGE_USER: u8 = 0x11;
 const SET_OPTION: u8 = 0x1b;
 /// Bytes of a change of user, and of what follows it, that are kept.
 const MAX_CHANGE_BYTES: usize = 2 * MAX_CHANGE_USER_BYTES;

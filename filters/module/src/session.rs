@@ -5,11 +5,13 @@ mod ending;
 mod identity_commands;
 mod login;
 mod migration;
+mod token_plugin_scan;
 mod traffic;
 mod unreachable;
 
 pub(crate) use self::migration::{MigrationBlocker, StartResult};
 pub(crate) use close_probe::CloseProbe;
+use token_plugin_scan::TokenPluginScan;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::net::SocketAddr;
@@ -89,6 +91,7 @@ pub(crate) struct Session {
     idle_since: Cell<Option<Instant>>,
     commands: Commands,
     counted_state: Cell<Option<(SessionState, Option<usize>)>>,
+    token_plugin_scan: RefCell<TokenPluginScan>,
     /// The open transaction was begun within another one, in a session that is to migrate.
     has_endless_transactions: Cell<bool>,
     /// Whether the client's connection has TLS.
@@ -140,6 +143,7 @@ impl Session {
             idle_since: Cell::new(None),
             commands: Commands::default(),
             counted_state: Cell::new(None),
+            token_plugin_scan: RefCell::default(),
             has_endless_transactions: Cell::new(false),
             client_has_tls: Cell::new(false),
             has_plain_node_side: Cell::new(false),

@@ -7,6 +7,8 @@ use crate::error::ProxyError;
 use crate::login::SESSION_TOKEN_PLUGIN;
 use crate::response::{self, MAX_ATTRIBUTES_BYTES};
 
+/// The first byte of its payload.
+pub const CHANGE_USER: u8 = 0x11;
 /// The most payload bytes of the command: attributes, and names that no server allows to be as long as this.
 pub const MAX_CHANGE_USER_BYTES: usize = MAX_ATTRIBUTES_BYTES + 4 * 1024;
 

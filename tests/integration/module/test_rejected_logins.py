@@ -151,6 +151,32 @@ async def test_change_user_is_rejected_and_does_not_reach_the_node(
     assert node.packets == [b"\x0e"] * 10
 
 
+async def test_pipelined_change_user_is_rejected_and_does_not_reach_the_node_whole(tmp_path: Path) -> None:
+    node = RecordingNode()
+    command = change_user(SESSION_TOKEN_PLUGIN)
+    async with run_proxy(tmp_path, node) as proxy:
+        client = await connect_logged_in(proxy)
+        client.writer.write(frame(0, b"\x0e") + frame(0, command))
+        # The ping may have been answered before.
+        received = await read_to_end(client)
+        assert received.removeprefix(frame(1, OK_PAYLOAD))[4:].startswith(SESSION_TOKEN_ERROR)
+        await wait_login_failures(proxy, "session_token_plugin", 1)
+    assert command not in node.packets
+
+
+async def test_pipelined_change_user_with_another_plugin_is_forwarded(tmp_path: Path) -> None:
+    node = RecordingNode()
+    async with run_proxy(tmp_path, node) as proxy:
+        client = await connect_logged_in(proxy)
+        client.writer.write(frame(0, b"\x0e") + frame(0, change_user()))
+        for _ in range(2):
+            assert await with_timeout(client.read_packet()) == (1, OK_PAYLOAD)
+        # Only a change of user is searched for the name.
+        statement = b"\x03select 'tidb_session_token'"
+        assert await with_timeout(client.send_command(statement[0], statement[1:])) == OK_PAYLOAD
+    assert node.packets == [b"\x0e", change_user(), statement]
+
+
 async def test_change_user_with_many_attributes_is_forwarded(tmp_path: Path) -> None:
     node = RecordingNode()
     command = change_user(attributes=attributes(MAX_ATTRIBUTES_BYTES))

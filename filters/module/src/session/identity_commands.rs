@@ -4,14 +4,13 @@
 //! In a session that has migrated, COM_CHANGE_USER answers the greeting of another node. That answer is left out, so that
 //! the present node requests another one.
 
-use mysql_proto::change_user::{ChangeUser, MAX_CHANGE_USER_BYTES};
+use mysql_proto::change_user::{CHANGE_USER, ChangeUser, MAX_CHANGE_USER_BYTES};
 use mysql_proto::error::ProxyError;
 use mysql_proto::packet::{HEADER, Header};
 use mysql_proto::secret::SecretBytes;
 
 use super::Session;
 
-const CHANGE_USER: u8 = 0x11;
 const SET_OPTION: u8 = 0x1b;
 
 impl Session {

@@ -7,7 +7,7 @@ use mysql_proto::error::ProxyError;
 use mysql_proto::tracker::{PasswordRequest, Tracker};
 
 use super::{PassDecision, Session, proxy_error_index, session_state};
-use crate::commands::CommandRecorder;
+use crate::commands::{CommandRecorder, IdentityChange};
 use crate::migration_scheduler;
 use crate::node::{self, SessionState};
 
@@ -17,15 +17,23 @@ impl Session {
         self.has_plain_node_side.set(true);
     }
 
-    /// Tracks bytes of the client. False: they must not be forwarded, and the session must end.
-    pub(crate) fn on_client_bytes(&self, bytes: &[u8]) -> bool {
+    /// Tracks bytes of the client. `is_checked`: they are a change of user that was found to be one that may be sent.
+    ///
+    /// # Errors
+    /// They must not be forwarded, and the session must end, with this error if there is one.
+    pub(crate) fn on_client_bytes(&self, bytes: &[u8], is_checked: bool) -> Result<(), Option<ProxyError>> {
         self.has_client_sent_last.set(true);
         self.bytes_from_client.set(self.bytes_from_client.get() + bytes.len() as u64);
         self.with_counts(|counts| counts.to_node.add(bytes.len() as u64));
         self.track(|tracker, recorder| tracker.on_client_bytes(bytes, recorder));
-        self.migration.on_client_bytes(bytes, self.commands.take_identity_change());
+        let change = self.commands.take_identity_change();
+        let begins = change == IdentityChange::Began && !is_checked;
+        if self.token_plugin_scan.borrow_mut().push(bytes, begins) {
+            return Err(Some(ProxyError::SessionTokenPlugin));
+        }
+        self.migration.on_client_bytes(bytes, change);
         self.restart_idle_timeout();
-        !self.may_expose_password()
+        if self.may_expose_password() { Err(None) } else { Ok(()) }
     }
 
     /// Tracks bytes of the node, up to an answer to COM_PING that follows other answers. Returns how many bytes were taken,
@@ -36,7 +44,11 @@ impl Session {
         self.track(|tracker, recorder| taken = tracker.on_node_bytes_until_ping_reply(bytes, recorder));
         self.bytes_to_client.set(self.bytes_to_client.get() + taken as u64);
         self.with_counts(|counts| counts.to_client.add(taken as u64));
-        self.migration.on_node_bytes(self.commands.take_identity_change());
+        let change = self.commands.take_identity_change();
+        if matches!(change, IdentityChange::Done | IdentityChange::Failed) {
+            self.token_plugin_scan.borrow_mut().stop();
+        }
+        self.migration.on_node_bytes(change);
         self.restart_idle_timeout();
         let rejection = self.commands.take_password_request().and_then(|request| self.check_password_request(request));
         let passing = if let Some(why) = rejection {
