@@ -306,6 +306,7 @@ impl OffloadedConn for ClientConn {
             return self.pass_to_node(session, &held_input, passed);
         }
         let received = self.conn.receive(buffer);
+        let is_login = !self.is_established();
         let step = match received.io {
             Io::Done(0) => self.on_end_of_stream(),
             Io::Done(_) if self.is_rejected.get() => ReadStep::Yield,
@@ -313,6 +314,9 @@ impl OffloadedConn for ClientConn {
             Io::WouldBlock => ReadStep::Wait,
             Io::Broken => ReadStep::Close,
         };
+        if let (true, Io::Done(length)) = (is_login, received.io) {
+            secret::wipe(&mut buffer[..length]); // it may hold a password, too
+        }
         match step {
             // If the client has reset its connection right behind this, writing the response finds it.
             ReadStep::Continue

@@ -10,6 +10,7 @@ use envoy_abi::socket::{Closed, Io, IoOutcome, Socket, SocketFactory, TransportS
 use mysql_proto::error::ProxyError;
 use mysql_proto::login::{FirstPacket, Login, NodeTls, Output, Progress, TOO_MANY_CONNECTIONS, first_packet};
 use mysql_proto::packet::{HEADER, Header};
+use mysql_proto::secret;
 use tls::{NodeSide, PeerRules, Stream};
 
 use crate::conn::{Conn, ReadError, ReadStep};
@@ -163,6 +164,7 @@ impl NodeConn {
     }
 
     fn receive_tls(&self, ciphertext: &[u8], passed: &mut usize) -> ReadStep {
+        let may_hold_states = self.session.migration.is_client_held();
         self.conn.worker.buffers.with_scratch(|plain| {
             let closed = match self.conn.decrypt(ciphertext, plain) {
                 Ok(closed) => closed,
@@ -170,6 +172,9 @@ impl NodeConn {
                 Err(ReadError::Broken) => return self.on_node_closed(true, passed),
             };
             let step = if plain.is_empty() { ReadStep::Continue } else { self.receive_plain(plain, passed) };
+            if may_hold_states {
+                secret::wipe(plain); // others use this buffer
+            }
             match step {
                 ReadStep::Continue if closed => self.on_node_closed(false, passed),
                 step => step,
@@ -389,6 +394,9 @@ impl OffloadedConn for NodeConn {
             NodeStage::AwaitingClient | NodeStage::Open if self.conn.has_tls() => self.receive_tls(bytes, passed),
             NodeStage::AwaitingClient | NodeStage::Open => self.receive_plain(bytes, passed),
         };
+        if holds {
+            secret::wipe(&mut buffer[..length]); // it may hold states and token
+        }
         match step {
             // Session states may be long: between two reads the worker handles other events.
             ReadStep::Continue if received.more && holds => ReadStep::Yield,

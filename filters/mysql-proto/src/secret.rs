@@ -114,9 +114,9 @@ impl<T: AsRef<[u8]> + ?Sized> PartialEq<T> for SecretBytes {
 
 impl Eq for SecretBytes {}
 
-/// Overwrites a buffer that others will use, and empties it.
-pub fn wipe(buffer: &mut Vec<u8>) {
-    buffer.zeroize();
+/// Overwrites bytes in a buffer that others will use.
+pub fn wipe(bytes: &mut [u8]) {
+    bytes.zeroize();
 }
 
 #[cfg(test)]
@@ -159,8 +159,8 @@ mod tests {
         let mut secret = SecretBytes::from(&b"hunter2"[..]);
         secret.truncate(2);
         assert_eq!(secret, b"hu");
-        let mut buffer = b"hunter2".to_vec();
-        wipe(&mut buffer);
-        assert!(buffer.is_empty());
+        let mut buffer = *b"hunter2";
+        wipe(&mut buffer[..6]);
+        assert_eq!(&buffer, b"\0\0\0\0\0\x002");
     }
 }
