@@ -189,7 +189,7 @@ impl ClientConn {
     }
 
     /// Answers the client's command with an error. The session ends with it.
-    fn reject_command(&self, session: &Session, why: ProxyError) -> ReadStep {
+    fn reject_command(&self, session: &Rc<Session>, why: ProxyError) -> ReadStep {
         if self.conn.has_unsent() {
             return ReadStep::Close; // the error would come before what the node has sent
         }

@@ -36,13 +36,13 @@ impl Session {
     }
 
     /// A command of the client was rejected. The client has some time to read the error, and to close.
-    pub(crate) fn end_rejected(&self, why: ProxyError, time: Duration) {
+    pub(crate) fn end_rejected(self: &Rc<Self>, why: ProxyError, time: Duration) {
         self.record_login_failure(proxy_error_index(why)); // a change of user is a login, too
         self.end_after(time);
     }
 
     /// The established session is over. Its client's connection is closed when that time has passed, if not before.
-    fn end_after(&self, time: Duration) {
+    fn end_after(self: &Rc<Self>, time: Duration) {
         self.phase.set(SessionPhase::Ended);
         self.cancel_probes();
         self.abandon_migration();
