@@ -34,18 +34,18 @@ class LoginLimits(SettingsSection):
     proxy. IPv6 addresses of one /64 network count as one address.
     """
 
-    max_logins: int = setting(10_000, takes_effect="new envoys", ge=0, le=10_000_000)
+    max_logins: int = setting(50_000, takes_effect="new envoys", ge=0, le=10_000_000)
     """Maximum number of unfinished logins."""
-    max_logins_per_address: int = setting(1_000, takes_effect="new envoys", ge=0, le=10_000_000)
+    max_logins_per_address: int = setting(10_000, takes_effect="new envoys", ge=0, le=10_000_000)
     """Maximum number of unfinished logins of one client address."""
     max_bytes: int = setting(64 << 20, takes_effect="new envoys", unit="bytes", ge=0, le=64 << 30)
     """Memory limit for incomplete packets of unfinished logins."""
     max_bytes_per_address: int = setting(16 << 20, takes_effect="new envoys", unit="bytes", ge=0, le=64 << 30)
     """Memory limit for incomplete packets of unfinished logins of one client address."""
-    max_decryptions_per_second: float = setting(200.0, takes_effect="new envoys", ge=0, le=100_000)
+    max_decryptions_per_second: float = setting(1_000.0, takes_effect="new envoys", ge=0, le=100_000)
     """Maximum rate of RSA operations for passwords of clients without TLS (see `tls.client.rsa_key`). As many
     as in 10 seconds may come at once."""
-    max_decryptions_per_second_per_address: float = setting(20.0, takes_effect="new envoys", ge=0, le=100_000)
+    max_decryptions_per_second_per_address: float = setting(200.0, takes_effect="new envoys", ge=0, le=100_000)
     """Maximum rate of these RSA operations for one client address."""
     shared_addresses: tuple[Cidr, ...] = setting((), takes_effect="new envoys")
     """Networks of addresses that many clients share, such as of NAT gateways and of balancers that send no

@@ -82,12 +82,12 @@ def parts(settings_: Settings) -> dict[str, Any]:
 
 
 DEFAULT_LOGIN_LIMITS = {
-    "max_logins": 10_000,
-    "max_logins_per_address": 1_000,
+    "max_logins": 50_000,
+    "max_logins_per_address": 10_000,
     "max_bytes": 64 << 20,
     "max_bytes_per_address": 16 << 20,
-    "max_decryptions_per_second": 200,
-    "max_decryptions_per_second_per_address": 20,
+    "max_decryptions_per_second": 1_000,
+    "max_decryptions_per_second_per_address": 200,
     "shared_addresses": [],
 }
 LOGIN_LIMITS = {
