@@ -18,6 +18,7 @@ pub mod listener_filter;
 pub mod log;
 pub mod module;
 pub mod policy;
+pub mod runtime;
 #[cfg(tidevoy_sanitized)]
 mod sanitized;
 pub mod socket;

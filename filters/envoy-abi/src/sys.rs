@@ -64,6 +64,7 @@ callbacks! { "" {
     log = "log_v2"(level: u32, text: Buffer, file: Buffer, line: u32);
     log_enabled = "log_enabled"(level: u32) -> bool;
     is_validation_mode = "is_validation_mode"() -> bool;
+    runtime_boolean = "get_runtime_bool"(key: Buffer, default: bool) -> bool;
 }}
 
 callbacks! { "transport_socket_" {

@@ -18,8 +18,8 @@ pub enum PingOutcome {
     Incomplete,
     /// The answer, for the client.
     Complete(Vec<u8>),
-    /// The node stops; this is for the client, who need not know.
-    ShuttingDown(Vec<u8>),
+    /// The node stops. A client whose session migrates need not know, and gets `hidden` instead of `original`.
+    ShuttingDown { hidden: Vec<u8>, original: Vec<u8> },
 }
 
 /// One answer, as it comes.
@@ -47,7 +47,7 @@ impl PingReply {
         let [low, high] = (status & SESSION_FLAGS).to_le_bytes();
         let payload = [0, 0, 0, low, high, 0, 0];
         let header = Header { length: payload.len(), sequence: packet[HEADER - 1] };
-        (taken, PingOutcome::ShuttingDown([&header.bytes()[..], &payload].concat()))
+        (taken, PingOutcome::ShuttingDown { hidden: [&header.bytes()[..], &payload].concat(), original: packet })
     }
 
     /// Of the whole packet, once its header is there.
@@ -72,10 +72,14 @@ mod tests {
         packets(&[0, 0, 0, 2, 0, 0, 0], 1)
     }
 
+    fn shutting_down() -> PingOutcome {
+        PingOutcome::ShuttingDown { hidden: ok(), original: error(1053) }
+    }
+
     #[test]
     fn a_node_that_stops_says_so_to_nobody_else() {
         let mut reply = PingReply::default();
-        assert_eq!(reply.receive(&error(1053), AUTOCOMMIT), (error(1053).len(), PingOutcome::ShuttingDown(ok())));
+        assert_eq!(reply.receive(&error(1053), AUTOCOMMIT), (error(1053).len(), shutting_down()));
         assert_eq!(reply.receive(&ok(), AUTOCOMMIT), (ok().len(), PingOutcome::Complete(ok())));
         assert_eq!(reply.receive(&error(1290), AUTOCOMMIT), (error(1290).len(), PingOutcome::Complete(error(1290))));
     }
@@ -84,7 +88,7 @@ mod tests {
     fn our_answer_says_nothing_of_the_last_statement() {
         const NO_INDEX_USED: u16 = 0x20;
         let answer = PingReply::default().receive(&error(1053), AUTOCOMMIT | NO_INDEX_USED).1;
-        assert_eq!(answer, PingOutcome::ShuttingDown(ok()));
+        assert_eq!(answer, shutting_down());
     }
 
     #[test]
@@ -101,7 +105,7 @@ mod tests {
                     answers.push(answer);
                 }
             }
-            assert_eq!(answers, [PingOutcome::ShuttingDown(ok()), PingOutcome::Complete(ok())], "{size}");
+            assert_eq!(answers, [shutting_down(), PingOutcome::Complete(ok())], "{size}");
         }
     }
 }

@@ -60,7 +60,17 @@ pub(crate) struct Published {
     pub(crate) login_timeout: f64,
     /// Seconds without a command after which a session is ended; 0: never.
     pub(crate) idle_timeout: f64,
+    /// Whether the module may handle the events of established connections instead of Envoy.
+    #[serde(default = "is_on_by_default")]
+    pub(crate) offload: bool,
+    /// Whether sessions may migrate.
+    #[serde(default = "is_on_by_default")]
+    pub(crate) migration: bool,
     pub(crate) nodes: Vec<NodeInfo>,
+}
+
+fn is_on_by_default() -> bool {
+    true
 }
 
 /// A node as the control plane publishes it.
@@ -295,7 +305,17 @@ mod tests {
             ("a:4000", true, "1:00ff=3", "1:00ff=4")
         );
         assert_eq!((b.state.as_str(), b.close, b.version.as_str(), b.moves.as_str()), ("draining", false, "", ""));
-        for wrong in [r#","nodes":[]"#, &whole.replace("NODES", r#"[{"endpoint":"10.0.0.1:4000"}]"#)] {
+        assert!(read.offload && read.migration, "both are on unless the control plane says otherwise");
+        let off = whole.replace("NODES", r#"[],"offload":false,"migration":false"#);
+        let read = live(&off).expect("it fits").expect("it has all");
+        assert!(!read.offload && !read.migration);
+        let only_offload =
+            live(&whole.replace("NODES", r#"[],"offload":false"#)).expect("it fits").expect("it has all");
+        assert!(!only_offload.offload && only_offload.migration);
+        let no_boolean = whole.replace("NODES", r#"[],"offload":"off""#);
+        for wrong in
+            [no_boolean.as_str(), r#","nodes":[]"#, &whole.replace("NODES", r#"[{"endpoint":"10.0.0.1:4000"}]"#)]
+        {
             assert!(live(wrong).is_err(), "{wrong}");
         }
     }

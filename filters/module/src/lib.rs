@@ -43,6 +43,7 @@ mod refresh;
 mod sentinels;
 mod session;
 mod states_memory;
+mod switches;
 mod target_conn;
 mod telemetry;
 mod trusted_proxies;

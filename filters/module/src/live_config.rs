@@ -13,6 +13,7 @@ use std::time::Duration;
 use envoy_abi::listener_filter::{Accept, ListenerFilter, Verdict};
 
 use crate::config::{self, NodeInfo};
+use crate::switches::{self, Switches};
 use crate::wakers;
 
 /// The listener filter that carries the configuration; it does nothing with connections.
@@ -62,6 +63,7 @@ pub(crate) fn on_received(config: config::LiveConfig) {
         login_timeout: seconds(published.login_timeout),
         idle_timeout: seconds(published.idle_timeout),
     };
+    switches::set_published(Switches { offload: published.offload, migration: published.migration });
     publish(limits, published.group, published.nodes.into());
 }
 

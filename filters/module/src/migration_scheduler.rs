@@ -16,6 +16,7 @@ use crate::deadlines::{Deadline, DeadlineOwner, Deadlines};
 use crate::delay_queue::DelayQueue;
 use crate::migration_driver::{MigrationDriver, MigrationResult};
 use crate::session::{MigrationBlocker, Session, StartResult};
+use crate::switches;
 use crate::worker::{self, Turn, WorkerContext};
 
 /// Shared by all workers.
@@ -93,12 +94,12 @@ pub(crate) fn configure(limit: RateLimit) {
     let _ = *IS_POSSIBLE;
 }
 
-/// Whether migrations are possible on this machine.
+/// Whether migrations are possible on this machine, and switched on.
 pub(crate) fn is_possible() -> bool {
-    *IS_POSSIBLE
+    *IS_POSSIBLE && switches::is_migration_on()
 }
 
-/// The states of nodes have changed. The worker reacts in its next turn, since Envoy may be choosing a node now: sessions
+/// The states of nodes have changed, or migrations were switched on or off. The worker reacts in its next turn, since Envoy may be choosing a node now: sessions
 /// must not be closed then.
 pub(crate) fn on_nodes_changed(worker: &WorkerContext) {
     worker.migrations.have_nodes_changed.set(true);
@@ -137,7 +138,7 @@ pub(crate) fn apply_node_changes(worker: &WorkerContext) {
             .driver()
             .filter(|driver| driver.is_target_draining() || !driver.is_failover() && !session.has_to_migrate());
         to_stop.extend(driver.map(|driver| (Rc::clone(session), driver)));
-        if session.is_on_draining_node() && *IS_POSSIBLE && session.migration.request_migration() {
+        if session.is_on_draining_node() && is_possible() && session.migration.request_migration() {
             enqueue(session);
         }
     });
@@ -150,7 +151,7 @@ pub(crate) fn apply_node_changes(worker: &WorkerContext) {
             driver.cancel();
         }
     }
-    if *IS_POSSIBLE {
+    if is_possible() {
         select_for_rebalance(worker);
     }
 }
@@ -200,13 +201,14 @@ pub(crate) fn run_due(worker: &WorkerContext) {
     loop {
         let next = scheduler.queue.borrow_mut().pop_ready(now);
         let Some(next) = next else {
-            if scheduler.needs_replacement.take() && select_for_rebalance(worker) {
+            if scheduler.needs_replacement.take() && is_possible() && select_for_rebalance(worker) {
                 continue;
             }
             break;
         };
         let Some(session) = next.upgrade().filter(|session| session.migration.driver().is_none()) else { continue };
         if !session.has_to_migrate() {
+            session.give_up_rebalance(MigrationBlocker::NotNow);
             session.migration.clear_request();
             continue;
         }
@@ -298,6 +300,7 @@ pub(crate) fn start_failover() {
 /// A migration has ended.
 pub(crate) fn on_migration_finished(session: &Rc<Session>, driver: &MigrationDriver, result: MigrationResult) {
     session.on_migration_finished(result);
+    session.return_to_envoy_if_switched_off();
     release_slots(&session.worker, driver);
     match result {
         MigrationResult::Aborted(reason) if give_up_rebalance(session, MigrationBlocker::from_abort_reason(reason)) => {

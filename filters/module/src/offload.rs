@@ -14,6 +14,7 @@ use envoy_abi::socket::{IoOutcome, Socket};
 
 use crate::clock;
 use crate::conn::{Conn, ReadStep};
+use crate::switches;
 
 /// How often Envoy reads an established connection before it is offloaded. Offloading takes some system calls, which do not
 /// pay for a connection that runs a statement or two.
@@ -58,7 +59,7 @@ pub(crate) fn read<M: OffloadedConn + 'static>(offloaded: &Rc<M>) -> IoOutcome {
     let outcome = conn.read(|buffer, passed| offloaded.step(buffer, passed));
     offloaded.on_quiescent();
     let stays = !outcome.close && !outcome.end_of_stream && offloaded.is_established();
-    if stays && conn.count_read() >= READS_BEFORE_OFFLOAD && conn.is_quiescent() {
+    if stays && switches::is_offload_on() && conn.count_read() >= READS_BEFORE_OFFLOAD && conn.is_quiescent() {
         offload(Rc::clone(offloaded) as Rc<dyn OffloadedConn>);
     }
     outcome

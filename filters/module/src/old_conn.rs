@@ -98,6 +98,7 @@ impl OldConn {
             let current = &session.migration.old_conn;
             let is_this = current.borrow().as_ref().is_some_and(|current| std::ptr::eq(Rc::as_ptr(current), self));
             let _done = if is_this { current.take() } else { None };
+            session.return_to_envoy_if_switched_off();
         }
     }
 }

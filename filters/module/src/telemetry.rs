@@ -15,7 +15,7 @@ use crate::node::{
     SharedNode,
 };
 use crate::sentinels::Sentinels;
-use crate::{clock, deadlines, refresh, states_memory, wakers};
+use crate::{clock, deadlines, refresh, states_memory, switches, wakers};
 
 /// Milliseconds between two ticks.
 const TICK_MILLISECONDS: u64 = 100;
@@ -51,6 +51,7 @@ pub(crate) struct Reporter {
     migration_buckets: Counter,
     migration_microseconds: Counter,
     config_refusals: Counter,
+    switched_off: Gauge,
     ejected_since: Gauge,
     states_bytes: Gauge,
     sentinels: Sentinels,
@@ -79,6 +80,7 @@ impl Reporter {
             migration_buckets: metrics.counter("migration_seconds_bucket", &["node", "le"])?,
             migration_microseconds: metrics.counter("migration_microseconds", &["node"])?,
             config_refusals: metrics.counter("config_refusals", &["extension", "text"])?,
+            switched_off: metrics.gauge("switched_off", &["part", "by"])?,
             ejected_since: metrics.gauge("ejected_since", &["node", "reason"])?,
             states_bytes: metrics.gauge("states_bytes", &[])?,
             sentinels: Sentinels::default(),
@@ -91,6 +93,9 @@ impl Reporter {
     fn report(&self, metrics: &Metrics) {
         metrics.put(self.info, &[VERSION, instance()], 1);
         metrics.put(self.states_bytes, &[], states_memory::used() as u64);
+        for (part, by, is_off) in switches::switched_off() {
+            metrics.put(self.switched_off, &[part, by], u64::from(is_off));
+        }
         for refused in envoy_abi::module::take_rejected_configs() {
             let text: String = refused.reason.chars().take(MAX_TEXT_CHARACTERS).collect();
             metrics.add(self.config_refusals, &[&refused.name, &text], 1);
@@ -191,6 +196,7 @@ impl ReportedValues {
 impl Extension for Reporter {
     fn tick(&self, metrics: &Metrics) {
         self.has_woken_worker.set(wakers::wake_due(deadlines::now()));
+        switches::read_runtime();
         self.sentinels.tick();
         let now = clock::now();
         if self.reported_at.get().is_none_or(|at| now >= at + REPORT_INTERVAL) {

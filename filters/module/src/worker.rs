@@ -15,6 +15,7 @@ use crate::port_probe::PortProbes;
 use crate::reachability::{self, WorkerReachability};
 use crate::session::Session;
 use crate::states_memory::WorkerStates;
+use crate::switches::{self, AppliedSwitches};
 use crate::wakers::WorkerWaker;
 
 /// Bytes that are read at once.
@@ -43,6 +44,7 @@ pub(crate) struct WorkerContext {
     pub(crate) reachability: WorkerReachability,
     pub(crate) events: Rc<WorkerEvents>,
     pub(crate) ports: Rc<PortProbes>,
+    pub(crate) applied_switches: AppliedSwitches,
 }
 
 thread_local! {
@@ -70,6 +72,7 @@ impl WorkerContext {
             reachability: WorkerReachability::default(),
             ports: PortProbes::new(Rc::clone(&events)),
             events,
+            applied_switches: AppliedSwitches::default(),
             waker,
             deadlines,
         })
@@ -82,6 +85,7 @@ impl WorkerContext {
         if self.hosts.apply_published() {
             migration_scheduler::on_nodes_changed(self);
         }
+        switches::apply(self);
         migration_scheduler::apply_node_changes(self);
         migration_scheduler::close_sessions(self, &turn);
         reachability::react(self, &turn);

@@ -10,20 +10,20 @@ import random
 import select
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from sandbox.tidb_sim.packets import AUTOCOMMIT, eof, frame, single_row_result
+from sandbox.tidb_sim.packets import frame
 from tests.support.clients.server import PemFiles
 from tests.support.fake_servers import FakeServer, reset_connection, run_fake_server
+from tests.support.module.bootstrap import ModuleConfig
 from tests.support.module.envoy import (
     OK_PAYLOAD,
     ModuleEnvoy,
-    accept_login,
     client_tls_config,
     connect_logged_in,
     connect_with_tls,
@@ -31,20 +31,23 @@ from tests.support.module.envoy import (
     run_envoy,
     with_timeout,
 )
+from tests.support.module.forwarding import (
+    DIRECT_AFTER_STATEMENTS,
+    QUERY,
+    ScriptedPeer,
+    count_awaiting_writable,
+    exchange,
+    result,
+)
 from tests.support.tidb_sim_clients import RawClient
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-QUERY = frame(0, b"\x03select 1")
 LARGE_BYTES = 24 << 20
 """More bytes than fit into all buffers between client and node."""
 REPETITIONS = 20
 """Repetitions of tests in which events race, so that each order is likely to occur."""
-
-
-DIRECT_AFTER_STATEMENTS = 8
-"""After this many statements the module, instead of Envoy, handles the connection's socket events."""
 
 
 CLIENT_READS_PAUSED = "tcp.sql.downstream_flow_control_paused_reading_total"
@@ -53,18 +56,30 @@ CLIENT_READS_PAUSED = "tcp.sql.downstream_flow_control_paused_reading_total"
 
 @dataclass(frozen=True)
 class SessionSetup:
-    """With `certificates`, the client uses TLS. `statements`: how many the session runs before the test."""
+    """With `certificates`, the client uses TLS. `statements`: how many the session runs before the test.
+
+    `offload`: whether the module may handle the events of sessions instead of Envoy.
+    """
 
     certificates: PemFiles | None = None
     statements: int = 0
+    offload: bool = True
 
 
 NEW_SESSION = SessionSetup()
 
 
-@pytest.fixture(params=[0, DIRECT_AFTER_STATEMENTS], ids=["new", "settled"])
+@pytest.fixture(
+    params=[
+        SessionSetup(),
+        SessionSetup(statements=DIRECT_AFTER_STATEMENTS),
+        SessionSetup(statements=DIRECT_AFTER_STATEMENTS, offload=False),
+    ],
+    ids=["new", "settled", "settled, offload off"],
+)
 def setup_without_tls(request: pytest.FixtureRequest) -> SessionSetup:
-    return SessionSetup(statements=request.param)
+    setup: SessionSetup = request.param
+    return setup
 
 
 @pytest.fixture(scope="module")
@@ -76,31 +91,21 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> PemFiles:
 def setup(
     request: pytest.FixtureRequest, setup_without_tls: SessionSetup, certificates: PemFiles
 ) -> SessionSetup:
-    return SessionSetup(certificates if request.param == "TLS" else None, setup_without_tls.statements)
+    return replace(setup_without_tls, certificates=certificates if request.param == "TLS" else None)
 
 
-@dataclass
-class ScriptedPeer:
-    """A handler that accepts every login and queues the node's side of the session for the test."""
-
-    nodes: asyncio.Queue[RawClient] = field(default_factory=asyncio.Queue)
-    finished: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.nodes.put_nowait(await accept_login(reader, writer))
-        await self.finished.wait()
-
-
-Running = dict[bool, tuple[ModuleEnvoy, ScriptedPeer, FakeServer]]
+Running = dict[tuple[bool, bool], tuple[ModuleEnvoy, ScriptedPeer, FakeServer]]
+"""By whether clients use TLS, and whether offloading is on."""
 
 
 @asynccontextmanager
 async def run_with_node(
-    tmp_path: Path, certificates: PemFiles | None = None
+    tmp_path: Path, certificates: PemFiles | None = None, *, offload: bool = True
 ) -> AsyncIterator[tuple[ModuleEnvoy, ScriptedPeer, FakeServer]]:
     """Run an Envoy in front of a node that accepts every login; with certificates, clients use TLS."""
     peer = ScriptedPeer()
-    config = client_tls_config(certificates, allow_cleartext_backend=True) if certificates else None
+    config = client_tls_config(certificates, allow_cleartext_backend=True) if certificates else ModuleConfig()
+    config = replace(config, live_settings={"offload": offload})
     async with run_fake_server(peer) as node, run_envoy(tmp_path, [node.endpoint], config) as proxy:
         yield proxy, peer, node
         peer.finished.set()
@@ -108,12 +113,16 @@ async def run_with_node(
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def running(tmp_path_factory: pytest.TempPathFactory, certificates: PemFiles) -> AsyncIterator[Running]:
-    """Run, for all tests, one Envoy for clients without TLS (False), and one for clients with TLS (True)."""
-    async with (
-        run_with_node(tmp_path_factory.mktemp("plain")) as plain,
-        run_with_node(tmp_path_factory.mktemp("tls"), certificates) as tls,
-    ):
-        yield {False: plain, True: tls}
+    """Run the Envoys of all tests: for clients with and without TLS, with and without offloading."""
+    async with AsyncExitStack() as exit_stack:
+        yield {
+            (tls, offload): await exit_stack.enter_async_context(
+                run_with_node(
+                    tmp_path_factory.mktemp("envoy"), certificates if tls else None, offload=offload
+                )
+            )
+            for tls, offload in itertools.product((False, True), repeat=2)
+        }
 
 
 @asynccontextmanager
@@ -121,7 +130,7 @@ async def shared_proxy(
     running: Running, setup: SessionSetup
 ) -> AsyncIterator[tuple[ModuleEnvoy, asyncio.Queue[RawClient], FakeServer]]:
     """Yield the Envoy for this setup. Afterwards, end all of its sessions, and check that none remains."""
-    proxy, peer, node = running[setup.certificates is not None]
+    proxy, peer, node = running[setup.certificates is not None, setup.offload]
     try:
         yield proxy, peer.nodes, node
     finally:
@@ -149,30 +158,6 @@ async def open_session(
     for _ in range(setup.statements):
         await exchange(client, node)
     return client, node
-
-
-async def exchange(client: RawClient, node: RawClient, answer: bytes = frame(1, OK_PAYLOAD)) -> None:
-    """Send a statement from the client and its answer from the node."""
-    client.writer.write(QUERY)
-    assert await with_timeout(node.reader.readexactly(len(QUERY))) == QUERY
-    node.writer.write(answer)
-    assert await with_timeout(client.reader.readexactly(len(answer))) == answer
-
-
-def result(size: int, seed: int) -> bytes:
-    """Return a text result set of about `size` bytes, in which all rows differ."""
-    rng = random.Random(seed)
-    head = single_row_result([("c", "")], AUTOCOMMIT, deprecate_eof=False)[:3]
-    packets, sequence, length = bytearray(), 1, 0
-    for payload in head:
-        packets += frame(sequence, payload)
-        sequence += 1
-    while length < size:
-        row = rng.randbytes(rng.choice((1, 40, 200, 250)))
-        packets += frame(sequence & 0xFF, bytes((len(row),)) + row)
-        length += len(row) + 5
-        sequence += 1
-    return bytes(packets + frame(sequence & 0xFF, eof(AUTOCOMMIT)))
 
 
 async def envoy_counter(proxy: ModuleEnvoy, name: str) -> int:
@@ -211,26 +196,6 @@ async def test_envoy_counts_directly_forwarded_bytes(tmp_path: Path) -> None:
         assert grown == [10 * len(QUERY), 10 * len(answer), 10 * len(answer), 10 * len(QUERY)]
 
 
-def count_awaiting_writable(pid: int, peers: set[int]) -> int:
-    """Return how many connections of a process to the ports `peers` are registered in epoll for EPOLLOUT.
-
-    Source: `fdinfo`, `fd` and `net/tcp` (hexadecimal ports, and inodes) in /proc/PID, see proc(5).
-    """
-    process, watched = Path(f"/proc/{pid}"), set()
-    for fdinfo in process.joinpath("fdinfo").iterdir():
-        # Only descriptors of other connections can be closed while this loop runs.
-        with contextlib.suppress(FileNotFoundError):
-            for fields in map(str.split, fdinfo.read_text().splitlines()):
-                if fields[:1] == ["tfd:"] and int(fields[3], 16) & select.EPOLLOUT:
-                    with contextlib.suppress(FileNotFoundError):
-                        watched.add(os.readlink(process / "fd" / fields[1]))
-    sockets = [line.split() for line in process.joinpath("net/tcp").read_text().splitlines()[1:]]
-    matching = {
-        f"socket:[{fields[9]}]" for fields in sockets if int(fields[2].rpartition(":")[2], 16) in peers
-    }
-    return len(watched & matching)
-
-
 async def test_envoy_handles_events_only_while_a_socket_is_full(
     running: Running, setup: SessionSetup
 ) -> None:
@@ -239,11 +204,12 @@ async def test_envoy_handles_events_only_while_a_socket_is_full(
         client, node = await open_session(proxy, nodes, setup)
         client_port = client.writer.get_extra_info("sockname")[1]
         peers = {client_port, int(peer.endpoint.rpartition(":")[2])}
-        assert count_awaiting_writable(proxy.process.pid, peers) == (0 if setup.statements else 2)
+        with_envoy = 0 if setup.offload else 2
+        assert count_awaiting_writable(proxy.process.pid, peers) == (with_envoy if setup.statements else 2)
         for _ in range(2):
             for _ in range(DIRECT_AFTER_STATEMENTS):
                 await exchange(client, node, result(100, seed=10))
-            await wait_until(lambda: count_awaiting_writable(proxy.process.pid, peers) == 0)
+            await wait_until(lambda: count_awaiting_writable(proxy.process.pid, peers) == with_envoy)
 
             client.writer.write(QUERY)
             await with_timeout(node.reader.readexactly(len(QUERY)))

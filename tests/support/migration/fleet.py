@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -79,7 +79,7 @@ class MigratingFleet:
     """Nodes with a shared signing certificate, and an Envoy.
 
     `other_endpoints`: endpoints of additional fake nodes. `tls`: certificates for both sides of Envoy, None
-    if neither side uses TLS.
+    if neither side uses TLS. `live_settings`: those that `drain` publishes.
     """
 
     proxy: ModuleEnvoy
@@ -87,11 +87,13 @@ class MigratingFleet:
     other_endpoints: Sequence[str]
     endpoints: Path
     tls: PemFiles | None
+    live_settings: Mapping[str, Any] = field(default_factory=dict)
     answer_clients: list[AnswerClient] = field(default_factory=list)
 
     def drain(self, *drained: TidbSim | str) -> None:
         """Publish these nodes, and no others, as draining."""
-        publish_nodes(self.endpoints, to_hosts([*self.nodes, *self.other_endpoints], drained))
+        hosts = to_hosts([*self.nodes, *self.other_endpoints], drained)
+        publish_nodes(self.endpoints, hosts, live_settings=self.live_settings)
 
     @property
     def client_tls(self) -> ssl.SSLContext | None:
@@ -247,7 +249,7 @@ async def run_fleet(
         change_bootstrap(bootstrap_config)
         proxy = ModuleEnvoy(json.dumps(bootstrap_config), directory, concurrency=workers)
         async with serve_envoy(proxy, config):
-            running_fleet = MigratingFleet(proxy, nodes, others, endpoints, tls)
+            running_fleet = MigratingFleet(proxy, nodes, others, endpoints, tls, config.live_settings)
             try:
                 yield running_fleet
                 await running_fleet.close_sessions()

@@ -181,6 +181,7 @@ def bootstrap(hosts: Sequence[Host], config: ModuleConfig) -> dict[str, Any]:
         "node": {"id": "test", "cluster": "tidevoy"},
         "admin": {"address": _socket_address("127.0.0.1", 0)},
         "bootstrap_extensions": [{"name": "tidevoy", "typed_config": telemetry}],
+        "layered_runtime": {"layers": [{"name": "admin", "admin_layer": {}}]},
         "static_resources": {"listeners": [listener], "clusters": [cluster]},
     }
 
@@ -263,10 +264,15 @@ def _endpoint_source(hosts: Sequence[Host], endpoints: Path | None) -> dict[str,
     return {"type": "EDS", "eds_cluster_config": {"eds_config": source}}
 
 
-def publish_nodes(endpoints: Path, hosts: Sequence[Host], group: str = "") -> None:
+def publish_nodes(
+    endpoints: Path,
+    hosts: Sequence[Host],
+    group: str = "",
+    live_settings: Mapping[str, Any] | None = None,
+) -> None:
     """Change the nodes of a group, in the endpoints and in the live configuration."""
     write_endpoints(endpoints, hosts, f"tidb-{group}" if group else "tidb")
-    write_live_config(endpoints, hosts, {"group": group})
+    write_live_config(endpoints, hosts, {**(live_settings or {}), "group": group})
 
 
 def write_endpoints(endpoints: Path, hosts: Sequence[Host], cluster: str = "tidb") -> None:

@@ -4,6 +4,7 @@ use envoy_abi::socket::{Io, IoOutcome};
 use tls::Stream;
 
 use super::{Conn, MAX_UNREPORTED_BYTES};
+use crate::switches;
 
 /// Plaintext that is encrypted at once. The rest waits in Envoy's write buffer.
 const SEAL_BYTES: usize = 64 * 1024;
@@ -21,7 +22,7 @@ impl Conn {
     /// Sends bytes directly, unless other bytes are before them. Returns how many were taken; the others must go to Envoy's
     /// write buffer, even if they are encrypted already.
     pub(super) fn send_direct(&self, bytes: &[u8]) -> usize {
-        if !self.is_direct.get()
+        if !self.may_send_directly()
             || self.envoy_buffered.get() > 0
             || self.is_finished.get()
             || !self.outbox.borrow().is_empty()
@@ -61,6 +62,12 @@ impl Conn {
             self.socket.set_writable();
         }
         taken
+    }
+
+    /// While offloading is switched off, only a session that migrates has offloaded connections, and only to these bytes
+    /// are sent directly.
+    fn may_send_directly(&self) -> bool {
+        self.is_direct.get() && (switches::is_offload_on() || self.key.get().is_some())
     }
 
     /// Sends bytes of the module itself. What does not fit now is queued, before anything else.

@@ -10,7 +10,7 @@ use super::{Session, SessionPhase};
 use crate::deadlines::{Deadline, DeadlineOwner, PANIC_REASON};
 use crate::port_probe::{self, ProbeClient};
 use crate::worker::WorkerContext;
-use crate::{clock, migration_driver::MigrationDriver};
+use crate::{clock, migration_driver::MigrationDriver, switches};
 
 /// Which node has closed the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +66,10 @@ impl Session {
         if driver.as_ref().is_some_and(|driver| driver.is_failover()) {
             return true; // the failover runs already
         }
-        let is_saveable = self.is_idle() && self.migration.has_snapshot(clock::now()) && self.try_offload();
+        let is_saveable = switches::is_migration_on()
+            && self.is_idle()
+            && self.migration.has_snapshot(clock::now())
+            && self.try_offload();
         let Some(address) = self.migration.node_address.get().filter(|_| driver.is_some() || is_saveable) else {
             return false;
         };
@@ -132,6 +135,7 @@ impl Session {
         if !self.migration.is_client_held() {
             self.rearm_client();
         }
+        self.return_to_envoy_if_switched_off();
     }
 
     /// Its node is gone. If it was idle and has valid states, it fails over. Otherwise it ends.

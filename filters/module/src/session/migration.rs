@@ -14,7 +14,7 @@ use super::{METADATA, Session, SessionPhase};
 use crate::deadlines::Deadline;
 use crate::migration_driver::{self, MigrationDriver, MigrationResult};
 use crate::node::{self, SessionState, WorkerNode};
-use crate::{clock, migration_scheduler, offload, reachability, states_memory};
+use crate::{clock, migration_scheduler, offload, reachability, states_memory, switches};
 
 /// Whether a migration has started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,9 +54,9 @@ impl Session {
             && self.node.borrow().as_ref().is_some_and(|node| node.is_draining())
     }
 
-    /// Whether it is to migrate: its node is draining, or rebalancing has selected it.
+    /// Whether it is to migrate: its node is draining, or rebalancing has selected it, and migrations are switched on.
     pub(crate) fn has_to_migrate(&self) -> bool {
-        self.is_on_draining_node() || self.migration.rebalance_round().is_some()
+        switches::is_migration_on() && (self.is_on_draining_node() || self.migration.rebalance_round().is_some())
     }
 
     /// Whether rebalancing may select it: its node is one of `sources`. `idle`: whether it has to be idle, or else busy.
@@ -142,6 +142,14 @@ impl Session {
 
     /// Starts a migration. `snapshot`: its states, if its node is gone.
     pub(crate) fn start_migration(self: &Rc<Self>, snapshot: Option<StateSnapshot>) -> StartResult {
+        let result = self.try_start_migration(snapshot);
+        if result != StartResult::Started {
+            self.return_to_envoy_if_switched_off();
+        }
+        result
+    }
+
+    fn try_start_migration(self: &Rc<Self>, snapshot: Option<StateSnapshot>) -> StartResult {
         let (Some(upstream), Some(client)) = (self.migration.upstream(), self.migration.client()) else {
             return StartResult::Blocked(MigrationBlocker::Session);
         };
@@ -240,9 +248,34 @@ impl Session {
         matches!(self.counted_state.get(), Some((SessionState::Idle, None)))
     }
 
-    /// True: it is idle, no probe runs, and both connections are offloaded now.
+    /// True: it is idle, no probe runs, and both connections are offloaded now, or could be.
     pub(super) fn try_prepare_migration(&self) -> bool {
-        self.is_idle() && !self.migration.is_probing() && self.try_offload()
+        if !self.is_idle() || self.migration.is_probing() {
+            return false;
+        }
+        if switches::is_offload_on() || self.migration.driver().is_some() {
+            self.try_offload()
+        } else {
+            // Its connections stay with Envoy until the migration starts.
+            self.migration.upstream().is_some_and(|upstream| upstream.conn().is_quiescent())
+                && self.client.is_quiescent()
+        }
+    }
+
+    /// If offloading is switched off, gives its connections back to Envoy, unless a migration or the like needs their events.
+    pub(crate) fn return_to_envoy_if_switched_off(&self) {
+        if switches::is_offload_on()
+            || self.migration.driver.borrow().is_some()
+            || self.migration.old_conn.borrow().is_some()
+            || self.migration.is_probing()
+            || self.login_failover.borrow().is_some()
+        {
+            return;
+        }
+        self.client.onload();
+        if let Some(upstream) = self.migration.upstream() {
+            upstream.conn().onload();
+        }
     }
 
     /// Offloads both connections, if that is possible now. True: both are offloaded.
@@ -307,7 +340,7 @@ impl Session {
             MigrationResult::Lost => {
                 self.keep_exported_snapshot(&driver);
                 self.migration.backoff.borrow_mut().record_failure(Some(&driver.target_node().endpoint), clock::now());
-                if !self.try_failover() {
+                if !self.fail_over() {
                     self.with_counts(|counts| driver.count_result(result, counts));
                     self.final_error.replace(self.node_loss_error());
                     self.close_now("move_lost");
@@ -321,13 +354,19 @@ impl Session {
     /// The target of its failover is draining, too: tries another one.
     pub(crate) fn retarget_failover(self: &Rc<Self>, driver: &MigrationDriver) {
         self.keep_exported_snapshot(driver);
-        if !self.try_failover() {
+        if !self.fail_over() {
             self.close_now("move_lost");
         }
     }
 
-    /// Its node is gone. True: it was idle and has valid states, so a failover to another node has started.
+    /// Its node is gone. True: it was idle and has valid states, so a failover to another node has started. Not if migrations
+    /// are switched off.
     pub(crate) fn try_failover(self: &Rc<Self>) -> bool {
+        switches::is_migration_on() && self.fail_over()
+    }
+
+    /// The same, also if migrations are switched off: its old node has ended the session for a migration, which must complete.
+    fn fail_over(self: &Rc<Self>) -> bool {
         let snapshot = self.migration.take_snapshot(clock::now()).filter(|_| self.is_idle());
         let Some(snapshot) = snapshot else { return false };
         self.abandon_migration();

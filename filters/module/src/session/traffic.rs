@@ -69,14 +69,16 @@ impl Session {
     }
 
     /// Bytes of the node that answer a COM_PING: how many were taken, and what goes to the client once it is whole.
-    /// If the node announces its shutdown in this way, its sessions migrate, and the client does not see the announcement.
+    /// If the node announces its shutdown in this way, its sessions migrate, and the client does not see the announcement,
+    /// unless migrations are impossible or switched off.
     pub(crate) fn on_ping_reply(self: &Rc<Self>, bytes: &[u8]) -> (usize, Option<Vec<u8>>) {
         let status = self.tracker.borrow().as_ref().map_or(0, Tracker::status);
         let (taken, answer) = self.migration.ping_reply.borrow_mut().receive(bytes, status);
         let (packet, stops) = match answer {
             PingOutcome::Incomplete => return (taken, None),
             PingOutcome::Complete(packet) => (packet, false),
-            PingOutcome::ShuttingDown(packet) => (packet, true),
+            PingOutcome::ShuttingDown { hidden, .. } if migration_scheduler::is_possible() => (hidden, true),
+            PingOutcome::ShuttingDown { original, .. } => (original, true),
         };
         let node = self.node.borrow().clone();
         if node.is_some_and(|node| node.record_shutdown_announcement(stops)) {

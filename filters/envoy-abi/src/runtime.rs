@@ -1,0 +1,10 @@
+//! Envoy's runtime: values that an operator changes by the admin port (`POST /runtime_modify`) or a layer of the bootstrap.
+
+use crate::sys::{self, Buffer};
+
+/// The Boolean of a key, or `default` if the key has none. Any thread.
+#[must_use]
+pub fn boolean(key: &str, default: bool) -> bool {
+    // SAFETY: Envoy reads the key before it returns.
+    unsafe { sys::runtime_boolean(Buffer::of(key.as_bytes()), default) }
+}
