@@ -216,7 +216,7 @@ def _http_error_response(request: Request, error: HTTPException) -> JSONResponse
 def _allowed_methods(request: Request) -> list[str]:
     """Return all methods of the path; the framework reports only those of the first matching route."""
     route = request.scope.get("route")
-    operations = request.app.openapi()["paths"].get(getattr(route, "path", None), {})
+    operations = request.app.openapi()["paths"].get(getattr(route, "path_format", None), {})
     return sorted(method.upper() for method in operations)
 
 

@@ -1,4 +1,4 @@
-"""Envoy commands: envoys, envoys replace, envoys forget."""
+"""Envoy commands: envoys, envoys set, envoys replace, envoys forget."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from cli.options import DEFAULT_URL, AsJson, Url, duration_option
 from cli.output import format_count, format_time, print_note, print_result, sanitize, show_json, show_table
 from cli.progress_display import ProgressDisplay
 
-app = typer.Typer(help="Show the Envoys, or replace one.", invoke_without_command=True)
+EnvoyId = Annotated[str, typer.Argument(metavar="ID", help="Id of the Envoy.", show_default=False)]
+Switch = Literal["on", "off", "default"]
+
+app = typer.Typer(help="Show the Envoys, change one, or replace one.", invoke_without_command=True)
 
 
 @app.callback()
@@ -46,6 +49,8 @@ def show_envoys(context: typer.Context, url: Url = DEFAULT_URL, as_json: AsJson 
                 f"{envoy['id']}: its module rejected the configuration of `{extension}` at {at}:"
                 f" {rejection['text']}"
             )
+        if switched_off := describe_switched_off(envoy):
+            print_note(f"{envoy['id']}: {switched_off}")
         if envoy["problem"]:
             print_note(f"{envoy['id']}: {envoy['problem']}")
         if envoy["stale_resources"]:
@@ -141,15 +146,61 @@ def replace_envoy(
             raise CliError("interrupted; run the command again to continue") from None
 
 
+def _switch_option(help_text: str) -> Any:
+    return typer.Option(help=f"{help_text} default: the settings apply.", show_default=False)
+
+
+@app.command("set")
+def set_switches(
+    envoy: EnvoyId,
+    offload: Annotated[
+        Switch | None,
+        _switch_option("Whether the module handles the events of established sessions instead of Envoy."),
+    ] = None,
+    migration: Annotated[Switch | None, _switch_option("Whether sessions of this Envoy migrate.")] = None,
+    url: Url = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Switch parts of an Envoy's module off or on, if you suspect one of them.
+
+    It takes effect at once and closes no session. The settings `module.offload` and `module.migration` do the
+    same for all Envoys.
+    """
+    options = {"offload": offload, "migration": migration}
+    body = {
+        name: None if value == "default" else value for name, value in options.items() if value is not None
+    }
+    if not body:
+        raise typer.BadParameter("name --offload or --migration")
+    with ControlPlaneClient(url) as client:
+        answer = client.patch(f"/v1/envoys/{quote(envoy, safe='')}", body)
+    if as_json:
+        show_json(answer)
+        return
+    print_result(sanitize(f"{envoy}: {describe_switched_off(answer) or 'nothing is switched off'}"))
+
+
 @app.command("forget")
 def forget_envoy(
-    envoy: Annotated[str, typer.Argument(metavar="ID", help="Id of the Envoy.", show_default=False)],
+    envoy: EnvoyId,
     url: Url = DEFAULT_URL,
 ) -> None:
     """Remove an Envoy that has stopped permanently, so that no drain waits for its sessions."""
     with ControlPlaneClient(url) as client:
         client.delete(f"/v1/envoys/{quote(envoy, safe='')}")
     print_result(sanitize(f"{envoy} is removed"))
+
+
+def describe_switched_off(envoy: dict[str, Any]) -> str:
+    """Return which parts of an Envoy's module are switched off, and by what; empty if none is."""
+
+    def cause(part: str) -> str:
+        if part in envoy["runtime_off"]:
+            return "Envoy's runtime"
+        return "the settings" if envoy["overrides"][part] is None else "an operator"
+
+    parts = [part for part in ("offload", "migration") if envoy[part] == "off"]
+    return "; ".join(f"{part} is switched off by {cause(part)}" for part in parts)
 
 
 def _envoy_row(envoy: dict[str, Any]) -> tuple[str, ...]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from api.schemas.common import OptionalText, ResponseModel, attribute
+from api.schemas.common import OptionalText, ResponseModel, StrictRequest, attribute
 from api.schemas.traffic import ConfigRejectionDetails, TrafficDetails
+
+OnOff = Annotated[Literal["on", "off"], BeforeValidator(lambda is_on: "on" if is_on else "off")]
 
 
 class NackDetails(ResponseModel):
@@ -17,6 +20,32 @@ class NackDetails(ResponseModel):
     type_url: str
     version: str
     message: str
+
+
+class SwitchOverrides(ResponseModel):
+    """Switches of the module that an operator has set for one Envoy."""
+
+    offload: OnOff | None
+    migration: OnOff | None
+
+
+class ChangeEnvoyRequest(StrictRequest):
+    """Changes to an Envoy; absent fields stay unchanged, and null means that the settings apply."""
+
+    offload: Literal["on", "off"] | None = Field(
+        None,
+        description="`off`: all bytes of its sessions go through Envoy's own events and buffers."
+        " Only while a session migrates does the module handle its events.",
+    )
+    migration: Literal["on", "off"] | None = Field(
+        None, description="`off`: no session of this Envoy migrates."
+    )
+
+    @property
+    def switches(self) -> dict[str, bool | None]:
+        """The fields that are present, with None for null."""
+        values = {name: getattr(self, name) for name in self.model_fields_set}
+        return {name: None if value is None else value == "on" for name, value in values.items()}
 
 
 class _EnvoyFields(ResponseModel):
@@ -48,6 +77,21 @@ class _EnvoyFields(ResponseModel):
     last_nack: NackDetails | None = attribute("status.last_nack")
     config_rejection: ConfigRejectionDetails | None = Field(
         description="The last configuration that the Envoy's module rejected."
+    )
+    offload: OnOff | None = attribute(
+        "switches.offload",
+        "Whether the module handles the events of established sessions instead of Envoy; null without the"
+        " module.",
+        default=None,
+    )
+    migration: OnOff | None = attribute(
+        "switches.migration", "Whether sessions of the Envoy migrate; null without the module.", default=None
+    )
+    overrides: SwitchOverrides = Field(
+        description="What was set for this Envoy; null: it follows the settings `module.*`."
+    )
+    runtime_off: Annotated[list[str], BeforeValidator(sorted)] = Field(
+        description="The parts, `offload` or `migration`, that Envoy's own runtime has switched off."
     )
     sessions: int | None = Field(description="The Envoy's client sessions; null if it has not reported yet.")
 

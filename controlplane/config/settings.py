@@ -21,6 +21,7 @@ from controlplane.config.balance import (
     RebalanceSettings,
     ZoneSettings,
 )
+from controlplane.config.module import ModuleSettings
 from controlplane.config.own_tls import ClientTls, XdsTls
 from controlplane.config.replicas import ReplicaSettings
 from controlplane.config.rollouts import RolloutSettings
@@ -194,6 +195,7 @@ class Settings(SettingsSection):
     zones: ZoneSettings = section(ZoneSettings, "Preference of local nodes.")
     backup: BackupSettings = section(BackupSettings, "Backup nodes.")
     drain: DrainSettings = section(DrainSettings, "Draining and removal of nodes.")
+    module: ModuleSettings = section(ModuleSettings, "Switches of parts of the module.")
     migration: MigrationSettings = section(MigrationSettings, "Session migration.")
     rebalance: RebalanceSettings = section(RebalanceSettings, "Rebalancing of existing sessions.")
     rollouts: RolloutSettings = section(RolloutSettings, "Rolling operations.")
@@ -327,4 +329,5 @@ def build_policy(settings: Settings) -> Policy:
         zone_label=settings.zones.label,
         zone_overload_ratio=settings.zones.overload_ratio,
         balance_policy=BalancePolicy(settings.balance.policy),
+        module_switches=settings.module.switches,
     )

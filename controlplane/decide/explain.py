@@ -48,13 +48,13 @@ def explain(
     plan: Plan, facts: Facts, policy: Policy, now: float, addresses: Iterable[str] | None = None
 ) -> dict[str, NodeExplanation]:
     """Return the explanations by address, for `addresses` or, if it is None, for all nodes."""
-    explainer = _Explainer(Inputs(plan, facts, policy, now))
+    explainer = _Explainer(Inputs(plan, facts, policy, now, plan.switch_overrides))
     return {a: explainer.explain(plan.nodes[a]) for a in (plan.nodes if addresses is None else addresses)}
 
 
 class _Explainer:
     def __init__(self, inputs: Inputs) -> None:
-        plan, self._facts, self._policy, self._now = inputs
+        plan, self._facts, self._policy, self._now, _ = inputs
         self._plan = plan
         self._serving = locality.serving_addresses(
             {a: p for a, p in plan.nodes.items() if p.eds_health is EdsHealth.HEALTHY}
@@ -184,7 +184,7 @@ class _Explainer:
 
 
 def _load_statuses(inputs: Inputs) -> dict[str, LoadStatus]:
-    plan, facts, policy, now = inputs
+    plan, facts, policy, now, _ = inputs
     served = {a: p for a, p in plan.nodes.items() if p.state is State.ACTIVE}
     _, incapable = session_counts.migration_capable(inputs)
     statuses: dict[str, LoadStatus] = {}

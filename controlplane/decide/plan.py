@@ -26,7 +26,7 @@ def compute_plan(previous: Plan, facts: Facts, intents: Intents, policy: Policy,
 
     Equal facts and intents give an equal plan, except for changes over time (slow start, grace periods).
     """
-    inputs = Inputs(previous, facts, policy, now)
+    inputs = Inputs(previous, facts, policy, now, intents.switch_overrides)
     nodes = node_sources.merged_nodes(facts, intents)
     possibly_listed = node_sources.addresses_of_incomplete_sources(facts, previous)
     planned: dict[str, NodePlan] = {}
@@ -47,7 +47,14 @@ def compute_plan(previous: Plan, facts: Facts, intents: Intents, policy: Policy,
     planned, panic_threshold_reason = _apply_panic_threshold(planned, previous, facts, intents, policy)
     weighted, overloaded_zones, computed_at = assign_weights(_with_groups(planned, policy), inputs)
     rebalance_state = rebalance(weighted, overloaded_zones, panic_threshold_reason, inputs)
-    return Plan(weighted, panic_threshold_reason, rebalance_state, computed_at, overloaded_zones)
+    return Plan(
+        weighted,
+        panic_threshold_reason,
+        rebalance_state,
+        computed_at,
+        overloaded_zones,
+        intents.switch_overrides,
+    )
 
 
 def _with_groups(planned: Mapping[str, NodePlan], policy: Policy) -> dict[str, NodePlan]:

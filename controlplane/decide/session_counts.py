@@ -56,15 +56,16 @@ def best_session_count(address: str, endpoint: str | None, facts: Facts, fresh_f
 def migration_capable(inputs: Inputs) -> tuple[dict[str, SessionCounts], list[SessionCounts]]:
     """Return the counts of modules that can migrate sessions, by Envoy, and of modules that cannot.
 
-    A module cannot migrate sessions if its report is stale or lacks the `instance` of its Envoy process. A
-    module that has never counted a session is in neither result.
+    A module cannot migrate sessions if its report is stale or lacks the `instance` of its Envoy process, or
+    if migrations are switched off for its Envoy. A module that has never counted a session is in neither
+    result.
     """
     fresh_from = inputs.reports_stale_before
     capable: dict[str, SessionCounts] = {}
     incapable: list[SessionCounts] = []
     for envoy, counts in inputs.facts.session_counts.items():
         if counts.has_counted_sessions:
-            if counts.at >= fresh_from and counts.instance:
+            if counts.at >= fresh_from and counts.instance and inputs.may_migrate_sessions(envoy):
                 capable[envoy] = counts
             else:
                 incapable.append(counts)

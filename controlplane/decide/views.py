@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from controlplane.decide.balance import metric_levels
+from controlplane.decide.inputs import Inputs
 from controlplane.decide.session_counts import session_count, sessions_of_envoy
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.facts import Facts
 from controlplane.model.health import Health
 from controlplane.model.intents import Intents
+from controlplane.model.module_switches import ALL_ON, NO_OVERRIDES, ModuleSwitches
 from controlplane.model.nodes import EMPTY_MAP, Source, State, TopologyProblem
 from controlplane.model.plan import NodePlan, Plan, RebalanceState
 from controlplane.model.traffic import Ejection, ModuleReport, Traffic, sum_traffic
 from controlplane.model.views import DrainProgress, EnvoyView, NodeView
 
-_NO_REBALANCE = RebalanceState()
+_NO_REBALANCE, _NO_INTENTS = RebalanceState(), Intents()
 # Ejections from an older report are not shown, because they may be over.
 _MAX_EJECTION_REPORT_AGE_SECONDS = 60.0
 
@@ -71,35 +73,48 @@ def _node_traffic(address: str, facts: Facts) -> Traffic | None:
 def envoy_views(
     statuses: Iterable[EnvoyStatus],
     facts: Facts,
-    ended_envoys: Mapping[str, float] = EMPTY_MAP,
+    intents: Intents = _NO_INTENTS,
+    switches: ModuleSwitches = ALL_ON,
     *,
     traffic: bool = True,
 ) -> list[EnvoyView]:
     """Return the views of all Envoys, sorted by id.
 
-    `ended_envoys` maps the id of each Envoy that an operator declared ended to the time of its end. These
-    Envoys are left out unless they were seen later. With `traffic=False`, the views have no traffic.
+    Envoys that an operator declared ended are left out unless they were seen later. `switches` are those of
+    the settings. With `traffic=False`, the views have no traffic.
     """
-    visible = (
-        s for s in statuses if s.connected_since is not None or s.last_seen > ended_envoys.get(s.id, -1.0)
-    )
+    ended = intents.ended_envoys
+    visible = (s for s in statuses if s.connected_since is not None or s.last_seen > ended.get(s.id, -1.0))
     by_id = sorted(visible, key=lambda status: status.id)
-    return [_envoy_view(status, facts, traffic=traffic) for status in by_id]
+    return [_envoy_view(status, facts, intents, switches, traffic=traffic) for status in by_id]
 
 
-def _envoy_view(status: EnvoyStatus, facts: Facts, *, traffic: bool) -> EnvoyView:
+def _envoy_view(
+    status: EnvoyStatus, facts: Facts, intents: Intents, switches: ModuleSwitches, *, traffic: bool
+) -> EnvoyView:
     report = facts.module_reports.get(status.id)
+    runtime_off = report.runtime_off if report is not None else frozenset[str]()
+    overrides = intents.switch_overrides.get(status.id, NO_OVERRIDES)
     return EnvoyView(
         status,
         sessions=sessions_of_envoy(status.id, facts),
         traffic=sum_traffic(report.nodes.values()) if report is not None and traffic else None,
         config_rejection=facts.config_rejections.get(status.id),
+        switches=overrides.apply_to(switches).without(runtime_off) if status.filter == "module" else None,
+        runtime_off=runtime_off,
+        overrides=overrides,
     )
 
 
 def envoys_without_module(statuses: Iterable[EnvoyStatus]) -> list[str]:
     """Return the ids of connected Envoys that do not use the Tidevoy module."""
     return [s.id for s in statuses if s.connected_since is not None and s.filter != "module"]
+
+
+def envoys_with_migration_off(statuses: Iterable[EnvoyStatus], inputs: Inputs) -> list[str]:
+    """Return the ids of connected Envoys with the Tidevoy module in which migration is switched off."""
+    connected = [s.id for s in statuses if s.connected_since is not None and s.filter == "module"]
+    return [envoy for envoy in connected if not inputs.may_migrate_sessions(envoy)]
 
 
 def topology_problems(facts: Facts) -> list[TopologyProblem]:

@@ -8,7 +8,7 @@ from controlplane.clock import Clock
 from controlplane.decide import views
 from controlplane.decide.explain import NodeExplanation, explain
 from controlplane.engine.planner import Planner
-from controlplane.errors import UnknownNode
+from controlplane.errors import UnknownEnvoy, UnknownNode
 from controlplane.intents.repository import IntentRepository
 from controlplane.metrics.registry import MetricsSnapshot
 from controlplane.model.envoys import EnvoyStatus
@@ -77,8 +77,17 @@ class ClusterView:
 
     def envoys(self, *, traffic: bool = True) -> list[EnvoyView]:
         """Return the Envoys of all control planes, sorted by id. Without `traffic`, the call is cheaper."""
-        ended = self._intents.current.ended_envoys
-        return views.envoy_views(self._envoy_statuses(), self.facts, ended, traffic=traffic)
+        switches = self._planner.policy.module_switches
+        return views.envoy_views(
+            self._envoy_statuses(), self.facts, self._intents.current, switches, traffic=traffic
+        )
+
+    def envoy(self, envoy: str) -> EnvoyView:
+        """Return one Envoy. Raises UnknownEnvoy."""
+        for view in self.envoys():
+            if view.status.id == envoy:
+                return view
+        raise UnknownEnvoy(envoy)
 
     def readiness_problems(self) -> list[str]:
         """Return why traffic cannot be served, one sentence each; empty if it can."""

@@ -1,4 +1,4 @@
-"""Validates the requests of operators about nodes and turns them into changes of the intents."""
+"""Validates the requests of operators about nodes and Envoys and turns them into changes of the intents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from controlplane.intents import changes as intent_changes
 from controlplane.intents.repository import IntentChange, IntentRepository
 from controlplane.model.intents import Intents, OnDeadline
 from controlplane.model.nodes import State
-from controlplane.model.views import NodeView
+from controlplane.model.views import EnvoyView, NodeView
 
 _APPLY_TIMEOUT_SECONDS = 2.0  # how long a call waits for the leader to apply an intent
 
@@ -122,6 +122,19 @@ class NodeOperations:
             return intent_changes.forget_envoy(intents, envoy, ended_at, self._planner.policy.envoy_retention)
 
         await self._apply(ended)
+
+    async def set_envoy_switches(self, envoy: str, switches: Mapping[str, bool | None]) -> EnvoyView:
+        """Switch parts of an Envoy's module (`ModuleSwitches`) on or off; None: the settings apply.
+
+        Parts that are not in `switches` stay unchanged. Raises UnknownEnvoy.
+        """
+
+        def overridden(intents: Intents) -> Intents:
+            self._cluster.envoy(envoy)
+            return intent_changes.override_switches(intents, envoy, switches)
+
+        await self._apply(overridden)
+        return self._cluster.envoy(envoy)
 
     def _require_module(self, operation: str, alternative: str) -> None:
         """Raise ModuleRequired if a connected Envoy runs, or is about to run, without the module."""

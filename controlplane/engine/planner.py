@@ -64,7 +64,7 @@ class Planner:
         self.policy = build_policy(settings)
         self.plan = Plan()
         self.publish_gate = InitialPublishGate()
-        self.drain_progress = DrainProgressTracker()
+        self.drain_progress = DrainProgressTracker(self.policy)
         self.is_follower = replicas is not None  # whether another replica computes the plan
         self._clock = clock
         self._facts = facts
@@ -79,7 +79,7 @@ class Planner:
         self._updated = asyncio.Event()  # set, then replaced, when the plan or its intents version changes
 
     def configure(self, settings: Settings) -> None:
-        self.policy = build_policy(settings)
+        self.policy = self.drain_progress.policy = build_policy(settings)
         self._facts.configure(self.policy)
 
     @property

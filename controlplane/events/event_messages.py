@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from controlplane.model.health import Health
 from controlplane.model.intents import Intents, OnDeadline
+from controlplane.model.module_switches import NO_OVERRIDES, SWITCHES, SwitchOverrides
 from controlplane.model.nodes import EMPTY_MAP, Source, State, Topology
 from controlplane.model.plan import EdsHealth, Factor, Plan
 from controlplane.model.traffic import ConfigRejection
@@ -160,11 +161,26 @@ def intent_events(before: Intents, after: Intents) -> Iterator[EventDraft]:
     for envoy, _ in _changed(before.ended_envoys, after.ended_envoys):
         message = f"{envoy} was reported as permanently stopped"
         yield EventDraft("intent.envoy_ended", envoy, message)
+    for envoy in sorted(before.switch_overrides.keys() | after.switch_overrides.keys()):
+        past, now = (i.switch_overrides.get(envoy, NO_OVERRIDES) for i in (before, after))
+        if past != now:
+            yield _switches_event(envoy, past, now)
     # A removal also ends when a node that operators added has left the plan, or when they add it again.
     for address in before.removed.keys() - after.removed.keys() - after.added.keys() - before.added.keys():
         yield EventDraft("intent.restore", address, f"an operator cancels the removal of {address}")
     for address in before.drains.keys() - after.drains.keys():
         yield EventDraft("intent.undrain", address, f"the drain of {address} has ended")
+
+
+def _switches_event(envoy: str, before: SwitchOverrides, after: SwitchOverrides) -> EventDraft:
+    """Return the event for switches of the module that an operator has set for one Envoy."""
+    changes = {
+        part: getattr(after, part) for part in SWITCHES if getattr(before, part) != getattr(after, part)
+    }
+    texts = {True: "is switched on", False: "is switched off", None: "follows the settings"}
+    message = f"{envoy}: {', '.join(f'{part} {texts[value]}' for part, value in changes.items())}"
+    data = {part: None if value is None else "on" if value else "off" for part, value in changes.items()}
+    return EventDraft("intent.envoy_switches", envoy, message, data)
 
 
 def _changed(before: Mapping[str, V], after: Mapping[str, V]) -> list[tuple[str, V]]:

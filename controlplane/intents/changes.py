@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from controlplane.model.intents import AddedNode, DrainIntent, Intents, OnDeadline
+from controlplane.model.module_switches import NO_OVERRIDES
 from controlplane.model.nodes import EMPTY_MAP
 
 V = TypeVar("V")
@@ -112,14 +113,29 @@ def forget(intents: Intents, address: str, *, has_other_source: bool = False) ->
 def forget_envoy(intents: Intents, envoy: str, at: float, retention: float) -> Intents:
     """Record that an Envoy ended at time `at`. Drop records from over `retention` seconds before."""
     retained = {id_: ended for id_, ended in intents.ended_envoys.items() if ended >= at - retention}
-    return replace(intents, ended_envoys=MappingProxyType({**retained, envoy: at}))
+    return replace(
+        intents,
+        ended_envoys=MappingProxyType({**retained, envoy: at}),
+        switch_overrides=_without_key(intents.switch_overrides, envoy),
+    )
 
 
-def _with_key(mapping: Mapping[str, V], address: str, value: V) -> Mapping[str, V]:
-    return MappingProxyType({**mapping, address: value})
+def override_switches(intents: Intents, envoy: str, overrides: Mapping[str, bool | None]) -> Intents:
+    """Set switches of the module for one Envoy. None: the settings apply; absent switches stay unchanged."""
+    changed = replace(intents.switch_overrides.get(envoy, NO_OVERRIDES), **overrides)
+    return replace(
+        intents,
+        switch_overrides=_without_key(intents.switch_overrides, envoy)
+        if changed == NO_OVERRIDES
+        else _with_key(intents.switch_overrides, envoy, changed),
+    )
 
 
-def _without_key(mapping: Mapping[str, V], address: str) -> Mapping[str, V]:
-    if address not in mapping:
+def _with_key(mapping: Mapping[str, V], key: str, value: V) -> Mapping[str, V]:
+    return MappingProxyType({**mapping, key: value})
+
+
+def _without_key(mapping: Mapping[str, V], key: str) -> Mapping[str, V]:
+    if key not in mapping:
         return mapping
-    return MappingProxyType({key: value for key, value in mapping.items() if key != address})
+    return MappingProxyType({other: value for other, value in mapping.items() if other != key})

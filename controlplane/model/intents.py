@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from controlplane.model.module_switches import SwitchOverrides
 from controlplane.model.nodes import EMPTY_MAP
 
 
@@ -46,3 +47,4 @@ class Intents:
     weights: Mapping[str, int] = field(default_factory=lambda: EMPTY_MAP)
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=lambda: EMPTY_MAP)
     ended_envoys: Mapping[str, float] = field(default_factory=lambda: EMPTY_MAP)  # by Envoy id
+    switch_overrides: Mapping[str, SwitchOverrides] = field(default_factory=lambda: EMPTY_MAP)  # by Envoy id

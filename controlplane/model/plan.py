@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from controlplane.model.module_switches import ALL_ON, ModuleSwitches, SwitchOverrides
 from controlplane.model.nodes import EMPTY_MAP, GroupZone, Node, NodeGroup, State
 
 Stamp = tuple[int, int]
@@ -57,6 +58,7 @@ class Policy:
     backup_labels: Mapping[str, str] = field(default_factory=lambda: EMPTY_MAP)  # labels of backup nodes
     zone_label: str = "zone"  # the node label that holds its zone
     zone_overload_ratio: float = 1.5  # a zone is overloaded at this many times the load of its group
+    module_switches: ModuleSwitches = ALL_ON
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +124,5 @@ class Plan:
     rebalance: RebalanceState = field(default_factory=RebalanceState)
     weights_computed_at: float = field(default=0.0, compare=False)  # when the weights were last computed
     overloaded_zones: frozenset[GroupZone] = frozenset()  # their Envoys also use nodes of other zones
+    # Switches of the module that differ from the settings, by Envoy id.
+    switch_overrides: Mapping[str, SwitchOverrides] = field(default_factory=lambda: EMPTY_MAP)

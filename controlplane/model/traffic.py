@@ -149,6 +149,7 @@ class ModuleReport:
     migrations: Mapping[str, MigrationCounts] = field(default_factory=lambda: EMPTY_MAP)  # by node
     rejections: Mapping[tuple[str, str], int] = field(default_factory=lambda: MappingProxyType({}))
     ejections: Mapping[str, Ejection] = field(default_factory=lambda: EMPTY_MAP)  # by node
+    runtime_off: frozenset[str] = frozenset()  # the SWITCHES that Envoy's own runtime has switched off
     dropped_series: int = 0
     session_counts: SessionCounts | None = None
     is_first: bool = False

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.health import Health
 from controlplane.model.intents import DrainIntent
+from controlplane.model.module_switches import NO_OVERRIDES, SWITCHES, ModuleSwitches, SwitchOverrides
 from controlplane.model.node_metrics import NodeMetrics
 from controlplane.model.nodes import EMPTY_MAP
 from controlplane.model.plan import NodePlan
@@ -56,6 +57,16 @@ class EnvoyView:
     sessions: int | None  # on all nodes; None: the Envoy has not reported yet
     traffic: Traffic | None = None  # None: its module has not reported
     config_rejection: ConfigRejection | None = None  # the latest configuration that its module rejected
+    switches: ModuleSwitches | None = None  # of its module; None: it has no module
+    overrides: SwitchOverrides = NO_OVERRIDES  # the switches that an operator has set for this Envoy
+    runtime_off: frozenset[str] = frozenset()  # the switches that Envoy's own runtime has switched off
+
+    @property
+    def switched_off(self) -> tuple[str, ...]:
+        """The parts of its module that are switched off."""
+        if self.switches is None:
+            return ()
+        return tuple(part for part in SWITCHES if not getattr(self.switches, part))
 
 
 @dataclass(frozen=True, slots=True)

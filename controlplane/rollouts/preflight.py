@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from controlplane import address as addresses
 from controlplane.config.rollouts import RolloutSettings
-from controlplane.decide.views import envoys_without_module
+from controlplane.decide.inputs import Inputs
+from controlplane.decide.views import envoys_with_migration_off, envoys_without_module
 from controlplane.errors import RolloutRejected
 from controlplane.model.health import blocks_migration
 from controlplane.model.nodes import State
@@ -121,6 +122,9 @@ def _overridable_problems(spec: RolloutSpec, cluster: ClusterState) -> Iterator[
             )
     if lacking_module := envoys_without_module(cluster.envoys):
         yield f"Envoys without Tidevoy's module cannot migrate sessions: {_format_names(lacking_module)}"
+    inputs = Inputs(cluster.plan, cluster.facts, cluster.policy, 0.0, cluster.intents.switch_overrides)
+    if switched_off := envoys_with_migration_off(cluster.envoys, inputs):
+        yield f"session migration is switched off in Envoys: {_format_names(switched_off)}"
     blockers = {
         address: next(filter(blocks_migration, health.migration_blockers), "")
         for address in nodes

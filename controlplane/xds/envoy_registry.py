@@ -39,9 +39,13 @@ class EnvoyRegistry:
             for stream in record.open_streams:
                 stream.set_filter(filter_setting)
 
-    def profiles(self) -> set[EnvoyProfile]:
-        """Return the profiles of all connected Envoys."""
-        return {stream.profile for record in self._records.values() for stream in record.open_streams}
+    def profiles(self, snapshots: SnapshotCache) -> set[EnvoyProfile]:
+        """Return the profiles of all connected Envoys, with their switches of the module in `snapshots`."""
+        return {
+            snapshots.with_overrides(stream.profile, envoy)
+            for envoy, record in self._records.items()
+            for stream in record.open_streams
+        }
 
     def add_stream(self, stream: Stream) -> None:
         """Add a stream that has just opened."""

@@ -180,7 +180,7 @@ class XdsServer:
         loop = asyncio.get_running_loop()
         try:
             snapshots = SnapshotCache(self._plan, self._static_resources)
-            versions = {profile: snapshots[profile].version for profile in self._registry.profiles()}
+            versions = {profile: snapshots[profile].version for profile in self._registry.profiles(snapshots)}
         except Exception as error:
             if not self._retry_seconds:
                 log.exception("could not build the resources of the latest plan")

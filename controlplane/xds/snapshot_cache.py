@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import starmap
 
 from controlplane.config.settings import Settings, build_policy
+from controlplane.model.module_switches import NO_OVERRIDES, SwitchOverrides
 from controlplane.model.plan import Plan
 from controlplane.xds.resource_set import Resource, ResourceSet, build_resource_set, digest_of, make_resource
 from controlplane.xds.resource_type import CLUSTER, ENDPOINTS, LISTENER, LIVE_CONFIG, ResourceType
@@ -74,8 +75,8 @@ class StaticResources:
         self._cache: dict[EnvoyProfile, tuple[ResourceSet, ResourceSet]] = {}
 
     def for_profile(self, profile: EnvoyProfile) -> tuple[ResourceSet, ResourceSet]:
-        """Return the clusters and listeners of a profile, which are the same in each zone."""
-        zoneless = profile.for_group_and_zone(profile.group, "")
+        """Return the clusters and listeners of a profile, the same in each zone and for all overrides."""
+        zoneless = profile.for_group_and_zone(profile.group, "").with_overrides(NO_OVERRIDES)
         if zoneless not in self._cache:
             clusters = build_clusters(self.settings, zoneless)
             listeners = build_listeners(self.settings, zoneless)
@@ -97,7 +98,7 @@ class SnapshotCache:
         # A key lists each group listener with its preferred zone, which is empty if there is none.
         self._endpoint_sets: dict[tuple[tuple[GroupListener, str], ...], ResourceSet] = {}
         self._assignments: dict[tuple[GroupListener, str], Resource] = {}
-        self._live_config_sets: dict[tuple[GroupListener, ...], ResourceSet] = {}
+        self._live_config_sets: dict[tuple[tuple[GroupListener, ...], SwitchOverrides], ResourceSet] = {}
         self._nodes_by_group = nodes_by_group(self._plan)
         self._preferred_zones = (
             preferred_zones(self._plan, build_policy(static_resources.settings).balance_policy)
@@ -108,6 +109,10 @@ class SnapshotCache:
     def get(self, profile: EnvoyProfile) -> Snapshot | None:
         """Return the snapshot of a profile, or None if nothing is published yet."""
         return None if self._static_resources is None else self[profile]
+
+    def with_overrides(self, profile: EnvoyProfile, envoy: str) -> EnvoyProfile:
+        """Return the profile with the switches that this plan has for an Envoy."""
+        return profile.with_overrides(self._plan.switch_overrides.get(envoy, NO_OVERRIDES))
 
     def __getitem__(self, profile: EnvoyProfile) -> Snapshot:
         if profile not in self._cache:
@@ -126,7 +131,7 @@ class SnapshotCache:
             LISTENER: listeners,
             # Also for profiles without the module, because an Envoy keeps a listener with the module when
             # `xds.filter` changes.
-            LIVE_CONFIG: self._live_configs_for(groups, settings),
+            LIVE_CONFIG: self._live_configs_for(groups, settings, profile.overrides),
         }
         version = digest_of(
             *(part for type_, item in resource_sets.items() for part in (type_.url, item.version))
@@ -134,17 +139,22 @@ class SnapshotCache:
         missing_group = "" if groups else profile.group
         return Snapshot(version, resource_sets, settings.module_requirement, missing_group)
 
-    def _live_configs_for(self, groups: tuple[GroupListener, ...], settings: Settings) -> ResourceSet:
+    def _live_configs_for(
+        self, groups: tuple[GroupListener, ...], settings: Settings, overrides: SwitchOverrides
+    ) -> ResourceSet:
         """Return the live configurations of these groups, which are the same in each zone."""
-        if groups not in self._live_config_sets:
-            self._live_config_sets[groups] = build_resource_set(
-                LIVE_CONFIG, (self._build_live_config(group, settings) for group in groups)
+        key = (groups, overrides)
+        if key not in self._live_config_sets:
+            self._live_config_sets[key] = build_resource_set(
+                LIVE_CONFIG, (self._build_live_config(group, settings, overrides) for group in groups)
             )
-        return self._live_config_sets[groups]
+        return self._live_config_sets[key]
 
-    def _build_live_config(self, group: GroupListener, settings: Settings) -> Resource:
+    def _build_live_config(
+        self, group: GroupListener, settings: Settings, overrides: SwitchOverrides
+    ) -> Resource:
         nodes, name = self._nodes_by_group.get(group.group, []), group.live_config_name
-        text = render_live_config(self._plan, nodes, settings, group.group)
+        text = render_live_config(self._plan, nodes, settings, group.group, overrides)
 
         def encode(json_text: str) -> bytes:
             return to_any(LIVE_CONFIG, build_extension_config(name, json_text))

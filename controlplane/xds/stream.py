@@ -66,7 +66,7 @@ class Stream:
         # By rejected profile: the type and version of the resource that the Envoy rejected.
         self._rejected_profiles: dict[EnvoyProfile, tuple[ResourceType, str]] = {}
         self.profile = self._best_profile(filter_setting)
-        """The Envoy gets the snapshots of this profile."""
+        """The Envoy gets the snapshots of this profile, with its own switches of the module."""
         self._filter_setting = filter_setting
         self._acked_version = ""
         self._handle(request)
@@ -86,7 +86,7 @@ class Stream:
         Clusters and listeners of groups follow, each listener after its cluster.
         """
         self._retry_rejected(snapshots)
-        snapshot = snapshots.get(self.profile)
+        snapshot = self._snapshot(snapshots)
         if snapshot is None:
             return None
         for resource_type, subscription in self._subscriptions.items():
@@ -109,7 +109,7 @@ class Stream:
 
     def acked_version(self, snapshots: SnapshotCache) -> str:
         """Return the version of the latest snapshot that the Envoy acknowledged completely, or empty."""
-        snapshot = snapshots.get(self.profile)
+        snapshot = self._snapshot(snapshots)
         if (
             snapshot is not None
             and not snapshot.missing_group
@@ -124,7 +124,7 @@ class Stream:
 
     def published_version(self, snapshots: SnapshotCache) -> str:
         """Return the version of the snapshot that is published for this Envoy."""
-        snapshot = snapshots.get(self.profile)
+        snapshot = self._snapshot(snapshots)
         return snapshot.version if snapshot is not None else ""
 
     def has_acknowledged_endpoints(self, snapshots: SnapshotCache) -> bool:
@@ -132,7 +132,7 @@ class Stream:
 
         With Tidevoy's module, the Envoy must also have acknowledged the latest live configuration.
         """
-        snapshot = snapshots.get(self.profile)
+        snapshot = self._snapshot(snapshots)
         if snapshot is None:
             return False  # nothing is published yet; the Envoy may use endpoints from an earlier stream
         if not self._subscriptions[ENDPOINTS].is_started:
@@ -146,7 +146,7 @@ class Stream:
 
     def stale_resources(self, snapshots: SnapshotCache) -> tuple[str, ...]:
         """Return the resource types that this Envoy has in another version than a new Envoy would get."""
-        snapshot = snapshots.get(self.profile)
+        snapshot = self._snapshot(snapshots)
         if snapshot is None:
             return ()
         return tuple(
@@ -160,7 +160,7 @@ class Stream:
         listener = self._subscriptions[LISTENER]
         if listener.has_resources:
             for profile in map(self._in_own_location, PROFILES):
-                snapshot = snapshots.get(profile)
+                snapshot = self._snapshot(snapshots, profile)
                 listeners = snapshot.resource_sets[LISTENER] if snapshot is not None else None
                 if listeners and any(
                     listener.has_resource(resource, listeners) for resource in listeners.resources.values()
@@ -170,7 +170,7 @@ class Stream:
 
     def problem(self, snapshots: SnapshotCache) -> str:
         """Return why the Envoy serves no clients, runs older settings or lacks the module; else empty."""
-        snapshot, listener = snapshots.get(self.profile), self._subscriptions[LISTENER]
+        snapshot, listener = self._snapshot(snapshots), self._subscriptions[LISTENER]
         module_problem_text = self._module_problem()
         if snapshot is not None and snapshot.missing_group:
             effect = "its listener has no nodes" if self._has_listener else "it gets no configuration"
@@ -186,6 +186,10 @@ class Stream:
         # module's version, or it has rejected the module.
         has_rejected_module = self._in_own_location(MODULE_PROFILE) in self._rejected_profiles
         return module_problem_text if self.envoy_node.module_version or has_rejected_module else ""
+
+    def _snapshot(self, snapshots: SnapshotCache, profile: EnvoyProfile | None = None) -> Snapshot | None:
+        """Return this Envoy's snapshot of a profile, by default of its own."""
+        return snapshots.get(snapshots.with_overrides(profile or self.profile, self.envoy_node.id))
 
     def _handle(self, request: Any) -> StreamNack | None:
         resource_type = RESOURCE_TYPES_BY_URL.get(request.type_url)
@@ -209,7 +213,7 @@ class Stream:
         self._rejected_profiles = {
             profile: (resource_type, version)
             for profile, (resource_type, version) in self._rejected_profiles.items()
-            if (snapshot := snapshots.get(profile))
+            if (snapshot := self._snapshot(snapshots, profile))
             and snapshot.resource_sets[resource_type].subset_by_version(version)
         }
         self.profile = self._best_profile(self._filter_setting)

@@ -92,7 +92,7 @@ def _compute_weights(
 
     The weights of backup nodes are relative to each other only.
     """
-    previous, facts, policy, now = inputs
+    previous, facts, policy, now, _ = inputs
     envoy_zones = locality.envoy_zones(facts.envoy_zones, policy)
     groups: dict[tuple[str, bool], list[str]] = {}
     zones: dict[GroupZone, list[str]] = {}
@@ -134,7 +134,7 @@ def _previous_ratios(members: list[str], previous: Plan, *, is_local: bool) -> d
 def _overloaded_zones(
     serving: Mapping[str, NodePlan], sessions: Mapping[str, int | None], inputs: Inputs
 ) -> frozenset[GroupZone]:
-    previous, facts, policy, now = inputs
+    previous, facts, policy, now, _ = inputs
     if not facts.envoy_zones:
         return frozenset()
     active = {a: p for a, p in serving.items() if p.state is State.ACTIVE}

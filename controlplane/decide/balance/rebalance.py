@@ -50,7 +50,7 @@ def rebalance(
     inputs: Inputs,
 ) -> RebalanceState:
     """Return the next rebalancing state. All arguments but `inputs` are parts of the new plan."""
-    previous, facts, policy, now = inputs
+    previous, facts, policy, now, _ = inputs
     before = previous.rebalance
     if not policy.rebalance_enabled:
         return _finished(before, "rebalancing is disabled", now)
@@ -67,7 +67,13 @@ def rebalance(
         return before  # some Envoys may not be known yet, or recent rounds had no effect
     capable, incapable = session_counts.migration_capable(inputs)
     if not capable:
-        return _finished(before, "no Envoy has a module that can migrate sessions", now)
+        is_switched_off = any(not inputs.may_migrate_sessions(envoy) for envoy in facts.session_counts)
+        reason = (
+            "session migration is switched off"
+            if is_switched_off
+            else "no Envoy has a module that can migrate sessions"
+        )
+        return _finished(before, reason, now)
     round_number = max(before.round + 1, int(now))  # also higher than before a restart
     groups = balancing_groups(served, overloaded_zones, facts.envoy_zones, policy, now)
     surplus, candidates = _candidate_batches(groups, served, capable, incapable, inputs, round_number)

@@ -95,7 +95,7 @@ def advance_factors(planned: Mapping[str, NodePlan], inputs: Inputs) -> dict[str
     The factors continue from those of the previous plan, which date from its `weights_computed_at`. A node's
     CPU is not compared during its slow start, when the node has few sessions.
     """
-    previous, facts, policy, now = inputs
+    previous, facts, policy, now, _ = inputs
     if policy.balance_policy is BalancePolicy.CONNECTION:
         return {}
     before = {a: p.factors for a, p in previous.nodes.items() if p.factors}

@@ -23,6 +23,7 @@ from types import MappingProxyType
 
 from google.protobuf.message import DecodeError
 
+from controlplane.model.module_switches import SWITCHES
 from controlplane.model.traffic import (
     EJECT_REASONS,
     Ejection,
@@ -126,6 +127,7 @@ class TelemetryStream:
         self._counters = NodeCounters()
         self._rejections: dict[tuple[str, str], int] = {}
         self._ejected_since: dict[tuple[str, str], int] = {}  # by node and reason
+        self._runtime_off: frozenset[str] = frozenset()
         self._dropped = 0
         self._flush_tracker = _FlushTracker()
         self._clock_offset = ClockOffset()
@@ -233,8 +235,16 @@ class TelemetryStream:
             if rejection not in self._rejections and len(self._rejections) >= _MAX_REJECTIONS:
                 return False
             self._rejections[rejection] = value
+        elif name == "switched_off" and labels.get("by") == "runtime":
+            return self._apply_runtime_switch(labels.get("part", ""), is_off=bool(value))
         elif name == "ejected_since":
             return self._apply_ejection(labels.get("node", _NO_NODE), labels.get("reason", ""), value)
+        return True
+
+    def _apply_runtime_switch(self, part: str, *, is_off: bool) -> bool:
+        if part not in SWITCHES:
+            return False
+        self._runtime_off = self._runtime_off | {part} if is_off else self._runtime_off - {part}
         return True
 
     def _apply_ejection(self, node: str, reason: str, since: int) -> bool:
@@ -272,6 +282,7 @@ class TelemetryStream:
             migrations=dict(self._counters.migrations),
             rejections=MappingProxyType(dict(self._rejections)),
             ejections=self._ejections(),
+            runtime_off=self._runtime_off,
             dropped_series=self._dropped,
             session_counts=session_counts,
             is_first=is_first,

@@ -1,4 +1,4 @@
-"""The live configuration of Tidevoy's module: session timeouts, and the state of each node.
+"""The live configuration of Tidevoy's module: session timeouts, switches, and the state of each node.
 
 It is the configuration of a listener filter of the module, sent by extension config discovery (ECDS). The
 module reads it on Envoy's main thread and passes it to the workers as a whole
@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from typing import Any
 
 from envoy.config.core.v3 import extension_pb2
 
 from controlplane.config.settings import Settings
+from controlplane.model.module_switches import NO_OVERRIDES, SwitchOverrides
 from controlplane.model.plan import NodePlan, Plan
 from controlplane.version import VERSION
 from controlplane.xds.protobuf_encoding import serialise
@@ -25,11 +27,27 @@ from controlplane.xds.resources import dynamic_module
 _BITS_TO_WHITESPACE = str.maketrans("01", " \t")
 
 
-def render_live_config(plan: Plan, nodes: Sequence[NodePlan], settings: Settings, group: str) -> str:
-    """Return the live configuration of a group as JSON, with its nodes in the given order."""
+def render_live_config(
+    plan: Plan,
+    nodes: Sequence[NodePlan],
+    settings: Settings,
+    group: str,
+    overrides: SwitchOverrides = NO_OVERRIDES,
+) -> str:
+    """Return the live configuration of a group as JSON, with its nodes in the given order.
+
+    `overrides` are those of the Envoys that get it.
+    """
     infos = ",".join(_node_info_of(node, plan) for node in nodes)
     sql = settings.sql
-    limits = {"group": group, "login_timeout": sql.login_timeout, "idle_timeout": sql.idle_timeout}
+    limits: dict[str, Any] = {
+        "group": group,
+        "login_timeout": sql.login_timeout,
+        "idle_timeout": sql.idle_timeout,
+    }
+    # A switch that is on is omitted, so that earlier modules of this release accept the configuration.
+    switches = asdict(overrides.apply_to(settings.module.switches))
+    limits |= {part: False for part, is_on in switches.items() if not is_on}
     # The text of each node is cached, because most nodes do not change from one plan to the next.
     published = f'{json.dumps(limits)[:-1]}, "nodes": [{infos}]}}'
     return f'{{"version": {json.dumps(VERSION)}, "published": {published}}}'

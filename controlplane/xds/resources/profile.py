@@ -1,10 +1,14 @@
-"""The profile of an Envoy: MySQL filter, group and zone. Envoys of one profile get equal resources."""
+"""The profile of an Envoy: MySQL filter, group, zone and switches of the module.
+
+Envoys of one profile get equal resources.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from controlplane.model.module_switches import NO_OVERRIDES, SwitchOverrides
 from controlplane.version import VERSION, is_compatible
 
 # The MySQL filter of Envoy's contrib builds, as named in `Node.extensions`.
@@ -24,6 +28,7 @@ class EnvoyProfile:
     filter: Literal["module", "contrib", "none"]
     group: str = ""  # the only group that the Envoy serves; empty if it serves all
     zone: str = ""  # the location of the Envoy; empty if it is unknown
+    overrides: SwitchOverrides = NO_OVERRIDES
 
     @property
     def has_module(self) -> bool:
@@ -33,6 +38,10 @@ class EnvoyProfile:
     def for_group_and_zone(self, group: str, zone: str) -> EnvoyProfile:
         """Return this profile with another group and zone."""
         return replace(self, group=group, zone=zone)
+
+    def with_overrides(self, overrides: SwitchOverrides) -> EnvoyProfile:
+        """Return this profile with the switches of the module that an operator has set for the Envoy."""
+        return self if overrides == self.overrides else replace(self, overrides=overrides)
 
 
 MODULE_PROFILE = EnvoyProfile("module")

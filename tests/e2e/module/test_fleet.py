@@ -16,6 +16,7 @@ from controlplane.model.traffic import LOGIN_FAILURES
 from controlplane.version import VERSION
 from sandbox.local_cluster import LocalCluster
 from sandbox.mariadb import MariaDb
+from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb import Tidb
 from sandbox.tidb_sim.packets import MySqlCommand
 from tests.support.clients.server import PemFiles
@@ -379,3 +380,39 @@ async def test_drain_without_migration_keeps_sessions(tmp_path: Path, mariadb: M
         for session in drained_sessions:
             session.writer.close()
         await wait_for_values(stack, {"state": "drained", "idle": 0, "sessions": 0}, node_view)
+
+
+async def test_one_envoy_does_not_migrate_until_it_may_again(
+    tmp_path: Path, mariadb: MariaDb, signing: SessionCertificate
+) -> None:
+    """Migration is switched off for one of two Envoys, and stays off when the control plane restarts."""
+    async with (
+        run_cluster(tmp_path, mariadb, nodes=2, arguments=signing.arguments) as stack,
+        run_another_envoy(stack, "envoy-2", module=require_module()) as other_port,
+        AsyncExitStack() as exit_stack,
+    ):
+        await wait_up_to_date(stack, {"envoy-1": stack.sql_port, "envoy-2": other_port})
+        sessions = await open_many_sessions(exit_stack, stack, 8)
+        others = [await open_session(exit_stack, other_port) for _ in range(8)]
+        drained = stack.tidb[0]
+        staying = list(sessions.values()).count(drained)
+        assert staying
+        url, expected = stack.control_plane.api_url, {"state": "draining", "sessions": staying}
+        await run_tidevoy(url, "envoys", "set", "envoy-1", "--migration", "off")
+        await stack.api.post(f"/v1/nodes/{drained.address}/drain", json={})
+
+        async def drain_view() -> dict[str, Any]:
+            node = (await stack.nodes())[drained.address]
+            return {**node, **(node["drain_progress"] or {})}
+
+        stays = {**expected, "not_movable": {"switched_off": staying}}
+        await wait_for_values(stack, stays, drain_view)
+        await stack.control_plane.restart()
+        await wait_up_to_date(stack, {"envoy-1": stack.sql_port, "envoy-2": other_port})
+        await wait_for_values(stack, stays, drain_view)
+        envoys = await get_envoys(stack)
+        assert [envoys[name]["migration"] for name in ("envoy-1", "envoy-2")] == ["off", "on"]
+        await run_tidevoy(url, "envoys", "set", "envoy-1", "--migration", "default")
+        await wait_for_values(stack, {"sessions": 0, "not_movable": {}}, drain_view)
+        for session in (*sessions, *others):
+            assert error_code(await session.query("do 1")) == 0

@@ -200,6 +200,8 @@ class FakeEnvoy:
         self.published: list[dict[str, tuple[str, int]]] = []
         # For each response, the requested migrations by endpoint.
         self.requested_migrations: list[dict[str, str]] = []
+        # For each response, the live configuration.
+        self.live_configs: list[dict[str, Any]] = []
         self.sessions: dict[str, int] = {}
         self.is_reporting = True
         self.nack_message = ""  # If not empty, each response is rejected with this message.
@@ -237,6 +239,12 @@ class FakeEnvoy:
         """Wait until something has been published and the condition holds for the endpoints."""
         await wait_until(lambda: bool(self.published) and condition(self.endpoints), seconds)
 
+    @property
+    def switched_off(self) -> set[str]:
+        """The parts of the module that the last live configuration switches off."""
+        published = self.live_configs[-1] if self.live_configs else {}
+        return {part for part in ("offload", "migration") if published.get(part) is False}
+
     async def _subscribe(self, subscribed: asyncio.Event) -> None:
         call = ads_pb2_grpc.AggregatedDiscoveryServiceStub(self._channel).StreamAggregatedResources()
         names = {ENDPOINTS.url: [CLUSTER]}
@@ -265,7 +273,8 @@ class FakeEnvoy:
             acked_versions[type_url] = response.version_info
             for resource in response.resources:
                 if type_url == LIVE_CONFIG.url:
-                    nodes = parse_live_config(resource.value)["nodes"]
+                    self.live_configs.append(parse_live_config(resource.value))
+                    nodes = self.live_configs[-1]["nodes"]
                     self.requested_migrations.append(
                         {node["endpoint"]: node["moves"] for node in nodes if "moves" in node}
                     )

@@ -36,7 +36,9 @@ ANSWERS: dict[str, Any] = yaml.safe_load("""
   {id: e/1, address: 10.0.0.1, version: 1.40.0, filter: module, sessions: 3, connected_since: null,
    last_seen: *at, problem: it is old, stale_resources: [x, y],
    last_nack: {type_url: T, at: *at, message: wrong},
-   config_rejection: {extension: socket, at: *at, text: bad}}]}
+   config_rejection: {extension: socket, at: *at, text: bad},
+   offload: "off", migration: "off", overrides: {offload: "off", migration: null}, runtime_off: [],
+  }]}
 /v1/replicas: {replicas: [
   {name: r1, address: 'h:1', version: '1', since: *at, is_self: true, is_leader: true, leader_since: *at,
    unreachable: itself},
@@ -113,6 +115,7 @@ ENVOY_ROWS = [
 ENVOY_NOTES = [
     f"e/1 rejected T at {TIME}: wrong",
     f"e/1: its module rejected the configuration of `socket` at {TIME}: bad",
+    "e/1: offload is switched off by an operator; migration is switched off by the settings",
     "e/1: it is old",
     "e/1 uses older settings until that Envoy restarts: x, y; .*",
 ]
@@ -255,3 +258,24 @@ def test_console_script_exits_with_the_code_of_its_command(
     with pytest.raises(SystemExit, match=r"^0$"):
         main()
     assert capsys.readouterr().out.startswith("tidevoy ")
+
+
+def test_switches_of_an_envoy_are_set(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer: dict[str, Any] = {"id": "e/1", "offload": "off", "migration": "on", "runtime_off": []}
+    answer["overrides"] = {"offload": "off", "migration": None}
+    requests = fake_http(monkeypatch, lambda request: answer)
+    assert run(["envoys", "set", "e/1", "--offload", "off", "--migration", "default"]) == 0
+    assert [f"{r.method} {r.url.raw_path.decode()}" for r in requests] == ["PATCH /v1/envoys/e%2F1"]
+    assert json.loads(requests[0].content) == {"offload": "off", "migration": None}
+    assert capsys.readouterr().out == "e/1: offload is switched off by an operator\n"
+    answer |= {"offload": "off", "migration": "off", "runtime_off": ["migration"]}
+    answer["overrides"] = {"offload": None, "migration": None}
+    assert run(["envoys", "set", "e/1", "--offload", "on"]) == 0
+    expected = "e/1: offload is switched off by the settings; migration is switched off by Envoy's runtime\n"
+    assert capsys.readouterr().out == expected
+    answer |= {"offload": None, "migration": None, "runtime_off": []}
+    assert run(["envoys", "set", "e/1", "--offload", "on"]) == 0
+    assert capsys.readouterr().out == "e/1: nothing is switched off\n"
+    assert run(["envoys", "set", "e/1"]) == 2

@@ -106,6 +106,8 @@ NON_DEFAULTS: dict[str, Any] = {
     "drain.registration_grace": 1.5,
     "drain.gone_grace": 1.5,
     "drain.reconnect_grace": 2.5,
+    "module.offload": "off",
+    "module.migration": "off",
     "migration.max_per_second": 2.5,
     "migration.max_concurrent": 10,
     "migration.max_state_bytes": 1_048_576,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
 from controlplane.decide.balance.rebalance import rebalance
 from controlplane.decide.inputs import Inputs
+from controlplane.model.module_switches import ModuleSwitches, SwitchOverrides
 from controlplane.model.nodes import EMPTY_MAP, State
 from controlplane.model.plan import Factor, Plan, RebalanceState
+from controlplane.model.traffic import ModuleReport
 from tests.support.controlplane.balance_inputs import (
     DEFAULT_SESSIONS,
     INSTANCE_X,
@@ -258,6 +261,28 @@ def test_envoys_without_instance_or_module_do_not_migrate() -> None:
     facts = DEFAULT_SESSIONS.facts()
     unused = replace(facts.session_counts["x"], has_counted_sessions=False)
     assert decide_rebalance(replace(facts, session_counts={"x": unused})) == RebalanceState()
+
+
+def test_envoys_with_migration_off_do_not_migrate() -> None:
+    facts = DEFAULT_SESSIONS.facts()
+    past = Plan(NODES_WITH_NEW_NODE)
+
+    def outgoing(switches: ModuleSwitches, **overrides: bool) -> Mapping[str, Mapping[str, int]]:
+        by_envoy = {envoy: SwitchOverrides(migration=on) for envoy, on in overrides.items()}
+        inputs = Inputs(past, facts, replace(POLICY, module_switches=switches), NOW, by_envoy)
+        return rebalance(NODES_WITH_NEW_NODE, frozenset(), "", inputs).outgoing
+
+    only_x = {A: {INSTANCE_X: 15}, B: {INSTANCE_X: 15}}
+    assert outgoing(ModuleSwitches(), y=False) == only_x
+    assert outgoing(ModuleSwitches(migration=False), x=True) == only_x
+    assert outgoing(ModuleSwitches(migration=False)) == {}
+    report = ModuleReport("y", NOW, runtime_off=frozenset({"migration"}))
+    facts = replace(facts, module_reports={"y": report})
+    assert outgoing(ModuleSwitches(), y=True) == only_x
+    running = replace(past, rebalance=RebalanceState(since=NOW - 9, reason="a reason"))
+    off = replace(POLICY, module_switches=ModuleSwitches(migration=False))
+    ended = rebalance(NODES_WITH_NEW_NODE, frozenset(), "", Inputs(running, facts, off, NOW))
+    assert (ended.since, ended.reason) == (None, "session migration is switched off")
 
 
 def test_no_round_during_reconnect_grace() -> None:

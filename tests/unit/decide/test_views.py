@@ -9,6 +9,7 @@ from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.facts import EnvoyLoad, Facts
 from controlplane.model.health import Health
 from controlplane.model.intents import DrainIntent, Intents
+from controlplane.model.module_switches import ModuleSwitches, SwitchOverrides
 from controlplane.model.node_metrics import MetricValue, NodeMetrics
 from controlplane.model.nodes import Node, Source, State, Topology, TopologyProblem
 from controlplane.model.plan import NodePlan, Plan, RebalanceState
@@ -146,3 +147,18 @@ def test_node_view_drops_stale_metrics() -> None:
     shown = [views.node_view(ACTIVE, facts, Intents(), now=now).metrics for now in (1060, 1100, 1200)]
     assert shown == [metrics, NodeMetrics(cpu=metrics.cpu), None]
     assert views.node_view(ACTIVE, Facts(), Intents()).metrics is None
+
+
+def test_envoy_view_has_the_switches_of_its_module() -> None:
+    statuses = [EnvoyStatus(name, "", "", kind, 1.0, 1.0) for name, kind in (("a", "module"), ("b", "none"))]
+    intents = Intents(switch_overrides={"a": SwitchOverrides(offload=True)})
+    overridden, without_module = views.envoy_views(
+        statuses, Facts(), intents, ModuleSwitches(offload=False, migration=False)
+    )
+    assert overridden.switches == ModuleSwitches(offload=True, migration=False)
+    assert (overridden.overrides, overridden.switched_off) == (SwitchOverrides(offload=True), ("migration",))
+    assert (without_module.switches, without_module.switched_off) == (None, ())
+    facts = Facts(module_reports={"a": ModuleReport("a", 1.0, runtime_off=frozenset({"offload"}))})
+    by_runtime, _ = views.envoy_views(statuses, facts, intents)
+    assert by_runtime.switches == ModuleSwitches(offload=False)
+    assert (by_runtime.runtime_off, by_runtime.switched_off) == (frozenset({"offload"}), ("offload",))

@@ -8,8 +8,9 @@ import pytest
 
 from controlplane.engine.drain_progress import DrainProgressTracker
 from controlplane.model.facts import Facts
+from controlplane.model.module_switches import ModuleSwitches, SwitchOverrides
 from controlplane.model.nodes import Node, Source, State
-from controlplane.model.plan import EdsHealth, NodePlan, Plan
+from controlplane.model.plan import EdsHealth, NodePlan, Plan, Policy
 from controlplane.model.traffic import MigrationCounts, ModuleReport, SessionCounts, Traffic
 from controlplane.model.views import DrainProgress
 
@@ -132,3 +133,21 @@ def test_time_left_ignores_sessions_that_cannot_migrate() -> None:
     tracker.update(plan(State.DRAINING), stuck, 12.0)
     assert progress_of(tracker, stuck, 12.0).seconds_left is None
     assert progress_of(tracker, facts(0), 12.0).seconds_left == 0.0
+
+
+def test_sessions_of_envoys_with_migration_off_cannot_migrate() -> None:
+    idle = {"one": Traffic(sessions={"idle": 5, "transaction": 1}, not_movable={"transaction": 1})}
+    idle["two"] = Traffic(sessions={"idle": 3, "transaction": 2}, not_movable={"transaction": 2})
+    observed = replace(
+        facts(11), module_reports={e: ModuleReport(e, 1.0, nodes={A: traffic}) for e, traffic in idle.items()}
+    )
+    overridden = replace(plan(State.DRAINING), switch_overrides={"one": SwitchOverrides(migration=False)})
+    tracker = DrainProgressTracker()
+    tracker.update(overridden, observed, 10.0)
+    assert progress_of(tracker, observed, 10.0).not_movable == {"transaction": 2, "switched_off": 6}
+    by_runtime = replace(observed.module_reports["two"], runtime_off=frozenset({"migration"}))
+    all_off = replace(observed, module_reports={**observed.module_reports, "two": by_runtime})
+    assert progress_of(tracker, all_off, 10.0).not_movable == {"switched_off": 11}
+    tracker.policy = Policy(module_switches=ModuleSwitches(migration=False))
+    progress = progress_of(tracker, observed, 10.0)
+    assert (progress.not_movable, progress.seconds_left) == ({"switched_off": 11}, None)

@@ -21,6 +21,7 @@ from controlplane.events.event_messages import (
 )
 from controlplane.model.health import Health
 from controlplane.model.intents import AddedNode, DrainIntent, Intents, OnDeadline
+from controlplane.model.module_switches import SwitchOverrides
 from controlplane.model.nodes import Node, Source, State, Topology, TopologyProblem
 from controlplane.model.plan import EdsHealth, Factor, NodePlan, Plan, RebalanceState
 from controlplane.model.traffic import ConfigRejection
@@ -217,6 +218,20 @@ def test_intents_are_reported_by_kind() -> None:
     assert [kind for kind, _, _ in withdrawals] == ["intent.restore", "intent.undrain"]
     removing = Intents(added={A: AddedNode(A)}, removed={A: 1.0})
     assert messages(intent_events(removing, Intents())) == []  # the removal is complete
+
+
+def test_switches_of_an_envoy_are_reported() -> None:
+    off = Intents(switch_overrides={"one": SwitchOverrides(offload=False, migration=True)})
+    (event,) = intent_events(Intents(), off)
+    assert event[:3] == (
+        "intent.envoy_switches",
+        "one",
+        "one: offload is switched off, migration is switched on",
+    )
+    assert event.data == {"offload": "off", "migration": "on"}
+    (event,) = intent_events(off, Intents())
+    assert event.message == "one: offload follows the settings, migration follows the settings"
+    assert event.data == {"offload": None, "migration": None}
 
 
 def test_finished_drain_is_summarized_in_one_sentence() -> None:

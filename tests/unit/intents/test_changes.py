@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from controlplane.intents import changes as intent_changes
 from controlplane.model.intents import AddedNode, DrainIntent, Intents, OnDeadline
+from controlplane.model.module_switches import SwitchOverrides
 
 A, B = "tidb-0:4000", "tidb-1:4000"
 ADDRESSES = st.sampled_from([A, B, "[fd00::1]:4000"])
@@ -170,3 +171,15 @@ def test_rollout_drains_undrained_nodes_and_revokes_its_own_drain() -> None:
 def test_operator_takes_over_the_drain_of_a_rollout() -> None:
     by_rollout = intent_changes.drain(Intents(), A, 1.0, 600.0, owner="r1")
     assert intent_changes.drain(by_rollout, A, 5.0, 600.0).drains == {A: DrainIntent(5.0, 600.0)}
+
+
+def test_switches_of_an_envoy_are_overridden_one_by_one() -> None:
+    off = intent_changes.override_switches(Intents(), "one", {"offload": False})
+    assert off.switch_overrides == {"one": SwitchOverrides(offload=False)}
+    assert intent_changes.override_switches(off, "one", {}) == off
+    both = intent_changes.override_switches(off, "one", {"migration": True})
+    assert both.switch_overrides == {"one": SwitchOverrides(offload=False, migration=True)}
+    none = {"offload": None, "migration": None}
+    assert intent_changes.override_switches(both, "one", none) == Intents()
+    assert intent_changes.override_switches(both, "two", none) == both
+    assert intent_changes.forget_envoy(both, "one", 1.0, 600.0).switch_overrides == {}

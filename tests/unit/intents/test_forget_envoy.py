@@ -74,9 +74,9 @@ def test_envoy_seen_after_its_end_counts_again() -> None:
 def test_ended_envoy_has_no_view() -> None:
     facts = FactStore(RecordedEvents(), Policy()).view()
     assert [view.status.id for view in envoy_views([DISCONNECTED], facts)] == ["a"]
-    assert envoy_views([DISCONNECTED], facts, {"a": 100.0}) == []
-    assert len(envoy_views([DISCONNECTED], facts, {"a": 99.0})) == 1
-    assert len(envoy_views([CONNECTED], facts, {"a": 500.0})) == 1
+    assert envoy_views([DISCONNECTED], facts, Intents(ended_envoys={"a": 100.0})) == []
+    assert len(envoy_views([DISCONNECTED], facts, Intents(ended_envoys={"a": 99.0}))) == 1
+    assert len(envoy_views([CONNECTED], facts, Intents(ended_envoys={"a": 500.0}))) == 1
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 5000)), max_size=20))

@@ -62,6 +62,21 @@ def test_ejection_is_reported_until_it_ends() -> None:
     assert not report.nodes
 
 
+def test_parts_that_envoys_runtime_switches_off_are_reported() -> None:
+    def switch(part: str, value: int, by: str = "runtime") -> bytes:
+        return metric_family("tidevoy.switched_off", value, gauge=True, part=part, by=by)
+
+    stream, both = new_stream(), frozenset({"offload", "migration"})
+    report = flush(
+        stream, switch("offload", 0), switch("migration", 1), switch("offload", 1, "control_plane")
+    )
+    assert report.runtime_off == frozenset({"migration"})
+    assert flush(stream).runtime_off == frozenset({"migration"})
+    report = flush(stream, switch("offload", 1), switch("speed", 1))
+    assert (report.runtime_off, report.dropped_series) == (both, 1)
+    assert flush(stream, switch("offload", 0), switch("migration", 0)).runtime_off == frozenset()
+
+
 def test_every_family_is_parsed() -> None:
     report = flush(new_stream(), *all_families(B))
     assert (report.envoy, report.at, report.version, report.dropped_series) == ("e1", 1.0, "0.1.0", 0)

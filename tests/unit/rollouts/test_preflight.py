@@ -14,6 +14,7 @@ from controlplane.model.envoys import EnvoyStatus
 from controlplane.model.facts import Facts
 from controlplane.model.health import Health
 from controlplane.model.intents import DrainIntent, Intents
+from controlplane.model.module_switches import ModuleSwitches, SwitchOverrides
 from controlplane.model.nodes import Node, Source, State
 from controlplane.model.plan import NodePlan, Plan, Policy
 from controlplane.model.rollout import MANUAL, WAITING_PREFIX, Rollout, RolloutPhase, RolloutSpec, Stage, Step
@@ -118,6 +119,16 @@ def test_migration_blockers_are_problems() -> None:
     assert problem == f"sessions cannot migrate from or to {B} ({B}: {NO_CERTIFICATE})"
     in_time = {B: Health(migration_blockers=("its sessions have no time to migrate",))}
     assert not checked(rollout_spec(A), cluster(facts=Facts(health=in_time))).problems
+
+
+def test_switched_off_migration_is_a_problem() -> None:
+    envoys = [ENVOY, replace(ENVOY, id="envoy-2"), replace(ENVOY, id="envoy-3", filter="none")]
+    off = Intents(switch_overrides={"envoy-2": SwitchOverrides(migration=False)})
+    problems = checked(rollout_spec(A), cluster(envoys=envoys, intents=off)).problems
+    assert "session migration is switched off in Envoys: envoy-2" in problems
+    policy = Policy(module_switches=ModuleSwitches(migration=False))
+    (problem,) = checked(rollout_spec(A), cluster(envoys=envoys[:2], policy=policy)).problems
+    assert problem == "session migration is switched off in Envoys: envoy-1, envoy-2"
 
 
 def test_warnings() -> None:

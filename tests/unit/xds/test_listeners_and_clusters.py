@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,7 @@ from xds.type.v3 import typed_struct_pb2
 from controlplane import address as addresses
 from controlplane.config.settings import Settings
 from controlplane.config.sql import SqlSettings
+from controlplane.model.module_switches import NO_OVERRIDES, SwitchOverrides
 from controlplane.model.nodes import Node, Source, State
 from controlplane.model.plan import EdsHealth, NodePlan, Plan, RebalanceState
 from controlplane.version import VERSION
@@ -119,6 +121,19 @@ def unpacked(kind: Any, packed: Any) -> Any:
     message = kind()
     assert packed.Unpack(message)
     return message
+
+
+def test_live_config_names_only_switches_that_are_off() -> None:
+    def switches(overrides: SwitchOverrides, **module: str) -> dict[str, bool]:
+        settings = Settings.model_validate({"module": module})
+        text = live_configs.render_live_config(Plan(), [], settings, "", overrides)
+        published = json.loads(text)["published"]
+        return {name: published[name] for name in ("offload", "migration") if name in published}
+
+    assert switches(NO_OVERRIDES) == {}
+    assert switches(NO_OVERRIDES, offload="off", migration="off") == {"offload": False, "migration": False}
+    assert switches(SwitchOverrides(offload=True), offload="off", migration="off") == {"migration": False}
+    assert switches(SwitchOverrides(migration=False)) == {"migration": False}
 
 
 def test_publishes_health_weight_and_state_ordered_by_address() -> None:

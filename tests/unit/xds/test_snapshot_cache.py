@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import starmap
 
 from envoy.service.discovery.v3 import discovery_pb2
 from google.protobuf import any_pb2
 
 from controlplane.config.settings import Settings
+from controlplane.model.module_switches import SwitchOverrides
 from controlplane.model.nodes import Node, Source, State
 from controlplane.model.plan import EdsHealth, NodePlan, Plan
 from controlplane.xds.resource_set import build_resource_set, make_resource
-from controlplane.xds.resource_type import CLUSTER, ENDPOINTS, LISTENER, PUSH_ORDER
+from controlplane.xds.resource_type import CLUSTER, ENDPOINTS, LISTENER, LIVE_CONFIG, PUSH_ORDER
 from controlplane.xds.resources.profile import CONTRIB_PROFILE, MODULE_PROFILE, PLAIN_PROFILE
 from controlplane.xds.snapshot_cache import build_snapshots
 
@@ -115,3 +117,19 @@ def test_delta_entry_has_name_version_and_resource() -> None:
     assert (parsed.name, parsed.version, parsed.resource.value) == ("a", entry.version, b"v")
     changed = make_resource("a", body + b"\x12\x01w")
     assert changed.version != entry.version
+
+
+def test_only_envoys_with_other_switches_get_another_live_config() -> None:
+    overrides = {"one": SwitchOverrides(offload=False), "two": SwitchOverrides(offload=False)}
+    snapshots = build_snapshots(replace(plan(3), switch_overrides=overrides), Settings())
+    profiles = {
+        envoy: snapshots.with_overrides(MODULE_PROFILE, envoy) for envoy in ("one", "two", "other", "another")
+    }
+    assert profiles["other"] is profiles["another"] is MODULE_PROFILE
+    assert profiles["one"] == profiles["two"] != MODULE_PROFILE
+    overridden, other = snapshots[profiles["one"]], snapshots[MODULE_PROFILE]
+    assert snapshots[profiles["two"]] is overridden
+    assert overridden.version != other.version
+    for kind in PUSH_ORDER:
+        is_same = overridden.resource_sets[kind] is other.resource_sets[kind]
+        assert is_same is (kind is not LIVE_CONFIG), kind
