@@ -45,7 +45,9 @@ class LoginLimits(SettingsSection):
     max_decryptions_per_second: float = setting(1_000.0, takes_effect="new envoys", ge=0, le=100_000)
     """Maximum rate of RSA operations for passwords of clients without TLS (see `tls.client.rsa_key`). As many
     as in 10 seconds may come at once."""
-    max_decryptions_per_second_per_address: float = setting(200.0, takes_effect="new envoys", ge=0, le=100_000)
+    max_decryptions_per_second_per_address: float = setting(
+        200.0, takes_effect="new envoys", ge=0, le=100_000
+    )
     """Maximum rate of these RSA operations for one client address."""
     shared_addresses: tuple[Cidr, ...] = setting((), takes_effect="new envoys")
     """Networks of addresses that many clients share, such as of NAT gateways and of balancers that send no
