@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 
 import pytest
 
@@ -20,6 +20,7 @@ from tests.support.migration.scripted_node import (
     session_states_result,
 )
 from tests.support.module.envoy import greeting_packet
+from tests.support.suspension import suspended
 from tests.support.waiting import wait_until
 
 in_module = pytest.mark.asyncio(loop_scope="module")
@@ -177,20 +178,23 @@ async def test_statement_is_never_executed_twice(fault_envoys: FaultEnvoys, how:
         assert b"insert 3" not in scenario.new.statements + scenario.third.statements
 
 
+@pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
 @pytest.mark.parametrize("third", [False, True], ids=["same node", "third node"])
 @pytest.mark.parametrize("how", ["FIN", "RST"])
 @in_module
 async def test_session_is_restored_when_both_nodes_stop_after_the_export(
-    fault_envoys: FaultEnvoys, how: str, third: bool
+    fault_envoys: FaultEnvoys, how: str, third: bool, together: bool
 ) -> None:
+    """`together`: Envoy receives both events at the same time, so the probe of the old node is still running."""
     async with (await fault_envoys.envoy_for("login")).scenario(f"{how} of both", third=third) as scenario:
         scenario.envoy.ignored_nodes.add(scenario.old.name)
         gate = await scenario.reach_step("login")
         old, new = scenario.old.connections[-1], await gate.wait_reached()
-        await stop(scenario.old, old, how)
-        if third:
-            await scenario.new.stop_listening()
-        await send_fin_or_reset(new, how)
+        async with suspended(scenario.envoy.proxy.pid) if together else nullcontext():
+            await stop(scenario.old, old, how)
+            if third:
+                await scenario.new.stop_listening()
+            await send_fin_or_reset(new, how)
         gate.proceed(GateAction.SEND_NOTHING)
         target = scenario.third if third else scenario.new
         await wait_until(target.migration_completed.is_set, 5.0)

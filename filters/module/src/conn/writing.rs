@@ -108,6 +108,14 @@ impl Conn {
         self.send_outgoing(stream)
     }
 
+    /// Drops the module's own bytes that were not sent. The peer is gone.
+    pub(crate) fn discard_unsent(&self) {
+        self.outbox.borrow_mut().clear();
+        if let Some(stream) = &mut *self.tls.borrow_mut() {
+            stream.sent(stream.outgoing().len());
+        }
+    }
+
     fn send_outgoing(&self, stream: &mut Stream) -> Io {
         while !stream.outgoing().is_empty() {
             match self.send(stream.outgoing()) {

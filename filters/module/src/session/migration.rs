@@ -370,6 +370,10 @@ impl Session {
         let snapshot = self.migration.take_snapshot(clock::now()).filter(|_| self.is_idle());
         let Some(snapshot) = snapshot else { return false };
         self.abandon_migration();
+        // What the failed migration had to undo at the old node cannot be sent, and would look like bytes of the session.
+        if let Some(upstream) = self.migration.upstream() {
+            upstream.conn().discard_unsent();
+        }
         self.migration.request_migration();
         let has_started = self.start_migration(Some(snapshot)) == StartResult::Started;
         if has_started {
