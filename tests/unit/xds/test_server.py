@@ -107,12 +107,14 @@ async def test_failed_push_is_reported_once_and_retried(monkeypatch: pytest.Monk
     assert [kind for kind, _, _ in events.recorded] == ["xds.push_failed", "xds.push_recovered"]
 
 
-async def test_burst_of_changes_is_pushed_later_together() -> None:
+async def test_burst_of_changes_is_pushed_later_together(monkeypatch: pytest.MonkeyPatch) -> None:
     server, context = make_xds_server(Settings(), RecordedEvents()), FakeContext()
     stream = asyncio.create_task(server._serve(SotwSubscription, None, cast(Any, context)))
     await server.statuses_changed.wait()
     server.publish(Plan())
     assert server.is_pushed  # the first change
+    due_at = asyncio.get_running_loop().time() + 0.5
+    monkeypatch.setattr("controlplane.xds.server.next_push_at", lambda *_: due_at)
     run = asyncio.create_task(server.run())
     for _ in range(2):
         server.configure(Settings())
@@ -121,6 +123,7 @@ async def test_burst_of_changes_is_pushed_later_together() -> None:
         while not server.is_pushed:
             server.statuses_changed.clear()
             await server.statuses_changed.wait()
+    assert asyncio.get_running_loop().time() >= due_at
     for task in (run, stream):
         task.cancel()
 
