@@ -185,7 +185,7 @@ async def test_statement_is_never_executed_twice(fault_envoys: FaultEnvoys, how:
 async def test_session_is_restored_when_both_nodes_stop_after_the_export(
     fault_envoys: FaultEnvoys, how: str, third: bool, together: bool
 ) -> None:
-    """`together`: Envoy receives both events at once, so it loses the new node while it probes the old one."""
+    """`together`: Envoy receives both events at once: it loses the new node while it probes the old one."""
     async with (await fault_envoys.envoy_for("login")).scenario(f"{how} of both", third=third) as scenario:
         scenario.envoy.ignored_nodes.add(scenario.old.name)
         gate = await scenario.reach_step("login")
