@@ -10,8 +10,8 @@ _QUOTING_HINT = (
     " needs quotes"
 )
 _TOP_LEVEL_KEYS = (
-    "pd, nodes, sql, backend, tls, health, balance, groups, zones, backup, drain, migration, rebalance,"
-    " rollouts, overload, xds, api, replicas, log, state_dir, allow_unauthenticated"
+    "pd, nodes, sql, backend, tls, health, balance, groups, zones, backup, drain, module, migration,"
+    " rebalance, rollouts, overload, xds, api, replicas, log, state_dir, allow_unauthenticated"
 )
 
 
