@@ -167,9 +167,22 @@ async def _accept_with_tls(
     if context is not server.config.ssl:
         successor = listener.dup()
         server.config.ssl = context
-        for acceptor in server.servers:
-            acceptor.close()
+        await _stop_accepting(server.servers)
         await server.startup(sockets=[successor])
+
+
+async def _stop_accepting(acceptors: Sequence[asyncio.Server]) -> None:
+    """Close the acceptors, but no connection that they have accepted.
+
+    Between accept(2) and the creation of the transport, a connection belongs to a task. If the acceptor is
+    closed then, Python 3.11 never serves the connection, and its client waits until it times out.
+    """
+    for acceptor in acceptors:
+        for listener in acceptor.sockets:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
+    await asyncio.sleep(0)  # these tasks run
+    for acceptor in acceptors:
+        acceptor.close()
 
 
 async def _reload_on_hangup(engine: Engine, hangup: asyncio.Event) -> None:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx2
 import pytest
 import trustme
+import uvicorn
 
+from api.auth.tls import HttpProtocol, load_server_context
+from api.server import _accept_with_tls
 from controlplane import address as addresses
 from controlplane.config.loader import read_settings
 from controlplane.config.settings import Settings
+from controlplane.engine.engine import Engine
 from sandbox.ports import Ports
 from tests.support.controlplane.api_server import run_api_server, stored_events
 from tests.support.controlplane.authenticated_api import (
@@ -170,6 +176,36 @@ async def test_new_certificate_is_loaded_without_a_restart(
         await wait_until(lambda: asyncio.to_thread(serves_new_certificate))
         assert await request_status(server_settings, authority.client(), headers=viewer) == 200
         assert await has_event("api.certificates_reloaded")  # `http` still uses its old connection
+
+
+async def test_connections_that_are_being_accepted_survive_a_new_certificate(
+    tmp_path: Path, ports: Ports, authority: Authority
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise NotImplementedError  # no request is sent
+
+    server_settings = settings_with_tokens(tmp_path, ports, tls=authority.settings(client_ca=False))
+    assert server_settings.api.tls is not None
+    engine = cast(Engine, SimpleNamespace(settings=server_settings))
+    server = uvicorn.Server(uvicorn.Config(app, http=HttpProtocol, lifespan="off", log_config=None))
+    server.config.load()
+    server.lifespan = server.config.lifespan_class(server.config)
+    server.servers = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        await _accept_with_tls(server, listener, load_server_context(server_settings.api.tls), engine)
+        for turns in range(6):
+            client = socket.create_connection(listener.getsockname())
+            for _ in range(turns):  # the connection is in the backlog, then accepted, then served
+                await asyncio.sleep(0)
+            await _accept_with_tls(server, listener, load_server_context(server_settings.api.tls), engine)
+            async with asyncio.timeout(10):
+                _, writer = await asyncio.open_connection(
+                    sock=client, ssl=authority.client(), server_hostname="127.0.0.1"
+                )
+            writer.close()
+            await writer.wait_closed()
+        await server.shutdown()
 
 
 async def test_replaced_client_ca_no_longer_authenticates(
