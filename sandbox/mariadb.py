@@ -15,7 +15,7 @@ PACKAGE = "mariadb-server"
 _SOCKET = "mariadb.sock"
 _MAX_UNIX_SOCKET_PATH_BYTES = 107
 
-# Use little memory, and do not wait for the disk: nobody needs this data after a crash of the machine.
+# Use little memory, and do not wait for the disk: this data is not needed after a crash of the machine.
 _LOW_RESOURCE_OPTIONS = (
     "--innodb-buffer-pool-size=64M",
     "--innodb-log-file-size=16M",

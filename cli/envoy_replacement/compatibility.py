@@ -48,7 +48,7 @@ def _admin_blockers(old: EnvoyState, new: EnvoyState, optional_listeners: frozen
         yield f"{new.id} has no listener"
     elif missing := sorted(old.listeners.keys() - new.listeners.keys() - optional_listeners):
         names = ", ".join(missing)
-        yield f"{new.id} lacks listeners that {old.id} has: {names} (--without NAME if nobody needs them)"
+        yield f"{new.id} lacks listeners that {old.id} has: {names} (--without NAME if no client needs them)"
 
 
 def _registration_blockers(
@@ -111,7 +111,7 @@ def warnings(old: EnvoyState, new: EnvoyState | None, *, kernel_migrates: bool |
         uncovered = sorted(set(old.listeners.values()) - set(new.listeners.values()))
         if uncovered and new.listeners:
             texts.append(
-                f"nobody accepts connections at {', '.join(uncovered)} after {old.id} has closed its port:"
+                f"no Envoy accepts connections at {', '.join(uncovered)} after {old.id} has closed its port:"
                 f" direct clients to {', '.join(sorted(new.listeners.values()))}"
             )
     return tuple(texts)

@@ -324,7 +324,7 @@ class EnvoyReplacement:
             return was_down  # the new Envoy is too busy to answer
         if is_down and not was_down:
             problem = f"the new Envoy at {self.new_admin.address} does not serve"
-            self._emit("watch", f"nobody accepts new sessions: {problem}")
+            self._emit("watch", f"no Envoy accepts new sessions: {problem}")
         elif was_down and not is_down:
             self._emit("watch", f"the new Envoy at {self.new_admin.address} serves")
         return is_down

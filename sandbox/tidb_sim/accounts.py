@@ -16,7 +16,7 @@ _PASSWORD_HASH = re.compile(r"\*[0-9A-Fa-f]{40}")
 MARIADB_SUBSTITUTE_PLUGIN = "unix_socket"
 """MariaDB's plugin of accounts whose plugin only TiDB has. Their authentication string is `<plugin>:<hash>`.
 
-MariaDB accepts any string for this plugin, and nobody can log in to MariaDB with these accounts.
+MariaDB accepts any string for this plugin, and no client can log in to MariaDB with these accounts.
 """
 
 

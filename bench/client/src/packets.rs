@@ -1,6 +1,6 @@
 //! Finds the packets in the bytes of a server, however the bytes are cut, and keeps none of them.
 
-use mysql_proto::packet::{HEADER, Header};
+use mysql_proto::packet::{Header, HeaderReader};
 
 /// Some bytes of one packet's payload; an empty payload comes as one empty piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,8 +23,7 @@ impl Piece<'_> {
 /// Where in a packet the bytes are.
 #[derive(Debug, Default)]
 pub(crate) struct Packets {
-    header: [u8; HEADER],
-    header_seen: u8,
+    header: HeaderReader,
     current: Option<Current>,
 }
 
@@ -45,7 +44,7 @@ impl Packets {
             }
             Some(current) => current,
             None => {
-                let header = self.header(bytes)?;
+                let header = self.header.read(bytes)?;
                 Current { sequence: header.sequence, length: header.length, at: 0 }
             }
         };
@@ -57,25 +56,6 @@ impl Packets {
             return None;
         }
         Some(Piece { sequence, length, at, bytes: now })
-    }
-
-    fn header(&mut self, bytes: &mut &[u8]) -> Option<Header> {
-        if self.header_seen == 0 {
-            if let Some(header) = Header::parse(bytes) {
-                *bytes = &bytes[HEADER..];
-                return Some(header);
-            }
-        }
-        let seen = usize::from(self.header_seen);
-        let (now, rest) = bytes.split_at(bytes.len().min(HEADER - seen));
-        *bytes = rest;
-        self.header[seen..seen + now.len()].copy_from_slice(now);
-        self.header_seen += now.len() as u8;
-        if usize::from(self.header_seen) < HEADER {
-            return None;
-        }
-        self.header_seen = 0;
-        Header::parse(&self.header)
     }
 }
 

@@ -1,6 +1,6 @@
 """Parses the registrations of TiDB servers in PD's etcd and combines them into one Topology.
 
-    /topology/tidb/<address>/info                                   JSON, stays until somebody deletes it
+    /topology/tidb/<address>/info                                   JSON, stays until an operator deletes it
     /topology/tidb/<address>/ttl                                    has a lease: exists while the server runs
     /keyspaces/tidb/<keyspace>/topology/tidb/<address>/info, .../ttl   the same, for a server of a keyspace
 

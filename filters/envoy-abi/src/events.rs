@@ -48,7 +48,7 @@ pub struct Event {
 pub enum SwapResult {
     /// It is the new one, whose events come here.
     Watched,
-    /// It is the new one, but the kernel has run out of memory or of watches: its events come to nobody yet.
+    /// It is the new one, but the kernel has run out of memory or of watches: its events are not received yet.
     Unwatched,
     /// It is the old one.
     Failed,
@@ -77,7 +77,7 @@ impl Events {
     #[must_use]
     pub fn new(socket: &Socket) -> Option<Self> {
         let outer = find_worker_epoll(Path::new("/proc/self"), socket.descriptor()?)?;
-        // SAFETY: no pointer is given; the descriptor is nobody else's.
+        // SAFETY: no pointer is given; the descriptor has no other owner.
         let inner = unsafe {
             match libc::epoll_create1(libc::EPOLL_CLOEXEC) {
                 -1 => return None,
@@ -107,7 +107,7 @@ impl Events {
             epoll_ctl(self.inner(), libc::EPOLL_CTL_DEL, fd, 0, 0);
             return false;
         }
-        // Where it is left in both, Envoy reads what is read already: that harms nobody.
+        // If it stays in both, Envoy reads once more in vain, which is harmless.
         epoll_ctl(self.outer.epoll, libc::EPOLL_CTL_DEL, fd, 0, 0);
         true
     }

@@ -101,7 +101,7 @@ pub(crate) fn configured<T>(
         Err(reason) => {
             crate::log!(Error, "the configuration of the {what} {name:?} is refused: {reason}");
             let mut refused = rejected_configs();
-            refused.truncate(MOST_REFUSED - 1); // where nobody takes them
+            refused.truncate(MOST_REFUSED - 1); // if they are never taken
             refused.push(RejectedConfig { name: name.to_owned(), reason });
             core::ptr::null()
         }

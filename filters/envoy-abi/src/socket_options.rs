@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     fn socket(domain: c_int) -> OwnedFd {
-        // SAFETY: no pointer is given; the descriptor is nobody else's.
+        // SAFETY: no pointer is given; the descriptor has no other owner.
         unsafe { OwnedFd::from_raw_fd(libc::socket(domain, libc::SOCK_STREAM, 0)) }
     }
 

@@ -8,7 +8,7 @@ use packet_framer::{PacketFramer, skip_rows};
 
 /// For the framer, which is included.
 mod packet {
-    pub use mysql_proto::packet::{HEADER, Header, MAX_PAYLOAD};
+    pub use mysql_proto::packet::{HEADER, Header, HeaderReader, MAX_PAYLOAD};
 }
 // It is not public, and its users in `mysql_proto` would hide much of it from the fuzzer.
 #[expect(dead_code, reason = "logins use the rest of it")]

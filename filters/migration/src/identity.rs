@@ -18,7 +18,7 @@ pub struct Identity {
     attributes: Box<[u8]>,
 }
 
-/// A user's name is nobody's business either.
+/// The user's name is confidential, too.
 impl std::fmt::Debug for Identity {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "Identity({:08x}, collation {})", self.capabilities.0, self.collation)
@@ -61,7 +61,7 @@ impl Identity {
         };
     }
 
-    /// A successful COM_CHANGE_USER with this payload, command byte included. False: it cannot be read, so nobody knows
+    /// A successful COM_CHANGE_USER with this payload, command byte included. False: it cannot be read, so it is unknown
     /// who the session is now.
     #[must_use]
     pub fn apply_change_user(&mut self, payload: &[u8]) -> bool {
@@ -84,7 +84,7 @@ impl Identity {
     }
 
     /// A COM_CHANGE_USER with this payload, for a node that the client was not greeted by: the client's answer is to
-    /// another greeting, so it is left out, and the node has to ask anew. None: it cannot be read, or has no room for that.
+    /// another greeting, so it is left out, and the node has to request it again. None: it cannot be read, or has no room for that.
     ///
     /// A node asks when the plugin is not the account's (pingcap/tidb `pkg/server/conn.go`).
     #[must_use]

@@ -119,7 +119,7 @@ mod tests {
         quota_remaining.update(quota(2, 5), at(1));
         assert_eq!(quota_remaining.reserve(), None, "it was withdrawn");
         quota_remaining.update(quota(1, 3), at(40));
-        assert_eq!(quota_remaining.remaining(), 3, "rounds begin anew");
+        assert_eq!(quota_remaining.remaining(), 3, "a new round has begun");
     }
 
     #[test]

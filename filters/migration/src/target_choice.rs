@@ -149,11 +149,7 @@ mod tests {
         assert_eq!(chosen(&nodes[..1], "8.5.3", &MigrationBackoff::default()), None);
         nodes[0].version = Release::default();
         assert_eq!(chosen(&nodes, "8.5.3", &MigrationBackoff::default()), Some(2), "who may be older comes last");
-        assert_eq!(
-            chosen(&nodes[..1], "8.5.3", &MigrationBackoff::default()),
-            Some(0),
-            "nobody knows that it is older"
-        );
+        assert_eq!(chosen(&nodes[..1], "8.5.3", &MigrationBackoff::default()), Some(0), "it is not known to be older");
     }
 
     #[test]

@@ -149,7 +149,7 @@ impl LoginSlot {
         }
     }
 
-    /// A password is to be decrypted.
+    /// Counts the decryption of a password, which follows.
     ///
     /// # Errors
     /// This was done as often as it may be done.

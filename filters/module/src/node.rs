@@ -189,7 +189,7 @@ impl Counts {
 struct NodeCounts {
     /// Those of the workers that use it.
     current: Vec<Arc<Counts>>,
-    /// The sum of those that workers have left. It is replaced, never changed, since somebody may be reading it.
+    /// The sum of those that workers have left. It is replaced, never changed, since another thread may be reading it.
     retired: Arc<Counts>,
 }
 

@@ -332,7 +332,7 @@ impl TransportSocket for NodeSocket {
         outcome
     }
 
-    /// Not for a session that is over: nobody would end the wait for a node that does not read.
+    /// Not for a session that is over: no deadline would end the wait for a node that does not read.
     fn can_flush_close(&self) -> bool {
         self.0.stage.get() == NodeStage::Open
             && self.0.session.phase() == SessionPhase::Established

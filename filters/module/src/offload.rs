@@ -334,7 +334,7 @@ mod tests {
 
     impl OffloadedConn for UnusedConn {
         fn conn(&self) -> &Conn {
-            unreachable!("nobody asks for it")
+            unreachable!("no test uses it")
         }
 
         fn is_established(&self) -> bool {
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_taken_again_and_an_old_key_finds_nobody() {
+    fn a_slot_is_reused_and_an_old_key_finds_no_target() {
         let mut targets = EventTargets::default();
         let (one, other): (Rc<dyn OffloadedConn>, Rc<dyn OffloadedConn>) = (Rc::new(UnusedConn), Rc::new(UnusedConn));
         let offloaded = |one: &Rc<dyn OffloadedConn>| EventTarget::Conn(Rc::downgrade(one));

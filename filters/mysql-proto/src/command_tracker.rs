@@ -213,7 +213,7 @@ impl CommandTracker {
             return;
         }
         if self.outstanding.back() == Some(Command::ChangeUser) {
-            // Whether a command is sent ahead, or authentication data that nobody asked for, cannot be told.
+            // Whether a command is sent ahead, or authentication data without a request, is unknown.
             if !self.is_auth_data_awaited {
                 return self.stop_tracking();
             }

@@ -32,3 +32,45 @@ impl Header {
         [self.length as u8, (self.length >> 8) as u8, (self.length >> 16) as u8, self.sequence]
     }
 }
+
+/// Reads headers from bytes that may be cut anywhere.
+#[derive(Debug, Default)]
+pub struct HeaderReader {
+    bytes: [u8; HEADER],
+    /// How many of `bytes` are there.
+    seen: u8,
+}
+
+impl HeaderReader {
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { bytes: [0; HEADER], seen: 0 }
+    }
+
+    /// Whether no byte of the next header was read.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.seen == 0
+    }
+
+    /// Removes a header from the front of `bytes`. None: `bytes` are used up, and the header is not complete yet.
+    #[inline]
+    pub fn read(&mut self, bytes: &mut &[u8]) -> Option<Header> {
+        let seen = usize::from(self.seen);
+        if seen == 0
+            && let Some(header) = Header::parse(bytes)
+        {
+            *bytes = &bytes[HEADER..];
+            return Some(header);
+        }
+        let (now, rest) = bytes.split_at(bytes.len().min(HEADER - seen));
+        *bytes = rest;
+        self.bytes[seen..seen + now.len()].copy_from_slice(now);
+        self.seen += now.len() as u8;
+        if usize::from(self.seen) < HEADER {
+            return None;
+        }
+        self.seen = 0;
+        Header::parse(&self.bytes)
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use crate::packet::{HEADER, Header, MAX_PAYLOAD};
+use crate::packet::{HEADER, Header, HeaderReader, MAX_PAYLOAD};
 
 /// What was found: the begin of a message, its end, or both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,9 +24,7 @@ pub(crate) struct PacketFramer<const KEEP: usize> {
     bytes_left: u32,
     /// Payload bytes of the message's first packet.
     first_packet_length: u32,
-    header: [u8; HEADER],
-    /// How many bytes of `header` are there.
-    header_seen: u8,
+    header: HeaderReader,
     prefix_bytes: [u8; KEEP],
     /// How many bytes of `prefix_bytes` are there.
     prefix_seen: u8,
@@ -45,8 +43,7 @@ impl<const KEEP: usize> PacketFramer<KEEP> {
         Self {
             bytes_left: 0,
             first_packet_length: 0,
-            header: [0; HEADER],
-            header_seen: 0,
+            header: HeaderReader::new(),
             prefix_bytes: [0; KEEP],
             prefix_seen: 0,
             is_in_payload: false,
@@ -63,7 +60,7 @@ impl<const KEEP: usize> PacketFramer<KEEP> {
 
     /// Whether no byte of the next message was seen.
     pub(crate) const fn is_between_messages(&self) -> bool {
-        !self.is_in_payload && !self.is_continuation && self.header_seen == 0
+        !self.is_in_payload && !self.is_continuation && self.header.is_empty()
     }
 
     /// Reads up to the next begin or end of a message, and removes what was read from `bytes`.
@@ -71,7 +68,7 @@ impl<const KEEP: usize> PacketFramer<KEEP> {
     pub(crate) fn next<'a, 'b: 'a>(&'a mut self, bytes: &mut &'b [u8]) -> Option<Piece<'a>> {
         loop {
             if !self.is_in_payload {
-                let Header { length, sequence } = self.read_header(bytes)?;
+                let Header { length, sequence } = self.header.read(bytes)?;
                 self.sequence = sequence;
                 if !self.is_continuation {
                     if length < MAX_PAYLOAD && length <= bytes.len() {
@@ -103,26 +100,6 @@ impl<const KEEP: usize> PacketFramer<KEEP> {
                 return None;
             }
         }
-    }
-
-    /// The next header, once all its bytes are there.
-    fn read_header(&mut self, bytes: &mut &[u8]) -> Option<Header> {
-        let seen = usize::from(self.header_seen);
-        if seen == 0 {
-            if let Some(header) = Header::parse(bytes) {
-                *bytes = &bytes[HEADER..];
-                return Some(header);
-            }
-        }
-        let (now, rest) = bytes.split_at(bytes.len().min(HEADER - seen));
-        *bytes = rest;
-        self.header[seen..seen + now.len()].copy_from_slice(now);
-        self.header_seen += now.len() as u8;
-        if usize::from(self.header_seen) < HEADER {
-            return None;
-        }
-        self.header_seen = 0;
-        Header::parse(&self.header)
     }
 
     /// Keeps what the prefix lacks. True when that completes it.

@@ -1,4 +1,4 @@
-//! Bytes that nobody else may see: passwords, tokens, and the states of sessions.
+//! Secret bytes: passwords, tokens, and the states of sessions.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};

@@ -182,7 +182,7 @@ async def test_connections_that_are_being_accepted_survive_a_new_certificate(
     tmp_path: Path, ports: Ports, authority: Authority
 ) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        raise NotImplementedError  # no request is sent
+        raise AssertionError("no request is sent")
 
     server_settings = settings_with_tokens(tmp_path, ports, tls=authority.settings(client_ca=False))
     assert server_settings.api.tls is not None

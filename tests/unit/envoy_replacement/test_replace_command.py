@@ -81,7 +81,7 @@ UNDO = ["b /drain_listeners", "b /quitquitquit"]
     [
         ("", "ab", [5, 2, 0], 0, "the old Envoy has stopped", CLOSE + STOP),
         ("", "ab closed", [3, 3, 0], 0, "a already accepts no new sessions", STOP),
-        ("", "a closed", [3, 3, 0], 0, "nobody accepts new sessions: the new Envoy", STOP),
+        ("", "a closed", [3, 3, 0], 0, "no Envoy accepts new sessions: the new Envoy", STOP),
         ("--deadline 0", "ab", [5], 1, "still has sessions (5); they stay open", CLOSE),
         ("--deadline 0 --on-deadline close", "ab", [5], 0, "(5), which are closed now", CLOSE + STOP),
         ("--dry-run", "ab", [0], 0, "would remove a from the control plane", []),

@@ -117,7 +117,7 @@ def test_warns_if_clients_would_be_rejected() -> None:
     assert not compatibility.warnings(OLD, NEW, kernel_migrates=None)
     (warning,) = compatibility.warnings(OLD, elsewhere, kernel_migrates=False)
     assert warning.startswith(
-        "nobody accepts connections at 10.0.0.1:6000, 10.0.0.1:6001 after a has closed its port"
+        "no Envoy accepts connections at 10.0.0.1:6000, 10.0.0.1:6001 after a has closed its port"
     )
     assert not compatibility.warnings(
         replace(OLD, has_stopped_accepting=True), elsewhere, kernel_migrates=False

@@ -42,7 +42,7 @@ pub(super) fn run() -> Result<(), &'static str> {
 }
 
 fn epoll() -> Result<OwnedFd, &'static str> {
-    // SAFETY: no pointer is given; the descriptor is nobody else's.
+    // SAFETY: no pointer is given; the descriptor has no other owner.
     match unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) } {
         -1 => Err("there are no more descriptors"),
         // SAFETY: just made.

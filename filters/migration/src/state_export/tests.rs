@@ -147,7 +147,7 @@ fn what_the_last_statement_left_is_kept_where_nothing_else_is() {
 }
 
 #[test]
-fn a_token_nobody_could_send_is_thrown_away() {
+fn a_token_that_cannot_be_sent_is_discarded() {
     let bytes = result(true, &a_row(b"{}", Some(&[b't'; 70_000])));
     assert!(matches!(taken(true, &bytes, 1 << 12), Some(ExportOutcome::Unusable(UnusableStates::TooLarge, _))));
 }
@@ -162,7 +162,7 @@ fn a_node_without_certificate_gives_no_token() {
 }
 
 #[test]
-fn states_that_nobody_can_read_cannot_be_carried_over() {
+fn unreadable_states_cannot_be_restored() {
     let ended = taken(true, &result(true, &a_row(b"[]", Some(b"t"))), 7);
     assert_eq!(ended, Some(ExportOutcome::Unusable(UnusableStates::InvalidJson, StateSummary::default())));
 }

@@ -206,7 +206,7 @@ fn where_there_is_no_room_for_its_states_it_stays_as_it_was() {
 }
 
 #[test]
-fn states_are_reserved_as_long_as_somebody_has_them() {
+fn memory_is_reserved_as_long_as_the_states_exist() {
     let memory = MemoryLimits { per_session: 1 << 20, budget: Budget::new(1 << 20) };
     let mut migration = started().with_memory_limits(memory.clone());
     migration.on_target_bytes(&greeting(), at(0));

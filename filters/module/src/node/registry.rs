@@ -2,7 +2,7 @@
 //!
 //! A worker's node is used by its sessions, by its hosts, and by connection attempts. When it is dropped, what it has counted
 //! stays with the shared node. When no worker uses that any more, the reporter takes it out, reports it for the last time,
-//! and drops it. If the node returns, it counts from zero again; Envoy, which is told how much a counter has grown, goes on
+//! and drops it. If the node returns, it counts from zero again; Envoy gets only the increase of a counter, so it continues
 //! from the old value.
 
 use std::cell::{Cell, RefCell};
@@ -28,7 +28,7 @@ pub(crate) fn all_nodes() -> Vec<Arc<SharedNode>> {
 
 /// Removes the nodes that no worker uses, and that are not ejected.
 pub(crate) fn take_unused_nodes() -> Vec<Arc<SharedNode>> {
-    // While the lock is held, nobody can begin to use a node that only this map has.
+    // While the lock is held, no worker can begin to use a node that only this map has.
     let is_unused = |node: &Arc<SharedNode>| Arc::strong_count(node) == 1 && node.ejected_until().is_none();
     let mut nodes = nodes();
     let unused: Vec<Arc<SharedNode>> = nodes.values().filter(|node| is_unused(node)).cloned().collect();
@@ -200,9 +200,9 @@ mod tests {
         assert_eq!((logins(&returned.shared), returned.shared.counts().len()), (6, 2));
         drop(returned);
         let taken = take_unused_nodes();
-        let taken = taken.iter().find(|node| node.name == "counted-a").expect("nobody uses it");
+        let taken = taken.iter().find(|node| node.name == "counted-a").expect("it is unused");
         assert_eq!(logins(taken), 6);
-        assert_eq!(logins(&one.get("counted", "counted-a").shared), 0, "it begins anew");
+        assert_eq!(logins(&one.get("counted", "counted-a").shared), 0, "it counts from zero");
     }
 
     #[test]

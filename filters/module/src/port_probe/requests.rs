@@ -34,7 +34,7 @@ impl ProbeRequests {
         Self { resets: std::mem::take(&mut self.resets), others: Vec::new() }
     }
 
-    /// Whether nobody waits any more. It removes requests of clients that are gone until it finds another one, so that
+    /// Whether no client waits any more. It removes requests of clients that are gone until it finds another one, so that
     /// thousands of calls, one for each client, take no more steps than there are clients.
     pub(super) fn is_abandoned(&mut self) -> bool {
         [&mut self.resets, &mut self.others].into_iter().all(|clients| {
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_that_are_gone_are_removed_when_somebody_looks() {
+    fn clients_that_are_gone_are_removed_at_the_next_check() {
         let mut clients: Vec<Rc<TestClient>> = (0..1000).map(|_| Rc::new(TestClient)).collect();
         let mut requests = ProbeRequests::default();
         for client in &clients {
