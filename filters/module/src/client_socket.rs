@@ -3,7 +3,6 @@
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::{Rc, Weak};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use envoy_abi::socket::{Closed, Io, IoOutcome, Socket, SocketFactory, TransportSocket};
 use mysql_proto::change_user::CHANGE_USER;
@@ -18,12 +17,8 @@ use crate::conn::{Conn, ReadError, ReadStep};
 use crate::offload::{self, OffloadedConn};
 use crate::old_conn::QUIT;
 use crate::refresh::{Refresher, non_empty_path};
-use crate::session::{Session, SessionPhase};
+use crate::session::{Event, REJECTION_TIMEOUT, Session, SessionPhase};
 use crate::worker::WorkerContext;
-
-/// The time that a rejected client has to read the error. What it still sends is thrown away meanwhile: closing with bytes
-/// unread would reset the connection, and a client that is busy sending would never read the error.
-const REJECTION_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The key of all listeners that were given none. Making one takes a while, and a new listener must not surprise
 /// clients that remember the old one.
@@ -141,8 +136,11 @@ impl ClientConn {
 
     /// The client will send no more. In the middle of its login it has gone.
     fn on_end_of_stream(&self) -> ReadStep {
-        let over = self.session.get().is_none_or(|session| session.on_client_finished());
-        if over { ReadStep::Close } else { ReadStep::EndOfStream }
+        let is_over = self.session.get().is_none_or(|session| {
+            session.handle(Event::ClientFinished);
+            session.phase().is_over()
+        });
+        if is_over { ReadStep::Close } else { ReadStep::EndOfStream }
     }
 
     /// The client has closed or reset its connection while it is held. If it has sent nothing before that but COM_QUIT, the
@@ -196,12 +194,12 @@ impl ClientConn {
         let _ = self.conn.write_or_queue(&why.packet(1, true));
         self.is_rejected.set(true);
         self.conn.finish();
-        session.end_rejected(why, REJECTION_TIMEOUT);
+        session.handle(Event::CommandRefused(why));
         ReadStep::Yield
     }
 
     /// Returns how many bytes were taken; the rest matters behind an SSLRequest only.
-    fn advance_login(&self, session: &Session, bytes: &[u8], passed: &mut usize) -> (usize, ReadStep) {
+    fn advance_login(&self, session: &Rc<Session>, bytes: &[u8], passed: &mut usize) -> (usize, ReadStep) {
         let mut output = Output::default();
         let (taken, progress) = session.login_from_client(bytes, &*self.options.password_key, &mut output);
         if !output.onward.is_empty() {
@@ -222,7 +220,7 @@ impl ClientConn {
             Progress::Rejected(_) => {
                 self.is_rejected.set(true);
                 self.conn.finish();
-                session.close_after(REJECTION_TIMEOUT);
+                session.extend_deadline(REJECTION_TIMEOUT);
                 ReadStep::Yield
             }
             _ if sent == Io::Broken => ReadStep::Close,
@@ -265,7 +263,7 @@ impl TransportSocket for ClientSocket {
         if outcome.bytes > 0
             && let Some(session) = self.0.session.get()
         {
-            session.on_client_progress();
+            session.handle(Event::ClientProgress);
             session.on_quiescent();
         }
         outcome
@@ -282,7 +280,7 @@ impl TransportSocket for ClientSocket {
         } else {
             self.0.conn.close_gracefully(&session.take_final_error());
         }
-        session.on_ended(by_client);
+        session.handle(Event::ClientClosed { by_client });
         session.worker.sessions.remove(session);
     }
 }
@@ -341,7 +339,7 @@ impl Drop for ClientSocket {
     fn drop(&mut self) {
         offload::onload(&self.0.conn, true);
         if let Some(session) = self.0.session.get() {
-            session.on_ended(false); // in case Envoy destroys a socket that it did not close
+            session.handle(Event::ClientClosed { by_client: false }); // in case Envoy destroys a socket that it did not close
             session.worker.sessions.remove(session);
         }
     }

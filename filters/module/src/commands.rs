@@ -1,6 +1,5 @@
 //! A session's commands as they begin and end: counted with their errors, and timed.
 
-use std::cell::Cell;
 use std::time::Instant;
 
 use mysql_proto::command::Command;
@@ -12,17 +11,17 @@ use crate::node::{self, Counts};
 #[derive(Debug, Default)]
 pub(crate) struct Commands {
     /// How many were begun and have not ended.
-    outstanding: Cell<u32>,
+    outstanding: u32,
     /// When the first of them began, or was left to be the first.
-    started_at: Cell<Option<Instant>>,
+    started_at: Option<Instant>,
     /// When the last one ended.
-    idle_since: Cell<Option<Instant>>,
+    idle_since: Option<Instant>,
     /// The node has asked for the password itself.
-    password_request: Cell<Option<PasswordRequest>>,
+    password_request: Option<PasswordRequest>,
     /// The client has sent COM_QUIT.
-    has_quit: Cell<bool>,
+    has_quit: bool,
     /// A command that changes who the session is, or what it may do.
-    identity_change: Cell<IdentityChange>,
+    identity_change: IdentityChange,
 }
 
 /// How far COM_CHANGE_USER or COM_SET_OPTION is.
@@ -37,72 +36,71 @@ pub(crate) enum IdentityChange {
 
 impl Commands {
     /// An observer that counts in `counts`.
-    pub(crate) fn recorder<'a>(&'a self, counts: &'a Counts) -> CommandRecorder<'a> {
+    pub(crate) fn recorder<'a>(&'a mut self, counts: &'a Counts) -> CommandRecorder<'a> {
         CommandRecorder { commands: self, counts }
     }
 
     /// When the last one ended; None: there was none.
     pub(crate) fn idle_since(&self) -> Option<Instant> {
-        self.idle_since.get()
+        self.idle_since
     }
 
     /// How the node has requested the password itself since the last call.
-    pub(crate) fn take_password_request(&self) -> Option<PasswordRequest> {
+    pub(crate) fn take_password_request(&mut self) -> Option<PasswordRequest> {
         self.password_request.take()
     }
 
     /// Whether the client has sent COM_QUIT.
     pub(crate) fn has_quit(&self) -> bool {
-        self.has_quit.get()
+        self.has_quit
     }
 
     /// The progress of such a command since the last call.
-    pub(crate) fn take_identity_change(&self) -> IdentityChange {
-        self.identity_change.take()
+    pub(crate) fn take_identity_change(&mut self) -> IdentityChange {
+        std::mem::take(&mut self.identity_change)
     }
 }
 
 pub(crate) struct CommandRecorder<'a> {
-    commands: &'a Commands,
+    commands: &'a mut Commands,
     counts: &'a Counts,
 }
 
 impl CommandObserver for CommandRecorder<'_> {
     fn on_password_request(&mut self, request: PasswordRequest) {
-        self.commands.password_request.set(Some(request));
+        self.commands.password_request = Some(request);
     }
 
     fn on_command_started(&mut self, command: Command) {
         self.counts.commands[kind_index(command)].add(1);
         if matches!(command, Command::ChangeUser | Command::SetOption) {
-            self.commands.identity_change.set(IdentityChange::Began);
+            self.commands.identity_change = IdentityChange::Began;
         }
         if command == Command::Quit {
-            self.commands.has_quit.set(true);
+            self.commands.has_quit = true;
         }
-        let before = self.commands.outstanding.get();
-        self.commands.outstanding.set(before + 1);
-        if before == 0 {
-            self.commands.started_at.set(Some(Instant::now()));
+        if self.commands.outstanding == 0 {
+            self.commands.started_at = Some(Instant::now());
         }
+        self.commands.outstanding += 1;
     }
 
     fn on_command_ended(&mut self, command: Command, outcome: CommandOutcome) {
         if matches!(command, Command::ChangeUser | Command::SetOption) {
-            let change = if outcome == CommandOutcome::Ok { IdentityChange::Done } else { IdentityChange::Failed };
-            self.commands.identity_change.set(change);
+            self.commands.identity_change =
+                if outcome == CommandOutcome::Ok { IdentityChange::Done } else { IdentityChange::Failed };
         }
-        let left = self.commands.outstanding.get().saturating_sub(1);
-        self.commands.outstanding.set(left);
+        self.commands.outstanding = self.commands.outstanding.saturating_sub(1);
         match outcome {
             CommandOutcome::Silent => return,
             CommandOutcome::Ok => {}
             CommandOutcome::Error(code) => self.counts.errors[error_class_index(code)].add(1),
         }
         let now = Instant::now();
-        self.commands.idle_since.set(Some(now));
+        self.commands.idle_since = Some(now);
         // A node works on commands that were sent ahead one after the other.
-        if let Some(since) = self.commands.started_at.replace((left > 0).then_some(now)) {
+        let next_started_at = (self.commands.outstanding > 0).then_some(now);
+        if let Some(since) = std::mem::replace(&mut self.commands.started_at, next_started_at) {
             let took = u64::try_from((now - since).as_micros()).unwrap_or(u64::MAX);
             self.counts.latency[node::BUCKETS.partition_point(|&end| end < took)].add(1);
             self.counts.microseconds.add(took);

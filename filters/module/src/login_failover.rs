@@ -64,7 +64,7 @@ impl LoginFailover {
         });
         let has_target = failover.try_next(session);
         if has_target {
-            session.login_failover.replace(Some(failover));
+            session.set_login_failover(failover);
         } else {
             failover.return_to_first_node();
         }
@@ -75,7 +75,7 @@ impl LoginFailover {
     fn try_next(self: &Rc<Self>, session: &Rc<Session>) -> bool {
         while let Some(next) = session.next_login_target() {
             let endpoint = reachability::monitor(&next.endpoint, &next.node.shared.name);
-            session.try_node(&next.endpoint, &next.node, endpoint.as_ref());
+            session.try_node(&next.endpoint, &next.node, endpoint);
             self.attempt.replace(self.login.clone());
             self.failure_on_close.set(ConnectFailure::Connect);
             if let Some(deadline) = &*self.deadline.borrow() {
@@ -111,12 +111,12 @@ impl LoginFailover {
     /// The login fails with the error of the first node, as whose failure it counts.
     fn return_to_first_node(&self) {
         if let (Some(session), Some(node)) = (self.session.upgrade(), &self.first_node) {
-            session.set_login_node(node, self.first_endpoint.as_ref());
+            session.set_login_node(node, self.first_endpoint.clone());
         }
     }
 
-    fn give_up(&self, session: &Session) {
-        session.login_failover.replace(None);
+    fn give_up(&self, session: &Rc<Session>) {
+        session.resume_login();
         self.return_to_first_node();
         self.upstream.receive_login(&self.full_error);
     }
@@ -167,7 +167,7 @@ impl LoginFailover {
             return self.give_up(&session);
         }
         conn.replace_connection(tls);
-        session.login_failover.replace(None);
+        session.resume_login();
         session.with_login(mysql_proto::login::Login::on_switched_node);
         if let Some(node) = &*self.target_node.borrow() {
             node.node.shared.end_ejection();

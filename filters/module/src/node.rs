@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use migration::quota::QuotaRemaining;
 use migration::target_choice::Release;
+use mysql_proto::error::ProxyError;
 
 use crate::clock;
 use crate::ejection::{EjectReason, Ejection, EjectionDetails};
@@ -119,19 +120,43 @@ pub(crate) const BUCKET_NAMES: [&str; 14] =
 pub(crate) const ERRORS: [&str; 8] =
     ["access", "deadlock", "shutdown", "killed", "limit", "cluster", "syntax", "other"];
 
-/// Reasons of failed logins beyond the proxy's own refusals.
-pub(crate) const DENIED: usize = mysql_proto::error::ProxyError::ALL.len();
-pub(crate) const CLIENT_GONE: usize = DENIED + 1;
-pub(crate) const NODE_FULL: usize = DENIED + 2;
-pub(crate) const LOGIN_FAILURES: usize = DENIED + 3;
+/// Why a login has failed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LoginFailure {
+    /// The module has refused the login.
+    Error(ProxyError),
+    /// The node has refused the login.
+    Denied,
+    /// The client has closed the connection.
+    ClientGone,
+    /// The node has too many connections.
+    NodeFull,
+}
 
-/// The name of a reason for a failed login.
-pub(crate) fn login_failure_name(reason: usize) -> &'static str {
-    match reason {
-        DENIED => "denied",
-        CLIENT_GONE => "client_gone",
-        NODE_FULL => "node_full",
-        proxy_error => mysql_proto::error::ProxyError::ALL[proxy_error].name(),
+impl LoginFailure {
+    /// All of them, in the order of their indexes.
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        ProxyError::ALL.into_iter().map(Self::Error).chain([Self::Denied, Self::ClientGone, Self::NodeFull])
+    }
+
+    /// The index in [`Counts::login_failures`].
+    pub(crate) fn index(self) -> usize {
+        match self {
+            Self::Error(error) => error as usize,
+            Self::Denied => ProxyError::ALL.len(),
+            Self::ClientGone => ProxyError::ALL.len() + 1,
+            Self::NodeFull => ProxyError::ALL.len() + 2,
+        }
+    }
+
+    /// The name in metrics and in the access log.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Error(error) => error.name(),
+            Self::Denied => "denied",
+            Self::ClientGone => "client_gone",
+            Self::NodeFull => "node_full",
+        }
     }
 }
 
@@ -141,7 +166,7 @@ pub(crate) struct Counts {
     pub(crate) sessions: [Count; SessionState::NAMES.len()],
     pub(crate) pinned: [Count; PINNED.len()],
     pub(crate) logins: Count,
-    pub(crate) login_failures: [Count; LOGIN_FAILURES],
+    pub(crate) login_failures: [Count; ProxyError::ALL.len() + 3],
     pub(crate) connect_failures: [Count; ConnectFailure::NAMES.len()],
     pub(crate) commands: [Count; KINDS.len()],
     /// Not cumulative: commands by the bucket that they fell into.
@@ -347,5 +372,19 @@ impl WorkerNode {
         if self.is_marked_draining.replace(is_draining_now) && !is_draining_now {
             self.shutdown_announced_at.set(None);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_login_failure_has_its_own_counter_and_name() {
+        let failures: Vec<_> = LoginFailure::all().collect();
+        assert!(failures.iter().enumerate().all(|(index, failure)| failure.index() == index));
+        assert_eq!(failures.len(), Counts::default().login_failures.len());
+        let names: std::collections::HashSet<_> = failures.iter().map(|failure| failure.name()).collect();
+        assert_eq!(names.len(), failures.len());
     }
 }

@@ -16,10 +16,10 @@ use tls::{NodeSide, PeerRules, Stream};
 use crate::conn::{Conn, ReadError, ReadStep};
 use crate::ejection;
 use crate::migration_driver::UpstreamSocket;
-use crate::node::{ConnectFailure, WorkerNode};
+use crate::node::{ConnectFailure, LoginFailure, WorkerNode};
 use crate::offload::{self, OffloadedConn};
 use crate::refresh::{Refresher, non_empty_path};
-use crate::session::{PassDecision, Session, SessionPhase};
+use crate::session::{Event, PassDecision, Session, SessionPhase};
 use crate::unread::has_unread_bytes;
 use crate::worker::WorkerContext;
 use crate::{config, proxy_header, sentinels};
@@ -156,7 +156,7 @@ impl NodeConn {
             return ReadStep::Close;
         }
         self.conn.worker.ports.record_greeting(|| self.conn.peer_address());
-        self.session.on_greeting();
+        self.session.handle(Event::NodeGreeted);
         self.session.with_login(|login| {
             login.set_node_rules(self.options.node_tls, self.options.allow_cleartext_backend);
         });
@@ -186,9 +186,15 @@ impl NodeConn {
         envoy_abi::log!(Warn, "TLS with {} failed: {error}", self.current_node().shared.name);
         if self.session.phase() == SessionPhase::Login {
             self.report_failure(ConnectFailure::Tls);
-            self.conn.pass_on(&self.session.reject(ProxyError::NodeTlsFailed), passed);
+            self.reject_login(ProxyError::NodeTlsFailed, passed);
         }
         ReadStep::Close
+    }
+
+    /// The login ends with this error, which goes to the client.
+    fn reject_login(&self, why: ProxyError, passed: &mut usize) {
+        self.conn.pass_on(&self.session.error_packet(why), passed);
+        self.session.handle(Event::LoginFailed(LoginFailure::Error(why)));
     }
 
     fn report_failure(&self, failure: ConnectFailure) {
@@ -202,7 +208,7 @@ impl NodeConn {
     }
 
     fn receive_plain(&self, bytes: &[u8], passed: &mut usize) -> ReadStep {
-        if self.session.phase() == SessionPhase::Login && self.session.hold_full_error(bytes) {
+        if self.session.hold_full_error(bytes) {
             return ReadStep::Wait;
         }
         let mut rest = bytes;
@@ -266,7 +272,7 @@ impl NodeConn {
             } else {
                 self.session.login_loss_error()
             };
-            self.conn.pass_on(&self.session.reject(why), passed);
+            self.reject_login(why, passed);
         }
         ReadStep::Close
     }
@@ -346,9 +352,9 @@ impl TransportSocket for NodeSocket {
             && self.0.session.phase() == SessionPhase::Connecting
         {
             self.0.report_failure(self.0.failure_on_close.get());
-            self.0.session.on_node_failed();
+            self.0.session.handle(Event::NodeFailed);
         } else if self.0.stage.get() == NodeStage::Open {
-            self.0.session.on_node_closed();
+            self.0.session.handle(Event::NodeClosed);
         }
     }
 
@@ -375,7 +381,7 @@ impl OffloadedConn for NodeConn {
     }
 
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> ReadStep {
-        if self.session.is_failing_over() {
+        if self.session.phase() == SessionPhase::LoginFailover {
             return ReadStep::Wait; // the session gets another connection, or reads this one later
         }
         let holds = self.session.migration.is_client_held();

@@ -164,7 +164,7 @@ impl Policy for LeastSessions {
         }
         let candidate = &self.candidates.borrow()[choice?.index];
         candidate.next_turn.set(candidate.next_turn.get() + 1.0 / f64::from(candidate.weight));
-        session.try_node(&candidate.endpoint, &candidate.node, candidate.monitored_endpoint.as_ref());
+        session.try_node(&candidate.endpoint, &candidate.node, candidate.monitored_endpoint.clone());
         let worker = Rc::clone(&session.worker);
         worker.sessions.set_connecting(session, Rc::clone(&candidate.node));
         Some(candidate.at)

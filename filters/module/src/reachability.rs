@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use migration::sentinel::Reachability;
 
-use crate::session::Session;
+use crate::session::{Event, Session};
 use crate::worker::{Turn, WorkerContext};
 use crate::{clock, wakers};
 
@@ -158,7 +158,7 @@ fn leave_lost_nodes(worker: &WorkerContext, turn: &Turn) {
     let next = || worker.reachability.lost.borrow_mut().pop_front();
     while let Some(session) = next() {
         if let Some(session) = session.upgrade().filter(|session| session.has_lost_node()) {
-            session.guarded(|| session.on_node_unreachable());
+            session.guarded(|| session.handle(Event::NodeUnreachable));
         }
         if turn.is_over() {
             worker.waker.continue_later();

@@ -1,8 +1,10 @@
 //! One client connection, from accept to close: what its sockets, its filter and the policy share.
 
+mod assigned_node;
 mod close_probe;
 mod ending;
 mod identity_commands;
+mod lifecycle;
 mod login;
 mod migration;
 mod token_plugin_scan;
@@ -11,154 +13,82 @@ mod unreachable;
 
 pub(crate) use self::migration::{MigrationBlocker, StartResult};
 pub(crate) use close_probe::CloseProbe;
-use token_plugin_scan::TokenPluginScan;
+pub(crate) use lifecycle::{Event, REJECTION_TIMEOUT, SessionPhase};
+pub(crate) use traffic::PassDecision;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use envoy_abi::filter::Filter;
-use mysql_proto::error::ProxyError;
-use mysql_proto::login::{Login, Rules};
-use mysql_proto::tracker::{PinReason, Tracker, TrackerState};
+use mysql_proto::login::Rules;
 
-use crate::commands::Commands;
 use crate::conn::Conn;
 use crate::deadlines::Deadline;
-use crate::login_failover::LoginFailover;
-use crate::login_limits::LoginSlot;
 use crate::migration_state::MigrationState;
-use crate::node::{self, Counts, SessionState, WorkerNode};
+use crate::node::{Counts, WorkerNode};
 use crate::reachability::MonitoredEndpoint;
 use crate::worker::WorkerContext;
+use assigned_node::{AssignedNode, CountedState};
+use lifecycle::Effect;
+use login::SessionLogin;
+use traffic::Traffic;
 
-/// The namespace of what access logs may show.
+/// The namespace of the metadata that access logs can show.
 const METADATA: &str = "tidevoy";
 
-/// How far a session has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SessionPhase {
-    /// No node has greeted yet; nothing was said to the client.
-    Connecting,
-    /// The greeting was passed on.
-    Login,
-    /// Logged in.
-    Established,
-    /// Nothing is expected any more.
-    Ended,
-}
-
-/// What to do with bytes of the node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum PassDecision {
-    Pass,
-    /// Passes them on, and then ends the session.
-    PassAndClose,
-    /// Must not pass them on: in a change of user they request a password that must not or cannot be sent.
-    Reject(ProxyError),
-}
-
-/// One session. All of it is on one worker, and hooks may run inside one another, so every part is a cell.
+/// One session. One worker runs all of its hooks. They may run inside one another, so no cell may be borrowed while Envoy or
+/// another session is called.
 pub(crate) struct Session {
     pub(crate) worker: Rc<WorkerContext>,
     id: u64,
+    /// Envoy's hash of the filter state that the filter sets. The policy finds the session by it.
     hash: u64,
     phase: Cell<SessionPhase>,
-    login: RefCell<Option<Box<Login>>>,
-    tracker: RefCell<Option<Tracker>>,
-    /// The node that it is on, or on its way to.
-    node: RefCell<Option<Rc<WorkerNode>>>,
-    /// The endpoint of that node. None: it has no IP address.
-    endpoint: RefCell<Option<Arc<MonitoredEndpoint>>>,
-    /// The keepalive time to restore, if the node's kernel was probed.
-    keepalive_time_before: Cell<Option<Duration>>,
-    /// Endpoints that were tried.
-    tried_endpoints: RefCell<Vec<String>>,
-    /// How many of these were full.
-    full_nodes: Cell<usize>,
-    filter: OnceCell<Filter>,
     client: Rc<Conn>,
-    /// The client, and the address of ours that it connected to.
-    addresses: Cell<Option<(SocketAddr, SocketAddr)>>,
+    filter: OnceCell<AttachedFilter>,
+    /// None: the session has no node.
+    node: RefCell<Option<AssignedNode>>,
+    /// None: the login is over.
+    login: RefCell<Option<Box<SessionLogin>>>,
+    /// None: the session is not established yet.
+    traffic: RefCell<Option<Traffic>>,
+    pub(crate) migration: MigrationState,
     deadline: RefCell<Option<Deadline>>,
-    idle_timeout: Cell<Duration>,
-    /// When it was established.
-    established_at: Cell<Option<Instant>>,
-    /// Since when it is idle, if it has migrated meanwhile: its node knows only a part of that time.
-    idle_since: Cell<Option<Instant>>,
-    commands: Commands,
-    counted_state: Cell<Option<(SessionState, Option<usize>)>>,
-    token_plugin_scan: RefCell<TokenPluginScan>,
-    /// The open transaction was begun within another one, in a session that is to migrate.
-    has_endless_transactions: Cell<bool>,
-    /// Whether the client's connection has TLS.
-    client_has_tls: Cell<bool>,
-    has_plain_node_side: Cell<bool>,
-    has_client_sent_last: Cell<bool>,
-    /// When the node sent the last bytes of the login.
-    last_node_bytes_at: Cell<Option<Instant>>,
-    /// Bytes of the established session.
-    bytes_from_client: Cell<u64>,
-    bytes_to_client: Cell<u64>,
+    /// The keepalive time to restore, if the kernel was made to probe the node's connection.
+    keepalive_time_before: Cell<Option<Duration>>,
     /// The error packet for the client, before its connection closes.
     final_error: RefCell<Vec<u8>>,
-    /// A node that greeted with the error that it is full, and that packet: the client gets it if no other node is found.
-    full_node_error: RefCell<Option<(Rc<WorkerNode>, Vec<u8>)>>,
-    /// The error of a node that has greeted, and is full, until the login fails over.
-    late_full_error: RefCell<Vec<u8>>,
-    pub(crate) login_failover: RefCell<Option<Rc<LoginFailover>>>,
-    /// Counts towards the limits of logins, until the login is over.
-    login_slot: RefCell<Option<LoginSlot>>,
-    /// Whether the login may fail over then, which is done once.
-    may_fail_over: Cell<bool>,
-    /// The reason of a failed login, once it is known.
-    login_failure: Cell<Option<usize>>,
-    pub(crate) migration: MigrationState,
+}
+
+/// The session's network filter.
+struct AttachedFilter {
+    filter: Filter,
+    /// The address of the client, and the address that the client has connected to.
+    addresses: Option<(SocketAddr, SocketAddr)>,
+    /// How long an established session may be idle. Zero: as long as its node allows.
+    idle_timeout: Duration,
 }
 
 impl Session {
-    /// A session of the client connection `id`, and of its worker from now on.
+    /// A session of the client connection `id`.
     pub(crate) fn new(id: u64, client: Rc<Conn>, rules: Rules) -> Rc<Self> {
         Rc::new(Self {
             worker: Rc::clone(&client.worker),
             id,
-            client,
             hash: xxhash_rust::xxh64::xxh64(id.to_string().as_bytes(), 0),
             phase: Cell::new(SessionPhase::Connecting),
-            login: RefCell::new(Some(Box::new(Login::new(rules)))),
-            tracker: RefCell::default(),
-            node: RefCell::default(),
-            endpoint: RefCell::default(),
-            keepalive_time_before: Cell::new(None),
-            tried_endpoints: RefCell::default(),
-            full_nodes: Cell::new(0),
+            client,
             filter: OnceCell::new(),
-            addresses: Cell::new(None),
-            deadline: RefCell::default(),
-            idle_timeout: Cell::new(Duration::ZERO),
-            established_at: Cell::new(None),
-            idle_since: Cell::new(None),
-            commands: Commands::default(),
-            counted_state: Cell::new(None),
-            token_plugin_scan: RefCell::default(),
-            has_endless_transactions: Cell::new(false),
-            client_has_tls: Cell::new(false),
-            has_plain_node_side: Cell::new(false),
-            has_client_sent_last: Cell::new(false),
-            last_node_bytes_at: Cell::new(None),
-            bytes_from_client: Cell::new(0),
-            bytes_to_client: Cell::new(0),
-            final_error: RefCell::default(),
-            full_node_error: RefCell::default(),
-            late_full_error: RefCell::default(),
-            login_failover: RefCell::default(),
-            login_slot: RefCell::default(),
-            may_fail_over: Cell::new(true),
-            login_failure: Cell::new(None),
+            node: RefCell::default(),
+            login: RefCell::new(Some(Box::new(SessionLogin::new(rules)))),
+            traffic: RefCell::default(),
             migration: MigrationState::default(),
+            deadline: RefCell::default(),
+            keepalive_time_before: Cell::new(None),
+            final_error: RefCell::default(),
         })
     }
 
@@ -166,7 +96,6 @@ impl Session {
         self.id
     }
 
-    /// What the policy sees of its connection: Envoy's hash of the filter state that the filter sets.
     pub(crate) fn hash(&self) -> u64 {
         self.hash
     }
@@ -176,16 +105,40 @@ impl Session {
     }
 
     pub(crate) fn addresses(&self) -> Option<(SocketAddr, SocketAddr)> {
-        self.addresses.get()
+        self.filter.get()?.addresses
     }
 
-    /// The filter exists: from now on the session can be closed, and has a deadline.
+    /// Changes the state as [`lifecycle::next`] says, and applies the effects.
+    pub(crate) fn handle(self: &Rc<Self>, event: Event) {
+        let (phase, effects) = lifecycle::next(self.phase.get(), event);
+        self.phase.set(phase);
+        for effect in effects {
+            self.apply(effect);
+        }
+    }
+
+    fn apply(self: &Rc<Self>, effect: Effect) {
+        match effect {
+            Effect::ReleaseNode => self.release_node(),
+            Effect::StartTraffic => self.start_traffic(),
+            Effect::CountLoginFailure(failure) => self.count_login_failure(failure),
+            Effect::RejectLogin(rejection) => self.reject_login(rejection),
+            Effect::LeaveNode => self.leave_node(),
+            Effect::FailOver => self.fail_over_or_end(),
+            Effect::CheckIdleTimeout => self.check_idle_timeout(),
+            Effect::StartDeadline(after) => self.start_deadline(after),
+            Effect::ExtendDeadline(after) => self.extend_deadline(after),
+            Effect::CloseClient(reason) => self.close_now(reason),
+            Effect::ReleaseAll => self.release_all(),
+        }
+    }
+
+    /// Envoy has created the filter. From now on the session can be closed, and has a deadline.
     pub(crate) fn attach_filter(self: &Rc<Self>, filter: Filter, login_timeout: Duration, idle_timeout: Duration) {
-        self.addresses.set(filter.remote_address().zip(filter.local_address()));
-        self.idle_timeout.set(idle_timeout);
         self.start_deadline(login_timeout);
         self.worker.waker.add(self.id, &filter);
-        let _ = self.filter.set(filter);
+        let addresses = filter.remote_address().zip(filter.local_address());
+        let _ = self.filter.set(AttachedFilter { filter, addresses, idle_timeout });
     }
 
     /// Joins the client's connection with the connection to a node.
@@ -193,114 +146,50 @@ impl Session {
         self.client.pair(node);
     }
 
-    pub(crate) fn has_tried(&self, endpoint: &str) -> bool {
-        self.tried_endpoints.borrow().iter().any(|tried| tried == endpoint)
-    }
-
-    /// Whether Envoy has given this session the connection that was made for it. Its pools are told not to mix them up.
+    /// Whether Envoy has made this connection for this session. Its connection pools are configured not to share connections.
     pub(crate) fn is_owner_of(&self, connection: Option<u64>) -> bool {
-        connection.is_some() && self.filter.get().and_then(Filter::upstream_connection_id) == connection
+        let upstream = || self.filter.get().and_then(|attached| attached.filter.upstream_connection_id());
+        connection.is_some() && upstream() == connection
     }
 
-    /// The policy chose a node; a connection to it is being made.
-    pub(crate) fn try_node(&self, address: &str, node: &Rc<WorkerNode>, endpoint: Option<&Arc<MonitoredEndpoint>>) {
-        self.tried_endpoints.borrow_mut().push(address.to_owned());
-        self.set_login_node(node, endpoint);
-    }
-
-    /// The login continues at a node, perhaps one that was tried before.
-    pub(crate) fn set_login_node(&self, node: &Rc<WorkerNode>, endpoint: Option<&Arc<MonitoredEndpoint>>) {
-        self.release_node();
-        self.endpoint.replace(endpoint.cloned());
-        node.shared.sessions.fetch_add(1, Ordering::Relaxed);
-        self.node.replace(Some(Rc::clone(node)));
-        self.set_counted_state(Some((SessionState::Login, None)));
-    }
-
-    /// The node could not be used; Envoy may ask the policy for another.
-    pub(crate) fn on_node_failed(&self) {
-        if self.phase.get() == SessionPhase::Connecting {
-            self.release_node();
-        }
-    }
-
-    /// The node has greeted with this error: it is full. Another one may not be.
-    pub(crate) fn on_node_full(&self, node: &Rc<WorkerNode>, packet: &[u8]) {
-        if self.phase.get() == SessionPhase::Connecting {
-            self.full_nodes.set(self.full_nodes.get() + 1);
-            self.full_node_error.replace(Some((Rc::clone(node), packet.to_vec())));
-        }
-    }
-
-    /// How many nodes it has tried that failed. Full ones do not count.
-    pub(crate) fn failed_node_count(&self) -> usize {
-        self.tried_endpoints.borrow().len().saturating_sub(self.full_nodes.get())
-    }
-
-    /// The endpoint that was tried last, until the login is over.
-    pub(crate) fn last_tried_endpoint(&self) -> String {
-        self.tried_endpoints.borrow().last().cloned().unwrap_or_default()
-    }
-
-    /// The node that it is on, or on its way to.
+    /// The node that the session is on, or on its way to.
     pub(crate) fn node(&self) -> Option<Rc<WorkerNode>> {
-        self.node.borrow().clone()
+        self.node.borrow().as_ref().map(|assigned| Rc::clone(&assigned.node))
+    }
+
+    /// The endpoint of that node.
+    pub(crate) fn monitored_endpoint(&self) -> Option<Arc<MonitoredEndpoint>> {
+        self.node.borrow().as_ref()?.endpoint.clone()
+    }
+
+    fn is_node(&self, condition: impl FnOnce(&Rc<WorkerNode>) -> bool) -> bool {
+        self.node.borrow().as_ref().is_some_and(|assigned| condition(&assigned.node))
+    }
+
+    fn node_name(&self) -> String {
+        self.node.borrow().as_ref().map(|assigned| assigned.node.shared.name.clone()).unwrap_or_default()
+    }
+
+    /// Counts the session at this node, in place of the one before.
+    fn assign_node(&self, node: &Rc<WorkerNode>, endpoint: Option<Arc<MonitoredEndpoint>>, state: CountedState) {
+        self.release_node();
+        self.node.replace(Some(AssignedNode::new(node, endpoint, state)));
     }
 
     fn release_node(&self) {
-        self.set_counted_state(None);
-        if let Some(left) = self.node.take() {
-            left.shared.sessions.fetch_sub(1, Ordering::Relaxed);
-            self.endpoint.replace(None);
-        }
+        self.node.replace(None);
     }
 
-    /// The counters of its node, or those without a node.
-    fn with_counts<T>(&self, run: impl FnOnce(&Counts) -> T) -> T {
+    /// Calls `add` with the counters of the node, or those for sessions without a node.
+    fn with_counts<T>(&self, add: impl FnOnce(&Counts) -> T) -> T {
         match &*self.node.borrow() {
-            Some(node) => run(&node.counts),
-            None => run(self.worker.nodes.no_node()),
+            Some(assigned) => add(&assigned.node.counts),
+            None => add(self.worker.nodes.no_node()),
         }
     }
 
-    fn set_counted_state(&self, now: Option<(SessionState, Option<usize>)>) {
-        let before = self.counted_state.replace(now);
-        if before == now {
-            return;
-        }
-        self.with_counts(|counts| {
-            if let Some((state, pinned)) = before {
-                counts.sessions[state as usize].subtract(1);
-                if let Some(reason) = pinned {
-                    counts.pinned[reason].subtract(1);
-                }
-            }
-            if let Some((state, pinned)) = now {
-                counts.sessions[state as usize].add(1);
-                if let Some(reason) = pinned {
-                    counts.pinned[reason].add(1);
-                }
-            }
-        });
+    /// None: the session has no node.
+    fn counted_state(&self) -> Option<CountedState> {
+        self.node.borrow().as_ref().map(AssignedNode::counted)
     }
-}
-
-fn session_state(tracker: &Tracker) -> (SessionState, Option<usize>) {
-    let state = match tracker.state() {
-        TrackerState::Idle => SessionState::Idle,
-        TrackerState::Busy => SessionState::Busy,
-        TrackerState::InTransaction => SessionState::Transaction,
-        TrackerState::Opaque => SessionState::Opaque,
-    };
-    let pinned = tracker.pin_reason().map(|reason| match reason {
-        PinReason::Transaction => 0,
-        PinReason::Cursor => 1,
-        PinReason::LongData => 2,
-        PinReason::Opaque => 3,
-    });
-    (state, pinned)
-}
-
-fn proxy_error_index(why: ProxyError) -> usize {
-    ProxyError::ALL.iter().position(|one| *one == why).unwrap_or(node::DENIED)
 }

@@ -11,8 +11,8 @@ use envoy_abi::extension::{Counter, Extension, Gauge, Metrics};
 use crate::config::VERSION;
 use crate::ejection::EjectReason;
 use crate::node::{
-    self, BUCKET_NAMES, ConnectFailure, Count, Counts, ERRORS, KINDS, MIGRATION_RESULTS, PINNED, SessionState,
-    SharedNode,
+    self, BUCKET_NAMES, ConnectFailure, Count, Counts, ERRORS, KINDS, LoginFailure, MIGRATION_RESULTS, PINNED,
+    SessionState, SharedNode,
 };
 use crate::sentinels::Sentinels;
 use crate::{clock, deadlines, refresh, states_memory, switches, wakers};
@@ -134,9 +134,9 @@ impl Reporter {
             gauge(&mut reported, self.pinned, &[name, reason], sum(&|counts| &counts.pinned[index]));
         }
         counter(&mut reported, self.logins, &[name], sum(&|counts| &counts.logins));
-        for index in 0..node::LOGIN_FAILURES {
-            let value = sum(&|counts| &counts.login_failures[index]);
-            counter(&mut reported, self.login_failures, &[name, node::login_failure_name(index)], value);
+        for failure in LoginFailure::all() {
+            let value = sum(&|counts| &counts.login_failures[failure.index()]);
+            counter(&mut reported, self.login_failures, &[name, failure.name()], value);
         }
         for (index, reason) in ConnectFailure::NAMES.iter().enumerate() {
             let value = sum(&|counts| &counts.connect_failures[index]);

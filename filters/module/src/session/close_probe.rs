@@ -59,7 +59,7 @@ impl Session {
     /// before, and the result decides.
     pub(crate) fn probe_node(self: &Rc<Self>, is_reset: bool) -> bool {
         let closed_by = self.migration.probe.borrow().as_ref().map(|probe| probe.closed_by);
-        if self.phase.get() != SessionPhase::Established || closed_by == Some(ClosedBy::Node) {
+        if self.phase() != SessionPhase::Established || closed_by == Some(ClosedBy::Node) {
             return closed_by == Some(ClosedBy::Node);
         }
         let driver = self.migration.driver().filter(|driver| driver.is_client_held());

@@ -1,6 +1,6 @@
 //! A session's login.
 
-use std::cell::RefCell;
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,25 +8,84 @@ use std::time::{Duration, Instant};
 use migration::identity::Identity;
 use mysql_proto::capability::Capabilities;
 use mysql_proto::error::ProxyError;
-use mysql_proto::login::{Login, Output, PasswordKey, Progress, TOO_MANY_CONNECTIONS};
+use mysql_proto::login::{Login, Output, PasswordKey, Progress, Rules, TOO_MANY_CONNECTIONS};
 use mysql_proto::secret::SecretBytes;
-use mysql_proto::tracker::Tracker;
 
-use super::{Session, SessionPhase, proxy_error_index};
+use super::assigned_node::CountedState;
+use super::lifecycle::{Event, Rejection};
+use super::traffic::Traffic;
+use super::{Session, SessionPhase};
 use crate::login_failover::LoginFailover;
 use crate::login_limits::{LoginLimits, LoginSlot};
-use crate::node::{ConnectFailure, Counts};
+use crate::migration_scheduler;
+use crate::node::{ConnectFailure, LoginFailure, WorkerNode};
 use crate::offload::{self, OffloadedConn};
-use crate::{migration_scheduler, node};
+use crate::reachability::MonitoredEndpoint;
 
 /// A server that closes sooner than this has not timed out: MariaDB's `connect_timeout` is at least 2 s (mariadb.com/docs,
 /// "Server System Variables").
 const CLIENT_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// What a session needs until it is established.
+pub(super) struct SessionLogin {
+    /// None: the module has refused the login.
+    relay: Option<Login>,
+    /// The endpoints that were tried.
+    tried_endpoints: Vec<String>,
+    /// How many of these were full.
+    full_nodes: usize,
+    /// A node that greeted with the error that it is full, and that packet: the client gets it if no other node is found.
+    full_node_error: Option<(Rc<WorkerNode>, Vec<u8>)>,
+    /// Whether the login may fail over after the greeting. It does so once.
+    may_fail_over: bool,
+    /// The error of a node that has greeted, and is full, until the failover starts.
+    late_full_error: Vec<u8>,
+    failover: Option<Rc<LoginFailover>>,
+    /// Counts towards the limits of logins.
+    slot: Option<LoginSlot>,
+    /// When the node sent its last bytes.
+    last_node_bytes_at: Option<Instant>,
+    /// The client's connection has TLS, the node's has none, and passwords must not go from the one to the other.
+    has_plain_node_side: bool,
+}
+
+impl SessionLogin {
+    pub(super) fn new(rules: Rules) -> Self {
+        Self {
+            relay: Some(Login::new(rules)),
+            tried_endpoints: Vec::new(),
+            full_nodes: 0,
+            full_node_error: None,
+            may_fail_over: true,
+            late_full_error: Vec::new(),
+            failover: None,
+            slot: None,
+            last_node_bytes_at: None,
+            has_plain_node_side: false,
+        }
+    }
+
+    fn count_held_bytes(&self) -> Result<(), ProxyError> {
+        let held = self.relay.as_ref().map_or(0, Login::held_bytes);
+        self.slot.as_ref().map_or(Ok(()), |slot| slot.set_bytes(held as u64))
+    }
+
+    fn error_packet(&self, why: ProxyError) -> Vec<u8> {
+        self.relay.as_ref().map(|relay| relay.error_packet(why)).unwrap_or_default()
+    }
+
+    /// Why the node has closed the connection. If it has waited for the client, the client was too slow.
+    fn loss_error(&self) -> ProxyError {
+        let client_owes = self.relay.as_ref().is_some_and(Login::awaits_client);
+        let has_waited = self.last_node_bytes_at.is_some_and(|since| since.elapsed() >= CLIENT_ANSWER_TIMEOUT);
+        if client_owes && has_waited { ProxyError::LoginTooSlow } else { ProxyError::NodeGone }
+    }
+}
+
 /// The key for passwords, as far as the limits of logins allow its use.
 struct LimitedKey<'a> {
     key: &'a dyn PasswordKey,
-    slot: &'a RefCell<Option<LoginSlot>>,
+    slot: Option<&'a LoginSlot>,
 }
 
 impl PasswordKey for LimitedKey<'_> {
@@ -35,7 +94,7 @@ impl PasswordKey for LimitedKey<'_> {
     }
 
     fn check_limit(&self) -> Result<(), ProxyError> {
-        self.slot.borrow().as_ref().map_or(Ok(()), LoginSlot::check_decryption)
+        self.slot.map_or(Ok(()), LoginSlot::check_decryption)
     }
 
     fn decrypt(&self, encrypted: &[u8]) -> Option<SecretBytes> {
@@ -44,82 +103,185 @@ impl PasswordKey for LimitedKey<'_> {
 }
 
 impl Session {
-    pub(crate) fn client_has_tls(&self) -> bool {
-        self.client_has_tls.get()
+    /// None: the login is over.
+    fn with_session_login<T>(&self, run: impl FnOnce(&mut SessionLogin) -> T) -> Option<T> {
+        self.login.borrow_mut().as_mut().map(|login| run(login))
     }
 
-    /// The node has greeted: its greeting goes to the client.
-    pub(crate) fn on_greeting(&self) {
-        self.phase.set(SessionPhase::Login);
-        self.full_node_error.replace(None);
-    }
-
-    /// Runs a step of the login; None when it is over.
+    /// Runs a step of the login relay. None: the login is over.
     pub(crate) fn with_login<T>(&self, step: impl FnOnce(&mut Login) -> T) -> Option<T> {
-        self.login.borrow_mut().as_mut().map(|login| step(login))
+        self.with_session_login(|login| login.relay.as_mut().map(step)).flatten()
     }
 
-    /// The login begins.
+    pub(crate) fn client_has_tls(&self) -> bool {
+        self.client.has_tls()
+    }
+
+    /// The client's connection has TLS, the node's has none, and passwords must not go from the one to the other.
+    pub(crate) fn set_plain_node_side(&self) {
+        self.with_session_login(|login| login.has_plain_node_side = true);
+    }
+
+    /// Counts the login towards the limits.
     ///
     /// # Errors
     /// There are too many logins.
     pub(crate) fn start_login(&self, limits: &Arc<LoginLimits>) -> Result<(), ProxyError> {
-        let address = self.addresses.get().map(|(client, _)| client.ip());
-        self.login_slot.replace(Some(LoginSlot::try_acquire(limits, address)?));
+        let address: Option<IpAddr> = self.addresses().map(|(client, _)| client.ip());
+        let slot = LoginSlot::try_acquire(limits, address)?;
+        self.with_session_login(|login| login.slot = Some(slot));
         Ok(())
     }
 
-    /// Bytes of the client go through the login.
-    pub(crate) fn login_from_client(&self, bytes: &[u8], key: &dyn PasswordKey, out: &mut Output) -> (usize, Progress) {
-        let limited = LimitedKey { key, slot: &self.login_slot };
-        let (taken, progress) = self
-            .with_login(|login| login.on_client_bytes(bytes, &limited, out))
-            .unwrap_or((bytes.len(), Progress::More));
-        let progress = match self.count_held_bytes() {
-            Err(why) if progress == Progress::More => {
-                out.back.extend_from_slice(&self.with_login(|login| login.error_packet(why)).unwrap_or_default());
-                self.login.replace(None);
-                Progress::Rejected(why)
-            }
-            _ => progress,
-        };
-        self.on_login_progress(progress);
-        (taken, progress)
+    /// The policy has chosen a node, or the failover of the login tries one. A connection to it is being made.
+    pub(crate) fn try_node(&self, address: &str, node: &Rc<WorkerNode>, endpoint: Option<Arc<MonitoredEndpoint>>) {
+        self.with_session_login(|login| login.tried_endpoints.push(address.to_owned()));
+        self.set_login_node(node, endpoint);
     }
 
-    fn count_held_bytes(&self) -> Result<(), ProxyError> {
-        let held = self.with_login(|login| login.held_bytes()).unwrap_or_default();
-        self.login_slot.borrow().as_ref().map_or(Ok(()), |slot| slot.set_bytes(held as u64))
+    /// The login continues at a node, perhaps one that was tried before.
+    pub(crate) fn set_login_node(&self, node: &Rc<WorkerNode>, endpoint: Option<Arc<MonitoredEndpoint>>) {
+        self.assign_node(node, endpoint, CountedState::LOGIN);
+    }
+
+    pub(crate) fn has_tried(&self, endpoint: &str) -> bool {
+        self.login.borrow().as_ref().is_some_and(|login| login.tried_endpoints.iter().any(|tried| tried == endpoint))
+    }
+
+    /// The endpoint that was tried last. Empty: the login is over.
+    pub(crate) fn last_tried_endpoint(&self) -> String {
+        let login = self.login.borrow();
+        login.as_ref().and_then(|login| login.tried_endpoints.last().cloned()).unwrap_or_default()
+    }
+
+    /// How many nodes it has tried that failed. Full ones do not count.
+    pub(crate) fn failed_node_count(&self) -> usize {
+        let login = self.login.borrow();
+        login.as_ref().map_or(0, |login| login.tried_endpoints.len().saturating_sub(login.full_nodes))
+    }
+
+    /// The node has greeted with this error: it is full. Another one may not be.
+    pub(crate) fn on_node_full(&self, node: &Rc<WorkerNode>, packet: &[u8]) {
+        if self.phase() == SessionPhase::Connecting {
+            self.with_session_login(|login| {
+                login.full_nodes += 1;
+                login.full_node_error = Some((Rc::clone(node), packet.to_vec()));
+            });
+        }
+    }
+
+    /// Bytes of the client go through the login.
+    pub(crate) fn login_from_client(
+        self: &Rc<Self>,
+        bytes: &[u8],
+        key: &dyn PasswordKey,
+        out: &mut Output,
+    ) -> (usize, Progress) {
+        let step = self.with_session_login(|login| {
+            let relay = login.relay.as_mut()?;
+            let limited = LimitedKey { key, slot: login.slot.as_ref() };
+            let (taken, progress) = relay.on_client_bytes(bytes, &limited, out);
+            match login.count_held_bytes() {
+                Err(why) if progress == Progress::More => {
+                    out.back.extend_from_slice(&login.error_packet(why));
+                    login.relay = None;
+                    Some((taken, Progress::Rejected(why)))
+                }
+                _ => Some((taken, progress)),
+            }
+        });
+        let (taken, progress) = step.flatten().unwrap_or((bytes.len(), Progress::More));
+        self.on_login_progress(progress);
+        (taken, progress)
     }
 
     /// Bytes of the node go through the login.
-    pub(crate) fn login_from_node(&self, bytes: &[u8], out: &mut Output) -> (usize, Progress) {
-        let (taken, progress) =
-            self.with_login(|login| login.on_node_bytes(bytes, out)).unwrap_or((bytes.len(), Progress::More));
-        self.last_node_bytes_at.set(Some(Instant::now()));
+    pub(crate) fn login_from_node(self: &Rc<Self>, bytes: &[u8], out: &mut Output) -> (usize, Progress) {
+        let step = self.with_session_login(|login| {
+            login.last_node_bytes_at = Some(Instant::now());
+            Some(login.relay.as_mut()?.on_node_bytes(bytes, out))
+        });
+        let (taken, progress) = step.flatten().unwrap_or((bytes.len(), Progress::More));
         self.on_login_progress(progress);
         (taken, progress)
     }
 
-    /// Whether the node has answered the client's response with these bytes: that it is full. The client does not get them
-    /// yet, since another node may take the login. [`Self::fail_over_login`] follows after this read.
-    pub(crate) fn hold_full_error(&self, bytes: &[u8]) -> bool {
-        let full = self.with_login(|login| login.is_full(bytes)).unwrap_or_default();
-        if !full || !self.may_fail_over.replace(false) {
-            return false;
+    fn on_login_progress(self: &Rc<Self>, progress: Progress) {
+        match progress {
+            Progress::More | Progress::StartClientTls => {}
+            Progress::Established(capabilities) => {
+                self.create_traffic(capabilities);
+                self.handle(Event::LoggedIn);
+            }
+            Progress::Denied(TOO_MANY_CONNECTIONS) => self.handle(Event::LoginFailed(LoginFailure::NodeFull)),
+            Progress::Denied(_) => self.handle(Event::LoginFailed(LoginFailure::Denied)),
+            Progress::Rejected(why) => {
+                if why == ProxyError::NodeTlsFailed {
+                    self.report_data_before_tls();
+                }
+                self.handle(Event::LoginFailed(LoginFailure::Error(why)));
+            }
         }
-        self.late_full_error.replace(bytes.to_vec());
-        true
     }
 
-    /// Whether the login fails over to another node, or will. What this node sends does not matter any more.
-    pub(crate) fn is_failing_over(&self) -> bool {
-        self.login_failover.borrow().is_some() || !self.late_full_error.borrow().is_empty()
+    /// The node has accepted the login: what the established session needs takes the place of what the login needs.
+    fn create_traffic(&self, capabilities: Capabilities) {
+        let Some(mut login) = self.login.take() else { return };
+        let response = login.relay.as_mut().and_then(Login::take_response);
+        let identity = response.and_then(|response| Identity::from_handshake_response(&response, capabilities));
+        self.migration.identity.replace(identity.map(Box::new));
+        self.traffic.replace(Some(Traffic::new(capabilities, login.has_plain_node_side)));
     }
 
-    /// Starts the failover of the login, if that is due.
+    pub(super) fn start_traffic(self: &Rc<Self>) {
+        self.with_counts(|counts| counts.logins.add(1));
+        if self.idle_timeout().is_zero() {
+            self.deadline.replace(None);
+        }
+        self.restart_idle_timeout();
+        self.update_counted_state();
+        if self.is_on_draining_node() && migration_scheduler::is_possible() && self.migration.request_migration() {
+            self.migration.defer_until_idle(); // its node began to drain while it logged in
+        }
+    }
+
+    /// The node has sent something behind its greeting, before TLS. Without TLS, it may have been injected on the network.
+    pub(crate) fn report_data_before_tls(&self) {
+        self.with_counts(|counts| counts.connect_failures[ConnectFailure::Tls as usize].add(1));
+        let name = self.node_name();
+        envoy_abi::log!(
+            Warn,
+            "no TLS with {name}: it sent data behind its greeting, before TLS; it may have been injected on the network"
+        );
+    }
+
+    /// Whether the node has answered the login with these bytes: that it is full. The client does not get them yet, since
+    /// another node may take the login. [`Self::fail_over_login`] follows after this read.
+    pub(crate) fn hold_full_error(self: &Rc<Self>, bytes: &[u8]) -> bool {
+        let is_held = self.phase() == SessionPhase::Login
+            && self
+                .with_session_login(|login| {
+                    let is_full = login.relay.as_ref().is_some_and(|relay| relay.is_full(bytes));
+                    let is_held = is_full && std::mem::replace(&mut login.may_fail_over, false);
+                    if is_held {
+                        login.late_full_error = bytes.to_vec();
+                    }
+                    is_held
+                })
+                .unwrap_or_default();
+        if is_held {
+            self.handle(Event::NodeFull);
+        }
+        is_held
+    }
+
+    /// Starts the failover of the login, if it is due.
     pub(crate) fn fail_over_login(self: &Rc<Self>) {
-        let full_error = self.late_full_error.take();
+        if self.phase() != SessionPhase::LoginFailover {
+            return;
+        }
+        let full_error =
+            self.with_session_login(|login| std::mem::take(&mut login.late_full_error)).unwrap_or_default();
         let Some(upstream) = self.migration.upstream().filter(|_| !full_error.is_empty()) else { return };
         if let Some(node) = self.node() {
             upstream.report_connect_failure(&node, &self.last_tried_endpoint(), ConnectFailure::Full);
@@ -130,92 +292,80 @@ impl Session {
                 && LoginFailover::start(self, Rc::clone(&upstream), attempt, full_error.clone())
         });
         if !is_started {
+            self.handle(Event::LoginResumed);
             upstream.receive_login(&full_error);
         }
     }
 
-    /// Stops the failover of the login. Returns the error of the first node, for the client. None: there was no failover.
-    pub(super) fn stop_login_failover(&self) -> Option<Vec<u8>> {
-        let failover = self.login_failover.take()?;
+    pub(crate) fn set_login_failover(&self, failover: Rc<LoginFailover>) {
+        self.with_session_login(|login| login.failover = Some(failover));
+    }
+
+    /// The failover has ended, and the login continues.
+    pub(crate) fn resume_login(self: &Rc<Self>) {
+        // It is dropped when the login is not borrowed any more.
+        let _failover = self.take_login_failover();
+        self.handle(Event::LoginResumed);
+    }
+
+    pub(super) fn take_login_failover(&self) -> Option<Rc<LoginFailover>> {
+        self.with_session_login(|login| login.failover.take()).flatten()
+    }
+
+    /// Stops the failover of the login. Returns the error of the first node, for the client.
+    fn abandon_login_failover(self: &Rc<Self>) -> Vec<u8> {
+        let failover = self.take_login_failover();
+        let full_error = match &failover {
+            Some(failover) => failover.abandon().to_vec(),
+            None => self.with_session_login(|login| std::mem::take(&mut login.late_full_error)).unwrap_or_default(),
+        };
         let mut output = Output::default();
-        self.login_from_node(failover.abandon(), &mut output);
-        Some(output.onward.to_vec())
+        self.login_from_node(&full_error, &mut output);
+        output.onward.to_vec()
     }
 
-    pub(super) fn on_login_progress(&self, progress: Progress) {
-        match progress {
-            Progress::More => {}
-            Progress::StartClientTls => self.client_has_tls.set(true),
-            Progress::Established(capabilities) => self.on_established(capabilities),
-            Progress::Denied(TOO_MANY_CONNECTIONS) => self.record_login_failure(node::NODE_FULL),
-            Progress::Denied(_) => self.record_login_failure(node::DENIED),
-            Progress::Rejected(why) => {
-                if why == ProxyError::NodeTlsFailed {
-                    self.report_data_before_tls();
-                }
-                self.record_login_failure(proxy_error_index(why));
+    pub(super) fn count_login_failure(&self, failure: LoginFailure) {
+        self.with_counts(|counts| counts.login_failures[failure.index()].add(1));
+    }
+
+    /// Counts a failed login, and keeps the error for the client.
+    pub(super) fn reject_login(self: &Rc<Self>, rejection: Rejection) {
+        let packet = match rejection {
+            Rejection::Error(why) => {
+                self.count_login_failure(LoginFailure::Error(why));
+                self.error_packet(why)
             }
-        }
+            Rejection::NodeLost => {
+                let why = self.login_loss_error();
+                self.count_login_failure(LoginFailure::Error(why));
+                self.error_packet(why)
+            }
+            Rejection::NoNode => match self.with_session_login(|login| login.full_node_error.take()).flatten() {
+                Some((node, packet)) => {
+                    node.counts.login_failures[LoginFailure::NodeFull.index()].add(1);
+                    packet
+                }
+                None => {
+                    self.count_login_failure(LoginFailure::Error(ProxyError::NoNode));
+                    self.error_packet(ProxyError::NoNode)
+                }
+            },
+            Rejection::NodeFull => {
+                let packet = self.abandon_login_failover();
+                self.count_login_failure(LoginFailure::NodeFull); // at the first node, where the login is now again
+                packet
+            }
+        };
+        self.final_error.replace(packet);
     }
 
-    /// The node has sent something behind its greeting, before TLS. Without TLS, it may have been injected on the network.
-    pub(crate) fn report_data_before_tls(&self) {
-        self.with_counts(|counts| counts.connect_failures[ConnectFailure::Tls as usize].add(1));
-        let name = self.node.borrow().as_ref().map_or_else(String::new, |node| node.shared.name.clone());
-        envoy_abi::log!(
-            Warn,
-            "no TLS with {name}: it sent data behind its greeting, before TLS; it may have been injected on the network"
-        );
+    /// The packet that tells the client that its login has failed.
+    pub(crate) fn error_packet(&self, why: ProxyError) -> Vec<u8> {
+        self.login.borrow().as_ref().map(|login| login.error_packet(why)).unwrap_or_default()
     }
 
-    pub(super) fn on_established(&self, capabilities: Capabilities) {
-        self.phase.set(SessionPhase::Established);
-        self.login_slot.replace(None);
-        self.established_at.set(Some(Instant::now()));
-        self.tried_endpoints.replace(Vec::new());
-        let response = self.login.take().and_then(|mut login| login.take_response());
-        let identity = response.and_then(|response| Identity::from_handshake_response(&response, capabilities));
-        self.migration.identity.replace(identity.map(Box::new));
-        let mut tracker = Tracker::new(capabilities);
-        if capabilities.0 & (Capabilities::COMPRESS.0 | Capabilities::ZSTD_COMPRESSION.0) != 0 {
-            tracker.stop_tracking();
-        }
-        self.tracker.replace(Some(tracker));
-        self.with_counts(|counts| counts.logins.add(1));
-        if self.idle_timeout.get().is_zero() {
-            self.deadline.replace(None);
-        }
-        self.restart_idle_timeout();
-        self.update_counted_state();
-        if self.is_on_draining_node() && migration_scheduler::is_possible() && self.migration.request_migration() {
-            self.migration.defer_until_idle(); // its node began to drain while it logged in
-        }
-    }
-
-    /// Why the node has closed the connection during the login. If it has waited for the client, that one was too slow.
+    /// Why the node has closed the connection during the login.
     pub(crate) fn login_loss_error(&self) -> ProxyError {
-        let client_owes = self.with_login(|login| login.awaits_client()).unwrap_or(false);
-        let waited = self.last_node_bytes_at.get().is_some_and(|since| since.elapsed() >= CLIENT_ANSWER_TIMEOUT);
-        if client_owes && waited { ProxyError::LoginTooSlow } else { ProxyError::NodeGone }
-    }
-
-    pub(super) fn record_login_failure(&self, reason: usize) {
-        self.with_counts(|counts| self.record_login_failure_in(counts, reason));
-    }
-
-    /// The login has failed. `counts`: those of the node that is the cause, which the session may have left.
-    pub(super) fn record_login_failure_in(&self, counts: &Counts, reason: usize) {
-        if self.login_failure.replace(Some(reason)).is_none() {
-            counts.login_failures[reason].add(1);
-        }
-        self.phase.set(SessionPhase::Ended);
-    }
-
-    /// The client will send no more. True: it has not finished its login, so all is over.
-    pub(crate) fn on_client_finished(&self) -> bool {
-        if matches!(self.phase.get(), SessionPhase::Connecting | SessionPhase::Login) {
-            self.record_login_failure(node::CLIENT_GONE);
-        }
-        self.phase.get() == SessionPhase::Ended
+        self.login.borrow().as_ref().map_or(ProxyError::NodeGone, |login| login.loss_error())
     }
 }

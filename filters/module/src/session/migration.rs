@@ -1,19 +1,17 @@
 //! The migration of a session, and its failover when its node is gone.
 
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use migration::state_machine::AbortReason;
 use migration::state_snapshot::StateSnapshot;
 use migration::state_summary::UnusableStates;
-use migration::transaction_start::begins_transaction;
-use mysql_proto::packet::{HEADER, Header};
 
+use super::assigned_node::CountedState;
 use super::{METADATA, Session, SessionPhase};
 use crate::deadlines::Deadline;
 use crate::migration_driver::{self, MigrationDriver, MigrationResult};
-use crate::node::{self, SessionState, WorkerNode};
+use crate::node::{SessionState, WorkerNode};
 use crate::{clock, migration_scheduler, offload, reachability, states_memory, switches};
 
 /// Whether a migration has started.
@@ -50,8 +48,7 @@ impl MigrationBlocker {
 impl Session {
     /// Whether its node is draining.
     pub(crate) fn is_on_draining_node(&self) -> bool {
-        self.phase.get() == SessionPhase::Established
-            && self.node.borrow().as_ref().is_some_and(|node| node.is_draining())
+        self.phase() == SessionPhase::Established && self.is_node(|node| node.is_draining())
     }
 
     /// Whether it is to migrate: its node is draining, or rebalancing has selected it, and migrations are switched on.
@@ -61,10 +58,9 @@ impl Session {
 
     /// Whether rebalancing may select it: its node is one of `sources`. `idle`: whether it has to be idle, or else busy.
     pub(crate) fn may_rebalance(&self, idle: bool, sources: &[Rc<WorkerNode>], now: Duration) -> bool {
-        let is_on_one = |node: &Rc<WorkerNode>| sources.iter().any(|source| Rc::ptr_eq(source, node));
         self.is_movable(idle)
             && !self.migration.is_migration_requested()
-            && self.node.borrow().as_ref().is_some_and(is_on_one)
+            && self.is_node(|node| sources.iter().any(|source| Rc::ptr_eq(source, node)))
             && self.migration.identity.borrow().is_some()
             && self.migration.export_backoff.get().may_retry(now)
             && !self.migration.is_in_cooldown(now)
@@ -72,7 +68,7 @@ impl Session {
 
     /// Selects it for rebalancing, if the quota of its node is not used up.
     pub(crate) fn reserve_rebalance(&self) -> bool {
-        let round = self.node.borrow().as_ref().and_then(|node| node.shared.outgoing_quota().reserve());
+        let round = self.node().and_then(|node| node.shared.outgoing_quota().reserve());
         if round.is_some() {
             self.migration.request_migration();
             self.migration.set_rebalance_round(round);
@@ -82,12 +78,10 @@ impl Session {
 
     /// Clears its rebalancing round if that round is over.
     pub(crate) fn check_rebalance_round(&self) {
-        if let Some(round) = self.migration.rebalance_round() {
-            let goes_on =
-                |node: &Rc<WorkerNode>| node.has_surplus.get() && node.shared.outgoing_quota().is_in_round(round);
-            if !self.node.borrow().as_ref().is_some_and(goes_on) {
-                self.migration.set_rebalance_round(None);
-            }
+        if let Some(round) = self.migration.rebalance_round()
+            && !self.is_node(|node| node.has_surplus.get() && node.shared.outgoing_quota().is_in_round(round))
+        {
+            self.migration.set_rebalance_round(None);
         }
     }
 
@@ -100,7 +94,7 @@ impl Session {
     pub(crate) fn give_up_rebalance(&self, why: MigrationBlocker) -> bool {
         let is_given_up = self.is_rebalancing();
         if is_given_up {
-            if let (Some(node), Some(round)) = (&*self.node.borrow(), self.migration.rebalance_round())
+            if let (Some(node), Some(round)) = (self.node(), self.migration.rebalance_round())
                 && why != MigrationBlocker::Nodes
             {
                 node.shared.outgoing_quota().release(round);
@@ -120,16 +114,16 @@ impl Session {
 
     /// Whether it is not pinned, and idle, or else busy.
     fn is_movable(&self, idle: bool) -> bool {
-        match self.counted_state.get() {
-            Some((SessionState::Idle, None)) => idle,
-            Some((SessionState::Busy, None)) => !idle,
+        match self.counted_state() {
+            Some(CountedState { state: SessionState::Idle, pinned: None }) => idle,
+            Some(CountedState { state: SessionState::Busy, pinned: None }) => !idle,
             _ => false,
         }
     }
 
     /// Whether the remaining sessions of its node must be closed.
     pub(crate) fn is_on_force_closed_node(&self) -> bool {
-        self.is_on_draining_node() && self.node.borrow().as_ref().is_some_and(|node| node.is_force_closed.get())
+        self.is_on_draining_node() && self.is_node(|node| node.is_force_closed.get())
     }
 
     /// Ends it with an error, since its node must be closed. In the middle of an answer no error can be sent.
@@ -154,7 +148,7 @@ impl Session {
             return StartResult::Blocked(MigrationBlocker::Session);
         };
         if self.migration.is_probing()
-            || self.commands.has_quit()
+            || self.has_quit()
             || !(client.conn().is_quiescent() && upstream.conn().is_quiescent())
         {
             return StartResult::Deferred;
@@ -165,9 +159,8 @@ impl Session {
         if snapshot.is_none() {
             self.migration.node_address.set(upstream.conn().peer_address());
         }
-        let node = self.node.borrow().clone();
         let is_rebalancing_now = snapshot.is_none() && self.is_rebalancing();
-        let target = node.and_then(|node| {
+        let target = self.node().and_then(|node| {
             self.worker.hosts.find_target(&node, &self.migration.backoff.borrow(), is_rebalancing_now)
         });
         if is_rebalancing_now && target.is_none() {
@@ -186,7 +179,7 @@ impl Session {
 
     /// All received bytes are passed on. If it is to migrate, and is idle, the migration advances.
     pub(crate) fn on_quiescent(self: &Rc<Self>) {
-        if self.commands.has_quit() {
+        if self.has_quit() {
             if let Some(driver) = self.migration.driver().filter(|driver| !driver.is_client_held()) {
                 driver.cancel();
             }
@@ -245,7 +238,7 @@ impl Session {
 
     /// Whether it is idle, and nothing pins it.
     pub(crate) fn is_idle(&self) -> bool {
-        matches!(self.counted_state.get(), Some((SessionState::Idle, None)))
+        self.is_movable(true)
     }
 
     /// True: it is idle, no probe runs, and both connections are offloaded now, or could be.
@@ -268,7 +261,7 @@ impl Session {
             || self.migration.driver.borrow().is_some()
             || self.migration.old_conn.borrow().is_some()
             || self.migration.is_probing()
-            || self.login_failover.borrow().is_some()
+            || self.phase() == SessionPhase::LoginFailover
         {
             return;
         }
@@ -284,18 +277,6 @@ impl Session {
         offload::try_offload(client) && offload::try_offload(upstream)
     }
 
-    /// Detects that the client begins a transaction within the open one: then there is no moment at which the session could
-    /// migrate. Called for each statement of a client, so it must be cheap.
-    pub(crate) fn watch_transactions(&self, bytes: &[u8]) {
-        if self.migration.is_migration_requested()
-            && matches!(self.counted_state.get(), Some((SessionState::Transaction, Some(node::PINNED_BY_TRANSACTION))))
-            && Header::parse(bytes).is_some_and(|header| HEADER + header.length == bytes.len())
-            && begins_transaction(&bytes[HEADER..])
-        {
-            self.has_endless_transactions.set(true);
-        }
-    }
-
     /// Its migration has ended.
     pub(crate) fn on_migration_finished(self: &Rc<Self>, result: MigrationResult) {
         let Some(driver) = self.migration.driver.take() else { return };
@@ -304,23 +285,20 @@ impl Session {
         }
         match result {
             MigrationResult::Migrated => {
-                let state = self.counted_state.get();
-                self.release_node();
                 let to = &driver.target_node().node;
-                to.shared.sessions.fetch_add(1, Ordering::Relaxed);
-                self.node.replace(Some(Rc::clone(to)));
-                self.endpoint.replace(reachability::monitor(&driver.target_node().endpoint, &to.shared.name));
+                let endpoint = reachability::monitor(&driver.target_node().endpoint, &to.shared.name);
+                // The target has restored the session, so the session is idle.
+                self.assign_node(to, endpoint, self.counted_state().unwrap_or(CountedState::LOGIN));
                 self.migration.node_address.set(Some(driver.target_node().address));
-                self.set_counted_state(state);
                 self.resume_idle_timeout(driver.wait_timeout());
                 self.keep_snapshot(driver.take_snapshot());
                 if self.migration.upstream().is_some_and(|upstream| upstream.conn().has_tls()) {
-                    self.has_plain_node_side.set(false);
+                    self.clear_plain_node_side();
                 }
                 let migrations = self.migration.record_migration(clock::now());
-                if let Some(filter) = self.filter.get() {
-                    filter.set_metadata(METADATA, "node", &to.shared.name);
-                    filter.set_metadata_number(METADATA, "moves", f64::from(migrations));
+                if let Some(attached) = self.filter.get() {
+                    attached.filter.set_metadata(METADATA, "node", &to.shared.name);
+                    attached.filter.set_metadata_number(METADATA, "moves", f64::from(migrations));
                 }
             }
             MigrationResult::Aborted(reason) => {

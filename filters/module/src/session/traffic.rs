@@ -1,20 +1,114 @@
 //! The traffic of an established session.
 
 use std::rc::Rc;
+use std::time::Instant;
 
 use migration::ping_reply::PingOutcome;
+use migration::transaction_start::begins_transaction;
+use mysql_proto::capability::Capabilities;
 use mysql_proto::error::ProxyError;
-use mysql_proto::tracker::{PasswordRequest, Tracker};
+use mysql_proto::packet::{HEADER, Header};
+use mysql_proto::tracker::{PasswordRequest, Tracker, TrackerState};
 
-use super::{PassDecision, Session, proxy_error_index, session_state};
-use crate::commands::{CommandRecorder, IdentityChange};
+use super::Session;
+use super::assigned_node::{AssignedNode, CountedState};
+use super::token_plugin_scan::TokenPluginScan;
+use crate::commands::{CommandRecorder, Commands, IdentityChange};
 use crate::migration_scheduler;
-use crate::node::{self, SessionState};
+use crate::node::{self, LoginFailure, SessionState};
+
+/// What to do with bytes of the node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PassDecision {
+    Pass,
+    /// Passes them on, and then ends the session.
+    PassAndClose,
+    /// Must not pass them on: in a change of user they request a password that must not or cannot be sent.
+    Reject(ProxyError),
+}
+
+/// What an established session knows about its commands.
+pub(super) struct Traffic {
+    pub(super) tracker: Tracker,
+    pub(super) commands: Commands,
+    token_plugin_scan: TokenPluginScan,
+    pub(super) established_at: Instant,
+    /// Since when the session is idle, if it has migrated meanwhile: its node knows only a part of that time.
+    pub(super) idle_since: Option<Instant>,
+    /// The open transaction was begun within another one, in a session that is to migrate.
+    has_endless_transactions: bool,
+    /// The client's connection has TLS, the node's has none, and passwords must not go from the one to the other.
+    has_plain_node_side: bool,
+    has_client_sent_last: bool,
+    pub(super) bytes_from_client: u64,
+    pub(super) bytes_to_client: u64,
+}
+
+impl Traffic {
+    pub(super) fn new(capabilities: Capabilities, has_plain_node_side: bool) -> Self {
+        let mut tracker = Tracker::new(capabilities);
+        if capabilities.0 & (Capabilities::COMPRESS.0 | Capabilities::ZSTD_COMPRESSION.0) != 0 {
+            tracker.stop_tracking();
+        }
+        Self {
+            tracker,
+            commands: Commands::default(),
+            token_plugin_scan: TokenPluginScan::default(),
+            established_at: Instant::now(),
+            idle_since: None,
+            has_endless_transactions: false,
+            has_plain_node_side,
+            has_client_sent_last: false,
+            bytes_from_client: 0,
+            bytes_to_client: 0,
+        }
+    }
+
+    /// Since when no command runs.
+    pub(super) fn last_command_ended_at(&self) -> Instant {
+        self.commands.idle_since().unwrap_or(self.established_at)
+    }
+
+    /// Whether a command runs, as far as that is known.
+    pub(super) fn is_busy(&self) -> bool {
+        match self.tracker.state() {
+            TrackerState::Busy => true,
+            TrackerState::Opaque => self.has_client_sent_last,
+            TrackerState::Idle | TrackerState::InTransaction => false,
+        }
+    }
+
+    /// Runs `step`, and counts the state after it at the node.
+    fn track<T>(
+        &mut self,
+        assigned: &AssignedNode,
+        step: impl FnOnce(&mut Tracker, &mut CommandRecorder<'_>) -> T,
+    ) -> T {
+        let result = step(&mut self.tracker, &mut self.commands.recorder(&assigned.node.counts));
+        self.count_at(assigned);
+        result
+    }
+
+    fn count_at(&mut self, assigned: &AssignedNode) {
+        let state = CountedState::of(&self.tracker, self.has_endless_transactions);
+        self.has_endless_transactions &= state.is_in_transaction();
+        assigned.count_as(state);
+    }
+
+    /// Whether a change of user might expose a password without the module noticing.
+    fn may_expose_password(&self) -> bool {
+        let is_lost = self.has_plain_node_side && self.tracker.state() == TrackerState::Opaque;
+        if is_lost {
+            envoy_abi::log!(Warn, "a session is ended: it cannot be followed any more, so it might expose a password");
+        }
+        is_lost
+    }
+}
 
 impl Session {
-    /// The client's connection has TLS, the node's has none, and passwords must not go from the one to the other.
-    pub(crate) fn set_plain_node_side(&self) {
-        self.has_plain_node_side.set(true);
+    /// None: the session is not established yet.
+    pub(super) fn with_traffic<T>(&self, run: impl FnOnce(&mut Traffic) -> T) -> Option<T> {
+        self.traffic.borrow_mut().as_mut().map(run)
     }
 
     /// Tracks bytes of the client. `is_checked`: they are a change of user that was found to be one that may be sent.
@@ -22,40 +116,50 @@ impl Session {
     /// # Errors
     /// They must not be forwarded, and the session must end, with this error if there is one.
     pub(crate) fn on_client_bytes(&self, bytes: &[u8], is_checked: bool) -> Result<(), Option<ProxyError>> {
-        self.has_client_sent_last.set(true);
-        self.bytes_from_client.set(self.bytes_from_client.get() + bytes.len() as u64);
-        self.with_counts(|counts| counts.to_node.add(bytes.len() as u64));
-        self.track(|tracker, recorder| tracker.on_client_bytes(bytes, recorder));
-        let change = self.commands.take_identity_change();
-        let begins = change == IdentityChange::Began && !is_checked;
-        if self.token_plugin_scan.borrow_mut().push(bytes, begins) {
+        let (change, is_forbidden, may_expose) = {
+            let (mut traffic, node) = (self.traffic.borrow_mut(), self.node.borrow());
+            let (Some(traffic), Some(assigned)) = (&mut *traffic, &*node) else { return Ok(()) };
+            traffic.has_client_sent_last = true;
+            traffic.bytes_from_client += bytes.len() as u64;
+            assigned.node.counts.to_node.add(bytes.len() as u64);
+            traffic.track(assigned, |tracker, recorder| tracker.on_client_bytes(bytes, recorder));
+            let change = traffic.commands.take_identity_change();
+            let begins = change == IdentityChange::Began && !is_checked;
+            (change, traffic.token_plugin_scan.push(bytes, begins), traffic.may_expose_password())
+        };
+        if is_forbidden {
             return Err(Some(ProxyError::SessionTokenPlugin));
         }
         self.migration.on_client_bytes(bytes, change);
         self.restart_idle_timeout();
-        if self.may_expose_password() { Err(None) } else { Ok(()) }
+        if may_expose { Err(None) } else { Ok(()) }
     }
 
     /// Tracks bytes of the node, up to an answer to COM_PING that follows other answers. Returns how many bytes were taken,
     /// and what to do with them.
     pub(crate) fn on_node_bytes(&self, bytes: &[u8]) -> (usize, PassDecision) {
-        self.has_client_sent_last.set(false);
-        let mut taken = bytes.len();
-        self.track(|tracker, recorder| taken = tracker.on_node_bytes_until_ping_reply(bytes, recorder));
-        self.bytes_to_client.set(self.bytes_to_client.get() + taken as u64);
-        self.with_counts(|counts| counts.to_client.add(taken as u64));
-        let change = self.commands.take_identity_change();
-        if matches!(change, IdentityChange::Done | IdentityChange::Failed) {
-            self.token_plugin_scan.borrow_mut().stop();
-        }
+        let (taken, change, request, may_expose) = {
+            let (mut traffic, node) = (self.traffic.borrow_mut(), self.node.borrow());
+            let (Some(traffic), Some(assigned)) = (&mut *traffic, &*node) else {
+                return (bytes.len(), PassDecision::Pass);
+            };
+            traffic.has_client_sent_last = false;
+            let taken =
+                traffic.track(assigned, |tracker, recorder| tracker.on_node_bytes_until_ping_reply(bytes, recorder));
+            traffic.bytes_to_client += taken as u64;
+            assigned.node.counts.to_client.add(taken as u64);
+            let change = traffic.commands.take_identity_change();
+            if matches!(change, IdentityChange::Done | IdentityChange::Failed) {
+                traffic.token_plugin_scan.stop();
+            }
+            (taken, change, traffic.commands.take_password_request(), traffic.may_expose_password())
+        };
         self.migration.on_node_bytes(change);
         self.restart_idle_timeout();
-        let rejection = self.commands.take_password_request().and_then(|request| self.check_password_request(request));
-        let passing = if let Some(why) = rejection {
-            // A change of user is a login, too.
-            self.with_counts(|counts| counts.login_failures[proxy_error_index(why)].add(1));
+        let passing = if let Some(why) = request.and_then(|request| self.check_password_request(request)) {
+            self.count_login_failure(LoginFailure::Error(why)); // a change of user is a login, too
             PassDecision::Reject(why)
-        } else if self.may_expose_password() {
+        } else if may_expose {
             PassDecision::PassAndClose
         } else {
             PassDecision::Pass
@@ -65,14 +169,14 @@ impl Session {
 
     /// Whether the node's next answer is that to a COM_PING.
     pub(crate) fn owes_ping_reply(&self) -> bool {
-        self.tracker.borrow().as_ref().is_some_and(Tracker::owes_ping_reply)
+        self.traffic.borrow().as_ref().is_some_and(|traffic| traffic.tracker.owes_ping_reply())
     }
 
     /// Bytes of the node that answer a COM_PING: how many were taken, and what goes to the client once it is whole.
     /// If the node announces its shutdown in this way, its sessions migrate, and the client does not see the announcement,
     /// unless migrations are impossible or switched off.
     pub(crate) fn on_ping_reply(self: &Rc<Self>, bytes: &[u8]) -> (usize, Option<Vec<u8>>) {
-        let status = self.tracker.borrow().as_ref().map_or(0, Tracker::status);
+        let status = self.traffic.borrow().as_ref().map_or(0, |traffic| traffic.tracker.status());
         let (taken, answer) = self.migration.ping_reply.borrow_mut().receive(bytes, status);
         let (packet, stops) = match answer {
             PingOutcome::Incomplete => return (taken, None),
@@ -80,8 +184,7 @@ impl Session {
             PingOutcome::ShuttingDown { hidden, .. } if migration_scheduler::is_possible() => (hidden, true),
             PingOutcome::ShuttingDown { original, .. } => (original, true),
         };
-        let node = self.node.borrow().clone();
-        if node.is_some_and(|node| node.record_shutdown_announcement(stops)) {
+        if self.is_node(|node| node.record_shutdown_announcement(stops)) {
             migration_scheduler::on_nodes_changed(&self.worker);
         }
         (taken, Some(packet))
@@ -89,20 +192,22 @@ impl Session {
 
     /// Whether the node speaks next: it has all of a command, and owes the response.
     pub(crate) fn awaits_node(&self) -> bool {
-        self.tracker.borrow().as_ref().is_some_and(Tracker::awaits_node)
+        self.traffic.borrow().as_ref().is_some_and(|traffic| traffic.tracker.awaits_node())
     }
 
     /// Whether the client speaks next: it has all of the responses.
     pub(crate) fn awaits_client(&self) -> bool {
-        matches!(self.counted_state.get(), Some((SessionState::Idle | SessionState::Transaction, _)))
+        self.counted_state()
+            .is_some_and(|counted| matches!(counted.state, SessionState::Idle | SessionState::Transaction))
     }
 
     /// Why the client must not answer this request within a change of user; None: it may.
     fn check_password_request(&self, request: PasswordRequest) -> Option<ProxyError> {
+        let has_plain_node_side = self.with_traffic(|traffic| traffic.has_plain_node_side).unwrap_or_default();
         let node_has_tls = || self.migration.upstream().is_some_and(|upstream| upstream.conn().has_tls());
         match request {
             PasswordRequest::SessionToken => Some(ProxyError::SessionTokenPlugin),
-            _ if self.has_plain_node_side.get() => Some(ProxyError::ClearTextPassword),
+            _ if has_plain_node_side => Some(ProxyError::ClearTextPassword),
             // The client would ask for an RSA key, and encrypt its password with it. A node with TLS wants it as it is.
             PasswordRequest::Encrypted if !self.client_has_tls() && node_has_tls() => {
                 Some(ProxyError::ChangeUserWithoutTls)
@@ -111,43 +216,33 @@ impl Session {
         }
     }
 
-    /// Whether a change of user might expose a password unseen.
-    pub(super) fn may_expose_password(&self) -> bool {
-        let lost = self.has_plain_node_side.get()
-            && self.counted_state.get().is_some_and(|(state, _)| state == SessionState::Opaque);
-        if lost {
-            envoy_abi::log!(Warn, "a session is ended: it cannot be followed any more, so it might expose a password");
-        }
-        lost
-    }
-
-    pub(super) fn track(&self, run: impl FnOnce(&mut Tracker, &mut CommandRecorder<'_>)) {
-        let mut tracker = self.tracker.borrow_mut();
-        let Some(tracker) = tracker.as_mut() else {
-            return;
-        };
-        let node = self.node.borrow();
-        let Some(node) = &*node else { return };
-        run(tracker, &mut self.commands.recorder(&node.counts));
-        let now = Some(self.state_and_pin(tracker));
-        if now != self.counted_state.get() {
-            self.set_counted_state(now);
-        }
-    }
-
     pub(super) fn update_counted_state(&self) {
-        let now = self.tracker.borrow().as_ref().map(|tracker| self.state_and_pin(tracker));
-        self.set_counted_state(now);
+        if let (Some(traffic), Some(assigned)) = (&mut *self.traffic.borrow_mut(), &*self.node.borrow()) {
+            traffic.count_at(assigned);
+        }
     }
 
-    /// Its state, and what pins it.
-    fn state_and_pin(&self, tracker: &Tracker) -> (SessionState, Option<usize>) {
-        let (state, pinned) = session_state(tracker);
-        if pinned != Some(node::PINNED_BY_TRANSACTION) {
-            self.has_endless_transactions.set(false);
-        } else if self.has_endless_transactions.get() {
-            return (state, Some(node::PINNED_BY_ENDLESS_TRANSACTIONS));
+    /// Whether the client has sent COM_QUIT.
+    pub(super) fn has_quit(&self) -> bool {
+        self.traffic.borrow().as_ref().is_some_and(|traffic| traffic.commands.has_quit())
+    }
+
+    /// The session has migrated to a node with TLS.
+    pub(super) fn clear_plain_node_side(&self) {
+        self.with_traffic(|traffic| traffic.has_plain_node_side = false);
+    }
+
+    /// Detects that the client begins a transaction within the open one: then there is no moment at which the session could
+    /// migrate. Called for each statement of a client, so it must be cheap.
+    pub(crate) fn watch_transactions(&self, bytes: &[u8]) {
+        if self.migration.is_migration_requested()
+            && self.counted_state().is_some_and(|counted| {
+                counted.state == SessionState::Transaction && counted.pinned == Some(node::PINNED_BY_TRANSACTION)
+            })
+            && Header::parse(bytes).is_some_and(|header| HEADER + header.length == bytes.len())
+            && begins_transaction(&bytes[HEADER..])
+        {
+            self.with_traffic(|traffic| traffic.has_endless_transactions = true);
         }
-        (state, pinned)
     }
 }

@@ -1,16 +1,13 @@
 //! A session whose node no longer answers.
 
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use migration::sentinel::Reachability;
-use mysql_proto::error::{self, ProxyError};
-use mysql_proto::tracker::Tracker;
+use mysql_proto::error;
 use socket2::{SockRef, TcpKeepalive};
 
 use super::{Session, SessionPhase};
-use crate::reachability::MonitoredEndpoint;
 
 /// The shortest keepalive time there is. A connection that is to be probed has been silent for longer.
 const PROBE_NOW: Duration = Duration::from_secs(1);
@@ -19,15 +16,10 @@ const PROBE_NOW: Duration = Duration::from_secs(1);
 const CLOSE_REASON: &str = "node_unreachable";
 
 impl Session {
-    /// The endpoint of its node.
-    pub(crate) fn monitored_endpoint(&self) -> Option<Arc<MonitoredEndpoint>> {
-        self.endpoint.borrow().clone()
-    }
-
     /// How long ago its node was heard from. None: the node has not greeted, and the kernel would report the age of the
     /// connection attempt.
     pub(crate) fn since_heard(&self) -> Option<Duration> {
-        if matches!(self.phase.get(), SessionPhase::Connecting | SessionPhase::Ended) {
+        if self.phase() == SessionPhase::Connecting || self.phase().is_over() {
             return None;
         }
         self.migration.upstream()?.conn().socket.with_descriptor(envoy_abi::tcp::since_heard)?
@@ -66,15 +58,12 @@ impl Session {
     }
 
     fn is_node_unreachable(&self) -> bool {
-        self.endpoint.borrow().as_ref().is_some_and(|endpoint| endpoint.has_state(Reachability::Unreachable))
+        self.monitored_endpoint().is_some_and(|endpoint| endpoint.has_state(Reachability::Unreachable))
     }
 
     fn depends_on_node(&self) -> bool {
-        match self.phase.get() {
-            // A connection attempt fails by itself, and another node is tried.
-            SessionPhase::Connecting | SessionPhase::Ended => false,
-            // So does one of a login failover.
-            SessionPhase::Login => self.login_failover.borrow().is_none(),
+        match self.phase() {
+            SessionPhase::Login => true,
             // The probe of a port, which will not answer, ends by itself. A connection that is to be closed may have to wait
             // for a client that does not read.
             SessionPhase::Established => {
@@ -82,17 +71,15 @@ impl Session {
                     && !self.migration.driver().is_some_and(|driver| driver.is_without_old_node())
                     && !self.migration.upstream().is_some_and(|upstream| upstream.conn().is_closing())
             }
+            // A connection attempt fails by itself, and another node is tried.
+            SessionPhase::Connecting | SessionPhase::LoginFailover => false,
+            SessionPhase::Rejected | SessionPhase::NodeClosed | SessionPhase::Closed => false,
         }
     }
 
-    /// Its node no longer answers. An idle session with valid states fails over. Others end, with an error that names the
-    /// node if one can be sent.
-    pub(crate) fn on_node_unreachable(self: &Rc<Self>) {
-        match self.phase.get() {
-            SessionPhase::Connecting | SessionPhase::Ended => return,
-            SessionPhase::Login => return self.close(ProxyError::NodeUnreachable),
-            SessionPhase::Established => {}
-        }
+    /// The node of the established session no longer answers. An idle session with valid states fails over. Others end, with
+    /// an error that names the node if one can be sent.
+    pub(super) fn fail_over_or_end(self: &Rc<Self>) {
         if self.migration.is_client_held() {
             if let Some(driver) = self.migration.driver() {
                 driver.on_old_node_lost();
@@ -113,10 +100,6 @@ impl Session {
         }
     }
 
-    fn node_name(&self) -> String {
-        self.node.borrow().as_ref().map(|node| node.shared.name.clone()).unwrap_or_default()
-    }
-
     fn end_without_node(&self) {
         // The client first gets what Envoy has buffered for it. No error can be sent behind that.
         let unread = self.migration.client().is_none_or(|client| client.conn().has_unsent());
@@ -124,7 +107,7 @@ impl Session {
             return upstream.conn().abort();
         }
         let name = self.node_name();
-        let sequence = self.tracker.borrow().as_ref().and_then(Tracker::error_sequence);
+        let sequence = self.with_traffic(|traffic| traffic.tracker.error_sequence()).flatten();
         if self.awaits_client() {
             self.final_error.replace(error::node_unreachable_while_idle(&name));
         } else if let Some(sequence) = sequence {

@@ -1,0 +1,184 @@
+//! The life of a session as a state machine: what each event means in each state.
+//!
+//! [`next`] has no side effects. [`Session`](super::Session) applies the effects that it returns, at a time when no part of
+//! the session is borrowed: an effect may close a connection, and then Envoy calls the module again.
+
+use std::time::Duration;
+
+use mysql_proto::error::ProxyError;
+
+use crate::node::LoginFailure;
+
+/// How long a client may take to read what its node sent before it closed.
+const MAX_UNREAD_TIME: Duration = Duration::from_secs(60);
+
+/// How long a client whose login or command was rejected may take to read the error, and to close. What it still sends is
+/// discarded meanwhile: closing with unread bytes would reset the connection, and a client that is busy sending would never
+/// read the error.
+pub(crate) const REJECTION_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The state of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SessionPhase {
+    /// No node has greeted yet, and the client was sent nothing.
+    Connecting,
+    /// The client has the greeting of a node. Client and node exchange the packets of the login.
+    Login,
+    /// The node has answered the login with the error that it is full. The module tries the login at other nodes.
+    LoginFailover,
+    /// The node has accepted the login.
+    Established,
+    /// The login or a change of user has failed. The client reads the error, and is expected to close.
+    Rejected,
+    /// The node has closed the connection. The client reads what the node sent last.
+    NodeClosed,
+    /// The client's connection is closed.
+    Closed,
+}
+
+impl SessionPhase {
+    /// Whether the session is over for its node.
+    pub(crate) fn is_over(self) -> bool {
+        matches!(self, Self::Rejected | Self::NodeClosed | Self::Closed)
+    }
+}
+
+/// What happens to a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// Envoy's connection to the chosen node has failed. Envoy may ask the policy for another node.
+    NodeFailed,
+    /// The node has greeted. Its greeting goes to the client.
+    NodeGreeted,
+    /// The node answers the login with the error that it is full, and the login may fail over.
+    NodeFull,
+    /// The failover of the login has ended. The login continues, with the connection of another node or with the error of
+    /// the first one.
+    LoginResumed,
+    /// The node has accepted the login.
+    LoggedIn,
+    /// The login has failed, and its client gets the error with the other packets of the login.
+    LoginFailed(LoginFailure),
+    /// The module refuses the login.
+    LoginRefused(ProxyError),
+    /// The module refuses a command of the client, and has sent the error.
+    CommandRefused(ProxyError),
+    /// The client has closed its sending side.
+    ClientFinished,
+    /// Envoy has sent bytes to the client.
+    ClientProgress,
+    /// The node's connection is closed.
+    NodeClosed,
+    /// The node no longer answers.
+    NodeUnreachable,
+    /// The deadline of the present state has passed.
+    TimedOut,
+    /// Envoy is about to close the client's connection.
+    ClientClosing,
+    /// The client's connection is closed.
+    ClientClosed { by_client: bool },
+}
+
+/// Why the module ends a login. The session makes the error packet for the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rejection {
+    Error(ProxyError),
+    /// No node was found. If one was full, its error says more than the module's own.
+    NoNode,
+    /// The node has closed the connection.
+    NodeLost,
+    /// The failover was not finished, so the error of the first node counts.
+    NodeFull,
+}
+
+/// What a session does because of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Effect {
+    /// Stops counting the session at its node.
+    ReleaseNode,
+    /// Tracks commands from now on.
+    StartTraffic,
+    /// Counts a failed login.
+    CountLoginFailure(LoginFailure),
+    /// Counts a failed login, and keeps the error for the client until its connection closes.
+    RejectLogin(Rejection),
+    /// Stops the session's probes and its migration, and stops counting it at its node.
+    LeaveNode,
+    /// The node is unreachable: the session fails over, or ends.
+    FailOver,
+    /// Ends the session if it was idle for too long.
+    CheckIdleTimeout,
+    /// Replaces the deadline.
+    StartDeadline(Duration),
+    /// Moves the deadline, if there is one.
+    ExtendDeadline(Duration),
+    /// Has Envoy close the client's connection. The text is the reason in the access log.
+    CloseClient(&'static str),
+    /// Gives back everything that the session holds.
+    ReleaseAll,
+}
+
+/// The state after an event, and what to do, in this order.
+pub(crate) fn next(phase: SessionPhase, event: Event) -> (SessionPhase, Vec<Effect>) {
+    use SessionPhase::{Closed, Connecting, Established, Login, LoginFailover, NodeClosed, Rejected};
+
+    let stay = |effects| (phase, effects);
+    let reject = |rejection, reason| (Rejected, vec![Effect::RejectLogin(rejection), Effect::CloseClient(reason)]);
+    match (phase, event) {
+        (Connecting, Event::NodeFailed) => stay(vec![Effect::ReleaseNode]),
+        (Connecting, Event::NodeGreeted) => (Login, vec![]),
+        (Login, Event::NodeFull) => (LoginFailover, vec![]),
+        (LoginFailover, Event::LoginResumed) => (Login, vec![]),
+        (Login, Event::LoggedIn) => (Established, vec![Effect::StartTraffic]),
+
+        (Connecting | Login | LoginFailover, Event::LoginFailed(failure)) => {
+            (Rejected, vec![Effect::CountLoginFailure(failure)])
+        }
+        (Connecting | Login | LoginFailover, Event::LoginRefused(why)) => reject(Rejection::Error(why), why.name()),
+        (Connecting | Login | LoginFailover, Event::ClientFinished) => {
+            (Rejected, vec![Effect::CountLoginFailure(LoginFailure::ClientGone)])
+        }
+        // It is not the client that took so long.
+        (Connecting, Event::TimedOut) => reject(Rejection::NoNode, ProxyError::NoNode.name()),
+        (Login, Event::TimedOut) => reject(Rejection::Error(ProxyError::LoginTooSlow), ProxyError::LoginTooSlow.name()),
+        (LoginFailover, Event::TimedOut) => reject(Rejection::NodeFull, LoginFailure::NodeFull.name()),
+        // While a node is connecting, or the login fails over, the attempt fails by itself.
+        (Login, Event::NodeUnreachable) => {
+            reject(Rejection::Error(ProxyError::NodeUnreachable), ProxyError::NodeUnreachable.name())
+        }
+        (Connecting, Event::ClientClosing) => (Rejected, vec![Effect::RejectLogin(Rejection::NoNode)]),
+        (Login, Event::ClientClosing) => (Rejected, vec![Effect::RejectLogin(Rejection::NodeLost)]),
+        (LoginFailover, Event::ClientClosing) => (Rejected, vec![Effect::RejectLogin(Rejection::NodeFull)]),
+        (Connecting | Login | LoginFailover, Event::ClientClosed { by_client: true }) => {
+            (Closed, vec![Effect::CountLoginFailure(LoginFailure::ClientGone), Effect::ReleaseAll])
+        }
+        (Connecting | Login | LoginFailover, Event::ClientClosed { by_client: false }) => {
+            (Closed, vec![Effect::RejectLogin(Rejection::NodeLost), Effect::ReleaseAll])
+        }
+
+        // A change of user is a login, too.
+        (Established, Event::CommandRefused(why)) => (
+            Rejected,
+            vec![
+                Effect::CountLoginFailure(LoginFailure::Error(why)),
+                Effect::LeaveNode,
+                Effect::StartDeadline(REJECTION_TIMEOUT),
+            ],
+        ),
+        (Established, Event::NodeClosed) => {
+            (NodeClosed, vec![Effect::LeaveNode, Effect::StartDeadline(MAX_UNREAD_TIME)])
+        }
+        (Established, Event::NodeUnreachable) => stay(vec![Effect::FailOver]),
+        (Established, Event::TimedOut) => stay(vec![Effect::CheckIdleTimeout]),
+
+        (NodeClosed, Event::ClientProgress) => stay(vec![Effect::ExtendDeadline(MAX_UNREAD_TIME)]),
+        (Rejected | NodeClosed, Event::TimedOut) => stay(vec![Effect::CloseClient("client_stayed")]),
+        (Established | Rejected | NodeClosed, Event::ClientClosed { .. }) => (Closed, vec![Effect::ReleaseAll]),
+
+        // The event comes too early or too late, or means nothing in this state.
+        _ => stay(vec![]),
+    }
+}
+
+#[cfg(test)]
+mod tests;
