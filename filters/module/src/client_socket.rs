@@ -1,7 +1,7 @@
 //! The socket to a client: answers its SSLRequest, relays its login, then passes on what the tracker has seen.
 
 use std::cell::{Cell, OnceCell, RefCell};
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 
 use envoy_abi::socket::{Closed, Io, IoOutcome, Socket, SocketFactory, TransportSocket};
@@ -241,8 +241,7 @@ impl TransportSocket for ClientSocket {
                 allow_cleartext_backend: false,
             };
             let session = self.0.session.get_or_init(|| Session::new(id, Rc::clone(&self.0.conn), rules));
-            let client: Weak<dyn OffloadedConn> = Rc::downgrade(&(Rc::clone(&self.0) as Rc<dyn OffloadedConn>));
-            let _ = session.migration.client.set(client);
+            session.set_client_socket(Rc::downgrade(&(Rc::clone(&self.0) as Rc<dyn OffloadedConn>)));
             session.worker.sessions.add(session);
         }
     }

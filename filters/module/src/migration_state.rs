@@ -1,31 +1,16 @@
-//! What a session needs for migrations: its identity, its sockets, and the state of its migration.
+//! Whether a session is to migrate, when, and how far its migration is.
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::time::Duration;
 
-use migration::identity::Identity;
-use migration::ping_reply::PingReply;
 use migration::rate_limit::{ExportBackoff, MigrationBackoff};
-use migration::state_snapshot::StateSnapshot;
 
-use mysql_proto::change_user::{CHANGE_USER, MAX_CHANGE_USER_BYTES};
-use mysql_proto::packet::{HEADER, Header};
-use mysql_proto::secret::SecretBytes;
-
-use crate::commands::IdentityChange;
-use crate::deadlines::Deadline;
-use crate::migration_driver::{MigrationDriver, UpstreamSocket};
-use crate::offload::OffloadedConn;
+use crate::migration_driver::MigrationDriver;
 use crate::old_conn::OldConn;
 use crate::session::CloseProbe;
 
-const SET_OPTION: u8 = 0x1b;
-/// Bytes of a change of user, and of what follows it, that are kept.
-const MAX_CHANGE_BYTES: usize = 2 * MAX_CHANGE_USER_BYTES;
-/// Failover attempts of a session whose node is gone.
-const MAX_FAILOVER_ATTEMPTS: u8 = 3;
 /// After a migration, or a failed attempt, the time until the session may be selected for rebalancing again.
 const REBALANCE_COOLDOWN: Duration = Duration::from_secs(60);
 
@@ -42,87 +27,33 @@ enum MigrationRequest {
 
 #[derive(Default)]
 pub(crate) struct MigrationState {
-    /// None: the module cannot log in for it at another node.
-    pub(crate) identity: RefCell<Option<Box<Identity>>>,
-    pub(crate) client: OnceCell<Weak<dyn OffloadedConn>>,
-    pub(crate) upstream: RefCell<Option<Weak<dyn UpstreamSocket>>>,
     pub(crate) driver: RefCell<Option<Rc<MigrationDriver>>>,
     pub(crate) backoff: RefCell<MigrationBackoff>,
     /// Its states were too large.
     pub(crate) export_backoff: Cell<ExportBackoff>,
-    pub(crate) ping_reply: RefCell<PingReply>,
     request: Cell<MigrationRequest>,
     /// The rebalancing round that has selected it. Its node stays in service.
     rebalance_round: Cell<Option<u64>>,
     /// It waits until fewer sessions are held.
     is_in_hold_queue: Cell<bool>,
-    /// Its states, as exported last. They are valid until its client sends something.
-    snapshot: RefCell<Option<Box<(StateSnapshot, Deadline)>>>,
     /// The address of its node. Known since the first migration started.
     pub(crate) node_address: Cell<Option<SocketAddr>>,
     /// A probe of a node that has closed a connection of it.
     pub(crate) probe: RefCell<Option<Rc<CloseProbe>>>,
     /// The connection to the node that it has just left, until that is closed.
     pub(crate) old_conn: RefCell<Option<Rc<OldConn>>>,
-    /// Failover attempts since its node is gone.
-    failover_attempts: Cell<u8>,
     /// How often it has migrated.
     migrations: Cell<u32>,
     /// When it has migrated last, or an attempt has failed.
     last_disturbed_at: Cell<Option<Duration>>,
-    /// The command that changes the identity, as far as it was sent.
-    change_command: RefCell<SecretBytes>,
-    /// The part of an identity command that was received. The command is forwarded when it is complete.
-    pub(crate) partial_command: RefCell<SecretBytes>,
 }
 
 impl MigrationState {
-    /// Bytes of the client, in which the tracker has found `change`. The command must stand alone. Otherwise the identity of
-    /// the session is unknown from then on.
-    pub(crate) fn on_client_bytes(&self, bytes: &[u8], change: IdentityChange) {
-        if self.snapshot.borrow().is_some() {
-            self.snapshot.replace(None);
-            self.failover_attempts.set(0);
-        }
+    /// The client has sent something, after which the states may be smaller.
+    pub(crate) fn on_client_bytes(&self) {
         let mut backoff = self.export_backoff.get();
         backoff.on_statement();
         self.export_backoff.set(backoff);
-        if change == IdentityChange::None && self.change_command.borrow().is_empty() {
-            return;
-        }
-        self.change_command.borrow_mut().extend_from_slice(bytes);
-        let begins_with = |command: u8| self.change_command.borrow().get(HEADER).is_none_or(|&first| first == command);
-        if self.change_command.borrow().len() > MAX_CHANGE_BYTES
-            || !(begins_with(CHANGE_USER) || begins_with(SET_OPTION))
-        {
-            self.change_command.borrow_mut().clear();
-            self.identity.replace(None);
-        }
-    }
-
-    /// Bytes of the node, in which the tracker has found `change`.
-    pub(crate) fn on_node_bytes(&self, change: IdentityChange) {
-        let packet = match change {
-            IdentityChange::None | IdentityChange::Began => return,
-            IdentityChange::Failed | IdentityChange::Done => self.change_command.take(),
-        };
-        let mut identity = self.identity.borrow_mut();
-        let whole = Header::parse(&packet).is_some_and(|header| HEADER + header.length <= packet.len());
-        let known = match (identity.as_mut(), packet.get(HEADER)) {
-            (Some(_), _) if change == IdentityChange::Failed => true,
-            (Some(identity), Some(&CHANGE_USER)) if whole => {
-                let end = HEADER + Header::parse(&packet).map_or(0, |header| header.length);
-                identity.apply_change_user(&packet[HEADER..end])
-            }
-            (Some(identity), Some(&SET_OPTION)) if whole => {
-                identity.allow_multi_statements(packet.get(HEADER + 1) == Some(&0));
-                true
-            }
-            _ => false,
-        };
-        if !known {
-            *identity = None;
-        }
     }
 
     /// Requests a migration. False: one was requested before.
@@ -173,31 +104,6 @@ impl MigrationState {
         self.last_disturbed_at.get().is_some_and(|at| now < at + REBALANCE_COOLDOWN)
     }
 
-    /// Sets the states, which are valid until its client sends something.
-    pub(crate) fn set_snapshot(&self, snapshot: Option<(StateSnapshot, Deadline)>) {
-        self.snapshot.replace(snapshot.map(Box::new));
-    }
-
-    /// Drops the states when their token has expired.
-    pub(crate) fn drop_expired_snapshot(&self) {
-        if self.snapshot.borrow().as_ref().is_some_and(|kept| kept.1.has_passed()) {
-            self.snapshot.replace(None);
-        }
-    }
-
-    /// Whether there are valid states.
-    pub(crate) fn has_snapshot(&self, now: Duration) -> bool {
-        self.snapshot.borrow().as_ref().is_some_and(|kept| now < kept.0.expires_at() && !kept.1.has_passed())
-    }
-
-    /// Takes the states for a failover. None: there are none, or too many attempts were made.
-    pub(crate) fn take_snapshot(&self, now: Duration) -> Option<StateSnapshot> {
-        let (snapshot, deadline) = *self.snapshot.take()?;
-        self.failover_attempts.set(self.failover_attempts.get() + 1);
-        (now < snapshot.expires_at() && !deadline.has_passed() && self.failover_attempts.get() <= MAX_FAILOVER_ATTEMPTS)
-            .then_some(snapshot)
-    }
-
     /// It does not need to migrate any more.
     pub(crate) fn clear_request(&self) {
         self.request.set(MigrationRequest::None);
@@ -237,13 +143,5 @@ impl MigrationState {
     pub(crate) fn is_client_held(&self) -> bool {
         self.is_probing()
             || self.is_migration_requested() && self.driver().is_some_and(|driver| driver.is_client_held())
-    }
-
-    pub(crate) fn upstream(&self) -> Option<Rc<dyn UpstreamSocket>> {
-        self.upstream.borrow().as_ref().and_then(Weak::upgrade)
-    }
-
-    pub(crate) fn client(&self) -> Option<Rc<dyn OffloadedConn>> {
-        self.client.get().and_then(Weak::upgrade)
     }
 }

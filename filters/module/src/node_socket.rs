@@ -80,7 +80,7 @@ impl SocketFactory for NodeSocketFactory {
             failure_on_close: Cell::new(ConnectFailure::Connect),
         });
         let upstream: Weak<dyn UpstreamSocket> = Rc::downgrade(&(Rc::clone(&node_conn) as Rc<dyn UpstreamSocket>));
-        node_conn.session.migration.upstream.replace(Some(upstream));
+        node_conn.session.set_upstream(upstream);
         Some(Box::new(NodeSocket(node_conn)))
     }
 }

@@ -73,7 +73,7 @@ impl OldConn {
             return self.finish();
         };
         self.deadline.set(port_probe::TIMEOUT);
-        let header = || session.migration.upstream().map_or_else(Vec::new, |vehicle| vehicle.proxy_header());
+        let header = || session.upstream().map_or_else(Vec::new, |vehicle| vehicle.proxy_header());
         if let Some(is_there) = self.worker.ports.probe(address, self, false, &header) {
             Rc::clone(self).on_probe_result(is_there);
         }

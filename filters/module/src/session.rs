@@ -3,7 +3,8 @@
 mod assigned_node;
 mod close_probe;
 mod ending;
-mod identity_commands;
+mod identity;
+mod kept_states;
 mod lifecycle;
 mod login;
 mod migration;
@@ -13,12 +14,13 @@ mod unreachable;
 
 pub(crate) use self::migration::{MigrationBlocker, StartResult};
 pub(crate) use close_probe::CloseProbe;
+pub(crate) use kept_states::KeptStates;
 pub(crate) use lifecycle::{Event, REJECTION_TIMEOUT, SessionPhase};
 pub(crate) use traffic::PassDecision;
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::net::SocketAddr;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,11 +29,14 @@ use mysql_proto::login::Rules;
 
 use crate::conn::Conn;
 use crate::deadlines::Deadline;
+use crate::migration_driver::UpstreamSocket;
 use crate::migration_state::MigrationState;
 use crate::node::{Counts, WorkerNode};
+use crate::offload::OffloadedConn;
 use crate::reachability::MonitoredEndpoint;
 use crate::worker::WorkerContext;
 use assigned_node::{AssignedNode, CountedState};
+use identity::SessionIdentity;
 use lifecycle::Effect;
 use login::SessionLogin;
 use traffic::Traffic;
@@ -48,6 +53,9 @@ pub(crate) struct Session {
     hash: u64,
     phase: Cell<SessionPhase>,
     client: Rc<Conn>,
+    client_socket: OnceCell<Weak<dyn OffloadedConn>>,
+    /// None: the policy has chosen no node yet.
+    upstream: RefCell<Option<Weak<dyn UpstreamSocket>>>,
     filter: OnceCell<AttachedFilter>,
     /// None: the session has no node.
     node: RefCell<Option<AssignedNode>>,
@@ -55,6 +63,8 @@ pub(crate) struct Session {
     login: RefCell<Option<Box<SessionLogin>>>,
     /// None: the session is not established yet.
     traffic: RefCell<Option<Traffic>>,
+    identity: SessionIdentity,
+    pub(crate) kept_states: KeptStates,
     pub(crate) migration: MigrationState,
     deadline: RefCell<Option<Deadline>>,
     /// The keepalive time to restore, if the kernel was made to probe the node's connection.
@@ -81,10 +91,14 @@ impl Session {
             hash: xxhash_rust::xxh64::xxh64(id.to_string().as_bytes(), 0),
             phase: Cell::new(SessionPhase::Connecting),
             client,
+            client_socket: OnceCell::new(),
+            upstream: RefCell::default(),
             filter: OnceCell::new(),
             node: RefCell::default(),
             login: RefCell::new(Some(Box::new(SessionLogin::new(rules)))),
             traffic: RefCell::default(),
+            identity: SessionIdentity::default(),
+            kept_states: KeptStates::default(),
             migration: MigrationState::default(),
             deadline: RefCell::default(),
             keepalive_time_before: Cell::new(None),
@@ -113,8 +127,17 @@ impl Session {
         let (phase, effects) = lifecycle::next(self.phase.get(), event);
         self.phase.set(phase);
         for effect in effects {
+            assert!(self.is_unborrowed(), "{effect:?} while a part of the session is borrowed");
             self.apply(effect);
         }
+    }
+
+    /// Whether hooks may use the session. An effect may make Envoy call them.
+    fn is_unborrowed(&self) -> bool {
+        self.node.try_borrow_mut().is_ok()
+            && self.login.try_borrow_mut().is_ok()
+            && self.traffic.try_borrow_mut().is_ok()
+            && self.deadline.try_borrow_mut().is_ok()
     }
 
     fn apply(self: &Rc<Self>, effect: Effect) {
@@ -139,6 +162,25 @@ impl Session {
         self.worker.waker.add(self.id, &filter);
         let addresses = filter.remote_address().zip(filter.local_address());
         let _ = self.filter.set(AttachedFilter { filter, addresses, idle_timeout });
+    }
+
+    pub(crate) fn set_client_socket(&self, socket: Weak<dyn OffloadedConn>) {
+        let _ = self.client_socket.set(socket);
+    }
+
+    /// None: Envoy has destroyed the socket.
+    pub(crate) fn client_socket(&self) -> Option<Rc<dyn OffloadedConn>> {
+        self.client_socket.get().and_then(Weak::upgrade)
+    }
+
+    /// Envoy has created the socket to a node, perhaps in place of one that has failed.
+    pub(crate) fn set_upstream(&self, socket: Weak<dyn UpstreamSocket>) {
+        self.upstream.replace(Some(socket));
+    }
+
+    /// The socket to the node. None: there is none, or Envoy has destroyed it.
+    pub(crate) fn upstream(&self) -> Option<Rc<dyn UpstreamSocket>> {
+        self.upstream.borrow().as_ref().and_then(Weak::upgrade)
     }
 
     /// Joins the client's connection with the connection to a node.

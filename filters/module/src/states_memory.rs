@@ -78,7 +78,7 @@ pub(crate) fn retain(session: &Rc<Session>, statement: &Rc<RestoreStatement>) ->
         if oldest.strong_count() > 0
             && let Some(session) = session.upgrade()
         {
-            session.migration.set_snapshot(None);
+            session.kept_states.set(None);
         }
     }
     let mut retained = retained.borrow_mut();

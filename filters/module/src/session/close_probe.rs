@@ -68,7 +68,7 @@ impl Session {
         }
         let is_saveable = switches::is_migration_on()
             && self.is_idle()
-            && self.migration.has_snapshot(clock::now())
+            && self.kept_states.are_valid(clock::now())
             && self.try_offload();
         let Some(address) = self.migration.node_address.get().filter(|_| driver.is_some() || is_saveable) else {
             return false;
@@ -106,7 +106,7 @@ impl Session {
             deadline: Deadline::new(&self.worker.deadlines, port_probe::TIMEOUT, probe),
         });
         self.migration.probe.replace(Some(Rc::clone(&probe)));
-        let header = || self.migration.upstream().map_or_else(Vec::new, |upstream| upstream.proxy_header());
+        let header = || self.upstream().map_or_else(Vec::new, |upstream| upstream.proxy_header());
         if let Some(is_there) = self.worker.ports.probe(address, &probe, is_reset, &header) {
             probe.on_probe_result(is_there);
         }
@@ -149,9 +149,9 @@ impl Session {
 
     /// Its node has ended it, for KILL or `wait_timeout`: the client sees what it would see without a proxy.
     pub(crate) fn end_with_connection(&self) {
-        self.migration.set_snapshot(None);
+        self.kept_states.set(None);
         self.abandon_migration();
-        if let Some(upstream) = self.migration.upstream() {
+        if let Some(upstream) = self.upstream() {
             upstream.conn().abort();
         }
     }

@@ -109,7 +109,7 @@ impl Session {
         let _login = self.login.take();
         self.leave_node();
         self.report_bytes();
-        self.migration.set_snapshot(None);
+        self.kept_states.set(None);
         if self.migration.is_migration_requested() {
             self.migration.clear_request();
             self.worker.waker.wake(); // another session may migrate now
@@ -130,7 +130,7 @@ impl Session {
 
 impl DeadlineOwner for Session {
     fn on_deadline(self: Rc<Self>) {
-        self.migration.drop_expired_snapshot();
+        self.kept_states.drop_expired();
         if self.deadline.borrow().as_ref().is_some_and(Deadline::has_passed) {
             self.handle(Event::TimedOut);
         }

@@ -229,7 +229,7 @@ impl Session {
         let Some(mut login) = self.login.take() else { return };
         let response = login.relay.as_mut().and_then(Login::take_response);
         let identity = response.and_then(|response| Identity::from_handshake_response(&response, capabilities));
-        self.migration.identity.replace(identity.map(Box::new));
+        self.identity.set(identity);
         self.traffic.replace(Some(Traffic::new(capabilities, login.has_plain_node_side)));
     }
 
@@ -282,7 +282,7 @@ impl Session {
         }
         let full_error =
             self.with_session_login(|login| std::mem::take(&mut login.late_full_error)).unwrap_or_default();
-        let Some(upstream) = self.migration.upstream().filter(|_| !full_error.is_empty()) else { return };
+        let Some(upstream) = self.upstream().filter(|_| !full_error.is_empty()) else { return };
         if let Some(node) = self.node() {
             upstream.report_connect_failure(&node, &self.last_tried_endpoint(), ConnectFailure::Full);
         }

@@ -61,7 +61,7 @@ impl Session {
         self.is_movable(idle)
             && !self.migration.is_migration_requested()
             && self.is_node(|node| sources.iter().any(|source| Rc::ptr_eq(source, node)))
-            && self.migration.identity.borrow().is_some()
+            && self.identity.is_known()
             && self.migration.export_backoff.get().may_retry(now)
             && !self.migration.is_in_cooldown(now)
     }
@@ -144,7 +144,7 @@ impl Session {
     }
 
     fn try_start_migration(self: &Rc<Self>, snapshot: Option<StateSnapshot>) -> StartResult {
-        let (Some(upstream), Some(client)) = (self.migration.upstream(), self.migration.client()) else {
+        let (Some(upstream), Some(client)) = (self.upstream(), self.client_socket()) else {
             return StartResult::Blocked(MigrationBlocker::Session);
         };
         if self.migration.is_probing()
@@ -153,7 +153,7 @@ impl Session {
         {
             return StartResult::Deferred;
         }
-        let Some(identity) = self.migration.identity.borrow().clone().filter(|_| self.try_offload()) else {
+        let Some(identity) = self.identity.get().filter(|_| self.try_offload()) else {
             return StartResult::Blocked(MigrationBlocker::Session);
         };
         if snapshot.is_none() {
@@ -197,16 +197,12 @@ impl Session {
         match self.migration.driver() {
             // What the node has sent by now is no answer to the export. After it has been read, this is called again.
             Some(driver)
-                if driver.is_waiting_for_idle()
-                    && self.migration.upstream().is_some_and(|node| node.conn().has_unread()) => {}
-            Some(driver) if driver.is_waiting_for_idle() => {
-                let identity = self.migration.identity.borrow().clone();
-                match identity {
-                    Some(identity) if migration_scheduler::try_hold(self) => driver.start_export(*identity),
-                    Some(_) => {}
-                    None => driver.cancel(),
-                }
-            }
+                if driver.is_waiting_for_idle() && self.upstream().is_some_and(|node| node.conn().has_unread()) => {}
+            Some(driver) if driver.is_waiting_for_idle() => match self.identity.get() {
+                Some(identity) if migration_scheduler::try_hold(self) => driver.start_export(*identity),
+                Some(_) => {}
+                None => driver.cancel(),
+            },
             Some(_) => {}
             // Its states were too large, and its client has run something since.
             None if self.migration.export_backoff.get().retry_at().is_some() && self.migration.take_deferred() => {
@@ -225,7 +221,7 @@ impl Session {
             let valid_for = snapshot.expires_at().saturating_sub(now);
             (snapshot, Deadline::new(&self.worker.deadlines, valid_for, &Rc::downgrade(self)))
         });
-        self.migration.set_snapshot(kept);
+        self.kept_states.set(kept);
     }
 
     /// Keeps the states that a failed migration has exported. If there are none, those kept before remain valid, since the
@@ -250,8 +246,7 @@ impl Session {
             self.try_offload()
         } else {
             // Its connections stay with Envoy until the migration starts.
-            self.migration.upstream().is_some_and(|upstream| upstream.conn().is_quiescent())
-                && self.client.is_quiescent()
+            self.upstream().is_some_and(|upstream| upstream.conn().is_quiescent()) && self.client.is_quiescent()
         }
     }
 
@@ -266,14 +261,14 @@ impl Session {
             return;
         }
         self.client.onload();
-        if let Some(upstream) = self.migration.upstream() {
+        if let Some(upstream) = self.upstream() {
             upstream.conn().onload();
         }
     }
 
     /// Offloads both connections, if that is possible now. True: both are offloaded.
     pub(super) fn try_offload(&self) -> bool {
-        let (Some(client), Some(upstream)) = (self.migration.client(), self.migration.upstream()) else { return false };
+        let (Some(client), Some(upstream)) = (self.client_socket(), self.upstream()) else { return false };
         offload::try_offload(client) && offload::try_offload(upstream)
     }
 
@@ -292,7 +287,7 @@ impl Session {
                 self.migration.node_address.set(Some(driver.target_node().address));
                 self.resume_idle_timeout(driver.wait_timeout());
                 self.keep_snapshot(driver.take_snapshot());
-                if self.migration.upstream().is_some_and(|upstream| upstream.conn().has_tls()) {
+                if self.upstream().is_some_and(|upstream| upstream.conn().has_tls()) {
                     self.clear_plain_node_side();
                 }
                 let migrations = self.migration.record_migration(clock::now());
@@ -345,11 +340,11 @@ impl Session {
 
     /// The same, also if migrations are switched off: its old node has ended the session for a migration, which must complete.
     fn fail_over(self: &Rc<Self>) -> bool {
-        let snapshot = self.migration.take_snapshot(clock::now()).filter(|_| self.is_idle());
+        let snapshot = self.kept_states.take(clock::now()).filter(|_| self.is_idle());
         let Some(snapshot) = snapshot else { return false };
         self.abandon_migration();
         // What the failed migration had to undo at the old node cannot be sent, and would look like bytes of the session.
-        if let Some(upstream) = self.migration.upstream() {
+        if let Some(upstream) = self.upstream() {
             upstream.conn().discard_unsent();
         }
         self.migration.request_migration();

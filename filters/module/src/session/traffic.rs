@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Instant;
 
-use migration::ping_reply::PingOutcome;
+use migration::ping_reply::{PingOutcome, PingReply};
 use migration::transaction_start::begins_transaction;
 use mysql_proto::capability::Capabilities;
 use mysql_proto::error::ProxyError;
@@ -32,6 +32,7 @@ pub(super) struct Traffic {
     pub(super) tracker: Tracker,
     pub(super) commands: Commands,
     token_plugin_scan: TokenPluginScan,
+    ping_reply: PingReply,
     pub(super) established_at: Instant,
     /// Since when the session is idle, if it has migrated meanwhile: its node knows only a part of that time.
     pub(super) idle_since: Option<Instant>,
@@ -54,6 +55,7 @@ impl Traffic {
             tracker,
             commands: Commands::default(),
             token_plugin_scan: TokenPluginScan::default(),
+            ping_reply: PingReply::default(),
             established_at: Instant::now(),
             idle_since: None,
             has_endless_transactions: false,
@@ -130,7 +132,9 @@ impl Session {
         if is_forbidden {
             return Err(Some(ProxyError::SessionTokenPlugin));
         }
-        self.migration.on_client_bytes(bytes, change);
+        self.kept_states.on_client_bytes();
+        self.migration.on_client_bytes();
+        self.identity.on_client_bytes(bytes, change);
         self.restart_idle_timeout();
         if may_expose { Err(None) } else { Ok(()) }
     }
@@ -154,7 +158,7 @@ impl Session {
             }
             (taken, change, traffic.commands.take_password_request(), traffic.may_expose_password())
         };
-        self.migration.on_node_bytes(change);
+        self.identity.on_node_bytes(change);
         self.restart_idle_timeout();
         let passing = if let Some(why) = request.and_then(|request| self.check_password_request(request)) {
             self.count_login_failure(LoginFailure::Error(why)); // a change of user is a login, too
@@ -176,8 +180,8 @@ impl Session {
     /// If the node announces its shutdown in this way, its sessions migrate, and the client does not see the announcement,
     /// unless migrations are impossible or switched off.
     pub(crate) fn on_ping_reply(self: &Rc<Self>, bytes: &[u8]) -> (usize, Option<Vec<u8>>) {
-        let status = self.traffic.borrow().as_ref().map_or(0, |traffic| traffic.tracker.status());
-        let (taken, answer) = self.migration.ping_reply.borrow_mut().receive(bytes, status);
+        let received = self.with_traffic(|traffic| traffic.ping_reply.receive(bytes, traffic.tracker.status()));
+        let Some((taken, answer)) = received else { return (bytes.len(), None) };
         let (packet, stops) = match answer {
             PingOutcome::Incomplete => return (taken, None),
             PingOutcome::Complete(packet) => (packet, false),
@@ -204,7 +208,7 @@ impl Session {
     /// Why the client must not answer this request within a change of user; None: it may.
     fn check_password_request(&self, request: PasswordRequest) -> Option<ProxyError> {
         let has_plain_node_side = self.with_traffic(|traffic| traffic.has_plain_node_side).unwrap_or_default();
-        let node_has_tls = || self.migration.upstream().is_some_and(|upstream| upstream.conn().has_tls());
+        let node_has_tls = || self.upstream().is_some_and(|upstream| upstream.conn().has_tls());
         match request {
             PasswordRequest::SessionToken => Some(ProxyError::SessionTokenPlugin),
             _ if has_plain_node_side => Some(ProxyError::ClearTextPassword),

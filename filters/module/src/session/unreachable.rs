@@ -22,7 +22,7 @@ impl Session {
         if self.phase() == SessionPhase::Connecting || self.phase().is_over() {
             return None;
         }
-        self.migration.upstream()?.conn().socket.with_descriptor(envoy_abi::tcp::since_heard)?
+        self.upstream()?.conn().socket.with_descriptor(envoy_abi::tcp::since_heard)?
     }
 
     /// Has the kernel send a keepalive probe now. Unlike data, a probe and its answer can be sent whatever the window is.
@@ -30,7 +30,7 @@ impl Session {
         if self.keepalive_time_before.get().is_some() {
             return;
         }
-        let Some(upstream) = self.migration.upstream() else { return };
+        let Some(upstream) = self.upstream() else { return };
         let before = upstream.conn().socket.with_descriptor(|connection| {
             let connection = SockRef::from(&connection);
             let before = connection.tcp_keepalive_time().ok()?;
@@ -44,7 +44,7 @@ impl Session {
     /// Restores the keepalive time that Envoy has set.
     pub(crate) fn restore_keepalive_time(&self) {
         if let Some(before) = self.keepalive_time_before.take()
-            && let Some(upstream) = self.migration.upstream()
+            && let Some(upstream) = self.upstream()
         {
             let _ = upstream.conn().socket.with_descriptor(|connection| {
                 SockRef::from(&connection).set_tcp_keepalive(&TcpKeepalive::new().with_time(before))
@@ -69,7 +69,7 @@ impl Session {
             SessionPhase::Established => {
                 !self.migration.is_probing()
                     && !self.migration.driver().is_some_and(|driver| driver.is_without_old_node())
-                    && !self.migration.upstream().is_some_and(|upstream| upstream.conn().is_closing())
+                    && !self.upstream().is_some_and(|upstream| upstream.conn().is_closing())
             }
             // A connection attempt fails by itself, and another node is tried.
             SessionPhase::Connecting | SessionPhase::LoginFailover => false,
@@ -102,8 +102,8 @@ impl Session {
 
     fn end_without_node(&self) {
         // The client first gets what Envoy has buffered for it. No error can be sent behind that.
-        let unread = self.migration.client().is_none_or(|client| client.conn().has_unsent());
-        if unread && let Some(upstream) = self.migration.upstream() {
+        let unread = self.client_socket().is_none_or(|client| client.conn().has_unsent());
+        if unread && let Some(upstream) = self.upstream() {
             return upstream.conn().abort();
         }
         let name = self.node_name();

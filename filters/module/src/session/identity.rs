@@ -1,0 +1,184 @@
+//! The identity of a session: user, database and options, with which the module logs in for the session at another node.
+//!
+//! COM_CHANGE_USER and COM_SET_OPTION change the identity. They go to the node whole, so that they can be read here. A change
+//! of user that is rejected does not reach the node.
+//!
+//! In a session that has migrated, COM_CHANGE_USER answers the greeting of another node. The module removes that answer, so
+//! that the present node requests another one.
+
+use std::cell::RefCell;
+
+use migration::identity::Identity;
+use mysql_proto::change_user::{CHANGE_USER, ChangeUser, MAX_CHANGE_USER_BYTES};
+use mysql_proto::error::ProxyError;
+use mysql_proto::packet::{HEADER, Header};
+use mysql_proto::secret::SecretBytes;
+
+use super::Session;
+use crate::commands::IdentityChange;
+
+const SET_OPTION: u8 = 0x1b;
+/// Bytes of a change of user, and of what follows it, that are kept.
+const MAX_CHANGE_BYTES: usize = 2 * MAX_CHANGE_USER_BYTES;
+
+#[derive(Default)]
+pub(crate) struct SessionIdentity {
+    /// None: the module cannot log in for the session at another node.
+    current: RefCell<Option<Box<Identity>>>,
+    /// The command that changes the identity, as far as it was sent to the node.
+    change_command: RefCell<SecretBytes>,
+    /// The received part of a command that changes the identity. The command is forwarded when it is complete.
+    partial_command: RefCell<SecretBytes>,
+}
+
+impl SessionIdentity {
+    pub(super) fn set(&self, identity: Option<Identity>) {
+        self.current.replace(identity.map(Box::new));
+    }
+
+    /// None: the module cannot log in for the session at another node.
+    pub(super) fn get(&self) -> Option<Box<Identity>> {
+        self.current.borrow().clone()
+    }
+
+    pub(super) fn is_known(&self) -> bool {
+        self.current.borrow().is_some()
+    }
+
+    /// Bytes of the client, in which the tracker has found `change`. The command must stand alone. Otherwise the identity of
+    /// the session is unknown from then on.
+    pub(super) fn on_client_bytes(&self, bytes: &[u8], change: IdentityChange) {
+        let mut command = self.change_command.borrow_mut();
+        if change == IdentityChange::None && command.is_empty() {
+            return;
+        }
+        command.extend_from_slice(bytes);
+        let may_be_known = matches!(command.get(HEADER), None | Some(&(CHANGE_USER | SET_OPTION)));
+        if command.len() > MAX_CHANGE_BYTES || !may_be_known {
+            command.clear();
+            self.current.replace(None);
+        }
+    }
+
+    /// Bytes of the node, in which the tracker has found `change`.
+    pub(super) fn on_node_bytes(&self, change: IdentityChange) {
+        let packet = match change {
+            IdentityChange::None | IdentityChange::Began => return,
+            IdentityChange::Failed | IdentityChange::Done => self.change_command.take(),
+        };
+        let mut identity = self.current.borrow_mut();
+        let is_whole = Header::parse(&packet).is_some_and(|header| HEADER + header.length <= packet.len());
+        let is_known = match (identity.as_mut(), packet.get(HEADER)) {
+            (Some(_), _) if change == IdentityChange::Failed => true,
+            (Some(identity), Some(&CHANGE_USER)) if is_whole => {
+                let end = HEADER + Header::parse(&packet).map_or(0, |header| header.length);
+                identity.apply_change_user(&packet[HEADER..end])
+            }
+            (Some(identity), Some(&SET_OPTION)) if is_whole => {
+                identity.allow_multi_statements(packet.get(HEADER + 1) == Some(&0));
+                true
+            }
+            _ => false,
+        };
+        if !is_known {
+            *identity = None;
+        }
+    }
+}
+
+impl Session {
+    /// If these bytes of the client belong to a command that changes the identity, returns what goes to the node instead of
+    /// them: nothing, until the command is complete. None: the bytes go to the node as they are.
+    ///
+    /// # Errors
+    /// Why the proxy rejects the command.
+    pub(crate) fn assemble_identity_command(&self, bytes: &[u8]) -> Result<Option<SecretBytes>, ProxyError> {
+        let mut command = self.identity.partial_command.borrow_mut();
+        if command.is_empty() {
+            if !self.awaits_client() {
+                return Ok(None);
+            }
+            if !may_change_identity(bytes) {
+                return check_size(bytes).map(|()| None);
+            }
+        }
+        command.extend_from_slice(bytes);
+        if !may_change_identity(&command) {
+            let bytes = std::mem::take(&mut *command);
+            return check_size(&bytes).map(|()| Some(bytes));
+        }
+        let Some(header) = Header::parse(&command).filter(|header| command.len() >= HEADER + header.length) else {
+            return Ok(Some(SecretBytes::default()));
+        };
+        let whole = std::mem::take(&mut *command);
+        if whole[HEADER] != CHANGE_USER {
+            return Ok(Some(whole));
+        }
+        let (command, rest) = whole.split_at(HEADER + header.length);
+        ChangeUser::parse(&command[HEADER..]).map_or(Ok(()), |change| change.check())?;
+        if !self.migration.has_migrated() {
+            return Ok(Some(whole));
+        }
+        let identity = self.identity.current.borrow();
+        let reworded = identity.as_ref().and_then(|identity| identity.without_auth_response(&command[HEADER..]));
+        Ok(Some(match reworded {
+            None => whole,
+            Some(payload) => {
+                let header = Header { length: payload.len(), sequence: header.sequence };
+                [&header.bytes()[..], &payload, rest].concat().into()
+            }
+        }))
+    }
+}
+
+/// A change of user that is longer than any may be is rejected by its header.
+fn check_size(bytes: &[u8]) -> Result<(), ProxyError> {
+    let is_too_long = bytes.get(HEADER) == Some(&CHANGE_USER)
+        && Header::parse(bytes).is_some_and(|header| header.length > MAX_CHANGE_USER_BYTES);
+    if is_too_long { Err(ProxyError::AttributesTooLarge) } else { Ok(()) }
+}
+
+/// Whether a command that begins with `bytes` changes the identity and is not too long, as far as these bytes show.
+fn may_change_identity(bytes: &[u8]) -> bool {
+    match bytes.get(HEADER) {
+        Some(&command) => {
+            matches!(command, CHANGE_USER | SET_OPTION)
+                && Header::parse(bytes).is_some_and(|header| (1..=MAX_CHANGE_USER_BYTES).contains(&header.length))
+        }
+        None => Header::parse(bytes).is_none_or(|header| header.length > 0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_that_changes_the_identity_is_recognized_by_its_first_bytes() {
+        for (bytes, expected) in [
+            (&b""[..], true),
+            (b"\x05\0\0", true),
+            (b"\x05\0\0\0", true),
+            (b"\x05\0\0\0\x11", true),
+            (b"\x03\0\0\0\x1b\0", true),
+            (b"\x05\0\0\0\x03", false),
+            (b"\0\0\0\0", false),
+            (b"\0\0\0\0\x11", false),
+            (b"\xff\xff\xff\0\x11", false),
+        ] {
+            assert_eq!(may_change_identity(bytes), expected, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn change_of_user_that_is_too_long_is_recognized_by_its_header() {
+        let header = |length| Header { length, sequence: 0 }.bytes();
+        for (length, command, expected) in [
+            (MAX_CHANGE_USER_BYTES, CHANGE_USER, Ok(())),
+            (MAX_CHANGE_USER_BYTES + 1, CHANGE_USER, Err(ProxyError::AttributesTooLarge)),
+            (MAX_CHANGE_USER_BYTES + 1, SET_OPTION, Ok(())),
+        ] {
+            assert_eq!(check_size(&[&header(length)[..], &[command]].concat()), expected);
+        }
+    }
+}
