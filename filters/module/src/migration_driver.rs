@@ -403,8 +403,9 @@ impl MigrationDriver {
         let session =
             self.session.upgrade().filter(|_| self.migration.borrow().is_logged_in() && !self.is_finished.get());
         self.target_conn.close();
-        if !session.is_some_and(|session| session.probe_target(self.target_node.address)) {
-            self.on_target_lost();
+        match session {
+            Some(session) => session.on_target_closed(),
+            None => self.on_target_lost(),
         }
     }
 }

@@ -8,6 +8,7 @@ mod kept_states;
 mod lifecycle;
 mod login;
 mod migration;
+mod node_loss;
 mod token_plugin_scan;
 mod traffic;
 mod unreachable;
@@ -39,6 +40,7 @@ use assigned_node::{AssignedNode, CountedState};
 use identity::SessionIdentity;
 use lifecycle::Effect;
 use login::SessionLogin;
+use node_loss::LossEvent;
 use traffic::Traffic;
 
 /// The namespace of the metadata that access logs can show.
@@ -147,7 +149,7 @@ impl Session {
             Effect::CountLoginFailure(failure) => self.count_login_failure(failure),
             Effect::RejectLogin(rejection) => self.reject_login(rejection),
             Effect::LeaveNode => self.leave_node(),
-            Effect::FailOver => self.fail_over_or_end(),
+            Effect::LeaveUnreachableNode => self.on_node_loss(LossEvent::NodeUnreachable),
             Effect::CheckIdleTimeout => self.check_idle_timeout(),
             Effect::StartDeadline(after) => self.start_deadline(after),
             Effect::ExtendDeadline(after) => self.extend_deadline(after),

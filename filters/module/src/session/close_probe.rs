@@ -1,27 +1,17 @@
-//! A node closes the connection of an idle session: the session ends, or fails over to another node.
-//!
-//! TiDB closes a connection without an error packet after KILL or `wait_timeout`, and then the session has to end. Only if
-//! the node itself is gone does the session fail over. So the node's port is probed; the client is held meanwhile.
+//! Probes of nodes that have closed a connection of a session. [`node_loss`] decides what follows; the client is held until
+//! the result of the probe is known.
 
 use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
 
+use super::node_loss::{self, ClosedBy, Ending, LossEvent, MigrationStage, Reaction, Situation};
 use super::{Session, SessionPhase};
 use crate::deadlines::{Deadline, DeadlineOwner, PANIC_REASON};
 use crate::port_probe::{self, ProbeClient};
 use crate::worker::WorkerContext;
-use crate::{clock, migration_driver::MigrationDriver, switches};
+use crate::{clock, switches};
 
-/// Which node has closed the connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ClosedBy {
-    /// The session's node.
-    Node,
-    /// The target of its migration, after the login there.
-    Target,
-}
-
-/// A probe of a node that has closed a connection of the session: whether it is still there.
+/// A probe that finds out whether a node that has closed a connection of the session is still there.
 pub(crate) struct CloseProbe {
     worker: Rc<WorkerContext>,
     session: Weak<Session>,
@@ -55,46 +45,83 @@ impl ProbeClient for CloseProbe {
 }
 
 impl Session {
-    /// Its node has closed the connection, or reset it. False: the session ends with it. True: the node is probed, or was
-    /// before, and the result decides.
+    /// Its node has closed the connection, or reset it. False: the session ends with it. True: a probe of the node or a
+    /// migration decides.
     pub(crate) fn probe_node(self: &Rc<Self>, is_reset: bool) -> bool {
-        let closed_by = self.migration.probe.borrow().as_ref().map(|probe| probe.closed_by);
-        if self.phase() != SessionPhase::Established || closed_by == Some(ClosedBy::Node) {
-            return closed_by == Some(ClosedBy::Node);
+        if self.phase() != SessionPhase::Established {
+            return false;
         }
-        let driver = self.migration.driver().filter(|driver| driver.is_client_held());
-        if driver.as_ref().is_some_and(|driver| driver.is_failover()) {
-            return true; // the failover runs already
-        }
-        let is_saveable = switches::is_migration_on()
+        let is_restorable = switches::is_migration_on()
             && self.is_idle()
             && self.kept_states.are_valid(clock::now())
             && self.try_offload();
-        let Some(address) = self.migration.node_address.get().filter(|_| driver.is_some() || is_saveable) else {
+        let reactions = node_loss::react(LossEvent::NodeClosed { is_restorable }, self.loss_situation());
+        if reactions == [Reaction::End] {
             return false;
-        };
-        if let Some(driver) = &driver {
-            driver.on_old_conn_closed();
-            if closed_by == Some(ClosedBy::Target) {
-                driver.on_target_lost();
-            }
         }
-        // A process that ends with unread bytes resets the connection. So a reset shows nothing if the node was sent something.
-        self.start_probe(
-            ClosedBy::Node,
-            address,
-            is_reset && driver.as_ref().is_none_or(|driver| !driver.awaits_old_node()),
-        );
+        self.apply_reactions(reactions, is_reset);
         true
     }
 
-    /// The target of its migration has closed the connection after the login. False: another probe is running already.
-    pub(crate) fn probe_target(self: &Rc<Self>, address: SocketAddr) -> bool {
-        let is_started = !self.migration.is_probing();
-        if is_started {
-            self.start_probe(ClosedBy::Target, address, false);
+    /// The target of its migration has closed the connection after the login.
+    pub(crate) fn on_target_closed(self: &Rc<Self>) {
+        self.on_node_loss(LossEvent::TargetClosed);
+    }
+
+    fn on_probe_result(self: &Rc<Self>, closed_by: ClosedBy, is_there: bool) {
+        self.migration.probe.replace(None);
+        self.on_node_loss(LossEvent::Probed { closed_by, is_there });
+        if !self.migration.is_client_held() {
+            self.rearm_client();
         }
-        is_started
+        self.return_to_envoy_if_switched_off();
+    }
+
+    pub(super) fn on_node_loss(self: &Rc<Self>, event: LossEvent) {
+        self.apply_reactions(node_loss::react(event, self.loss_situation()), false);
+    }
+
+    fn loss_situation(&self) -> Situation {
+        let stage = match self.migration.driver() {
+            None => MigrationStage::None,
+            Some(driver) if !driver.is_client_held() => MigrationStage::Preparing,
+            Some(driver) if driver.is_failover() => MigrationStage::FailingOver,
+            Some(_) => MigrationStage::Holding,
+        };
+        let probed = self.migration.probe.borrow().as_ref().map(|probe| probe.closed_by);
+        Situation { stage, probed, has_address: self.migration.node_address.get().is_some() }
+    }
+
+    fn apply_reactions(self: &Rc<Self>, reactions: Vec<Reaction>, is_reset: bool) {
+        for reaction in reactions {
+            match (reaction, self.migration.driver()) {
+                (Reaction::End, _) => self.end_with_connection(),
+                (Reaction::Probe(closed_by), driver) => {
+                    let address = match (closed_by, &driver) {
+                        (ClosedBy::Target, Some(driver)) => Some(driver.target_node().address),
+                        _ => self.migration.node_address.get(),
+                    };
+                    // A process that ends with unread bytes resets the connection. So a reset shows nothing if the node was
+                    // sent something.
+                    let is_certain = is_reset && driver.is_none_or(|driver| !driver.awaits_old_node());
+                    if let Some(address) = address {
+                        self.start_probe(closed_by, address, is_certain);
+                    }
+                }
+                (Reaction::DoubtOldNode, Some(driver)) => driver.on_old_conn_closed(),
+                (Reaction::LoseOldNode, Some(driver)) => driver.on_old_node_lost(),
+                (Reaction::LoseTarget, Some(driver)) => driver.on_target_lost(),
+                (Reaction::DoubtOldNode | Reaction::LoseOldNode | Reaction::LoseTarget, None) => {}
+                (Reaction::FailOver(ending), _) => {
+                    if !self.try_failover() {
+                        match ending {
+                            Ending::Close => self.end_with_connection(),
+                            Ending::NameNode => self.end_without_node(),
+                        }
+                    }
+                }
+            }
+        }
     }
 
     fn start_probe(self: &Rc<Self>, closed_by: ClosedBy, address: SocketAddr, is_reset: bool) {
@@ -121,30 +148,6 @@ impl Session {
         let probed = self.migration.probe.take().map(|probe| probe.address);
         let probed = probed.into_iter().chain(self.migration.old_conn.take().and_then(|old| old.address()));
         probed.for_each(|address| self.worker.ports.remove_abandoned(address));
-    }
-
-    fn on_probe_result(self: &Rc<Self>, closed_by: ClosedBy, is_there: bool) {
-        self.migration.probe.replace(None);
-        if is_there {
-            self.end_with_connection();
-        } else if closed_by == ClosedBy::Node {
-            self.on_node_gone();
-        } else if let Some(driver) = self.migration.driver().filter(|driver| driver.is_client_held()) {
-            driver.on_target_lost();
-        }
-        if !self.migration.is_client_held() {
-            self.rearm_client();
-        }
-        self.return_to_envoy_if_switched_off();
-    }
-
-    /// Its node is gone. If it was idle and has valid states, it fails over. Otherwise it ends.
-    pub(crate) fn on_node_gone(self: &Rc<Self>) {
-        match self.migration.driver().filter(|driver: &Rc<MigrationDriver>| driver.is_client_held()) {
-            Some(driver) => driver.on_old_node_lost(),
-            None if self.try_failover() => {}
-            None => self.end_with_connection(),
-        }
     }
 
     /// Its node has ended it, for KILL or `wait_timeout`: the client sees what it would see without a proxy.

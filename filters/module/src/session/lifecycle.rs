@@ -104,8 +104,8 @@ pub(crate) enum Effect {
     RejectLogin(Rejection),
     /// Stops the session's probes and its migration, and stops counting it at its node.
     LeaveNode,
-    /// The node is unreachable: the session fails over, or ends.
-    FailOver,
+    /// An idle session with valid states fails over to another node. Others end.
+    LeaveUnreachableNode,
     /// Ends the session if it was idle for too long.
     CheckIdleTimeout,
     /// Replaces the deadline.
@@ -168,7 +168,7 @@ pub(crate) fn next(phase: SessionPhase, event: Event) -> (SessionPhase, Vec<Effe
         (Established, Event::NodeClosed) => {
             (NodeClosed, vec![Effect::LeaveNode, Effect::StartDeadline(MAX_UNREAD_TIME)])
         }
-        (Established, Event::NodeUnreachable) => stay(vec![Effect::FailOver]),
+        (Established, Event::NodeUnreachable) => stay(vec![Effect::LeaveUnreachableNode]),
         (Established, Event::TimedOut) => stay(vec![Effect::CheckIdleTimeout]),
 
         (NodeClosed, Event::ClientProgress) => stay(vec![Effect::ExtendDeadline(MAX_UNREAD_TIME)]),

@@ -1,6 +1,5 @@
 //! A session whose node no longer answers.
 
-use std::rc::Rc;
 use std::time::Duration;
 
 use migration::sentinel::Reachability;
@@ -77,20 +76,6 @@ impl Session {
         }
     }
 
-    /// The node of the established session no longer answers. An idle session with valid states fails over. Others end, with
-    /// an error that names the node if one can be sent.
-    pub(super) fn fail_over_or_end(self: &Rc<Self>) {
-        if self.migration.is_client_held() {
-            if let Some(driver) = self.migration.driver() {
-                driver.on_old_node_lost();
-            }
-            return;
-        }
-        if !self.try_failover() {
-            self.end_without_node();
-        }
-    }
-
     /// The error for an idle session that could not fail over. Its client reads it as the answer to its next command.
     pub(super) fn node_loss_error(&self) -> Vec<u8> {
         if self.is_node_unreachable() {
@@ -100,7 +85,8 @@ impl Session {
         }
     }
 
-    fn end_without_node(&self) {
+    /// The session ends because its node no longer answers, with an error that names the node if one can be sent.
+    pub(super) fn end_without_node(&self) {
         // The client first gets what Envoy has buffered for it. No error can be sent behind that.
         let unread = self.client_socket().is_none_or(|client| client.conn().has_unsent());
         if unread && let Some(upstream) = self.upstream() {

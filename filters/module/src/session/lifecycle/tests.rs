@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 
 use super::Effect::{
-    CheckIdleTimeout, CloseClient, CountLoginFailure, ExtendDeadline, FailOver, LeaveNode, RejectLogin, ReleaseAll,
-    ReleaseNode, StartDeadline, StartTraffic,
+    CheckIdleTimeout, CloseClient, CountLoginFailure, ExtendDeadline, LeaveNode, LeaveUnreachableNode, RejectLogin,
+    ReleaseAll, ReleaseNode, StartDeadline, StartTraffic,
 };
 use super::Event::{
     ClientClosed, ClientClosing, ClientFinished, ClientProgress, CommandRefused, LoggedIn, LoginFailed, LoginRefused,
@@ -90,7 +90,7 @@ const ROWS: &[Row] = &[
         &[CountLoginFailure(LoginFailure::Error(WHY)), LeaveNode, StartDeadline(SECOND)],
     ),
     (Established, Event::NodeClosed, SessionPhase::NodeClosed, &[LeaveNode, StartDeadline(MINUTE)]),
-    (Established, NodeUnreachable, Established, &[FailOver]),
+    (Established, NodeUnreachable, Established, &[LeaveUnreachableNode]),
     (Established, TimedOut, Established, &[CheckIdleTimeout]),
     (Established, BY_CLIENT, Closed, &[ReleaseAll]),
     (Established, BY_ENVOY, Closed, &[ReleaseAll]),
