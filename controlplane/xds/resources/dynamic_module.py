@@ -60,6 +60,8 @@ def build_session_filter(settings: Settings) -> dict[str, Any]:
             "max_decryptions_per_second_per_address": limits.max_decryptions_per_second_per_address,
             "shared_addresses": list(limits.shared_addresses),
         },
+        # Without an access log, nothing reads what the module writes into the connection's metadata.
+        "access_log": settings.sql.access_log is not None,
     }
     part = _pack_extension("filters.network", "DynamicModuleNetworkFilter", "filter", "session", config)
     return {"name": "envoy.filters.network.dynamic_modules", "typed_config": part}

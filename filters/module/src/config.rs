@@ -17,6 +17,8 @@ pub(crate) struct SessionFilterConfig {
     /// Most clients of this Envoy; 0: no limit.
     pub(crate) max_connections: f64,
     pub(crate) login_limits: LoginLimitsConfig,
+    /// Whether an access log shows what sessions report in their metadata.
+    pub(crate) access_log: bool,
 }
 
 /// Limits of clients that have not finished their login; 0: no limit.

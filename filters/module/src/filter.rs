@@ -8,7 +8,7 @@ use envoy_abi::filter::{Filter, FilterFactory, NetworkFilter};
 use mysql_proto::error::ProxyError;
 
 use crate::config;
-use crate::live_config::{self, SessionLimits};
+use crate::live_config;
 use crate::login_limits::LoginLimits;
 use crate::session::Session;
 use crate::worker::WorkerContext;
@@ -22,12 +22,17 @@ static CLIENTS: AtomicU64 = AtomicU64::new(0);
 pub(crate) struct SessionFilterFactory {
     max_clients: u64,
     login_limits: Arc<LoginLimits>,
+    has_access_log: bool,
 }
 
 impl SessionFilterFactory {
     pub(crate) fn new(config: &config::SessionFilterConfig) -> Self {
         let most = if config.max_connections >= 1.0 { config.max_connections as u64 } else { u64::MAX };
-        Self { max_clients: most, login_limits: Arc::new(LoginLimits::new(&config.login_limits)) }
+        Self {
+            max_clients: most,
+            login_limits: Arc::new(LoginLimits::new(&config.login_limits)),
+            has_access_log: config.access_log,
+        }
     }
 }
 
@@ -38,7 +43,14 @@ impl FilterFactory for SessionFilterFactory {
             return None;
         };
         let client_slot = ClientSlot::try_acquire(self.max_clients);
-        Some(Box::new(SessionFilter { filter, session, client_slot, login_limits: Arc::clone(&self.login_limits) }))
+        let login_limits = Arc::clone(&self.login_limits);
+        Some(Box::new(SessionFilter {
+            filter,
+            session,
+            client_slot,
+            login_limits,
+            has_access_log: self.has_access_log,
+        }))
     }
 }
 
@@ -48,6 +60,7 @@ struct SessionFilter {
     /// None: there are as many as there may be.
     client_slot: Option<ClientSlot>,
     login_limits: Arc<LoginLimits>,
+    has_access_log: bool,
 }
 
 /// A client that is served.
@@ -69,8 +82,7 @@ impl Drop for ClientSlot {
 
 impl NetworkFilter for SessionFilter {
     fn on_new_connection(&self) -> bool {
-        let SessionLimits { login_timeout, idle_timeout } = live_config::limits();
-        self.session.attach_filter(self.filter.clone(), login_timeout, idle_timeout);
+        self.session.attach_filter(self.filter.clone(), live_config::limits(), self.has_access_log);
         if self.client_slot.is_none() {
             self.session.close(ProxyError::TooManyConnections);
             return false;

@@ -30,6 +30,7 @@ use mysql_proto::login::Rules;
 
 use crate::conn::Conn;
 use crate::deadlines::Deadline;
+use crate::live_config::SessionLimits;
 use crate::migration_driver::UpstreamSocket;
 use crate::migration_state::MigrationState;
 use crate::node::{Counts, WorkerNode};
@@ -82,6 +83,8 @@ struct AttachedFilter {
     addresses: Option<(SocketAddr, SocketAddr)>,
     /// How long an established session may be idle. Zero: as long as its node allows.
     idle_timeout: Duration,
+    /// Whether an access log shows the metadata of the session.
+    has_access_log: bool,
 }
 
 impl Session {
@@ -159,11 +162,12 @@ impl Session {
     }
 
     /// Envoy has created the filter. From now on the session can be closed, and has a deadline.
-    pub(crate) fn attach_filter(self: &Rc<Self>, filter: Filter, login_timeout: Duration, idle_timeout: Duration) {
-        self.start_deadline(login_timeout);
+    pub(crate) fn attach_filter(self: &Rc<Self>, filter: Filter, limits: SessionLimits, has_access_log: bool) {
+        self.start_deadline(limits.login_timeout);
         self.worker.waker.add(self.id, &filter);
         let addresses = filter.remote_address().zip(filter.local_address());
-        let _ = self.filter.set(AttachedFilter { filter, addresses, idle_timeout });
+        let _ =
+            self.filter.set(AttachedFilter { filter, addresses, idle_timeout: limits.idle_timeout, has_access_log });
     }
 
     pub(crate) fn set_client_socket(&self, socket: Weak<dyn OffloadedConn>) {
@@ -183,6 +187,11 @@ impl Session {
     /// The socket to the node. None: there is none, or Envoy has destroyed it.
     pub(crate) fn upstream(&self) -> Option<Rc<dyn UpstreamSocket>> {
         self.upstream.borrow().as_ref().and_then(Weak::upgrade)
+    }
+
+    /// The filter whose metadata an access log shows. None: there is no access log.
+    fn logged_filter(&self) -> Option<&Filter> {
+        self.filter.get().filter(|attached| attached.has_access_log).map(|attached| &attached.filter)
     }
 
     /// Joins the client's connection with the connection to a node.

@@ -50,7 +50,11 @@ LOGIN_LIMITS: dict[str, Any] = {
     "shared_addresses": [],
 }
 """No limits."""
-SESSION_DEFAULTS: Mapping[str, Any] = {"max_connections": 0, "login_limits": LOGIN_LIMITS}
+SESSION_DEFAULTS: Mapping[str, Any] = {
+    "max_connections": 0,
+    "login_limits": LOGIN_LIMITS,
+    "access_log": False,
+}
 LIVE_DEFAULTS: Mapping[str, Any] = {"group": "", "login_timeout": 20, "idle_timeout": 0}
 POLICY_DEFAULTS: Mapping[str, Any] = {
     "group": "",

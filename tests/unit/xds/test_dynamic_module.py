@@ -106,7 +106,12 @@ def test_default_settings_send_all_keys() -> None:
         "session": (
             "filters.network.dynamic_modules.v3.DynamicModuleNetworkFilter",
             "filter_config",
-            {"version": VERSION, "max_connections": 0, "login_limits": DEFAULT_LOGIN_LIMITS},
+            {
+                "version": VERSION,
+                "max_connections": 0,
+                "login_limits": DEFAULT_LOGIN_LIMITS,
+                "access_log": False,
+            },
         ),
         "live_config": (
             "filters.listener.dynamic_modules.v3.DynamicModuleListenerFilter",
@@ -155,7 +160,12 @@ def test_default_settings_send_all_keys() -> None:
 def test_sends_every_module_setting() -> None:
     settings_ = settings(
         tls=TLS,
-        sql={"max_connections": 9, "compression": "passthrough", "login_limits": LOGIN_LIMITS},
+        sql={
+            "max_connections": 9,
+            "compression": "passthrough",
+            "login_limits": LOGIN_LIMITS,
+            "access_log": "/log/sessions.log",
+        },
         backend={
             "proxy_protocol": "v2",
             "ejection_time": 7.5,
@@ -171,7 +181,12 @@ def test_sends_every_module_setting() -> None:
     )
     configs = {name: config for name, (_, _, config) in parts(settings_).items()}
     assert configs == {
-        "session": {"version": VERSION, "max_connections": 9, "login_limits": LOGIN_LIMITS},
+        "session": {
+            "version": VERSION,
+            "max_connections": 9,
+            "login_limits": LOGIN_LIMITS,
+            "access_log": True,
+        },
         "live_config": {"version": VERSION},
         "client": {
             "version": VERSION,

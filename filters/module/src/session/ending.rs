@@ -118,12 +118,11 @@ impl Session {
 
     /// For the access log, since Envoy does not count what goes past it.
     fn report_bytes(&self) {
+        let Some(filter) = self.logged_filter() else { return };
         let (from_client, to_client) =
             self.with_traffic(|traffic| (traffic.bytes_from_client, traffic.bytes_to_client)).unwrap_or_default();
-        if let Some(attached) = self.filter.get() {
-            for (key, bytes) in [("bytes_from_client", from_client), ("bytes_to_client", to_client)] {
-                attached.filter.set_metadata_number(METADATA, key, bytes as f64);
-            }
+        for (key, bytes) in [("bytes_from_client", from_client), ("bytes_to_client", to_client)] {
+            filter.set_metadata_number(METADATA, key, bytes as f64);
         }
     }
 }

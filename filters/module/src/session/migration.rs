@@ -291,9 +291,9 @@ impl Session {
                     self.clear_plain_node_side();
                 }
                 let migrations = self.migration.record_migration(clock::now());
-                if let Some(attached) = self.filter.get() {
-                    attached.filter.set_metadata(METADATA, "node", &to.shared.name);
-                    attached.filter.set_metadata_number(METADATA, "moves", f64::from(migrations));
+                if let Some(filter) = self.logged_filter() {
+                    filter.set_metadata(METADATA, "node", &to.shared.name);
+                    filter.set_metadata_number(METADATA, "moves", f64::from(migrations));
                 }
             }
             MigrationResult::Aborted(reason) => {
