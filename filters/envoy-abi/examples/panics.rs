@@ -1,5 +1,5 @@
-//! A module for tests: every second time that it is asked, the hook panics that its configuration is named after.
-//! All else is as plain as can be. Built and loaded into a real Envoy by `tests/integration/module/test_panics.py`.
+//! A module for tests. The hook after which its configuration is named panics every second time; the other hooks do
+//! little. `tests/integration/module/test_panics.py` builds it and loads it into a real Envoy.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,7 +41,7 @@ impl envoy_abi::Module for Panics {
     }
 }
 
-/// Any part of the module.
+/// Any extension of the module.
 struct Part {
     panicking: String,
     turn: AtomicBool,
@@ -52,7 +52,7 @@ impl Part {
         Self { panicking: name.to_owned(), turn: AtomicBool::new(false) }
     }
 
-    /// The hook that panics this time; none the other times.
+    /// The hook that panics this time; empty every other time.
     fn next(&self) -> String {
         if self.turn.fetch_xor(true, Ordering::Relaxed) { self.panicking.clone() } else { String::new() }
     }
@@ -118,7 +118,7 @@ impl Extension for Part {
     }
 }
 
-/// One connection's filter, or its socket.
+/// The filter or the socket of one connection.
 struct Plain {
     socket: Option<Socket>,
     panicking: String,

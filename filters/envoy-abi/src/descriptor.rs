@@ -1,4 +1,4 @@
-//! A TCP socket's descriptor, read and written past Envoy's own calls: these tell more, and cost less.
+//! Reads and writes a socket's descriptor without Envoy's own calls: these functions report more, and cost less.
 //!
 //! Sources: tcp(7) and Linux' `net/ipv4/tcp.c` (`TCP_INQ`, `tcp_inq_hint`).
 
@@ -8,7 +8,7 @@ use std::io::{Error, ErrorKind};
 
 use crate::socket::{Io, Received};
 
-/// Has each read tell what it left behind. False: this kernel, or this kind of socket, does not.
+/// Makes each read report how much it left. False: this kernel or socket does not support it.
 pub(crate) fn announce_rest(fd: c_int) -> bool {
     let on: c_int = 1;
     let length = size_of::<c_int>() as libc::socklen_t;
@@ -20,7 +20,7 @@ pub(crate) fn announce_rest(fd: c_int) -> bool {
 #[repr(C, align(8))]
 struct Control([u8; 32]);
 
-/// One read. What it left behind counts a FIN, too; the kernel says so when [`announce_rest`] was heard.
+/// Reads once. After [`announce_rest`], the kernel reports how much is left; a FIN counts, too.
 pub(crate) fn receive(fd: c_int, into: &mut [u8]) -> Received {
     let mut control = MaybeUninit::<Control>::uninit();
     let mut piece = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
@@ -45,7 +45,7 @@ pub(crate) fn receive(fd: c_int, into: &mut [u8]) -> Received {
     }
 }
 
-/// One read that tells nothing else; `ends`: something is behind these bytes.
+/// Reads once, without asking how much is left; `ends`: an event has reported the end of the connection.
 pub(crate) fn receive_knowing(fd: c_int, into: &mut [u8], ends: bool) -> Received {
     loop {
         // SAFETY: the kernel writes into `into`, no more than its length says.
@@ -62,16 +62,16 @@ pub(crate) fn receive_knowing(fd: c_int, into: &mut [u8], ends: bool) -> Receive
 /// # Safety
 /// `message` was filled by recvmsg.
 unsafe fn left_behind(message: &libc::msghdr) -> Option<c_int> {
-    // SAFETY: the control messages lie where the kernel has put them.
+    // SAFETY: the kernel placed the control messages there.
     let header = unsafe { libc::CMSG_FIRSTHDR(message).as_ref() }?;
     if header.cmsg_level != libc::SOL_TCP || header.cmsg_type != libc::TCP_CM_INQ {
         return None;
     }
-    // SAFETY: a message of this type carries an int.
+    // SAFETY: a message of this type has an int.
     Some(unsafe { libc::CMSG_DATA(header).cast::<c_int>().read_unaligned() })
 }
 
-/// One write; may be short.
+/// Writes once, perhaps only a part of `bytes`.
 pub(crate) fn send(fd: c_int, bytes: &[u8]) -> Io {
     loop {
         // SAFETY: the kernel only reads.
@@ -86,7 +86,7 @@ pub(crate) fn send(fd: c_int, bytes: &[u8]) -> Io {
     }
 }
 
-/// What the last call's error means; None: it was interrupted.
+/// The meaning of the last call's error; None: it was interrupted.
 fn failed() -> Option<Io> {
     match Error::last_os_error().kind() {
         ErrorKind::Interrupted => None,
@@ -104,7 +104,7 @@ mod tests {
 
     use super::*;
 
-    /// Both ends of a TCP connection; the second one tells what reads leave behind.
+    /// Both ends of a TCP connection; reads of the second one report how much they left.
     fn pair() -> (TcpStream, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let near = TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
@@ -113,14 +113,14 @@ mod tests {
         (near, far)
     }
 
-    /// Returns once so many bytes, or the end, can be read.
+    /// Returns once `bytes` bytes, or the end, can be read.
     fn arrived(far: &TcpStream, bytes: usize) {
         let mut seen = vec![0; bytes];
         while far.peek(&mut seen).expect("a connection") < bytes.min(seen.len()) {}
     }
 
     #[test]
-    fn a_read_that_takes_all_leaves_nothing() {
+    fn read_of_all_bytes_reports_no_more() {
         let (mut near, far) = pair();
         near.write_all(b"12345").expect("sent");
         arrived(&far, 5);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_buffer_may_leave_more() {
+    fn read_into_a_full_buffer_reports_more() {
         let (mut near, far) = pair();
         near.write_all(b"12345").expect("sent");
         arrived(&far, 5);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fin_behind_the_last_byte_is_told() {
+    fn read_before_a_fin_reports_more() {
         let (mut near, far) = pair();
         near.write_all(b"12345").expect("sent");
         near.shutdown(Shutdown::Write).expect("a FIN");
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_does_not_tell_is_read_again() {
+    fn read_of_a_socket_without_tcp_inq_reports_more() {
         let (mut near, far) = UnixStream::pair().expect("a pair");
         assert!(!announce_rest(far.as_raw_fd()));
         near.write_all(b"12345").expect("sent");
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_is_short_when_there_is_no_room_and_fails_when_nobody_reads() {
+    fn write_is_short_without_room_and_fails_without_a_peer() {
         let (near, mut far) = pair();
         let bytes = vec![7; 64 << 20];
         let Io::Done(sent) = send(near.as_raw_fd(), &bytes) else { panic!("nothing was sent") };

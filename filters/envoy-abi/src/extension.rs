@@ -1,4 +1,4 @@
-//! The bootstrap extension: labelled metrics, and a clock on Envoy's main thread.
+//! The bootstrap extension: metrics with labels, and a timer on Envoy's main thread.
 
 use core::cell::Cell;
 
@@ -6,17 +6,17 @@ use crate::guard::guarded;
 use crate::module::{configured, destroyed, module};
 use crate::sys::{self, Buffer, Done, Envoy, Ours};
 
-/// A part of Envoy that lives from its start to its end. All hooks run on the main thread.
+/// Lives as long as Envoy. All hooks run on the main thread.
 pub trait Extension {
     /// Called about every [`Extension::interval`] milliseconds.
     fn tick(&self, metrics: &Metrics);
     /// Milliseconds between two ticks.
     fn interval(&self) -> u64;
-    /// Envoy stops: end what runs beside it.
+    /// Envoy stops: end all background work.
     fn shutdown(&self) {}
 }
 
-/// Where labelled metrics are defined and set.
+/// Defines and sets metrics with labels.
 pub struct Metrics {
     config: Envoy,
     open: bool,
@@ -34,12 +34,12 @@ type Define = unsafe extern "C" fn(Envoy, Buffer, *const Buffer, usize, *mut usi
 type Set = unsafe extern "C" fn(Envoy, usize, *const Buffer, usize, u64) -> u32;
 
 impl Metrics {
-    /// Defines a counter; only while the extension is made.
+    /// Defines a counter; only during [`crate::Module::extension`].
     pub fn counter(&mut self, name: &str, labels: &[&str]) -> Result<Counter, String> {
         self.define(sys::extension_define_counter, name, labels).map(Counter)
     }
 
-    /// Defines a gauge; only while the extension is made.
+    /// Defines a gauge; only during [`crate::Module::extension`].
     pub fn gauge(&mut self, name: &str, labels: &[&str]) -> Result<Gauge, String> {
         self.define(sys::extension_define_gauge, name, labels).map(Gauge)
     }
@@ -53,12 +53,12 @@ impl Metrics {
         if self.open && result == sys::METRIC_SUCCESS { Ok(id) } else { Err(format!("no metric {name} ({result})")) }
     }
 
-    /// Adds to a counter, for as many label values as it has labels.
+    /// Adds to a counter. `labels`: a value for each of its labels.
     pub fn add(&self, counter: Counter, labels: &[&str], by: u64) {
         self.set(sys::extension_increment_counter, counter.0, labels, by);
     }
 
-    /// Sets a gauge, for as many label values as it has labels.
+    /// Sets a gauge. `labels`: a value for each of its labels.
     pub fn put(&self, gauge: Gauge, labels: &[&str], value: u64) {
         self.set(sys::extension_set_gauge, gauge.0, labels, value);
     }
@@ -68,7 +68,7 @@ impl Metrics {
         for (slot, label) in values.iter_mut().zip(labels) {
             *slot = Buffer::of(label.as_bytes());
         }
-        // SAFETY: the configuration lives, Envoy copies the values; a wrong number of them is refused.
+        // SAFETY: the configuration lives, Envoy copies the values; it rejects a wrong number of values.
         let result = unsafe { set(self.config, id, values.as_ptr(), labels.len().min(values.len()), value) };
         debug_assert_eq!(result, sys::METRIC_SUCCESS);
     }
@@ -84,14 +84,14 @@ impl HeldExtension {
     fn stop_timer(&self) {
         let timer = self.timer.replace(core::ptr::null_mut());
         if !timer.is_null() {
-            // SAFETY: made in `server_initialized`, on this thread, and deleted once.
+            // SAFETY: created in `server_initialized`, on this thread, and deleted once.
             unsafe { sys::extension_timer_delete(timer) };
         }
     }
 }
 
 /// # Safety
-/// `ours` is a `Held` that Envoy got from `config_new` and has not destroyed.
+/// `ours` is a `HeldExtension` that Envoy got from `config_new` and has not destroyed.
 unsafe fn held<'a>(ours: Ours) -> &'a HeldExtension {
     // SAFETY: the caller's promise; only shared references to it exist.
     unsafe { &*ours.cast::<HeldExtension>() }
@@ -105,15 +105,15 @@ extern "C" fn envoy_dynamic_module_on_bootstrap_extension_config_new(
 ) -> Ours {
     // SAFETY: both live until this hook returns.
     let (name, text) = unsafe { (name.text(), text.bytes()) };
-    let made = configured("bootstrap extension", &name, || {
+    let extension = configured("bootstrap extension", &name, || {
         let mut metrics = Metrics { config, open: true };
         let extension = module()?.extension(&name, text, &mut metrics)?;
         metrics.open = false;
         Ok(HeldExtension { extension, metrics, timer: Cell::new(core::ptr::null_mut()) })
     });
-    // SAFETY: Envoy's own configuration; without this call it would never be ready.
+    // SAFETY: Envoy's own configuration. Without this call Envoy would never become ready.
     unsafe { sys::extension_ready(config) };
-    made
+    extension
 }
 
 #[unsafe(no_mangle)]
@@ -122,7 +122,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_config_destroy(
     unsafe { destroyed::<HeldExtension>("bootstrap extension", ours) }
 }
 
-/// Envoy wants a second object beside the configuration; ours is the same.
+/// Envoy requires a second object in addition to the configuration. The module uses the same object.
 #[unsafe(no_mangle)]
 extern "C" fn envoy_dynamic_module_on_bootstrap_extension_new(ours: Ours, _: Envoy) -> Ours {
     ours
@@ -136,7 +136,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_server_initiali
         // SAFETY: the configuration lives, and this is the main thread.
         let timer = unsafe { sys::extension_timer_new(held.metrics.config) };
         held.timer.set(timer);
-        // SAFETY: just made.
+        // SAFETY: just created.
         unsafe { sys::extension_timer_enable(timer, held.extension.interval()) };
     });
 }
@@ -149,7 +149,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_bootstrap_extension_timer_fired(_: 
         held.extension.tick(&held.metrics);
     });
     if held.timer.get() == timer {
-        // SAFETY: not deleted: it is the one that is kept.
+        // SAFETY: the timer was not deleted.
         unsafe { sys::extension_timer_enable(timer, held.extension.interval()) };
     }
 }
@@ -179,7 +179,7 @@ macro_rules! unused_hooks {
     };
 }
 
-// Envoy refuses a module without them; there is nothing to do in them.
+// Envoy rejects a module without these hooks, which have nothing to do.
 unused_hooks! {
     envoy_dynamic_module_on_bootstrap_extension_worker_thread_initialized(Envoy, Ours)
     envoy_dynamic_module_on_bootstrap_extension_destroy(Ours)

@@ -1,4 +1,4 @@
-//! The network filter: the life of one client connection, without its bytes.
+//! The network filter: sees a client connection begin and end, but not its bytes.
 
 use core::cell::Cell;
 use std::net::SocketAddr;
@@ -9,21 +9,21 @@ use crate::guard::guarded;
 use crate::module::{configured, destroyed, module};
 use crate::sys::{self, Buffer, Envoy, Ours};
 
-/// Makes the filters of one listener; called on workers, at the same time.
+/// Creates the filters of one listener. Called on all workers, concurrently.
 pub trait FilterFactory: Send + Sync {
-    /// A filter for a new connection; before the filters behind it exist.
+    /// Creates the filter of a new connection, before the filters after it exist.
     fn filter(&self, filter: Filter) -> Option<Box<dyn NetworkFilter>>;
 }
 
 /// One client connection.
 pub trait NetworkFilter {
-    /// All filters exist; those behind this one are told when it returns. False keeps it from them.
+    /// All filters exist. Filters after this one see the connection when this returns; false withholds it from them.
     fn on_new_connection(&self) -> bool;
     /// A [`Waker`] of this connection was used.
     fn on_wake(&self);
 }
 
-/// Envoy's side of a filter. Calls do nothing once Envoy has destroyed it.
+/// Envoy's side of a filter. Its methods do nothing after Envoy has destroyed the filter.
 #[derive(Clone)]
 pub struct Filter(Rc<Cell<Envoy>>);
 
@@ -33,14 +33,14 @@ impl Filter {
         if envoy.is_null() { gone } else { call(envoy) }
     }
 
-    /// The id of the connection, unique in the process; 0 when it is gone.
+    /// The id of the connection, unique in the process; 0 if the connection is gone.
     #[must_use]
     pub fn connection_id(&self) -> u64 {
         // SAFETY: the filter lives.
         self.with(0, |filter| unsafe { sys::filter_connection_id(filter) })
     }
 
-    /// The id of the upstream connection that Envoy has given to this one; None when there is none yet.
+    /// The id of the upstream connection that Envoy has assigned to this connection, if any.
     #[must_use]
     pub fn upstream_connection_id(&self) -> Option<u64> {
         // SAFETY: the filter lives.
@@ -50,11 +50,11 @@ impl Filter {
         }
     }
 
-    /// The client's address; after a PROXY header the one that it names.
+    /// The client's address; after a PROXY header, the address in it.
     #[must_use]
     pub fn remote_address(&self) -> Option<SocketAddr> {
         self.with(None, |filter| {
-            // SAFETY: the filter lives, and the getter fills what it is given or says no.
+            // SAFETY: the filter lives, and the getter fills its arguments or returns false.
             unsafe { buffer::address(|ip, port| sys::filter_remote_address(filter, ip, port)) }
         })
     }
@@ -63,12 +63,12 @@ impl Filter {
     #[must_use]
     pub fn local_address(&self) -> Option<SocketAddr> {
         self.with(None, |filter| {
-            // SAFETY: the filter lives, and the getter fills what it is given or says no.
+            // SAFETY: the filter lives, and the getter fills its arguments or returns false.
             unsafe { buffer::address(|ip, port| sys::filter_local_address(filter, ip, port)) }
         })
     }
 
-    /// Closes the connection without waiting for its write buffer. `why` goes to the access log.
+    /// Closes the connection without flushing its write buffer. `why` goes to the access log.
     pub fn close(&self, why: &str) {
         const NO_FLUSH: u32 = 1;
         // SAFETY: the filter lives; the text is copied.
@@ -77,7 +77,7 @@ impl Filter {
         });
     }
 
-    /// Sets filter state of a kind that Envoy knows by `key`. False when it does not.
+    /// Sets filter state of the type that Envoy registers under `key`. Returns false if there is none.
     pub fn set_state(&self, key: &str, value: &str) -> bool {
         // SAFETY: the filter lives; both are copied.
         self.with(false, |filter| unsafe {
@@ -85,21 +85,21 @@ impl Filter {
         })
     }
 
-    /// Sets dynamic metadata of the connection, which its access log may show.
+    /// Sets dynamic metadata of the connection, for its access log.
     pub fn set_metadata(&self, namespace: &str, key: &str, value: &str) {
         let [namespace, key, value] = [namespace, key, value].map(|text| Buffer::of(text.as_bytes()));
         // SAFETY: the filter lives; all three are copied.
         self.with((), |filter| unsafe { sys::filter_set_metadata(filter, namespace, key, value) });
     }
 
-    /// The same for a number.
+    /// Like [`Self::set_metadata`], for a number.
     pub fn set_metadata_number(&self, namespace: &str, key: &str, value: f64) {
         let [namespace, key] = [namespace, key].map(|text| Buffer::of(text.as_bytes()));
         // SAFETY: the filter lives; both are copied.
         self.with((), |filter| unsafe { sys::filter_set_metadata_number(filter, namespace, key, value) });
     }
 
-    /// What wakes this connection from other threads.
+    /// A handle that wakes this connection from other threads.
     #[must_use]
     pub fn waker(&self) -> Option<Waker> {
         // SAFETY: the filter lives, and this is its worker.
@@ -108,7 +108,7 @@ impl Filter {
     }
 }
 
-/// Has [`NetworkFilter::on_wake`] called on the connection's worker; without effect when the connection is gone.
+/// Makes Envoy call [`NetworkFilter::on_wake`] on the connection's worker. Does nothing if the connection is gone.
 pub struct Waker(Envoy);
 
 // SAFETY: Envoy lets any thread commit to a scheduler and delete it.
@@ -125,7 +125,7 @@ impl Waker {
 
 impl Drop for Waker {
     fn drop(&mut self) {
-        // SAFETY: made by `waker`, deleted once.
+        // SAFETY: created by `waker`, deleted once.
         unsafe { sys::filter_scheduler_delete(self.0) }
     }
 }
@@ -136,7 +136,7 @@ struct HeldFilter {
 }
 
 /// # Safety
-/// `ours` is a `Held` that Envoy got from `new` and has not destroyed.
+/// `ours` is a `HeldFilter` that Envoy got from `new` and has not destroyed.
 unsafe fn filter<'a>(ours: Ours) -> &'a dyn NetworkFilter {
     // SAFETY: the caller's promise; only shared references to it exist.
     unsafe { &*(*ours.cast::<HeldFilter>()).filter }
@@ -153,7 +153,7 @@ extern "C" fn envoy_dynamic_module_on_network_filter_config_new(_: Envoy, name: 
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_network_filter_config_destroy(factory: Ours) {
-    // SAFETY: made by the hook above; Envoy destroys it once.
+    // SAFETY: created by the hook above; Envoy destroys it once.
     unsafe { destroyed::<FilterFactoryHandle>("network filter", factory) }
 }
 
@@ -174,8 +174,8 @@ unsafe extern "C" fn envoy_dynamic_module_on_network_filter_new(factory: Ours, e
 unsafe extern "C" fn envoy_dynamic_module_on_network_filter_new_connection(envoy: Envoy, ours: Ours) -> u32 {
     // SAFETY: Envoy passes what `new` returned.
     let filter = unsafe { filter(ours) };
-    let begun = guarded("network_filter_new_connection", None, || Some(filter.on_new_connection()));
-    match begun {
+    let result = guarded("network_filter_new_connection", None, || Some(filter.on_new_connection()));
+    match result {
         Some(true) => sys::CONTINUE,
         Some(false) => sys::STOP_ITERATION,
         None => {
@@ -187,7 +187,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_network_filter_new_connection(envoy
 
 #[unsafe(no_mangle)]
 extern "C" fn envoy_dynamic_module_on_network_filter_read(_: Envoy, _: Ours, _: usize, _: bool) -> u32 {
-    sys::CONTINUE // bytes are seen in the sockets
+    sys::CONTINUE // the sockets process the bytes
 }
 
 #[unsafe(no_mangle)]
@@ -197,18 +197,18 @@ extern "C" fn envoy_dynamic_module_on_network_filter_write(_: Envoy, _: Ours, _:
 
 #[unsafe(no_mangle)]
 extern "C" fn envoy_dynamic_module_on_network_filter_event(_: Envoy, _: Ours, _: u32) {
-    // the socket hears first that a connection closes
+    // The transport socket gets the close event first.
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_network_filter_scheduled(envoy: Envoy, ours: Ours, _: u64) {
     // SAFETY: Envoy passes what `new` returned.
     let filter = unsafe { filter(ours) };
-    let whole = guarded("network_filter_scheduled", false, || {
+    let is_complete = guarded("network_filter_scheduled", false, || {
         filter.on_wake();
         true
     });
-    if !whole {
+    if !is_complete {
         close_after_panic(envoy);
     }
 }
@@ -216,7 +216,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_network_filter_scheduled(envoy: Env
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_network_filter_destroy(ours: Ours) {
     if !ours.is_null() {
-        // SAFETY: made by `new`, and alive until the next line but one.
+        // SAFETY: created by `new`, and alive until the next line but one.
         unsafe { (*ours.cast::<HeldFilter>()).envoy.set(core::ptr::null_mut()) };
         // SAFETY: Envoy destroys it once.
         unsafe { destroyed::<HeldFilter>("network filter", ours) }

@@ -1,10 +1,10 @@
-//! A panic must not leave a hook: unwinding into C++ ends the process, and with it every session.
+//! Catches panics in hooks: unwinding into C++ would end the process, and every session with it.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs a hook, or what one does for another session; after a panic logs it and answers `fallback`, which ends the one
-/// session that it happened in.
+/// Runs a hook, or the work of a hook for another session. After a panic, logs it and returns `fallback`, which closes
+/// the affected session.
 pub fn guarded<T>(hook: &str, fallback: T, run: impl FnOnce() -> T) -> T {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(value) => value,

@@ -1,12 +1,12 @@
 //! Envoy's C ABI for dynamic modules (v0.2.0, Envoy 1.40): declarations and safe wrappers.
 //!
-//! All unsafe code of the module is in this crate. Each extension point is a pair: a trait that the module
-//! implements ([`socket::TransportSocket`], [`filter::NetworkFilter`], [`policy::Policy`],
-//! [`extension::Extension`]) and a handle with Envoy's side ([`socket::Socket`], ...). The exported hooks find the
-//! implementations through the one [`Module`] that [`export!`] names, and catch every panic.
+//! All unsafe code of the module is in this crate. Each extension point is a pair: a trait that the module implements
+//! ([`socket::TransportSocket`], [`filter::NetworkFilter`], [`policy::Policy`], [`extension::Extension`]) and a handle
+//! with Envoy's side ([`socket::Socket`], ...). The exported hooks find the implementations through the [`Module`] that
+//! [`export!`] names, and catch every panic.
 //!
-//! Handles outlive nothing: when Envoy destroys its object they become no-ops, so a module may keep clones
-//! where it likes. They stay on the worker that they belong to.
+//! When Envoy destroys an object, its handles become no-ops, so a module may keep clones of them anywhere. Handles stay
+//! on the thread of their worker.
 
 mod buffer;
 mod descriptor;

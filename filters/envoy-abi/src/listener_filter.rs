@@ -1,8 +1,9 @@
-//! The listener filter: sees a connection before its filter chain is chosen, and may read its first bytes.
+//! The listener filter: runs before the filter chain of a connection is chosen, and may inspect its first bytes.
 //!
-//! Its configuration can be received at any time (ECDS). So can the network filter's, but each connection keeps the text of
-//! the one that it began with (`filter_config_` in Envoy's `source/extensions/filters/network/dynamic_modules/filter_config.h`).
-//! A listener filter is destroyed when its connection is accepted.
+//! A new configuration can arrive at any time (ECDS), as for the network filter. But a network filter's connections
+//! keep the configuration with which they began (`filter_config_` in Envoy's
+//! `source/extensions/filters/network/dynamic_modules/filter_config.h`), while a listener filter is destroyed when its
+//! connection is accepted.
 
 use core::cell::Cell;
 use std::net::SocketAddr;
@@ -12,10 +13,10 @@ use crate::guard::guarded;
 use crate::module::{configured, destroyed, module};
 use crate::sys::{self, Buffer, Envoy, Ours};
 
-/// The filters of one listener; called on workers, at the same time.
+/// The filters of one listener. Called on all workers, concurrently.
 pub trait ListenerFilter: Send + Sync {
-    /// Called for each new connection; `peer` returns the other end of the TCP connection. It calls Envoy and parses a text, so
-    /// a filter calls it only if it needs the address.
+    /// Called for each new connection; `peer` returns the other end of the TCP connection. `peer` calls Envoy and
+    /// parses a text, so a filter should call it only if it needs the address.
     fn accept(&self, peer: &dyn Fn() -> Option<SocketAddr>) -> Accept;
     /// Called with all bytes received so far, if `accept` asked for them.
     fn inspect(&self, received: &[u8]) -> Verdict;
@@ -39,7 +40,7 @@ pub enum Verdict {
     Close(&'static str),
 }
 
-/// The addresses that a connection has for everything behind the filter.
+/// The addresses of the connection for all later filters.
 pub struct Addresses {
     pub client: SocketAddr,
     pub listener: SocketAddr,
@@ -49,7 +50,6 @@ type Config = Box<dyn ListenerFilter>;
 
 /// One connection.
 struct InspectedConnection {
-    /// Lives as long as its connections.
     config: *const Config,
     /// Bytes that Envoy reads ahead; 0: none.
     read_limit: Cell<usize>,
@@ -87,7 +87,7 @@ unsafe fn parts<'a>(ours: Ours) -> (&'a InspectedConnection, &'a dyn ListenerFil
 unsafe extern "C" fn envoy_dynamic_module_on_listener_filter_on_accept(envoy: Envoy, ours: Ours) -> u32 {
     // SAFETY: Envoy passes what `new` returned.
     let (connection, filter) = unsafe { parts(ours) };
-    // SAFETY: Envoy's own filter; the getter fills what it is given or says no.
+    // SAFETY: Envoy's own filter; the getter fills its arguments or returns false.
     let peer = || unsafe { buffer::address(|ip, port| sys::listener_filter_direct_remote_address(envoy, ip, port)) };
     match guarded("listener_filter_on_accept", None, || Some(filter.accept(&peer))) {
         Some(Accept::Continue) => sys::CONTINUE,
@@ -110,7 +110,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_listener_filter_on_data(envoy: Envo
         chunk.bytes()
     };
     match guarded("listener_filter_on_data", Verdict::Close(PANIC), || filter.inspect(received)) {
-        // Envoy does not call again when it cannot read more.
+        // At the read limit Envoy does not call again.
         Verdict::Incomplete if received.len() >= connection.read_limit.get() => {
             close(envoy, "too many bytes to inspect")
         }
@@ -151,16 +151,16 @@ unsafe extern "C" fn envoy_dynamic_module_on_listener_filter_get_max_read_bytes(
     unsafe { parts(ours) }.0.read_limit.get()
 }
 
-// Envoy refuses a module that lacks this.
+// Envoy rejects a module without this hook.
 #[unsafe(no_mangle)]
 extern "C" fn envoy_dynamic_module_on_listener_filter_on_close(_: Envoy, _: Ours) {}
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_listener_filter_destroy(ours: Ours) {
-    // SAFETY: made by `new`; Envoy destroys it once.
+    // SAFETY: created by `new`; Envoy destroys it once.
     unsafe { destroyed::<InspectedConnection>("listener filter", ours) }
 }
 
-// Envoy refuses a module that lacks this.
+// Envoy rejects a module without this hook.
 #[unsafe(no_mangle)]
 extern "C" fn envoy_dynamic_module_on_listener_filter_scheduled(_: Envoy, _: Ours, _: u64) {}

@@ -2,7 +2,7 @@
 
 use crate::sys::{self, Buffer};
 
-/// How important a line is; the numbers are Envoy's.
+/// The severity of a line; the numbers are Envoy's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Level {
@@ -14,14 +14,14 @@ pub enum Level {
     Critical = 5,
 }
 
-/// Whether lines of this level are written: ask before making a costly one.
+/// Whether lines of this level are logged. Check this before formatting a costly line.
 #[must_use]
 pub fn enabled(level: Level) -> bool {
-    // SAFETY: takes a number, any thread.
+    // SAFETY: takes a number; may be called on any thread.
     unsafe { sys::log_enabled(level as u32) }
 }
 
-/// Writes one line; `file` and `line` say where it comes from.
+/// Writes one line; `file` and `line`: its place in the source.
 pub fn write(level: Level, text: &str, file: &str, line: u32) {
     // SAFETY: Envoy copies both texts before it returns.
     unsafe {
@@ -29,7 +29,7 @@ pub fn write(level: Level, text: &str, file: &str, line: u32) {
     }
 }
 
-/// `log!(Warn, "the file {path} is gone")`; formats only when the line is wanted.
+/// `log!(Warn, "the file {path} is gone")`; formats the line only if it is logged.
 #[macro_export]
 macro_rules! log {
     ($level:ident, $($text:tt)+) => {

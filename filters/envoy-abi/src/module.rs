@@ -1,4 +1,4 @@
-//! What a module offers, and the hook that Envoy calls first.
+//! The factory of a module's extensions, and the hook that Envoy calls first.
 
 use core::ffi::c_char;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -9,11 +9,11 @@ use crate::listener_filter::ListenerFilter;
 use crate::policy::PolicyFactory;
 use crate::socket::SocketFactory;
 
-/// Makes extensions from their configuration. An error refuses the configuration (its text goes to Envoy's log);
-/// Envoy then keeps what it had, and tells the control plane.
+/// Creates extensions from their configuration. An error rejects the configuration, and its text goes to Envoy's log.
+/// Envoy then keeps the previous configuration, and reports the rejection to the control plane.
 ///
-/// Each runs on Envoy's main thread. `name` is that of the configuration; `config` is what stands there: JSON when it was a
-/// Struct.
+/// All methods run on Envoy's main thread. `name` is the name of the configuration; `config` is its content, as JSON if
+/// it is a Struct.
 pub trait Module: Sync {
     /// A transport socket of listeners.
     fn downstream_socket(&self, name: &str, config: &[u8]) -> Result<Box<dyn SocketFactory>, String>;
@@ -21,32 +21,32 @@ pub trait Module: Sync {
     fn upstream_socket(&self, name: &str, config: &[u8]) -> Result<Box<dyn SocketFactory>, String>;
     /// A network filter.
     fn filter(&self, name: &str, config: &[u8]) -> Result<Box<dyn FilterFactory>, String>;
-    /// A listener filter. Envoy calls this again with each configuration that it receives while it runs.
+    /// A listener filter. Also called for each configuration that Envoy receives later.
     fn listener_filter(&self, name: &str, config: &[u8]) -> Result<Box<dyn ListenerFilter>, String>;
     /// A load-balancing policy.
     fn policy(&self, name: &str, config: &[u8]) -> Result<Box<dyn PolicyFactory>, String>;
-    /// A bootstrap extension; `metrics` can be defined now and never later.
+    /// A bootstrap extension; `metrics` can only be defined during this call.
     fn extension(&self, name: &str, config: &[u8], metrics: &mut Metrics) -> Result<Box<dyn Extension>, String>;
 }
 
 static MODULE: OnceLock<&'static dyn Module> = OnceLock::new();
 
-/// The module that [`export!`] named. Before Envoy has called that hook there is none, and it calls no other.
+/// The module that [`export!`] named. Envoy calls that hook before all others.
 pub(crate) fn module() -> Result<&'static dyn Module, String> {
     MODULE.get().copied().ok_or_else(|| "Envoy has not initialised the module".to_owned())
 }
 
-/// What [`export!`] calls.
+/// Called by [`export!`].
 #[doc(hidden)]
 pub fn initialise(module: &'static dyn Module) -> *const c_char {
     let _ = MODULE.set(module);
     VERSION.as_ptr()
 }
 
-/// The ABI that this module was written for; Envoy compares it with its own.
+/// The version of the ABI that this module uses. Envoy compares it with its own.
 const VERSION: &core::ffi::CStr = c"v0.2.0";
 
-/// Names the module, once, in the crate that becomes the shared object: defines the hook that Envoy calls first.
+/// Names the module, once, in the crate of the shared object. Defines the hook that Envoy calls first.
 #[macro_export]
 macro_rules! export {
     ($module:expr) => {
@@ -65,32 +65,32 @@ pub fn validating() -> bool {
     unsafe { crate::sys::is_validation_mode() }
 }
 
-/// A configuration that was refused.
+/// A rejected configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RejectedConfig {
-    /// The name that it was configured by.
+    /// The name of the configuration.
     pub name: String,
-    /// What the log says of it.
+    /// The reason in Envoy's log.
     pub reason: String,
 }
 
-/// Refusals that are kept for whoever takes them.
-const MOST_REFUSED: usize = 16;
+/// Maximum rejected configurations that are kept for [`take_rejected_configs`].
+const MAX_REJECTED: usize = 16;
 
-/// Those that were not taken yet. Envoy's own answer to the control plane does not carry their text.
-static REFUSED: Mutex<Vec<RejectedConfig>> = Mutex::new(Vec::new());
+/// The rejected configurations that were not taken yet. Envoy does not report their texts to the control plane.
+static REJECTED: Mutex<Vec<RejectedConfig>> = Mutex::new(Vec::new());
 
 fn rejected_configs() -> MutexGuard<'static, Vec<RejectedConfig>> {
-    REFUSED.lock().unwrap_or_else(PoisonError::into_inner)
+    REJECTED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The refusals since the last call.
+/// The configurations rejected since the last call.
 #[must_use]
 pub fn take_rejected_configs() -> Vec<RejectedConfig> {
     std::mem::take(&mut *rejected_configs())
 }
 
-/// Runs a constructor and hands its product to Envoy; null refuses the configuration.
+/// Runs a constructor and gives its result to Envoy. A null pointer rejects the configuration.
 pub(crate) fn configured<T>(
     what: &str,
     name: &str,
@@ -100,15 +100,15 @@ pub(crate) fn configured<T>(
         Ok(product) => Box::into_raw(Box::new(product)).cast_const().cast(),
         Err(reason) => {
             crate::log!(Error, "the configuration of the {what} {name:?} is refused: {reason}");
-            let mut refused = rejected_configs();
-            refused.truncate(MOST_REFUSED - 1); // if they are never taken
-            refused.push(RejectedConfig { name: name.to_owned(), reason });
+            let mut rejected = rejected_configs();
+            rejected.truncate(MAX_REJECTED - 1); // bounds the list if it is never taken
+            rejected.push(RejectedConfig { name: name.to_owned(), reason });
             core::ptr::null()
         }
     }
 }
 
-/// Takes back what [`configured`] handed out.
+/// Drops what [`configured`] gave to Envoy.
 ///
 /// # Safety
 /// `product` is from `configured::<T>` or `Box::into_raw`, and this is the last use.

@@ -1,46 +1,46 @@
-//! The load-balancing policy: one instance a worker, and one on the main thread.
+//! The load-balancing policy: one instance per worker, and one on the main thread.
 
 use crate::guard::guarded;
 use crate::module::{configured, destroyed, module};
 use crate::sys::{self, Buffer, Envoy, Ours};
 
-/// Makes the instances of one cluster.
+/// Creates the instances of one cluster.
 pub trait PolicyFactory: Send + Sync {
     fn policy(&self) -> Box<dyn Policy>;
 }
 
-/// One worker's choice of hosts.
+/// Chooses hosts for one worker.
 pub trait Policy {
-    /// Hosts were added or removed, or health or weight of some has changed. Also called once at the start.
+    /// Hosts were added or removed, or their health or weight has changed. Also called once at the start.
     fn hosts_changed(&self, hosts: &Hosts<'_>);
-    /// Chooses a host for a connection, as its position among the healthy ones. None: there is none.
+    /// Chooses a host for a connection. Returns its position among the healthy hosts; None: no host is available.
     fn choose(&self, hosts: &Hosts<'_>, context: Context<'_>) -> Option<Position>;
 }
 
-/// Where a host stands: among all of its priority, or among the healthy ones of it. The two orders differ.
+/// The position of a host among all hosts of its priority, or among the healthy ones. The two orders differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
     pub priority: u32,
     pub index: usize,
 }
 
-/// The hosts of all priorities, for the time of one hook.
+/// The hosts of all priorities, for the duration of one hook.
 ///
-/// Their metadata cannot be read safely: Envoy's main thread replaces it at any time, and hands out pointers into it that
-/// nothing keeps alive (`getHostMetadataValue` in Envoy's
-/// `source/extensions/load_balancing_policies/dynamic_modules/abi_impl.cc`). An address is never replaced, and a weight is an
-/// atomic number. Since Envoy 1.40 an update of several priorities is reported as one
-/// (github.com/envoyproxy/envoy/pull/46302): before, a host that changes its priority was in none for a moment.
+/// Their metadata cannot be read safely: Envoy's main thread may replace it at any time, and Envoy returns pointers
+/// into it that nothing keeps alive (`getHostMetadataValue` in Envoy's
+/// `source/extensions/load_balancing_policies/dynamic_modules/abi_impl.cc`). An address is never replaced, and a weight
+/// is an atomic number. Since Envoy 1.40 a change of several priorities is reported as one update
+/// (github.com/envoyproxy/envoy/pull/46302). Before, a host that changed its priority was briefly in none.
 pub struct Hosts<'a>(Envoy, core::marker::PhantomData<&'a ()>);
 
 impl Hosts<'_> {
-    /// The positions of all, healthy or not, the lowest priority first.
+    /// The positions of all hosts, healthy or not, the lowest priority first.
     pub fn all(&self) -> impl Iterator<Item = Position> {
         // SAFETY: valid in this hook.
         self.positions(|priority| unsafe { sys::lb_hosts(self.0, priority) })
     }
 
-    /// The positions of the healthy ones, the lowest priority first.
+    /// The positions of the healthy hosts, the lowest priority first.
     pub fn healthy(&self) -> impl Iterator<Item = Position> {
         // SAFETY: valid in this hook.
         self.positions(|priority| unsafe { sys::lb_healthy_hosts(self.0, priority) })
@@ -52,21 +52,21 @@ impl Hosts<'_> {
         (0..priorities).flat_map(move |priority| (0..count(priority)).map(move |index| Position { priority, index }))
     }
 
-    /// `ip:port` of a host, by its position among all.
+    /// `ip:port` of a host, by its position among all hosts.
     #[must_use]
     pub fn address(&self, at: Position) -> Option<&str> {
         // SAFETY: valid in this hook; the text is the host's, which lives as long.
         self.text(|out| unsafe { sys::lb_address(self.0, at.priority, at.index, out) })
     }
 
-    /// `ip:port` of a healthy host, by its position among the healthy.
+    /// `ip:port` of a healthy host, by its position among the healthy hosts.
     #[must_use]
     pub fn healthy_address(&self, at: Position) -> Option<&str> {
         // SAFETY: as above.
         self.text(|out| unsafe { sys::lb_healthy_address(self.0, at.priority, at.index, out) })
     }
 
-    /// Weight of a healthy host, 1 or more; 0 when there is no such host.
+    /// The weight of a healthy host, 1 or more; 0 if there is no such host.
     #[must_use]
     pub fn healthy_weight(&self, at: Position) -> u32 {
         // SAFETY: valid in this hook.
@@ -78,17 +78,17 @@ impl Hosts<'_> {
         if !get(&mut out) {
             return None;
         }
-        // SAFETY: filled by Envoy with bytes of the host, which lives through the hook.
+        // SAFETY: filled by Envoy with bytes of the host, which lives longer than the hook.
         core::str::from_utf8(unsafe { out.bytes() }).ok()
     }
 }
 
-/// What a choice is for, for the time of one hook.
+/// The connection that a host is chosen for, for the duration of one hook.
 #[derive(Clone, Copy)]
 pub struct Context<'a>(Envoy, core::marker::PhantomData<&'a ()>);
 
 impl Context<'_> {
-    /// The hash that the proxy's `hash_policy` makes of the connection; None without one.
+    /// The hash of the connection by the proxy's `hash_policy`; None without such a policy.
     #[must_use]
     pub fn hash(self) -> Option<u64> {
         let mut hash = 0;
@@ -109,7 +109,7 @@ extern "C" fn envoy_dynamic_module_on_lb_config_new(_: Envoy, name: Buffer, conf
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_lb_config_destroy(factory: Ours) {
-    // SAFETY: made by the hook above; Envoy destroys it once.
+    // SAFETY: created by the hook above; Envoy destroys it once.
     unsafe { destroyed::<PolicyFactoryHandle>("load-balancing policy", factory) }
 }
 
@@ -138,7 +138,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_lb_choose_host(
     let chosen = guarded("lb_choose_host", None, || policy.choose(&hosts, Context(context, core::marker::PhantomData)));
     match chosen.and_then(|at| Some((at.priority, u32::try_from(at.index).ok()?))) {
         Some((chosen_priority, chosen_index)) => {
-            // SAFETY: Envoy gives two places to write to.
+            // SAFETY: Envoy provides the memory for both results.
             unsafe {
                 priority.write(chosen_priority);
                 index.write(chosen_index);

@@ -1,5 +1,5 @@
-//! The allocator of a build with AddressSanitizer (`tests/support/module/address_sanitizer.py`). Rust's allocator would be bound to the one that Envoy
-//! exports, and the sanitizer would not see what the module allocates.
+//! The allocator of a build with AddressSanitizer (`tests/support/module/address_sanitizer.py`). Rust's allocator would
+//! use the one that Envoy exports, and the sanitizer would not see the module's allocations.
 
 use core::alloc::{GlobalAlloc, Layout};
 use core::ffi::c_void;

@@ -1,4 +1,4 @@
-//! Transport sockets: the bytes of one connection.
+//! Transport sockets, which read and write the bytes of one connection.
 
 use core::cell::Cell;
 use std::os::fd::BorrowedFd;
@@ -9,45 +9,45 @@ use crate::guard::guarded;
 use crate::module::{configured, destroyed, module};
 use crate::sys::{self, Buffer, Envoy, IoResult, Ours};
 
-/// What a read or write on the descriptor gave.
+/// The result of a read or write on the descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Io {
-    /// So many bytes; a read of 0 is the end of the stream.
+    /// The number of bytes; a read of 0 bytes is the end of the stream.
     Done(usize),
-    /// Nothing now; Envoy calls again when there is.
+    /// The descriptor is not ready; Envoy calls again when it is.
     WouldBlock,
     /// The connection is broken.
     Broken,
 }
 
-/// What one read gave.
+/// The result of one read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
     pub io: Io,
-    /// There may be more to read at once. False: Envoy calls when there is, be it the end of the stream. Only a reset
-    /// that came together with these bytes may be told late: by the next write.
+    /// More may be readable now. False: Envoy calls again for more bytes or the end of the stream. Only a reset that
+    /// arrived with these bytes may be reported late, by the next write.
     pub more: bool,
 }
 
-/// What a hook tells Envoy.
+/// The result of a hook, for Envoy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IoOutcome {
     /// Close the connection now.
     pub close: bool,
-    /// Bytes added to the read buffer, or taken out of the write buffer.
+    /// Bytes added to the read buffer, or removed from the write buffer.
     pub bytes: usize,
     /// The peer will send no more.
     pub end_of_stream: bool,
 }
 
 impl IoOutcome {
-    /// Go on, after so many bytes.
+    /// Keeps the connection open; `bytes` were processed.
     #[must_use]
     pub const fn open(bytes: usize) -> Self {
         Self { close: false, bytes, end_of_stream: false }
     }
 
-    /// Close; bytes before it are still passed on.
+    /// Closes the connection; `bytes` before the close are still passed on.
     #[must_use]
     pub const fn close(bytes: usize) -> Self {
         Self { close: true, bytes, end_of_stream: false }
@@ -62,48 +62,49 @@ impl IoOutcome {
     }
 }
 
-/// Who ended a connection.
+/// Which side ended a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Closed {
     ByPeer,
     ByEnvoy,
 }
 
-/// Makes the sockets of one listener or cluster; called on workers, at the same time.
+/// Creates the sockets of one listener or cluster. Called on all workers, concurrently.
 pub trait SocketFactory: Send + Sync {
-    /// A socket for a new connection; nothing can be asked of it before [`TransportSocket::on_attached`].
+    /// Creates the socket of a new connection. It cannot be used before [`TransportSocket::on_attached`].
     fn socket(&self, socket: Socket) -> Option<Box<dyn TransportSocket>>;
 }
 
-/// One connection's socket. Hooks may run inside one another (closing within reading, for one).
+/// The socket of one connection. Hooks may run inside one another, such as a close within a read.
 pub trait TransportSocket {
-    /// Descriptor and connection id are known from here on.
+    /// The descriptor and the connection id are known from now on.
     fn on_attached(&self);
-    /// The TCP connection is up. Upstream, [`Socket::raise_connected`] must follow, or connecting times out.
+    /// The TCP connection is established. An upstream socket must call [`Socket::raise_connected`] before the connect
+    /// timeout.
     fn on_connected(&self);
-    /// The descriptor may be readable: read until [`Io::WouldBlock`], or call [`Socket::set_readable`].
+    /// The descriptor may be readable. Read until [`Io::WouldBlock`], or call [`Socket::set_readable`].
     fn read(&self) -> IoOutcome;
-    /// There may be something to write, or room to write it. `end`: after that, no more will come.
+    /// There may be bytes to write, or room for them. `end`: no more bytes follow those in the write buffer.
     fn write(&self, end: bool) -> IoOutcome;
-    /// The connection ends; the descriptor is still open.
+    /// The connection ends. The descriptor is still open.
     fn on_closed(&self, by: Closed);
-    /// Whether a connection that closes may wait until its write buffer is empty.
+    /// Whether a close may wait until the write buffer is empty.
     fn can_flush_close(&self) -> bool {
         true
     }
-    /// Why the connection failed, for Envoy's access log.
+    /// The reason why the connection failed, for Envoy's access log.
     fn failure_reason(&self) -> &'static str {
         ""
     }
 }
 
-/// Envoy's side of a socket. Calls do nothing once Envoy has closed it.
+/// Envoy's side of a socket. Its methods do nothing after Envoy has closed the socket.
 #[derive(Clone)]
 pub struct Socket(Rc<Handle>);
 
 struct Handle {
     envoy: Cell<Envoy>,
-    /// Envoy's; -1 while it is not known, and when it is about to be closed: then the number may be another's.
+    /// Envoy's descriptor; -1 before it is known, and when Envoy closes it, because the number may then be reused.
     descriptor: Cell<i32>,
 }
 
@@ -122,7 +123,8 @@ impl Socket {
         }
     }
 
-    /// The same where an event has told whether the connection `ends`: that costs less than to ask with each read.
+    /// Like [`Self::receive`], if an event has reported whether the connection `ends`: that costs less than to ask with
+    /// each read.
     #[must_use]
     pub fn receive_with_end(&self, into: &mut [u8], ends: bool) -> Received {
         match self.0.descriptor.get() {
@@ -133,7 +135,7 @@ impl Socket {
 
     /// Lends Envoy's descriptor, while it is open.
     pub fn with_descriptor<T>(&self, run: impl FnOnce(BorrowedFd<'_>) -> T) -> Option<T> {
-        // SAFETY: Envoy closes it only behind a hook that makes it unknown here.
+        // SAFETY: Envoy closes it only after a hook that sets it to -1 here.
         self.descriptor().map(|fd| run(unsafe { BorrowedFd::borrow_raw(fd) }))
     }
 
@@ -143,12 +145,12 @@ impl Socket {
         (fd >= 0).then_some(fd)
     }
 
-    /// Of a descriptor that Envoy does not know.
+    /// A socket with a descriptor that Envoy does not know.
     pub(crate) fn of_descriptor(fd: i32) -> Self {
         Self(Rc::new(Handle { envoy: Cell::new(core::ptr::null_mut()), descriptor: Cell::new(fd) }))
     }
 
-    /// Writes to the descriptor; may be short.
+    /// Writes to the descriptor, perhaps only a part of `bytes`.
     #[must_use]
     pub fn send(&self, bytes: &[u8]) -> Io {
         match self.0.descriptor.get() {
@@ -157,7 +159,7 @@ impl Socket {
         }
     }
 
-    /// Writes from Envoy's write buffer, and takes out of it what was written.
+    /// Writes from Envoy's write buffer, and removes the written bytes from the buffer.
     #[must_use]
     pub fn flush(&self) -> Io {
         self.with(Io::Broken, |socket| {
@@ -174,7 +176,7 @@ impl Socket {
         self.with((), |socket| unsafe { sys::socket_shutdown_write(socket) });
     }
 
-    /// Passes bytes on to the filters; only within [`TransportSocket::read`].
+    /// Passes bytes to the filters; only within [`TransportSocket::read`].
     pub fn pass_on(&self, bytes: &[u8]) {
         // SAFETY: the socket lives; Envoy copies.
         self.with((), |socket| unsafe {
@@ -189,16 +191,16 @@ impl Socket {
         self.with(0, |socket| unsafe { sys::socket_write_buffer_length(socket) })
     }
 
-    /// Lends the pieces of the write buffer, at most 16 at a time, to `take`, which says how many bytes of them
-    /// are done with; only within [`TransportSocket::write`]. Returns that number.
+    /// Lends at most 16 pieces of the write buffer to `take`, and removes the number of bytes that `take` returns. Only
+    /// within [`TransportSocket::write`]. Returns that number.
     pub fn take_from_write_buffer(&self, take: impl FnOnce(&mut dyn Iterator<Item = &[u8]>) -> usize) -> usize {
         self.with(0, |socket| {
             let mut slices = [Buffer::EMPTY; 16];
             let mut count = slices.len();
-            // SAFETY: the socket lives; Envoy fills at most `count` pieces and says how many.
+            // SAFETY: the socket lives; Envoy fills at most `count` pieces, and sets `count` to their number.
             unsafe { sys::socket_write_buffer_slices(socket, slices.as_mut_ptr(), &mut count) };
             let filled = &slices[..count.min(slices.len())];
-            // Whoever has them can do nothing to the buffer: the handle is no handle until they are given back.
+            // While the pieces are lent, the handle is disabled, so that `take` cannot change the buffer.
             let envoy = self.0.envoy.replace(core::ptr::null_mut());
             // SAFETY: the pieces are valid until the buffer changes, which is below.
             let taken = take(&mut filled.iter().map(|slice| unsafe { slice.bytes() }));
@@ -211,7 +213,7 @@ impl Socket {
         })
     }
 
-    /// Tells Envoy that the connection can be used. May run filters before it returns.
+    /// Reports to Envoy that the connection can be used. May run filters before it returns.
     pub fn raise_connected(&self) {
         // SAFETY: the socket lives.
         self.with((), |socket| unsafe {
@@ -219,20 +221,20 @@ impl Socket {
         });
     }
 
-    /// Whether Envoy's read buffer is over its limit: stop reading for now.
+    /// Whether Envoy's read buffer exceeds its limit, so that reading must pause.
     #[must_use]
     pub fn should_stop_reading(&self) -> bool {
         // SAFETY: the socket lives.
         self.with(false, |socket| unsafe { sys::socket_should_drain(socket) })
     }
 
-    /// Have `read` called again.
+    /// Makes Envoy call `read` again.
     pub fn set_readable(&self) {
         // SAFETY: the socket lives.
         self.with((), |socket| unsafe { sys::socket_set_readable(socket) });
     }
 
-    /// Have `write` called again.
+    /// Makes Envoy call `write` again.
     pub fn set_writable(&self) {
         // SAFETY: the socket lives.
         self.with((), |socket| unsafe { sys::socket_set_writable(socket) });
@@ -257,14 +259,14 @@ fn io(status: u32, done: usize) -> Io {
     }
 }
 
-/// What Envoy keeps for one connection.
+/// The object that Envoy holds for one connection.
 struct HeldSocket {
     handle: Rc<Handle>,
     socket: Box<dyn TransportSocket>,
 }
 
 /// # Safety
-/// `ours` is a `Held` that Envoy got from `new` and has not destroyed.
+/// `ours` is a `HeldSocket` that Envoy got from `new` and has not destroyed.
 unsafe fn held<'a>(ours: Ours) -> &'a HeldSocket {
     // SAFETY: the caller's promise; only shared references to it exist.
     unsafe { &*ours.cast::<HeldSocket>() }
@@ -288,7 +290,7 @@ extern "C" fn envoy_dynamic_module_on_transport_socket_factory_config_new(
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_factory_config_destroy(factory: Ours) {
-    // SAFETY: made by the hook above; Envoy destroys it once.
+    // SAFETY: created by the hook above; Envoy destroys it once.
     unsafe { destroyed::<SocketFactoryHandle>("transport socket", factory) }
 }
 
@@ -308,7 +310,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_new(factory: Ours,
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_destroy(ours: Ours) {
     if !ours.is_null() {
-        // SAFETY: made by `new`, and alive until the next line but one.
+        // SAFETY: created by `new`, and alive until the next line but one.
         let handle = &unsafe { held(ours) }.handle;
         handle.envoy.set(core::ptr::null_mut());
         handle.descriptor.set(-1);
@@ -368,7 +370,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_close(_: Envoy, ou
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_get_protocol(_: Envoy, _: Ours, out: *mut Buffer) {
-    // SAFETY: Envoy gives a place to write to. MySQL's protocol has no ALPN name.
+    // SAFETY: Envoy provides the memory for the result. MySQL's protocol has no ALPN name.
     unsafe { out.write(Buffer::EMPTY) };
 }
 
@@ -381,7 +383,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_get_failure_reason
     // SAFETY: Envoy passes what `new` returned.
     let HeldSocket { socket, .. } = unsafe { held(ours) };
     let reason = guarded("transport_socket_get_failure_reason", "", || socket.failure_reason());
-    // SAFETY: Envoy gives a place to write to; the text is static.
+    // SAFETY: Envoy provides the memory for the result; the text is static.
     unsafe {
         out.write(if reason.is_empty() { Buffer::EMPTY } else { Buffer::of(reason.as_bytes()) });
     };
@@ -396,5 +398,5 @@ unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_can_flush_close(_:
 
 #[unsafe(no_mangle)]
 extern "C" fn envoy_dynamic_module_on_transport_socket_start_secure_transport(_: Envoy, _: Ours) -> bool {
-    false // TLS begins where the MySQL protocol says, not where a filter does
+    false // the MySQL login starts TLS, not a filter
 }

@@ -1,11 +1,11 @@
-//! The socket options that a connection takes over from the connection that it replaces.
+//! Copies socket options to a connection that replaces another one.
 
 use core::ffi::{c_int, c_void};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// Options with an integer, as Envoy sets them for a cluster (keepalive, `socket_options`), or the module. They are set in
-/// this order: a type of service determines a priority.
+/// Options with an integer that Envoy sets for a cluster (keepalive, `socket_options`), or that the module sets. They
+/// are set in this order, because the type of service sets the priority.
 const INTEGERS: [(c_int, c_int); 11] = [
     (libc::IPPROTO_IP, libc::IP_TOS),
     (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
@@ -20,20 +20,20 @@ const INTEGERS: [(c_int, c_int); 11] = [
     (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT),
 ];
 
-/// Buffer sizes, and the bit of `SO_BUF_LOCK` that says that the size was set. Otherwise the kernel adapts it, and stops doing
-/// so when a size is set.
+/// Buffer sizes, and their bits in `SO_BUF_LOCK`, which tell whether the size was set. Otherwise the kernel adapts the
+/// size, and setting it would stop that.
 const BUFFER_SIZES: [(c_int, c_int); 2] = [(libc::SO_SNDBUF, 1), (libc::SO_RCVBUF, 2)];
 /// Since Linux 5.14 (`include/uapi/asm-generic/socket.h`, `include/uapi/linux/socket.h`).
 const SO_BUF_LOCK: c_int = 72;
 
-/// Bytes of the longest name of a congestion control algorithm, `TCP_CA_NAME_MAX`.
+/// `TCP_CA_NAME_MAX`: maximum bytes in the name of a congestion control algorithm.
 const ALGORITHM_BYTES: usize = 16;
 
-/// Sets the options of `to` as they are on `from`. What one of the two sockets does not have is left out. Some sizes only have
-/// an effect before `to` is connected.
+/// Sets the options of `to` to their values on `from`. Skips options that one of the sockets does not have. Some sizes
+/// only have an effect before `to` is connected.
 ///
 /// # Errors
-/// The kernel does not allow to set one of them.
+/// The kernel rejects an option.
 pub fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
     for (level, name) in INTEGERS {
         if let (Some(value), Some(now)) = (integer(from, level, name), integer(to, level, name))
@@ -48,7 +48,7 @@ pub fn copy(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> io::Result<()> {
             && let Some(size) = integer(from, libc::SOL_SOCKET, name)
             && integer(to, libc::SOL_SOCKET, name) != Some(size)
         {
-            // The kernel doubles the size that it is given (socket(7)).
+            // The kernel doubles the size that is set (socket(7)).
             set(to, libc::SOL_SOCKET, name, &(size / 2).to_ne_bytes())?;
         }
     }
@@ -71,7 +71,7 @@ fn congestion_control(socket: BorrowedFd<'_>) -> Option<[u8; ALGORITHM_BYTES]> {
     Some(name)
 }
 
-/// The length of the value. None: this socket does not have that option.
+/// Returns the length of the value; None if the socket does not have the option.
 fn get(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: &mut [u8]) -> Option<usize> {
     let mut length = value.len() as libc::socklen_t;
     let pointer: *mut c_void = value.as_mut_ptr().cast();
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_set_is_copied() {
+    fn options_that_were_set_are_copied() {
         let (from, to) = (socket(libc::AF_INET), socket(libc::AF_INET));
         let values: [(c_int, c_int, c_int); 9] = [
             (libc::IPPROTO_IP, libc::IP_TOS, 0x48),
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_one_of_them_has_is_left_out() {
+    fn options_that_one_of_the_sockets_lacks_are_skipped() {
         let (six, four) = (socket(libc::AF_INET6), socket(libc::AF_INET));
         set(six.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &0x48_i32.to_ne_bytes()).expect("set");
         set(six.as_fd(), libc::IPPROTO_TCP, libc::TCP_NODELAY, &1_i32.to_ne_bytes()).expect("set");
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn an_option_that_cannot_be_set_is_an_error() {
+    fn option_that_cannot_be_set_is_an_error() {
         let (from, to) = (socket(libc::AF_INET), TcpListener::bind("127.0.0.1:0").expect("a port"));
         set(from.as_fd(), libc::IPPROTO_TCP, libc::TCP_CONGESTION, b"reno").expect("every kernel has it");
         copy(from.as_fd(), to.as_fd()).expect("copied");

@@ -1,17 +1,17 @@
-//! Declarations, as C has them. Names and layouts: `abi.h` of Envoy 1.40
-//! (github.com/envoyproxy/envoy, `source/extensions/dynamic_modules/abi/abi.h`).
+//! C declarations. Names and layouts are those of `abi.h` of Envoy 1.40 (github.com/envoyproxy/envoy,
+//! `source/extensions/dynamic_modules/abi/abi.h`).
 //!
-//! Only what is used is declared: Envoy binds all symbols when it loads a module, and refuses one that names a
-//! callback which that Envoy lacks.
+//! Only used callbacks are declared: Envoy binds all symbols when it loads a module, and rejects a module that uses a
+//! callback which this Envoy lacks.
 
 use core::ffi::{c_char, c_int, c_void};
 
-/// An object of Envoy's.
+/// An object of Envoy.
 pub(crate) type Envoy = *mut c_void;
-/// An object of ours, in Envoy's keeping.
+/// An object of the module that Envoy holds.
 pub(crate) type Ours = *const c_void;
 
-/// Bytes: Envoy's when Envoy passes them, ours when we do.
+/// Bytes of Envoy or of the module, whichever passes them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct Buffer {
@@ -19,7 +19,7 @@ pub(crate) struct Buffer {
     pub(crate) length: usize,
 }
 
-/// What a socket's read and write hooks return.
+/// The result of a socket's read and write hooks.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct IoResult {

@@ -1,11 +1,11 @@
-//! The kernel's view of a TCP connection.
+//! The state of a TCP connection in the kernel.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
-/// How long ago an acknowledgement or data of the peer arrived. The peer's kernel acknowledges even if its process is
-/// stopped, or does not read. None: it is no TCP connection.
+/// Time since an acknowledgement or data of the peer arrived. The peer's kernel acknowledges even if the peer's process
+/// is stopped or does not read. None: not a TCP connection.
 ///
 /// Source: `tcp_get_info` in Linux' `net/ipv4/tcp.c`; both fields are in milliseconds.
 #[must_use]
@@ -25,7 +25,7 @@ pub fn since_heard(connection: BorrowedFd<'_>) -> Option<Duration> {
     if result != 0 {
         return None;
     }
-    // SAFETY: it is made of integers only, and was zeroed.
+    // SAFETY: it has only integers, and was zeroed.
     let info = unsafe { info.assume_init() };
     Some(Duration::from_millis(info.tcpi_last_ack_recv.min(info.tcpi_last_data_recv).into()))
 }
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_that_arrive_count_although_nobody_reads_them() {
+    fn since_heard_counts_unread_bytes() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let near = TcpStream::connect(listener.local_addr().expect("an address")).expect("connected");
         let (mut far, _) = listener.accept().expect("accepted");
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn other_sockets_have_no_such_time() {
+    fn since_heard_is_none_for_other_sockets() {
         let (one, _other) = UnixStream::pair().expect("a pair");
         assert_eq!(since_heard(one.as_fd()), None);
     }

@@ -1,8 +1,8 @@
 //! Writes seeds/<target>/: `cargo +nightly run --example seeds` in `filters/fuzz`.
 //!
-//! Most are cut out of the recorded conversations (`filters/mysql-proto/corpus`), one for each shape that a command and its
-//! response have there; those of logins with TLS or other plugins are made of messages of the tests. What a fuzzer
-//! found stays: its names begin with `found-`.
+//! Most seeds are parts of the recorded conversations (`filters/mysql-proto/corpus`), one for each shape of a command
+//! and its response. Those of logins with TLS or other plugins are built from messages of the tests. Seeds that a
+//! fuzzer found stay; their names begin with `found-`.
 
 use fuzz::parties;
 use fuzz::script::{self, FULL, NODE, RAW};
@@ -16,9 +16,9 @@ use std::path::Path;
 
 type Error = Box<dyn std::error::Error>;
 
-/// Bytes of a message that seeds of sessions keep: more than a tracker reads.
+/// Bytes per message in the seeds of sessions: more than a tracker reads.
 const KEPT: usize = 28;
-/// Packets at the begin of an exchange that seeds keep.
+/// Packets at the beginning of an exchange that a seed keeps.
 const MANY: usize = 24;
 
 /// A packet of a recording.
@@ -29,7 +29,7 @@ struct Packet {
     payload: Vec<u8>,
 }
 
-/// The conversations of a file of the corpus, packet by packet (its format: `filters/mysql-proto/corpus/README.md`).
+/// The conversations of a corpus file as packets (format: `filters/mysql-proto/corpus/README.md`).
 fn conversations(file: &[u8]) -> Vec<Vec<Packet>> {
     let mut all: Vec<Vec<Packet>> = Vec::new();
     let mut begun = [Vec::new(), Vec::new()];
@@ -57,18 +57,18 @@ fn conversations(file: &[u8]) -> Vec<Vec<Packet>> {
     all
 }
 
-/// What two responses have in common that differ in what they tell only.
+/// The shape of a packet; responses that differ only in their data have equal shapes.
 fn shape(packet: &Packet) -> (bool, u8, usize) {
     let first = packet.payload.first().copied().unwrap_or(1);
-    // First bytes with a meaning; others are lengths, or letters.
+    // First bytes with a meaning. Others are lengths or text.
     let first = if !packet.from_node || matches!(first, 0 | 1 | 0xfb..) { first } else { 2 };
     (packet.from_node, first, packet.payload.len().min(10))
 }
 
-/// What packets of an exchange look like, and how the links end rows.
+/// The shapes of an exchange's packets, and whether the session uses DEPRECATE_EOF.
 type Shape = (Vec<(bool, u8, usize)>, bool);
 
-/// Seeds of one conversation: each command with what answers it, unless one of that shape was seen.
+/// Adds seeds of one conversation: each command with its response, unless one of that shape was seen.
 fn add_exchanges(packets: &[Packet], seeds: &mut Seeds, seen: &mut HashSet<Shape>) {
     let [greeting, login, ..] = packets else { return };
     let offered = Greeting::parse(&greeting.payload).map_or_else(Capabilities::default, |it| it.capabilities);
@@ -76,7 +76,7 @@ fn add_exchanges(packets: &[Packet], seeds: &mut Seeds, seen: &mut HashSet<Shape
     let begins = |packet: &Packet| !packet.from_node && packet.number == 0;
     let Some(first) = packets.iter().position(begins) else { return };
     for exchange in packets[first..].chunk_by(|_, next| !begins(next)) {
-        // Of many rows the first and the last say enough.
+        // Of many rows, the first ones and the last one suffice.
         let (front, back) = exchange.split_at(exchange.len().min(MANY));
         let kept = || front.iter().chain(back.last());
         let mut shapes: Vec<_> = kept().map(shape).collect();
@@ -93,7 +93,7 @@ fn add_exchanges(packets: &[Packet], seeds: &mut Seeds, seen: &mut HashSet<Shape
     }
 }
 
-/// A number for a name that stays the same as long as the seed does.
+/// A hash for the name, which stays the same as long as the seed does.
 fn number(seed: &[u8]) -> u32 {
     seed.iter().fold(2_166_136_261, |sum, &byte| (sum ^ u32::from(byte)).wrapping_mul(16_777_619))
 }
@@ -115,7 +115,7 @@ impl Seeds {
         }
     }
 
-    /// Puts them in place of those that were made before.
+    /// Replaces the seeds that were generated before.
     fn write(&self, directory: &Path) -> Result<(), Error> {
         let directory = directory.join(self.target);
         fs::create_dir_all(&directory)?;
@@ -134,10 +134,10 @@ impl Seeds {
     }
 }
 
-/// The rules of a login as its target reads them: TLS optional, preferred at the node; clear text allowed.
+/// The byte of rules for the target `login`: client TLS optional, node TLS preferred, clear text allowed.
 const RULES: u8 = 1 | 1 << 2 | 1 << 5;
 
-/// The login of a conversation: as it was, and with TLS on either side, as far as the greeting goes.
+/// Adds the login of a conversation: as recorded, and with TLS on either side as far as the greeting goes.
 fn add_logins(packets: &[Packet], seeds: &mut Seeds, seen: &mut HashSet<Capabilities>) {
     let end = packets.iter().position(|packet| !packet.from_node && packet.number == 0).unwrap_or(packets.len());
     let [greeting, response, rest @ ..] = &packets[..end] else { return };
@@ -163,7 +163,7 @@ fn add_logins(packets: &[Packet], seeds: &mut Seeds, seen: &mut HashSet<Capabili
     }
 }
 
-/// Logins of plugins that no MariaDB has, in all pairs of links with and without TLS.
+/// Adds logins with plugins that MariaDB lacks, with and without TLS on both sides.
 fn add_plugins(seeds: &mut Seeds) {
     for plugin in ["caching_sha2_password", "sha256_password", "mysql_clear_password", "tidb_sm3_password", "parsec"] {
         for (client_tls, node_tls) in [(false, false), (true, false), (false, true), (true, true)] {

@@ -1,4 +1,4 @@
-//! What a node sends first, as it is on the wire.
+//! The first packet of a node, as sent.
 
 #![no_main]
 
@@ -20,18 +20,18 @@ fuzz_target!(|bytes: &[u8]| {
         let earlier = first_packet(&bytes[..end]);
         assert!(earlier == FirstPacket::Incomplete || earlier == last, "{earlier:?} at {end}, then {last:?}");
     }
-    // A login makes the same of it.
+    // A login must agree.
     let mut out = Output::default();
     let (taken, progress) = Login::new(RULES).on_node_bytes(bytes, &mut out);
     match last {
         FirstPacket::Incomplete => assert_eq!((taken, progress), (bytes.len(), Progress::More)),
         FirstPacket::Error(code) => assert_eq!(progress, Progress::Denied(code)),
         FirstPacket::Greeting => {
-            // More packets may follow, which no login has.
+            // More packets may follow the greeting, which a login rejects.
             let greeting = Header::parse(bytes).map_or(0, |header| HEADER + header.length);
             let mut out = Output::default();
-            let heard = Login::new(RULES).on_node_bytes(&bytes[..greeting], &mut out);
-            assert_eq!(heard, (greeting, Progress::More));
+            let result = Login::new(RULES).on_node_bytes(&bytes[..greeting], &mut out);
+            assert_eq!(result, (greeting, Progress::More));
             assert_eq!((out.onward.len(), out.back.len()), (greeting, 0));
         }
         FirstPacket::Invalid => {

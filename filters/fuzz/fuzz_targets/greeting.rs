@@ -1,4 +1,4 @@
-//! A greeting: what is offered instead (4 bytes), then the payload.
+//! A greeting: the capabilities to offer (4 bytes), then the payload.
 
 #![no_main]
 
@@ -6,10 +6,10 @@ use libfuzzer_sys::fuzz_target;
 use mysql_proto::capability::Capabilities;
 use mysql_proto::greeting::Greeting;
 
-/// What the proxy may change in a greeting.
+/// The capabilities that the proxy may change.
 const CHANGED: Capabilities = Capabilities::SSL.with(Capabilities::COMPRESS).with(Capabilities::ZSTD_COMPRESSION);
 
-/// Offers `capabilities`: the changed payload.
+/// Returns the payload with `capabilities`.
 fn offer(greeting: &Greeting, payload: &[u8], capabilities: Capabilities) -> Vec<u8> {
     let mut changed = payload.to_vec();
     greeting.offer(&mut changed, capabilities);
@@ -18,7 +18,7 @@ fn offer(greeting: &Greeting, payload: &[u8], capabilities: Capabilities) -> Vec
     assert!(differences <= 5, "{differences} bytes were changed");
     let mut again = changed.clone();
     greeting.offer(&mut again, capabilities);
-    assert_eq!(again, changed, "done twice, it is another");
+    assert_eq!(again, changed, "a second edit changes the result");
     changed
 }
 
@@ -29,7 +29,7 @@ fuzz_target!(|input: &[u8]| {
     assert!(payload.get(greeting.plugin.clone()).is_some_and(|name| !name.contains(&0)));
     assert!((8..=20).contains(&greeting.salt.len()));
     offer(&greeting, payload, wanted);
-    // As a login does it, the rest of the greeting says the same as before.
+    // With the changes that a login makes, the greeting's other fields stay the same.
     let capabilities = greeting.capabilities.without(CHANGED).with(wanted.and(CHANGED));
     let changed = offer(&greeting, payload, capabilities);
     let read = Greeting::parse(&changed).expect("still a greeting");

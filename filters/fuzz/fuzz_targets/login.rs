@@ -1,4 +1,4 @@
-//! A login: the rules (1 byte), then what client and node say (see `fuzz::script`).
+//! A login: the rules (1 byte), then a conversation (see `fuzz::script`).
 
 #![no_main]
 
@@ -25,14 +25,14 @@ fn is_end(progress: Progress) -> bool {
     !matches!(progress, Progress::More | Progress::StartClientTls)
 }
 
-/// Follows the packets of one direction: how many are whole.
+/// Collects the packets of one direction.
 #[derive(Debug, Default)]
 struct Packets {
     begun: Vec<u8>,
 }
 
 impl Packets {
-    /// The packets that end within `bytes`.
+    /// Returns the packets that end within `bytes`.
     fn take(&mut self, bytes: &[u8]) -> Vec<Vec<u8>> {
         self.begun.extend(bytes);
         let mut whole = Vec::new();
@@ -47,7 +47,7 @@ impl Packets {
     }
 }
 
-/// What was heard on both sides.
+/// The outcome of a login.
 #[derive(Debug, Default, PartialEq)]
 struct LoginTrace {
     to_client: Vec<u8>,
@@ -57,12 +57,12 @@ struct LoginTrace {
     taken: Vec<usize>,
 }
 
-/// A login with all that is checked at each step.
+/// A login whose steps are checked.
 struct LoginExchange {
     login: Login,
     trace: LoginTrace,
     end: Option<Progress>,
-    /// Bytes that were taken.
+    /// Number of bytes taken so far.
     taken: usize,
 }
 
@@ -71,7 +71,7 @@ impl LoginExchange {
         Self { login: Login::new(rules), trace: LoginTrace::default(), end: None, taken: 0 }
     }
 
-    /// One call: how many bytes were taken, and what was written.
+    /// Passes bytes to the login. Returns how many were taken, and the output.
     fn step(&mut self, from_node: bool, bytes: &[u8]) -> (usize, Output) {
         let mut out = Output::default();
         let (taken, progress) = if from_node {
@@ -79,15 +79,15 @@ impl LoginExchange {
         } else {
             self.login.on_client_bytes(bytes, KEY, &mut out)
         };
-        assert!(taken <= bytes.len(), "more was taken than came");
+        assert!(taken <= bytes.len(), "takes at limit the bytes that it gets");
         self.taken += taken;
         if let Some(end) = self.end {
-            assert_eq!((taken, progress), (0, end), "it goes on behind its end");
-            assert!(out.onward.is_empty() && out.back.is_empty(), "it talks behind its end");
+            assert_eq!((taken, progress), (0, end), "the login continues after its end");
+            assert!(out.onward.is_empty() && out.back.is_empty(), "the login writes after its end");
             return (taken, out);
         }
         match progress {
-            Progress::More => assert_eq!(taken, bytes.len(), "more is awaited, and not all was taken"),
+            Progress::More => assert_eq!(taken, bytes.len(), "all bytes are taken before more are awaited"),
             Progress::StartClientTls => assert!(!from_node),
             Progress::Established(_) | Progress::Denied(_) => assert!(from_node),
             Progress::Rejected(why) => {
@@ -98,7 +98,7 @@ impl LoginExchange {
                 }));
             }
         }
-        assert!(!from_node || out.back.is_empty(), "a node is told something in answer");
+        assert!(!from_node || out.back.is_empty(), "a node gets an answer to its bytes");
         self.end = is_end(progress).then_some(progress);
         if progress != Progress::More {
             self.trace.progress.push(progress);
@@ -115,13 +115,13 @@ impl LoginExchange {
         if !from_node && ssl_request.is_some() {
             self.login.on_node_tls_started();
         }
-        // Each packet is passed on, or answered with the key, or with an error at last. One NUL may be added.
-        let most = self.taken + (self.taken / HEADER + 1) * (HEADER + 1 + PEM + 1) + 600;
-        assert!(self.trace.to_client.len() + self.trace.to_node.len() <= most, "it writes too much");
+        // Each packet is forwarded, or answered with the key, and at the end with an error. One NUL may be added.
+        let limit = self.taken + (self.taken / HEADER + 1) * (HEADER + 1 + PEM + 1) + 600;
+        assert!(self.trace.to_client.len() + self.trace.to_node.len() <= limit, "the login writes too much");
         (taken, out)
     }
 
-    /// All bytes of one side at a time, cut; what is behind a request for TLS is given again.
+    /// Sends all bytes of one side, split by `cut`. Bytes after an SSLRequest are sent again.
     fn send(&mut self, from_node: bool, bytes: &[u8], cut: Cut) {
         let mut all = 0;
         cut.each(bytes, |mut piece| {
@@ -142,9 +142,9 @@ impl LoginExchange {
     }
 }
 
-/// Plays the entries of `input` with the sequence numbers that are due: what goes on the wire.
+/// Plays the entries of `input` with the expected sequence numbers. Returns the bytes sent.
 ///
-/// The numbers of both links are counted here, apart from the login, and checked.
+/// This function counts the sequence numbers of both connections independently of the login, and checks them.
 fn write_down(rules: Rules, input: &[u8]) -> Vec<(bool, Vec<u8>)> {
     let mut exchange = LoginExchange::new(rules);
     let mut wire: Vec<(bool, Vec<u8>)> = Vec::new();
@@ -170,7 +170,7 @@ fn write_down(rules: Rules, input: &[u8]) -> Vec<(bool, Vec<u8>)> {
                 }
             }
             for packet in to_client.take(if entry.from_node() { &out.onward } else { &out.back }) {
-                // Errors may interrupt a packet of the client.
+                // An error may interrupt a packet of the client.
                 assert!(packet[3] == client_next || packet.get(HEADER) == Some(&0xff), "the client's sequence numbers");
                 client_next = packet[3].wrapping_add(1);
             }
@@ -190,11 +190,11 @@ fn play(rules: Rules, wire: &[(bool, Vec<u8>)], cut: Cut) -> LoginTrace {
     exchange.trace
 }
 
-/// What a login holds is bounded by what came, and by the largest packets that may be.
+/// The memory of a login is limited by the bytes received, and by the maximum packet sizes.
 fn check_memory(rules: Rules, wire: &[(bool, Vec<u8>)]) {
     let before = fuzz::held();
     let mut login = Login::new(rules);
-    let mut came = 0;
+    let mut received = 0;
     for (from_node, bytes) in wire {
         for piece in bytes.chunks(100) {
             let mut out = Output::default();
@@ -210,13 +210,13 @@ fn check_memory(rules: Rules, wire: &[(bool, Vec<u8>)]) {
             if matches!(progress, Progress::Established(_)) {
                 drop(login.take_response());
             }
-            came += piece.len();
+            received += piece.len();
             let held = fuzz::held() - before;
             assert!(
-                held <= 2 * came + 1024 && held <= 4 * (response::MAX_RESPONSE_BYTES + 1024),
-                "{held} bytes held of {came}"
+                held <= 2 * received + 1024 && held <= 4 * (response::MAX_RESPONSE_BYTES + 1024),
+                "{held} bytes held of {received}"
             );
-            assert!(!is_end(progress) || held == 0, "what is over holds {held} bytes");
+            assert!(!is_end(progress) || held == 0, "a finished login holds {held} bytes");
         }
     }
 }

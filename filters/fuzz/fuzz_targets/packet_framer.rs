@@ -1,4 +1,4 @@
-//! Packets of one direction: entries of `fuzz::script`, of which sides do not matter.
+//! Packets of one direction: entries of `fuzz::script` whose sender does not matter.
 
 #![no_main]
 
@@ -6,18 +6,18 @@ use fuzz::script::{self, Cut, Entry, FULL, RAW, Turn};
 use libfuzzer_sys::fuzz_target;
 use packet_framer::{PacketFramer, skip_rows};
 
-/// For the framer, which is included.
+/// Used by the included framer.
 mod packet {
     pub use mysql_proto::packet::{HEADER, Header, HeaderReader, MAX_PAYLOAD};
 }
-// It is not public, and its users in `mysql_proto` would hide much of it from the fuzzer.
+// The framer is included because it is private, and its users in `mysql_proto` hide parts of it from the fuzzer.
 #[expect(dead_code, reason = "logins use the rest of it")]
 #[path = "../../mysql-proto/src/packet_framer.rs"]
 mod packet_framer;
 
 const KEEP: usize = 5;
 
-/// A message as it begins or ends: the first bytes, the length of its first packet, whether it ends.
+/// The beginning or end of a message: the first bytes, the length of its first packet, and whether it ends.
 type MessageBoundary = (Vec<u8>, usize, bool);
 
 fn frame<'a>(bytes: impl IntoIterator<Item = &'a [u8]>, cut: Cut) -> (Vec<MessageBoundary>, bool) {
@@ -42,7 +42,7 @@ fn frame<'a>(bytes: impl IntoIterator<Item = &'a [u8]>, cut: Cut) -> (Vec<Messag
     (boundaries, packet_framer.is_between_messages())
 }
 
-/// The same, found in the simplest way.
+/// The expected result of [`frame`], found by a simple reader.
 fn expected(bytes: &[u8]) -> (Vec<MessageBoundary>, bool) {
     let mut boundaries = Vec::new();
     let mut rest = bytes;
@@ -73,7 +73,7 @@ fn expected(bytes: &[u8]) -> (Vec<MessageBoundary>, bool) {
     }
 }
 
-/// The message that an entry is, if all are whole.
+/// The boundaries of an entry's message, if no entry is raw.
 fn written_boundaries(entry: Entry) -> [MessageBoundary; 2] {
     let full = entry.kind & FULL != 0;
     let length = if full { packet::MAX_PAYLOAD } else { entry.bytes.len() };
@@ -82,7 +82,7 @@ fn written_boundaries(entry: Entry) -> [MessageBoundary; 2] {
     [(prefix.clone(), length, false), (prefix, length, true)]
 }
 
-/// What [`skip_rows`] skips are whole packets that are plainly rows. It returns the number of the last one.
+/// Checks that [`skip_rows`] skips only complete rows, and returns the sequence number of the last one.
 fn check_skipped(bytes: &[u8]) {
     let (rest, last) = skip_rows(bytes);
     assert!(bytes.ends_with(rest));

@@ -1,4 +1,4 @@
-//! A client's response: length of other authentication data (2 bytes), that data, then the payload.
+//! A client's response: length of replacement authentication data (2 bytes), that data, then the payload.
 
 #![no_main]
 
@@ -24,27 +24,27 @@ fuzz_target!(|input: &[u8]| {
     }
 });
 
-/// Other data goes in, and nothing else changes.
+/// Checks that only the authentication data changes.
 fn check_auth(payload: &[u8], claimed: Capabilities, response: &Response, auth: &[u8]) {
     let before = &payload[response.auth.clone()];
     let plugin = response.plugin.clone().map(|at| &payload[at]);
-    let same = response.with_auth(payload, before).expect("what was there fits");
+    let same = response.with_auth(payload, before).expect("the original data fits");
     let read = Response::parse(&same, claimed).expect("still a response");
     assert_eq!(&same[read.auth.clone()], before);
-    assert_eq!(read.with_auth(&same, before).as_ref(), Some(&same), "done twice, it is another");
+    assert_eq!(read.with_auth(&same, before).as_ref(), Some(&same), "a second edit changes the result");
     let Some(changed) = response.with_auth(payload, auth) else {
-        assert!(auth.len() > 255, "so little fits in every form");
+        assert!(auth.len() > 255, "up to 255 bytes fit in every encoding");
         return;
     };
     assert!(changed.len() <= payload.len() + auth.len() + 3);
     let read = Response::parse(&changed, claimed).expect("still a response");
     let now = &changed[read.auth.clone()];
-    // A form that ends with NUL cannot hold one.
+    // Data that ends with NUL cannot contain one.
     let cut = now.len() < auth.len() && auth.starts_with(now) && auth[now.len()] == 0;
     assert!(now == auth || cut, "{now:?} instead of {auth:?}");
     if !cut {
         assert_eq!(read.plugin.clone().map(|at| &changed[at]), plugin);
-        assert_eq!(read.with_auth(&changed, auth).as_ref(), Some(&changed), "done twice, it is another");
+        assert_eq!(read.with_auth(&changed, auth).as_ref(), Some(&changed), "a second edit changes the result");
     }
 }
 
@@ -57,5 +57,5 @@ fn check_claim(payload: &[u8], capabilities: Capabilities) {
     assert!(differences <= 1, "{differences} bytes were changed");
     let mut again = changed.clone();
     response::claim(&mut again, capabilities);
-    assert_eq!(again, changed, "done twice, it is another");
+    assert_eq!(again, changed, "a second edit changes the result");
 }

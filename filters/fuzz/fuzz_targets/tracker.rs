@@ -1,4 +1,4 @@
-//! A session: capabilities (4 bytes), then what client and node say (see `fuzz::script`).
+//! A session: capabilities (4 bytes), then a conversation (see `fuzz::script`).
 
 #![no_main]
 
@@ -15,7 +15,7 @@ enum Event {
     PasswordRequested(PasswordRequest),
 }
 
-/// Keeps all that it is told, and checks that commands end in the order in which they began.
+/// Records all events, and checks that commands end in the order in which they started.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct RecordingObserver {
     events: Vec<Event>,
@@ -37,7 +37,7 @@ impl CommandObserver for RecordingObserver {
 
     fn on_password_request(&mut self, request: PasswordRequest) {
         let running = self.started.get(self.ended);
-        assert_eq!(running, Some(&Command::ChangeUser), "asked for a password out of turn");
+        assert_eq!(running, Some(&Command::ChangeUser), "the password request belongs to another command");
         self.events.push(Event::PasswordRequested(request));
     }
 }
@@ -46,7 +46,7 @@ fn show(tracker: &mut Tracker, from_node: bool, bytes: &[u8], observer: &mut imp
     if from_node { tracker.on_node_bytes(bytes, observer) } else { tracker.on_client_bytes(bytes, observer) }
 }
 
-/// All that can be seen of a session after each of its turns.
+/// The observable state of a session after each turn, and its events.
 type TrackerTrace = (Vec<(usize, TrackerState, Option<PinReason>)>, RecordingObserver);
 
 fn play(capabilities: Capabilities, turns: &[Turn], cut: Cut) -> TrackerTrace {
@@ -59,7 +59,7 @@ fn play(capabilities: Capabilities, turns: &[Turn], cut: Cut) -> TrackerTrace {
                 let (before, events) = (tracker.state(), recorded.events.len());
                 show(&mut tracker, *from_node, bytes, &mut recorded);
                 if before == TrackerState::Opaque {
-                    assert_eq!((tracker.state(), recorded.events.len()), (before, events), "followed again");
+                    assert_eq!((tracker.state(), recorded.events.len()), (before, events), "tracked again");
                 }
             });
             check(&tracker, &recorded);
@@ -69,7 +69,7 @@ fn play(capabilities: Capabilities, turns: &[Turn], cut: Cut) -> TrackerTrace {
     (seen, recorded)
 }
 
-/// Where the session stands fits what was told of it.
+/// Checks that the state fits the events.
 fn check(tracker: &Tracker, recorded: &RecordingObserver) {
     let (state, pin_reason) = (tracker.state(), tracker.pin_reason());
     let outstanding = recorded.started.len() - recorded.ended;
@@ -89,7 +89,7 @@ fn check(tracker: &Tracker, recorded: &RecordingObserver) {
 
 fuzz_target!(|input: &[u8]| {
     let Some((head, rest)) = input.split_first_chunk() else { return };
-    // Mostly what can be followed: else there is nothing to see.
+    // Mostly capabilities that can be tracked; otherwise nothing would be tested.
     let mut capabilities = Capabilities(u32::from_le_bytes(*head)).with(Capabilities::PROTOCOL_41);
     if head[0] != 0xff {
         capabilities = capabilities.without(Capabilities::COMPRESS).without(Capabilities::ZSTD_COMPRESSION);
@@ -104,5 +104,5 @@ fuzz_target!(|input: &[u8]| {
     for (from_node, pieces) in &turns {
         pieces.iter().for_each(|piece| show(&mut tracker, *from_node, piece, &mut ()));
     }
-    assert_eq!(fuzz::held(), before, "a session has memory of its own");
+    assert_eq!(fuzz::held(), before, "a tracker allocates no memory");
 });

@@ -1,6 +1,6 @@
-//! What the fuzz targets share: inputs that are conversations, ways to cut them, and a count of memory.
+//! Shared by the fuzz targets: inputs that are conversations, ways to split them, and a count of memory.
 //!
-//! * [`script`] is how a conversation is written as bytes of a fuzzer.
+//! * [`script`] is the format of a conversation in a fuzzer's input.
 //! * [`parties`] plays clients and nodes of a login.
 
 pub mod script;
@@ -8,7 +8,7 @@ pub mod script;
 #[path = "../../mysql-proto/tests/login_parties/mod.rs"]
 mod login_parties;
 
-/// Messages of a login, as the tests of logins make them.
+/// Messages of a login, built by the helpers of the login tests.
 pub mod parties {
     use crate::login_parties as made;
     use mysql_proto::capability::Capabilities;
@@ -17,11 +17,11 @@ pub mod parties {
     /// The key of the proxy.
     pub const KEY: &dyn PasswordKey = &made::TestKey;
 
-    /// Bytes of the public key.
+    /// Length of the public key in bytes.
     pub const PEM: usize = made::PEM.len();
 
-    /// The payloads of a login with `plugin`, each with whether the node sends it. If `switched`, the client begins
-    /// with another one.
+    /// The payloads of a login with `plugin`, each with whether the node sends it. `switched`: the client begins with
+    /// another plugin, and the node switches.
     #[must_use]
     pub fn login(plugin: &str, client_tls: bool, node_tls: bool, switched: bool) -> Vec<(bool, Vec<u8>)> {
         let named = if switched { "mysql_native_password" } else { plugin };
@@ -33,10 +33,10 @@ pub mod parties {
         }
         let hidden = made::hidden(made::SALT);
         let password = if client_tls { made::PASSWORD } else { &hidden };
-        // Whom the proxy hides the node's TLS from asks the proxy for a key.
-        let asks = plugin == "sha256_password" && !client_tls && node_tls;
+        // A client without TLS requests the key from the proxy, which hides that the node has TLS.
+        let requests_key = plugin == "sha256_password" && !client_tls && node_tls;
         let first = match plugin {
-            "sha256_password" if !switched && asks => &[1],
+            "sha256_password" if !switched && requests_key => &[1],
             "sha256_password" if !switched => password,
             "mysql_clear_password" if !switched => made::PASSWORD,
             _ => &[7; 20],
@@ -47,7 +47,7 @@ pub mod parties {
             let clear = plugin == "mysql_clear_password";
             packets.push((false, if clear { made::PASSWORD.to_vec() } else { password.to_vec() }));
         }
-        if asks && !switched {
+        if requests_key && !switched {
             packets.push((false, hidden.clone()));
         }
         if matches!(plugin, "caching_sha2_password" | "tidb_sm3_password") {
@@ -65,11 +65,11 @@ pub mod parties {
 use cap::Cap;
 use std::alloc::System;
 
-/// Counts what Rust code holds.
+/// Counts the memory that Rust code allocates.
 #[global_allocator]
 static MEMORY: Cap<System> = Cap::new(System, usize::MAX);
 
-/// Bytes of memory that are held now.
+/// Bytes of memory that are allocated now.
 #[must_use]
 pub fn held() -> usize {
     MEMORY.allocated()

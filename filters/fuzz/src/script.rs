@@ -1,25 +1,25 @@
-//! Conversations as a fuzzer writes them.
+//! The format of conversations in a fuzzer's input.
 //!
-//! Entries follow each other: a byte that says what it is, the length (1 byte, or 2, little-endian), so many bytes.
-//! Whatever a fuzzer makes of it is a conversation: what is too long ends with the input.
+//! An input is a sequence of entries: a byte with the kind, the length (1 byte, or 2, little-endian), the bytes. Every
+//! input is a valid conversation: an entry that is too long ends with the input.
 
 use mysql_proto::packet::{Header, MAX_PAYLOAD};
 use std::borrow::Cow;
 use std::sync::OnceLock;
 
-/// The node speaks; else the client does.
+/// Bit: the node sends the entry, not the client.
 pub const NODE: u8 = 1;
-/// Bytes as they go on the wire; else the payload of one packet.
+/// Bit: the entry has bytes as sent, not the payload of one packet.
 pub const RAW: u8 = 2;
-/// The length has 2 bytes.
+/// Bit: the length has 2 bytes.
 pub const LONG: u8 = 4;
-/// The message has a packet of the greatest length in front: the entry's bytes, and zeros. Not behind raw
-/// bytes: the zeros might be millions of empty messages then.
+/// Bit: the message begins with a packet of the maximum length, which has the entry's bytes and zeros. Ignored after
+/// raw bytes, because the zeros could be millions of empty messages.
 pub const FULL: u8 = 8;
-/// In these bits: what is added to the sequence number that is due.
+/// Bits: this number is added to the expected sequence number.
 pub const NUMBER: u8 = 0xf0;
 
-/// What is said at one time.
+/// A part of a conversation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry<'a> {
     pub kind: u8,
@@ -32,7 +32,7 @@ impl Entry<'_> {
         self.kind & NODE != 0
     }
 
-    /// The bytes that go on the wire, where `due` is the sequence number that is due.
+    /// The bytes to send; `due`: the expected sequence number.
     #[must_use]
     pub fn packet(self, due: u8) -> Vec<u8> {
         if self.kind & RAW != 0 {
@@ -58,7 +58,7 @@ pub fn entries(mut input: &[u8]) -> impl Iterator<Item = Entry<'_>> {
     })
 }
 
-/// Appends an entry; `kind` gets the form of its length here.
+/// Appends an entry, and sets [`LONG`] in its kind if needed.
 pub fn write(input: &mut Vec<u8>, kind: u8, bytes: &[u8]) {
     let [low, high] = (bytes.len() as u16).to_le_bytes();
     if high == 0 {
@@ -69,10 +69,11 @@ pub fn write(input: &mut Vec<u8>, kind: u8, bytes: &[u8]) {
     input.extend(bytes);
 }
 
-/// Bytes of one side, up to where the other goes on. A packet of the greatest length is not copied.
+/// Bytes of one side until the other side sends: whether the node sends them, and the bytes in pieces. Packets of the
+/// maximum length are not copied.
 pub type Turn<'a> = (bool, Vec<Cow<'a, [u8]>>);
 
-/// Turns of a session, where sequence numbers do not matter: from the node or not, and the bytes.
+/// The turns of a session, whose sequence numbers do not matter.
 #[must_use]
 pub fn turns(input: &[u8]) -> Vec<Turn<'_>> {
     let mut turns: Vec<Turn> = Vec::new();
@@ -84,7 +85,7 @@ pub fn turns(input: &[u8]) -> Vec<Turn<'_>> {
         match turns.last_mut() {
             Some((from_node, before)) if *from_node == entry.from_node() => {
                 for piece in pieces {
-                    // So that several messages come at once.
+                    // Joined, so that several messages arrive at once.
                     match before.last_mut() {
                         Some(last) if last.len() < LARGE && piece.len() < LARGE => last.to_mut().extend(&*piece),
                         _ => before.push(piece),
@@ -97,7 +98,7 @@ pub fn turns(input: &[u8]) -> Vec<Turn<'_>> {
     turns
 }
 
-/// Pieces of at least so many bytes are zeros of a full packet.
+/// Pieces of at least this length are the zeros of a packet of the maximum length.
 const LARGE: usize = MAX_PAYLOAD - 0xffff;
 
 fn full(bytes: &[u8]) -> Vec<Cow<'_, [u8]>> {
@@ -107,19 +108,19 @@ fn full(bytes: &[u8]) -> Vec<Cow<'_, [u8]>> {
     vec![Cow::Owned(head), Cow::Borrowed(&zeros[bytes.len()..])]
 }
 
-/// Cuts bytes as sockets might.
+/// Ways to split bytes, as sockets might.
 #[derive(Debug, Clone, Copy)]
 pub enum Cut {
-    /// Not at all.
+    /// Not split.
     Whole,
-    /// Into single bytes. Of a full packet, some at both ends.
+    /// Into single bytes. Of long zeros, only some at both ends.
     Bytes,
     /// Into pieces of pseudo-random lengths.
     Random(u64),
 }
 
 impl Cut {
-    /// Shows the pieces of `bytes`, in their order.
+    /// Calls `show` with the pieces of `bytes`, in order.
     pub fn each<'a>(self, bytes: &'a [u8], mut show: impl FnMut(&'a [u8])) {
         if bytes.len() < LARGE || matches!(self, Self::Whole) {
             return self.each_small(bytes, &mut show);
@@ -138,7 +139,7 @@ impl Cut {
             Self::Random(mut state) => {
                 let mut rest = bytes;
                 while !rest.is_empty() {
-                    // Knuth's generator: its upper bits are good.
+                    // Knuth's generator, whose upper bits are good.
                     state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                     let (piece, after) = rest.split_at(rest.len().min((state >> 60) as usize + 1));
                     show(piece);
@@ -149,10 +150,10 @@ impl Cut {
     }
 }
 
-/// The cuts that must give the same as [`Cut::Whole`].
+/// Ways to split whose results must equal those of [`Cut::Whole`].
 #[must_use]
 pub fn cuts(input: &[u8]) -> [Cut; 2] {
-    // Any number that the input decides on: what fails must fail again.
+    // The input determines the seed, so that failures are reproducible.
     let seed = input.iter().fold(input.len() as u64, |sum, &byte| sum.wrapping_mul(31).wrapping_add(u64::from(byte)));
     [Cut::Bytes, Cut::Random(seed)]
 }

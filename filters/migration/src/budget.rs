@@ -1,11 +1,11 @@
-//! The memory that the states of all sessions may take up together.
+//! The memory that the states of all sessions may take together.
 //!
-//! A [`Reservation`] for their bytes is made before states are allocated, and dropped with them.
+//! A [`Reservation`] is made before states are allocated, and dropped with them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The memory that the states of one session, and of all sessions, may take up.
+/// The memory that the states of one session, and of all sessions, may take.
 #[derive(Debug, Clone)]
 pub struct MemoryLimits {
     /// Bytes of the JSON that a node exports for one session.
@@ -24,7 +24,7 @@ impl Default for MemoryLimits {
 pub struct Budget {
     limit: AtomicUsize,
     used: AtomicUsize,
-    /// The part of `used` that no migration needs any more: it is retained in case a node fails.
+    /// The part of `used` that no migration needs any more. It is retained in case a node fails.
     retained: AtomicUsize,
 }
 
@@ -34,18 +34,18 @@ impl Budget {
         Arc::new(Self { limit: AtomicUsize::new(limit), used: AtomicUsize::new(0), retained: AtomicUsize::new(0) })
     }
 
-    /// Sets another limit. What is reserved stays reserved.
+    /// Sets another limit. Existing reservations stay.
     pub fn set_limit(&self, limit: usize) {
         self.limit.store(limit, Ordering::Relaxed);
     }
 
-    /// Bytes that are reserved now.
+    /// Reserved bytes.
     #[must_use]
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// A reservation of no bytes, which can grow.
+    /// An empty reservation, which can grow.
     #[must_use]
     pub fn reservation(self: &Arc<Self>) -> Reservation {
         Reservation { budget: Arc::clone(self), bytes: 0, is_retained: false }
@@ -56,7 +56,7 @@ impl Budget {
     }
 }
 
-/// Adds `bytes`, unless the sum would be more than `limit`.
+/// Adds `bytes`, unless the sum would exceed `limit`. Returns whether it did.
 fn add_within(sum: &AtomicUsize, bytes: usize, limit: usize) -> bool {
     sum.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |before| {
         before.checked_add(bytes).filter(|after| *after <= limit)
@@ -64,7 +64,7 @@ fn add_within(sum: &AtomicUsize, bytes: usize, limit: usize) -> bool {
     .is_ok()
 }
 
-/// A part of the budget. It is free again when this is dropped.
+/// A part of the budget. Dropping it frees the bytes.
 #[derive(Debug)]
 pub struct Reservation {
     budget: Arc<Budget>,
@@ -78,7 +78,7 @@ impl Reservation {
         self.bytes
     }
 
-    /// Reserves more bytes. False: so many are not left, and nothing has changed.
+    /// Reserves more bytes. False: the budget lacks room, or the reservation is retained; nothing has changed.
     #[must_use]
     pub fn grow(&mut self, bytes: usize) -> bool {
         let grows = !self.is_retained && add_within(&self.budget.used, bytes, self.budget.limit());
@@ -86,7 +86,7 @@ impl Reservation {
         grows
     }
 
-    /// Reserves more bytes whatever the limit is. For a few bytes without which a session could not go on.
+    /// Reserves more bytes regardless of the limit. For a few bytes that a session needs to continue.
     pub fn grow_anyway(&mut self, bytes: usize) {
         self.budget.used.fetch_add(bytes, Ordering::Relaxed);
         if self.is_retained {
@@ -95,7 +95,7 @@ impl Reservation {
         self.bytes += bytes;
     }
 
-    /// Frees all but so many bytes.
+    /// Frees all but `bytes` bytes.
     pub fn shrink_to(&mut self, bytes: usize) {
         let freed = self.bytes.saturating_sub(bytes);
         self.budget.used.fetch_sub(freed, Ordering::Relaxed);
@@ -105,9 +105,8 @@ impl Reservation {
         self.bytes -= freed;
     }
 
-    /// Marks the bytes as not needed by a migration. These may take half of the budget, so that the other half is left for
-    /// migrations.
-    /// False: that half is full.
+    /// Marks the bytes as not needed by a migration. Retained bytes may take half of the budget, so that the other half
+    /// is left for migrations. False: that half is full.
     #[must_use]
     pub fn retain(&mut self) -> bool {
         self.is_retained = self.is_retained || add_within(&self.budget.retained, self.bytes, self.budget.limit() / 2);
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_reserved_than_there_is() {
+    fn reservations_never_exceed_the_limit() {
         let budget = Budget::new(100);
         let first = reserved(&budget, 60).expect("room");
         assert!(reserved(&budget, 41).is_none());
@@ -146,30 +145,30 @@ mod tests {
     }
 
     #[test]
-    fn a_reservation_shrinks_and_grows_beyond_the_limit_where_it_must() {
+    fn reservation_shrinks_and_may_grow_anyway_beyond_the_limit() {
         let budget = Budget::new(50);
-        let mut one = reserved(&budget, 50).expect("room");
-        one.shrink_to(20);
-        one.shrink_to(30);
-        assert_eq!((one.bytes(), budget.used()), (20, 20));
-        one.grow_anyway(35);
-        assert_eq!((one.bytes(), budget.used()), (55, 55));
+        let mut reservation = reserved(&budget, 50).expect("room");
+        reservation.shrink_to(20);
+        reservation.shrink_to(30);
+        assert_eq!((reservation.bytes(), budget.used()), (20, 20));
+        reservation.grow_anyway(35);
+        assert_eq!((reservation.bytes(), budget.used()), (55, 55));
         assert!(reserved(&budget, 1).is_none() && reserved(&budget, 0).is_none());
     }
 
     #[test]
-    fn kept_states_leave_half_of_it_to_moves() {
+    fn retained_bytes_take_at_most_half_of_the_budget() {
         let budget = Budget::new(100);
-        let mut kept = reserved(&budget, 30).expect("room");
-        assert!(kept.retain() && kept.retain(), "the second time nothing changes");
+        let mut retained = reserved(&budget, 30).expect("room");
+        assert!(retained.retain() && retained.retain(), "the second time nothing changes");
         let mut more = reserved(&budget, 21).expect("room");
         assert!(!more.retain());
-        assert!(!kept.grow(1), "what is kept does not grow");
+        assert!(!retained.grow(1), "a retained reservation does not grow");
         drop(more);
         let mut fits = reserved(&budget, 20).expect("room");
         assert!(fits.retain());
         let moving = reserved(&budget, 50).expect("the other half");
-        drop((kept, fits));
+        drop((retained, fits));
         assert_eq!(budget.used(), 50);
         let mut again = reserved(&budget, 50).expect("room");
         assert!(again.retain(), "the half is free again");
@@ -178,27 +177,27 @@ mod tests {
     }
 
     #[test]
-    fn a_lower_limit_frees_nothing_and_admits_nothing_more() {
+    fn lower_limit_keeps_reservations_and_rejects_new_ones() {
         let budget = Budget::new(100);
-        let _one = reserved(&budget, 80).expect("room");
+        let _reservation = reserved(&budget, 80).expect("room");
         budget.set_limit(50);
         assert_eq!(budget.used(), 80);
         assert!(reserved(&budget, 1).is_none());
     }
 
     #[test]
-    fn threads_that_race_get_no_more_than_there_is() {
+    fn concurrent_reservations_never_exceed_the_limit() {
         let budget = Budget::new(1000);
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
                     for round in 0..5000 {
                         let mut held = Vec::new();
-                        while let Some(mut one) = reserved(&budget, 7) {
+                        while let Some(mut reservation) = reserved(&budget, 7) {
                             if round % 2 == 0 {
-                                let _kept = one.retain();
+                                let _is_retained = reservation.retain();
                             }
-                            held.push(one);
+                            held.push(reservation);
                             if held.len() > 50 {
                                 break;
                             }

@@ -1,4 +1,4 @@
-//! Who a session is, as far as a login elsewhere must say it again: what its client said when it logged in.
+//! The client's part of a login, which the proxy repeats to log a session in at another node.
 
 use mysql_proto::capability::Capabilities;
 use mysql_proto::change_user::ChangeUser;
@@ -7,18 +7,18 @@ use mysql_proto::login::SESSION_TOKEN_PLUGIN;
 use mysql_proto::response::{self, Response};
 use mysql_proto::secret::SecretBytes;
 
-/// The user, collation and attributes of a session, and what it can do.
+/// The user, collation, attributes and capabilities of a session.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Identity {
     capabilities: Capabilities,
     largest_packet: u32,
     collation: u8,
     user: Box<[u8]>,
-    /// As in the handshake response: a length, then names and values. Empty when there are none.
+    /// As in the handshake response: a length, then names and values. Empty if there are none.
     attributes: Box<[u8]>,
 }
 
-/// The user's name is confidential, too.
+/// Hides the user's name, which is confidential.
 impl std::fmt::Debug for Identity {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "Identity({:08x}, collation {})", self.capabilities.0, self.collation)
@@ -26,7 +26,8 @@ impl std::fmt::Debug for Identity {
 }
 
 impl Identity {
-    /// Of the payload of a client's HandshakeResponse41, and what client and node agreed on. None when it ends too early.
+    /// Reads the payload of a client's HandshakeResponse41; `agreed`: the capabilities of client and node. None if the
+    /// payload is cut short.
     #[must_use]
     pub fn from_handshake_response(payload: &[u8], agreed: Capabilities) -> Option<Self> {
         let head = payload.first_chunk::<{ response::HEAD }>()?;
@@ -46,13 +47,13 @@ impl Identity {
         })
     }
 
-    /// What client and node have agreed on.
+    /// The capabilities that client and node agreed on.
     #[must_use]
     pub const fn capabilities(&self) -> Capabilities {
         self.capabilities
     }
 
-    /// COM_SET_OPTION has allowed several statements in one text, or has forbidden them.
+    /// Applies COM_SET_OPTION, which allows or forbids several statements in one query.
     pub const fn allow_multi_statements(&mut self, allowed: bool) {
         self.capabilities = if allowed {
             self.capabilities.with(Capabilities::MULTI_STATEMENTS)
@@ -61,8 +62,8 @@ impl Identity {
         };
     }
 
-    /// A successful COM_CHANGE_USER with this payload, command byte included. False: it cannot be read, so it is unknown
-    /// who the session is now.
+    /// Applies a successful COM_CHANGE_USER; `payload` includes the command byte. False: the payload is invalid, so the
+    /// session's user is unknown.
     #[must_use]
     pub fn apply_change_user(&mut self, payload: &[u8]) -> bool {
         let Some(changed) = self.parse_change_user(payload) else { return false };
@@ -74,7 +75,8 @@ impl Identity {
         let change = ChangeUser::parse(payload)?;
         let mut changed = Self { user: change.user.into(), attributes: Box::default(), ..self.clone() };
         if let Some(collation) = change.collation {
-            // A login has room for a byte only; the node has ignored it anyway (pingcap/tidb `pkg/server/conn.go`).
+            // A login has only one byte for the collation, and the node ignores a larger one anyway (pingcap/tidb
+            // `pkg/server/conn.go`).
             changed.collation = u8::try_from(u16::from_le_bytes(collation)).unwrap_or(self.collation);
             if self.capabilities.has(Capabilities::CONNECT_ATTRS) {
                 changed.attributes = change.attributes.into();
@@ -83,10 +85,11 @@ impl Identity {
         Some(changed)
     }
 
-    /// A COM_CHANGE_USER with this payload, for a node that the client was not greeted by: the client's answer is to
-    /// another greeting, so it is left out, and the node has to request it again. None: it cannot be read, or has no room for that.
+    /// A COM_CHANGE_USER payload for a node other than the one that sent the client its greeting. The client computed
+    /// its authentication data for that greeting, so they are left out. None: the payload is invalid or too short for a
+    /// plugin, or the client supports no plugins.
     ///
-    /// A node asks when the plugin is not the account's (pingcap/tidb `pkg/server/conn.go`).
+    /// The node asks the client again, because the plugin is not the account's (pingcap/tidb `pkg/server/conn.go`).
     #[must_use]
     pub fn without_auth_response(&self, payload: &[u8]) -> Option<Vec<u8>> {
         const NO_PLUGIN: &[u8] = b"tidevoy_asks_anew";
@@ -106,7 +109,8 @@ impl Identity {
         Some(reworded)
     }
 
-    /// The first 32 bytes of the login at another node: all that an SSLRequest has. `tls`: the link is to have it.
+    /// The first 32 bytes of the login at another node, which are also the SSLRequest's payload. `tls`: whether the
+    /// connection uses TLS.
     #[must_use]
     pub fn handshake_head(&self, tls: bool) -> [u8; response::HEAD] {
         let mut head = [0; response::HEAD];
@@ -142,7 +146,7 @@ impl Identity {
         payload
     }
 
-    /// What the client has claimed, and what a token needs: it is longer than the byte of other logins can say.
+    /// The client's capabilities, and those that a login with a token needs: a token is longer than 255 bytes.
     fn login_capabilities(&self, tls: bool) -> Capabilities {
         let needed = Capabilities::PLUGIN_AUTH
             .with(Capabilities::PLUGIN_AUTH_LENENC_DATA)
@@ -167,7 +171,7 @@ mod tests {
     );
     const ATTRIBUTES: &[u8] = b"\x06\x02os\x02ux";
 
-    /// A client's response that claims `claimed`, with a database if that says so.
+    /// A client's response with the capabilities `claimed`, and a database if they say so.
     fn login(claimed: Capabilities) -> Vec<u8> {
         let mut payload = claimed.0.to_le_bytes().to_vec();
         payload.extend(0x0100_0000_u32.to_le_bytes());
@@ -183,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_login_elsewhere_says_the_same_but_for_the_password() {
+    fn login_at_another_node_repeats_everything_but_the_password() {
         for claimed in [AGREED, AGREED.with(Capabilities::CONNECT_WITH_DB).with(Capabilities::SSL)] {
             let identity = Identity::from_handshake_response(&login(claimed), AGREED).expect("a login");
             let token = vec![b't'; 500];
@@ -202,14 +206,14 @@ mod tests {
     }
 
     #[test]
-    fn tls_is_claimed_where_it_is_wanted() {
+    fn handshake_claims_tls_if_requested() {
         let identity = Identity::from_handshake_response(&login(AGREED), AGREED).expect("a login");
         assert!(response::capabilities(&identity.handshake_head(true)).has(Capabilities::SSL));
         assert_eq!(identity.handshake_head(true)[4..], identity.handshake_response(b"t", "", true)[4..response::HEAD]);
     }
 
     #[test]
-    fn attributes_that_were_claimed_but_not_sent_are_none() {
+    fn missing_attributes_are_sent_as_empty() {
         let payload = login(AGREED);
         let without = &payload[..payload.len() - ATTRIBUTES.len()];
         let identity = Identity::from_handshake_response(without, AGREED).expect("a login");
@@ -217,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn another_user_may_come_later() {
+    fn identity_follows_a_change_of_user() {
         let mut identity = Identity::from_handshake_response(&login(AGREED), AGREED).expect("a login");
         assert!(identity.apply_change_user(b"\x11other\0\x02xxdb\0\x2d\0mysql_native_password\0\x03\x01a\0"));
         let payload = identity.handshake_response(b"t", "db", false);
@@ -234,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_did_not_greet_the_client_has_to_ask_it() {
+    fn change_user_for_another_node_has_no_auth_response() {
         let identity = Identity::from_handshake_response(&login(AGREED), AGREED).expect("a login");
         assert_eq!(
             identity.without_auth_response(b"\x11other\0\x02xxdb\0\x2d\0mysql_native_password\0\x03\x01a\0").as_deref(),
@@ -252,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn several_statements_in_a_text_may_be_allowed_later() {
+    fn identity_follows_the_multi_statements_option() {
         let mut identity = Identity::from_handshake_response(&login(AGREED), AGREED).expect("a login");
         identity.allow_multi_statements(true);
         assert!(identity.capabilities().has(Capabilities::MULTI_STATEMENTS));
@@ -261,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_too_early_is_no_login() {
+    fn truncated_handshake_response_is_rejected() {
         let payload = login(AGREED);
         for length in [0, 31, 33, 36, 40] {
             assert!(Identity::from_handshake_response(&payload[..length], AGREED).is_none(), "{length}");
@@ -269,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn the_user_is_not_shown() {
+    fn debug_output_hides_the_user() {
         assert!(!format!("{:?}", Identity::from_handshake_response(&login(AGREED), AGREED)).contains("root"));
     }
 }

@@ -1,14 +1,15 @@
-//! Reads a JSON object while it arrives, in any pieces, and keeps the values of a few keys. The rest is not stored, so the
-//! object may have any size.
+//! Scans a JSON object while it arrives, in any pieces, and keeps the values of a few keys. The rest is not stored, so
+//! the object may have any size.
 //!
-//! It only follows strings and brackets, to find the end of each value. It does not check that the values are valid JSON.
+//! The scanner only follows strings and brackets, to find the end of each value. It does not check that values are
+//! valid.
 
 use std::collections::BTreeMap;
 
 use memchr::memchr2;
 use mysql_proto::secret::SecretBytes;
 
-/// Bytes of a key that are compared. The wanted keys are shorter.
+/// Bytes of a key that are compared. All wanted keys are shorter.
 const MAX_KEY_BYTES: usize = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,14 +32,14 @@ enum ScanState {
     Invalid,
 }
 
-/// The result.
+/// The result of a scan.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ScannedJson {
-    /// The values of the wanted keys, as they are written.
+    /// The values of the wanted keys, verbatim.
     pub(crate) values: BTreeMap<&'static str, SecretBytes>,
     /// The input is exactly one object.
     pub(crate) is_object: bool,
-    /// There was no room for all wanted values.
+    /// Some wanted values are missing or incomplete, because `may_keep` refused them.
     pub(crate) is_truncated: bool,
     pub(crate) is_ascii: bool,
     pub(crate) is_utf8: bool,
@@ -49,7 +50,7 @@ pub(crate) struct JsonScanner {
     wanted: &'static [&'static str],
     state: ScanState,
     key: Vec<u8>,
-    /// The key of the value that is being read, if it is wanted.
+    /// The key of the current value, if it is wanted.
     current_key: Option<&'static str>,
     result: ScannedJson,
     utf8: Utf8Checker,
@@ -74,7 +75,7 @@ impl JsonScanner {
         }
     }
 
-    /// The next bytes. `may_keep` reserves room before bytes of a value are kept.
+    /// Scans the next bytes. `may_keep` is called with the number of bytes before bytes of a value are kept.
     pub(crate) fn push(&mut self, bytes: &[u8], mut may_keep: impl FnMut(usize) -> bool) {
         self.utf8.push(bytes);
         let mut rest = bytes;
@@ -102,7 +103,7 @@ impl JsonScanner {
         self.result
     }
 
-    /// A byte outside of the values.
+    /// Scans a byte outside of values.
     fn scan_outside_value(&mut self, byte: u8) {
         self.state = match (self.state, byte) {
             (ScanState::Key, b'"') => ScanState::Colon,
@@ -130,7 +131,8 @@ impl JsonScanner {
         };
     }
 
-    /// Bytes of a value, up to its end. `in_text`: they begin within a string. Returns how many were taken.
+    /// Scans bytes of a value, up to its end. `in_text`: whether they begin within a string. Returns how many were
+    /// taken.
     fn scan_value(
         &mut self,
         rest: &[u8],
@@ -186,20 +188,20 @@ impl JsonScanner {
     }
 }
 
-/// Where the first quote or backslash is. For short strings a loop is faster than `memchr`.
+/// The position of the first quote or backslash. For short strings a loop is faster than `memchr`.
 fn find_quote_or_backslash(text: &[u8]) -> Option<usize> {
     const NEAR: usize = 16;
-    let (near, far) = text.split_at(text.len().min(NEAR));
+    let (near, rest) = text.split_at(text.len().min(NEAR));
     let found = near.iter().position(|byte| matches!(byte, b'"' | b'\\'));
-    found.or_else(|| memchr2(b'"', b'\\', far).map(|at| NEAR + at))
+    found.or_else(|| memchr2(b'"', b'\\', rest).map(|at| NEAR + at))
 }
 
-/// Whether bytes that come in pieces are UTF-8.
+/// Checks whether bytes that arrive in pieces are UTF-8.
 #[derive(Debug)]
 struct Utf8Checker {
     is_ascii: bool,
     is_invalid: bool,
-    /// The first bytes of a character that is not complete yet.
+    /// The first bytes of an incomplete character.
     partial: [u8; 4],
     length: usize,
 }
@@ -275,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_found_as_they_are_written() {
+    fn wanted_values_are_kept_verbatim() {
         let json = r#" { "found-rows" : 18446744073709551615 ,"x":{"a":[1,{"a":2}]},"a":"q\"}, \\" } "#;
         assert_eq!(
             found(json),
@@ -287,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn other_input_is_no_object() {
+    fn input_other_than_one_object_is_reported() {
         for json in [
             "",
             "[]",
@@ -308,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_are_too_much_are_cut() {
+    fn values_are_truncated_if_there_is_no_room() {
         let mut scanner = JsonScanner::new(WANTED);
         let mut room = 10;
         let mut may_keep = |bytes: usize| {
@@ -335,7 +337,7 @@ mod tests {
             assert_eq!(of("{\"a\":\"ü𝄞中\"}".as_bytes()), (false, true));
             assert_eq!(of(b"{\"a\":\"\xfc\"}"), (false, false));
             assert_eq!(of(b"{\"a\":\"\xe4\xb8\"}"), (false, false));
-            assert_eq!(of(b"{\"a\":1}\xe4\xb8"), (false, false), "its end is missing");
+            assert_eq!(of(b"{\"a\":1}\xe4\xb8"), (false, false), "the last character is incomplete");
         }
     }
 
@@ -356,9 +358,9 @@ mod tests {
     }
 
     proptest! {
-        /// However it is cut and spaced.
+        /// Whatever the pieces and the white space are.
         #[test]
-        fn it_agrees_with_a_parser(
+        fn scanner_agrees_with_a_json_parser(
             all in prop::collection::btree_map("a|b|found-rows|[\"\\\\ü]{1,3}", json(), 0..6),
             size in 1_usize..20,
             pretty: bool,
@@ -374,7 +376,7 @@ mod tests {
         }
 
         #[test]
-        fn nothing_makes_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..60), size in 1_usize..9) {
+        fn arbitrary_bytes_do_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..60), size in 1_usize..9) {
             scanned(&bytes, size);
         }
     }

@@ -1,19 +1,20 @@
-//! Moving a session from one node to another between two statements: no I/O, no Envoy, no unsafe code.
+//! Migrates a session from one node to another between two statements: no I/O, no Envoy, no unsafe code.
 //!
-//! * [`state_machine`] is one attempt, from the connection to the target until the session is restored there, or stays.
-//! * [`target_choice`] chooses the target, [`rate_limit`] limits how many sessions migrate at a time, and [`timeouts`] how
-//!   long a step may take.
-//! * [`state_export`] reads the states that the old node exports, [`restore`] builds the statement that restores them, and
-//!   [`target_login`] logs in to the target and sends it. [`state_summary`] knows what a migration needs of the states,
-//!   [`identity`] knows who logs in, and [`budget`] limits the memory of all states.
+//! * [`state_machine`] is one attempt, from the connection to the target until the target has restored the session, or
+//!   the session stays.
+//! * [`target_choice`] chooses the target, [`rate_limit`] limits how many sessions migrate at a time, and [`timeouts`]
+//!   limits each step.
+//! * [`state_export`] reads the states that the old node exports, [`restore`] builds the statement that restores them,
+//!   and [`target_login`] logs in to the target and sends that statement. [`state_summary`] extracts from the states
+//!   what a migration needs, [`identity`] has the data of the login, and [`budget`] limits the memory of all states.
 //! * [`state_snapshot`] lets a session fail over to another node when its node is gone.
-//! * [`quota`] is how many sessions are to leave a node that stays in service.
-//! * [`transaction_start`] knows the statements that begin a transaction.
+//! * [`quota`] is how many sessions rebalancing migrates away from a node.
+//! * [`transaction_start`] recognizes statements that begin a transaction.
 //! * [`ping_reply`] detects that a node announces its shutdown.
 //! * [`sentinel`] decides whether a node can be reached.
 //!
-//! TiDB's side of it: `SHOW SESSION_STATES`, `SET SESSION_STATES` and the authentication plugin `tidb_session_token`, made
-//! for its own proxy (pingcap/tidb, `pkg/sessionctx/sessionstates`).
+//! TiDB's part: `SHOW SESSION_STATES`, `SET SESSION_STATES` and the authentication plugin `tidb_session_token`, made
+//! for TiDB's own proxy (pingcap/tidb, `pkg/sessionctx/sessionstates`).
 
 #![forbid(unsafe_code)]
 

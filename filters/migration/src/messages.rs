@@ -1,24 +1,24 @@
-//! Whole messages out of bytes that come in any pieces, and packets out of messages.
+//! Reads messages from bytes that are split anywhere, and splits messages into packets.
 
 use mysql_proto::packet::{HEADER, Header, MAX_PAYLOAD};
 
-/// A whole message: the payloads of its packets together.
+/// A complete message: the joined payloads of its packets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Message {
     pub(crate) payload: Vec<u8>,
-    /// That of its last packet.
+    /// The sequence number of the last packet.
     pub(crate) sequence: u8,
 }
 
-/// A message is longer than it may be.
+/// A message exceeds the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TooLong;
 
-/// Bytes that came, and are no whole message yet.
+/// Collects bytes until a message is complete.
 #[derive(Debug)]
 pub(crate) struct MessageReader {
     bytes: Vec<u8>,
-    /// Payload bytes that a message may have.
+    /// Maximum payload bytes of a message.
     max_bytes: usize,
 }
 
@@ -31,12 +31,12 @@ impl MessageReader {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Whether nothing is left.
+    /// Whether no bytes are left.
     pub(crate) fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// The next message, once all of it is there. Err: it is too long.
+    /// Takes the next message; None if it is incomplete. Err: it exceeds the limit.
     pub(crate) fn next(&mut self) -> Result<Option<Message>, TooLong> {
         let (mut at, mut length) = (0, 0);
         loop {
@@ -73,14 +73,13 @@ pub(crate) fn packets(payload: &[u8], first: u8) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(payload.len() + count * HEADER);
     for number in 0..count {
         let piece = &payload[number * MAX_PAYLOAD..payload.len().min((number + 1) * MAX_PAYLOAD)];
-        // Sequence numbers wrap.
         bytes.extend(Header { length: piece.len(), sequence: first.wrapping_add(number as u8) }.bytes());
         bytes.extend_from_slice(piece);
     }
     bytes
 }
 
-/// The packets of a statement in the text protocol.
+/// COM_QUERY with this text, as packets.
 #[must_use]
 pub(crate) fn query(text: &[u8]) -> Vec<u8> {
     const QUERY: u8 = 0x03;
@@ -99,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_come_whole_however_they_are_cut() {
+    fn messages_are_read_however_bytes_are_split() {
         let bytes = [packets(b"one", 0), packets(b"", 1), packets(&[7; 300], 2)].concat();
         for size in [1, 2, 5, 64, bytes.len()] {
             let mut reader = MessageReader::new(1000);
@@ -115,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_packet_is_continued() {
+    fn packet_of_maximum_length_is_continued() {
         for length in [MAX_PAYLOAD - 1, MAX_PAYLOAD, MAX_PAYLOAD + 1, 2 * MAX_PAYLOAD] {
             let payload: Vec<u8> = (0..length).map(|at| (at % 251) as u8).collect();
             let bytes = packets(&payload, 254);
@@ -123,14 +122,14 @@ mod tests {
             reader.push(&bytes[..bytes.len() - 1]);
             assert_eq!(reader.next(), Ok(None));
             reader.push(&bytes[bytes.len() - 1..]);
-            let message = reader.next().expect("short enough").expect("whole");
+            let message = reader.next().expect("short enough").expect("complete");
             assert!(message.payload == payload);
             assert_eq!(message.sequence, 254_u8.wrapping_add((length / MAX_PAYLOAD) as u8));
         }
     }
 
     #[test]
-    fn what_is_too_long_is_known_by_its_header() {
+    fn too_long_message_is_rejected_by_its_header() {
         let mut reader = MessageReader::new(10);
         reader.push(&Header { length: 11, sequence: 0 }.bytes());
         assert_eq!(reader.next(), Err(TooLong));

@@ -1,34 +1,34 @@
-//! A node's answer to COM_PING. TiDB answers with error 1053 from the moment at which it is told to stop, and serves all
-//! else for a while (pingcap/tidb `pkg/server/conn.go`, `graceful-wait-before-shutdown`). A client would take that for
-//! the end of its connection; for the module it is the signal to migrate.
+//! Answers to COM_PING. A TiDB server that shuts down answers with error 1053, but serves all other commands for a
+//! while (pingcap/tidb `pkg/server/conn.go`, `graceful-wait-before-shutdown`). A client would take the error for the
+//! end of its connection; the module takes it as the signal to migrate.
 
 use mysql_proto::error;
 use mysql_proto::packet::{HEADER, Header};
 
-/// Server shutdown in progress.
+/// ER_SERVER_SHUTDOWN: server shutdown in progress.
 const SERVER_SHUTDOWN: u16 = 1053;
-/// The flags that belong to a session. Others tell of its last statement, and a COM_PING has nothing to do with that: in
-/// a transaction, autocommit, backslashes do not escape, the transaction reads only.
+/// The status flags of the session: in a transaction, autocommit, no backslash escapes, read-only transaction. The
+/// other flags describe the last statement, so an answer to COM_PING must not have them.
 const SESSION_FLAGS: u16 = 0x0001 | 0x0002 | 0x0200 | 0x2000;
 
-/// What became of bytes of the node.
+/// The result of [`PingReply::receive`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum PingOutcome {
-    /// More are needed.
+    /// More bytes are needed.
     Incomplete,
-    /// The answer, for the client.
+    /// The node's answer, for the client.
     Complete(Vec<u8>),
-    /// The node stops. A client whose session migrates need not know, and gets `hidden` instead of `original`.
+    /// The node shuts down. A client whose session migrates gets the OK packet `hidden` instead of `original`.
     ShuttingDown { hidden: Vec<u8>, original: Vec<u8> },
 }
 
-/// One answer, as it comes.
+/// Collects one answer.
 #[derive(Debug, Default)]
 pub struct PingReply(Vec<u8>);
 
 impl PingReply {
-    /// Takes bytes of the node, not more than belong to the answer; how many that were. `status`: what the session's
-    /// last answer said of it, for one of our own.
+    /// Takes bytes of the node, but none after the answer. Returns how many were taken, and the result. `status`: the
+    /// session's current status flags, for an answer that replaces the node's.
     pub fn receive(&mut self, bytes: &[u8], status: u16) -> (usize, PingOutcome) {
         let mut taken = 0;
         for wanted in [HEADER, usize::MAX] {
@@ -50,7 +50,7 @@ impl PingReply {
         (taken, PingOutcome::ShuttingDown { hidden: [&header.bytes()[..], &payload].concat(), original: packet })
     }
 
-    /// Of the whole packet, once its header is there.
+    /// The length of the packet with its header, or of the header until it is complete.
     fn packet_length(&self) -> usize {
         HEADER + Header::parse(&self.0).map_or(0, |header| header.length)
     }
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_stops_says_so_to_nobody_else() {
+    fn only_the_shutdown_error_is_hidden() {
         let mut reply = PingReply::default();
         assert_eq!(reply.receive(&error(1053), AUTOCOMMIT), (error(1053).len(), shutting_down()));
         assert_eq!(reply.receive(&ok(), AUTOCOMMIT), (ok().len(), PingOutcome::Complete(ok())));
@@ -85,14 +85,14 @@ mod tests {
     }
 
     #[test]
-    fn our_answer_says_nothing_of_the_last_statement() {
+    fn hidden_answer_has_only_flags_of_the_session() {
         const NO_INDEX_USED: u16 = 0x20;
         let answer = PingReply::default().receive(&error(1053), AUTOCOMMIT | NO_INDEX_USED).1;
         assert_eq!(answer, shutting_down());
     }
 
     #[test]
-    fn it_comes_in_pieces_and_takes_nothing_of_what_follows() {
+    fn answer_is_read_in_pieces_without_the_bytes_after_it() {
         let bytes = [error(1053), ok()].concat();
         for size in 1..bytes.len() {
             let mut reply = PingReply::default();

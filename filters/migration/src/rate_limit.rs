@@ -1,13 +1,13 @@
-//! How many sessions migrate at a time, and when a session that could not migrate is tried again.
+//! Limits how many sessions migrate at a time, and how soon a failed migration is retried.
 
 use std::time::Duration;
 
-/// How fast sessions may migrate, for one Envoy.
+/// The migration rate of one Envoy.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RateLimit {
-    /// Migrations that may start in a second.
+    /// Maximum migrations that start per second.
     pub per_second: f64,
-    /// Migrations that may run at the same time.
+    /// Maximum migrations that run at the same time.
     pub max_concurrent: usize,
 }
 
@@ -21,7 +21,7 @@ impl Default for RateLimit {
 #[derive(Debug)]
 pub struct Limiter {
     limit: RateLimit,
-    /// Migrations that may start now: a tenth of a second's worth at most, so that a pause gives no burst.
+    /// Migrations that may start now. At most a tenth of those per second (but 1), so that no burst follows a pause.
     tokens: f64,
     refilled_at: Duration,
     active: usize,
@@ -43,7 +43,7 @@ impl Limiter {
         self.tokens = self.tokens.min(Self::max_burst(limit));
     }
 
-    /// True: one more migration starts, and [`Self::release`] must follow.
+    /// Returns true if another migration may start. Then [`Self::release`] must follow.
     pub fn try_acquire(&mut self, now: Duration) -> bool {
         let passed = now.saturating_sub(self.refilled_at).as_secs_f64();
         self.refilled_at = self.refilled_at.max(now);
@@ -56,7 +56,7 @@ impl Limiter {
         true
     }
 
-    /// A migration starts that cannot wait; [`Self::release`] must follow.
+    /// Counts a migration that starts regardless of the limit. [`Self::release`] must follow.
     pub fn acquire_unconditionally(&mut self) {
         self.active += 1;
     }
@@ -66,7 +66,7 @@ impl Limiter {
         self.active = self.active.saturating_sub(1);
     }
 
-    /// The time until another one may start, unless too many are running.
+    /// The time until the rate allows another migration. Ignores the limit of concurrent migrations.
     #[must_use]
     pub fn time_until_token(&self) -> Duration {
         let missing = (1.0 - self.tokens).max(0.0);
@@ -78,7 +78,7 @@ impl Limiter {
     }
 }
 
-/// A wait that doubles with each failure, between so many seconds.
+/// A backoff from `FIRST` to `LONGEST` seconds that doubles with each failure.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct ExponentialBackoff<const FIRST: u64, const LONGEST: u64> {
     failures: u32,
@@ -93,22 +93,22 @@ impl<const FIRST: u64, const LONGEST: u64> ExponentialBackoff<FIRST, LONGEST> {
     }
 }
 
-/// When a session is tried again after it could not migrate.
+/// The backoff of a session that could not migrate.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MigrationBackoff {
     backoff: ExponentialBackoff<1, 30>,
-    /// The endpoint that failed last.
+    /// The endpoint of the last failure.
     failed_endpoint: Option<String>,
 }
 
 impl MigrationBackoff {
-    /// An attempt has failed because of `target`. None: the session itself could not migrate.
+    /// An attempt has failed because of `target`; None: because of the session itself.
     pub fn record_failure(&mut self, target: Option<&str>, now: Duration) {
         self.failed_endpoint = target.map(str::to_owned);
         self.backoff.record_failure(now);
     }
 
-    /// When the session may be tried again.
+    /// When the session may be retried.
     #[must_use]
     pub const fn retry_at(&self) -> Duration {
         self.backoff.retry_at
@@ -121,17 +121,17 @@ impl MigrationBackoff {
     }
 }
 
-/// When a session whose states were too large is exported again. An export costs its node as much as a migration. So it is not
-/// repeated before the session has run another statement, which may have made the states smaller, and less and less often.
+/// The backoff of a session whose states were too large. An export costs its node as much as a migration. So it is not
+/// repeated before the session has run another statement, which may have made the states smaller.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ExportBackoff {
     backoff: ExponentialBackoff<30, 600>,
-    /// The session has run nothing since.
+    /// The session has run no statement since the failure.
     is_unchanged: bool,
 }
 
 impl ExportBackoff {
-    /// They were too large.
+    /// The states were too large.
     pub fn record_failure(&mut self, now: Duration) {
         self.backoff.record_failure(now);
         self.is_unchanged = true;
@@ -142,13 +142,13 @@ impl ExportBackoff {
         self.is_unchanged = false;
     }
 
-    /// Whether it may be exported now.
+    /// Whether the states may be exported now.
     #[must_use]
     pub fn may_retry(&self, now: Duration) -> bool {
         self.retry_at().is_some_and(|until| now >= until)
     }
 
-    /// When it may be exported; None: not before it has run something.
+    /// When the states may be exported; None: not before the session runs a statement.
     #[must_use]
     pub fn retry_at(&self) -> Option<Duration> {
         (!self.is_unchanged).then_some(self.backoff.retry_at)
@@ -164,15 +164,15 @@ mod tests {
     }
 
     #[test]
-    fn no_more_begin_than_the_limit_allows() {
+    fn limiter_enforces_the_rate_without_bursts() {
         let mut limiter = Limiter::new(RateLimit { per_second: 100.0, max_concurrent: 1000 }, at(0));
-        let mut begun = 0;
+        let mut started = 0;
         for now in 0..1000 {
             while limiter.try_acquire(at(now)) {
-                begun += 1;
+                started += 1;
             }
         }
-        assert!((100..=110).contains(&begun), "{begun}");
+        assert!((100..=110).contains(&started), "{started}");
         // A long pause gives no burst.
         let burst = std::iter::repeat_with(|| limiter.try_acquire(at(60_000))).take_while(|admitted| *admitted).count();
         assert_eq!(burst, 10);
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_migrate_at_once_than_may() {
+    fn limiter_enforces_max_concurrent() {
         let mut limiter = Limiter::new(RateLimit { per_second: 1e6, max_concurrent: 2 }, at(0));
         assert!(limiter.try_acquire(at(0)) && limiter.try_acquire(at(0)) && !limiter.try_acquire(at(1)));
         limiter.release();
@@ -188,18 +188,18 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_stands_still_admits_nobody() {
+    fn clock_that_goes_back_gives_no_tokens() {
         let mut limiter = Limiter::new(RateLimit { per_second: 1.0, max_concurrent: 10 }, at(5000));
         assert!(limiter.try_acquire(at(5000)));
         assert!(!limiter.try_acquire(at(4000)) && !limiter.try_acquire(at(5500)));
         assert!(limiter.try_acquire(at(6000)));
         limiter.set_limit(RateLimit { per_second: 0.0, max_concurrent: 10 });
-        assert!(!limiter.try_acquire(at(9000)), "none ever moves");
+        assert!(!limiter.try_acquire(at(9000)), "a rate of 0 admits no migration");
         assert_eq!(limiter.time_until_token(), Duration::MAX);
     }
 
     #[test]
-    fn the_more_failures_the_longer_the_wait() {
+    fn backoff_doubles_with_each_failure_up_to_30_seconds() {
         let mut backoff = MigrationBackoff::default();
         assert_eq!(backoff.retry_at(), at(0));
         let mut waits = Vec::new();
@@ -214,13 +214,13 @@ mod tests {
     }
 
     #[test]
-    fn too_large_states_are_exported_less_and_less_often() {
+    fn export_backoff_doubles_and_needs_a_statement() {
         let mut backoff = ExportBackoff::default();
         assert!(backoff.may_retry(at(0)));
         let mut waits = Vec::new();
         for _ in 0..7 {
             backoff.record_failure(at(0));
-            assert!(!backoff.may_retry(at(3_600_000)) && backoff.retry_at().is_none(), "nothing has changed since");
+            assert!(!backoff.may_retry(at(3_600_000)) && backoff.retry_at().is_none(), "no statement has run since");
             backoff.on_statement();
             waits.extend(backoff.retry_at().map(|until| until.as_secs()));
         }

@@ -1,7 +1,7 @@
 //! The statements that restore a session's states at another node. They are built while the states arrive.
 //!
-//! The JSON is escaped directly into the packets that are sent; no other copy is made. The packets are stored in pieces, so
-//! that nothing is copied when they grow. Each piece is reserved in the budget before it is allocated.
+//! The JSON is escaped directly into the packets to send; there is no other copy. The packets are stored in pieces, so
+//! that no bytes are copied when they grow. Each piece is reserved in the budget before it is allocated.
 
 use std::cell::RefCell;
 
@@ -12,13 +12,13 @@ use mysql_proto::secret::SecretBytes;
 use crate::budget::Reservation;
 use crate::state_summary::preparation_query;
 
-/// The most bytes of a piece.
+/// Maximum bytes of a piece.
 pub const MAX_PIECE_BYTES: usize = 64 * 1024;
-/// The fewest bytes of a piece.
+/// Minimum bytes of a piece.
 const MIN_PIECE_BYTES: usize = 512;
-/// Bytes that a piece has beside the JSON, for quotes and backslashes that are doubled.
+/// Bytes of a piece in addition to the JSON, for doubled quotes and backslashes.
 const ESCAPE_RESERVE_BYTES: usize = 256;
-/// Bytes that are escaped at once, if they need it.
+/// Bytes of JSON that are escaped at a time.
 const ESCAPE_CHUNK_BYTES: usize = 256;
 
 const QUERY_PREFIX: &[u8] = b"\x03SET SESSION_STATES '";
@@ -36,7 +36,8 @@ impl RestoreStatement {
         &self.pieces
     }
 
-    /// Marks it as not needed by a migration. False: there is no room for that ([`Reservation::retain`]).
+    /// Marks the statement as not needed by a migration. False: the budget has no room for that
+    /// ([`Reservation::retain`]).
     #[must_use]
     pub fn retain(&self) -> bool {
         self.reservation.borrow_mut().retain()
@@ -51,7 +52,7 @@ impl PartialEq for RestoreStatement {
 
 impl Eq for RestoreStatement {}
 
-/// Without the states, which must not be logged.
+/// Hides the states, which must not be logged.
 impl std::fmt::Debug for RestoreStatement {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "RestoreStatement({} bytes)", self.pieces.iter().map(|piece| piece.len()).sum::<usize>())
@@ -69,17 +70,17 @@ pub(crate) struct RestoreBuilder {
     reservation: Reservation,
     /// The capacity of all pieces.
     allocated: usize,
-    /// Bytes of JSON that are still to come.
+    /// Bytes of JSON still to come.
     bytes_left: usize,
-    /// The piece with the header of the last packet, and where it begins there.
+    /// Where the header of the last packet is: index of the piece, and offset in the piece.
     header: (usize, usize),
-    /// Bytes of the last packet's payload.
+    /// Payload bytes of the last packet.
     payload: usize,
     sequence: u8,
 }
 
 impl RestoreBuilder {
-    /// For so many bytes of JSON.
+    /// Starts a statement for `json` bytes of JSON.
     pub(crate) fn new(json: usize, mut reservation: Reservation) -> Result<Self, OverBudget> {
         if !reservation.grow(json) {
             return Err(OverBudget);
@@ -100,8 +101,8 @@ impl RestoreBuilder {
         Ok(builder)
     }
 
-    /// The next bytes of the JSON. A doubled quote means the same in all SQL modes; [`preparation_query`] sets one in which backslashes
-    /// escape.
+    /// Adds the next bytes of the JSON. A doubled quote means the same in all SQL modes; [`preparation_query`] sets a
+    /// mode in which backslashes escape.
     pub(crate) fn push(&mut self, json: &[u8]) -> Result<(), OverBudget> {
         let mut escaped = [0; 2 * ESCAPE_CHUNK_BYTES];
         for stretch in json.chunks(ESCAPE_CHUNK_BYTES) {
@@ -113,7 +114,7 @@ impl RestoreBuilder {
             let mut length = 0;
             for &byte in stretch {
                 escaped[length] = byte;
-                // The second one is overwritten unless it is needed.
+                // The second byte is overwritten unless the first must be doubled.
                 escaped[length + 1] = byte;
                 length += 1 + usize::from(byte == b'\'' || byte == b'\\');
             }
@@ -134,7 +135,7 @@ impl RestoreBuilder {
         Ok(RestoreStatement { pieces: self.pieces, reservation: RefCell::new(self.reservation) })
     }
 
-    /// Appends to the payload.
+    /// Appends `bytes` to the payload.
     fn write(&mut self, bytes: &[u8]) -> Result<(), OverBudget> {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -152,7 +153,7 @@ impl RestoreBuilder {
         Ok(())
     }
 
-    /// All packets but the last one are full. The length of that one is set at the end.
+    /// Begins a packet of the maximum length. [`Self::finish`] corrects the length of the last packet.
     fn begin_packet(&mut self) -> Result<(), OverBudget> {
         if self.room() < HEADER {
             self.add_piece(HEADER)?;
@@ -165,7 +166,7 @@ impl RestoreBuilder {
         Ok(())
     }
 
-    /// A piece for so many bytes, and for the JSON that is still to come.
+    /// Adds a piece for `bytes` bytes and the JSON still to come, within the size limits.
     fn add_piece(&mut self, bytes: usize) -> Result<(), OverBudget> {
         let bytes = bytes + self.bytes_left;
         let size = (bytes + bytes / 16 + ESCAPE_RESERVE_BYTES).clamp(MIN_PIECE_BYTES, MAX_PIECE_BYTES);
@@ -195,7 +196,7 @@ pub(crate) mod tests {
     use crate::budget::{Budget, MemoryLimits};
     use crate::messages::query;
 
-    /// As it is built from what a node sends.
+    /// Builds a statement from JSON in pieces.
     pub(crate) fn statement(json: &[u8]) -> RestoreStatement {
         let mut builder = RestoreBuilder::new(json.len(), MemoryLimits::default().budget.reservation()).expect("room");
         for piece in json.chunks(70_001) {
@@ -204,7 +205,7 @@ pub(crate) mod tests {
         builder.finish().expect("room")
     }
 
-    /// All packets.
+    /// The bytes of all packets.
     pub(crate) fn bytes_of(statement: &RestoreStatement) -> Vec<u8> {
         statement.pieces().iter().flat_map(|piece| piece.iter().copied()).collect()
     }
@@ -226,7 +227,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn long_ones_take_several_packets() {
+    fn long_statements_take_several_packets() {
         let fits = MAX_PAYLOAD - QUERY_PREFIX.len() - 1;
         let alphabet: Vec<u8> = (b'a'..=b'z').collect();
         for length in [fits - 1, fits, fits + 1, fits + MAX_PAYLOAD] {
@@ -238,7 +239,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn pieces_never_grow_and_all_of_them_are_reserved() {
+    fn pieces_never_grow_and_are_fully_reserved() {
         for (length, byte) in [(10, b'x'), (8_000, b'x'), (8_000, b'\''), (300_000, b'x'), (300_000, b'\\')] {
             let budget = Budget::new(1 << 20);
             let mut builder = RestoreBuilder::new(length, budget.reservation()).expect("room");
@@ -255,7 +256,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn states_beyond_the_budget_are_given_up() {
+    fn states_over_the_budget_are_rejected() {
         let budget = Budget::new(100_000);
         assert!(RestoreBuilder::new(100_001, budget.reservation()).is_err());
         let mut builder = RestoreBuilder::new(90_000, budget.reservation()).expect("room");
@@ -266,11 +267,10 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn states_are_not_logged() {
+    fn debug_output_hides_states() {
         assert!(!format!("{:?}", statement(b"secret")).contains("secret"));
         let mut builder = RestoreBuilder::new(6, MemoryLimits::default().budget.reservation()).expect("room");
         builder.push(b"secret").expect("room");
-        // Neither as text nor as numbers.
         let shown = format!("{builder:?}");
         assert!(!shown.contains("secret") && !shown.contains("115, 101, 99"), "{shown}");
     }

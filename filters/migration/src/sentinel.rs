@@ -1,30 +1,31 @@
 //! Decides whether a node can be reached, from a silent connection to it: the sentinel.
 //!
-//! Each Envoy has one sentinel for each node. The kernel sends a TCP keepalive probe on it each second. The kernel of the
-//! node's machine answers, also for a process that is stopped or does not read. If nothing arrives for [`SentinelTimeouts::suspect_after`],
-//! new connections are tried as well. A node is unreachable if nothing has arrived for [`SentinelTimeouts::unreachable_after`] on any of these
-//! connections, not even a refusal. A sentinel that the node closes is replaced: MariaDB closes a connection that does not log
-//! in after 10 s, while TiDB keeps it (pingcap/tidb `pkg/server/internal/packetio.go`: no read timeout before the login).
+//! Each Envoy has one sentinel for each node. The kernel sends a TCP keepalive probe on it each second. The kernel of
+//! the node's machine answers even for a process that is stopped or does not read. If nothing arrives for
+//! [`SentinelTimeouts::suspect_after`], new connections are attempted as well. A node is unreachable if nothing has
+//! arrived for [`SentinelTimeouts::unreachable_after`] on any of these connections, not even a refusal. A sentinel that
+//! the node closes is replaced: MariaDB closes a connection that does not log in after 10 s, while TiDB keeps it
+//! (pingcap/tidb `pkg/server/internal/packetio.go`: no read timeout before the login).
 //!
-//! The caller has the connections, and calls [`Sentinel::observe`] several times a second. All times are of one clock that
-//! never goes back.
+//! The caller owns the connections, and calls [`Sentinel::observe`] several times a second. All times are of one
+//! monotonic clock.
 
 use std::time::Duration;
 
-/// The times by which a sentinel decides.
+/// The timeouts of a sentinel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SentinelTimeouts {
-    /// Silence until new connections are tried.
+    /// Silence until new connections are attempted.
     pub suspect_after: Duration,
-    /// Silence until the node is unreachable.
+    /// Silence until the node counts as unreachable.
     pub unreachable_after: Duration,
-    /// How long a connection attempt must be unanswered before it counts.
+    /// How long a connection attempt must stay unanswered to count.
     pub attempt_timeout: Duration,
-    /// Between two attempts, or after a connection that the node has closed at once.
+    /// Time between two attempts, or after a connection that the node closed at once.
     pub retry_interval: Duration,
-    /// Signs of life within this time may be the same one.
+    /// Signs of life within this time may be reports of one sign.
     pub precision: Duration,
-    /// After a longer time between two observations, this process or its machine was stopped.
+    /// After a longer time between two observations, this process or its machine must have been stopped.
     pub max_observe_gap: Duration,
 }
 
@@ -41,14 +42,14 @@ impl Default for SentinelTimeouts {
     }
 }
 
-/// How many attempts must be unanswered, as a single packet may be lost by chance.
+/// How many attempts must stay unanswered, because a single packet may be lost by chance.
 const MIN_UNANSWERED_ATTEMPTS: usize = 2;
 
 /// Whether a node can be reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reachability {
     Reachable,
-    /// Nothing has arrived lately. The sessions there are asked for a sign of life.
+    /// Nothing has arrived lately. The caller asks the sessions of the node for a sign of life.
     Suspected,
     Unreachable,
 }
@@ -58,18 +59,18 @@ pub enum Reachability {
 pub struct Sentinel {
     timeouts: SentinelTimeouts,
     state: Reachability,
-    /// When something arrived from the node last.
+    /// When something last arrived from the node.
     last_heard: Duration,
     observed_at: Duration,
-    /// Since when this process was not stopped.
+    /// Since when this process has run without a stop.
     running_since: Duration,
-    /// When the first attempts after `heard` began.
+    /// When the first attempts after `last_heard` began.
     attempts: [Option<Duration>; MIN_UNANSWERED_ATTEMPTS],
     next_attempt: Duration,
 }
 
 impl Sentinel {
-    /// Begins with a node that can be reached.
+    /// Begins as reachable.
     #[must_use]
     pub fn new(timeouts: SentinelTimeouts, now: Duration) -> Self {
         Self {
@@ -83,8 +84,8 @@ impl Sentinel {
         }
     }
 
-    /// An acknowledgement, data or a refusal has arrived from the node at that time. The same sign of life may be reported
-    /// again with a slightly different time, as the kernel counts in ticks.
+    /// An acknowledgement, data or a refusal has arrived from the node at that time. One sign of life may be reported
+    /// several times with slightly different times, because the kernel counts in ticks.
     pub fn record_heard(&mut self, at: Duration) {
         if at > self.last_heard + self.timeouts.precision {
             self.last_heard = at;
@@ -92,13 +93,13 @@ impl Sentinel {
         }
     }
 
-    /// The node has closed the connection, which existed for that long.
+    /// The node has closed the connection, which existed for `lived`.
     pub fn record_close(&mut self, lived: Duration, now: Duration) {
         self.record_heard(now);
         self.next_attempt = if lived < self.timeouts.retry_interval { now + self.timeouts.retry_interval } else { now };
     }
 
-    /// Whether a connection attempt should begin now. `connected`: there is a connection.
+    /// Whether a connection attempt should begin now. `connected`: whether there is a connection.
     #[must_use]
     pub fn needs_attempt(&self, connected: bool, now: Duration) -> bool {
         now >= self.next_attempt && (!connected || self.silence(now) >= self.timeouts.suspect_after)
@@ -118,10 +119,10 @@ impl Sentinel {
         self.next_attempt = now + pause;
     }
 
-    /// Decides, after all signs of life were reported. Returns the state if it has changed.
+    /// Updates the state, after all signs of life were reported. Returns the state if it has changed.
     pub fn observe(&mut self, now: Duration) -> Option<Reachability> {
         if now - self.observed_at > self.timeouts.max_observe_gap {
-            self.running_since = now; // signs of life from meanwhile may be reported late
+            self.running_since = now; // signs of life from the pause may be reported late
         }
         self.observed_at = now;
         let silence = self.silence(now);
@@ -167,8 +168,8 @@ mod tests {
         Duration::from_millis(milliseconds)
     }
 
-    /// Observes from `from` to `to`; `sign` is when something arrived last. Returns the changes with their times, and when
-    /// attempts began, which are not answered.
+    /// Observes from `from` to `to`; `sign` returns when something last arrived. Returns the changes of state and the
+    /// connection attempts, which stay unanswered, with their times.
     fn run(
         sentinel: &mut Sentinel,
         connected: bool,
@@ -200,13 +201,13 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_answers_probes_is_left_alone() {
+    fn node_that_answers_probes_gets_no_connection_attempts() {
         let (changes, attempts) = run(&mut new(), true, (0, 100_000), probes);
         assert_eq!((changes, attempts), (vec![], vec![]));
     }
 
     #[test]
-    fn two_attempts_and_silence_make_it_unreachable_and_any_sign_ends_that() {
+    fn silence_and_two_attempts_make_a_node_unreachable_until_a_sign_of_life() {
         let mut sentinel = new();
         let (changes, attempts) = run(&mut sentinel, true, (0, 9000), |now| probes(now.min(4000)));
         assert_eq!(changes, [(6000, Reachability::Suspected), (7600, Reachability::Unreachable)]);
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn one_sign_that_is_reported_with_several_times_counts_once() {
+    fn sign_of_life_reported_with_several_times_counts_once() {
         let mut sentinel = new();
         let jitters = |now: u64| Some(now.min(4000) + now / STEP);
         let (changes, attempts) = run(&mut sentinel, true, (0, 9000), jitters);
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn one_sign_is_enough_to_be_reachable() {
+    fn one_sign_of_life_prevents_unreachable() {
         for sign in [5100, 6300, 7300] {
             let mut sentinel = new();
             let came = |now| if now >= sign { Some(sign) } else { Some(4000.min(now)) };
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_connection_attempts_alone_decide() {
+    fn without_a_connection_only_attempts_decide() {
         let mut sentinel = new();
         sentinel.record_close(at(50), at(1000));
         let (changes, attempts) = run(&mut sentinel, false, (1000, 6000), |_| None);
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_lasted_is_replaced_at_once() {
+    fn long_lived_connection_is_replaced_at_once() {
         let mut sentinel = new();
         sentinel.record_close(at(10_000), at(10_000));
         assert!(sentinel.needs_attempt(false, at(10_000)));
@@ -253,20 +254,20 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_unreachable_because_this_process_was_stopped() {
+    fn stop_of_this_process_does_not_make_a_node_unreachable() {
         let mut sentinel = new();
         run(&mut sentinel, true, (0, 3000), probes);
         // Suspended for a minute; the answer to the next probe takes a second.
         let (changes, _) = run(&mut sentinel, true, (63_000, 70_000), |now| (now >= 64_400).then(|| now / 1000 * 1000));
         assert_eq!(changes, [(63_000, Reachability::Suspected), (64_400, Reachability::Reachable)]);
-        // The node is not there any more.
+        // The node is gone as well.
         let mut sentinel = new();
         let (changes, _) = run(&mut sentinel, true, (63_000, 70_000), |_| None);
         assert_eq!(changes, [(63_000, Reachability::Suspected), (64_600, Reachability::Unreachable)]);
     }
 
     #[test]
-    fn without_attempts_nothing_is_decided() {
+    fn node_is_not_unreachable_without_attempts() {
         let mut sentinel = new();
         for now in (0..60_000).step_by(200) {
             assert_ne!(sentinel.observe(at(now)), Some(Reachability::Unreachable));

@@ -1,11 +1,11 @@
-//! A node's answer to `SHOW SESSION_STATES`: one row of two columns of JSON, the states of the session and a token
-//! with which it may log in elsewhere.
+//! A node's answer to `SHOW SESSION_STATES`: one row with two columns of JSON, the states of the session and a token
+//! for a login at another node.
 //!
-//! The row is not stored. While it arrives, its JSON is scanned and becomes the statement that restores it elsewhere. If it is
-//! too long for that, it is only scanned.
+//! The row is not stored. While it arrives, its JSON is scanned and becomes the statement that restores the states. If
+//! it is too long for that, it is only scanned.
 //!
-//! Sources: TiDB's `pkg/executor/show.go` (the columns), `pkg/sessionctx/sessionstates` (what is in them), and
-//! `pkg/session/session.go` (what makes it refuse, with error 8146).
+//! Sources: TiDB's `pkg/executor/show.go` (columns), `pkg/sessionctx/sessionstates` (their content), and
+//! `pkg/session/session.go` (reasons for error 8146).
 
 mod row;
 
@@ -21,10 +21,10 @@ use crate::restore::RestoreStatement;
 use crate::state_summary::{StateSummary, UnusableStates};
 use row::Row;
 
-/// The most bytes of a message other than the row. Errors are the longest.
+/// Maximum bytes of a message other than the row. Errors are the longest.
 const MAX_SHORT_MESSAGE_BYTES: usize = 64 * 1024;
 
-/// The statement, as it goes to the node.
+/// The statement `SHOW SESSION_STATES`, as a packet.
 #[must_use]
 pub fn export_query() -> Vec<u8> {
     query(b"SHOW SESSION_STATES")
@@ -33,14 +33,14 @@ pub fn export_query() -> Vec<u8> {
 /// The exported states of a session.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ExportedStates {
-    /// Restores them at another node. It contains whatever the client has put into variables.
+    /// Restores the states at another node. It contains data of the client.
     pub statement: Rc<RestoreStatement>,
-    /// Logs in as the session's user, anywhere, for a minute.
+    /// Logs in as the session's user at any node, for one minute.
     pub token: SecretBytes,
     pub summary: StateSummary,
 }
 
-/// Neither of them belongs into a log.
+/// Hides both, because they must not be logged.
 impl std::fmt::Debug for ExportedStates {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "States({:?}, token of {} bytes)", self.statement, self.token.len())
@@ -51,26 +51,26 @@ impl std::fmt::Debug for ExportedStates {
 #[derive(Debug, PartialEq, Eq)]
 pub enum ExportOutcome {
     States(ExportedStates),
-    /// Done; only a statement without a result is answered so.
+    /// The answer to a statement without a result.
     Ok,
-    /// There are states without a token: the node has no certificate to sign one with.
+    /// The row has no token: the node has no certificate to sign one with.
     NoToken(StateSummary),
-    /// There are states that cannot be restored at another node.
+    /// The states cannot be restored at another node.
     Unusable(UnusableStates, StateSummary),
     /// The node's error code. The session continues as if there had been no export.
     Rejected(u16),
-    /// This is no answer to an export. What the next bytes of the node belong to is unknown.
+    /// Not an answer to an export. It is unknown what the next bytes of the node belong to.
     ProtocolError,
 }
 
 #[derive(Debug)]
 enum ExportPhase {
-    /// OK or ERR, and nothing else.
+    /// Only OK or ERR may follow.
     Ok,
     Columns,
-    /// So many definitions are to come.
+    /// Number of definitions still to come.
     Definitions(u64),
-    /// The EOF packet behind them.
+    /// The EOF packet after the definitions.
     DefinitionsEnd,
     Row,
     End(ExportOutcome),
@@ -84,9 +84,9 @@ pub struct StateExport {
     phase: ExportPhase,
     deprecate_eof: bool,
     limits: MemoryLimits,
-    /// The header of the packet, as far as it was received.
+    /// The received bytes of the packet's header.
     header: Vec<u8>,
-    /// Payload bytes of the packet that are still to come.
+    /// Payload bytes of the packet still to come.
     bytes_left: usize,
     /// Another packet continues this one.
     continues: bool,
@@ -94,17 +94,17 @@ pub struct StateExport {
     has_trailing_bytes: bool,
 }
 
-/// A message that is not complete yet.
+/// An incomplete message.
 #[derive(Debug)]
 enum PartialMessage {
     None,
-    /// A short one, which is read when it is complete.
+    /// A message that is processed when it is complete.
     Short(Vec<u8>),
     Row(Box<Row>),
 }
 
 impl StateExport {
-    /// `deprecate_eof`: whether the session leaves EOF packets out.
+    /// `deprecate_eof`: whether the session uses no EOF packets.
     #[must_use]
     pub fn new(deprecate_eof: bool, limits: MemoryLimits) -> Self {
         Self::at(ExportPhase::Columns, deprecate_eof, limits)
@@ -130,7 +130,7 @@ impl StateExport {
         }
     }
 
-    /// Takes bytes of the node; what came of it once the answer is complete.
+    /// Processes bytes of the node. Returns the outcome once the answer is complete.
     pub fn receive(&mut self, bytes: &[u8]) -> Option<ExportOutcome> {
         let mut rest = bytes;
         loop {
@@ -162,16 +162,16 @@ impl StateExport {
         }
     }
 
-    /// Whether bytes follow the answer. A node sends them without a request when it closes.
+    /// Whether bytes follow the answer. A node sends unrequested bytes when it closes.
     #[must_use]
     pub const fn has_trailing_bytes(&self) -> bool {
         self.has_trailing_bytes
     }
 
-    /// Payload bytes of a message. False: the message is invalid.
+    /// Processes payload bytes of a message. False: the message is invalid.
     fn push(&mut self, bytes: &[u8]) -> bool {
         if let (PartialMessage::None, Some(&first)) = (&self.message, bytes.first()) {
-            // No row begins so (`mysql_proto::lenenc`), unless it takes several packets.
+            // No row begins with these bytes (`mysql_proto::lenenc`), unless it takes several packets.
             let is_short = !matches!(self.phase, ExportPhase::Row) || first == 0xff || self.is_end(first);
             self.message =
                 if is_short { PartialMessage::Short(Vec::new()) } else { PartialMessage::Row(Row::new(&self.limits)) };
@@ -186,13 +186,12 @@ impl StateExport {
         }
     }
 
-    /// Whether a message that begins so is an EOF packet, or the OK packet that replaces it.
+    /// Whether a message with this first byte is an EOF packet, or the OK packet that replaces it.
     const fn is_end(&self, first: u8) -> bool {
         const END: u8 = 0xfe;
         first == END && !self.continues
     }
 
-    /// A message is complete.
     fn end_message(&mut self) -> Option<ExportOutcome> {
         match std::mem::replace(&mut self.message, PartialMessage::None) {
             PartialMessage::None => self.step(&[]),
@@ -239,8 +238,8 @@ impl StateExport {
     }
 }
 
-/// Whether definitions follow the number of columns, which must be two. The byte behind the number is there with
-/// CLIENT_OPTIONAL_RESULTSET_METADATA only.
+/// Whether definitions follow the column count, which must be two. The byte after the count exists only with
+/// CLIENT_OPTIONAL_RESULTSET_METADATA.
 fn columns(payload: &[u8]) -> Option<bool> {
     match payload {
         [2] | [2, 1] => Some(true),

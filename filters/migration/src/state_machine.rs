@@ -1,11 +1,11 @@
-//! One attempt to move one session to one node, step by step.
+//! One attempt to migrate one session to one node, step by step.
 //!
-//! Everything slow comes first: the target is connected, has TLS and has greeted while the old node still serves the
-//! session. Then, when the session is idle, the client is held, the old node exports the session's states, and the target
-//! restores them. Until [`Effect::Switch`] nothing has changed for the session; whatever fails before that ends with
-//! [`Effect::Abort`], and the session goes on where it was.
+//! The slow steps come first: the target is connected, has TLS and has sent its greeting while the old node still
+//! serves the session. When the session is idle, the client is held, the old node exports the session's states, and the
+//! target restores them. Until [`Effect::Switch`] nothing has changed for the session. A failure before that ends with
+//! [`Effect::Abort`], and the session continues at the old node; if that is impossible, with [`Effect::Lost`].
 //!
-//! The caller executes the effects one after the other, and reports the results. Times are of one clock that never goes back.
+//! The caller executes the effects in order, and reports their results. All times are of one monotonic clock.
 
 mod effect;
 
@@ -25,12 +25,12 @@ pub use effect::{AbortReason, Effect};
 
 #[derive(Debug)]
 enum MigrationPhase {
-    /// The target is not connected, has not greeted, has no TLS yet, or waits for the session to be idle.
+    /// The target is being connected or secured, or waits for the session to be idle.
     PreparingTarget,
-    /// The same, but the old node is gone, and the client is held.
+    /// Like `PreparingTarget`, but the old node is gone, and the client is held.
     PreparingFailover,
     Exporting(StateExport),
-    /// `undo`: the statement that undoes the export at the old node. None: the old node is gone, and there is no way back.
+    /// `undo`: the statement that undoes the export at the old node. None: the session cannot continue at the old node.
     Restoring {
         undo: Option<SecretBytes>,
         /// The target has restored all states.
@@ -41,7 +41,7 @@ enum MigrationPhase {
         answer: StateExport,
         reason: AbortReason,
     },
-    /// The old node still owes the states, which are not needed any more.
+    /// The old node still owes the states, which are no longer needed.
     DiscardingExport {
         answer: StateExport,
         reason: AbortReason,
@@ -56,12 +56,12 @@ pub struct Migration {
     step: MigrationStep,
     target_login: TargetLogin,
     deprecate_eof: bool,
-    /// The old connection was closed, and it is not known yet whether the node is gone.
+    /// The old connection was closed, and the caller has not reported yet whether the node is gone.
     is_old_node_in_doubt: bool,
-    /// The states that were exported. They are valid until the client sends something.
+    /// The exported states. They are valid until the client sends something.
     snapshot: Option<StateSnapshot>,
     export_requested_at: Duration,
-    /// How long the old node lets the session be idle, if that is known.
+    /// How long the old node lets the session be idle, if known.
     wait_timeout: Option<Duration>,
     timeouts: MigrationTimeouts,
     memory_limits: MemoryLimits,
@@ -70,7 +70,7 @@ pub struct Migration {
 }
 
 impl Migration {
-    /// The caller connects to the target. `tls`: whether that connection must have TLS, or has it if the target offers it.
+    /// Starts an attempt; the caller connects to the target. `tls`: whether that connection uses TLS.
     #[must_use]
     pub fn start(identity: Identity, tls: NodeTls, timeouts: MigrationTimeouts, now: Duration) -> Self {
         let deprecate_eof = identity.capabilities().has(mysql_proto::capability::Capabilities::DEPRECATE_EOF);
@@ -92,7 +92,7 @@ impl Migration {
         migration
     }
 
-    /// The same for a session whose node is gone. Its client is held from now on.
+    /// Starts an attempt for a session whose node is gone. The client is held from the beginning.
     #[must_use]
     pub fn start_failover(
         identity: Identity,
@@ -110,18 +110,18 @@ impl Migration {
         }
     }
 
-    /// Sets the limits for the memory of its states.
+    /// Sets the memory limits of the states.
     #[must_use]
     pub fn with_memory_limits(self, memory: MemoryLimits) -> Self {
         Self { memory_limits: memory, ..self }
     }
 
-    /// The states that were exported, if any. They are valid until the client sends something.
+    /// Takes the exported states, if any. They are valid until the client sends something.
     pub fn take_snapshot(&mut self) -> Option<StateSnapshot> {
         self.snapshot.take()
     }
 
-    /// How long the old node lets the session be idle, if that was exported with the states.
+    /// How long the old node lets the session be idle, if known from its export.
     #[must_use]
     pub const fn wait_timeout(&self) -> Option<Duration> {
         self.wait_timeout
@@ -139,7 +139,7 @@ impl Migration {
         !matches!(self.phase, MigrationPhase::PreparingTarget | MigrationPhase::Finished)
     }
 
-    /// Whether it continues without the old node.
+    /// Whether the attempt continues without the old node.
     #[must_use]
     pub const fn is_without_old_node(&self) -> bool {
         matches!(self.phase, MigrationPhase::PreparingFailover | MigrationPhase::Restoring { undo: None, .. })
@@ -160,12 +160,12 @@ impl Migration {
         matches!(self.phase, MigrationPhase::Restoring { .. }) && self.target_login.is_logged_in()
     }
 
-    /// The session is on the target now. The old connection can be closed.
+    /// The session is at the target. The caller can close the old connection.
     pub fn on_switched(&mut self) {
         self.phase = MigrationPhase::Finished;
     }
 
-    /// [`Effect::Switch`] once more, if the session is restored, and the old node is not in doubt.
+    /// Returns [`Effect::Switch`] again if the session is restored, and the old node is not in doubt.
     #[must_use]
     pub fn retry_switch(&mut self) -> Vec<Effect> {
         match self.phase {
@@ -174,7 +174,7 @@ impl Migration {
         }
     }
 
-    /// When [`Self::on_deadline`] is due; None: never.
+    /// When [`Self::on_deadline`] is due, if ever.
     #[must_use]
     pub fn deadline(&self) -> Option<Duration> {
         match self.phase {
@@ -184,7 +184,7 @@ impl Migration {
         }
     }
 
-    /// Bytes of the target, decrypted where there is TLS.
+    /// Processes bytes of the target, decrypted if there is TLS.
     pub fn on_target_bytes(&mut self, bytes: &[u8], now: Duration) -> Vec<Effect> {
         if matches!(
             self.phase,
@@ -206,17 +206,18 @@ impl Migration {
         }
     }
 
-    /// The target has sent what no server sends at that point, such as more than its greeting before TLS began.
+    /// The target sent invalid bytes, such as more than its greeting before TLS began.
     pub fn on_target_invalid(&mut self, now: Duration) -> Vec<Effect> {
         self.abort(AbortReason::TargetFailed(LoginFailure::ProtocolError), now)
     }
 
-    /// The target has closed, or cannot be reached.
+    /// The target closed the connection, or cannot be reached.
     pub fn on_target_lost(&mut self, now: Duration) -> Vec<Effect> {
         self.abort(AbortReason::Unreachable(self.step), now)
     }
 
-    /// The session is idle, and no bytes of the client are on their way. `identity`: who it is now.
+    /// Starts the export. The session must be idle, without unprocessed bytes of the client. `identity`: the session's
+    /// current one.
     pub fn start_export(&mut self, identity: Identity, now: Duration) -> Vec<Effect> {
         if !matches!((&self.phase, self.step), (MigrationPhase::PreparingTarget, MigrationStep::WaitingForIdle)) {
             return Vec::new();
@@ -228,14 +229,14 @@ impl Migration {
         vec![Effect::HoldClient(state_export::export_query().into())]
     }
 
-    /// Bytes of the old node, while the client is held.
+    /// Processes bytes of the old node, while the client is held.
     pub fn on_old_node_bytes(&mut self, bytes: &[u8], now: Duration) -> Vec<Effect> {
         let (answer, reason) = match &mut self.phase {
             MigrationPhase::Exporting(export) => (export, None),
             MigrationPhase::Undoing { answer, reason } | MigrationPhase::DiscardingExport { answer, reason } => {
                 (answer, Some(*reason))
             }
-            // The old node sends unrequested bytes: servers send an error before they close.
+            // Unrequested bytes of the old node: servers send an error before they close.
             MigrationPhase::Restoring { undo, .. } => {
                 *undo = None;
                 return Vec::new();
@@ -260,7 +261,7 @@ impl Migration {
                 self.keep_snapshot(states);
                 effects
             }
-            // Whatever the reason was: another export would take as long.
+            // This reason replaces the first one: another export would take as long.
             (ExportOutcome::Unusable(why @ UnusableStates::TooLarge, mut summary), Some(_)) if !undoing => {
                 self.undo_export(&mut summary, AbortReason::UnusableStates(why), now)
             }
@@ -273,13 +274,13 @@ impl Migration {
         }
     }
 
-    /// The old node has closed or reset the connection. The cause may be a KILL, which ends the session. If the node is gone,
-    /// [`Self::on_old_node_lost`] follows. Until then there is no [`Effect::Switch`].
+    /// The old node closed or reset the connection. The cause may be a KILL, which ends the session. If the node is
+    /// gone, [`Self::on_old_node_lost`] follows. Until then there is no [`Effect::Switch`].
     pub const fn on_old_conn_closed(&mut self) {
         self.is_old_node_in_doubt = true;
     }
 
-    /// The old node is gone. After the export that does not matter, unless the target fails, too.
+    /// The old node is gone. After the export this does not matter, unless the target fails as well.
     pub fn on_old_node_lost(&mut self) -> Vec<Effect> {
         self.is_old_node_in_doubt = false;
         match &mut self.phase {
@@ -304,7 +305,7 @@ impl Migration {
         self.abort(AbortReason::TimedOut(self.step), now)
     }
 
-    /// The session does not need to migrate any more.
+    /// The session need not migrate any more.
     pub fn cancel(&mut self, now: Duration) -> Vec<Effect> {
         self.abort(AbortReason::Cancelled, now)
     }
@@ -351,7 +352,8 @@ impl Migration {
         effects
     }
 
-    /// Sends the states to the target. `closes`: the old node has announced behind them that it closes.
+    /// Sends the states to the target. `closes`: after the states, the old node announced that it closes the
+    /// connection.
     fn restore_states(&mut self, mut states: ExportedStates, closes: bool, now: Duration) -> Vec<Effect> {
         match self.target_login.log_in(&states) {
             Ok(login) => {
@@ -381,13 +383,13 @@ impl Migration {
         self.snapshot = Some(StateSnapshot { states, requested_at: self.export_requested_at });
     }
 
-    /// The session stays. First the old node undoes what the export has changed.
+    /// Keeps the session at its node. If the states were exported, the old node first undoes the export.
     fn abort(&mut self, reason: AbortReason, now: Duration) -> Vec<Effect> {
         match std::mem::replace(&mut self.phase, MigrationPhase::Finished) {
             MigrationPhase::PreparingTarget => vec![Effect::Abort(reason)],
             MigrationPhase::PreparingFailover => self.finish(Effect::Lost),
             MigrationPhase::Exporting(answer) => {
-                // Its answer must not reach the client.
+                // The late answer of the old node must not reach the client.
                 self.phase = MigrationPhase::DiscardingExport { answer, reason };
                 self.step_deadline = None;
                 vec![Effect::ReleaseSlots]

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use crate::state_export::ExportedStates;
 
-/// A token is valid for a minute (pingcap/tidb `pkg/sessionctx/sessionstates/session_token.go`). Nodes' clocks may differ a
-/// little, and a login takes its time.
+/// Shorter than the validity of a token, one minute (pingcap/tidb `pkg/sessionctx/sessionstates/session_token.go`),
+/// because clocks of nodes may differ and a login takes time.
 const TOKEN_LIFETIME: Duration = Duration::from_secs(50);
 
-/// Exported states. Nothing was sent to the node since the export.
+/// Exported states of a session to which its client has sent nothing since.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateSnapshot {
     pub states: ExportedStates,
@@ -17,7 +17,7 @@ pub struct StateSnapshot {
 }
 
 impl StateSnapshot {
-    /// When its token expires.
+    /// When the token expires.
     #[must_use]
     pub fn expires_at(&self) -> Duration {
         self.requested_at + TOKEN_LIFETIME

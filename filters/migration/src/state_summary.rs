@@ -1,8 +1,8 @@
-//! The states of a session as a node has exported them: an object of JSON, nearly all of which is the nodes' business.
+//! What a migration needs to know of a session's exported states, which are a JSON object.
 //!
 //! Source: TiDB's `pkg/sessionctx/sessionstates/session_states.go` (keys), `pkg/session/session.go`,
-//! `pkg/sessionctx/variable/session.go` and `pkg/executor/select.go` (how they are restored). Values are kept as they are
-//! written: 64-bit integers occur.
+//! `pkg/sessionctx/variable/session.go` and `pkg/executor/select.go` (how they are restored). Values are copied
+//! verbatim, because they may be 64-bit integers.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -20,10 +20,11 @@ use crate::messages::query;
 const VARIABLES: &str = "sys-vars";
 const DATABASE: &str = "current-db";
 
-/// What [`StateSummary`] is made of: system variables, and all that [`StateSummary::undo`] puts back. That is whatever
-/// `DecodeSessionStates` sets to nothing where a key is missing (`SessionVars` in `pkg/sessionctx/variable/session.go`),
-/// such as the number of the last prepared statement: without it the next one would take the place of the first.
-/// Variables, bindings, prepared statements and values of sequences stay as they are when they are missing.
+/// The keys that [`StateSummary`] is built from: system variables, and everything that [`StateSummary::undo`] restores.
+/// These are the values that `DecodeSessionStates` clears if their key is missing (`SessionVars` in
+/// `pkg/sessionctx/variable/session.go`), such as the number of the last prepared statement: without it, the next
+/// statement would replace the first. If the keys of variables, bindings, prepared statements or sequence values are
+/// missing, TiDB keeps the values.
 pub(crate) const SUMMARY_KEYS: [&str; 16] = [
     VARIABLES,
     "status",
@@ -43,15 +44,15 @@ pub(crate) const SUMMARY_KEYS: [&str; 16] = [
     "hypo-tiflash-replicas",
 ];
 
-/// Makes backslashes escape, whatever the node's own setting is, and text be read as JSON is written. The session's own
-/// settings come back with its states.
+/// Sets a mode in which backslashes escape and text is UTF-8, whatever the node's defaults are. The restored states
+/// then bring back the session's own settings.
 #[must_use]
 pub fn preparation_query() -> Vec<u8> {
     query(b"SET @@session.sql_mode='', @@session.character_set_client='utf8mb4'")
 }
 
-/// The statement that restores a small part of the states. `backslashes`: they escape in the session's SQL mode. A doubled
-/// quote means the same in all modes.
+/// The statement that restores a small part of the states. `backslashes`: whether they escape in the session's SQL
+/// mode. A doubled quote means the same in all modes.
 fn restore_query(json: &[u8], backslashes: bool) -> SecretBytes {
     let mut text = SecretBytes::with_capacity(json.len() + json.len() / 8 + 32);
     text.extend_from_slice(b"SET SESSION_STATES '");
@@ -65,7 +66,7 @@ fn restore_query(json: &[u8], backslashes: bool) -> SecretBytes {
     query(&text).into()
 }
 
-/// JSON that no character set changes.
+/// Replaces non-ASCII characters by escapes, so that no character set changes the JSON.
 fn escape_non_ascii(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for letter in json.chars() {
@@ -83,32 +84,32 @@ fn escape_non_ascii(json: &str) -> String {
 /// Why states cannot be restored at another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum UnusableStates {
-    /// They exceed the limit of one session.
+    /// The states exceed the limit of one session.
     TooLarge,
-    /// They exceed what is left of the budget of all sessions.
+    /// The states exceed what is left of the budget of all sessions.
     OverBudget,
-    /// They are no JSON object, or a key that matters has another type.
+    /// The states are not a JSON object, or the value of a needed key has another type.
     InvalidJson,
-    /// There is text that is not ASCII in them, and the node has converted it for its client to a character set that may
-    /// not have all of it.
+    /// The states have non-ASCII text, and the node converted it for the client to a character set that may not have
+    /// all of its characters.
     CharacterSet,
 }
 
 /// What a migration needs to know of the states. It is small.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct StateSummary {
-    /// The session's database; empty when it has none.
+    /// The session's database; empty if it has none.
     pub database: String,
-    /// How long the node lets the session be idle; None: that is not known.
+    /// How long the node lets the session be idle, if known.
     pub wait_timeout: Option<Duration>,
-    /// The statement that undoes, at the node that has exported these states, what the export has changed: the client may
-    /// still ask for what its last statement has left (ROW_COUNT, FOUND_ROWS, warnings). None when that cannot be known.
+    /// The statement that undoes the export at the old node. The client may still ask for results of its last statement
+    /// (ROW_COUNT, FOUND_ROWS, warnings), which the export has replaced. None if they are unknown.
     ///
-    /// Where the node has converted them to a character set other than UTF-8, texts of warnings may lose letters.
+    /// If the node converted the states to a character set other than UTF-8, texts of warnings may lose characters.
     pub undo: Option<SecretBytes>,
 }
 
-/// Without what the client has put into the session.
+/// Hides the client's data.
 impl std::fmt::Debug for StateSummary {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { database, wait_timeout, undo } = self;
@@ -116,7 +117,7 @@ impl std::fmt::Debug for StateSummary {
     }
 }
 
-/// The system variables that matter, of some hundreds.
+/// The needed system variables, of some hundreds.
 #[derive(Deserialize, Default)]
 struct Variables<'a> {
     #[serde(borrow, default)]
@@ -128,9 +129,8 @@ struct Variables<'a> {
 }
 
 impl Variables<'_> {
-    /// Whether the node leaves text in UTF-8, as it has it.
+    /// Whether the node sends text as UTF-8, without conversion.
     fn is_utf8_preserved(&self) -> bool {
-        // Empty: the node converts nothing.
         self.character_set_results
             .as_ref()
             .is_none_or(|name| matches!(name.to_ascii_lowercase().as_str(), "" | "utf8mb4" | "binary"))
@@ -138,7 +138,7 @@ impl Variables<'_> {
 }
 
 impl StateSummary {
-    /// From the values of [`SUMMARY_KEYS`]. Err: these states cannot be restored at another node.
+    /// Builds a summary from the values of [`SUMMARY_KEYS`]. Err: the states cannot be restored at another node.
     pub(crate) fn from_scan(scanned: &ScannedJson) -> (Self, Result<(), UnusableStates>) {
         let texts: BTreeMap<&str, Cow<'_, str>> =
             scanned.values.iter().map(|(key, value)| (*key, String::from_utf8_lossy(value))).collect();
@@ -186,13 +186,13 @@ mod tests {
     }
 
     #[test]
-    fn the_database_may_be_missing() {
+    fn database_is_read_and_may_be_missing() {
         assert_eq!(database(r#"{"current-db":"a\u0062"}"#), Ok("ab".to_owned()));
         assert_eq!(database("{}"), Ok(String::new()));
     }
 
     #[test]
-    fn how_long_it_may_be_idle_is_among_its_variables() {
+    fn wait_timeout_is_read_from_the_system_variables() {
         let of = |json: &str| summary(json.as_bytes()).0.wait_timeout;
         let all = r#"{"sys-vars":{"a":"b","wait_timeout":"28800","sql_mode":"","x":"y"}}"#;
         assert_eq!(of(all), Some(Duration::from_secs(28_800)));
@@ -201,14 +201,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_object_is_refused() {
+    fn invalid_json_is_unusable() {
         for json in ["", "[]", "{", r#"{"current-db":1}"#, r#"{"sys-vars":[]"#] {
             assert_eq!(summary(json.as_bytes()), (StateSummary::default(), Err(UnusableStates::InvalidJson)), "{json}");
         }
     }
 
     #[test]
-    fn text_that_was_converted_is_not_trusted() {
+    fn converted_non_ascii_text_is_unusable() {
         let states =
             |set: &str, text: &str| format!(r#"{{"sys-vars":{{"character_set_results":"{set}"}},"x":"{text}"}}"#);
         assert_eq!(database(&states("utf8mb4", "ü")), Ok(String::new()));
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(database(r#"{"x":"ü"}"#), Ok(String::new()));
         assert_eq!(database(&states("gbk", "u")), Ok(String::new()));
         assert_eq!(database(&states("gbk", "ü")), Err(UnusableStates::CharacterSet));
-        // As it comes from the node: no UTF-8 at all.
+        // Bytes that are not UTF-8, as the node sends them.
         assert_eq!(summary(b"{\"x\":\"\xb9\"}").1, Err(UnusableStates::CharacterSet));
     }
 
@@ -230,38 +230,38 @@ mod tests {
     }
 
     #[test]
-    fn what_the_last_statement_left_is_put_back_to_the_digit() {
+    fn undo_keeps_64_bit_integers_exactly() {
         let json = r#"{"last-insert-id":18446744073709551615,"found-rows":3,"user-var-values":{"a":1}}"#;
         assert_eq!(undone(json), r#"SET SESSION_STATES '{"found-rows":3,"last-insert-id":18446744073709551615}'"#);
     }
 
-    /// TiDB sets these to nothing where they are missing.
+    /// TiDB clears these values if their keys are missing.
     #[test]
-    fn values_that_a_missing_key_would_clear_are_put_back() {
+    fn undo_restores_values_that_a_missing_key_would_clear() {
         let json = r#"{"prepared-stmt-id":7,"prepared-stmts":{"7":{}},"hypo-indexes":{"a":{}}}"#;
         let kept = r#"{"hypo-indexes":{"a":{}},"prepared-stmt-id":7}"#;
         assert_eq!(undone(json), format!("SET SESSION_STATES '{kept}'"));
     }
 
     #[test]
-    fn also_where_the_node_has_converted_it() {
+    fn undo_is_known_for_converted_text_if_the_database_is_ascii() {
         let mut json = br#"{"current-db":"a","found-rows":3,"user-var-values":{"a":""#.to_vec();
         json.extend(b"\xfc\"}}");
         let statement = undo(&json).expect("a statement");
         assert_eq!(&statement[5..], br#"SET SESSION_STATES '{"current-db":"a","found-rows":3}'"#);
-        assert_eq!(undo(b"{\"current-db\":\"\xfc\"}"), None, "it would be another database");
+        assert_eq!(undo(b"{\"current-db\":\"\xfc\"}"), None, "the database's name is unknown");
         assert_eq!(undo(b"[]"), None);
     }
 
     #[test]
-    fn incomplete_values_are_not_put_back() {
+    fn undo_is_unknown_for_truncated_values() {
         let mut scan = JsonScanner::new(&SUMMARY_KEYS);
         scan.push(br#"{"found-rows":3,"warnings":["long"]}"#, |bytes| bytes < 5);
         assert_eq!(StateSummary::from_scan(&scan.finish()).0.undo, None);
     }
 
     #[test]
-    fn it_is_put_back_in_the_sessions_own_mode_and_character_set() {
+    fn undo_is_escaped_for_the_sql_mode_and_any_character_set() {
         let json = |mode: &str| format!(r#"{{"sys-vars":{{"sql_mode":"{mode}"}},"warnings":["it's \"ü𝄞\""]}}"#);
         assert_eq!(undone(&json("ANSI")), r#"SET SESSION_STATES '{"warnings":["it''s \\"\\u00fc\\ud834\\udd1e\\""]}'"#);
         assert_eq!(

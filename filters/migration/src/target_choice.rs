@@ -1,33 +1,33 @@
-//! Which node a session migrates to.
+//! Chooses the node that a session migrates to.
 
 use crate::rate_limit::MigrationBackoff;
 
-/// A node that may be a target.
+/// A node that may be the target.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TargetCandidate {
     /// `ip:port`
     pub endpoint: String,
     pub version: Release,
-    /// Its share of the sessions; 0: it is to get none.
+    /// The node's share of the sessions; 0: the node receives none.
     pub weight: u32,
-    /// Sessions that it got since its weight is what it is, with those on their way to it.
+    /// Sessions that the node has received since its weight was set, including those that are migrating to it.
     pub sessions: u64,
-    /// The random position in its first turn, above 0 and at most 1. Otherwise all Envoys would begin with the same node.
+    /// A random offset, above 0 and at most 1. Without it all Envoys would begin with the same node.
     pub turn_offset: f64,
-    /// It has more sessions than its share itself.
+    /// The node itself has more sessions than its share.
     pub has_surplus: bool,
-    /// Nodes of a lower one are preferred.
+    /// Nodes of a lower priority value are preferred.
     pub priority: u32,
 }
 
 impl TargetCandidate {
-    /// What it would have for its weight with one session more, which is above 0.
+    /// The sessions per weight, which must be above 0.
     fn load(&self) -> f64 {
         (self.sessions as f64 + self.turn_offset) / f64::from(self.weight)
     }
 }
 
-/// A release, as far as it can be compared: `8.5.3` of `8.0.11-TiDB-v8.5.3-alpha`.
+/// A TiDB release in comparable form: `8.5.3` of `8.0.11-TiDB-v8.5.3-alpha`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash)]
 pub struct Release {
     major: u32,
@@ -36,7 +36,7 @@ pub struct Release {
 }
 
 impl Release {
-    /// Of a release's name, or of what a TiDB server says in its greeting; None when it is neither.
+    /// Parses the name of a release, or the version in a TiDB server's greeting. None for other text.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let release = text.rsplit_once("TiDB-").map_or(text, |(_, release)| release).trim_start_matches('v');
@@ -48,12 +48,12 @@ impl Release {
     }
 }
 
-/// The position of the node that a session on a node of version `from` should move to; None when there is none.
+/// The index of the target for a session on a node of the release `from`; None if no candidate is usable.
 ///
-/// States may not be understood by an older release than they come from, so a node that is known to be older gets none,
-/// and one whose release is not known comes last. First come those that did not fail just now; of them those of the lowest
-/// priority; of them those that have not too many; then the one that got least by weight. Weights are shares of the sessions
-/// to come: who has fewest was counted in already.
+/// An older release may not understand the states, so a node that is known to be older is not usable, and nodes of
+/// unknown release come last. Otherwise the order is: nodes that did not just fail, the lowest priority, nodes without
+/// a surplus, the lowest load. The load counts only new sessions, because weights already account for the existing
+/// ones.
 #[must_use]
 pub fn choose_target(candidates: &[TargetCandidate], from: Release, backoff: &MigrationBackoff) -> Option<usize> {
     let usable = candidates.iter().enumerate().filter(|(_, candidate)| {
@@ -61,8 +61,8 @@ pub fn choose_target(candidates: &[TargetCandidate], from: Release, backoff: &Mi
     });
     usable
         .min_by(|(_, a), (_, b)| {
-            let order = |one: &TargetCandidate| {
-                (one.version < from, backoff.has_failed_at(&one.endpoint), one.priority, one.has_surplus)
+            let order = |node: &TargetCandidate| {
+                (node.version < from, backoff.has_failed_at(&node.endpoint), node.priority, node.has_surplus)
             };
             order(a).cmp(&order(b)).then_with(|| a.load().total_cmp(&b.load()))
         })
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_compared_by_their_numbers() {
+    fn releases_are_compared_by_number() {
         assert_eq!(Release::parse("v8.5.3"), Release::parse("8.0.11-TiDB-v8.5.3"));
         assert_eq!(Release::parse("v8.5.3-alpha-12-gabc"), Release::parse("8.5.3"));
         assert!(Release::parse("v8.10.0") > Release::parse("v8.9.9"));
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_one_that_got_least_by_weight_is_chosen() {
+    fn node_with_the_fewest_new_sessions_per_weight_is_chosen() {
         let nodes = [node("a", "8.5.3", 100, 10), node("b", "8.5.3", 200, 12), node("c", "8.5.3", 0, 0)];
         assert_eq!(chosen(&nodes, "8.5.3", &MigrationBackoff::default()), Some(1));
         assert_eq!(chosen(&nodes[2..], "8.5.3", &MigrationBackoff::default()), None);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_turn_decides_among_those_that_got_as_many() {
+    fn turn_offset_decides_between_nodes_of_equal_load() {
         let mut nodes = [node("a", "8.5.3", 100, 0), node("b", "8.5.3", 100, 0), node("c", "8.5.3", 101, 1)];
         nodes[1].turn_offset = 0.5;
         nodes[2].turn_offset = 0.1;
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_stays_near_while_it_can() {
+    fn node_of_the_lowest_priority_that_has_not_failed_is_chosen() {
         let mut nodes = [node("near", "8.5.3", 1, 50), node("far", "8.5.3", 100, 0), node("backup", "8.5.3", 100, 0)];
         nodes[1].priority = 1;
         nodes[2].priority = 2;
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_gives_takes_only_when_there_is_no_other() {
+    fn node_with_a_surplus_is_chosen_only_without_an_alternative() {
         let mut nodes = [node("a", "8.5.3", 100, 0), node("b", "8.5.3", 100, 50)];
         nodes[0].has_surplus = true;
         assert_eq!(chosen(&nodes, "8.5.3", &MigrationBackoff::default()), Some(1));
@@ -143,17 +143,17 @@ mod tests {
     }
 
     #[test]
-    fn a_session_never_goes_to_an_older_release() {
+    fn older_release_is_never_chosen() {
         let mut nodes = [node("old", "8.5.2", 100, 0), node("same", "8.5.3", 100, 50), node("new", "8.5.4", 100, 40)];
         assert_eq!(chosen(&nodes, "8.5.3", &MigrationBackoff::default()), Some(2));
         assert_eq!(chosen(&nodes[..1], "8.5.3", &MigrationBackoff::default()), None);
         nodes[0].version = Release::default();
-        assert_eq!(chosen(&nodes, "8.5.3", &MigrationBackoff::default()), Some(2), "who may be older comes last");
-        assert_eq!(chosen(&nodes[..1], "8.5.3", &MigrationBackoff::default()), Some(0), "it is not known to be older");
+        assert_eq!(chosen(&nodes, "8.5.3", &MigrationBackoff::default()), Some(2), "unknown release comes last");
+        assert_eq!(chosen(&nodes[..1], "8.5.3", &MigrationBackoff::default()), Some(0), "unknown release is usable");
     }
 
     #[test]
-    fn one_that_has_just_failed_comes_after_the_others_of_its_kind() {
+    fn failed_node_is_chosen_only_without_an_alternative() {
         let mut nodes = [node("a", "8.5.3", 100, 0), node("b", "8.5.3", 100, 50), node("old", "8.5.2", 100, 0)];
         nodes[2].version = Release::default();
         let mut backoff = MigrationBackoff::default();

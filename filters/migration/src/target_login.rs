@@ -1,7 +1,8 @@
 //! The login of a migrating session at its target: greeting, TLS, login with a token, restore of the states.
 //!
-//! The slow part, up to the greeting, comes while the old node still serves the session. The rest follows when the states
-//! are exported. The node's answers are read strictly: anything unexpected ends the attempt, and does the session no harm.
+//! The slow part, up to the greeting, takes place while the old node still serves the session. The rest follows when
+//! the states are exported. The node's answers are checked strictly: anything unexpected ends the attempt, without harm
+//! to the session.
 //!
 //! Sources: "Connection Phase" (dev.mysql.com); TiDB's `pkg/server/conn.go` and
 //! `pkg/sessionctx/sessionstates/session_token.go` for the token.
@@ -20,15 +21,15 @@ use crate::messages::{Message, MessageReader, packets};
 use crate::restore::RestoreStatement;
 use crate::state_export::ExportedStates;
 
-/// What the caller is to do.
+/// What the caller does.
 #[derive(Debug, PartialEq, Eq)]
 pub enum LoginAction {
     Send(SecretBytes),
-    /// Send this. It may be long.
+    /// Send this statement. It may be long.
     RestoreStates(Rc<RestoreStatement>),
-    /// Send this, and start TLS behind it. [`TargetLogin::on_tls_established`] follows.
+    /// Send these bytes, then start TLS. Call [`TargetLogin::on_tls_established`] when it is established.
     StartTls(Vec<u8>),
-    /// The node waits for the login. [`TargetLogin::log_in`] follows when the states are exported.
+    /// The node waits for the login. Call [`TargetLogin::log_in`] when the states are exported.
     Greeted,
     /// The node has restored the session.
     Restored,
@@ -37,22 +38,22 @@ pub enum LoginAction {
 /// Why the login or the restore failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LoginFailure {
-    /// The node greeted with this error.
+    /// The node's first packet was this error.
     GreetedWithError(u16),
-    /// The node lacks capabilities that client and old node have agreed on.
+    /// The node lacks capabilities that client and old node agreed on.
     MissingCapabilities,
-    /// TLS is required, and the node has none.
+    /// TLS is required, but the node does not offer it.
     NoTls,
-    /// The node denied the login: 1045 for a token that it does not accept, or has no certificate for; 3118 for an account
-    /// that was locked meanwhile.
+    /// The node denied the login: 1045 for a token that it does not accept or cannot check without a certificate; 3118
+    /// for an account that was locked meanwhile.
     Denied(u16),
-    /// The node did not restore the states.
+    /// The node rejected the states with this error.
     RestoreRejected(u16),
     /// The node sent something unexpected.
     ProtocolError,
 }
 
-/// Payload bytes that an answer may have; none of them is a result.
+/// Maximum payload bytes of an answer; there are no result sets.
 const MAX_MESSAGE_BYTES: usize = greeting::MAX_GREETING_BYTES;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,18 +73,18 @@ enum TargetLoginPhase {
 pub struct TargetLogin {
     identity: Identity,
     tls: NodeTls,
-    /// The connection has TLS, or is about to.
+    /// The connection uses TLS, or will.
     has_tls: bool,
     inbox: MessageReader,
     phase: TargetLoginPhase,
-    /// Of the next packet.
+    /// Sequence number of the next packet.
     sequence: u8,
     /// Restores the states. Sent after the login.
     restore_statement: Option<Rc<RestoreStatement>>,
 }
 
 impl TargetLogin {
-    /// `tls`: whether the connection must have TLS, or has it if the node offers it.
+    /// `tls`: whether the connection uses TLS.
     #[must_use]
     pub const fn new(identity: Identity, tls: NodeTls) -> Self {
         Self {
@@ -97,12 +98,12 @@ impl TargetLogin {
         }
     }
 
-    /// Sets who the session is now: its client may have changed that since.
+    /// Sets the session's current identity, which its client may have changed.
     pub fn set_identity(&mut self, identity: Identity) {
         self.identity = identity;
     }
 
-    /// Takes bytes of the node, decrypted where there is TLS. The attempt is over after an error.
+    /// Processes bytes of the node, decrypted if there is TLS. After an error the attempt is over.
     pub fn receive(&mut self, bytes: &[u8]) -> Result<Vec<LoginAction>, LoginFailure> {
         let done = self.read(bytes);
         if done.is_err() {
@@ -120,7 +121,7 @@ impl TargetLogin {
         Ok(vec![LoginAction::Greeted])
     }
 
-    /// The session is ready. Returns the login. Err: the node is not ready; nothing is lost then.
+    /// Returns the login packet. Err: the node does not wait for a login; the session is unharmed.
     pub fn log_in(&mut self, states: &ExportedStates) -> Result<SecretBytes, LoginFailure> {
         if self.phase != TargetLoginPhase::Ready {
             return Err(LoginFailure::ProtocolError);
@@ -147,7 +148,7 @@ impl TargetLogin {
         while let Some(message) = self.inbox.next().map_err(|_| LoginFailure::ProtocolError)? {
             actions.push(self.on_message(&message)?);
         }
-        // Behind an SSLRequest the node waits, and so it does before the login.
+        // In these phases the node owes nothing.
         let silent =
             matches!(self.phase, TargetLoginPhase::StartingTls | TargetLoginPhase::Ready | TargetLoginPhase::Finished);
         if silent && !self.inbox.is_empty() {
@@ -175,7 +176,7 @@ impl TargetLogin {
                 self.phase = TargetLoginPhase::Finished;
                 Ok(Some(LoginAction::Restored))
             }
-            // A node that shuts down may say so to one that is logging in.
+            // A node that shuts down may send an error before the login.
             TargetLoginPhase::Ready => {
                 Err(error::code(&message.payload).map_or(LoginFailure::ProtocolError, LoginFailure::GreetedWithError))
             }
@@ -212,13 +213,13 @@ impl TargetLogin {
         Ok(LoginAction::StartTls(request))
     }
 
-    /// An OK packet with the sequence number that is due.
-    fn expect_ok(&self, message: &Message, refused: fn(u16) -> LoginFailure) -> Result<(), LoginFailure> {
+    /// Expects an OK packet with the next sequence number. `to_failure`: the failure for an ERR packet.
+    fn expect_ok(&self, message: &Message, to_failure: fn(u16) -> LoginFailure) -> Result<(), LoginFailure> {
         const OK: u8 = 0x00;
         match message.payload.first() {
             _ if message.sequence != self.sequence.max(1) => Err(LoginFailure::ProtocolError),
             Some(&OK) => Ok(()),
-            _ => Err(error::code(&message.payload).map_or(LoginFailure::ProtocolError, refused)),
+            _ => Err(error::code(&message.payload).map_or(LoginFailure::ProtocolError, to_failure)),
         }
     }
 }
@@ -269,9 +270,9 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_session_is_restored() {
+    fn login_restores_the_session() {
         let mut target_login = ready_login();
-        let login = target_login.log_in(&exported()).expect("it waits");
+        let login = target_login.log_in(&exported()).expect("the node is ready");
         assert_eq!(login[3], 1);
         let Ok(actions) = target_login.receive(&packets(OK, 2)) else { panic!("denied") };
         assert_eq!(actions, [LoginAction::RestoreStates(exported().statement)]);
@@ -288,7 +289,7 @@ pub(crate) mod tests {
             }
         };
         feed(&mut target_login, &greeting(OFFERED));
-        target_login.log_in(&exported()).expect("it waits");
+        target_login.log_in(&exported()).expect("the node is ready");
         feed(&mut target_login, &packets(OK, 2));
         feed(&mut target_login, &packets(OK, 1));
         feed(&mut target_login, &packets(OK, 1));
@@ -297,7 +298,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn with_tls_the_numbers_count_the_request() {
+    fn with_tls_the_sequence_includes_the_ssl_request() {
         let mut target_login = TargetLogin::new(identity(), NodeTls::Required);
         let Ok(actions) = target_login.receive(&greeting(OFFERED.with(Capabilities::SSL))) else {
             panic!("not greeted")
@@ -305,14 +306,14 @@ pub(crate) mod tests {
         let [LoginAction::StartTls(request)] = &actions[..] else { panic!("{actions:?}") };
         assert_eq!((request[3], request.len()), (1, 36));
         assert_eq!(target_login.on_tls_established(), Ok(vec![LoginAction::Greeted]));
-        assert_eq!(target_login.log_in(&exported()).expect("it waits")[3], 2);
+        assert_eq!(target_login.log_in(&exported()).expect("the node is ready")[3], 2);
         assert!(target_login.receive(&packets(OK, 3)).is_ok());
     }
 
     proptest! {
-        /// However it is cut, and whether or not the request for TLS was ordered by then.
+        /// However the bytes are split.
         #[test]
-        fn what_a_node_sends_before_tls_ends_it(
+        fn bytes_of_the_node_before_tls_end_the_login(
             behind in prop::collection::vec(any::<u8>(), 1..40),
             cuts in prop::collection::vec(1..100usize, 1..8),
         ) {
@@ -335,7 +336,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn tls_is_never_left_out() {
+    fn required_tls_is_never_left_out() {
         assert_eq!(
             TargetLogin::new(identity(), NodeTls::Required).receive(&greeting(OFFERED)),
             Err(LoginFailure::NoTls)
@@ -343,7 +344,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn tls_that_is_preferred_is_used_where_it_is_offered() {
+    fn preferred_tls_is_used_if_offered() {
         let mut plain = TargetLogin::new(identity(), NodeTls::Preferred);
         assert_eq!(plain.receive(&greeting(OFFERED)), Ok(vec![LoginAction::Greeted]));
         let mut secured = TargetLogin::new(identity(), NodeTls::Preferred);
@@ -354,7 +355,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_node_that_can_do_less_is_no_target() {
+    fn node_that_lacks_capabilities_is_rejected() {
         let lesser = greeting(OFFERED.without(Capabilities::DEPRECATE_EOF));
         assert_eq!(
             TargetLogin::new(identity(), NodeTls::Disabled).receive(&lesser),
@@ -363,40 +364,40 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn errors_have_their_codes() {
+    fn errors_are_reported_with_their_codes() {
         assert_eq!(
             TargetLogin::new(identity(), NodeTls::Disabled).receive(&error(1040, 0)),
             Err(LoginFailure::GreetedWithError(1040))
         );
         assert_eq!(ready_login().receive(&error(1053, 1)), Err(LoginFailure::GreetedWithError(1053)));
         let mut target_login = ready_login();
-        target_login.log_in(&exported()).expect("it waits");
+        target_login.log_in(&exported()).expect("the node is ready");
         assert_eq!(target_login.receive(&error(1045, 2)), Err(LoginFailure::Denied(1045)));
         for answers in [vec![error(1064, 1)], vec![packets(OK, 1), error(1146, 1)]] {
             let mut target_login = ready_login();
-            target_login.log_in(&exported()).expect("it waits");
-            target_login.receive(&packets(OK, 2)).expect("let in");
+            target_login.log_in(&exported()).expect("the node is ready");
+            target_login.receive(&packets(OK, 2)).expect("logged in");
             assert!(matches!(target_login.receive(&answers.concat()), Err(LoginFailure::RestoreRejected(1064 | 1146))));
         }
     }
 
     #[test]
-    fn an_unexpected_message_ends_the_login() {
+    fn unexpected_message_ends_the_login() {
         assert_eq!(
             TargetLogin::new(identity(), NodeTls::Disabled).receive(&packets(b"HTTP/1.1 400", 0)),
             Err(LoginFailure::ProtocolError)
         );
         let behind = [greeting(OFFERED), b"\x01".to_vec()].concat();
         assert_eq!(TargetLogin::new(identity(), NodeTls::Disabled).receive(&behind), Err(LoginFailure::ProtocolError));
-        // Another method of authentication, a wrong number, an answer too many.
+        // Another authentication method, a wrong sequence number, an additional answer.
         for answer in [packets(b"\xfemysql_native_password\0salt\0", 2), packets(OK, 1)] {
             let mut target_login = ready_login();
-            target_login.log_in(&exported()).expect("it waits");
+            target_login.log_in(&exported()).expect("the node is ready");
             assert_eq!(target_login.receive(&answer), Err(LoginFailure::ProtocolError));
         }
         let mut target_login = ready_login();
-        target_login.log_in(&exported()).expect("it waits");
-        target_login.receive(&packets(OK, 2)).expect("let in");
+        target_login.log_in(&exported()).expect("the node is ready");
+        target_login.receive(&packets(OK, 2)).expect("logged in");
         assert_eq!(
             target_login.receive(&[packets(OK, 1), packets(OK, 1), packets(OK, 1)].concat()),
             Err(LoginFailure::ProtocolError)
@@ -404,7 +405,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_login_needs_a_greeting_and_is_sent_once() {
+    fn login_needs_a_greeting_and_is_sent_once() {
         let mut early = TargetLogin::new(identity(), NodeTls::Disabled);
         assert!(early.log_in(&exported()).is_err());
         let mut target_login = ready_login();

@@ -5,22 +5,22 @@ use std::time::Duration;
 /// A step of a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum MigrationStep {
-    /// The target has not answered the connection, or not greeted.
+    /// The target has not accepted the connection, or not sent its greeting.
     Connecting,
-    /// TLS with the target.
+    /// The TLS handshake with the target.
     StartingTls,
-    /// The target is ready; the session runs a statement, or is in a transaction.
+    /// The target is ready, but the session is not idle.
     WaitingForIdle,
-    /// The old node was asked for the states. The client is held from here on.
+    /// The old node exports the states. The client is held from here on.
     Exporting,
-    /// The target has the login, and then the states.
+    /// The target processes the login, and then restores the states.
     Restoring,
-    /// The old node puts back what the export has changed.
+    /// The old node undoes what the export has changed.
     Undoing,
 }
 
 impl MigrationStep {
-    /// Every one, for tables and counters.
+    /// All steps, for tables and counters.
     pub const ALL: [Self; 6] =
         [Self::Connecting, Self::StartingTls, Self::WaitingForIdle, Self::Exporting, Self::Restoring, Self::Undoing];
 
@@ -43,7 +43,7 @@ impl MigrationStep {
 pub struct MigrationTimeouts {
     pub connect: Duration,
     pub tls: Duration,
-    /// A node keeps a connection that does not log in for about 10 s.
+    /// Less than the 10 s or so after which a node may close a connection that does not log in.
     pub idle_wait: Duration,
     pub export: Duration,
     pub restore: Duration,

@@ -1,8 +1,8 @@
-//! The statements that begin a transaction in TiDB, and commit the open one.
+//! Recognizes the statements that begin a transaction in TiDB, and commit the open one.
 //!
-//! They only explain why a session cannot move. What a client sends goes to its server unchanged.
+//! The result only explains why a session cannot migrate. The client's statements are forwarded unchanged.
 
-/// All of them. Grammar: `BeginTransactionStmt` in pkg/parser/parser.y of pingcap/tidb v8.5.3.
+/// The complete list. Grammar: `BeginTransactionStmt` in pkg/parser/parser.y of pingcap/tidb v8.5.3.
 const TEXTS: [&[&str]; 5] = [
     &["BEGIN"],
     &["BEGIN", "OPTIMISTIC"],
@@ -11,8 +11,8 @@ const TEXTS: [&[&str]; 5] = [
     &["START", "TRANSACTION", "WITH", "CONSISTENT", "SNAPSHOT"],
 ];
 
-/// Whether the payload of a client's packet is one of these statements, whatever its case and white space, with at most one `;`
-/// behind it. Others, such as those with a comment, may begin a transaction as well.
+/// Whether the payload of a client's packet is one of these statements, in any case and with any white space, followed
+/// by at most one `;`. Other statements, such as those with a comment, may begin a transaction as well.
 #[must_use]
 pub fn begins_transaction(payload: &[u8]) -> bool {
     const QUERY: u8 = 0x03;
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn statements_that_begin_a_transaction_are_recognised() {
+    fn statements_that_begin_a_transaction_are_recognized() {
         for text in [
             "BEGIN",
             "begin;",
@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn other_statements_are_not() {
+    fn other_statements_are_not_recognized() {
         for text in [
             "",
             ";",

@@ -1,4 +1,4 @@
-//! What following costs: nanoseconds a packet of results of 10,000 rows, and a point select.
+//! Cost of tracking: nanoseconds per packet of results with 10,000 rows, and per point select.
 //!
 //! `cargo run --release -p mysql-proto --example walk`
 
@@ -15,7 +15,7 @@ fn message(payload: &[u8]) -> Vec<u8> {
     [&Header { length: payload.len(), sequence: 1 }.bytes()[..], payload].concat()
 }
 
-/// A result of one column, and its number of packets.
+/// A result with one column, and its number of packets.
 fn result(rows: usize, size: usize) -> (Vec<u8>, usize) {
     let definition = message(b"\x03def\x01d\x01t\x01t\x01a\x01a\x0c\x21\0\x0b\0\0\0\x03\0\0\0\0\0");
     let row = message(&[&[(size - 1) as u8][..], &vec![b'x'; size - 1]].concat());
@@ -23,7 +23,7 @@ fn result(rows: usize, size: usize) -> (Vec<u8>, usize) {
     (parts.concat(), rows + 3)
 }
 
-/// The fastest of many passes, which tell what they took: what disturbs only adds.
+/// The shortest of many passes: disturbances only make a pass longer.
 fn fastest(passes: usize, pass: impl FnMut(usize) -> Duration) -> Duration {
     (0..passes).map(pass).min().unwrap_or_default()
 }
@@ -35,7 +35,7 @@ fn main() {
     for size in [8, 40, 120, 250] {
         let (bytes, packets) = result(ROWS, size);
         for received in [4_096, 16_384, 65_536] {
-            // As a socket does: the bytes were just written to a buffer that is used again and again.
+            // As with a socket, the bytes were just written to a buffer that is reused.
             let mut buffer = vec![0; received];
             let time = fastest(300, |_| {
                 tracker.on_client_bytes(&query, &mut ());

@@ -1,4 +1,4 @@
-//! Capability bits, as greeting and handshake response carry them.
+//! Capability bits of the greeting and the handshake response.
 
 /// A set of capability bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
@@ -23,10 +23,10 @@ impl Capabilities {
     pub const OPTIONAL_RESULTSET_METADATA: Self = Self(1 << 25);
     pub const ZSTD_COMPRESSION: Self = Self(1 << 26);
     pub const QUERY_ATTRIBUTES: Self = Self(1 << 27);
-    /// Both ways to ask for the compressed protocol.
+    /// Both kinds of the compressed protocol.
     pub const ANY_COMPRESSION: Self = Self::COMPRESS.with(Self::ZSTD_COMPRESSION);
 
-    /// What a server understands that offers these: TiDB understands two more, whether or not it offers them
+    /// The capabilities that a server understands if it offers `self`. TiDB understands two more, offered or not
     /// (`pkg/parser/mysql/const.go`, `pkg/server/conn.go`).
     #[must_use]
     pub const fn understood(self) -> Self {
@@ -39,7 +39,7 @@ impl Capabilities {
         self.0 & other.0 == other.0
     }
 
-    /// Both sets together.
+    /// The union of both sets.
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
@@ -51,7 +51,7 @@ impl Capabilities {
         Self(self.0 & !other.0)
     }
 
-    /// The bits that both have.
+    /// The intersection of both sets.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)

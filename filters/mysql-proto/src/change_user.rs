@@ -1,32 +1,32 @@
-//! COM_CHANGE_USER: another user logs in within a session.
+//! COM_CHANGE_USER: another user logs in on an established session.
 //!
 //! Layout: `11`, user NUL, length u8 and authentication data, database NUL, collation u16, plugin NUL, attributes
-//! ("COM_CHANGE_USER", dev.mysql.com). All behind the database may be missing.
+//! ("COM_CHANGE_USER", dev.mysql.com). Everything after the database is optional.
 
 use crate::error::ProxyError;
 use crate::login::SESSION_TOKEN_PLUGIN;
 use crate::response::{self, MAX_ATTRIBUTES_BYTES};
 
-/// The first byte of its payload.
+/// The first payload byte of the command.
 pub const CHANGE_USER: u8 = 0x11;
-/// The most payload bytes of the command: attributes, and names that no server allows to be as long as this.
+/// Maximum payload bytes of the command: the attributes, and more than any server allows for the names.
 pub const MAX_CHANGE_USER_BYTES: usize = MAX_ATTRIBUTES_BYTES + 4 * 1024;
 
-/// The parts of a command.
+/// The fields of a COM_CHANGE_USER payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChangeUser<'a> {
     pub user: &'a [u8],
     pub database: &'a [u8],
-    /// None: neither it nor anything behind it is there.
+    /// None if the payload ends after the database.
     pub collation: Option<[u8; 2]>,
-    /// The name of the client's plugin; empty when there is none.
+    /// The name of the client's plugin; empty if the payload names none.
     pub plugin: &'a [u8],
-    /// All that is behind the plugin: the attributes, and in front of them their length.
+    /// Everything after the plugin: the length of the attributes, and the attributes.
     pub attributes: &'a [u8],
 }
 
 impl<'a> ChangeUser<'a> {
-    /// The parts of `payload`, command byte included; None when it ends too early.
+    /// Finds the fields of `payload`, which includes the command byte. None if the payload is cut short.
     #[must_use]
     pub fn parse(payload: &'a [u8]) -> Option<Self> {
         let (user, rest) = until_nul(payload.get(1..)?)?;
@@ -36,15 +36,15 @@ impl<'a> ChangeUser<'a> {
             Some((collation, rest)) => (Some(*collation), rest),
             None => (None, &[][..]),
         };
-        // Some clients leave out the NUL behind the last text.
+        // Some clients leave out the NUL after the last field.
         let (plugin, attributes) = until_nul(rest).unwrap_or((rest, &[]));
         Some(Self { user, database, collation, plugin, attributes })
     }
 
-    /// Why the proxy rejects it.
+    /// Checks whether the proxy passes the command on.
     ///
     /// # Errors
-    /// The plugin is not for clients, or there are too many attributes.
+    /// The client must not use the plugin, or the attributes exceed their limit.
     pub fn check(&self) -> Result<(), ProxyError> {
         if self.plugin == SESSION_TOKEN_PLUGIN {
             return Err(ProxyError::SessionTokenPlugin);
@@ -56,7 +56,7 @@ impl<'a> ChangeUser<'a> {
     }
 }
 
-/// What stands before the next NUL, and behind it.
+/// The bytes before the next NUL, and those after it.
 fn until_nul(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let at = bytes.iter().position(|&byte| byte == 0)?;
     Some((&bytes[..at], &bytes[at + 1..]))
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_parts_are_found() {
+    fn parse_finds_all_fields_of_change_user() {
         let command = b"\x11other\0\x02\0xdb\0\x2d\0mysql_native_password\0\x03\x01a\0";
         let parsed = ChangeUser::parse(command).expect("a command");
         assert_eq!((parsed.user, parsed.database), (&b"other"[..], &b"db"[..]));
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_at_the_end_may_be_missing() {
+    fn fields_at_the_end_of_change_user_may_be_missing() {
         for command in [&b"\x11other\0\0\0"[..], b"\x11other\0\0\0\x2d"] {
             let parsed = ChangeUser::parse(command).expect("a command");
             assert_eq!((parsed.collation, parsed.plugin, parsed.attributes), (None, &b""[..], &b""[..]));
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_plugin_of_session_tokens_is_not_for_clients() {
+    fn change_user_with_the_session_token_plugin_is_rejected() {
         for end in [&b""[..], b"\0", b"\0\x03\x01a\0"] {
             let command = [b"\x11root\0\x01tdb\0\x2d\0tidb_session_token", end].concat();
             let checked = ChangeUser::parse(&command).expect("a command").check();
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn attributes_have_a_limit() {
+    fn change_user_with_too_many_attribute_bytes_is_rejected() {
         let with_attributes = |length: usize| {
             let length_bytes = (length as u64).to_le_bytes();
             let attributes = [&[0xfe], &length_bytes[..], &vec![b'a'; length]].concat();

@@ -1,6 +1,6 @@
-//! Commands: the first byte of what a client sends once it is logged in.
+//! Commands: the first byte of a client's message after the login.
 
-/// What kind of work a command is, for counting and for what its response looks like.
+/// A command by its first byte. It determines the counter and the shape of the response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Command {
@@ -28,9 +28,9 @@ pub enum Command {
     Fetch = 0x1c,
     BinlogDumpGtid = 0x1e,
     ResetConnection = 0x1f,
-    /// MariaDB: several executions of one statement in one command.
+    /// MariaDB: executes one statement several times.
     BulkExecute = 0xfa,
-    /// Anything else; a server answers with an error.
+    /// Any other byte; a server answers with an error.
     Other = 0xff,
 }
 

@@ -2,26 +2,26 @@
 
 use crate::command::Command;
 
-/// What pins a session that is not busy to its node.
+/// Why a session must stay on its node although it is not busy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PinReason {
     Transaction,
     /// Rows of a cursor are left to be fetched.
     Cursor,
-    /// Parameters were sent for a statement that was not executed yet.
+    /// Parameters were sent for a statement that has not been executed yet.
     LongData,
-    /// Compressed, a binlog stream, or bytes that are not understood.
+    /// The tracker cannot follow the session: compression, a binlog stream, or unknown bytes.
     Opaque,
 }
 
 /// How a client sends the password that a node asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PasswordRequest {
-    /// As clear text with TLS, else encrypted with the server's RSA key.
+    /// In clear text with TLS, else encrypted with the server's RSA key.
     Encrypted,
-    /// As clear text in any case.
+    /// Always in clear text.
     ClearText,
-    /// It is the token with which only the proxy logs in.
+    /// The node asks for the token with which only the proxy may log in.
     SessionToken,
 }
 
@@ -31,21 +31,21 @@ pub enum CommandOutcome {
     Ok,
     /// The server's error code.
     Error(u16),
-    /// It has no response.
+    /// The command has no response.
     Silent,
 }
 
-/// Gets the events of a session. All methods have empty defaults.
+/// Receives the events of a session. All methods do nothing by default.
 ///
-/// Each command is started once and ended once, in the order sent; a command without a response ends when it was
-/// sent and all commands before it have ended. There are no events once the session is opaque: the commands outstanding
-/// then (and the one that made it opaque) do not end.
+/// Each command starts once and ends once, in the order sent. A command without a response ends when it is complete and
+/// all earlier commands have ended. An opaque session has no events: its outstanding commands, and the command that
+/// made it opaque, do not end.
 pub trait CommandObserver {
-    /// The first packet of a command was seen from its first byte on (5 bytes of payload, if it has so many).
+    /// The first 5 payload bytes of a command were received, or all if it is shorter.
     fn on_command_started(&mut self, _command: Command) {}
-    /// The last byte of its response was seen (or, without a response, of the command).
+    /// The last byte of the response was received or, for a command without a response, of the command.
     fn on_command_ended(&mut self, _command: Command, _outcome: CommandOutcome) {}
-    /// Within COM_CHANGE_USER the node asks for the password itself.
+    /// The node asks for the password itself in COM_CHANGE_USER.
     fn on_password_request(&mut self, _request: PasswordRequest) {}
 }
 

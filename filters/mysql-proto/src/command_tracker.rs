@@ -1,4 +1,4 @@
-//! Commands and their responses, message by message: the decisions of [`crate::tracker`].
+//! Tracks commands and their responses, message by message, for [`crate::tracker`].
 
 use crate::capability::Capabilities;
 use crate::command::Command;
@@ -8,13 +8,13 @@ use crate::reply;
 use crate::statements::{CURSOR, LONG_DATA, Statements};
 use crate::status;
 
-/// MariaDB: stands for the statement that was prepared last.
+/// MariaDB: the statement id that stands for the statement prepared last.
 const LAST_PREPARED: u32 = u32::MAX;
 
 /// What the response to a command looks like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ResponseShape {
-    /// None.
+    /// No response.
     Silent,
     /// One OK, EOF or ERR packet.
     Single,
@@ -22,13 +22,13 @@ enum ResponseShape {
     Text,
     /// Any number of OK packets, result sets and requests for a file.
     Results,
-    /// Rows or definitions without the number of columns, then their end.
+    /// Rows or definitions without a column count in front, then an end packet.
     Rows,
-    /// A statement and its definitions.
+    /// The prepared statement and its definitions.
     Prepared,
     /// Authentication, then OK or ERR.
     Authentication,
-    /// Not followed.
+    /// Not tracked.
     Stream,
 }
 
@@ -56,56 +56,56 @@ const fn response_shape(command: Command) -> ResponseShape {
     }
 }
 
-/// How far the response to the front command is.
+/// How far the response to the oldest outstanding command has come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ResponsePhase {
     /// The first packet of a result.
     First,
     /// Definitions of columns or parameters.
     Definitions,
-    /// The EOF packet behind definitions.
+    /// The EOF packet after definitions.
     DefinitionsEnd,
     Rows,
 }
 
-/// The message that the client is in the middle of.
+/// The message that the client is sending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClientMessage {
     None,
-    /// The last outstanding command, unless an error has answered it already.
+    /// The newest outstanding command. The node may already have answered it with an error.
     Command,
     Authentication,
-    /// A piece of a file.
+    /// A part of a file.
     File,
 }
 
-/// One session between messages.
+/// The command state of one session. Works on messages, not on bytes.
 #[derive(Debug)]
 pub(crate) struct CommandTracker {
     outstanding: PipelineQueue,
     statements: Statements,
-    /// The statement that was prepared last.
+    /// Id of the statement that was prepared last.
     prepared: u32,
-    /// COM_STMT_SEND_LONG_DATA that may have failed: no response has come since that shows the contrary. Its statement, if
-    /// there are several that of the last one, and their number.
+    /// COM_STMT_SEND_LONG_DATA commands that may have failed, because no later response shows that they succeeded: the
+    /// statement of the last such command, and their number.
     ///
-    /// MySQL never responds to that command, but TiDB sends an ERR packet if it fails (pingcap/tidb
+    /// MySQL never responds to this command, but TiDB sends an ERR packet if it fails (pingcap/tidb
     /// `pkg/server/conn_stmt.go`, `handleStmtSendLongData`).
     unconfirmed_data: (u32, u8),
-    /// An ERR packet may be the response to unconfirmed data instead of that to the command behind, as which it has counted.
-    /// Then the response to that command still comes.
+    /// An ERR packet was taken as the response to a command, but may answer unconfirmed data sent before that command.
+    /// In that case the command's own response is still to come.
     is_error_ambiguous: bool,
     /// The status flags that the node has sent last.
     status: u16,
-    /// Definitions that are to come in this block.
+    /// Definitions still to come in the current block.
     definitions: u16,
-    /// Definitions of the block behind it: the columns, while it is the parameters.
+    /// Definitions in the next block: the columns, while the current block has the parameters.
     columns: u16,
     phase: ResponsePhase,
     sending: ClientMessage,
-    /// Until an empty one, the client's messages are a file that the node asked for.
+    /// The node asked for a file. The client's messages are parts of the file until an empty message.
     is_uploading: bool,
-    /// The node waits for authentication data, or says that it goes on (`01 03`).
+    /// The node has asked for authentication data. Also set by `01 03`, which asks for none.
     is_auth_data_awaited: bool,
     deprecate_eof: bool,
     optional_metadata: bool,
@@ -177,7 +177,7 @@ impl CommandTracker {
         self.unconfirmed_data.1 > 0
     }
 
-    /// The node has rejected unconfirmed data, perhaps because it has no such statement.
+    /// The node has rejected unconfirmed data; `is_unknown`: because it does not know the statement.
     pub(crate) fn on_data_rejected(&mut self, is_unknown: bool) {
         let (statement, count) = self.unconfirmed_data;
         if is_unknown {
@@ -187,7 +187,7 @@ impl CommandTracker {
         self.is_error_ambiguous &= count > 1;
     }
 
-    /// Whether the next response is that to a COM_PING.
+    /// Whether the next response answers a COM_PING.
     pub(crate) fn owes_ping_reply(&self) -> bool {
         self.outstanding.front().is_some_and(|(command, _)| command == Command::Ping)
     }
@@ -196,24 +196,24 @@ impl CommandTracker {
         self.status
     }
 
-    /// Whether the client sends a file, and the node waits for its end.
+    /// Whether the client is sending a file.
     pub(crate) const fn is_uploading(&self) -> bool {
         self.is_uploading
     }
 
-    /// Whether the next packet of the node is a row, or what ends rows.
+    /// Whether the next packet of the node is a row or the end of rows.
     pub(crate) fn is_in_rows(&self) -> bool {
         self.phase == ResponsePhase::Rows
     }
 
-    /// A message of the client begins with `prefix`.
+    /// A message of the client begins; `prefix`: the first bytes of its payload.
     pub(crate) fn begin_client_message(&mut self, prefix: &[u8], observer: &mut impl CommandObserver) {
         if self.is_uploading {
             self.sending = ClientMessage::File;
             return;
         }
         if self.outstanding.back() == Some(Command::ChangeUser) {
-            // Whether a command is sent ahead, or authentication data without a request, is unknown.
+            // The message may be a command sent ahead, or authentication data that the node did not ask for.
             if !self.is_auth_data_awaited {
                 return self.stop_tracking();
             }
@@ -239,7 +239,7 @@ impl CommandTracker {
         }
     }
 
-    /// The message of the client ends, whose first packet had `length` bytes of payload.
+    /// The client's message is complete; `length`: payload bytes of its first packet.
     pub(crate) fn end_client_message(&mut self, length: usize, observer: &mut impl CommandObserver) {
         match std::mem::replace(&mut self.sending, ClientMessage::None) {
             ClientMessage::File if length == 0 => self.is_uploading = false,
@@ -253,8 +253,8 @@ impl CommandTracker {
         self.outstanding.has_one_command()
     }
 
-    /// A message of the node, while [`Self::awaits_reply`]: its first bytes, and the length of its first packet.
-    /// Returns whether it ends the response.
+    /// Takes a message of the node while [`Self::awaits_reply`]; `length`: payload bytes of its first packet. Returns
+    /// whether the message ends the response.
     pub(crate) fn receive_reply(&mut self, payload: &[u8], length: usize, observer: &mut impl CommandObserver) -> bool {
         self.has_answered = false;
         if self.understand(payload, length, observer).is_none() {
@@ -263,7 +263,7 @@ impl CommandTracker {
         self.has_answered
     }
 
-    /// None: not understood.
+    /// Returns None if the message is not understood.
     fn understand(&mut self, payload: &[u8], length: usize, observer: &mut impl CommandObserver) -> Option<()> {
         let (command, statement) = self.outstanding.front()?;
         if payload.first() == Some(&reply::ERROR) {
@@ -275,10 +275,10 @@ impl CommandTracker {
             }
             return Some(());
         }
-        // A node answers in order. So no data was rejected that was sent before this command.
+        // The node answers in order, so it accepted all data that was sent before this command.
         self.unconfirmed_data = (0, 0);
         self.is_error_ambiguous = false;
-        // Only an error may come before the request is complete.
+        // Until the request is complete, the node may only send an error.
         if self.outstanding.has_one_command() && (self.is_uploading || self.sending != ClientMessage::None) {
             return None;
         }
@@ -306,7 +306,7 @@ impl CommandTracker {
             (ResponsePhase::First, ResponseShape::Prepared) => {
                 let prepared = reply::prepared(payload, self.optional_metadata)?;
                 self.prepared = prepared.statement;
-                // Whether EOF packets stand in for definitions that are left out is written nowhere.
+                // No documentation says whether EOF packets replace definitions that are left out.
                 if !prepared.defined && prepared.columns | prepared.parameters != 0 {
                     return None;
                 }
@@ -321,7 +321,7 @@ impl CommandTracker {
             (ResponsePhase::First, ResponseShape::Results) => match first {
                 reply::OK => self.finish_result(Self::parse_ok_status(payload)?, observer),
                 reply::END => self.finish_result(end()?, observer),
-                // A command that was sent ahead would be taken for the file.
+                // A command that was sent ahead would be mistaken for the file.
                 reply::LOCAL_INFILE if self.outstanding.has_one_command() => self.is_uploading = true,
                 reply::LOCAL_INFILE => return None,
                 _ => {
@@ -372,7 +372,7 @@ impl CommandTracker {
         if *payload.first()? == reply::OK { reply::ok_status(payload) } else { None }
     }
 
-    /// A block of definitions is complete, or had none.
+    /// A block of definitions is complete or empty.
     fn finish_definitions(&mut self, observer: &mut impl CommandObserver) {
         self.definitions = std::mem::take(&mut self.columns);
         if self.definitions > 0 {
@@ -384,7 +384,7 @@ impl CommandTracker {
         }
     }
 
-    /// A result is complete.
+    /// A result is complete; more results may follow.
     fn finish_result(&mut self, status: u16, observer: &mut impl CommandObserver) {
         self.status = status;
         let follows = status & status::MORE_RESULTS != 0;
@@ -396,7 +396,6 @@ impl CommandTracker {
         }
     }
 
-    /// The response to the front command is complete.
     fn finish_response(&mut self, outcome: CommandOutcome, observer: &mut impl CommandObserver) {
         let Some((command, statement)) = self.outstanding.front() else { return };
         self.outstanding.pop();
@@ -414,7 +413,7 @@ impl CommandTracker {
         self.finish_silent_commands(observer);
     }
 
-    /// Ends the commands at the front that have no response, unless they are still being sent.
+    /// Ends the commands at the front of the queue that have no response, except one that is still being sent.
     fn finish_silent_commands(&mut self, observer: &mut impl CommandObserver) {
         while let Some((command, statement)) = self.outstanding.front() {
             let partial = self.sending == ClientMessage::Command && self.outstanding.has_one_command();
@@ -427,7 +426,7 @@ impl CommandTracker {
         }
     }
 
-    /// What a command that did not fail leaves behind.
+    /// Records what a command leaves at the node, unless it failed.
     fn apply_command(&mut self, command: Command, statement: u32) {
         let id = self.statement_id(statement);
         match command {
@@ -449,16 +448,16 @@ impl CommandTracker {
         }
     }
 
-    /// What a command that has failed removes. Source: pingcap/tidb `pkg/server/conn_stmt.go`.
+    /// Records what a failed command removes at the node (pingcap/tidb `pkg/server/conn_stmt.go`).
     fn apply_failed_command(&mut self, command: Command, statement: u32, is_unknown: bool) {
         let id = self.statement_id(statement);
         match command {
             Command::Execute | Command::BulkExecute | Command::Fetch | Command::ResetStatement if is_unknown => {
                 self.statements.remove(id, CURSOR | LONG_DATA);
             }
-            // The parameters are used up before the execution. A cursor that was open before may still be (`handleStmtExecute`).
+            // TiDB uses up the parameters before the execution. A cursor may still be open (`handleStmtExecute`).
             Command::Execute | Command::BulkExecute => self.statements.remove(id, LONG_DATA),
-            // The statement is reset, if it had a cursor at all (`handleStmtFetch`).
+            // TiDB resets the statement, if it has a cursor (`handleStmtFetch`).
             Command::Fetch => self.statements.remove(id, CURSOR),
             _ => {}
         }

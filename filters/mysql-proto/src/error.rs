@@ -1,56 +1,56 @@
-//! Errors that the proxy itself answers clients with, and reading the code of a server's.
+//! Errors with which the proxy itself answers clients; and the error code in a server's ERR packet.
 
 use crate::packet::Header;
 
-/// An error of the proxy's own: what the client reads says what can be done about it.
+/// An error of the proxy itself. Its text says what the client or the operator can do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ProxyError {
-    /// All nodes that were tried refused, or there is none in service.
+    /// No node accepted the session, or no node is in service.
     NoNode,
-    /// This Envoy has as many clients as it may have.
+    /// This Envoy has reached its limit of client connections.
     TooManyConnections,
-    /// A login without TLS where it is required.
+    /// The client logs in without TLS, but TLS is required.
     TlsRequired,
     /// The client did not finish its login in time.
     LoginTooSlow,
-    /// What the client sent is no MySQL login.
+    /// The client sent something other than a MySQL login.
     BadPacket,
-    /// The first packet of the client is larger than a login may be.
+    /// A packet of the client's login is larger than 1 MiB.
     PacketTooLarge,
-    /// A client older than MySQL 4.1.
+    /// The client does not speak protocol 4.1: it is older than MySQL 4.1.
     TooOld,
-    /// The password would have travelled in clear text to the node.
+    /// The password would travel to the node in clear text.
     ClearTextPassword,
     /// TLS to the node is required, and the node offers none.
     NodeWithoutTls,
     /// The TLS handshake with the node failed.
     NodeTlsFailed,
-    /// The node sent something that is no login of MySQL's protocol.
+    /// The node sent something other than a MySQL login.
     NodeProtocol,
     /// The client encrypted its password, but not with the key of this proxy.
     PasswordUnreadable,
     /// The node closed the connection during the login.
     NodeGone,
-    /// The client turns on compression although it was not offered.
+    /// The client turns on compression although the greeting did not offer it.
     CompressionNotOffered,
-    /// The node does not answer any more.
+    /// The node no longer answers.
     NodeUnreachable,
     /// The client names the authentication plugin with which only the proxy logs in.
     SessionTokenPlugin,
-    /// The client's connection attributes are larger than they may be.
+    /// The client's connection attributes are larger than 64 KiB.
     AttributesTooLarge,
     /// A change of user needs the password itself, which the client cannot send without TLS.
     ChangeUserWithoutTls,
-    /// As many clients as may are logging in.
+    /// The limit of concurrent logins is reached.
     TooManyLogins,
-    /// As many clients of the client's address as may are logging in.
+    /// The limit of concurrent logins from the client's address is reached.
     TooManyLoginsOfAddress,
-    /// Passwords that clients encrypt without TLS come too often.
+    /// The limit of password decryptions is reached; clients without TLS send encrypted passwords.
     TooManyDecryptions,
 }
 
 impl ProxyError {
-    /// Every one, for tables and counters.
+    /// All errors, for tables and counters.
     pub const ALL: [Self; 21] = [
         Self::NoNode,
         Self::TooManyConnections,
@@ -75,7 +75,7 @@ impl ProxyError {
         Self::TooManyDecryptions,
     ];
 
-    /// Code, SQLSTATE and text. Codes are MySQL's and TiDB's own for the same thing.
+    /// Error code, SQLSTATE and text. MySQL and TiDB use the same codes for such errors.
     #[must_use]
     pub const fn code_state_text(self) -> (u16, &'static str, &'static str) {
         match self {
@@ -224,10 +224,10 @@ impl ProxyError {
         }
     }
 
-    /// The whole ERR packet, header included.
+    /// The ERR packet, header included.
     ///
-    /// `with_state`: whether the SQLSTATE stands in it. Before the client has said which protocol it speaks a
-    /// server leaves it out, and clients read it as part of the text.
+    /// `with_state`: whether the packet contains the SQLSTATE. Before the client has announced its protocol, a server
+    /// leaves the SQLSTATE out, and a client would read it as part of the text.
     #[must_use]
     pub fn packet(self, sequence: u8, with_state: bool) -> Vec<u8> {
         let (code, state, text) = self.code_state_text();
@@ -235,7 +235,7 @@ impl ProxyError {
     }
 }
 
-/// The error packet for a client whose session is ended while it is idle: as the answer to what it sends next.
+/// The ERR packet for an idle session whose node is taken out of service. It answers the client's next command.
 #[must_use]
 pub fn node_taken_away() -> Vec<u8> {
     const SHUTDOWN: u16 = 1053;
@@ -243,7 +243,7 @@ pub fn node_taken_away() -> Vec<u8> {
     packet(SHUTDOWN, Some("08S01"), TEXT, 1)
 }
 
-/// The error packet for a client whose session is lost with its node: as the answer to what it has sent, or sends next.
+/// The ERR packet for a session whose node is gone. It answers the client's outstanding or next command.
 #[must_use]
 pub fn node_gone() -> Vec<u8> {
     const SHUTDOWN: u16 = 1053;
@@ -251,10 +251,10 @@ pub fn node_gone() -> Vec<u8> {
     packet(SHUTDOWN, Some("08S01"), TEXT, 1)
 }
 
-/// The error packet for a client that waits for an answer of a node, `host:port`, which no longer answers.
+/// The ERR packet for a client that waits for a response of a node, `host:port`, that no longer answers.
 ///
-/// The code is CR_SERVER_LOST, "lost connection during query", which MySQL's client libraries report and no MySQL server
-/// sends. Drivers then close the connection and do not assume anything about the last statement.
+/// The code is CR_SERVER_LOST, "lost connection during query", which MySQL's client libraries report and no MySQL
+/// server sends. Drivers then close the connection and do not assume that the last statement ran or failed.
 #[must_use]
 pub fn node_unreachable(node: &str, sequence: u8) -> Vec<u8> {
     const SERVER_LOST: u16 = 2013;
@@ -265,7 +265,7 @@ pub fn node_unreachable(node: &str, sequence: u8) -> Vec<u8> {
     packet(SERVER_LOST, Some("08S01"), &text, sequence)
 }
 
-/// The error packet for an idle session whose node, `host:port`, no longer answers: the answer to the client's next command,
+/// The ERR packet for an idle session whose node, `host:port`, no longer answers. It answers the client's next command,
 /// which is not run.
 #[must_use]
 pub fn node_unreachable_while_idle(node: &str) -> Vec<u8> {
@@ -287,7 +287,7 @@ fn packet(code: u16, state: Option<&str>, text: &str, sequence: u8) -> Vec<u8> {
     packet
 }
 
-/// The code of a server's ERR payload; None when it is none.
+/// The error code in a server's ERR payload; None for any other payload.
 #[must_use]
 pub fn code(payload: &[u8]) -> Option<u16> {
     match payload {
@@ -304,32 +304,32 @@ mod tests {
     const DOCUMENT: &str = include_str!("../../../docs/reference/errors.md");
 
     #[test]
-    fn the_document_tells_of_every_refusal_and_of_no_other() {
+    fn error_reference_lists_exactly_the_proxy_errors() {
         let rows: Vec<&str> =
             DOCUMENT.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| code ")).collect();
         assert_eq!(rows.len(), ProxyError::ALL.len());
-        for (row, refusal) in rows.into_iter().zip(ProxyError::ALL) {
-            let (code, state, text) = refusal.code_state_text();
-            let expected = format!("| {code} | {state} | `{}` | {text} |", refusal.name());
+        for (row, error) in rows.into_iter().zip(ProxyError::ALL) {
+            let (code, state, text) = error.code_state_text();
+            let expected = format!("| {code} | {state} | `{}` | {text} |", error.name());
             assert!(row.starts_with(&expected), "docs/reference/errors.md lacks: {expected}");
             assert_eq!(row.matches(" | ").count(), 5, "{row}");
         }
     }
 
     #[test]
-    fn names_and_texts_are_fit_for_counters_and_clients() {
+    fn names_are_unique_and_texts_fit_into_client_buffers() {
         let names: HashSet<_> = ProxyError::ALL.map(ProxyError::name).into();
         assert_eq!(names.len(), ProxyError::ALL.len());
-        for refusal in ProxyError::ALL {
-            let (code, state, text) = refusal.code_state_text();
+        for error in ProxyError::ALL {
+            let (code, state, text) = error.code_state_text();
             assert!(code >= 1000 && state.len() == 5);
-            // Clients keep 511 bytes of a text.
+            // MySQL clients keep 511 bytes of an error text.
             assert!(text.starts_with("Tidevoy: ") && text.len() < 512 && text.is_ascii());
         }
     }
 
     #[test]
-    fn a_packet_holds_the_state_only_if_told_to() {
+    fn packet_contains_the_sqlstate_only_on_request() {
         let bare = ProxyError::TooOld.packet(3, false);
         let full = ProxyError::TooOld.packet(3, true);
         assert_eq!(bare[3..7], [3, 0xff, 0xe3, 0x04]);
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn only_errors_have_codes() {
+    fn only_err_packets_have_error_codes() {
         assert_eq!(code(b"\xff\x10\x04Too many connections"), Some(1040));
         for other in [&b""[..], b"\xff", b"\xff\x10", b"\x00\x10\x04"] {
             assert_eq!(code(other), None);

@@ -1,36 +1,36 @@
-//! The server's first packet (protocol 10): parsed, and edited in place where the proxy must.
+//! The server's first packet (protocol 10): parses it, and edits its capabilities in place.
 //!
-//! Layout: `0a`, version NUL, connection id u32, 8 bytes of salt, `00`, low half of the capabilities u16; then, in
-//! all servers of this century: collation u8, status u16, high half u16, length of the salt u8, 10 bytes of
-//! filler, the rest of the salt, plugin NUL ("Protocol::HandshakeV10", dev.mysql.com).
+//! Layout: `0a`, version NUL, connection id u32, 8 bytes of salt, `00`, low half of the capabilities u16; then, in all
+//! current servers: collation u8, status u16, high half u16, length of the salt u8, 10 bytes of filler, the rest of the
+//! salt, plugin NUL ("Protocol::HandshakeV10", dev.mysql.com).
 
 use crate::capability::Capabilities;
 use std::ops::Range;
 
-/// The most payload bytes that a greeting may have. Real ones have about 100.
+/// Maximum payload bytes of a greeting. Real greetings have about 100.
 pub const MAX_GREETING_BYTES: usize = 64 * 1024;
 
-/// MariaDB's servers and clients leave this bit of MySQL's out; the capabilities of their own are in the filler
-/// then ("Connecting", MariaDB's documentation of the protocol).
+/// MariaDB's servers and clients leave this bit of MySQL unset. The filler then contains MariaDB's own capabilities
+/// ("Connecting", MariaDB's protocol documentation).
 pub(crate) const MYSQL: Capabilities = Capabilities(1);
 
-/// MariaDB's own capabilities that change how a session is followed: reports of progress, which look like
-/// errors but end nothing (bit 32); several commands in one packet (33); results without column definitions (36).
-/// They are taken out of both first packets: a session is followed without knowing of them.
+/// MariaDB capabilities that the tracker does not support: progress reports, which look like errors but do not end a
+/// response (bit 32); several commands in one packet (33); results without column definitions (36). The proxy removes
+/// them from the first packets of both sides.
 const NOT_FOLLOWED: u32 = 1 | 1 << 1 | 1 << 4;
 
-/// Salt that the packet has in its first place; the rest stands in the second.
+/// Bytes of the salt in its first field; the second field has the rest.
 const FIRST_SALT: usize = 8;
-/// Salt as clients use it, without the NUL behind it.
+/// Bytes of the salt that clients use, without the NUL after it.
 const SALT: usize = 20;
 
-/// What a greeting says, and where.
+/// The fields of a greeting that the proxy uses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Greeting {
     pub capabilities: Capabilities,
-    /// The data with which clients hash or hide a password: 20 bytes, or 8 of a server that sends no more.
+    /// The salt with which clients hash or encrypt a password: 20 bytes, or 8 if the server sends no more.
     pub salt: Vec<u8>,
-    /// Where the name of the plugin is; empty when none is named.
+    /// The range of the plugin's name; empty if there is none.
     pub plugin: Range<usize>,
     low: usize,
     high: Option<usize>,
@@ -38,7 +38,7 @@ pub struct Greeting {
 }
 
 impl Greeting {
-    /// The greeting that `payload` is; None when it is none of protocol 10 with protocol 4.1.
+    /// Parses a payload; None unless it is a greeting of protocol 10 with protocol 4.1.
     #[must_use]
     pub fn parse(payload: &[u8]) -> Option<Self> {
         if *payload.first()? != 10 {
@@ -60,7 +60,7 @@ impl Greeting {
             }
             let mut rest = filler + 10;
             if Capabilities(bits).has(Capabilities::SECURE_CONNECTION) {
-                // At least 13 bytes, whatever the length says: 12 of salt and a NUL.
+                // At least 13 bytes, whatever the length field says: 12 bytes of salt and a NUL.
                 let length = usize::from(payload[high + 2]).saturating_sub(FIRST_SALT);
                 let end = payload.len().min(rest + length.max(SALT - FIRST_SALT + 1));
                 salt.extend(&payload[rest..end.min(rest + SALT - FIRST_SALT)]);
@@ -75,8 +75,8 @@ impl Greeting {
         capabilities.has(Capabilities::PROTOCOL_41).then_some(Self { capabilities, salt, plugin, low, high, extended })
     }
 
-    /// Makes `payload`, of which this was parsed, offer `capabilities`, and nothing of MariaDB's that a session
-    /// could not be followed with. No byte moves.
+    /// Replaces the capabilities in `payload`, from which `self` was parsed, and clears the MariaDB capabilities that
+    /// the tracker does not support. The layout stays the same.
     pub fn offer(&self, payload: &mut [u8], capabilities: Capabilities) {
         let [a, b, c, d] = capabilities.0.to_le_bytes();
         payload[self.low..self.low + 2].copy_from_slice(&[a, b]);
@@ -89,7 +89,7 @@ impl Greeting {
     }
 }
 
-/// Clears what a session cannot be followed with in MariaDB's 4 bytes of capabilities.
+/// Clears unsupported bits in MariaDB's 4 bytes of capabilities.
 pub(crate) fn drop_not_followed(extended: &mut [u8]) {
     for (byte, mask) in extended.iter_mut().zip(NOT_FOLLOWED.to_le_bytes()) {
         *byte &= !mask;
@@ -123,7 +123,7 @@ mod tests {
     const BITS: u32 = 1 << 9 | 1 << 15 | 1 << 19;
 
     #[test]
-    fn salt_is_joined_and_plugin_found() {
+    fn parse_joins_both_salt_fields_and_finds_the_plugin() {
         let payload = long(BITS | 1, "8.0.11-TiDB-v8.5.3", [0; 10], "caching_sha2_password");
         let greeting = Greeting::parse(&payload).expect("a greeting");
         assert_eq!(greeting.salt, b"abcdefghijklmnopqrst");
@@ -132,11 +132,11 @@ mod tests {
     }
 
     #[test]
-    fn the_second_salt_has_13_bytes_whatever_is_said() {
+    fn second_salt_field_has_13_bytes_even_if_its_length_says_fewer() {
         let mut payload = long(BITS | 1, "8.0", [0; 10], "plug");
         let at = payload.iter().position(|&byte| byte == 21).expect("a length");
-        for said in [0, 8, 20] {
-            payload[at] = said;
+        for length in [0, 8, 20] {
+            payload[at] = length;
             let greeting = Greeting::parse(&payload).expect("a greeting");
             assert_eq!(greeting.salt, b"abcdefghijklmnopqrst");
             assert_eq!(&payload[greeting.plugin], b"plug");
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_may_lack_its_nul() {
+    fn plugin_name_without_nul_is_accepted() {
         let mut payload = long(BITS | 1, "5.5.9", [0; 10], "mysql_native_password");
         payload.pop();
         let greeting = Greeting::parse(&payload).expect("a greeting");
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn short_salt_and_no_plugin_pass() {
+    fn greeting_with_short_salt_and_no_plugin_is_accepted() {
         let mut payload = b"\x0a5.0\0\x07\0\0\0abcdefgh\0".to_vec();
         payload.extend([0x01, 0x02]);
         let greeting = Greeting::parse(&payload).expect("a greeting");
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_framing_is_dropped_in_mariadb_only() {
+    fn offer_clears_unsupported_capabilities_of_mariadb_only() {
         let filler = [0, 0, 0, 0, 0, 0, 0x3f, 0, 0, 0x80];
         for (mysql, kept) in [(0, 0x2c), (1, 0x3f)] {
             let mut payload = long(BITS | mysql, "11.8.2-MariaDB", filler, "mysql_native_password");
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_none() {
+    fn truncated_and_unsupported_greetings_are_rejected() {
         let good = long(BITS | 1, "8.0", [0; 10], "x");
         for end in 0..20 {
             assert_eq!(Greeting::parse(&good[..end]), None, "{end}");

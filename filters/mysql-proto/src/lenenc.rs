@@ -1,9 +1,9 @@
-//! Length-encoded integers: one byte below 251, else a marker and 2, 3 or 8 bytes.
+//! Length-encoded integers: one byte for values below 251, else a marker byte and 2, 3 or 8 bytes.
 
-/// The integer at the front of `bytes` and the bytes it takes.
+/// Reads the integer at the front of `bytes`. Returns its value and its length in bytes.
 ///
-/// None when `bytes` end within it, or begin with a byte that no integer begins with (`fb` is NULL in a row and
-/// a file request as a response, `ff` an error).
+/// None if `bytes` ends within the integer, or begins with a byte that does not begin an integer: `fb` is NULL in a row
+/// and a file request in a response, `ff` is an error.
 #[must_use]
 pub fn read(bytes: &[u8]) -> Option<(u64, usize)> {
     let little = |width: usize| {

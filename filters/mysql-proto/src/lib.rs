@@ -1,11 +1,11 @@
-//! The MySQL protocol as a proxy sees it: no I/O, no Envoy, no unsafe code.
+//! The MySQL protocol from a proxy's view: no I/O, no Envoy, no unsafe code.
 //!
-//! * [`login`] relays the handshake between two connections that may differ in TLS, and edits what must differ.
-//! * [`tracker`] follows an established session: which command runs, when its response ends, what state is left.
-//! * The other modules are the pieces of messages that these two need.
+//! * [`login`] relays the handshake between two connections that may differ in TLS, and edits it accordingly.
+//! * [`tracker`] follows an established session: its commands, the ends of their responses, its state at the node.
+//! * The other modules parse and write parts of messages.
 //!
-//! Protocol facts are those of "MySQL Client/Server Protocol" (dev.mysql.com, MySQL source documentation) and
-//! of MariaDB's "Client/Server Protocol" pages; where TiDB differs, the comment says so.
+//! Protocol facts are from "MySQL Client/Server Protocol" (dev.mysql.com, MySQL source documentation) and MariaDB's
+//! "Client/Server Protocol" pages. Comments say where TiDB differs.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
-//! A login, relayed between a client's connection and a node's, which may differ in TLS. No I/O.
+//! Relays a login between the connections of a client and a node. The two may differ in TLS. No I/O.
 //!
-//! The node's greeting and everything after it are passed on, so no password and no salt are the proxy's. What
-//! is edited: the capability bits for TLS and compression in both first packets, and sequence numbers where one
-//! connection has exchanged packets that the other has not.
+//! The node's greeting and everything after it are passed on, so the proxy has neither passwords nor salts of its own.
+//! It edits the capability bits for TLS and compression in both first packets, and the sequence numbers where only one
+//! of the connections has exchanged a packet.
 
 mod failover;
 mod from_client;
@@ -36,7 +36,7 @@ pub enum ClientTls {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NodeTls {
     Disabled,
-    /// Used where the node offers it.
+    /// Used if the node offers TLS.
     Preferred,
     Required,
 }
@@ -44,59 +44,61 @@ pub enum NodeTls {
 /// The compressed protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compression {
-    /// The greeting that a client receives does not offer it. A client that requests it anyway is refused.
+    /// The greeting to the client does not offer compression. A client that turns it on anyway is rejected.
     Off,
-    /// Let through; the session cannot be followed then.
+    /// Passed on; the session is not tracked then.
     Passthrough,
 }
 
-/// What a login has to keep to.
+/// The configuration of a login.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
     pub client_tls: ClientTls,
     pub node_tls: NodeTls,
     pub compression: Compression,
-    /// Whether a password may travel in clear text to a node without TLS, as a client with TLS sends it.
+    /// Whether a client with TLS may send its password in clear text to a node without TLS.
     pub allow_cleartext_backend: bool,
 }
 
-/// The RSA key with which clients without TLS encrypt a password (caching_sha2_password). The I/O side has it.
+/// The RSA key with which clients without TLS encrypt a password (caching_sha2_password, sha256_password).
 pub trait PasswordKey {
-    /// The public key, PEM (`-----BEGIN PUBLIC KEY-----`).
+    /// The public key in PEM (`-----BEGIN PUBLIC KEY-----`).
     fn public_pem(&self) -> &[u8];
     /// Called before each [`Self::decrypt`].
     ///
     /// # Errors
-    /// Why this password must not be decrypted.
+    /// The reason why the password must not be decrypted.
     fn check_limit(&self) -> Result<(), ProxyError> {
         Ok(())
     }
-    /// RSAES-OAEP with SHA-1, as MySQL's clients encrypt. None when it does not decrypt.
+    /// Decrypts RSAES-OAEP with SHA-1, which MySQL's clients use. None if that fails.
     fn decrypt(&self, encrypted: &[u8]) -> Option<SecretBytes>;
 }
 
-/// What to do after some bytes were taken.
+/// What the caller does next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
-    /// More bytes are awaited.
+    /// Wait for more bytes.
     More,
-    /// The client's SSLRequest was taken: what follows from the client is TLS; decrypted, it goes on here.
+    /// The client sent its SSLRequest. The caller begins TLS and passes on the client's decrypted bytes.
     StartClientTls,
-    /// The node said OK. Both sides are in the command phase; bytes behind this point are the session's.
+    /// The node accepted the login. Both connections are in the command phase; the bytes that follow belong to the
+    /// session.
     Established(Capabilities),
-    /// The node said no, and the client was told; the node will close.
+    /// The node rejected the login with this error code, and the client gets the error. The node will close its
+    /// connection.
     Denied(u16),
-    /// The proxy refuses. `back` (or `onward`, when the node's bytes caused it) ends with the error packet for
-    /// the client; afterwards both connections are closed.
+    /// The proxy rejects the login. `back` (or `onward`, if the node's bytes are the cause) ends with the ERR packet
+    /// for the client. The caller then closes both connections.
     Rejected(ProxyError),
 }
 
-/// What a step writes. The client's bytes may hold its password.
+/// The bytes to send after a step. Those for the node may contain the client's password.
 #[derive(Debug, Default)]
 pub struct Output {
-    /// In the direction in which the bytes came: to the node for the client's, to the client for the node's.
+    /// Bytes for the peer: for the node if the client's bytes were processed, for the client if the node's were.
     pub onward: SecretBytes,
-    /// Against it: only ever to the client, as an answer to its own bytes.
+    /// Bytes for the client in answer to its own bytes.
     pub back: SecretBytes,
 }
 
@@ -104,7 +106,7 @@ pub struct Output {
 pub struct Login {
     rules: Rules,
     stage: LoginStage,
-    /// Whose packet is awaited, once there are two who talk.
+    /// The side whose packet is awaited; valid after the greeting.
     turn: Side,
     from_client: PacketReader,
     from_node: PacketReader,
@@ -112,14 +114,14 @@ pub struct Login {
     client_next: u8,
     /// The next sequence number on the node's connection.
     node_next: u8,
-    /// What the greeting offers the client, edited.
+    /// The capabilities in the greeting to the client.
     offered: Capabilities,
-    /// What the client claims, once it is known: its SSLRequest counts, as it does for MySQL's server. Some
-    /// drivers clear the TLS bit in the response that follows.
+    /// The capabilities that the client announced. If it sent an SSLRequest, that packet counts, as in MySQL's server:
+    /// some drivers clear the TLS bit in the response that follows.
     claimed: Option<Capabilities>,
-    /// The client's SSLRequest: the client's connection has TLS.
+    /// The payload of the client's SSLRequest; None if the client has no TLS.
     client_head: Option<[u8; HEAD]>,
-    /// Whether the node's connection has TLS; known with the greeting.
+    /// Whether the node's connection uses TLS; known after the greeting.
     node_tls: bool,
     ssl_request: Option<[u8; 36]>,
     /// TLS must begin on the node's connection before the node sends anything else.
@@ -127,9 +129,9 @@ pub struct Login {
     plugin: Plugin,
     salt: Vec<u8>,
     password: ExpectedPassword,
-    /// A response that waits for the password that must go into it.
+    /// A response that is held back until the password for it arrives.
     held_response: Option<(SecretBytes, Response)>,
-    /// What the client has said of itself, without what proves it.
+    /// The client's response without its authentication data.
     response: Option<Vec<u8>>,
 }
 
@@ -147,21 +149,21 @@ enum Side {
     Node,
 }
 
-/// Whether the client's next packet is a password that the proxy must decrypt.
+/// Whether the client's next packet contains a password that the proxy must decrypt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ExpectedPassword {
     No,
-    /// It is, unless it is this byte: then the client asks for the key first.
+    /// Yes, unless the packet is this byte, which asks for the public key.
     OrRequest(u8),
-    /// It is; the client has the key.
+    /// Yes; the client has the key.
     Yes,
 }
 
-/// A step's answer: to go on, or how the login ends or pauses.
+/// The result of a step: continue, or how the login pauses or ends.
 type LoginStep = Result<(), Progress>;
 
 impl Login {
-    /// Sets the rules for the node's connection, which may become known only with the node; before its greeting.
+    /// Sets the rules for the node's connection, before its greeting. They may depend on the node.
     pub fn set_node_rules(&mut self, node_tls: NodeTls, allow_cleartext_backend: bool) {
         self.rules.node_tls = node_tls;
         self.rules.allow_cleartext_backend = allow_cleartext_backend;
@@ -191,23 +193,23 @@ impl Login {
         }
     }
 
-    /// How much memory the bytes take that are kept.
+    /// Bytes of memory that the held packets take.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
         let held_response = self.held_response.as_ref().map_or(0, |(payload, _)| payload.capacity());
         self.from_client.capacity() + self.from_node.capacity() + held_response
     }
 
-    /// The payload of the client's HandshakeResponse41 as it went to the node, without its authentication data; None
-    /// before it did.
+    /// Takes the payload of the client's HandshakeResponse41 as sent to the node, without its authentication data; None
+    /// before it is sent.
     pub fn take_response(&mut self) -> Option<Vec<u8>> {
         self.response.take()
     }
 
-    /// Takes bytes from the client (decrypted where there is TLS). Returns how many were taken, and what to do.
-    /// All are, unless the progress is `StartClientTls`, `Denied` or `Refused`.
+    /// Takes bytes from the client (decrypted if there is TLS). Returns how many were taken, and the progress. All are
+    /// taken, unless the progress is `StartClientTls`, `Denied` or `Rejected`.
     ///
-    /// Once a login is over, nothing is taken any more, and its end is told again.
+    /// After the end of the login no bytes are taken, and the progress is that of its end.
     pub fn on_client_bytes(&mut self, bytes: &[u8], key: &dyn PasswordKey, out: &mut Output) -> (usize, Progress) {
         let mut taken = 0;
         loop {
@@ -215,7 +217,8 @@ impl Login {
                 return (taken, end);
             }
             if self.turn == Side::Node && taken < bytes.len() {
-                // Nothing may follow before the answer; a server would find it out of order.
+                // The client may not send more before the node answers. A server would reject the packet as out of
+                // order.
                 return (taken, self.reject(ProxyError::BadPacket, &mut out.back));
             }
             let (count, received) = self.from_client.receive(&bytes[taken..]);
@@ -236,13 +239,14 @@ impl Login {
         }
     }
 
-    /// Takes bytes from the node (decrypted where there is TLS), its greeting first. Returns how many were
-    /// taken, and what to do. All are, unless the progress is `Established`, `Denied` or `Refused`.
+    /// Takes bytes from the node (decrypted if there is TLS), its greeting first. Returns how many were taken, and the
+    /// progress. All are taken, unless the progress is `Established`, `Denied` or `Rejected`.
     ///
-    /// Between the client's response and [`Self::on_node_tls_started`] the node must not send anything: that ends the login. So does
-    /// the beginning of a packet behind the greeting. Bytes that came without TLS must never be taken for protected ones.
+    /// Bytes from before TLS must never be taken for protected ones. So the login is rejected if the node sends
+    /// anything between the client's response and [`Self::on_node_tls_started`], or has begun a packet after its
+    /// greeting.
     ///
-    /// Once a login is over, nothing is taken any more, and its end is told again.
+    /// After the end of the login no bytes are taken, and the progress is that of its end.
     pub fn on_node_bytes(&mut self, bytes: &[u8], out: &mut Output) -> (usize, Progress) {
         let mut taken = 0;
         loop {
@@ -275,28 +279,29 @@ impl Login {
         }
     }
 
-    /// The SSLRequest packet (header and 32 bytes) that must go to the node, followed by a TLS handshake,
-    /// before the first `onward` bytes of the client; None when the connection to the node stays plain.
+    /// The SSLRequest packet (header and 32 bytes) to send to the node, followed by a TLS handshake, before the first
+    /// `onward` bytes of the client. None if the node's connection uses no TLS.
     ///
-    /// Known as soon as `client` has returned the first `onward` bytes.
+    /// Known once [`Self::on_client_bytes`] has returned the first `onward` bytes.
     #[must_use]
     pub fn node_ssl_request(&self) -> Option<[u8; 36]> {
         self.ssl_request
     }
 
-    /// The SSLRequest was sent, and everything that came before was read. From here on bytes of the node are decrypted ones.
+    /// The SSLRequest was sent, and everything received before was read. From now on the node's bytes are decrypted
+    /// ones.
     pub fn on_node_tls_started(&mut self) {
         self.node_tls_due = false;
     }
 
-    /// The error packet that fits where the login stands (sequence number, with or without SQLSTATE), for a
-    /// refusal that the caller decides on: a slow login, no node, a failed TLS handshake.
+    /// The ERR packet for an error that the caller detects: a slow login, no node, a failed TLS handshake. Its sequence
+    /// number and SQLSTATE fit the progress of the login.
     #[must_use]
     pub fn error_packet(&self, why: ProxyError) -> Vec<u8> {
         why.packet(self.next_client_sequence(), self.claimed.is_some())
     }
 
-    /// Whether the client has to send the next packet, or the rest of it.
+    /// Whether the login waits for a packet of the client, or for the rest of one.
     #[must_use]
     pub fn awaits_client(&self) -> bool {
         matches!(self.stage, LoginStage::Response | LoginStage::Auth)
@@ -304,8 +309,8 @@ impl Login {
             && self.from_node.is_empty()
     }
 
-    /// The number of a packet that is sent to the client now. A client that has begun one counts it, and awaits
-    /// the number behind.
+    /// The sequence number of the next packet to the client. A client that has begun a packet expects the number after
+    /// it.
     fn next_client_sequence(&self) -> u8 {
         match self.from_client.header() {
             Some(header) => header.sequence.wrapping_add(1),
@@ -320,7 +325,7 @@ impl Login {
         self.end(Progress::Rejected(why))
     }
 
-    /// Releases what was collected, except what [`Self::take_response`] returns for a session.
+    /// Releases the collected data, except what [`Self::take_response`] returns for a session.
     fn end(&mut self, progress: Progress) -> Progress {
         self.stage = LoginStage::Finished(progress);
         if !matches!(progress, Progress::Established(_)) {
@@ -333,7 +338,7 @@ impl Login {
         progress
     }
 
-    /// Refuses where a client trusts its TLS with a password that would then go on without any.
+    /// Rejects a login in which the client sends its password through TLS, but the node's connection has none.
     fn check_clear_text(&self) -> LoginStep {
         let exposed = self.client_head.is_some() && !self.node_tls;
         if exposed && !self.rules.allow_cleartext_backend {
@@ -342,7 +347,7 @@ impl Login {
         Ok(())
     }
 
-    /// Whether the client encrypts its password for a server that, having TLS, wants it as it is.
+    /// Whether the client encrypts its password although the node, which has TLS, expects it in clear text.
     fn must_decrypt_passwords(&self) -> bool {
         self.client_head.is_none() && self.node_tls
     }
@@ -356,9 +361,9 @@ impl Login {
         append_packet(payload, &mut self.client_next, out);
     }
 
-    /// A node's capabilities, without compression if it is off.
+    /// The capabilities without compression, if compression is off or passwords could be exposed.
     fn filter_compression(&self, capabilities: Capabilities) -> Capabilities {
-        // Nobody could see a change of user ask for a password that must not be sent.
+        // In a compressed session the proxy does not see the node request a password in COM_CHANGE_USER.
         let exposable =
             self.rules.client_tls != ClientTls::Disabled && !self.node_tls && !self.rules.allow_cleartext_backend;
         if exposable || self.rules.compression == Compression::Off {
@@ -373,7 +378,7 @@ fn rejected(why: ProxyError) -> LoginStep {
     Err(Progress::Rejected(why))
 }
 
-/// Appends `payload` as the packet with the number `next`, which counts on.
+/// Appends `payload` as a packet with the sequence number `next`, and increments `next`.
 fn append_packet(payload: &[u8], next: &mut u8, out: &mut SecretBytes) {
     let header = Header { length: payload.len(), sequence: *next };
     out.extend_from_slice(&header.bytes());
@@ -381,20 +386,20 @@ fn append_packet(payload: &[u8], next: &mut u8, out: &mut SecretBytes) {
     *next = next.wrapping_add(1);
 }
 
-/// What a node's first packet is, for the choice between passing it on and trying another node.
+/// The kind of a node's first packet. It decides between relaying the login and trying another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FirstPacket {
-    /// Not all of it is there.
+    /// The packet is incomplete.
     Incomplete,
     /// A greeting of protocol 10 with protocol 4.1.
     Greeting,
-    /// An error, for example 1040 or 1053.
+    /// An ERR packet with its code, for example 1040 or 1053.
     Error(u16),
-    /// No MySQL server speaks there, or it sent more than a greeting may be (64 KiB).
+    /// No MySQL packet, or larger than a greeting may be (64 KiB).
     Invalid,
 }
 
-/// Looks at what a node has sent so far.
+/// Classifies what a node has sent so far.
 #[must_use]
 pub fn first_packet(bytes: &[u8]) -> FirstPacket {
     let Some(header) = Header::parse(bytes) else {

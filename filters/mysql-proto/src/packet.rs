@@ -1,31 +1,31 @@
 //! Packets: a header of 4 bytes (length in 3, sequence number in 1), then the payload.
 //!
-//! A payload of exactly [`MAX_PAYLOAD`] bytes is continued in the next packet; the message ends with the first
-//! shorter one, which may be empty.
+//! A payload of exactly [`MAX_PAYLOAD`] bytes continues in the next packet. The message ends with the first shorter
+//! payload, which may be empty.
 
 /// Bytes of a packet header.
 pub const HEADER: usize = 4;
-/// Payload bytes of the longest packet.
+/// Maximum payload bytes of a packet.
 pub const MAX_PAYLOAD: usize = 0xff_ffff;
 
-/// What a packet header says.
+/// A packet header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     /// Payload bytes that follow.
     pub length: usize,
-    /// Sequence number; counts on per packet, both directions together, and wraps at 256.
+    /// Sequence number; incremented per packet, in both directions together, and wraps at 256.
     pub sequence: u8,
 }
 
 impl Header {
-    /// The header at the front of `bytes`, or None when fewer than [`HEADER`] are there.
+    /// The header at the front of `bytes`; None if there are fewer than [`HEADER`] bytes.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let [a, b, c, sequence] = *bytes.first_chunk()?;
         Some(Self { length: usize::from(a) | usize::from(b) << 8 | usize::from(c) << 16, sequence })
     }
 
-    /// The header as it goes on the wire. `length` is at most [`MAX_PAYLOAD`].
+    /// The header as sent. `length` must not exceed [`MAX_PAYLOAD`].
     #[must_use]
     pub fn bytes(self) -> [u8; HEADER] {
         debug_assert!(self.length <= MAX_PAYLOAD);
@@ -33,11 +33,11 @@ impl Header {
     }
 }
 
-/// Reads headers from bytes that may be cut anywhere.
+/// Reads headers from bytes that are split anywhere.
 #[derive(Debug, Default)]
 pub struct HeaderReader {
     bytes: [u8; HEADER],
-    /// How many of `bytes` are there.
+    /// How many of `bytes` are filled.
     seen: u8,
 }
 
@@ -53,7 +53,7 @@ impl HeaderReader {
         self.seen == 0
     }
 
-    /// Removes a header from the front of `bytes`. None: `bytes` are used up, and the header is not complete yet.
+    /// Removes a header from the front of `bytes`. None if the header is still incomplete; then `bytes` is empty.
     #[inline]
     pub fn read(&mut self, bytes: &mut &[u8]) -> Option<Header> {
         let seen = usize::from(self.seen);

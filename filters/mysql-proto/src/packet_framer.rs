@@ -1,36 +1,37 @@
-//! Finds the messages in the bytes of one direction, however the bytes are cut.
+//! Finds the messages in the bytes of one direction, however the bytes are split.
 
 use std::hint::black_box;
 
 use crate::packet::{HEADER, Header, HeaderReader, MAX_PAYLOAD};
 
-/// What was found: the begin of a message, its end, or both.
+/// The beginning of a message, its end, or both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Piece<'a> {
-    /// The first payload bytes of the message: `KEEP`, or at least that when its first packet is whole and longer.
+    /// The first payload bytes of the message: `KEEP`, or the whole first packet if that is shorter or arrived whole.
     pub(crate) prefix: &'a [u8],
-    /// Payload bytes of the message's first packet; that is all of it unless there are [`MAX_PAYLOAD`].
+    /// Payload bytes of the message's first packet. That is the whole message unless there are [`MAX_PAYLOAD`].
     pub(crate) length: usize,
-    /// `prefix` is known from here on. Comes once a message.
+    /// `prefix` is complete. Set once per message.
     pub(crate) begins: bool,
-    /// The last byte of the message was seen. Comes once a message, with or after `begins`.
+    /// The message is complete. Set once per message, with or after `begins`.
     pub(crate) ends: bool,
 }
 
-/// Splits the bytes of one direction into messages. Of a message that comes in pieces it keeps the first `KEEP` payload bytes, nothing else.
+/// Splits the bytes of one direction into messages. Of a message in several pieces it keeps only the first `KEEP`
+/// payload bytes.
 #[derive(Debug)]
 pub(crate) struct PacketFramer<const KEEP: usize> {
-    /// Payload bytes of the current packet that are still to come.
+    /// Payload bytes of the current packet still to come.
     bytes_left: u32,
     /// Payload bytes of the message's first packet.
     first_packet_length: u32,
     header: HeaderReader,
     prefix_bytes: [u8; KEEP],
-    /// How many bytes of `prefix_bytes` are there.
+    /// How many bytes of `prefix_bytes` are filled.
     prefix_seen: u8,
-    /// The header of the current packet is complete, its payload is not.
+    /// The header of the current packet is complete, but not its payload.
     is_in_payload: bool,
-    /// The current packet is of the greatest length: another one follows.
+    /// The current packet has the maximum length, so another packet continues its message.
     is_full: bool,
     /// The current packet is not the first of its message.
     is_continuation: bool,
@@ -53,18 +54,18 @@ impl<const KEEP: usize> PacketFramer<KEEP> {
         }
     }
 
-    /// Sequence number of the last packet.
+    /// Sequence number of the last packet whose header is complete.
     pub(crate) const fn sequence(&self) -> u8 {
         self.sequence
     }
 
-    /// Whether no byte of the next message was seen.
+    /// Whether no byte of the next message was received.
     pub(crate) const fn is_between_messages(&self) -> bool {
         !self.is_in_payload && !self.is_continuation && self.header.is_empty()
     }
 
-    /// Reads up to the next begin or end of a message, and removes what was read from `bytes`.
-    /// None: `bytes` are used up.
+    /// Reads up to the next beginning or end of a message, and removes the bytes from `bytes`. None: `bytes` is empty
+    /// now.
     pub(crate) fn next<'a, 'b: 'a>(&'a mut self, bytes: &mut &'b [u8]) -> Option<Piece<'a>> {
         loop {
             if !self.is_in_payload {
@@ -102,7 +103,7 @@ impl<const KEEP: usize> PacketFramer<KEEP> {
         }
     }
 
-    /// Keeps what the prefix lacks. True when that completes it.
+    /// Adds missing bytes to the prefix. Returns true when that completes it.
     fn extend_prefix(&mut self, payload: &[u8]) -> bool {
         let seen = usize::from(self.prefix_seen);
         let lacking = KEEP.min(self.first_packet_length as usize) - seen;
@@ -116,21 +117,22 @@ impl<const KEEP: usize> PacketFramer<KEEP> {
     }
 }
 
-/// Rows that are looked ahead, were they all of one length: else each header is waited for, as it comes from a cache
-/// that the processor would fill in time if it knew where the next row begins.
+/// How many rows ahead a byte is loaded, as if all rows had the length of the current one. Without this, each row
+/// header is a cache miss, because the processor cannot predict where the next row begins.
 const ROWS_AHEAD: usize = 4;
 
-/// Skips the rows at the front of `bytes`, which begin at a packet: all that lie there whole.
+/// Skips the complete rows at the front of `bytes`, which must begin with a packet. Returns the rest, and the sequence
+/// number of the last row.
 ///
-/// Stops at whatever is not plainly a row, for [`PacketFramer::next`] to look at: an empty packet, one of the greatest
-/// length, one that begins with `fe` or `ff`, or one that is cut. Returns the sequence number of the last row, too.
+/// Stops at any packet that may not be a row and leaves it to [`PacketFramer::next`]: a packet that is empty, of the
+/// maximum length or incomplete, or that begins with `fe` or `ff`.
 pub(crate) fn skip_rows(mut bytes: &[u8]) -> (&[u8], Option<u8>) {
     let mut touched = 0;
     let mut last = None;
     while let Some(&[a, b, c, sequence, first]) = bytes.first_chunk() {
         let length = u32::from_le_bytes([a, b, c, 0]) as usize;
         touched |= bytes.get(ROWS_AHEAD * (HEADER + length)).copied().unwrap_or_default();
-        // One comparison finds both 0, whose `first` is not its own, and the greatest length.
+        // One comparison excludes length 0, where `first` belongs to the next packet, and the maximum length.
         let plain = length.wrapping_sub(1) < MAX_PAYLOAD - 1 && first < 0xfe;
         match bytes.get(HEADER + length..) {
             Some(rest) if plain => {
@@ -164,8 +166,8 @@ mod tests {
         bytes
     }
 
-    /// Walks the pieces; each message gives (prefix, length of the first packet, false) when it begins and
-    /// (.., true) when it ends.
+    /// Frames the pieces. Each message gives (prefix, length of the first packet, false) when it begins, and (.., true)
+    /// when it ends.
     fn frame<'a>(framer: &mut PacketFramer<5>, pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<MessageBoundary> {
         let mut seen = Vec::new();
         for mut bytes in pieces {
@@ -193,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_message_continues_in_the_next_packet() {
+    fn message_of_the_maximum_packet_length_continues_in_the_next_packet() {
         for length in [MAX_PAYLOAD - 1, MAX_PAYLOAD, MAX_PAYLOAD + 1, 2 * MAX_PAYLOAD] {
             let payloads = [vec![7; length], vec![1, 2]];
             let bytes = payloads.each_ref().map(|payload| message(payload)).concat();
@@ -212,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn between_messages_means_no_byte_of_the_next() {
+    fn framer_is_between_messages_only_before_the_first_byte_of_a_message() {
         let bytes = message(b"abcdefgh");
         for cut in 1..bytes.len() {
             let mut framer = PacketFramer::new();
@@ -224,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_skipped_up_to_what_is_not_plainly_a_row() {
+    fn skip_rows_stops_at_any_packet_that_may_not_be_a_row() {
         let rows = [message(b"\x01a"), message(b"\xfb"), message(&[b'x'; 300])].concat();
         let long = message(&vec![0x01; MAX_PAYLOAD]);
         let stops: [&[u8]; 8] =
@@ -237,7 +239,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_cut_gives_the_same(
+        fn framing_does_not_depend_on_how_bytes_are_split(
             payloads in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..20),
             cuts in prop::collection::vec(1..50_usize, 1..200),
         ) {

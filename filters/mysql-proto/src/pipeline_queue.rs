@@ -1,21 +1,21 @@
-//! The commands that were sent and not answered yet, oldest first.
+//! The commands without a complete response, oldest first.
 
 use crate::command::Command;
 
-/// The most runs of equal commands. A client that pipelines mostly repeats one command (MariaDB Connector/J
-/// sends hundreds of executions of one statement); one that mixes more than this is not followed any more.
+/// Limit of runs of equal commands. A client that pipelines mostly repeats one command (MariaDB Connector/J sends
+/// hundreds of executions of one statement). Sessions with more runs are not tracked any more.
 pub(crate) const MAX_RUNS: usize = 12;
 
-/// A command and how often it stands there in a row.
+/// Equal commands in a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Run {
-    /// The statement that it names; 0 for commands that name none.
+    /// The statement that the command names; 0 for commands that name none.
     statement: u32,
     count: u16,
     command: Command,
 }
 
-/// A queue of a fixed size.
+/// A queue of fixed size.
 #[derive(Debug)]
 pub(crate) struct PipelineQueue {
     runs: [Run; MAX_RUNS],
@@ -37,19 +37,19 @@ impl PipelineQueue {
         self.length == 1 && self.runs[self.slot(0)].count == 1
     }
 
-    /// The command whose response is next, and its statement.
+    /// The oldest command, and its statement.
     pub(crate) fn front(&self) -> Option<(Command, u32)> {
         let run = self.runs[self.slot(0)];
         (self.length > 0).then_some((run.command, run.statement))
     }
 
-    /// The command that was sent last.
+    /// The newest command.
     pub(crate) fn back(&self) -> Option<Command> {
         let last = self.length.checked_sub(1)?;
         Some(self.runs[self.slot(last)].command)
     }
 
-    /// Takes one more command. False, and nothing is taken, when there is no room.
+    /// Adds a command. Returns false if there is no room.
     #[must_use]
     pub(crate) fn push(&mut self, command: Command, statement: u32) -> bool {
         if let Some(last) = self.length.checked_sub(1) {
@@ -69,7 +69,7 @@ impl PipelineQueue {
         true
     }
 
-    /// Drops the front.
+    /// Removes the oldest command.
     pub(crate) fn pop(&mut self) {
         if self.length == 0 {
             return;
@@ -95,7 +95,7 @@ mod tests {
     use std::collections::VecDeque;
 
     #[test]
-    fn equal_commands_take_one_place() {
+    fn run_of_equal_commands_takes_one_slot() {
         let mut queue = PipelineQueue::new();
         for _ in 0..u32::from(u16::MAX) + 1 {
             assert!(queue.push(Command::Execute, 7));
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_ring_takes_only_what_it_ends_with() {
+    fn full_queue_accepts_only_a_repeat_of_its_newest_command() {
         let mut queue = PipelineQueue::new();
         for statement in 0..MAX_RUNS as u32 {
             assert!(queue.push(Command::Fetch, statement));
@@ -119,7 +119,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_a_queue(steps in prop::collection::vec(prop::option::of((0..3_u8, 0..2_u32)), 0..200)) {
+        fn queue_matches_vec_deque(steps in prop::collection::vec(prop::option::of((0..3_u8, 0..2_u32)), 0..200)) {
             let commands = [Command::Query, Command::Execute, Command::Ping];
             let (mut queue, mut model) = (PipelineQueue::new(), VecDeque::new());
             for step in steps {

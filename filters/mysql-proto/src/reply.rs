@@ -1,34 +1,34 @@
-//! Reads the first bytes of what a node answers with.
+//! Reads the first bytes of a node's response.
 //!
-//! All functions take the first bytes of a message's payload ([`REPLY_PREFIX_BYTES`] are enough) and give None for what is not
-//! understood.
+//! All functions take the first payload bytes of a message ([`REPLY_PREFIX_BYTES`] are enough) and return None if they
+//! do not understand them.
 
 use crate::command_observer::PasswordRequest;
 use crate::lenenc;
 use crate::login;
 use crate::packet::MAX_PAYLOAD;
 
-/// Bytes that are needed of a reply: header byte, two integers of up to 9 bytes, status and warnings.
+/// Bytes of a response that matter: header byte, two integers of up to 9 bytes, status and warnings.
 pub(crate) const REPLY_PREFIX_BYTES: usize = 1 + 9 + 9 + 2 + 2;
 
 /// First bytes of packets.
 pub(crate) const OK: u8 = 0x00;
-/// More authentication data, in COM_CHANGE_USER.
+/// In COM_CHANGE_USER: more authentication data.
 pub(crate) const AUTH_MORE: u8 = 0x01;
-/// Another factor of authentication, in COM_CHANGE_USER.
+/// In COM_CHANGE_USER: another factor of authentication.
 pub(crate) const AUTH_NEXT_FACTOR: u8 = 0x02;
 pub(crate) const LOCAL_INFILE: u8 = 0xfb;
-/// The end of definitions or rows; in COM_CHANGE_USER, a switch of the authentication method.
+/// The end of definitions or rows; in COM_CHANGE_USER, a switch to another authentication plugin.
 pub(crate) const END: u8 = 0xfe;
 pub(crate) const ERROR: u8 = 0xff;
 
-/// "Error code" of MariaDB's progress reports, which are no errors and end nothing.
+/// "Error code" of MariaDB's progress reports, which are not errors and do not end a response.
 pub(crate) const PROGRESS: u16 = 0xffff;
 
-/// Whether authentication goes on with the password itself: caching_sha2_password's "full authentication", or a switch
-/// to a method that sends it. None: it goes on without. Of longer names the first bytes are compared.
+/// How the node asks for the password: caching_sha2_password's "full authentication", or a switch to a plugin that
+/// sends the password. None: it does not ask. Of plugin names that exceed the prefix, the first bytes are compared.
 pub(crate) fn password_request(payload: &[u8]) -> Option<PasswordRequest> {
-    // No more of it than of a packet that came in pieces: both must be judged alike.
+    // A packet in one piece is cut to the prefix too, so that both cases give the same result.
     match &payload[..payload.len().min(REPLY_PREFIX_BYTES)] {
         [AUTH_MORE, 0x04] => Some(PasswordRequest::Encrypted),
         [END, switch @ ..] => login::password_request_of_switch(switch),
@@ -47,8 +47,8 @@ pub(crate) fn error_code(payload: &[u8]) -> Option<u16> {
 
 /// Whether an ERR packet says that the node has no such statement (ER_UNKNOWN_STMT_HANDLER).
 ///
-/// TiDB sends some errors as ER_UNKNOWN_ERROR, with the code in the text (pingcap/tidb `pkg/server/conn.go`, `writeError`, for
-/// an `SQLError` of `pkg/parser/mysql/error.go`).
+/// TiDB sends some errors as ER_UNKNOWN_ERROR, with their code in the text (pingcap/tidb `pkg/server/conn.go`,
+/// `writeError`, for an `SQLError` of `pkg/parser/mysql/error.go`).
 pub(crate) fn is_unknown_statement(payload: &[u8]) -> bool {
     const MARKER_AND_STATE: usize = 6;
     match error_code(payload) {
@@ -58,21 +58,21 @@ pub(crate) fn is_unknown_statement(payload: &[u8]) -> bool {
     }
 }
 
-/// The status of an OK packet. What follows (warnings, text, session tracking) does not matter.
+/// The status flags of an OK packet. What follows (warnings, text, session tracking) does not matter.
 pub(crate) fn ok_status(payload: &[u8]) -> Option<u16> {
     let (_, rows) = lenenc::read(payload.get(1..)?)?;
     let (_, id) = lenenc::read(payload.get(1 + rows..)?)?;
     u16_at(payload, 1 + rows + id)
 }
 
-/// Whether a packet that begins with `fe` ends definitions or rows. A row begins so only if its first value has 2^24
-/// bytes or more, and then its first packet is full.
+/// Whether a packet that begins with `fe` ends definitions or rows. A row begins with `fe` only if its first value has
+/// 2^24 bytes or more, and then its first packet has the maximum length.
 pub(crate) const fn is_end(first: u8, length: usize) -> bool {
     first == END && length < MAX_PAYLOAD
 }
 
-/// The status of a packet for which [`is_end`] holds: an EOF packet or, if `deprecate_eof`, an OK packet with another
-/// first byte. The EOF packet is read in both cases: it is shorter than any OK packet.
+/// The status flags of a packet for which [`is_end`] holds: an EOF packet or, with `deprecate_eof`, an OK packet that
+/// begins with `fe`. EOF packets are read in both cases: they are shorter than any OK packet.
 pub(crate) fn end_status(payload: &[u8], length: usize, deprecate_eof: bool) -> Option<u16> {
     match length {
         5 => u16_at(payload, 3),
@@ -81,19 +81,19 @@ pub(crate) fn end_status(payload: &[u8], length: usize, deprecate_eof: bool) -> 
     }
 }
 
-/// The head of a result set.
+/// The column count of a result set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Columns {
     pub(crate) count: u16,
-    /// Whether the definitions follow.
+    /// Whether column definitions follow.
     pub(crate) defined: bool,
 }
 
-/// The number of columns, and the byte behind it if there is one: it says whether definitions follow (1) or not (0).
+/// The column count, and the optional byte after it, which says whether definitions follow (1) or not (0).
 ///
-/// That byte comes with MARIADB_CLIENT_CACHE_METADATA and with MySQL's CLIENT_OPTIONAL_RESULTSET_METADATA. MySQL's
-/// documentation has it in front of the number; MySQL's server writes it behind (`start_result_metadata`), and its
-/// client reads it there.
+/// That byte comes with MARIADB_CLIENT_CACHE_METADATA and MySQL's CLIENT_OPTIONAL_RESULTSET_METADATA. MySQL's
+/// documentation puts the byte before the count, but MySQL's server writes it after the count
+/// (`start_result_metadata`), and MySQL's client reads it there.
 pub(crate) fn columns(payload: &[u8], length: usize) -> Option<Columns> {
     let (count, width) = lenenc::read(payload)?;
     let count = u16::try_from(count).ok().filter(|count| *count > 0)?;
@@ -119,7 +119,7 @@ pub(crate) struct Prepared {
     pub(crate) defined: bool,
 }
 
-/// Reads what the node answers to COM_STMT_PREPARE.
+/// Reads the first packet of the response to COM_STMT_PREPARE.
 pub(crate) fn prepared(payload: &[u8], optional_metadata: bool) -> Option<Prepared> {
     if *payload.first()? != OK {
         return None;
@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_status_of_an_ok_lies_behind_two_integers() {
+    fn ok_status_is_read_after_two_lenenc_integers() {
         assert_eq!(ok_status(b"\x00\x00\x00\x02\x00\x00\x00"), Some(2));
         assert_eq!(ok_status(b"\x00\xfc\x00\x01\xfd\x00\x00\x01\x03\x40\x00\x00"), Some(0x4003));
         let longest = [&[0, 0xfe][..], &[1; 8], &[0xfe], &[1; 8], &[0x21, 0x43, 0, 0]].concat();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_statement_has_two_codes() {
+    fn unknown_statement_is_recognized_by_both_error_codes() {
         let text = b"#HY000ERROR 1243 (HY000): Unknown prepared statement handler 9 given to stmt_execute";
         let packet = |code: u16, text: &[u8]| [&[ERROR][..], &code.to_le_bytes(), text].concat();
         for unknown in [packet(1243, b"#HY000Unknown prepared statement handler"), packet(1105, text)] {
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_is_an_eof_or_an_ok() {
+    fn end_status_is_read_from_eof_and_ok_packets() {
         assert_eq!(end_status(b"\xfe\x01\x00\x22\x00", 5, false), Some(0x22));
         assert_eq!(end_status(b"\xfe\x01\x00\x22\x00", 5, true), Some(0x22));
         assert_eq!(end_status(b"\xfe\x00\x00\x22\x00\x00\x00", 7, true), Some(0x22));
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_may_be_undefined() {
+    fn column_count_says_whether_definitions_follow() {
         let read = |payload: &[u8]| columns(payload, payload.len()).map(|columns| (columns.count, columns.defined));
         assert_eq!(read(b"\x05"), Some((5, true)));
         assert_eq!(read(b"\x05\x01"), Some((5, true)));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prepared_statement_may_be_undefined() {
+    fn prepare_response_says_whether_definitions_follow() {
         let payload = b"\x00\x04\x03\x02\x01\x01\x00\x02\x00\x00\x00\x00\x00";
         let read = |payload: &[u8], optional| {
             prepared(payload, optional).map(|it| (it.statement, it.columns, it.parameters, it.defined))
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_requests_a_password() {
+    fn password_requests_are_recognized() {
         for (reply, request) in [
             (&b"\x01\x04"[..], PasswordRequest::Encrypted),
             (b"\xfesha256_password\0", PasswordRequest::Encrypted),

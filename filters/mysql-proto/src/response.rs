@@ -10,34 +10,34 @@ use crate::secret::SecretBytes;
 use crate::{lenenc, packet};
 use std::ops::Range;
 
-/// Bytes in front of the user: all that an SSLRequest has.
+/// Bytes before the user name; an SSLRequest has only these.
 pub const HEAD: usize = 32;
-/// The most payload bytes that a client may send in a packet of its login.
+/// Maximum payload bytes of a packet from the client during its login.
 pub const MAX_RESPONSE_BYTES: usize = 1024 * 1024;
-/// The most bytes of connection attributes. MySQL's servers reject clients that send more ("Performance Schema Connection
-/// Attribute Tables", dev.mysql.com).
+/// Maximum bytes of connection attributes. MySQL's servers reject clients that send more ("Performance Schema
+/// Connection Attribute Tables", dev.mysql.com).
 pub const MAX_ATTRIBUTES_BYTES: usize = 64 * 1024;
-/// The most bytes in front of them, which say how many they are.
+/// Maximum bytes of the length before the attributes.
 const MAX_LENGTH_BYTES: usize = 9;
 
-/// Where MariaDB's clients have capabilities of their own.
+/// The capabilities that only MariaDB's clients have.
 const EXTENDED: Range<usize> = 28..HEAD;
 
-/// Where the parts of a response are that the proxy looks at.
+/// The byte ranges of the fields that the proxy reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Response {
     /// The authentication data, without length or NUL.
     pub auth: Range<usize>,
-    /// The same with them.
+    /// The authentication data with its length or NUL.
     auth_field: Range<usize>,
-    /// The name of the client's plugin; None when it names none.
+    /// The name of the client's plugin; None if the response has none.
     pub plugin: Option<Range<usize>>,
-    /// All that is behind it: the attributes, and in front of them their length.
+    /// Everything after the plugin: the length of the attributes, and the attributes.
     pub attributes: Range<usize>,
     form: Form,
 }
 
-/// How the authentication data is written.
+/// How the authentication data is encoded: its length in front, or NUL at the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     Lenenc,
@@ -46,9 +46,10 @@ enum Form {
 }
 
 impl Response {
-    /// The parts of `payload`, whose layout `capabilities` tell; None when user or authentication data do not end.
+    /// Finds the fields of `payload`, whose layout depends on `capabilities`. None if the user name or the
+    /// authentication data is incomplete.
     ///
-    /// What follows them may be missing, as servers allow too.
+    /// Later fields may be missing, as in MySQL's server.
     #[must_use]
     pub fn parse(payload: &[u8], capabilities: Capabilities) -> Option<Self> {
         let user = until_nul(payload, HEAD)?;
@@ -89,7 +90,7 @@ impl Response {
         Some(Self { auth, auth_field, plugin, attributes: end..payload.len(), form })
     }
 
-    /// `payload` with other authentication data; None when its form cannot hold so much.
+    /// Returns `payload` with `auth` as authentication data; None if `auth` is too long for the encoding.
     #[must_use]
     pub fn with_auth(&self, payload: &[u8], auth: &[u8]) -> Option<SecretBytes> {
         let mut changed = SecretBytes::with_capacity(payload.len() + MAX_LENGTH_BYTES + auth.len() + 1);
@@ -112,16 +113,16 @@ impl Response {
     }
 }
 
-/// Whether these are more attributes than a client may send, given with their length in front of them.
+/// Whether `attributes`, which begin with their length, exceed [`MAX_ATTRIBUTES_BYTES`].
 #[must_use]
 pub(crate) fn exceeds_attribute_limit(attributes: &[u8]) -> bool {
-    // A byte may follow them: the level of zstd.
+    // The compression level of zstd, one byte, may follow the attributes.
     attributes.len() > MAX_ATTRIBUTES_BYTES + MAX_LENGTH_BYTES + 1
         || lenenc::read(attributes).is_some_and(|(length, _)| length > MAX_ATTRIBUTES_BYTES as u64)
 }
 
-/// The capabilities at the front of a client's first packet. Zeros where it is shorter, as before protocol 4.1,
-/// when there were 2 bytes of them.
+/// The capabilities at the front of a client's first packet. Missing bytes count as zero: before protocol 4.1 there
+/// were 2 bytes.
 #[must_use]
 pub fn capabilities(payload: &[u8]) -> Capabilities {
     let mut bytes = [0; 4];
@@ -131,8 +132,8 @@ pub fn capabilities(payload: &[u8]) -> Capabilities {
     Capabilities(u32::from_le_bytes(bytes))
 }
 
-/// Makes a response or SSLRequest (at least [`HEAD`] bytes) claim `capabilities`, and nothing of MariaDB's that a
-/// session could not be followed with.
+/// Sets the capabilities in a response or SSLRequest of at least [`HEAD`] bytes. Clears the MariaDB capabilities that
+/// the tracker does not support.
 pub fn claim(payload: &mut [u8], capabilities: Capabilities) {
     payload[..4].copy_from_slice(&capabilities.0.to_le_bytes());
     if !capabilities.has(MYSQL) {
@@ -140,7 +141,7 @@ pub fn claim(payload: &mut [u8], capabilities: Capabilities) {
     }
 }
 
-/// The SSLRequest packet, header included, of which `head` is the payload.
+/// The SSLRequest packet, header included, with the payload `head`.
 #[must_use]
 pub fn ssl_request(head: [u8; HEAD], capabilities: Capabilities) -> [u8; packet::HEADER + HEAD] {
     let mut whole = [0; packet::HEADER + HEAD];
@@ -151,7 +152,7 @@ pub fn ssl_request(head: [u8; HEAD], capabilities: Capabilities) -> [u8; packet:
     whole
 }
 
-/// From `start` to before the next NUL; None when there is none.
+/// The range from `start` to the next NUL, without the NUL; None if there is no NUL.
 fn until_nul(payload: &[u8], start: usize) -> Option<Range<usize>> {
     let length = payload.get(start..)?.iter().position(|&byte| byte == 0)?;
     Some(start..start + length)
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn three_forms_are_read_and_written() {
+    fn auth_data_is_read_and_replaced_in_all_three_encodings() {
         let forms: [(Capabilities, &[u8]); 3] =
             [(LENENC, b"\x03abc"), (BASE.with(Capabilities::SECURE_CONNECTION), b"\x03abc"), (BASE, b"abc\0")];
         for (capabilities, field) in forms {
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn long_data_needs_its_form() {
+    fn auth_data_over_255_bytes_needs_a_lenenc_length() {
         let whole = payload(LENENC, b"\x00", b"");
         let response = Response::parse(&whole, LENENC).expect("a response");
         let other = response.with_auth(&whole, &[7; 300]).expect("it fits");
@@ -210,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_behind_the_data_may_be_missing() {
+    fn fields_after_the_auth_data_may_be_missing() {
         let with_database = LENENC.with(Capabilities::CONNECT_WITH_DB);
         for (capabilities, rest) in [(LENENC, &b""[..]), (with_database, b""), (with_database, b"db")] {
             let whole = payload(capabilities, b"\x00", rest);
@@ -222,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_data_can_be_given() {
+    fn with_auth_adds_missing_auth_data() {
         for capabilities in [LENENC, BASE.with(Capabilities::SECURE_CONNECTION), BASE] {
             let whole = payload(capabilities, b"", b"");
             let response = Response::parse(&whole, capabilities).expect("a response");
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn data_that_does_not_end_is_none() {
+    fn incomplete_auth_data_is_rejected() {
         let huge = b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff";
         for auth in [&b"\x05abc"[..], b"\xfc\x00", b"\xff", huge] {
             assert_eq!(Response::parse(&payload(LENENC, auth, b""), LENENC), None, "{auth:?}");
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ssl_request_is_the_head_with_the_bit() {
+    fn ssl_request_is_the_response_head_with_the_ssl_bit() {
         let mut head = [0; HEAD];
         head[4..9].copy_from_slice(&[1, 2, 3, 4, 46]);
         head[28] = 0x3f;

@@ -1,4 +1,4 @@
-//! Secret bytes: passwords, tokens, and the states of sessions.
+//! Secret bytes: passwords, tokens and session states.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -7,7 +7,7 @@ use zeroize::Zeroize;
 
 /// Bytes that are overwritten when they are dropped, and never printed.
 ///
-/// It grows into new memory, and overwrites the old: `Vec` would leave a copy behind.
+/// Growing moves them to new memory and overwrites the old, where `Vec` would leave a copy.
 #[derive(Clone, Default)]
 pub struct SecretBytes(Vec<u8>);
 
@@ -39,7 +39,7 @@ impl SecretBytes {
         self.0.truncate(length);
     }
 
-    /// Removes so many bytes from the front.
+    /// Removes `bytes` bytes from the front.
     pub fn consume(&mut self, bytes: usize) {
         self.0.copy_within(bytes.., 0);
         self.truncate(self.0.len() - bytes);
@@ -66,7 +66,7 @@ impl Drop for SecretBytes {
     }
 }
 
-/// Only how many they are.
+/// Prints only the number of bytes.
 impl fmt::Debug for SecretBytes {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "SecretBytes({} bytes)", self.0.len())
@@ -93,7 +93,7 @@ impl AsRef<[u8]> for SecretBytes {
     }
 }
 
-/// Takes them over without a copy.
+/// Takes ownership of the bytes without a copy.
 impl From<Vec<u8>> for SecretBytes {
     fn from(bytes: Vec<u8>) -> Self {
         Self(bytes)
@@ -114,7 +114,7 @@ impl<T: AsRef<[u8]> + ?Sized> PartialEq<T> for SecretBytes {
 
 impl Eq for SecretBytes {}
 
-/// Overwrites bytes in a buffer that others will use.
+/// Overwrites bytes in a buffer that will be reused.
 pub fn wipe(bytes: &mut [u8]) {
     bytes.zeroize();
 }
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn they_grow_and_shrink_as_a_vec_does() {
+    fn secret_bytes_grow_and_shrink_like_a_vec() {
         let (mut secret, mut plain) = (SecretBytes::default(), Vec::new());
         for length in [0, 1, 7, 100, 5000] {
             let bytes = vec![length as u8; length];
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn they_are_not_printed() {
+    fn debug_output_hides_secret_bytes() {
         let secret = SecretBytes::from(&b"hunter2"[..]);
         assert_eq!(format!("{secret:?}"), "SecretBytes(7 bytes)");
         // Neither as text nor as numbers.
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_is_gone() {
+    fn truncate_and_wipe_remove_bytes() {
         let mut secret = SecretBytes::from(&b"hunter2"[..]);
         secret.truncate(2);
         assert_eq!(secret, b"hu");

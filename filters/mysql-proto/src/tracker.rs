@@ -1,19 +1,21 @@
-//! Follows an established session: which command runs, when its response is complete, what state is left.
+//! Follows an established session: which command runs, when its response is complete, and what state it leaves at the
+//! node.
 //!
-//! The caller shows each byte once, in order, and the client's before it sends them on: then no response can be seen
-//! before what it answers. However the bytes are cut, the same events come.
+//! The caller passes each byte once, in order, and the client's bytes before it sends them on. So the tracker sees each
+//! command before its response. The events do not depend on how the bytes are split.
 //!
-//! What is not understood makes a session [`TrackerState::Opaque`] for good: it is passed on as ever, only not followed.
-//! Reasons, besides bytes that no server or client sends:
+//! A session that the tracker does not understand becomes [`TrackerState::Opaque`] for good: the proxy still forwards
+//! it, but no longer tracks it. Reasons, besides bytes that no server or client sends:
 //!
 //! * The connections are compressed, or the client does not speak protocol 4.1.
-//! * A binlog or table dump, or what announces one (COM_REGISTER_SLAVE); a successful COM_SHUTDOWN.
-//! * Bytes of the node while no response is due: the ERR packet that servers send before they close (1053, 1927,
-//!   4031). An exception is TiDB's ERR packet to COM_STMT_SEND_LONG_DATA. If the client has sent another command by then, that
-//!   packet counts as its response, and the session is pinned until it is clear which response belongs to which command.
-//! * More kinds of commands sent ahead than [`crate::tracker`] remembers (12; a run of equal ones counts once), or
-//!   anything sent ahead of the end of COM_CHANGE_USER or behind a LOAD DATA LOCAL.
-//! * Definitions that are left out of the response to COM_STMT_PREPARE (CLIENT_OPTIONAL_RESULTSET_METADATA).
+//! * A binlog or table dump, or COM_REGISTER_SLAVE, which announces one; a successful COM_SHUTDOWN.
+//! * Bytes of the node while no response is due, such as the ERR packet that servers send before they close (1053,
+//!   1927, 4031). An exception is TiDB's ERR packet for COM_STMT_SEND_LONG_DATA. If the client has already sent another
+//!   command, that packet counts as its response, and the session is pinned until it is clear which response belongs to
+//!   which command.
+//! * More than 12 runs of equal commands in the pipeline, or anything sent ahead of the end of COM_CHANGE_USER or
+//!   behind a LOAD DATA LOCAL.
+//! * A response to COM_STMT_PREPARE without definitions (CLIENT_OPTIONAL_RESULTSET_METADATA).
 
 use crate::capability::Capabilities;
 pub use crate::command_observer::{CommandObserver, CommandOutcome, PasswordRequest, PinReason};
@@ -26,18 +28,18 @@ use crate::reply;
 pub enum TrackerState {
     /// No command is outstanding, and no transaction is open.
     Idle,
-    /// A command is outstanding, or part of one was sent.
+    /// A command is outstanding, or the client has sent a part of one.
     Busy,
-    /// No command is outstanding, a transaction is open.
+    /// No command is outstanding, and a transaction is open.
     InTransaction,
-    /// The bytes are not followed any more.
+    /// The session is not tracked any more.
     Opaque,
 }
 
-/// Bytes of a command that matter: what it is, and the statement that it names.
+/// Payload bytes of a command that matter: the command and its statement id.
 const COMMAND_PREFIX_BYTES: usize = 1 + 4;
 
-/// One session.
+/// The tracker of one session.
 #[derive(Debug)]
 pub struct Tracker {
     client_framer: PacketFramer<COMMAND_PREFIX_BYTES>,
@@ -47,12 +49,12 @@ pub struct Tracker {
     next_sequence: u8,
 }
 
-// There is one a session, and it is touched with each read.
+// Each session has a tracker, and every read uses it.
 const _: () = assert!(size_of::<Tracker>() <= 256);
 
 impl Tracker {
-    /// `capabilities` are what client and node agreed on. The first byte to be shown is the one behind the node's
-    /// final OK packet of the login.
+    /// `capabilities` are those that client and node agreed on. Tracking begins with the byte after the node's final OK
+    /// packet of the login.
     #[must_use]
     pub fn new(capabilities: Capabilities) -> Self {
         Self {
@@ -63,7 +65,7 @@ impl Tracker {
         }
     }
 
-    /// Takes bytes from the client, in any pieces.
+    /// Processes bytes from the client, split anywhere.
     pub fn on_client_bytes(&mut self, mut bytes: &[u8], observer: &mut impl CommandObserver) {
         while !self.commands.is_opaque() {
             let Some(piece) = self.client_framer.next(&mut bytes) else { return };
@@ -79,7 +81,7 @@ impl Tracker {
         }
     }
 
-    /// Takes bytes from the node, in any pieces.
+    /// Processes bytes from the node, split anywhere.
     pub fn on_node_bytes(&mut self, bytes: &[u8], observer: &mut impl CommandObserver) {
         let mut taken = 0;
         while taken < bytes.len() {
@@ -87,7 +89,8 @@ impl Tracker {
         }
     }
 
-    /// The same, as far as the answer to a COM_PING that stands behind another answer. Returns how many bytes were taken.
+    /// Like [`Self::on_node_bytes`], but stops before the response to a COM_PING that follows another response. Returns
+    /// the number of bytes processed.
     pub fn on_node_bytes_until_ping_reply(&mut self, bytes: &[u8], observer: &mut impl CommandObserver) -> usize {
         let mut rest = bytes;
         while !rest.is_empty() && !self.commands.is_opaque() {
@@ -103,7 +106,7 @@ impl Tracker {
             let Some(piece) = self.node_framer.next(&mut rest) else { break };
             if piece.ends {
                 let answered = self.commands.receive_reply(piece.prefix, piece.length, observer);
-                // A response to a command that was sent ahead begins with number 1.
+                // The response to a command that was sent ahead begins with sequence number 1.
                 self.next_sequence = if answered { 1 } else { self.node_framer.sequence().wrapping_add(1) };
                 if self.commands.owes_ping_reply() && !rest.is_empty() {
                     return bytes.len() - rest.len();
@@ -113,7 +116,7 @@ impl Tracker {
         bytes.len()
     }
 
-    /// Takes bytes of the node while it owes no response.
+    /// Processes bytes of the node while it owes no response.
     fn receive_unrequested(&mut self, bytes: &mut &[u8]) {
         if !self.commands.may_reject_data() {
             return self.stop_tracking();
@@ -121,7 +124,7 @@ impl Tracker {
         let Some(piece) = self.node_framer.next(bytes).filter(|piece| piece.ends) else { return };
         let is_error = piece.prefix.first() == Some(&reply::ERROR);
         let is_unknown = reply::is_unknown_statement(piece.prefix);
-        // Errors that announce the end of the connection have the number 0.
+        // Errors that announce the end of the connection have sequence number 0.
         if is_error && self.node_framer.sequence() == 1 {
             self.commands.on_data_rejected(is_unknown);
         } else {
@@ -142,7 +145,7 @@ impl Tracker {
         }
     }
 
-    /// Whether the node owes a response, and has got all of the command that it answers. False when that is not known.
+    /// Whether the node owes a response to a command that is complete. False for an opaque session.
     #[must_use]
     pub fn awaits_node(&self) -> bool {
         !self.commands.is_opaque()
@@ -151,33 +154,33 @@ impl Tracker {
             && !self.commands.is_uploading()
     }
 
-    /// The sequence number of an ERR packet in place of what the node owes: a response, or the rest of one. None: the node owes
-    /// nothing, or is within a packet.
+    /// The sequence number for an ERR packet that replaces the response, or rest of a response, that the node owes.
+    /// None if the node owes nothing, has sent a part of a packet, or its session is opaque.
     #[must_use]
     pub fn error_sequence(&self) -> Option<u8> {
         (self.awaits_node() && self.node_framer.is_between_messages()).then_some(self.next_sequence)
     }
 
-    /// Whether the node's next answer is that to a COM_PING.
+    /// Whether the node's next response answers a COM_PING.
     #[must_use]
     pub fn owes_ping_reply(&self) -> bool {
         !self.commands.is_opaque() && self.commands.owes_ping_reply()
     }
 
-    /// The status flags that the node has sent last.
+    /// The status flags that the node sent last.
     #[must_use]
     pub fn status(&self) -> u16 {
         self.commands.status()
     }
 
-    /// What pins the session to its node, apart from being busy; None: nothing. Of several reasons the first of
-    /// opaque, transaction, cursor, long data.
+    /// What pins the session to its node even when it is idle; None: nothing. If there are several reasons, the first
+    /// of opaque, transaction, cursor, long data.
     #[must_use]
     pub fn pin_reason(&self) -> Option<PinReason> {
         self.commands.pin_reason()
     }
 
-    /// Stops tracking.
+    /// Makes the session opaque.
     pub fn stop_tracking(&mut self) {
         self.commands.stop_tracking();
     }

@@ -1,7 +1,7 @@
-//! Conversations of real clients with a MariaDB (`corpus/`), replayed through a login and what follows it.
+//! Replays recorded conversations of real clients with MariaDB (`corpus/`) through a login and a tracker.
 //!
-//! What should come out is read from the recording in the simplest way, which needs both directions and all of the
-//! bytes: a packet with the number 0 begins a command, and who answers a packet of whom tells who waited.
+//! The expected events come from the complete recording by simple rules: a packet with the sequence number 0 begins a
+//! command, and the client waited if the packet before it is the node's.
 
 mod events;
 
@@ -17,7 +17,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::fs;
 use std::path::Path;
 
-/// As the recorder had it: no TLS. Compression is as the two agreed.
+/// The recorder used no TLS. Compression is as client and server agreed.
 const RULES: Rules = Rules {
     client_tls: ClientTls::Disabled,
     node_tls: NodeTls::Disabled,
@@ -25,24 +25,24 @@ const RULES: Rules = Rules {
     allow_cleartext_backend: false,
 };
 
-/// What a recording says, in its order.
+/// The bytes of one record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum RecordedBytes {
     Client(Vec<u8>),
     Node(Vec<u8>),
-    /// The client closed: it had nothing more to say.
-    Left,
+    /// The client closed the connection.
+    Closed,
 }
 
 #[derive(Debug)]
 struct Conversation {
-    /// File, step, and which of the step's conversations.
+    /// File, step, and number of the conversation in the file.
     name: String,
     step: String,
-    said: Vec<RecordedBytes>,
+    sent: Vec<RecordedBytes>,
 }
 
-/// Reads a file of the corpus; its format is written down beside it.
+/// Reads a file of the corpus; `corpus/README.md` has its format.
 fn read(path: &Path) -> Vec<Conversation> {
     let file = fs::read(path).expect("a file");
     let client = path.file_stem().expect("a name").to_string_lossy();
@@ -55,14 +55,14 @@ fn read(path: &Path) -> Vec<Conversation> {
         if kind == 0 {
             let step = String::from_utf8(bytes.to_vec()).expect("a name");
             let name = format!("{client}, {step}, conversation {}", conversations.len());
-            conversations.push(Conversation { name, step, said: Vec::new() });
+            conversations.push(Conversation { name, step, sent: Vec::new() });
             continue;
         }
-        let said = &mut conversations.last_mut().expect("a conversation").said;
+        let sent = &mut conversations.last_mut().expect("a conversation").sent;
         match kind {
-            1 => said.push(RecordedBytes::Client(bytes.to_vec())),
-            2 => said.push(RecordedBytes::Node(bytes.to_vec())),
-            3 => said.push(RecordedBytes::Left),
+            1 => sent.push(RecordedBytes::Client(bytes.to_vec())),
+            2 => sent.push(RecordedBytes::Node(bytes.to_vec())),
+            3 => sent.push(RecordedBytes::Closed),
             4 => {}
             other => panic!("{}: no record has the kind {other}", path.display()),
         }
@@ -77,7 +77,7 @@ fn corpus() -> Vec<Conversation> {
     files.iter().flat_map(|path| read(path)).collect()
 }
 
-/// Nobody encrypts a password where neither link has TLS.
+/// Without TLS on both connections, no client encrypts a password for the proxy.
 struct NoKey;
 
 impl PasswordKey for NoKey {
@@ -90,27 +90,27 @@ impl PasswordKey for NoKey {
     }
 }
 
-/// What came out of a replay.
+/// The result of a replay.
 #[derive(Debug, Default, PartialEq)]
 struct Replay {
     to_node: Vec<u8>,
     to_client: Vec<u8>,
     login: Option<Progress>,
     events: CommandEvents,
-    /// Where the session stood after each record behind the login, and how many events had come.
+    /// After each record: the state of the tracker, and the number of events so far.
     states: Vec<(TrackerState, usize)>,
 }
 
-/// Replays, each record cut as `cut` says: it gets the bytes that are left and says how many come next.
+/// Replays a conversation. `cut` gets the number of bytes left in a record and returns how many to pass next.
 fn replay(conversation: &Conversation, mut cut: impl FnMut(usize) -> usize) -> Replay {
     let mut login = Login::new(RULES);
     let mut tracker = None;
     let mut seen = Replay::default();
-    for said in &conversation.said {
-        let (from_client, mut rest) = match said {
+    for sent in &conversation.sent {
+        let (from_client, mut rest) = match sent {
             RecordedBytes::Client(bytes) => (true, &bytes[..]),
             RecordedBytes::Node(bytes) => (false, &bytes[..]),
-            RecordedBytes::Left => (true, &[][..]),
+            RecordedBytes::Closed => (true, &[][..]),
         };
         while !rest.is_empty() {
             let mut piece;
@@ -143,7 +143,7 @@ fn replay(conversation: &Conversation, mut cut: impl FnMut(usize) -> usize) -> R
     seen
 }
 
-/// A packet of a recording: in which record it ends, whether the client sent it, and what it is.
+/// A packet of a recording, and the record in which it ends.
 #[derive(Debug)]
 struct Packet {
     record: usize,
@@ -152,15 +152,15 @@ struct Packet {
     payload: Vec<u8>,
 }
 
-/// All packets, in the order in which they were complete.
-fn packets(said: &[RecordedBytes]) -> Vec<Packet> {
+/// All packets, in the order in which they became complete.
+fn packets(sent: &[RecordedBytes]) -> Vec<Packet> {
     let mut begun = [Vec::new(), Vec::new()];
     let mut packets = Vec::new();
-    for (record, said) in said.iter().enumerate() {
-        let (from_client, bytes) = match said {
+    for (record, sent) in sent.iter().enumerate() {
+        let (from_client, bytes) = match sent {
             RecordedBytes::Client(bytes) => (true, bytes),
             RecordedBytes::Node(bytes) => (false, bytes),
-            RecordedBytes::Left => continue,
+            RecordedBytes::Closed => continue,
         };
         let begun = &mut begun[usize::from(from_client)];
         begun.extend(bytes);
@@ -173,42 +173,41 @@ fn packets(said: &[RecordedBytes]) -> Vec<Packet> {
     packets
 }
 
-/// How a command is answered.
+/// The response to a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum RecordedAnswer {
-    /// By no packet.
+    /// No response.
     None,
-    /// It is not complete: the node asks for a file that does not come.
+    /// Incomplete: the node asks for a file that the client does not send.
     Half,
     Ok,
     Error(u16),
 }
 
-/// What the recording says of the session: its commands, and the records after which the client waited between two of
-/// them, or before it left.
+/// The expected commands of a session, and the records after which the session must be between two commands.
 #[derive(Debug, Default)]
 struct Expected {
     commands: Vec<(Command, RecordedAnswer)>,
     between: BTreeSet<usize>,
 }
 
-fn expected(said: &[RecordedBytes]) -> Expected {
-    let packets = packets(said);
+fn expected(sent: &[RecordedBytes]) -> Expected {
+    let packets = packets(sent);
     let mut expected = Expected::default();
     let mut before: Option<&Packet> = None;
     let mut node_number = None;
     let mut answering = 0;
-    // The login ends before the client's first packet that has the number 0.
+    // The login ends before the client's first packet with sequence number 0.
     for packet in packets.iter().skip_while(|packet| !(packet.from_client && packet.number == 0)) {
         if packet.from_client && packet.number == 0 {
             let command = packet.payload.first().map_or(Command::Other, |byte| Command::from(*byte));
             expected.commands.push((command, RecordedAnswer::None));
-            // MariaDB Connector/J sends a command behind a PREPARE at once, but no client sends into an answer.
+            // MariaDB Connector/J sends a command right after a PREPARE, but no client sends during a response.
             if before.is_none_or(|before| !before.from_client) {
                 expected.between.insert(packet.record - 1);
             }
         } else if !packet.from_client {
-            // Each answer begins with the number 1; behind 255 and 0 it comes again within one.
+            // Each response begins with sequence number 1. In a long response the number wraps and 1 follows 0.
             if packet.number == 1 && node_number != Some(0) {
                 let is_next = |(command, answer): &(Command, RecordedAnswer)| {
                     *answer == RecordedAnswer::None && !is_silent(*command)
@@ -225,7 +224,7 @@ fn expected(said: &[RecordedBytes]) -> Expected {
         }
         before = Some(packet);
     }
-    let left = said.iter().position(|said| *said == RecordedBytes::Left);
+    let left = sent.iter().position(|sent| *sent == RecordedBytes::Closed);
     let answered = matches!(expected.commands.last(), Some((_, RecordedAnswer::Ok | RecordedAnswer::Error(_))));
     if let Some(left) = left.filter(|_| answered) {
         expected.between.insert(left - 1);
@@ -238,7 +237,7 @@ fn is_silent(command: Command) -> bool {
     matches!(command, Command::Quit | Command::SendLongData | Command::CloseStatement)
 }
 
-/// Each end of a command behind its beginning, also where the client has sent another one meanwhile. Answers come in the
+/// Puts each end of a command behind its start, even if the client pipelined other commands. Responses come in the
 /// order of the commands.
 fn by_command(events: &[CommandEvent]) -> Vec<CommandEvent> {
     let mut commands: Vec<(CommandEvent, Option<CommandEvent>)> = Vec::new();
@@ -249,25 +248,25 @@ fn by_command(events: &[CommandEvent]) -> Vec<CommandEvent> {
                 let is_of = |(started, end): &&mut (CommandEvent, Option<CommandEvent>)| {
                     end.is_none() && matches!(started, CommandEvent::Started(one) if one == command)
                 };
-                commands.iter_mut().find(is_of).expect("it has begun").1 = Some(*event);
+                commands.iter_mut().find(is_of).expect("a started command").1 = Some(*event);
             }
         }
     }
     commands.into_iter().flat_map(|(started, end)| [Some(started), end]).flatten().collect()
 }
 
-/// All that the node or the client said.
-fn sent(conversation: &Conversation, by_client: bool) -> Vec<u8> {
-    let of = |said: &RecordedBytes| match said {
+/// All bytes that the client or the node sent.
+fn bytes_sent(conversation: &Conversation, by_client: bool) -> Vec<u8> {
+    let of = |sent: &RecordedBytes| match sent {
         RecordedBytes::Client(bytes) if by_client => bytes.clone(),
         RecordedBytes::Node(bytes) if !by_client => bytes.clone(),
         _ => vec![],
     };
-    conversation.said.iter().flat_map(of).collect()
+    conversation.sent.iter().flat_map(of).collect()
 }
 
 #[test]
-fn logins_pass_as_they_are() {
+fn logins_are_relayed_without_other_changes() {
     for conversation in corpus() {
         let name = &conversation.name;
         let seen = replay(&conversation, |left| left);
@@ -279,22 +278,24 @@ fn logins_pass_as_they_are() {
             }
             other => panic!("{name}: {other:?}"),
         }
-        for (trace, said) in [(seen.to_node, sent(&conversation, true)), (seen.to_client, sent(&conversation, false))] {
-            assert!(!trace.is_empty() && trace.len() <= said.len(), "{name}");
-            // What is taken out: the offer of TLS, and capabilities of MariaDB's own, which are bits of one byte.
-            let changed = trace.iter().zip(&said).filter(|(trace, said)| trace != said).count();
+        for (trace, sent) in
+            [(seen.to_node, bytes_sent(&conversation, true)), (seen.to_client, bytes_sent(&conversation, false))]
+        {
+            assert!(!trace.is_empty() && trace.len() <= sent.len(), "{name}");
+            // The login clears the bit that offers TLS, and bits in one byte of MariaDB's capabilities.
+            let changed = trace.iter().zip(&sent).filter(|(trace, sent)| trace != sent).count();
             assert!(changed <= 2, "{name}: {changed} bytes were changed");
         }
     }
 }
 
 #[test]
-fn each_command_is_followed_to_its_end() {
+fn every_recorded_command_is_tracked_to_its_end() {
     let mut transactions = 0;
     for conversation in corpus() {
         let name = &conversation.name;
         let seen = replay(&conversation, |left| left);
-        let expected = expected(&conversation.said);
+        let expected = expected(&conversation.sent);
         let mut events = Vec::new();
         for (command, answer) in expected.commands {
             events.push(CommandEvent::Started(command));
@@ -302,7 +303,7 @@ fn each_command_is_followed_to_its_end() {
                 RecordedAnswer::Ok => CommandOutcome::Ok,
                 RecordedAnswer::Error(code) => CommandOutcome::Error(code),
                 RecordedAnswer::None if is_silent(command) => CommandOutcome::Silent,
-                // The client left, or the node did.
+                // The client or the node closed the connection.
                 RecordedAnswer::None | RecordedAnswer::Half => continue,
             };
             events.push(CommandEvent::Ended(command, outcome));
@@ -323,7 +324,7 @@ fn each_command_is_followed_to_its_end() {
 }
 
 #[test]
-fn single_bytes_give_the_same() {
+fn replay_of_single_bytes_gives_the_same_result() {
     for conversation in corpus() {
         let whole = replay(&conversation, |left| left);
         assert_eq!(replay(&conversation, |_| 1), whole, "{}", conversation.name);
@@ -334,7 +335,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
     #[test]
-    fn any_cut_gives_the_same(cuts in prop::collection::vec(prop_oneof![1..8_usize, 1..200_usize], 1..60)) {
+    fn replay_is_equal_for_any_splitting(cuts in prop::collection::vec(prop_oneof![1..8_usize, 1..200_usize], 1..60)) {
         for conversation in corpus() {
             let whole = replay(&conversation, |left| left);
             let mut cuts = cuts.iter().cycle().copied();
@@ -343,13 +344,13 @@ proptest! {
     }
 }
 
-/// The tests above say something of every client and every kind of step only if there is a recording.
+/// Checks that the recordings have the commands and steps that the other tests rely on.
 #[test]
-fn the_corpus_has_what_it_should_have() {
+fn corpus_has_the_expected_commands_and_steps() {
     let corpus = corpus();
     let commands: HashSet<_> = corpus
         .iter()
-        .flat_map(|conversation| expected(&conversation.said).commands)
+        .flat_map(|conversation| expected(&conversation.sent).commands)
         .map(|(command, _)| command)
         .collect();
     for command in [

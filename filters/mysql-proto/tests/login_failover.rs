@@ -1,4 +1,4 @@
-//! A login that continues at another node, because the first one sends its greeting and then says that it is full (1040).
+//! A login that continues at another node, because the node that greeted then reports that it is full (1040).
 
 mod login_parties;
 
@@ -13,7 +13,7 @@ fn greeting_packet(offered: Capabilities) -> Vec<u8> {
     frame(0, &greeting(offered, "8.0.11-TiDB-v8.5.3", 0, PLUGIN))
 }
 
-/// What a node without TLS offers.
+/// The capabilities of a node without TLS.
 fn plain_offer() -> Capabilities {
     Server::TiDb.capabilities(false)
 }
@@ -33,14 +33,14 @@ fn plain() -> Login {
 }
 
 fn attempt() -> LoginAttempt {
-    plain().failover_attempt().expect("the client can answer another greeting")
+    plain().failover_attempt().expect("the client can authenticate at another node")
 }
 
 #[test]
-fn the_client_answers_another_salt_and_the_login_goes_on() {
+fn login_continues_at_another_node_with_its_own_salt() {
     let mut login = plain();
     assert!(login.is_full(&frame(2, FULL)));
-    let mut attempt = login.failover_attempt().expect("the client can answer another greeting");
+    let mut attempt = login.failover_attempt().expect("the client can authenticate at another node");
     let FailoverAction::Send(sent) = attempt.receive(&greeting_packet(plain_offer())) else { panic!("no login") };
     assert_eq!(sent[3], 1);
     let expected = [&sent[..36], b"root\0\0tidevoy_asks_anew\0"].concat();
@@ -60,11 +60,11 @@ fn the_client_answers_another_salt_and_the_login_goes_on() {
 }
 
 #[test]
-fn with_tls_the_ssl_request_goes_first_and_the_node_sends_nothing_before_the_handshake() {
+fn with_tls_the_ssl_request_is_sent_first_and_earlier_bytes_of_the_node_are_invalid() {
     let offered = Server::TiDb.capabilities(true);
     let login = login_awaiting_answer(NodeTls::Required, &response(CLIENT, b"hash", PLUGIN));
     assert!(login.is_full(&frame(3, FULL)));
-    let attempt = login.failover_attempt().expect("the client can answer another greeting");
+    let attempt = login.failover_attempt().expect("the client can authenticate at another node");
     let (mut with_tls, mut without_tls, mut too_early) = (attempt.clone(), attempt.clone(), attempt);
     assert_eq!(
         with_tls.receive(&greeting_packet(offered)),
@@ -72,12 +72,12 @@ fn with_tls_the_ssl_request_goes_first_and_the_node_sends_nothing_before_the_han
     );
     assert_eq!(with_tls.clone().receive(b"x"), FailoverAction::Invalid);
     assert_eq!(with_tls.on_tls_established()[3], 2);
-    assert_eq!(without_tls.receive(&greeting_packet(plain_offer())), FailoverAction::MissingCapability, "no TLS there");
+    assert_eq!(without_tls.receive(&greeting_packet(plain_offer())), FailoverAction::MissingCapability, "no TLS");
     assert_eq!(too_early.receive(&[greeting_packet(offered), frame(1, b"\xfe")].concat()), FailoverAction::Invalid);
 }
 
 #[test]
-fn each_reason_why_a_node_cannot_take_the_login_is_distinguished() {
+fn failover_attempt_reports_why_a_node_cannot_take_the_login() {
     let to_greeting = |bytes: &[u8]| attempt().receive(bytes);
     assert_eq!(to_greeting(&frame(0, b"\xff\x10\x04Too many connections")), FailoverAction::Full);
     assert_eq!(to_greeting(&frame(0, b"\xff\x1d\x04Server shutdown in progress")), FailoverAction::Error);
@@ -97,16 +97,16 @@ fn each_reason_why_a_node_cannot_take_the_login_is_distinguished() {
 }
 
 #[test]
-fn only_the_first_answer_to_the_login_says_that_a_node_is_full() {
+fn node_is_full_only_if_its_first_answer_says_so() {
     let mut login = plain();
     assert!(!login.is_full(&frame(2, b"\xff\x15\x04#28000Access denied")));
-    assert!(!login.is_full(&frame(2, FULL)[..9]), "not all of it is there");
+    assert!(!login.is_full(&frame(2, FULL)[..9]), "the packet is incomplete");
     login.on_node_bytes(&frame(2, &switch(PLUGIN, OTHER_SALT)), &mut Output::default());
-    assert!(!login.is_full(&frame(3, FULL)), "the client already knows the salt of that node");
+    assert!(!login.is_full(&frame(3, FULL)), "the client has already authenticated with that node's salt");
 }
 
 #[test]
-fn a_client_without_plugins_cannot_answer_another_greeting() {
+fn login_of_a_client_without_plugins_cannot_continue_at_another_node() {
     let claimed = CLIENT.without(Capabilities::CONNECT_ATTRS);
     for claimed in [claimed.without(Capabilities::PLUGIN_AUTH), claimed] {
         let response = [&head(claimed)[..], b"root\0\x04hash"].concat();

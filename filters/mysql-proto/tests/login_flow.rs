@@ -1,4 +1,4 @@
-//! Whole logins: the four combinations of TLS with each way in which a password comes to a server.
+//! Complete logins: all combinations of TLS with all ways to authenticate.
 
 mod login_parties;
 
@@ -7,10 +7,10 @@ use mysql_proto::capability::Capabilities;
 use mysql_proto::error::ProxyError;
 use mysql_proto::login::{ClientTls, Compression, NodeTls, Progress, Rules};
 
-/// Makes `Account` and, so that none is forgotten, the list of all.
+/// Defines `Account` and the list of all its variants.
 macro_rules! accounts {
     ($($name:ident,)*) => {
-        /// How the account's password is checked.
+        /// How the account authenticates.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         enum Account {
             $($name,)*
@@ -42,7 +42,7 @@ accounts! {
 use Account::*;
 
 impl Account {
-    /// Whether a client with TLS sends the password, or would, as it is.
+    /// Whether a client with TLS sends the password in clear text.
     fn exposes(self) -> bool {
         !matches!(self, Native | NativeAfterSwitch | OldAfterSwitch | Sha2Known | Ed25519 | Parsec)
     }
@@ -57,7 +57,7 @@ struct Case {
     piece: usize,
 }
 
-/// A client asks for a key, if it has none, and sends its password; the node must get what it can use.
+/// The client requests the key, unless it has one, and sends its password. Checks what the node gets.
 fn password_step(exchange: &mut LoginExchange, case: &Case, request: u8, key_at_hand: bool, salt: &[u8]) {
     if case.client_tls {
         assert_eq!(exchange.send_client_packet(PASSWORD), Progress::More);
@@ -78,7 +78,7 @@ fn password_step(exchange: &mut LoginExchange, case: &Case, request: u8, key_at_
     assert_eq!(exchange.receive_as_node(), expected);
 }
 
-/// Sends the response and lets the node hear it, unchanged but for its capabilities.
+/// Sends the response, and checks that the node gets it with only its capabilities changed.
 fn respond(exchange: &mut LoginExchange, case: &Case, claimed: Capabilities, auth: &[u8], plugin: &str) {
     let payload = response(claimed, auth, plugin);
     assert_eq!(exchange.send_client_packet(&payload), Progress::More);
@@ -110,15 +110,15 @@ fn run(case: &Case) {
     if case.client_tls {
         claimed = claimed.with(Capabilities::SSL);
     }
-    let error_packet = case.account.exposes() && case.client_tls && !case.node_tls && !case.allowed;
+    let is_rejected = case.account.exposes() && case.client_tls && !case.node_tls && !case.allowed;
     let hash = &[7; 32];
-    let ends = |exchange: &mut LoginExchange, progress: Progress| {
-        if error_packet {
+    let check_rejection = |exchange: &mut LoginExchange, progress: Progress| {
+        if is_rejected {
             exchange.expect_rejection(progress, ProxyError::ClearTextPassword, true);
         } else {
             assert_eq!(progress, Progress::More);
         }
-        error_packet
+        is_rejected
     };
     match case.account {
         Native => respond(&mut exchange, case, claimed, &hash[..20], default),
@@ -140,7 +140,7 @@ fn run(case: &Case) {
         Sha2 | Sha2KeyAtHand => {
             respond(&mut exchange, case, claimed, hash, default);
             let progress = exchange.send_node_packet(&[1, 4]);
-            if ends(&mut exchange, progress) {
+            if check_rejection(&mut exchange, progress) {
                 return;
             }
             assert_eq!(exchange.receive_as_client(), [1, 4]);
@@ -154,7 +154,7 @@ fn run(case: &Case) {
             assert_eq!(exchange.send_client_packet(hash), Progress::More);
             assert_eq!(exchange.receive_as_node(), hash);
             let progress = exchange.send_node_packet(&[1, 4]);
-            if ends(&mut exchange, progress) {
+            if check_rejection(&mut exchange, progress) {
                 return;
             }
             assert_eq!(exchange.receive_as_client(), [1, 4]);
@@ -168,7 +168,7 @@ fn run(case: &Case) {
             };
             let payload = response(claimed, &auth, default);
             let progress = exchange.send_client_packet(&payload);
-            if ends(&mut exchange, progress) {
+            if check_rejection(&mut exchange, progress) {
                 return;
             }
             if case.client_tls || !case.node_tls {
@@ -195,7 +195,7 @@ fn run(case: &Case) {
                 _ => switch("dialog", b"\x04Password: "),
             };
             let progress = exchange.send_node_packet(&packet);
-            if ends(&mut exchange, progress) {
+            if check_rejection(&mut exchange, progress) {
                 return;
             }
             assert_eq!(exchange.receive_as_client(), packet);
@@ -206,7 +206,7 @@ fn run(case: &Case) {
                 assert_eq!(exchange.receive_as_node(), PASSWORD);
             }
             if case.account == DialogAfterSwitch {
-                // MariaDB sends what cannot be mistaken without the 01 in front.
+                // MariaDB leaves out the 01 in front of data that cannot be mistaken for another packet.
                 assert_eq!(exchange.send_node_packet(b"\x05PIN: "), Progress::More);
                 assert_eq!(exchange.receive_as_client(), b"\x05PIN: ");
                 assert_eq!(exchange.send_client_packet(b"1234\0"), Progress::More);
@@ -216,7 +216,7 @@ fn run(case: &Case) {
         ClearAtOnce => {
             let payload = response(claimed, PASSWORD, "mysql_clear_password");
             let progress = exchange.send_client_packet(&payload);
-            if ends(&mut exchange, progress) {
+            if check_rejection(&mut exchange, progress) {
                 return;
             }
             check_response(&mut exchange, case, &payload);
@@ -244,7 +244,7 @@ fn finish(exchange: &mut LoginExchange, case: &Case, claimed: Capabilities) {
     let ok = bytes.len();
     bytes.extend(b"the session's");
     let (taken, progress) = exchange.send_node_bytes(&bytes);
-    assert_eq!(taken, ok, "not a byte of the session is taken");
+    assert_eq!(taken, ok, "no byte of the session is taken");
     let Progress::Established(agreed) = progress else {
         panic!("{progress:?}");
     };
@@ -259,7 +259,7 @@ fn finish(exchange: &mut LoginExchange, case: &Case, claimed: Capabilities) {
 }
 
 #[test]
-fn every_account_over_every_pair_of_links() {
+fn every_account_logs_in_over_every_combination_of_tls() {
     for server in Server::ALL {
         for &account in ACCOUNTS {
             for bits in 0..8 {
@@ -284,7 +284,7 @@ fn every_account_over_every_pair_of_links() {
 }
 
 #[test]
-fn the_greeting_offers_what_the_client_may_use() {
+fn greeting_to_the_client_offers_tls_and_compression_by_the_rules() {
     for server in Server::ALL {
         for node_tls in [false, true] {
             for client_tls in [ClientTls::Disabled, ClientTls::Optional, ClientTls::Required] {
@@ -295,7 +295,7 @@ fn the_greeting_offers_what_the_client_may_use() {
                     exchange.send_node_packet(&greeting);
                     let trace = exchange.receive_as_client();
                     let mut expected = server.capabilities(client_tls != ClientTls::Disabled);
-                    // Compressed, a change of user could expose a password unseen.
+                    // In a compressed session, a change of user could expose a password unnoticed.
                     let exposable = client_tls != ClientTls::Disabled && !node_tls;
                     if exposable || compression == Compression::Off {
                         expected = expected.without(Capabilities::COMPRESS).without(Capabilities::ZSTD_COMPRESSION);
@@ -311,7 +311,7 @@ fn the_greeting_offers_what_the_client_may_use() {
 }
 
 #[test]
-fn compression_that_was_offered_reaches_the_node() {
+fn offered_compression_is_passed_to_the_node() {
     let both = Capabilities::COMPRESS.with(Capabilities::ZSTD_COMPRESSION);
     for asked in [Capabilities::COMPRESS, Capabilities::ZSTD_COMPRESSION, both, Capabilities(0)] {
         let mut exchange = LoginExchange::new(Rules { compression: Compression::Passthrough, ..RULES }, 5);
@@ -329,8 +329,8 @@ fn compression_that_was_offered_reaches_the_node() {
 }
 
 #[test]
-fn the_ssl_request_is_the_clients_own() {
-    // Inside TLS some drivers claim less; servers go by the request.
+fn node_gets_the_capabilities_of_the_clients_ssl_request() {
+    // Some drivers announce fewer capabilities inside TLS; servers use those of the SSLRequest.
     let claimed = CLIENT.with(Capabilities::SSL);
     let mut inside = response(CLIENT, b"", "mysql_native_password");
     inside[8] = 33;
@@ -347,7 +347,7 @@ fn the_ssl_request_is_the_clients_own() {
 }
 
 #[test]
-fn mariadb_capabilities_that_cannot_be_followed_are_agreed_by_nobody() {
+fn unsupported_mariadb_capabilities_are_removed_on_both_sides() {
     let claimed = CLIENT.without(Capabilities(1));
     let mut exchange = LoginExchange::new(RULES, 4096);
     let greeting = Server::MariaDb.greeting(true, "");
@@ -363,7 +363,7 @@ fn mariadb_capabilities_that_cannot_be_followed_are_agreed_by_nobody() {
 }
 
 #[test]
-fn what_follows_an_ssl_request_is_left() {
+fn bytes_after_an_ssl_request_are_not_taken() {
     for piece in [1, 2, 35, 36, 37, 4096] {
         let mut exchange = LoginExchange::new(RULES, piece);
         exchange.send_node_packet(&Server::TiDb.greeting(true, ""));
@@ -376,7 +376,7 @@ fn what_follows_an_ssl_request_is_left() {
 }
 
 #[test]
-fn node_tls_follows_its_mode() {
+fn node_connection_uses_tls_according_to_its_mode() {
     for (mode, offered, used) in [
         (NodeTls::Disabled, true, false),
         (NodeTls::Disabled, false, false),
@@ -393,7 +393,7 @@ fn node_tls_follows_its_mode() {
 }
 
 #[test]
-fn a_client_without_plugins_logs_in() {
+fn client_without_plugins_logs_in() {
     let claimed = CLIENT.without(Capabilities::PLUGIN_AUTH).without(Capabilities::CONNECT_ATTRS);
     for node_tls in [false, true] {
         let mut exchange = LoginExchange::new(RULES, 9);
@@ -407,7 +407,7 @@ fn a_client_without_plugins_logs_in() {
 }
 
 #[test]
-fn a_short_greeting_is_passed_on() {
+fn short_greeting_is_passed_on() {
     let payload = b"\x0a5.0\0\x07\0\0\0abcdefgh\0\x01\x82";
     let mut exchange = LoginExchange::new(RULES, 1);
     assert_eq!(exchange.send_node_packet(payload), Progress::More);
@@ -415,7 +415,7 @@ fn a_short_greeting_is_passed_on() {
 }
 
 #[test]
-fn a_recorded_greeting_of_mariadb_is_edited_in_three_places() {
+fn recorded_greeting_of_mariadb_is_edited_in_three_bytes() {
     // MariaDB 10.11.19 of Debian 12.
     let mut payload = b"\x0a5.5.5-10.11.19-MariaDB-0+deb12u1\0\x11\0\0\0\x39\x60\x5b\x26\x4a\x25\x76\x48\0".to_vec();
     payload.extend(b"\xfe\xf7\x08\x02\x00\xff\x81\x15\0\0\0\0\0\0\x1d\0\0\0");
@@ -425,6 +425,7 @@ fn a_recorded_greeting_of_mariadb_is_edited_in_three_places() {
     exchange.send_node_packet(&payload);
     let changed: Vec<(usize, u8)> =
         exchange.receive_as_client().into_iter().enumerate().filter(|&(at, byte)| byte != payload[at]).collect();
-    // TLS, offered to clients though the node has none; no zlib; nothing that changes how results are framed.
+    // Changed: TLS is offered to clients although the node has none; no zlib; no capabilities that change the framing
+    // of results.
     assert_eq!(changed, [(0x2f, 0xde), (0x30, 0xff), (0x3d, 0x0c)]);
 }

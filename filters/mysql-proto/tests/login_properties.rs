@@ -1,4 +1,4 @@
-//! What holds for every login, however its bytes come and whatever they are.
+//! Properties of every login, however its bytes are split and whatever they are.
 
 mod login_parties;
 
@@ -7,14 +7,14 @@ use mysql_proto::capability::Capabilities;
 use mysql_proto::login::{ClientTls, Compression, FirstPacket, Login, NodeTls, Output, Progress, Rules, first_packet};
 use proptest::prelude::*;
 
-/// Bytes of one side: of the client, or of the node.
+/// Bytes of the client or of the node.
 #[derive(Debug, Clone)]
 struct ScriptedPacket {
     client: bool,
     bytes: Vec<u8>,
 }
 
-/// What a login made of what was said.
+/// The outcome of a login.
 #[derive(Debug, Default, PartialEq)]
 struct LoginTrace {
     to_client: Vec<u8>,
@@ -24,7 +24,7 @@ struct LoginTrace {
     taken: Vec<usize>,
 }
 
-/// Plays `script`, each entry cut as `cut` says: it gets the bytes that are left and says how many come next.
+/// Plays `script`. `cut` gets the number of bytes left in an entry and returns how many to pass next.
 fn play(rules: Rules, script: &[ScriptedPacket], mut cut: impl FnMut(usize) -> usize) -> LoginTrace {
     let mut login = Login::new(rules);
     let mut trace = LoginTrace::default();
@@ -38,7 +38,7 @@ fn play(rules: Rules, script: &[ScriptedPacket], mut cut: impl FnMut(usize) -> u
             } else {
                 login.on_node_bytes(&rest[..count], &mut out)
             };
-            assert!(taken <= count, "no more is taken than came");
+            assert!(taken <= count, "takes at most the bytes that it gets");
             rest = &rest[taken..];
             if packets.client {
                 trace.to_node.extend(out.onward.iter());
@@ -59,7 +59,7 @@ fn play(rules: Rules, script: &[ScriptedPacket], mut cut: impl FnMut(usize) -> u
                     }
                 }
                 Progress::StartClientTls => {
-                    // What follows is decrypted, here by doing nothing.
+                    // The following bytes are "decrypted" as they are.
                     trace.progress.push(progress);
                     if rest.is_empty() {
                         break;
@@ -76,7 +76,7 @@ fn play(rules: Rules, script: &[ScriptedPacket], mut cut: impl FnMut(usize) -> u
     trace
 }
 
-/// A login that goes well, or as the rules have it: the client's TLS, the node's, and the plugin are chosen.
+/// A login with the given TLS and plugin that succeeds, unless the rules reject it.
 fn script(server: Server, client_tls: bool, node_tls: bool, plugin: usize) -> Vec<ScriptedPacket> {
     let plugin =
         ["mysql_native_password", "caching_sha2_password", "sha256_password", "mysql_clear_password", "parsec"][plugin];
@@ -90,14 +90,14 @@ fn script(server: Server, client_tls: bool, node_tls: bool, plugin: usize) -> Ve
         first = frame(1, &head(claimed));
         client_next = 2;
     }
-    let asks = plugin == "sha256_password" && !client_tls;
-    first.extend(frame(client_next, &response(claimed, if asks { &[1] } else { &[7; 20] }, plugin)));
+    let requests_key = plugin == "sha256_password" && !client_tls;
+    first.extend(frame(client_next, &response(claimed, if requests_key { &[1] } else { &[7; 20] }, plugin)));
     client_next += 1;
     script.push(ScriptedPacket { client: true, bytes: first });
     let client = |script: &mut Vec<ScriptedPacket>, payload: &[u8], at: u8| {
         script.push(ScriptedPacket { client: true, bytes: frame(at, payload) });
     };
-    if asks && node_tls {
+    if requests_key && node_tls {
         client(&mut script, &hidden(SALT), client_next + 1);
         client_next += 2;
     }
@@ -151,7 +151,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn any_cut_gives_the_same(
+    fn login_does_not_depend_on_splitting(
         rules in rules(),
         script in scripts(),
         cuts in prop::collection::vec(1..60usize, 1..40),
@@ -163,7 +163,7 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_byte_gives_the_same_in_any_cut_and_never_panics(
+    fn damaged_login_does_not_panic_or_depend_on_splitting(
         rules in rules(),
         mut script in scripts(),
         at: prop::sample::Index,
@@ -178,7 +178,7 @@ proptest! {
     }
 
     #[test]
-    fn arbitrary_bytes_end_in_nothing_worse_than_a_refusal(
+    fn arbitrary_bytes_do_not_panic_or_depend_on_splitting(
         rules in rules(),
         greeted: bool,
         mut script in prop::collection::vec(scripted_packet(), 0..12),
@@ -191,7 +191,7 @@ proptest! {
     }
 
     #[test]
-    fn a_first_packet_never_changes_its_mind(
+    fn classification_of_a_first_packet_is_final(
         bytes in prop_oneof![
             prop::collection::vec(any::<u8>(), 0..40),
             scripted_packet().prop_map(|packets| packets.bytes),
@@ -206,17 +206,17 @@ proptest! {
     }
 }
 
-/// When a node, or somebody in its place, sends what no TLS protects.
+/// When a node, or an attacker in its place, sends bytes that TLS does not protect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EarlyDataTiming {
-    /// Before the client's response is known.
+    /// Before the client's response.
     BehindGreeting,
-    /// Between that and the start of TLS.
+    /// Between the client's response and the start of TLS.
     BehindResponse,
 }
 
-/// Plays a login up to the moment at which TLS with the node would begin, with `early` sent before; `piece`: bytes at a time.
-/// What the client has got, and how it ended.
+/// Plays a login up to the start of TLS with the node, with `early` sent before; `piece`: bytes at a time. Returns the
+/// client's bytes, and how the login ended.
 fn play_early(
     rules: Rules,
     script: &[ScriptedPacket],
@@ -226,7 +226,7 @@ fn play_early(
 ) -> (Vec<u8>, Option<Progress>) {
     let mut login = Login::new(rules);
     let mut to_client = Vec::new();
-    let mut say = |login: &mut Login, client: bool, mut bytes: &[u8]| {
+    let mut send = |login: &mut Login, client: bool, mut bytes: &[u8]| {
         while !bytes.is_empty() {
             let mut out = Output::default();
             let part = &bytes[..piece.min(bytes.len())];
@@ -245,33 +245,33 @@ fn play_early(
     };
     let mut end = None;
     for packets in script.iter().take_while(|packets| packets.client || packets.bytes[3] == 0) {
-        end = end.or_else(|| say(&mut login, packets.client, &packets.bytes));
+        end = end.or_else(|| send(&mut login, packets.client, &packets.bytes));
         if !packets.client && when == EarlyDataTiming::BehindGreeting {
-            end = end.or_else(|| say(&mut login, false, early));
+            end = end.or_else(|| send(&mut login, false, early));
         }
         if login.node_ssl_request().is_some() {
             break;
         }
     }
     if when == EarlyDataTiming::BehindResponse {
-        end = end.or_else(|| say(&mut login, false, early));
+        end = end.or_else(|| send(&mut login, false, early));
     }
-    assert!(end.is_some() || login.node_ssl_request().is_some(), "it did not come to TLS");
+    assert!(end.is_some() || login.node_ssl_request().is_some(), "the login ended before TLS");
     (to_client, end)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
-    /// Else it would be joined with what TLS has decrypted, and be believed as that is.
+    /// Otherwise the bytes would be joined with those that TLS decrypted, and trusted like them.
     #[test]
-    fn what_a_node_sends_before_tls_ends_the_login(
+    fn bytes_of_the_node_before_tls_end_the_login(
         server in prop::sample::select(Server::ALL.to_vec()),
         client_tls: bool,
         plugin in 0..5usize,
         early in prop_oneof![
             prop::collection::vec(any::<u8>(), 1..80),
-            // The beginning of a switch to a plugin with which the client tells its password.
+            // The beginning of a switch to a plugin with which the client sends its password.
             (1..26usize).prop_map(|length| frame(2, b"\xfemysql_clear_password\0")[..length].to_vec()),
             (any::<u8>(), 0..4u8).prop_map(|(first, sequence)| frame(sequence, &[first, 1, 2, 3])),
         ],
@@ -285,19 +285,19 @@ proptest! {
         let (to_client, end) = play_early(rules, &script, &early, when, piece);
         match end {
             Some(Progress::Rejected(_)) => {}
-            // Errors may come at any time before the client's response; they end the login, too.
+            // An error may come at any time before the client's response. It also ends the login.
             Some(Progress::Denied(_)) => prop_assert!(when == EarlyDataTiming::BehindGreeting && early[4] == 0xff),
-            _ => prop_assert!(false, "it went on: {end:?}"),
+            _ => prop_assert!(false, "the login continued: {end:?}"),
         }
-        // The greeting, the key for its password if it has asked for that, and an error.
+        // The client gets the greeting, the key if it requested one, and an error.
         let common = honest.len().min(to_client.len());
         let rest = to_client.strip_prefix(&honest[..]).or_else(|| to_client.get(common.min(greeting_length(&honest))..));
         prop_assert!(rest.is_some_and(|rest| rest.get(4) == Some(&0xff)), "{to_client:?}");
     }
 
-    /// What stands behind an SSLRequest is left for TLS to read, whatever it is.
+    /// Bytes after an SSLRequest are left for TLS, whatever they are.
     #[test]
-    fn nothing_behind_a_clients_request_for_tls_is_read_as_its_login(
+    fn bytes_after_an_ssl_request_are_not_read_as_a_login(
         server in prop::sample::select(Server::ALL.to_vec()),
         node_tls: bool,
         plugin in 0..5usize,
@@ -320,7 +320,7 @@ proptest! {
         }
         prop_assert_eq!((all, progress), (request.len(), Progress::StartClientTls));
         prop_assert!(out.onward.is_empty() && out.back.is_empty());
-        // What TLS gives is all that counts.
+        // Only the bytes that TLS decrypts count.
         let mut honest = Login::new(rules);
         honest.on_node_bytes(&greeting.bytes, &mut Output::default());
         honest.on_client_bytes(request, &TestKey, &mut Output::default());
@@ -330,14 +330,14 @@ proptest! {
     }
 }
 
-/// Bytes of the first packet.
+/// Length of the first packet, header included.
 fn greeting_length(bytes: &[u8]) -> usize {
     4 + usize::from(bytes[0]) + 256 * usize::from(bytes[1])
 }
 
-/// The scripts above reach their ends: else the properties would say nothing about them.
+/// Checks that the scripts reach their ends. Otherwise the properties would prove nothing.
 #[test]
-fn the_scripts_are_whole_logins() {
+fn scripts_are_complete_logins() {
     for server in Server::ALL {
         for client_tls in [false, true] {
             for node_tls in [false, true] {
@@ -345,7 +345,7 @@ fn the_scripts_are_whole_logins() {
                     let rules = Rules { allow_cleartext_backend: true, ..RULES };
                     let script = script(server, client_tls, node_tls, plugin);
                     let trace = play(rules, &script, |left| left);
-                    // Without TLS on both sides MySQL's server would give its key, which the script leaves out.
+                    // Without TLS on both sides MySQL's server would send its key, which the script leaves out.
                     let last = trace.progress.last();
                     let plain = !client_tls && !node_tls && plugin == 1;
                     assert!(

@@ -1,4 +1,4 @@
-//! Logins that end badly: who is told what, with which number, and how much was taken.
+//! Logins that fail: the error, its sequence number, and how many bytes are taken.
 
 mod login_parties;
 
@@ -10,7 +10,7 @@ use mysql_proto::packet::Header;
 
 const PLUGIN: &str = "mysql_native_password";
 
-/// A login of which the client heard the greeting.
+/// A login whose client got the greeting.
 fn greeted(rules: Rules, piece: usize) -> LoginExchange {
     let mut exchange = LoginExchange::new(rules, piece);
     exchange.start(&Server::TiDb.greeting(true, PLUGIN), false, CLIENT);
@@ -22,7 +22,7 @@ fn header(length: usize, sequence: u8) -> [u8; 4] {
 }
 
 #[test]
-fn what_is_no_login_is_refused() {
+fn first_packets_other_than_a_login_are_rejected() {
     let good = response(CLIENT, b"", PLUGIN);
     let ssl = head(CLIENT.with(Capabilities::SSL));
     let old = CLIENT.without(Capabilities::PROTOCOL_41);
@@ -52,7 +52,7 @@ fn what_is_no_login_is_refused() {
             assert_eq!(exchange.send_node_bytes(b"more"), (0, progress));
         }
     }
-    // TLS that was not offered, or twice.
+    // TLS that was not offered, or a second SSLRequest.
     let disabled = Rules { client_tls: ClientTls::Disabled, ..RULES };
     let mut exchange = greeted(disabled, 4096);
     let progress = exchange.send_client_packet(&ssl);
@@ -64,13 +64,13 @@ fn what_is_no_login_is_refused() {
 }
 
 #[test]
-fn the_largest_response_is_taken_and_one_byte_more_is_not() {
+fn response_of_1_mib_is_accepted_and_a_larger_one_rejected() {
     let mut payload = response(CLIENT.without(Capabilities::CONNECT_ATTRS), b"", PLUGIN);
     payload.resize(1024 * 1024, 0);
     let mut exchange = greeted(RULES, usize::MAX);
     assert_eq!(exchange.send_client_packet(&payload), Progress::More);
     assert_eq!(exchange.receive_as_node().len(), payload.len());
-    // Refused by its header, before any of it is waited for; also behind TLS, where the dialect is known.
+    // Rejected by the header alone, before the payload arrives; also with TLS, where the protocol is known.
     let mut exchange = greeted(RULES, usize::MAX);
     exchange.send_client_packet(&head(CLIENT.with(Capabilities::SSL)));
     let (taken, progress) = exchange.send_client_bytes(&header(1024 * 1024 + 1, 2));
@@ -80,7 +80,7 @@ fn the_largest_response_is_taken_and_one_byte_more_is_not() {
 }
 
 #[test]
-fn tls_is_required_of_all_who_came_without() {
+fn clients_without_tls_are_rejected_if_tls_is_required() {
     let rules = Rules { client_tls: ClientTls::Required, ..RULES };
     for claimed in [CLIENT, CLIENT.with(Capabilities::SSL)] {
         let mut exchange = greeted(rules, 5);
@@ -93,21 +93,21 @@ fn tls_is_required_of_all_who_came_without() {
     assert_eq!(exchange.send_client_packet(&response(ssl, &[7; 20], PLUGIN)), Progress::More);
 }
 
-/// Who asks for it may go by that alone, as PHP's mysqlnd does: it compresses from the OK on, and waits for ever.
+/// Clients such as PHP's mysqlnd rely on their own request: they compress after the OK packet, and would wait for ever.
 #[test]
-fn compression_that_was_not_offered_is_refused() {
+fn compression_that_was_not_offered_is_rejected() {
     let both = Capabilities::COMPRESS.with(Capabilities::ZSTD_COMPRESSION);
     let passed = Rules { compression: Compression::Passthrough, ..RULES };
     let all = Server::TiDb.capabilities(true);
     for (rules, node, offered) in [
         (RULES, all, Capabilities(0)),
-        // A change of user could tell a password, unseen.
+        // A change of user could expose a password unnoticed.
         (passed, all.without(Capabilities::SSL), Capabilities(0)),
         (passed, all.without(both), Capabilities(0)),
         (passed, all.without(Capabilities::ZSTD_COMPRESSION), Capabilities::COMPRESS),
     ] {
         for asked in [Capabilities::COMPRESS, Capabilities::ZSTD_COMPRESSION, both] {
-            // Without TLS; with it; with it, and asked for only inside.
+            // Without TLS; with TLS; with TLS, and requested only in the response.
             for (tls, outside, inside) in [(false, asked, asked), (true, asked, asked), (true, Capabilities(0), asked)]
             {
                 let mut exchange = LoginExchange::new(rules, 4096);
@@ -125,19 +125,19 @@ fn compression_that_was_not_offered_is_refused() {
 }
 
 #[test]
-fn whose_turn_it_is_is_known() {
+fn login_knows_whether_it_awaits_the_client() {
     let mut exchange = LoginExchange::new(RULES, 4096);
-    assert!(!exchange.login.awaits_client(), "the greeting is awaited");
+    assert!(!exchange.login.awaits_client(), "the greeting is still awaited");
     exchange.start(&Server::TiDb.greeting(true, PLUGIN), false, CLIENT);
     assert!(exchange.login.awaits_client());
-    // What the node has begun to say it owes the rest of.
+    // A node that has begun a packet must send its rest.
     exchange.send_node_bytes(b"\x05");
     assert!(!exchange.login.awaits_client());
     let mut exchange = greeted(RULES, 4096);
     let ssl = frame(1, &head(CLIENT.with(Capabilities::SSL)));
     for piece in [&ssl[..20], &ssl[20..]] {
         exchange.send_client_bytes(piece);
-        assert!(exchange.login.awaits_client(), "half of it, or TLS and the response behind it");
+        assert!(exchange.login.awaits_client(), "the rest of the SSLRequest, or TLS and the response");
     }
     exchange.client_next = 2;
     let first = frame(2, &response(CLIENT, &[7; 32], "caching_sha2_password"));
@@ -148,16 +148,16 @@ fn whose_turn_it_is_is_known() {
     exchange.receive_as_node();
     exchange.send_node_packet(&[1, 4]);
     assert!(exchange.login.awaits_client());
-    // A response that waits for the password: the node knows nothing of it.
+    // A held response that waits for the password: the node does not know of it.
     let mut exchange = greeted(RULES, 4096);
     assert_eq!(exchange.send_client_packet(&response(CLIENT, &[1], "sha256_password")), Progress::More);
     assert!(exchange.login.awaits_client());
     exchange.send_node_packet(b"\xff\x10\x04Too many connections");
-    assert!(!exchange.login.awaits_client(), "it is over");
+    assert!(!exchange.login.awaits_client(), "the login has ended");
 }
 
 #[test]
-fn a_client_may_not_talk_out_of_turn() {
+fn packets_of_a_client_out_of_turn_are_rejected() {
     let first = frame(1, &response(CLIENT, &[7; 20], PLUGIN));
     for sequence in [0, 2, 3] {
         let both = [first.clone(), frame(sequence, b"\x03select 1")].concat();
@@ -168,7 +168,7 @@ fn a_client_may_not_talk_out_of_turn() {
             assert_eq!(exchange.to_client, ProxyError::BadPacket.packet(2, true));
         }
     }
-    // Nor before the greeting: a port scanner, or another protocol.
+    // Nor before the greeting, like a port scanner or a client of another protocol.
     let mut exchange = LoginExchange::new(RULES, 1);
     let (taken, progress) = exchange.send_client_bytes(b"EHLO example\r\n");
     assert_eq!(taken, 0);
@@ -176,7 +176,7 @@ fn a_client_may_not_talk_out_of_turn() {
 }
 
 #[test]
-fn what_is_no_node_is_refused() {
+fn invalid_greetings_and_early_packets_of_a_node_are_rejected() {
     let greeting = Server::MySql.greeting(true, PLUGIN);
     for bytes in [
         frame(0, b"\x09old"),
@@ -196,7 +196,7 @@ fn what_is_no_node_is_refused() {
     let mut exchange = LoginExchange::new(required, 4096);
     let progress = exchange.send_node_packet(&Server::MySql.greeting(false, PLUGIN));
     exchange.expect_rejection(progress, ProxyError::NodeWithoutTls, false);
-    // Too early.
+    // An OK packet before the client's response.
     for (node_tls, why) in
         [(NodeTls::Disabled, ProxyError::NodeProtocol), (NodeTls::Preferred, ProxyError::NodeTlsFailed)]
     {
@@ -207,7 +207,7 @@ fn what_is_no_node_is_refused() {
 }
 
 #[test]
-fn what_a_node_may_not_say_during_the_login() {
+fn invalid_packets_of_a_node_during_the_login_are_rejected() {
     for (plugin, payload, number) in [
         (PLUGIN, &b"\x02"[..], 2),
         (PLUGIN, b"\xfb", 2),
@@ -221,7 +221,7 @@ fn what_a_node_may_not_say_during_the_login() {
         let (_, progress) = exchange.send_node_bytes(&frame(number, payload));
         exchange.expect_rejection(progress, ProxyError::NodeProtocol, true);
     }
-    // While it waits for a response that waits for a password.
+    // While the proxy holds a response that waits for a password.
     let mut exchange = greeted(RULES, 4096);
     assert_eq!(exchange.send_client_packet(&response(CLIENT, &[1], "sha256_password")), Progress::More);
     exchange.receive_as_client();
@@ -230,16 +230,16 @@ fn what_a_node_may_not_say_during_the_login() {
 }
 
 #[test]
-fn an_error_of_the_node_comes_through_at_any_time() {
+fn error_of_the_node_reaches_the_client_at_any_time() {
     let with = b"\xff\x15\x04#28000Access denied";
     let without = b"\xff\x10\x04Too many connections";
-    // Instead of the greeting.
+    // In place of the greeting.
     let mut exchange = LoginExchange::new(RULES, 2);
     let mut bytes = frame(0, without);
     bytes.push(0x55);
     assert_eq!(exchange.send_node_bytes(&bytes), (bytes.len() - 1, Progress::Denied(1040)));
     assert_eq!(exchange.receive_as_client(), without);
-    // Behind it, before the client has said a word, or in the middle of one.
+    // After the greeting, before or within the client's first packet.
     for (begun, number) in [(0, 1), (1, 2), (5, 2)] {
         let mut exchange = greeted(RULES, 2);
         exchange.send_client_bytes(&frame(1, &response(CLIENT, b"", PLUGIN))[..begun]);
@@ -247,7 +247,7 @@ fn an_error_of_the_node_comes_through_at_any_time() {
         exchange.client_next = number;
         assert_eq!(exchange.receive_as_client(), without);
     }
-    // In answer, over links that count differently, even where the node miscounts.
+    // As the answer to the response, with different sequence numbers on both sides and a wrong number from the node.
     for (client_tls, node_tls) in [(false, false), (false, true), (true, false), (true, true)] {
         for wrong in [0, 9] {
             let mut exchange = LoginExchange::new(RULES, 2);
@@ -262,7 +262,7 @@ fn an_error_of_the_node_comes_through_at_any_time() {
 }
 
 #[test]
-fn a_password_for_another_key_is_refused() {
+fn password_for_another_key_or_salt_is_rejected() {
     let other_salt = hidden(OTHER_SALT);
     for encrypted in [&[0x33; 256][..], &other_salt, b"open sesame\0"] {
         for asks in [false, true] {
@@ -282,7 +282,7 @@ fn a_password_for_another_key_is_refused() {
         let progress = exchange.send_client_packet(&response(CLIENT, encrypted, "sha256_password"));
         exchange.expect_rejection(progress, ProxyError::PasswordUnreadable, true);
     }
-    // The key is given once.
+    // The client may request the key only once.
     let mut exchange = greeted(RULES, 100);
     exchange.send_client_packet(&response(CLIENT, &[1], "sha256_password"));
     exchange.receive_as_client();
@@ -291,7 +291,7 @@ fn a_password_for_another_key_is_refused() {
 }
 
 #[test]
-fn a_refusal_of_the_caller_fits_where_the_login_stands() {
+fn error_packet_of_the_caller_fits_the_progress_of_the_login() {
     let why = ProxyError::LoginTooSlow;
     let mut exchange = LoginExchange::new(RULES, 4096);
     assert_eq!(exchange.login.error_packet(why), why.packet(0, false));
@@ -316,7 +316,7 @@ fn a_refusal_of_the_caller_fits_where_the_login_stands() {
 }
 
 #[test]
-fn a_first_packet_is_told_as_soon_as_it_can_be() {
+fn first_packet_is_classified_once_enough_bytes_are_there() {
     let greeting = frame(0, &Server::MariaDb.greeting(true, PLUGIN));
     for end in 0..greeting.len() {
         assert_eq!(first_packet(&greeting[..end]), FirstPacket::Incomplete, "{end}");
@@ -352,7 +352,7 @@ fn a_first_packet_is_told_as_soon_as_it_can_be() {
 }
 
 #[test]
-fn a_client_that_was_told_to_wait_has_to() {
+fn client_packet_after_fast_authentication_is_rejected() {
     let mut exchange = greeted(RULES, 4096);
     exchange.send_client_packet(&response(CLIENT, &[7; 32], "caching_sha2_password"));
     exchange.receive_as_node();
@@ -364,7 +364,7 @@ fn a_client_that_was_told_to_wait_has_to() {
 }
 
 #[test]
-fn a_client_that_forgets_its_plugin_is_taken_to_have_the_greetings() {
+fn missing_plugin_name_means_the_plugin_of_the_greeting() {
     let claimed = CLIENT.without(Capabilities::CONNECT_ATTRS);
     let mut exchange = LoginExchange::new(RULES, 4096);
     exchange.start(&Server::MySql.greeting(false, "sha256_password"), true, claimed);
@@ -375,7 +375,7 @@ fn a_client_that_forgets_its_plugin_is_taken_to_have_the_greetings() {
 }
 
 #[test]
-fn the_plugin_of_session_tokens_is_refused_wherever_it_is_named() {
+fn session_token_plugin_is_rejected_from_client_and_node() {
     for claimed in [CLIENT, CLIENT.with(Capabilities::CONNECT_WITH_DB), CLIENT.without(Capabilities::CONNECT_ATTRS)] {
         let mut exchange = greeted(RULES, 4096);
         let progress = exchange.send_client_packet(&response(claimed, b"a token", "tidb_session_token"));
@@ -389,7 +389,7 @@ fn the_plugin_of_session_tokens_is_refused_wherever_it_is_named() {
 }
 
 #[test]
-fn attributes_may_have_64_kib_and_not_a_byte_more() {
+fn attributes_of_64_kib_are_accepted_and_larger_ones_rejected() {
     const MAX: usize = 64 * 1024;
     for (length, fits) in [(MAX, true), (MAX + 1, false)] {
         let mut payload = response(CLIENT.without(Capabilities::CONNECT_ATTRS), b"", PLUGIN);

@@ -1,27 +1,27 @@
-//! Memory for bytes in flight, shared by all connections of a thread.
+//! Buffers for bytes in flight, shared by all connections of a thread.
 //!
-//! A worker of Envoy serves one event at a time, and after nearly every one of them nothing is left in flight. So
-//! an idle connection owns no buffer, and a busy one mostly finds a warm one instead of asking the allocator.
+//! A worker of Envoy handles one event at a time, and after nearly every event no bytes are in flight. So an idle
+//! connection owns no buffer, and a busy one usually reuses a buffer instead of calling the allocator.
 
 use std::cell::RefCell;
 use std::mem;
 
-/// What a thread keeps at most: while one connection's bytes pass to another, two are in use at once, plus those
-/// that wait for a slow socket.
+/// Maximum buffers that a thread keeps: two are in use while bytes pass from one connection to another, and others wait
+/// for slow sockets.
 const SPARES: usize = 4;
-/// A larger buffer is not kept: one huge result must not pin memory for good.
+/// Larger buffers are freed, so that one huge result does not occupy memory for good.
 const LARGEST_SPARE: usize = 256 * 1024;
-/// The least that is allocated: one record of TLS (16 KiB of payload) with its header and tag.
+/// The minimum allocation: one TLS record (16 KiB of payload) with its header and tag.
 const SMALLEST: usize = 17 * 1024;
 
 thread_local! {
     static SPARE: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A queue of bytes: added at the end, taken from the front.
+/// A byte queue: bytes are appended at the end, and consumed from the front.
 ///
-/// All of `memory` is initialised; the part `start..end` is filled. It is not cleared between uses, so that growing
-/// within what was used before costs nothing.
+/// All of `memory` is initialized; `start..end` is filled. Memory is not cleared between uses, so that its reuse costs
+/// nothing.
 #[derive(Default)]
 pub(crate) struct TlsBuffer {
     memory: Vec<u8>,
@@ -47,7 +47,7 @@ impl TlsBuffer {
         self.commit(bytes.len());
     }
 
-    /// At least `wanted` bytes behind the filled ones, to be written to; `commit` says how many were.
+    /// At least `wanted` writable bytes after the filled ones. [`Self::commit`] sets how many were written.
     pub(crate) fn room(&mut self, wanted: usize) -> &mut [u8] {
         if self.memory.is_empty() && wanted > 0 {
             self.memory = SPARE.try_with(|spare| spare.borrow_mut().pop()).ok().flatten().unwrap_or_default();
@@ -69,7 +69,7 @@ impl TlsBuffer {
         debug_assert!(self.end <= self.memory.len());
     }
 
-    /// Drops bytes at the front. The memory is given back with the last of them.
+    /// Drops bytes at the front. An empty buffer releases its memory.
     pub(crate) fn consume(&mut self, bytes: usize) {
         self.start = self.end.min(self.start.saturating_add(bytes));
         if self.is_empty() {
@@ -77,7 +77,7 @@ impl TlsBuffer {
         }
     }
 
-    /// Keeps a small rest in memory of its own size: what waits for the other half of a record may wait for long.
+    /// Moves a small rest to memory of its own size, because an incomplete record may wait for long.
     pub(crate) fn settle(&mut self) {
         let rest = self.end - self.start;
         if rest == 0 {
@@ -91,9 +91,9 @@ impl TlsBuffer {
 
     fn release(&mut self) {
         let memory = mem::take(self).memory;
-        // A small one was cut to a rest's size by `settle`; the next user would have to grow it.
+        // `settle` allocates small memory, which the next user would have to grow.
         if (SMALLEST..=LARGEST_SPARE).contains(&memory.len()) {
-            // While the thread ends there is no list left; the memory is then simply freed.
+            // While the thread ends, there is no list, and the memory is freed.
             let _ = SPARE.try_with(|spare| {
                 let mut spare = spare.borrow_mut();
                 if spare.len() < SPARES {
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_come_out_in_the_order_they_went_in() {
+    fn buffer_keeps_the_order_of_bytes() {
         let mut buffer = TlsBuffer::default();
         let mut expected = Vec::new();
         for round in 0..200_usize {
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drained_buffer_owns_nothing_and_the_thread_keeps_little() {
+    fn empty_buffer_owns_no_memory_and_spare_buffers_are_limited() {
         for size in [1, SMALLEST, LARGEST_SPARE + 1, 10 << 20] {
             let mut buffers: Vec<TlsBuffer> = (0..SPARES + 3).map(|_| TlsBuffer::default()).collect();
             for buffer in &mut buffers {
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_of_a_large_read_is_kept_small() {
+    fn settle_moves_a_small_rest_to_small_memory() {
         let mut buffer = TlsBuffer::default();
         buffer.append(&vec![1; 100_000]);
         buffer.append(b"rest");

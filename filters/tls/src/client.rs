@@ -1,4 +1,4 @@
-//! TLS that clients connect to.
+//! TLS with clients.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,18 +12,18 @@ use crate::provider::provider;
 use crate::rotating::Rotating;
 use crate::{MinVersion, Peer, PeerRules, Stream, TlsError};
 
-/// The certificate, the key and, where clients need a certificate, its CA. Shared by all workers.
+/// The certificate, its key and, if clients need certificates, their CA. Shared by all workers.
 pub struct ClientSide {
     config: Rotating<Arc<ServerConfig>>,
 }
 
 impl ClientSide {
-    /// `cert`: the certificate and what leads to its CA, PEM. `key`: its private key, PEM. `client_ca`: when given,
-    /// every client must present a certificate that chains to one of these.
-    /// `rules`: what a client has to fulfil besides; revocation lists need a `client_ca`.
+    /// `cert`: the certificate and its intermediates, PEM. `key`: its private key, PEM. `client_ca`: if given, each
+    /// client must present a certificate that chains to one of its certificates. `rules`: other requirements;
+    /// revocation lists need a `client_ca`.
     ///
     /// # Errors
-    /// One names the file and says what is wrong with it.
+    /// The error names the file and its defect.
     pub fn load(cert: &Path, key: &Path, client_ca: Option<&Path>, rules: PeerRules<'_>) -> Result<Self, TlsError> {
         if let (Some(crl), None) = (rules.crl, client_ca) {
             return Err(TlsError::UnusedCrl { path: crl.into(), peer: Peer::Client });
@@ -40,21 +40,21 @@ impl ClientSide {
         Ok(Self { config })
     }
 
-    /// A connection of a client that is about to say ClientHello, with the certificate that is current.
+    /// A connection of a client that is about to send its ClientHello. Uses the current certificate.
     ///
     /// # Panics
-    /// Never, as long as rustls accepts the configuration that it has built.
+    /// Never, as long as rustls accepts a configuration that it has built.
     #[must_use]
     pub fn accept(&self) -> Stream {
         let connection = UnbufferedServerConnection::new(Arc::clone(&self.config.current()));
         Stream::server(connection.expect("the configuration was checked when it was built"))
     }
 
-    /// Reads the files again if they changed. True when what they hold replaced what was current.
+    /// Reads the files again if they changed. Returns true if the configuration was replaced.
     ///
     /// # Errors
-    /// What is wrong with them, once for each content; what was current stays. So does it, without an error, while
-    /// the files stay as they are.
+    /// The defect of the files. The current configuration stays. Each bad content causes one error; later calls return
+    /// `Ok(false)` until the files change.
     pub fn refresh(&self) -> Result<bool, TlsError> {
         self.config.refresh()
     }
@@ -75,7 +75,7 @@ fn configure(
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(ca.roots()?), provider())
                 .with_crls(crl.map_or(Ok(Vec::new()), File::crls)?)
                 .build();
-            // Its only errors are about roots and revocation lists; there are roots.
+            // The only errors are about roots and revocation lists, and there are roots.
             let verifier = verifier.map_err(|error| match crl {
                 Some(crl) => crl.bad_crl(&error),
                 None => TlsError::BadCertificate { path: ca.path.into(), reason: error.to_string() },
@@ -85,8 +85,8 @@ fn configure(
     };
     let built = builder.with_single_cert(cert.certificates()?, key.key()?);
     let mut config = built.map_err(|error| pair_error(cert, key, &error))?;
-    // Sessions are resumed by tickets that hold all there is to know, so nothing is stored here. The keys are new
-    // with each configuration: a ticket must not outlive the CA that its client was checked against.
+    // Tickets contain the whole session state, so nothing is stored here. Each configuration has new ticket keys: a
+    // ticket must not outlive the CA that its client was verified against.
     config.ticketer = Ticketer::new().map_err(TlsError::Setup)?;
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 1;

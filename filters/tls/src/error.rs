@@ -1,4 +1,4 @@
-//! What can go wrong with certificates, keys and connections, and what to do about it.
+//! Errors of certificates, keys and connections, with advice.
 
 use std::fmt;
 use std::io;
@@ -6,12 +6,12 @@ use std::path::PathBuf;
 
 use rustls::{AlertDescription, CertificateError, Error};
 
-/// Who is at the other end of a connection.
+/// The other end of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Peer {
-    /// A MySQL client; the settings are those of `tls.client`.
+    /// A MySQL client; its settings are in `tls.client`.
     Client,
-    /// A TiDB server; the settings are those of `tls.backend`.
+    /// A TiDB server; its settings are in `tls.backend`.
     Node,
 }
 
@@ -24,7 +24,7 @@ impl fmt::Display for Peer {
     }
 }
 
-/// A failure of TLS. The text names the file or the peer, and says what to do; it never shows key material.
+/// A TLS error. Its text names the file or the peer, and says what to do. It never contains key material.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     #[error("cannot read {}: {source}; check the path and that Envoy's user may read it", path.display())]
@@ -85,14 +85,14 @@ pub enum TlsError {
     Setup(Error),
 }
 
-/// What to do about a connection that failed; empty when nothing is known that would help.
+/// Advice for a failed connection; empty if there is none.
 fn advice(peer: Peer, error: &Error) -> &'static str {
     use AlertDescription as Alert;
     match (peer, error) {
         (Peer::Client, Error::NoCertificatesPresented) => {
             "; tls.client.client_ca is set, so the client must present a certificate"
         }
-        // The signature of another CA that has the same name is bad.
+        // If another CA has the same name, only its signature is wrong.
         (Peer::Client, Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature)) => {
             "; the client's certificate does not chain to tls.client.client_ca"
         }

@@ -1,8 +1,8 @@
-//! TLS of the module's two sockets. Sans-I/O: bytes in, bytes out; only certificates and keys are read from files.
+//! TLS of the module's two sockets. No I/O except that certificates and keys are read from files.
 //!
-//! * [`ClientSide`] is what clients connect to, [`NodeSide`] connects to TiDB. Both read their files again when
-//!   these change, and no connection that exists notices.
-//! * [`Stream`] is one connection of either.
+//! * [`ClientSide`] accepts connections of clients, [`NodeSide`] connects to TiDB. Both reload their files when these
+//!   change, without effect on existing connections.
+//! * [`Stream`] is one connection of either side.
 //! * [`RsaPasswordKey`] decrypts the password of a client without TLS (`caching_sha2_password`).
 
 #![forbid(unsafe_code)]

@@ -13,28 +13,29 @@ use crate::rotating::Rotating;
 use crate::verify::AnyName;
 use crate::{MinVersion, Peer, PeerRules, Stream, TlsError};
 
-/// How much of a node's certificate is checked.
+/// How a node's certificate is verified.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verify {
-    /// Its chain to the CA, its validity and its name.
+    /// The chain to the CA, the validity and the name.
     Full,
-    /// Its chain to the CA and its validity.
+    /// The chain to the CA and the validity.
     Ca,
-    /// Nothing but that the node has its key: whoever can redirect the connection can read it.
+    /// Only that the node has the certificate's key. An attacker that redirects the connection can read it.
     None,
 }
 
-/// The CA and, where nodes ask for one, a certificate and its key. Shared by all workers.
+/// The CA and, if nodes ask for one, a certificate and its key. Shared by all workers.
 pub struct NodeSide {
     config: Rotating<Arc<ClientConfig>>,
 }
 
 impl NodeSide {
-    /// `ca`: what a node's certificate must chain to, PEM; without it, the system's CA certificates as they are
-    /// now. `rules`: what a node has to fulfil besides; revocation lists need a check of the chain. `pair`: the certificate, with what leads to its CA, and the key that nodes are shown, PEM.
+    /// `ca`: the CA certificates for nodes, PEM; None: those of the system at this time. `pair`: the certificate with
+    /// its intermediates, and its key, that nodes get, PEM. `rules`: other requirements; revocation lists need a
+    /// verified chain.
     ///
     /// # Errors
-    /// One names the file and says what is wrong with it, or says that the system has no CA certificates.
+    /// The error names the file and its defect, or says that the system has no CA certificates.
     pub fn load(
         ca: Option<&Path>,
         verify: Verify,
@@ -44,7 +45,7 @@ impl NodeSide {
         if let (Some(crl), Verify::None) = (rules.crl, verify) {
             return Err(TlsError::UnusedCrl { path: crl.into(), peer: Peer::Node });
         }
-        // A CA that nothing is checked against is not read: it need not exist.
+        // A CA that is not used need not exist.
         let ca = ca.filter(|_| verify != Verify::None);
         let mut paths: Vec<_> = ca.into_iter().map(Path::to_path_buf).collect();
         paths.extend(pair.into_iter().flat_map(|(cert, key)| [cert.to_path_buf(), key.to_path_buf()]));
@@ -62,11 +63,11 @@ impl NodeSide {
         Ok(Self { config })
     }
 
-    /// A connection to a node; its ClientHello is outgoing. `server_name`: what the node's certificate must be
-    /// for, a DNS name or an IP address (IPv6 with or without brackets).
+    /// A connection to a node; its ClientHello is in [`Stream::outgoing`]. `server_name`: the name that the node's
+    /// certificate must have, a DNS name or an IP address (IPv6 with or without brackets).
     ///
     /// # Errors
-    /// [`TlsError::ServerName`] when it is neither.
+    /// [`TlsError::ServerName`] if `server_name` is neither.
     pub fn connect(&self, server_name: &str) -> Result<Stream, TlsError> {
         let bare = server_name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(server_name);
         let name =
@@ -76,11 +77,11 @@ impl NodeSide {
         Ok(Stream::client(connection))
     }
 
-    /// Reads the files again if they changed. True when what they hold replaced what was current.
+    /// Reads the files again if they changed. Returns true if the configuration was replaced.
     ///
     /// # Errors
-    /// What is wrong with them, once for each content; what was current stays. So does it, without an error, while
-    /// the files stay as they are.
+    /// The defect of the files. The current configuration stays. Each bad content causes one error; later calls return
+    /// `Ok(false)` until the files change.
     pub fn refresh(&self) -> Result<bool, TlsError> {
         self.config.refresh()
     }
@@ -103,7 +104,7 @@ fn configure(
         let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
             .with_crls(crl.map_or(Ok(Vec::new()), File::crls)?)
             .build();
-        // Its only errors are about roots and revocation lists; there are roots.
+        // The only errors are about roots and revocation lists, and there are roots.
         verifier.map_err(|error| crl.map_or(TlsError::NoSystemCa, |crl| crl.bad_crl(&error)))
     };
     let builder = match verify {
@@ -125,11 +126,11 @@ fn configure(
     Ok(Arc::new(config))
 }
 
-/// The system's, and not a compiled-in list: operators add their own CA there, and its package is kept up to date.
+/// The system's CA certificates, not a compiled-in list: operators add their own CA there, and updates maintain them.
 fn system_roots() -> Result<RootCertStore, TlsError> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
-    // A certificate that cannot be used is one that nothing chains to; the others still do.
+    // Ignores certificates that cannot be parsed: nothing chains to them.
     roots.add_parsable_certificates(found.certs);
     if roots.is_empty() { Err(TlsError::NoSystemCa) } else { Ok(roots) }
 }

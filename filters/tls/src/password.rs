@@ -19,20 +19,20 @@ pub struct RsaPasswordKey {
 }
 
 impl RsaPasswordKey {
-    /// A new key of 2048 bits; takes some hundred milliseconds at most.
+    /// Generates a key of 2048 bits, which takes up to some hundred milliseconds.
     ///
     /// # Panics
-    /// When the system has no memory or no random numbers.
+    /// If the system lacks memory or random numbers.
     #[must_use]
     pub fn generate() -> Self {
         let key = PrivateDecryptingKey::generate(KeySize::Rsa2048).ok();
         key.and_then(Self::from_key).expect("an RSA key is made where there is memory and randomness")
     }
 
-    /// The key in a PEM file (PKCS#1 or PKCS#8, without a passphrase).
+    /// Loads the key in a PEM file (PKCS#1 or PKCS#8, without a passphrase).
     ///
     /// # Errors
-    /// One names the file and says what is wrong with it.
+    /// The error names the file and its defect.
     pub fn load(path: &Path) -> Result<Self, TlsError> {
         let text =
             fs::read(path).map(SecretBytes::from).map_err(|source| TlsError::Read { path: path.into(), source })?;

@@ -1,11 +1,11 @@
-//! What a peer has to fulfil beyond its certificate.
+//! Requirements for peers other than their certificate's chain.
 
 use std::path::Path;
 
 use rustls::SupportedProtocolVersion;
 use rustls::version::{TLS12, TLS13};
 
-/// The oldest version of TLS that is accepted.
+/// The minimum version of TLS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum MinVersion {
     #[default]
@@ -29,7 +29,7 @@ impl MinVersion {
 #[derive(Debug, Clone, Copy, Default)]
 pub struct PeerRules<'a> {
     pub min_version: MinVersion,
-    /// Certificate revocation lists, PEM. Each CA in a peer's chain needs one. A list whose time is over still counts: without
-    /// it a certificate that was revoked would be accepted again.
+    /// Certificate revocation lists, PEM. Each CA in a peer's chain needs one. An expired list still counts: otherwise
+    /// a revoked certificate would be accepted again.
     pub crl: Option<&'a Path>,
 }

@@ -1,4 +1,4 @@
-//! Certificates and keys from the text of PEM files.
+//! Certificates and keys in PEM files.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKey
 
 use crate::TlsError;
 
-/// A file that was read.
+/// The content of a file.
 #[derive(Clone, Copy)]
 pub(crate) struct File<'a> {
     pub(crate) path: &'a Path,
@@ -16,7 +16,7 @@ pub(crate) struct File<'a> {
 }
 
 impl File<'_> {
-    /// All certificates in the file, in their order.
+    /// All certificates in the file, in order.
     pub(crate) fn certificates(self) -> Result<Vec<CertificateDer<'static>>, TlsError> {
         let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(self.text).collect();
         let found = found.map_err(|error| self.not_pem(&error))?;
@@ -42,7 +42,7 @@ impl File<'_> {
         })
     }
 
-    /// The certificates in the file as those that others must chain to.
+    /// The certificates in the file, as trusted roots.
     pub(crate) fn roots(self) -> Result<RootCertStore, TlsError> {
         let mut roots = RootCertStore::empty();
         for certificate in self.certificates()? {
@@ -55,7 +55,7 @@ impl File<'_> {
         TlsError::BadCertificate { path: self.path.into(), reason: error.to_string() }
     }
 
-    /// The parser's own texts may quote a line of the file, which may be one of a key.
+    /// The parser's own messages may quote a line of the file, which may belong to a key.
     fn not_pem(self, error: &Error) -> TlsError {
         let reason = match error {
             Error::MissingSectionEnd { .. } => "a block has no END line",
@@ -67,7 +67,7 @@ impl File<'_> {
     }
 }
 
-/// What rustls says about a certificate and a key, in terms of their files.
+/// Converts an error of rustls about a certificate and its key.
 pub(crate) fn pair_error(cert: File<'_>, key: File<'_>, error: &rustls::Error) -> TlsError {
     match error {
         rustls::Error::InconsistentKeys(_) => TlsError::Mismatch { cert: cert.path.into(), key: key.path.into() },

@@ -1,16 +1,16 @@
-//! The cryptography that all connections use.
+//! The cryptography provider of all connections.
 
 use std::sync::{Arc, LazyLock};
 
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::{CipherSuiteCommon, SupportedCipherSuite, Tls12CipherSuite};
 
-/// Records that one side may send in TLS 1.2 under one AES-GCM key.
+/// Maximum records that one side may send in TLS 1.2 under one AES-GCM key.
 ///
-/// TLS 1.3 changes its keys on the way, TLS 1.2 cannot: rustls closes the connection after 2^24 records, which a busy
-/// session with small answers sends within hours. That limit is made for records of 16 KiB and an attacker's gain
-/// of 2^-60; with 2^32 of them the gain stays below 2^-43 (the formula is in RFC 8446, section 5.5, and in
-/// draft-irtf-cfrg-aead-limits), and a session of 10,000 records a second lives for five days.
+/// TLS 1.3 can update its keys, TLS 1.2 cannot: rustls closes the connection after 2^24 records, which a busy session
+/// with small responses sends within hours. The limit of rustls is for records of 16 KiB and an attacker's advantage of
+/// 2^-60. With 2^32 records the advantage stays below 2^-43 (formula in RFC 8446, section 5.5, and
+/// draft-irtf-cfrg-aead-limits), and a session with 10,000 records per second lives for five days.
 const TLS12_RECORDS: u64 = 1 << 32;
 
 static TLS12: LazyLock<Vec<Tls12CipherSuite>> = LazyLock::new(|| {
@@ -37,7 +37,7 @@ fn with_limit(suite: &Tls12CipherSuite, records: u64) -> Tls12CipherSuite {
     }
 }
 
-/// The provider of aws-lc-rs with its default choice and order, but for the limit above.
+/// The provider of aws-lc-rs with its default suites and order, but with [`TLS12_RECORDS`] as limit.
 pub(crate) fn provider() -> Arc<CryptoProvider> {
     static PROVIDER: LazyLock<Arc<CryptoProvider>> = LazyLock::new(|| {
         let tls13 = aws_lc_rs::DEFAULT_CIPHER_SUITES.iter().copied().filter(|suite| suite.tls13().is_some());
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_but_the_limit_of_tls_1_2_differs_from_the_default() {
+    fn only_the_record_limit_of_tls_1_2_differs_from_the_default() {
         let limits = |suite: &SupportedCipherSuite| match suite {
             SupportedCipherSuite::Tls12(suite) => suite.common.confidentiality_limit,
             SupportedCipherSuite::Tls13(suite) => suite.common.confidentiality_limit,

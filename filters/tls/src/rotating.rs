@@ -1,4 +1,4 @@
-//! Something built from files, built again when they change.
+//! A value that is built from files, and rebuilt when they change.
 
 use std::fs;
 use std::io;
@@ -13,13 +13,13 @@ use mysql_proto::secret::SecretBytes;
 use crate::TlsError;
 use crate::pem::File;
 
-/// A file system's clock may tick as slowly as every two seconds (FAT; ext4 and XFS: some milliseconds). A file that
-/// is younger may change once more without a trace in its stamp, so its stamp is not believed yet.
+/// The clock of a file system may tick as slowly as every two seconds (FAT; ext4 and XFS: some milliseconds). A younger
+/// file may change again without a change of its stamp, so its stamp is not used.
 const SETTLED: Duration = Duration::from_secs(2);
 
 type Build<T> = Box<dyn Fn(&[File<'_>]) -> Result<T, TlsError> + Send + Sync>;
 
-/// A value and the files that it was built from.
+/// A value, and the files that it is built from.
 pub(crate) struct Rotating<T> {
     current: RwLock<Arc<T>>,
     seen: Mutex<Seen>,
@@ -27,18 +27,18 @@ pub(crate) struct Rotating<T> {
     build: Build<T>,
 }
 
-/// What is known of the files.
+/// What was last read from the files.
 struct Seen {
-    /// None: look at the content next time, whatever the stamps say.
+    /// None: the next refresh reads the files, whatever their stamps are.
     stamps: Option<Vec<Stamp>>,
-    /// What `current` was built from.
+    /// The content that `current` was built from.
     good: Content,
-    /// What could not be used, and was said to.
+    /// Content that could not be used, and whose error was returned.
     bad: Option<Content>,
 }
 
-/// Enough to notice that a name leads to another file, or that the file was written to. Links are followed, so that
-/// swapping a directory's link (as Kubernetes does for a mounted secret) shows too.
+/// Detects that a path leads to another file, or that the file was written to. Follows links, so that a replaced link
+/// to a directory (Kubernetes replaces one to update a mounted secret) is detected too.
 #[derive(PartialEq, Eq)]
 struct Stamp {
     device: u64,
@@ -48,17 +48,17 @@ struct Stamp {
     changed: (i64, i64),
 }
 
-/// The SHA-256 of each file, or why it cannot be read. Nothing of a key is kept.
+/// The SHA-256 of each file, or why it cannot be read. Keys are not stored.
 #[derive(Clone, PartialEq, Eq)]
 struct Content(Vec<Result<[u8; 32], io::ErrorKind>>);
 
 impl<T> Rotating<T> {
-    /// Reads the files, which `build` then finds in the order of `paths`.
+    /// Reads the files. `build` gets them in the order of `paths`.
     pub(crate) fn load(
         paths: Vec<PathBuf>,
         build: impl Fn(&[File<'_>]) -> Result<T, TlsError> + Send + Sync + 'static,
     ) -> Result<Self, TlsError> {
-        // Before the content: what changes in between is then noticed next time.
+        // Taken before the content is read: the next refresh detects changes in between.
         let stamps = stamps(&paths);
         let texts = read(&paths);
         let good = content(&texts);
@@ -71,7 +71,7 @@ impl<T> Rotating<T> {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// True when the value was replaced. An error is returned once for each content that has it.
+    /// Returns true if the value was replaced. Each bad content causes one error.
     pub(crate) fn refresh(&self) -> Result<bool, TlsError> {
         let mut seen = self.seen();
         let stamps = stamps(&self.paths);
@@ -112,7 +112,7 @@ fn read(paths: &[PathBuf]) -> Vec<io::Result<SecretBytes>> {
 }
 
 fn content(texts: &[io::Result<SecretBytes>]) -> Content {
-    let one = |text: &io::Result<SecretBytes>| match text {
+    let hash_or_error = |text: &io::Result<SecretBytes>| match text {
         Ok(text) => {
             let mut hash = [0; 32];
             hash.copy_from_slice(digest::digest(&digest::SHA256, text).as_ref());
@@ -120,7 +120,7 @@ fn content(texts: &[io::Result<SecretBytes>]) -> Content {
         }
         Err(error) => Err(error.kind()),
     };
-    Content(texts.iter().map(one).collect())
+    Content(texts.iter().map(hash_or_error).collect())
 }
 
 fn make<T>(
@@ -136,7 +136,7 @@ fn make<T>(
     build(&files)
 }
 
-/// None when one of them is not to be believed.
+/// None if the stamp of a file cannot be used.
 fn stamps(paths: &[PathBuf]) -> Option<Vec<Stamp>> {
     let now = SystemTime::now();
     paths.iter().map(|path| stamp(path, now)).collect()

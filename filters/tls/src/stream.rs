@@ -11,35 +11,34 @@ use rustls::unbuffered::{ConnectionState, EncodeError, EncodeTlsData, EncryptErr
 use crate::buffer::TlsBuffer;
 use crate::{Peer, TlsError};
 
-/// What a handshake message mostly fits into; a larger one says what it needs.
+/// Enough for most handshake messages; for a larger one, rustls returns the required size.
 const HANDSHAKE_ROOM: usize = 4 * 1024;
-/// Payload of a record at most (RFC 8446, section 5.1), and what header, nonce, type and tag add to it at most.
+/// Maximum payload of a record (RFC 8446, section 5.1), and the maximum that header, nonce, type and tag add.
 const RECORD: usize = 16 * 1024;
 const RECORD_EXTRA: usize = 64;
 
-/// Whether more will come from the peer.
+/// Whether more bytes may come from the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub enum ReceiveResult {
     /// More may come.
     Open,
-    /// The peer sent close_notify: nothing more is taken.
+    /// The peer sent close_notify. Further bytes are ignored.
     Closed,
 }
 
 /// One connection, to a client or to a node.
 ///
-/// It owns memory for bytes only while there are some: the rest of a record that has not arrived in full, and what
-/// waits to be written.
+/// It has buffers only while they contain bytes: an incomplete record, and bytes to send.
 pub struct Stream {
     connection: TlsConnection,
-    /// Ciphertext that is not a whole record yet.
+    /// Ciphertext of an incomplete record.
     incoming: TlsBuffer,
     outgoing: TlsBuffer,
-    /// Plaintext that was sent before the handshake was done.
+    /// Plaintext sent before the end of the handshake.
     early: SecretBytes,
     end: Option<End>,
-    /// close_notify was sent: nothing follows it.
+    /// close_notify was sent; nothing may follow it.
     finished: bool,
 }
 
@@ -54,15 +53,15 @@ enum End {
     Failed(Error),
 }
 
-/// What one step has come to.
+/// The result of a step.
 enum TlsStep {
     Again,
-    /// Nothing more happens without more bytes of the peer; what could be sent has been.
+    /// The peer's bytes are used up, and all that can be sent was written to `outgoing`.
     Idle,
     PeerClosed,
 }
 
-/// What a step may send, once it can.
+/// What a step sends when it can.
 enum Outbound<'a> {
     Nothing,
     Plaintext(&'a [u8]),
@@ -87,16 +86,16 @@ impl Stream {
             end: None,
             finished: false,
         };
-        // A client speaks first.
+        // Writes the ClientHello of a client.
         stream.advance(&Outbound::Nothing, &mut |_| {});
         stream
     }
 
-    /// Takes ciphertext, split anyhow; gives the plaintext in pieces to `plain`. What must be written in answer is
-    /// in `outgoing`, also after an error (the alert that tells the peer).
+    /// Processes ciphertext, split anywhere, and passes the plaintext in pieces to `plain`. Answers are in `outgoing`,
+    /// even after an error (the alert for the peer).
     ///
     /// # Errors
-    /// [`TlsError::Connection`]: the connection is over, and every further call says the same.
+    /// [`TlsError::Connection`]: the connection has failed. Further calls return the same error.
     pub fn receive(&mut self, ciphertext: &[u8], plain: &mut dyn FnMut(&[u8])) -> Result<ReceiveResult, TlsError> {
         if self.end.is_none() {
             self.incoming.append(ciphertext);
@@ -114,8 +113,8 @@ impl Stream {
         }
     }
 
-    /// Encrypts `plaintext` to `outgoing`. During the handshake it is kept, however much it is, and follows the
-    /// handshake; after `finish` or an error it is dropped.
+    /// Encrypts `plaintext` to `outgoing`. During the handshake it is stored, without limit, and encrypted after the
+    /// handshake. After `finish` or an error it is dropped.
     pub fn send(&mut self, plaintext: &[u8]) {
         match self.end {
             Some(End::Failed(_)) => {}
@@ -129,13 +128,13 @@ impl Stream {
         }
     }
 
-    /// What must be written to the socket.
+    /// Bytes to write to the socket.
     #[must_use]
     pub fn outgoing(&self) -> &[u8] {
         self.outgoing.filled()
     }
 
-    /// The first `bytes` of `outgoing` were written. With the last of them its memory is given back.
+    /// Removes the first `bytes` of `outgoing`, which were written. An empty buffer releases its memory.
     pub fn sent(&mut self, bytes: usize) {
         self.outgoing.consume(bytes);
     }
@@ -148,8 +147,8 @@ impl Stream {
         }
     }
 
-    /// Ends this side's direction with close_notify; the peer's stays open. During the handshake there is nothing that
-    /// could be said: the socket's end says it.
+    /// Ends the sending direction with close_notify; the peer can still send. During the handshake nothing is sent: the
+    /// caller closes the socket.
     pub fn finish(&mut self) {
         if self.finished || matches!(self.end, Some(End::Failed(_))) {
             return;
@@ -168,10 +167,10 @@ impl Stream {
         }
     }
 
-    /// Goes on with what is in `incoming` until more is needed, then sends.
+    /// Processes `incoming` as far as possible, then sends.
     fn advance(&mut self, send: &Outbound<'_>, plain: &mut dyn FnMut(&[u8])) {
         loop {
-            // Also to send: rustls remembers places in the bytes that it was shown, so it is always shown the same.
+            // Also before sending: rustls remembers positions in `incoming`, so each call must pass the same bytes.
             let (discard, step) = self.step(send, plain);
             self.incoming.consume(discard);
             match step {
@@ -201,7 +200,7 @@ impl Stream {
         }
     }
 
-    /// After an error rustls may only be asked for what it wants to have written.
+    /// After an error rustls may only be asked for its remaining bytes to write.
     fn flush_alert(&mut self, plain: &mut dyn FnMut(&[u8])) {
         while match &self.connection {
             TlsConnection::Server(connection) => connection.wants_write(),
@@ -262,7 +261,7 @@ fn step<Data>(
             }
         }
         ConnectionState::PeerClosed => TlsStep::PeerClosed,
-        // Early data is never accepted, so it does not come.
+        // Early data is never accepted, so this state does not occur.
         _ => TlsStep::Idle,
     };
     (discard, Ok(step))
@@ -298,7 +297,7 @@ fn encrypt<Data>(
                 return Ok(());
             }
             Err(EncryptError::InsufficientSize(short)) => room = short.required_size,
-            // A key of TLS 1.2 has done all that it may; close_notify is queued.
+            // The key of TLS 1.2 has reached its limit of records; close_notify is queued.
             Err(EncryptError::EncryptExhausted) => return Err(Error::EncryptError),
         }
     }
@@ -310,7 +309,7 @@ fn close_notify<Data>(traffic: &mut WriteTraffic<'_, Data>, outgoing: &mut TlsBu
             outgoing.commit(written);
             TlsStep::Idle
         }
-        // It did not fit, and is queued: the next step writes it.
+        // close_notify did not fit and is queued; the next step writes it.
         Err(_) => TlsStep::Again,
     }
 }

@@ -1,4 +1,4 @@
-//! Checks of a node's certificate that rustls does not offer by itself.
+//! Verification modes for a node's certificate that rustls lacks.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_t
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, DigitallySignedStruct, Error, SignatureScheme};
 
-/// Looks at everything but the name. The peer proves in any case that it has the certificate's key.
+/// Verifies everything but the name. The peer always proves that it has the certificate's key.
 #[derive(Debug)]
 pub(crate) struct AnyName {
-    /// Verifies all but the name, and then the name. None: any issuer will do, and any time.
+    /// Verifies the chain, the validity and then the name. None: any issuer and any time are accepted.
     pub(crate) chain: Option<Arc<WebPkiServerVerifier>>,
     pub(crate) algorithms: WebPkiSupportedAlgorithms,
 }

@@ -1,4 +1,4 @@
-//! Who is let in, who is refused, and what is said about it. Both ends are ours, in memory.
+//! Which handshakes succeed, which fail, and the error texts. Both ends are in memory.
 
 #![allow(clippy::unwrap_used)] // In a test, a panic is the report.
 
@@ -13,14 +13,14 @@ fn failure(server: &ClientSide, node: &NodeSide, name: &str) -> String {
     let client = node.connect(name).unwrap();
     let mut link = Link { server: server.accept(), client, at_server: vec![], at_client: vec![] };
     let error = link.settle().expect_err("the handshake must fail").to_string();
-    // Whoever failed told the other, so both ends are over, and say so again.
+    // The failing end sent an alert, so both ends have failed, and report that again.
     assert!(link.server.receive(b"", &mut |_| {}).is_err());
     assert!(link.client.receive(b"", &mut |_| {}).is_err());
     error
 }
 
 #[test]
-fn both_ends_speak_before_during_and_after_the_handshake() {
+fn both_ends_send_before_during_and_after_the_handshake() {
     let ca = Authority::new();
     let mut link = Link::new(&ca.client_side(), &ca.node_side(Verify::Full));
     link.client.send(b"early ");
@@ -33,19 +33,19 @@ fn both_ends_speak_before_during_and_after_the_handshake() {
 }
 
 #[test]
-fn a_close_is_heard_once_all_was_read() {
+fn close_is_reported_after_all_data() {
     let ca = Authority::new();
     let mut link = Link::new(&ca.client_side(), &ca.node_side(Verify::Full));
     link.assert_works();
     link.at_client.clear();
-    link.server.send(b"the last words");
+    link.server.send(b"the final data");
     link.server.finish();
     link.server.send(b"never sent");
     link.server.finish();
     let received = support::carry(&mut link.server, usize::MAX, &mut link.client, &mut link.at_client);
     assert_eq!(received.unwrap(), ReceiveResult::Closed);
-    assert_eq!(link.at_client, b"the last words");
-    // The other direction is still open, and closes too.
+    assert_eq!(link.at_client, b"the final data");
+    // The other direction is still open, and closes as well.
     link.at_server.clear();
     link.client.send(b"an answer");
     link.client.finish();
@@ -56,7 +56,7 @@ fn a_close_is_heard_once_all_was_read() {
 }
 
 #[test]
-fn names_and_addresses_are_checked_as_asked() {
+fn names_and_addresses_are_verified_according_to_the_mode() {
     let ca = Authority::new();
     let names = ["tidb-0.tidb.svc", "*.example.com", "10.1.2.3", "fd00::7"];
     let server = ca.issue("node", &names, Valid::Now).client_side(None).unwrap();
@@ -82,7 +82,7 @@ fn names_and_addresses_are_checked_as_asked() {
 }
 
 #[test]
-fn a_chain_and_a_time_that_do_not_fit_are_refused() {
+fn unknown_ca_and_wrong_validity_are_rejected() {
     let (ca, other) = (Authority::new(), Authority::new());
     for verify in [Verify::Full, Verify::Ca] {
         for (valid, authority) in [(Valid::Past, &ca), (Valid::Future, &ca), (Valid::Now, &other)] {
@@ -94,7 +94,7 @@ fn a_chain_and_a_time_that_do_not_fit_are_refused() {
 }
 
 #[test]
-fn the_end_that_refuses_says_why() {
+fn rejecting_end_reports_the_reason_and_sends_an_alert() {
     let (ca, other) = (Authority::new(), Authority::new());
     let expired = ca.issue("expired", &["localhost"], Valid::Past).client_side(None).unwrap();
     for (server, expected) in
@@ -120,7 +120,7 @@ fn clients_need_a_certificate_of_the_client_ca() {
     let server = ca.issue("server", &["localhost"], Valid::Now).client_side(Some(&ca.ca)).unwrap();
     let mine = ca.issue("mine", &["client"], Valid::Now);
     let node = NodeSide::load(Some(&ca.ca), Verify::Full, Some(mine.paths()), PeerRules::default()).unwrap();
-    // Twice: the second one resumes the first one's session.
+    // The second connection resumes the session of the first.
     for _ in 0..2 {
         Link::new(&server, &node).assert_works();
     }
@@ -137,13 +137,13 @@ fn clients_need_a_certificate_of_the_client_ca() {
 }
 
 #[test]
-fn every_kind_of_key_works_in_every_form() {
+fn every_kind_of_key_works_in_every_encoding() {
     let ca = Authority::new();
     let rsa = ["genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-out", "rsa8"];
     openssl(&rsa, ca.directory.path());
     openssl(&["rsa", "-in", "rsa8", "-traditional", "-out", "rsa1"], ca.directory.path());
     for curve in ["prime256v1", "secp384r1", "secp521r1"] {
-        // This one begins with a block of parameters.
+        // The file of this form begins with a block of parameters.
         openssl(&["ecparam", "-genkey", "-name", curve, "-out", &format!("{curve}-sec1")], ca.directory.path());
         let to8 = ["pkcs8", "-topk8", "-nocrypt", "-in", &format!("{curve}-sec1"), "-out", &format!("{curve}-8")];
         openssl(&to8, ca.directory.path());
@@ -174,7 +174,7 @@ fn every_kind_of_key_works_in_every_form() {
 }
 
 #[test]
-fn files_that_cannot_be_used_are_named() {
+fn errors_name_the_unusable_file() {
     let ca = Authority::new();
     let good = ca.issue("good", &["localhost"], Valid::Now);
     let other = ca.issue("other", &["localhost"], Valid::Now);
@@ -228,14 +228,14 @@ fn files_that_cannot_be_used_are_named() {
 }
 
 #[test]
-fn without_a_ca_the_systems_are_asked() {
+fn without_a_ca_the_certificates_of_the_system_are_used() {
     let ca = Authority::new();
     let node = NodeSide::load(None, Verify::Full, None, PeerRules::default()).expect("ca-certificates are installed");
     failure(&ca.client_side(), &node, "localhost");
 }
 
 #[test]
-fn what_is_no_tls_is_refused_with_an_alert() {
+fn bytes_other_than_tls_are_rejected_with_an_alert() {
     let ca = Authority::new();
     let side = ca.client_side();
     for garbage in [&b"GET / HTTP/1.0\r\n\r\n"[..], &[0; 64], &[0xff; 70_000]] {

@@ -1,4 +1,4 @@
-//! What an idle connection costs. Alone in its process: it looks at the whole of its memory.
+//! Memory of an idle connection. Alone in its process, because it measures all memory of the process.
 
 #![allow(clippy::unwrap_used)] // In a test, a panic is the report.
 
@@ -10,8 +10,8 @@ use support::{Authority, Link, Valid};
 use tls::{Stream, Verify};
 
 const CONNECTIONS: usize = 500;
-/// Of rustls' state, the cipher's key schedules and, at the end that has seen one, the peer's certificate. One
-/// buffer of a record that stayed would exceed it.
+/// For rustls' state, the cipher's key schedules and, at one end, the peer's certificate. A single record buffer that
+/// is not released would exceed this limit.
 const LIMIT: usize = 16 * 1024;
 
 /// Bytes of anonymous memory in use, from the page counts of proc(5).
@@ -22,7 +22,7 @@ fn resident() -> usize {
 }
 
 #[test]
-fn an_idle_connection_is_small() {
+fn idle_connection_takes_little_memory() {
     let ca = Authority::new();
     let server = ca.issue("server", &["localhost"], Valid::Now).client_side(None).unwrap();
     let node = ca.node_side(Verify::Full);
@@ -33,7 +33,7 @@ fn an_idle_connection_is_small() {
         link.server.send(&[2; 60_000]);
         link.settle().unwrap();
         assert_eq!((link.at_server.len(), link.at_client.len()), (50_000, 60_000));
-        // A header of a record whose rest has not come yet.
+        // The header of an incomplete record.
         link.client.send(&[3; 100]);
         support::carry(&mut link.client, 5, &mut link.server, &mut link.at_server).map(drop).unwrap();
         let rest = link.client.outgoing().len();

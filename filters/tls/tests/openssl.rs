@@ -1,4 +1,4 @@
-//! Conversations with OpenSSL's own programs, through real sockets.
+//! Connections with OpenSSL's programs, through real sockets.
 
 #![allow(clippy::unwrap_used)] // In a test, a panic is the report.
 
@@ -16,7 +16,7 @@ use tls::{ClientSide, MinVersion, NodeSide, PeerRules, ReceiveResult, Stream, Tl
 
 const VERSIONS: [&str; 2] = ["-tls1_2", "-tls1_3"];
 
-/// Ends the process when the test does, however it ends.
+/// Ends the process when dropped.
 struct Program(Child);
 
 impl Drop for Program {
@@ -33,7 +33,7 @@ fn spawn(arguments: &[&str], ca: &Authority) -> Program {
     Program(pipes.spawn().unwrap())
 }
 
-/// Reads and writes until the peer has closed or `handle` says that it is enough.
+/// Reads and writes until the peer closes or `handle` returns true.
 fn pump(
     socket: &mut TcpStream,
     stream: &mut Stream,
@@ -62,8 +62,8 @@ fn pump(
     }
 }
 
-/// An `openssl s_client` that sends `input` to us, until we have echoed `length` bytes. What it printed, and how
-/// our end ended.
+/// Runs an `openssl s_client` that sends `input`, until `length` bytes were echoed. Returns its output, and the result
+/// of the server's end.
 fn s_client(
     ca: &Authority,
     client_ca: bool,
@@ -101,7 +101,7 @@ fn s_client_to(
             String::from_utf8_lossy(&text).into_owned()
         });
         scope.spawn(move || {
-            // Refused before it read anything, in some tests.
+            // In some tests the server rejects the client before it reads.
             let _ = stdin.write_all(input);
             program.0.wait().unwrap();
             drop(stdin);
@@ -122,13 +122,13 @@ fn s_client_to(
     })
 }
 
-/// Text of 1 MiB: s_client writes what it receives among its own lines.
+/// Text of 1 MiB. `s_client` writes the text that it receives among lines of its own.
 fn large() -> String {
     (0..131_072).map(|i| format!("{i:07}\n")).collect()
 }
 
 #[test]
-fn s_client_is_served_with_both_versions() {
+fn s_client_connects_with_both_versions() {
     let ca = Authority::new();
     let sent = large();
     for version in VERSIONS {
@@ -140,7 +140,7 @@ fn s_client_is_served_with_both_versions() {
 }
 
 #[test]
-fn s_client_may_change_its_keys() {
+fn s_client_may_update_its_keys() {
     let ca = Authority::new();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -149,14 +149,14 @@ fn s_client_may_change_its_keys() {
     let mut stdin = program.0.stdin.take().unwrap();
     let (mut socket, _) = listener.accept().unwrap();
     let mut stream = side.accept();
-    // s_client looks for a command at the beginning of what it reads at once, so each is sent when the last arrived.
+    // s_client looks for commands at the beginning of each read, so each line is sent after the previous one arrived.
     stdin.write_all(b"first line\n").unwrap();
     let mut seen = String::new();
     let outcome = pump(&mut socket, &mut stream, |stream, plain| {
         seen.push_str(std::str::from_utf8(plain).unwrap());
         stream.send(plain);
         if seen == "first line\n" {
-            // Alone on a line it asks for a key update that both sides make.
+            // A line with only `K` requests a key update of both sides.
             stdin.write_all(b"K\n").unwrap();
         }
         true
@@ -179,7 +179,7 @@ fn s_client_may_change_its_keys() {
 fn await_line(from: &mut impl BufRead, wanted: &str) -> String {
     loop {
         let mut line = String::new();
-        assert!(from.read_line(&mut line).unwrap() > 0, "it ended without `{wanted}`");
+        assert!(from.read_line(&mut line).unwrap() > 0, "the output ended without `{wanted}`");
         if line.contains(wanted) {
             return line;
         }
@@ -187,7 +187,7 @@ fn await_line(from: &mut impl BufRead, wanted: &str) -> String {
 }
 
 #[test]
-fn s_client_must_show_a_certificate_where_one_is_required() {
+fn s_client_needs_a_certificate_if_one_is_required() {
     let (ca, other) = (Authority::new(), Authority::new());
     ca.issue("mine", &["client"], Valid::Now);
     let theirs = other.issue("theirs", &["client"], Valid::Now);
@@ -217,7 +217,7 @@ fn s_client_must_show_a_certificate_where_one_is_required() {
 }
 
 #[test]
-fn s_client_is_refused_with_an_older_version_and_refuses_a_wrong_name() {
+fn old_versions_are_rejected_and_s_client_rejects_a_wrong_name() {
     let ca = Authority::new();
     for version in ["-tls1", "-tls1_1"] {
         let (text, outcome) = s_client(&ca, false, &[version, "-cipher", "ALL:@SECLEVEL=0"], b"", 1);
@@ -229,20 +229,20 @@ fn s_client_is_refused_with_an_older_version_and_refuses_a_wrong_name() {
     assert!(outcome.unwrap_err().to_string().contains("tls.client.cert"));
 }
 
-/// An `openssl s_server` and the port that it listens on.
+/// Runs an `openssl s_server`. Returns it with a connection to its port.
 fn s_server(ca: &Authority, arguments: &[&str]) -> (Program, TcpStream) {
     let common = ["s_server", "-accept", "127.0.0.1:0", "-cert", "node.pem", "-key", "node.key"];
     let mut program = spawn(&[&common[..], arguments].concat(), ca);
     let mut stdout = BufReader::new(program.0.stdout.take().unwrap());
     let line = await_line(&mut stdout, "ACCEPT ");
-    // It writes on about each connection; nobody reads that otherwise, and it would wait.
+    // The output is drained, because s_server would block when its pipe is full.
     thread::spawn(move || std::io::copy(&mut stdout, &mut std::io::sink()));
     let socket = TcpStream::connect(line.trim().trim_start_matches("ACCEPT ")).unwrap();
     (program, socket)
 }
 
 #[test]
-fn s_server_is_spoken_to_with_both_versions() {
+fn both_versions_connect_to_s_server() {
     let ca = Authority::new();
     ca.issue("node", &["localhost", "127.0.0.1"], Valid::Now);
     fs::write(ca.path("large"), large()).unwrap();
@@ -264,7 +264,7 @@ fn s_server_is_spoken_to_with_both_versions() {
 }
 
 #[test]
-fn s_server_is_shown_our_certificate() {
+fn s_server_receives_the_configured_certificate() {
     let (ca, other) = (Authority::new(), Authority::new());
     ca.issue("node", &["localhost"], Valid::Now);
     let mine = ca.issue("mine", &["client"], Valid::Now);
@@ -295,7 +295,7 @@ fn s_server_is_shown_our_certificate() {
 const TLS13: PeerRules<'_> = PeerRules { min_version: MinVersion::Tls13, crl: None };
 
 #[test]
-fn s_client_needs_the_version_that_is_required() {
+fn s_client_below_the_minimum_version_is_rejected() {
     let ca = Authority::new();
     let pair = ca.issue("server", &["localhost", "127.0.0.1"], Valid::Now);
     let side = ClientSide::load(&pair.cert, &pair.key, None, TLS13).unwrap();
@@ -308,7 +308,7 @@ fn s_client_needs_the_version_that_is_required() {
 }
 
 #[test]
-fn s_server_needs_the_version_that_is_required() {
+fn s_server_below_the_minimum_version_is_rejected() {
     let ca = Authority::new();
     ca.issue("node", &["localhost"], Valid::Now);
     for (version, good) in [("-tls1_3", true), ("-tls1_2", false)] {

@@ -1,4 +1,4 @@
-//! Passwords that OpenSSL has encrypted.
+//! Passwords that OpenSSL encrypted.
 
 #![allow(clippy::unwrap_used)] // In a test, a panic is the report.
 
@@ -10,7 +10,7 @@ use mysql_proto::login::PasswordKey as _;
 use support::{Authority, openssl};
 use tls::RsaPasswordKey;
 
-/// What OpenSSL makes of `plain` with the public key, as MySQL's clients do.
+/// Encrypts `plain` by OpenSSL with the public key, as MySQL's clients do.
 fn encrypted(ca: &Authority, key: &RsaPasswordKey, plain: &[u8]) -> Vec<u8> {
     fs::write(ca.path("public"), key.public_pem()).unwrap();
     fs::write(ca.path("plain"), plain).unwrap();
@@ -31,7 +31,7 @@ fn assert_decrypts(ca: &Authority, key: &RsaPasswordKey) {
 }
 
 #[test]
-fn a_made_key_decrypts_what_openssl_encrypts() {
+fn generated_key_decrypts_what_openssl_encrypts() {
     let (key, other) = (RsaPasswordKey::generate(), RsaPasswordKey::generate());
     let ca = Authority::new();
     assert_decrypts(&ca, &key);
@@ -40,7 +40,7 @@ fn a_made_key_decrypts_what_openssl_encrypts() {
 }
 
 #[test]
-fn a_key_from_a_file_is_the_one_in_it() {
+fn key_is_loaded_from_pkcs8_and_pkcs1_files() {
     let ca = Authority::new();
     for bits in ["2048", "3072", "4096"] {
         openssl(&["genrsa", "-out", "pkcs8", bits], ca.directory.path());
@@ -55,7 +55,7 @@ fn a_key_from_a_file_is_the_one_in_it() {
 }
 
 #[test]
-fn a_file_without_such_a_key_is_named() {
+fn error_names_a_file_without_a_usable_rsa_key() {
     let ca = Authority::new();
     openssl(&["genrsa", "-out", "short", "1024"], ca.directory.path());
     openssl(&["ecparam", "-genkey", "-name", "prime256v1", "-out", "ec"], ca.directory.path());

@@ -1,4 +1,4 @@
-//! Revoked certificates, and versions of TLS that are too old.
+//! Revoked certificates, and the configuration of revocation lists.
 
 #![allow(clippy::unwrap_used)] // In a test, a panic is the report.
 
@@ -18,7 +18,7 @@ fn failure(server: &ClientSide, node: &NodeSide) -> String {
     Link::new(server, node).settle().expect_err("the handshake must fail").to_string()
 }
 
-/// The same, as the node's side says it.
+/// The error at the node's side of the connection.
 fn failure_of_node_side(server: &ClientSide, node: &NodeSide) -> String {
     let mut link = Link::new(server, node);
     link.settle().expect_err("the handshake must fail");
@@ -31,13 +31,13 @@ fn client(ca: &Authority, pair: &Pair) -> NodeSide {
 }
 
 #[test]
-fn a_revoked_client_certificate_is_refused_once_the_list_says_so() {
+fn revoked_client_certificate_is_rejected_after_a_refresh() {
     let ca = Authority::new();
     let server = ca.issue("server", &["localhost"], Valid::Now);
     let [good, bad] = ["good", "bad"].map(|name| ca.issue(name, &["client"], Valid::Now));
     let crl = ca.revoke("crl.pem", &[]);
     let side = ClientSide::load(&server.cert, &server.key, Some(&ca.ca), rules(&crl)).unwrap();
-    // The second client resumes the first one's session. That must not be possible once its certificate is revoked.
+    // `resumes` resumes its session in the second connection. That must fail once its certificate is revoked.
     let resumes = client(&ca, &bad);
     for node in [&client(&ca, &good), &client(&ca, &bad), &resumes] {
         Link::new(&side, node).assert_works();
@@ -52,7 +52,7 @@ fn a_revoked_client_certificate_is_refused_once_the_list_says_so() {
 }
 
 #[test]
-fn a_revoked_node_certificate_is_refused_with_and_without_its_name() {
+fn revoked_node_certificate_is_rejected_with_and_without_a_name_check() {
     let ca = Authority::new();
     let [good, bad] = ["good", "bad"].map(|name| ca.issue(name, &["localhost"], Valid::Now));
     let crl = ca.revoke("crl.pem", &[&bad]);
@@ -65,14 +65,14 @@ fn a_revoked_node_certificate_is_refused_with_and_without_its_name() {
     let other_name = ca.issue("elsewhere", &["elsewhere.test"], Valid::Now);
     let node = NodeSide::load(Some(&ca.ca), Verify::Ca, None, rules(&crl)).unwrap();
     Link::new(&other_name.client_side(None).unwrap(), &node).assert_works();
-    // A node is shown a certificate, too: the files keep their order.
+    // With a certificate for nodes, the files keep their order.
     let mine = ca.issue("mine", &["client"], Valid::Now);
     let node = NodeSide::load(Some(&ca.ca), Verify::Full, Some(mine.paths()), rules(&crl)).unwrap();
     Link::new(&good.client_side(Some(&ca.ca)).unwrap(), &node).assert_works();
 }
 
 #[test]
-fn a_ca_without_a_list_vouches_for_nobody() {
+fn certificate_of_a_ca_without_a_revocation_list_is_rejected() {
     let (ca, other) = (Authority::new(), Authority::new());
     let crl = other.revoke("crl.pem", &[]);
     let node = NodeSide::load(Some(&ca.ca), Verify::Full, None, rules(&crl)).unwrap();
@@ -81,7 +81,7 @@ fn a_ca_without_a_list_vouches_for_nobody() {
 }
 
 #[test]
-fn lists_that_cannot_be_used_are_refused_and_the_old_one_stays() {
+fn unusable_revocation_lists_are_rejected_and_the_old_one_stays() {
     let ca = Authority::new();
     let server = ca.issue("server", &["localhost"], Valid::Now);
     let load = |crl: &Path| ClientSide::load(&server.cert, &server.key, Some(&ca.ca), rules(crl));
@@ -108,7 +108,7 @@ fn lists_that_cannot_be_used_are_refused_and_the_old_one_stays() {
 }
 
 #[test]
-fn a_list_that_nothing_is_checked_against_is_refused() {
+fn revocation_list_without_verification_is_rejected() {
     let ca = Authority::new();
     let server = ca.issue("server", &["localhost"], Valid::Now);
     let crl = ca.revoke("crl.pem", &[]);

@@ -1,4 +1,4 @@
-//! Files change under connections that go on.
+//! Certificate files change while connections exist.
 
 #![allow(clippy::unwrap_used)] // In a test, a panic is the report.
 
@@ -13,14 +13,14 @@ use std::thread;
 use support::{Authority, Link, Valid};
 use tls::{ClientSide, NodeSide, PeerRules, TlsError, Verify};
 
-/// As a careful operator replaces a file: whole, under the same name.
+/// Replaces a file atomically under the same name.
 fn replace(path: &Path, text: &str) {
     let next = path.with_extension("next");
     fs::write(&next, text).unwrap();
     fs::rename(&next, path).unwrap();
 }
 
-/// Whether a connection that asks for this name gets a certificate for it.
+/// Whether a connection for this name gets a certificate for it.
 fn serves(side: &ClientSide, ca: &Authority, name: &str) -> bool {
     let node = ca.node_side(Verify::Full);
     let mut link = Link::new(side, &node);
@@ -29,7 +29,7 @@ fn serves(side: &ClientSide, ca: &Authority, name: &str) -> bool {
 }
 
 #[test]
-fn a_hundred_rotations_under_load_disturb_nobody() {
+fn rotations_under_load_do_not_disturb_connections() {
     let ca = Authority::new();
     let pair = ca.issue("server", &["localhost"], Valid::Now);
     let side = pair.client_side(None).unwrap();
@@ -58,7 +58,7 @@ fn a_hundred_rotations_under_load_disturb_nobody() {
             let name = format!("round-{round}");
             let (cert, key) = ca.issue_text(&["localhost", &name], Valid::Now);
             replace(&pair.cert, &cert);
-            // Between the two renames the files do not fit: said once, and the old pair goes on.
+            // Between the two renames the files do not match. That is reported once, and the old pair stays in use.
             assert!(matches!(side.refresh(), Err(TlsError::Mismatch { .. })));
             assert!(!side.refresh().unwrap());
             replace(&pair.key, &key);
@@ -76,8 +76,8 @@ fn a_hundred_rotations_under_load_disturb_nobody() {
 }
 
 #[test]
-fn a_swapped_link_of_a_directory_is_noticed() {
-    // As Kubernetes mounts a secret: the files are links to `..data/x`, and `..data` is a link that is replaced.
+fn replaced_directory_link_is_noticed() {
+    // Kubernetes mounts a secret like this: the files are links to `..data/x`, and the link `..data` is replaced.
     let ca = Authority::new();
     let version = |name: &str| {
         let (cert, key) = ca.issue_text(&["localhost", name], Valid::Now);
@@ -99,7 +99,7 @@ fn a_swapped_link_of_a_directory_is_noticed() {
 }
 
 #[test]
-fn an_error_is_said_once_and_the_old_certificate_stays() {
+fn error_is_reported_once_and_the_old_certificate_stays() {
     let ca = Authority::new();
     let pair = ca.issue("server", &["localhost"], Valid::Now);
     let (cert, key) = (fs::read_to_string(&pair.cert).unwrap(), fs::read_to_string(&pair.key).unwrap());
@@ -108,15 +108,15 @@ fn an_error_is_said_once_and_the_old_certificate_stays() {
     for bad in ["", half, "no certificate"] {
         for _ in 0..2 {
             fs::write(&pair.cert, bad).unwrap();
-            side.refresh().expect_err("it is new, or came back after a good one");
+            side.refresh().expect_err("the bad content is new, or follows a good one");
             for _ in 0..3 {
                 assert!(!side.refresh().unwrap());
-                // Written again, but with the same content.
+                // The same content is written again.
                 replace(&pair.cert, bad);
             }
             assert!(serves(&side, &ca, "localhost"));
             fs::write(&pair.cert, &cert).unwrap();
-            assert!(!side.refresh().unwrap(), "what is current is back");
+            assert!(!side.refresh().unwrap(), "the current content is back");
         }
     }
     fs::remove_file(&pair.key).unwrap();
@@ -128,7 +128,7 @@ fn an_error_is_said_once_and_the_old_certificate_stays() {
 }
 
 #[test]
-fn a_client_ca_that_was_replaced_ends_what_it_had_admitted() {
+fn replaced_client_ca_rejects_old_certificates_and_tickets() {
     let (old, new) = (Authority::new(), Authority::new());
     let bundle = old.path("clients.pem");
     fs::copy(&old.ca, &bundle).unwrap();
@@ -142,13 +142,13 @@ fn a_client_ca_that_was_replaced_ends_what_it_had_admitted() {
     assert!(Link::new(&side, &of_new).settle().is_err());
     replace(&bundle, &fs::read_to_string(&new.ca).unwrap());
     assert!(side.refresh().unwrap());
-    // Its session ticket does not let it in either.
+    // Its session ticket is rejected, too.
     assert!(Link::new(&side, &of_old).settle().is_err());
     Link::new(&side, &of_new).assert_works();
 }
 
 #[test]
-fn the_ca_and_the_pair_for_nodes_are_read_again() {
+fn ca_and_pair_for_nodes_are_reloaded() {
     let (old, new) = (Authority::new(), Authority::new());
     let ca = old.path("nodes.pem");
     fs::copy(&old.ca, &ca).unwrap();
@@ -174,7 +174,7 @@ fn the_ca_and_the_pair_for_nodes_are_read_again() {
 }
 
 #[test]
-fn a_change_that_size_and_time_hide_is_noticed() {
+fn change_with_equal_size_and_modification_time_is_noticed() {
     let ca = Authority::new();
     let pair = ca.issue("server", &["localhost"], Valid::Now);
     for path in [&pair.cert, &pair.key] {
@@ -185,8 +185,8 @@ fn a_change_that_size_and_time_hide_is_noticed() {
     let size = fs::metadata(&pair.cert).unwrap().len() as usize;
     fs::write(&pair.cert, "x".repeat(size)).unwrap();
     touch(&pair.cert, "2001-01-01");
-    // Same size, same time, same inode: only the time of the change itself shows it.
-    side.refresh().expect_err("it holds no certificate");
+    // Size, modification time and inode are equal. Only the change time differs.
+    side.refresh().expect_err("the file has no certificate");
 }
 
 fn touch(path: &Path, date: &str) {

@@ -1,4 +1,4 @@
-//! Any split of the bytes gives the same conversation.
+//! The result does not depend on how bytes are split.
 
 #![allow(clippy::unwrap_used)] // In a test, a panic is the report.
 
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use support::{Authority, Link, carry};
 use tls::{ClientSide, NodeSide, PeerRules, Stream, Verify};
 
-/// A repeating list of how many bytes pass at a time. A large one is always among them, or a megabyte takes minutes.
+/// A repeating list of sizes. One of them is always large, or a megabyte would take minutes.
 fn splits() -> impl Strategy<Value = Vec<usize>> {
     prop::collection::vec(prop_oneof![1..8_usize, 1..600_usize, 1..20_000_usize, Just(200_000)], 1..12).prop_map(
         |mut splits| {
@@ -29,7 +29,7 @@ fn bytes(length: usize, seed: usize) -> Vec<u8> {
 
 fn drain(link: &mut Link, splits: &mut impl Iterator<Item = usize>) {
     while !(link.server.outgoing().is_empty() && link.client.outgoing().is_empty()) {
-        let taken = splits.next().expect("it repeats");
+        let taken = splits.next().expect("the list repeats");
         let one = carry(&mut link.client, taken, &mut link.server, &mut link.at_server);
         let other = carry(&mut link.server, taken, &mut link.client, &mut link.at_client);
         assert!(one.is_ok() && other.is_ok());
@@ -44,7 +44,7 @@ fn sides() -> (ClientSide, NodeSide) {
 }
 
 #[test]
-fn every_byte_alone_works() {
+fn connection_works_with_single_bytes() {
     let (server, node) = sides();
     let mut link = Link::new(&server, &node);
     let sent = bytes(40_000, 0);
@@ -59,12 +59,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_split_gives_the_same(splits in splits(), to_server in sizes(), to_client in sizes()) {
+    fn connection_does_not_depend_on_splitting(splits in splits(), to_server in sizes(), to_client in sizes()) {
         let (server, node) = sides();
         let mut link = Link::new(&server, &node);
         let mut splits = splits.into_iter().cycle();
         let (mut sent_up, mut sent_down) = (Vec::new(), Vec::new());
-        // Before the handshake is done, and afterwards with records of the other direction half read.
+        // The first round sends before the handshake; later rounds send while records of the other direction are
+        // incomplete.
         for round in 0..to_server.len().max(to_client.len()) {
             if let Some(size) = to_server.get(round) {
                 let piece = bytes(*size, round);
@@ -72,7 +73,7 @@ proptest! {
                 sent_up.extend(piece);
             }
             for _ in 0..3 {
-                let taken = splits.next().expect("it repeats");
+                let taken = splits.next().expect("the list repeats");
                 let received = carry(&mut link.client, taken, &mut link.server, &mut link.at_server);
                 prop_assert!(received.is_ok());
             }
@@ -92,18 +93,18 @@ proptest! {
     }
 
     #[test]
-    fn a_spoilt_byte_never_becomes_plaintext(place in any::<prop::sample::Index>(), bit in 0..8_u32, splits in splits()) {
+    fn damage_never_gives_plaintext(position in any::<prop::sample::Index>(), bit in 0..8_u32, splits in splits()) {
         let ca = Authority::new();
         let mut link = Link::new(&ca.client_side(), &ca.node_side(Verify::Full));
         link.settle().unwrap();
         let sent = bytes(50_000, 1);
         link.client.send(&sent);
         let mut spoilt = link.client.outgoing().to_vec();
-        spoilt[place.index(sent.len())] ^= 1 << bit;
+        spoilt[position.index(sent.len())] ^= 1 << bit;
         let mut splits = splits.into_iter().cycle();
         let mut rest = &spoilt[..];
         while !rest.is_empty() {
-            let taken = splits.next().expect("it repeats").min(rest.len());
+            let taken = splits.next().expect("the list repeats").min(rest.len());
             let at_server = &mut link.at_server;
             let _ = link.server.receive(&rest[..taken], &mut |piece| at_server.extend_from_slice(piece));
             rest = &rest[taken..];
@@ -113,20 +114,20 @@ proptest! {
     }
 
     #[test]
-    fn garbage_in_a_handshake_is_survived(garbage in prop::collection::vec(any::<u8>(), 0..2000), after in 0..3000_usize, splits in splits()) {
+    fn garbage_in_a_handshake_does_no_harm(garbage in prop::collection::vec(any::<u8>(), 0..2000), after in 0..3000_usize, splits in splits()) {
         let ca = Authority::new();
         let link = Link::new(&ca.client_side(), &ca.node_side(Verify::Full));
         let (mut server, mut client) = (link.server, link.client);
         let mut splits = splits.into_iter().cycle();
         let (mut passed, mut ignored) = (0, Vec::new());
         while passed < after && !(client.outgoing().is_empty() && server.outgoing().is_empty()) {
-            let taken = splits.next().expect("it repeats").min(after - passed);
+            let taken = splits.next().expect("the list repeats").min(after - passed);
             passed += taken;
             let _ = carry(&mut client, taken, &mut server, &mut ignored);
             let _ = carry(&mut server, taken, &mut client, &mut ignored);
         }
         for end in [&mut server, &mut client] {
-            spoil(end, &garbage, splits.next().expect("it repeats"));
+            spoil(end, &garbage, splits.next().expect("the list repeats"));
         }
         prop_assert!(ignored.is_empty());
     }
@@ -135,7 +136,7 @@ proptest! {
 fn spoil(end: &mut Stream, garbage: &[u8], split: usize) {
     for piece in garbage.chunks(split) {
         let _ = end.receive(piece, &mut |plain| {
-            assert!(plain.is_empty(), "nothing of it was encrypted by the peer");
+            assert!(plain.is_empty(), "the peer did not encrypt the garbage");
         });
     }
     end.send(b"dropped or kept");

@@ -1,19 +1,19 @@
-//! Whether to ask for more events right after some were handled.
+//! Decides whether to ask for more events right after some were handled.
 //!
-//! An answer without events costs a system call. An answer with events saves one: the worker need not return to its own
-//! epoll descriptor to be woken for them.
+//! An answer without events wastes a system call. An answer with events saves one, because the worker need not wait on
+//! its own epoll descriptor for them.
 
-/// The confidence rises with each answer that has events, and falls with each that has none. So it is high if more than half
-/// of them have events, and a few without any do not matter then.
+/// The confidence rises with each answer that has events, and falls with each that has none. So it is high if more than
+/// half of the answers have events, despite a few without.
 const MAX_CONFIDENCE: u8 = 8;
 const MIN_CONFIDENCE_TO_ASK: u8 = 2;
-/// While nothing is expected, one of so many occasions is used to find out whether that has changed.
+/// With low confidence, one of this many occasions is used as a trial, in case events are frequent again.
 const TRIAL_INTERVAL: u8 = 16;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LookAgain {
     confidence: u8,
-    /// Occasions that were not used since the last trial.
+    /// Occasions since the last trial.
     skipped: u8,
 }
 
@@ -22,7 +22,7 @@ impl LookAgain {
         Self { confidence: MIN_CONFIDENCE_TO_ASK, skipped: 0 }
     }
 
-    /// Whether to ask on this occasion. [`Self::record`] must follow if so.
+    /// Whether to ask on this occasion. If so, [`Self::record`] must follow.
     pub(super) fn decide(&mut self) -> bool {
         if self.confidence >= MIN_CONFIDENCE_TO_ASK {
             return true;
@@ -31,7 +31,7 @@ impl LookAgain {
         self.skipped == 0
     }
 
-    /// The answer.
+    /// Records whether the answer had events.
     pub(super) fn record(&mut self, has_found_events: bool) {
         self.confidence = if has_found_events {
             (self.confidence + 1).min(MAX_CONFIDENCE)
@@ -45,7 +45,7 @@ impl LookAgain {
 mod tests {
     use super::*;
 
-    /// The number of questions on `occasions` occasions, of which each would find events, or none.
+    /// How often `look` asks on `occasions` occasions, if each answer has events or none has.
     fn questions(look: &mut LookAgain, occasions: usize, finds_events: bool) -> usize {
         (0..occasions)
             .filter(|_| {
@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn it_asks_as_long_as_that_finds_events() {
+    fn asks_while_most_answers_have_events() {
         let mut look = LookAgain::new();
         assert_eq!(questions(&mut look, 1000, true), 1000);
         for _ in 0..100 {
@@ -71,14 +71,14 @@ mod tests {
     }
 
     #[test]
-    fn it_seldom_asks_while_that_finds_nothing() {
+    fn asks_seldom_while_answers_have_no_events() {
         let mut look = LookAgain::new();
         let asked = questions(&mut look, 16_000, false);
         assert!((1000..=1010).contains(&asked), "{asked}");
     }
 
     #[test]
-    fn it_notices_that_events_come_again() {
+    fn asks_again_soon_after_events_return() {
         let mut look = LookAgain::new();
         questions(&mut look, 1000, false);
         let asked = questions(&mut look, 1000, true);

@@ -1,5 +1,5 @@
-//! The self-test of [`Events::swap`], with connections of the module itself. Sessions migrate in this way, so they migrate
-//! only on machines where the test passes.
+//! The self-test of [`Events::swap`], with connections of its own. Migration uses [`Events::swap`], so sessions migrate
+//! only if the test passes on this machine.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
@@ -33,9 +33,9 @@ pub(super) fn run() -> Result<(), &'static str> {
     if new_near.write(b"1").is_err() || near.write(b"1").is_ok() {
         return Err("bytes do not go to the connection that has taken the place");
     }
-    let mut heard = Vec::new();
-    events.dispatch(|event| heard.push(event));
-    if heard != [Event { key: 3, is_end: false }] || !matches!(far.read(&mut [0; 2]), Ok(1)) {
+    let mut received = Vec::new();
+    events.dispatch(|event| received.push(event));
+    if received != [Event { key: 3, is_end: false }] || !matches!(far.read(&mut [0; 2]), Ok(1)) {
         return Err("events of a connection that was replaced are not those of the new one");
     }
     Ok(())
@@ -45,7 +45,7 @@ fn epoll() -> Result<OwnedFd, &'static str> {
     // SAFETY: no pointer is given; the descriptor has no other owner.
     match unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) } {
         -1 => Err("there are no more descriptors"),
-        // SAFETY: just made.
+        // SAFETY: just created.
         made => Ok(unsafe { OwnedFd::from_raw_fd(made) }),
     }
 }
@@ -60,7 +60,7 @@ fn pair() -> Result<(UnixStream, UnixStream), &'static str> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn it_works_here() {
+    fn self_test_passes_on_this_machine() {
         assert_eq!(super::run(), Ok(()));
     }
 }

@@ -11,13 +11,13 @@ use crate::json_scanner::JsonScanner;
 use crate::restore::{OverBudget, RestoreBuilder};
 use crate::state_summary::{SUMMARY_KEYS, StateSummary, UnusableStates};
 
-/// The most bytes of a token, which is sent in a login packet. One that is signed with RSA has 500 to 900.
+/// Maximum bytes of a token, which is sent in a login packet. A token that is signed with RSA has 500 to 900.
 const MAX_TOKEN: usize = 64 * 1024;
 /// Bytes of scanned values that are kept even if the budget is used up. Without them the export could not be undone.
 const ALWAYS_KEPT: usize = 64 * 1024;
 const NULL: u8 = 0xfb;
 
-/// A length-encoded integer, as far as it was received.
+/// Collects a length-encoded integer.
 #[derive(Debug, Default)]
 struct LengthReader {
     bytes: [u8; 9],
@@ -25,14 +25,14 @@ struct LengthReader {
 }
 
 impl LengthReader {
-    /// One more byte. Returns the number once it is complete.
+    /// Adds a byte. Returns the integer once it is complete.
     fn push(&mut self, byte: u8) -> Option<u64> {
         self.bytes[self.count] = byte;
         self.count += 1;
         lenenc::read(&self.bytes[..self.count]).map(|(length, _)| length)
     }
 
-    /// Whether the first byte is not that of a number.
+    /// Whether the first byte does not begin an integer.
     const fn is_none(&self) -> bool {
         self.bytes[0] == NULL || self.bytes[0] == 0xff
     }
@@ -53,9 +53,9 @@ pub(super) struct Row {
     field: RowField,
     limits: MemoryLimits,
     scan: JsonScanner,
-    /// For the values that `scan` keeps.
+    /// Memory for the values that `scan` keeps.
     reservation: Reservation,
-    /// Err: why none is built.
+    /// Err: the reason why no statement is built.
     statement: Result<Option<RestoreBuilder>, UnusableStates>,
     token: SecretBytes,
 }
@@ -72,7 +72,7 @@ impl Row {
         })
     }
 
-    /// The next bytes. False: the row is invalid.
+    /// Processes the next bytes. False: the row is invalid.
     pub(super) fn push(&mut self, bytes: &[u8]) -> bool {
         let mut rest = bytes;
         while let Some(&byte) = rest.first() {
@@ -124,7 +124,7 @@ impl Row {
         true
     }
 
-    /// The result, after the last byte. None: the row is invalid.
+    /// The outcome, after the last byte. None: the row is invalid.
     pub(super) fn finish(self) -> Option<ExportOutcome> {
         let RowField::Finished = self.field else { return None };
         let (summary, usable) = StateSummary::from_scan(&self.scan.finish());
@@ -141,7 +141,7 @@ impl Row {
         })
     }
 
-    /// Begins the statement for so many bytes of JSON.
+    /// Begins the statement for `length` bytes of JSON.
     fn begin(&mut self, length: u64) {
         let length = usize::try_from(length).unwrap_or(usize::MAX);
         self.statement = if length > self.limits.per_session {
@@ -153,13 +153,13 @@ impl Row {
     }
 
     fn json(&mut self, bytes: &[u8]) {
-        let (reservation, most) = (&mut self.reservation, self.limits.per_session);
+        let (reservation, limit) = (&mut self.reservation, self.limits.per_session);
         self.scan.push(bytes, |more| {
             let kept = reservation.bytes() + more;
             if kept <= ALWAYS_KEPT {
                 reservation.grow_anyway(more);
             }
-            kept <= ALWAYS_KEPT || kept <= most && reservation.grow(more)
+            kept <= ALWAYS_KEPT || kept <= limit && reservation.grow(more)
         });
         if let Ok(Some(builder)) = &mut self.statement
             && builder.push(bytes) == Err(OverBudget)
@@ -169,7 +169,7 @@ impl Row {
     }
 }
 
-/// How many of these bytes belong to a field of which `to_come` bytes are missing.
+/// How many of `bytes` belong to a field that still lacks `to_come` bytes.
 fn within(bytes: &[u8], to_come: u64) -> usize {
     usize::try_from(to_come).map_or(bytes.len(), |to_come| to_come.min(bytes.len()))
 }

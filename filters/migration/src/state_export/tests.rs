@@ -18,7 +18,7 @@ fn answer(payloads: &[&[u8]]) -> Vec<u8> {
     payloads.iter().zip(1..).flat_map(|(payload, sequence)| packets(payload, sequence)).collect()
 }
 
-fn a_row(json: &[u8], token: Option<&[u8]>) -> Vec<u8> {
+fn row_of(json: &[u8], token: Option<&[u8]>) -> Vec<u8> {
     let mut payload = Vec::new();
     lenenc::write(&mut payload, json.len() as u64);
     payload.extend(json);
@@ -48,7 +48,7 @@ fn within(limits: &MemoryLimits, deprecate_eof: bool, bytes: &[u8], size: usize)
     let mut export = StateExport::new(deprecate_eof, limits.clone());
     let mut pieces = bytes.chunks(size);
     let ended = pieces.find_map(|piece| export.receive(piece));
-    assert!(ended.is_none() || pieces.next().is_none(), "it ended early");
+    assert!(ended.is_none() || pieces.next().is_none(), "the export ended early");
     ended
 }
 
@@ -57,52 +57,52 @@ fn states(outcome: Option<ExportOutcome>) -> ExportedStates {
     states
 }
 
-/// JSON of so many bytes, with what the last statement has left on both sides.
+/// JSON of `size` bytes, which begins and ends with results of the last statement.
 fn large(size: usize) -> Vec<u8> {
     let (begin, end) =
         (r#"{"affected-rows": 2, "current-db": "d", "user-var-values": {"a": ""#, r#""}, "warnings": []}"#);
     format!("{begin}{}{end}", "x".repeat(size - begin.len() - end.len())).into_bytes()
 }
 
-/// What is put back of it.
+/// The statement that undoes its export.
 const UNDO: &[u8] = br#"SET SESSION_STATES '{"affected-rows":2,"current-db":"d","warnings":[]}'"#;
 
 #[test]
-fn the_statement_is_one_packet() {
+fn export_query_is_one_packet() {
     assert_eq!(export_query(), b"\x14\0\0\0\x03SHOW SESSION_STATES");
 }
 
 #[test]
-fn states_and_token_are_read_however_they_are_cut() {
+fn states_and_token_are_read_however_bytes_are_split() {
     let (json, token) = (large(5000), vec![b't'; 500]);
     for deprecate_eof in [false, true] {
-        let bytes = result(deprecate_eof, &a_row(&json, Some(&token)));
+        let bytes = result(deprecate_eof, &row_of(&json, Some(&token)));
         for size in [1, 3, 100, bytes.len()] {
             let states = states(taken(deprecate_eof, &bytes, size));
             assert!(bytes_of(&states.statement) == bytes_of(&statement(&json)));
             assert_eq!((states.token.len(), &*states.summary.database), (500, "d"));
-            assert_eq!(&states.summary.undo.expect("it is known")[5..], UNDO);
+            assert_eq!(&states.summary.undo.expect("the undo is known")[5..], UNDO);
         }
     }
 }
 
 #[test]
-fn a_row_may_be_longer_than_a_packet() {
+fn row_may_be_longer_than_a_packet() {
     let limits = MemoryLimits { per_session: 64 << 20, ..MemoryLimits::default() };
     for length in [MAX_PAYLOAD - 11, MAX_PAYLOAD + 10] {
         let json = large(length);
-        let bytes = result(true, &a_row(&json, Some(b"t")));
+        let bytes = result(true, &row_of(&json, Some(b"t")));
         let states = states(within(&limits, true, &bytes, 1 << 20));
         assert!(bytes_of(&states.statement) == bytes_of(&statement(&json)));
     }
 }
 
 #[test]
-fn states_that_are_too_large_are_looked_at_and_not_stored() {
+fn too_large_states_are_scanned_but_not_stored() {
     let limits = MemoryLimits { per_session: 1 << 20, budget: Budget::new(2 << 20) };
     let json = large(3 * MAX_PAYLOAD);
     for token in [Some(&b"t"[..]), None] {
-        let bytes = result(false, &a_row(&json, token));
+        let bytes = result(false, &row_of(&json, token));
         let mut export = StateExport::new(false, limits.clone());
         let mut ended = None;
         for piece in bytes.chunks(1 << 16) {
@@ -111,10 +111,10 @@ fn states_that_are_too_large_are_looked_at_and_not_stored() {
             assert!(limits.budget.used() < 100, "{} bytes", limits.budget.used());
         }
         let Some(ExportOutcome::Unusable(UnusableStates::TooLarge, summary)) = ended else { panic!("{ended:?}") };
-        assert_eq!(&summary.undo.expect("it is known")[5..], UNDO);
+        assert_eq!(&summary.undo.expect("the undo is known")[5..], UNDO);
     }
     assert_eq!(limits.budget.used(), 0);
-    let fits = result(false, &a_row(&large(1 << 20), Some(b"t")));
+    let fits = result(false, &row_of(&large(1 << 20), Some(b"t")));
     let states = states(within(&limits, false, &fits, 1 << 16));
     assert!((1 << 20..(1 << 20) + (1 << 17)).contains(&limits.budget.used()));
     drop(states);
@@ -122,69 +122,69 @@ fn states_that_are_too_large_are_looked_at_and_not_stored() {
 }
 
 #[test]
-fn states_that_the_budget_has_no_room_for_are_not_stored() {
+fn states_over_the_budget_are_not_stored() {
     let json = large(100_000);
     let quotes = String::from_utf8(json.clone()).expect("text").replace('x', "'").into_bytes();
     for (json, budget) in [(&json, 50_000), (&quotes, 150_000)] {
         let limits = MemoryLimits { per_session: 1 << 20, budget: Budget::new(budget) };
-        let ended = within(&limits, false, &result(false, &a_row(json, Some(b"t"))), 1 << 12);
+        let ended = within(&limits, false, &result(false, &row_of(json, Some(b"t"))), 1 << 12);
         let Some(ExportOutcome::Unusable(UnusableStates::OverBudget, summary)) = ended else { panic!("{ended:?}") };
-        assert_eq!(&summary.undo.expect("it is known")[5..], UNDO);
+        assert_eq!(&summary.undo.expect("the undo is known")[5..], UNDO);
         assert_eq!(limits.budget.used(), 0);
     }
 }
 
-/// Even then the session must be able to go on as it was.
+/// Without these values the session could not continue as before.
 #[test]
-fn what_the_last_statement_left_is_kept_where_nothing_else_is() {
+fn undo_values_up_to_64_kib_are_kept_without_budget() {
     let limits = MemoryLimits { per_session: 1 << 20, budget: Budget::new(0) };
     let warnings = |size: usize| format!(r#"{{"warnings":["{}"]}}"#, "w".repeat(size)).into_bytes();
     for (size, is_known) in [(60_000, true), (70_000, false)] {
-        let ended = within(&limits, true, &result(true, &a_row(&warnings(size), Some(b"t"))), 1 << 12);
+        let ended = within(&limits, true, &result(true, &row_of(&warnings(size), Some(b"t"))), 1 << 12);
         let Some(ExportOutcome::Unusable(UnusableStates::OverBudget, summary)) = ended else { panic!("{ended:?}") };
         assert_eq!(summary.undo.is_some(), is_known, "{size}");
     }
 }
 
 #[test]
-fn a_token_that_cannot_be_sent_is_discarded() {
-    let bytes = result(true, &a_row(b"{}", Some(&[b't'; 70_000])));
+fn too_large_token_makes_the_states_unusable() {
+    let bytes = result(true, &row_of(b"{}", Some(&[b't'; 70_000])));
     assert!(matches!(taken(true, &bytes, 1 << 12), Some(ExportOutcome::Unusable(UnusableStates::TooLarge, _))));
 }
 
 #[test]
-fn a_node_without_certificate_gives_no_token() {
+fn states_without_a_token_are_reported() {
     for token in [None, Some(&b""[..])] {
-        let ended = taken(true, &result(true, &a_row(br#"{"current-db":"d"}"#, token)), 7);
+        let ended = taken(true, &result(true, &row_of(br#"{"current-db":"d"}"#, token)), 7);
         let Some(ExportOutcome::NoToken(summary)) = ended else { panic!("{ended:?}") };
         assert_eq!(summary.database, "d");
     }
 }
 
 #[test]
-fn unreadable_states_cannot_be_restored() {
-    let ended = taken(true, &result(true, &a_row(b"[]", Some(b"t"))), 7);
+fn states_that_are_no_object_are_unusable() {
+    let ended = taken(true, &result(true, &row_of(b"[]", Some(b"t"))), 7);
     assert_eq!(ended, Some(ExportOutcome::Unusable(UnusableStates::InvalidJson, StateSummary::default())));
 }
 
 #[test]
-fn a_refusal_has_its_code() {
-    let refusal = answer(&[b"\xff\xd2\x1f#HY000cannot migrate the current session: session has active transaction"]);
-    assert_eq!(taken(false, &refusal, 4), Some(ExportOutcome::Rejected(8146)));
+fn rejected_export_has_the_error_code() {
+    let rejection = answer(&[b"\xff\xd2\x1f#HY000cannot migrate the current session: session has active transaction"]);
+    assert_eq!(taken(false, &rejection, 4), Some(ExportOutcome::Rejected(8146)));
     let late = answer(&[&[2], DEFINITION, b"\xff\x25\x05#70100interrupted"]);
     assert_eq!(taken(false, &late, 4), Some(ExportOutcome::Rejected(1317)));
 }
 
 #[test]
-fn definitions_may_be_left_out() {
-    let row = a_row(b"{}", Some(b"t"));
+fn result_may_have_no_definitions() {
+    let row = row_of(b"{}", Some(b"t"));
     assert!(matches!(taken(true, &answer(&[&[2, 0], &row, OK_END]), 5), Some(ExportOutcome::States(_))));
     assert!(matches!(taken(false, &answer(&[&[2, 0], EOF, &row, EOF]), 5), Some(ExportOutcome::States(_))));
 }
 
 #[test]
-fn what_is_no_answer_is_known() {
-    let row = a_row(b"{}", Some(b"t"));
+fn invalid_answers_are_protocol_errors() {
+    let row = row_of(b"{}", Some(b"t"));
     for payloads in [
         &[&[3_u8][..]][..],
         &[b"\0\0\0\x02\0\0\0"],
@@ -206,8 +206,8 @@ fn what_is_no_answer_is_known() {
 }
 
 #[test]
-fn what_comes_behind_the_answer_is_told_apart() {
-    let alone = result(false, &a_row(b"{}", Some(b"t")));
+fn bytes_after_the_answer_are_detected() {
+    let alone = result(false, &row_of(b"{}", Some(b"t")));
     let behind = [&alone[..], b"\xff"].concat();
     for (bytes, more) in [(alone, false), (behind, true)] {
         let mut export = StateExport::new(false, MemoryLimits::default());
@@ -216,7 +216,7 @@ fn what_comes_behind_the_answer_is_told_apart() {
     }
 }
 
-/// Neither as text nor as numbers.
+/// Checks both text and numbers.
 fn assert_hidden(value: &impl std::fmt::Debug) {
     for shown in [format!("{value:?}"), format!("{value:#?}").replace([' ', '\n'], "")] {
         assert!(
@@ -227,7 +227,7 @@ fn assert_hidden(value: &impl std::fmt::Debug) {
 }
 
 #[test]
-fn states_are_not_shown() {
+fn debug_output_hides_states() {
     let statement = Rc::new(statement(b"secret"));
     let summary = StateSummary {
         database: "secret".to_owned(),
@@ -245,9 +245,9 @@ fn states_are_not_shown() {
 }
 
 #[test]
-fn states_are_not_shown_while_they_arrive() {
+fn debug_output_hides_states_while_they_arrive() {
     let json = br#"{"current-db":"secret","user-var-values":{"a":"secret"}}"#;
-    let answer = result(false, &a_row(json, Some(b"secret")));
+    let answer = result(false, &row_of(json, Some(b"secret")));
     for length in 0..answer.len() {
         let mut export = StateExport::new(false, MemoryLimits::default());
         assert!(export.receive(&answer[..length]).is_none());

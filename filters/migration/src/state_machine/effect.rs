@@ -1,4 +1,4 @@
-//! What a migration has its caller do, and why it aborts.
+//! What the caller of a migration does, and why a migration aborts.
 
 use std::rc::Rc;
 
@@ -11,57 +11,56 @@ use crate::state_summary::UnusableStates;
 use crate::target_login::LoginFailure;
 use crate::timeouts::MigrationStep;
 
-/// What the caller is to do.
+/// What the caller does.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Send this to the target.
+    /// Send these bytes to the target.
     SendToTarget(SecretBytes),
-    /// Send this to the target. It may be long.
+    /// Send this statement to the target. It may be long.
     RestoreStates(Rc<RestoreStatement>),
-    /// Send this to the target, and begin TLS behind it. [`Migration::on_target_tls_established`] when TLS is
+    /// Send these bytes to the target, then start TLS. Call [`Migration::on_target_tls_established`] when it is
     /// established.
     StartTargetTls(Vec<u8>),
-    /// The target is ready. [`Migration::start_export`] as soon as the session is idle.
+    /// The target is ready. Call [`Migration::start_export`] as soon as the session is idle.
     TargetReady,
-    /// Pass on nothing of the client until [`Effect::Switch`] or [`Effect::Abort`], and send this to the old node. What
-    /// it sends goes to [`Migration::on_old_node_bytes`].
+    /// Forward no bytes of the client until [`Effect::Switch`] or [`Effect::Abort`]. Send these bytes to the old node,
+    /// and pass its answers to [`Migration::on_old_node_bytes`].
     HoldClient(SecretBytes),
-    /// Send this to the old node.
+    /// Send these bytes to the old node.
     SendToOldNode(SecretBytes),
-    /// The session continues at the target: call [`Migration::on_switched`] then. If the old connection has
-    /// unread bytes, these are read first, and [`Migration::retry_switch`] follows.
+    /// Continue the session at the target, and call [`Migration::on_switched`]. If the old connection has unread bytes,
+    /// read these first, and call [`Migration::retry_switch`].
     Switch,
-    /// The session stays. The connection to the target can be closed.
+    /// The session stays at its node. Close the connection to the target.
     Abort(AbortReason),
-    /// Let other sessions migrate meanwhile: the session cannot continue without an answer that the old node owes, and that
-    /// may take long.
+    /// Let other sessions migrate: this session must wait for an answer of the old node, which may take long.
     ReleaseSlots,
-    /// The old node is gone or cannot be followed, and no target has restored the session. If there
-    /// are [`Migration::take_snapshot`] states, another node may still restore it.
+    /// The old node is gone or has violated the protocol, and no target has restored the session. If
+    /// [`Migration::take_snapshot`] returns states, another node may still restore the session.
     Lost,
 }
 
 /// Why a session stays on its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AbortReason {
-    /// The target cannot be reached, or has closed the connection, in this step.
+    /// The target could not be reached, or closed the connection, in this step.
     Unreachable(MigrationStep),
-    /// This step, or the whole migration in this step, took too long.
+    /// This step took too long, or the whole migration did so in this step.
     TimedOut(MigrationStep),
     /// The login or the restore at the target failed.
     TargetFailed(LoginFailure),
-    /// The old node rejects the export: error 8146, with TiDB's reason in its text.
+    /// The old node rejected the export: error 8146, with TiDB's reason in its text.
     ExportRejected(u16),
-    /// The old node has no certificate to sign tokens with.
+    /// The old node has no certificate to sign a token with.
     NoToken,
-    /// Its states cannot be restored at another node.
+    /// The states cannot be restored at another node.
     UnusableStates(UnusableStates),
-    /// The session does not need to migrate any more.
+    /// The session need not migrate any more.
     Cancelled,
 }
 
 impl AbortReason {
-    /// Whether another target may do better.
+    /// Whether another target may succeed.
     #[must_use]
     pub const fn is_target_fault(self) -> bool {
         match self {
@@ -71,7 +70,7 @@ impl AbortReason {
         }
     }
 
-    /// Whether another session may do better, between the same nodes.
+    /// Whether another session may succeed, between the same nodes.
     #[must_use]
     pub const fn is_session_fault(self) -> bool {
         match self {

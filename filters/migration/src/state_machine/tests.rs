@@ -65,7 +65,7 @@ fn restoring() -> Migration {
 }
 
 #[test]
-fn a_session_migrates() {
+fn session_migrates_after_login_and_restore() {
     let mut migration = restoring();
     assert!(matches!(migration.on_target_bytes(&packets(OK, 2), at(0))[..], [Effect::RestoreStates(_)]));
     assert_eq!(migration.on_target_bytes(&[packets(OK, 1), packets(OK, 1)].concat(), at(0)), [Effect::Switch]);
@@ -74,31 +74,31 @@ fn a_session_migrates() {
     assert!(!migration.is_client_held() && migration.deadline().is_none());
 }
 
-/// The target has all of it.
+/// Passes the answers of the target to the login and the restore.
 const COMPLETE_LOGIN: fn(&mut Migration) -> Vec<Effect> = |migration| {
     assert!(matches!(migration.on_target_bytes(&packets(OK, 2), at(0))[..], [Effect::RestoreStates(_)]));
     migration.on_target_bytes(&[packets(OK, 1), packets(OK, 1)].concat(), at(0))
 };
 
 #[test]
-fn a_session_goes_nowhere_while_the_end_of_its_old_connection_is_in_doubt() {
+fn session_does_not_switch_while_the_old_node_is_in_doubt() {
     let mut migration = restoring();
     assert!(!migration.is_logged_in());
     migration.on_old_conn_closed();
     assert_eq!(COMPLETE_LOGIN(&mut migration), []);
     assert!(migration.is_logged_in() && migration.is_client_held());
     assert_eq!(migration.retry_switch(), []);
-    assert_eq!(migration.on_old_node_lost(), [Effect::Switch], "its node is gone");
+    assert_eq!(migration.on_old_node_lost(), [Effect::Switch], "the old node is gone");
 
     let mut migration = restoring();
     assert_eq!(COMPLETE_LOGIN(&mut migration), [Effect::Switch]);
-    assert_eq!(migration.retry_switch(), [Effect::Switch], "there was something to read first");
+    assert_eq!(migration.retry_switch(), [Effect::Switch], "there were unread bytes");
     migration.on_old_conn_closed();
     assert_eq!(migration.retry_switch(), []);
-    // The target ends, too, before it is known why the old node has closed.
+    // The target fails as well, before the cause of the old node's close is known.
     assert!(matches!(migration.on_target_lost(at(0))[..], [Effect::SendToOldNode(_)]));
     assert_eq!(migration.on_old_node_lost(), [Effect::Lost]);
-    assert!(migration.take_snapshot().is_some(), "another node may take it");
+    assert!(migration.take_snapshot().is_some(), "another node may restore the session");
 
     let mut migration = exporting();
     migration.on_old_conn_closed();
@@ -106,14 +106,14 @@ fn a_session_goes_nowhere_while_the_end_of_its_old_connection_is_in_doubt() {
 }
 
 #[test]
-fn what_the_old_node_says_unasked_leaves_no_way_back() {
+fn unrequested_bytes_of_the_old_node_make_the_undo_impossible() {
     let mut migration = restoring();
     assert_eq!(migration.on_old_node_bytes(&error(1053, 0), at(0)), []);
     assert_eq!(migration.on_target_lost(at(0)), [Effect::Lost]);
 }
 
 #[test]
-fn before_it_is_held_it_just_stays() {
+fn failure_before_the_client_is_held_aborts_at_once() {
     for (mut migration, effects) in [
         (started(), AbortReason::Unreachable(MigrationStep::Connecting)),
         (ready(), AbortReason::Unreachable(MigrationStep::WaitingForIdle)),
@@ -131,7 +131,7 @@ fn before_it_is_held_it_just_stays() {
 }
 
 #[test]
-fn a_node_that_does_not_let_it_go_keeps_it() {
+fn session_stays_if_the_old_node_exports_no_usable_states() {
     assert_eq!(
         exporting().on_old_node_bytes(&error(8146, 1), at(0)),
         [Effect::Abort(AbortReason::ExportRejected(8146))]
@@ -140,7 +140,7 @@ fn a_node_that_does_not_let_it_go_keeps_it() {
     let mut migration = exporting();
     assert!(
         matches!(migration.on_old_node_bytes(&without, at(0))[..], [Effect::SendToOldNode(_)]),
-        "what the export has changed is put back"
+        "the export is undone"
     );
     assert_eq!(migration.on_old_node_bytes(&packets(OK, 1), at(0)), [Effect::Abort(AbortReason::NoToken)]);
     assert_eq!(migration.take_snapshot(), None);
@@ -151,7 +151,7 @@ fn a_node_that_does_not_let_it_go_keeps_it() {
     assert_eq!(exporting().on_old_node_bytes(b"\x01\0\0\x01x", at(0)), [Effect::Lost]);
 }
 
-/// An answer with so many bytes of JSON, and `FOUND_ROWS()` of 7.
+/// An exported answer with `size` bytes of text in its JSON, and a `FOUND_ROWS()` of 7.
 fn large(size: usize) -> Vec<u8> {
     let json = format!(r#"{{"found-rows":7,"sys-vars":{{"wait_timeout":"60"}},"x":"{}"}}"#, "x".repeat(size));
     let mut row = Vec::new();
@@ -162,7 +162,7 @@ fn large(size: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_session_whose_states_are_too_large_stays_as_it_was() {
+fn session_with_too_large_states_stays_and_its_export_is_undone() {
     let memory = MemoryLimits { per_session: 1000, ..MemoryLimits::default() };
     let begun = || {
         let mut migration = started().with_memory_limits(memory.clone());
@@ -181,18 +181,18 @@ fn a_session_whose_states_are_too_large_stays_as_it_was() {
     assert_eq!(migration.on_old_node_bytes(&packets(OK, 1), at(0)), [Effect::Abort(too_large)]);
     assert_eq!((migration.take_snapshot(), migration.wait_timeout()), (None, Some(at(60))));
 
-    // What came too late was too large as well: to ask again would be as slow.
+    // Late states are too large as well. The migration reports that reason, because another export would be as slow.
     let mut migration = begun();
     assert_eq!(migration.on_deadline(at(2)), [Effect::ReleaseSlots]);
     assert!(matches!(migration.on_old_node_bytes(&large(1000), at(9))[..], [Effect::SendToOldNode(_)]));
     assert_eq!(migration.on_old_node_bytes(&packets(OK, 1), at(9)), [Effect::Abort(too_large)]);
 
-    // The node says behind them that it closes.
+    // After the states, the node announces that it closes.
     assert_eq!(begun().on_old_node_bytes(&[large(1000), error(1053, 0)].concat(), at(0)), [Effect::Lost]);
 }
 
 #[test]
-fn where_there_is_no_room_for_its_states_it_stays_as_it_was() {
+fn session_over_the_memory_budget_stays_and_its_export_is_undone() {
     let memory = MemoryLimits { per_session: 1 << 20, budget: Budget::new(100_000) };
     let mut migration = started().with_memory_limits(memory.clone());
     migration.on_target_bytes(&greeting(), at(0));
@@ -225,7 +225,7 @@ fn memory_is_reserved_as_long_as_the_states_exist() {
 }
 
 #[test]
-fn what_the_export_has_changed_is_put_back() {
+fn export_is_undone_if_the_target_fails() {
     for (failed, reason) in [
         (error(1045, 2), AbortReason::TargetFailed(LoginFailure::Denied(1045))),
         (packets(b"x", 2), AbortReason::TargetFailed(LoginFailure::ProtocolError)),
@@ -235,14 +235,14 @@ fn what_the_export_has_changed_is_put_back() {
         let [Effect::SendToOldNode(undo)] = &effects[..] else { panic!("{effects:?}") };
         assert_eq!(&undo[5..], br#"SET SESSION_STATES '{"found-rows":7}'"#);
         assert!(migration.is_client_held());
-        // Even where it is refused, or the target is lost meanwhile.
+        // Also if the old node rejects the undo, or the target is lost meanwhile.
         assert_eq!(migration.on_target_lost(at(0)), []);
         assert_eq!(migration.on_old_node_bytes(&error(1064, 1), at(0)), [Effect::Abort(reason)]);
     }
 }
 
 #[test]
-fn an_answer_that_comes_too_late_does_not_reach_the_client() {
+fn late_export_does_not_reach_the_client() {
     let mut migration = exporting();
     assert_eq!(migration.on_deadline(at(1)), []);
     assert_eq!(migration.deadline(), Some(at(2)));
@@ -257,7 +257,7 @@ fn an_answer_that_comes_too_late_does_not_reach_the_client() {
 }
 
 #[test]
-fn each_step_has_its_time_and_all_together_theirs() {
+fn each_step_and_the_whole_migration_have_timeouts() {
     assert_eq!(started().on_deadline(at(2)), [Effect::Abort(AbortReason::TimedOut(MigrationStep::Connecting))]);
     assert_eq!(ready().on_deadline(at(5)), [Effect::Abort(AbortReason::TimedOut(MigrationStep::WaitingForIdle))]);
     let mut migration = restoring();
@@ -277,13 +277,13 @@ fn each_step_has_its_time_and_all_together_theirs() {
 }
 
 #[test]
-fn nothing_departs_before_the_target_is_ready() {
+fn export_starts_once_and_only_if_the_target_is_ready() {
     assert_eq!(started().start_export(identity(), at(0)), []);
     assert_eq!(exporting().start_export(identity(), at(0)), []);
 }
 
 #[test]
-fn a_node_that_says_its_end_behind_the_states_is_not_needed_any_more() {
+fn shutdown_error_after_the_states_does_not_stop_the_migration() {
     let mut migration = exporting();
     let both = [exported("{}"), error(1053, 0)].concat();
     assert!(matches!(migration.on_old_node_bytes(&both, at(0))[..], [Effect::SendToTarget(_)]));
@@ -310,7 +310,7 @@ fn snapshot(since: u64) -> StateSnapshot {
 }
 
 #[test]
-fn a_session_whose_node_is_gone_goes_on_with_fresh_states() {
+fn session_fails_over_with_its_snapshot() {
     let snapshot = snapshot(3);
     let mut migration =
         Migration::start_failover(identity(), NodeTls::Disabled, MigrationTimeouts::default(), snapshot.clone(), at(4));
@@ -336,12 +336,12 @@ fn a_session_whose_node_is_gone_goes_on_with_fresh_states() {
             at(4),
         );
         assert_eq!(end(&mut migration), [Effect::Lost]);
-        assert_eq!(migration.take_snapshot(), Some(snapshot.clone()), "another node may take it");
+        assert_eq!(migration.take_snapshot(), Some(snapshot.clone()), "another node may restore the session");
     }
 }
 
 #[test]
-fn a_token_does_not_grow_younger() {
+fn failover_deadline_is_the_expiry_of_the_token() {
     let migration =
         Migration::start_failover(identity(), NodeTls::Disabled, MigrationTimeouts::default(), snapshot(0), at(49));
     assert_eq!(migration.deadline(), Some(at(50)));
@@ -352,7 +352,7 @@ enum ScriptEvent {
     Target(Vec<u8>),
     Old(Vec<u8>),
     Lost,
-    Depart,
+    StartExport,
     Cancel,
     Wait(u64),
 }
@@ -367,7 +367,7 @@ fn events() -> impl Strategy<Value = ScriptEvent> {
     prop_oneof![
         6 => target.prop_map(ScriptEvent::Target),
         3 => old.prop_map(ScriptEvent::Old),
-        4 => Just(ScriptEvent::Depart),
+        4 => Just(ScriptEvent::StartExport),
         1 => Just(ScriptEvent::Lost),
         1 => Just(ScriptEvent::Cancel),
         1 => (0_u64..4).prop_map(ScriptEvent::Wait),
@@ -375,23 +375,23 @@ fn events() -> impl Strategy<Value = ScriptEvent> {
 }
 
 proptest! {
-    /// Whatever happens: it ends once, the client is held from one order to another, and the old node is asked
-    /// nothing but one thing at a time.
+    /// Whatever happens, the migration finishes once, holds the client until then, and sends the old node one request
+    /// at a time.
     #[test]
-    fn a_client_that_is_held_is_let_go_once(events in prop::collection::vec(events(), 0..40)) {
+    fn migration_finishes_once_and_holds_the_client_until_then(events in prop::collection::vec(events(), 0..40)) {
         let (mut migration, mut now) = (started(), at(0));
-        let (mut held, mut over, mut asked) = (false, false, false);
+        let (mut held, mut finished, mut asked) = (false, false, false);
         for event in events {
             let effects = match event {
                 ScriptEvent::Target(bytes) => migration.on_target_bytes(&bytes, now),
-                // A node that was asked nothing says nothing.
+                // The old node sends nothing without a request.
                 ScriptEvent::Old(bytes) if asked => {
                     asked = false;
                     migration.on_old_node_bytes(&bytes, now)
                 }
                 ScriptEvent::Old(_) => continue,
                 ScriptEvent::Lost => migration.on_target_lost(now),
-                ScriptEvent::Depart => migration.start_export(identity(), now),
+                ScriptEvent::StartExport => migration.start_export(identity(), now),
                 ScriptEvent::Cancel => migration.cancel(now),
                 ScriptEvent::Wait(seconds) => {
                     now += at(seconds);
@@ -399,7 +399,7 @@ proptest! {
                 }
             };
             for effect in effects {
-                prop_assert!(!over, "{effect:?} when it was over");
+                prop_assert!(!finished, "{effect:?} when it was finished");
                 match effect {
                     Effect::HoldClient(_) => {
                         prop_assert!(!held && !asked);
@@ -411,25 +411,25 @@ proptest! {
                     }
                     Effect::Switch => {
                         prop_assert!(held && !asked);
-                        over = true;
+                        finished = true;
                         migration.on_switched();
                     }
                     Effect::Abort(_) | Effect::Lost => {
                         prop_assert!(!asked);
-                        over = true;
+                        finished = true;
                     }
                     Effect::SendToTarget(_) | Effect::RestoreStates(_) | Effect::StartTargetTls(_) | Effect::TargetReady | Effect::ReleaseSlots => {}
                 }
             }
-            prop_assert_eq!(migration.is_client_held(), held && !over);
+            prop_assert_eq!(migration.is_client_held(), held && !finished);
         }
     }
 }
 
 #[test]
-fn a_target_that_speaks_before_tls_is_given_up() {
+fn invalid_bytes_of_the_target_abort_the_migration() {
     let mut migration = started();
-    let given_up = [Effect::Abort(AbortReason::TargetFailed(LoginFailure::ProtocolError))];
-    assert_eq!(migration.on_target_invalid(at(0)), given_up);
+    let aborted = [Effect::Abort(AbortReason::TargetFailed(LoginFailure::ProtocolError))];
+    assert_eq!(migration.on_target_invalid(at(0)), aborted);
     assert!(!migration.is_client_held());
 }

@@ -1,10 +1,10 @@
-//! A login that goes on at another node, because the one that greeted is full (error 1040). Sans-I/O.
+//! Continues a login at another node, because the node that greeted is full (error 1040). No I/O.
 //!
-//! TiDB checks its limit before its greeting, and again when it has the client's response (`openSession` in
-//! pkg/server/conn.go). In a burst of logins many are refused only then. The client's response is computed with the salt of
-//! that greeting, so another node gets the response without the hash, and with an authentication plugin that no account has.
-//! It then asks the client again, with its own salt ("Protocol::AuthSwitchRequest", dev.mysql.com), and from
-//! there on the login is an ordinary one.
+//! TiDB checks its limit before its greeting, and again after the client's response (`openSession` in
+//! pkg/server/conn.go). In a burst of logins, the second check rejects many of them. The client computed its response
+//! with the salt of that node's greeting. So another node gets the response without the hash, and with an
+//! authentication plugin that no account has. That node then asks the client to authenticate with its own salt
+//! ("Protocol::AuthSwitchRequest", dev.mysql.com), and the login continues as usual.
 
 use super::{FirstPacket, Login, LoginStage, Side, first_packet};
 use crate::capability::Capabilities;
@@ -15,26 +15,26 @@ use crate::response::{self, Response};
 
 /// ER_CON_COUNT_ERROR: the server is full.
 pub const TOO_MANY_CONNECTIONS: u16 = 1040;
-/// No account has this plugin.
+/// A plugin that no account has.
 const NO_PLUGIN: &[u8] = b"tidevoy_asks_anew";
 
-/// What to do next.
+/// What the caller does next.
 #[derive(Debug, PartialEq, Eq)]
 pub enum FailoverAction {
     /// Wait for more bytes.
     Wait,
     Send(Vec<u8>),
-    /// Send this, and begin TLS behind it; [`LoginAttempt::on_tls_established`] when it stands.
+    /// Send the SSLRequest, start TLS, and call [`LoginAttempt::on_tls_established`] when it is established.
     StartTls([u8; 36]),
-    /// This node is full, too.
+    /// The node is full, too.
     Full,
-    /// It greets with another error.
+    /// The node's first packet is another error.
     Error,
-    /// It violates the protocol.
+    /// The node violates the protocol.
     Invalid,
-    /// It lacks a capability that client and first node have agreed on.
+    /// The node lacks a capability that the client and the first node agreed on.
     MissingCapability,
-    /// It answers the login: call [`Login::on_switched_node`], and then [`Login::on_node_bytes`] with these bytes.
+    /// The node answered the login: call [`Login::on_switched_node`], then [`Login::on_node_bytes`] with these bytes.
     Answer(Vec<u8>),
 }
 
@@ -45,7 +45,7 @@ enum FailoverPhase {
     Login,
 }
 
-/// An attempt at one node.
+/// An attempt to log in at one node.
 #[derive(Debug, Clone)]
 pub struct LoginAttempt {
     phase: FailoverPhase,
@@ -56,18 +56,18 @@ pub struct LoginAttempt {
 }
 
 impl LoginAttempt {
-    /// Takes bytes of the node, decrypted where there is TLS.
+    /// Takes bytes from the node, decrypted if there is TLS.
     pub fn receive(&mut self, bytes: &[u8]) -> FailoverAction {
         self.received.extend_from_slice(bytes);
         match self.phase {
             FailoverPhase::Greeting => self.on_greeting(),
-            // Nothing may come before TLS stands.
+            // The node must not send anything before TLS is established.
             FailoverPhase::Securing => FailoverAction::Invalid,
             FailoverPhase::Login => self.on_answer(),
         }
     }
 
-    /// TLS is established. Returns the login.
+    /// TLS is established. Returns the login packet.
     pub fn on_tls_established(&mut self) -> Vec<u8> {
         self.phase = FailoverPhase::Login;
         self.login()
@@ -115,14 +115,14 @@ impl LoginAttempt {
     }
 }
 
-/// The error code of the first packet in `bytes`, if it is an error; None when the packet is not whole.
+/// The error code of the first packet in `bytes`, if it is an ERR packet. The outer None: the packet is incomplete.
 fn packet_code(bytes: &[u8]) -> Option<Option<u16>> {
     let header = Header::parse(bytes)?;
     Some(error::code(bytes.get(HEADER..HEADER + header.length)?))
 }
 
 impl Login {
-    /// Whether the node answers the client's response with these bytes: that it is full. They are not taken.
+    /// Whether `bytes` are the node's answer to the client's response, and report that it is full. Takes no bytes.
     #[must_use]
     pub fn is_full(&self, bytes: &[u8]) -> bool {
         self.stage == LoginStage::Auth
@@ -131,7 +131,7 @@ impl Login {
             && packet_code(bytes) == Some(Some(TOO_MANY_CONNECTIONS))
     }
 
-    /// An attempt to log in at another node. None: the client could not answer another greeting.
+    /// An attempt to log in at another node. None if the client could not answer that node's authentication request.
     #[must_use]
     pub fn failover_attempt(&self) -> Option<LoginAttempt> {
         let mut response = self.response.clone().filter(|_| self.stage == LoginStage::Auth)?;
@@ -143,13 +143,13 @@ impl Login {
         Some(LoginAttempt { phase: FailoverPhase::Greeting, ssl_request, needed, response, received: Vec::new() })
     }
 
-    /// From now on the node is that of an [`LoginAttempt`].
+    /// From now on the node is the one of a [`LoginAttempt`].
     pub fn on_switched_node(&mut self) {
         self.node_next = self.answer_sequence();
         self.turn = Side::Node;
     }
 
-    /// The sequence number of the node's answer to the response.
+    /// The sequence number of the node's answer to the client's response.
     fn answer_sequence(&self) -> u8 {
         if self.node_tls { 3 } else { 2 }
     }

@@ -1,4 +1,4 @@
-//! What the client sends during its login.
+//! Packets from the client during its login.
 
 use super::password::{self, Plugin, SESSION_TOKEN_PLUGIN};
 use super::{ClientTls, ExpectedPassword, Login, LoginStage, LoginStep, Output, PasswordKey, Progress, rejected};
@@ -9,7 +9,7 @@ use crate::response::{self, HEAD, Response};
 use crate::secret::SecretBytes;
 
 impl Login {
-    /// Judges a packet of the client before its payload is there.
+    /// Checks the header of a client's packet before the payload arrives.
     pub(super) fn check_client_header(&self, header: Header) -> LoginStep {
         if header.sequence != self.client_next {
             return rejected(ProxyError::BadPacket);
@@ -20,7 +20,7 @@ impl Login {
         Ok(())
     }
 
-    /// Takes a packet of the client.
+    /// Processes a packet of the client.
     pub(super) fn on_client_packet(
         &mut self,
         payload: SecretBytes,
@@ -48,10 +48,10 @@ impl Login {
         Ok(())
     }
 
-    /// SSLRequest or response.
+    /// Processes an SSLRequest or response.
     fn on_first_client_packet(&mut self, payload: SecretBytes, key: &dyn PasswordKey, out: &mut Output) -> LoginStep {
         let claimed = response::capabilities(&payload);
-        // Judged by the first packet, as everything; before protocol 4.1 the shortest one had 5 bytes.
+        // The first packet's capabilities count. Before protocol 4.1 the shortest response had 5 bytes.
         let old = !self.claimed.unwrap_or(claimed).has(Capabilities::PROTOCOL_41);
         if old && payload.len() >= 5 {
             return rejected(ProxyError::TooOld);
@@ -75,8 +75,8 @@ impl Login {
         let Some(response) = Response::parse(&payload, claimed) else {
             return rejected(ProxyError::BadPacket);
         };
-        // Some clients (PHP's mysqlnd) compress after the OK packet whenever they asked for it, even if the server has not
-        // offered it. The node would not understand such packets.
+        // Some clients (PHP's mysqlnd) compress after the OK packet if they asked for it, even if the server did not
+        // offer it. The node would not understand their packets.
         let wanted = claimed.with(response::capabilities(&payload)).and(Capabilities::ANY_COMPRESSION);
         if !self.offered.has(wanted) {
             return rejected(ProxyError::CompressionNotOffered);
@@ -91,7 +91,7 @@ impl Login {
         }
         match &response.plugin {
             Some(name) => self.plugin = Plugin::named(&payload[name.clone()]),
-            // Not found where it should be: the greeting's, as of clients that do as they are told.
+            // The plugin's name is missing although announced: the client uses the greeting's plugin.
             None if claimed.has(Capabilities::PLUGIN_AUTH) => {}
             None => self.plugin = Plugin::Hash,
         }
@@ -111,7 +111,7 @@ impl Login {
         self.forward_response(payload, None, out)
     }
 
-    /// Sends the response to the node, with a password for its authentication data if one is given.
+    /// Sends the response to the node, with `auth` in place of its authentication data if given.
     fn forward_response(
         &mut self,
         payload: SecretBytes,
@@ -129,7 +129,7 @@ impl Login {
         };
         let claimed = self.claimed.unwrap_or_default();
         if self.node_tls {
-            // What the node sends ahead of TLS may be forged.
+            // Bytes that the node sends before TLS may be forged.
             if !self.from_node.is_empty() {
                 return rejected(ProxyError::NodeTlsFailed);
             }

@@ -1,4 +1,4 @@
-//! What the node sends during a login.
+//! Packets from the node during a login.
 
 use super::password::{self, Plugin, SESSION_TOKEN_PLUGIN};
 use super::{ClientTls, ExpectedPassword, Login, LoginStage, LoginStep, NodeTls, Output, Progress, Side, rejected};
@@ -8,9 +8,9 @@ use crate::greeting::Greeting;
 use crate::secret::SecretBytes;
 
 impl Login {
-    /// Takes a packet of the node; `in_order`: whether its sequence number is the one that is due.
+    /// Processes a packet of the node; `in_order`: whether it has the expected sequence number.
     pub(super) fn on_node_packet(&mut self, mut payload: SecretBytes, in_order: bool, out: &mut Output) -> LoginStep {
-        // An error may come at any time; servers number those that they did not plan as they like.
+        // An error may come at any time, and its sequence number is not reliable.
         if payload.first() == Some(&0xff) {
             let code = error::code(&payload).ok_or(Progress::Rejected(ProxyError::NodeProtocol))?;
             self.client_next = self.next_client_sequence();
@@ -38,7 +38,7 @@ impl Login {
         Ok(())
     }
 
-    /// Takes over what the greeting says, and edits it for the client.
+    /// Applies the greeting to the login, and edits it for the client.
     fn on_greeting(&mut self, payload: &mut [u8]) -> LoginStep {
         let Some(greeting) = Greeting::parse(payload) else {
             return rejected(ProxyError::NodeProtocol);
@@ -61,20 +61,20 @@ impl Login {
         Ok(())
     }
 
-    /// Follows what the node sends between the response and its OK.
+    /// Processes what the node sends between the client's response and OK.
     fn on_auth_packet(&mut self, payload: &[u8]) -> LoginStep {
         self.password = ExpectedPassword::No;
         self.turn = Side::Client;
         let sha2 = self.plugin == Plugin::HashThenPassword;
         match payload {
             [0x00, ..] => Err(Progress::Established(self.claimed.unwrap_or_default().and(self.offered))),
-            // One byte: the switch to what passwords were before protocol 4.1, without a name.
+            // One byte without a name: the switch to the passwords from before protocol 4.1.
             [0xfe] => {
                 self.plugin = Plugin::Hash;
                 Ok(())
             }
             [0xfe, switch @ ..] => self.on_auth_switch(switch),
-            // The hash was enough: the OK follows, and the client has nothing to say.
+            // The hash was enough: the node sends OK next, and the client sends nothing.
             [0x01, 0x03] if sha2 => {
                 self.turn = Side::Node;
                 Ok(())
@@ -92,7 +92,7 @@ impl Login {
         }
     }
 
-    /// The node wants another plugin: its name, NUL, and its salt, mostly with a NUL.
+    /// The node switches to another plugin: its name, NUL, and its salt, usually with a NUL.
     fn on_auth_switch(&mut self, switch: &[u8]) -> LoginStep {
         let mut parts = switch.splitn(2, |&byte| byte == 0);
         let name = parts.next().unwrap_or_default();

@@ -1,9 +1,9 @@
-//! One packet at a time, out of bytes that come in any pieces.
+//! Reads single packets from bytes that are split anywhere.
 
 use crate::packet::{HEADER, Header};
 use crate::secret::SecretBytes;
 
-/// Gathers a packet. Takes no byte of the next one, and never asks for memory that nothing came for yet.
+/// Collects one packet. Takes no byte of the next packet, and allocates no memory ahead of received bytes.
 #[derive(Debug, Default)]
 pub(super) struct PacketReader {
     bytes: SecretBytes,
@@ -11,16 +11,15 @@ pub(super) struct PacketReader {
 
 /// How much of a packet was received.
 pub(super) enum PacketProgress {
-    /// Not everything is there.
     Incomplete,
-    /// Its header is complete now: reported once, before the payload is read.
+    /// The header is complete. Reported once, before the payload is read.
     Header(Header),
-    /// All of it; the payload.
+    /// The packet is complete; this is its payload.
     Complete(SecretBytes),
 }
 
 impl PacketReader {
-    /// Takes from the front of `bytes` what the packet lacks: how many bytes, and how far it came.
+    /// Takes the packet's missing bytes from the front of `bytes`. Returns how many were taken, and the progress.
     pub(super) fn receive(&mut self, bytes: &[u8]) -> (usize, PacketProgress) {
         let goal = self.header().map_or(HEADER, |header| HEADER + header.length);
         let count = bytes.len().min(goal - self.bytes.len());
@@ -36,17 +35,16 @@ impl PacketReader {
         (count, received)
     }
 
-    /// The header, once it is complete.
     pub(super) fn header(&self) -> Option<Header> {
         Header::parse(&self.bytes)
     }
 
-    /// Whether nothing of a packet is there.
+    /// Whether no byte of a packet was received.
     pub(super) fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// The memory that it takes.
+    /// Bytes of memory that the reader takes.
     pub(super) fn capacity(&self) -> usize {
         self.bytes.capacity()
     }

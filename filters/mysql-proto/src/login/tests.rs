@@ -1,4 +1,4 @@
-//! What a login holds in memory; how it behaves is tested from outside (`tests/login_*.rs`).
+//! Memory that a login holds. `tests/login_*.rs` test its behaviour.
 
 use super::*;
 use crate::secret::SecretBytes;
@@ -16,7 +16,7 @@ impl PasswordKey for NoKey {
     }
 }
 
-/// A greeting without TLS, and with it one of `sha256_password`, whose response is held back.
+/// A greeting of a server with or without TLS. With TLS the client's `sha256_password` response is held back.
 fn greeting(tls: bool) -> Vec<u8> {
     let low = if tls { [0x01, 0x8a] } else { [0x01, 0x82] };
     let mut payload = b"\x0a8.0\0\x01\0\0\0abcdefgh\0".to_vec();
@@ -34,7 +34,7 @@ fn packet(sequence: u8, payload: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// The largest response that may be, asking for the key of `sha256_password`.
+/// A response of the maximum size that requests the key of `sha256_password`.
 fn largest_response() -> Vec<u8> {
     let mut payload = [0x00, 0x82, 0x08, 0].to_vec();
     payload.resize(HEAD, 0);
@@ -44,7 +44,7 @@ fn largest_response() -> Vec<u8> {
 }
 
 #[test]
-fn nothing_is_kept_for_bytes_that_did_not_come() {
+fn login_allocates_nothing_for_bytes_not_yet_received() {
     let mut login = Login::new(RULES);
     let mut out = Output::default();
     login.on_node_bytes(&greeting(false), &mut out);
@@ -53,7 +53,7 @@ fn nothing_is_kept_for_bytes_that_did_not_come() {
 }
 
 #[test]
-fn what_goes_to_a_node_is_not_shown() {
+fn debug_output_hides_bytes_for_the_node() {
     let mut out = Output::default();
     out.onward.extend_from_slice(b"secret");
     let shown = format!("{out:?}");
@@ -61,7 +61,7 @@ fn what_goes_to_a_node_is_not_shown() {
 }
 
 #[test]
-fn the_largest_login_holds_two_packets_of_a_client() {
+fn largest_login_holds_at_most_two_client_packets() {
     let mut login = Login::new(RULES);
     let mut out = Output::default();
     login.on_node_bytes(&greeting(true), &mut out);
@@ -72,12 +72,12 @@ fn the_largest_login_holds_two_packets_of_a_client() {
     let next = packet(3, &vec![5; crate::response::MAX_RESPONSE_BYTES]);
     for piece in next[..next.len() - 1].chunks(1000) {
         assert_eq!(login.on_client_bytes(piece, &NoKey, &mut out), (piece.len(), Progress::More));
-        // A buffer that grows has at most twice what it holds.
+        // A growing buffer has at most twice the capacity that it needs.
         assert!(login.held_bytes() <= 2 * 2 * (crate::response::MAX_RESPONSE_BYTES + 1024));
     }
     let (_, progress) = login.on_client_bytes(&[5], &NoKey, &mut out);
     assert_eq!(progress, Progress::Rejected(ProxyError::PasswordUnreadable));
-    assert_eq!(login.held_bytes(), 0, "what is over holds nothing");
+    assert_eq!(login.held_bytes(), 0, "a finished login holds no memory");
 }
 
 const RULES: Rules = Rules {
@@ -91,21 +91,21 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn arbitrary_bytes_hold_no_more_than_they_are(
+    fn held_memory_is_bounded_by_the_bytes_received(
         pieces in prop::collection::vec((any::<bool>(), prop::collection::vec(any::<u8>(), 0..3000)), 0..20),
     ) {
         let mut login = Login::new(RULES);
         let mut out = Output::default();
         login.on_node_bytes(&greeting(true), &mut out);
-        let mut came = 0;
+        let mut received = 0;
         for (client, bytes) in pieces {
-            came += bytes.len();
+            received += bytes.len();
             if client {
                 login.on_client_bytes(&bytes, &NoKey, &mut out);
             } else {
                 login.on_node_bytes(&bytes, &mut out);
             }
-            prop_assert!(login.held_bytes() <= 2 * came + 1024);
+            prop_assert!(login.held_bytes() <= 2 * received + 1024);
         }
     }
 }

@@ -1,16 +1,16 @@
-//! What a tracker tells, written down. Shared by the tests of trackers.
+//! Records the events of a tracker. Shared by the tests of trackers.
 
 use mysql_proto::command::Command;
 use mysql_proto::tracker::{CommandObserver, CommandOutcome};
 
-/// What a listener was told.
+/// An event of the tracker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CommandEvent {
     Started(Command),
     Ended(Command, CommandOutcome),
 }
 
-/// Writes down what it is told.
+/// Collects the events.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct CommandEvents(pub(crate) Vec<CommandEvent>);
 

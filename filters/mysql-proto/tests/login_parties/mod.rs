@@ -1,4 +1,4 @@
-//! A client and a node on the two sides of a login, strict about sequence numbers. Shared by the tests of logins.
+//! A client and a node on the two sides of a login, with strict sequence numbers. Shared by the tests of logins.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -21,11 +21,11 @@ pub(crate) const RULES: Rules = Rules {
     allow_cleartext_backend: false,
 };
 
-/// Capabilities of a client as libmysqlclient claims them.
+/// Capabilities of libmysqlclient.
 pub(crate) const CLIENT: Capabilities =
     Capabilities(0x09ff_a685).without(Capabilities::SSL).without(Capabilities::CONNECT_WITH_DB);
 
-/// Stands for RSA: whoever has no key cannot make what it accepts.
+/// Replaces RSA: only [`encrypt`] produces what this key decrypts.
 pub(crate) struct TestKey;
 
 pub(crate) fn encrypt(clear: &[u8]) -> Vec<u8> {
@@ -49,7 +49,7 @@ impl PasswordKey for TestKey {
     }
 }
 
-/// What a client without TLS sends for its password.
+/// The encrypted password that a client without TLS sends.
 pub(crate) fn hidden(salt: &[u8]) -> Vec<u8> {
     let mixed: Vec<u8> = PASSWORD.iter().zip(salt.iter().cycle()).map(|(a, b)| a ^ b).collect();
     encrypt(&mixed)
@@ -70,7 +70,7 @@ impl Server {
             // 8.5: compression, no session tracking, no TLS unless configured.
             Self::TiDb => 0x051b_a6af,
             Self::MySql => 0xdfff_ffff,
-            // No bit 0: the filler holds more.
+            // Bit 0 is clear: the filler has MariaDB's capabilities.
             Self::MariaDb => 0x81ff_fffe,
         };
         let bits = Capabilities(bits).without(Capabilities::SSL);
@@ -102,7 +102,7 @@ pub(crate) fn greeting(capabilities: Capabilities, version: &str, extended: u8, 
     payload
 }
 
-/// The capabilities that a greeting as the client hears it offers.
+/// The capabilities in a greeting.
 pub(crate) fn offered(payload: &[u8]) -> Capabilities {
     mysql_proto::greeting::Greeting::parse(payload).expect("a greeting").capabilities
 }
@@ -114,7 +114,7 @@ pub(crate) fn head(capabilities: Capabilities) -> Vec<u8> {
     payload
 }
 
-/// A response; `capabilities` must hold PLUGIN_AUTH and PLUGIN_AUTH_LENENC_DATA.
+/// A response; `capabilities` must include PLUGIN_AUTH and PLUGIN_AUTH_LENENC_DATA.
 pub(crate) fn response(capabilities: Capabilities, auth: &[u8], plugin: &str) -> Vec<u8> {
     let mut payload = head(capabilities);
     payload.extend(b"root\0");
@@ -146,7 +146,7 @@ pub(crate) fn frame(sequence: u8, payload: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// A login with what both sides have heard and not read yet. Bytes go in in pieces of `piece`.
+/// A login, and the bytes for both sides that the test has not read yet. Passes bytes in pieces of `piece`.
 pub(crate) struct LoginExchange {
     pub(crate) login: Login,
     pub(crate) piece: usize,
@@ -170,12 +170,12 @@ impl LoginExchange {
         }
     }
 
-    /// Raw bytes of the client: how many were taken, and the last progress.
+    /// Passes raw bytes of the client. Returns how many were taken, and the last progress.
     pub(crate) fn send_client_bytes(&mut self, bytes: &[u8]) -> (usize, Progress) {
         self.send(bytes, true)
     }
 
-    /// Raw bytes of the node: how many were taken, and the last progress.
+    /// Passes raw bytes of the node. Returns how many were taken, and the last progress.
     pub(crate) fn send_node_bytes(&mut self, bytes: &[u8]) -> (usize, Progress) {
         self.send(bytes, false)
     }
@@ -197,12 +197,12 @@ impl LoginExchange {
                 self.to_client.extend(out.back.iter());
             } else {
                 self.to_client.extend(out.onward.iter());
-                assert!(out.back.is_empty(), "nothing is ever told to a node in answer");
+                assert!(out.back.is_empty(), "a node gets no answer to its bytes");
             }
             if progress != Progress::More {
                 break;
             }
-            assert_eq!(count, piece.len(), "all is taken while more is awaited");
+            assert_eq!(count, piece.len(), "all bytes are taken before more are awaited");
         }
         (taken, last)
     }
@@ -219,14 +219,14 @@ impl LoginExchange {
         self.send_node_bytes(&packet).1
     }
 
-    /// The next packet for the client, whose number must be the one that is due.
+    /// Takes the next packet for the client, and checks its sequence number.
     pub(crate) fn receive_as_client(&mut self) -> Vec<u8> {
         let payload = pop(&mut self.to_client, self.client_next);
         self.client_next = self.client_next.wrapping_add(1);
         payload
     }
 
-    /// The next packet for the node, whose number must be the one that is due.
+    /// Takes the next packet for the node, and checks its sequence number.
     pub(crate) fn receive_as_node(&mut self) -> Vec<u8> {
         if !self.node_started {
             self.node_started = true;
@@ -241,7 +241,7 @@ impl LoginExchange {
         payload
     }
 
-    /// The client's side up to its response, with TLS or without: what the node hears of it.
+    /// Passes the greeting and, with `tls`, the client's SSLRequest.
     pub(crate) fn start(&mut self, greeting: &[u8], tls: bool, claimed: Capabilities) {
         assert_eq!(self.send_node_packet(greeting), Progress::More);
         assert_eq!(self.receive_as_client().len(), greeting.len());
@@ -251,7 +251,7 @@ impl LoginExchange {
         }
     }
 
-    /// Asserts that the login ended with `why`, told to the client and to nobody else.
+    /// Asserts that the login ended with `why`, and that only the client got an error packet.
     pub(crate) fn expect_rejection(&mut self, progress: Progress, why: ProxyError, with_state: bool) {
         assert_eq!(progress, Progress::Rejected(why));
         let payload = self.receive_as_client();

@@ -1,4 +1,4 @@
-//! Commands sent ahead, errors out of turn, and what makes the tracker give up.
+//! Pipelined commands, unrequested errors, and reasons why the tracker stops tracking.
 
 use crate::build::*;
 use crate::events::CommandEvents;
@@ -11,35 +11,35 @@ use mysql_proto::tracker::TrackerState::{Busy, Idle, InTransaction, Opaque};
 use mysql_proto::tracker::{PinReason, Tracker};
 
 #[test]
-fn part_of_a_command_is_busy() {
+fn session_with_an_incomplete_command_is_busy() {
     for part in [1, 3, 4, 5, 8] {
-        let (mut tracker, mut told) = (Tracker::new(NEW), CommandEvents::default());
-        tracker.on_client_bytes(&query()[..part], &mut told);
+        let (mut tracker, mut seen) = (Tracker::new(NEW), CommandEvents::default());
+        tracker.on_client_bytes(&query()[..part], &mut seen);
         assert_eq!(tracker.state(), Busy, "{part}");
-        assert_eq!(told.0.len(), 0, "{part}");
+        assert_eq!(seen.0.len(), 0, "{part}");
     }
-    let (mut tracker, mut told) = (Tracker::new(NEW), CommandEvents::default());
-    tracker.on_client_bytes(&query()[..9], &mut told);
-    assert_eq!(told.0, [started(Query)]);
+    let (mut tracker, mut seen) = (Tracker::new(NEW), CommandEvents::default());
+    tracker.on_client_bytes(&query()[..9], &mut seen);
+    assert_eq!(seen.0, [started(Query)]);
 }
 
 #[test]
-fn a_result_set_that_lacks_its_end_is_busy() {
+fn session_is_busy_until_the_end_of_a_result_set() {
     for capabilities in [OLD, NEW] {
         let bytes = result_set(capabilities, 3, AUTOCOMMIT);
-        let (mut tracker, mut told) = (Tracker::new(capabilities), CommandEvents::default());
-        tracker.on_client_bytes(&query(), &mut told);
+        let (mut tracker, mut seen) = (Tracker::new(capabilities), CommandEvents::default());
+        tracker.on_client_bytes(&query(), &mut seen);
         for byte in &bytes[..bytes.len() - 1] {
-            tracker.on_node_bytes(&[*byte], &mut told);
-            assert_eq!((tracker.state(), told.0.len()), (Busy, 1));
+            tracker.on_node_bytes(&[*byte], &mut seen);
+            assert_eq!((tracker.state(), seen.0.len()), (Busy, 1));
         }
-        tracker.on_node_bytes(&bytes[bytes.len() - 1..], &mut told);
-        assert_eq!((tracker.state(), told.0.len()), (Idle, 2));
+        tracker.on_node_bytes(&bytes[bytes.len() - 1..], &mut seen);
+        assert_eq!((tracker.state(), seen.0.len()), (Idle, 2));
     }
 }
 
 #[test]
-fn prepare_without_definitions_is_given_up() {
+fn prepare_response_without_definitions_is_not_tracked() {
     let optional = NEW.with(Capabilities::OPTIONAL_RESULTSET_METADATA);
     let reply = |columns| message(&[0, 1, 0, 0, 0, columns, 0, 0, 0, 0, 0, 0, 0]);
     let script = [Client(command(Prepare, b"SELECT 1")), Node(reply(1))];
@@ -49,7 +49,7 @@ fn prepare_without_definitions_is_given_up() {
 }
 
 #[test]
-fn an_error_may_come_in_the_middle_of_a_file() {
+fn error_may_answer_an_incomplete_file() {
     let script = |rest: &[u8]| {
         let rest = rest.to_vec();
         move |_| {
@@ -66,7 +66,7 @@ fn an_error_may_come_in_the_middle_of_a_file() {
 }
 
 #[test]
-fn an_error_may_come_before_a_command_is_complete() {
+fn error_may_answer_an_incomplete_command() {
     let large = command(Query, &[b' '; 5000]);
     let (sent, rest) = large.split_at(2000);
     let script = |_| vec![Client(sent.to_vec()), Node(err(1153))];
@@ -76,14 +76,14 @@ fn an_error_may_come_before_a_command_is_complete() {
     play_both(script, &[done(Query, Error(1153)), done(Ping, CommandOutcome::Ok)].concat(), Idle, None);
     let script = |_| vec![Client(sent.to_vec()), Node(ok(AUTOCOMMIT))];
     play_both(script, &[started(Query)], Opaque, Some(PinReason::Opaque));
-    // The front is complete; what is not is a command behind it.
+    // The oldest command is complete, but not the one after it.
     let script = |_| vec![Client([&query(), sent].concat()), Node(ok(AUTOCOMMIT)), Client(rest.to_vec()), Node(ok(IN))];
     let events = [started(Query), started(Query), ended(Query, CommandOutcome::Ok), ended(Query, CommandOutcome::Ok)];
     play_both(script, &events, InTransaction, Some(PinReason::Transaction));
 }
 
 #[test]
-fn commands_are_sent_ahead() {
+fn pipelined_commands_are_tracked() {
     let script = |capabilities| {
         let requests = [
             command(Prepare, b"SELECT ?"),
@@ -109,7 +109,7 @@ fn commands_are_sent_ahead() {
 }
 
 #[test]
-fn a_silent_command_ends_once_it_was_sent_and_all_before_it_ended() {
+fn silent_command_ends_when_it_is_complete_and_earlier_commands_have_ended() {
     let data = on(SendLongData, 1);
     let (sent, rest) = data.split_at(10);
     let sending = [started(Query), started(SendLongData), ended(Query, CommandOutcome::Ok)];
@@ -117,7 +117,7 @@ fn a_silent_command_ends_once_it_was_sent_and_all_before_it_ended() {
     play_both(script, &sending, Busy, None);
     let script = |_| vec![Client([&query(), sent].concat()), Node(ok(AUTOCOMMIT)), Client(rest.to_vec())];
     play_both(script, &[&sending[..], &[ended(SendLongData, Silent)]].concat(), Idle, Some(PinReason::LongData));
-    // A command behind it that is still being sent does not hold it up.
+    // An incomplete command behind the silent one does not delay its end.
     let script =
         |_| vec![Client([query(), on(CloseStatement, 1), query()[..10].to_vec()].concat()), Node(ok(AUTOCOMMIT))];
     let both = [Query, CloseStatement, Query].map(started);
@@ -126,7 +126,7 @@ fn a_silent_command_ends_once_it_was_sent_and_all_before_it_ended() {
 }
 
 #[test]
-fn many_queries_are_sent_ahead() {
+fn many_pipelined_queries_are_tracked() {
     let queries = (0..1000).map(|nth| command(Query, &b"SELECT"[..nth % 7])).collect::<Vec<_>>().concat();
     let script = |_| vec![Client(queries.clone()), Node(ok(AUTOCOMMIT).repeat(1000))];
     let events = [[started(Query)].repeat(1000), [ended(Query, CommandOutcome::Ok)].repeat(1000)].concat();
@@ -134,14 +134,14 @@ fn many_queries_are_sent_ahead() {
 }
 
 #[test]
-fn many_equal_commands_are_sent_ahead() {
+fn many_equal_pipelined_commands_are_tracked() {
     let script = |_| vec![Client(on(Execute, 3).repeat(1000)), Node(ok(AUTOCOMMIT).repeat(1000))];
     let events = [[started(Execute)].repeat(1000), [ended(Execute, CommandOutcome::Ok)].repeat(1000)].concat();
     play_both(script, &events, Idle, None);
 }
 
 #[test]
-fn too_many_commands_sent_ahead_are_given_up() {
+fn too_many_runs_of_pipelined_commands_are_not_tracked() {
     let pairs =
         |count: usize| move |_: Capabilities| vec![Client([query(), command(Ping, b"")].concat().repeat(count))];
     let events = |count| [started(Query), started(Ping)].repeat(count);
@@ -150,13 +150,13 @@ fn too_many_commands_sent_ahead_are_given_up() {
 }
 
 #[test]
-fn a_file_behind_commands_sent_ahead_is_given_up() {
+fn file_request_with_pipelined_commands_is_not_tracked() {
     let script = |_| vec![Client([query(), query()].concat()), Node(message(b"\xfbfile"))];
     play_both(script, &[started(Query), started(Query)], Opaque, Some(PinReason::Opaque));
 }
 
 #[test]
-fn streams_are_not_followed() {
+fn streams_are_not_tracked() {
     for what in [BinlogDump, BinlogDumpGtid, TableDump, RegisterSlave] {
         let script =
             |_| vec![Client(command(what, &[0; 20])), Node(ok(AUTOCOMMIT)), Node(vec![7; 100]), Client(query())];
@@ -165,14 +165,14 @@ fn streams_are_not_followed() {
 }
 
 #[test]
-fn a_successful_shutdown_is_the_end() {
+fn tracking_stops_after_a_successful_shutdown() {
     let script = |_| vec![Client(command(Shutdown, b"")), Node(ok(2)), Client(query()), Node(ok(2))];
     play_both(script, &done(Shutdown, CommandOutcome::Ok), Opaque, Some(PinReason::Opaque));
     play_both(|_| vec![Client(command(Shutdown, b"")), Node(err(1227))], &done(Shutdown, Error(1227)), Idle, None);
 }
 
 #[test]
-fn a_response_that_is_not_due_is_given_up() {
+fn unrequested_response_stops_tracking() {
     play_both(|_| vec![Node(err(4031))], &[], Opaque, Some(PinReason::Opaque));
     play_both(|_| vec![Node(vec![1])], &[], Opaque, Some(PinReason::Opaque));
     let script = |_| vec![Client(query()), Node([ok(AUTOCOMMIT), ok(AUTOCOMMIT)].concat())];
@@ -183,7 +183,7 @@ fn a_response_that_is_not_due_is_given_up() {
 }
 
 #[test]
-fn responses_that_are_not_understood_are_given_up() {
+fn invalid_responses_stop_tracking() {
     let head = || head(OLD, 1, AUTOCOMMIT);
     let wrong: [(Command, Vec<u8>); 14] = [
         (Query, message(b"")),
@@ -208,7 +208,7 @@ fn responses_that_are_not_understood_are_given_up() {
 }
 
 #[test]
-fn some_sessions_are_never_followed() {
+fn sessions_with_compression_or_old_protocol_are_never_tracked() {
     let compressed = [Capabilities::COMPRESS, Capabilities::ZSTD_COMPRESSION].map(|bit| NEW.with(bit));
     for capabilities in compressed.into_iter().chain([NEW.without(Capabilities::PROTOCOL_41)]) {
         play(capabilities, &[Client(query()), Node(ok(AUTOCOMMIT))], &[], Opaque, Some(PinReason::Opaque));

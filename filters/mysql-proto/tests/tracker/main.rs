@@ -1,4 +1,4 @@
-//! The tracker against conversations that are built by hand and generated ([`properties`]).
+//! Tests the tracker with conversations that are written by hand or generated ([`properties`]).
 
 mod build;
 mod errors;

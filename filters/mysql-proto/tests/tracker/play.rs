@@ -1,4 +1,4 @@
-//! Plays conversations that are written down.
+//! Plays scripted conversations.
 
 use crate::build::{AUTOCOMMIT, NEW, OLD};
 use crate::events::{CommandEvent, CommandEvents};
@@ -23,12 +23,12 @@ pub(crate) fn ended(command: Command, outcome: CommandOutcome) -> CommandEvent {
     CommandEvent::Ended(command, outcome)
 }
 
-/// A command that was answered before the next was sent.
+/// The events of a command that is answered before the next one is sent.
 pub(crate) fn done(command: Command, outcome: CommandOutcome) -> [CommandEvent; 2] {
     [started(command), ended(command, outcome)]
 }
 
-/// Plays a conversation at once and in small pieces; all must give `events`, and end in `state`.
+/// Plays a conversation at once and in small pieces. Each time it must give `events` and end in `state`.
 #[track_caller]
 pub(crate) fn play(
     capabilities: Capabilities,
@@ -37,24 +37,24 @@ pub(crate) fn play(
     state: TrackerState,
     pinned: Option<PinReason>,
 ) {
-    for most in [usize::MAX, 1, 7] {
+    for size in [usize::MAX, 1, 7] {
         let mut tracker = Tracker::new(capabilities);
-        let mut told = CommandEvents::default();
+        let mut seen = CommandEvents::default();
         for from in script {
             match from {
-                Sent::Client(bytes) => bytes.chunks(most).for_each(|bytes| tracker.on_client_bytes(bytes, &mut told)),
-                Sent::Node(bytes) => bytes.chunks(most).for_each(|bytes| tracker.on_node_bytes(bytes, &mut told)),
+                Sent::Client(bytes) => bytes.chunks(size).for_each(|bytes| tracker.on_client_bytes(bytes, &mut seen)),
+                Sent::Node(bytes) => bytes.chunks(size).for_each(|bytes| tracker.on_node_bytes(bytes, &mut seen)),
             }
         }
         assert_eq!(
-            (&told.0[..], tracker.state(), tracker.pin_reason()),
+            (&seen.0[..], tracker.state(), tracker.pin_reason()),
             (events, state, pinned),
-            "in pieces of {most}"
+            "in pieces of {size}"
         );
     }
 }
 
-/// As [`play`], where the way of ending rows makes no difference.
+/// Like [`play`], with both ways to end rows.
 #[track_caller]
 pub(crate) fn play_both(
     script: impl Fn(Capabilities) -> Vec<Sent>,

@@ -1,4 +1,4 @@
-//! Conversations that are generated: their meaning is known from how they were made, not from the tracker.
+//! Generated conversations, whose expected events come from the generator.
 
 use crate::build::*;
 use crate::events::{CommandEvent, CommandEvents};
@@ -10,13 +10,13 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use std::collections::BTreeMap;
 
-/// A command and all that is sent for it: in turns, the client's bytes and the node's.
+/// A command and its conversation: `turns` are alternately bytes of the client and of the node.
 #[derive(Debug, Clone)]
 struct Exchange {
     command: Command,
     outcome: CommandOutcome,
     turns: Vec<Vec<u8>>,
-    /// What the node says last; None leaves what it said before.
+    /// The status flags after the exchange; None leaves those from before.
     status: Option<u16>,
     statement: u32,
 }
@@ -26,8 +26,8 @@ impl Exchange {
         Self { command, outcome, turns, status, statement: 0 }
     }
 
-    /// The client may send more before the response: what it sends now does not depend on it.
-    fn lets_others_go_ahead(&self) -> bool {
+    /// Whether the client may pipeline more commands: no bytes of the client depend on the response.
+    fn allows_pipelining(&self) -> bool {
         self.turns.len() <= 2 && self.command != Command::ChangeUser
     }
 }
@@ -36,7 +36,7 @@ fn transaction() -> impl Strategy<Value = u16> {
     prop::sample::select(vec![AUTOCOMMIT, AUTOCOMMIT | IN_TRANSACTION, 0])
 }
 
-/// Results but the last, all with MORE_RESULTS.
+/// All results but the last, each with MORE_RESULTS.
 fn more(capabilities: Capabilities, kinds: &[u8]) -> Vec<u8> {
     let each = |kind: &u8| match kind {
         0 => ok(MORE_RESULTS),
@@ -67,7 +67,8 @@ fn query_exchange(capabilities: Capabilities) -> impl Strategy<Value = Exchange>
                     Exchange::new(Command::Query, CommandOutcome::Error(1064), before_status, vec![query, reply])
                 }
                 3 => {
-                    // Broken off among the rows: the status of the EOF packet before them is what counts.
+                    // The result ends with an error after some rows. The status of the EOF packet before the rows
+                    // counts.
                     let seen = if capabilities == OLD { Some(status) } else { before_status };
                     let reply = [before, head(capabilities, 2, status), rows(), err(1317)].concat();
                     Exchange::new(Command::Query, CommandOutcome::Error(1317), seen, vec![query, reply])
@@ -157,19 +158,19 @@ fn conversation() -> impl Strategy<Value = (Capabilities, Vec<Exchange>)> {
     })
 }
 
-/// What the session is pinned by after all of `exchanges`.
+/// What pins the session after all `exchanges`.
 fn pinned_after(exchanges: &[Exchange]) -> Option<PinReason> {
     let mut status = AUTOCOMMIT;
-    // Statement: open cursor, long data.
+    // For each statement: whether it has an open cursor, and long data.
     let mut marks: BTreeMap<u32, (bool, bool)> = BTreeMap::new();
-    // Whether long data was sent since the last response that was no error, and whether an error has come since then.
+    // Whether long data was sent since the last successful response, and whether an error has come since then.
     let (mut is_unconfirmed, mut is_ambiguous) = (false, false);
     for exchange in exchanges {
         status = exchange.status.unwrap_or(status);
         match exchange.outcome {
             CommandOutcome::Silent => is_unconfirmed |= exchange.command == Command::SendLongData,
             CommandOutcome::Error(1064 | 1105) => is_ambiguous = is_unconfirmed,
-            // Other errors come behind other packets.
+            // Other errors follow successful packets.
             _ => (is_unconfirmed, is_ambiguous) = (false, false),
         }
         let mark = marks.entry(exchange.statement).or_default();
@@ -201,7 +202,7 @@ fn pinned_after(exchanges: &[Exchange]) -> Option<PinReason> {
     }
 }
 
-/// How far one side is: in which exchange, in which turn of it, how many bytes of that.
+/// How far one side is: index of the exchange, index of its turn, bytes of that turn.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 struct ReplayPosition {
     exchange: usize,
@@ -210,7 +211,7 @@ struct ReplayPosition {
 }
 
 impl ReplayPosition {
-    /// Steps over turns that are complete, to the next of this side (even: client, odd: node).
+    /// Moves to this side's next unfinished turn (even turns: client, odd turns: node).
     fn settle(&mut self, exchanges: &[Exchange], side: usize) {
         while let Some(exchange) = exchanges.get(self.exchange) {
             if self.turn % 2 != side {
@@ -231,42 +232,42 @@ impl ReplayPosition {
     }
 }
 
-/// Who speaks next (true: the client, if both may), whether it may send ahead, and how many bytes at most.
+/// Whether the client sends first if both sides may, whether it may pipeline, and the maximum number of bytes.
 type ReplayStep = (bool, bool, usize);
 
-/// Plays a conversation in the pieces and the order that `steps` say, as far as causality allows it.
+/// Plays a conversation in the pieces and the order of `steps`, as far as causality allows.
 fn play(
     capabilities: Capabilities,
     exchanges: &[Exchange],
     steps: &[ReplayStep],
 ) -> (Vec<CommandEvent>, TrackerState, Option<PinReason>) {
     let mut tracker = Tracker::new(capabilities);
-    let mut told = CommandEvents::default();
+    let mut seen = CommandEvents::default();
     let (mut client, mut node) = (ReplayPosition::default(), ReplayPosition { turn: 1, ..ReplayPosition::default() });
-    for &(client_first, ahead, most) in steps.iter().cycle() {
+    for &(client_first, ahead, size) in steps.iter().cycle() {
         client.settle(exchanges, 0);
         node.settle(exchanges, 1);
         let asked = client.turn == 0 || node.passed(client.exchange, client.turn - 1);
         let begun = client.byte > 0 || client.turn > 0;
-        let free = exchanges[..client.exchange].iter().skip(node.exchange).all(Exchange::lets_others_go_ahead);
-        let may_begin = node.exchange >= client.exchange || (ahead && free);
-        let client_may = client.exchange < exchanges.len() && asked && (begun || may_begin);
-        let node_may = node.exchange < exchanges.len() && client.passed(node.exchange, node.turn - 1);
-        let from_client = client_may && (client_first || !node_may);
-        if !from_client && !node_may {
+        let free = exchanges[..client.exchange].iter().skip(node.exchange).all(Exchange::allows_pipelining);
+        let can_begin = node.exchange >= client.exchange || (ahead && free);
+        let client_can_send = client.exchange < exchanges.len() && asked && (begun || can_begin);
+        let node_can_send = node.exchange < exchanges.len() && client.passed(node.exchange, node.turn - 1);
+        let from_client = client_can_send && (client_first || !node_can_send);
+        if !from_client && !node_can_send {
             if client.exchange == exchanges.len() && node.exchange == exchanges.len() {
                 break;
             }
             continue;
         }
-        let place = if from_client { &mut client } else { &mut node };
-        let rest = &exchanges[place.exchange].turns[place.turn][place.byte..];
-        let piece = &rest[..rest.len().min(most)];
-        place.byte += piece.len();
+        let position = if from_client { &mut client } else { &mut node };
+        let rest = &exchanges[position.exchange].turns[position.turn][position.byte..];
+        let piece = &rest[..rest.len().min(size)];
+        position.byte += piece.len();
         if from_client {
-            tracker.on_client_bytes(piece, &mut told);
+            tracker.on_client_bytes(piece, &mut seen);
         } else {
-            tracker.on_node_bytes(piece, &mut told);
+            tracker.on_node_bytes(piece, &mut seen);
         }
         client.settle(exchanges, 0);
         node.settle(exchanges, 1);
@@ -274,13 +275,13 @@ fn play(
         let complete = client.exchange.min(node.exchange);
         assert_eq!(tracker.state() == TrackerState::Busy, complete < begun, "client at {client:?}, node at {node:?}");
     }
-    (told.0, tracker.state(), tracker.pin_reason())
+    (seen.0, tracker.state(), tracker.pin_reason())
 }
 
 fn steps() -> impl Strategy<Value = Vec<ReplayStep>> {
     let size = prop_oneof![1..8_usize, 1..100_usize, Just(usize::MAX)];
     let steps = prop::collection::vec((any::<bool>(), any::<bool>(), size), 1..60);
-    // At least one step lets a side that waits go on.
+    // At least one step lets a waiting side continue.
     steps.prop_map(|mut steps| {
         steps.push((true, false, 5));
         steps
@@ -305,7 +306,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_cut_and_any_order_give_the_same((capabilities, exchanges) in conversation(), steps in steps()) {
+    fn events_do_not_depend_on_splitting_or_order((capabilities, exchanges) in conversation(), steps in steps()) {
         let (events, state, pinned) = play(capabilities, &exchanges, &steps);
         let commands = exchanges.iter().map(|exchange| exchange.command).collect::<Vec<_>>();
         let outcomes = exchanges.iter().map(|exchange| (exchange.command, exchange.outcome)).collect::<Vec<_>>();
@@ -317,17 +318,17 @@ proptest! {
         prop_assert_eq!(state, idle);
     }
 
-    /// With one command at a time the order of events is fixed, too.
+    /// Without pipelining, the order of all events is fixed, too.
     #[test]
-    fn any_cut_gives_the_same_order((capabilities, exchanges) in conversation(), steps in steps()) {
-        let steps = steps.into_iter().map(|(first, _, most)| (first, false, most)).collect::<Vec<_>>();
+    fn order_of_events_does_not_depend_on_splitting((capabilities, exchanges) in conversation(), steps in steps()) {
+        let steps = steps.into_iter().map(|(first, _, size)| (first, false, size)).collect::<Vec<_>>();
         let (events, ..) = play(capabilities, &exchanges, &steps);
         let (at_once, ..) = play(capabilities, &exchanges, &[(true, false, usize::MAX)]);
         prop_assert_eq!(events, at_once);
     }
 
     #[test]
-    fn arbitrary_bytes_do_no_harm(
+    fn arbitrary_bytes_do_not_panic(
         capabilities in any::<u32>(),
         pieces in prop::collection::vec((any::<bool>(), prop::collection::vec(any::<u8>(), 0..60)), 0..30),
     ) {
@@ -336,27 +337,27 @@ proptest! {
             .without(Capabilities::COMPRESS)
             .without(Capabilities::ZSTD_COMPRESSION);
         let mut tracker = Tracker::new(uncompressed);
-        let mut told = CommandEvents::default();
+        let mut seen = CommandEvents::default();
         for (from_client, bytes) in &pieces {
-            if *from_client { tracker.on_client_bytes(bytes, &mut told) } else { tracker.on_node_bytes(bytes, &mut told) }
+            if *from_client { tracker.on_client_bytes(bytes, &mut seen) } else { tracker.on_node_bytes(bytes, &mut seen) }
         }
-        let started = started(&told.0);
-        let ended = ended(&told.0).into_iter().map(|(command, _)| command).collect::<Vec<_>>();
+        let started = started(&seen.0);
+        let ended = ended(&seen.0).into_iter().map(|(command, _)| command).collect::<Vec<_>>();
         prop_assert!(started.starts_with(&ended));
     }
 
-    /// Real conversations with some bytes changed get deeper than arbitrary ones.
+    /// Damaged conversations reach more states than arbitrary bytes.
     #[test]
-    fn damaged_conversations_do_no_harm(
+    fn damaged_conversations_do_not_panic(
         (capabilities, exchanges) in conversation(),
         damage in prop::collection::vec((any::<Index>(), any::<u8>()), 1..4),
-        most in 1..50_usize,
+        size in 1..50_usize,
     ) {
         let turns = || exchanges.iter().flat_map(|exchange| exchange.turns.iter().enumerate());
         let total = turns().map(|(_, turn)| turn.len()).sum::<usize>();
         let mut damage = damage.iter().map(|(at, byte)| (at.index(total.max(1)), *byte)).collect::<BTreeMap<_, _>>();
         let mut tracker = Tracker::new(capabilities);
-        let mut told = CommandEvents::default();
+        let mut seen = CommandEvents::default();
         let mut at = 0;
         for (turn, bytes) in turns() {
             let mut bytes = bytes.clone();
@@ -364,12 +365,12 @@ proptest! {
                 *byte = damage.remove(&at).unwrap_or(*byte);
                 at += 1;
             }
-            for piece in bytes.chunks(most) {
-                if turn % 2 == 0 { tracker.on_client_bytes(piece, &mut told) } else { tracker.on_node_bytes(piece, &mut told) }
+            for piece in bytes.chunks(size) {
+                if turn % 2 == 0 { tracker.on_client_bytes(piece, &mut seen) } else { tracker.on_node_bytes(piece, &mut seen) }
             }
         }
-        let started = started(&told.0);
-        let ended = ended(&told.0).into_iter().map(|(command, _)| command).collect::<Vec<_>>();
+        let started = started(&seen.0);
+        let ended = ended(&seen.0).into_iter().map(|(command, _)| command).collect::<Vec<_>>();
         prop_assert!(started.starts_with(&ended));
     }
 }

@@ -1,4 +1,4 @@
-//! A conversation for each kind of response.
+//! Conversations for each kind of response.
 
 use crate::build::*;
 use crate::events::CommandEvents;
@@ -11,12 +11,12 @@ use mysql_proto::tracker::TrackerState::{Busy, Idle, InTransaction, Opaque};
 use mysql_proto::tracker::{PinReason, Tracker};
 
 #[test]
-fn nothing_happened_yet() {
+fn new_session_is_idle() {
     play_both(|_| vec![], &[], Idle, None);
 }
 
 #[test]
-fn one_packet() {
+fn response_of_one_packet_ends_its_command() {
     let commands = [
         InitDb,
         Refresh,
@@ -44,7 +44,7 @@ fn one_packet() {
 }
 
 #[test]
-fn an_unknown_command_is_answered_with_an_error() {
+fn unknown_command_is_answered_with_an_error() {
     let unknown = message(b"\x20clone");
     play_both(|_| vec![Client(unknown.clone()), Node(err(1047))], &done(Other, Error(1047)), Idle, None);
     play_both(|_| vec![Client(message(b"")), Node(err(1047))], &done(Other, Error(1047)), Idle, None);
@@ -57,14 +57,14 @@ fn an_unknown_command_is_answered_with_an_error() {
 }
 
 #[test]
-fn commands_without_a_response() {
+fn commands_without_a_response_end_at_once() {
     for (what, pinned) in [(Quit, None), (CloseStatement, None), (SendLongData, Some(PinReason::LongData))] {
         play_both(|_| vec![Client(on(what, 1))], &done(what, Silent), Idle, pinned);
     }
 }
 
 #[test]
-fn result_sets() {
+fn result_set_ends_its_command() {
     for what in [Query, Execute, BulkExecute, ProcessInfo] {
         for columns in [1, 250] {
             let script = |capabilities| vec![Client(on(what, 1)), Node(result_set(capabilities, columns, AUTOCOMMIT))];
@@ -85,7 +85,7 @@ fn result_sets() {
 }
 
 #[test]
-fn an_error_ends_a_result_set_anywhere() {
+fn error_ends_a_result_set_anywhere() {
     let parts = |capabilities| {
         let head = head(capabilities, 2, AUTOCOMMIT);
         let definition = [message(&[2]), definition()].concat();
@@ -99,29 +99,29 @@ fn an_error_ends_a_result_set_anywhere() {
 }
 
 #[test]
-fn an_error_leaves_the_last_status_in_force() {
+fn error_keeps_the_last_status_flags() {
     let script = |_| vec![Client(query()), Node(ok(IN)), Client(query()), Node(err(1213))];
     let events = [done(Query, CommandOutcome::Ok), done(Query, Error(1213))].concat();
     play_both(script, &events, InTransaction, Some(PinReason::Transaction));
 }
 
 #[test]
-fn a_row_may_begin_as_an_end_if_it_is_long() {
+fn row_of_16_mib_may_begin_like_an_end_packet() {
     let mut row = vec![0xfe, 0, 0, 0, 1, 0, 0, 0, 0];
     row.resize(9 + (1 << 24), b'x');
     for capabilities in [OLD, NEW] {
         let reply = [head(capabilities, 1, 2), message(&row), rows(), end(capabilities, IN)].concat();
-        let (mut tracker, mut told) = (Tracker::new(capabilities), CommandEvents::default());
-        tracker.on_client_bytes(&query(), &mut told);
+        let (mut tracker, mut seen) = (Tracker::new(capabilities), CommandEvents::default());
+        tracker.on_client_bytes(&query(), &mut seen);
         for bytes in reply.chunks(65_521) {
-            tracker.on_node_bytes(bytes, &mut told);
+            tracker.on_node_bytes(bytes, &mut seen);
         }
-        assert_eq!((tracker.state(), &told.0[..]), (InTransaction, &done(Query, CommandOutcome::Ok)[..]));
+        assert_eq!((tracker.state(), &seen.0[..]), (InTransaction, &done(Query, CommandOutcome::Ok)[..]));
     }
 }
 
 #[test]
-fn several_results() {
+fn command_ends_with_the_last_of_several_results() {
     let script = |capabilities| {
         let reply = [
             ok(MORE),
@@ -140,7 +140,7 @@ fn several_results() {
 }
 
 #[test]
-fn progress_reports_end_nothing() {
+fn progress_reports_do_not_end_a_response() {
     let script = |capabilities| {
         let reply = [progress(), progress(), result_set(capabilities, 1, AUTOCOMMIT)].concat();
         vec![Client(query()), Node(reply)]
@@ -150,7 +150,7 @@ fn progress_reports_end_nothing() {
 }
 
 #[test]
-fn definitions_may_be_left_out_of_a_result_set() {
+fn result_set_may_have_no_definitions() {
     let kept = |capabilities| {
         let reply = [message(b"\x02\x01"), definitions(capabilities, 2, 2), rows(), end(capabilities, 2)];
         vec![Client(on(Execute, 1)), Node(reply.concat())]
@@ -165,7 +165,7 @@ fn definitions_may_be_left_out_of_a_result_set() {
 }
 
 #[test]
-fn field_list() {
+fn field_list_ends_its_command() {
     let script = |capabilities| {
         vec![Client(command(FieldList, b"t\0")), Node([definition().repeat(3), end(capabilities, 2)].concat())]
     };
@@ -174,7 +174,7 @@ fn field_list() {
 }
 
 #[test]
-fn statistics_are_one_packet_of_any_text() {
+fn statistics_response_is_one_packet_of_any_text() {
     for text in [&b"Uptime: 5  Threads: 1"[..], b"", b"\0", b"\xfe", b"\xfb", b"\x05"] {
         let script = |_| vec![Client(command(Statistics, b"")), Node(message(text))];
         play_both(script, &done(Statistics, CommandOutcome::Ok), Idle, None);
@@ -183,7 +183,7 @@ fn statistics_are_one_packet_of_any_text() {
 }
 
 #[test]
-fn a_file_is_sent_until_an_empty_message() {
+fn file_upload_ends_with_an_empty_message() {
     let ask = message(b"\xfb/tmp/file");
     let upload = |reply: Vec<u8>| {
         let ask = ask.clone();
@@ -197,20 +197,20 @@ fn a_file_is_sent_until_an_empty_message() {
     play_both(upload([ok(MORE), ok(AUTOCOMMIT)].concat()), &done(Query, CommandOutcome::Ok), Idle, None);
     let waiting = |_| vec![Client(query()), Node(ask.clone()), Client(message(b"1,2"))];
     play_both(waiting, &[started(Query)], Busy, None);
-    // A full packet and the empty one that ends it are one message, which is not empty.
+    // A packet of the maximum length and the empty packet that ends it are one message, which is not empty.
     let full = message(&vec![b'x'; MAX_PAYLOAD]);
     let mut tracker = Tracker::new(NEW);
-    let mut told = CommandEvents::default();
-    tracker.on_client_bytes(&query(), &mut told);
-    tracker.on_node_bytes(&ask, &mut told);
-    tracker.on_client_bytes(&full, &mut told);
-    tracker.on_client_bytes(&message(b""), &mut told);
-    tracker.on_node_bytes(&ok(AUTOCOMMIT), &mut told);
-    assert_eq!((tracker.state(), &told.0[..]), (Idle, &done(Query, CommandOutcome::Ok)[..]));
+    let mut seen = CommandEvents::default();
+    tracker.on_client_bytes(&query(), &mut seen);
+    tracker.on_node_bytes(&ask, &mut seen);
+    tracker.on_client_bytes(&full, &mut seen);
+    tracker.on_client_bytes(&message(b""), &mut seen);
+    tracker.on_node_bytes(&ok(AUTOCOMMIT), &mut seen);
+    assert_eq!((tracker.state(), &seen.0[..]), (Idle, &done(Query, CommandOutcome::Ok)[..]));
 }
 
 #[test]
-fn change_user() {
+fn change_user_ends_after_any_number_of_authentication_rounds() {
     let ask = || message(b"\xfemysql_native_password\0abcdefghijklmnopqrst\0");
     let request = command(ChangeUser, b"root\0\0test\0");
     let rounds: [Vec<Sent>; 4] = [
@@ -245,7 +245,7 @@ fn change_user() {
     }
     let next = || Client([request.clone(), command(Ping, b"")].concat());
     play_both(|_| vec![next()], &[started(ChangeUser)], Opaque, Some(PinReason::Opaque));
-    // What the node asked for is used up by the answer, and by the end.
+    // A client's answer, or the end of the response, uses up the node's request for authentication data.
     let twice = |_| vec![Client(request.clone()), Node(ask()), Client(message(b"").repeat(2))];
     play_both(twice, &[started(ChangeUser)], Opaque, Some(PinReason::Opaque));
     let after = |_| vec![Client(request.clone()), Node([message(b"\x01\x03"), ok(AUTOCOMMIT)].concat()), next()];

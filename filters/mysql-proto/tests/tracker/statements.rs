@@ -1,4 +1,4 @@
-//! Prepared statements, and what they pin.
+//! Prepared statements, and how they pin a session.
 
 use crate::build::*;
 use crate::play::Sent::{self, Client, Node};
@@ -11,7 +11,7 @@ use mysql_proto::tracker::TrackerState::{Busy, Idle, Opaque};
 use mysql_proto::tracker::{PinReason, Tracker};
 
 #[test]
-fn prepare() {
+fn prepare_ends_after_its_definitions() {
     for (columns, parameters) in [(0, 0), (1, 0), (0, 1), (3, 300)] {
         let script = |capabilities| {
             vec![Client(command(Prepare, b"SELECT ?")), Node(prepared(capabilities, 9, columns, parameters))]
@@ -28,7 +28,7 @@ fn prepare() {
 }
 
 #[test]
-fn an_error_in_the_middle_of_prepare_leaves_nothing() {
+fn error_within_a_prepare_response_resets_the_response_state() {
     let script = |capabilities| {
         let mut reply = prepared(capabilities, 1, 0, 0);
         reply[9..13].copy_from_slice(&[2, 0, 2, 0]);
@@ -49,7 +49,7 @@ fn open_cursor(capabilities: Capabilities, statement: u32) -> Vec<Sent> {
 }
 
 #[test]
-fn a_cursor_pins_until_its_last_row() {
+fn cursor_pins_the_session_until_its_last_row() {
     let opened = done(Execute, CommandOutcome::Ok);
     play_both(|capabilities| open_cursor(capabilities, 1), &opened, Idle, Some(PinReason::Cursor));
     for (status, pinned) in [(CURSOR_EXISTS, Some(PinReason::Cursor)), (LAST_ROW_SENT, None)] {
@@ -60,7 +60,7 @@ fn a_cursor_pins_until_its_last_row() {
         };
         play_both(script, &[opened, done(Fetch, CommandOutcome::Ok)].concat(), Idle, pinned);
     }
-    // TiDB resets the statement then (pingcap/tidb `pkg/server/conn_stmt.go`, `handleStmtFetch`).
+    // TiDB resets the statement (pingcap/tidb `pkg/server/conn_stmt.go`, `handleStmtFetch`).
     let failed = |capabilities| {
         let mut script = open_cursor(capabilities, 1);
         script.extend([Client(on(Fetch, 1)), Node(err(8176))]);
@@ -70,7 +70,7 @@ fn a_cursor_pins_until_its_last_row() {
 }
 
 #[test]
-fn what_unpins_a_statement() {
+fn reset_close_and_execution_unpin_a_statement() {
     let opened = done(Execute, CommandOutcome::Ok);
     let unpin = [ResetStatement, Execute, BulkExecute, ChangeUser, ResetConnection];
     for (what, outcome) in unpin.map(|what| (what, CommandOutcome::Ok)).into_iter().chain([(CloseStatement, Silent)]) {
@@ -84,7 +84,7 @@ fn what_unpins_a_statement() {
         };
         let events = [opened, done(SendLongData, Silent), done(what, outcome)].concat();
         play_both(|capabilities| script(capabilities, 1), &events, Idle, None);
-        // MariaDB: the statement prepared last, which is none here.
+        // Another statement. No statement was prepared, so MariaDB's alias does not matter.
         let other = if matches!(what, ChangeUser | ResetConnection) { None } else { Some(PinReason::Cursor) };
         play_both(|capabilities| script(capabilities, 2), &events, Idle, other);
         if outcome == Silent {
@@ -96,7 +96,7 @@ fn what_unpins_a_statement() {
             script
         };
         play_both(failed, &[opened, done(what, Error(1105))].concat(), Idle, Some(PinReason::Cursor));
-        // The node has no such statement, so there is no cursor either (ER_UNKNOWN_STMT_HANDLER).
+        // The node does not know the statement, so there is no cursor either (ER_UNKNOWN_STMT_HANDLER).
         let unknown = |capabilities| {
             let mut script = open_cursor(capabilities, 1);
             script.extend([Client(on(what, 1)), Node(err(1243))]);
@@ -108,7 +108,7 @@ fn what_unpins_a_statement() {
 }
 
 #[test]
-fn the_statement_prepared_last_has_a_second_name() {
+fn id_ffffffff_names_the_statement_prepared_last() {
     let script = |capabilities| {
         let mut script = vec![Client(command(Prepare, b"SELECT 1")), Node(prepared(capabilities, 77, 1, 0))];
         script.extend(open_cursor(capabilities, u32::MAX));
@@ -121,7 +121,7 @@ fn the_statement_prepared_last_has_a_second_name() {
 }
 
 #[test]
-fn more_cursors_than_are_remembered_pin_while_a_remembered_one_is_open() {
+fn cursors_beyond_the_slots_pin_while_a_slot_has_an_open_cursor() {
     let mut tracker = Tracker::new(NEW);
     let mut take = |from: Sent| match from {
         Client(bytes) => tracker.on_client_bytes(&bytes, &mut ()),
@@ -135,7 +135,7 @@ fn more_cursors_than_are_remembered_pin_while_a_remembered_one_is_open() {
 }
 
 #[test]
-fn long_data_pins_until_it_is_executed() {
+fn long_data_pins_the_session_until_the_execution() {
     let data = command(SendLongData, &[&[1, 0, 0, 0, 0, 0][..], &[b'x'; 5000]].concat());
     let script = |_| vec![Client(data.repeat(3))];
     play_both(script, &done(SendLongData, Silent).repeat(3), Idle, Some(PinReason::LongData));
@@ -151,7 +151,7 @@ fn long_data_pins_until_it_is_executed() {
     play_both(script, &[done(SendLongData, Silent), done(Execute, CommandOutcome::Ok)].concat(), Idle, None);
 }
 
-/// TiDB's response to COM_STMT_SEND_LONG_DATA, if it fails.
+/// TiDB's response to a COM_STMT_SEND_LONG_DATA that failed.
 fn data_rejection(code: u16) -> Sent {
     let mut packet = err(code);
     packet[3] = 1;
@@ -159,10 +159,10 @@ fn data_rejection(code: u16) -> Sent {
 }
 
 #[test]
-fn a_failed_execution_uses_up_long_data() {
+fn failed_execution_uses_up_long_data() {
     let failed = |_| vec![Client(on(SendLongData, 1)), Client(on(Execute, 1)), Node(err(1062))];
     let events = [done(SendLongData, Silent), done(Execute, Error(1062))].concat();
-    // The ERR packet may be TiDB's response to the data, and that to the execution may still come.
+    // The ERR packet may be TiDB's response to the data, so the one to the execution may still come.
     play_both(failed, &events, Idle, Some(PinReason::LongData));
     let confirmed = |capabilities| {
         let mut script = failed(capabilities);
@@ -173,9 +173,9 @@ fn a_failed_execution_uses_up_long_data() {
 }
 
 #[test]
-fn long_data_for_a_statement_that_the_node_does_not_have() {
+fn rejected_long_data_for_an_unknown_statement_does_not_pin() {
     let sent = done(SendLongData, Silent);
-    // TiDB.
+    // TiDB responds to the data.
     let rejected = |_| vec![Client(on(SendLongData, 9)), data_rejection(1243)];
     play_both(rejected, &sent, Idle, None);
     let text =
@@ -197,7 +197,7 @@ fn long_data_for_a_statement_that_the_node_does_not_have() {
         script
     };
     play_both(answered, &started_both, Idle, None);
-    // MySQL, which only responds to the execution.
+    // MySQL responds only to the execution.
     let silent = |_| {
         let execution = [Client(on(SendLongData, 9)), Client(on(Execute, 9)), Node(err(1243))];
         execution.into_iter().chain([Client(command(Ping, b"")), Node(ok(AUTOCOMMIT))]).collect()
@@ -206,20 +206,20 @@ fn long_data_for_a_statement_that_the_node_does_not_have() {
 }
 
 #[test]
-fn a_parameter_that_the_statement_does_not_have() {
-    // What was sent for other parameters stays at the node.
+fn rejected_parameter_keeps_other_long_data() {
+    // The data of other parameters stays at the node.
     let rejected = |_| vec![Client(on(SendLongData, 1).repeat(2)), data_rejection(1210)];
     play_both(rejected, &done(SendLongData, Silent).repeat(2), Idle, Some(PinReason::LongData));
 }
 
 #[test]
-fn other_unrequested_bytes_behind_long_data_are_not_followed() {
+fn other_unrequested_bytes_after_long_data_stop_tracking() {
     let sent = done(SendLongData, Silent);
-    let shutdown = err(1053); // its number is 0
+    let shutdown = err(1053); // has sequence number 0
     for bytes in [shutdown, ok(AUTOCOMMIT)] {
         play_both(|_| vec![Client(on(SendLongData, 1)), Node(bytes.clone())], &sent, Opaque, Some(PinReason::Opaque));
     }
-    // A response that is no error shows that the data was accepted.
+    // A successful response shows that the data was accepted.
     let accepted =
         |_| vec![Client(on(SendLongData, 1)), Client(on(Execute, 1)), Node(ok(AUTOCOMMIT)), data_rejection(1243)];
     let events = [sent, done(Execute, CommandOutcome::Ok)].concat();

@@ -1,4 +1,4 @@
-//! Certificates of a made-up CA, and connections between two streams in memory.
+//! Certificates of a test CA, and connections between two streams in memory.
 
 #![allow(dead_code)] // Each test binary uses a part of it.
 
@@ -27,7 +27,7 @@ pub(crate) struct Pair {
     pub(crate) key: PathBuf,
 }
 
-/// When a certificate is good.
+/// When a certificate is valid.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Valid {
     Now,
@@ -43,7 +43,8 @@ impl Authority {
             vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign, KeyUsagePurpose::DigitalSignature];
         let key = KeyPair::generate().unwrap();
         let directory = TempDir::new().unwrap();
-        // Its own: a certificate of a CA with the same name is refused for another reason, its signature.
+        // Each CA has its own name. A certificate of a CA with an equal name would fail for another reason: its
+        // signature.
         let name = format!("CA in {}", directory.path().display());
         params.distinguished_name.push(rcgen::DnType::CommonName, name);
         let ca = directory.path().join("ca.pem");
@@ -55,7 +56,7 @@ impl Authority {
         self.directory.path().join(name)
     }
 
-    /// The text of a certificate for these names (DNS or IP), and of its key.
+    /// The PEM texts of a certificate for these names (DNS or IP), and of its key.
     pub(crate) fn issue_text(&self, names: &[&str], valid: Valid) -> (String, String) {
         let mut params = CertificateParams::new(vec![]).unwrap();
         params.subject_alt_names = names
@@ -73,7 +74,7 @@ impl Authority {
         (certificate.pem(), key.serialize_pem())
     }
 
-    /// The same, in files whose names begin with `file`.
+    /// Like [`Self::issue_text`], but in files whose names begin with `file`.
     pub(crate) fn issue(&self, file: &str, names: &[&str], valid: Valid) -> Pair {
         let (cert, key) = self.issue_text(names, valid);
         let pair = Pair { cert: self.path(&format!("{file}.pem")), key: self.path(&format!("{file}.key")) };
@@ -82,7 +83,7 @@ impl Authority {
         pair
     }
 
-    /// A file with the revocation list of this CA, in which these certificates are.
+    /// Writes a revocation list of this CA with these certificates to `file`.
     pub(crate) fn revoke(&self, file: &str, revoked: &[&Pair]) -> PathBuf {
         let revoked = revoked.iter().map(|pair| RevokedCertParams {
             serial_number: serial_number(&pair.cert),
@@ -103,12 +104,12 @@ impl Authority {
         path
     }
 
-    /// What clients connect to, as `localhost`.
+    /// Accepts clients, with a certificate for `localhost`.
     pub(crate) fn client_side(&self) -> ClientSide {
         self.issue("server", &["localhost"], Valid::Now).client_side(None).unwrap()
     }
 
-    /// What connects to nodes and trusts this CA.
+    /// Connects to nodes, and trusts this CA.
     pub(crate) fn node_side(&self, verify: Verify) -> NodeSide {
         NodeSide::load(Some(&self.ca), verify, None, PeerRules::default()).unwrap()
     }
@@ -132,7 +133,7 @@ fn serial_number(cert: &Path) -> SerialNumber {
     SerialNumber::from_slice(&digits.chunks(2).map(byte).collect::<Vec<_>>())
 }
 
-/// Two ends, and what each has received.
+/// Two ends, and the bytes that each has received.
 pub(crate) struct Link {
     pub(crate) server: Stream,
     pub(crate) client: Stream,
@@ -146,7 +147,7 @@ impl Link {
         Self { server: server.accept(), client, at_server: Vec::new(), at_client: Vec::new() }
     }
 
-    /// Carries bytes until there are none; the first error of the server's end, or else of the client's.
+    /// Transfers bytes until there are none left. Returns the first error of the server's end, or else of the client's.
     pub(crate) fn settle(&mut self) -> Result<(), TlsError> {
         let mut outcome = Ok(());
         while !(self.server.outgoing().is_empty() && self.client.outgoing().is_empty()) {
@@ -157,7 +158,7 @@ impl Link {
         outcome
     }
 
-    /// Both ends can speak to each other.
+    /// Asserts that both ends can send to each other.
     pub(crate) fn assert_works(&mut self) {
         self.at_server.clear();
         self.at_client.clear();
@@ -169,7 +170,7 @@ impl Link {
     }
 }
 
-/// At most `bytes` from one to the other.
+/// Transfers at most `bytes` bytes from one end to the other.
 pub(crate) fn carry(
     from: &mut Stream,
     bytes: usize,
@@ -184,7 +185,7 @@ pub(crate) fn carry(
     received
 }
 
-/// Runs a command to its end, which must be a good one.
+/// Runs a command, which must succeed.
 pub(crate) fn run(command: &mut Command) -> Output {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
