@@ -1,8 +1,9 @@
-//! Recognizes the statements that begin a transaction in TiDB, and commit the open one.
+//! Recognizes usual statements that begin a transaction in TiDB, and commit the open one.
 //!
 //! The result only explains why a session cannot migrate. The client's statements are forwarded unchanged.
 
-/// The complete list. Grammar: `BeginTransactionStmt` in pkg/parser/parser.y of pingcap/tidb v8.5.3.
+/// Not all forms of `BeginTransactionStmt` in pkg/parser/parser.y of pingcap/tidb v8.5.3: for example, READ ONLY is
+/// missing.
 const TEXTS: [&[&str]; 5] = [
     &["BEGIN"],
     &["BEGIN", "OPTIMISTIC"],
