@@ -79,7 +79,7 @@ impl LoginExchange {
         } else {
             self.login.on_client_bytes(bytes, KEY, &mut out)
         };
-        assert!(taken <= bytes.len(), "takes at limit the bytes that it gets");
+        assert!(taken <= bytes.len(), "takes at most the bytes that it gets");
         self.taken += taken;
         if let Some(end) = self.end {
             assert_eq!((taken, progress), (0, end), "the login continues after its end");
