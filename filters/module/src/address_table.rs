@@ -1,16 +1,16 @@
-//! What is counted per client address, in a table of fixed size.
+//! Counters per client address, in a table of fixed size.
 //!
-//! Each address has one slot in each of two rows, chosen by a hash with a random key. Other addresses may have the same slots;
-//! the lower of the two counts is that of the address, or higher by the share of addresses that have both slots in common with
-//! it (a "count-min sketch"). So memory does not grow with the number of addresses, nothing has to be removed, and all
-//! workers count without locks: two atomic additions on slots that other addresses rarely use.
+//! The table is a count-min sketch of two rows. A hash with a random key gives each address one slot in each row.
+//! Several addresses may share a slot. The lower of the two counters is exact unless other addresses use both slots;
+//! then it is too high. So memory does not grow with the number of addresses, no entry has to be removed, and all
+//! workers count without locks: a count takes two atomic additions on slots that other addresses rarely use.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const ROWS: usize = 2;
-/// Slots of a row.
+/// The number of slots in a row.
 const SLOTS: usize = 1 << 14;
 
 /// The slots of an address.
@@ -18,7 +18,7 @@ const SLOTS: usize = 1 << 14;
 pub(crate) struct AddressSlots([usize; ROWS]);
 
 impl AddressSlots {
-    /// An IPv6 client can use all addresses of its network, so they count as one.
+    /// All IPv6 addresses of a /64 network get the same slots, since one client can use all of them.
     pub(crate) fn new(address: IpAddr, hash_key: &RandomState) -> Self {
         let network = match address.to_canonical() {
             IpAddr::V4(address) => u128::from(address.to_bits()),
@@ -29,7 +29,7 @@ impl AddressSlots {
     }
 }
 
-/// A number per address and row.
+/// One number for each slot of each row.
 struct Table([Box<[AtomicU64]>; ROWS]);
 
 impl Table {
@@ -42,7 +42,7 @@ impl Table {
     }
 }
 
-/// How much of something each address has.
+/// How much of a limited resource each address uses.
 pub(crate) struct AddressCounters(Table);
 
 impl AddressCounters {
@@ -50,7 +50,7 @@ impl AddressCounters {
         Self(Table::new())
     }
 
-    /// Adds `amount`, unless the address would then have more than `limit`.
+    /// Adds `amount`, unless the counter of the address would then exceed `limit`.
     pub(crate) fn try_add(&self, slots: AddressSlots, amount: u64, limit: u64) -> bool {
         let before = self.0.slots(slots).map(|slot| slot.fetch_add(amount, Ordering::Relaxed));
         let fits = before.into_iter().min().unwrap_or_default() + amount <= limit;
@@ -60,7 +60,7 @@ impl AddressCounters {
         fits
     }
 
-    /// Subtracts what was added.
+    /// Subtracts an amount that was added before.
     pub(crate) fn subtract(&self, slots: AddressSlots, amount: u64) {
         for slot in self.0.slots(slots) {
             slot.fetch_sub(amount, Ordering::Relaxed);
@@ -68,12 +68,13 @@ impl AddressCounters {
     }
 }
 
-/// How often something may happen: so many times a second, and as often as in [`Rate::BURST_SECONDS`] at once.
+/// A limit of events per second, which allows a burst of as many events as [`Rate::BURST_SECONDS`] would.
 ///
-/// The "generic cell rate algorithm" (ITU-T I.371): a number says when all that has happened would have happened at that rate.
+/// This is the generic cell rate algorithm (ITU-T I.371). Its state is the time by which all past events would have
+/// happened at exactly this rate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Rate {
-    /// Microseconds between two times.
+    /// Microseconds between two events.
     interval: u64,
 }
 
@@ -81,24 +82,25 @@ impl Rate {
     pub(crate) const BURST_SECONDS: u64 = 10;
     const BURST: u64 = Self::BURST_SECONDS * 1_000_000;
 
-    /// None: as often as anyone likes.
+    /// None: `rate` sets no limit.
     pub(crate) fn per_second(rate: f64) -> Option<Self> {
         (rate > 0.0).then(|| Self { interval: ((1e6 / rate) as u64).clamp(1, Self::BURST) })
     }
 
-    /// The next value, if it may happen once more at `now`.
-    fn next(self, value: u64, now: u64) -> Option<u64> {
-        let next = value.max(now) + self.interval;
+    /// The state after an event at `now`. None: the event would exceed the limit.
+    fn next(self, state: u64, now: u64) -> Option<u64> {
+        let next = state.max(now) + self.interval;
         (next <= now + Self::BURST).then_some(next)
     }
 
-    /// Whether it may happen now, for all addresses together.
+    /// Counts an event at `now`, in microseconds of any clock. False: the event would exceed the limit, and does not
+    /// count.
     pub(crate) fn try_take(self, state: &AtomicU64, now: u64) -> bool {
-        state.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |value| self.next(value, now)).is_ok()
+        state.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |before| self.next(before, now)).is_ok()
     }
 }
 
-/// How often something has happened for each address.
+/// The states of a [`Rate`] for each address.
 pub(crate) struct AddressRates(Table);
 
 impl AddressRates {
@@ -106,9 +108,9 @@ impl AddressRates {
         Self(Table::new())
     }
 
-    /// Whether it may happen now (in microseconds of any clock) for that address.
+    /// Counts an event of an address at `now`, in microseconds of any clock. False: the event exceeds the limit.
     pub(crate) fn try_take(&self, slots: AddressSlots, rate: Rate, now: u64) -> bool {
-        // Both are charged: one of them may be in use by others.
+        // Both slots count the event. It is enough if one allows it: other addresses may have used up the other.
         let taken = self.0.slots(slots).map(|slot| rate.try_take(slot, now));
         taken.into_iter().any(|taken| taken)
     }
@@ -123,17 +125,17 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv6_network_is_one_address_and_ipv4_has_two_forms() {
+    fn addresses_of_an_ipv6_network_and_both_forms_of_an_ipv4_address_share_slots() {
         let key = RandomState::new();
         assert_eq!(slots(&key, "2001:db8::1"), slots(&key, "2001:db8::ffff:ffff:ffff:ffff"));
         assert_eq!(slots(&key, "10.1.2.3"), slots(&key, "::ffff:10.1.2.3"));
-        // Slots may be shared, but not by all of these.
+        // Two addresses may get the same slots by chance, but not all five.
         let others = ["2001:db8:0:1::1", "10.1.2.4", "2001:db8::", "10.1.2.3", "10.3.2.1"].map(|one| slots(&key, one));
         assert!(others.iter().any(|one| *one != others[0]));
     }
 
     #[test]
-    fn an_address_has_as_much_as_its_limit() {
+    fn count_of_an_address_does_not_exceed_its_limit() {
         let (key, counters) = (RandomState::new(), AddressCounters::new());
         let one = slots(&key, "10.0.0.1");
         for _ in 0..3 {
@@ -141,12 +143,12 @@ mod tests {
         }
         assert!(!counters.try_add(one, 1, 3));
         counters.subtract(one, 1);
-        assert!(!counters.try_add(one, 2, 3), "what does not fit as a whole is not added");
+        assert!(!counters.try_add(one, 2, 3), "an amount is not added in part");
         assert!(counters.try_add(one, 1, 3));
     }
 
     #[test]
-    fn many_other_addresses_hardly_matter() {
+    fn addresses_at_their_limit_hardly_affect_others() {
         let (key, counters) = (RandomState::new(), AddressCounters::new());
         for attacker in 0..100_u32 {
             let attacker = AddressSlots::new(IpAddr::V4((0x0a00_0000 + attacker).into()), &key);
@@ -162,12 +164,12 @@ mod tests {
                 !fits
             })
             .count();
-        // One in 27,000 has both slots in common with attackers.
+        // One address in 27,000 shares both slots with attackers.
         assert!(refused < 5, "{refused}");
     }
 
     #[test]
-    fn what_was_subtracted_leaves_nothing() {
+    fn subtracting_all_amounts_resets_all_slots() {
         let (key, counters) = (RandomState::new(), AddressCounters::new());
         for number in 0..50_000_u32 {
             let one = AddressSlots::new(IpAddr::V4(number.into()), &key);
@@ -178,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_allows_a_burst_and_then_so_many_a_second() {
+    fn rate_allows_a_burst_and_then_its_number_of_events_per_second() {
         let rate = Rate::per_second(20.0).expect("a limit");
         let state = AtomicU64::new(0);
         let take = |now: u64| (0..1000).filter(|_| rate.try_take(&state, now)).count() as u64;
@@ -187,11 +189,11 @@ mod tests {
         assert_eq!(take(start), 0);
         assert_eq!(take(start + 1_000_000), 20);
         assert_eq!(take(start + 1_050_000), 1);
-        assert_eq!(take(start + 100_000_000), 20 * Rate::BURST_SECONDS, "no more than that is saved up");
+        assert_eq!(take(start + 100_000_000), 20 * Rate::BURST_SECONDS, "a pause allows no larger burst");
     }
 
     #[test]
-    fn rates_of_addresses_are_independent() {
+    fn rate_limit_of_an_address_does_not_affect_others() {
         let (key, rates, rate) = (RandomState::new(), AddressRates::new(), Rate::per_second(0.5).expect("a limit"));
         let one = slots(&key, "10.0.0.1");
         let taken = (0..100).filter(|_| rates.try_take(one, rate, 1_000_000)).count();
@@ -205,9 +207,10 @@ mod tests {
     }
 
     #[test]
-    fn zero_is_no_limit() {
+    fn rate_of_zero_or_nan_sets_no_limit() {
         assert_eq!(Rate::per_second(0.0), None);
         assert_eq!(Rate::per_second(f64::NAN), None);
-        assert!(Rate::per_second(1e-9).expect("a limit").try_take(&AtomicU64::new(0), 0), "one is always allowed");
+        let lowest = Rate::per_second(1e-9).expect("a limit");
+        assert!(lowest.try_take(&AtomicU64::new(0), 0), "even the lowest rate allows one event");
     }
 }

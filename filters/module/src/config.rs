@@ -1,4 +1,5 @@
-//! What the control plane configures, as JSON. Unknown keys are refused, and so is a control plane that does not fit.
+//! The configuration of each extension, as JSON from the control plane. Unknown keys are rejected, and so is a control
+//! plane of an incompatible version.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,33 +8,33 @@ use migration::rate_limit::RateLimit;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-/// The version of this module; major and minor are equal to those of a control plane that fits.
+/// The version of this module. A compatible control plane has the same major and minor version.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The `session` network filter.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SessionFilterConfig {
-    /// Most clients of this Envoy; 0: no limit.
+    /// The highest number of clients of this Envoy; 0: no limit.
     pub(crate) max_connections: f64,
     pub(crate) login_limits: LoginLimitsConfig,
     /// Whether an access log shows what sessions report in their metadata.
     pub(crate) access_log: bool,
 }
 
-/// Limits of clients that have not finished their login; 0: no limit.
+/// Limits for clients that have not finished their login. 0: no limit.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LoginLimitsConfig {
     pub(crate) max_logins: f64,
     pub(crate) max_logins_per_address: f64,
-    /// Bytes of theirs that are kept.
+    /// Bytes that the module keeps for these clients.
     pub(crate) max_bytes: f64,
     pub(crate) max_bytes_per_address: f64,
-    /// Passwords that are decrypted in a second.
+    /// Password decryptions per second.
     pub(crate) max_decryptions_per_second: f64,
     pub(crate) max_decryptions_per_second_per_address: f64,
-    /// Networks of addresses that many clients share: they have no limits per address.
+    /// Networks whose addresses are each shared by many clients. Limits per address do not apply to them.
     pub(crate) shared_addresses: Vec<ipnet::IpNet>,
 }
 
@@ -45,22 +46,22 @@ pub(crate) struct TrustedProxiesConfig {
     pub(crate) networks: Vec<ipnet::IpNet>,
 }
 
-/// The `live_config` listener filter: what may change while Envoy runs.
+/// The `live_config` listener filter: the configuration that may change while Envoy runs.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LiveConfig {
-    /// None: a listener begins without it, until the control plane sends it.
+    /// None: the configuration that a listener starts with, until the control plane has sent another one.
     pub(crate) published: Option<Published>,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Published {
-    /// The group that the nodes are of.
+    /// The group that the nodes belong to.
     pub(crate) group: String,
     /// Seconds that a login may take.
     pub(crate) login_timeout: f64,
-    /// Seconds without a command after which a session is ended; 0: never.
+    /// Seconds without a command after which a session is closed; 0: never.
     pub(crate) idle_timeout: f64,
     /// Whether the module may handle the events of established connections instead of Envoy.
     #[serde(default = "is_on_by_default")]
@@ -79,26 +80,26 @@ fn is_on_by_default() -> bool {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NodeInfo {
-    /// `ip:port`, as Envoy knows it.
+    /// `ip:port` of Envoy's endpoint.
     pub(crate) endpoint: String,
-    /// The control plane's name for it.
+    /// The control plane's name for the node.
     pub(crate) address: String,
     pub(crate) state: String,
-    /// Sessions that are still there are to be ended.
+    /// Whether the node's remaining sessions must be closed.
     #[serde(default)]
     pub(crate) close: bool,
-    /// Empty: the control plane does not know it.
+    /// The node's release. Empty: the control plane does not know the release.
     #[serde(default)]
     pub(crate) version: String,
-    /// How many sessions are to leave it although it stays in service (`migration::quota`); empty: none.
+    /// How many sessions rebalancing migrates from the node, which stays in service (`migration::quota`). Empty: none.
     #[serde(default)]
     pub(crate) moves: String,
-    /// How many of those of other nodes it is to get; empty: none.
+    /// How many sessions rebalancing migrates to the node (`migration::quota`). Empty: none.
     #[serde(default)]
     pub(crate) wants: String,
 }
 
-/// The socket to clients.
+/// The transport socket for clients.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ClientSocketConfig {
@@ -114,17 +115,17 @@ pub(crate) struct ClientSocketConfig {
     pub(crate) min_version: tls::MinVersion,
     #[serde(with = "CompressionName")]
     pub(crate) compression: mysql_proto::login::Compression,
-    /// Key with which clients without TLS encrypt passwords; empty: one is made at start.
+    /// The RSA key for passwords that clients send without TLS. Empty: the module generates a key at start.
     pub(crate) rsa_key: PathBuf,
 }
 
-/// The socket to nodes.
+/// The transport socket for nodes.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NodeSocketConfig {
     #[serde(with = "NodeTlsName")]
     pub(crate) tls: mysql_proto::login::NodeTls,
-    /// Empty: the system's.
+    /// Empty: the CA certificates of the system.
     pub(crate) ca: PathBuf,
     #[serde(with = "VerifyName")]
     pub(crate) verify: tls::Verify,
@@ -136,9 +137,9 @@ pub(crate) struct NodeSocketConfig {
     pub(crate) key: PathBuf,
     pub(crate) proxy_protocol: ProxyProtocol,
     pub(crate) allow_cleartext_backend: bool,
-    /// Seconds for which a node that cannot be used gets no new sessions.
+    /// Seconds for which a failed node gets no new sessions.
     pub(crate) eject_seconds: f64,
-    /// Whether nodes are watched by silent connections.
+    /// Whether the module watches nodes by silent connections ([`crate::sentinels`]).
     pub(crate) sentinels: bool,
 }
 
@@ -152,17 +153,17 @@ impl NodeSocketConfig {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PolicyConfig {
-    /// The group of nodes that its cluster is for; empty: those that are in no other.
+    /// The group whose nodes are the hosts of the cluster. Empty: the nodes that belong to no named group.
     pub(crate) group: String,
-    /// Sessions that may begin to move to another node in a second; 0: none ever moves.
+    /// Migrations that may start per second; 0: none.
     pub(crate) moves_per_second: f64,
-    /// Sessions that may be moving at the same time.
+    /// Migrations that may run at the same time.
     pub(crate) moves_at_once: f64,
-    /// Bytes that the states of one session may have.
+    /// Bytes that the states of one session may take.
     pub(crate) states_max_bytes: f64,
     /// Bytes that the states of all sessions may take together.
     pub(crate) states_budget_bytes: f64,
-    /// How many nodes may fail before a new session is refused. Nodes that are full do not count.
+    /// How many nodes may fail before a new session is refused. Full nodes do not count.
     pub(crate) connect_attempts: f64,
 }
 
@@ -172,12 +173,12 @@ impl PolicyConfig {
     }
 }
 
-/// Telemetry has nothing to configure.
+/// The telemetry extension, which has no settings.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TelemetryConfig {}
 
-// How the choices of `mysql_proto` and `tls` are written; these types themselves are never made.
+// The names of the enum variants of `mysql_proto` and `tls` in JSON. Only serde uses these types.
 
 #[derive(Deserialize)]
 #[serde(remote = "mysql_proto::login::ClientTls", rename_all = "lowercase")]
@@ -227,12 +228,12 @@ pub(crate) enum ProxyProtocol {
     V2,
 }
 
-/// That a configuration is for the part of the module which is meant.
+/// Checks that Envoy's configuration names the extension `part`.
 pub(crate) fn check_name(part: &str, name: &str) -> Result<(), String> {
     if name == part { Ok(()) } else { Err(format!("this module has no part {name:?} here, only {part:?}")) }
 }
 
-/// A part's configuration from JSON. The text of an error says what to do.
+/// Parses the configuration of an extension. An error text tells the operator what to do.
 pub(crate) fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, String> {
     let mut tree: serde_json::Map<String, serde_json::Value> =
         serde_json::from_slice(json).map_err(|error| format!("it is no JSON object: {error}"))?;
@@ -247,25 +248,25 @@ pub(crate) fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, String> {
 }
 
 impl LiveConfig {
-    /// As [`parse`], but in one pass: it has thousands of nodes, and Envoy's main thread waits for it.
+    /// Like [`parse`], but in one pass: the configuration has thousands of nodes, and Envoy's main thread waits.
     pub(crate) fn read(json: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
-        struct Whole {
+        struct Versioned {
             version: String,
             published: Option<Published>,
         }
-        match serde_json::from_slice::<Whole>(json) {
-            Ok(Whole { version, published }) => check_version(&version).map(|()| Self { published }),
-            // For the same error messages.
+        match serde_json::from_slice::<Versioned>(json) {
+            Ok(Versioned { version, published }) => check_version(&version).map(|()| Self { published }),
+            // This gives the same error messages as for other extensions.
             Err(_) => parse(json),
         }
     }
 }
 
 fn check_version(version: &str) -> Result<(), String> {
-    let line = |text: &str| text.splitn(3, '.').take(2).map(str::to_owned).collect::<Vec<_>>();
-    if line(version) == line(VERSION) {
+    let minor_version = |text: &str| text.splitn(3, '.').take(2).map(str::to_owned).collect::<Vec<_>>();
+    if minor_version(version) == minor_version(VERSION) {
         return Ok(());
     }
     Err(format!(
@@ -282,24 +283,24 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_configuration_is_read() {
+    fn session_filter_configuration_is_parsed() {
         let limits = r#"{"max_logins":1,"max_logins_per_address":2,"max_bytes":3,"max_bytes_per_address":4,
             "max_decryptions_per_second":5,"max_decryptions_per_second_per_address":6,"shared_addresses":["10.0.0.0/8"]}"#;
         let read = session(&format!(r#"{{"version":"{VERSION}","max_connections":10,"login_limits":{limits}}}"#))
-            .expect("it fits");
+            .expect("a valid configuration");
         assert_eq!((read.max_connections, read.login_limits.max_logins_per_address), (10.0, 2.0));
     }
 
     #[test]
-    fn what_may_change_is_read_with_the_nodes_and_without_anything() {
+    fn live_configuration_is_parsed_with_and_without_published_values() {
         let live = |rest: &str| {
             LiveConfig::read(format!(r#"{{"version":"{VERSION}"{rest}}}"#).as_bytes()).map(|read| read.published)
         };
-        assert!(live("").expect("a listener begins with it").is_none());
+        assert!(live("").expect("a valid configuration").is_none());
         let nodes = r#"[{"endpoint":"10.0.0.1:4000","address":"a:4000","state":"active","version":"8.5.3","close":true,
             "moves":"1:00ff=3","wants":"1:00ff=4"},{"endpoint":"10.0.0.2:4000","address":"b:4000","state":"draining"}]"#;
         let whole = r#","published":{"group":"olap","login_timeout":1.5,"idle_timeout":0,"nodes":NODES}"#;
-        let read = live(&whole.replace("NODES", nodes)).expect("it fits").expect("it has all");
+        let read = live(&whole.replace("NODES", nodes)).expect("a valid configuration").expect("published values");
         assert_eq!((read.group.as_str(), read.login_timeout, read.idle_timeout), ("olap", 1.5, 0.0));
         let [a, b] = read.nodes.as_slice() else { panic!("{:?}", read.nodes) };
         assert_eq!(
@@ -309,11 +310,11 @@ mod tests {
         assert_eq!((b.state.as_str(), b.close, b.version.as_str(), b.moves.as_str()), ("draining", false, "", ""));
         assert!(read.offload && read.migration, "both are on unless the control plane says otherwise");
         let off = whole.replace("NODES", r#"[],"offload":false,"migration":false"#);
-        let read = live(&off).expect("it fits").expect("it has all");
+        let read = live(&off).expect("a valid configuration").expect("published values");
         assert!(!read.offload && !read.migration);
-        let only_offload =
-            live(&whole.replace("NODES", r#"[],"offload":false"#)).expect("it fits").expect("it has all");
-        assert!(!only_offload.offload && only_offload.migration);
+        let offload_off = whole.replace("NODES", r#"[],"offload":false"#);
+        let migration_only = live(&offload_off).expect("a valid configuration").expect("published values");
+        assert!(!migration_only.offload && migration_only.migration);
         let no_boolean = whole.replace("NODES", r#"[],"offload":"off""#);
         for wrong in
             [no_boolean.as_str(), r#","nodes":[]"#, &whole.replace("NODES", r#"[{"endpoint":"10.0.0.1:4000"}]"#)]
@@ -323,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_is_told_its_group() {
+    fn policy_configuration_requires_a_group() {
         let policy = |keys: &str| {
             let memory = r#""states_max_bytes":4194304,"states_budget_bytes":268435456"#;
             let json = format!(
@@ -337,14 +338,14 @@ mod tests {
     }
 
     #[test]
-    fn a_later_patch_fits_and_another_minor_does_not() {
+    fn another_patch_version_is_compatible_and_another_minor_version_is_not() {
         assert_eq!(check_version("0.1.99"), Ok(()));
         let refused = check_version("0.2.0").expect_err("another minor version");
         assert!(refused.contains("0.2.0") && refused.contains(VERSION), "{refused}");
     }
 
     #[test]
-    fn unknown_missing_and_absent_are_refused() {
+    fn unknown_keys_missing_keys_and_invalid_json_are_rejected() {
         for (json, word) in [
             (r#"{"version":"0.1.0","max_connections":1,"speed":1}"#, "speed"),
             (r#"{"version":"0.1.0"}"#, "max_connections"),

@@ -1,4 +1,4 @@
-//! One TCP connection's bytes in both directions, plain or TLS, below Envoy's buffers.
+//! One TCP connection of a session, with or without TLS: reads and sends its bytes, below Envoy's buffers.
 
 mod reading;
 mod writing;
@@ -12,34 +12,34 @@ use tls::{Stream, TlsError};
 use crate::offload::EventKey;
 use crate::worker::WorkerContext;
 
-/// After so many directly forwarded bytes they are reported to Envoy: not for each packet.
+/// Directly forwarded bytes are reported to Envoy when there are this many, and not for each packet.
 const MAX_UNREPORTED_BYTES: usize = 1024 * 1024;
 
 /// The result of one read.
 pub(crate) enum ReadStep {
     /// Bytes were read; there may be more.
     Continue,
-    /// There may be more, but other connections have their turn first.
+    /// There may be more, but other connections are served first.
     Yield,
-    /// There is no more. An event follows when there is.
+    /// There are no more bytes now. An event reports when there are.
     Wait,
     EndOfStream,
     Close,
 }
 
-/// The state of a connection, as found by the module. Envoy has to react to it.
+/// The state of a connection as the module has found it. Envoy has to react to this state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ConnState {
     Open,
     /// The peer has closed its side.
     PeerFinished,
-    /// It must be closed.
+    /// The connection must be closed.
     Closing,
 }
 
 /// Why bytes could not be decrypted.
 pub(crate) enum ReadError {
-    /// The peer violates TLS, and was sent an alert.
+    /// The peer has violated TLS. An alert was sent to it.
     Tls(TlsError),
     /// The connection is broken.
     Broken,
@@ -48,36 +48,36 @@ pub(crate) enum ReadError {
 pub(crate) struct Conn {
     pub(crate) worker: Rc<WorkerContext>,
     pub(crate) socket: Socket,
-    /// The connection on the other side of the session.
+    /// The other connection of the session.
     peer_conn: RefCell<Weak<Conn>>,
     /// Bytes may be sent directly.
     is_direct: Cell<bool>,
     tls: RefCell<Option<Box<Stream>>>,
-    /// Bytes of the module itself, before TLS.
+    /// Unsent bytes of the module itself that are not encrypted. They go before those of `tls`.
     outbox: RefCell<Vec<u8>>,
-    /// Bytes at the front of Envoy's write buffer, or on their way there, that are encrypted already. They leave it when
-    /// they are sent: an empty write buffer tells Envoy that it may close.
+    /// Bytes at the front of Envoy's write buffer, or on their way there, that are already encrypted. They stay in the
+    /// buffer until they are sent, since Envoy may close a connection whose write buffer is empty.
     sealed: Cell<usize>,
+    /// The sending side of the connection has ended.
     is_finished: Cell<bool>,
     /// The FIN was sent.
     is_fin_sent: Cell<bool>,
     /// Bytes for the peer that Envoy buffers.
     envoy_buffered: Cell<usize>,
-    /// Bytes that were read here and forwarded directly, and are not reported to Envoy yet.
+    /// Bytes that were received and forwarded directly, and are not reported to Envoy yet.
     unreported_rx: Cell<usize>,
     /// Bytes that were sent directly, and are not reported to Envoy yet.
     unreported_tx: Cell<usize>,
-    /// A write has found that the connection is broken.
+    /// A write has failed, since the connection is broken.
     is_broken: Cell<bool>,
-    /// How often Envoy has read it since its session was established.
+    /// How often Envoy has read from the connection since the session was established.
     read_count: Cell<u8>,
-    /// The key of its events. None: it is not offloaded.
+    /// The key of the connection's events. None: the connection is not offloaded.
     key: Cell<Option<EventKey>>,
     /// The last event reported that the peer has closed, or that the connection is broken.
     has_end_event: Cell<bool>,
-    /// Bytes that were read while offloaded, and have to go through Envoy's buffers.
+    /// Received bytes that have to go through Envoy's buffers when Envoy calls the read hook.
     pending_in: RefCell<Vec<u8>>,
-    /// What was found while offloaded, and Envoy has to react to.
     state: Cell<ConnState>,
 }
 
@@ -105,12 +105,12 @@ impl Conn {
         })
     }
 
-    /// From now on bytes may be sent directly. Before, Envoy's write hook has to see them.
+    /// Allows the module to send bytes directly. Before this, all bytes have to go through Envoy's write hook.
     pub(crate) fn allow_direct(&self) {
         self.is_direct.set(true);
     }
 
-    /// Connects the two sides of a session.
+    /// Makes each of the two connections of a session know the other one.
     pub(crate) fn pair(self: &Rc<Self>, other: &Rc<Self>) {
         self.peer_conn.replace(Rc::downgrade(other));
         other.peer_conn.replace(Rc::downgrade(self));
@@ -120,7 +120,8 @@ impl Conn {
         self.tls.replace(Some(Box::new(stream)));
     }
 
-    /// The descriptor refers to another connection now, which may have TLS. Returns the TLS of the old one.
+    /// Resets the state when the descriptor refers to another connection, which may have TLS. Returns the TLS state of
+    /// the old connection.
     pub(crate) fn replace_connection(&self, tls: Option<Box<Stream>>) -> Option<Box<Stream>> {
         self.outbox.replace(Vec::new());
         self.is_broken.set(false);
@@ -132,7 +133,7 @@ impl Conn {
         self.tls.borrow().is_some()
     }
 
-    /// Whether a write has found that the connection is broken.
+    /// Whether a write has failed, since the connection is broken.
     pub(crate) fn is_broken(&self) -> bool {
         self.is_broken.get()
     }
@@ -153,7 +154,7 @@ impl Conn {
         self.key.set(key);
     }
 
-    /// Counts a read by Envoy of the established connection. Returns the count.
+    /// Counts a read from the established connection by Envoy, and returns the count.
     pub(crate) fn count_read(&self) -> u8 {
         self.read_count.set(self.read_count.get().saturating_add(1));
         self.read_count.get()
@@ -167,7 +168,8 @@ impl Conn {
         self.has_end_event.set(ends);
     }
 
-    /// Whether it is offloaded, and its last event reported that the peer has closed, or that the connection is broken.
+    /// Whether the connection is offloaded, and its last event reported that the peer has closed or that the connection
+    /// is broken.
     pub(crate) fn has_end_event(&self) -> bool {
         self.is_offloaded() && self.has_end_event.get()
     }
@@ -181,7 +183,7 @@ impl Conn {
             || self.tls.borrow().as_ref().is_some_and(|tls| !tls.outgoing().is_empty())
     }
 
-    /// Whether nothing is left for Envoy to do, so that the connection may be offloaded.
+    /// Whether Envoy has nothing left to do for the connection, so that it may be offloaded.
     pub(crate) fn is_quiescent(&self) -> bool {
         self.envoy_buffered.get() == 0
             && self.peer_conn.borrow().upgrade().is_some_and(|other| other.envoy_buffered.get() == 0)

@@ -1,7 +1,7 @@
-//! The deadlines of a worker. Network filters have no timers, so Envoy's main thread wakes the worker when the first one is
-//! due: see [`NextTurn`].
+//! The deadlines of a worker. Network filters have no timers, so Envoy's main thread wakes the worker when its first
+//! deadline is due: see [`NextTurn`].
 //!
-//! Each belongs to one owner, and only that owner is called. Nothing here takes a lock.
+//! Each deadline has one owner, which is called when the deadline has passed. Deadlines take no lock.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -13,36 +13,36 @@ use crate::clock;
 use crate::wakers::{NEVER, NextTurn};
 use crate::worker::Turn;
 
-/// Who has deadlines.
+/// The owner of a deadline.
 pub(crate) trait DeadlineOwner {
-    /// A deadline has passed. It is not reported again before it is set again.
+    /// The deadline has passed. The owner is not called again unless it sets the deadline again.
     fn on_deadline(self: Rc<Self>);
     /// [`Self::on_deadline`] has panicked: closes the session that the owner serves, if any.
     fn close_after_panic(&self);
 }
 
-/// The access log's reason for a session that was closed after a panic.
+/// The reason that the access log shows for a session that was closed after a panic.
 pub(crate) const PANIC_REASON: &str = "tidevoy_bug";
 
-/// When a deadline is due. The queue finds out that it was set to a later time when the earlier one has come: the idle
-/// timeout of a session is set for each of its commands.
+/// An entry of the queue. Setting a later time leaves the queue unchanged until the earlier time has come. This makes
+/// it cheap to set a session's idle timeout for each command.
 struct Entry {
     id: u64,
     due_at: Cell<u64>,
-    /// By which time it is in the queue. [`NEVER`]: it is not in it.
+    /// The time under which the entry is in the queue. [`NEVER`]: the entry is not in the queue.
     queued_at: Cell<u64>,
     owner: Weak<dyn DeadlineOwner>,
 }
 
 /// The deadlines of one worker.
 pub(crate) struct Deadlines {
-    /// By time, in milliseconds of `clock`, and then in the order in which they were created.
+    /// By time in milliseconds of `clock`, then by id.
     queue: RefCell<BTreeMap<(u64, u64), Rc<Entry>>>,
     next_id: Cell<u64>,
     next_turn: Arc<NextTurn>,
 }
 
-/// A deadline. It is removed when it is dropped.
+/// A deadline, which is cancelled when it is dropped.
 pub(crate) struct Deadline {
     entry: Rc<Entry>,
     deadlines: Rc<Deadlines>,
@@ -62,8 +62,8 @@ impl Deadlines {
         Rc::new(Self { queue: RefCell::default(), next_id: Cell::new(0), next_turn: Arc::clone(next_turn) })
     }
 
-    /// Calls the owners of the deadlines that have passed, as many as the turn has time for. The next turn follows, since the
-    /// main thread finds that the first deadline is due.
+    /// Calls the owners of passed deadlines until the turn is over. If passed deadlines are left, the main thread finds
+    /// that the first one is due, and the next turn follows.
     pub(crate) fn run_due(&self, turn: &Turn) {
         self.run_until(now(), turn, &call);
     }
@@ -96,7 +96,7 @@ impl Deadlines {
         Front::Later
     }
 
-    /// It is due at that time.
+    /// Sets when an entry is due.
     fn set(&self, entry: &Rc<Entry>, at: u64) {
         entry.due_at.set(at);
         if at < entry.queued_at.get() {
@@ -116,7 +116,7 @@ impl Deadlines {
         }
     }
 
-    /// Tells the main thread when the first deadline is due.
+    /// Publishes to the main thread when the first deadline is due.
     fn publish(&self) {
         let first = self.queue.borrow().first_key_value().map_or(NEVER, |((at, _), _)| *at);
         self.next_turn.set_deadline(first);
@@ -142,7 +142,7 @@ fn call(owner: Rc<dyn DeadlineOwner>) {
 }
 
 impl Deadline {
-    /// `owner` is called when `after` has passed.
+    /// Creates a deadline that calls `owner` after the time `after`.
     pub(crate) fn new<T: DeadlineOwner + 'static>(deadlines: &Rc<Deadlines>, after: Duration, owner: &Weak<T>) -> Self {
         let owner: Weak<dyn DeadlineOwner> = Weak::<T>::clone(owner);
         let id = deadlines.next_id.get();
@@ -153,14 +153,14 @@ impl Deadline {
         deadline
     }
 
-    /// The owner has so much time from now on.
+    /// Sets the deadline to the time `after` from now.
     pub(crate) fn set(&self, after: Duration) {
-        // Rounded up: it has not passed before.
+        // Rounded up, so that the deadline does not pass too early.
         let at = clock::now().saturating_add(after).as_nanos().div_ceil(1_000_000);
         self.deadlines.set(&self.entry, u64::try_from(at).unwrap_or(NEVER));
     }
 
-    /// Whether it has passed. A worker may handle it later.
+    /// Whether the deadline has passed. The worker may call the owner later.
     pub(crate) fn has_passed(&self) -> bool {
         now() >= self.entry.due_at.get()
     }
@@ -172,7 +172,7 @@ impl Drop for Deadline {
     }
 }
 
-/// Milliseconds of `clock`, as deadlines are counted.
+/// The current time in milliseconds of `clock`, the unit of deadlines.
 pub(crate) fn now() -> u64 {
     u64::try_from(clock::now().as_millis()).unwrap_or(NEVER)
 }

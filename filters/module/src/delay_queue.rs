@@ -1,4 +1,4 @@
-//! A queue whose entries may have a time before which they are not due.
+//! A queue of entries that are due at once or at a later time.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) struct DelayQueue<T> {
     ready: VecDeque<T>,
-    /// By the time when they are due; the number distinguishes entries of the same time.
+    /// By the time when they are due, then in the order in which they were added.
     delayed: BTreeMap<(Duration, u64), T>,
     next_number: u64,
 }
@@ -20,18 +20,18 @@ impl<T> Default for DelayQueue<T> {
 
 impl<T> DelayQueue<T> {
     /// Adds an entry that is not due before `until`.
-    pub(crate) fn push(&mut self, one: T, until: Duration, now: Duration) {
+    pub(crate) fn push(&mut self, entry: T, until: Duration, now: Duration) {
         if until <= now {
-            self.ready.push_back(one);
+            self.ready.push_back(entry);
         } else {
             self.next_number += 1;
-            self.delayed.insert((until, self.next_number), one);
+            self.delayed.insert((until, self.next_number), entry);
         }
     }
 
-    /// Adds an entry before all others.
-    pub(crate) fn push_front(&mut self, one: T) {
-        self.ready.push_front(one);
+    /// Adds an entry that is due, before all others that are due.
+    pub(crate) fn push_front(&mut self, entry: T) {
+        self.ready.push_front(entry);
     }
 
     /// Takes the next entry that is due.
@@ -61,10 +61,10 @@ mod tests {
     }
 
     #[test]
-    fn who_rests_comes_when_it_is_due() {
+    fn delayed_entries_are_returned_when_they_are_due() {
         let mut queue = DelayQueue::default();
-        for (one, until) in [('a', 0), ('b', 5), ('c', 0), ('d', 3), ('e', 3)] {
-            queue.push(one, at(until), at(0));
+        for (entry, until) in [('a', 0), ('b', 5), ('c', 0), ('d', 3), ('e', 3)] {
+            queue.push(entry, at(until), at(0));
         }
         assert_eq!(queue.next_due(), Some(at(3)));
         let mut taken = |now: u64| std::iter::from_fn(|| queue.pop_ready(at(now))).collect::<String>();
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_first_goes_before_those_that_are_due() {
+    fn entry_pushed_to_the_front_is_returned_first() {
         let mut queue = DelayQueue::default();
         queue.push('a', at(0), at(0));
         queue.push_front('b');

@@ -1,7 +1,7 @@
-//! Nodes that get no new sessions for a while, because of what this Envoy has observed itself.
+//! The ejection of nodes: a node that failed as seen by this Envoy gets no new sessions for a while.
 //!
-//! The state is shared by all workers of the process. The last usable node of a group is never ejected: to try a node that
-//! may work is better for a client than an error.
+//! All workers of the process share the state. The last usable node of a group is never ejected: for a client, an
+//! attempt that may succeed is better than an error.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,17 +13,17 @@ use crate::node::WorkerNode;
 /// Why a node is ejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum EjectReason {
-    /// It refuses TCP connections, or does not answer them.
+    /// The node refuses TCP connections, or does not answer connection attempts.
     Connect,
-    /// It closed the connection before its greeting was complete, or sent none in time.
+    /// The node closed the connection before its greeting was complete, or sent no greeting in time.
     Closed,
-    /// Its greeting is an error that concerns every login.
+    /// The node's greeting is an error that concerns every login.
     Error,
-    /// Its greeting is not of the MySQL protocol.
+    /// The node's greeting is not valid in the MySQL protocol.
     Invalid,
-    /// The TLS handshake with it failed.
+    /// The TLS handshake with the node failed.
     Tls,
-    /// It no longer answers on connections that are established.
+    /// The node no longer answers, neither on established connections nor to connection attempts.
     Vanished,
 }
 
@@ -31,7 +31,7 @@ impl EjectReason {
     pub(crate) const ALL: [Self; 6] =
         [Self::Connect, Self::Closed, Self::Error, Self::Invalid, Self::Tls, Self::Vanished];
 
-    /// As a label of metrics.
+    /// The label in metrics.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Connect => "connect",
@@ -73,7 +73,7 @@ impl EjectionDetails {
 }
 
 impl Ejection {
-    /// When it ends, in milliseconds of `clock`. None: the node is not ejected, or not any more.
+    /// When the ejection ends, in milliseconds of `clock`. None: the node is not, or no longer, ejected.
     pub(crate) fn until(&self, now: Duration) -> Option<u64> {
         let until = self.until.load(Ordering::Relaxed);
         (milliseconds(now) < until).then_some(until)
@@ -83,9 +83,9 @@ impl Ejection {
         self.lock().filter(|ejected| milliseconds(now) < ejected.until)
     }
 
-    /// Whether the session that asks may use the node. After an ejection one session tries the node for all: it gets true,
-    /// and the node is ejected again for the others until that session has connected. If the session ends before, the
-    /// ejection lasts as long as the one before.
+    /// Whether the calling session may use the node. When an ejection has run out, the first caller is admitted to try
+    /// the node, and the node is ejected again for all others. This ejection ends when the admitted session has
+    /// connected, or else after the same duration as before.
     pub(crate) fn try_admit(&self, now: Duration) -> bool {
         if self.until.load(Ordering::Relaxed) == 0 {
             return true;
@@ -100,11 +100,11 @@ impl Ejection {
         true
     }
 
-    pub(crate) fn begin(&self, reason: EjectReason, lasts: Duration, now: Duration) {
+    pub(crate) fn begin(&self, reason: EjectReason, duration: Duration, now: Duration) {
         let mut details = self.lock();
         let since = details.map_or_else(SystemTime::now, |before| before.since);
-        let until = milliseconds(now + lasts);
-        *details = Some(EjectionDetails { reason, since, until, duration: lasts });
+        let until = milliseconds(now + duration);
+        *details = Some(EjectionDetails { reason, since, until, duration });
         self.until.store(until, Ordering::Relaxed);
     }
 
@@ -125,17 +125,18 @@ fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Held during a decision. Otherwise two threads could eject the last two nodes at the same moment.
+/// Held during [`eject`]. Otherwise two threads could eject the last two nodes of a group at the same time.
 static DECIDING: Mutex<()> = Mutex::new(());
 
-/// Ejects a node, or restores it if no other node of its group is usable. Returns whether it is ejected.
-pub(crate) fn eject(hosts: &WorkerHosts, here: &WorkerNode, reason: EjectReason, lasts: Duration) -> bool {
+/// Ejects a node. If no other node of its group is usable, ends the node's ejection instead. Returns whether the node
+/// is ejected.
+pub(crate) fn eject(hosts: &WorkerHosts, node: &WorkerNode, reason: EjectReason, duration: Duration) -> bool {
     let _deciding = DECIDING.lock().unwrap_or_else(PoisonError::into_inner);
-    if !hosts.has_another_usable(here) {
-        here.shared.end_ejection();
+    if !hosts.has_another_usable(node) {
+        node.shared.end_ejection();
         return false;
     }
-    here.shared.eject(reason, lasts);
+    node.shared.eject(reason, duration);
     true
 }
 
@@ -150,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ejection_ends_in_time_or_when_the_node_works() {
+    fn ejection_ends_after_its_duration_or_when_the_node_works() {
         let ejection = Ejection::default();
         assert_eq!((ejection.until(at(1)), ejection.details(at(1)), ejection.try_admit(at(1))), (None, None, true));
         ejection.begin(EjectReason::Closed, LASTS, at(1));
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn after_an_ejection_one_session_tries_the_node_for_all() {
+    fn after_an_ejection_one_session_is_admitted_and_others_wait_for_its_result() {
         let ejection = Ejection::default();
         ejection.begin(EjectReason::Connect, LASTS, at(0));
         let since = ejection.details(at(0)).map(|ejected| ejected.since);
@@ -179,9 +180,9 @@ mod tests {
         assert!(ejection.try_admit(at(16)) && ejection.try_admit(at(16)));
     }
 
-    /// Otherwise the policy would choose the node, not be admitted, and choose it again, until the next millisecond.
+    /// Otherwise the policy would choose the node and be denied, again and again, until the next millisecond.
     #[test]
-    fn a_node_that_is_not_ejected_any_more_admits_a_session() {
+    fn end_of_an_ejection_and_admission_fall_into_the_same_millisecond() {
         let (begun, ended) = (Duration::from_micros(1_900), Duration::from_micros(5_001_100));
         let ejection = Ejection::default();
         ejection.begin(EjectReason::Connect, LASTS, begun);

@@ -1,8 +1,8 @@
 //! The nodes of each group as one worker knows them: the control plane's nodes, joined with Envoy's endpoints.
 //!
-//! The two arrive separately ([`crate::live_config`], and the hooks of the load-balancing policy). The control plane decides
-//! which nodes there are and in which state; an endpoint that it does not name gets no session. Envoy's endpoints add weight
-//! and priority; a node that is not among them, or not healthy, gets no new session.
+//! Nodes and endpoints arrive separately ([`crate::live_config`], and the hooks of the load-balancing policy). The
+//! control plane decides which nodes exist and which state each has; an endpoint of no such node gets no session.
+//! Envoy's endpoints add weight and priority; a node without a healthy endpoint gets no new session.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
@@ -22,40 +22,41 @@ use crate::{clock, telemetry};
 
 /// The state of nodes whose sessions are to migrate.
 const STATE_DRAINING: &str = "draining";
-/// The states of nodes that get no session. Envoy's endpoints say the same; whichever arrives first counts.
+/// The states of nodes that get no session. A weight of 0 in Envoy's endpoints has the same effect, and may arrive
+/// earlier.
 const CLOSED_STATES: [&str; 3] = [STATE_DRAINING, "drained", "gone"];
 
-/// A node.
+/// A node of a group, with the weight and priority of its endpoint.
 #[derive(Debug, Clone)]
 pub(crate) struct Host {
     pub(crate) node: Rc<WorkerNode>,
     /// `ip:port`
     pub(crate) endpoint: String,
     pub(crate) state: String,
-    /// The remaining sessions must be closed.
+    /// The node's remaining sessions must be closed.
     pub(crate) is_force_closed: bool,
-    /// None: the control plane does not know it.
+    /// None: the control plane does not know the release.
     pub(crate) version: Option<Release>,
-    /// Its share of new sessions; 0: it gets none.
+    /// The node's share of new sessions; 0: none.
     pub(crate) weight: u32,
     /// Nodes of a lower priority are preferred.
     pub(crate) priority: u32,
-    /// How many sessions are to leave it although it stays in service, as a [`Quota`] is written.
+    /// How many sessions rebalancing migrates from the node, which stays in service: the text of a [`Quota`].
     pub(crate) outgoing_quota: Option<String>,
-    /// How many of these, from other nodes, it is to get.
+    /// How many sessions rebalancing migrates to the node: the text of a [`Quota`].
     pub(crate) incoming_quota: Option<String>,
-    /// Sessions that it had when its weight arrived.
+    /// The sessions of the node when its weight arrived.
     pub(crate) base_sessions: u64,
-    /// That of its [`TargetCandidate`].
+    /// See [`TargetCandidate::turn_offset`].
     pub(crate) turn_offset: f64,
 }
 
-/// A host as Envoy has it.
+/// A host of Envoy's cluster.
 #[derive(Debug, Clone)]
 pub(crate) struct Endpoint {
     /// `ip:port`
     pub(crate) address: String,
-    /// 0: it is not healthy.
+    /// 0: the host is not healthy.
     pub(crate) weight: u32,
     pub(crate) priority: u32,
 }
@@ -66,15 +67,15 @@ pub(crate) struct TargetNode {
     /// `ip:port`
     pub(crate) endpoint: String,
     pub(crate) address: SocketAddr,
-    /// The reservation of a session that rebalancing has selected.
+    /// The reserved part of the node's incoming quota, for a session that rebalancing has selected.
     pub(crate) reservation: Cell<Option<QuotaReservation>>,
 }
 
-/// What the hosts of a group are made from.
+/// The sources from which the hosts of a group are built.
 #[derive(Default)]
 struct HostSources {
     endpoints: Vec<Endpoint>,
-    /// None: the control plane has not published any yet.
+    /// None: the control plane has not published the nodes yet.
     nodes: Option<Nodes>,
 }
 
@@ -98,32 +99,33 @@ impl WorkerHosts {
         run(&self.hosts.borrow())
     }
 
-    /// Sets all hosts of a group as Envoy has them. True: migrations are to start or to be cancelled.
+    /// Sets all endpoints of a group. True: migrations may have to start or to be cancelled.
     #[must_use]
     pub(crate) fn set_endpoints(&self, group: &str, endpoints: Vec<Endpoint>) -> bool {
         self.sources.borrow_mut().entry(group.to_owned()).or_default().endpoints = endpoints;
         self.rebuild(group)
     }
 
-    /// Applies what the control plane has published since the last call. True: migrations are to start or to be cancelled.
+    /// Applies what the control plane has published since the last call. True: migrations may have to start or to be
+    /// cancelled.
     #[must_use]
     pub(crate) fn apply_published(&self) -> bool {
         let count = live_config::count();
         if self.seen.replace(count) == count {
             return false;
         }
-        let is_old = |group: &str, sources: &HostSources| match (live_config::nodes(group), &sources.nodes) {
+        let has_changed = |group: &str, sources: &HostSources| match (live_config::nodes(group), &sources.nodes) {
             (Some(now), Some(before)) => !Arc::ptr_eq(&now, before),
             (now, before) => now.is_some() != before.is_some(),
         };
-        let old: Vec<String> = {
+        let changed: Vec<String> = {
             let all = self.sources.borrow();
-            all.iter().filter(|(group, sources)| is_old(group, sources)).map(|(group, _)| group.clone()).collect()
+            all.iter().filter(|(group, sources)| has_changed(group, sources)).map(|(group, _)| group.clone()).collect()
         };
-        old.iter().filter(|group| self.rebuild(group)).count() > 0
+        changed.iter().filter(|group| self.rebuild(group)).count() > 0
     }
 
-    /// Builds the hosts of a group from its sources.
+    /// Builds the hosts of a group from its sources. True: as [`Self::set_hosts`].
     fn rebuild(&self, group: &str) -> bool {
         let hosts = {
             let mut all = self.sources.borrow_mut();
@@ -141,9 +143,9 @@ impl WorkerHosts {
         self.set_hosts(group, hosts)
     }
 
-    /// The nodes of a group that may get new sessions, by endpoint: those that are in service both for the control plane
-    /// and among Envoy's endpoints. The two arrive one after the other. If one node replaces another, there may be no such
-    /// node for a moment: then the endpoints alone decide.
+    /// The nodes of a group that may get new sessions, by endpoint: those that are in service both in the control
+    /// plane's nodes and in Envoy's endpoints. These two arrive one after the other, so when one node replaces another,
+    /// no node may be in service in both for a moment. Then the endpoints alone decide.
     pub(crate) fn open_nodes(&self, group: &str) -> HashMap<String, Rc<WorkerNode>> {
         self.with_hosts(|all| {
             let hosts = all.get(group).map_or(&[][..], Vec::as_slice);
@@ -154,12 +156,12 @@ impl WorkerHosts {
         })
     }
 
-    /// Sets the nodes of a group. True: sessions are, or were, to migrate from one of them, such as a removed node.
+    /// Sets the nodes of a group. True: the group has or had a node that sessions must leave, such as a removed node.
     pub(crate) fn set_hosts(&self, group: &str, mut hosts: Vec<Host>) -> bool {
         let before = self.hosts.borrow_mut().remove(group).unwrap_or_default();
         copy_bases(&mut hosts, &before);
-        let concerned = |host: &Host| host.node.is_draining() || host.outgoing_quota.is_some();
-        let concerned_before = before.iter().any(concerned);
+        let must_leave = |host: &Host| host.node.is_draining() || host.outgoing_quota.is_some();
+        let had_to_leave = before.iter().any(must_leave);
         let now: HashSet<&str> = hosts.iter().map(|host| host.node.shared.name.as_str()).collect();
         for host in before.iter().filter(|host| !now.contains(host.node.shared.name.as_str())) {
             host.node.set_draining(true);
@@ -177,24 +179,25 @@ impl WorkerHosts {
             host.node.shared.outgoing_quota().update(outgoing, clock::now());
             host.node.shared.incoming_quota().update(own_quota(host.incoming_quota.as_deref()), clock::now());
         }
-        let concerns = concerned_before || before.iter().chain(&hosts).any(concerned);
+        let must_migrate = had_to_leave || before.iter().chain(&hosts).any(must_leave);
         self.hosts.borrow_mut().insert(group.to_owned(), hosts);
-        concerns
+        must_migrate
     }
 }
 
-/// When a node has its first turn: at random, above 0 and within one turn. Otherwise all Envoys and workers would begin with
-/// the same node after each change of weights.
+/// The time of a node's first turn: random, above 0 and at most 1 / weight. Otherwise all Envoys and workers would
+/// begin with the same node after each change of weights.
 pub(crate) fn first_turn(weight: u32) -> f64 {
     (1.0 - fastrand::f64()) / f64::from(weight.max(1))
 }
 
-/// The quota of this Envoy.
+/// This Envoy's part of a published quota.
 fn own_quota(text: Option<&str>) -> Option<Quota> {
     Quota::parse(text?, telemetry::instance())
 }
 
-/// Keeps the counts of the hosts. Weights belong together: when one changes, or a priority, the counts of all are reset.
+/// Keeps the base counts and turns of the hosts, unless a weight or a priority has changed. Weights are relative to
+/// each other, so then the counts of all hosts start again.
 fn copy_bases(hosts: &mut [Host], before: &[Host]) {
     let before: HashMap<&str, &Host> = before.iter().map(|host| (host.endpoint.as_str(), host)).collect();
     let old = |host: &Host| before.get(host.endpoint.as_str()).copied();
@@ -229,7 +232,7 @@ impl Host {
         self.version.unwrap_or_default()
     }
 
-    /// Whether it gets sessions.
+    /// Whether the host may get sessions.
     fn is_open(&self) -> bool {
         self.weight > 0 && !CLOSED_STATES.contains(&self.state.as_str())
     }
@@ -238,12 +241,12 @@ impl Host {
         Arc::ptr_eq(&self.node.shared, &node.shared) && self.endpoint == endpoint
     }
 
-    /// Whether sessions of `node` may migrate to it at all.
+    /// Whether sessions of `node` may migrate to this host at all.
     fn may_receive_from(&self, node: &WorkerNode) -> bool {
         self.is_open() && !Arc::ptr_eq(&self.node.shared, &node.shared) && !self.node.is_draining()
     }
 
-    /// Whether rebalancing may migrate more sessions from `node` to it.
+    /// Whether rebalancing may migrate more sessions from `node` to this host.
     fn has_rebalance_quota_for(&self, node: &WorkerNode) -> bool {
         self.incoming_quota.is_some()
             && self.version() >= node.version.get().unwrap_or_default()
@@ -275,7 +278,8 @@ fn is_ejected(host: &Host) -> bool {
 }
 
 impl WorkerHosts {
-    /// The node that a login fails over to from `node`, within its group. None: all other nodes were tried, or are ejected.
+    /// The node to which a login fails over from `node`, within the same group. None: no other node is open, untried
+    /// and not ejected.
     pub(crate) fn find_login_target(&self, node: &WorkerNode, is_tried: impl Fn(&str) -> bool) -> Option<TargetNode> {
         self.with_hosts(|all| {
             let fits = |host: &&Host| host.may_receive_from(node) && !is_tried(&host.endpoint) && !is_ejected(host);
@@ -285,30 +289,30 @@ impl WorkerHosts {
         })
     }
 
-    /// Whether the node is still at that endpoint. An attempt that has failed may have been at an earlier one.
+    /// Whether the node still has this endpoint. A failed connection attempt may have used an earlier endpoint.
     pub(crate) fn is_at(&self, node: &WorkerNode, endpoint: &str) -> bool {
         self.with_hosts(|all| {
             all.get(&node.group).is_some_and(|hosts| hosts.iter().any(|host| host.is_at_endpoint(node, endpoint)))
         })
     }
 
-    /// Whether new sessions can go to another node of its group.
+    /// Whether another node of the group can get new sessions.
     pub(crate) fn has_another_usable(&self, node: &WorkerNode) -> bool {
         let is_usable = |host: &Host| host.may_receive_from(node) && !is_ejected(host);
         self.with_hosts(|all| all.get(&node.group).is_some_and(|hosts| hosts.iter().any(is_usable)))
     }
 
-    /// The node of that name at that address, in each group that has it.
+    /// The nodes with this name and address, one for each group that has such a node.
     pub(crate) fn find_nodes(&self, address: &SocketAddr, name: &str) -> Vec<Rc<WorkerNode>> {
-        let is_there = |host: &&Host| {
+        let matches = |host: &&Host| {
             host.node.shared.name == name && host.endpoint.parse().is_ok_and(|parsed: SocketAddr| parsed == *address)
         };
-        self.with_hosts(|all| all.values().flatten().filter(is_there).map(|host| Rc::clone(&host.node)).collect())
+        self.with_hosts(|all| all.values().flatten().filter(matches).map(|host| Rc::clone(&host.node)).collect())
     }
 
-    /// Nodes in service from which rebalancing may migrate sessions, as other nodes still want some.
+    /// Nodes in service from which rebalancing may migrate sessions, since other nodes have incoming quota left.
     pub(crate) fn rebalance_sources(&self) -> Vec<Rc<WorkerNode>> {
-        let outgoing = |host: &Host, group: &[Host]| {
+        let is_source = |host: &Host, group: &[Host]| {
             host.node.has_surplus.get()
                 && !host.node.is_draining()
                 && host.node.shared.outgoing_quota().remaining() > 0
@@ -316,14 +320,14 @@ impl WorkerHosts {
         };
         self.with_hosts(|all| {
             let of_group = |group: &Vec<Host>| -> Vec<Rc<WorkerNode>> {
-                group.iter().filter(|host| outgoing(host, group)).map(|host| Rc::clone(&host.node)).collect()
+                group.iter().filter(|host| is_source(host, group)).map(|host| Rc::clone(&host.node)).collect()
             };
             all.values().flat_map(of_group).collect()
         })
     }
 
-    /// The node that a session migrates to from `node`, within its group. `is_rebalancing`: the node stays in service, so the
-    /// session may stay as well. None: there is no such node.
+    /// The node to which a session migrates from `node`, within the same group. `is_rebalancing`: `node` stays in
+    /// service, so the session may also stay. None: no node is suitable.
     pub(crate) fn find_target(
         &self,
         node: &WorkerNode,
@@ -345,7 +349,7 @@ impl WorkerHosts {
                 if !is_rebalancing {
                     return chosen.to_target(None);
                 }
-                // Another worker may have reserved the last session meanwhile.
+                // Another worker may have reserved the rest of the quota in the meantime.
                 if let Some(reservation) = QuotaReservation::reserve(&chosen.node.shared) {
                     return chosen.to_target(Some(reservation));
                 }

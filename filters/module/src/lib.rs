@@ -1,15 +1,15 @@
 //! The dynamic module: Envoy's hooks wired to the MySQL protocol.
 //!
-//! One client connection is a [`session::Session`]. Four parts of Envoy work on it, all on one worker:
+//! Each client connection is a [`session::Session`]. Four extensions of Envoy serve it, all on one worker thread:
 //!
-//! * [`client_socket`] has the client's bytes: plain or TLS, the login, then what the tracker is to see;
-//! * [`node_socket`] has the node's: the PROXY header, the greeting, TLS, then the same;
-//! * [`filter`] begins the session, limits and ends it; no byte passes through it;
-//! * [`policy`] chooses the node, and never one that this session has tried.
+//! * [`client_socket`], the client's transport socket: TLS, the login, then the tracking of commands;
+//! * [`node_socket`], the node's transport socket: the PROXY header, the greeting, TLS, then the tracking of responses;
+//! * [`filter`], a network filter: starts, limits and ends the session; no byte passes through this filter;
+//! * [`policy`], the load-balancing policy: chooses a node that the session has not tried yet.
 //!
-//! [`worker`] has the state of one worker, and what it does when it is woken.
-//! [`live_config`] is how workers hear of what the control plane changes while Envoy runs.
-//! [`telemetry`] counts what they do, and tells Envoy's metrics once a second.
+//! [`worker`] has the state of one worker, and the work of a turn.
+//! [`live_config`] applies the configuration that the control plane changes while Envoy runs.
+//! [`telemetry`] reports all counts as Envoy's metrics once a second.
 
 #![deny(unsafe_code)]
 

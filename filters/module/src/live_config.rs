@@ -1,8 +1,8 @@
 //! The configuration that changes while Envoy runs: limits of sessions, and the control plane's nodes.
 //!
-//! Envoy's main thread receives it as the configuration of the listener filter `live_config` (ECDS), and publishes it as a
-//! whole. What was published never changes: a worker keeps what it has until it is woken, or until it chooses a node, and
-//! applies the latest then.
+//! Envoy's main thread receives this configuration as that of the listener filter `live_config` (ECDS), and publishes
+//! it as a whole. A published configuration never changes. A worker applies the latest one when it is woken or chooses
+//! a node.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use crate::config::{self, NodeInfo};
 use crate::switches::{self, Switches};
 use crate::wakers;
 
-/// The listener filter that carries the configuration; it does nothing with connections.
+/// The listener filter that carries the configuration. It lets all connections pass.
 pub(crate) struct LiveConfigFilter;
 
 impl ListenerFilter for LiveConfigFilter {
@@ -36,7 +36,7 @@ pub(crate) type Nodes = Arc<[NodeInfo]>;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SessionLimits {
     pub(crate) login_timeout: Duration,
-    /// Zero: none.
+    /// Zero: no timeout.
     pub(crate) idle_timeout: Duration,
 }
 
@@ -47,15 +47,15 @@ struct CurrentConfig {
 }
 
 static CURRENT: LazyLock<RwLock<CurrentConfig>> = LazyLock::new(|| {
-    // These limits are for sessions that begin before, which get no node.
+    // For sessions that begin before the first configuration arrives. They get no node.
     let limits = SessionLimits { login_timeout: Duration::from_secs(8), idle_timeout: Duration::ZERO };
     RwLock::new(CurrentConfig { limits, nodes: HashMap::new() })
 });
 
-/// How often something was published.
+/// The number of publications.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// The main thread has received a configuration.
+/// Publishes a configuration. Called on Envoy's main thread.
 pub(crate) fn on_received(config: config::LiveConfig) {
     let Some(published) = config.published else { return };
     let seconds = |value: f64| Duration::try_from_secs_f64(value).unwrap_or(Duration::ZERO);
@@ -68,7 +68,7 @@ pub(crate) fn on_received(config: config::LiveConfig) {
 }
 
 fn publish(limits: SessionLimits, group: String, nodes: Nodes) {
-    // What it replaces is dropped after the lock is released.
+    // The old nodes are dropped after the lock is released.
     let _before = {
         let mut current = CURRENT.write().unwrap_or_else(PoisonError::into_inner);
         current.limits = limits;
@@ -78,7 +78,7 @@ fn publish(limits: SessionLimits, group: String, nodes: Nodes) {
     wakers::wake_all();
 }
 
-/// Changes with each publication. What is read after this is of that publication, or of a later one.
+/// The number of publications. Values that are read after this call belong to the last of them, or to a later one.
 pub(crate) fn count() -> u64 {
     COUNT.load(Ordering::Acquire)
 }

@@ -1,5 +1,6 @@
-//! Limits of clients that have not finished their login: how many there are, how many of their bytes are kept, and how often
-//! a password of theirs is decrypted. Each has a limit for a client address, and one for all clients of this Envoy.
+//! Limits for clients that have not finished their login: the number of logins, the bytes that the module keeps for
+//! them, and the rate of password decryptions. Each has one limit per client address, and one for all clients of this
+//! Envoy.
 
 use std::cell::Cell;
 use std::hash::RandomState;
@@ -14,7 +15,7 @@ use mysql_proto::error::ProxyError;
 use crate::address_table::{AddressCounters, AddressRates, AddressSlots, Rate};
 use crate::config::LoginLimitsConfig;
 
-/// All listeners count together; a changed listener must not forget the clients of the old one.
+/// Shared by all listeners, so that a changed listener still counts the clients of the old one.
 static USAGE: LazyLock<LoginUsage> = LazyLock::new(LoginUsage::new);
 
 /// The limits of a listener.
@@ -25,7 +26,7 @@ pub(crate) struct LoginLimits {
     bytes_per_address: u64,
     decryptions: Option<Rate>,
     decryptions_per_address: Option<Rate>,
-    /// Networks whose addresses have no limits of their own.
+    /// Networks to whose addresses no limit per address applies.
     shared_addresses: Vec<IpNet>,
 }
 
@@ -79,22 +80,22 @@ impl LoginUsage {
 
 /// Adds `amount` to a total, unless it would then be more than `limit`.
 fn try_add(total: &AtomicU64, amount: u64, limit: u64) -> bool {
-    let more = |value: u64| value.checked_add(amount).filter(|sum| *sum <= limit);
-    total.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    let increased = |value: u64| value.checked_add(amount).filter(|sum| *sum <= limit);
+    total.fetch_update(Ordering::Relaxed, Ordering::Relaxed, increased).is_ok()
 }
 
-/// A login that is not finished. It counts until this is dropped.
+/// A login that is not finished. Dropping the slot releases what the login uses of the limits.
 pub(crate) struct LoginSlot {
     limits: Arc<LoginLimits>,
     usage: &'static LoginUsage,
-    /// None: its address has no limits of its own, or it has no address.
+    /// None: no limit per address applies to the login.
     address: Option<AddressSlots>,
     bytes: Cell<u64>,
 }
 
 impl LoginSlot {
     /// # Errors
-    /// There are as many logins as there may be.
+    /// The number of logins has reached a limit.
     pub(crate) fn try_acquire(limits: &Arc<LoginLimits>, address: Option<IpAddr>) -> Result<Self, ProxyError> {
         Self::try_acquire_in(&USAGE, limits, address)
     }
@@ -117,10 +118,10 @@ impl LoginSlot {
         Ok(Self { limits: Arc::clone(limits), usage, address, bytes: Cell::new(0) })
     }
 
-    /// Sets how many bytes of it are kept.
+    /// Sets how many bytes the module keeps for this login.
     ///
     /// # Errors
-    /// It would be more than there may be. The number is as before.
+    /// The bytes would exceed a limit. The number stays as before.
     pub(crate) fn set_bytes(&self, bytes: u64) -> Result<(), ProxyError> {
         let before = self.bytes.get();
         if bytes > before {
@@ -149,22 +150,23 @@ impl LoginSlot {
         }
     }
 
-    /// Counts the decryption of a password, which follows.
+    /// Counts a password decryption, which the caller then carries out.
     ///
     /// # Errors
-    /// This was done as often as it may be done.
+    /// The rate of decryptions has reached a limit.
     pub(crate) fn check_decryption(&self) -> Result<(), ProxyError> {
         let now = u64::try_from(self.usage.started_at.elapsed().as_micros()).unwrap_or(u64::MAX / 2);
         let of_address = self.address.zip(self.limits.decryptions_per_address);
-        let may = of_address.is_none_or(|(slots, rate)| self.usage.decryptions_by_address.try_take(slots, rate, now))
+        let is_allowed = of_address
+            .is_none_or(|(slots, rate)| self.usage.decryptions_by_address.try_take(slots, rate, now))
             && self.limits.decryptions.is_none_or(|rate| rate.try_take(&self.usage.decryptions, now));
-        if may { Ok(()) } else { Err(ProxyError::TooManyDecryptions) }
+        if is_allowed { Ok(()) } else { Err(ProxyError::TooManyDecryptions) }
     }
 }
 
 impl Drop for LoginSlot {
     fn drop(&mut self) {
-        let _ = self.set_bytes(0); // fewer always fit
+        let _ = self.set_bytes(0); // a decrease cannot fail
         self.usage.logins.fetch_sub(1, Ordering::Relaxed);
         if let Some(slots) = self.address {
             self.usage.logins_by_address.subtract(slots, 1);
@@ -203,9 +205,9 @@ mod tests {
     }
 
     #[test]
-    fn an_address_has_so_many_logins_and_others_go_on() {
+    fn login_limit_of_an_address_does_not_affect_others() {
         let server = Server::new(LoginLimits { logins_per_address: 2, ..NO_LIMITS });
-        let logins = [server.log_in(1), server.log_in(1)].map(|login| login.expect("it fits"));
+        let logins = [server.log_in(1), server.log_in(1)].map(|login| login.expect("a login within the limits"));
         assert_eq!(server.log_in(1).err(), Some(ProxyError::TooManyLoginsOfAddress));
         assert!(server.log_in(2).is_ok());
         drop(logins);
@@ -213,22 +215,22 @@ mod tests {
     }
 
     #[test]
-    fn all_addresses_have_so_many_logins_together() {
+    fn login_limit_of_all_addresses_applies_to_their_sum() {
         let server = Server::new(LoginLimits { logins: 2, logins_per_address: 2, ..NO_LIMITS });
-        let logins = [server.log_in(1), server.log_in(2)].map(|login| login.expect("it fits"));
+        let logins = [server.log_in(1), server.log_in(2)].map(|login| login.expect("a login within the limits"));
         for _ in 0..5 {
             assert_eq!(server.log_in(3).err(), Some(ProxyError::TooManyLogins));
         }
         drop(logins);
-        // The failed ones have not counted for the address.
+        // The rejected logins have not counted for the address.
         assert!([server.log_in(3), server.log_in(3)].iter().all(Result::is_ok));
     }
 
     #[test]
-    fn bytes_are_limited_and_given_back() {
+    fn bytes_are_limited_per_address_and_in_total_and_released_by_a_drop() {
         let server = Server::new(LoginLimits { bytes: 150, bytes_per_address: 100, ..NO_LIMITS });
-        let [a, b] = [server.log_in(1), server.log_in(1)].map(|login| login.expect("it fits"));
-        let other = server.log_in(2).expect("it fits");
+        let [a, b] = [server.log_in(1), server.log_in(1)].map(|login| login.expect("a login within the limits"));
+        let other = server.log_in(2).expect("a login within the limits");
         assert_eq!(a.set_bytes(60), Ok(()));
         assert_eq!(b.set_bytes(41), Err(ProxyError::TooManyLoginsOfAddress));
         assert_eq!(b.set_bytes(40), Ok(()));
@@ -237,12 +239,12 @@ mod tests {
         assert_eq!(other.set_bytes(90), Ok(()));
         assert_eq!(other.set_bytes(91), Err(ProxyError::TooManyLogins));
         drop((a, b, other));
-        assert_eq!(server.log_in(2).expect("it fits").set_bytes(100), Ok(()));
+        assert_eq!(server.log_in(2).expect("a login within the limits").set_bytes(100), Ok(()));
         assert_eq!(server.usage.bytes.load(Ordering::Relaxed), 0);
     }
 
     #[test]
-    fn decryptions_have_a_rate_per_address_and_one_for_all() {
+    fn decryptions_are_rate_limited_per_address_and_in_total() {
         let per_address = Rate::per_second(0.2).expect("a limit");
         let server = Server::new(LoginLimits {
             decryptions: Rate::per_second(0.3),
@@ -255,17 +257,17 @@ mod tests {
     }
 
     #[test]
-    fn addresses_that_clients_share_have_no_limit_of_their_own() {
+    fn shared_addresses_have_no_limit_per_address() {
         let shared_addresses = vec!["10.0.0.0/30".parse().expect("a network")];
         let server = Server::new(LoginLimits { logins_per_address: 1, logins: 4, shared_addresses, ..NO_LIMITS });
         let _logins = [1, 1, 1].map(|host| server.log_in(host).expect("no limit"));
-        let _other = server.log_in(9).expect("it fits");
+        let _other = server.log_in(9).expect("a login within the limits");
         assert_eq!(server.log_in(9).err(), Some(ProxyError::TooManyLoginsOfAddress));
         assert_eq!(server.log_in(1).err(), Some(ProxyError::TooManyLogins));
     }
 
     #[test]
-    fn zero_is_no_limit() {
+    fn limits_of_zero_allow_everything() {
         let config = LoginLimitsConfig {
             max_logins: 0.0,
             max_logins_per_address: 0.0,

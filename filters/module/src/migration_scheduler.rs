@@ -1,4 +1,4 @@
-//! Schedules the migrations of a worker: which sessions migrate, in which order, and what follows.
+//! Schedules the migrations of a worker: which sessions migrate, and in which order.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -32,26 +32,26 @@ static IS_POSSIBLE: LazyLock<bool> = LazyLock::new(|| match Events::self_test() 
     }
 });
 
-/// Sessions whose clients are held at the same time, over all workers; at least one for each worker. The more there are, the
-/// longer each of them waits for its nodes; a few keep the nodes busy.
+/// How many clients may be held at the same time, over all workers, but at least one for each worker. The more clients
+/// are held, the longer each of them waits for its nodes. A few are enough to keep the nodes busy.
 const MAX_HELD: usize = 2;
-/// Migrations of a worker that started while their session was busy, and may have to wait for the end of its statement. More
-/// of them would delay idle sessions.
+/// How many migrations of a worker may start while their session is busy, so that they may have to wait for the end of
+/// a statement. More of them would delay idle sessions.
 const MAX_WAITING: usize = 16;
-/// The time until a session beyond these is tried again.
+/// The time until a busy session beyond this limit is tried again.
 const WAITING_RETRY: Duration = Duration::from_secs(1);
 
 /// The migrations of one worker.
 pub(crate) struct MigrationScheduler {
     /// Sessions that are to migrate, and have not started.
     queue: RefCell<DelayQueue<Weak<Session>>>,
-    /// When [`run_due`] has something to do.
+    /// Passes when [`run_due`] has something to do.
     alarm: Deadline,
     holding: Cell<usize>,
     waiting: Cell<usize>,
-    /// A session that was selected for rebalancing could not migrate. Another one may replace it.
+    /// A session that was selected for rebalancing could not migrate. Another session may be selected instead.
     needs_replacement: Cell<bool>,
-    /// Sessions that were ready when too many others were held, in order.
+    /// Sessions whose clients cannot be held yet, since too many others are held, in order.
     hold_queue: RefCell<VecDeque<Weak<Session>>>,
     /// The states of nodes have changed, and [`apply_node_changes`] has not reacted yet.
     have_nodes_changed: Cell<bool>,
@@ -74,7 +74,7 @@ impl MigrationScheduler {
     }
 }
 
-/// The scheduler's alarm.
+/// Handles [`MigrationScheduler::alarm`].
 impl DeadlineOwner for WorkerContext {
     fn on_deadline(self: Rc<Self>) {
         run_due(&self);
@@ -88,7 +88,7 @@ fn limiter() -> MutexGuard<'static, Limiter> {
     LIMITER.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Sets the rate limit.
+/// Sets the rate limit, and tests whether migrations are possible.
 pub(crate) fn configure(limit: RateLimit) {
     limiter().set_limit(limit);
     let _ = *IS_POSSIBLE;
@@ -99,14 +99,14 @@ pub(crate) fn is_possible() -> bool {
     *IS_POSSIBLE && switches::is_migration_on()
 }
 
-/// The states of nodes have changed, or migrations were switched on or off. The worker reacts in its next turn, since Envoy may be choosing a node now: sessions
-/// must not be closed then.
+/// Must be called when the states of nodes have changed, or migrations were switched on or off. The worker reacts in
+/// its next turn. It must not do so at once: Envoy may be choosing a node now, and then no session may be closed.
 pub(crate) fn on_nodes_changed(worker: &WorkerContext) {
     worker.migrations.have_nodes_changed.set(true);
     worker.waker.wake();
 }
 
-/// Closes the sessions of nodes that must be closed, as many as the turn has time for. The next one continues.
+/// Closes the sessions of force-closed nodes until the turn is over. The next turn continues.
 pub(crate) fn close_sessions(worker: &WorkerContext, turn: &Turn) {
     let next = || worker.migrations.close_queue.borrow_mut().pop_front();
     while let Some(session) = next() {
@@ -120,7 +120,7 @@ pub(crate) fn close_sessions(worker: &WorkerContext, turn: &Turn) {
     }
 }
 
-/// Reacts to changed states of nodes: starts and cancels migrations.
+/// Reacts to changed states of nodes: starts and cancels migrations, and collects the sessions to be closed.
 pub(crate) fn apply_node_changes(worker: &WorkerContext) {
     if !worker.migrations.have_nodes_changed.take() {
         return;
@@ -143,7 +143,7 @@ pub(crate) fn apply_node_changes(worker: &WorkerContext) {
         }
     });
     worker.migrations.close_queue.replace(to_close);
-    // After the loop, since this may end sessions.
+    // After `for_each`, during which no session may end.
     for (session, driver) in to_stop {
         if driver.is_failover() {
             session.retarget_failover(&driver);
@@ -156,8 +156,8 @@ pub(crate) fn apply_node_changes(worker: &WorkerContext) {
     }
 }
 
-/// Selects sessions of nodes that have more than their share, as many as other nodes want: idle ones first, since they need
-/// not wait. True: some were selected.
+/// Selects sessions of nodes with more than their share, within the quotas of these nodes. Idle sessions come first,
+/// since their migration need not wait. True: at least one session was selected.
 fn select_for_rebalance(worker: &WorkerContext) -> bool {
     let (sources, now) = (worker.hosts.rebalance_sources(), clock::now());
     let has_any = Cell::new(false);
@@ -172,7 +172,7 @@ fn select_for_rebalance(worker: &WorkerContext) -> bool {
     has_any.get()
 }
 
-/// A session cannot migrate. True: it stays, since rebalancing was the only reason.
+/// Must be called when a session cannot migrate. True: the session stays, since only rebalancing wanted it to migrate.
 fn give_up_rebalance(session: &Session, why: MigrationBlocker) -> bool {
     let has_given_up = session.give_up_rebalance(why);
     if has_given_up && why != MigrationBlocker::Nodes {
@@ -181,7 +181,7 @@ fn give_up_rebalance(session: &Session, why: MigrationBlocker) -> bool {
     has_given_up
 }
 
-/// Adds a session that is to migrate, for the time when it may be tried.
+/// Queues a session until its backoffs have passed, or defers its migration until the session is idle.
 pub(crate) fn enqueue(session: &Rc<Session>) {
     let Some(until) = session.migration.export_backoff.get().retry_at() else {
         return session.migration.defer_until_idle();
@@ -247,24 +247,25 @@ pub(crate) fn run_due(worker: &WorkerContext) {
     scheduler.alarm.set(if queue.is_empty() { Duration::MAX } else { pause });
 }
 
-/// How many sessions of a worker may be held.
+/// How many clients one worker may hold.
 fn max_held() -> usize {
     (MAX_HELD / worker::worker_count()).max(1)
 }
 
-/// True: the client of this session may be held, and counts as held until its migration ends. False: it has its turn later.
+/// True: the client of the session may be held, and counts as held until [`release_slots`]. False: the session waits in
+/// the hold queue.
 pub(crate) fn try_hold(session: &Rc<Session>) -> bool {
     let scheduler = &session.worker.migrations;
-    let may = scheduler.holding.get() < max_held();
-    if may {
+    let is_allowed = scheduler.holding.get() < max_held();
+    if is_allowed {
         scheduler.holding.set(scheduler.holding.get() + 1);
     } else if session.migration.join_hold_queue() {
         scheduler.hold_queue.borrow_mut().push_back(Rc::downgrade(session));
     }
-    may
+    is_allowed
 }
 
-/// A migration has ended, or takes longer than others should wait for: releases its slots for them.
+/// Releases the slots of a migration that has ended, or takes so long that other migrations should not wait.
 pub(crate) fn release_slots(worker: &WorkerContext, driver: &MigrationDriver) {
     let slots = driver.take_slots();
     if slots.running {
@@ -278,11 +279,11 @@ pub(crate) fn release_slots(worker: &WorkerContext, driver: &MigrationDriver) {
     }
 }
 
-/// Lets sessions of the hold queue continue.
+/// Lets sessions of the hold queue continue, as many as may be held.
 fn admit_from_hold_queue(scheduler: &MigrationScheduler) {
     let next = || {
-        let may = scheduler.holding.get() < max_held();
-        may.then(|| scheduler.hold_queue.borrow_mut().pop_front()).flatten()
+        let is_allowed = scheduler.holding.get() < max_held();
+        is_allowed.then(|| scheduler.hold_queue.borrow_mut().pop_front()).flatten()
     };
     while let Some(next) = next() {
         if let Some(session) = next.upgrade() {
@@ -292,12 +293,12 @@ fn admit_from_hold_queue(scheduler: &MigrationScheduler) {
     }
 }
 
-/// A failover starts, whatever the rate limit.
+/// Counts a failover, which starts regardless of the rate limit.
 pub(crate) fn start_failover() {
     limiter().acquire_unconditionally();
 }
 
-/// A migration has ended.
+/// Must be called when a migration has ended.
 pub(crate) fn on_migration_finished(session: &Rc<Session>, driver: &MigrationDriver, result: MigrationResult) {
     session.on_migration_finished(result);
     session.return_to_envoy_if_switched_off();
@@ -307,12 +308,12 @@ pub(crate) fn on_migration_finished(session: &Rc<Session>, driver: &MigrationDri
         }
         MigrationResult::Migrated => {
             session.migration.clear_request();
-            // Its new node may be draining by now, too.
+            // The new node may be draining by now, too.
             if session.is_on_draining_node() && session.migration.request_migration() {
                 enqueue(session);
             }
         }
-        // When its statement or transaction ends, it is tried again.
+        // The session is tried again when its statement or transaction ends.
         MigrationResult::Aborted(AbortReason::TimedOut(MigrationStep::WaitingForIdle)) => {
             session.migration.defer_until_idle();
         }

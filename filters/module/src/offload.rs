@@ -1,7 +1,8 @@
 //! Offloaded connections: the module gets their events directly, in batches, instead of Envoy.
 //!
-//! The module serves an established session alone as long as it can forward all bytes directly. In all other cases (a full
-//! socket buffer, the end of a connection, a failure) it gives the connection back to Envoy, and Envoy's hooks continue.
+//! The module serves an established session without Envoy as long as it can forward all bytes directly. In all other
+//! cases (a full socket buffer, the end of a connection, a failure) it returns the connection to Envoy, and Envoy's
+//! hooks continue.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeSet;
@@ -16,23 +17,23 @@ use crate::clock;
 use crate::conn::{Conn, ReadStep};
 use crate::switches;
 
-/// How often Envoy reads an established connection before it is offloaded. Offloading takes some system calls, which do not
-/// pay for a connection that runs a statement or two.
+/// How often Envoy reads from an established connection before the connection is offloaded. Offloading takes some
+/// system calls, which is too expensive for a connection that runs only a statement or two.
 const READS_BEFORE_OFFLOAD: u8 = 4;
 
-/// The time until the worker's epoll descriptor is searched again. It doubles with each failure, since the search reads an
-/// entry of `/proc` for each descriptor of the process.
+/// The time until the search for the worker's epoll descriptor is retried. The time doubles with each failure, since
+/// the search reads an entry of `/proc` for each descriptor of the process.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 const LONGEST_RETRY: Duration = Duration::from_secs(60);
 
 /// A connection that can be offloaded.
 pub(crate) trait OffloadedConn {
     fn conn(&self) -> &Conn;
-    /// Whether its session is established, so that its bytes may be forwarded directly.
+    /// Whether the session is established, so that its bytes may be forwarded directly.
     fn is_established(&self) -> bool;
-    /// One read, for [`Conn::read`].
+    /// Reads once: the `step` of [`Conn::read`].
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> ReadStep;
-    /// Called after each of its events, when all received bytes are passed on.
+    /// Called after each event of the connection, when all received bytes are passed on.
     fn on_quiescent(&self) {}
 }
 
@@ -65,7 +66,7 @@ pub(crate) fn read<M: OffloadedConn + 'static>(offloaded: &Rc<M>) -> IoOutcome {
     outcome
 }
 
-/// Which slot an event is for, and which of the targets that have used this slot.
+/// Names the target of an event: its slot, and the generation of the slot, which changes with each new target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct EventKey {
     slot: u32,
@@ -93,38 +94,38 @@ struct Slot {
 struct EventTargets {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// The slots of connections, so that [`Self::any_conn`] need not look for one.
+    /// The slots of connections, for [`Self::any_conn`].
     conns: BTreeSet<u32>,
 }
 
 impl EventTargets {
     fn add(&mut self, target: EventTarget) -> EventKey {
-        let place = self.free.pop().unwrap_or_else(|| {
+        let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
             (self.slots.len() - 1) as u32
         });
         if let EventTarget::Conn(_) = target {
-            self.conns.insert(place);
+            self.conns.insert(index);
         }
-        let here = &mut self.slots[place as usize];
-        here.generation = here.generation.wrapping_add(1);
-        here.target = Some(target);
-        EventKey { slot: place, generation: here.generation }
+        let slot = &mut self.slots[index as usize];
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.target = Some(target);
+        EventKey { slot: index, generation: slot.generation }
     }
 
     fn remove(&mut self, key: EventKey) {
-        if let Some(here) = self.slots.get_mut(key.slot as usize)
-            && here.generation == key.generation
-            && here.target.take().is_some()
+        if let Some(slot) = self.slots.get_mut(key.slot as usize)
+            && slot.generation == key.generation
+            && slot.target.take().is_some()
         {
             self.free.push(key.slot);
             self.conns.remove(&key.slot);
         }
     }
 
-    /// The target of that key. None: it was removed, and the event came too late.
+    /// The target of `key`. None: the target was removed before its event was handled.
     fn find(&self, key: EventKey) -> Option<EventTarget> {
-        self.slots.get(key.slot as usize).filter(|here| here.generation == key.generation)?.target.clone()
+        self.slots.get(key.slot as usize).filter(|slot| slot.generation == key.generation)?.target.clone()
     }
 
     /// Any offloaded connection.
@@ -136,7 +137,7 @@ impl EventTargets {
     }
 }
 
-/// When the worker's epoll descriptor is searched again.
+/// When the search for the worker's epoll descriptor is retried.
 #[derive(Debug, Clone, Copy, Default)]
 struct SearchBackoff {
     failures: u32,
@@ -154,14 +155,15 @@ impl SearchBackoff {
 #[derive(Default)]
 pub(crate) struct WorkerEvents {
     events: OnceCell<Events>,
-    /// Their creation has failed.
+    /// Delays the next attempt to create `events`.
     backoff: Cell<SearchBackoff>,
     targets: RefCell<EventTargets>,
     is_running: Cell<bool>,
 }
 
 impl WorkerEvents {
-    /// None: offloading is not possible on this worker. If it lacks descriptors, this may change.
+    /// Creates `events` if necessary. None: offloading is not possible on this worker, or not now, since no descriptor
+    /// is free.
     fn events(&self, socket: &Socket) -> Option<&Events> {
         let (backoff, now) = (self.backoff.get(), clock::now());
         if self.events.get().is_some() || now < backoff.retry_at {
@@ -192,13 +194,13 @@ fn offload(offloaded: Rc<dyn OffloadedConn>) {
     if conn.key().is_some() {
         return;
     }
-    let here = &conn.worker.events;
-    let Some(events) = here.events(&conn.socket) else { return };
-    let key = here.targets.borrow_mut().add(EventTarget::Conn(Rc::downgrade(&offloaded)));
+    let worker_events = &conn.worker.events;
+    let Some(events) = worker_events.events(&conn.socket) else { return };
+    let key = worker_events.targets.borrow_mut().add(EventTarget::Conn(Rc::downgrade(&offloaded)));
     if events.offload(&conn.socket, key.to_u64()) {
         conn.set_key(Some(key));
     } else {
-        here.remove_key(key);
+        worker_events.remove_key(key);
     }
 }
 
@@ -211,7 +213,7 @@ pub(crate) fn try_offload(offloaded: Rc<dyn OffloadedConn>) -> bool {
     false
 }
 
-/// The same for a login that fails over to another node.
+/// Like [`try_offload`], for a login that fails over to another node.
 pub(crate) fn try_offload_login(offloaded: Rc<dyn OffloadedConn>) -> bool {
     if offloaded.conn().is_quiescent() {
         offload(Rc::clone(&offloaded));
@@ -219,27 +221,28 @@ pub(crate) fn try_offload_login(offloaded: Rc<dyn OffloadedConn>) -> bool {
     offloaded.conn().key().is_some()
 }
 
-/// Gives a connection back to Envoy. If it is readable now, Envoy gets an event. `closing`: Envoy needs no events.
+/// Returns a connection to Envoy. If it is readable now, Envoy gets an event. `closing`: Envoy is closing the
+/// connection, and needs no events.
 pub(crate) fn onload(conn: &Conn, closing: bool) {
     let Some(key) = conn.key() else { return };
     conn.set_key(None);
-    let here = &conn.worker.events;
-    here.remove_key(key);
-    let Some(events) = here.events.get() else { return };
-    events.remove(&conn.socket, || Some(here.targets.borrow().any_conn()?.conn().socket.clone()));
+    let worker_events = &conn.worker.events;
+    worker_events.remove_key(key);
+    let Some(events) = worker_events.events.get() else { return };
+    events.remove(&conn.socket, || Some(worker_events.targets.borrow().any_conn()?.conn().socket.clone()));
     if !closing {
         events.return_to_envoy(&conn.socket);
     }
 }
 
-/// Processes all events. Envoy has called the read hook of one of the connections.
-fn process_events(here: &WorkerEvents) {
-    let Some(events) = here.events.get() else { return };
-    if here.is_running.replace(true) {
+/// Handles the events of all targets. Called when Envoy calls the read hook of an offloaded connection.
+fn process_events(worker_events: &WorkerEvents) {
+    let Some(events) = worker_events.events.get() else { return };
+    if worker_events.is_running.replace(true) {
         return;
     }
     events.dispatch(|Event { key, is_end: ends }| {
-        let found = here.targets.borrow().find(EventKey::from_u64(key));
+        let found = worker_events.targets.borrow().find(EventKey::from_u64(key));
         match found {
             Some(EventTarget::Conn(offloaded)) => {
                 if let Some(offloaded) = offloaded.upgrade() {
@@ -248,18 +251,18 @@ fn process_events(here: &WorkerEvents) {
             }
             Some(EventTarget::AuxFd(aux_fd)) => {
                 if let Some(aux_fd) = aux_fd.upgrade() {
-                    envoy_abi::guarded("an event past Envoy", (), || aux_fd.on_event());
+                    envoy_abi::guarded("an event of an auxiliary descriptor", (), || aux_fd.on_event());
                 }
             }
             None => {}
         }
     });
-    here.is_running.set(false);
+    worker_events.is_running.set(false);
 }
 
 fn read_offloaded(offloaded: &dyn OffloadedConn, ends: bool) {
     offloaded.conn().set_end_event(ends);
-    let done = envoy_abi::guarded("reading past Envoy", false, || {
+    let done = envoy_abi::guarded("reading from an offloaded connection", false, || {
         offloaded.conn().read_offloaded(|buffer, passed| offloaded.step(buffer, passed));
         offloaded.on_quiescent();
         true
@@ -269,7 +272,7 @@ fn read_offloaded(offloaded: &dyn OffloadedConn, ends: bool) {
     }
 }
 
-/// Has a connection's events reported again that were not read because its client was held.
+/// Makes the kernel report events of a connection again that were left unread while its client was held.
 pub(crate) fn rearm(conn: &Conn) {
     let Some(key) = conn.key() else { return conn.socket.set_readable() };
     if let Some(events) = conn.worker.events.events.get() {
@@ -278,7 +281,7 @@ pub(crate) fn rearm(conn: &Conn) {
 }
 
 impl WorkerEvents {
-    /// Watches a descriptor of the module. None: this worker can watch none, or no more.
+    /// Watches a descriptor of the module. None: this worker cannot watch the descriptor.
     pub(crate) fn watch(&self, descriptor: BorrowedFd<'_>, aux_fd: Weak<dyn AuxFd>) -> Option<EventKey> {
         let events = self.events.get()?;
         let key = self.targets.borrow_mut().add(EventTarget::AuxFd(aux_fd));
@@ -289,7 +292,7 @@ impl WorkerEvents {
         None
     }
 
-    /// Has its events reported again, if there are some.
+    /// Makes the kernel report the events of a watched descriptor again, if there are some.
     pub(crate) fn rearm_aux(&self, descriptor: BorrowedFd<'_>, key: EventKey) {
         if let Some(events) = self.events.get() {
             events.rearm_aux(descriptor, key.to_u64());
@@ -304,19 +307,19 @@ impl WorkerEvents {
         }
     }
 
-    /// The same for one that is closed already.
+    /// Removes the target of `key`, whose descriptor is closed or is not watched.
     pub(crate) fn remove_key(&self, key: EventKey) {
         self.targets.borrow_mut().remove(key);
     }
 }
 
-/// Replaces an offloaded connection by `new`, which was watched under `key`. False: nothing has changed.
+/// Replaces an offloaded connection by `new`, which was watched under `key`. False: the old connection stays.
 #[must_use]
 pub(crate) fn swap(conn: &Conn, key: EventKey, new: OwnedFd) -> bool {
     let Some(own) = conn.key() else { return false };
-    let here = &conn.worker.events;
-    here.remove_key(key);
-    let swapped = match here.events.get() {
+    let worker_events = &conn.worker.events;
+    worker_events.remove_key(key);
+    let swapped = match worker_events.events.get() {
         Some(events) => events.swap(&conn.socket, own.to_u64(), new),
         None => SwapResult::Failed,
     };
@@ -347,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_between_two_searches_grows_up_to_a_limit() {
+    fn time_between_epoll_searches_doubles_up_to_a_limit() {
         let (mut backoff, mut now, mut waits) = (SearchBackoff::default(), Duration::ZERO, Vec::new());
         for _ in 0..40 {
             backoff = backoff.after_failure(now);
@@ -359,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_reused_and_an_old_key_finds_no_target() {
+    fn slot_is_reused_and_its_old_key_finds_no_target() {
         let mut targets = EventTargets::default();
         let (one, other): (Rc<dyn OffloadedConn>, Rc<dyn OffloadedConn>) = (Rc::new(UnusedConn), Rc::new(UnusedConn));
         let offloaded = |one: &Rc<dyn OffloadedConn>| EventTarget::Conn(Rc::downgrade(one));

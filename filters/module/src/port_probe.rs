@@ -1,12 +1,13 @@
-//! Probes the SQL port of a node that has closed a connection, to learn whether the node is still there.
+//! Probes the SQL port of a node that has closed a connection, to find out whether the node is still there.
 //!
-//! TiDB closes an idle connection without an error packet for `KILL`, for `wait_timeout` and when it stops. When it stops, it
-//! closes its port first (pingcap/tidb `pkg/server/server.go`, `Server.Close` and `KillAllConnections`).
+//! TiDB closes an idle connection without an error packet for `KILL`, for `wait_timeout` and when it stops. When it
+//! stops, it closes its port first (pingcap/tidb `pkg/server/server.go`, `Server.Close` and `KillAllConnections`).
 //!
-//! A successful connect proves nothing: when a process is killed, the kernel closes its sockets one by one, the newest first,
-//! and accepts connections until it reaches the listener. So a probe waits for the greeting.
+//! A successful connect proves nothing: when a process is killed, the kernel closes its sockets one by one, the newest
+//! first, and accepts connections until it reaches the listener. So a probe waits for the greeting.
 //!
-//! All who ask at the same time share one probe. If it finds the node, this counts only for those who asked before it began.
+//! Requests for the same port share one probe. If the probe finds the node there, this answers only the requests that
+//! were made before the probe began.
 
 mod requests;
 
@@ -26,22 +27,22 @@ use self::requests::ProbeRequests;
 use crate::offload::{AuxFd, EventKey, WorkerEvents};
 use crate::{clock, nonblocking};
 
-/// How long the port may take to answer. After that the asker calls [`time_out`].
+/// How long the port may take to answer. Then a waiting client calls [`PortProbes::time_out`].
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a port that was found closed counts as closed: less time than a server takes to start.
 const CLOSED_FOR: Duration = Duration::from_millis(500);
-/// Resets of several idle connections within this time have the same cause.
+/// After several idle connections were reset together, further resets within this time have the same cause.
 const SAME_CAUSE_WINDOW: Duration = Duration::from_millis(100);
-/// How often a probe connects to a port that accepts the connection and closes it without a greeting.
+/// How often a probe connects to a port that accepts a connection and closes it without a greeting.
 const MAX_ATTEMPTS: u8 = 3;
 
 /// One port that is probed, or was a moment ago.
 #[derive(Default)]
 struct Port {
     probe: Option<Rc<PortProbe>>,
-    /// Those who asked after the probe began.
+    /// The requests that were made after `probe` began.
     next_requests: ProbeRequests,
-    /// When it was last found closed.
+    /// When the port was last found closed.
     closed_at: Option<Duration>,
     /// When several idle connections were last reset together.
     reset_at: Option<Duration>,
@@ -66,8 +67,9 @@ impl PortProbes {
         run(self.ports.borrow_mut().entry(address).or_default())
     }
 
-    /// Asks whether the node at that port is there. `header`: the PROXY header that the node expects, if any. `is_reset`: the
-    /// connection was idle, and was reset; a KILL does not reset several connections at a time.
+    /// Asks whether the node at that port is there. `header`: the PROXY header that the node expects, if any.
+    /// `is_reset`: an idle connection was reset. If several are reset at a time, the node is gone, since a KILL resets
+    /// only one.
     ///
     /// None: `client` gets the answer later.
     pub(crate) fn probe(
@@ -101,18 +103,18 @@ impl PortProbes {
         self.start_probe(address, requests, header()).err().map(|(is_there, _)| is_there)
     }
 
-    /// An asker has waited for [`TIMEOUT`].
+    /// Must be called when a client has waited for [`TIMEOUT`].
     pub(crate) fn time_out(&self, address: SocketAddr) {
         if let Some(probe) = self.with_port(address, |port| port.probe.clone()) {
-            // A node that has accepted the connection is there, only slow.
+            // A node that has accepted the connection is slow, but there.
             let is_there = probe.connection.borrow().as_ref().is_some_and(|connection| connection.peer_addr().is_ok());
             probe.finish(is_there || probe.has_just_begun(clock::now()));
         }
     }
 
-    /// Must be called when a session ends that has asked: removes the probe if no session waits for it any more. It does not
-    /// end by itself if the node accepts the connection and then sends nothing, since only a waiting session calls
-    /// [`Self::time_out`].
+    /// Must be called when a session ends that has requested a probe: removes the probe if no session waits for it any
+    /// more. If the node accepts the connection and then sends nothing, the probe does not end by itself, since only a
+    /// waiting session calls [`Self::time_out`].
     pub(crate) fn remove_abandoned(&self, address: SocketAddr) {
         let now = clock::now();
         let mut ports = self.ports.borrow_mut();
@@ -133,8 +135,8 @@ impl PortProbes {
         });
     }
 
-    /// A node has greeted, so its port is not closed any more. `address` makes a system call, so it is called only if
-    /// needed.
+    /// Must be called when a node has greeted: its port is not closed any more. `address` makes a system call, so it is
+    /// called only if needed.
     pub(crate) fn record_greeting(&self, address: impl FnOnce() -> Option<SocketAddr>) {
         if self.ports.borrow().is_empty() {
             return;
@@ -148,7 +150,8 @@ impl PortProbes {
         }
     }
 
-    /// Begins a probe for these askers. Err: the result is known at once, and the caller has to answer these askers.
+    /// Begins a probe for `requests`. Err: the result is known at once, and the caller has to answer the returned
+    /// requests.
     fn start_probe(
         self: &Rc<Self>,
         address: SocketAddr,
@@ -229,15 +232,15 @@ impl PortProbe {
         None
     }
 
-    /// It had too little time to show that the node is gone: it began when the probe before it was given up, and the one who
-    /// gives up now asked while that one ran.
+    /// Whether the probe has run for too short a time to show that the node is gone. This happens if a client made its
+    /// request during the previous probe, and times out just after this probe has begun.
     fn has_just_begun(&self, now: Duration) -> bool {
         now < self.begun_at + TIMEOUT / 2
     }
 
-    /// No descriptor or port is free here. As nothing shows that the node has failed, the cause may be a KILL.
+    /// The result if no descriptor or local port is free: true, since nothing shows that the node is gone.
     fn cannot_probe(&self) -> Option<bool> {
-        envoy_abi::log!(Warn, "no connection to {} can be made, to ask whether it is there", self.address);
+        envoy_abi::log!(Warn, "cannot probe {}: no connection can be made", self.address);
         Some(true)
     }
 
@@ -249,11 +252,11 @@ impl PortProbe {
         }
     }
 
-    /// Checks for a result; None: there is none yet.
+    /// Reads the answer of the port. None: there is no result yet.
     fn check(self: &Rc<Self>) -> Option<bool> {
         match self.read() {
             Ok(1..) => Some(true),
-            // It was accepted, by the kernel at least, and closed. If the node is gone, the next attempt is refused.
+            // The connection was accepted, at least by the kernel, and closed. A node that is gone refuses the next.
             Ok(0) => self.retry(),
             Err(error) => match error.kind() {
                 // There is nothing to read, or the connection is not established yet.
@@ -264,7 +267,7 @@ impl PortProbe {
         }
     }
 
-    /// Sends the header, if that is due, and reads. The kernel reports an error only once, to either call.
+    /// Sends the PROXY header if it was not sent yet, and reads. The kernel reports an error only once, to either call.
     fn read(&self) -> io::Result<usize> {
         let connection = self.connection.borrow();
         let Some(mut connection) = connection.as_ref() else { return Err(ErrorKind::WouldBlock.into()) };
@@ -293,9 +296,9 @@ impl PortProbe {
         if !is_there {
             requests.append(next);
         } else if !next.is_abandoned() {
-            // They asked after this probe began: the node may have gone since.
-            if let Err((known, next)) = self.ports.start_probe(self.address, next, self.header.clone()) {
-                next.answer(known);
+            // These requests were made after this probe began: the node may have gone since then.
+            if let Err((next_is_there, next)) = self.ports.start_probe(self.address, next, self.header.clone()) {
+                next.answer(next_is_there);
             }
         }
         requests.answer(is_there);
@@ -320,7 +323,7 @@ impl Drop for PortProbe {
 mod tests {
     use super::*;
 
-    const HERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
+    const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
 
     struct TestClient;
 
@@ -337,7 +340,7 @@ mod tests {
     fn probe(requests: ProbeRequests, begun_at: Duration) -> Rc<PortProbe> {
         Rc::new(PortProbe {
             ports: PortProbes::new(Rc::default()),
-            address: HERE,
+            address: ADDRESS,
             header: Vec::new(),
             begun_at,
             connection: RefCell::default(),
@@ -349,30 +352,30 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_ends_with_the_last_of_its_askers() {
+    fn probe_ends_when_its_last_client_is_gone() {
         let (one, other) = (Rc::new(TestClient), Rc::new(TestClient));
-        let made = probe(request(&one), Duration::ZERO);
-        let ports = Rc::clone(&made.ports);
-        let running = Rc::downgrade(&made);
-        ports.with_port(HERE, |port| (port.probe, port.next_requests) = (Some(made), request(&other)));
+        let current = probe(request(&one), Duration::ZERO);
+        let ports = Rc::clone(&current.ports);
+        let running = Rc::downgrade(&current);
+        ports.with_port(ADDRESS, |port| (port.probe, port.next_requests) = (Some(current), request(&other)));
         drop(one);
-        ports.remove_abandoned(HERE);
-        assert_eq!(running.strong_count(), 1, "the other one waits for the next probe");
+        ports.remove_abandoned(ADDRESS);
+        assert_eq!(running.strong_count(), 1, "the other client waits for the next probe");
         drop(other);
-        ports.remove_abandoned(HERE);
+        ports.remove_abandoned(ADDRESS);
         assert_eq!((running.strong_count(), ports.ports.borrow().len()), (0, 0));
     }
 
     #[test]
-    fn a_probe_that_has_just_begun_does_not_show_that_the_node_is_gone() {
+    fn probe_that_has_just_begun_does_not_show_that_the_node_is_gone() {
         let begun_at = Duration::from_secs(9);
-        let made = probe(ProbeRequests::default(), begun_at);
-        assert!(made.has_just_begun(begun_at) && made.has_just_begun(begun_at + TIMEOUT / 4));
-        assert!(!made.has_just_begun(begun_at + TIMEOUT / 2) && !made.has_just_begun(begun_at + TIMEOUT));
+        let current = probe(ProbeRequests::default(), begun_at);
+        assert!(current.has_just_begun(begun_at) && current.has_just_begun(begun_at + TIMEOUT / 4));
+        assert!(!current.has_just_begun(begun_at + TIMEOUT / 2) && !current.has_just_begun(begun_at + TIMEOUT));
     }
 
     #[test]
-    fn a_port_is_removed_when_its_results_are_too_old() {
+    fn port_is_not_needed_when_its_results_are_too_old() {
         let now = Duration::from_secs(9);
         let closed = |before| Port { closed_at: Some(now - before), ..Port::default() };
         let reset = |before| Port { reset_at: Some(now - before), ..Port::default() };

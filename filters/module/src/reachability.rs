@@ -1,7 +1,7 @@
-//! Which nodes no longer answer, and what a worker does about it.
+//! Which nodes no longer answer, and how a worker reacts.
 //!
-//! The main thread watches the addresses of nodes for all workers ([`crate::sentinels`]). It watches an address as
-//! long as at least one [`MonitoredEndpoint`] for it exists. The load-balancing policy holds one for each node that may get
+//! The main thread watches the addresses of nodes for all workers ([`crate::sentinels`]). It watches an address as long
+//! as at least one [`MonitoredEndpoint`] for it exists. The load-balancing policy holds one for each node that may get
 //! new sessions, and each session holds one for its node.
 
 use std::cell::{Cell, RefCell};
@@ -18,7 +18,7 @@ use crate::session::{Event, Session};
 use crate::worker::{Turn, WorkerContext};
 use crate::{clock, wakers};
 
-/// A sign of life that is older than this is older than the sentinel's suspicion.
+/// The highest age of a useful sign of life. The sentinel suspects a node after the same time without an answer.
 const RECENT: Duration = Duration::from_secs(2);
 
 /// An address, and the control plane's name for the node.
@@ -38,9 +38,9 @@ pub(crate) struct MonitoredEndpoint {
     /// The control plane's name for the node.
     pub(crate) node: String,
     state: AtomicU8,
-    /// When a session received something from it, in milliseconds of `clock`. 0: not since the last
-    /// [`Self::take_heard`].
-    heard_at: AtomicU64,
+    /// When a session received something from the node, in milliseconds of `clock`. 0: not since the last
+    /// [`Self::take_received_at`].
+    received_at: AtomicU64,
 }
 
 impl MonitoredEndpoint {
@@ -48,61 +48,63 @@ impl MonitoredEndpoint {
         self.state.load(Ordering::Relaxed) == state as u8
     }
 
-    /// Sets a new state, and has the workers react to it.
+    /// Sets a new state, and notifies the workers.
     pub(crate) fn set_state(&self, state: Reachability) {
         self.state.store(state as u8, Ordering::Relaxed);
         notify_workers();
     }
 
-    /// When a session received something from it since the last call.
-    pub(crate) fn take_heard(&self) -> Option<Duration> {
-        Some(self.heard_at.swap(0, Ordering::Relaxed)).filter(|&at| at > 0).map(Duration::from_millis)
+    /// When a session received something from the node. None: not since the last call.
+    pub(crate) fn take_received_at(&self) -> Option<Duration> {
+        Some(self.received_at.swap(0, Ordering::Relaxed)).filter(|&at| at > 0).map(Duration::from_millis)
     }
 
-    fn has_heard(&self) -> bool {
-        self.heard_at.load(Ordering::Relaxed) > 0
+    fn has_received(&self) -> bool {
+        self.received_at.load(Ordering::Relaxed) > 0
     }
 
-    fn record_heard(&self, at: Duration) {
-        self.heard_at.fetch_max(u64::try_from(at.as_millis()).unwrap_or(0), Ordering::Relaxed);
+    fn record_received(&self, at: Duration) {
+        self.received_at.fetch_max(u64::try_from(at.as_millis()).unwrap_or(0), Ordering::Relaxed);
     }
 }
 
-/// Has all workers check their sessions.
+/// Makes all workers check their sessions.
 pub(crate) fn notify_workers() {
-    // With the load in `check_sessions`: a worker that sees the change also sees the state that was set before.
+    // Pairs with the load in `check_sessions`: a worker that sees this change also sees the state that was set before.
     CHANGES.fetch_add(1, Ordering::Release);
     wakers::wake_all();
 }
 
 fn endpoints() -> MutexGuard<'static, Endpoints> {
-    // Nothing panics while it is held.
+    // Nothing panics while the lock is held.
     ENDPOINTS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The node of that name at that `ip:port`, which is watched from now on. None: that is no IP address.
+/// The endpoint of the node at `address`, an `ip:port`. The endpoint is watched from now on. None: `address` is
+/// invalid.
 pub(crate) fn monitor(address: &str, node: &str) -> Option<Arc<MonitoredEndpoint>> {
     let address: SocketAddr = address.parse().ok()?;
     let new_endpoint = || {
         let state = AtomicU8::new(Reachability::Reachable as u8);
-        Arc::new(MonitoredEndpoint { address, node: node.to_owned(), state, heard_at: AtomicU64::new(0) })
+        Arc::new(MonitoredEndpoint { address, node: node.to_owned(), state, received_at: AtomicU64::new(0) })
     };
     Some(Arc::clone(endpoints().entry((address, node.to_owned())).or_insert_with(new_endpoint)))
 }
 
-/// All endpoints that the policy or a session holds; the others are removed. `is_watched`: whether the caller holds it, too.
+/// All endpoints that the policy or a session holds. The others are removed. `is_watched`: whether the caller holds the
+/// endpoint, too.
 pub(crate) fn list_watched(is_watched: impl Fn(&EndpointKey) -> bool) -> Vec<Arc<MonitoredEndpoint>> {
     let mut all = endpoints();
     all.retain(|key, endpoint| Arc::strong_count(endpoint) > 1 + usize::from(is_watched(key)));
     all.values().cloned().collect()
 }
 
-/// What one worker knows of changes.
+/// What one worker knows about unreachable nodes.
 #[derive(Default)]
 pub(crate) struct WorkerReachability {
-    /// [`CHANGES`] when the worker checked its sessions last.
+    /// The value of [`CHANGES`] when the worker last checked its sessions.
     seen: Cell<u64>,
-    /// Sessions that then were at an unreachable address, and were not ended or moved yet.
+    /// Sessions whose nodes were unreachable then, and that were not ended or moved yet.
     lost: RefCell<VecDeque<Weak<Session>>>,
 }
 
@@ -114,8 +116,8 @@ pub(crate) fn react(worker: &WorkerContext, turn: &Turn) {
 
 /// Checks the worker's sessions after a change.
 ///
-/// At a suspected address it looks for a session that has received something lately. If there is none, one of them requests
-/// an answer of the kernel there, which the next check finds.
+/// For each suspected endpoint, this finds a session that has received something lately. If there is none, one of the
+/// sessions sends a keepalive probe, whose answer the next check finds.
 fn check_sessions(worker: &WorkerContext) {
     let changes = CHANGES.load(Ordering::Acquire);
     if worker.reachability.seen.get() == changes {
@@ -131,12 +133,12 @@ fn check_sessions(worker: &WorkerContext) {
             session.restore_keepalive_time();
         }
         if endpoint.has_state(Reachability::Suspected) {
-            if endpoint.has_heard() {
+            if endpoint.has_received() {
                 return;
             }
             let Some(quiet) = session.since_heard() else { return };
             if quiet < RECENT {
-                endpoint.record_heard(now.saturating_sub(quiet));
+                endpoint.record_received(now.saturating_sub(quiet));
             } else {
                 to_probe.entry((endpoint.address, endpoint.node.clone())).or_insert_with(|| Rc::clone(session));
             }
@@ -146,13 +148,13 @@ fn check_sessions(worker: &WorkerContext) {
     });
     worker.reachability.lost.replace(lost);
     for session in to_probe.into_values() {
-        if session.monitored_endpoint().is_some_and(|endpoint| !endpoint.has_heard()) {
+        if session.monitored_endpoint().is_some_and(|endpoint| !endpoint.has_received()) {
             session.send_keepalive_probe();
         }
     }
 }
 
-/// Ends the sessions whose nodes are unreachable, or begins to move them, as many as the turn has time for. The next one
+/// Ends the sessions whose nodes are unreachable, or begins to move them, until the turn is over. The next turn
 /// continues.
 fn leave_lost_nodes(worker: &WorkerContext, turn: &Turn) {
     let next = || worker.reachability.lost.borrow_mut().pop_front();
@@ -172,17 +174,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_endpoint_is_watched_as_long_as_it_is_held() {
+    fn endpoint_is_watched_as_long_as_a_session_holds_it() {
         let names = |is_watched: bool| -> Vec<String> {
-            let here = list_watched(|_| is_watched).into_iter().map(|endpoint| endpoint.node.clone());
-            here.filter(|name| name.starts_with("held-")).collect()
+            let watched = list_watched(|_| is_watched).into_iter().map(|endpoint| endpoint.node.clone());
+            watched.filter(|name| name.starts_with("held-")).collect()
         };
         assert!(monitor("not an address", "held-none").is_none());
         let session = monitor("127.0.0.1:1", "held-a").expect("an address");
         let again = monitor("127.0.0.1:1", "held-a").expect("an address");
         assert!(Arc::ptr_eq(&session, &again));
         drop(again);
-        assert_eq!(names(false), ["held-a"], "before anybody watches it");
+        assert_eq!(names(false), ["held-a"], "the caller does not hold the endpoint yet");
         let watch = Arc::clone(&session);
         assert_eq!(names(true), ["held-a"]);
         drop(session);
@@ -192,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_thousand_endpoints_that_have_gone_leave_nothing() {
+    fn unused_endpoints_are_removed() {
         for index in 0..10_000 {
             drop(monitor("127.0.0.1:3", &format!("gone-{index}")));
         }
@@ -201,11 +203,11 @@ mod tests {
     }
 
     #[test]
-    fn a_sign_of_life_is_taken_once() {
+    fn latest_sign_of_life_is_returned_once() {
         let endpoint = monitor("127.0.0.1:2", "sign").expect("an address");
-        assert_eq!(endpoint.take_heard(), None);
-        endpoint.record_heard(Duration::from_millis(5));
-        endpoint.record_heard(Duration::from_millis(3));
-        assert_eq!((endpoint.take_heard(), endpoint.take_heard()), (Some(Duration::from_millis(5)), None));
+        assert_eq!(endpoint.take_received_at(), None);
+        endpoint.record_received(Duration::from_millis(5));
+        endpoint.record_received(Duration::from_millis(3));
+        assert_eq!((endpoint.take_received_at(), endpoint.take_received_at()), (Some(Duration::from_millis(5)), None));
     }
 }

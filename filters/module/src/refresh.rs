@@ -1,4 +1,4 @@
-//! A thread that looks at files now and then, for as long as a configuration lives.
+//! Threads that check certificate files for changes, as long as a configuration is in use.
 
 use std::io;
 use std::path::Path;
@@ -8,22 +8,22 @@ use std::time::Duration;
 
 use tls::TlsError;
 
-/// A path that was given; the empty one was not.
+/// None: the path is empty, so it is not configured.
 pub(crate) fn non_empty_path(path: &Path) -> Option<&Path> {
     (!path.as_os_str().is_empty()).then_some(path)
 }
 
-/// Time between two looks: a few `stat` calls each.
+/// Time between two checks, each of which takes a few `stat` calls.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// The threads that may still run. Only Envoy's main thread uses it.
+/// The threads that may still run. Only Envoy's main thread uses this list.
 static THREADS: Mutex<Vec<(Arc<StopSignal>, JoinHandle<()>)>> = Mutex::new(Vec::new());
 
 fn threads() -> MutexGuard<'static, Vec<(Arc<StopSignal>, JoinHandle<()>)>> {
     THREADS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends all threads, and waits for them: they must not log any more when Envoy has stopped.
+/// Stops all threads, and waits until they have ended: they must not log after Envoy has stopped.
 pub(crate) fn stop_all() {
     let threads = std::mem::take(&mut *threads());
     threads.iter().for_each(|(stop, _)| stop.set());
@@ -32,7 +32,7 @@ pub(crate) fn stop_all() {
     }
 }
 
-/// Tells a thread to end.
+/// The signal that stops a thread.
 #[derive(Default)]
 struct StopSignal {
     is_set: Mutex<bool>,
@@ -45,34 +45,34 @@ impl StopSignal {
         self.changed.notify_all();
     }
 
-    /// Waits for the signal. False: `at_most` has passed.
-    fn wait(&self, at_most: Duration) -> bool {
+    /// Waits for the signal. False: the timeout has passed.
+    fn wait(&self, timeout: Duration) -> bool {
         let is_set = self.is_set.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.changed.wait_timeout_while(is_set, at_most, |is_set| !*is_set);
+        let waited = self.changed.wait_timeout_while(is_set, timeout, |is_set| !*is_set);
         *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 }
 
-/// Its thread ends soon after it was dropped. Nobody waits for that, since a worker may drop it.
+/// Checks files from a thread. A drop stops the thread but does not wait for its end, since a worker may drop the value.
 pub(crate) struct Refresher {
     stop: Arc<StopSignal>,
 }
 
 impl Refresher {
-    /// Calls `look` every [`INTERVAL`], from a thread of its own: reading files would hold up a worker. It returns
-    /// whether the certificates for `whom` are new ones, which is logged.
-    pub(crate) fn new(whom: &'static str, look: impl Fn() -> Result<bool, TlsError> + Send + 'static) -> Self {
+    /// Calls `check` every [`INTERVAL`] from a separate thread, since reading files would block a worker. `check`
+    /// returns whether the certificates for `peers` have changed, which is logged.
+    pub(crate) fn new(peers: &'static str, check: impl Fn() -> Result<bool, TlsError> + Send + 'static) -> Self {
         let stop = Arc::<StopSignal>::default();
         if envoy_abi::module::validating() {
             return Self { stop };
         }
-        let work = move || match look() {
-            Ok(true) => envoy_abi::log!(Info, "{whom} get the new certificates"),
+        let work = move || match check() {
+            Ok(true) => envoy_abi::log!(Info, "{peers} get the new certificates"),
             Ok(false) => {}
-            Err(error) => envoy_abi::log!(Warn, "{whom} get the old certificates: {error}"),
+            Err(error) => envoy_abi::log!(Warn, "{peers} get the old certificates: {error}"),
         };
         if let Err(error) = start(Arc::clone(&stop), work) {
-            envoy_abi::log!(Error, "changed certificates will not be noticed: {error}");
+            envoy_abi::log!(Error, "changes of certificate files cannot be detected: {error}");
         }
         Self { stop }
     }
@@ -84,7 +84,7 @@ impl Drop for Refresher {
     }
 }
 
-/// Starts a thread that does `work` every [`INTERVAL`].
+/// Starts a thread that calls `work` every [`INTERVAL`].
 fn start(stop: Arc<StopSignal>, work: impl Fn() + Send + 'static) -> io::Result<()> {
     let signal = Arc::clone(&stop);
     let run = move || {
@@ -105,8 +105,9 @@ mod tests {
 
     use super::*;
 
-    /// A refresher whose work reports that it has begun, and ends when the returned sender is dropped.
-    fn blocked() -> (Refresher, Receiver<()>, std::sync::mpsc::Sender<()>) {
+    /// A refresher whose work sends to the returned receiver when it begins, and ends when the returned sender is
+    /// dropped.
+    fn blocked_refresher() -> (Refresher, Receiver<()>, std::sync::mpsc::Sender<()>) {
         let (begun, has_begun) = sync_channel(1);
         let (end, may_end) = channel::<()>();
         let refresher = Refresher { stop: Arc::default() };
@@ -119,11 +120,11 @@ mod tests {
     }
 
     #[test]
-    fn who_drops_it_does_not_wait_for_its_thread_and_who_stops_all_does() {
-        let (refresher, has_begun, end) = blocked();
+    fn drop_does_not_wait_for_the_thread_and_stop_all_does() {
+        let (refresher, has_begun, end) = blocked_refresher();
         has_begun.recv().expect("it has begun");
-        drop(refresher); // its work goes on
-        let (stays, also_begun, also_end) = blocked();
+        drop(refresher); // the work of its thread goes on
+        let (stays, also_begun, also_end) = blocked_refresher();
         also_begun.recv().expect("it has begun");
         drop((end, also_end));
         stop_all();

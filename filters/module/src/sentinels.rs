@@ -1,9 +1,9 @@
 //! The sentinels: one silent connection to each node, which shows when the node can no longer be reached. They run on
-//! Envoy's main thread; [`migration::sentinel`] decides.
+//! Envoy's main thread; [`migration::sentinel`] makes the decisions.
 //!
-//! They connect to the SQL port, as sessions do, and do not log in. On TiDB such a connection does not count towards
-//! `max_connections`, is not in the process list, has no timeout, and leaves no line in the log when it is closed
-//! (pingcap/tidb `pkg/server/server.go`, `onConn`; `conn.go`, `openSession`).
+//! Sentinels connect to the SQL port, as sessions do, and do not log in. On TiDB such a connection does not count
+//! towards `max_connections`, is not in the process list, has no timeout, and leaves no line in the log when it is
+//! closed (pingcap/tidb `pkg/server/server.go`, `onConn`; `conn.go`, `openSession`).
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -28,17 +28,17 @@ use crate::{clock, nonblocking, proxy_header};
 const INTERVAL: Duration = Duration::from_millis(200);
 /// Time between two keepalive probes of the kernel.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
-/// After so many unanswered probes the kernel closes the connection. The sentinel decides earlier.
+/// The number of unanswered probes after which the kernel closes the connection. The sentinel decides earlier.
 const PROBES: u32 = 8;
-/// How long an attempt to connect may take.
+/// How long a connection attempt may take.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(3);
-/// How long a node is ejected after it was observed to be unreachable.
+/// How long a node is ejected after it was found to be unreachable.
 const EJECTION: Duration = Duration::from_secs(3);
 
 /// The PROXY header that nodes expect, as [`ProxyProtocol`].
 static HEADER: AtomicU8 = AtomicU8::new(ProxyProtocol::Off as u8);
 
-/// Whether there are sentinels at all.
+/// Whether sentinels are enabled.
 static ENABLED: AtomicBool = AtomicBool::new(false);
 
 /// Configures all sentinels. `kind`: the PROXY header that nodes expect.
@@ -60,20 +60,20 @@ fn header() -> Vec<u8> {
 #[derive(Default)]
 pub(crate) struct Sentinels {
     watches: RefCell<HashMap<EndpointKey, Watch>>,
-    observed: Cell<Option<Duration>>,
+    observed_at: Cell<Option<Duration>>,
 }
 
 impl Sentinels {
     /// Observes all nodes, if [`INTERVAL`] has passed since the last time.
     pub(crate) fn tick(&self) {
         let now = clock::now();
-        if self.observed.get().is_some_and(|observed| now < observed + INTERVAL) {
+        if self.observed_at.get().is_some_and(|observed_at| now < observed_at + INTERVAL) {
             return;
         }
-        self.observed.set(Some(now));
-        // To eject nodes the main thread needs the current hosts, and no session wakes it when they change.
+        self.observed_at.set(Some(now));
+        // The main thread needs the current hosts to eject nodes. Without a session, it is not woken when they change.
         let worker = WorkerContext::current();
-        let _ = worker.hosts.apply_published(); // it has no sessions
+        let _ = worker.hosts.apply_published(); // the main thread has no session to migrate
         let mut before = self.watches.take();
         let endpoints = reachability::list_watched(|key| before.contains_key(key));
         if !ENABLED.load(Ordering::Relaxed) {
@@ -98,9 +98,9 @@ impl Sentinels {
 /// The state of a connection after a read.
 enum ConnectionState {
     Open,
-    /// The node has closed or reset it.
+    /// The node has closed or reset the connection.
     Closed,
-    /// The kernel has given it up: the node does not answer.
+    /// The kernel has closed the connection, since the node does not answer.
     TimedOut,
 }
 
@@ -109,24 +109,25 @@ struct SentinelConnection {
     began: Duration,
 }
 
-/// One node.
+/// The sentinel of one node, with its connections.
 struct Watch {
     endpoint: Arc<MonitoredEndpoint>,
     sentinel: Sentinel,
     connection: Option<SentinelConnection>,
     attempts: Vec<SentinelConnection>,
-    /// Whether the workers were asked once more, shortly before the decision, if a suspected node answers their sessions.
-    has_asked_again: bool,
+    /// Whether the workers were notified again shortly before the decision, to check their sessions for signs of life
+    /// of a suspected node.
+    has_notified_again: bool,
 }
 
 impl Watch {
     fn new(endpoint: Arc<MonitoredEndpoint>, now: Duration) -> Self {
         let sentinel = Sentinel::new(SentinelTimeouts::default(), now);
-        Self { endpoint, sentinel, connection: None, attempts: Vec::new(), has_asked_again: false }
+        Self { endpoint, sentinel, connection: None, attempts: Vec::new(), has_notified_again: false }
     }
 
     fn observe(&mut self, hosts: &WorkerHosts, now: Duration) {
-        if let Some(at) = self.endpoint.take_heard() {
+        if let Some(at) = self.endpoint.take_received_at() {
             self.sentinel.record_heard(at);
         }
         self.read(now);
@@ -141,14 +142,14 @@ impl Watch {
                 self.restore(hosts);
             }
             self.endpoint.set_state(state);
-            self.has_asked_again = false;
-        } else if self.sentinel.is_nearly_lost(now) && !self.has_asked_again {
-            self.has_asked_again = true;
+            self.has_notified_again = false;
+        } else if self.sentinel.is_nearly_lost(now) && !self.has_notified_again {
+            self.has_notified_again = true;
             reachability::notify_workers();
         }
         if self.endpoint.has_state(Reachability::Unreachable) {
-            for here in hosts.find_nodes(&self.endpoint.address, &self.endpoint.node) {
-                ejection::eject(hosts, &here, EjectReason::Vanished, EJECTION);
+            for node in hosts.find_nodes(&self.endpoint.address, &self.endpoint.node) {
+                ejection::eject(hosts, &node, EjectReason::Vanished, EJECTION);
             }
         }
     }
@@ -168,9 +169,9 @@ impl Watch {
 
     /// The node answers again: ends its ejection.
     fn restore(&self, hosts: &WorkerHosts) {
-        for here in hosts.find_nodes(&self.endpoint.address, &self.endpoint.node) {
-            if here.shared.ejection_details().is_some_and(|ejected| ejected.reason == EjectReason::Vanished) {
-                here.shared.end_ejection();
+        for node in hosts.find_nodes(&self.endpoint.address, &self.endpoint.node) {
+            if node.shared.ejection_details().is_some_and(|ejected| ejected.reason == EjectReason::Vanished) {
+                node.shared.end_ejection();
             }
         }
     }
@@ -191,9 +192,9 @@ impl Watch {
         }
     }
 
-    /// Replaces the connection by an attempt that has succeeded, at most once per observation. The next observation reads
-    /// the greeting of the new connection before it may be replaced: if a connection is closed with an unread greeting, the
-    /// kernel resets it, and TiDB logs that.
+    /// Replaces the connection by an attempt that has succeeded, at most once per observation. The next observation
+    /// reads the greeting of the new connection before it may be replaced: if a connection is closed with an unread
+    /// greeting, the kernel resets it, and TiDB logs that.
     fn check_attempts(&mut self, now: Duration) {
         let mut is_replaced = false;
         for attempt in std::mem::take(&mut self.attempts) {
@@ -221,12 +222,12 @@ impl Watch {
                 self.attempts.push(SentinelConnection { socket, began: now });
             }
             Err(error) if is_answer(error.kind()) => self.sentinel.record_close(Duration::ZERO, now),
-            // This machine has no route there.
+            // This machine has no route to the node.
             Err(error) if matches!(error.kind(), ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable) => {
                 self.sentinel.record_attempt(now);
             }
-            // No descriptor or port is free here, which says nothing about the node.
-            Err(error) => envoy_abi::log!(Debug, "no connection to {} can be tried: {error}", self.endpoint.address),
+            // This process has no free descriptor or local port, which says nothing about the node.
+            Err(error) => envoy_abi::log!(Debug, "cannot begin to connect to {}: {error}", self.endpoint.address),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The memory that sessions' states take up in this process, and the states that a worker keeps after a
-//! migration, in case the node fails.
+//! The memory that the states of sessions take in this process, and the states that a worker keeps after a migration,
+//! for a failover if the node fails.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -23,11 +23,11 @@ type RetainedStates = VecDeque<(Weak<RestoreStatement>, Weak<Session>)>;
 #[derive(Default)]
 pub(crate) struct WorkerStates {
     retained: RefCell<RetainedStates>,
-    /// Sessions whose nodes may send states now.
+    /// The number of sessions whose nodes may send states now.
     exporting: Rc<Cell<usize>>,
 }
 
-/// Roughly how many bytes of states a worker reads before it handles other events, of all its sessions together.
+/// About how many bytes of states a worker reads for all its sessions before it handles other events.
 const TURN_BYTES: usize = 128 * 1024;
 const MIN_READ: usize = 4 * 1024;
 
@@ -40,7 +40,7 @@ impl WorkerStates {
         ExportGuard(Rc::clone(&self.exporting))
     }
 
-    /// How many bytes are read at once from a node that may send states. All these nodes share [`TURN_BYTES`].
+    /// How many bytes are read at once from a node that may send states. All such nodes share [`TURN_BYTES`].
     pub(crate) fn read_size(&self) -> usize {
         (TURN_BYTES / self.exporting.get().max(1)).max(MIN_READ)
     }
@@ -58,18 +58,18 @@ pub(crate) fn set_limits(per_session: usize, budget: usize) {
     BUDGET.set_limit(budget);
 }
 
-/// How much memory a migration may take.
+/// The limits for the memory of a migration.
 pub(crate) fn limits() -> MemoryLimits {
     MemoryLimits { per_session: PER_SESSION.load(Ordering::Relaxed), budget: Arc::clone(&BUDGET) }
 }
 
-/// Bytes that all states take now.
+/// The number of bytes that all states take now.
 pub(crate) fn used() -> usize {
     BUDGET.used()
 }
 
-/// Keeps the states of a session. If there is no room, older ones of this worker are dropped, whose sessions then end with
-/// their nodes. False: there is no room even so.
+/// Keeps the states of a session. If there is no room, the oldest states that this worker keeps are dropped; their
+/// sessions then end if their nodes fail. False: there is still no room when the worker keeps no other states.
 pub(crate) fn retain(session: &Rc<Session>, statement: &Rc<RestoreStatement>) -> bool {
     let retained = &session.worker.states.retained;
     while !statement.retain() {

@@ -1,7 +1,7 @@
-//! Parts of the module that an operator can switch off while Envoy runs, if they suspect one of them.
+//! Parts of the module that an operator can switch off while Envoy runs, if a part seems to have a bug.
 //!
-//! A part is off if the control plane says so ([`crate::live_config`]), or Envoy's runtime, which works without a control
-//! plane: `POST /runtime_modify?tidevoy.offload=false` at Envoy's admin port.
+//! A part is off if the control plane ([`crate::live_config`]) or Envoy's runtime switches it off. The runtime works
+//! without a control plane: `POST /runtime_modify?tidevoy.offload=false` at Envoy's admin port.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,7 @@ use crate::{migration_scheduler, wakers};
 const OFFLOAD_KEY: &str = "tidevoy.offload";
 const MIGRATION_KEY: &str = "tidevoy.migration";
 
-/// What is on.
+/// Which parts are on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Switches {
     /// The module handles the events of established connections instead of Envoy, and forwards their bytes directly.
@@ -26,13 +26,13 @@ pub(crate) struct Switches {
 impl Switches {
     const ALL_ON: Self = Self { offload: true, migration: true };
 
-    /// Each part is on only if it is on in both.
+    /// A part is on only if it is on in both.
     fn and(self, other: Self) -> Self {
         Self { offload: self.offload && other.offload, migration: self.migration && other.migration }
     }
 }
 
-/// Who can switch parts off.
+/// The switches of each source.
 struct Sources {
     control_plane: Switches,
     runtime: Switches,
@@ -40,11 +40,11 @@ struct Sources {
 
 static SOURCES: Mutex<Sources> = Mutex::new(Sources { control_plane: Switches::ALL_ON, runtime: Switches::ALL_ON });
 
-// What follows from these, for the workers.
+// The result of both sources, for the workers.
 static OFFLOAD: AtomicBool = AtomicBool::new(true);
 static MIGRATION: AtomicBool = AtomicBool::new(true);
 
-/// What a worker has applied to its sessions.
+/// The switches that a worker has applied to its sessions.
 pub(crate) struct AppliedSwitches(Cell<Switches>);
 
 impl Default for AppliedSwitches {
@@ -64,7 +64,7 @@ pub(crate) fn is_migration_on() -> bool {
 }
 
 fn sources() -> MutexGuard<'static, Sources> {
-    // Nothing panics while it is held.
+    // Nothing panics while the lock is held.
     SOURCES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -72,7 +72,7 @@ fn current() -> Switches {
     Switches { offload: is_offload_on(), migration: is_migration_on() }
 }
 
-/// Each part, who can switch it off, and whether they have.
+/// Each part with each source, and whether this source has switched the part off.
 pub(crate) fn switched_off() -> [(&'static str, &'static str, bool); 4] {
     let sources = sources();
     let (control_plane, runtime) = (sources.control_plane, sources.runtime);
@@ -84,12 +84,12 @@ pub(crate) fn switched_off() -> [(&'static str, &'static str, bool); 4] {
     ]
 }
 
-/// The control plane has published them.
+/// Sets the switches of the control plane.
 pub(crate) fn set_published(published: Switches) {
     change(|sources| sources.control_plane = published);
 }
 
-/// Reads Envoy's runtime. Called on Envoy's main thread all the time.
+/// Reads the switches of Envoy's runtime. Called at each tick of Envoy's main thread.
 pub(crate) fn read_runtime() {
     let is_on = |key| envoy_abi::runtime::boolean(key, true);
     let runtime = Switches { offload: is_on(OFFLOAD_KEY), migration: is_on(MIGRATION_KEY) };
@@ -118,7 +118,7 @@ fn change(set: impl FnOnce(&mut Sources)) {
     wakers::wake_all();
 }
 
-/// Applies a change to the sessions of a worker, which was woken for it.
+/// Applies changed switches to the sessions of a worker.
 pub(crate) fn apply(worker: &WorkerContext) {
     let now = current();
     let before = worker.applied_switches.0.replace(now);
@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_is_off_if_anyone_has_switched_it_off() {
+    fn part_is_off_if_any_source_has_switched_it_off() {
         let on = Switches::ALL_ON;
         let (no_offload, no_migration) = (Switches { offload: false, ..on }, Switches { migration: false, ..on });
         assert_eq!(on.and(on), on);

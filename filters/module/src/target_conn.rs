@@ -1,4 +1,4 @@
-//! The module's own connection to a target, made while another node still serves the session.
+//! A connection to a node that Envoy does not know, such as that to the target of a migration.
 
 use std::cell::{Cell, RefCell};
 use std::io::{self, ErrorKind, Read, Write};
@@ -16,18 +16,18 @@ use crate::nonblocking;
 use crate::unread::has_unread_bytes;
 use crate::worker::WorkerContext;
 
-/// Pieces of states that are sent before the worker handles other events. To encrypt and to copy them takes time.
+/// How many pieces of states are sent before the worker handles other events, since encrypting and copying takes time.
 const PIECES_PER_TURN: usize = 2;
 
-/// The node has closed, cannot be reached, or does not speak TLS as it must.
+/// The node has closed the connection, cannot be reached, or has violated TLS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TargetLost;
 
-/// Why nothing more can be done with a target.
+/// Why a target cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum TargetFault {
     Lost,
-    /// It has sent something unexpected.
+    /// The node has sent something unexpected.
     Invalid,
 }
 
@@ -43,19 +43,20 @@ pub(crate) struct TargetConn {
     tls: RefCell<Option<Box<Stream>>>,
     /// Bytes that wait until the socket is connected, or has room.
     outbox: RefCell<SecretBytes>,
-    /// States that follow.
+    /// States that are sent after the outbox.
     states: RefCell<Option<UnsentStates>>,
     /// There are more states, and room to send them.
     has_more: Cell<bool>,
-    /// TLS is established, and the caller knows it.
+    /// [`Self::receive`] has reported that TLS is established.
     is_tls_reported: Cell<bool>,
 }
 
-/// States that are being sent. Only what is encrypted, and did not fit into the connection, is copied.
+/// States that are being sent. Only encrypted bytes that did not fit into the connection are copied.
 struct UnsentStates {
     statement: Rc<RestoreStatement>,
-    /// The first piece that was not sent, and how many of its bytes were.
+    /// The index of the first piece that was not sent completely.
     piece: usize,
+    /// How many bytes of this piece were sent.
     sent: usize,
 }
 
@@ -76,7 +77,7 @@ impl TargetConn {
         })
     }
 
-    /// Sends what it can now, and the rest when there is room.
+    /// Sends the bytes for which there is room now, and the rest later.
     pub(crate) fn send(&self, bytes: &[u8]) -> Result<(), TargetLost> {
         match &mut *self.tls.borrow_mut() {
             Some(stream) => stream.send(bytes),
@@ -85,13 +86,13 @@ impl TargetConn {
         self.flush()
     }
 
-    /// The same for states.
+    /// Like [`Self::send`], for states.
     pub(crate) fn send_states(&self, statement: Rc<RestoreStatement>) -> Result<(), TargetLost> {
         self.states.replace(Some(UnsentStates { statement, piece: 0, sent: 0 }));
         self.flush()
     }
 
-    /// True: it has more to send, and room. The caller gives it another turn.
+    /// True: there are more states to send, and room. The caller has to continue after other events.
     pub(crate) fn take_has_more(&self) -> bool {
         self.has_more.replace(false)
     }
@@ -101,7 +102,8 @@ impl TargetConn {
         self.states.borrow().is_none() && self.outbox.borrow().is_empty()
     }
 
-    /// Sends the SSLRequest, and begins TLS behind it. Nothing may have come behind the greeting: TLS does not protect it.
+    /// Sends the SSLRequest, and begins TLS after it. Fails if bytes have followed the greeting: TLS would not protect
+    /// them.
     pub(crate) fn start_tls(&self, request: &[u8], stream: Stream) -> Result<(), TargetFault> {
         if has_unread_bytes(self.descriptor()) {
             return Err(TargetFault::Invalid);
@@ -119,7 +121,7 @@ impl TargetConn {
                 Ok(0) => Err(TargetLost),
                 Ok(length) => self.decrypt(&buffer[..length], plain).map(|()| true),
                 Err(error) if error.kind() == ErrorKind::Interrupted => Ok(true),
-                // Also while it is not connected yet.
+                // `NotConnected`: the attempt to connect goes on.
                 Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::NotConnected) => Ok(false),
                 Err(_) => Err(TargetLost),
             })?;
@@ -145,7 +147,7 @@ impl TargetConn {
             Ok(ReceiveResult::Open) => Ok(()),
             Ok(ReceiveResult::Closed) => Err(TargetLost),
             Err(error) => {
-                envoy_abi::log!(Warn, "TLS with a node failed, to which a session was to move: {error}");
+                envoy_abi::log!(Warn, "TLS with a node failed while a session was moving: {error}");
                 Err(TargetLost)
             }
         }
@@ -167,7 +169,7 @@ impl TargetConn {
         Ok(())
     }
 
-    /// Whether there is nothing more to write.
+    /// Sends encrypted bytes. True: none are left.
     fn flush_tls(&self) -> Result<bool, TargetLost> {
         if let Some(stream) = &mut *self.tls.borrow_mut() {
             while !stream.outgoing().is_empty() {
@@ -180,7 +182,7 @@ impl TargetConn {
         Ok(true)
     }
 
-    /// Sends a few pieces, as far as there is room. True: that was the last of them.
+    /// Sends a few pieces, if there is room. True: no piece is left.
     fn send_pieces(&self, unsent: &mut UnsentStates) -> Result<bool, TargetLost> {
         let statement = Rc::clone(&unsent.statement);
         let mut has_room = true;
@@ -197,7 +199,7 @@ impl TargetConn {
                 (unsent.piece, unsent.sent) = (unsent.piece + 1, 0);
             }
             if !has_room {
-                break; // an event reports when there is
+                break; // an event reports when there is room
             }
         }
         let is_done = unsent.piece == statement.pieces().len();
@@ -205,7 +207,7 @@ impl TargetConn {
         Ok(is_done)
     }
 
-    /// How many bytes were written; as many as there was room for.
+    /// Writes the bytes for which there is room, and returns their number.
     fn write(&self, bytes: &[u8]) -> Result<usize, TargetLost> {
         let mut done = 0;
         while done < bytes.len() {
@@ -221,13 +223,13 @@ impl TargetConn {
 
     /// Wraps an existing connection, with its TLS.
     pub(crate) fn from_parts(worker: Rc<WorkerContext>, connection: OwnedFd, tls: Option<Box<Stream>>) -> Self {
-        let secured = Cell::new(tls.is_some());
+        let is_tls_reported = Cell::new(tls.is_some());
         Self {
             worker,
             connection: connection.into(),
             tls: RefCell::new(tls),
             outbox: RefCell::default(),
-            is_tls_reported: secured,
+            is_tls_reported,
             states: RefCell::default(),
             has_more: Cell::new(false),
         }

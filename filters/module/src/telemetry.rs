@@ -19,18 +19,18 @@ use crate::{clock, deadlines, refresh, states_memory, switches, wakers};
 
 /// Milliseconds between two ticks.
 const TICK_MILLISECONDS: u64 = 100;
-/// The same while a worker has work for several turns. Between these it handles other events.
+/// Milliseconds between two ticks while a worker has work for several turns. Between turns it handles other events.
 const TURN_MILLISECONDS: u64 = 2;
 /// Time between two reports.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The most characters of a rejection's text, which is a label.
+/// The maximum length of the error text of a rejected configuration, which is a label.
 const MAX_TEXT_CHARACTERS: usize = 300;
 
 /// Distinguishes this Envoy process from all others.
 static INSTANCE: LazyLock<String> = LazyLock::new(|| format!("{:016x}", RandomState::new().build_hasher().finish()));
 
-/// The name of this Envoy process, by which the control plane says what it asks of it.
+/// The name of this Envoy process, which the control plane uses in quotas.
 pub(crate) fn instance() -> &'static str {
     &INSTANCE
 }
@@ -58,7 +58,7 @@ pub(crate) struct Reporter {
     /// Whether a worker had something to do at the last tick.
     has_woken_worker: Cell<bool>,
     reported_at: Cell<Option<Duration>>,
-    /// The values of all series of a node that were reported last, in order.
+    /// For each node, the values of all series that were reported last, in order.
     reported: RefCell<HashMap<String, Vec<u64>>>,
 }
 
@@ -123,8 +123,8 @@ impl Reporter {
             }
         };
         let counter = |reported: &mut ReportedValues, counter, labels: &[&str], value| {
-            if let Some(more) = reported.update(value) {
-                metrics.add(counter, labels, more);
+            if let Some(increase) = reported.update(value) {
+                metrics.add(counter, labels, increase);
             }
         };
         for (index, state) in SessionState::NAMES.iter().enumerate() {
@@ -145,10 +145,10 @@ impl Reporter {
         for (index, kind) in KINDS.iter().enumerate() {
             counter(&mut reported, self.commands, &[name, kind], sum(&|counts| &counts.commands[index]));
         }
-        let mut below = 0_u64;
+        let mut cumulative = 0_u64;
         for (index, end) in BUCKET_NAMES.iter().enumerate() {
-            below = below.wrapping_add(sum(&|counts| &counts.latency[index]));
-            counter(&mut reported, self.buckets, &[name, end], below);
+            cumulative = cumulative.wrapping_add(sum(&|counts| &counts.latency[index]));
+            counter(&mut reported, self.buckets, &[name, end], cumulative);
         }
         counter(&mut reported, self.microseconds, &[name], sum(&|counts| &counts.microseconds));
         for (index, class) in ERRORS.iter().enumerate() {
@@ -159,10 +159,10 @@ impl Reporter {
         for (index, (result, reason)) in MIGRATION_RESULTS.iter().enumerate() {
             counter(&mut reported, self.migrations, &[name, result, reason], sum(&|counts| &counts.migrations[index]));
         }
-        let mut below = 0_u64;
+        let mut cumulative = 0_u64;
         for (index, end) in BUCKET_NAMES.iter().enumerate() {
-            below = below.wrapping_add(sum(&|counts| &counts.migration_latency[index]));
-            counter(&mut reported, self.migration_buckets, &[name, end], below);
+            cumulative = cumulative.wrapping_add(sum(&|counts| &counts.migration_latency[index]));
+            counter(&mut reported, self.migration_buckets, &[name, end], cumulative);
         }
         counter(&mut reported, self.migration_microseconds, &[name], sum(&|counts| &counts.migration_microseconds));
         let ejected = node.ejection_details();
@@ -181,15 +181,16 @@ struct ReportedValues {
 }
 
 impl ReportedValues {
-    /// How much the next series has grown (a gauge may wrap); None when it has not.
+    /// Sets the value of the next series. Returns the increase, which wraps for a gauge that has decreased. None: the
+    /// value has not changed.
     fn update(&mut self, value: u64) -> Option<u64> {
         if self.next == self.values.len() {
             self.values.push(0);
         }
-        let more = value.wrapping_sub(self.values[self.next]);
+        let increase = value.wrapping_sub(self.values[self.next]);
         self.values[self.next] = value;
         self.next += 1;
-        (more != 0).then_some(more)
+        (increase != 0).then_some(increase)
     }
 }
 

@@ -1,8 +1,9 @@
-//! The `trusted_proxies` listener filter: reads the PROXY header that trusted proxies send, and lets all other clients pass.
+//! The `trusted_proxies` listener filter: reads the PROXY header that trusted proxies send, and lets all other clients
+//! pass.
 //!
-//! Envoy's own listener filter reads a header from any client, and waits for the first bytes of a client that sends none. A
-//! MySQL client sends nothing before it has the server's greeting, so the filter must know by the address whether to wait.
-//! A header of any other client reaches the session, where it is a protocol error.
+//! Envoy's own listener filter reads a header from any client, and waits for the first bytes of a client that sends
+//! none. A MySQL client sends nothing before the server's greeting, so this filter decides by the client's address
+//! whether to wait. A header from any other client reaches the session, where it is a protocol error.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -27,7 +28,7 @@ impl TrustedProxies {
 
 impl ListenerFilter for TrustedProxies {
     fn accept(&self, peer: &dyn Fn() -> Option<SocketAddr>) -> Accept {
-        // A dual-stack listener shows IPv4 clients as IPv6 ones.
+        // A dual-stack listener reports IPv4 clients as IPv6 clients.
         let is_trusted = |ip: IpAddr| self.networks.iter().any(|network| network.contains(&ip));
         if peer().is_some_and(|peer| is_trusted(peer.ip().to_canonical())) {
             Accept::Inspect(MAX_HEADER_BYTES)
@@ -56,13 +57,14 @@ impl ListenerFilter for TrustedProxies {
     }
 }
 
-/// Whether a header of version 1 goes on. The parser would call some parts of a line invalid, such as one without its ports.
+/// Whether `received` is an incomplete header of version 1. The parser would reject some incomplete lines, such as one
+/// without ports.
 fn is_part_of_line(received: &[u8]) -> bool {
     let is_text = b"PROXY ".iter().zip(received).all(|(expected, byte)| expected == byte);
     is_text && received.len() < MAX_LINE_BYTES && !received.contains(&b'\n')
 }
 
-/// None: the proxy does not know them, and the connection keeps its own.
+/// The addresses in a text header. None: the proxy does not know them, and the connection keeps its own.
 fn of_v1(addresses: &v1::Addresses) -> Option<Addresses> {
     match *addresses {
         v1::Addresses::Tcp4(ipv4) => Some(from_ipv4(ipv4)),
@@ -71,7 +73,7 @@ fn of_v1(addresses: &v1::Addresses) -> Option<Addresses> {
     }
 }
 
-/// The same for the binary header.
+/// The addresses in a binary header. None: as for [`of_v1`].
 fn of_v2(addresses: &v2::Addresses) -> Option<Addresses> {
     match *addresses {
         v2::Addresses::IPv4(ipv4) => Some(from_ipv4(ipv4)),
@@ -118,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn only_trusted_proxies_send_a_header() {
+    fn header_is_awaited_only_from_trusted_proxies() {
         let waits = |peer| matches!(filter().accept(&|| peer), Accept::Inspect(_));
         for trusted in ["10.1.255.255:1", "[::ffff:10.1.0.1]:1", "[fd01::1]:1"] {
             assert!(waits(Some(address(trusted))), "{trusted}");
@@ -130,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_headers_of_both_versions_and_families() {
+    fn headers_of_both_versions_and_families_are_parsed() {
         for (client, listener) in [("10.1.2.3:1000", "10.9.8.7:6000"), ("[fd00::2]:1000", "[fd00::1]:6000")] {
             let addresses = (address(client), address(listener));
             for mut header in [proxy_header::v1(addresses.0, addresses.1), proxy_header::v2(addresses.0, addresses.1)] {
@@ -142,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn waits_for_a_whole_header() {
+    fn filter_waits_for_the_rest_of_an_incomplete_header() {
         let (client, listener) = (address("10.1.2.3:1000"), address("10.9.8.7:6000"));
         for header in [proxy_header::v1(client, listener), proxy_header::v2(client, listener)] {
             for length in 0..header.len() {
@@ -152,14 +154,14 @@ mod tests {
     }
 
     #[test]
-    fn a_header_without_addresses_changes_none() {
+    fn header_without_addresses_leaves_those_of_the_connection() {
         for header in [proxy_header::v1_unknown(), proxy_header::v2_local()] {
             assert_eq!(passed(&header), (header.len(), None));
         }
     }
 
     #[test]
-    fn additional_fields_are_removed() {
+    fn additional_fields_are_part_of_the_header() {
         let mut header = proxy_header::v2(address("10.1.2.3:1000"), address("10.9.8.7:6000"));
         header[15] += 5;
         header.extend(b"\x04\x00\x02ab");
@@ -167,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_closed() {
+    fn connection_without_a_valid_header_is_closed() {
         for received in [
             &b"GET / HTTP/1.1\r\n\r\n"[..],
             b"PROXY TCP4 10.1.2.3 10.9.8.7 1 x\r\n",

@@ -1,7 +1,8 @@
-//! How a worker is woken: through one of its sessions, since Envoy can only wake filters.
+//! Wakes workers. Envoy can only wake a filter, so a worker is woken through one of its sessions.
 //!
-//! A wake-up of the worker itself comes before its next poll for events. Many of them in a row would keep its connections
-//! waiting, so work that takes several turns is continued by Envoy's main thread: see [`NextTurn`].
+//! A worker that wakes itself runs its turn before it polls for events. Many such turns in a row would delay its
+//! connections. So if work takes several turns, Envoy's main thread wakes the worker for the next one: see
+//! [`NextTurn`].
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
@@ -10,10 +11,10 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use envoy_abi::filter::{Filter, Waker};
 
-/// Never, as a time.
+/// The time of an event that never happens.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// One waker for each worker that has sessions, by the id of the session that it is of.
+/// One waker for each worker that has sessions, by the id of the session through which it wakes the worker.
 static WAKERS: LazyLock<Mutex<HashMap<u64, SharedWaker>>> = LazyLock::new(Mutex::default);
 
 struct SharedWaker {
@@ -24,11 +25,12 @@ struct SharedWaker {
 /// When a worker has to be woken. The worker writes it, Envoy's main thread reads it.
 #[derive(Debug)]
 pub(crate) struct NextTurn {
-    /// When its first deadline is due, in milliseconds of `clock`.
+    /// When the worker's first deadline is due, in milliseconds of `clock`.
     deadline: AtomicU64,
-    /// Its last turn has left some work.
+    /// The worker's last turn has left some work.
     has_work: AtomicBool,
-    /// The main thread has woken it, and the wake-up has not arrived yet. A second one would follow at once when it does.
+    /// The main thread has woken the worker, and the wake-up has not arrived yet. A second wake-up would cause a second
+    /// turn right after the first.
     is_woken: AtomicBool,
 }
 
@@ -47,18 +49,18 @@ impl NextTurn {
         self.has_work.store(true, Ordering::Relaxed);
     }
 
-    /// The turn begins.
+    /// Must be called when the turn begins.
     fn begin(&self) {
         self.has_work.store(false, Ordering::Relaxed);
         self.is_woken.store(false, Ordering::Relaxed);
     }
 
-    /// Whether the worker has to be woken for it. True is returned once before the turn begins.
+    /// Whether the caller has to wake the worker. Returns true only once before the turn begins.
     fn take_wake(&self) -> bool {
         !self.is_woken.swap(true, Ordering::Relaxed)
     }
 
-    /// A wake-up may not arrive.
+    /// Allows another wake-up, since the last one may not arrive.
     fn forget_wake(&self) {
         self.is_woken.store(false, Ordering::Relaxed);
     }
@@ -69,7 +71,7 @@ impl NextTurn {
 }
 
 fn lock() -> MutexGuard<'static, HashMap<u64, SharedWaker>> {
-    // Nothing panics while it is held.
+    // Nothing panics while the lock is held.
     WAKERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -81,7 +83,7 @@ pub(crate) fn wake_all() {
     lock().values().for_each(|shared| shared.waker.wake());
 }
 
-/// Wakes the workers whose next turn is due, each once before that turn. Returns whether there are any.
+/// Wakes the workers whose next turn is due, each once before that turn. Returns whether there are such workers.
 pub(crate) fn wake_due(now: u64) -> bool {
     let mut has_any = false;
     for shared in lock().values().filter(|shared| shared.next_turn.is_due(now)) {
@@ -99,10 +101,10 @@ struct ChosenSession {
     waker: Arc<Waker>,
 }
 
-/// What wakes one worker.
+/// The waker of one worker.
 #[derive(Default)]
 pub(crate) struct WorkerWaker {
-    /// The filters of its sessions, by the ids of these.
+    /// The filters of the worker's sessions, by session id.
     filters: RefCell<BTreeMap<u64, Filter>>,
     chosen: RefCell<Option<ChosenSession>>,
     /// The worker has woken itself, and the wake-up has not arrived yet.
@@ -111,7 +113,7 @@ pub(crate) struct WorkerWaker {
 }
 
 impl WorkerWaker {
-    /// A session can be woken from now on.
+    /// Adds a session through which the worker can be woken.
     pub(crate) fn add(&self, session: u64, filter: &Filter) {
         self.filters.borrow_mut().insert(session, filter.clone());
         if self.chosen.borrow().is_none() {
@@ -119,7 +121,7 @@ impl WorkerWaker {
         }
     }
 
-    /// A session has ended. Must be called before its filter is destroyed.
+    /// Removes a session that has ended. Must be called before its filter is destroyed.
     pub(crate) fn remove(&self, session: u64) {
         self.filters.borrow_mut().remove(&session);
         if self.chosen.borrow().as_ref().is_some_and(|chosen| chosen.id == session) {
@@ -127,16 +129,16 @@ impl WorkerWaker {
             self.chosen.replace(None);
             self.is_waking.set(false);
             self.choose();
-            // The session may have ended before a wake-up reached it.
+            // A wake-up through this session may be lost.
             self.wake();
         }
     }
 
-    /// Chooses the oldest session: the others are likely to end earlier.
+    /// Chooses the oldest session, since the others are likely to end earlier.
     fn choose(&self) {
         let chosen = self.filters.borrow().iter().find_map(|(id, filter)| Some((*id, filter.waker()?)));
         if let Some((id, waker)) = chosen {
-            // A wake-up through the session before may not have arrived.
+            // A wake-up through the previous session may be lost.
             self.next_turn.forget_wake();
             let waker = Arc::new(waker);
             let shared = SharedWaker { waker: Arc::clone(&waker), next_turn: Arc::clone(&self.next_turn) };
@@ -145,7 +147,7 @@ impl WorkerWaker {
         }
     }
 
-    /// Gives the worker a turn after the present event, and before its next poll for events.
+    /// Gives the worker a turn after the current event, and before its next poll for events.
     pub(crate) fn wake(&self) {
         if let Some(chosen) = &*self.chosen.borrow()
             && !self.is_waking.replace(true)
@@ -159,7 +161,7 @@ impl WorkerWaker {
         self.next_turn.set_has_work();
     }
 
-    /// The worker was woken.
+    /// Must be called when the worker is woken.
     pub(crate) fn on_woken(&self) {
         self.is_waking.set(false);
         self.next_turn.begin();
@@ -175,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_turn_is_due_at_the_first_deadline_or_when_work_is_left() {
+    fn turn_is_due_at_the_first_deadline_or_when_work_is_left() {
         let next = NextTurn::default();
         assert!(!next.is_due(NEVER - 1));
         next.set_deadline(5);
@@ -188,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_is_woken_once_for_each_turn() {
+    fn worker_is_woken_once_for_each_turn() {
         let next = NextTurn::default();
         assert!(next.take_wake() && !next.take_wake());
         next.begin();

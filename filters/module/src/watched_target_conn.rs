@@ -9,13 +9,13 @@ use crate::migration_driver::UpstreamSocket;
 use crate::offload::{AuxFd, EventKey};
 use crate::target_conn::{TargetConn, TargetFault, TargetLost};
 
-/// None, or one. Closed with its owner.
+/// The connection, if there is one. Dropping this value closes it.
 #[derive(Default)]
 pub(crate) struct WatchedTargetConn(RefCell<Option<(TargetConn, EventKey)>>);
 
 impl WatchedTargetConn {
-    /// Begins to connect to a node, in place of the one before. The connection gets the options of `upstream`, and its PROXY
-    /// header. None: it cannot be made, or not be watched.
+    /// Begins to connect to a node, and replaces the previous connection. The new connection gets the socket options
+    /// and the PROXY header of `upstream`. None: the connection cannot be made or watched.
     pub(crate) fn connect(
         &self,
         upstream: &dyn UpstreamSocket,
@@ -28,7 +28,7 @@ impl WatchedTargetConn {
         self.watch(target, aux_fd)
     }
 
-    /// Watches an existing connection. None: it cannot be watched.
+    /// Watches an existing connection. None: the connection cannot be watched.
     pub(crate) fn watch(&self, target: TargetConn, aux_fd: Weak<dyn AuxFd>) -> Option<()> {
         self.close();
         let key = target.worker.events.watch(target.descriptor(), aux_fd)?;
@@ -36,7 +36,7 @@ impl WatchedTargetConn {
         Some(())
     }
 
-    /// Sends the SSLRequest, and begins TLS with the node of that name.
+    /// Sends the SSLRequest, and begins TLS with the node `name`.
     pub(crate) fn start_tls(
         &self,
         upstream: &dyn UpstreamSocket,
@@ -46,7 +46,7 @@ impl WatchedTargetConn {
         let stream = match upstream.create_tls(name) {
             Some(Ok(stream)) => stream,
             Some(Err(error)) => {
-                envoy_abi::log!(Warn, "no TLS with {name}, to which a session was to go: {error}");
+                envoy_abi::log!(Warn, "no session goes to {name}: TLS cannot begin: {error}");
                 return Err(TargetFault::Lost);
             }
             None => return Err(TargetFault::Lost),
@@ -67,7 +67,7 @@ impl WatchedTargetConn {
         self.0.borrow().as_ref().map_or(Err(TargetLost.into()), |(target, _)| run(target))
     }
 
-    /// Has its events reported again, if it has more to send.
+    /// Makes the kernel report the connection's events again if there is more to send.
     pub(crate) fn rearm(&self) {
         if let Some((target, key)) = &*self.0.borrow()
             && target.take_has_more()
@@ -76,7 +76,7 @@ impl WatchedTargetConn {
         }
     }
 
-    /// The connection, which is still watched under that key.
+    /// Takes the connection, which is still watched under the returned key.
     pub(crate) fn take(&self) -> Option<(TargetConn, EventKey)> {
         self.0.take()
     }

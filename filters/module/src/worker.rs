@@ -1,4 +1,4 @@
-//! What belongs to one worker of Envoy, as far as the module is concerned.
+//! The module's state of one worker of Envoy.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -18,20 +18,20 @@ use crate::states_memory::WorkerStates;
 use crate::switches::{self, AppliedSwitches};
 use crate::wakers::WorkerWaker;
 
-/// Bytes that are read at once.
+/// The size of the read buffer.
 const BUFFER_BYTES: usize = 64 * 1024;
 
-/// Workers that have had a session.
+/// The number of workers that have had a session.
 static WORKERS: AtomicUsize = AtomicUsize::new(0);
 
-/// How many workers this process has, as far as they have had a session; one at least.
+/// The number of workers that have had a session, but at least 1.
 pub(crate) fn worker_count() -> usize {
     WORKERS.load(Ordering::Relaxed).max(1)
 }
 
-/// The state of one worker. Envoy's main thread has one, too, since it hears of nodes; it never has a session.
+/// The state of one worker. Envoy's main thread also has such a state, for its nodes and hosts, but never a session.
 ///
-/// Hooks of Envoy may run inside one another. So no cell may be borrowed while Envoy or a session is called.
+/// Envoy's hooks may run inside one another, so no cell may be borrowed while Envoy or a session is called.
 pub(crate) struct WorkerContext {
     pub(crate) sessions: WorkerSessions,
     pub(crate) buffers: Buffers,
@@ -52,7 +52,8 @@ thread_local! {
 }
 
 impl WorkerContext {
-    /// Of this thread. It is for Envoy's hooks; everything else is given it.
+    /// The context of the calling thread. Only for Envoy's hooks; all other code gets the context from its owner or
+    /// caller.
     pub(crate) fn current() -> Rc<Self> {
         CONTEXT.with(Rc::clone)
     }
@@ -78,7 +79,7 @@ impl WorkerContext {
         })
     }
 
-    /// It was woken: does what is due.
+    /// Runs a turn: does what is due. Called when the worker is woken.
     pub(crate) fn on_wake(&self) {
         let turn = Turn::start();
         self.waker.on_woken();
@@ -94,17 +95,17 @@ impl WorkerContext {
     }
 }
 
-/// The time that a worker has for what is due before it has to handle other events. Each kind of work gets one step at
-/// least, so that all of them advance.
+/// The time limit of a turn, after which the worker has to handle other events. Each kind of work does at least one step
+/// in a turn, so that all of them advance.
 pub(crate) struct Turn {
     end: Instant,
 }
 
 impl Turn {
-    const LONGEST: Duration = Duration::from_millis(1);
+    const MAX_DURATION: Duration = Duration::from_millis(1);
 
     pub(crate) fn start() -> Self {
-        Self { end: Instant::now() + Self::LONGEST }
+        Self { end: Instant::now() + Self::MAX_DURATION }
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -118,12 +119,13 @@ pub(crate) struct WorkerSessions {
     by_connection: RefCell<HashMap<u64, Rc<Session>>>,
     by_hash: RefCell<HashMap<u64, Rc<Session>>>,
     has_had_session: Cell<bool>,
-    /// For whom the policy chose a node; Envoy makes the socket to it before it does anything else.
+    /// The session for which the policy has just chosen a node, and this node. Envoy creates the socket to the node
+    /// before it does anything else.
     connecting: Cell<Option<(Rc<Session>, Rc<WorkerNode>)>>,
 }
 
 impl WorkerSessions {
-    /// A session begins; it is found by its connection's id, and by the hash that the policy sees.
+    /// Adds a session, which can be found by its connection's id and by the hash that the policy sees.
     pub(crate) fn add(&self, session: &Rc<Session>) {
         if !self.has_had_session.replace(true) {
             WORKERS.fetch_add(1, Ordering::Relaxed);
@@ -132,9 +134,9 @@ impl WorkerSessions {
         self.by_hash.borrow_mut().insert(session.hash(), Rc::clone(session));
     }
 
-    /// A session has ended.
+    /// Removes a session that has ended.
     pub(crate) fn remove(&self, session: &Session) {
-        // What is removed is dropped after the maps are free again.
+        // The removed references are dropped when the maps are no longer borrowed.
         let _removed =
             (self.by_connection.borrow_mut().remove(&session.id()), self.by_hash.borrow_mut().remove(&session.hash()));
     }
@@ -147,7 +149,7 @@ impl WorkerSessions {
         self.by_hash.borrow().get(&hash).cloned()
     }
 
-    /// Runs `run` for each session. None may begin or end meanwhile.
+    /// Calls `run` for each session. No session may begin or end during these calls.
     pub(crate) fn for_each(&self, run: impl FnMut(&Rc<Session>)) {
         self.by_connection.borrow().values().for_each(run);
     }
@@ -169,7 +171,7 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    /// Lends the read buffer. A hook that runs inside another gets one of its own.
+    /// Lends the read buffer. A hook that runs inside another hook gets another buffer.
     pub(crate) fn with_buffer<T>(&self, run: impl FnOnce(&mut [u8]) -> T) -> T {
         let mut buffer = self.buffer.take().unwrap_or_else(|| vec![0; BUFFER_BYTES].into_boxed_slice());
         let result = run(&mut buffer);
@@ -177,7 +179,7 @@ impl Buffers {
         result
     }
 
-    /// Lends an empty buffer that grows, for what was decrypted.
+    /// Lends an empty buffer that can grow, for decrypted bytes.
     pub(crate) fn with_scratch<T>(&self, run: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         let mut scratch = self.scratch.take();
         let result = run(&mut scratch);

@@ -1,4 +1,4 @@
-//! Bytes from the peer, and how they are forwarded.
+//! Reads bytes from the peer, and forwards them to the other connection of the session.
 
 use std::io::ErrorKind;
 use std::mem::MaybeUninit;
@@ -11,11 +11,11 @@ use socket2::SockRef;
 use super::{Conn, ConnState, MAX_UNREPORTED_BYTES, ReadError, ReadStep};
 use crate::offload;
 
-/// Reads in a row from one connection, before other connections have their turn.
+/// Reads in a row from one connection before other connections are served.
 const MAX_READS_PER_TURN: usize = 16;
 
 impl Conn {
-    /// One read.
+    /// Reads once from the socket.
     pub(crate) fn receive(&self, buffer: &mut [u8]) -> Received {
         if self.key.get().is_some() {
             self.socket.receive_with_end(buffer, self.has_end_event.get())
@@ -24,18 +24,18 @@ impl Conn {
         }
     }
 
-    /// Takes the number of received bytes that are not reported to Envoy yet.
+    /// Returns the number of received bytes that are not reported to Envoy yet, and resets this number.
     pub(crate) fn take_unreported_rx(&self) -> usize {
         self.unreported_rx.take()
     }
 
-    /// Reads as long as there is something to read, and Envoy wants it: `step` does one read into the buffer that it
-    /// gets, and adds up how many bytes it passed on through Envoy's buffers. For Envoy's hook.
+    /// Envoy's read hook: reads while there is something to read and Envoy wants to read. `step` reads once into the
+    /// given buffer, and adds the bytes that it passes to Envoy's buffers to the given count.
     pub(crate) fn read(&self, step: impl Fn(&mut [u8], &mut usize) -> ReadStep) -> IoOutcome {
         let mut passed = 0;
-        let kept = self.pending_in.take();
-        if !kept.is_empty() {
-            self.pass_on(&kept, &mut passed);
+        let pending = self.pending_in.take();
+        if !pending.is_empty() {
+            self.pass_on(&pending, &mut passed);
         }
         let outcome = match self.state.get() {
             ConnState::Open => self.read_batch(step),
@@ -44,7 +44,7 @@ impl Conn {
         };
         let ends = outcome.close || outcome.end_of_stream;
         if ends && self.unreported_tx.get() > 0 {
-            self.socket.set_writable(); // the last occasion to report them
+            self.socket.set_writable(); // the last chance to report these bytes
         }
         let bytes = passed + outcome.bytes;
         if ends || bytes > 0 || self.unreported_rx.get() >= MAX_UNREPORTED_BYTES {
@@ -53,13 +53,13 @@ impl Conn {
         outcome
     }
 
-    /// The same for an event of an offloaded connection.
+    /// Like [`Self::read`], for an event of an offloaded connection.
     pub(crate) fn read_offloaded(&self, step: impl Fn(&mut [u8], &mut usize) -> ReadStep) {
         let outcome = self.read_batch(step);
         if outcome.close {
             self.state.set(ConnState::Closing);
         } else if outcome.end_of_stream {
-            self.state.set(ConnState::PeerFinished); // TLS reports it once
+            self.state.set(ConnState::PeerFinished); // TLS reports the end only once
         }
         if outcome.close || outcome.end_of_stream || !self.pending_in.borrow().is_empty() {
             self.onload();
@@ -68,7 +68,7 @@ impl Conn {
         }
     }
 
-    /// Gives the connection back to Envoy, which reads it at once.
+    /// Returns an offloaded connection to Envoy, which reads from it at once.
     pub(crate) fn onload(&self) {
         if self.key.get().is_some() {
             offload::onload(self, false);
@@ -76,20 +76,20 @@ impl Conn {
         }
     }
 
-    /// Has Envoy close the connection.
+    /// Makes Envoy close the connection.
     pub(crate) fn abort(&self) {
         self.state.set(ConnState::Closing);
         self.onload();
         self.socket.set_readable(); // also if it is not offloaded
     }
 
-    /// Whether there is something to read, be it the end of the connection.
+    /// Whether there are bytes to read, or the connection has ended.
     pub(crate) fn has_unread(&self) -> bool {
         let peeked = self.socket.with_descriptor(|fd| SockRef::from(&fd).peek(&mut [MaybeUninit::uninit()]));
         !peeked.is_some_and(|peeked| peeked.is_err_and(|error| error.kind() == ErrorKind::WouldBlock))
     }
 
-    /// Another descriptor of the connection.
+    /// Duplicates the descriptor of the connection.
     pub(crate) fn duplicate(&self) -> Option<OwnedFd> {
         self.socket.with_descriptor(|fd| fd.try_clone_to_owned())?.ok()
     }
@@ -112,16 +112,17 @@ impl Conn {
                 ReadStep::EndOfStream => return IoOutcome { close: false, bytes: passed, end_of_stream: true },
             }
         }
-        // Also after giving it back, the hook must be called again.
+        // There may be more to read, so Envoy has to call the read hook again.
         self.onload();
         self.socket.set_readable();
         IoOutcome::open(passed)
     }
 
-    /// Passes bytes to the other side through Envoy's buffers. When these are full, Envoy pauses both sides.
+    /// Passes bytes to the other connection through Envoy's buffers. When these are full, Envoy pauses both
+    /// connections.
     pub(crate) fn pass_on(&self, bytes: &[u8], passed: &mut usize) {
         if self.key.get().is_some() {
-            // Envoy accepts them only within its own hook.
+            // Envoy accepts bytes only within its read hook.
             self.pending_in.borrow_mut().extend_from_slice(bytes);
             return;
         }
@@ -133,7 +134,7 @@ impl Conn {
         }
     }
 
-    /// The same outside of a read, for bytes that were read before.
+    /// Like [`Self::forward`], outside of a read, for bytes that were read before.
     pub(crate) fn forward_received(&self, bytes: &[u8]) {
         if self.key.get().is_some() {
             self.forward(bytes, &mut 0);
@@ -146,8 +147,8 @@ impl Conn {
         }
     }
 
-    /// Forwards bytes to the other side, directly if possible. The rest goes through Envoy's buffers, and so do all later
-    /// bytes until these buffers are empty: that keeps the order.
+    /// Forwards bytes to the other connection, directly if possible. The rest goes through Envoy's buffers. To keep the
+    /// order, all later bytes take the same way until these buffers are empty.
     pub(crate) fn forward(&self, bytes: &[u8], passed: &mut usize) {
         let sent = if self.pending_in.borrow().is_empty() {
             self.peer_conn.borrow().upgrade().map_or(0, |other| other.send_direct(bytes))
@@ -160,7 +161,7 @@ impl Conn {
         }
     }
 
-    /// Decrypts bytes from the socket, appends them to `plain`, and answers the TLS handshake.
+    /// Decrypts received bytes, appends them to `plain`, and sends the replies of the TLS handshake.
     /// Ok(true): the peer has closed its side.
     pub(crate) fn decrypt(&self, ciphertext: &[u8], plain: &mut Vec<u8>) -> Result<bool, ReadError> {
         let handshaking = self.is_handshaking();
@@ -175,7 +176,7 @@ impl Conn {
             return Err(ReadError::Broken);
         }
         if handshaking && !self.is_handshaking() {
-            self.socket.set_writable(); // bytes of the other side have waited for the handshake
+            self.socket.set_writable(); // bytes of the other connection have waited for the handshake
         }
         Ok(received == tls::ReceiveResult::Closed)
     }

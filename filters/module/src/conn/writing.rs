@@ -1,4 +1,4 @@
-//! Bytes to the peer: from the other side, and of the module itself.
+//! Sends bytes to the peer: those of the other connection of the session, and the module's own.
 
 use envoy_abi::socket::{Io, IoOutcome};
 use tls::Stream;
@@ -6,11 +6,11 @@ use tls::Stream;
 use super::{Conn, MAX_UNREPORTED_BYTES};
 use crate::switches;
 
-/// Plaintext that is encrypted at once. The rest waits in Envoy's write buffer.
+/// How much plaintext is encrypted at a time. The rest waits in Envoy's write buffer.
 const SEAL_BYTES: usize = 64 * 1024;
 
 impl Conn {
-    /// Writes to the descriptor. If there is no room, the connection goes back to Envoy, which waits for room.
+    /// Writes to the descriptor. If the socket buffer is full, the connection returns to Envoy, which waits for room.
     fn send(&self, bytes: &[u8]) -> Io {
         let sent = self.socket.send(bytes);
         if sent == Io::WouldBlock {
@@ -19,8 +19,8 @@ impl Conn {
         sent
     }
 
-    /// Sends bytes directly, unless other bytes are before them. Returns how many were taken; the others must go to Envoy's
-    /// write buffer, even if they are encrypted already.
+    /// Sends bytes directly, unless earlier bytes are still unsent. Returns how many bytes were accepted. The caller
+    /// must pass the rest to Envoy's write buffer, even if these bytes are already encrypted.
     pub(super) fn send_direct(&self, bytes: &[u8]) -> usize {
         if !self.may_send_directly()
             || self.envoy_buffered.get() > 0
@@ -48,7 +48,7 @@ impl Conn {
             Io::Done(sent) => sent,
             Io::WouldBlock => 0,
             Io::Broken => {
-                // The hooks of that connection have to end it, and may have seen all of its events already.
+                // Envoy's hooks have to close this connection. Its last event may already be handled, so trigger them.
                 self.is_broken.set(true);
                 self.onload();
                 self.socket.set_readable();
@@ -56,21 +56,21 @@ impl Conn {
                 bytes.len()
             }
         };
-        let untold = self.unreported_tx.get() + taken;
-        self.unreported_tx.set(untold);
-        if untold >= MAX_UNREPORTED_BYTES {
+        let unreported = self.unreported_tx.get() + taken;
+        self.unreported_tx.set(unreported);
+        if unreported >= MAX_UNREPORTED_BYTES {
             self.socket.set_writable();
         }
         taken
     }
 
-    /// While offloading is switched off, only a session that migrates has offloaded connections, and only to these bytes
-    /// are sent directly.
+    /// While offloading is switched off, bytes are sent directly only to offloaded connections. Only a migrating
+    /// session has such connections then.
     fn may_send_directly(&self) -> bool {
         self.is_direct.get() && (switches::is_offload_on() || self.key.get().is_some())
     }
 
-    /// Sends bytes of the module itself. What does not fit now is queued, before anything else.
+    /// Sends the module's own bytes. Those that do not fit now are queued, and sent before any other bytes.
     pub(crate) fn write_or_queue(&self, bytes: &[u8]) -> Io {
         match &mut *self.tls.borrow_mut() {
             Some(stream) => stream.send(bytes),
@@ -79,7 +79,7 @@ impl Conn {
         self.flush()
     }
 
-    /// Sends final bytes on a connection that is given up. What does not fit now is dropped.
+    /// Sends the last bytes on a connection that is about to be closed. Bytes that do not fit now are dropped.
     pub(crate) fn write_final(&self, error: &[u8]) {
         match &mut *self.tls.borrow_mut() {
             Some(stream) => {
@@ -91,7 +91,7 @@ impl Conn {
         }
     }
 
-    /// Sends all queued bytes. `Done`: nothing is left; `WouldBlock`: something is.
+    /// Sends the queued bytes. `Done`: all are sent; `WouldBlock`: some are still queued.
     pub(crate) fn flush(&self) -> Io {
         let mut outbox = self.outbox.borrow_mut();
         while !outbox.is_empty() {
@@ -108,7 +108,7 @@ impl Conn {
         self.send_outgoing(stream)
     }
 
-    /// Drops the module's own bytes that were not sent. The peer is gone.
+    /// Drops the queued bytes, since the peer is gone.
     pub(crate) fn discard_unsent(&self) {
         self.outbox.borrow_mut().clear();
         if let Some(stream) = &mut *self.tls.borrow_mut() {
@@ -126,9 +126,8 @@ impl Conn {
         Io::Done(0)
     }
 
-    /// Writes Envoy's buffer, and, with `end`, a FIN after it. During the TLS handshake the buffer waits.
-    ///
-    /// Also reports directly sent bytes to Envoy, for its counters.
+    /// Envoy's write hook: sends Envoy's write buffer, and with `end` a FIN after it. During the TLS handshake nothing
+    /// is sent from the buffer. Also reports directly sent bytes to Envoy, for its counters.
     pub(crate) fn write(&self, end: bool) -> IoOutcome {
         let written = self.write_buffer(end);
         self.envoy_buffered.set(self.envoy_buffered.get().saturating_sub(written.bytes));
@@ -157,18 +156,18 @@ impl Conn {
             self.finish_tls();
             match self.flush() {
                 Io::Done(_) => self.send_fin(),
-                Io::WouldBlock => {} // Envoy calls again
+                Io::WouldBlock => {} // Envoy calls the hook again
                 Io::Broken => return IoOutcome::close(written),
             }
         }
         IoOutcome::open(written)
     }
 
-    /// Removes the encrypted bytes from Envoy's buffer, now that they are sent.
+    /// Removes the encrypted bytes from Envoy's write buffer after they were sent.
     fn remove_sealed(&self) -> usize {
-        let there = self.sealed.get().min(self.socket.write_buffer_length());
-        self.sealed.set(self.sealed.get() - there);
-        if there > 0 { self.socket.take_from_write_buffer(|_| there) } else { 0 }
+        let length = self.sealed.get().min(self.socket.write_buffer_length());
+        self.sealed.set(self.sealed.get() - length);
+        if length > 0 { self.socket.take_from_write_buffer(|_| length) } else { 0 }
     }
 
     fn seal_and_send(&self) -> Io {
@@ -193,7 +192,7 @@ impl Conn {
         }
     }
 
-    /// Ends the sending side of TLS and TCP, once. What does not fit now is dropped.
+    /// Ends the sending side of TLS and TCP, once. Bytes that do not fit now are dropped.
     pub(crate) fn finish(&self) {
         self.finish_tls();
         let _ = self.flush();
@@ -214,8 +213,8 @@ impl Conn {
         }
     }
 
-    /// Sends `error` before the connection is closed, and leaves nothing unread. Otherwise the kernel would send a reset,
-    /// which may overtake the error and what Envoy has written.
+    /// Sends `error` and a FIN before the connection is closed, and discards unread bytes. If a socket is closed with
+    /// unread bytes, the kernel sends a reset, which may overtake the error and the bytes that Envoy has written.
     pub(crate) fn close_gracefully(&self, error: &[u8]) {
         if !error.is_empty() && !self.is_finished.get() {
             let _ = self.write_or_queue(error);

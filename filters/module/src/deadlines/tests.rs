@@ -2,19 +2,19 @@ use std::time::Instant;
 
 use super::*;
 
-/// Records when it is called.
+/// Counts its calls.
 struct TestOwner {
     calls: Cell<u32>,
-    /// Set again by so much when it is called.
-    again: Cell<Option<Duration>>,
+    /// The time after which a call sets the deadline again.
+    next_after: Cell<Option<Duration>>,
     deadline: RefCell<Option<Deadline>>,
 }
 
 impl DeadlineOwner for TestOwner {
     fn on_deadline(self: Rc<Self>) {
         self.calls.set(self.calls.get() + 1);
-        if let Some(after) = self.again.get() {
-            self.deadline.borrow().as_ref().expect("it has one").set(after);
+        if let Some(after) = self.next_after.get() {
+            self.deadline.borrow().as_ref().expect("a deadline").set(after);
         } else {
             self.deadline.replace(None);
         }
@@ -23,7 +23,7 @@ impl DeadlineOwner for TestOwner {
     fn close_after_panic(&self) {}
 }
 
-/// The deadlines of a worker, at a time that a test sets.
+/// The deadlines of a worker, with the time set by the test.
 struct TestWorker {
     next_turn: Arc<NextTurn>,
     deadlines: Rc<Deadlines>,
@@ -36,7 +36,8 @@ impl TestWorker {
     }
 
     fn owner(&self) -> Rc<TestOwner> {
-        let owner = Rc::new(TestOwner { calls: Cell::new(0), again: Cell::new(None), deadline: RefCell::new(None) });
+        let owner =
+            Rc::new(TestOwner { calls: Cell::new(0), next_after: Cell::new(None), deadline: RefCell::new(None) });
         let deadline = Deadline::new(&self.deadlines, Duration::MAX, &Rc::downgrade(&owner));
         owner.deadline.replace(Some(deadline));
         owner
@@ -49,7 +50,7 @@ impl TestWorker {
     }
 
     fn set(&self, owner: &TestOwner, at: u64) {
-        self.deadlines.set(&owner.deadline.borrow().as_ref().expect("it has one").entry, at);
+        self.deadlines.set(&owner.deadline.borrow().as_ref().expect("a deadline").entry, at);
     }
 
     fn run(&self, now: u64) {
@@ -64,7 +65,7 @@ impl TestWorker {
 }
 
 #[test]
-fn only_the_owners_of_passed_deadlines_are_called_each_once() {
+fn each_owner_of_a_passed_deadline_is_called_once() {
     let worker = TestWorker::new();
     let [first, second, third] = [5, 7, 9].map(|at| worker.owner_due_at(at));
     let calls = || [&first, &second, &third].map(|owner| owner.calls.get());
@@ -82,7 +83,7 @@ fn only_the_owners_of_passed_deadlines_are_called_each_once() {
 }
 
 #[test]
-fn a_later_time_does_not_touch_the_queue_until_the_earlier_one_has_come() {
+fn setting_a_later_time_changes_the_queue_only_when_the_earlier_time_has_come() {
     let worker = TestWorker::new();
     let owner = worker.owner_due_at(5);
     for at in 6..1000 {
@@ -97,7 +98,7 @@ fn a_later_time_does_not_touch_the_queue_until_the_earlier_one_has_come() {
 }
 
 #[test]
-fn an_earlier_time_counts_at_once_and_never_is_never() {
+fn setting_an_earlier_time_applies_at_once_and_never_cancels_the_deadline() {
     let worker = TestWorker::new();
     let owner = worker.owner_due_at(50);
     worker.set(&owner, 5);
@@ -111,7 +112,7 @@ fn an_earlier_time_counts_at_once_and_never_is_never() {
 }
 
 #[test]
-fn a_dropped_deadline_leaves_nothing() {
+fn dropping_a_deadline_removes_its_entry_from_the_queue() {
     let worker = TestWorker::new();
     let (gone, stays) = (worker.owner_due_at(5), worker.owner_due_at(6));
     worker.set(&gone, 100);
@@ -122,23 +123,23 @@ fn a_dropped_deadline_leaves_nothing() {
 }
 
 #[test]
-fn an_owner_that_sets_its_deadline_again_does_not_hold_up_the_others() {
+fn owner_that_sets_its_deadline_again_does_not_delay_other_owners() {
     let worker = TestWorker::new();
-    let again = worker.owner_due_at(1);
-    again.again.set(Some(Duration::from_secs(3600)));
+    let repeated = worker.owner_due_at(1);
+    repeated.next_after.set(Some(Duration::from_secs(3600)));
     let last = worker.owner_due_at(3);
     worker.run(3);
-    assert_eq!((again.calls.get(), last.calls.get(), worker.queued()), (1, 1, 1));
+    assert_eq!((repeated.calls.get(), last.calls.get(), worker.queued()), (1, 1, 1));
 }
 
 /// Run with `--nocapture`, it prints the longest turn.
 #[test]
-fn ten_thousand_of_a_hundred_thousand_deadlines_are_due_at_once() {
+fn all_of_ten_thousand_deadlines_that_are_due_at_once_are_called() {
     const ALL: u64 = 100_000;
     const DUE: u64 = 10_000;
     let worker = TestWorker::new();
     let owners: Vec<Rc<TestOwner>> = (0..ALL).map(|_| worker.owner_due_at(10)).collect();
-    // Of the others, most have done something since, so that they are due later.
+    // The others were set to a later time, like those of sessions that have sent a command since.
     for (index, owner) in (0..ALL).zip(&owners).filter(|(index, _)| index % (ALL / DUE) != 0) {
         worker.set(owner, 1_000 + index);
     }

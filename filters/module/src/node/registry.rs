@@ -1,9 +1,9 @@
-//! All nodes of the process, and those of each worker, for as long as something uses them.
+//! The nodes of the process, and those of each worker. A node is kept as long as it is in use.
 //!
-//! A worker's node is used by its sessions, by its hosts, and by connection attempts. When it is dropped, what it has counted
-//! stays with the shared node. When no worker uses that any more, the reporter takes it out, reports it for the last time,
-//! and drops it. If the node returns, it counts from zero again; Envoy gets only the increase of a counter, so it continues
-//! from the old value.
+//! Sessions, hosts and connection attempts of a worker use its [`WorkerNode`]. When the last of them drops it, its
+//! counts are added to the [`SharedNode`]. When no worker uses the shared node any more, the reporter removes it and
+//! reports its counts for the last time. If the node returns, its counts start from zero. Envoy's counters still go on
+//! from their old values, since the module adds only the increases.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -26,9 +26,9 @@ pub(crate) fn all_nodes() -> Vec<Arc<SharedNode>> {
     nodes().values().cloned().collect()
 }
 
-/// Removes the nodes that no worker uses, and that are not ejected.
+/// Removes and returns the nodes that no worker uses and that are not ejected.
 pub(crate) fn take_unused_nodes() -> Vec<Arc<SharedNode>> {
-    // While the lock is held, no worker can begin to use a node that only this map has.
+    // While the lock is held, no worker can begin to use a node that only this map refers to.
     let is_unused = |node: &Arc<SharedNode>| Arc::strong_count(node) == 1 && node.ejected_until().is_none();
     let mut nodes = nodes();
     let unused: Vec<Arc<SharedNode>> = nodes.values().filter(|node| is_unused(node)).cloned().collect();
@@ -43,7 +43,7 @@ pub(crate) fn take_unused_nodes() -> Vec<Arc<SharedNode>> {
 pub(crate) struct WorkerNodes {
     this: Weak<WorkerNodes>,
     groups: RefCell<HashMap<String, HashMap<String, Weak<WorkerNode>>>>,
-    /// What is counted without a node belongs to a node without a name, which is always used.
+    /// Sessions without a node are counted for a node with an empty name, which is always in use.
     no_node: (Arc<SharedNode>, Arc<Counts>),
 }
 
@@ -59,7 +59,7 @@ impl WorkerNodes {
         &self.no_node.1
     }
 
-    /// A node of a group.
+    /// The node of that name in a group. Creates the node if it does not exist.
     pub(crate) fn get(&self, group: &str, name: &str) -> Rc<WorkerNode> {
         let found = self.groups.borrow().get(group).and_then(|nodes| nodes.get(name)?.upgrade());
         found.unwrap_or_else(|| {
@@ -85,7 +85,7 @@ impl WorkerNodes {
         })
     }
 
-    /// A node is dropped.
+    /// Removes a node that is being dropped.
     fn remove(&self, group: &str, name: &str) {
         let mut groups = self.groups.borrow_mut();
         if let Some(nodes) = groups.get_mut(group) {
@@ -128,10 +128,10 @@ mod tests {
     use super::*;
     use crate::ejection::EjectReason;
 
-    /// Tests share the process, so each has its own names. Only one at a time may take unused nodes.
+    /// Tests share the process, so each has its own node names. Only the holder of this lock may take unused nodes.
     static TAKING: Mutex<()> = Mutex::new(());
 
-    fn known(prefix: &str) -> Vec<String> {
+    fn registered_names(prefix: &str) -> Vec<String> {
         let mut names: Vec<String> = all_nodes().iter().map(|node| node.name.clone()).collect();
         names.retain(|name| name.starts_with(prefix));
         names.sort();
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_thousand_nodes_that_have_gone_leave_nothing() {
+    fn unused_nodes_are_removed_from_all_maps() {
         let _taking = TAKING.lock();
         let worker = WorkerNodes::new();
         let stays: Vec<_> = (0..10).map(|index| worker.get("many", &format!("many-stays-{index}"))).collect();
@@ -156,14 +156,14 @@ mod tests {
             }
         }
         take_unused_nodes();
-        assert_eq!((worker.len(), known("many-").len()), (10, 10));
+        assert_eq!((worker.len(), registered_names("many-").len()), (10, 10));
         drop(stays);
         take_unused_nodes();
-        assert_eq!((worker.len(), worker.groups.borrow().len(), known("many-").len()), (0, 0, 0));
+        assert_eq!((worker.len(), worker.groups.borrow().len(), registered_names("many-").len()), (0, 0, 0));
     }
 
     #[test]
-    fn a_node_is_kept_while_a_worker_or_an_ejection_uses_it() {
+    fn node_is_kept_while_a_worker_uses_it_or_it_is_ejected() {
         let _taking = TAKING.lock();
         let (one, other) = (WorkerNodes::new(), WorkerNodes::new());
         let (on_one, on_other) = (one.get("kept", "kept-a"), other.get("kept", "kept-a"));
@@ -172,17 +172,17 @@ mod tests {
         on_one.shared.eject(EjectReason::Connect, Duration::from_secs(60));
         drop(on_one);
         take_unused_nodes();
-        assert_eq!(known("kept-"), ["kept-a"], "the other worker uses it");
+        assert_eq!(registered_names("kept-"), ["kept-a"], "the other worker uses the node");
         drop(on_other);
         take_unused_nodes();
-        assert_eq!(known("kept-"), ["kept-a"], "it is ejected");
+        assert_eq!(registered_names("kept-"), ["kept-a"], "the node is ejected");
         one.get("kept", "kept-a").shared.end_ejection();
         assert!(take_unused_nodes().iter().any(|node| node.name == "kept-a"));
-        assert!(known("kept-").is_empty());
+        assert!(registered_names("kept-").is_empty());
     }
 
     #[test]
-    fn what_was_counted_is_reported_once_and_in_full() {
+    fn counts_of_dropped_nodes_are_reported_once_and_in_full() {
         let _taking = TAKING.lock();
         let (one, other) = (WorkerNodes::new(), WorkerNodes::new());
         let (on_one, on_other) = (one.get("counted", "counted-a"), other.get("counted", "counted-a"));
@@ -193,20 +193,20 @@ mod tests {
         drop(on_one);
         assert_eq!((logins(&shared), shared.counts().len()), (5, 2));
         let seen: u64 = before.iter().map(|counts| counts.logins.get()).sum();
-        assert_eq!(seen, 5, "whoever has begun to read sees the same");
+        assert_eq!(seen, 5, "a reader that has begun before the drop sees the same counts");
         drop((on_other, shared));
         let returned = one.get("counted", "counted-a");
         returned.counts.logins.add(1);
         assert_eq!((logins(&returned.shared), returned.shared.counts().len()), (6, 2));
         drop(returned);
         let taken = take_unused_nodes();
-        let taken = taken.iter().find(|node| node.name == "counted-a").expect("it is unused");
+        let taken = taken.iter().find(|node| node.name == "counted-a").expect("an unused node");
         assert_eq!(logins(taken), 6);
-        assert_eq!(logins(&one.get("counted", "counted-a").shared), 0, "it counts from zero");
+        assert_eq!(logins(&one.get("counted", "counted-a").shared), 0, "the returned node counts from zero");
     }
 
     #[test]
-    fn sessions_without_a_node_are_counted_by_a_node_without_a_name() {
+    fn sessions_without_a_node_are_counted_for_a_node_with_an_empty_name() {
         let _taking = TAKING.lock();
         let worker = WorkerNodes::new();
         worker.no_node().logins.add(1);

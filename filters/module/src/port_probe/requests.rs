@@ -1,16 +1,16 @@
-//! Those who wait for the result of a probe.
+//! The clients that wait for the result of a probe.
 
 use std::rc::{Rc, Weak};
 
-/// Who asks.
+/// A client that requests a probe.
 pub(crate) trait ProbeClient {
     fn on_probe_result(self: Rc<Self>, is_there: bool);
 }
 
-/// Those who wait for one probe.
+/// The clients that wait for one probe.
 #[derive(Default)]
 pub(super) struct ProbeRequests {
-    /// Those whose connection was idle, and was reset.
+    /// Clients whose connection was idle, and was reset.
     resets: Vec<Weak<dyn ProbeClient>>,
     others: Vec<Weak<dyn ProbeClient>>,
 }
@@ -29,13 +29,13 @@ impl ProbeRequests {
         !self.resets.is_empty()
     }
 
-    /// Takes those whose connection was reset.
+    /// Takes the clients whose connection was reset.
     pub(super) fn take_resets(&mut self) -> Self {
         Self { resets: std::mem::take(&mut self.resets), others: Vec::new() }
     }
 
-    /// Whether no client waits any more. It removes requests of clients that are gone until it finds another one, so that
-    /// thousands of calls, one for each client, take no more steps than there are clients.
+    /// Whether no client waits any more. Removes clients that are gone until one is found that still waits, so that
+    /// thousands of calls, one for each client, take no more steps in total than there are clients.
     pub(super) fn is_abandoned(&mut self) -> bool {
         [&mut self.resets, &mut self.others].into_iter().all(|clients| {
             while clients.last().is_some_and(|client| client.strong_count() == 0) {
