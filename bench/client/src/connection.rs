@@ -1,4 +1,4 @@
-//! One connection: its socket, TLS, login, and the answers that it awaits.
+//! One connection of a client: its socket, TLS, login, and outstanding answers.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -18,16 +18,16 @@ use crate::poller::{Interest, Poller, Ready};
 use crate::response::{Answer, Response, Rows};
 use crate::target::Target;
 
-/// Where bytes are read to: one for all connections, since none keeps what it has read.
+/// The size of the read buffer. All connections share one buffer, since none of them keeps what it has read.
 pub(crate) const SCRATCH: usize = 64 * 1024;
 
-/// What came of one look at a connection.
+/// The result of handling one event of a connection.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
     pub(crate) logged_in: bool,
     /// Answers that were completed.
     pub(crate) answers: u32,
-    /// The last of them, or the first refusal.
+    /// The last completed answer, or the first error.
     pub(crate) answer: Option<Answer>,
     /// Bytes of answers, complete or not.
     pub(crate) bytes: usize,
@@ -42,21 +42,21 @@ pub(crate) struct Connection {
     /// None: logged in.
     login: Option<Box<Login>>,
     response: Response,
-    /// Answers that are due.
+    /// Answers that are not complete yet.
     outstanding: u32,
-    /// What the socket would not take yet.
+    /// Bytes for which the socket had no room yet.
     unsent: Vec<u8>,
     reading: bool,
     interest: Interest,
 }
 
 impl Connection {
-    /// Begins to connect and to log in; `token` is what `poller` tells of it by.
+    /// Begins to connect and to log in. `poller` reports the connection's events with `token`.
     pub(crate) fn open(target: &Rc<Target>, poller: &Rc<Poller>, token: usize) -> Result<Self, Failure> {
         Self::open_with(target, poller, token, None)
     }
 
-    /// The same with a receive buffer of so many bytes.
+    /// Like [`Self::open`], with a receive buffer of `buffer` bytes.
     pub(crate) fn open_with(
         target: &Rc<Target>,
         poller: &Rc<Poller>,
@@ -78,7 +78,7 @@ impl Connection {
             TlsMode::First => Some(Box::new(target.session()?)),
             TlsMode::None | TlsMode::Mysql => None,
         };
-        // MySQL's server speaks first, so there is nothing to be done when the connection stands; TLS's client does.
+        // In MySQL the server sends first, but in TLS the client does, as soon as the connection is established.
         let interest = Interest { read: true, write: tls.is_some() };
         poller.watch(&socket, token, interest)?;
         Ok(Self {
@@ -95,13 +95,13 @@ impl Connection {
         })
     }
 
-    /// Answers that are due.
+    /// Answers that are not complete yet.
     pub(crate) fn outstanding(&self) -> u32 {
         self.outstanding
     }
 
-    /// Sends commands or a piece of one; so many answers more become due.
-    pub(crate) fn ask(&mut self, commands: &[u8], answers: u32) -> Result<(), Failure> {
+    /// Sends commands, or a piece of a command. `answers`: how many more answers become outstanding.
+    pub(crate) fn send_commands(&mut self, commands: &[u8], answers: u32) -> Result<(), Failure> {
         self.outstanding += answers;
         self.send(commands)
     }
@@ -116,18 +116,18 @@ impl Connection {
         Ok(self.socket.shutdown(Shutdown::Write)?)
     }
 
-    /// Ends it by RST.
+    /// Closes the connection by RST.
     pub(crate) fn reset(self) -> Result<(), Failure> {
         Ok(sockopt::set_socket_linger(&self.socket, Some(Duration::ZERO))?)
     }
 
-    /// Whether it is to be told of what comes; what has come is kept by the kernel.
-    pub(crate) fn read_on(&mut self, reading: bool) -> Result<(), Failure> {
+    /// Sets whether the poller reports received bytes. If not, the kernel keeps them.
+    pub(crate) fn set_reading(&mut self, reading: bool) -> Result<(), Failure> {
         self.reading = reading;
-        Ok(self.update()?)
+        Ok(self.update_interest()?)
     }
 
-    /// Does what the socket is ready for: reads once into `scratch`, at most its length.
+    /// Handles an event: sends unsent bytes, and reads once into `scratch`.
     pub(crate) fn handle(
         &mut self,
         ready: Ready,
@@ -149,11 +149,11 @@ impl Connection {
 
     fn receive(&mut self, scratch: &mut [u8], progress: &mut Progress, rows: &mut impl Rows) -> Result<(), Failure> {
         if self.tls.is_none() {
-            let length = again(|| self.socket.read(scratch))?;
+            let length = retry_interrupted(|| self.socket.read(scratch))?;
             if length == 0 {
                 return Err(Failure::Closed);
             }
-            return self.understand(&scratch[..length], progress, rows);
+            return self.on_received(&scratch[..length], progress, rows);
         }
         self.receive_tls(scratch, progress, rows)
     }
@@ -164,9 +164,9 @@ impl Connection {
         progress: &mut Progress,
         rows: &mut impl Rows,
     ) -> Result<(), Failure> {
-        // Many records at once: rustls itself would ask the kernel for little at a time.
+        // Reads many records at once. rustls itself would read little at a time.
         let (sealed, plain) = scratch.split_at_mut(scratch.len() / 2);
-        let length = again(|| self.socket.read(sealed))?;
+        let length = retry_interrupted(|| self.socket.read(sealed))?;
         if length == 0 {
             return Err(Failure::Closed);
         }
@@ -182,7 +182,7 @@ impl Connection {
         Ok(self.flush()?)
     }
 
-    /// Takes what came out of whole records.
+    /// Handles the plaintext of complete records.
     fn open_records(&mut self, plain: &mut [u8], progress: &mut Progress, rows: &mut impl Rows) -> Result<(), Failure> {
         while let Some(tls) = &mut self.tls {
             let length = match tls.reader().read(plain) {
@@ -191,13 +191,13 @@ impl Connection {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) => return Err(error.into()),
             };
-            self.understand(&plain[..length], progress, rows)?;
+            self.on_received(&plain[..length], progress, rows)?;
         }
         Ok(())
     }
 
-    /// Takes what the server says, without TLS.
-    fn understand(&mut self, mut bytes: &[u8], progress: &mut Progress, rows: &mut impl Rows) -> Result<(), Failure> {
+    /// Handles bytes of the server after decryption.
+    fn on_received(&mut self, mut bytes: &[u8], progress: &mut Progress, rows: &mut impl Rows) -> Result<(), Failure> {
         while !bytes.is_empty() {
             if let Some(login) = &mut self.login {
                 match login.take(&mut bytes)? {
@@ -205,7 +205,7 @@ impl Connection {
                     Step::Send(reply) => self.send(&reply)?,
                     Step::BeginTls(request, response) => {
                         if !bytes.is_empty() {
-                            return Err(unasked(bytes));
+                            return Err(unrequested(bytes));
                         }
                         self.begin_tls(&request, &response)?;
                     }
@@ -217,7 +217,7 @@ impl Connection {
                 continue;
             }
             if self.outstanding == 0 {
-                return Err(unasked(bytes));
+                return Err(unrequested(bytes));
             }
             let before = bytes.len();
             let answer = self.response.take(&mut bytes, rows)?;
@@ -225,7 +225,7 @@ impl Connection {
             if answer.is_some() {
                 self.outstanding -= 1;
                 progress.answers += 1;
-                // A refusal is not hidden by what follows it.
+                // A later answer does not replace an error.
                 if !matches!(progress.answer, Some(Answer::Refused { .. })) {
                     progress.answer = answer;
                 }
@@ -250,7 +250,7 @@ impl Connection {
         let sent = if self.unsent.is_empty() { write_some(&mut self.socket, bytes)? } else { 0 };
         if sent < bytes.len() {
             self.unsent.extend_from_slice(&bytes[sent..]);
-            self.update()?;
+            self.update_interest()?;
         }
         Ok(())
     }
@@ -262,20 +262,20 @@ impl Connection {
         }
         if let (Some(tls), true) = (&mut self.tls, self.unsent.is_empty()) {
             while tls.wants_write() {
-                match again(|| tls.write_tls(&mut self.socket)) {
+                match retry_interrupted(|| tls.write_tls(&mut self.socket)) {
                     Ok(_) => {}
                     Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                    // TLS that begins first may find that the connection does not stand yet.
+                    // If TLS begins first, the connection may not be established yet.
                     Err(error) if error.kind() == ErrorKind::NotConnected => break,
                     Err(error) => return Err(error),
                 }
             }
         }
-        self.update()
+        self.update_interest()
     }
 
-    /// Waits for what can be done now.
-    fn update(&mut self) -> io::Result<()> {
+    /// Sets which events the poller reports.
+    fn update_interest(&mut self) -> io::Result<()> {
         let write = !self.unsent.is_empty() || self.tls.as_ref().is_some_and(|tls| tls.wants_write());
         let interest = Interest { read: self.reading, write };
         if interest != self.interest {
@@ -286,16 +286,16 @@ impl Connection {
     }
 }
 
-/// As much as the socket takes now.
+/// Writes as many bytes as the socket has room for.
 fn write_some(socket: &mut TcpStream, bytes: &[u8]) -> io::Result<usize> {
-    match again(|| socket.write(bytes)) {
+    match retry_interrupted(|| socket.write(bytes)) {
         Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(0),
         other => other,
     }
 }
 
-/// Signals interrupt nothing.
-fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+/// Repeats a call that a signal has interrupted.
+fn retry_interrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -304,8 +304,8 @@ fn again<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-fn unasked(bytes: &[u8]) -> Failure {
-    // An error that a server sends before it closes tells more as text.
+fn unrequested(bytes: &[u8]) -> Failure {
+    // The bytes may be an error packet that the server sent before it closed, so show its text.
     let shown = &bytes[..bytes.len().min(96)];
     Failure::Protocol(format!("{} bytes that nobody asked for: \"{}\"", bytes.len(), shown.escape_ascii()))
 }

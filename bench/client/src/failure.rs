@@ -1,4 +1,4 @@
-//! What can go wrong, and how often it did.
+//! The failures of connections and of a run, and how often they occurred.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-/// What ended a connection, or the whole run.
+/// Why a connection, or the whole run, has failed.
 #[derive(Debug, Error)]
 pub(crate) enum Failure {
     #[error("the connection failed: {0}")]
@@ -41,7 +41,7 @@ impl From<rustix::io::Errno> for Failure {
 }
 
 impl Failure {
-    /// A short name to count by.
+    /// The short name under which the failure is counted.
     pub(crate) fn kind(&self) -> Cow<'static, str> {
         match self {
             Self::Io(error) => match error.kind() {
@@ -62,24 +62,24 @@ impl Failure {
     }
 }
 
-/// Failures by kind, and what the first of them said.
+/// Counts of failures by kind, and the texts of the first failures.
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct FailureCounts {
     kinds: BTreeMap<Cow<'static, str>, u64>,
     details: Vec<String>,
 }
 
-/// More say nothing new.
-const MOST_DETAILS: usize = 20;
+/// How many texts are kept.
+const MAX_DETAILS: usize = 20;
 
-impl Tally {
+impl FailureCounts {
     pub(crate) fn add(&mut self, failure: &Failure) {
         self.add_detailed(failure.kind(), || failure.to_string());
     }
 
     pub(crate) fn add_detailed(&mut self, kind: Cow<'static, str>, detail: impl FnOnce() -> String) {
         *self.kinds.entry(kind).or_default() += 1;
-        if self.details.len() < MOST_DETAILS {
+        if self.details.len() < MAX_DETAILS {
             self.details.push(detail());
         }
     }
@@ -88,13 +88,13 @@ impl Tally {
         self.kinds.values().sum()
     }
 
-    /// Puts `errors`, `errors_by_kind` and `details` into what is printed.
-    pub(crate) fn tell(&self, found: &mut Value) {
+    /// Adds `errors`, `errors_by_kind` and `details` to the printed `result`.
+    pub(crate) fn add_to(&self, result: &mut Value) {
         let kinds: Map<String, Value> =
             self.kinds.iter().map(|(kind, &count)| (kind.to_string(), count.into())).collect();
-        found["errors"] = self.total().into();
-        found["errors_by_kind"] = kinds.into();
-        found["details"] = self.details.clone().into();
+        result["errors"] = self.total().into();
+        result["errors_by_kind"] = kinds.into();
+        result["details"] = self.details.clone().into();
     }
 }
 
@@ -105,20 +105,20 @@ mod tests {
 
     #[test]
     fn failures_are_counted_by_kind() {
-        let mut tally = Tally::default();
+        let mut counts = FailureCounts::default();
         for _ in 0..30 {
-            tally.add(&Failure::Refused { code: 1040, text: "Too many connections".into() });
+            counts.add(&Failure::Refused { code: 1040, text: "Too many connections".into() });
         }
-        tally.add(&Failure::Io(io::ErrorKind::ConnectionReset.into()));
-        let mut found = json!({});
-        tally.tell(&mut found);
-        assert_eq!(found["errors"], 31);
-        assert_eq!(found["errors_by_kind"], json!({"error 1040": 30, "reset": 1}));
-        assert_eq!(found["details"].as_array().map(Vec::len), Some(MOST_DETAILS));
+        counts.add(&Failure::Io(io::ErrorKind::ConnectionReset.into()));
+        let mut result = json!({});
+        counts.add_to(&mut result);
+        assert_eq!(result["errors"], 31);
+        assert_eq!(result["errors_by_kind"], json!({"error 1040": 30, "reset": 1}));
+        assert_eq!(result["details"].as_array().map(Vec::len), Some(MAX_DETAILS));
     }
 
     #[test]
-    fn what_ended_a_crowd_gives_it_its_kind() {
+    fn failed_mass_login_is_counted_by_the_kind_of_its_cause() {
         let (address, failure) = (([127, 0, 0, 1], 4000).into(), Box::new(Failure::Closed));
         let failure = Failure::Crowd { address, done: 3, wanted: 5, failure };
         assert_eq!(failure.kind(), "closed");

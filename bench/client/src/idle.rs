@@ -1,4 +1,4 @@
-//! Connections that are held, and asked at the end whether they still live.
+//! Holds idle connections, and checks at the end whether each of them still answers.
 
 use std::io::{self, Read, Write};
 use std::rc::Rc;
@@ -8,84 +8,87 @@ use mysql_proto::command::Command;
 use serde_json::{Value, json};
 
 use crate::connection::{Connection, SCRATCH};
-use crate::crowd::{self, Coming};
-use crate::failure::{Failure, Tally};
+use crate::crowd::{self, LoginOptions};
+use crate::failure::{Failure, FailureCounts};
 use crate::options::Idle;
 use crate::packets::packet;
 use crate::poller::{Events, Interest, Poller};
 use crate::target::Target;
 
-/// For all answers at the end.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Nothing is to be done before.
-const LONG: Duration = Duration::from_secs(3600);
+/// How long all answers at the end may take.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// The timeout of a wait in which nothing else has to be done.
+const LONG_TIMEOUT: Duration = Duration::from_secs(3600);
 
 struct Held {
     connections: Vec<Option<Connection>>,
-    tally: Tally,
-    /// Answers that came.
+    failures: FailureCounts,
+    /// Answers that have arrived.
     alive: usize,
 }
 
 pub(crate) fn run(options: &Idle) -> Result<Value, Failure> {
     let target = Rc::new(Target::new(&options.server)?);
     let poller = Rc::new(Poller::new()?);
-    let coming = Coming { rate: options.ramp, ..Coming::default() };
-    let connections = crowd::log_in(&target, &poller, options.connections as usize, coming)?;
+    let login_options = LoginOptions { rate: options.ramp, ..LoginOptions::default() };
+    let connections = crowd::log_in(&target, &poller, options.connections as usize, login_options)?;
     let connected = connections.len();
     println!("{}", json!({"connected": connected}));
     io::stdout().flush()?;
-    let mut held = Held { connections: connections.into_iter().map(Some).collect(), tally: Tally::default(), alive: 0 };
+    let connections = connections.into_iter().map(Some).collect();
+    let mut held = Held { connections, failures: FailureCounts::default(), alive: 0 };
     held.hold(&poller)?;
-    held.ask(&poller)?;
-    let mut found = json!({"connected": connected, "alive": held.alive});
-    held.tally.tell(&mut found);
-    Ok(found)
+    held.ping_all(&poller)?;
+    let mut result = json!({"connected": connected, "alive": held.alive});
+    held.failures.add_to(&mut result);
+    Ok(result)
 }
 
 impl Held {
-    /// Until standard input ends.
+    /// Holds the connections until standard input ends.
     fn hold(&mut self, poller: &Poller) -> Result<(), Failure> {
         let token = self.connections.len();
         match poller.watch(io::stdin(), token, Interest { read: true, write: false }) {
             Ok(()) => {}
-            // A file, or /dev/null: nothing that could end later.
+            // epoll cannot watch a file or /dev/null, and these have no later end.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
             Err(error) => return Err(error.into()),
         }
         let (mut events, mut scratch) = (Events::new(), vec![0; SCRATCH]);
         loop {
-            for ready in poller.wait(&mut events, LONG)? {
+            for ready in poller.wait(&mut events, LONG_TIMEOUT)? {
                 if ready.token == token {
                     if io::stdin().read(&mut scratch)? == 0 {
-                        // What has ended is told again and again.
+                        // The poller would report the end again and again.
                         return Ok(poller.change(io::stdin(), token, Interest { read: false, write: false })?);
                     }
                 } else {
-                    self.look(ready.token, |connection| connection.handle(ready, &mut scratch, &mut ()).map(|_| 0));
+                    self.with_connection(ready.token, |connection| {
+                        connection.handle(ready, &mut scratch, &mut ()).map(|_| 0)
+                    });
                 }
             }
         }
     }
 
-    /// Each once.
-    fn ask(&mut self, poller: &Poller) -> Result<(), Failure> {
+    /// Sends one COM_PING on each connection, and waits for the answers.
+    fn ping_all(&mut self, poller: &Poller) -> Result<(), Failure> {
         let ping = packet(0, &[Command::Ping as u8]);
         for index in 0..self.connections.len() {
-            self.look(index, |connection| connection.ask(&ping, 1).map(|()| 0));
+            self.with_connection(index, |connection| connection.send_commands(&ping, 1).map(|()| 0));
         }
         let (mut events, mut scratch) = (Events::new(), vec![0; SCRATCH]);
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + ANSWER_TIMEOUT;
         while self.alive < self.connections.iter().flatten().count() {
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = end.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 for _ in self.alive..self.connections.iter().flatten().count() {
-                    self.tally.add(&Failure::Slow(PATIENCE));
+                    self.failures.add(&Failure::Slow(ANSWER_TIMEOUT));
                 }
                 return Ok(());
             }
-            for ready in poller.wait(&mut events, left)? {
-                self.look(ready.token, |connection| {
+            for ready in poller.wait(&mut events, remaining)? {
+                self.with_connection(ready.token, |connection| {
                     connection.handle(ready, &mut scratch, &mut ()).map(|progress| progress.answers)
                 });
             }
@@ -93,13 +96,13 @@ impl Held {
         Ok(())
     }
 
-    /// Does something with one connection, which is given up when that fails.
-    fn look(&mut self, index: usize, act: impl FnOnce(&mut Connection) -> Result<u32, Failure>) {
+    /// Calls `act` with one connection, and drops the connection if the call fails.
+    fn with_connection(&mut self, index: usize, act: impl FnOnce(&mut Connection) -> Result<u32, Failure>) {
         let Some(Some(connection)) = self.connections.get_mut(index) else { return };
         match act(connection) {
             Ok(answers) => self.alive += answers as usize,
             Err(failure) => {
-                self.tally.add(&failure);
+                self.failures.add(&failure);
                 self.connections[index] = None;
             }
         }

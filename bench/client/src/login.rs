@@ -10,28 +10,28 @@ use rustls::ClientConnection;
 use crate::failure::Failure;
 use crate::options::TlsMode;
 use crate::packets::{Packets, packet};
-use crate::response::{Answer, refusal};
+use crate::response::{Answer, parse_error};
 use crate::target::Target;
 
 const NATIVE: &[u8] = b"mysql_native_password";
-/// Of a packet within the login.
-const MOST: usize = 64 * 1024;
+/// The maximum payload of a packet within the login.
+const MAX_PACKET_BYTES: usize = 64 * 1024;
 /// utf8mb4_general_ci.
 const COLLATION: u8 = 45;
-/// A client of MySQL's kind, which MariaDB tells by the first bit.
-const OURS: Capabilities = Capabilities(1)
+/// The capabilities of this client. The first bit tells MariaDB that this is a client of MySQL.
+const CAPABILITIES: Capabilities = Capabilities(1)
     .with(Capabilities::PROTOCOL_41)
     .with(Capabilities::TRANSACTIONS)
     .with(Capabilities::SECURE_CONNECTION)
     .with(Capabilities::PLUGIN_AUTH);
 
-/// What is to be done next.
+/// What the connection has to do next.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Step {
-    /// Wait: the bytes are used up.
+    /// Wait for more bytes.
     More,
     Send(Vec<u8>),
-    /// Send the one, begin TLS, send the other inside.
+    /// Send the first packet, begin TLS, and send the second packet through TLS.
     BeginTls(Vec<u8>, Vec<u8>),
     /// Logged in.
     Done,
@@ -50,37 +50,37 @@ impl Login {
         Self { target, packets: Packets::default(), kept: Vec::new(), greeted: false }
     }
 
-    /// A TLS session for it.
+    /// A TLS session that has not begun.
     pub(crate) fn session(&self) -> Result<ClientConnection, Failure> {
         self.target.session()
     }
 
-    /// Takes bytes of the server up to the end of a packet, and cuts them off `bytes`.
+    /// Consumes the server's `bytes` up to the end of a packet.
     pub(crate) fn take(&mut self, bytes: &mut &[u8]) -> Result<Step, Failure> {
         while let Some(piece) = self.packets.next(bytes) {
-            if piece.length > MOST {
+            if piece.length > MAX_PACKET_BYTES {
                 return Err(Failure::Protocol(format!("a packet of {} bytes within the login", piece.length)));
             }
             self.kept.extend_from_slice(piece.bytes);
             if piece.ends() {
                 let payload = std::mem::take(&mut self.kept);
-                return self.understand(&payload, piece.sequence.wrapping_add(1));
+                return self.on_packet(&payload, piece.sequence.wrapping_add(1));
             }
         }
         Ok(Step::More)
     }
 
-    /// A whole packet; an answer to it has this sequence number.
-    fn understand(&mut self, payload: &[u8], sequence: u8) -> Result<Step, Failure> {
+    /// Handles a complete packet. `sequence`: the sequence number of a reply.
+    fn on_packet(&mut self, payload: &[u8], sequence: u8) -> Result<Step, Failure> {
         if payload.first() == Some(&0xff) {
-            return Err(match refusal(payload)? {
+            return Err(match parse_error(payload)? {
                 Answer::Refused { code, text } => Failure::Refused { code, text },
                 Answer::Ok | Answer::Rows(_) => unexpected(payload),
             });
         }
         if !self.greeted {
             self.greeted = true;
-            return self.greet(payload, sequence);
+            return self.on_greeting(payload, sequence);
         }
         match payload {
             [0x00, ..] => Ok(Step::Done),
@@ -90,21 +90,21 @@ impl Login {
                 let salt = parts.next().unwrap_or_default();
                 Ok(Step::Send(packet(sequence, &self.proof(plugin, salt.strip_suffix(b"\0").unwrap_or(salt))?)))
             }
-            // caching_sha2_password: the account is known, and OK follows.
+            // caching_sha2_password: the server accepts the password, and OK follows.
             [0x01, 0x03] => Ok(Step::More),
             _ => Err(unexpected(payload)),
         }
     }
 
-    fn greet(&self, payload: &[u8], sequence: u8) -> Result<Step, Failure> {
+    fn on_greeting(&self, payload: &[u8], sequence: u8) -> Result<Step, Failure> {
         let greeting = Greeting::parse(payload).ok_or_else(|| unexpected(payload))?;
         if self.target.tls != TlsMode::Mysql {
-            return Ok(Step::Send(packet(sequence, &self.response(OURS, &greeting.salt)?)));
+            return Ok(Step::Send(packet(sequence, &self.response(CAPABILITIES, &greeting.salt)?)));
         }
         if !greeting.capabilities.has(Capabilities::SSL) {
             return Err(Failure::Setting("the server offers no TLS; choose --tls none or first".into()));
         }
-        let capabilities = OURS.with(Capabilities::SSL);
+        let capabilities = CAPABILITIES.with(Capabilities::SSL);
         let request = packet(sequence, &head(capabilities));
         Ok(Step::BeginTls(request, packet(sequence.wrapping_add(1), &self.response(capabilities, &greeting.salt)?)))
     }
@@ -122,7 +122,7 @@ impl Login {
         Ok(payload)
     }
 
-    /// That the password is known: nothing where there is none, whatever the plugin.
+    /// The proof that the client knows the password. Without a password it is empty, whatever the plugin.
     fn proof(&self, plugin: &[u8], salt: &[u8]) -> Result<Vec<u8>, Failure> {
         let password = self.target.password.as_bytes();
         if password.is_empty() {
@@ -138,7 +138,7 @@ impl Login {
     }
 }
 
-/// What handshake response and TLS request begin with.
+/// The first part of a handshake response, which is the whole TLS request.
 fn head(capabilities: Capabilities) -> Vec<u8> {
     let mut payload = capabilities.0.to_le_bytes().to_vec();
     payload.extend((1_u32 << 24).to_le_bytes());
@@ -187,12 +187,12 @@ mod tests {
     }
 
     #[test]
-    fn without_a_password_any_plugin_gets_an_empty_answer() {
+    fn account_without_a_password_sends_an_empty_proof_for_any_plugin() {
         let mut login = login("", TlsMode::None);
-        for byte in &greeting(OURS)[..8] {
+        for byte in &greeting(CAPABILITIES)[..8] {
             assert_eq!(login.take(&mut std::slice::from_ref(byte)).expect("a part"), Step::More);
         }
-        let Step::Send(response) = login.take(&mut &greeting(OURS)[8..]).expect("a greeting") else {
+        let Step::Send(response) = login.take(&mut &greeting(CAPABILITIES)[8..]).expect("a greeting") else {
             panic!("no answer")
         };
         assert_eq!(response[3], 1);
@@ -206,13 +206,13 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_proven_by_what_the_server_can_check() {
+    fn proof_of_a_password_can_be_checked_by_the_server() {
         let mut login = login("secret", TlsMode::None);
-        let Step::Send(response) = login.take(&mut &greeting(OURS)[..]).expect("a greeting") else {
+        let Step::Send(response) = login.take(&mut &greeting(CAPABILITIES)[..]).expect("a greeting") else {
             panic!("no answer")
         };
         let proof = &response[36 + 6..36 + 26];
-        // As a server does it: it knows SHA1(SHA1(password)) only.
+        // A server stores only SHA1(SHA1(password)), and checks the proof in this way.
         let sha1 = |bytes: &[u8]| digest(&SHA1_FOR_LEGACY_USE_ONLY, bytes).as_ref().to_vec();
         let stored = sha1(&sha1(b"secret"));
         let mask = sha1(&[SALT, &stored].concat());
@@ -223,18 +223,18 @@ mod tests {
     }
 
     #[test]
-    fn tls_begins_behind_the_request() {
+    fn tls_begins_after_the_tls_request() {
         let mut asking = login("", TlsMode::Mysql);
-        let step = asking.take(&mut &greeting(OURS.with(Capabilities::SSL))[..]).expect("a greeting");
+        let step = asking.take(&mut &greeting(CAPABILITIES.with(Capabilities::SSL))[..]).expect("a greeting");
         let Step::BeginTls(request, response) = step else { panic!("no TLS") };
         assert_eq!((request.len(), request[3], response[3]), (36, 1, 2));
         assert_eq!(request[4..], response[4..36]);
-        let failure = login("", TlsMode::Mysql).take(&mut &greeting(OURS)[..]).expect_err("no TLS");
+        let failure = login("", TlsMode::Mysql).take(&mut &greeting(CAPABILITIES)[..]).expect_err("no TLS");
         assert!(failure.to_string().contains("offers no TLS"), "{failure}");
     }
 
     #[test]
-    fn refusals_are_told() {
+    fn errors_and_invalid_packets_of_the_server_are_reported() {
         let refused = packet(0, b"\xff\x10\x04Too many connections");
         let failure = login("", TlsMode::None).take(&mut &refused[..]).expect_err("refused");
         assert_eq!(failure.to_string(), "the server answered with error 1040: Too many connections");

@@ -1,6 +1,6 @@
-//! Clients of a MySQL server, thousands in one thread: for load, and to see that every byte arrives.
+//! Simulates thousands of MySQL clients in one thread, to generate load and to check that every byte arrives.
 //!
-//! Prints JSON objects, one a line; what went wrong as one sentence on standard error, with exit code 1 (2: usage).
+//! Prints JSON objects, one per line. An error is one sentence on standard error, with exit code 1 (2: wrong usage).
 
 #![forbid(unsafe_code)]
 
@@ -39,9 +39,9 @@ use crate::options::{Cli, Command};
 fn main() -> ExitCode {
     let cli = Cli::parse();
     match run(&cli.command) {
-        Ok(found) => {
-            if let Some(found) = found {
-                println!("{found}");
+        Ok(result) => {
+            if let Some(result) = result {
+                println!("{result}");
             }
             ExitCode::SUCCESS
         }
@@ -52,10 +52,10 @@ fn main() -> ExitCode {
     }
 }
 
-/// The JSON to print at the end; none if it was printed before.
+/// Returns the JSON to print at the end. None: it is already printed.
 fn run(command: &Command) -> Result<Option<Value>, Failure> {
     allow_many_files();
-    // Else a pause takes 50 µs longer than asked for (prctl(2), PR_SET_TIMERSLACK).
+    // Otherwise a pause takes up to 50 µs too long (prctl(2), PR_SET_TIMERSLACK).
     let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
     match command {
         Command::Slices(options) => slices::run(options).map(|()| None),
@@ -66,7 +66,7 @@ fn run(command: &Command) -> Result<Option<Value>, Failure> {
     }
 }
 
-/// As many as the hard limit allows. Where that does not do, opening a socket says so.
+/// Raises the limit of open files to the hard limit. If this is not enough, opening a socket fails.
 fn allow_many_files() {
     let limit = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-/// Clients of a MySQL server, thousands in one thread; prints JSON objects, one a line.
+/// Simulates thousands of MySQL clients in one thread; prints JSON objects, one per line.
 #[derive(Debug, Parser)]
 #[command(name = "tidevoy-load", disable_help_subcommand = true)]
 pub(crate) struct Cli {
@@ -15,19 +15,19 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Slices of load on one of several targets at a time, as standard input orders them
+    /// Run slices of load, each on one of several targets, as ordered on standard input
     Slices(Slices),
-    /// Connections that do nothing until standard input ends; then each asks once
+    /// Hold idle connections until standard input ends, then send one ping on each
     Idle(Idle),
-    /// Short sessions that know what each byte of their answers must be
+    /// Run short sessions that check each byte of their answers
     Nonce(Nonce),
-    /// Small packets in pieces, with tiny pauses between them
+    /// Send small packets in pieces, with tiny pauses between them
     Gaps(Gaps),
-    /// Large results for clients that read slowly
+    /// Read large results slowly
     Slow(Slow),
 }
 
-/// Who is asked, and how.
+/// The server, and how to log in.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Server {
     /// HOST:PORT
@@ -55,28 +55,28 @@ pub(crate) struct Account {
 /// Where TLS begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum TlsMode {
-    /// Nowhere
+    /// No TLS
     None,
     /// Within MySQL's handshake
     Mysql,
-    /// With the first byte, and MySQL inside
+    /// From the first byte on, before MySQL's handshake
     First,
 }
 
-/// One of several servers.
+/// One of several servers, and where TLS begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct TargetAddress {
     pub(crate) address: String,
     pub(crate) tls: TlsMode,
 }
 
-impl Place {
+impl TargetAddress {
     pub(crate) fn server(&self, account: &Account) -> Server {
         Server { address: self.address.clone(), tls: self.tls, account: account.clone() }
     }
 }
 
-impl FromStr for Place {
+impl FromStr for TargetAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -93,21 +93,21 @@ impl FromStr for Place {
 
 #[derive(Debug, Args)]
 pub(crate) struct Slices {
-    /// HOST:PORT, or HOST:PORT,tls=none|mysql|first; orders name targets by their place in this list, from 0 on
+    /// HOST:PORT, or HOST:PORT,tls=none|mysql|first; orders name targets by their index in this list, from 0 on
     #[arg(long = "target", required = true)]
-    pub(crate) targets: Vec<Place>,
+    pub(crate) targets: Vec<TargetAddress>,
     #[command(flatten)]
     pub(crate) account: Account,
-    /// To each target, logged in before the first slice
+    /// Connections to each target, logged in before the first slice
     #[arg(long)]
     pub(crate) connections: u32,
-    /// Each {} becomes a random number, all of one statement the same
+    /// Each {} becomes a random number, the same for all {} of one statement
     #[arg(long, default_value = "select 1")]
     pub(crate) statement: String,
-    /// The greatest of those numbers; the least is 1
+    /// The greatest random number; the least is 1
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) numbers: u64,
-    /// Seconds for answers that are still due when a slice's time is over
+    /// Seconds to wait for outstanding answers when a slice's time is over
     #[arg(long, default_value_t = 10.0, value_parser = positive)]
     pub(crate) patience: f64,
 }
@@ -118,7 +118,7 @@ pub(crate) struct Idle {
     pub(crate) server: Server,
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) connections: u32,
-    /// New ones per second at most
+    /// The highest number of new connections per second
     #[arg(long, value_parser = positive)]
     pub(crate) ramp: Option<f64>,
 }
@@ -159,7 +159,7 @@ pub(crate) struct Slow {
     pub(crate) server: Server,
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) connections: u32,
-    /// Of each result, in rows of 1 KiB
+    /// Bytes of each result, in rows of 1 KiB
     #[arg(long, value_parser = clap::value_parser!(u64).range(1024..))]
     pub(crate) bytes: u64,
     /// Seconds without reading
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_mean_nothing_are_refused() {
+    fn numbers_out_of_range_are_rejected() {
         for text in ["0", "-1", "nan", "inf", "much"] {
             assert!(positive(text).is_err(), "{text}");
         }
@@ -207,14 +207,14 @@ mod tests {
     }
 
     #[test]
-    fn targets_say_where_tls_begins() {
-        let place = |tls| Ok(Place { address: "127.0.0.1:5001".into(), tls });
-        assert_eq!("127.0.0.1:5001".parse(), place(TlsMode::None));
-        assert_eq!("127.0.0.1:5001,tls=none".parse(), place(TlsMode::None));
-        assert_eq!("127.0.0.1:5001,tls=mysql".parse(), place(TlsMode::Mysql));
-        assert_eq!("127.0.0.1:5001,tls=first".parse(), place(TlsMode::First));
+    fn target_address_may_name_the_tls_mode() {
+        let target = |tls| Ok(TargetAddress { address: "127.0.0.1:5001".into(), tls });
+        assert_eq!("127.0.0.1:5001".parse(), target(TlsMode::None));
+        assert_eq!("127.0.0.1:5001,tls=none".parse(), target(TlsMode::None));
+        assert_eq!("127.0.0.1:5001,tls=mysql".parse(), target(TlsMode::Mysql));
+        assert_eq!("127.0.0.1:5001,tls=first".parse(), target(TlsMode::First));
         for text in ["127.0.0.1:5001,", "127.0.0.1:5001,tls", "127.0.0.1:5001,tls=last", "127.0.0.1:5001,first"] {
-            let message = text.parse::<Place>().expect_err(text);
+            let message = text.parse::<TargetAddress>().expect_err(text);
             assert!(message.contains("tls=mysql"), "{message}");
         }
     }

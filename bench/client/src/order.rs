@@ -1,4 +1,4 @@
-//! What a slice is to do, as one line of JSON.
+//! The order for one slice, a line of JSON.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -8,32 +8,32 @@ use serde_json::{Map, Value};
 use crate::failure::Failure;
 
 const SECONDS: RangeInclusive<f64> = 1e-6..=3600.0;
-/// Slower than once within the longest slice is no rate.
+/// Events per second.
 const RATES: RangeInclusive<f64> = 1e-4..=1e7;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Order {
-    /// Its number.
+    /// The index of the target.
     pub(crate) target: usize,
-    /// Within this time statements and connections become due.
+    /// The time during which statements and connections become due.
     pub(crate) time: Duration,
     pub(crate) pace: Pace,
-    /// New connections per second; none without it.
+    /// New connections per second. None: no new connections.
     pub(crate) new_connections: Option<f64>,
 }
 
-/// How the open connections ask.
+/// How often the open connections send statements.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Pace {
-    /// Each again as soon as it is answered.
+    /// Each connection sends the next statement as soon as the last one is answered.
     FullSpeed,
-    /// So many statements per second of all together.
+    /// Statements per second, for all connections together.
     AtRate(f64),
     Never,
 }
 
 impl Order {
-    /// Reads one for so many targets with so many open connections each.
+    /// Reads an order for `targets` targets with `connections` open connections each.
     pub(crate) fn read(line: &[u8], targets: usize, connections: usize) -> Result<Self, Failure> {
         Self::parse(line, targets, connections).map_err(|reason| {
             let shown = &line[..line.len().min(200)];
@@ -70,7 +70,7 @@ impl Order {
     }
 }
 
-/// None: null, or absent.
+/// None: the key is absent or null.
 fn number(order: &Map<String, Value>, key: &str, range: RangeInclusive<f64>) -> Result<Option<f64>, String> {
     match order.get(key) {
         None | Some(Value::Null) => Ok(None),
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn orders_say_how_the_connections_ask() {
+    fn orders_are_read_with_and_without_rates() {
         let order = Order {
             target: 1,
             time: Duration::from_millis(30),
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_followed_is_told() {
+    fn invalid_orders_are_rejected_with_a_reason() {
         for (line, message) in [
             ("", "EOF"),
             ("[1]", "invalid type"),

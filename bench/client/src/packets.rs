@@ -1,26 +1,26 @@
-//! Finds the packets in the bytes of a server, however the bytes are cut, and keeps none of them.
+//! Finds the packets in the bytes of a server, wherever the bytes are cut, without keeping any bytes.
 
 use mysql_proto::packet::{Header, HeaderReader};
 
-/// Some bytes of one packet's payload; an empty payload comes as one empty piece.
+/// A piece of a packet's payload. An empty payload gives one empty piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Piece<'a> {
     pub(crate) sequence: u8,
-    /// Of the whole payload.
+    /// The length of the whole payload.
     pub(crate) length: usize,
-    /// Where in the payload `bytes` stand.
+    /// The offset of `bytes` in the payload.
     pub(crate) at: usize,
     pub(crate) bytes: &'a [u8],
 }
 
 impl Piece<'_> {
-    /// Whether the payload is complete with this.
+    /// Whether this piece is the last one of the payload.
     pub(crate) fn ends(&self) -> bool {
         self.at + self.bytes.len() == self.length
     }
 }
 
-/// Where in a packet the bytes are.
+/// The position within the current packet.
 #[derive(Debug, Default)]
 pub(crate) struct Packets {
     header: HeaderReader,
@@ -35,7 +35,7 @@ struct Current {
 }
 
 impl Packets {
-    /// The next piece, cut off `bytes`; None: they are used up.
+    /// Takes the next piece from `bytes`. None: there are no more bytes.
     pub(crate) fn next<'a>(&mut self, bytes: &mut &'a [u8]) -> Option<Piece<'a>> {
         let Current { sequence, length, at } = match self.current {
             Some(current) if bytes.is_empty() => {
@@ -59,14 +59,14 @@ impl Packets {
     }
 }
 
-/// A packet of these payload bytes, fewer than 16 MiB.
+/// A packet with this payload, which has less than 16 MiB.
 pub(crate) fn packet(sequence: u8, payload: &[u8]) -> Vec<u8> {
     let mut bytes = Header { length: payload.len(), sequence }.bytes().to_vec();
     bytes.extend(payload);
     bytes
 }
 
-/// COM_QUERY with `statement`, as its whole packet.
+/// A whole COM_QUERY packet.
 pub(crate) fn query(statement: &str) -> Vec<u8> {
     let mut payload = vec![mysql_proto::command::Command::Query as u8];
     payload.extend(statement.as_bytes());
@@ -77,7 +77,7 @@ pub(crate) fn query(statement: &str) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// Sequence number, length, and the bytes put together.
+    /// Sequence number, length and payload of each packet.
     fn collect<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<(u8, usize, Vec<u8>)> {
         let mut packets = Packets::default();
         let (mut found, mut kept) = (Vec::new(), Vec::new());
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_gives_the_same() {
+    fn packets_are_found_wherever_the_bytes_are_cut() {
         let bytes = [packet(7, b"abc"), packet(8, b""), packet(9, &[5; 300])].concat();
         let expected = collect([&bytes[..]]);
         assert_eq!(expected.len(), 3);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn a_statement_is_one_packet() {
+    fn statement_is_encoded_as_one_packet() {
         assert_eq!(query("do 1"), b"\x05\0\0\0\x03do 1");
     }
 }

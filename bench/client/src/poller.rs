@@ -1,4 +1,4 @@
-//! epoll(7), level-triggered: what was left is told again.
+//! Waits for events of descriptors by level-triggered epoll(7): an event is reported until it is handled.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,7 +12,7 @@ use rustix::time::Timespec;
 #[derive(Debug)]
 pub(crate) struct Poller(OwnedFd);
 
-/// What is waited for. Errors and the end are always told, as something to read.
+/// The events to wait for. Errors and the end of the stream are always reported, as readable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Interest {
     pub(crate) read: bool,
@@ -27,7 +27,7 @@ pub(crate) struct Ready {
     pub(crate) writable: bool,
 }
 
-/// Memory for what is told at once.
+/// Memory for the events that are reported at once.
 pub(crate) struct Events(Vec<epoll::Event>);
 
 impl Events {
@@ -41,7 +41,7 @@ impl Poller {
         Ok(Self(epoll::create(epoll::CreateFlags::CLOEXEC)?))
     }
 
-    /// Tells of `fd` by `token`, until it is closed.
+    /// Reports events of `fd` with `token`, until `fd` is closed.
     pub(crate) fn watch(&self, fd: impl AsFd, token: usize, interest: Interest) -> io::Result<()> {
         Ok(epoll::add(&self.0, fd, EventData::new_u64(token as u64), flags(interest))?)
     }
@@ -50,15 +50,15 @@ impl Poller {
         Ok(epoll::modify(&self.0, fd, EventData::new_u64(token as u64), flags(interest))?)
     }
 
-    /// Waits until something is ready, so long at most; a signal ends it early.
+    /// Waits until a descriptor is ready, but not longer than `timeout`. A signal ends the wait early.
     pub(crate) fn wait<'a>(
         &self,
         events: &'a mut Events,
-        most: Duration,
+        timeout: Duration,
     ) -> io::Result<impl Iterator<Item = Ready> + use<'a>> {
         events.0.clear();
-        let most = Timespec { tv_sec: most.as_secs().min(3600) as i64, tv_nsec: most.subsec_nanos().into() };
-        match epoll::wait(&self.0, spare_capacity(&mut events.0), Some(&most)) {
+        let timeout = Timespec { tv_sec: timeout.as_secs().min(3600) as i64, tv_nsec: timeout.subsec_nanos().into() };
+        match epoll::wait(&self.0, spare_capacity(&mut events.0), Some(&timeout)) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(errno.into()),
         }
@@ -87,7 +87,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     #[test]
-    fn only_what_is_ready_is_told() {
+    fn only_ready_descriptors_are_reported() {
         let (poller, mut events) = (Poller::new().expect("epoll"), Events::new());
         let (ours, mut theirs) = UnixStream::pair().expect("a pair");
         poller.watch(&ours, 7, Interest { read: true, write: false }).expect("watched");

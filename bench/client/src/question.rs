@@ -1,43 +1,43 @@
-//! Statements whose answers hold one session's nonce and nothing else, and the check that they do.
+//! Statements whose answers contain only the nonce of one session, and the check of these answers.
 
 use mysql_proto::lenenc;
 
 use crate::packets::query;
 use crate::response::Rows;
 
-/// Bytes of an answer at most, as a power of two; one in [`RARE`] has up to [`LARGE`].
+/// The exponents of the maximum sizes of answers, in powers of two. One answer in [`RARE`] may be [`LARGE`].
 const SIZE: u32 = 16;
 const LARGE: u32 = 20;
 const RARE: u32 = 40;
 
-/// What tells one session's bytes from those of any other: its number, and 64 bits by chance.
-pub(crate) fn nonce(number: u64, chance: u64) -> String {
-    format!("s{number:08x}r{chance:016x}")
+/// A text that identifies the bytes of one session: the session's number, and 64 random bits.
+pub(crate) fn nonce(number: u64, random: u64) -> String {
+    format!("s{number:08x}r{random:016x}")
 }
 
-/// One statement, and what its answer must be.
+/// A statement and its expected answer.
 #[derive(Debug)]
 pub(crate) struct Question {
     nonce: String,
-    /// How often the nonce stands in each row.
+    /// How often each row repeats the nonce.
     times: usize,
     rows: u64,
-    /// A row, as it comes.
+    /// The expected bytes of each row.
     expected: Vec<u8>,
-    /// The row that is coming, from 1 on.
+    /// The number of the current row, from 1 on.
     row: u64,
 }
 
 impl Question {
-    /// Small or large, in one row or many.
-    pub(crate) fn choose(dice: &mut fastrand::Rng, nonce: &str) -> Self {
-        let power = if dice.u32(..RARE) == 0 { LARGE } else { dice.u32(..=SIZE) };
-        let count = (dice.usize(1..=1 << power) / nonce.len()).max(1);
-        match dice.u8(..3) {
+    /// A random question, with a small or large answer in one row or many.
+    pub(crate) fn choose(rng: &mut fastrand::Rng, nonce: &str) -> Self {
+        let power = if rng.u32(..RARE) == 0 { LARGE } else { rng.u32(..=SIZE) };
+        let count = (rng.usize(1..=1 << power) / nonce.len()).max(1);
+        match rng.u8(..3) {
             0 => Self::new(nonce, 1, 1),
             1 => Self::new(nonce, count, 1),
             _ => {
-                let times = dice.usize(1..=count.min(40));
+                let times = rng.usize(1..=count.min(40));
                 Self::new(nonce, times, (count / times).max(1) as u64)
             }
         }
@@ -54,7 +54,7 @@ impl Question {
         self.rows
     }
 
-    /// The name of the column is the nonce too.
+    /// The text of the statement. The name of the column is the nonce, too.
     pub(crate) fn statement(&self) -> String {
         let Self { nonce, times, rows, .. } = self;
         let value = if *times == 1 { format!("'{nonce}'") } else { format!("repeat('{nonce}', {times})") };
@@ -62,7 +62,6 @@ impl Question {
         format!("select {value} as `{nonce}`{from}")
     }
 
-    /// COM_QUERY.
     pub(crate) fn packet(&self) -> Vec<u8> {
         query(&self.statement())
     }
@@ -90,8 +89,8 @@ impl Rows for Question {
             return Ok(());
         }
         let wrong = bytes.iter().zip(expected).take_while(|(found, due)| found == due).count();
-        let (row, place) = (self.row, at + wrong);
-        Err(format!("row {row} has at byte {place} of {length}: \"{}\"", shown(&bytes[wrong..])))
+        let (row, position) = (self.row, at + wrong);
+        Err(format!("row {row} has at byte {position} of {length}: \"{}\"", shown(&bytes[wrong..])))
     }
 }
 
@@ -104,13 +103,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_two_sessions_have_one_nonce() {
+    fn nonces_of_sessions_differ() {
         assert_eq!(nonce(17, 255), "s00000011r00000000000000ff");
         assert_ne!(nonce(1, 5), nonce(2, 5));
     }
 
     #[test]
-    fn statements_say_what_is_expected() {
+    fn statement_asks_for_the_expected_answer() {
         assert_eq!(Question::new("n1", 1, 1).statement(), "select 'n1' as `n1`");
         assert_eq!(Question::new("n1", 3, 1).statement(), "select repeat('n1', 3) as `n1`");
         assert_eq!(Question::new("n1", 1, 9).statement(), "select 'n1' as `n1` from mysql.seq_1_to_9");
@@ -118,11 +117,11 @@ mod tests {
     }
 
     #[test]
-    fn sizes_differ_and_have_a_limit() {
-        let mut dice = fastrand::Rng::with_seed(2);
+    fn sizes_of_answers_differ_and_have_a_limit() {
+        let mut rng = fastrand::Rng::with_seed(2);
         let nonce = nonce(1, 2);
         let sizes: Vec<_> = (0..5000)
-            .map(|_| Question::choose(&mut dice, &nonce))
+            .map(|_| Question::choose(&mut rng, &nonce))
             .map(|question| question.times * question.rows as usize * nonce.len())
             .collect();
         assert!(sizes.iter().all(|&size| (nonce.len()..=1 << LARGE).contains(&size)));
@@ -131,24 +130,25 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_byte_is_told_wherever_it_stands() {
+    fn wrong_byte_is_reported_at_any_position() {
         let (ours, theirs) = (nonce(1, 7), nonce(2, 7));
         let right = Question::new(&ours, 20, 1).expected;
         let length = right.len();
-        for place in 0..length {
-            for cut in [0, 1, place, length] {
+        for position in 0..length {
+            for cut in [0, 1, position, length] {
                 let mut bytes = right.clone();
-                bytes[place] ^= 1;
+                bytes[position] ^= 1;
                 let mut question = Question::new(&ours, 20, 1);
                 let outcome =
                     question.row(0, length, &bytes[..cut]).and_then(|()| question.row(cut, length, &bytes[cut..]));
-                let told = outcome.expect_err("a wrong byte");
-                assert!(told.contains(&format!("at byte {place} of {length}")), "{told}");
+                let error = outcome.expect_err("a wrong byte");
+                assert!(error.contains(&format!("at byte {position} of {length}")), "{error}");
             }
         }
         let mut question = Question::new(&ours, 20, 1);
-        let told = question.row(0, length, &Question::new(&theirs, 20, 1).expected).expect_err("another session's");
-        assert!(told.contains("2r0000000000000007s00000002r"), "{told}");
+        let other = Question::new(&theirs, 20, 1).expected;
+        let error = question.row(0, length, &other).expect_err("bytes of another session");
+        assert!(error.contains("2r0000000000000007s00000002r"), "{error}");
         assert!(question.row(0, length + 1, &right).is_err());
         assert!(question.column(format!("\x03def\0\0\0\x1a{theirs}\0").as_bytes()).is_err());
         assert!(question.column(format!("\x03def\0\0\0\x1a{ours}\0").as_bytes()).is_ok());

@@ -1,12 +1,12 @@
-//! What came of a slice. Recording costs nanoseconds: the memory is there before, and text is made afterwards.
+//! The results of a slice. Recording takes only nanoseconds: memory is allocated before, and text is made afterwards.
 
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::failure::{Failure, Tally};
+use crate::failure::{Failure, FailureCounts};
 
-/// Answers that there is room for before memory has to be found: more than a second has.
+/// The number of answers for which memory is allocated in advance: more than arrive in a second.
 const ANSWERS: usize = 1 << 20;
 const CONNECTS: usize = 1 << 16;
 
@@ -14,7 +14,7 @@ const CONNECTS: usize = 1 << 16;
 pub(crate) struct Record {
     latencies: Vec<Duration>,
     new_connections: Vec<Duration>,
-    tally: Tally,
+    failures: FailureCounts,
     first_sent: Option<Instant>,
     last_answered: Option<Instant>,
 }
@@ -24,17 +24,17 @@ impl Record {
         Self {
             latencies: touched(ANSWERS),
             new_connections: touched(CONNECTS),
-            tally: Tally::default(),
+            failures: FailureCounts::default(),
             first_sent: None,
             last_answered: None,
         }
     }
 
-    /// Forgets everything but its memory.
+    /// Removes all results, but keeps the memory.
     pub(crate) fn clear(&mut self) {
         self.latencies.clear();
         self.new_connections.clear();
-        self.tally = Tally::default();
+        self.failures = FailureCounts::default();
         (self.first_sent, self.last_answered) = (None, None);
     }
 
@@ -42,46 +42,46 @@ impl Record {
         self.first_sent.get_or_insert(now);
     }
 
-    /// A statement of an open connection was answered.
+    /// Records the answer to a statement of an open connection.
     pub(crate) fn answered(&mut self, due: Instant, now: Instant) {
         self.latencies.push(now - due);
         self.last_answered = Some(now);
     }
 
-    /// A new connection has come, asked, and gone.
+    /// Records a new connection that has logged in and has run its statement.
     pub(crate) fn visited(&mut self, due: Instant, now: Instant) {
         self.new_connections.push(now - due);
         self.last_answered = Some(now);
     }
 
     pub(crate) fn failed(&mut self, failure: &Failure) {
-        self.tally.add(failure);
+        self.failures.add(failure);
     }
 
-    /// As it is printed.
-    pub(crate) fn tell(&self) -> Value {
+    /// The results as they are printed.
+    pub(crate) fn to_json(&self) -> Value {
         let time = match (self.first_sent, self.last_answered) {
             (Some(first), Some(last)) => last - first,
             _ => Duration::ZERO,
         };
-        let mut found = json!({
+        let mut result = json!({
             "seconds": time.as_secs_f64(),
             "latencies_us": microseconds(&self.latencies),
             "new_connections_us": microseconds(&self.new_connections),
         });
-        self.tally.tell(&mut found);
-        found
+        self.failures.add_to(&mut result);
+        result
     }
 }
 
-/// Memory that the kernel has already given.
+/// An empty vector whose memory the kernel has already mapped.
 fn touched(count: usize) -> Vec<Duration> {
     let mut memory = vec![Duration::MAX; count];
     memory.clear();
     memory
 }
 
-/// With one decimal.
+/// Converts durations to microseconds with one decimal place.
 fn microseconds(durations: &[Duration]) -> Vec<f64> {
     durations.iter().map(|duration| ((duration.as_nanos() + 50) / 100) as f64 / 10.0).collect()
 }
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_told_as_they_were_recorded() {
+    fn recorded_times_are_reported() {
         let mut record = Record::new();
         let start = Instant::now();
         let after = |nanoseconds| start + Duration::from_nanos(nanoseconds);
@@ -101,15 +101,15 @@ mod tests {
         record.answered(after(500), after(1_000_500));
         record.visited(start, after(2_000_000));
         record.failed(&Failure::Closed);
-        let found = record.tell();
-        assert_eq!(found["latencies_us"].to_string(), "[12.3,1000.0]");
-        assert_eq!(found["new_connections_us"].to_string(), "[2000.0]");
-        assert_eq!(found["seconds"], 0.002);
-        assert_eq!((&found["errors"], &found["errors_by_kind"]), (&json!(1), &json!({"closed": 1})));
+        let result = record.to_json();
+        assert_eq!(result["latencies_us"].to_string(), "[12.3,1000.0]");
+        assert_eq!(result["new_connections_us"].to_string(), "[2000.0]");
+        assert_eq!(result["seconds"], 0.002);
+        assert_eq!((&result["errors"], &result["errors_by_kind"]), (&json!(1), &json!({"closed": 1})));
     }
 
     #[test]
-    fn each_slice_begins_anew_in_the_same_memory() {
+    fn clear_removes_all_results_and_keeps_the_memory() {
         let mut record = Record::new();
         record.sent(Instant::now());
         record.failed(&Failure::Closed);
@@ -118,6 +118,6 @@ mod tests {
         let empty = json!({
             "seconds": 0.0, "latencies_us": [], "new_connections_us": [], "errors": 0, "errors_by_kind": {}, "details": [],
         });
-        assert_eq!(record.tell(), empty);
+        assert_eq!(record.to_json(), empty);
     }
 }

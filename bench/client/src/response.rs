@@ -1,6 +1,6 @@
-//! The response to COM_QUERY, COM_PING and the like, checked as it comes, packet by packet.
+//! Checks the responses to COM_QUERY, COM_PING and similar commands as they arrive, packet by packet.
 //!
-//! Clients here ask for neither several results nor CLIENT_DEPRECATE_EOF: EOF packets end columns and rows
+//! These clients request neither multiple results nor CLIENT_DEPRECATE_EOF, so EOF packets end columns and rows
 //! (MySQL: "Text Resultset").
 
 use mysql_proto::lenenc;
@@ -14,26 +14,26 @@ const EOF: u8 = 0xfe;
 const ERR: u8 = 0xff;
 /// Payload bytes of an EOF packet.
 const EOF_LENGTH: usize = 5;
-/// Payload bytes of a packet that is no row: names have at most 256 characters.
-const MOST: usize = 16 * 1024;
+/// The maximum payload of a packet that is not a row. Names have at most 256 characters.
+const MAX_OTHER_PAYLOAD: usize = 16 * 1024;
 
-/// Looks at what a result set holds; an error text says what is wrong with it.
+/// Checks the content of a result set. An error text says what is wrong.
 pub(crate) trait Rows {
-    /// One column's definition, whole.
+    /// Checks the complete definition of a column.
     fn column(&mut self, _definition: &[u8]) -> Result<(), String> {
         Ok(())
     }
 
-    /// A part of a row of `length` bytes: `bytes`, which stand at `at`.
+    /// Checks `bytes`, which are at offset `at` of a row of `length` bytes.
     fn row(&mut self, _at: usize, _length: usize, _bytes: &[u8]) -> Result<(), String> {
         Ok(())
     }
 }
 
-/// Takes everything.
+/// Accepts everything.
 impl Rows for () {}
 
-/// How a command was answered.
+/// The answer to a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Answer {
     Ok,
@@ -49,19 +49,19 @@ enum Phase {
     Rows,
 }
 
-/// One response after the other of one connection.
+/// The current response on a connection.
 #[derive(Debug)]
 pub(crate) struct Response {
     packets: Packets,
     phase: Phase,
-    /// Sequence number of the packet to come, or that is coming.
+    /// The sequence number of the current or the next packet.
     sequence: u8,
     rows: u64,
-    /// What the current packet is, told by its first byte.
+    /// The kind of the current packet.
     current: Kind,
-    /// A row of the greatest length: the next packet belongs to it.
+    /// The last packet was a row of maximum length, so that the row continues in the next packet.
     continues: bool,
-    /// Of a packet that is no row and comes in pieces.
+    /// The first pieces of a packet that is not a row.
     kept: Vec<u8>,
 }
 
@@ -84,7 +84,7 @@ impl Response {
         }
     }
 
-    /// Takes bytes up to the end of this response, and cuts them off `bytes`. None: more are to come.
+    /// Consumes `bytes` up to the end of the response. None: the response is not complete.
     pub(crate) fn take(&mut self, bytes: &mut &[u8], rows: &mut impl Rows) -> Result<Option<Answer>, Failure> {
         while let Some(piece) = self.packets.next(bytes) {
             if piece.at == 0 {
@@ -105,13 +105,13 @@ impl Response {
             }
             self.sequence = self.sequence.wrapping_add(1);
             let answer = if self.kept.is_empty() {
-                self.understand(piece.bytes, rows)?
+                self.on_packet(piece.bytes, rows)?
             } else {
                 let mut payload = std::mem::take(&mut self.kept);
                 payload.extend_from_slice(piece.bytes);
-                let answer = self.understand(&payload, rows)?;
+                let answer = self.on_packet(&payload, rows)?;
                 payload.clear();
-                self.kept = payload; // its memory, for the next
+                self.kept = payload; // reuses the memory
                 answer
             };
             if answer.is_some() {
@@ -122,7 +122,7 @@ impl Response {
         Ok(None)
     }
 
-    /// The first piece of a packet says what the packet is.
+    /// Finds the kind of a packet from its first piece, and checks its sequence number.
     fn begin(&mut self, piece: Piece<'_>) -> Result<(), Failure> {
         if piece.sequence != self.sequence {
             let (found, due) = (piece.sequence, self.sequence);
@@ -131,18 +131,18 @@ impl Response {
         let first = piece.bytes.first();
         let is_end = first == Some(&ERR) || (first == Some(&EOF) && piece.length == EOF_LENGTH);
         self.current = if self.phase == Phase::Rows && (self.continues || !is_end) { Kind::Row } else { Kind::Other };
-        if self.current == Kind::Other && piece.length > MOST {
+        if self.current == Kind::Other && piece.length > MAX_OTHER_PAYLOAD {
             let (length, byte) = (piece.length, first.copied().unwrap_or_default());
             return Err(Failure::Protocol(format!("{length} bytes beginning with {byte:#04x} are no row")));
         }
         Ok(())
     }
 
-    /// A whole packet that is no row.
-    fn understand(&mut self, payload: &[u8], rows: &mut impl Rows) -> Result<Option<Answer>, Failure> {
+    /// Handles a complete packet that is not a row.
+    fn on_packet(&mut self, payload: &[u8], rows: &mut impl Rows) -> Result<Option<Answer>, Failure> {
         let Some(&first) = payload.first() else { return Err(Failure::Protocol("an empty packet".into())) };
         if first == ERR {
-            return refusal(payload).map(Some);
+            return parse_error(payload).map(Some);
         }
         let is_eof = first == EOF && payload.len() == EOF_LENGTH;
         match self.phase {
@@ -170,11 +170,11 @@ impl Response {
     }
 }
 
-/// What an ERR packet says.
-pub(crate) fn refusal(payload: &[u8]) -> Result<Answer, Failure> {
+/// Parses an ERR packet.
+pub(crate) fn parse_error(payload: &[u8]) -> Result<Answer, Failure> {
     let code = mysql_proto::error::code(payload).ok_or_else(|| unexpected("an error", payload))?;
     let text = payload.get(3..).unwrap_or_default();
-    // The SQLSTATE stands in front of the text, but for errors before the login.
+    // The SQLSTATE precedes the text, except in errors before the login.
     let text = if text.first() == Some(&b'#') { text.get(6..).unwrap_or_default() } else { text };
     Ok(Answer::Refused { code, text: String::from_utf8_lossy(text).into_owned() })
 }
@@ -189,7 +189,7 @@ mod tests {
     use super::*;
     use crate::packets::packet;
 
-    /// Keeps what it is shown.
+    /// Keeps columns and rows.
     #[derive(Default, PartialEq, Eq, Debug)]
     struct Kept {
         columns: Vec<Vec<u8>>,
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn every_cut_gives_the_same() {
+    fn responses_are_parsed_wherever_the_bytes_are_cut() {
         let long = [[0xfc, 0x2c, 1].to_vec(), vec![b'x'; 300]].concat();
         let bytes = [result(&[b"\x01a\x01b", &long, b"\xfb\xfb", b"\0\0"]), packet(1, OK_PACKET)].concat();
         for size in 1..bytes.len() {
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_ends_a_result_anywhere() {
+    fn error_packet_ends_a_result_at_any_packet() {
         for (rows, cut) in [(0, 0), (0, 5), (1, 5 + 9 + 9 + 9 + 8)] {
             let row: &[u8] = b"\x01a\x01b";
             let mut bytes = result(&vec![row; rows])[..cut].to_vec();
@@ -265,25 +265,25 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_answer_is_told() {
+    fn invalid_responses_are_rejected_with_a_reason() {
         let mut skipped = result(&[b"\x01a\x01b"]);
         skipped[5 + 9 + 9 + 9 + 3] = 9;
-        for (bytes, told) in [
+        for (bytes, text) in [
             (packet(2, OK_PACKET), "sequence number 2, where 1 is due"),
             (packet(1, b""), "an empty packet"),
             (packet(1, b"\xfb"), "a number of columns"),
             ([packet(1, b"\x01"), packet(2, EOF_PACKET)].concat(), "the definition of a column"),
             ([packet(1, b"\x01"), packet(2, b"\x03def"), packet(3, b"\x01a")].concat(), "an EOF packet"),
-            (packet(1, &[b'x'; MOST + 1]), "are no row"),
+            (packet(1, &[b'x'; MAX_OTHER_PAYLOAD + 1]), "are no row"),
             (skipped, "sequence number 9, where 5 is due"),
         ] {
-            let failure = Response::new().take(&mut &bytes[..], &mut ()).expect_err(told);
-            assert!(failure.to_string().contains(told), "{failure}");
+            let failure = Response::new().take(&mut &bytes[..], &mut ()).expect_err(text);
+            assert!(failure.to_string().contains(text), "{failure}");
         }
     }
 
     #[test]
-    fn a_row_of_the_greatest_length_continues() {
+    fn row_of_maximum_length_continues_in_the_next_packet() {
         let first = vec![0xfd; MAX_PAYLOAD];
         let bytes = [&result(&[])[..5 + 9 + 9 + 9], &packet(5, &first), &packet(6, EOF_PACKET), &packet(7, EOF_PACKET)]
             .concat();

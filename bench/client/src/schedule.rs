@@ -1,4 +1,4 @@
-//! What is due when, at a fixed rate from a start on, whatever becomes of it.
+//! When events are due at a fixed rate, independent of the results of earlier events.
 
 use std::time::{Duration, Instant};
 
@@ -15,12 +15,12 @@ impl Schedule {
         Self { start, rate, taken: 0 }
     }
 
-    /// When the next one is due.
+    /// When the next event is due.
     pub(crate) fn next(&self) -> Instant {
         self.start + Duration::from_secs_f64(self.taken as f64 / self.rate)
     }
 
-    /// The next one, if it is due by `now`: when it was.
+    /// Takes the next event if it is due by `now`, and returns when it was due.
     pub(crate) fn take(&mut self, now: Instant) -> Option<Instant> {
         let due = self.next();
         (due <= now).then(|| {
@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_comes_late_gets_all_that_were_due() {
+    fn late_caller_gets_all_events_that_were_due() {
         let start = Instant::now();
         let mut schedule = Schedule::new(start, 1000.0);
         let later = start + Duration::from_micros(2500);
@@ -45,7 +45,7 @@ mod tests {
     }
 
     #[test]
-    fn no_error_adds_up() {
+    fn rounding_errors_do_not_accumulate() {
         let start = Instant::now();
         let mut schedule = Schedule::new(start, 6000.0);
         let hour = start + Duration::from_secs(3600);

@@ -1,11 +1,11 @@
-//! One slice: statements on the open connections of one target, and new connections beside them.
+//! Runs a slice: statements on the open connections of one target, and new connections at the same time.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crate::connection::{Connection, SCRATCH};
-use crate::crowd::{self, Coming};
+use crate::crowd::{self, LoginOptions};
 use crate::failure::Failure;
 use crate::options::Server;
 use crate::order::{Order, Pace};
@@ -17,20 +17,21 @@ use crate::statements::Statements;
 use crate::target::Target;
 use crate::visits::Visits;
 
-/// An open connection, and since when the answer that it awaits was due to be asked for; None: it awaits nothing.
-///
-/// The connection itself counts an answer as soon as it has come, even if what follows it ends the connection.
+/// An open connection.
 struct Client {
     connection: Connection,
+    /// When the statement was due whose answer is outstanding. None: no answer is outstanding.
+    ///
+    /// `connection` counts an answer as soon as it is complete, even if later bytes of the same read are invalid.
     due: Option<Instant>,
 }
 
-/// A target and its connections. A slice looks at these alone, since each target has its own poller.
+/// A target and its connections. Each target has its own poller, so a slice gets events only of these connections.
 pub(crate) struct Site {
     poller: Rc<Poller>,
-    /// By token; None: lost.
+    /// By token. None: the connection has failed.
     clients: Vec<Option<Client>>,
-    /// Those that await nothing; who has waited longest is next.
+    /// The tokens of clients without an outstanding answer. The client that is idle for the longest time is first.
     idle: VecDeque<usize>,
     visits: Visits,
 }
@@ -40,8 +41,8 @@ struct Slice<'a> {
     statements: &'a mut Statements,
     record: &'a mut Record,
     full_speed: bool,
-    asks: Option<Schedule>,
-    new_connections: Option<Schedule>,
+    statement_schedule: Option<Schedule>,
+    connection_schedule: Option<Schedule>,
     end: Instant,
     /// The last moment at which something may become due.
     last: Instant,
@@ -50,10 +51,10 @@ struct Slice<'a> {
 }
 
 impl Site {
-    /// With so many connections logged in.
+    /// Logs in `connections` connections.
     pub(crate) fn open(server: &Server, connections: usize) -> Result<Self, Failure> {
         let (target, poller) = (Rc::new(Target::new(server)?), Rc::new(Poller::new()?));
-        let clients: Vec<_> = crowd::log_in(&target, &poller, connections, Coming::default())?
+        let clients: Vec<_> = crowd::log_in(&target, &poller, connections, LoginOptions::default())?
             .into_iter()
             .map(|connection| Some(Client { connection, due: None }))
             .collect();
@@ -61,8 +62,8 @@ impl Site {
         Ok(Self { poller, idle: (0..connections).collect(), clients, visits })
     }
 
-    /// Follows an order. `patience`: for what is still due when its time is over.
-    pub(crate) fn work(
+    /// Runs a slice. `patience`: how long outstanding answers may take when the time of the slice is over.
+    pub(crate) fn run(
         &mut self,
         order: &Order,
         patience: Duration,
@@ -73,7 +74,7 @@ impl Site {
         if order.pace == Pace::FullSpeed && !self.clients.is_empty() && self.clients.iter().all(Option::is_none) {
             record.failed(&Failure::Unsent);
         }
-        self.look_at_idle(&mut events, &mut scratch, record)?;
+        self.remove_ended(&mut events, &mut scratch, record)?;
         let start = Instant::now();
         let end = start + order.time;
         let mut slice = Slice {
@@ -81,11 +82,11 @@ impl Site {
             statements,
             record,
             full_speed: order.pace == Pace::FullSpeed,
-            asks: match order.pace {
+            statement_schedule: match order.pace {
                 Pace::AtRate(rate) => Some(Schedule::new(start, rate)),
                 Pace::FullSpeed | Pace::Never => None,
             },
-            new_connections: order.new_connections.map(|rate| Schedule::new(start, rate)),
+            connection_schedule: order.new_connections.map(|rate| Schedule::new(start, rate)),
             end,
             last: end - Duration::from_nanos(1),
             outstanding: 0,
@@ -104,20 +105,20 @@ impl Site {
             }
             let until = if now < end { slice.next() } else { limit };
             for ready in poller.wait(&mut events, until.saturating_duration_since(now))? {
-                slice.look(ready, &mut scratch);
+                slice.on_ready(ready, &mut scratch);
             }
         }
     }
 
-    /// Finds those that have ended since the slice before.
-    fn look_at_idle(&mut self, events: &mut Events, scratch: &mut [u8], record: &mut Record) -> Result<(), Failure> {
+    /// Removes the connections that have ended since the last slice.
+    fn remove_ended(&mut self, events: &mut Events, scratch: &mut [u8], record: &mut Record) -> Result<(), Failure> {
         loop {
             let mut any = false;
             for ready in Rc::clone(&self.poller).wait(events, Duration::ZERO)? {
                 any = true;
                 let Some(client) = &mut self.clients[ready.token] else { continue };
                 if let Err(failure) = client.connection.handle(ready, scratch, &mut ()) {
-                    self.lose(ready.token, &failure, record);
+                    self.drop_client(ready.token, &failure, record);
                 }
             }
             if !any {
@@ -126,7 +127,7 @@ impl Site {
         }
     }
 
-    fn lose(&mut self, index: usize, failure: &Failure, record: &mut Record) {
+    fn drop_client(&mut self, index: usize, failure: &Failure, record: &mut Record) {
         record.failed(failure);
         self.clients[index] = None;
         self.idle.retain(|&each| each != index);
@@ -134,57 +135,57 @@ impl Site {
 }
 
 impl Slice<'_> {
-    /// Sends what is due, and begins connections that are.
+    /// Sends the statements and begins the connections that are due.
     fn send(&mut self, now: Instant) {
         if self.full_speed && now < self.end {
             while let Some(index) = self.site.idle.pop_front() {
                 let now = Instant::now();
-                self.ask(index, now, now);
+                self.send_statement(index, now, now);
             }
         }
         let by = now.min(self.last);
         while !self.site.idle.is_empty() {
-            let Some(due) = take(&mut self.asks, by) else { break };
+            let Some(due) = take(&mut self.statement_schedule, by) else { break };
             if let Some(index) = self.site.idle.pop_front() {
-                self.ask(index, due, now);
+                self.send_statement(index, due, now);
             }
         }
         while self.site.visits.has_room() {
-            let Some(due) = take(&mut self.new_connections, by) else { break };
+            let Some(due) = take(&mut self.connection_schedule, by) else { break };
             self.record.sent(now);
             self.site.visits.begin(due, self.record);
         }
     }
 
-    /// Until when there is nothing to be sent.
+    /// When the next statement or connection has to be begun, at most the end of the slice.
     fn next(&self) -> Instant {
-        let ask = self.asks.as_ref().filter(|_| !self.site.idle.is_empty()).map(Schedule::next);
-        let connect = self.new_connections.as_ref().filter(|_| self.site.visits.has_room()).map(Schedule::next);
-        ask.into_iter().chain(connect).fold(self.end, Instant::min)
+        let statement = self.statement_schedule.as_ref().filter(|_| !self.site.idle.is_empty()).map(Schedule::next);
+        let connection = self.connection_schedule.as_ref().filter(|_| self.site.visits.has_room()).map(Schedule::next);
+        statement.into_iter().chain(connection).fold(self.end, Instant::min)
     }
 
     fn is_over(&self, now: Instant) -> bool {
         now >= self.end && self.outstanding == 0 && self.site.visits.open() == 0
     }
 
-    fn ask(&mut self, index: usize, due: Instant, now: Instant) {
+    fn send_statement(&mut self, index: usize, due: Instant, now: Instant) {
         let Some(client) = &mut self.site.clients[index] else { return };
         self.record.sent(now);
-        match client.connection.ask(self.statements.next(), 1) {
+        match client.connection.send_commands(self.statements.next(), 1) {
             Ok(()) => {
                 client.due = Some(due);
                 self.outstanding += 1;
             }
-            Err(failure) => self.site.lose(index, &failure, self.record),
+            Err(failure) => self.site.drop_client(index, &failure, self.record),
         }
     }
 
-    fn look(&mut self, ready: Ready, scratch: &mut [u8]) {
+    fn on_ready(&mut self, ready: Ready, scratch: &mut [u8]) {
         let index = ready.token;
-        let Some(place) = self.site.clients.get_mut(index) else {
-            return self.site.visits.look(ready, scratch, self.statements, self.record);
+        let Some(slot) = self.site.clients.get_mut(index) else {
+            return self.site.visits.on_ready(ready, scratch, self.statements, self.record);
         };
-        let Some(client) = place else { return };
+        let Some(client) = slot else { return };
         match client.connection.handle(ready, scratch, &mut ()) {
             Ok(progress) if progress.answers == 0 => {}
             Ok(progress) => {
@@ -196,34 +197,37 @@ impl Slice<'_> {
                     _ => self.record.answered(due, now),
                 }
                 if self.full_speed && now < self.end {
-                    // At once, and not with all others: the next answer is made meanwhile.
-                    self.ask(index, now, now);
+                    // Sent at once, and not together with other statements: the server works on it in the meantime.
+                    self.send_statement(index, now, now);
                 } else {
                     self.site.idle.push_back(index);
                 }
             }
             Err(failure) => {
                 self.outstanding -= usize::from(client.due.is_some());
-                self.site.lose(index, &failure, self.record);
+                self.site.drop_client(index, &failure, self.record);
             }
         }
     }
 
-    /// Counts all that was due and has no answer. Connections that await one are of no use any more.
+    /// Counts all statements and connections that were due and have no answer. Drops connections with an outstanding
+    /// answer, since they cannot be used again.
     fn give_up(&mut self, failure: &Failure) {
         for index in 0..self.site.clients.len() {
             if self.site.clients[index].as_ref().is_some_and(|client| client.due.is_some()) {
-                self.site.lose(index, failure, self.record);
+                self.site.drop_client(index, failure, self.record);
             }
         }
         self.site.visits.fail_all(failure, self.record);
-        while take(&mut self.asks, self.last).is_some() || take(&mut self.new_connections, self.last).is_some() {
+        while take(&mut self.statement_schedule, self.last).is_some()
+            || take(&mut self.connection_schedule, self.last).is_some()
+        {
             self.record.failed(failure);
         }
     }
 }
 
-/// The next thing that is due by `now`, if any.
+/// Takes the next event of a schedule that is due by `now`.
 fn take(schedule: &mut Option<Schedule>, now: Instant) -> Option<Instant> {
     schedule.as_mut()?.take(now)
 }

@@ -1,7 +1,7 @@
-//! Slices of load on one of several targets at a time, as they are ordered on standard input.
+//! Runs slices of load, each on one of several targets, as ordered on standard input.
 //!
-//! All connections are open from beginning to end, so that a slice pays for nothing but its statements, and
-//! what is compared differs in nothing but the target.
+//! All connections stay open during the whole run, so a slice costs only its statements, and compared slices differ
+//! only in their targets.
 
 use std::io::{self, BufRead, Write};
 use std::time::Duration;
@@ -18,13 +18,13 @@ use crate::statements::Statements;
 pub(crate) fn run(options: &Slices) -> Result<(), Failure> {
     let connections = options.connections as usize;
     let mut sites = Vec::with_capacity(options.targets.len());
-    for place in &options.targets {
-        sites.push(Site::open(&place.server(&options.account), connections)?);
+    for target in &options.targets {
+        sites.push(Site::open(&target.server(&options.account), connections)?);
     }
     let mut statements = Statements::new(&options.statement, options.numbers);
     let mut record = Record::new();
     let patience = Duration::from_secs_f64(options.patience);
-    tell(&json!({"ready": true}))?;
+    print(&json!({"ready": true}))?;
     let (mut input, mut line) = (io::stdin().lock(), Vec::new());
     loop {
         line.clear();
@@ -36,14 +36,14 @@ pub(crate) fn run(options: &Slices) -> Result<(), Failure> {
         }
         let order = Order::read(&line, sites.len(), connections)?;
         record.clear();
-        sites[order.target].work(&order, patience, &mut statements, &mut record)?;
-        tell(&record.tell())?;
+        sites[order.target].run(&order, patience, &mut statements, &mut record)?;
+        print(&record.to_json())?;
     }
 }
 
-fn tell(found: &Value) -> Result<(), Failure> {
+fn print(result: &Value) -> Result<(), Failure> {
     let mut output = io::stdout().lock();
-    writeln!(output, "{found}")
+    writeln!(output, "{result}")
         .and_then(|()| output.flush())
         .map_err(|error| Failure::Setting(format!("standard output cannot be written: {error}")))
 }

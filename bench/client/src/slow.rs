@@ -1,4 +1,4 @@
-//! Large results for clients that read nothing for a while, then little, then all.
+//! Reads large results: nothing for a while, then slowly, then all.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -7,31 +7,31 @@ use mysql_proto::lenenc;
 use serde_json::{Value, json};
 
 use crate::connection::{Connection, SCRATCH};
-use crate::crowd::{self, Coming};
-use crate::failure::{Failure, Tally};
+use crate::crowd::{self, LoginOptions};
+use crate::failure::{Failure, FailureCounts};
 use crate::options::Slow;
 use crate::packets::query;
 use crate::poller::{Events, Poller, Ready};
 use crate::response::{Answer, Rows};
 use crate::target::Target;
 
-/// Bytes of a row's value.
+/// The length of a row's value.
 const ROW: u64 = 1024;
-/// Receive buffer of a client in bytes, so that it is the server that waits, and what is between.
+/// The receive buffer of a client in bytes. It is small, so that the server and the proxy have to wait.
 const BUFFER: usize = 64 * 1024;
-/// Little: so many bytes, so often.
+/// Bytes that are read at once while reading slowly.
 const DRIBBLE: usize = 2048;
-const EVERY: Duration = Duration::from_millis(10);
-/// Without any byte for anybody.
-const PATIENCE: Duration = Duration::from_secs(30);
+const DRIBBLE_INTERVAL: Duration = Duration::from_millis(10);
+/// How long no client may receive any byte.
+const RECEIVE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A client, and what its answer must be: row n begins with its number.
+/// A client, and the check of its result.
 struct Reader {
     connection: Option<Connection>,
     check: Numbered,
 }
 
-/// Checks rows that are numbered from 1 on and filled with x.
+/// Checks rows that begin with their number, from 1 on, and are filled with x.
 #[derive(Default)]
 struct Numbered {
     row: u64,
@@ -64,57 +64,57 @@ impl Rows for Numbered {
 struct Load {
     readers: Vec<Reader>,
     rows: u64,
-    tally: Tally,
+    failures: FailureCounts,
     done: u64,
 }
 
 pub(crate) fn run(options: &Slow) -> Result<Value, Failure> {
     let target = Rc::new(Target::new(&options.server)?);
     let poller = Rc::new(Poller::new()?);
-    let coming = Coming { buffer: Some(BUFFER), ..Coming::default() };
-    let connections = crowd::log_in(&target, &poller, options.connections as usize, coming)?;
+    let login_options = LoginOptions { buffer: Some(BUFFER), ..LoginOptions::default() };
+    let connections = crowd::log_in(&target, &poller, options.connections as usize, login_options)?;
     let rows = options.bytes.div_ceil(ROW);
     let statement = query(&format!("select rpad(concat(seq, '-'), {ROW}, 'x') from mysql.seq_1_to_{rows}"));
     let readers = connections
         .into_iter()
         .map(|connection| Reader { connection: Some(connection), check: Numbered::default() })
         .collect();
-    let mut load = Load { readers, rows, tally: Tally::default(), done: 0 };
+    let mut load = Load { readers, rows, failures: FailureCounts::default(), done: 0 };
     let start = Instant::now();
-    load.act(|connection| {
-        connection.read_on(false)?;
-        connection.ask(&statement, 1)
+    load.for_each(|connection| {
+        connection.set_reading(false)?;
+        connection.send_commands(&statement, 1)
     });
     load.wait(&poller, Duration::from_secs_f64(options.pause))?;
     load.dribble(&poller, Duration::from_secs_f64(options.dribble))?;
-    load.act(|connection| connection.read_on(true));
+    load.for_each(|connection| connection.set_reading(true));
     load.read_all(&poller)?;
     let bytes: u64 = load.readers.iter().map(|reader| reader.check.bytes).sum();
-    let mut found = json!({
+    let mut result = json!({
         "connections": load.readers.len(), "done": load.done, "rows": rows, "bytes": bytes,
         "seconds": start.elapsed().as_secs_f64(),
     });
-    load.tally.tell(&mut found);
-    Ok(found)
+    load.failures.add_to(&mut result);
+    Ok(result)
 }
 
 impl Load {
-    /// Does something with each connection.
-    fn act(&mut self, mut act: impl FnMut(&mut Connection) -> Result<(), Failure>) {
+    /// Calls `act` with each connection.
+    fn for_each(&mut self, mut act: impl FnMut(&mut Connection) -> Result<(), Failure>) {
         for index in 0..self.readers.len() {
             if let Some(Err(failure)) = self.readers[index].connection.as_mut().map(&mut act) {
-                self.lose(index, &failure);
+                self.drop_reader(index, &failure);
             }
         }
     }
 
-    /// For so long nothing is read. What ends meanwhile is told all the same.
+    /// Reads nothing for the time `pause`. Connections that end in the meantime count as failed.
     fn wait(&mut self, poller: &Poller, pause: Duration) -> Result<(), Failure> {
         let (mut events, end) = (Events::new(), Instant::now() + pause);
         while let Some(left) = end.checked_duration_since(Instant::now()).filter(|left| !left.is_zero()) {
             for ready in poller.wait(&mut events, left)? {
                 if ready.readable {
-                    self.lose(ready.token, &Failure::Closed);
+                    self.drop_reader(ready.token, &Failure::Closed);
                 }
             }
         }
@@ -126,9 +126,9 @@ impl Load {
         let end = Instant::now() + time;
         while Instant::now() < end {
             for token in 0..self.readers.len() {
-                self.look(Ready { token, readable: true, writable: false }, &mut scratch);
+                self.on_ready(Ready { token, readable: true, writable: false }, &mut scratch);
             }
-            self.wait(poller, EVERY)?;
+            self.wait(poller, DRIBBLE_INTERVAL)?;
         }
         Ok(())
     }
@@ -137,27 +137,27 @@ impl Load {
         let (mut events, mut scratch) = (Events::new(), vec![0; SCRATCH]);
         let mut progressed = Instant::now();
         while self.readers.iter().any(|reader| reader.connection.is_some()) {
-            let left = (progressed + PATIENCE).saturating_duration_since(Instant::now());
+            let left = (progressed + RECEIVE_TIMEOUT).saturating_duration_since(Instant::now());
             if left.is_zero() {
                 for index in 0..self.readers.len() {
                     if self.readers[index].connection.is_some() {
-                        self.lose(index, &Failure::Slow(PATIENCE));
+                        self.drop_reader(index, &Failure::Slow(RECEIVE_TIMEOUT));
                     }
                 }
             }
             for ready in poller.wait(&mut events, left)? {
-                self.look(ready, &mut scratch);
+                self.on_ready(ready, &mut scratch);
                 progressed = Instant::now();
             }
         }
         Ok(())
     }
 
-    fn look(&mut self, ready: Ready, scratch: &mut [u8]) {
+    fn on_ready(&mut self, ready: Ready, scratch: &mut [u8]) {
         let Some(Reader { connection: Some(connection), check }) = self.readers.get_mut(ready.token) else { return };
         let progress = match connection.handle(ready, scratch, check) {
             Ok(progress) => progress,
-            Err(failure) => return self.lose(ready.token, &failure),
+            Err(failure) => return self.drop_reader(ready.token, &failure),
         };
         match progress.answer {
             None => {}
@@ -165,18 +165,18 @@ impl Load {
                 self.readers[ready.token].connection = None;
                 self.done += 1;
             }
-            Some(Answer::Refused { code, text }) => self.lose(ready.token, &Failure::Refused { code, text }),
+            Some(Answer::Refused { code, text }) => self.drop_reader(ready.token, &Failure::Refused { code, text }),
             Some(other) => {
-                let told = format!("{other:?}, where {} rows are due", self.rows);
-                self.lose(ready.token, &Failure::Content(told));
+                let text = format!("{other:?}, where {} rows are due", self.rows);
+                self.drop_reader(ready.token, &Failure::Content(text));
             }
         }
     }
 
-    fn lose(&mut self, index: usize, failure: &Failure) {
+    fn drop_reader(&mut self, index: usize, failure: &Failure) {
         if self.readers[index].connection.take().is_some() {
             let row = self.readers[index].check.row;
-            self.tally.add_detailed(failure.kind(), || format!("connection {index}, in row {row}: {failure}"));
+            self.failures.add_detailed(failure.kind(), || format!("connection {index}, in row {row}: {failure}"));
         }
     }
 }
@@ -194,17 +194,17 @@ mod tests {
     }
 
     #[test]
-    fn a_row_that_is_missing_or_comes_twice_is_told() {
+    fn missing_or_repeated_row_is_reported() {
         for second in [1, 3] {
             let (mut check, bytes) = (Numbered::default(), row(second));
             check.row(0, 1027, &row(1)).expect("row 1");
-            let told = check.row(0, 1027, &bytes).expect_err("another row");
-            assert!(told.starts_with("row 2 has"), "{told}");
+            let error = check.row(0, 1027, &bytes).expect_err("another row");
+            assert!(error.starts_with("row 2 has"), "{error}");
         }
     }
 
     #[test]
-    fn a_byte_that_differs_is_told_in_any_piece() {
+    fn wrong_byte_is_reported_in_any_piece() {
         let (mut check, mut bytes) = (Numbered::default(), row(1));
         check.row(0, 1027, &bytes[..500]).expect("a piece");
         bytes[700] = b'y';

@@ -4,10 +4,10 @@ use mysql_proto::command::Command;
 
 use crate::packets::{packet, query};
 
-/// What is sent, and where it is cut.
+/// One or two packets, and where their bytes are cut.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Split {
-    /// The statements that it holds.
+    /// The names of the packets.
     pub(crate) about: &'static str,
     pub(crate) statements: u32,
     bytes: Vec<u8>,
@@ -26,23 +26,23 @@ impl Split {
         &self.bytes[start..self.ends[number]]
     }
 
-    /// How long the pieces are, for a sentence.
-    pub(crate) fn told(&self) -> String {
+    /// Describes the packets and the lengths of the pieces.
+    pub(crate) fn describe(&self) -> String {
         let lengths: Vec<_> = (0..self.pieces()).map(|number| self.piece(number).len().to_string()).collect();
         format!("{} in pieces of {} bytes", self.about, lengths.join(" + "))
     }
 }
 
-/// All splits: COM_PING and `do 1`, alone and two at once.
+/// All splits of COM_PING and `do 1`, alone and in pairs.
 pub(crate) fn all() -> Vec<Split> {
-    let (ping, nothing) = (packet(0, &[Command::Ping as u8]), query("do 1"));
+    let (ping, do_one) = (packet(0, &[Command::Ping as u8]), query("do 1"));
     [
         ("COM_PING", 1, ping.clone()),
-        ("`do 1`", 1, nothing.clone()),
+        ("`do 1`", 1, do_one.clone()),
         ("COM_PING and COM_PING", 2, [&ping[..], &ping].concat()),
-        ("COM_PING and `do 1`", 2, [&ping[..], &nothing].concat()),
-        ("`do 1` and COM_PING", 2, [&nothing[..], &ping].concat()),
-        ("`do 1` and `do 1`", 2, [&nothing[..], &nothing].concat()),
+        ("COM_PING and `do 1`", 2, [&ping[..], &do_one].concat()),
+        ("`do 1` and COM_PING", 2, [&do_one[..], &ping].concat()),
+        ("`do 1` and `do 1`", 2, [&do_one[..], &do_one].concat()),
     ]
     .into_iter()
     .flat_map(|(about, statements, bytes)| {
@@ -51,7 +51,7 @@ pub(crate) fn all() -> Vec<Split> {
     .collect()
 }
 
-/// Every way to cut so many bytes into one, two or three pieces: where each ends.
+/// Every way to cut `length` bytes into one, two or three pieces: the ends of the pieces.
 fn cuts(length: usize) -> impl Iterator<Item = Vec<usize>> {
     let two = (1..length).map(move |first| vec![first, length]);
     let three = (1..length).flat_map(move |first| (first + 1..length).map(move |second| vec![first, second, length]));
@@ -64,17 +64,17 @@ mod tests {
     use std::collections::HashSet;
 
     #[test]
-    fn every_split_is_there_once() {
+    fn all_splits_exist_once() {
         let splits = all();
         let different: HashSet<_> = splits.iter().map(|split| (split.bytes.clone(), split.ends.clone())).collect();
         assert_eq!(different.len(), splits.len());
-        // Of n bytes: whole, n - 1 cuts, and a choice of two of them.
+        // For n bytes: one without a cut, n - 1 with one cut, and one for each pair of cuts.
         let expected: usize = [5, 9, 10, 14, 14, 18].iter().map(|n| 1 + (n - 1) + (n - 1) * (n - 2) / 2).sum();
         assert_eq!(splits.len(), expected);
     }
 
     #[test]
-    fn pieces_together_are_whole_packets() {
+    fn pieces_of_a_split_make_up_whole_packets() {
         for split in all() {
             let pieces: Vec<_> = (0..split.pieces()).map(|number| split.piece(number)).collect();
             assert!(pieces.iter().all(|piece| !piece.is_empty()) && pieces.len() <= 3);
@@ -85,6 +85,6 @@ mod tests {
                     || split.statements == 2
             );
         }
-        assert_eq!(all()[6].told(), "COM_PING in pieces of 1 + 2 + 2 bytes");
+        assert_eq!(all()[6].describe(), "COM_PING in pieces of 1 + 2 + 2 bytes");
     }
 }

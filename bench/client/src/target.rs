@@ -1,4 +1,4 @@
-//! The server: its address, who logs in, and TLS.
+//! The server: its address, the account, and TLS.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
@@ -28,12 +28,12 @@ pub(crate) struct Target {
 impl Target {
     /// Looks up the address and reads the certificates.
     pub(crate) fn new(server: &Server) -> Result<Self, Failure> {
-        let asked = &server.address;
+        let text = &server.address;
         let address =
-            asked.to_socket_addrs().ok().and_then(|mut found| found.next()).ok_or_else(|| {
-                Failure::Setting(format!("{asked:?} is no address that can be found; give HOST:PORT"))
+            text.to_socket_addrs().ok().and_then(|mut found| found.next()).ok_or_else(|| {
+                Failure::Setting(format!("{text:?} is no address that can be found; give HOST:PORT"))
             })?;
-        let host = asked.rsplit_once(':').map_or("", |(host, _)| host).trim_matches(['[', ']']);
+        let host = text.rsplit_once(':').map_or("", |(host, _)| host).trim_matches(['[', ']']);
         let name = ServerName::try_from(host.to_owned())
             .map_err(|_| Failure::Setting(format!("{host:?} is no name that a certificate could have")))?;
         let Account { user, password, ca } = server.account.clone();
@@ -51,8 +51,8 @@ fn config(ca: Option<&Path>) -> Result<Arc<ClientConfig>, Failure> {
     let algorithms = provider.signature_verification_algorithms;
     let builder = with_provider(provider)?;
     let Some(path) = ca else {
-        let anyone = Arc::new(Anyone { algorithms });
-        return Ok(Arc::new(builder.dangerous().with_custom_certificate_verifier(anyone).with_no_client_auth()));
+        let accept_all = Arc::new(AcceptAll { algorithms });
+        return Ok(Arc::new(builder.dangerous().with_custom_certificate_verifier(accept_all).with_no_client_auth()));
     };
     let unreadable = |reason: &dyn std::fmt::Display| {
         Failure::Setting(format!("{} has no certificates that can be used: {reason}", path.display()))
@@ -73,13 +73,13 @@ fn with_provider(
     Ok(ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?)
 }
 
-/// Takes every certificate: it is the load that matters, not the server.
+/// Accepts every certificate: without a CA, the identity of the server does not matter for the load.
 #[derive(Debug)]
-struct Anyone {
+struct AcceptAll {
     algorithms: WebPkiSupportedAlgorithms,
 }
 
-impl ServerCertVerifier for Anyone {
+impl ServerCertVerifier for AcceptAll {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,
@@ -124,7 +124,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn addresses_are_told_that_cannot_be_found() {
+    fn unknown_addresses_are_rejected() {
         for address in ["", "127.0.0.1", "nowhere.invalid:3306", "127.0.0.1:99999"] {
             let failure = Target::new(&server(address)).expect_err(address);
             assert!(failure.to_string().contains("give HOST:PORT"), "{failure}");
@@ -133,7 +133,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn authorities_that_cannot_be_read_are_told() {
+    fn unreadable_ca_files_are_rejected() {
         let mut server = server("127.0.0.1:4000");
         for path in ["/nowhere", "/dev/null"] {
             server.account.ca = Some(path.into());

@@ -1,4 +1,4 @@
-//! New connections: login, one statement, end.
+//! New connections, each of which logs in, runs one statement, and ends.
 
 use std::rc::Rc;
 use std::time::Instant;
@@ -11,10 +11,11 @@ use crate::response::Answer;
 use crate::statements::Statements;
 use crate::target::Target;
 
-/// Open ones at a time; more that are due wait, which counts as theirs.
-const AT_A_TIME: usize = 4096;
+/// The highest number of open connections. Further ones wait after they are due, and this wait counts as part of their
+/// time.
+const MAX_OPEN: usize = 4096;
 
-/// A connection on its way, and when it was due.
+/// A new connection, and when it was due.
 #[derive(Debug)]
 struct Visit {
     connection: Connection,
@@ -25,7 +26,7 @@ struct Visit {
 pub(crate) struct Visits {
     target: Rc<Target>,
     poller: Rc<Poller>,
-    /// Tokens of visits begin with this.
+    /// The first token of new connections.
     first: usize,
     /// By token.
     visits: Vec<Option<Visit>>,
@@ -41,9 +42,9 @@ impl Visits {
         self.visits.len() - self.free.len()
     }
 
-    /// Whether one more may begin.
+    /// Whether another connection may begin.
     pub(crate) fn has_room(&self) -> bool {
-        self.open() < AT_A_TIME
+        self.open() < MAX_OPEN
     }
 
     pub(crate) fn begin(&mut self, due: Instant, record: &mut Record) {
@@ -57,10 +58,16 @@ impl Visits {
         }
     }
 
-    pub(crate) fn look(&mut self, ready: Ready, scratch: &mut [u8], statements: &mut Statements, record: &mut Record) {
+    pub(crate) fn on_ready(
+        &mut self,
+        ready: Ready,
+        scratch: &mut [u8],
+        statements: &mut Statements,
+        record: &mut Record,
+    ) {
         let index = ready.token - self.first;
         let Some(Some(visit)) = self.visits.get_mut(index) else { return };
-        match visit.go_on(ready, scratch, statements) {
+        match visit.advance(ready, scratch, statements) {
             Ok(false) => {}
             Ok(true) => {
                 let due = visit.due;
@@ -71,7 +78,7 @@ impl Visits {
         }
     }
 
-    /// Gives up all.
+    /// Drops all connections, which count as failed.
     pub(crate) fn fail_all(&mut self, failure: &Failure, record: &mut Record) {
         for index in 0..self.visits.len() {
             if self.visits[index].is_some() {
@@ -92,11 +99,11 @@ impl Visits {
 }
 
 impl Visit {
-    /// Whether it is done.
-    fn go_on(&mut self, ready: Ready, scratch: &mut [u8], statements: &mut Statements) -> Result<bool, Failure> {
+    /// Handles an event. True: the statement is answered, and the connection ends.
+    fn advance(&mut self, ready: Ready, scratch: &mut [u8], statements: &mut Statements) -> Result<bool, Failure> {
         let progress = self.connection.handle(ready, scratch, &mut ())?;
         if progress.logged_in {
-            self.connection.ask(statements.next(), 1)?;
+            self.connection.send_commands(statements.next(), 1)?;
         }
         match progress.answer {
             None => Ok(false),
