@@ -286,9 +286,12 @@ mod tests {
     fn session_filter_configuration_is_parsed() {
         let limits = r#"{"max_logins":1,"max_logins_per_address":2,"max_bytes":3,"max_bytes_per_address":4,
             "max_decryptions_per_second":5,"max_decryptions_per_second_per_address":6,"shared_addresses":["10.0.0.0/8"]}"#;
-        let read = session(&format!(r#"{{"version":"{VERSION}","max_connections":10,"login_limits":{limits}}}"#))
-            .expect("a valid configuration");
+        let read = session(&format!(
+            r#"{{"version":"{VERSION}","max_connections":10,"access_log":true,"login_limits":{limits}}}"#
+        ))
+        .expect("a valid configuration");
         assert_eq!((read.max_connections, read.login_limits.max_logins_per_address), (10.0, 2.0));
+        assert!(read.access_log);
     }
 
     #[test]

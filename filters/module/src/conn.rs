@@ -11,6 +11,8 @@ use tls::{Stream, TlsError};
 
 use crate::offload::EventKey;
 use crate::worker::WorkerContext;
+use reading::{ReceivingSide, ReceivingState};
+use writing::{SendingSide, SendingState};
 
 /// Directly forwarded bytes are reported to Envoy when there are this many, and not for each packet.
 const MAX_UNREPORTED_BYTES: usize = 1024 * 1024;
@@ -27,16 +29,6 @@ pub(crate) enum ReadStep {
     Close,
 }
 
-/// The state of a connection as the module has found it. Envoy has to react to this state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ConnState {
-    Open,
-    /// The peer has closed its side.
-    PeerFinished,
-    /// The connection must be closed.
-    Closing,
-}
-
 /// Why bytes could not be decrypted.
 pub(crate) enum ReadError {
     /// The peer has violated TLS. An alert was sent to it.
@@ -50,35 +42,11 @@ pub(crate) struct Conn {
     pub(crate) socket: Socket,
     /// The other connection of the session.
     peer_conn: RefCell<Weak<Conn>>,
-    /// Bytes may be sent directly.
-    is_direct: Cell<bool>,
     tls: RefCell<Option<Box<Stream>>>,
-    /// Unsent bytes of the module itself that are not encrypted. They go before those of `tls`.
-    outbox: RefCell<Vec<u8>>,
-    /// Bytes at the front of Envoy's write buffer, or on their way there, that are already encrypted. They stay in the
-    /// buffer until they are sent, since Envoy may close a connection whose write buffer is empty.
-    sealed: Cell<usize>,
-    /// The sending side of the connection has ended.
-    is_finished: Cell<bool>,
-    /// The FIN was sent.
-    is_fin_sent: Cell<bool>,
-    /// Bytes for the peer that Envoy buffers.
-    envoy_buffered: Cell<usize>,
-    /// Bytes that were received and forwarded directly, and are not reported to Envoy yet.
-    unreported_rx: Cell<usize>,
-    /// Bytes that were sent directly, and are not reported to Envoy yet.
-    unreported_tx: Cell<usize>,
-    /// A write has failed, since the connection is broken.
-    is_broken: Cell<bool>,
-    /// How often Envoy has read from the connection since the session was established.
-    read_count: Cell<u8>,
     /// The key of the connection's events. None: the connection is not offloaded.
     key: Cell<Option<EventKey>>,
-    /// The last event reported that the peer has closed, or that the connection is broken.
-    has_end_event: Cell<bool>,
-    /// Received bytes that have to go through Envoy's buffers when Envoy calls the read hook.
-    pending_in: RefCell<Vec<u8>>,
-    state: Cell<ConnState>,
+    receiving: ReceivingSide,
+    sending: SendingSide,
 }
 
 impl Conn {
@@ -87,27 +55,16 @@ impl Conn {
             worker,
             socket,
             peer_conn: RefCell::default(),
-            is_direct: Cell::new(false),
             tls: RefCell::default(),
-            outbox: RefCell::default(),
-            sealed: Cell::new(0),
-            is_finished: Cell::new(false),
-            is_fin_sent: Cell::new(false),
-            envoy_buffered: Cell::new(0),
-            unreported_rx: Cell::new(0),
-            unreported_tx: Cell::new(0),
-            is_broken: Cell::new(false),
-            read_count: Cell::new(0),
             key: Cell::new(None),
-            has_end_event: Cell::new(false),
-            pending_in: RefCell::default(),
-            state: Cell::new(ConnState::Open),
+            receiving: ReceivingSide::default(),
+            sending: SendingSide::default(),
         })
     }
 
     /// Allows the module to send bytes directly. Before this, all bytes have to go through Envoy's write hook.
     pub(crate) fn allow_direct(&self) {
-        self.is_direct.set(true);
+        self.sending.is_direct.set(true);
     }
 
     /// Makes each of the two connections of a session know the other one.
@@ -123,9 +80,9 @@ impl Conn {
     /// Resets the state when the descriptor refers to another connection, which may have TLS. Returns the TLS state of
     /// the old connection.
     pub(crate) fn replace_connection(&self, tls: Option<Box<Stream>>) -> Option<Box<Stream>> {
-        self.outbox.replace(Vec::new());
-        self.is_broken.set(false);
-        self.has_end_event.set(false);
+        self.sending.outbox.replace(Vec::new());
+        self.sending.is_broken.set(false);
+        self.receiving.has_end_event.set(false);
         self.tls.replace(tls)
     }
 
@@ -135,11 +92,11 @@ impl Conn {
 
     /// Whether a write has failed, since the connection is broken.
     pub(crate) fn is_broken(&self) -> bool {
-        self.is_broken.get()
+        self.sending.is_broken.get()
     }
 
     pub(crate) fn is_closing(&self) -> bool {
-        self.state.get() == ConnState::Closing
+        self.receiving.state.get() == ReceivingState::Closing
     }
 
     pub(crate) fn is_handshaking(&self) -> bool {
@@ -156,8 +113,8 @@ impl Conn {
 
     /// Counts a read from the established connection by Envoy, and returns the count.
     pub(crate) fn count_read(&self) -> u8 {
-        self.read_count.set(self.read_count.get().saturating_add(1));
-        self.read_count.get()
+        self.receiving.read_count.set(self.receiving.read_count.get().saturating_add(1));
+        self.receiving.read_count.get()
     }
 
     pub(crate) fn is_offloaded(&self) -> bool {
@@ -165,34 +122,34 @@ impl Conn {
     }
 
     pub(crate) fn set_end_event(&self, ends: bool) {
-        self.has_end_event.set(ends);
+        self.receiving.has_end_event.set(ends);
     }
 
     /// Whether the connection is offloaded, and its last event reported that the peer has closed or that the connection
     /// is broken.
     pub(crate) fn has_end_event(&self) -> bool {
-        self.is_offloaded() && self.has_end_event.get()
+        self.is_offloaded() && self.receiving.has_end_event.get()
     }
 
     /// Whether there are bytes for the peer that were not sent yet.
     pub(crate) fn has_unsent(&self) -> bool {
-        self.envoy_buffered.get() > 0
-            || self.sealed.get() > 0
-            || !self.outbox.borrow().is_empty()
-            || self.peer_conn.borrow().upgrade().is_some_and(|other| !other.pending_in.borrow().is_empty())
+        self.sending.envoy_buffered.get() > 0
+            || self.sending.sealed.get() > 0
+            || !self.sending.outbox.borrow().is_empty()
+            || self.peer_conn.borrow().upgrade().is_some_and(|other| !other.receiving.pending.borrow().is_empty())
             || self.tls.borrow().as_ref().is_some_and(|tls| !tls.outgoing().is_empty())
     }
 
     /// Whether Envoy has nothing left to do for the connection, so that it may be offloaded.
     pub(crate) fn is_quiescent(&self) -> bool {
-        self.envoy_buffered.get() == 0
-            && self.peer_conn.borrow().upgrade().is_some_and(|other| other.envoy_buffered.get() == 0)
-            && self.sealed.get() == 0
-            && !self.is_finished.get()
-            && !self.is_broken.get()
-            && self.state.get() == ConnState::Open
-            && self.pending_in.borrow().is_empty()
-            && self.outbox.borrow().is_empty()
+        self.sending.envoy_buffered.get() == 0
+            && self.peer_conn.borrow().upgrade().is_some_and(|other| other.sending.envoy_buffered.get() == 0)
+            && self.sending.sealed.get() == 0
+            && self.sending.state.get() == SendingState::Open
+            && !self.sending.is_broken.get()
+            && self.receiving.state.get() == ReceivingState::Open
+            && self.receiving.pending.borrow().is_empty()
+            && self.sending.outbox.borrow().is_empty()
             && self.tls.borrow().as_ref().is_none_or(|tls| !tls.is_handshaking() && tls.outgoing().is_empty())
     }
 }

@@ -1,5 +1,6 @@
 //! Reads bytes from the peer, and forwards them to the other connection of the session.
 
+use std::cell::{Cell, RefCell};
 use std::io::ErrorKind;
 use std::mem::MaybeUninit;
 use std::net::SocketAddr;
@@ -8,17 +9,41 @@ use std::os::fd::OwnedFd;
 use envoy_abi::socket::{Io, IoOutcome, Received};
 use socket2::SockRef;
 
-use super::{Conn, ConnState, MAX_UNREPORTED_BYTES, ReadError, ReadStep};
+use super::{Conn, MAX_UNREPORTED_BYTES, ReadError, ReadStep};
 use crate::offload;
 
 /// Reads in a row from one connection before other connections are served.
 const MAX_READS_PER_TURN: usize = 16;
 
+/// What Envoy has to do about the receiving side of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum ReceivingState {
+    #[default]
+    Open,
+    /// The peer has closed its side.
+    PeerFinished,
+    /// The connection must be closed.
+    Closing,
+}
+
+#[derive(Default)]
+pub(super) struct ReceivingSide {
+    pub(super) state: Cell<ReceivingState>,
+    /// Received bytes that have to go through Envoy's buffers when Envoy calls the read hook.
+    pub(super) pending: RefCell<Vec<u8>>,
+    /// Bytes that were received and forwarded directly, and are not reported to Envoy yet.
+    unreported: Cell<usize>,
+    /// How often Envoy has read from the connection since the session was established.
+    pub(super) read_count: Cell<u8>,
+    /// The last event reported that the peer has closed, or that the connection is broken.
+    pub(super) has_end_event: Cell<bool>,
+}
+
 impl Conn {
     /// Reads once from the socket.
     pub(crate) fn receive(&self, buffer: &mut [u8]) -> Received {
         if self.key.get().is_some() {
-            self.socket.receive_with_end(buffer, self.has_end_event.get())
+            self.socket.receive_with_end(buffer, self.receiving.has_end_event.get())
         } else {
             self.socket.receive(buffer)
         }
@@ -26,29 +51,29 @@ impl Conn {
 
     /// Returns the number of received bytes that are not reported to Envoy yet, and resets this number.
     pub(crate) fn take_unreported_rx(&self) -> usize {
-        self.unreported_rx.take()
+        self.receiving.unreported.take()
     }
 
     /// Envoy's read hook: reads while there is something to read and Envoy wants to read. `step` reads once into the
     /// given buffer, and adds the bytes that it passes to Envoy's buffers to the given count.
     pub(crate) fn read(&self, step: impl Fn(&mut [u8], &mut usize) -> ReadStep) -> IoOutcome {
         let mut passed = 0;
-        let pending = self.pending_in.take();
+        let pending = self.receiving.pending.take();
         if !pending.is_empty() {
             self.pass_on(&pending, &mut passed);
         }
-        let outcome = match self.state.get() {
-            ConnState::Open => self.read_batch(step),
-            ConnState::PeerFinished => IoOutcome { close: false, bytes: 0, end_of_stream: true },
-            ConnState::Closing => IoOutcome::close(0),
+        let outcome = match self.receiving.state.get() {
+            ReceivingState::Open => self.read_batch(step),
+            ReceivingState::PeerFinished => IoOutcome { close: false, bytes: 0, end_of_stream: true },
+            ReceivingState::Closing => IoOutcome::close(0),
         };
         let ends = outcome.close || outcome.end_of_stream;
-        if ends && self.unreported_tx.get() > 0 {
+        if ends && self.sending.unreported.get() > 0 {
             self.socket.set_writable(); // the last chance to report these bytes
         }
         let bytes = passed + outcome.bytes;
-        if ends || bytes > 0 || self.unreported_rx.get() >= MAX_UNREPORTED_BYTES {
-            return IoOutcome { bytes: bytes + self.unreported_rx.take(), ..outcome };
+        if ends || bytes > 0 || self.receiving.unreported.get() >= MAX_UNREPORTED_BYTES {
+            return IoOutcome { bytes: bytes + self.receiving.unreported.take(), ..outcome };
         }
         outcome
     }
@@ -57,13 +82,13 @@ impl Conn {
     pub(crate) fn read_offloaded(&self, step: impl Fn(&mut [u8], &mut usize) -> ReadStep) {
         let outcome = self.read_batch(step);
         if outcome.close {
-            self.state.set(ConnState::Closing);
+            self.receiving.state.set(ReceivingState::Closing);
         } else if outcome.end_of_stream {
-            self.state.set(ConnState::PeerFinished); // TLS reports the end only once
+            self.receiving.state.set(ReceivingState::PeerFinished); // TLS reports the end only once
         }
-        if outcome.close || outcome.end_of_stream || !self.pending_in.borrow().is_empty() {
+        if outcome.close || outcome.end_of_stream || !self.receiving.pending.borrow().is_empty() {
             self.onload();
-        } else if self.unreported_rx.get() >= MAX_UNREPORTED_BYTES {
+        } else if self.receiving.unreported.get() >= MAX_UNREPORTED_BYTES {
             self.socket.set_readable();
         }
     }
@@ -78,7 +103,7 @@ impl Conn {
 
     /// Makes Envoy close the connection.
     pub(crate) fn abort(&self) {
-        self.state.set(ConnState::Closing);
+        self.receiving.state.set(ReceivingState::Closing);
         self.onload();
         self.socket.set_readable(); // also if it is not offloaded
     }
@@ -107,7 +132,9 @@ impl Conn {
                 ReadStep::Continue => {}
                 ReadStep::Yield => break,
                 ReadStep::Close => return IoOutcome::close(passed),
-                ReadStep::Wait | ReadStep::EndOfStream if self.is_broken.get() => return IoOutcome::close(passed),
+                ReadStep::Wait | ReadStep::EndOfStream if self.sending.is_broken.get() => {
+                    return IoOutcome::close(passed);
+                }
                 ReadStep::Wait => return IoOutcome::open(passed),
                 ReadStep::EndOfStream => return IoOutcome { close: false, bytes: passed, end_of_stream: true },
             }
@@ -123,13 +150,13 @@ impl Conn {
     pub(crate) fn pass_on(&self, bytes: &[u8], passed: &mut usize) {
         if self.key.get().is_some() {
             // Envoy accepts bytes only within its read hook.
-            self.pending_in.borrow_mut().extend_from_slice(bytes);
+            self.receiving.pending.borrow_mut().extend_from_slice(bytes);
             return;
         }
         self.socket.pass_on(bytes);
         *passed += bytes.len();
         if let Some(other) = self.peer_conn.borrow().upgrade() {
-            other.envoy_buffered.set(other.envoy_buffered.get() + bytes.len());
+            other.sending.envoy_buffered.set(other.sending.envoy_buffered.get() + bytes.len());
             other.onload();
         }
     }
@@ -139,9 +166,9 @@ impl Conn {
         if self.key.get().is_some() {
             self.forward(bytes, &mut 0);
         } else {
-            self.pending_in.borrow_mut().extend_from_slice(bytes);
+            self.receiving.pending.borrow_mut().extend_from_slice(bytes);
         }
-        if !self.pending_in.borrow().is_empty() {
+        if !self.receiving.pending.borrow().is_empty() {
             self.onload();
             self.socket.set_readable();
         }
@@ -150,12 +177,12 @@ impl Conn {
     /// Forwards bytes to the other connection, directly if possible. The rest goes through Envoy's buffers. To keep the
     /// order, all later bytes take the same way until these buffers are empty.
     pub(crate) fn forward(&self, bytes: &[u8], passed: &mut usize) {
-        let sent = if self.pending_in.borrow().is_empty() {
+        let sent = if self.receiving.pending.borrow().is_empty() {
             self.peer_conn.borrow().upgrade().map_or(0, |other| other.send_direct(bytes))
         } else {
             0
         };
-        self.unreported_rx.set(self.unreported_rx.get() + sent);
+        self.receiving.unreported.set(self.receiving.unreported.get() + sent);
         if sent < bytes.len() {
             self.pass_on(&bytes[sent..], passed);
         }

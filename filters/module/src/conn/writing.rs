@@ -1,5 +1,7 @@
 //! Sends bytes to the peer: those of the other connection of the session, and the module's own.
 
+use std::cell::{Cell, RefCell};
+
 use envoy_abi::socket::{Io, IoOutcome};
 use tls::Stream;
 
@@ -8,6 +10,34 @@ use crate::switches;
 
 /// How much plaintext is encrypted at a time. The rest waits in Envoy's write buffer.
 const SEAL_BYTES: usize = 64 * 1024;
+
+/// How far the connection's sending side has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum SendingState {
+    #[default]
+    Open,
+    /// TLS has ended, and nothing more is sent.
+    Finished,
+    FinSent,
+}
+
+#[derive(Default)]
+pub(super) struct SendingSide {
+    pub(super) state: Cell<SendingState>,
+    /// Bytes may be sent directly.
+    pub(super) is_direct: Cell<bool>,
+    /// Unsent bytes of the module itself that are not encrypted. They go before those of TLS.
+    pub(super) outbox: RefCell<Vec<u8>>,
+    /// Bytes at the front of Envoy's write buffer, or on their way there, that are already encrypted. They stay in the
+    /// buffer until they are sent, since Envoy may close a connection whose write buffer is empty.
+    pub(super) sealed: Cell<usize>,
+    /// Bytes for the peer that Envoy buffers.
+    pub(super) envoy_buffered: Cell<usize>,
+    /// Bytes that were sent directly, and are not reported to Envoy yet.
+    pub(super) unreported: Cell<usize>,
+    /// A write has failed, since the connection is broken.
+    pub(super) is_broken: Cell<bool>,
+}
 
 impl Conn {
     /// Writes to the descriptor. If the socket buffer is full, the connection returns to Envoy, which waits for room.
@@ -23,9 +53,9 @@ impl Conn {
     /// must pass the rest to Envoy's write buffer, even if these bytes are already encrypted.
     pub(super) fn send_direct(&self, bytes: &[u8]) -> usize {
         if !self.may_send_directly()
-            || self.envoy_buffered.get() > 0
-            || self.is_finished.get()
-            || !self.outbox.borrow().is_empty()
+            || self.sending.envoy_buffered.get() > 0
+            || self.sending.state.get() != SendingState::Open
+            || !self.sending.outbox.borrow().is_empty()
         {
             return 0;
         }
@@ -37,7 +67,7 @@ impl Conn {
                 match self.send_outgoing(stream) {
                     Io::Done(_) => Io::Done(bytes.len()),
                     Io::WouldBlock => {
-                        self.sealed.set(bytes.len());
+                        self.sending.sealed.set(bytes.len());
                         Io::WouldBlock
                     }
                     Io::Broken => Io::Broken,
@@ -49,15 +79,15 @@ impl Conn {
             Io::WouldBlock => 0,
             Io::Broken => {
                 // Envoy's hooks have to close this connection. Its last event may already be handled, so trigger them.
-                self.is_broken.set(true);
+                self.sending.is_broken.set(true);
                 self.onload();
                 self.socket.set_readable();
                 self.socket.set_writable();
                 bytes.len()
             }
         };
-        let unreported = self.unreported_tx.get() + taken;
-        self.unreported_tx.set(unreported);
+        let unreported = self.sending.unreported.get() + taken;
+        self.sending.unreported.set(unreported);
         if unreported >= MAX_UNREPORTED_BYTES {
             self.socket.set_writable();
         }
@@ -67,14 +97,14 @@ impl Conn {
     /// While offloading is switched off, bytes are sent directly only to offloaded connections. Only a migrating
     /// session has such connections then.
     fn may_send_directly(&self) -> bool {
-        self.is_direct.get() && (switches::is_offload_on() || self.key.get().is_some())
+        self.sending.is_direct.get() && (switches::is_offload_on() || self.key.get().is_some())
     }
 
     /// Sends the module's own bytes. Those that do not fit now are queued, and sent before any other bytes.
     pub(crate) fn write_or_queue(&self, bytes: &[u8]) -> Io {
         match &mut *self.tls.borrow_mut() {
             Some(stream) => stream.send(bytes),
-            None => self.outbox.borrow_mut().extend_from_slice(bytes),
+            None => self.sending.outbox.borrow_mut().extend_from_slice(bytes),
         }
         self.flush()
     }
@@ -93,7 +123,7 @@ impl Conn {
 
     /// Sends the queued bytes. `Done`: all are sent; `WouldBlock`: some are still queued.
     pub(crate) fn flush(&self) -> Io {
-        let mut outbox = self.outbox.borrow_mut();
+        let mut outbox = self.sending.outbox.borrow_mut();
         while !outbox.is_empty() {
             match self.send(&outbox) {
                 Io::Done(sent) => drop(outbox.drain(..sent)),
@@ -110,7 +140,7 @@ impl Conn {
 
     /// Drops the queued bytes, since the peer is gone.
     pub(crate) fn discard_unsent(&self) {
-        self.outbox.borrow_mut().clear();
+        self.sending.outbox.borrow_mut().clear();
         if let Some(stream) = &mut *self.tls.borrow_mut() {
             stream.sent(stream.outgoing().len());
         }
@@ -130,8 +160,8 @@ impl Conn {
     /// is sent from the buffer. Also reports directly sent bytes to Envoy, for its counters.
     pub(crate) fn write(&self, end: bool) -> IoOutcome {
         let written = self.write_buffer(end);
-        self.envoy_buffered.set(self.envoy_buffered.get().saturating_sub(written.bytes));
-        IoOutcome { bytes: written.bytes + self.unreported_tx.take(), ..written }
+        self.sending.envoy_buffered.set(self.sending.envoy_buffered.get().saturating_sub(written.bytes));
+        IoOutcome { bytes: written.bytes + self.sending.unreported.take(), ..written }
     }
 
     fn write_buffer(&self, end: bool) -> IoOutcome {
@@ -165,8 +195,8 @@ impl Conn {
 
     /// Removes the encrypted bytes from Envoy's write buffer after they were sent.
     fn remove_sealed(&self) -> usize {
-        let length = self.sealed.get().min(self.socket.write_buffer_length());
-        self.sealed.set(self.sealed.get() - length);
+        let length = self.sending.sealed.get().min(self.socket.write_buffer_length());
+        self.sending.sealed.set(self.sending.sealed.get() - length);
         if length > 0 { self.socket.take_from_write_buffer(|_| length) } else { 0 }
     }
 
@@ -185,7 +215,7 @@ impl Conn {
             }
             0
         });
-        self.sealed.set(sealed);
+        self.sending.sealed.set(sealed);
         match self.flush() {
             Io::Done(_) => Io::Done(self.remove_sealed()),
             other => other,
@@ -200,15 +230,17 @@ impl Conn {
     }
 
     fn finish_tls(&self) {
-        if !self.is_finished.replace(true)
-            && let Some(stream) = self.tls.borrow_mut().as_mut()
-        {
+        if self.sending.state.get() != SendingState::Open {
+            return;
+        }
+        self.sending.state.set(SendingState::Finished);
+        if let Some(stream) = self.tls.borrow_mut().as_mut() {
             stream.finish();
         }
     }
 
     fn send_fin(&self) {
-        if !self.is_fin_sent.replace(true) {
+        if self.sending.state.replace(SendingState::FinSent) != SendingState::FinSent {
             self.socket.shutdown_write();
         }
     }
@@ -216,7 +248,7 @@ impl Conn {
     /// Sends `error` and a FIN before the connection is closed, and discards unread bytes. If a socket is closed with
     /// unread bytes, the kernel sends a reset, which may overtake the error and the bytes that Envoy has written.
     pub(crate) fn close_gracefully(&self, error: &[u8]) {
-        if !error.is_empty() && !self.is_finished.get() {
+        if !error.is_empty() && self.sending.state.get() == SendingState::Open {
             let _ = self.write_or_queue(error);
         }
         self.finish();
