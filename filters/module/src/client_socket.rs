@@ -1,4 +1,4 @@
-//! The socket to a client: answers its SSLRequest, relays its login, then passes on what the tracker has seen.
+//! The socket to a client: answers the SSLRequest, relays the login, and then forwards the tracked commands.
 
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
@@ -20,11 +20,11 @@ use crate::refresh::{Refresher, non_empty_path};
 use crate::session::{Event, REJECTION_TIMEOUT, Session, SessionPhase};
 use crate::worker::WorkerContext;
 
-/// The key of all listeners that were given none. Making one takes a while, and a new listener must not surprise
-/// clients that remember the old one.
+/// The key of all listeners that have no configured key. A changed listener keeps this key, since clients may have
+/// cached its public part, and generating a key takes long.
 static PASSWORD_KEY: OnceLock<Arc<RsaPasswordKey>> = OnceLock::new();
 
-/// What all client sockets of a listener share.
+/// The options that all client sockets of a listener share.
 struct ClientSocketOptions {
     client_tls: ClientTls,
     compression: Compression,
@@ -81,10 +81,10 @@ struct ClientConn {
     conn: Rc<Conn>,
     options: Arc<ClientSocketOptions>,
     session: OnceCell<Rc<Session>>,
-    /// The client was sent an error, and is expected to close.
+    /// The module has sent an error to the client, which is expected to close.
     is_rejected: Cell<bool>,
-    /// What the client sent before it closed its connection while it was held. It is passed on when the client is not held
-    /// any more.
+    /// Bytes that were read from a held client that has closed its connection. They are forwarded when the client is no
+    /// longer held.
     held_input: RefCell<Vec<u8>>,
 }
 
@@ -98,7 +98,7 @@ impl ClientConn {
         }
         if !self.conn.has_tls() {
             return match self.advance_login(session, bytes, passed) {
-                // What stands behind an SSLRequest is TLS already.
+                // The bytes after an SSLRequest are TLS.
                 (taken, ReadStep::Continue) if self.conn.has_tls() => {
                     self.receive_tls(session, &bytes[taken..], passed)
                 }
@@ -110,8 +110,8 @@ impl ClientConn {
 
     fn receive_tls(&self, session: &Rc<Session>, ciphertext: &[u8], passed: &mut usize) -> ReadStep {
         self.conn.worker.buffers.with_scratch(|plain| {
-            let closed = match self.conn.decrypt(ciphertext, plain) {
-                Ok(closed) => closed,
+            let is_closed = match self.conn.decrypt(ciphertext, plain) {
+                Ok(is_closed) => is_closed,
                 Err(ReadError::Tls(error)) => {
                     envoy_abi::log!(Debug, "TLS with a client failed: {error}");
                     return ReadStep::Close;
@@ -124,17 +124,17 @@ impl ClientConn {
                 self.pass_to_node(session, plain, passed)
             } else {
                 let (_, step) = self.advance_login(session, plain, passed);
-                secret::wipe(plain); // it may hold a password, and others use this buffer
+                secret::wipe(plain); // the shared buffer may contain a password
                 step
             };
             match step {
-                ReadStep::Continue if closed => self.on_end_of_stream(),
+                ReadStep::Continue if is_closed => self.on_end_of_stream(),
                 step => step,
             }
         })
     }
 
-    /// The client will send no more. In the middle of its login it has gone.
+    /// The client will send no more bytes. If its login is not complete, the session ends.
     fn on_end_of_stream(&self) -> ReadStep {
         let is_over = self.session.get().is_none_or(|session| {
             session.handle(Event::ClientFinished);
@@ -143,9 +143,9 @@ impl ClientConn {
         if is_over { ReadStep::Close } else { ReadStep::EndOfStream }
     }
 
-    /// The client has closed or reset its connection while it is held. If it has sent nothing before that but COM_QUIT, the
-    /// session ends at once, since the node for which the client is held may never answer. Anything else may be a statement,
-    /// which runs after the migration.
+    /// A held client has closed or reset its connection. If it has sent nothing or only COM_QUIT before, the session
+    /// ends at once, since the node that the module waits for may never answer. Other bytes may be a statement, which
+    /// runs after the migration.
     fn on_end_while_held(&self, buffer: &mut [u8]) -> ReadStep {
         let mut input = self.held_input.borrow_mut();
         while input.len() <= QUIT.len() {
@@ -162,8 +162,8 @@ impl ClientConn {
                 }
             };
             if is_at_end {
-                let has_left = input.is_empty() || *input == QUIT;
-                return if has_left { ReadStep::Close } else { ReadStep::Wait };
+                let has_quit = input.is_empty() || *input == QUIT;
+                return if has_quit { ReadStep::Close } else { ReadStep::Wait };
             }
         }
         ReadStep::Wait
@@ -186,10 +186,10 @@ impl ClientConn {
         ReadStep::Continue
     }
 
-    /// Answers the client's command with an error. The session ends with it.
+    /// Answers the client's command with an error, and ends the session.
     fn reject_command(&self, session: &Rc<Session>, why: ProxyError) -> ReadStep {
         if self.conn.has_unsent() {
-            return ReadStep::Close; // the error would come before what the node has sent
+            return ReadStep::Close; // the error would overtake unsent bytes of the node
         }
         let _ = self.conn.write_or_queue(&why.packet(1, true));
         self.is_rejected.set(true);
@@ -198,7 +198,7 @@ impl ClientConn {
         ReadStep::Yield
     }
 
-    /// Returns how many bytes were taken; the rest matters behind an SSLRequest only.
+    /// Relays bytes of the login. Returns how many bytes were taken. The rest matters only after an SSLRequest.
     fn advance_login(&self, session: &Rc<Session>, bytes: &[u8], passed: &mut usize) -> (usize, ReadStep) {
         let mut output = Output::default();
         let (taken, progress) = session.login_from_client(bytes, &*self.options.password_key, &mut output);
@@ -236,7 +236,7 @@ impl TransportSocket for ClientSocket {
             let rules = Rules {
                 client_tls: self.0.options.client_tls,
                 compression: self.0.options.compression,
-                // The socket to the node knows these two.
+                // The socket to the node sets these two.
                 node_tls: NodeTls::Disabled,
                 allow_cleartext_backend: false,
             };
@@ -256,7 +256,7 @@ impl TransportSocket for ClientSocket {
 
     fn write(&self, end: bool) -> IoOutcome {
         if self.0.conn.is_broken() {
-            return IoOutcome::close(0); // Envoy may not be reading it
+            return IoOutcome::close(0); // Envoy may not call the read hook
         }
         let outcome = self.0.conn.write(end);
         if outcome.bytes > 0
@@ -295,7 +295,7 @@ impl OffloadedConn for ClientConn {
 
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> ReadStep {
         if self.session.get().is_some_and(|session| session.migration.is_client_held()) {
-            // It is rearmed when the client is not held any more.
+            // The connection is rearmed when the client is no longer held.
             return if self.conn.has_end_event() { self.on_end_while_held(buffer) } else { ReadStep::Wait };
         }
         let held_input = self.held_input.take();
@@ -312,10 +312,10 @@ impl OffloadedConn for ClientConn {
             Io::Broken => ReadStep::Close,
         };
         if let (true, Io::Done(length)) = (is_login, received.io) {
-            secret::wipe(&mut buffer[..length]); // it may hold a password, too
+            secret::wipe(&mut buffer[..length]); // it may contain a password
         }
         match step {
-            // If the client has reset its connection right behind this, writing the response finds it.
+            // If the client has reset its connection after these bytes, sending the response fails.
             ReadStep::Continue
                 if !received.more
                     && (self.conn.is_offloaded()
@@ -338,7 +338,8 @@ impl Drop for ClientSocket {
     fn drop(&mut self) {
         offload::onload(&self.0.conn, true);
         if let Some(session) = self.0.session.get() {
-            session.handle(Event::ClientClosed { by_client: false }); // in case Envoy destroys a socket that it did not close
+            // In case Envoy destroys a socket without closing it.
+            session.handle(Event::ClientClosed { by_client: false });
             session.worker.sessions.remove(session);
         }
     }

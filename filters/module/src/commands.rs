@@ -1,4 +1,4 @@
-//! A session's commands as they begin and end: counted with their errors, and timed.
+//! Counts and times the commands of a session, and counts their errors.
 
 use std::time::Instant;
 
@@ -10,21 +10,21 @@ use crate::node::{self, Counts};
 /// The commands of one session.
 #[derive(Debug, Default)]
 pub(crate) struct Commands {
-    /// How many were begun and have not ended.
+    /// How many commands have begun and not ended.
     outstanding: u32,
-    /// When the first of them began, or was left to be the first.
+    /// When the node started with the first outstanding command: when it began, or when the command before ended.
     started_at: Option<Instant>,
-    /// When the last one ended.
+    /// When the last command ended.
     idle_since: Option<Instant>,
-    /// The node has asked for the password itself.
+    /// How the node has requested the password itself.
     password_request: Option<PasswordRequest>,
     /// The client has sent COM_QUIT.
     has_quit: bool,
-    /// A command that changes who the session is, or what it may do.
+    /// The progress since the last [`Self::take_identity_change`].
     identity_change: IdentityChange,
 }
 
-/// How far COM_CHANGE_USER or COM_SET_OPTION is.
+/// The progress of COM_CHANGE_USER or COM_SET_OPTION, which change the session's identity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum IdentityChange {
     #[default]
@@ -35,12 +35,12 @@ pub(crate) enum IdentityChange {
 }
 
 impl Commands {
-    /// An observer that counts in `counts`.
+    /// An observer that adds to `counts`.
     pub(crate) fn recorder<'a>(&'a mut self, counts: &'a Counts) -> CommandRecorder<'a> {
         CommandRecorder { commands: self, counts }
     }
 
-    /// When the last one ended; None: there was none.
+    /// When the last command ended. None: no command has ended.
     pub(crate) fn idle_since(&self) -> Option<Instant> {
         self.idle_since
     }
@@ -55,7 +55,7 @@ impl Commands {
         self.has_quit
     }
 
-    /// The progress of such a command since the last call.
+    /// The progress of a command that changes the identity, since the last call.
     pub(crate) fn take_identity_change(&mut self) -> IdentityChange {
         std::mem::take(&mut self.identity_change)
     }
@@ -98,7 +98,7 @@ impl CommandObserver for CommandRecorder<'_> {
         }
         let now = Instant::now();
         self.commands.idle_since = Some(now);
-        // A node works on commands that were sent ahead one after the other.
+        // A node runs pipelined commands one after the other.
         let next_started_at = (self.commands.outstanding > 0).then_some(now);
         if let Some(since) = std::mem::replace(&mut self.commands.started_at, next_started_at) {
             let took = u64::try_from((now - since).as_micros()).unwrap_or(u64::MAX);

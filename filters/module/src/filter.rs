@@ -1,4 +1,4 @@
-//! The network filter: begins a session, keeps to the limit of clients, ends it when its time is up.
+//! The network filter: begins a session, and enforces the limits of clients and logins.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -13,10 +13,11 @@ use crate::login_limits::LoginLimits;
 use crate::session::Session;
 use crate::worker::WorkerContext;
 
-/// The key of filter state whose hash Envoy shows to the load-balancing policy.
+/// The key of the filter state whose hash Envoy passes to the load-balancing policy.
 const HASHED: &str = "envoy.hashable_string";
 
-/// Clients of this process that are served; a changed listener must not forget those of the old one.
+/// How many clients this process serves. Not kept per listener, since a changed listener must count the clients of the
+/// old listener.
 static CLIENTS: AtomicU64 = AtomicU64::new(0);
 
 pub(crate) struct SessionFilterFactory {
@@ -27,9 +28,9 @@ pub(crate) struct SessionFilterFactory {
 
 impl SessionFilterFactory {
     pub(crate) fn new(config: &config::SessionFilterConfig) -> Self {
-        let most = if config.max_connections >= 1.0 { config.max_connections as u64 } else { u64::MAX };
+        let max_clients = if config.max_connections >= 1.0 { config.max_connections as u64 } else { u64::MAX };
         Self {
-            max_clients: most,
+            max_clients,
             login_limits: Arc::new(LoginLimits::new(&config.login_limits)),
             has_access_log: config.access_log,
         }
@@ -57,20 +58,20 @@ impl FilterFactory for SessionFilterFactory {
 struct SessionFilter {
     filter: Filter,
     session: Rc<Session>,
-    /// None: there are as many as there may be.
+    /// None: the maximum number of clients is reached.
     client_slot: Option<ClientSlot>,
     login_limits: Arc<LoginLimits>,
     has_access_log: bool,
 }
 
-/// A client that is served.
+/// Counts one client as long as this value exists.
 struct ClientSlot;
 
 impl ClientSlot {
-    /// Takes a slot, unless `max_clients` are taken.
-    fn try_acquire(most: u64) -> Option<Self> {
-        let more = |clients| (clients < most).then_some(clients + 1);
-        CLIENTS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok().map(|_| Self)
+    /// None: `max_clients` slots are taken.
+    fn try_acquire(max_clients: u64) -> Option<Self> {
+        let increment = |clients| (clients < max_clients).then_some(clients + 1);
+        CLIENTS.fetch_update(Ordering::Relaxed, Ordering::Relaxed, increment).ok().map(|_| Self)
     }
 }
 

@@ -1,7 +1,8 @@
-//! A login that fails over to another node, because the first one has greeted and then answers that it is full.
+//! Fails a login over to another node, after the first node has greeted and then answered the login with the error that
+//! it is full.
 //!
-//! The connections to other nodes belong to the module. The one on which the login continues replaces the first one under
-//! Envoy's descriptor, as in a migration.
+//! The module opens the connections to other nodes. The connection to the node that accepts the login replaces the
+//! first connection under Envoy's descriptor, as in a migration.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -26,23 +27,23 @@ const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(2);
 pub(crate) struct LoginFailover {
     session: Weak<Session>,
     upstream: Rc<dyn UpstreamSocket>,
-    /// The login as it starts at each node.
+    /// The initial state of the login at each node.
     login: LoginAttempt,
     attempt: RefCell<LoginAttempt>,
     target_node: RefCell<Option<TargetNode>>,
     target_conn: WatchedTargetConn,
-    /// The failure to report if the connection to the present node ended now.
+    /// The failure to report if the connection to the present target ended now.
     failure_on_close: Cell<ConnectFailure>,
     deadline: RefCell<Option<Deadline>>,
-    /// The node that is full, and its endpoint.
+    /// The node that was full first, and its endpoint.
     first_node: Option<Rc<WorkerNode>>,
     first_endpoint: Option<Arc<MonitoredEndpoint>>,
-    /// The error of that node, for the client if no other node takes the login.
+    /// The error of the first node. The client gets it if no other node accepts the login.
     full_error: Vec<u8>,
 }
 
 impl LoginFailover {
-    /// False: there is no other node, and the client gets the error of the first one.
+    /// Starts a failover. False: there is no other node, and the client gets the error of the first node.
     pub(crate) fn start(
         session: &Rc<Session>,
         upstream: Rc<dyn UpstreamSocket>,
@@ -71,7 +72,7 @@ impl LoginFailover {
         has_target
     }
 
-    /// Connects to the next node. False: there is none.
+    /// Connects to the next node. False: there is no other node.
     fn try_next(self: &Rc<Self>, session: &Rc<Session>) -> bool {
         while let Some(next) = session.next_login_target() {
             let endpoint = reachability::monitor(&next.endpoint, &next.node.shared.name);
@@ -92,14 +93,14 @@ impl LoginFailover {
         false
     }
 
-    /// The present node cannot be used.
+    /// Reports that the present target cannot be used.
     fn report_failure(&self, failure: ConnectFailure) {
         if let Some(node) = &*self.target_node.borrow() {
             self.upstream.report_connect_failure(&node.node, &node.endpoint, failure);
         }
     }
 
-    /// Tries the next node. If there is none, the client gets the error of the first one.
+    /// Tries the next node. If there is no other node, the client gets the error of the first node.
     fn fail_over(self: &Rc<Self>) {
         self.target_conn.close();
         let Some(session) = self.session.upgrade() else { return };
@@ -108,7 +109,7 @@ impl LoginFailover {
         }
     }
 
-    /// The login fails with the error of the first node, as whose failure it counts.
+    /// Assigns the session to the first node, at which the failed login then counts.
     fn return_to_first_node(&self) {
         if let (Some(session), Some(node)) = (self.session.upgrade(), &self.first_node) {
             session.set_login_node(node, self.first_endpoint.clone());
@@ -121,7 +122,7 @@ impl LoginFailover {
         self.upstream.receive_login(&self.full_error);
     }
 
-    /// The login has timed out, or the session has ended. Returns the error of the first node.
+    /// Stops the failover, after a timeout or the end of the session. Returns the error of the first node.
     pub(crate) fn abandon(&self) -> &[u8] {
         self.deadline.replace(None);
         self.target_conn.close();
@@ -129,7 +130,7 @@ impl LoginFailover {
         &self.full_error
     }
 
-    /// Applies an action at the present node. Ok(false): that node cannot take the login.
+    /// Applies an action at the present target. Ok(false): the target cannot accept the login.
     fn apply(&self, next: FailoverAction) -> Result<bool, TargetLost> {
         match next {
             FailoverAction::Wait => {}
@@ -147,8 +148,8 @@ impl LoginFailover {
             }
             FailoverAction::MissingCapability => return Ok(false),
             FailoverAction::Error | FailoverAction::Invalid => {
-                let invalid = next == FailoverAction::Invalid;
-                self.report_failure(if invalid { ConnectFailure::Invalid } else { ConnectFailure::Error });
+                let is_invalid = next == FailoverAction::Invalid;
+                self.report_failure(if is_invalid { ConnectFailure::Invalid } else { ConnectFailure::Error });
                 return Ok(false);
             }
             FailoverAction::Answer(bytes) => self.switch(&bytes),
@@ -156,7 +157,7 @@ impl LoginFailover {
         Ok(true)
     }
 
-    /// The connection to the present node replaces that to the first one.
+    /// Replaces the connection to the first node by the connection to the present target.
     fn switch(&self, answer: &[u8]) {
         let Some(session) = self.session.upgrade() else { return };
         let Some((target, key)) = self.target_conn.take() else { return };
@@ -177,7 +178,7 @@ impl LoginFailover {
 }
 
 impl DeadlineOwner for LoginFailover {
-    /// The present node takes too long.
+    /// The present target takes too long.
     fn on_deadline(self: Rc<Self>) {
         self.report_failure(self.failure_on_close.get());
         self.fail_over();
@@ -205,7 +206,7 @@ impl AuxFd for LoginFailover {
                     self.target_conn.with(|target| target.send(&login)).map(|()| true)
                 }
                 (Ok(false), _) => Ok(false),
-                // The connection is that of the session now, which notices its end itself.
+                // The session uses this connection now, and notices itself that the connection has ended.
                 (Ok(true), Err(TargetLost)) if !self.target_conn.is_open() => Ok(true),
                 (taken, secured) => secured.and(taken),
             }
@@ -229,7 +230,7 @@ impl LoginFailover {
 }
 
 impl Session {
-    /// The next node that the login may fail over to, within the group of its node.
+    /// The next node that the login may fail over to, within the group of the session's node.
     fn next_login_target(&self) -> Option<TargetNode> {
         let node = self.node()?;
         self.worker.hosts.find_login_target(&node, |endpoint| self.has_tried(endpoint))

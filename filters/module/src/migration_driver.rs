@@ -1,7 +1,7 @@
 //! Drives one migration: applies the effects of [`migration::state_machine`] to the module's sockets.
 //!
-//! The connection to the target belongs to the module until the session is restored. Then it replaces the old connection
-//! under Envoy's descriptor, so that Envoy notices nothing.
+//! The module opens the connection to the target. When the target has restored the session, this connection replaces
+//! the old connection under Envoy's descriptor. Envoy does not notice this.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -29,9 +29,9 @@ use crate::target_conn::{TargetFault, TargetLost};
 use crate::watched_target_conn::WatchedTargetConn;
 use crate::{clock, migration_scheduler, states_memory};
 
-/// A session's socket to its node.
+/// The socket of a session to its node.
 pub(crate) trait UpstreamSocket: OffloadedConn {
-    /// What is sent to a node before its greeting.
+    /// The PROXY header that is sent to a node before its greeting. Empty: none.
     fn proxy_header(&self) -> Vec<u8>;
     /// Whether a connection to another node needs TLS.
     fn target_tls(&self) -> NodeTls;
@@ -39,7 +39,7 @@ pub(crate) trait UpstreamSocket: OffloadedConn {
     fn create_tls(&self, name: &str) -> Option<Result<Stream, TlsError>>;
     /// Processes bytes of the login that the module itself has received from a node.
     fn receive_login(&self, bytes: &[u8]);
-    /// A node could not be used at that endpoint.
+    /// Counts that a node could not be used at that endpoint, and ejects the node if necessary.
     fn report_connect_failure(&self, node: &WorkerNode, endpoint: &str, failure: ConnectFailure);
 }
 
@@ -48,7 +48,7 @@ pub(crate) trait UpstreamSocket: OffloadedConn {
 pub(crate) enum MigrationResult {
     Migrated,
     Aborted(AbortReason),
-    /// The old node is gone, and no target has restored the session.
+    /// The session has lost its old node, and no target has restored the session.
     Lost,
 }
 
@@ -85,9 +85,9 @@ pub(crate) const REASON_NO_NODE: &str = "no_node";
 /// The target cannot be reached, or no connection can be made at all.
 pub(crate) const REASON_UNREACHABLE: &str = "unreachable";
 
-/// Counts a migration by its reason. A cancelled one is not counted.
+/// Counts a migration by its reason. A cancelled migration is not counted.
 pub(crate) fn count_result(reason: &str, counts: &Counts) {
-    if let Some(index) = MIGRATION_RESULTS.iter().position(|(_, one)| *one == reason) {
+    if let Some(index) = MIGRATION_RESULTS.iter().position(|(_, name)| *name == reason) {
         counts.migrations[index].add(1);
     }
 }
@@ -101,9 +101,9 @@ pub(crate) struct MigrationDriver {
     deadline: RefCell<Option<Deadline>>,
     started_at: Instant,
     is_finished: Cell<bool>,
-    /// The session's node was gone before the migration started.
+    /// The session's node had failed before the migration started.
     is_failover: bool,
-    /// The session's node is gone.
+    /// The session's node has failed.
     is_old_node_gone: Cell<bool>,
     slots: Cell<MigrationSlots>,
     export_guard: Cell<Option<ExportGuard>>,
@@ -112,17 +112,17 @@ pub(crate) struct MigrationDriver {
 /// The slots that a migration occupies. Their numbers are limited for all migrations together.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct MigrationSlots {
-    /// Migrations that run at the same time.
+    /// A slot of the migrations that run at the same time.
     pub(crate) running: bool,
-    /// Migrations that started while their session was busy, so that they may have to wait.
+    /// A slot of the migrations that started while their session was busy, so that they may have to wait.
     pub(crate) waiting: bool,
-    /// Migrations that hold their client.
+    /// A slot of the migrations that hold their client.
     pub(crate) holding: bool,
 }
 
 impl MigrationDriver {
-    /// Starts a migration. `snapshot`: the session's states, if its node is gone. None: no connection can be made or
-    /// watched.
+    /// Starts a migration. `snapshot`: the session's states, for a failover. None: a connection to the target cannot be
+    /// made or watched.
     pub(crate) fn start(
         session: &Rc<Session>,
         upstream: Rc<dyn UpstreamSocket>,
@@ -153,7 +153,8 @@ impl MigrationDriver {
         let aux_fd: Weak<dyn AuxFd> = Rc::downgrade(&(Rc::clone(&driver) as Rc<dyn AuxFd>));
         driver.target_conn.connect(&*driver.upstream, driver.target_node.address, aux_fd)?;
         driver.update_deadline();
-        // Sessions on their way are counted. Otherwise all that start together would choose the same node.
+        // A migrating session counts at its target. Otherwise all migrations that start together would choose the same
+        // node.
         driver.target_node.node.shared.sessions.fetch_add(1, Ordering::Relaxed);
         Some(driver)
     }
@@ -172,7 +173,7 @@ impl MigrationDriver {
         }
     }
 
-    /// Whether nothing of the client may be passed on.
+    /// Whether the client is held: its bytes must not be forwarded.
     pub(crate) fn is_client_held(&self) -> bool {
         self.migration.borrow().is_client_held()
     }
@@ -182,7 +183,7 @@ impl MigrationDriver {
         self.migration.borrow_mut().take_snapshot()
     }
 
-    /// How long the session's node lets it be idle, if that is known.
+    /// How long the session's node allows the session to be idle. None: unknown.
     pub(crate) fn wait_timeout(&self) -> Option<Duration> {
         self.migration.borrow().wait_timeout()
     }
@@ -192,27 +193,27 @@ impl MigrationDriver {
         self.migration.borrow().is_without_old_node()
     }
 
-    /// Whether the old node owes an answer.
+    /// Whether the old node owes a response.
     pub(crate) fn awaits_old_node(&self) -> bool {
         self.migration.borrow().awaits_old_node()
     }
 
-    /// Whether the session's node was gone before: then the migration must not be cancelled.
+    /// Whether the session's node had failed before the migration started. Such a migration must not be cancelled.
     pub(crate) fn is_failover(&self) -> bool {
         self.is_failover
     }
 
-    /// Whether the target is draining itself.
+    /// Whether the target is draining, too.
     pub(crate) fn is_target_draining(&self) -> bool {
         self.target_node.node.is_draining()
     }
 
-    /// Whether the target is ready, and only waits for the session to be idle.
+    /// Whether the target is ready, and the migration only waits until the session is idle.
     pub(crate) fn is_waiting_for_idle(&self) -> bool {
         self.migration.borrow().step() == MigrationStep::WaitingForIdle && !self.is_client_held()
     }
 
-    /// The session is idle, and no bytes of it are on their way.
+    /// Starts the export. The session must be idle, without bytes in transit.
     pub(crate) fn start_export(&self, identity: Identity) {
         self.slots.set(MigrationSlots { holding: true, ..self.slots.get() });
         self.export_guard.set(Some(self.upstream.conn().worker.states.begin_export()));
@@ -224,7 +225,7 @@ impl MigrationDriver {
         self.slots.set(MigrationSlots { waiting: true, ..self.slots.get() });
     }
 
-    /// Takes the slots, which must be released.
+    /// Takes the slots. The caller must release them.
     pub(crate) fn take_slots(&self) -> MigrationSlots {
         self.slots.take()
     }
@@ -239,23 +240,23 @@ impl MigrationDriver {
         self.migration.borrow_mut().on_old_conn_closed();
     }
 
-    /// The old node is gone.
+    /// The old node has failed.
     pub(crate) fn on_old_node_lost(&self) {
         self.is_old_node_gone.set(true);
         self.advance(|migration, _| migration.on_old_node_lost());
     }
 
-    /// The target is gone.
+    /// The target has failed or has closed the connection.
     pub(crate) fn on_target_lost(&self) {
         self.advance(Migration::on_target_lost);
     }
 
-    /// All bytes of the old node were read. If the switch only waited for that, it follows now.
+    /// All bytes of the old node have been read. Switches if the switch has waited for this.
     pub(crate) fn retry_switch(&self) {
         self.advance(|migration, _| migration.retry_switch());
     }
 
-    /// The session does not need to migrate any more.
+    /// The session no longer needs to migrate.
     pub(crate) fn cancel(&self) {
         self.advance(|migration, now| migration.cancel(now));
     }
@@ -313,10 +314,10 @@ impl MigrationDriver {
     fn switch(&self) -> Result<(), TargetFault> {
         let conn = self.upstream.conn();
         if !self.target_conn.with(|target| Ok::<_, TargetLost>(target.has_sent_all()))? {
-            return Err(TargetFault::Invalid); // it has confirmed states that it has not received
+            return Err(TargetFault::Invalid); // the target has confirmed states that it cannot have received
         }
         if !self.is_old_node_gone.get() && conn.has_unread() {
-            // It may be a FIN, after KILL: that is read first. Then `retry_switch` follows.
+            // The end of the connection after KILL may be unread. It is read first, and then `retry_switch` is called.
             offload::rearm(conn);
             return Ok(());
         }
@@ -351,7 +352,7 @@ impl MigrationDriver {
         }
     }
 
-    /// The migration no longer counts as a session of the target.
+    /// Stops counting the migration as a session of the target, and releases the reserved quota.
     fn release_target(&self) {
         if !self.is_finished.replace(true) {
             self.target_node.node.shared.sessions.fetch_sub(1, Ordering::Relaxed);
@@ -368,7 +369,7 @@ impl MigrationDriver {
 }
 
 impl DeadlineOwner for MigrationDriver {
-    /// The present step takes too long.
+    /// The present step of the migration takes too long.
     fn on_deadline(self: Rc<Self>) {
         self.advance(Migration::on_deadline);
     }
@@ -398,7 +399,7 @@ impl AuxFd for MigrationDriver {
 }
 
 impl MigrationDriver {
-    /// The target has closed the connection. If its process list shows the session already, the cause may be a KILL.
+    /// The target has closed the connection. After the login this may be the effect of a KILL.
     fn on_target_closed(&self) {
         let session =
             self.session.upgrade().filter(|_| self.migration.borrow().is_logged_in() && !self.is_finished.get());

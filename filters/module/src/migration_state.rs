@@ -1,4 +1,4 @@
-//! Whether a session is to migrate, when, and how far its migration is.
+//! Whether and when a session is to migrate, and the progress of its migration.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -19,9 +19,9 @@ const REBALANCE_COOLDOWN: Duration = Duration::from_secs(60);
 enum MigrationRequest {
     #[default]
     None,
-    /// It is in the queue, or on its way.
+    /// The session is in the queue of the scheduler, or its migration runs.
     Requested,
-    /// As soon as it is idle.
+    /// The session migrates when it is idle.
     WhenIdle,
 }
 
@@ -29,34 +29,34 @@ enum MigrationRequest {
 pub(crate) struct MigrationState {
     pub(crate) driver: RefCell<Option<Rc<MigrationDriver>>>,
     pub(crate) backoff: RefCell<MigrationBackoff>,
-    /// Its states were too large.
+    /// Delays the next export after the session's states were too large.
     pub(crate) export_backoff: Cell<ExportBackoff>,
     request: Cell<MigrationRequest>,
-    /// The rebalancing round that has selected it. Its node stays in service.
+    /// The rebalancing round that has selected the session. The node stays in service.
     rebalance_round: Cell<Option<u64>>,
-    /// It waits until fewer sessions are held.
+    /// The session waits until fewer clients are held.
     is_in_hold_queue: Cell<bool>,
-    /// The address of its node. Known since the first migration started.
+    /// The address of the session's node. None: no migration has started yet.
     pub(crate) node_address: Cell<Option<SocketAddr>>,
-    /// A probe of a node that has closed a connection of it.
+    /// The probe of a node that has closed a connection of the session.
     pub(crate) probe: RefCell<Option<Rc<CloseProbe>>>,
-    /// The connection to the node that it has just left, until that is closed.
+    /// The connection to the node that the session has just left, until the node closes this connection.
     pub(crate) old_conn: RefCell<Option<Rc<OldConn>>>,
-    /// How often it has migrated.
+    /// How often the session has migrated.
     migrations: Cell<u32>,
-    /// When it has migrated last, or an attempt has failed.
-    last_disturbed_at: Cell<Option<Duration>>,
+    /// When the session last migrated, or a migration failed because of the session.
+    cooldown_started_at: Cell<Option<Duration>>,
 }
 
 impl MigrationState {
-    /// The client has sent something, after which the states may be smaller.
+    /// The client has sent something that may make the states smaller.
     pub(crate) fn on_client_bytes(&self) {
         let mut backoff = self.export_backoff.get();
         backoff.on_statement();
         self.export_backoff.set(backoff);
     }
 
-    /// Requests a migration. False: one was requested before.
+    /// Requests a migration. False: a migration was already requested.
     pub(crate) fn request_migration(&self) -> bool {
         let before = self.request.get();
         if before == MigrationRequest::None {
@@ -65,7 +65,7 @@ impl MigrationState {
         before == MigrationRequest::None
     }
 
-    /// The rebalancing round that has selected it. None: it is not selected.
+    /// The rebalancing round that has selected the session. None: no round has.
     pub(crate) fn rebalance_round(&self) -> Option<u64> {
         self.rebalance_round.get()
     }
@@ -74,7 +74,7 @@ impl MigrationState {
         self.rebalance_round.set(round);
     }
 
-    /// It waits until fewer sessions are held. False: it waits already.
+    /// The session waits until fewer clients are held. False: it already waits.
     pub(crate) fn join_hold_queue(&self) -> bool {
         !self.is_in_hold_queue.replace(true)
     }
@@ -83,7 +83,7 @@ impl MigrationState {
         self.is_in_hold_queue.set(false);
     }
 
-    /// It has migrated. Returns how often.
+    /// The session has migrated. Returns how often it has done so.
     pub(crate) fn record_migration(&self, now: Duration) -> u32 {
         self.start_cooldown(now);
         self.migrations.set(self.migrations.get().saturating_add(1));
@@ -94,52 +94,52 @@ impl MigrationState {
         self.migrations.get() > 0
     }
 
-    /// It has migrated, or an attempt has failed.
+    /// Starts the time during which rebalancing does not select the session again.
     pub(crate) fn start_cooldown(&self, now: Duration) {
-        self.last_disturbed_at.set(Some(now));
+        self.cooldown_started_at.set(Some(now));
     }
 
-    /// Whether that was a short time ago, so that rebalancing should not select it.
+    /// Whether rebalancing must not select the session yet.
     pub(crate) fn is_in_cooldown(&self, now: Duration) -> bool {
-        self.last_disturbed_at.get().is_some_and(|at| now < at + REBALANCE_COOLDOWN)
+        self.cooldown_started_at.get().is_some_and(|at| now < at + REBALANCE_COOLDOWN)
     }
 
-    /// It does not need to migrate any more.
+    /// The session no longer needs to migrate.
     pub(crate) fn clear_request(&self) {
         self.request.set(MigrationRequest::None);
         self.rebalance_round.set(None);
         self.backoff.replace(MigrationBackoff::default());
     }
 
-    /// It migrates when it is idle.
+    /// Defers the migration until the session is idle.
     pub(crate) fn defer_until_idle(&self) {
         self.request.set(MigrationRequest::WhenIdle);
     }
 
-    /// Whether it is to leave its node. Called after each event, so it must be cheap.
+    /// Whether the session is to leave its node. Called after each event, so it must be cheap.
     pub(crate) fn is_migration_requested(&self) -> bool {
         self.request.get() != MigrationRequest::None
     }
 
-    /// True: it has waited to be idle, and does not any more.
+    /// Ends the wait until the session is idle. False: it did not wait.
     pub(crate) fn take_deferred(&self) -> bool {
-        let waited = self.request.get() == MigrationRequest::WhenIdle;
-        if waited {
+        let was_deferred = self.request.get() == MigrationRequest::WhenIdle;
+        if was_deferred {
             self.request.set(MigrationRequest::Requested);
         }
-        waited
+        was_deferred
     }
 
     pub(crate) fn driver(&self) -> Option<Rc<MigrationDriver>> {
         self.driver.borrow().clone()
     }
 
-    /// Whether a node is being probed that has closed a connection of it.
+    /// Whether a node that has closed a connection of the session is being probed.
     pub(crate) fn is_probing(&self) -> bool {
         self.probe.borrow().is_some()
     }
 
-    /// Whether nothing of the client may be passed on.
+    /// Whether the client is held: its bytes must not be forwarded.
     pub(crate) fn is_client_held(&self) -> bool {
         self.is_probing()
             || self.is_migration_requested() && self.driver().is_some_and(|driver| driver.is_client_held())

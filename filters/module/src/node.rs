@@ -1,7 +1,7 @@
-//! Nodes as the workers see them, and what is counted about each.
+//! The nodes, and the counters of each node.
 //!
-//! Counting happens per command, so a counter belongs to one worker: it alone writes, without locked
-//! instructions, and the reporter adds them up.
+//! Each command changes counters, so this must be cheap. Each worker has its own counters, which only this worker
+//! writes, without locked instructions. The reporter adds the counters of all workers up.
 
 mod registry;
 
@@ -20,7 +20,7 @@ use mysql_proto::error::ProxyError;
 use crate::clock;
 use crate::ejection::{EjectReason, Ejection, EjectionDetails};
 
-/// A number that one worker writes and others read.
+/// A counter that one worker writes and other threads read.
 #[derive(Debug, Default)]
 pub(crate) struct Count(AtomicU64);
 
@@ -38,7 +38,7 @@ impl Count {
     }
 }
 
-/// Where a session stands, as it is counted.
+/// The state by which a session is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum SessionState {
@@ -53,13 +53,13 @@ impl SessionState {
     pub(crate) const NAMES: [&'static str; 5] = ["login", "idle", "busy", "transaction", "opaque"];
 }
 
-/// Why a session could not move.
+/// Why a session cannot migrate.
 pub(crate) const PINNED: [&str; 5] = ["transaction", "cursor", "long_data", "opaque", "endless_transactions"];
 pub(crate) const PINNED_BY_TRANSACTION: usize = 0;
-/// Its client begins each transaction within the last one.
+/// The client begins each transaction within the one before.
 pub(crate) const PINNED_BY_ENDLESS_TRANSACTIONS: usize = 4;
 
-/// How moves to another node end: result and reason.
+/// How migrations end: result and reason.
 pub(crate) const MIGRATION_RESULTS: [(&str, &str); 13] = [
     ("moved", "ok"),
     ("stayed", "no_node"),
@@ -76,7 +76,7 @@ pub(crate) const MIGRATION_RESULTS: [(&str, &str); 13] = [
     ("lost", "lost"),
 ];
 
-/// Why a node could not be used for a new session. The first ones are explained at [`EjectReason`].
+/// Why a node could not be used for a new session. [`EjectReason`] explains the failures that eject a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(usize)]
 pub(crate) enum ConnectFailure {
@@ -85,14 +85,14 @@ pub(crate) enum ConnectFailure {
     Error,
     Invalid,
     Tls,
-    /// It is full (error 1040).
+    /// The node is full (error 1040).
     Full,
 }
 
 impl ConnectFailure {
     pub(crate) const NAMES: [&'static str; 6] = ["connect", "closed", "error", "invalid", "tls", "full"];
 
-    /// The reason to eject the node for. None: the node works, and may take the next session.
+    /// The reason to eject the node. None: the node works, and may accept the next session.
     pub(crate) fn eject_reason(self) -> Option<EjectReason> {
         match self {
             Self::Connect => Some(EjectReason::Connect),
@@ -105,18 +105,18 @@ impl ConnectFailure {
     }
 }
 
-/// Kinds of commands that are told apart.
+/// The kinds of commands that are counted separately.
 pub(crate) const KINDS: [&str; 8] = ["query", "prepare", "execute", "fetch", "ping", "change_user", "reset", "other"];
 
-/// Upper ends of the latency buckets in microseconds; the last one has none.
+/// Upper bounds of the latency buckets in microseconds. The last bucket has no bound.
 pub(crate) const BUCKETS: [u64; 13] =
     [500, 1_000, 2_500, 5_000, 10_000, 25_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000, 10_000_000];
 
-/// The same in seconds, as labels.
+/// The labels of the latency buckets: their upper bounds in seconds.
 pub(crate) const BUCKET_NAMES: [&str; 14] =
     ["0.0005", "0.001", "0.0025", "0.005", "0.01", "0.025", "0.05", "0.1", "0.25", "0.5", "1", "2.5", "10", "+Inf"];
 
-/// Classes of errors that servers answer with.
+/// The classes of the errors that nodes answer with.
 pub(crate) const ERRORS: [&str; 8] =
     ["access", "deadlock", "shutdown", "killed", "limit", "cluster", "syntax", "other"];
 
@@ -134,7 +134,7 @@ pub(crate) enum LoginFailure {
 }
 
 impl LoginFailure {
-    /// All of them, in the order of their indexes.
+    /// All failures, in the order of their indexes.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         ProxyError::ALL.into_iter().map(Self::Error).chain([Self::Denied, Self::ClientGone, Self::NodeFull])
     }
@@ -160,7 +160,7 @@ impl LoginFailure {
     }
 }
 
-/// What one worker counts about one node.
+/// The counters of one worker for one node.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) sessions: [Count; SessionState::NAMES.len()],
@@ -169,7 +169,7 @@ pub(crate) struct Counts {
     pub(crate) login_failures: [Count; ProxyError::ALL.len() + 3],
     pub(crate) connect_failures: [Count; ConnectFailure::NAMES.len()],
     pub(crate) commands: [Count; KINDS.len()],
-    /// Not cumulative: commands by the bucket that they fell into.
+    /// Commands by latency bucket, not cumulative.
     pub(crate) latency: [Count; BUCKET_NAMES.len()],
     pub(crate) microseconds: Count,
     pub(crate) errors: [Count; ERRORS.len()],
@@ -177,7 +177,7 @@ pub(crate) struct Counts {
     pub(crate) to_client: Count,
     /// Results of migrations from this node.
     pub(crate) migrations: [Count; MIGRATION_RESULTS.len()],
-    /// As `latency`, of successful migrations.
+    /// Like `latency`, for successful migrations.
     pub(crate) migration_latency: [Count; BUCKET_NAMES.len()],
     pub(crate) migration_microseconds: Count,
 }
@@ -202,8 +202,8 @@ impl Counts {
 
     fn sum(&self, other: &Self) -> Self {
         let sum = Self::default();
-        for (sum, (one, other)) in sum.all().zip(self.all().zip(other.all())) {
-            sum.add(one.get().wrapping_add(other.get()));
+        for (sum, (count, other)) in sum.all().zip(self.all().zip(other.all())) {
+            sum.add(count.get().wrapping_add(other.get()));
         }
         sum
     }
@@ -212,31 +212,33 @@ impl Counts {
 /// The counts of a node.
 #[derive(Debug, Default)]
 struct NodeCounts {
-    /// Those of the workers that use it.
+    /// The counters of the workers that use the node.
     current: Vec<Arc<Counts>>,
-    /// The sum of those that workers have left. It is replaced, never changed, since another thread may be reading it.
+    /// The sum of the counters that workers no longer use. Replaced instead of changed, since another thread may be
+    /// reading the sum.
     retired: Arc<Counts>,
 }
 
-/// A node, by the name that the control plane gives it; the empty name stands for none.
+/// A node, by the name that the control plane gives it. All workers share this state. The empty name stands for
+/// sessions without a node.
 #[derive(Debug, Default)]
 pub(crate) struct SharedNode {
     pub(crate) name: String,
-    /// Sessions on it or on their way to it, of all workers.
+    /// The sessions of all workers that use the node, or are connecting or migrating to it.
     pub(crate) sessions: AtomicU64,
     counts: Mutex<NodeCounts>,
-    /// Sessions that rebalancing is to migrate from it.
+    /// How many sessions rebalancing is to migrate from the node.
     outgoing_quota: Mutex<QuotaRemaining>,
-    /// Sessions that rebalancing is to migrate to it.
+    /// How many sessions rebalancing is to migrate to the node.
     incoming_quota: Mutex<QuotaRemaining>,
     ejection: Ejection,
-    /// `ip:port`, as published last. Empty: not published yet.
+    /// `ip:port`, as last published. Empty: not published yet.
     endpoint: Mutex<String>,
 }
 
 impl SharedNode {
-    /// It is at that endpoint now, where an ejection from another one does not count. Each worker calls this when it learns
-    /// of the endpoint, so the second call must change nothing.
+    /// Sets the node's endpoint. A new endpoint ends the node's ejection. Each worker calls this, so a second call with
+    /// the same endpoint must change nothing.
     pub(crate) fn set_endpoint(&self, endpoint: &str) {
         let mut known = self.endpoint.lock().unwrap_or_else(PoisonError::into_inner);
         if *known != endpoint {
@@ -245,78 +247,81 @@ impl SharedNode {
         }
     }
 
-    /// It gets no new sessions for that time, or until it greets. [`crate::ejection::eject`] spares the last node of a group.
+    /// The node gets no new sessions for the time `lasts`, or until it greets. [`crate::ejection::eject`] never ejects
+    /// the last usable node of a group.
     pub(crate) fn eject(&self, reason: EjectReason, lasts: Duration) {
         self.ejection.begin(reason, lasts, clock::now());
     }
 
-    /// It works.
+    /// The node works, or has another endpoint.
     pub(crate) fn end_ejection(&self) {
         self.ejection.end();
     }
 
-    /// None: it is not ejected.
+    /// None: the node is not ejected.
     pub(crate) fn ejection_details(&self) -> Option<EjectionDetails> {
         self.ejection.details(clock::now())
     }
 
-    /// When its ejection ends, in milliseconds of `clock`. None: it is not ejected. Cheap.
+    /// When the node's ejection ends, in milliseconds of `clock`. None: the node is not ejected. Called for each choice
+    /// of a node, so it must be cheap.
     pub(crate) fn ejected_until(&self) -> Option<u64> {
         self.ejection.until(clock::now())
     }
 
-    /// Whether a session may use it, as [`Ejection::try_admit`] says.
+    /// Whether the calling session may use the node: see [`Ejection::try_admit`].
     pub(crate) fn try_admit(&self) -> bool {
         self.ejection.try_admit(clock::now())
     }
 
-    /// What all workers have counted.
+    /// The counters of all workers.
     pub(crate) fn counts(&self) -> Vec<Arc<Counts>> {
         let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         counts.current.iter().chain([&counts.retired]).cloned().collect()
     }
 
-    /// The counters of another worker.
+    /// Adds the counters of another worker.
     fn add_counts(&self) -> Arc<Counts> {
         let new = Arc::<Counts>::default();
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).current.push(Arc::clone(&new));
         new
     }
 
-    /// A worker does not use its counters any more. What it has counted stays.
+    /// Removes the counters of a worker that no longer uses the node. Their values stay in the sum.
     fn retire_counts(&self, old: &Arc<Counts>) {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        counts.current.retain(|one| !Arc::ptr_eq(one, old));
+        counts.current.retain(|current| !Arc::ptr_eq(current, old));
         counts.retired = Arc::new(counts.retired.sum(old));
     }
 
-    /// How many sessions rebalancing is to migrate from it.
+    /// How many sessions rebalancing is to migrate from the node.
     pub(crate) fn outgoing_quota(&self) -> MutexGuard<'_, QuotaRemaining> {
         self.outgoing_quota.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many sessions rebalancing is to migrate to it.
+    /// How many sessions rebalancing is to migrate to the node.
     pub(crate) fn incoming_quota(&self) -> MutexGuard<'_, QuotaRemaining> {
         self.incoming_quota.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A part of a node's incoming quota, reserved for one migration. Dropped without [`Self::consume`], it is released.
+/// A part of a node's incoming quota that is reserved for one migration. A drop without [`Self::consume`] releases this
+/// part.
 #[derive(Debug)]
 pub(crate) struct QuotaReservation {
     node: Arc<SharedNode>,
-    /// None: it is used.
+    /// None: the reservation was consumed.
     round: Option<u64>,
 }
 
 impl QuotaReservation {
-    /// None: the node wants no more.
+    /// None: the quota is used up.
     pub(crate) fn reserve(node: &Arc<SharedNode>) -> Option<Self> {
         let round = node.incoming_quota().reserve()?;
         Some(Self { node: Arc::clone(node), round: Some(round) })
     }
 
-    /// The session has migrated: uses the reservation.
+    /// Uses the reservation for a session that has migrated.
     pub(crate) fn consume(mut self) {
         self.round = None;
     }
@@ -330,44 +335,45 @@ impl Drop for QuotaReservation {
     }
 }
 
-/// How long a node counts as draining after it has announced its shutdown: by then it is gone, or was restarted.
+/// How long a node counts as draining after it has announced its shutdown. By then it has stopped or was restarted.
 const ANNOUNCEMENT_LIFETIME: Duration = Duration::from_secs(60);
 
-/// A node as one worker sees it, in one group of nodes. A node that has changed its group is in two: its sessions of the old
-/// group are to migrate.
+/// The state of a node in one worker and one group of nodes. A node that has changed its group has a state in each of
+/// the two groups: its sessions of the old group are to migrate.
 #[derive(Debug)]
 pub(crate) struct WorkerNode {
     nodes: Weak<WorkerNodes>,
     pub(crate) group: String,
     pub(crate) shared: Arc<SharedNode>,
     pub(crate) counts: Arc<Counts>,
-    /// The control plane drains it.
+    /// The control plane drains the node.
     is_marked_draining: Cell<bool>,
-    /// When it has announced its shutdown itself.
+    /// When the node itself has announced its shutdown.
     shutdown_announced_at: Cell<Option<Duration>>,
-    /// Its remaining sessions must be closed.
+    /// The node's remaining sessions must be closed.
     pub(crate) is_force_closed: Cell<bool>,
-    /// Its release, as the control plane has published last.
+    /// The node's release, as last published by the control plane.
     pub(crate) version: Cell<Option<Release>>,
-    /// It has more than its share, and this Envoy has to migrate some of its sessions.
+    /// The node has more sessions than its share, and this Envoy has to migrate some of them.
     pub(crate) has_surplus: Cell<bool>,
 }
 
 impl WorkerNode {
-    /// Whether its sessions are to migrate.
+    /// Whether the node's sessions are to migrate.
     pub(crate) fn is_draining(&self) -> bool {
         self.is_marked_draining.get()
-            || self.shutdown_announced_at.get().is_some_and(|said| clock::now() < said + ANNOUNCEMENT_LIFETIME)
+            || self.shutdown_announced_at.get().is_some_and(|at| clock::now() < at + ANNOUNCEMENT_LIFETIME)
     }
 
-    /// Records whether it has announced its shutdown. True: that is new.
-    pub(crate) fn record_shutdown_announcement(&self, stops: bool) -> bool {
-        let is_new = stops && !self.is_draining();
-        self.shutdown_announced_at.set(stops.then(clock::now));
+    /// Records whether the node announces its shutdown. True: the node begins to drain.
+    pub(crate) fn record_shutdown_announcement(&self, is_shutting_down: bool) -> bool {
+        let is_new = is_shutting_down && !self.is_draining();
+        self.shutdown_announced_at.set(is_shutting_down.then(clock::now));
         is_new
     }
 
-    /// Sets whether the control plane drains it. A node that returns to service was restarted.
+    /// Sets whether the control plane drains the node. A node that returns to service was restarted, so this clears the
+    /// announcement of its shutdown.
     pub(crate) fn set_draining(&self, is_draining_now: bool) {
         if self.is_marked_draining.replace(is_draining_now) && !is_draining_now {
             self.shutdown_announced_at.set(None);

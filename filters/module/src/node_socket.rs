@@ -1,5 +1,5 @@
-//! The socket to a node. It counts as connected only when the node has greeted: a node that refuses, closes or
-//! greets with an error is then to Envoy a failed connect, and the next one is tried.
+//! The socket to a node. Envoy regards it as connected only when the node has greeted. So if a node refuses or closes
+//! the connection, or greets with an error, Envoy sees a failed connection attempt and tries the next node.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -24,7 +24,7 @@ use crate::unread::has_unread_bytes;
 use crate::worker::WorkerContext;
 use crate::{config, proxy_header, sentinels};
 
-/// What all node sockets of a cluster share.
+/// The options that all node sockets of a cluster share.
 struct NodeSocketOptions {
     node_tls: NodeTls,
     tls: Option<Arc<NodeSide>>,
@@ -87,15 +87,15 @@ impl SocketFactory for NodeSocketFactory {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum NodeStage {
-    /// No TCP connection yet.
+    /// There is no TCP connection yet.
     Connecting,
-    /// The greeting is awaited.
+    /// The module waits for the greeting.
     Greeting,
-    /// The greeting was passed on; the client's answer is awaited, and TLS begins with it, if at all.
+    /// The client has got the greeting. When it answers, TLS begins if it is to be used.
     AwaitingClient,
-    /// What goes out must be encrypted, and cannot be: nothing goes out.
+    /// TLS is required but not established, so nothing may be sent.
     Blocked,
-    /// Bytes go both ways.
+    /// Bytes are relayed in both directions.
     Open,
 }
 
@@ -105,17 +105,18 @@ struct NodeConn {
     conn: Rc<Conn>,
     options: Arc<NodeSocketOptions>,
     session: Rc<Session>,
-    /// The node that Envoy has connected to.
+    /// The node that Envoy connects to.
     node: Rc<WorkerNode>,
     stage: Cell<NodeStage>,
-    /// What has come of the greeting.
+    /// The received part of the greeting.
     greeting: RefCell<Vec<u8>>,
-    /// Why the node would be unusable, if the connection ended now.
+    /// The failure to report if the connection ended now.
     failure_on_close: Cell<ConnectFailure>,
 }
 
 impl NodeConn {
-    /// Collects the greeting; when it is one, the node is connected, and the greeting goes to the client.
+    /// Collects the greeting. When a valid greeting is complete, the node counts as connected, and the client gets the
+    /// greeting.
     fn receive_greeting(&self, bytes: &[u8], passed: &mut usize) -> ReadStep {
         let mut greeting = self.greeting.borrow_mut();
         greeting.extend_from_slice(bytes);
@@ -145,7 +146,7 @@ impl NodeConn {
         self.stage.set(NodeStage::AwaitingClient);
         self.conn.socket.raise_connected();
         if self.session.phase() != SessionPhase::Connecting {
-            return ReadStep::Close; // the client has gone meanwhile
+            return ReadStep::Close; // the session has ended in the meantime
         }
         if !self.session.is_owner_of(self.conn.socket.connection_id()) {
             envoy_abi::log!(
@@ -166,17 +167,17 @@ impl NodeConn {
     fn receive_tls(&self, ciphertext: &[u8], passed: &mut usize) -> ReadStep {
         let may_hold_states = self.session.migration.is_client_held();
         self.conn.worker.buffers.with_scratch(|plain| {
-            let closed = match self.conn.decrypt(ciphertext, plain) {
-                Ok(closed) => closed,
+            let is_closed = match self.conn.decrypt(ciphertext, plain) {
+                Ok(is_closed) => is_closed,
                 Err(ReadError::Tls(error)) => return self.on_tls_error(&error, passed),
                 Err(ReadError::Broken) => return self.on_node_closed(true, passed),
             };
             let step = if plain.is_empty() { ReadStep::Continue } else { self.receive_plain(plain, passed) };
             if may_hold_states {
-                secret::wipe(plain); // others use this buffer
+                secret::wipe(plain); // the shared buffer may contain states
             }
             match step {
-                ReadStep::Continue if closed => self.on_node_closed(false, passed),
+                ReadStep::Continue if is_closed => self.on_node_closed(false, passed),
                 step => step,
             }
         })
@@ -191,7 +192,7 @@ impl NodeConn {
         ReadStep::Close
     }
 
-    /// The login ends with this error, which goes to the client.
+    /// Ends the login with this error, which the client gets.
     fn reject_login(&self, why: ProxyError, passed: &mut usize) {
         self.conn.pass_on(&self.session.error_packet(why), passed);
         self.session.handle(Event::LoginFailed(LoginFailure::Error(why)));
@@ -201,7 +202,8 @@ impl NodeConn {
         self.report_connect_failure(&self.current_node(), &self.session.last_tried_endpoint(), failure);
     }
 
-    /// The node at the other end. After a migration or a login failover it is not the one that Envoy has connected to.
+    /// The node at the other end. After a migration or a login failover it differs from the node that Envoy has
+    /// connected to.
     fn current_node(&self) -> Rc<WorkerNode> {
         let is_connected = !matches!(self.stage.get(), NodeStage::Connecting | NodeStage::Greeting);
         self.session.node().filter(|_| is_connected).unwrap_or_else(|| Rc::clone(&self.node))
@@ -242,12 +244,12 @@ impl NodeConn {
         ReadStep::Continue
     }
 
-    /// Passes on what the node says to an established session. Returns how many bytes that were.
+    /// Forwards bytes of the node in an established session. Returns how many bytes were taken.
     fn pass_to_client(&self, bytes: &[u8], passed: &mut usize) -> (usize, ReadStep) {
         let (taken, passing) = self.session.on_node_bytes(bytes);
         let bytes = &bytes[..taken];
         if let PassDecision::Reject(why) = passing {
-            // A packet of our own can only take the place of a whole one.
+            // The error can only replace a whole packet.
             if let Some(header) = Header::parse(bytes).filter(|header| HEADER + header.length == bytes.len()) {
                 self.conn.pass_on(&why.packet(header.sequence, true), passed);
             }
@@ -257,11 +259,11 @@ impl NodeConn {
         (taken, if passing == PassDecision::PassAndClose { ReadStep::Close } else { ReadStep::Continue })
     }
 
-    /// The node has closed or reset (`is_reset`) the connection. A session that cannot continue at another
-    /// node ends at once, without waiting for more data from the client. A client whose login is not complete gets an error.
+    /// The node has closed or reset (`is_reset`) the connection. A session that cannot continue at another node ends at
+    /// once, without waiting for more bytes of the client. A client whose login is not complete gets an error.
     fn on_node_closed(&self, is_reset: bool, passed: &mut usize) -> ReadStep {
         if self.session.probe_node(is_reset) {
-            return ReadStep::Wait; // whether the session ends or continues elsewhere is decided later
+            return ReadStep::Wait; // a probe or a migration decides whether the session continues at another node
         }
         if self.session.phase() == SessionPhase::Login {
             let why = if self.conn.is_handshaking() {
@@ -277,13 +279,13 @@ impl NodeConn {
         ReadStep::Close
     }
 
-    /// The client's answer to the greeting lies in the write buffer: TLS begins now or never.
+    /// Begins TLS if the login requires it. The client's answer to the greeting is in Envoy's write buffer.
     fn begin_tls(&self) -> Result<(), tls::TlsError> {
-        // Until TLS is there nothing may go out by any way.
+        // If TLS cannot begin, nothing may be sent.
         self.stage.set(NodeStage::Blocked);
         if let Some(request) = self.session.with_login(|login| login.node_ssl_request()).flatten() {
             let Some(side) = &self.options.tls else { return Ok(()) };
-            // The login has checked the bytes that were read before. This finds those that the kernel still holds.
+            // The login has checked the bytes that were read so far. This checks for bytes that the kernel still holds.
             if self.conn.socket.with_descriptor(has_unread_bytes) == Some(true) {
                 self.session.report_data_before_tls();
                 self.session.close(ProxyError::NodeTlsFailed);
@@ -338,7 +340,8 @@ impl TransportSocket for NodeSocket {
         outcome
     }
 
-    /// Not for a session that is over: no deadline would end the wait for a node that does not read.
+    /// Only in an established session. In a session that is over, no deadline would end the wait for a node that does
+    /// not read.
     fn can_flush_close(&self) -> bool {
         self.0.stage.get() == NodeStage::Open
             && self.0.session.phase() == SessionPhase::Established
@@ -382,10 +385,10 @@ impl OffloadedConn for NodeConn {
 
     fn step(&self, buffer: &mut [u8], passed: &mut usize) -> ReadStep {
         if self.session.phase() == SessionPhase::LoginFailover {
-            return ReadStep::Wait; // the session gets another connection, or reads this one later
+            return ReadStep::Wait; // the failover replaces this connection, or returns to it
         }
-        let holds = self.session.migration.is_client_held();
-        let size = if holds { buffer.len().min(self.conn.worker.states.read_size()) } else { buffer.len() };
+        let is_client_held = self.session.migration.is_client_held();
+        let size = if is_client_held { buffer.len().min(self.conn.worker.states.read_size()) } else { buffer.len() };
         let received = self.conn.receive(&mut buffer[..size]);
         let length = match received.io {
             Io::Done(0) => return self.on_node_closed(false, passed),
@@ -400,14 +403,14 @@ impl OffloadedConn for NodeConn {
             NodeStage::AwaitingClient | NodeStage::Open if self.conn.has_tls() => self.receive_tls(bytes, passed),
             NodeStage::AwaitingClient | NodeStage::Open => self.receive_plain(bytes, passed),
         };
-        if holds {
-            secret::wipe(&mut buffer[..length]); // it may hold states and token
+        if is_client_held {
+            secret::wipe(&mut buffer[..length]); // it may contain states and their token
         }
         match step {
-            // Session states may be long: between two reads the worker handles other events.
-            ReadStep::Continue if received.more && holds => ReadStep::Yield,
-            // If the module reads past Envoy, the event says whether the connection ends after these bytes. Otherwise only
-            // another read finds a reset that came with them: no further event reports it.
+            // Session states may be long, so the worker handles other events between two reads.
+            ReadStep::Continue if received.more && is_client_held => ReadStep::Yield,
+            // The event of an offloaded connection reports whether the connection ends after these bytes. Otherwise
+            // only another read finds a reset that has followed these bytes: no further event reports the reset.
             ReadStep::Continue if !received.more && self.conn.is_offloaded() => ReadStep::Wait,
             step => step,
         }
@@ -456,7 +459,7 @@ impl UpstreamSocket for NodeConn {
     }
 
     fn target_tls(&self) -> NodeTls {
-        // The session's token and states must not travel with less protection than its data so far. Also, its account may
+        // The session's token and states need at least the same protection as its data so far. The account may also
         // require TLS.
         if self.conn.has_tls() { NodeTls::Required } else { self.options.node_tls }
     }
@@ -466,7 +469,7 @@ impl UpstreamSocket for NodeConn {
     }
 }
 
-/// TLS with the node of that name, `host:port`.
+/// Creates a TLS stream to the node of that name, `host:port`.
 fn create_tls_stream(side: &NodeSide, name: &str) -> Result<Stream, tls::TlsError> {
     let host = name.rsplit_once(':').map_or(name, |(host, _)| host);
     side.connect(host.trim_start_matches('[').trim_end_matches(']'))

@@ -1,7 +1,7 @@
-//! The connection to the node that a session has left, until that node closes it.
+//! The connection to the node that a session has left, until the node closes this connection.
 //!
-//! Just before the session migrated, it may have been killed there. So COM_PING is sent right before COM_QUIT. If the node closes
-//! the connection without an answer to COM_PING, it did not do so for COM_QUIT.
+//! A KILL at the old node may have ended the session just before it migrated. So the module sends COM_PING before
+//! COM_QUIT. If the node closes the connection without an answer to COM_PING, COM_QUIT was not the reason.
 
 use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ use crate::worker::WorkerContext;
 pub(crate) const QUIT: &[u8] = &[1, 0, 0, 0, 1];
 /// COM_PING and COM_QUIT.
 const PING_AND_QUIT: &[u8] = &[1, 0, 0, 0, 0x0e, 1, 0, 0, 0, 1];
-/// How long the node may take to close it.
+/// How long the node may take to close the connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 pub(crate) struct OldConn {
@@ -33,14 +33,15 @@ pub(crate) struct OldConn {
     address: Option<SocketAddr>,
     connection: WatchedTargetConn,
     deadline: Deadline,
-    /// What the node has sent, until its answer to COM_PING is complete.
+    /// The received bytes, until the answer to COM_PING is complete.
     answer: RefCell<Vec<u8>>,
-    /// The node has closed it, and may be probed.
+    /// The node has closed the connection, and may be probed now.
     is_closed: Cell<bool>,
 }
 
 impl OldConn {
-    /// The session has migrated. If the old connection cannot be watched, it is closed at once.
+    /// Sends COM_PING and COM_QUIT to the node that the session has left. If the connection cannot be watched, it is
+    /// closed at once.
     pub(crate) fn start(session: &Rc<Session>, connection: OwnedFd, tls: Option<Box<Stream>>) {
         let connection = TargetConn::from_parts(Rc::clone(&session.worker), connection, tls);
         let sent = connection.send(PING_AND_QUIT);
@@ -63,7 +64,7 @@ impl OldConn {
         }
     }
 
-    /// The node has closed it, or reset it.
+    /// The node has closed or reset the connection.
     fn on_closed(self: &Rc<Self>) {
         if self.is_closed.replace(true) {
             return;
@@ -73,21 +74,21 @@ impl OldConn {
             return self.finish();
         };
         self.deadline.set(port_probe::TIMEOUT);
-        let header = || session.upstream().map_or_else(Vec::new, |vehicle| vehicle.proxy_header());
+        let header = || session.upstream().map_or_else(Vec::new, |upstream| upstream.proxy_header());
         if let Some(is_there) = self.worker.ports.probe(address, self, false, &header) {
             Rc::clone(self).on_probe_result(is_there);
         }
     }
 
-    /// Whether the node has answered COM_PING, be it with an error: TiDB sends 1053 when it stops (pingcap/tidb
+    /// Whether the node has answered COM_PING. An error is an answer, too: TiDB sends 1053 when it stops (pingcap/tidb
     /// `pkg/server/conn.go`, `dispatch`).
     fn has_ping_reply(&self) -> bool {
         let answer = self.answer.borrow();
-        // Packets that it sends without a request have the number 0.
+        // A packet that the node sends without a request has the sequence number 0.
         Header::parse(&answer).is_some_and(|header| header.sequence == 1 && answer.len() >= HEADER + header.length)
     }
 
-    /// The address of the node, which may be probed.
+    /// The address of the node that may be probed.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         self.address
     }

@@ -1,11 +1,11 @@
-//! The load-balancing policy: which node a new session goes to. No client is sent to the same node twice.
+//! The load-balancing policy: chooses the node for a new session. A session never tries the same node twice.
 //!
 //! Ejected nodes come last: a session tries them only if there is no other node.
 //!
-//! The control plane's weights are shares of the sessions to come; they take into account all sessions that the fleet has
-//! by then. So the load of a node is the number of sessions that it got since its weight arrived. Sessions that it lost
-//! are not made up for before the next weights. Nodes of equal load take turns in proportion to their weights, which
-//! matters where sessions are short.
+//! The control plane's weights are shares of future sessions. They already account for all existing sessions of all
+//! Envoys. So the load of a node is the number of sessions that it has gained since its weight arrived. If a node loses
+//! older sessions, the policy does not replace them; the next weights do. Nodes of equal load take turns in proportion
+//! to their weights. This matters if sessions are short.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ pub(crate) struct LeastSessionsFactory {
 }
 
 impl LeastSessionsFactory {
-    /// For the cluster of one group of nodes.
+    /// Creates the policy for the cluster of one group of nodes.
     pub(crate) fn new(config: config::PolicyConfig) -> Self {
         Self { attempts: config.connect_attempts as usize, group: config.group.into() }
     }
@@ -46,17 +46,17 @@ impl PolicyFactory for LeastSessionsFactory {
 
 /// A host that may be chosen.
 struct HostCandidate {
-    /// Among Envoy's healthy hosts.
+    /// The position among Envoy's healthy hosts.
     at: Position,
     /// `ip:port`
     endpoint: String,
     node: Rc<WorkerNode>,
-    /// Kept so that the endpoint is watched as long as it may be chosen.
+    /// The endpoint is monitored as long as this value exists.
     monitored_endpoint: Option<Arc<MonitoredEndpoint>>,
     weight: u32,
-    /// Sessions that it had when its weight arrived.
+    /// How many sessions the node had when its weight arrived.
     base_sessions: u64,
-    /// When its next turn is; each takes 1 / weight.
+    /// The time of the node's next turn. A turn takes 1 / weight.
     next_turn: Cell<f64>,
 }
 
@@ -78,17 +78,17 @@ impl HostCandidate {
 /// A node that was chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Choice {
-    /// Among the candidates.
+    /// The index among the candidates.
     index: usize,
-    /// There was no other one.
+    /// The node is ejected, and was chosen because all other nodes are ejected or tried, too.
     is_ejected: bool,
 }
 
 struct LeastSessions {
     group: Arc<str>,
-    /// How many nodes a session may try in vain.
+    /// How many failed nodes a session may try.
     attempts: usize,
-    /// [`live_config::count`] of the candidates.
+    /// [`live_config::count`] when the candidates were built.
     seen: Cell<u64>,
     candidates: RefCell<Vec<HostCandidate>>,
 }
@@ -111,7 +111,7 @@ impl Policy for LeastSessions {
                 Some((at, endpoint, hosts.healthy_weight(at), open.get(endpoint)?))
             })
             .collect();
-        // Weights belong together: when one changes, or a priority, the counts of all are reset.
+        // Weights are relative to each other: when a weight or a priority changes, the counts of all nodes start again.
         let is_as_before =
             |old: &HostCandidate, at: Position, weight| (old.weight, old.at.priority) == (weight, at.priority);
         let same = now
@@ -155,7 +155,7 @@ impl Policy for LeastSessions {
         };
         let mut choice = self.best_choice(is_tried).filter(|choice| !self.is_outdated() && is_there(choice.index));
         if choice.is_none() {
-            // When hosts change, Envoy may make a connection before it calls our hook.
+            // When hosts change, Envoy may choose a host before it calls the hook `hosts_changed`.
             self.hosts_changed(hosts);
             choice = self.best_choice(is_tried);
         }
@@ -172,7 +172,7 @@ impl Policy for LeastSessions {
 }
 
 impl LeastSessions {
-    /// The best of the nodes that are not ejected. If all are, the one whose ejection ends first.
+    /// The best node that is not ejected. If all nodes are ejected, the node whose ejection ends first.
     fn best_choice(&self, is_tried: impl Fn(&str) -> bool) -> Option<Choice> {
         let candidates = self.candidates.borrow();
         let usable = |candidate: &HostCandidate| candidate.weight > 0 && !is_tried(&candidate.endpoint);
@@ -187,19 +187,19 @@ impl LeastSessions {
         Some(Choice { index: first.0, is_ejected: true })
     }
 
-    /// Whether the session that asks may use the choice. False: the ejection of that node has just ended, and another
-    /// session tries it for all; it counts as ejected meanwhile.
+    /// Whether the session may use the chosen node. False: the node's ejection has just ended, another session tries
+    /// the node first, and the node counts as ejected until then.
     fn try_admit(&self, choice: Choice) -> bool {
         choice.is_ejected || self.candidates.borrow()[choice.index].node.shared.try_admit()
     }
 
-    /// Whether the control plane has published something since the candidates were made.
+    /// Whether the control plane has published something since the candidates were built.
     fn is_outdated(&self) -> bool {
         self.seen.get() != live_config::count()
     }
 }
 
-/// All hosts as Envoy has them.
+/// Envoy's hosts. Hosts that are not healthy have the weight 0.
 fn endpoints(hosts: &Hosts<'_>) -> Vec<Endpoint> {
     let weights: HashMap<&str, u32> =
         hosts.healthy().filter_map(|at| Some((hosts.healthy_address(at)?, hosts.healthy_weight(at)))).collect();
@@ -211,7 +211,7 @@ fn endpoints(hosts: &Hosts<'_>) -> Vec<Endpoint> {
     hosts.all().filter_map(endpoint).collect()
 }
 
-/// What nodes are compared by; `weight` is 1 or more.
+/// The values by which nodes are compared. `weight` is at least 1.
 #[derive(Debug, Clone, Copy)]
 struct Load {
     priority: u32,
@@ -220,9 +220,10 @@ struct Load {
     due: f64,
 }
 
-/// The index of the best node, among those of the lowest priority. A node that is ahead of another is left out: the other
-/// would not have more sessions for its weight even with one session more. Of the rest it is the one whose turn is first.
-/// A None in `loads` stands for a node that must not be chosen.
+/// The index of the best node. None in `loads` stands for a node that must not be chosen.
+///
+/// Only nodes of the lowest priority value count. A node is skipped if another node, even with one more session, would
+/// not have more sessions per weight. Of the remaining nodes, the node with the earliest turn is the best.
 fn least_loaded(loads: impl Iterator<Item = Option<Load>> + Clone) -> Option<usize> {
     let priority = loads.clone().flatten().map(|load| load.priority).min()?;
     let usable = loads.enumerate().filter_map(|(index, load)| Some((index, load?)));
@@ -245,49 +246,50 @@ mod tests {
     use crate::ejection::EjectReason;
     use crate::node::WorkerNodes;
 
-    /// Makes `picks` choices among nodes of (added, weight); `held`: the sessions stay. Returns how many each node got.
-    fn share(nodes: &[(u64, u32)], picks: usize, held: bool) -> Vec<u64> {
+    /// Chooses `choices` times among nodes of (added, weight). `is_lasting`: the sessions do not end. Returns how many
+    /// sessions each node got.
+    fn share(nodes: &[(u64, u32)], choices: usize, is_lasting: bool) -> Vec<u64> {
         let mut loads: Vec<Load> = nodes
             .iter()
             .map(|&(added, weight)| Load { priority: 0, added, weight, due: 1.0 / f64::from(weight) })
             .collect();
         let mut got = vec![0; nodes.len()];
-        for _ in 0..picks {
+        for _ in 0..choices {
             let chosen = least_loaded(loads.iter().copied().map(Some)).expect("there are nodes");
             loads[chosen].due += 1.0 / f64::from(loads[chosen].weight);
-            loads[chosen].added += u64::from(held);
+            loads[chosen].added += u64::from(is_lasting);
             got[chosen] += 1;
         }
         got
     }
 
     #[test]
-    fn held_sessions_spread_by_weight() {
+    fn lasting_sessions_are_distributed_by_weight() {
         assert_eq!(share(&[(0, 100), (0, 100), (0, 100)], 60, true), [20, 20, 20]);
         assert_eq!(share(&[(0, 200), (0, 100), (0, 100)], 60, true), [30, 15, 15]);
         assert_eq!(share(&[(0, 3), (0, 1)], 8, true), [6, 2]);
     }
 
     #[test]
-    fn sessions_that_end_at_once_take_turns_by_weight() {
+    fn nodes_take_turns_by_weight_when_sessions_end_at_once() {
         assert_eq!(share(&[(0, 160), (0, 1600), (0, 1600)], 21, false), [1, 10, 10]);
         assert_eq!(share(&[(0, 1), (0, 1), (0, 1)], 9, false), [3, 3, 3]);
     }
 
     #[test]
-    fn a_session_that_is_just_ending_does_not_turn_the_weights_round() {
+    fn node_of_small_weight_is_not_preferred_because_another_node_has_one_session_more() {
         let load = |added, weight| Some(Load { priority: 0, added, weight, due: 0.5 / f64::from(weight) });
         assert_eq!(least_loaded([load(1, 100), load(0, 1)].into_iter()), Some(0));
         assert_eq!(least_loaded([load(2, 100), load(0, 1)].into_iter()), Some(0));
     }
 
     #[test]
-    fn what_was_lost_is_filled_first() {
+    fn node_with_fewer_added_sessions_gets_all_sessions_until_it_has_caught_up() {
         assert_eq!(share(&[(20, 1), (5, 1), (20, 1)], 15, true), [0, 15, 0]);
     }
 
     #[test]
-    fn what_may_not_be_chosen_is_not() {
+    fn unusable_node_is_never_chosen() {
         let busy = Load { priority: 0, added: 9, weight: 1, due: 9.0 };
         assert_eq!(least_loaded([None, Some(busy), None].into_iter()), Some(1));
         assert_eq!(least_loaded([None, None].into_iter()), None);
@@ -295,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_elsewhere_is_for_those_that_find_none_near() {
+    fn node_of_higher_priority_value_is_chosen_only_if_there_is_no_other() {
         let load = |priority, added| Some(Load { priority, added, weight: 1, due: 0.5 });
         assert_eq!(least_loaded([load(2, 0), load(1, 5), load(1, 4)].into_iter()), Some(2));
         assert_eq!(least_loaded([load(2, 0), load(0, 99), load(1, 0)].into_iter()), Some(1));
@@ -303,13 +305,13 @@ mod tests {
     }
 
     #[test]
-    fn nothing_overflows() {
+    fn largest_counts_and_weights_do_not_overflow() {
         let load = |added| Load { priority: 0, added, weight: u32::MAX, due: 0.0 };
         assert_eq!(least_loaded([Some(load(u64::MAX - 1)), Some(load(u64::MAX - 9))].into_iter()), Some(1));
     }
 
     #[test]
-    fn first_turns_lie_within_one_turn_and_differ() {
+    fn first_turns_are_random_within_one_turn() {
         let turns: Vec<f64> = (0..100).map(|_| first_turn(4)).collect();
         assert!(turns.iter().all(|turn| *turn > 0.0 && *turn <= 0.25), "{turns:?}");
         assert!(turns.iter().any(|turn| *turn != turns[0]));
@@ -329,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_session_that_uses_a_node_tries_it_after_its_ejection() {
+    fn admission_not_choice_consumes_the_first_try_after_an_ejection() {
         let nodes = WorkerNodes::new();
         let candidates = ["policy-a", "policy-b"].map(|name| candidate(&nodes, name));
         let [a, b] = candidates.each_ref().map(|candidate| Arc::clone(&candidate.node.shared));
@@ -340,7 +342,7 @@ mod tests {
         a.eject(EjectReason::Connect, Duration::ZERO);
         b.eject(EjectReason::Connect, Duration::from_secs(60));
         assert_eq!(best(), choice(0, false));
-        assert_eq!(best(), choice(0, false), "to look for a node is not to use it");
+        assert_eq!(best(), choice(0, false), "a choice alone admits no session");
         a.eject(EjectReason::Connect, Duration::from_secs(30));
         assert_eq!(best(), choice(0, true), "its ejection ends first");
         assert!(policy.try_admit(best()));

@@ -1,4 +1,4 @@
-//! One client connection, from accept to close: what its sockets, its filter and the policy share.
+//! A session: one client connection, from accept to close. Its sockets, its filter and the policy share this state.
 
 mod assigned_node;
 mod close_probe;
@@ -47,17 +47,17 @@ use traffic::Traffic;
 /// The namespace of the metadata that access logs can show.
 const METADATA: &str = "tidevoy";
 
-/// One session. One worker runs all of its hooks. They may run inside one another, so no cell may be borrowed while Envoy or
-/// another session is called.
+/// One session. All of its hooks run on one worker. A hook may run inside another one, so no cell may be borrowed while
+/// Envoy or another session is called.
 pub(crate) struct Session {
     pub(crate) worker: Rc<WorkerContext>,
     id: u64,
-    /// Envoy's hash of the filter state that the filter sets. The policy finds the session by it.
+    /// Envoy's hash of the filter state that the filter sets. The policy finds the session by this hash.
     hash: u64,
     phase: Cell<SessionPhase>,
     client: Rc<Conn>,
     client_socket: OnceCell<Weak<dyn OffloadedConn>>,
-    /// None: the policy has chosen no node yet.
+    /// None: Envoy has created no socket to a node yet.
     upstream: RefCell<Option<Weak<dyn UpstreamSocket>>>,
     filter: OnceCell<AttachedFilter>,
     /// None: the session has no node.
@@ -70,9 +70,9 @@ pub(crate) struct Session {
     pub(crate) kept_states: KeptStates,
     pub(crate) migration: MigrationState,
     deadline: RefCell<Option<Deadline>>,
-    /// The keepalive time to restore, if the kernel was made to probe the node's connection.
+    /// The keepalive time that Envoy has set on the node's connection. None: the module has not changed it.
     keepalive_time_before: Cell<Option<Duration>>,
-    /// The error packet for the client, before its connection closes.
+    /// The error packet that the client gets before its connection closes. Empty: none.
     final_error: RefCell<Vec<u8>>,
 }
 
@@ -88,7 +88,7 @@ struct AttachedFilter {
 }
 
 impl Session {
-    /// A session of the client connection `id`.
+    /// Creates the session of the client connection `id`.
     pub(crate) fn new(id: u64, client: Rc<Conn>, rules: Rules) -> Rc<Self> {
         Rc::new(Self {
             worker: Rc::clone(&client.worker),
@@ -127,7 +127,7 @@ impl Session {
         self.filter.get()?.addresses
     }
 
-    /// Changes the state as [`lifecycle::next`] says, and applies the effects.
+    /// Sets the next state and applies the effects, both as [`lifecycle::next`] decides.
     pub(crate) fn handle(self: &Rc<Self>, event: Event) {
         let (phase, effects) = lifecycle::next(self.phase.get(), event);
         self.phase.set(phase);
@@ -137,7 +137,7 @@ impl Session {
         }
     }
 
-    /// Whether hooks may use the session. An effect may make Envoy call them.
+    /// Whether Envoy may call hooks of the session now. An effect may make Envoy do so.
     fn is_unborrowed(&self) -> bool {
         self.node.try_borrow_mut().is_ok()
             && self.login.try_borrow_mut().is_ok()
@@ -179,12 +179,12 @@ impl Session {
         self.client_socket.get().and_then(Weak::upgrade)
     }
 
-    /// Envoy has created the socket to a node, perhaps in place of one that has failed.
+    /// Sets the socket that Envoy has created to a node, in place of the socket of a failed connection attempt.
     pub(crate) fn set_upstream(&self, socket: Weak<dyn UpstreamSocket>) {
         self.upstream.replace(Some(socket));
     }
 
-    /// The socket to the node. None: there is none, or Envoy has destroyed it.
+    /// The socket to the node. None: Envoy has not created one, or has destroyed it.
     pub(crate) fn upstream(&self) -> Option<Rc<dyn UpstreamSocket>> {
         self.upstream.borrow().as_ref().and_then(Weak::upgrade)
     }
@@ -194,23 +194,24 @@ impl Session {
         self.filter.get().filter(|attached| attached.has_access_log).map(|attached| &attached.filter)
     }
 
-    /// Joins the client's connection with the connection to a node.
+    /// Pairs the client's connection with the connection to a node.
     pub(crate) fn pair_with(&self, node: &Rc<Conn>) {
         self.client.pair(node);
     }
 
-    /// Whether Envoy has made this connection for this session. Its connection pools are configured not to share connections.
+    /// Whether Envoy uses this connection for this session. False: Envoy's connection pool shares connections, against
+    /// its required configuration.
     pub(crate) fn is_owner_of(&self, connection: Option<u64>) -> bool {
         let upstream = || self.filter.get().and_then(|attached| attached.filter.upstream_connection_id());
         connection.is_some() && upstream() == connection
     }
 
-    /// The node that the session is on, or on its way to.
+    /// The node that the session uses or connects to.
     pub(crate) fn node(&self) -> Option<Rc<WorkerNode>> {
         self.node.borrow().as_ref().map(|assigned| Rc::clone(&assigned.node))
     }
 
-    /// The endpoint of that node.
+    /// The endpoint of the session's node. None: there is no node, or it has no IP address.
     pub(crate) fn monitored_endpoint(&self) -> Option<Arc<MonitoredEndpoint>> {
         self.node.borrow().as_ref()?.endpoint.clone()
     }
@@ -223,7 +224,7 @@ impl Session {
         self.node.borrow().as_ref().map(|assigned| assigned.node.shared.name.clone()).unwrap_or_default()
     }
 
-    /// Counts the session at this node, in place of the one before.
+    /// Counts the session at this node, and no longer at the node before.
     fn assign_node(&self, node: &Rc<WorkerNode>, endpoint: Option<Arc<MonitoredEndpoint>>, state: CountedState) {
         self.release_node();
         self.node.replace(Some(AssignedNode::new(node, endpoint, state)));
@@ -233,7 +234,7 @@ impl Session {
         self.node.replace(None);
     }
 
-    /// Calls `add` with the counters of the node, or those for sessions without a node.
+    /// Calls `add` with the counters of the session's node, or with those for sessions without a node.
     fn with_counts<T>(&self, add: impl FnOnce(&Counts) -> T) -> T {
         match &*self.node.borrow() {
             Some(assigned) => add(&assigned.node.counts),

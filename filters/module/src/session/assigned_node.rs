@@ -1,4 +1,4 @@
-//! The node that a session is on, or on its way to, and how the session counts there.
+//! The node that a session uses or connects to, and how the session counts at this node.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -10,18 +10,19 @@ use mysql_proto::tracker::{PinReason, Tracker, TrackerState};
 use crate::node::{self, SessionState, WorkerNode};
 use crate::reachability::MonitoredEndpoint;
 
-/// How a session is counted: its state, and the index in [`node::PINNED`] of what keeps it from migrating.
+/// How a session is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CountedState {
     pub(super) state: SessionState,
+    /// The index in [`node::PINNED`] of what prevents a migration.
     pub(super) pinned: Option<usize>,
 }
 
 impl CountedState {
     pub(super) const LOGIN: Self = Self { state: SessionState::Login, pinned: None };
 
-    /// The state of an established session. `has_endless_transactions`: its client begins each transaction within the last
-    /// one.
+    /// The state of an established session. `has_endless_transactions`: the client begins each transaction within the
+    /// one before.
     pub(super) fn of(tracker: &Tracker, has_endless_transactions: bool) -> Self {
         let state = match tracker.state() {
             TrackerState::Idle => SessionState::Idle,
@@ -44,7 +45,7 @@ impl CountedState {
     }
 }
 
-/// A session counts at its node as long as this exists.
+/// The node of a session. The session counts at this node as long as this value exists.
 pub(super) struct AssignedNode {
     pub(super) node: Rc<WorkerNode>,
     /// None: the node has no IP address.

@@ -1,5 +1,5 @@
-//! Probes of nodes that have closed a connection of a session. [`node_loss`] decides what follows; the client is held until
-//! the result of the probe is known.
+//! Probes nodes that have closed a connection of a session. The module holds the client until the result of the probe
+//! is known, and [`node_loss`] decides what follows.
 
 use std::net::SocketAddr;
 use std::rc::{Rc, Weak};
@@ -11,7 +11,7 @@ use crate::port_probe::{self, ProbeClient};
 use crate::worker::WorkerContext;
 use crate::{clock, switches};
 
-/// A probe that finds out whether a node that has closed a connection of the session is still there.
+/// A probe that finds out whether a node that has closed a connection of the session is still running.
 pub(crate) struct CloseProbe {
     worker: Rc<WorkerContext>,
     session: Weak<Session>,
@@ -23,7 +23,7 @@ pub(crate) struct CloseProbe {
 impl DeadlineOwner for CloseProbe {
     /// The port has not answered in time.
     fn on_deadline(self: Rc<Self>) {
-        // If it waits for the next probe of that port, it does so for this time.
+        // If the request waits for the next probe of that port, this probe gets the same time.
         self.deadline.set(port_probe::TIMEOUT);
         self.worker.ports.time_out(self.address);
     }
@@ -45,8 +45,8 @@ impl ProbeClient for CloseProbe {
 }
 
 impl Session {
-    /// Its node has closed the connection, or reset it. False: the session ends with it. True: a probe of the node or a
-    /// migration decides.
+    /// The session's node has closed or reset the connection. False: the session ends, too. True: the result of a probe
+    /// or of a migration decides.
     pub(crate) fn probe_node(self: &Rc<Self>, is_reset: bool) -> bool {
         if self.phase() != SessionPhase::Established {
             return false;
@@ -63,7 +63,7 @@ impl Session {
         true
     }
 
-    /// The target of its migration has closed the connection after the login.
+    /// The target of the migration has closed the connection after the login.
     pub(crate) fn on_target_closed(self: &Rc<Self>) {
         self.on_node_loss(LossEvent::TargetClosed);
     }
@@ -101,11 +101,11 @@ impl Session {
                         (ClosedBy::Target, Some(driver)) => Some(driver.target_node().address),
                         _ => self.migration.node_address.get(),
                     };
-                    // A process that ends with unread bytes resets the connection. So a reset shows nothing if the node was
-                    // sent something.
-                    let is_certain = is_reset && driver.is_none_or(|driver| !driver.awaits_old_node());
+                    // A process that ends with unread bytes resets the connection. So a reset proves nothing if the
+                    // module has just sent something to the node.
+                    let is_idle_reset = is_reset && driver.is_none_or(|driver| !driver.awaits_old_node());
                     if let Some(address) = address {
-                        self.start_probe(closed_by, address, is_certain);
+                        self.start_probe(closed_by, address, is_idle_reset);
                     }
                 }
                 (Reaction::DoubtOldNode, Some(driver)) => driver.on_old_conn_closed(),
@@ -124,7 +124,7 @@ impl Session {
         }
     }
 
-    fn start_probe(self: &Rc<Self>, closed_by: ClosedBy, address: SocketAddr, is_reset: bool) {
+    fn start_probe(self: &Rc<Self>, closed_by: ClosedBy, address: SocketAddr, is_idle_reset: bool) {
         let probe = Rc::new_cyclic(|probe| CloseProbe {
             worker: Rc::clone(&self.worker),
             session: Rc::downgrade(self),
@@ -134,23 +134,24 @@ impl Session {
         });
         self.migration.probe.replace(Some(Rc::clone(&probe)));
         let header = || self.upstream().map_or_else(Vec::new, |upstream| upstream.proxy_header());
-        if let Some(is_there) = self.worker.ports.probe(address, &probe, is_reset, &header) {
+        if let Some(is_there) = self.worker.ports.probe(address, &probe, is_idle_reset, &header) {
             probe.on_probe_result(is_there);
         }
     }
 
     fn is_current_probe(&self, probe: &Rc<CloseProbe>) -> bool {
-        self.migration.probe.borrow().as_ref().is_some_and(|asked| Rc::ptr_eq(asked, probe))
+        self.migration.probe.borrow().as_ref().is_some_and(|current| Rc::ptr_eq(current, probe))
     }
 
-    /// Nothing depends on probes any more.
+    /// The session no longer needs the results of its probes.
     pub(super) fn cancel_probes(&self) {
         let probed = self.migration.probe.take().map(|probe| probe.address);
         let probed = probed.into_iter().chain(self.migration.old_conn.take().and_then(|old| old.address()));
         probed.for_each(|address| self.worker.ports.remove_abandoned(address));
     }
 
-    /// Its node has ended it, for KILL or `wait_timeout`: the client sees what it would see without a proxy.
+    /// Ends the session after its node has ended it, for KILL or `wait_timeout`: the client's connection closes, as
+    /// without a proxy.
     pub(crate) fn end_with_connection(&self) {
         self.kept_states.set(None);
         self.abandon_migration();

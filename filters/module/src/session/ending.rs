@@ -11,7 +11,7 @@ use super::{METADATA, Session};
 use crate::deadlines::{Deadline, DeadlineOwner, PANIC_REASON};
 
 impl Session {
-    /// Starts a deadline, in place of the one before.
+    /// Replaces the deadline.
     pub(super) fn start_deadline(self: &Rc<Self>, after: Duration) {
         let deadline = Deadline::new(&self.worker.deadlines, after, &Rc::downgrade(self));
         self.deadline.replace(Some(deadline));
@@ -24,7 +24,7 @@ impl Session {
         }
     }
 
-    /// The node's connection is given up: nothing of the session depends on the node any more.
+    /// Stops everything that depends on the node, and stops counting the session at the node.
     pub(super) fn leave_node(&self) {
         self.cancel_probes();
         self.abandon_migration();
@@ -36,20 +36,21 @@ impl Session {
         self.handle(Event::LoginRefused(why));
     }
 
-    /// Takes the error packet for the client before its connection closes.
+    /// Takes the error packet that the client gets before its connection closes.
     pub(crate) fn take_final_error(self: &Rc<Self>) -> Vec<u8> {
         self.handle(Event::ClientClosing);
         self.final_error.take()
     }
 
+    /// Makes Envoy close the client's connection. `why`: the reason in the access log.
     pub(crate) fn close_now(&self, why: &str) {
         if let Some(attached) = self.filter.get() {
             attached.filter.close(why);
         }
     }
 
-    /// Calls `run`, which concerns only this session. After a panic this session is closed, rather than the session through
-    /// which Envoy has called the module.
+    /// Calls `run`, which concerns only this session. After a panic in `run` this session is closed, and not the
+    /// session whose hook Envoy has called.
     pub(crate) fn guarded(&self, run: impl FnOnce()) {
         let is_done = envoy_abi::guarded("a session's turn", false, || {
             run();
@@ -65,8 +66,8 @@ impl Session {
         self.filter.get().map_or(Duration::ZERO, |attached| attached.idle_timeout)
     }
 
-    /// After an export or a migration the node counts the idle time of the session from zero. The session still ends when
-    /// `wait_timeout` has passed since its last command.
+    /// An export or a migration resets the idle time that the node counts. So the module ends the session when
+    /// `wait_timeout` has passed since the last command.
     pub(super) fn resume_idle_timeout(self: &Rc<Self>, wait_timeout: Option<Duration>) {
         let since = self.with_traffic(|traffic| traffic.last_command_ended_at());
         let (Some(limit), Some(since)) = (wait_timeout, since) else { return };
@@ -80,8 +81,8 @@ impl Session {
         let has_idle_timeout = !self.idle_timeout().is_zero();
         let check = |traffic: &mut Traffic| {
             let idle_since = traffic.idle_since.take();
-            let has_run_since = idle_since != Some(traffic.last_command_ended_at());
-            (has_run_since, traffic.is_busy())
+            let has_run_command = idle_since != Some(traffic.last_command_ended_at());
+            (has_run_command, traffic.is_busy())
         };
         match self.with_traffic(check) {
             Some((true, _)) if !has_idle_timeout => drop(self.deadline.take()),
@@ -98,14 +99,14 @@ impl Session {
         }
     }
 
-    /// The client's connection has ended, and with it the session.
+    /// The session has ended, since the client's connection has.
     pub(super) fn release_all(&self) {
         self.deadline.replace(None);
         self.worker.waker.remove(self.id);
         if let Some(failover) = self.take_login_failover() {
             failover.abandon();
         }
-        // The login is dropped when its cell is not borrowed any more.
+        // Dropped when its cell is no longer borrowed.
         let _login = self.login.take();
         self.leave_node();
         self.report_bytes();
@@ -116,7 +117,7 @@ impl Session {
         }
     }
 
-    /// For the access log, since Envoy does not count what goes past it.
+    /// Reports the bytes of the session for the access log, since Envoy does not count directly forwarded bytes.
     fn report_bytes(&self) {
         let Some(filter) = self.logged_filter() else { return };
         let (from_client, to_client) =

@@ -1,10 +1,11 @@
-//! The identity of a session: user, database and options, with which the module logs in for the session at another node.
+//! The identity of a session: user, database and options. With these the module logs in at another node for the
+//! session.
 //!
-//! COM_CHANGE_USER and COM_SET_OPTION change the identity. They go to the node whole, so that they can be read here. A change
-//! of user that is rejected does not reach the node.
+//! COM_CHANGE_USER and COM_SET_OPTION change the identity. If the client has all earlier responses, the module collects
+//! such a command before it forwards the command, so that it can parse or reject it.
 //!
-//! In a session that has migrated, COM_CHANGE_USER answers the greeting of another node. The module removes that answer, so
-//! that the present node requests another one.
+//! In a session that has migrated, the authentication response in COM_CHANGE_USER belongs to the greeting of another
+//! node. The module removes this response, so that the present node requests a new one.
 
 use std::cell::RefCell;
 
@@ -18,14 +19,14 @@ use super::Session;
 use crate::commands::IdentityChange;
 
 const SET_OPTION: u8 = 0x1b;
-/// Bytes of a change of user, and of what follows it, that are kept.
+/// The maximum size of the kept bytes: a change of user, and what the client sends until the node has answered.
 const MAX_CHANGE_BYTES: usize = 2 * MAX_CHANGE_USER_BYTES;
 
 #[derive(Default)]
 pub(crate) struct SessionIdentity {
     /// None: the module cannot log in for the session at another node.
     current: RefCell<Option<Box<Identity>>>,
-    /// The command that changes the identity, as far as it was sent to the node.
+    /// The bytes that were sent to the node since the begin of a command that changes the identity.
     change_command: RefCell<SecretBytes>,
     /// The received part of a command that changes the identity. The command is forwarded when it is complete.
     partial_command: RefCell<SecretBytes>,
@@ -45,8 +46,8 @@ impl SessionIdentity {
         self.current.borrow().is_some()
     }
 
-    /// Bytes of the client, in which the tracker has found `change`. The command must stand alone. Otherwise the identity of
-    /// the session is unknown from then on.
+    /// Handles bytes of the client, in which the tracker has found `change`. If other bytes precede the command, or the
+    /// bytes are too many, the identity of the session becomes unknown.
     pub(super) fn on_client_bytes(&self, bytes: &[u8], change: IdentityChange) {
         let mut command = self.change_command.borrow_mut();
         if change == IdentityChange::None && command.is_empty() {
@@ -60,7 +61,7 @@ impl SessionIdentity {
         }
     }
 
-    /// Bytes of the node, in which the tracker has found `change`.
+    /// Handles bytes of the node, in which the tracker has found `change`.
     pub(super) fn on_node_bytes(&self, change: IdentityChange) {
         let packet = match change {
             IdentityChange::None | IdentityChange::Began => return,
@@ -87,11 +88,11 @@ impl SessionIdentity {
 }
 
 impl Session {
-    /// If these bytes of the client belong to a command that changes the identity, returns what goes to the node instead of
-    /// them: nothing, until the command is complete. None: the bytes go to the node as they are.
+    /// Collects a command that changes the identity. Returns the bytes to forward instead of `bytes`: none, until the
+    /// command is complete. None: `bytes` do not belong to such a command, and are forwarded unchanged.
     ///
     /// # Errors
-    /// Why the proxy rejects the command.
+    /// Why the module rejects the command.
     pub(crate) fn assemble_identity_command(&self, bytes: &[u8]) -> Result<Option<SecretBytes>, ProxyError> {
         let mut command = self.identity.partial_command.borrow_mut();
         if command.is_empty() {
@@ -120,8 +121,9 @@ impl Session {
             return Ok(Some(whole));
         }
         let identity = self.identity.current.borrow();
-        let reworded = identity.as_ref().and_then(|identity| identity.without_auth_response(&command[HEADER..]));
-        Ok(Some(match reworded {
+        let without_response =
+            identity.as_ref().and_then(|identity| identity.without_auth_response(&command[HEADER..]));
+        Ok(Some(match without_response {
             None => whole,
             Some(payload) => {
                 let header = Header { length: payload.len(), sequence: header.sequence };
@@ -131,14 +133,14 @@ impl Session {
     }
 }
 
-/// A change of user that is longer than any may be is rejected by its header.
+/// Rejects a change of user whose header announces too many bytes.
 fn check_size(bytes: &[u8]) -> Result<(), ProxyError> {
     let is_too_long = bytes.get(HEADER) == Some(&CHANGE_USER)
         && Header::parse(bytes).is_some_and(|header| header.length > MAX_CHANGE_USER_BYTES);
     if is_too_long { Err(ProxyError::AttributesTooLarge) } else { Ok(()) }
 }
 
-/// Whether a command that begins with `bytes` changes the identity and is not too long, as far as these bytes show.
+/// Whether `bytes` may be the begin of a command that changes the identity and is not too long.
 fn may_change_identity(bytes: &[u8]) -> bool {
     match bytes.get(HEADER) {
         Some(&command) => {

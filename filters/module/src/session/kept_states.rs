@@ -1,4 +1,4 @@
-//! The states of a session, as exported last. They are kept for a failover, should the node be gone.
+//! The session states that were exported last. The module keeps them for a failover, in case the node fails.
 
 use std::cell::{Cell, RefCell};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use migration::state_snapshot::StateSnapshot;
 
 use crate::deadlines::Deadline;
 
-/// Failover attempts with the same states.
+/// The maximum number of failover attempts between two commands of the client.
 const MAX_FAILOVER_ATTEMPTS: u8 = 3;
 
 /// States are valid until the client sends something, or until their token expires.
@@ -18,7 +18,7 @@ pub(crate) struct KeptStates {
 }
 
 impl KeptStates {
-    /// Replaces the states. The deadline is that of their token.
+    /// Replaces the states. The deadline passes when their token expires.
     pub(crate) fn set(&self, snapshot: Option<(StateSnapshot, Deadline)>) {
         self.snapshot.replace(snapshot.map(Box::new));
     }
@@ -30,7 +30,7 @@ impl KeptStates {
         }
     }
 
-    /// The client has sent something, which may change the states.
+    /// The client has sent something that may change the states, so they are dropped.
     pub(crate) fn on_client_bytes(&self) {
         if self.snapshot.borrow().is_some() {
             self.snapshot.replace(None);

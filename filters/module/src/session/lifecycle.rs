@@ -1,7 +1,7 @@
 //! The life of a session as a state machine: what each event means in each state.
 //!
-//! [`next`] has no side effects. [`Session`](super::Session) applies the effects that it returns, at a time when no part of
-//! the session is borrowed: an effect may close a connection, and then Envoy calls the module again.
+//! [`next`] is a pure function. [`Session`](super::Session) applies the effects that it returns while no part of the
+//! session is borrowed: an effect may close a connection, and then Envoy calls hooks of the session.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use mysql_proto::error::ProxyError;
 
 use crate::node::LoginFailure;
 
-/// How long a client may take to read what its node sent before it closed.
+/// How long a client may take to read the last bytes of a node that has closed.
 const MAX_UNREAD_TIME: Duration = Duration::from_secs(60);
 
-/// How long a client whose login or command was rejected may take to read the error, and to close. What it still sends is
-/// discarded meanwhile: closing with unread bytes would reset the connection, and a client that is busy sending would never
-/// read the error.
+/// How long a client whose login or command was rejected may take to read the error and to close. Until then, the
+/// module discards what the client sends. If a connection is closed with unread bytes, the kernel resets it, and a
+/// client that is still sending would not read the error.
 pub(crate) const REJECTION_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The state of a session.
@@ -22,7 +22,7 @@ pub(crate) const REJECTION_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) enum SessionPhase {
     /// No node has greeted yet, and the client was sent nothing.
     Connecting,
-    /// The client has the greeting of a node. Client and node exchange the packets of the login.
+    /// The client has got a node's greeting. The module relays the login.
     Login,
     /// The node has answered the login with the error that it is full. The module tries the login at other nodes.
     LoginFailover,
@@ -37,7 +37,7 @@ pub(crate) enum SessionPhase {
 }
 
 impl SessionPhase {
-    /// Whether the session is over for its node.
+    /// Whether the session no longer uses a node.
     pub(crate) fn is_over(self) -> bool {
         matches!(self, Self::Rejected | Self::NodeClosed | Self::Closed)
     }
@@ -50,18 +50,17 @@ pub(crate) enum Event {
     NodeFailed,
     /// The node has greeted. Its greeting goes to the client.
     NodeGreeted,
-    /// The node answers the login with the error that it is full, and the login may fail over.
+    /// The node has answered the login with the error that it is full, and the login may fail over.
     NodeFull,
-    /// The failover of the login has ended. The login continues, with the connection of another node or with the error of
-    /// the first one.
+    /// The failover of the login has ended. The login continues at another node, or with the error of the first node.
     LoginResumed,
     /// The node has accepted the login.
     LoggedIn,
-    /// The login has failed, and its client gets the error with the other packets of the login.
+    /// The login has failed. The login relay has already produced the error for the client.
     LoginFailed(LoginFailure),
     /// The module refuses the login.
     LoginRefused(ProxyError),
-    /// The module refuses a command of the client, and has sent the error.
+    /// The module has refused a command of the client, and has sent the error.
     CommandRefused(ProxyError),
     /// The client has closed its sending side.
     ClientFinished,
@@ -83,11 +82,11 @@ pub(crate) enum Event {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rejection {
     Error(ProxyError),
-    /// No node was found. If one was full, its error says more than the module's own.
+    /// No node was found. If a node was full, the client gets the error of that node, which is more precise.
     NoNode,
     /// The node has closed the connection.
     NodeLost,
-    /// The failover was not finished, so the error of the first node counts.
+    /// The failover has not finished. The client gets the error of the first node.
     NodeFull,
 }
 
@@ -96,7 +95,7 @@ pub(crate) enum Rejection {
 pub(crate) enum Effect {
     /// Stops counting the session at its node.
     ReleaseNode,
-    /// Tracks commands from now on.
+    /// Counts the login, starts the idle timeout, and requests a migration if the node is draining.
     StartTraffic,
     /// Counts a failed login.
     CountLoginFailure(LoginFailure),
@@ -104,21 +103,21 @@ pub(crate) enum Effect {
     RejectLogin(Rejection),
     /// Stops the session's probes and its migration, and stops counting it at its node.
     LeaveNode,
-    /// An idle session with valid states fails over to another node. Others end.
+    /// Fails over to another node if the session is idle and has valid states. Otherwise ends the session.
     LeaveUnreachableNode,
-    /// Ends the session if it was idle for too long.
+    /// Ends the session if it has been idle for too long.
     CheckIdleTimeout,
     /// Replaces the deadline.
     StartDeadline(Duration),
     /// Moves the deadline, if there is one.
     ExtendDeadline(Duration),
-    /// Has Envoy close the client's connection. The text is the reason in the access log.
+    /// Makes Envoy close the client's connection. The text is the reason in the access log.
     CloseClient(&'static str),
-    /// Gives back everything that the session holds.
+    /// Releases everything that the session holds.
     ReleaseAll,
 }
 
-/// The state after an event, and what to do, in this order.
+/// The state after an event, and the effects in the order in which they must be applied.
 pub(crate) fn next(phase: SessionPhase, event: Event) -> (SessionPhase, Vec<Effect>) {
     use SessionPhase::{Closed, Connecting, Established, Login, LoginFailover, NodeClosed, Rejected};
 
@@ -138,11 +137,11 @@ pub(crate) fn next(phase: SessionPhase, event: Event) -> (SessionPhase, Vec<Effe
         (Connecting | Login | LoginFailover, Event::ClientFinished) => {
             (Rejected, vec![Effect::CountLoginFailure(LoginFailure::ClientGone)])
         }
-        // It is not the client that took so long.
+        // The nodes took too long, not the client.
         (Connecting, Event::TimedOut) => reject(Rejection::NoNode, ProxyError::NoNode.name()),
         (Login, Event::TimedOut) => reject(Rejection::Error(ProxyError::LoginTooSlow), ProxyError::LoginTooSlow.name()),
         (LoginFailover, Event::TimedOut) => reject(Rejection::NodeFull, LoginFailure::NodeFull.name()),
-        // While a node is connecting, or the login fails over, the attempt fails by itself.
+        // In `Connecting` and `LoginFailover`, the attempt has its own timeout.
         (Login, Event::NodeUnreachable) => {
             reject(Rejection::Error(ProxyError::NodeUnreachable), ProxyError::NodeUnreachable.name())
         }
@@ -156,7 +155,7 @@ pub(crate) fn next(phase: SessionPhase, event: Event) -> (SessionPhase, Vec<Effe
             (Closed, vec![Effect::RejectLogin(Rejection::NodeLost), Effect::ReleaseAll])
         }
 
-        // A change of user is a login, too.
+        // A change of user counts as a login.
         (Established, Event::CommandRefused(why)) => (
             Rejected,
             vec![
@@ -175,7 +174,7 @@ pub(crate) fn next(phase: SessionPhase, event: Event) -> (SessionPhase, Vec<Effe
         (Rejected | NodeClosed, Event::TimedOut) => stay(vec![Effect::CloseClient("client_stayed")]),
         (Established | Rejected | NodeClosed, Event::ClientClosed { .. }) => (Closed, vec![Effect::ReleaseAll]),
 
-        // The event comes too early or too late, or means nothing in this state.
+        // The event has no meaning in this state.
         _ => stay(vec![]),
     }
 }

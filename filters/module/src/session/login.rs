@@ -1,4 +1,4 @@
-//! A session's login.
+//! The login of a session.
 
 use std::net::IpAddr;
 use std::rc::Rc;
@@ -22,30 +22,30 @@ use crate::node::{ConnectFailure, LoginFailure, WorkerNode};
 use crate::offload::{self, OffloadedConn};
 use crate::reachability::MonitoredEndpoint;
 
-/// A server that closes sooner than this has not timed out: MariaDB's `connect_timeout` is at least 2 s (mariadb.com/docs,
-/// "Server System Variables").
+/// A server that closes the connection sooner than this has not waited for the client in vain: MariaDB's
+/// `connect_timeout` is at least 2 s (mariadb.com/docs, "Server System Variables").
 const CLIENT_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What a session needs until it is established.
+/// The state that a session needs until it is established.
 pub(super) struct SessionLogin {
     /// None: the module has refused the login.
     relay: Option<Login>,
-    /// The endpoints that were tried.
     tried_endpoints: Vec<String>,
-    /// How many of these were full.
+    /// How many of the tried nodes were full before the greeting.
     full_nodes: usize,
-    /// A node that greeted with the error that it is full, and that packet: the client gets it if no other node is found.
+    /// The last node that sent the error that it is full instead of a greeting, and this error. The client gets the
+    /// error if no other node is found.
     full_node_error: Option<(Rc<WorkerNode>, Vec<u8>)>,
-    /// Whether the login may fail over after the greeting. It does so once.
+    /// Whether the login may still fail over after the greeting. This is done at most once.
     may_fail_over: bool,
-    /// The error of a node that has greeted, and is full, until the failover starts.
+    /// The error of a full node that has greeted. Kept until the failover starts.
     late_full_error: Vec<u8>,
     failover: Option<Rc<LoginFailover>>,
-    /// Counts towards the limits of logins.
+    /// The login counts towards the limits of logins as long as this value exists.
     slot: Option<LoginSlot>,
     /// When the node sent its last bytes.
     last_node_bytes_at: Option<Instant>,
-    /// The client's connection has TLS, the node's has none, and passwords must not go from the one to the other.
+    /// The client's connection has TLS, the node's has none, and the module must not forward passwords in clear text.
     has_plain_node_side: bool,
 }
 
@@ -74,15 +74,15 @@ impl SessionLogin {
         self.relay.as_ref().map(|relay| relay.error_packet(why)).unwrap_or_default()
     }
 
-    /// Why the node has closed the connection. If it has waited for the client, the client was too slow.
+    /// Why the node has closed the connection. If the node has waited for the client, the client was too slow.
     fn loss_error(&self) -> ProxyError {
-        let client_owes = self.relay.as_ref().is_some_and(Login::awaits_client);
+        let awaits_client = self.relay.as_ref().is_some_and(Login::awaits_client);
         let has_waited = self.last_node_bytes_at.is_some_and(|since| since.elapsed() >= CLIENT_ANSWER_TIMEOUT);
-        if client_owes && has_waited { ProxyError::LoginTooSlow } else { ProxyError::NodeGone }
+        if awaits_client && has_waited { ProxyError::LoginTooSlow } else { ProxyError::NodeGone }
     }
 }
 
-/// The key for passwords, as far as the limits of logins allow its use.
+/// The key for passwords. Decryptions count towards the limits of logins.
 struct LimitedKey<'a> {
     key: &'a dyn PasswordKey,
     slot: Option<&'a LoginSlot>,
@@ -117,7 +117,7 @@ impl Session {
         self.client.has_tls()
     }
 
-    /// The client's connection has TLS, the node's has none, and passwords must not go from the one to the other.
+    /// See [`SessionLogin::has_plain_node_side`].
     pub(crate) fn set_plain_node_side(&self) {
         self.with_session_login(|login| login.has_plain_node_side = true);
     }
@@ -133,7 +133,7 @@ impl Session {
         Ok(())
     }
 
-    /// The policy has chosen a node, or the failover of the login tries one. A connection to it is being made.
+    /// The policy or the failover of the login has chosen a node. A connection to this node is about to be made.
     pub(crate) fn try_node(&self, address: &str, node: &Rc<WorkerNode>, endpoint: Option<Arc<MonitoredEndpoint>>) {
         self.with_session_login(|login| login.tried_endpoints.push(address.to_owned()));
         self.set_login_node(node, endpoint);
@@ -148,19 +148,19 @@ impl Session {
         self.login.borrow().as_ref().is_some_and(|login| login.tried_endpoints.iter().any(|tried| tried == endpoint))
     }
 
-    /// The endpoint that was tried last. Empty: the login is over.
+    /// The endpoint that was tried last. Empty: none was tried, or the login is over.
     pub(crate) fn last_tried_endpoint(&self) -> String {
         let login = self.login.borrow();
         login.as_ref().and_then(|login| login.tried_endpoints.last().cloned()).unwrap_or_default()
     }
 
-    /// How many nodes it has tried that failed. Full ones do not count.
+    /// How many of the tried nodes have failed. Nodes that were full before the greeting do not count.
     pub(crate) fn failed_node_count(&self) -> usize {
         let login = self.login.borrow();
         login.as_ref().map_or(0, |login| login.tried_endpoints.len().saturating_sub(login.full_nodes))
     }
 
-    /// The node has greeted with this error: it is full. Another one may not be.
+    /// The node has sent the error that it is full instead of a greeting. Another node may have room.
     pub(crate) fn on_node_full(&self, node: &Rc<WorkerNode>, packet: &[u8]) {
         if self.phase() == SessionPhase::Connecting {
             self.with_session_login(|login| {
@@ -170,7 +170,7 @@ impl Session {
         }
     }
 
-    /// Bytes of the client go through the login.
+    /// Relays bytes of the client. Returns how many bytes were taken.
     pub(crate) fn login_from_client(
         self: &Rc<Self>,
         bytes: &[u8],
@@ -195,7 +195,7 @@ impl Session {
         (taken, progress)
     }
 
-    /// Bytes of the node go through the login.
+    /// Relays bytes of the node. Returns how many bytes were taken.
     pub(crate) fn login_from_node(self: &Rc<Self>, bytes: &[u8], out: &mut Output) -> (usize, Progress) {
         let step = self.with_session_login(|login| {
             login.last_node_bytes_at = Some(Instant::now());
@@ -224,7 +224,7 @@ impl Session {
         }
     }
 
-    /// The node has accepted the login: what the established session needs takes the place of what the login needs.
+    /// The node has accepted the login: replaces the state of the login by the state of an established session.
     fn create_traffic(&self, capabilities: Capabilities) {
         let Some(mut login) = self.login.take() else { return };
         let response = login.relay.as_mut().and_then(Login::take_response);
@@ -241,11 +241,12 @@ impl Session {
         self.restart_idle_timeout();
         self.update_counted_state();
         if self.is_on_draining_node() && migration_scheduler::is_possible() && self.migration.request_migration() {
-            self.migration.defer_until_idle(); // its node began to drain while it logged in
+            self.migration.defer_until_idle(); // the node began to drain during the login
         }
     }
 
-    /// The node has sent something behind its greeting, before TLS. Without TLS, it may have been injected on the network.
+    /// Reports that bytes have followed the greeting of the node before TLS. An attacker on the network may have
+    /// injected these.
     pub(crate) fn report_data_before_tls(&self) {
         self.with_counts(|counts| counts.connect_failures[ConnectFailure::Tls as usize].add(1));
         let name = self.node_name();
@@ -255,8 +256,8 @@ impl Session {
         );
     }
 
-    /// Whether the node has answered the login with these bytes: that it is full. The client does not get them yet, since
-    /// another node may take the login. [`Self::fail_over_login`] follows after this read.
+    /// Whether these bytes of the node are the error that it is full, and the login may fail over. The module keeps the
+    /// error, since another node may accept the login. After this read, [`Self::fail_over_login`] must be called.
     pub(crate) fn hold_full_error(self: &Rc<Self>, bytes: &[u8]) -> bool {
         let is_held = self.phase() == SessionPhase::Login
             && self
@@ -275,7 +276,7 @@ impl Session {
         is_held
     }
 
-    /// Starts the failover of the login, if it is due.
+    /// Starts the failover of the login after [`Self::hold_full_error`] has returned true.
     pub(crate) fn fail_over_login(self: &Rc<Self>) {
         if self.phase() != SessionPhase::LoginFailover {
             return;
@@ -303,7 +304,7 @@ impl Session {
 
     /// The failover has ended, and the login continues.
     pub(crate) fn resume_login(self: &Rc<Self>) {
-        // It is dropped when the login is not borrowed any more.
+        // Dropped when the login is no longer borrowed.
         let _failover = self.take_login_failover();
         self.handle(Event::LoginResumed);
     }
@@ -352,14 +353,14 @@ impl Session {
             },
             Rejection::NodeFull => {
                 let packet = self.abandon_login_failover();
-                self.count_login_failure(LoginFailure::NodeFull); // at the first node, where the login is now again
+                self.count_login_failure(LoginFailure::NodeFull); // at the first node, to which the login has returned
                 packet
             }
         };
         self.final_error.replace(packet);
     }
 
-    /// The packet that tells the client that its login has failed.
+    /// The error packet for a client whose login has failed.
     pub(crate) fn error_packet(&self, why: ProxyError) -> Vec<u8> {
         self.login.borrow().as_ref().map(|login| login.error_packet(why)).unwrap_or_default()
     }

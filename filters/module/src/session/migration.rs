@@ -1,4 +1,4 @@
-//! The migration of a session, and its failover when its node is gone.
+//! The migration of a session, and its failover when its node has failed.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -20,18 +20,19 @@ pub(crate) enum StartResult {
     Started,
     /// It cannot start now.
     Blocked(MigrationBlocker),
-    /// Envoy's buffers hold bytes of the session. When these have been sent, it is tried again.
+    /// Envoy's buffers hold bytes of the session, or a probe runs. The migration is tried again when the session is
+    /// idle.
     Deferred,
 }
 
 /// What prevents a migration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MigrationBlocker {
-    /// The session itself: others may be able to migrate.
+    /// The session itself. Other sessions may be able to migrate.
     Session,
-    /// The session is busy, or no node wants it any more.
+    /// The session is busy, or no longer has to migrate.
     NotNow,
-    /// The target, the network, or the old node, which exports no session.
+    /// The target, the network, or the old node, which does not export the session.
     Nodes,
 }
 
@@ -46,17 +47,19 @@ impl MigrationBlocker {
 }
 
 impl Session {
-    /// Whether its node is draining.
+    /// Whether the session's node is draining.
     pub(crate) fn is_on_draining_node(&self) -> bool {
         self.phase() == SessionPhase::Established && self.is_node(|node| node.is_draining())
     }
 
-    /// Whether it is to migrate: its node is draining, or rebalancing has selected it, and migrations are switched on.
+    /// Whether the session is to migrate: migrations are switched on, and its node is draining or rebalancing has
+    /// selected the session.
     pub(crate) fn has_to_migrate(&self) -> bool {
         switches::is_migration_on() && (self.is_on_draining_node() || self.migration.rebalance_round().is_some())
     }
 
-    /// Whether rebalancing may select it: its node is one of `sources`. `idle`: whether it has to be idle, or else busy.
+    /// Whether rebalancing may select the session: its node is one of `sources`. `idle`: the session must be idle,
+    /// otherwise busy.
     pub(crate) fn may_rebalance(&self, idle: bool, sources: &[Rc<WorkerNode>], now: Duration) -> bool {
         self.is_movable(idle)
             && !self.migration.is_migration_requested()
@@ -66,7 +69,7 @@ impl Session {
             && !self.migration.is_in_cooldown(now)
     }
 
-    /// Selects it for rebalancing, if the quota of its node is not used up.
+    /// Selects the session for rebalancing, if the quota of its node is not used up. True: the session is selected.
     pub(crate) fn reserve_rebalance(&self) -> bool {
         let round = self.node().and_then(|node| node.shared.outgoing_quota().reserve());
         if round.is_some() {
@@ -76,7 +79,7 @@ impl Session {
         round.is_some()
     }
 
-    /// Clears its rebalancing round if that round is over.
+    /// Clears the rebalancing round of the session if the round is over.
     pub(crate) fn check_rebalance_round(&self) {
         if let Some(round) = self.migration.rebalance_round()
             && !self.is_node(|node| node.has_surplus.get() && node.shared.outgoing_quota().is_in_round(round))
@@ -85,12 +88,12 @@ impl Session {
         }
     }
 
-    /// Whether rebalancing is its only reason to migrate, and a transaction or the like pins it.
+    /// Whether rebalancing is the only reason to migrate, and the session is pinned, for example by a transaction.
     pub(crate) fn is_rebalance_blocked(&self) -> bool {
         self.is_rebalancing() && !self.is_movable(true) && !self.is_movable(false)
     }
 
-    /// An attempt has failed. True: it stays, since rebalancing was the only reason.
+    /// A migration has failed. True: the session stays at its node, since rebalancing was the only reason to migrate.
     pub(crate) fn give_up_rebalance(&self, why: MigrationBlocker) -> bool {
         let is_given_up = self.is_rebalancing();
         if is_given_up {
@@ -107,12 +110,12 @@ impl Session {
         is_given_up
     }
 
-    /// Whether rebalancing is its only reason to migrate.
+    /// Whether rebalancing is the only reason to migrate.
     fn is_rebalancing(&self) -> bool {
         self.migration.rebalance_round().is_some() && !self.is_on_draining_node()
     }
 
-    /// Whether it is not pinned, and idle, or else busy.
+    /// Whether the session is not pinned, and idle (`idle`) or busy (otherwise).
     fn is_movable(&self, idle: bool) -> bool {
         match self.counted_state() {
             Some(CountedState { state: SessionState::Idle, pinned: None }) => idle,
@@ -121,12 +124,13 @@ impl Session {
         }
     }
 
-    /// Whether the remaining sessions of its node must be closed.
+    /// Whether the session must be closed with all remaining sessions of its node.
     pub(crate) fn is_on_force_closed_node(&self) -> bool {
         self.is_on_draining_node() && self.is_node(|node| node.is_force_closed.get())
     }
 
-    /// Ends it with an error, since its node must be closed. In the middle of an answer no error can be sent.
+    /// Ends the session, since its node must be closed. The client gets an error, unless it has got only a part of a
+    /// response.
     pub(crate) fn end_at_drain_deadline(&self) {
         if self.awaits_client() {
             self.final_error.replace(mysql_proto::error::node_taken_away());
@@ -134,7 +138,7 @@ impl Session {
         self.close_now("drain_deadline");
     }
 
-    /// Starts a migration. `snapshot`: its states, if its node is gone.
+    /// Starts a migration. `snapshot`: the session's states, for a failover.
     pub(crate) fn start_migration(self: &Rc<Self>, snapshot: Option<StateSnapshot>) -> StartResult {
         let result = self.try_start_migration(snapshot);
         if result != StartResult::Started {
@@ -177,7 +181,7 @@ impl Session {
         StartResult::Started
     }
 
-    /// All received bytes are passed on. If it is to migrate, and is idle, the migration advances.
+    /// All received bytes have been forwarded. If the session is to migrate and is idle, advances the migration.
     pub(crate) fn on_quiescent(self: &Rc<Self>) {
         if self.has_quit() {
             if let Some(driver) = self.migration.driver().filter(|driver| !driver.is_client_held()) {
@@ -192,10 +196,10 @@ impl Session {
         }
     }
 
-    /// It is to migrate, and is idle.
+    /// Advances the migration of an idle session.
     fn advance_migration(self: &Rc<Self>) {
         match self.migration.driver() {
-            // What the node has sent by now is no answer to the export. After it has been read, this is called again.
+            // Unread bytes of the node are no response to the export. After they have been read, this is called again.
             Some(driver)
                 if driver.is_waiting_for_idle() && self.upstream().is_some_and(|node| node.conn().has_unread()) => {}
             Some(driver) if driver.is_waiting_for_idle() => match self.identity.get() {
@@ -204,7 +208,7 @@ impl Session {
                 None => driver.cancel(),
             },
             Some(_) => {}
-            // Its states were too large, and its client has run something since.
+            // The states were too large, but the client has run something since.
             None if self.migration.export_backoff.get().retry_at().is_some() && self.migration.take_deferred() => {
                 migration_scheduler::enqueue(self);
                 self.worker.waker.wake();
@@ -213,7 +217,7 @@ impl Session {
         }
     }
 
-    /// Keeps its states as long as their token is valid, if the memory budget allows it.
+    /// Keeps the session's states as long as their token is valid, if the memory budget allows.
     fn keep_snapshot(self: &Rc<Self>, snapshot: Option<StateSnapshot>) {
         let now = clock::now();
         let snapshot = snapshot.filter(|snapshot| states_memory::retain(self, &snapshot.states.statement));
@@ -224,20 +228,20 @@ impl Session {
         self.kept_states.set(kept);
     }
 
-    /// Keeps the states that a failed migration has exported. If there are none, those kept before remain valid, since the
-    /// session has run nothing since.
+    /// Keeps the states that a failed migration has exported. If it has exported none, the states that were kept before
+    /// stay valid, since the session has run nothing since then.
     fn keep_exported_snapshot(self: &Rc<Self>, driver: &MigrationDriver) {
         if let Some(snapshot) = driver.take_snapshot() {
             self.keep_snapshot(Some(snapshot));
         }
     }
 
-    /// Whether it is idle, and nothing pins it.
+    /// Whether the session is idle and not pinned.
     pub(crate) fn is_idle(&self) -> bool {
         self.is_movable(true)
     }
 
-    /// True: it is idle, no probe runs, and both connections are offloaded now, or could be.
+    /// True: the session is idle, no probe runs, and both connections are offloaded or could be.
     pub(super) fn try_prepare_migration(&self) -> bool {
         if !self.is_idle() || self.migration.is_probing() {
             return false;
@@ -245,12 +249,13 @@ impl Session {
         if switches::is_offload_on() || self.migration.driver().is_some() {
             self.try_offload()
         } else {
-            // Its connections stay with Envoy until the migration starts.
+            // The connections stay with Envoy until the migration starts.
             self.upstream().is_some_and(|upstream| upstream.conn().is_quiescent()) && self.client.is_quiescent()
         }
     }
 
-    /// If offloading is switched off, gives its connections back to Envoy, unless a migration or the like needs their events.
+    /// If offloading is switched off, returns the connections to Envoy, unless a migration, a login failover or a probe
+    /// needs their events.
     pub(crate) fn return_to_envoy_if_switched_off(&self) {
         if switches::is_offload_on()
             || self.migration.driver.borrow().is_some()
@@ -272,7 +277,7 @@ impl Session {
         offload::try_offload(client) && offload::try_offload(upstream)
     }
 
-    /// Its migration has ended.
+    /// The migration has ended.
     pub(crate) fn on_migration_finished(self: &Rc<Self>, result: MigrationResult) {
         let Some(driver) = self.migration.driver.take() else { return };
         if result != MigrationResult::Lost {
@@ -324,7 +329,7 @@ impl Session {
         self.rearm_client();
     }
 
-    /// The target of its failover is draining, too: tries another one.
+    /// The target of the failover is draining, too. Tries another target.
     pub(crate) fn retarget_failover(self: &Rc<Self>, driver: &MigrationDriver) {
         self.keep_exported_snapshot(driver);
         if !self.fail_over() {
@@ -332,18 +337,20 @@ impl Session {
         }
     }
 
-    /// Its node is gone. True: it was idle and has valid states, so a failover to another node has started. Not if migrations
-    /// are switched off.
+    /// The node has failed. True: a failover to another node has started. This requires that the session is idle and
+    /// has valid states, and that migrations are switched on.
     pub(crate) fn try_failover(self: &Rc<Self>) -> bool {
         switches::is_migration_on() && self.fail_over()
     }
 
-    /// The same, also if migrations are switched off: its old node has ended the session for a migration, which must complete.
+    /// Like [`Self::try_failover`], even if migrations are switched off: after the old node has ended the session for a
+    /// migration, the session cannot stay.
     fn fail_over(self: &Rc<Self>) -> bool {
         let snapshot = self.kept_states.take(clock::now()).filter(|_| self.is_idle());
         let Some(snapshot) = snapshot else { return false };
         self.abandon_migration();
-        // What the failed migration had to undo at the old node cannot be sent, and would look like bytes of the session.
+        // Unsent statements that undo the failed migration cannot be sent any more. They would delay the failover, like
+        // unsent bytes of the session.
         if let Some(upstream) = self.upstream() {
             upstream.conn().discard_unsent();
         }
@@ -355,7 +362,7 @@ impl Session {
         has_started
     }
 
-    /// Reads from the client again.
+    /// Reads from the client again, unless a probe still holds the client.
     pub(super) fn rearm_client(&self) {
         if self.migration.is_probing() {
             return;

@@ -1,14 +1,14 @@
-//! What a closed or silent connection to a node means for an established session.
+//! Decides what happens to an established session when a node closes the connection or no longer answers.
 //!
-//! A TiDB server closes a connection without an error packet after KILL or `wait_timeout`, and then the session has to end.
-//! The session fails over only if the server itself is gone, so the server's port is probed.
+//! A TiDB server closes a connection without an error packet after KILL or `wait_timeout`. Then the session has to end.
+//! The session may fail over only if the server itself has failed, so the module probes the server's port.
 
 /// The node that has closed a connection of the session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ClosedBy {
     /// The session's node.
     Node,
-    /// The target of its migration, after the login there.
+    /// The target of the migration, after the module has logged in.
     Target,
 }
 
@@ -17,11 +17,11 @@ pub(super) enum ClosedBy {
 pub(super) enum MigrationStage {
     /// No migration runs.
     None,
-    /// The module prepares the target, while the session works at its node.
+    /// The module prepares the target, while the session still uses its node.
     Preparing,
-    /// The client is held.
+    /// The module holds the client.
     Holding,
-    /// The client is held, and the node was gone when the migration started.
+    /// The module holds the client, and the node had failed before the migration started.
     FailingOver,
 }
 
@@ -40,7 +40,7 @@ pub(super) enum LossEvent {
     NodeClosed { is_restorable: bool },
     /// The target of the migration has closed or reset the connection.
     TargetClosed,
-    /// The probe of a node has ended.
+    /// The probe of a node has ended. `is_there`: the node still runs.
     Probed { closed_by: ClosedBy, is_there: bool },
     /// The node no longer answers.
     NodeUnreachable,
@@ -57,21 +57,21 @@ pub(super) enum Ending {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reaction {
-    /// The session ends with the connection.
+    /// The session ends, since the node has closed its connection.
     End,
-    /// Starts the probe of a node, whose result decides.
+    /// Probes a node. The result of the probe decides.
     Probe(ClosedBy),
     /// The migration must not rely on the old node, which is being probed.
     DoubtOldNode,
-    /// The migration goes on without the old node, or fails over.
+    /// The migration continues without the old node, or fails over.
     LoseOldNode,
     /// The migration is aborted.
     LoseTarget,
-    /// The session migrates with the states that were kept. If that is impossible, it ends.
+    /// The session fails over with its kept states. If that is impossible, the session ends.
     FailOver(Ending),
 }
 
-/// What follows from an event. Nothing: something that runs already decides.
+/// The reactions to an event. Empty: a running probe or migration decides.
 pub(super) fn react(event: LossEvent, situation: Situation) -> Vec<Reaction> {
     use ClosedBy::{Node, Target};
     use MigrationStage::{FailingOver, Holding, None as NoMigration, Preparing};
@@ -134,7 +134,7 @@ mod tests {
         matches!(situation.stage, MigrationStage::Holding | MigrationStage::FailingOver)
     }
 
-    /// Checks what must be true of all events and situations.
+    /// Checks rules that hold for all events and situations.
     fn check(event: LossEvent, situation: Situation, reactions: &[Reaction]) {
         let case = format!("{event:?} in {situation:?}: {reactions:?}");
         let is_there = matches!(event, LossEvent::Probed { is_there: true, .. });
@@ -142,7 +142,7 @@ mod tests {
         let is_closed = matches!(event, LossEvent::NodeClosed { .. });
         assert!(!is_there || reactions == [Reaction::End], "KILL must end the session: {case}");
         for reaction in reactions {
-            let is_right = match reaction {
+            let is_permitted = match reaction {
                 Reaction::End => is_there || is_closed,
                 Reaction::Probe(ClosedBy::Node) => {
                     is_closed && situation.probed != Some(ClosedBy::Node) && situation.has_address
@@ -156,16 +156,16 @@ mod tests {
                     is_gone && !is_held(situation) && is_named == (event == LossEvent::NodeUnreachable)
                 }
             };
-            assert!(is_right, "{case}");
+            assert!(is_permitted, "{case}");
         }
-        let decides_already = situation.probed.is_some()
+        let has_pending_decision = situation.probed.is_some()
             || situation.stage == MigrationStage::FailingOver
             || event == LossEvent::Probed { closed_by: ClosedBy::Target, is_there: false };
-        assert!(!reactions.is_empty() || decides_already, "nothing decides: {case}");
+        assert!(!reactions.is_empty() || has_pending_decision, "nothing decides: {case}");
     }
 
     #[test]
-    fn each_event_leads_to_the_end_or_a_probe_or_another_node() {
+    fn each_event_gets_only_permitted_reactions_and_some_part_decides() {
         for event in ALL_EVENTS {
             for situation in situations() {
                 check(event, situation, &react(event, situation));
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_connection_without_a_migration_is_probed_if_the_session_can_be_restored() {
+    fn node_that_closes_while_the_client_is_not_held_is_probed_only_for_a_restorable_session() {
         for stage in [MigrationStage::None, MigrationStage::Preparing] {
             for (is_restorable, has_address, expected) in [
                 (true, true, Reaction::Probe(ClosedBy::Node)),
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_connection_of_a_held_client_makes_the_old_node_doubtful() {
+    fn old_node_that_closes_while_the_client_is_held_is_doubted_and_probed_once() {
         for (probed, expected) in [
             (None, &[Reaction::DoubtOldNode, Reaction::Probe(ClosedBy::Node)][..]),
             (Some(ClosedBy::Node), &[]),
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_node_is_left_by_a_migration_or_by_a_failover() {
+    fn session_leaves_a_lost_node_by_its_running_migration_or_by_a_failover() {
         let lost = [LossEvent::NodeUnreachable, LossEvent::Probed { closed_by: ClosedBy::Node, is_there: false }];
         for event in lost {
             for stage in ALL_STAGES {
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn lost_target_ends_the_migration_that_holds_the_client() {
+    fn lost_target_aborts_only_a_migration_that_holds_the_client() {
         let lost = LossEvent::Probed { closed_by: ClosedBy::Target, is_there: false };
         for situation in situations() {
             let expected: &[Reaction] = if is_held(situation) { &[Reaction::LoseTarget] } else { &[] };

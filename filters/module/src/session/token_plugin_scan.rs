@@ -1,19 +1,20 @@
-//! Changes of user that a client sends before the responses to earlier commands. They do not reach the node whole, so they cannot
-//! be read as commands; but they must not name the plugin with which only the module logs in.
+//! Scans changes of user that a client sends before it has the responses to earlier commands. The module does not
+//! collect such commands, so it cannot parse them. But they must not name the plugin with which only the module logs
+//! in.
 
 use mysql_proto::login::SESSION_TOKEN_PLUGIN;
 use mysql_proto::secret::SecretBytes;
 
-/// Looks for the plugin's name in what the client sends from such a command on, until it is answered.
+/// Searches the client's bytes for the plugin's name, from such a command on until the node has answered the command.
 #[derive(Debug, Default)]
 pub(crate) struct TokenPluginScan {
     is_active: bool,
-    /// The last bytes, with which the name may begin.
+    /// The last bytes, which may be the begin of the name.
     tail: SecretBytes,
 }
 
 impl TokenPluginScan {
-    /// The next bytes of the client; `begins`: such a command begins in them. True: they hold the end of the name.
+    /// Scans the next bytes of the client. `begins`: such a command begins in these bytes. True: the name was found.
     pub(crate) fn push(&mut self, bytes: &[u8], begins: bool) -> bool {
         self.is_active |= begins;
         if !self.is_active {
@@ -26,7 +27,7 @@ impl TokenPluginScan {
         found
     }
 
-    /// The command is answered.
+    /// The node has answered the command.
     pub(crate) fn stop(&mut self) {
         *self = Self::default();
     }
@@ -39,7 +40,7 @@ mod tests {
     const COMMAND: &[u8] = b"\x2a\0\0\0\x11root\0\0\0\x2d\0tidb_session_token\0";
 
     #[test]
-    fn the_name_is_found_however_it_is_cut() {
+    fn plugin_name_is_found_wherever_the_bytes_are_split() {
         for size in 1..=COMMAND.len() {
             let mut scan = TokenPluginScan::default();
             let mut pieces = COMMAND.chunks(size);
@@ -49,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_looked_at_before_and_after_it() {
+    fn bytes_outside_a_change_of_user_are_not_scanned() {
         let mut scan = TokenPluginScan::default();
         assert!(!scan.push(COMMAND, false));
         assert!(!scan.push(b"\x11root\0\0\0\x2d\0mysql_native_password\0tidb_session_", true));

@@ -17,13 +17,14 @@ use crate::commands::{CommandRecorder, Commands, IdentityChange};
 use crate::migration_scheduler;
 use crate::node::{self, LoginFailure, SessionState};
 
-/// What to do with bytes of the node.
+/// Whether the bytes of a node go to the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PassDecision {
     Pass,
-    /// Passes them on, and then ends the session.
+    /// The bytes go to the client, and then the session ends.
     PassAndClose,
-    /// Must not pass them on: in a change of user they request a password that must not or cannot be sent.
+    /// The bytes must not go to the client: in a change of user, they request a password that must not or cannot be
+    /// sent.
     Reject(ProxyError),
 }
 
@@ -34,11 +35,11 @@ pub(super) struct Traffic {
     token_plugin_scan: TokenPluginScan,
     ping_reply: PingReply,
     pub(super) established_at: Instant,
-    /// Since when the session is idle, if it has migrated meanwhile: its node knows only a part of that time.
+    /// Since when the session is idle, if an export or a migration has reset the idle time that the node counts.
     pub(super) idle_since: Option<Instant>,
-    /// The open transaction was begun within another one, in a session that is to migrate.
+    /// The session is to migrate, and the client has begun the open transaction within another one.
     has_endless_transactions: bool,
-    /// The client's connection has TLS, the node's has none, and passwords must not go from the one to the other.
+    /// The client's connection has TLS, the node's has none, and the module must not forward passwords in clear text.
     has_plain_node_side: bool,
     has_client_sent_last: bool,
     pub(super) bytes_from_client: u64,
@@ -71,7 +72,7 @@ impl Traffic {
         self.commands.idle_since().unwrap_or(self.established_at)
     }
 
-    /// Whether a command runs, as far as that is known.
+    /// Whether a command runs, as far as the module knows.
     pub(super) fn is_busy(&self) -> bool {
         match self.tracker.state() {
             TrackerState::Busy => true,
@@ -80,7 +81,7 @@ impl Traffic {
         }
     }
 
-    /// Runs `step`, and counts the state after it at the node.
+    /// Runs `step`, and then counts the session in its new state.
     fn track<T>(
         &mut self,
         assigned: &AssignedNode,
@@ -97,7 +98,7 @@ impl Traffic {
         assigned.count_as(state);
     }
 
-    /// Whether a change of user might expose a password without the module noticing.
+    /// Whether a change of user could expose a password unnoticed.
     fn may_expose_password(&self) -> bool {
         let is_lost = self.has_plain_node_side && self.tracker.state() == TrackerState::Opaque;
         if is_lost {
@@ -113,10 +114,10 @@ impl Session {
         self.traffic.borrow_mut().as_mut().map(run)
     }
 
-    /// Tracks bytes of the client. `is_checked`: they are a change of user that was found to be one that may be sent.
+    /// Tracks bytes of the client. `is_checked`: the bytes are a change of user that has passed the module's checks.
     ///
     /// # Errors
-    /// They must not be forwarded, and the session must end, with this error if there is one.
+    /// The bytes must not be forwarded, and the session must end, with the error if there is one.
     pub(crate) fn on_client_bytes(&self, bytes: &[u8], is_checked: bool) -> Result<(), Option<ProxyError>> {
         let (change, is_forbidden, may_expose) = {
             let (mut traffic, node) = (self.traffic.borrow_mut(), self.node.borrow());
@@ -139,8 +140,8 @@ impl Session {
         if may_expose { Err(None) } else { Ok(()) }
     }
 
-    /// Tracks bytes of the node, up to an answer to COM_PING that follows other answers. Returns how many bytes were taken,
-    /// and what to do with them.
+    /// Tracks bytes of the node, up to a response to COM_PING that follows other responses. Returns how many bytes it
+    /// has tracked, and whether these go to the client.
     pub(crate) fn on_node_bytes(&self, bytes: &[u8]) -> (usize, PassDecision) {
         let (taken, change, request, may_expose) = {
             let (mut traffic, node) = (self.traffic.borrow_mut(), self.node.borrow());
@@ -161,7 +162,7 @@ impl Session {
         self.identity.on_node_bytes(change);
         self.restart_idle_timeout();
         let passing = if let Some(why) = request.and_then(|request| self.check_password_request(request)) {
-            self.count_login_failure(LoginFailure::Error(why)); // a change of user is a login, too
+            self.count_login_failure(LoginFailure::Error(why)); // a change of user counts as a login
             PassDecision::Reject(why)
         } else if may_expose {
             PassDecision::PassAndClose
@@ -171,48 +172,48 @@ impl Session {
         (taken, passing)
     }
 
-    /// Whether the node's next answer is that to a COM_PING.
+    /// Whether the next response of the node answers a COM_PING.
     pub(crate) fn owes_ping_reply(&self) -> bool {
         self.traffic.borrow().as_ref().is_some_and(|traffic| traffic.tracker.owes_ping_reply())
     }
 
-    /// Bytes of the node that answer a COM_PING: how many were taken, and what goes to the client once it is whole.
-    /// If the node announces its shutdown in this way, its sessions migrate, and the client does not see the announcement,
-    /// unless migrations are impossible or switched off.
+    /// Handles bytes of the response to a COM_PING. Returns how many bytes belong to the response, and the packet for
+    /// the client when the response is complete. The response may announce that the node shuts down. Then the sessions
+    /// of the node migrate, and the packet hides the announcement, unless migrations are impossible or switched off.
     pub(crate) fn on_ping_reply(self: &Rc<Self>, bytes: &[u8]) -> (usize, Option<Vec<u8>>) {
         let received = self.with_traffic(|traffic| traffic.ping_reply.receive(bytes, traffic.tracker.status()));
         let Some((taken, answer)) = received else { return (bytes.len(), None) };
-        let (packet, stops) = match answer {
+        let (packet, is_shutting_down) = match answer {
             PingOutcome::Incomplete => return (taken, None),
             PingOutcome::Complete(packet) => (packet, false),
             PingOutcome::ShuttingDown { hidden, .. } if migration_scheduler::is_possible() => (hidden, true),
             PingOutcome::ShuttingDown { original, .. } => (original, true),
         };
-        if self.is_node(|node| node.record_shutdown_announcement(stops)) {
+        if self.is_node(|node| node.record_shutdown_announcement(is_shutting_down)) {
             migration_scheduler::on_nodes_changed(&self.worker);
         }
         (taken, Some(packet))
     }
 
-    /// Whether the node speaks next: it has all of a command, and owes the response.
+    /// Whether the node sends next: it has received a whole command, and owes the response.
     pub(crate) fn awaits_node(&self) -> bool {
         self.traffic.borrow().as_ref().is_some_and(|traffic| traffic.tracker.awaits_node())
     }
 
-    /// Whether the client speaks next: it has all of the responses.
+    /// Whether the client sends next: it has received all responses.
     pub(crate) fn awaits_client(&self) -> bool {
         self.counted_state()
             .is_some_and(|counted| matches!(counted.state, SessionState::Idle | SessionState::Transaction))
     }
 
-    /// Why the client must not answer this request within a change of user; None: it may.
+    /// Why the client must not answer this request within a change of user. None: the client may answer.
     fn check_password_request(&self, request: PasswordRequest) -> Option<ProxyError> {
         let has_plain_node_side = self.with_traffic(|traffic| traffic.has_plain_node_side).unwrap_or_default();
         let node_has_tls = || self.upstream().is_some_and(|upstream| upstream.conn().has_tls());
         match request {
             PasswordRequest::SessionToken => Some(ProxyError::SessionTokenPlugin),
             _ if has_plain_node_side => Some(ProxyError::ClearTextPassword),
-            // The client would ask for an RSA key, and encrypt its password with it. A node with TLS wants it as it is.
+            // A client without TLS encrypts its password with an RSA key. A node with TLS expects it in clear text.
             PasswordRequest::Encrypted if !self.client_has_tls() && node_has_tls() => {
                 Some(ProxyError::ChangeUserWithoutTls)
             }
@@ -236,8 +237,8 @@ impl Session {
         self.with_traffic(|traffic| traffic.has_plain_node_side = false);
     }
 
-    /// Detects that the client begins a transaction within the open one: then there is no moment at which the session could
-    /// migrate. Called for each statement of a client, so it must be cheap.
+    /// Detects that the client begins a transaction within the open one. Such a session is never outside of a
+    /// transaction, so it cannot migrate. Called for each statement of a client, so it must be cheap.
     pub(crate) fn watch_transactions(&self, bytes: &[u8]) {
         if self.migration.is_migration_requested()
             && self.counted_state().is_some_and(|counted| {

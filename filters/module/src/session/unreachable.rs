@@ -1,4 +1,4 @@
-//! A session whose node no longer answers.
+//! What a session does when its node no longer answers.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use socket2::{SockRef, TcpKeepalive};
 
 use super::{Session, SessionPhase};
 
-/// The shortest keepalive time there is. A connection that is to be probed has been silent for longer.
+/// The shortest keepalive time that Linux allows. A connection that the module probes has been silent for longer.
 const PROBE_NOW: Duration = Duration::from_secs(1);
 
 /// Why the session was closed, in the access log.
 const CLOSE_REASON: &str = "node_unreachable";
 
 impl Session {
-    /// How long ago its node was heard from. None: the node has not greeted, and the kernel would report the age of the
-    /// connection attempt.
+    /// How long ago the kernel received the last packet of the node. None: the node has not greeted, so the kernel
+    /// would report the age of the connection attempt; or the session no longer uses the node.
     pub(crate) fn since_heard(&self) -> Option<Duration> {
         if self.phase() == SessionPhase::Connecting || self.phase().is_over() {
             return None;
@@ -24,7 +24,7 @@ impl Session {
         self.upstream()?.conn().socket.with_descriptor(envoy_abi::tcp::since_heard)?
     }
 
-    /// Has the kernel send a keepalive probe now. Unlike data, a probe and its answer can be sent whatever the window is.
+    /// Makes the kernel send a keepalive probe now. Unlike data, a probe is sent and answered even if a window is full.
     pub(crate) fn send_keepalive_probe(&self) {
         if self.keepalive_time_before.get().is_some() {
             return;
@@ -33,7 +33,8 @@ impl Session {
         let before = upstream.conn().socket.with_descriptor(|connection| {
             let connection = SockRef::from(&connection);
             let before = connection.tcp_keepalive_time().ok()?;
-            // By the new time a probe is overdue, and Linux sends it at once (`tcp_sock_set_keepidle_locked`, net/ipv4/tcp.c).
+            // With this time a probe is overdue, so Linux sends it at once (`tcp_sock_set_keepidle_locked`,
+            // net/ipv4/tcp.c).
             connection.set_tcp_keepalive(&TcpKeepalive::new().with_time(PROBE_NOW)).ok()?;
             Some(before)
         });
@@ -51,7 +52,7 @@ impl Session {
         }
     }
 
-    /// Whether it depends on its node, which is unreachable, and nothing was done about that yet.
+    /// Whether the session depends on its node, the node is unreachable, and the session has not reacted yet.
     pub(crate) fn has_lost_node(&self) -> bool {
         self.is_node_unreachable() && self.depends_on_node()
     }
@@ -63,20 +64,20 @@ impl Session {
     fn depends_on_node(&self) -> bool {
         match self.phase() {
             SessionPhase::Login => true,
-            // The probe of a port, which will not answer, ends by itself. A connection that is to be closed may have to wait
-            // for a client that does not read.
+            // A running probe times out by itself. A connection that is being closed may wait for a client that does
+            // not read.
             SessionPhase::Established => {
                 !self.migration.is_probing()
                     && !self.migration.driver().is_some_and(|driver| driver.is_without_old_node())
                     && !self.upstream().is_some_and(|upstream| upstream.conn().is_closing())
             }
-            // A connection attempt fails by itself, and another node is tried.
+            // A connection attempt has its own timeout, after which another node is tried.
             SessionPhase::Connecting | SessionPhase::LoginFailover => false,
             SessionPhase::Rejected | SessionPhase::NodeClosed | SessionPhase::Closed => false,
         }
     }
 
-    /// The error for an idle session that could not fail over. Its client reads it as the answer to its next command.
+    /// The error for an idle session that could not fail over. The client reads it as the response to its next command.
     pub(super) fn node_loss_error(&self) -> Vec<u8> {
         if self.is_node_unreachable() {
             error::node_unreachable_while_idle(&self.node_name())
@@ -85,11 +86,12 @@ impl Session {
         }
     }
 
-    /// The session ends because its node no longer answers, with an error that names the node if one can be sent.
+    /// Ends the session because its node no longer answers. The client gets an error that names the node, if an error
+    /// can be sent.
     pub(super) fn end_without_node(&self) {
-        // The client first gets what Envoy has buffered for it. No error can be sent behind that.
-        let unread = self.client_socket().is_none_or(|client| client.conn().has_unsent());
-        if unread && let Some(upstream) = self.upstream() {
+        // Envoy first sends the buffered bytes to the client. No error can be sent after these.
+        let has_unsent = self.client_socket().is_none_or(|client| client.conn().has_unsent());
+        if has_unsent && let Some(upstream) = self.upstream() {
             return upstream.conn().abort();
         }
         let name = self.node_name();

@@ -14,8 +14,8 @@ use super::*;
 const PHASES: [SessionPhase; 7] =
     [Connecting, Login, LoginFailover, Established, Rejected, SessionPhase::NodeClosed, Closed];
 
-/// An error of the module.
-const WHY: ProxyError = ProxyError::TooManyLogins;
+/// An example of an error of the module.
+const MODULE_ERROR: ProxyError = ProxyError::TooManyLogins;
 
 const EVENTS: [Event; 16] = [
     NodeFailed,
@@ -24,8 +24,8 @@ const EVENTS: [Event; 16] = [
     LoginResumed,
     LoggedIn,
     LoginFailed(LoginFailure::Denied),
-    LoginRefused(WHY),
-    CommandRefused(WHY),
+    LoginRefused(MODULE_ERROR),
+    CommandRefused(MODULE_ERROR),
     ClientFinished,
     ClientProgress,
     Event::NodeClosed,
@@ -36,29 +36,39 @@ const EVENTS: [Event; 16] = [
     ClientClosed { by_client: false },
 ];
 
-/// State, event, next state, effects. In all other pairs of a state and an event nothing happens.
-type Row = (SessionPhase, Event, SessionPhase, &'static [Effect]);
+/// State, event, next state, effects. All events that are not in the table change nothing.
+type Transition = (SessionPhase, Event, SessionPhase, &'static [Effect]);
 
 const MINUTE: Duration = Duration::from_secs(60);
 const SECOND: Duration = Duration::from_secs(1);
 const CLIENT_GONE: Effect = CountLoginFailure(LoginFailure::ClientGone);
-const BY_CLIENT: Event = ClientClosed { by_client: true };
-const BY_ENVOY: Event = ClientClosed { by_client: false };
+const CLOSED_BY_CLIENT: Event = ClientClosed { by_client: true };
+const CLOSED_BY_ENVOY: Event = ClientClosed { by_client: false };
 
-const ROWS: &[Row] = &[
+const TRANSITIONS: &[Transition] = &[
     (Connecting, NodeFailed, Connecting, &[ReleaseNode]),
     (Connecting, NodeGreeted, Login, &[]),
     (Connecting, LoginFailed(LoginFailure::Denied), Rejected, &[CountLoginFailure(LoginFailure::Denied)]),
-    (Connecting, LoginRefused(WHY), Rejected, &[RejectLogin(Rejection::Error(WHY)), CloseClient("too_many_logins")]),
+    (
+        Connecting,
+        LoginRefused(MODULE_ERROR),
+        Rejected,
+        &[RejectLogin(Rejection::Error(MODULE_ERROR)), CloseClient("too_many_logins")],
+    ),
     (Connecting, ClientFinished, Rejected, &[CLIENT_GONE]),
     (Connecting, TimedOut, Rejected, &[RejectLogin(Rejection::NoNode), CloseClient("no_node")]),
     (Connecting, ClientClosing, Rejected, &[RejectLogin(Rejection::NoNode)]),
-    (Connecting, BY_CLIENT, Closed, &[CLIENT_GONE, ReleaseAll]),
-    (Connecting, BY_ENVOY, Closed, &[RejectLogin(Rejection::NodeLost), ReleaseAll]),
+    (Connecting, CLOSED_BY_CLIENT, Closed, &[CLIENT_GONE, ReleaseAll]),
+    (Connecting, CLOSED_BY_ENVOY, Closed, &[RejectLogin(Rejection::NodeLost), ReleaseAll]),
     (Login, NodeFull, LoginFailover, &[]),
     (Login, LoggedIn, Established, &[StartTraffic]),
     (Login, LoginFailed(LoginFailure::Denied), Rejected, &[CountLoginFailure(LoginFailure::Denied)]),
-    (Login, LoginRefused(WHY), Rejected, &[RejectLogin(Rejection::Error(WHY)), CloseClient("too_many_logins")]),
+    (
+        Login,
+        LoginRefused(MODULE_ERROR),
+        Rejected,
+        &[RejectLogin(Rejection::Error(MODULE_ERROR)), CloseClient("too_many_logins")],
+    ),
     (Login, ClientFinished, Rejected, &[CLIENT_GONE]),
     (
         Login,
@@ -73,69 +83,76 @@ const ROWS: &[Row] = &[
         &[RejectLogin(Rejection::Error(ProxyError::LoginTooSlow)), CloseClient("login_too_slow")],
     ),
     (Login, ClientClosing, Rejected, &[RejectLogin(Rejection::NodeLost)]),
-    (Login, BY_CLIENT, Closed, &[CLIENT_GONE, ReleaseAll]),
-    (Login, BY_ENVOY, Closed, &[RejectLogin(Rejection::NodeLost), ReleaseAll]),
+    (Login, CLOSED_BY_CLIENT, Closed, &[CLIENT_GONE, ReleaseAll]),
+    (Login, CLOSED_BY_ENVOY, Closed, &[RejectLogin(Rejection::NodeLost), ReleaseAll]),
     (LoginFailover, LoginResumed, Login, &[]),
     (LoginFailover, LoginFailed(LoginFailure::Denied), Rejected, &[CountLoginFailure(LoginFailure::Denied)]),
-    (LoginFailover, LoginRefused(WHY), Rejected, &[RejectLogin(Rejection::Error(WHY)), CloseClient("too_many_logins")]),
+    (
+        LoginFailover,
+        LoginRefused(MODULE_ERROR),
+        Rejected,
+        &[RejectLogin(Rejection::Error(MODULE_ERROR)), CloseClient("too_many_logins")],
+    ),
     (LoginFailover, ClientFinished, Rejected, &[CLIENT_GONE]),
     (LoginFailover, TimedOut, Rejected, &[RejectLogin(Rejection::NodeFull), CloseClient("node_full")]),
     (LoginFailover, ClientClosing, Rejected, &[RejectLogin(Rejection::NodeFull)]),
-    (LoginFailover, BY_CLIENT, Closed, &[CLIENT_GONE, ReleaseAll]),
-    (LoginFailover, BY_ENVOY, Closed, &[RejectLogin(Rejection::NodeLost), ReleaseAll]),
+    (LoginFailover, CLOSED_BY_CLIENT, Closed, &[CLIENT_GONE, ReleaseAll]),
+    (LoginFailover, CLOSED_BY_ENVOY, Closed, &[RejectLogin(Rejection::NodeLost), ReleaseAll]),
     (
         Established,
-        CommandRefused(WHY),
+        CommandRefused(MODULE_ERROR),
         Rejected,
-        &[CountLoginFailure(LoginFailure::Error(WHY)), LeaveNode, StartDeadline(SECOND)],
+        &[CountLoginFailure(LoginFailure::Error(MODULE_ERROR)), LeaveNode, StartDeadline(SECOND)],
     ),
     (Established, Event::NodeClosed, SessionPhase::NodeClosed, &[LeaveNode, StartDeadline(MINUTE)]),
     (Established, NodeUnreachable, Established, &[LeaveUnreachableNode]),
     (Established, TimedOut, Established, &[CheckIdleTimeout]),
-    (Established, BY_CLIENT, Closed, &[ReleaseAll]),
-    (Established, BY_ENVOY, Closed, &[ReleaseAll]),
+    (Established, CLOSED_BY_CLIENT, Closed, &[ReleaseAll]),
+    (Established, CLOSED_BY_ENVOY, Closed, &[ReleaseAll]),
     (Rejected, TimedOut, Rejected, &[CloseClient("client_stayed")]),
-    (Rejected, BY_CLIENT, Closed, &[ReleaseAll]),
-    (Rejected, BY_ENVOY, Closed, &[ReleaseAll]),
+    (Rejected, CLOSED_BY_CLIENT, Closed, &[ReleaseAll]),
+    (Rejected, CLOSED_BY_ENVOY, Closed, &[ReleaseAll]),
     (SessionPhase::NodeClosed, ClientProgress, SessionPhase::NodeClosed, &[ExtendDeadline(MINUTE)]),
     (SessionPhase::NodeClosed, TimedOut, SessionPhase::NodeClosed, &[CloseClient("client_stayed")]),
-    (SessionPhase::NodeClosed, BY_CLIENT, Closed, &[ReleaseAll]),
-    (SessionPhase::NodeClosed, BY_ENVOY, Closed, &[ReleaseAll]),
+    (SessionPhase::NodeClosed, CLOSED_BY_CLIENT, Closed, &[ReleaseAll]),
+    (SessionPhase::NodeClosed, CLOSED_BY_ENVOY, Closed, &[ReleaseAll]),
 ];
 
 #[test]
-fn each_event_has_its_effects_in_each_state() {
-    let mut used_rows = 0;
+fn all_states_and_events_match_the_transition_table() {
+    let mut found_transitions = 0;
     for phase in PHASES {
         for event in EVENTS {
-            let row = ROWS.iter().find(|row| (row.0, row.1) == (phase, event));
-            used_rows += usize::from(row.is_some());
-            let expected = row.map_or((phase, Vec::new()), |row| (row.2, row.3.to_vec()));
+            let transition = TRANSITIONS.iter().find(|transition| (transition.0, transition.1) == (phase, event));
+            found_transitions += usize::from(transition.is_some());
+            let expected = transition.map_or((phase, Vec::new()), |transition| (transition.2, transition.3.to_vec()));
             assert_eq!(next(phase, event), expected, "{event:?} while {phase:?}");
         }
     }
-    assert_eq!(used_rows, ROWS.len());
+    assert_eq!(found_transitions, TRANSITIONS.len());
 }
 
 proptest! {
     #[test]
-    fn any_order_of_events_counts_one_result_and_releases_once(events in prop::collection::vec(prop::sample::select(&EVENTS), 0..60)) {
+    fn session_counts_one_login_result_and_is_released_once_whatever_the_events(
+        events in prop::collection::vec(prop::sample::select(&EVENTS), 0..60)
+    ) {
         let mut phase = Connecting;
         let mut effects = Vec::new();
-        for event in events.into_iter().chain([BY_ENVOY]) {
+        for event in events.into_iter().chain([CLOSED_BY_ENVOY]) {
             let (next_phase, new) = next(phase, event);
             prop_assert!(!phase.is_over() || next_phase.is_over(), "{event:?} revives a session while {phase:?}");
             prop_assert!(phase != Closed || new.is_empty(), "{event:?} has effects after the end: {new:?}");
             phase = next_phase;
             effects.extend(new);
         }
-        let count = |is_one: fn(&Effect) -> bool| effects.iter().filter(|&effect| is_one(effect)).count();
-        let has_logged_in = count(|effect| *effect == StartTraffic);
+        let count = |is_counted: fn(&Effect) -> bool| effects.iter().filter(|&effect| is_counted(effect)).count();
+        let logins = count(|effect| *effect == StartTraffic);
         let failures = count(|effect| matches!(effect, CountLoginFailure(_) | RejectLogin(_)));
         let refused_commands = count(|effect| matches!(effect, CountLoginFailure(LoginFailure::Error(_))));
         prop_assert_eq!(phase, Closed);
         prop_assert_eq!(count(|effect| *effect == ReleaseAll), 1);
-        prop_assert_eq!(has_logged_in + failures - refused_commands, 1);
-        prop_assert!(refused_commands <= has_logged_in);
+        prop_assert_eq!(logins + failures - refused_commands, 1);
+        prop_assert!(refused_commands <= logins);
     }
 }
