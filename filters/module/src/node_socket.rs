@@ -151,7 +151,7 @@ impl NodeConn {
         if !self.session.is_owner_of(self.conn.socket.connection_id()) {
             envoy_abi::log!(
                 Error,
-                "Envoy mixes up connections: the cluster needs connection_pool_per_downstream_connection"
+                "Envoy shares connections between sessions: the cluster needs connection_pool_per_downstream_connection"
             );
             self.session.close(ProxyError::NoNode);
             return ReadStep::Close;

@@ -255,7 +255,7 @@ mod tests {
             .collect();
         let mut got = vec![0; nodes.len()];
         for _ in 0..choices {
-            let chosen = least_loaded(loads.iter().copied().map(Some)).expect("there are nodes");
+            let chosen = least_loaded(loads.iter().copied().map(Some)).expect("a usable node");
             loads[chosen].due += 1.0 / f64::from(loads[chosen].weight);
             loads[chosen].added += u64::from(is_lasting);
             got[chosen] += 1;
@@ -337,7 +337,7 @@ mod tests {
         let [a, b] = candidates.each_ref().map(|candidate| Arc::clone(&candidate.node.shared));
         let (group, candidates) = ("policy".into(), RefCell::new(Vec::from(candidates)));
         let policy = LeastSessions { group, attempts: 3, seen: Cell::new(0), candidates };
-        let best = || policy.best_choice(|_| false).expect("there are two");
+        let best = || policy.best_choice(|_| false).expect("a usable node");
         let choice = |index, is_ejected| Choice { index, is_ejected };
         a.eject(EjectReason::Connect, Duration::ZERO);
         b.eject(EjectReason::Connect, Duration::from_secs(60));

@@ -7,7 +7,7 @@ use migration::state_snapshot::StateSnapshot;
 
 use crate::deadlines::Deadline;
 
-/// The maximum number of failover attempts between two commands of the client.
+/// The maximum number of failover attempts before the client sends something.
 const MAX_FAILOVER_ATTEMPTS: u8 = 3;
 
 /// States are valid until the client sends something, or until their token expires.

@@ -302,7 +302,7 @@ impl Session {
                 }
             }
             MigrationResult::Aborted(reason) => {
-                envoy_abi::log!(Debug, "a session stays where it is: {reason:?}");
+                envoy_abi::log!(Debug, "a session stays at its node: {reason:?}");
                 self.resume_idle_timeout(driver.wait_timeout());
                 self.keep_exported_snapshot(&driver);
                 if reason == AbortReason::UnusableStates(UnusableStates::TooLarge) {

@@ -44,7 +44,7 @@ mod tests {
         for size in 1..=COMMAND.len() {
             let mut scan = TokenPluginScan::default();
             let mut pieces = COMMAND.chunks(size);
-            let found_at_first = scan.push(pieces.next().expect("a piece"), true);
+            let found_at_first = scan.push(pieces.next().expect("the first piece"), true);
             assert!(found_at_first || pieces.any(|piece| scan.push(piece, false)), "{size}");
         }
     }

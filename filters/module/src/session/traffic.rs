@@ -102,7 +102,10 @@ impl Traffic {
     fn may_expose_password(&self) -> bool {
         let is_lost = self.has_plain_node_side && self.tracker.state() == TrackerState::Opaque;
         if is_lost {
-            envoy_abi::log!(Warn, "a session is ended: it cannot be followed any more, so it might expose a password");
+            envoy_abi::log!(
+                Warn,
+                "a session is ended: the module can no longer track it, so it might expose a password"
+            );
         }
         is_lost
     }
