@@ -132,8 +132,11 @@ impl Session {
         let (phase, effects) = lifecycle::next(self.phase.get(), event);
         self.phase.set(phase);
         for effect in effects {
-            assert!(self.is_unborrowed(), "{effect:?} while a part of the session is borrowed");
+            debug_assert!(self.is_unborrowed(), "{effect:?} while a part of the session is borrowed");
             self.apply(effect);
+            if self.phase.get() != phase {
+                return; // the effect has made Envoy close the session
+            }
         }
     }
 
@@ -143,6 +146,7 @@ impl Session {
             && self.login.try_borrow_mut().is_ok()
             && self.traffic.try_borrow_mut().is_ok()
             && self.deadline.try_borrow_mut().is_ok()
+            && self.final_error.try_borrow_mut().is_ok()
     }
 
     fn apply(self: &Rc<Self>, effect: Effect) {

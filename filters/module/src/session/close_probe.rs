@@ -82,24 +82,35 @@ impl Session {
     }
 
     fn loss_situation(&self) -> Situation {
-        let stage = match self.migration.driver() {
+        let has_address = self.migration.node_address.get().is_some();
+        Situation { stage: self.migration_stage(), probed: self.probed(), has_address }
+    }
+
+    fn migration_stage(&self) -> MigrationStage {
+        match self.migration.driver() {
             None => MigrationStage::None,
             Some(driver) if !driver.is_client_held() => MigrationStage::Preparing,
             Some(driver) if driver.is_failover() => MigrationStage::FailingOver,
             Some(_) => MigrationStage::Holding,
-        };
-        let probed = self.migration.probe.borrow().as_ref().map(|probe| probe.closed_by);
-        Situation { stage, probed, has_address: self.migration.node_address.get().is_some() }
+        }
+    }
+
+    fn probed(&self) -> Option<ClosedBy> {
+        self.migration.probe.borrow().as_ref().map(|probe| probe.closed_by)
     }
 
     fn apply_reactions(self: &Rc<Self>, reactions: Vec<Reaction>, is_reset: bool) {
         for reaction in reactions {
             match (reaction, self.migration.driver()) {
                 (Reaction::End, _) => self.end_with_connection(),
+                // The loss of the target, a reaction before this one, has ended the session or made it fail over.
+                (Reaction::Probe(ClosedBy::Node), _)
+                    if self.phase() != SessionPhase::Established
+                        || self.migration_stage() == MigrationStage::FailingOver => {}
                 (Reaction::Probe(closed_by), driver) => {
-                    let address = match (closed_by, &driver) {
-                        (ClosedBy::Target, Some(driver)) => Some(driver.target_node().address),
-                        _ => self.migration.node_address.get(),
+                    let address = match closed_by {
+                        ClosedBy::Node => self.migration.node_address.get(),
+                        ClosedBy::Target => driver.as_ref().map(|driver| driver.target_node().address),
                     };
                     // A process that ends with unread bytes resets the connection. So a reset proves nothing if the
                     // module has just sent something to the node.
@@ -110,7 +121,14 @@ impl Session {
                 }
                 (Reaction::DoubtOldNode, Some(driver)) => driver.on_old_conn_closed(),
                 (Reaction::LoseOldNode, Some(driver)) => driver.on_old_node_lost(),
-                (Reaction::LoseTarget, Some(driver)) => driver.on_target_lost(),
+                (Reaction::LoseTarget, Some(driver)) => {
+                    // While a probe runs, the session could not fail over.
+                    if self.probed() == Some(ClosedBy::Target) {
+                        let probed = self.migration.probe.take().map(|probe| probe.address);
+                        probed.into_iter().for_each(|address| self.worker.ports.remove_abandoned(address));
+                    }
+                    driver.on_target_lost();
+                }
                 (Reaction::DoubtOldNode | Reaction::LoseOldNode | Reaction::LoseTarget, None) => {}
                 (Reaction::FailOver(ending), _) => {
                     if !self.try_failover() {

@@ -32,9 +32,9 @@ impl KeptStates {
 
     /// The client has sent something that may change the states, so they are dropped.
     pub(crate) fn on_client_bytes(&self) {
+        self.failover_attempts.set(0);
         if self.snapshot.borrow().is_some() {
             self.snapshot.replace(None);
-            self.failover_attempts.set(0);
         }
     }
 

@@ -172,7 +172,10 @@ pub(crate) fn next(phase: SessionPhase, event: Event) -> (SessionPhase, Vec<Effe
 
         (NodeClosed, Event::ClientProgress) => stay(vec![Effect::ExtendDeadline(MAX_UNREAD_TIME)]),
         (Rejected | NodeClosed, Event::TimedOut) => stay(vec![Effect::CloseClient("client_stayed")]),
-        (Established | Rejected | NodeClosed, Event::ClientClosed { .. }) => (Closed, vec![Effect::ReleaseAll]),
+        // Envoy reports the end of the connection twice. The second report finishes what a panic has interrupted.
+        (Established | Rejected | NodeClosed | Closed, Event::ClientClosed { .. }) => {
+            (Closed, vec![Effect::ReleaseAll])
+        }
 
         // The event has no meaning in this state.
         _ => stay(vec![]),

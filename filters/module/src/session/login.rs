@@ -281,9 +281,12 @@ impl Session {
         if self.phase() != SessionPhase::LoginFailover {
             return;
         }
+        let Some(upstream) = self.upstream() else { return };
         let full_error =
             self.with_session_login(|login| std::mem::take(&mut login.late_full_error)).unwrap_or_default();
-        let Some(upstream) = self.upstream().filter(|_| !full_error.is_empty()) else { return };
+        if full_error.is_empty() {
+            return; // the failover runs already
+        }
         if let Some(node) = self.node() {
             upstream.report_connect_failure(&node, &self.last_tried_endpoint(), ConnectFailure::Full);
         }
