@@ -193,11 +193,11 @@ impl DeadlineOwner for LoginFailover {
 
 impl AuxFd for LoginFailover {
     fn on_event(self: Rc<Self>) {
+        if self.failure_on_close.get() == ConnectFailure::Connect && self.target_conn.is_connected() {
+            self.failure_on_close.set(ConnectFailure::Closed);
+        }
         let done = self.upstream.conn().worker.buffers.with_scratch(|plain| {
             let secured = self.target_conn.with(|target| target.receive(plain));
-            if !plain.is_empty() && self.failure_on_close.get() == ConnectFailure::Connect {
-                self.failure_on_close.set(ConnectFailure::Closed);
-            }
             let taken = if plain.is_empty() { Ok(true) } else { self.receive(plain) };
             match (taken, secured) {
                 (Ok(true), Ok(true)) => {
@@ -219,6 +219,10 @@ impl AuxFd for LoginFailover {
                 self.fail_over();
             }
         }
+    }
+
+    fn on_panic(&self) {
+        self.close_after_panic();
     }
 }
 

@@ -396,6 +396,10 @@ impl AuxFd for MigrationDriver {
             Err(TargetLost) => self.on_target_closed(),
         }
     }
+
+    fn on_panic(&self) {
+        self.close_after_panic();
+    }
 }
 
 impl MigrationDriver {

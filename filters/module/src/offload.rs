@@ -41,6 +41,8 @@ pub(crate) trait OffloadedConn {
 pub(crate) trait AuxFd {
     /// The descriptor is readable, writable, or closed by the peer.
     fn on_event(self: Rc<Self>);
+    /// [`Self::on_event`] has panicked. The session that needs the descriptor must end.
+    fn on_panic(&self);
 }
 
 /// The receiver of an event.
@@ -251,7 +253,13 @@ fn process_events(worker_events: &WorkerEvents) {
             }
             Some(EventTarget::AuxFd(aux_fd)) => {
                 if let Some(aux_fd) = aux_fd.upgrade() {
-                    envoy_abi::guarded("an event of an auxiliary descriptor", (), || aux_fd.on_event());
+                    let is_done = envoy_abi::guarded("an event of an auxiliary descriptor", false, || {
+                        Rc::clone(&aux_fd).on_event();
+                        true
+                    });
+                    if !is_done {
+                        envoy_abi::guarded("closing after a panic", (), || aux_fd.on_panic());
+                    }
                 }
             }
             None => {}

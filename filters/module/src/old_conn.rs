@@ -139,4 +139,8 @@ impl AuxFd for OldConn {
             self.on_closed();
         }
     }
+
+    fn on_panic(&self) {
+        self.close_after_panic();
+    }
 }

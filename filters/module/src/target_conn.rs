@@ -77,6 +77,11 @@ impl TargetConn {
         })
     }
 
+    /// Whether the TCP connection is established.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.connection.peer_addr().is_ok()
+    }
+
     /// Sends the bytes for which there is room now, and the rest later.
     pub(crate) fn send(&self, bytes: &[u8]) -> Result<(), TargetLost> {
         match &mut *self.tls.borrow_mut() {

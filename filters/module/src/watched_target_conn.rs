@@ -62,6 +62,11 @@ impl WatchedTargetConn {
         self.0.borrow().is_some()
     }
 
+    /// Whether the TCP connection is established.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.0.borrow().as_ref().is_some_and(|(target, _)| target.is_connected())
+    }
+
     /// Runs `run` with the connection. Err: the connection was closed.
     pub(crate) fn with<T, E: From<TargetLost>>(&self, run: impl FnOnce(&TargetConn) -> Result<T, E>) -> Result<T, E> {
         self.0.borrow().as_ref().map_or(Err(TargetLost.into()), |(target, _)| run(target))
