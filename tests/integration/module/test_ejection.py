@@ -272,6 +272,29 @@ async def test_node_that_is_full_after_its_greeting_is_skipped(tmp_path: Path) -
         )
 
 
+async def close_without_greeting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Close the connection instead of greeting."""
+    writer.close()
+
+
+async def test_node_that_closes_in_a_login_failover_counts_as_closed(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        nodes = {"late": reject_login_as_full, "closes": close_without_greeting, "room": switch_plugin}
+        peers = [await stack.enter_async_context(run_fake_server(handler)) for handler in nodes.values()]
+        hosts = [
+            Host(peer.endpoint, name, priority=number)
+            for number, (peer, name) in enumerate(zip(peers, nodes, strict=True))
+        ]
+        proxy = await stack.enter_async_context(run_envoy(tmp_path, hosts))
+        client = await proxy.connect()
+        await with_timeout(client.read_packet())
+        client.writer.write(login_packet())
+        assert (await with_timeout(client.read_packet()))[0] == 2
+        await proxy.wait_for_metrics(
+            {("connect_failures", "closes", "closed"): 1, ("connect_failures", "closes", "connect"): 0}
+        )
+
+
 async def test_client_receives_the_first_error_if_no_node_has_room(tmp_path: Path) -> None:
     full = send_parts(FULL, then_close=True)
     async with AsyncExitStack() as stack:
