@@ -31,7 +31,7 @@ pub trait Module: Sync {
 
 static MODULE: OnceLock<&'static dyn Module> = OnceLock::new();
 
-/// The module that [`export!`] named. Envoy calls that hook before all others.
+/// The module that [`crate::export!`] named. Envoy calls that hook before all others.
 pub(crate) fn module() -> Result<&'static dyn Module, String> {
     MODULE.get().copied().ok_or_else(|| "Envoy has not initialised the module".to_owned())
 }
