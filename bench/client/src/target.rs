@@ -29,10 +29,11 @@ impl Target {
     /// Looks up the address and reads the certificates.
     pub(crate) fn new(server: &Server) -> Result<Self, Failure> {
         let text = &server.address;
-        let address =
-            text.to_socket_addrs().ok().and_then(|mut found| found.next()).ok_or_else(|| {
-                Failure::Setting(format!("{text:?} is no address that can be found; give HOST:PORT"))
-            })?;
+        let address = text
+            .to_socket_addrs()
+            .ok()
+            .and_then(|mut found| found.next())
+            .ok_or_else(|| Failure::Setting(format!("{text:?} is no address that can be found; give HOST:PORT")))?;
         let host = text.rsplit_once(':').map_or("", |(host, _)| host).trim_matches(['[', ']']);
         let name = ServerName::try_from(host.to_owned())
             .map_err(|_| Failure::Setting(format!("{host:?} is no name that a certificate could have")))?;

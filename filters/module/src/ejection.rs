@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn after_an_ejection_one_session_is_admitted_and_others_wait_for_its_result() {
+    fn after_an_ejection_only_one_session_is_admitted_until_the_node_works() {
         let ejection = Ejection::default();
         ejection.begin(EjectReason::Connect, LASTS, at(0));
         let since = ejection.details(at(0)).map(|ejected| ejected.since);
@@ -182,7 +182,7 @@ mod tests {
 
     /// Otherwise the policy would choose the node and be denied, again and again, until the next millisecond.
     #[test]
-    fn end_of_an_ejection_and_admission_fall_into_the_same_millisecond() {
+    fn session_is_admitted_as_soon_as_the_ejection_has_ended() {
         let (begun, ended) = (Duration::from_micros(1_900), Duration::from_micros(5_001_100));
         let ejection = Ejection::default();
         ejection.begin(EjectReason::Connect, LASTS, begun);
