@@ -169,8 +169,8 @@ fn pinned_after(exchanges: &[Exchange]) -> Option<PinReason> {
         status = exchange.status.unwrap_or(status);
         match exchange.outcome {
             CommandOutcome::Silent => is_unconfirmed |= exchange.command == Command::SendLongData,
-            CommandOutcome::Error(1064 | 1105) => is_ambiguous = is_unconfirmed,
-            // Other errors follow successful packets.
+            CommandOutcome::Error(1064 | 1105) if exchange.status.is_none() => is_ambiguous = is_unconfirmed,
+            // Other errors follow successful packets, such as results with a status.
             _ => (is_unconfirmed, is_ambiguous) = (false, false),
         }
         let mark = marks.entry(exchange.statement).or_default();
