@@ -103,7 +103,7 @@ impl CommandObserver for CommandRecorder<'_> {
         if let Some(since) = std::mem::replace(&mut self.commands.started_at, next_started_at) {
             let took = u64::try_from((now - since).as_micros()).unwrap_or(u64::MAX);
             self.counts.latency[node::BUCKETS.partition_point(|&end| end < took)].add(1);
-            self.counts.microseconds.add(took);
+            self.counts.command_microseconds.add(took);
         }
     }
 }

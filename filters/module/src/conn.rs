@@ -29,11 +29,11 @@ pub(crate) enum ReadStep {
     Close,
 }
 
-/// Why bytes could not be decrypted.
+/// Why a read through TLS failed.
 pub(crate) enum ReadError {
     /// The peer has violated TLS. An alert was sent to it.
     Tls(TlsError),
-    /// The connection is broken.
+    /// The replies could not be sent: the connection is broken.
     Broken,
 }
 
@@ -41,9 +41,10 @@ pub(crate) struct Conn {
     pub(crate) worker: Rc<WorkerContext>,
     pub(crate) socket: Socket,
     /// The other connection of the session.
-    peer_conn: RefCell<Weak<Conn>>,
+    other_conn: RefCell<Weak<Conn>>,
     tls: RefCell<Option<Box<Stream>>>,
-    /// The key of the connection's events. None: the connection is not offloaded.
+    /// The key of the connection's events. None: the connection is not offloaded: Envoy, and not the module, gets its
+    /// events (see `offload.rs`).
     key: Cell<Option<EventKey>>,
     receiving: ReceivingSide,
     sending: SendingSide,
@@ -54,7 +55,7 @@ impl Conn {
         Rc::new(Self {
             worker,
             socket,
-            peer_conn: RefCell::default(),
+            other_conn: RefCell::default(),
             tls: RefCell::default(),
             key: Cell::new(None),
             receiving: ReceivingSide::default(),
@@ -69,8 +70,8 @@ impl Conn {
 
     /// Makes each of the two connections of a session know the other one.
     pub(crate) fn pair(self: &Rc<Self>, other: &Rc<Self>) {
-        self.peer_conn.replace(Rc::downgrade(other));
-        other.peer_conn.replace(Rc::downgrade(self));
+        self.other_conn.replace(Rc::downgrade(other));
+        other.other_conn.replace(Rc::downgrade(self));
     }
 
     pub(crate) fn start_tls(&self, stream: Stream) {
@@ -90,7 +91,7 @@ impl Conn {
         self.tls.borrow().is_some()
     }
 
-    /// Whether a write has failed, since the connection is broken.
+    /// Whether a write has failed, because the connection is broken.
     pub(crate) fn is_broken(&self) -> bool {
         self.sending.is_broken.get()
     }
@@ -136,14 +137,14 @@ impl Conn {
         self.sending.envoy_buffered.get() > 0
             || self.sending.sealed.get() > 0
             || !self.sending.outbox.borrow().is_empty()
-            || self.peer_conn.borrow().upgrade().is_some_and(|other| !other.receiving.pending.borrow().is_empty())
+            || self.other_conn.borrow().upgrade().is_some_and(|other| !other.receiving.pending.borrow().is_empty())
             || self.tls.borrow().as_ref().is_some_and(|tls| !tls.outgoing().is_empty())
     }
 
     /// Whether Envoy has nothing left to do for the connection, so that it may be offloaded.
     pub(crate) fn is_quiescent(&self) -> bool {
         self.sending.envoy_buffered.get() == 0
-            && self.peer_conn.borrow().upgrade().is_some_and(|other| other.sending.envoy_buffered.get() == 0)
+            && self.other_conn.borrow().upgrade().is_some_and(|other| other.sending.envoy_buffered.get() == 0)
             && self.sending.sealed.get() == 0
             && self.sending.state.get() == SendingState::Open
             && !self.sending.is_broken.get()

@@ -15,7 +15,8 @@ use crate::node::WorkerNode;
 pub(crate) enum EjectReason {
     /// The node refuses TCP connections, or does not answer connection attempts.
     Connect,
-    /// The node closed the connection before its greeting was complete, or sent no greeting in time.
+    /// The node closed the connection before its greeting was complete, or sent no greeting in time; or, when a login
+    /// failed over to it, closed the connection or took too long after its first bytes.
     Closed,
     /// The node's greeting is an error that concerns every login.
     Error,
@@ -52,7 +53,7 @@ pub(crate) struct EjectionDetails {
     pub(crate) since: SystemTime,
     /// Milliseconds of `clock`.
     until: u64,
-    /// How long the ejection lasts, and each extension by [`Ejection::try_admit`].
+    /// How long the ejection lasts. Each extension by [`Ejection::try_admit`] lasts as long.
     duration: Duration,
 }
 
@@ -68,6 +69,7 @@ pub(crate) struct Ejection {
 impl EjectionDetails {
     /// In seconds since 1970.
     pub(crate) fn since_unix(&self) -> u64 {
+        // 1, because 0 means: not ejected.
         self.since.duration_since(SystemTime::UNIX_EPOCH).map_or(1, |since| since.as_secs())
     }
 }

@@ -1,7 +1,7 @@
 //! The nodes, and the counters of each node.
 //!
-//! Each command changes counters, so this must be cheap. Each worker has its own counters, which only this worker
-//! writes, without locked instructions. The reporter adds the counters of all workers up.
+//! Each command changes counters, so changing them must be cheap. Each worker has its own counters, which only this
+//! worker writes, without atomic read-modify-write instructions. The reporter adds the counters of all workers up.
 
 mod registry;
 
@@ -53,13 +53,17 @@ impl SessionState {
     pub(crate) const NAMES: [&'static str; 5] = ["login", "idle", "busy", "transaction", "opaque"];
 }
 
-/// Why a session cannot migrate.
+/// Why sessions cannot migrate. The indexes of these reasons follow.
 pub(crate) const PINNED: [&str; 5] = ["transaction", "cursor", "long_data", "opaque", "endless_transactions"];
 pub(crate) const PINNED_BY_TRANSACTION: usize = 0;
-/// The client begins each transaction within the one before.
+pub(crate) const PINNED_BY_CURSOR: usize = 1;
+pub(crate) const PINNED_BY_LONG_DATA: usize = 2;
+pub(crate) const PINNED_AS_OPAQUE: usize = 3;
+/// The client has sent BEGIN within an open transaction, which commits that one: the session may never be outside of a
+/// transaction.
 pub(crate) const PINNED_BY_ENDLESS_TRANSACTIONS: usize = 4;
 
-/// How migrations end: result and reason.
+/// How migrations end: result and reason. See `MigrationResult::metric_reason`.
 pub(crate) const MIGRATION_RESULTS: [(&str, &str); 13] = [
     ("moved", "ok"),
     ("stayed", "no_node"),
@@ -171,10 +175,10 @@ pub(crate) struct Counts {
     pub(crate) commands: [Count; KINDS.len()],
     /// Commands by latency bucket, not cumulative.
     pub(crate) latency: [Count; BUCKET_NAMES.len()],
-    pub(crate) microseconds: Count,
+    pub(crate) command_microseconds: Count,
     pub(crate) errors: [Count; ERRORS.len()],
-    pub(crate) to_node: Count,
-    pub(crate) to_client: Count,
+    pub(crate) bytes_to_node: Count,
+    pub(crate) bytes_to_client: Count,
     /// Results of migrations from this node.
     pub(crate) migrations: [Count; MIGRATION_RESULTS.len()],
     /// Like `latency`, for successful migrations.
@@ -185,7 +189,13 @@ pub(crate) struct Counts {
 impl Counts {
     /// All counts, always in the same order.
     fn all(&self) -> impl Iterator<Item = &Count> {
-        let single = [&self.logins, &self.microseconds, &self.to_node, &self.to_client, &self.migration_microseconds];
+        let single = [
+            &self.logins,
+            &self.command_microseconds,
+            &self.bytes_to_node,
+            &self.bytes_to_client,
+            &self.migration_microseconds,
+        ];
         let arrays: [&[Count]; 9] = [
             &self.sessions,
             &self.pinned,
@@ -247,10 +257,10 @@ impl SharedNode {
         }
     }
 
-    /// The node gets no new sessions for the time `lasts`, or until it greets. [`crate::ejection::eject`] never ejects
-    /// the last usable node of a group.
-    pub(crate) fn eject(&self, reason: EjectReason, lasts: Duration) {
-        self.ejection.begin(reason, lasts, clock::now());
+    /// The node gets no new sessions for this time, or until it greets. Call it through [`crate::ejection::eject`],
+    /// which never ejects the last usable node of a group.
+    pub(crate) fn eject(&self, reason: EjectReason, duration: Duration) {
+        self.ejection.begin(reason, duration, clock::now());
     }
 
     /// The node works, or has another endpoint.
@@ -274,7 +284,7 @@ impl SharedNode {
         self.ejection.try_admit(clock::now())
     }
 
-    /// The counters of all workers.
+    /// The counters of all workers, and the sum of those no longer used.
     pub(crate) fn counts(&self) -> Vec<Arc<Counts>> {
         let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         counts.current.iter().chain([&counts.retired]).cloned().collect()

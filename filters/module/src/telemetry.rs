@@ -1,4 +1,5 @@
-//! Reports all counts to Envoy once a second, as labelled metrics. Envoy's stats sink sends them to the control plane.
+//! The reporter: reports all counts to Envoy once a second, as labelled metrics. Envoy's stats sink sends them to the
+//! control plane.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -19,7 +20,7 @@ use crate::{clock, deadlines, refresh, states_memory, switches, wakers};
 
 /// Milliseconds between two ticks.
 const TICK_MILLISECONDS: u64 = 100;
-/// Milliseconds between two ticks while a worker has work for several turns. Between turns it handles other events.
+/// Milliseconds until the next tick if a worker was due at this one.
 const TURN_MILLISECONDS: u64 = 2;
 /// Time between two reports.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
@@ -35,6 +36,8 @@ pub(crate) fn instance() -> &'static str {
     &INSTANCE
 }
 
+/// Reports the counts. Its timer is the module's timer on Envoy's main thread: each tick also wakes workers, reads the
+/// runtime switches, and lets the sentinels observe their nodes.
 pub(crate) struct Reporter {
     info: Gauge,
     sessions: Gauge,
@@ -55,10 +58,10 @@ pub(crate) struct Reporter {
     ejected_since: Gauge,
     states_bytes: Gauge,
     sentinels: Sentinels,
-    /// Whether a worker had something to do at the last tick.
+    /// Whether a worker was due at the last tick.
     has_woken_worker: Cell<bool>,
     reported_at: Cell<Option<Duration>>,
-    /// For each node, the values of all series that were reported last, in order.
+    /// For each node, the last reported value of each series, in order.
     reported: RefCell<HashMap<String, Vec<u64>>>,
 }
 
@@ -150,12 +153,12 @@ impl Reporter {
             cumulative = cumulative.wrapping_add(sum(&|counts| &counts.latency[index]));
             counter(&mut reported, self.buckets, &[name, end], cumulative);
         }
-        counter(&mut reported, self.microseconds, &[name], sum(&|counts| &counts.microseconds));
+        counter(&mut reported, self.microseconds, &[name], sum(&|counts| &counts.command_microseconds));
         for (index, class) in ERRORS.iter().enumerate() {
             counter(&mut reported, self.errors, &[name, class], sum(&|counts| &counts.errors[index]));
         }
-        counter(&mut reported, self.bytes, &[name, "to_node"], sum(&|counts| &counts.to_node));
-        counter(&mut reported, self.bytes, &[name, "to_client"], sum(&|counts| &counts.to_client));
+        counter(&mut reported, self.bytes, &[name, "to_node"], sum(&|counts| &counts.bytes_to_node));
+        counter(&mut reported, self.bytes, &[name, "to_client"], sum(&|counts| &counts.bytes_to_client));
         for (index, (result, reason)) in MIGRATION_RESULTS.iter().enumerate() {
             counter(&mut reported, self.migrations, &[name, result, reason], sum(&|counts| &counts.migrations[index]));
         }
@@ -174,7 +177,7 @@ impl Reporter {
     }
 }
 
-/// The values of one node that were reported last, read in order.
+/// The last reported value of each series of one node, in order.
 struct ReportedValues {
     values: Vec<u64>,
     next: usize,

@@ -155,7 +155,7 @@ impl Conn {
         }
         self.socket.pass_on(bytes);
         *passed += bytes.len();
-        if let Some(other) = self.peer_conn.borrow().upgrade() {
+        if let Some(other) = self.other_conn.borrow().upgrade() {
             other.sending.envoy_buffered.set(other.sending.envoy_buffered.get() + bytes.len());
             other.onload();
         }
@@ -178,7 +178,7 @@ impl Conn {
     /// order, all later bytes take the same way until these buffers are empty.
     pub(crate) fn forward(&self, bytes: &[u8], passed: &mut usize) {
         let sent = if self.receiving.pending.borrow().is_empty() {
-            self.peer_conn.borrow().upgrade().map_or(0, |other| other.send_direct(bytes))
+            self.other_conn.borrow().upgrade().map_or(0, |other| other.send_direct(bytes))
         } else {
             0
         };

@@ -35,7 +35,7 @@ pub(super) struct SendingSide {
     pub(super) envoy_buffered: Cell<usize>,
     /// Bytes that were sent directly, and are not reported to Envoy yet.
     pub(super) unreported: Cell<usize>,
-    /// A write has failed, since the connection is broken.
+    /// A write has failed, because the connection is broken.
     pub(super) is_broken: Cell<bool>,
 }
 

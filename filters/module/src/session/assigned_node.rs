@@ -21,8 +21,7 @@ pub(super) struct CountedState {
 impl CountedState {
     pub(super) const LOGIN: Self = Self { state: SessionState::Login, pinned: None };
 
-    /// The state of an established session. `has_endless_transactions`: the client begins each transaction within the
-    /// one before.
+    /// The state of an established session. `has_endless_transactions`: see [`node::PINNED_BY_ENDLESS_TRANSACTIONS`].
     pub(super) fn of(tracker: &Tracker, has_endless_transactions: bool) -> Self {
         let state = match tracker.state() {
             TrackerState::Idle => SessionState::Idle,
@@ -33,9 +32,9 @@ impl CountedState {
         let pinned = tracker.pin_reason().map(|reason| match reason {
             PinReason::Transaction if has_endless_transactions => node::PINNED_BY_ENDLESS_TRANSACTIONS,
             PinReason::Transaction => node::PINNED_BY_TRANSACTION,
-            PinReason::Cursor => 1,
-            PinReason::LongData => 2,
-            PinReason::Opaque => 3,
+            PinReason::Cursor => node::PINNED_BY_CURSOR,
+            PinReason::LongData => node::PINNED_BY_LONG_DATA,
+            PinReason::Opaque => node::PINNED_AS_OPAQUE,
         });
         Self { state, pinned }
     }

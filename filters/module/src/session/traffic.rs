@@ -127,7 +127,7 @@ impl Session {
             let (Some(traffic), Some(assigned)) = (&mut *traffic, &*node) else { return Ok(()) };
             traffic.has_client_sent_last = true;
             traffic.bytes_from_client += bytes.len() as u64;
-            assigned.node.counts.to_node.add(bytes.len() as u64);
+            assigned.node.counts.bytes_to_node.add(bytes.len() as u64);
             traffic.track(assigned, |tracker, recorder| tracker.on_client_bytes(bytes, recorder));
             let change = traffic.commands.take_identity_change();
             let begins = change == IdentityChange::Began && !is_checked;
@@ -155,7 +155,7 @@ impl Session {
             let taken =
                 traffic.track(assigned, |tracker, recorder| tracker.on_node_bytes_until_ping_reply(bytes, recorder));
             traffic.bytes_to_client += taken as u64;
-            assigned.node.counts.to_client.add(taken as u64);
+            assigned.node.counts.bytes_to_client.add(taken as u64);
             let change = traffic.commands.take_identity_change();
             if matches!(change, IdentityChange::Done | IdentityChange::Failed) {
                 traffic.token_plugin_scan.stop();
