@@ -3,13 +3,13 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Runs a hook, or the work of a hook for another session. After a panic, logs it and returns `fallback`, which closes
-/// the affected session.
+/// Runs a hook, or a part of a hook that serves another session than the one for which Envoy called it. After a panic,
+/// logs it and returns `fallback`. It is up to the caller to end the session that was served.
 pub fn guarded<T>(hook: &str, fallback: T, run: impl FnOnce() -> T) -> T {
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(value) => value,
         Err(panic) => {
-            crate::log!(Critical, "a bug: {hook} panicked: {}; what it served is closed", text(&*panic));
+            crate::log!(Critical, "a bug: {hook} panicked: {}", text(&*panic));
             // Dropping the payload may panic again, and nothing could catch that.
             std::mem::forget(panic);
             fallback

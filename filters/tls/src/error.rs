@@ -115,7 +115,7 @@ fn advice(peer: Peer, error: &Error) -> &'static str {
         (Peer::Client, Error::PeerIncompatible(_)) => {
             "; the client must offer TLS 1.2 with ECDHE and AEAD, or newer, and at least tls.client.min_version"
         }
-        (Peer::Client, Error::InvalidMessage(_)) => "; what came is not TLS",
+        (Peer::Client, Error::InvalidMessage(_)) => "; the received bytes are not TLS",
         (Peer::Node, Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
             "; set tls.backend.ca to the CA that issued the TiDB server's certificate"
         }
@@ -160,7 +160,7 @@ fn advice(peer: Peer, error: &Error) -> &'static str {
         (Peer::Node, Error::PeerIncompatible(_) | Error::AlertReceived(Alert::ProtocolVersion)) => {
             "; the TiDB server must offer TLS 1.2 with ECDHE and AEAD, or newer, and at least tls.backend.min_version"
         }
-        (Peer::Node, Error::InvalidMessage(_)) => "; what came is not TLS",
+        (Peer::Node, Error::InvalidMessage(_)) => "; the received bytes are not TLS",
         _ => "",
     }
 }

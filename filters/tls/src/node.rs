@@ -30,8 +30,8 @@ pub struct NodeSide {
 }
 
 impl NodeSide {
-    /// `ca`: the CA certificates for nodes, PEM; None: those of the system at this time. `pair`: the certificate with
-    /// its intermediates, and its key, that nodes get, PEM. `rules`: other requirements; revocation lists need a
+    /// `ca`: the CA certificates for nodes, PEM; None: those of the system at this time. `pair`: the certificate that
+    /// nodes get, with its intermediates, and its key, PEM. `rules`: other requirements; revocation lists need a
     /// verified chain.
     ///
     /// # Errors

@@ -9,8 +9,8 @@ use rustls::{CipherSuiteCommon, SupportedCipherSuite, Tls12CipherSuite};
 ///
 /// TLS 1.3 can update its keys, TLS 1.2 cannot: rustls closes the connection after 2^24 records, which a busy session
 /// with small responses sends within hours. The limit of rustls is for records of 16 KiB and an attacker's advantage of
-/// 2^-60. With 2^32 records the advantage stays below 2^-43 (formula in RFC 8446, section 5.5, and
-/// draft-irtf-cfrg-aead-limits), and a session with 10,000 records per second lives for five days.
+/// 2^-60. With 2^32 records the advantage stays below 2^-43 (formula in draft-irtf-cfrg-aead-limits, section 5.1.1),
+/// and a session with 10,000 records per second lives for five days.
 const TLS12_RECORDS: u64 = 1 << 32;
 
 static TLS12: LazyLock<Vec<Tls12CipherSuite>> = LazyLock::new(|| {

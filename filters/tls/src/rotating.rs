@@ -13,8 +13,8 @@ use mysql_proto::secret::SecretBytes;
 use crate::TlsError;
 use crate::pem::File;
 
-/// The clock of a file system may tick as slowly as every two seconds (FAT; ext4 and XFS: some milliseconds). A younger
-/// file may change again without a change of its stamp, so its stamp is not used.
+/// How long ago a file must have been modified before its stamp is trusted. A file system's clock may tick only every
+/// two seconds (FAT), so a file modified more recently may change again with the same stamp.
 const SETTLED: Duration = Duration::from_secs(2);
 
 type Build<T> = Box<dyn Fn(&[File<'_>]) -> Result<T, TlsError> + Send + Sync>;

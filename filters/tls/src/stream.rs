@@ -38,7 +38,7 @@ pub struct Stream {
     /// Plaintext sent before the end of the handshake.
     early: SecretBytes,
     end: Option<End>,
-    /// close_notify was sent; nothing may follow it.
+    /// Nothing may be sent any more: close_notify was sent, or the handshake was abandoned.
     finished: bool,
 }
 
@@ -170,7 +170,8 @@ impl Stream {
     /// Processes `incoming` as far as possible, then sends.
     fn advance(&mut self, send: &Outbound<'_>, plain: &mut dyn FnMut(&[u8])) {
         loop {
-            // Also before sending: rustls remembers positions in `incoming`, so each call must pass the same bytes.
+            // Passes `incoming` even if there is only something to send: rustls remembers positions in it, so it must
+            // get all bytes that are not discarded yet.
             let (discard, step) = self.step(send, plain);
             self.incoming.consume(discard);
             match step {
@@ -261,7 +262,8 @@ fn step<Data>(
             }
         }
         ConnectionState::PeerClosed => TlsStep::PeerClosed,
-        // Early data is never accepted, so this state does not occur.
+        // `BlockedHandshake`: more bytes of the peer are needed. `Closed`: both ends have sent close_notify. Early data
+        // is never accepted, so its states do not occur.
         _ => TlsStep::Idle,
     };
     (discard, Ok(step))

@@ -8,7 +8,7 @@ use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_t
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{CertificateError, DigitallySignedStruct, Error, SignatureScheme};
 
-/// Verifies everything but the name. The peer always proves that it has the certificate's key.
+/// Accepts a certificate with any name. The peer always proves that it has the certificate's key.
 #[derive(Debug)]
 pub(crate) struct AnyName {
     /// Verifies the chain, the validity and then the name. None: any issuer and any time are accepted.

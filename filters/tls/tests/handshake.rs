@@ -20,7 +20,7 @@ fn failure(server: &ClientSide, node: &NodeSide, name: &str) -> String {
 }
 
 #[test]
-fn both_ends_send_before_during_and_after_the_handshake() {
+fn both_ends_send_before_and_after_the_handshake() {
     let ca = Authority::new();
     let mut link = Link::new(&ca.client_side(), &ca.node_side(Verify::Full));
     link.client.send(b"early ");
@@ -143,7 +143,7 @@ fn every_kind_of_key_works_in_every_encoding() {
     openssl(&rsa, ca.directory.path());
     openssl(&["rsa", "-in", "rsa8", "-traditional", "-out", "rsa1"], ca.directory.path());
     for curve in ["prime256v1", "secp384r1", "secp521r1"] {
-        // The file of this form begins with a block of parameters.
+        // This command's file begins with a block of parameters.
         openssl(&["ecparam", "-genkey", "-name", curve, "-out", &format!("{curve}-sec1")], ca.directory.path());
         let to8 = ["pkcs8", "-topk8", "-nocrypt", "-in", &format!("{curve}-sec1"), "-out", &format!("{curve}-8")];
         openssl(&to8, ca.directory.path());
@@ -166,6 +166,7 @@ fn every_kind_of_key_works_in_every_encoding() {
         openssl(&["req", "-x509", "-new", "-key", key, "-subj", "/CN=x", "-out", "cert"], ca.directory.path());
         let server = ClientSide::load(&ca.path("cert"), &path, Some(&ca.path("cert")), PeerRules::default()).unwrap();
         let node = NodeSide::load(None, Verify::None, None, PeerRules::default()).unwrap();
+        // The server requires a client's certificate, and `node` has none.
         assert!(failure(&server, &node, "localhost").contains("certificate"));
         let server = ClientSide::load(&ca.path("cert"), &path, None, PeerRules::default()).unwrap();
         Link::new(&server, &node).assert_works();
@@ -241,7 +242,7 @@ fn bytes_other_than_tls_are_rejected_with_an_alert() {
     for garbage in [&b"GET / HTTP/1.0\r\n\r\n"[..], &[0; 64], &[0xff; 70_000]] {
         let mut server = side.accept();
         let text = server.receive(garbage, &mut |_| {}).unwrap_err().to_string();
-        assert!(text.contains("what came is not TLS"), "{text}");
+        assert!(text.contains("the received bytes are not TLS"), "{text}");
         assert_eq!(server.outgoing().first(), Some(&21), "an alert record");
         server.send(b"dropped");
         server.finish();

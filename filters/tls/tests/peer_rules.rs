@@ -18,14 +18,14 @@ fn failure(server: &ClientSide, node: &NodeSide) -> String {
     Link::new(server, node).settle().expect_err("the handshake must fail").to_string()
 }
 
-/// The error at the node's side of the connection.
+/// The error at the module's end of a connection to a node.
 fn failure_of_node_side(server: &ClientSide, node: &NodeSide) -> String {
     let mut link = Link::new(server, node);
     link.settle().expect_err("the handshake must fail");
     link.client.receive(b"", &mut |_| {}).expect_err("it stays failed").to_string()
 }
 
-/// A client with a certificate.
+/// A [`NodeSide`] that plays a client with a certificate.
 fn client(ca: &Authority, pair: &Pair) -> NodeSide {
     NodeSide::load(Some(&ca.ca), Verify::Full, Some(pair.paths()), PeerRules::default()).unwrap()
 }
@@ -65,7 +65,8 @@ fn revoked_node_certificate_is_rejected_with_and_without_a_name_check() {
     let other_name = ca.issue("elsewhere", &["elsewhere.test"], Valid::Now);
     let node = NodeSide::load(Some(&ca.ca), Verify::Ca, None, rules(&crl)).unwrap();
     Link::new(&other_name.client_side(None).unwrap(), &node).assert_works();
-    // With a certificate for nodes, the files keep their order.
+    // The files of a certificate and its key, which come between the CA's and the revocation list's, are not mistaken
+    // for these.
     let mine = ca.issue("mine", &["client"], Valid::Now);
     let node = NodeSide::load(Some(&ca.ca), Verify::Full, Some(mine.paths()), rules(&crl)).unwrap();
     Link::new(&good.client_side(Some(&ca.ca)).unwrap(), &node).assert_works();

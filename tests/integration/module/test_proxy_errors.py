@@ -335,7 +335,7 @@ async def test_node_tls_failure_is_reported(tmp_path: Path) -> None:
             assert await read_to_end(client) == expected_error("node_tls_failed", 2, state=True)
             await wait_login_failures(proxy, "node_tls_failed", 1)
             await proxy.wait_for_metrics({("connect_failures", node.endpoint, "tls"): 1})
-            assert re.search(r"TLS with 127\.0\.0\.1:\d+ failed: .*what came is not TLS", proxy.log)
+            assert re.search(r"TLS with 127\.0\.0\.1:\d+ failed: .*the received bytes are not TLS", proxy.log)
 
 
 @pytest.mark.parametrize("in_login", [False, True], ids=["before it", "in the middle"])
