@@ -1,8 +1,8 @@
 //! Writes seeds/<target>/: `cargo +nightly run --example seeds` in `filters/fuzz`.
 //!
 //! Most seeds are parts of the recorded conversations (`filters/mysql-proto/corpus`), one for each shape of a command
-//! and its response. Those of logins with TLS or other plugins are built from messages of the tests. Seeds that a
-//! fuzzer found stay; their names begin with `found-`.
+//! and its response. Logins with plugins that the recordings lack are built with the helpers of the login tests. Logins
+//! with TLS come from both. Seeds that a fuzzer found stay; their names begin with `found-`.
 
 use fuzz::parties;
 use fuzz::script::{self, FULL, NODE, RAW};
@@ -16,41 +16,41 @@ use std::path::Path;
 
 type Error = Box<dyn std::error::Error>;
 
-/// Bytes per message in the seeds of sessions: more than a tracker reads.
-const KEPT: usize = 28;
-/// Packets at the beginning of an exchange that a seed keeps.
-const MANY: usize = 24;
+/// How many bytes of each packet a seed of the target `tracker` keeps: more than a tracker reads.
+const KEPT_BYTES: usize = 28;
+/// How many packets at the beginning of an exchange such a seed keeps.
+const KEPT_PACKETS: usize = 24;
 
 /// A packet of a recording.
 #[derive(Debug, Clone)]
 struct Packet {
     from_node: bool,
-    number: u8,
+    sequence: u8,
     payload: Vec<u8>,
 }
 
 /// The conversations of a corpus file as packets (format: `filters/mysql-proto/corpus/README.md`).
 fn conversations(file: &[u8]) -> Vec<Vec<Packet>> {
     let mut all: Vec<Vec<Packet>> = Vec::new();
-    let mut begun = [Vec::new(), Vec::new()];
+    let mut unparsed = [Vec::new(), Vec::new()];
     let mut rest = file;
     while let Some((&[kind, a, b, c, d], after)) = rest.split_first_chunk() {
         let (bytes, after) = after.split_at(after.len().min(u32::from_le_bytes([a, b, c, d]) as usize));
         rest = after;
         if kind == 0 {
             all.push(Vec::new());
-            begun = [Vec::new(), Vec::new()];
+            unparsed = [Vec::new(), Vec::new()];
         }
         if !matches!(kind, 1 | 2) {
             continue;
         }
-        let begun: &mut Vec<u8> = &mut begun[usize::from(kind == 2)];
-        begun.extend(bytes);
-        while let Some(header) = Header::parse(begun).filter(|header| begun.len() >= HEADER + header.length) {
-            let rest = begun.split_off(HEADER + header.length);
-            let payload = std::mem::replace(begun, rest).split_off(HEADER);
+        let unparsed: &mut Vec<u8> = &mut unparsed[usize::from(kind == 2)];
+        unparsed.extend(bytes);
+        while let Some(header) = Header::parse(unparsed).filter(|header| unparsed.len() >= HEADER + header.length) {
+            let rest = unparsed.split_off(HEADER + header.length);
+            let payload = std::mem::replace(unparsed, rest).split_off(HEADER);
             if let Some(packets) = all.last_mut() {
-                packets.push(Packet { from_node: kind == 2, number: header.sequence, payload });
+                packets.push(Packet { from_node: kind == 2, sequence: header.sequence, payload });
             }
         }
     }
@@ -73,11 +73,11 @@ fn add_exchanges(packets: &[Packet], seeds: &mut Seeds, seen: &mut HashSet<Shape
     let [greeting, login, ..] = packets else { return };
     let offered = Greeting::parse(&greeting.payload).map_or_else(Capabilities::default, |it| it.capabilities);
     let capabilities = response::capabilities(&login.payload).and(offered);
-    let begins = |packet: &Packet| !packet.from_node && packet.number == 0;
+    let begins = |packet: &Packet| !packet.from_node && packet.sequence == 0;
     let Some(first) = packets.iter().position(begins) else { return };
     for exchange in packets[first..].chunk_by(|_, next| !begins(next)) {
-        // Of many rows, the first ones and the last one suffice.
-        let (front, back) = exchange.split_at(exchange.len().min(MANY));
+        // Of a long exchange, the first packets and the last one suffice.
+        let (front, back) = exchange.split_at(exchange.len().min(KEPT_PACKETS));
         let kept = || front.iter().chain(back.last());
         let mut shapes: Vec<_> = kept().map(shape).collect();
         shapes.dedup();
@@ -86,7 +86,7 @@ fn add_exchanges(packets: &[Packet], seeds: &mut Seeds, seen: &mut HashSet<Shape
         }
         let mut seed = capabilities.0.to_le_bytes().to_vec();
         for packet in kept() {
-            let bytes = &packet.payload[..packet.payload.len().min(KEPT)];
+            let bytes = &packet.payload[..packet.payload.len().min(KEPT_BYTES)];
             script::write(&mut seed, if packet.from_node { NODE } else { 0 }, bytes);
         }
         seeds.add(&format!("command-{:02x}", exchange[0].payload.first().unwrap_or(&0)), seed);
@@ -94,7 +94,7 @@ fn add_exchanges(packets: &[Packet], seeds: &mut Seeds, seen: &mut HashSet<Shape
 }
 
 /// A hash for the name, which stays the same as long as the seed does.
-fn number(seed: &[u8]) -> u32 {
+fn hash(seed: &[u8]) -> u32 {
     seed.iter().fold(2_166_136_261, |sum, &byte| (sum ^ u32::from(byte)).wrapping_mul(16_777_619))
 }
 
@@ -109,7 +109,7 @@ impl Seeds {
     }
 
     fn add(&mut self, what: &str, seed: Vec<u8>) {
-        let name = format!("{what}-{:08x}", number(&seed));
+        let name = format!("{what}-{:08x}", hash(&seed));
         if !self.seeds.iter().any(|(there, _)| *there == name) {
             self.seeds.push((name, seed));
         }
@@ -137,9 +137,10 @@ impl Seeds {
 /// The byte of rules for the target `login`: client TLS optional, node TLS preferred, clear text allowed.
 const RULES: u8 = 1 | 1 << 2 | 1 << 5;
 
-/// Adds the login of a conversation: as recorded, and with TLS on either side as far as the greeting goes.
+/// Adds the login of a conversation four times, with and without TLS on each side: the greeting offers TLS or not, and
+/// the client sends an SSLRequest or not. Adds nothing if a login with the same capabilities was seen.
 fn add_logins(packets: &[Packet], seeds: &mut Seeds, seen: &mut HashSet<Capabilities>) {
-    let end = packets.iter().position(|packet| !packet.from_node && packet.number == 0).unwrap_or(packets.len());
+    let end = packets.iter().position(|packet| !packet.from_node && packet.sequence == 0).unwrap_or(packets.len());
     let [greeting, response, rest @ ..] = &packets[..end] else { return };
     if !seen.insert(response::capabilities(&response.payload)) {
         return;
@@ -163,7 +164,7 @@ fn add_logins(packets: &[Packet], seeds: &mut Seeds, seen: &mut HashSet<Capabili
     }
 }
 
-/// Adds logins with plugins that MariaDB lacks, with and without TLS on both sides.
+/// Adds logins with plugins that the recorded logins do not use, with and without TLS on both sides.
 fn add_plugins(seeds: &mut Seeds) {
     for plugin in ["caching_sha2_password", "sha256_password", "mysql_clear_password", "tidb_sm3_password", "parsec"] {
         for (client_tls, node_tls) in [(false, false), (true, false), (false, true), (true, true)] {
@@ -201,8 +202,8 @@ fn main() -> Result<(), Error> {
             continue;
         };
         first.add("greeting", node.packet(0));
-        let other = Capabilities::SSL.0.to_le_bytes();
-        greeting.add("greeting", [&other[..], node.bytes].concat());
+        let wanted = Capabilities::SSL.0.to_le_bytes();
+        greeting.add("greeting", [&wanted[..], node.bytes].concat());
         if Response::parse(client.bytes, response::capabilities(client.bytes)).is_some() {
             response.add("response", [b"\x06\0secret", client.bytes].concat());
         }

@@ -1,4 +1,4 @@
-//! A session: capabilities (4 bytes), then a conversation (see `fuzz::script`).
+//! Fuzzes the tracker. Input: capabilities (4 bytes), then a conversation (see `fuzz::script`).
 
 #![no_main]
 
@@ -42,7 +42,7 @@ impl CommandObserver for RecordingObserver {
     }
 }
 
-fn show(tracker: &mut Tracker, from_node: bool, bytes: &[u8], observer: &mut impl CommandObserver) {
+fn feed(tracker: &mut Tracker, from_node: bool, bytes: &[u8], observer: &mut impl CommandObserver) {
     if from_node { tracker.on_node_bytes(bytes, observer) } else { tracker.on_client_bytes(bytes, observer) }
 }
 
@@ -57,9 +57,13 @@ fn play(capabilities: Capabilities, turns: &[Turn], cut: Cut) -> TrackerTrace {
         for piece in pieces {
             cut.each(piece, |bytes| {
                 let (before, events) = (tracker.state(), recorded.events.len());
-                show(&mut tracker, *from_node, bytes, &mut recorded);
+                feed(&mut tracker, *from_node, bytes, &mut recorded);
                 if before == TrackerState::Opaque {
-                    assert_eq!((tracker.state(), recorded.events.len()), (before, events), "tracked again");
+                    assert_eq!(
+                        (tracker.state(), recorded.events.len()),
+                        (before, events),
+                        "an opaque session is tracked again"
+                    );
                 }
             });
             check(&tracker, &recorded);
@@ -89,7 +93,7 @@ fn check(tracker: &Tracker, recorded: &RecordingObserver) {
 
 fuzz_target!(|input: &[u8]| {
     let Some((head, rest)) = input.split_first_chunk() else { return };
-    // Mostly capabilities that can be tracked; otherwise nothing would be tested.
+    // A compressed session is not tracked, so compression stays possible only for 1 of 256 first bytes.
     let mut capabilities = Capabilities(u32::from_le_bytes(*head)).with(Capabilities::PROTOCOL_41);
     if head[0] != 0xff {
         capabilities = capabilities.without(Capabilities::COMPRESS).without(Capabilities::ZSTD_COMPRESSION);
@@ -102,7 +106,7 @@ fuzz_target!(|input: &[u8]| {
     let before = fuzz::held();
     let mut tracker = Tracker::new(capabilities);
     for (from_node, pieces) in &turns {
-        pieces.iter().for_each(|piece| show(&mut tracker, *from_node, piece, &mut ()));
+        pieces.iter().for_each(|piece| feed(&mut tracker, *from_node, piece, &mut ()));
     }
     assert_eq!(fuzz::held(), before, "a tracker allocates no memory");
 });
