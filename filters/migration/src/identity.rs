@@ -92,7 +92,7 @@ impl Identity {
     /// The node asks the client again, because the plugin is not the account's (pingcap/tidb `pkg/server/conn.go`).
     #[must_use]
     pub fn without_auth_response(&self, payload: &[u8]) -> Option<Vec<u8>> {
-        const NO_PLUGIN: &[u8] = b"tidevoy_asks_anew";
+        const UNKNOWN_PLUGIN: &[u8] = b"tidevoy_asks_anew";
         if !self.capabilities.has(Capabilities::PLUGIN_AUTH) {
             return None;
         }
@@ -103,7 +103,7 @@ impl Identity {
             reworded.push(0);
         }
         reworded.extend_from_slice(&change.collation?);
-        reworded.extend_from_slice(NO_PLUGIN);
+        reworded.extend_from_slice(UNKNOWN_PLUGIN);
         reworded.push(0);
         reworded.extend_from_slice(change.attributes);
         Some(reworded)

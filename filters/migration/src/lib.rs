@@ -1,14 +1,15 @@
 //! Migrates a session from one node to another between two statements: no I/O, no Envoy, no unsafe code.
 //!
 //! * [`state_machine`] is one attempt, from the connection to the target until the target has restored the session, or
-//!   the session stays.
+//!   the session stays, or is lost.
 //! * [`target_choice`] chooses the target, [`rate_limit`] limits how many sessions migrate at a time, and [`timeouts`]
 //!   limits each step.
 //! * [`state_export`] reads the states that the old node exports, [`restore`] builds the statement that restores them,
 //!   and [`target_login`] logs in to the target and sends that statement. [`state_summary`] extracts from the states
-//!   what a migration needs, [`identity`] has the data of the login, and [`budget`] limits the memory of all states.
+//!   what a migration needs, [`identity`] has the client's part of the login, which the module repeats at the target,
+//!   and [`budget`] limits the memory of all states.
 //! * [`state_snapshot`] lets a session fail over to another node when its node is gone.
-//! * [`quota`] is how many sessions rebalancing migrates away from a node.
+//! * [`quota`] is how many sessions rebalancing migrates from and to each node.
 //! * [`transaction_start`] recognizes statements that begin a transaction.
 //! * [`ping_reply`] detects that a node announces its shutdown.
 //! * [`sentinel`] decides whether a node can be reached.

@@ -23,7 +23,7 @@ const ESCAPE_CHUNK_BYTES: usize = 256;
 
 const QUERY_PREFIX: &[u8] = b"\x03SET SESSION_STATES '";
 
-/// `SET SESSION_STATES` and the statement before it, as packets.
+/// `SET SESSION_STATES` and the statement before it (`preparation_query`), as packets.
 pub struct RestoreStatement {
     pieces: Vec<SecretBytes>,
     reservation: RefCell<Reservation>,
@@ -105,14 +105,14 @@ impl RestoreBuilder {
     /// mode in which backslashes escape.
     pub(crate) fn push(&mut self, json: &[u8]) -> Result<(), OverBudget> {
         let mut escaped = [0; 2 * ESCAPE_CHUNK_BYTES];
-        for stretch in json.chunks(ESCAPE_CHUNK_BYTES) {
-            self.bytes_left = self.bytes_left.saturating_sub(stretch.len());
-            if memchr2(b'\'', b'\\', stretch).is_none() {
-                self.write(stretch)?;
+        for chunk in json.chunks(ESCAPE_CHUNK_BYTES) {
+            self.bytes_left = self.bytes_left.saturating_sub(chunk.len());
+            if memchr2(b'\'', b'\\', chunk).is_none() {
+                self.write(chunk)?;
                 continue;
             }
             let mut length = 0;
-            for &byte in stretch {
+            for &byte in chunk {
                 escaped[length] = byte;
                 // The second byte is overwritten unless the first must be doubled.
                 escaped[length + 1] = byte;

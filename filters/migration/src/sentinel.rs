@@ -21,9 +21,11 @@ pub struct SentinelTimeouts {
     pub unreachable_after: Duration,
     /// How long a connection attempt must stay unanswered to count.
     pub attempt_timeout: Duration,
-    /// Time between two attempts, or after a connection that the node closed at once.
+    /// Time between two attempts; half of it after the first attempt at a suspected node. Also the time until the next
+    /// attempt after the node has closed a connection that existed for less than this time.
     pub retry_interval: Duration,
-    /// Signs of life within this time may be reports of one sign.
+    /// A sign of life counts only if it is later than the last one by more than this time. Otherwise both may be
+    /// reports of one sign.
     pub precision: Duration,
     /// After a longer time between two observations, this process or its machine must have been stopped.
     pub max_observe_gap: Duration,

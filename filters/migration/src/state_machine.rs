@@ -101,11 +101,11 @@ impl Migration {
         snapshot: StateSnapshot,
         now: Duration,
     ) -> Self {
-        let ends = (now + timeouts.overall).min(snapshot.expires_at());
+        let overall_deadline = (now + timeouts.overall).min(snapshot.expires_at());
         Self {
             phase: MigrationPhase::PreparingFailover,
             snapshot: Some(snapshot),
-            overall_deadline: ends,
+            overall_deadline,
             ..Self::start(identity, tls, timeouts, now)
         }
     }
@@ -246,7 +246,7 @@ impl Migration {
         };
         let Some(exported) = answer.receive(bytes) else { return Vec::new() };
         let closes = answer.has_trailing_bytes();
-        let undoing = matches!(self.phase, MigrationPhase::Undoing { .. });
+        let is_undoing = matches!(self.phase, MigrationPhase::Undoing { .. });
         match (exported, reason) {
             (ExportOutcome::ProtocolError, _) | (ExportOutcome::Ok, None) => self.finish(Effect::Lost),
             (ExportOutcome::States(states), None) => self.restore_states(states, closes, now),
@@ -256,17 +256,17 @@ impl Migration {
                 self.undo_export(&mut summary, AbortReason::UnusableStates(why), now)
             }
             (ExportOutcome::Rejected(code), None) => self.finish(Effect::Abort(AbortReason::ExportRejected(code))),
-            (ExportOutcome::States(mut states), Some(reason)) if !undoing => {
+            (ExportOutcome::States(mut states), Some(reason)) if !is_undoing => {
                 let effects = self.undo_export(&mut states.summary, reason, now);
                 self.keep_snapshot(states);
                 effects
             }
             // This reason replaces the first one: another export would take as long.
-            (ExportOutcome::Unusable(why @ UnusableStates::TooLarge, mut summary), Some(_)) if !undoing => {
+            (ExportOutcome::Unusable(why @ UnusableStates::TooLarge, mut summary), Some(_)) if !is_undoing => {
                 self.undo_export(&mut summary, AbortReason::UnusableStates(why), now)
             }
             (ExportOutcome::NoToken(mut summary) | ExportOutcome::Unusable(_, mut summary), Some(reason))
-                if !undoing =>
+                if !is_undoing =>
             {
                 self.undo_export(&mut summary, reason, now)
             }
@@ -339,8 +339,8 @@ impl Migration {
                     Effect::TargetReady
                 }
                 LoginAction::Restored => {
-                    if let MigrationPhase::Restoring { is_restored: done, .. } = &mut self.phase {
-                        *done = true;
+                    if let MigrationPhase::Restoring { is_restored, .. } = &mut self.phase {
+                        *is_restored = true;
                     }
                     if self.is_old_node_in_doubt {
                         continue;

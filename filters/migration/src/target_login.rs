@@ -38,7 +38,7 @@ pub enum LoginAction {
 /// Why the login or the restore failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LoginFailure {
-    /// The node's first packet was this error.
+    /// The node sent this error instead of its greeting, or after it, before the login.
     GreetedWithError(u16),
     /// The node lacks capabilities that client and old node agreed on.
     MissingCapabilities,
@@ -62,8 +62,11 @@ enum TargetLoginPhase {
     StartingTls,
     /// The node waits for the login, and the session is not ready yet.
     Ready,
+    /// The node processes the login.
     Login,
+    /// The node processes the statement before `SET SESSION_STATES`.
     Preparing,
+    /// The node processes `SET SESSION_STATES`.
     Restoring,
     Finished,
 }
@@ -149,9 +152,9 @@ impl TargetLogin {
             actions.push(self.on_message(&message)?);
         }
         // In these phases the node owes nothing.
-        let silent =
+        let is_silent =
             matches!(self.phase, TargetLoginPhase::StartingTls | TargetLoginPhase::Ready | TargetLoginPhase::Finished);
-        if silent && !self.inbox.is_empty() {
+        if is_silent && !self.inbox.is_empty() {
             return Err(LoginFailure::ProtocolError);
         }
         Ok(actions.into_iter().flatten().collect())

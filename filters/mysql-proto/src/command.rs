@@ -1,6 +1,7 @@
 //! Commands: the first byte of a client's message after the login.
 
-/// A command by its first byte. It determines the counter and the shape of the response.
+/// A command by its first byte. It determines which counter is incremented, and the shape of the
+/// response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Command {

@@ -28,7 +28,7 @@ enum ResponseShape {
     Prepared,
     /// Authentication, then OK or ERR.
     Authentication,
-    /// Not tracked.
+    /// Any number of packets, which are not tracked.
     Stream,
 }
 
@@ -72,7 +72,7 @@ enum ResponsePhase {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ClientMessage {
     None,
-    /// The newest outstanding command. The node may already have answered it with an error.
+    /// The newest command. The node may already have answered it with an error.
     Command,
     Authentication,
     /// A part of a file.
@@ -85,7 +85,7 @@ pub(crate) struct CommandTracker {
     outstanding: PipelineQueue,
     statements: Statements,
     /// Id of the statement that was prepared last.
-    prepared: u32,
+    last_prepared: u32,
     /// COM_STMT_SEND_LONG_DATA commands that may have failed, because no later response shows that they succeeded: the
     /// statement of the last such command, and their number.
     ///
@@ -120,7 +120,7 @@ impl CommandTracker {
         Self {
             outstanding: PipelineQueue::new(),
             statements: Statements::new(),
-            prepared: 0,
+            last_prepared: 0,
             unconfirmed_data: (0, 0),
             is_error_ambiguous: false,
             status: status::AUTOCOMMIT,
@@ -253,8 +253,8 @@ impl CommandTracker {
         self.outstanding.has_one_command()
     }
 
-    /// Takes a message of the node while [`Self::awaits_reply`]; `length`: payload bytes of its first packet. Returns
-    /// whether the message ends the response.
+    /// Takes a message of the node. Must be called only while [`Self::awaits_reply`]. `length`: payload bytes of the
+    /// message's first packet. Returns whether the message ends the response.
     pub(crate) fn receive_reply(&mut self, payload: &[u8], length: usize, observer: &mut impl CommandObserver) -> bool {
         self.has_answered = false;
         if self.understand(payload, length, observer).is_none() {
@@ -305,8 +305,8 @@ impl CommandTracker {
             },
             (ResponsePhase::First, ResponseShape::Prepared) => {
                 let prepared = reply::prepared(payload, self.optional_metadata)?;
-                self.prepared = prepared.statement;
-                // No documentation says whether EOF packets replace definitions that are left out.
+                self.last_prepared = prepared.statement;
+                // It is not documented whether the EOF packets of definitions that are left out are left out, too.
                 if !prepared.defined && prepared.columns | prepared.parameters != 0 {
                     return None;
                 }
@@ -416,8 +416,8 @@ impl CommandTracker {
     /// Ends the commands at the front of the queue that have no response, except one that is still being sent.
     fn finish_silent_commands(&mut self, observer: &mut impl CommandObserver) {
         while let Some((command, statement)) = self.outstanding.front() {
-            let partial = self.sending == ClientMessage::Command && self.outstanding.has_one_command();
-            if response_shape(command) != ResponseShape::Silent || partial {
+            let is_partial = self.sending == ClientMessage::Command && self.outstanding.has_one_command();
+            if response_shape(command) != ResponseShape::Silent || is_partial {
                 break;
             }
             self.outstanding.pop();
@@ -464,6 +464,6 @@ impl CommandTracker {
     }
 
     const fn statement_id(&self, statement: u32) -> u32 {
-        if statement == LAST_PREPARED { self.prepared } else { statement }
+        if statement == LAST_PREPARED { self.last_prepared } else { statement }
     }
 }

@@ -17,7 +17,7 @@ pub(crate) const MYSQL: Capabilities = Capabilities(1);
 /// MariaDB capabilities that the tracker does not support: progress reports, which look like errors but do not end a
 /// response (bit 32); several commands in one packet (33); results without column definitions (36). The proxy removes
 /// them from the first packets of both sides.
-const NOT_FOLLOWED: u32 = 1 | 1 << 1 | 1 << 4;
+const UNSUPPORTED: u32 = 1 | 1 << 1 | 1 << 4;
 
 /// Bytes of the salt in its first field; the second field has the rest.
 const FIRST_SALT: usize = 8;
@@ -32,8 +32,11 @@ pub struct Greeting {
     pub salt: Vec<u8>,
     /// The range of the plugin's name; empty if there is none.
     pub plugin: Range<usize>,
+    /// Where the low half of the capabilities is.
     low: usize,
+    /// Where the high half of the capabilities is. None: the greeting is too short for it.
     high: Option<usize>,
+    /// Where MariaDB's own capabilities are. None: the server has none.
     extended: Option<usize>,
 }
 
@@ -84,14 +87,14 @@ impl Greeting {
             payload[high..high + 2].copy_from_slice(&[c, d]);
         }
         if let Some(extended) = self.extended {
-            drop_not_followed(&mut payload[extended..extended + 4]);
+            clear_unsupported(&mut payload[extended..extended + 4]);
         }
     }
 }
 
 /// Clears unsupported bits in MariaDB's 4 bytes of capabilities.
-pub(crate) fn drop_not_followed(extended: &mut [u8]) {
-    for (byte, mask) in extended.iter_mut().zip(NOT_FOLLOWED.to_le_bytes()) {
+pub(crate) fn clear_unsupported(extended: &mut [u8]) {
+    for (byte, mask) in extended.iter_mut().zip(UNSUPPORTED.to_le_bytes()) {
         *byte &= !mask;
     }
 }

@@ -395,7 +395,7 @@ pub enum FirstPacket {
     Greeting,
     /// An ERR packet with its code, for example 1040 or 1053.
     Error(u16),
-    /// No MySQL packet, or larger than a greeting may be (64 KiB).
+    /// Neither of these, or larger than a greeting may be (64 KiB).
     Invalid,
 }
 

@@ -1,7 +1,7 @@
 //! Reads the first bytes of a node's response.
 //!
-//! All functions take the first payload bytes of a message ([`REPLY_PREFIX_BYTES`] are enough) and return None if they
-//! do not understand them.
+//! The functions take the first payload bytes of a message ([`REPLY_PREFIX_BYTES`] are enough). None in a result means
+//! that they do not understand these bytes, unless documented otherwise.
 
 use crate::command_observer::PasswordRequest;
 use crate::lenenc;
@@ -28,7 +28,7 @@ pub(crate) const PROGRESS: u16 = 0xffff;
 /// How the node asks for the password: caching_sha2_password's "full authentication", or a switch to a plugin that
 /// sends the password. None: it does not ask. Of plugin names that exceed the prefix, the first bytes are compared.
 pub(crate) fn password_request(payload: &[u8]) -> Option<PasswordRequest> {
-    // A packet in one piece is cut to the prefix too, so that both cases give the same result.
+    // Also a packet that came in one piece is cut to the prefix, so that the result does not depend on the splitting.
     match &payload[..payload.len().min(REPLY_PREFIX_BYTES)] {
         [AUTH_MORE, 0x04] => Some(PasswordRequest::Encrypted),
         [END, switch @ ..] => login::password_request_of_switch(switch),

@@ -5,7 +5,7 @@
 //! ("Protocol::HandshakeResponse41", dev.mysql.com). An SSLRequest is the first 32 bytes.
 
 use crate::capability::Capabilities;
-use crate::greeting::{MYSQL, drop_not_followed};
+use crate::greeting::{MYSQL, clear_unsupported};
 use crate::secret::SecretBytes;
 use crate::{lenenc, packet};
 use std::ops::Range;
@@ -20,7 +20,7 @@ pub const MAX_ATTRIBUTES_BYTES: usize = 64 * 1024;
 /// Maximum bytes of the length before the attributes.
 const MAX_LENGTH_BYTES: usize = 9;
 
-/// The capabilities that only MariaDB's clients have.
+/// Where MariaDB's clients have their own capabilities.
 const EXTENDED: Range<usize> = 28..HEAD;
 
 /// The byte ranges of the fields that the proxy reads.
@@ -32,7 +32,8 @@ pub struct Response {
     auth_field: Range<usize>,
     /// The name of the client's plugin; None if the response has none.
     pub plugin: Option<Range<usize>>,
-    /// Everything after the plugin: the length of the attributes, and the attributes.
+    /// Everything after the plugin: the length of the attributes, the attributes, and perhaps the compression level
+    /// of zstd.
     pub attributes: Range<usize>,
     form: Form,
 }
@@ -77,12 +78,12 @@ impl Response {
         end = end.min(payload.len());
         let auth_field = field..end;
         let mut plugin = None;
-        let database = !capabilities.has(Capabilities::CONNECT_WITH_DB) || {
+        let is_database_complete = !capabilities.has(Capabilities::CONNECT_WITH_DB) || {
             let name = until_nul(payload, end);
             end = name.as_ref().map_or(end, |name| name.end + 1);
             name.is_some()
         };
-        if database && capabilities.has(Capabilities::PLUGIN_AUTH) && end < payload.len() {
+        if is_database_complete && capabilities.has(Capabilities::PLUGIN_AUTH) && end < payload.len() {
             let name = until_nul(payload, end).unwrap_or(end..payload.len());
             end = payload.len().min(name.end + 1);
             plugin = Some(name);
@@ -137,11 +138,11 @@ pub fn capabilities(payload: &[u8]) -> Capabilities {
 pub fn claim(payload: &mut [u8], capabilities: Capabilities) {
     payload[..4].copy_from_slice(&capabilities.0.to_le_bytes());
     if !capabilities.has(MYSQL) {
-        drop_not_followed(&mut payload[EXTENDED]);
+        clear_unsupported(&mut payload[EXTENDED]);
     }
 }
 
-/// The SSLRequest packet, header included, with the payload `head`.
+/// The SSLRequest packet, header included, with the payload `head`, in which `capabilities` and SSL are set.
 #[must_use]
 pub fn ssl_request(head: [u8; HEAD], capabilities: Capabilities) -> [u8; packet::HEADER + HEAD] {
     let mut whole = [0; packet::HEADER + HEAD];

@@ -9,11 +9,11 @@ use mysql_proto::login::{ClientTls, Compression, NodeTls, Progress, Rules};
 
 /// Defines `Account` and the list of all its variants.
 macro_rules! accounts {
-    ($($name:ident,)*) => {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
         /// How the account authenticates.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         enum Account {
-            $($name,)*
+            $($(#[$doc])* $name,)*
         }
 
         const ACCOUNTS: &[Account] = &[$(Account::$name,)*];
@@ -24,13 +24,16 @@ accounts! {
     Native,
     NativeAfterSwitch,
     OldAfterSwitch,
+    /// The node has the password in its cache.
     Sha2Known,
     Sha2,
     Sha2AfterSwitch,
+    /// The client already has the public key.
     Sha2KeyAtHand,
     Sm3AfterSwitch,
     Sha256,
     Sha256AfterSwitch,
+    /// The client already has the public key.
     Sha256KeyAtHand,
     ClearAtOnce,
     ClearAfterSwitch,
@@ -53,7 +56,7 @@ struct Case {
     account: Account,
     client_tls: bool,
     node_tls: bool,
-    allowed: bool,
+    clear_text_allowed: bool,
     piece: usize,
 }
 
@@ -86,20 +89,20 @@ fn respond(exchange: &mut LoginExchange, case: &Case, claimed: Capabilities, aut
 }
 
 fn check_response(exchange: &mut LoginExchange, case: &Case, expected: &[u8]) {
-    let trace = exchange.receive_as_node();
-    let ssl = mysql_proto::response::capabilities(&trace).has(Capabilities::SSL);
+    let payload = exchange.receive_as_node();
+    let ssl = mysql_proto::response::capabilities(&payload).has(Capabilities::SSL);
     assert_eq!(ssl, case.node_tls);
     assert_eq!(exchange.login.node_ssl_request().is_some(), case.node_tls);
-    assert_eq!(trace[4..], expected[4..]);
+    assert_eq!(payload[4..], expected[4..]);
 }
 
 /// Runs one login to its end.
 fn run(case: &Case) {
-    let rules = Rules { allow_cleartext_backend: case.allowed, ..RULES };
+    let rules = Rules { allow_cleartext_backend: case.clear_text_allowed, ..RULES };
     let mut exchange = LoginExchange::new(rules, case.piece);
     let mut claimed = CLIENT.with(Capabilities::CONNECT_WITH_DB);
     if case.server == Server::MariaDb {
-        claimed = claimed.without(Capabilities(1));
+        claimed = claimed.without(CLIENT_MYSQL);
     }
     let default = match case.account {
         Sha2Known | Sha2 | Sha2KeyAtHand => "caching_sha2_password",
@@ -110,7 +113,7 @@ fn run(case: &Case) {
     if case.client_tls {
         claimed = claimed.with(Capabilities::SSL);
     }
-    let is_rejected = case.account.exposes() && case.client_tls && !case.node_tls && !case.allowed;
+    let is_rejected = case.account.exposes() && case.client_tls && !case.node_tls && !case.clear_text_allowed;
     let hash = &[7; 32];
     let check_rejection = |exchange: &mut LoginExchange, progress: Progress| {
         if is_rejected {
@@ -269,12 +272,12 @@ fn every_account_logs_in_over_every_combination_of_tls() {
                         account,
                         client_tls: bits & 1 != 0,
                         node_tls: bits & 2 != 0,
-                        allowed: bits & 4 != 0,
+                        clear_text_allowed: bits & 4 != 0,
                         piece,
                     };
                     println!(
-                        "{server:?} {account:?} client TLS {} node TLS {} allowed {} pieces {piece}",
-                        case.client_tls, case.node_tls, case.allowed
+                        "{server:?} {account:?} client TLS {} node TLS {} clear text allowed {} pieces {piece}",
+                        case.client_tls, case.node_tls, case.clear_text_allowed
                     );
                     run(&case);
                 }
@@ -293,17 +296,17 @@ fn greeting_to_the_client_offers_tls_and_compression_by_the_rules() {
                     let mut exchange = LoginExchange::new(rules, 7);
                     let greeting = server.greeting(node_tls, "mysql_native_password");
                     exchange.send_node_packet(&greeting);
-                    let trace = exchange.receive_as_client();
+                    let payload = exchange.receive_as_client();
                     let mut expected = server.capabilities(client_tls != ClientTls::Disabled);
                     // In a compressed session, a change of user could expose a password unnoticed.
                     let exposable = client_tls != ClientTls::Disabled && !node_tls;
                     if exposable || compression == Compression::Off {
                         expected = expected.without(Capabilities::COMPRESS).without(Capabilities::ZSTD_COMPRESSION);
                     }
-                    assert_eq!(offered(&trace), expected);
-                    let edited = trace.iter().zip(&greeting).filter(|(a, b)| a != b).count();
+                    assert_eq!(offered(&payload), expected);
+                    let edited = payload.iter().zip(&greeting).filter(|(a, b)| a != b).count();
                     let most = if server == Server::MariaDb { 5 } else { 4 };
-                    assert!(trace.len() == greeting.len() && edited <= most);
+                    assert!(payload.len() == greeting.len() && edited <= most);
                 }
             }
         }
@@ -318,8 +321,8 @@ fn offered_compression_is_passed_to_the_node() {
         exchange.start(&Server::TiDb.greeting(true, ""), false, CLIENT);
         exchange.send_client_packet(&response(CLIENT.with(asked), b"", "mysql_native_password"));
         let request = exchange.login.node_ssl_request().expect("the node has TLS");
-        let trace = exchange.receive_as_node();
-        for capabilities in [&trace, &request[4..]].map(mysql_proto::response::capabilities) {
+        let payload = exchange.receive_as_node();
+        for capabilities in [&payload, &request[4..]].map(mysql_proto::response::capabilities) {
             assert_eq!(capabilities.and(both), asked);
         }
         let progress = exchange.send_node_packet(OK);
@@ -348,13 +351,13 @@ fn node_gets_the_capabilities_of_the_clients_ssl_request() {
 
 #[test]
 fn unsupported_mariadb_capabilities_are_removed_on_both_sides() {
-    let claimed = CLIENT.without(Capabilities(1));
+    let claimed = CLIENT.without(CLIENT_MYSQL);
     let mut exchange = LoginExchange::new(RULES, 4096);
     let greeting = Server::MariaDb.greeting(true, "");
     exchange.send_node_packet(&greeting);
-    let trace = exchange.receive_as_client();
+    let edited = exchange.receive_as_client();
     let at = greeting.iter().position(|&byte| byte == 0x1d).expect("the filler");
-    assert_eq!(trace[at], 0x0c);
+    assert_eq!(edited[at], 0x0c);
     let mut payload = response(claimed, b"", "mysql_native_password");
     payload[28] = 0x1d;
     exchange.send_client_packet(&payload);

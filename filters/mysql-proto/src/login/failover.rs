@@ -16,7 +16,7 @@ use crate::response::{self, Response};
 /// ER_CON_COUNT_ERROR: the server is full.
 pub const TOO_MANY_CONNECTIONS: u16 = 1040;
 /// A plugin that no account has.
-const NO_PLUGIN: &[u8] = b"tidevoy_asks_anew";
+const UNKNOWN_PLUGIN: &[u8] = b"tidevoy_asks_anew";
 
 /// What the caller does next.
 #[derive(Debug, PartialEq, Eq)]
@@ -32,7 +32,8 @@ pub enum FailoverAction {
     Error,
     /// The node violates the protocol.
     Invalid,
-    /// The node lacks a capability that the client and the first node agreed on.
+    /// The node lacks a capability that the client and the first node agreed on, or offers no TLS although the first
+    /// node's connection uses it.
     MissingCapability,
     /// The node answered the login: call [`Login::on_switched_node`], then [`Login::on_node_bytes`] with these bytes.
     Answer(Vec<u8>),
@@ -122,7 +123,8 @@ fn packet_code(bytes: &[u8]) -> Option<Option<u16>> {
 }
 
 impl Login {
-    /// Whether `bytes` are the node's answer to the client's response, and report that it is full. Takes no bytes.
+    /// Whether `bytes` begin with the node's complete answer to the client's response, and this answer is the error
+    /// that the node is full. Consumes nothing.
     #[must_use]
     pub fn is_full(&self, bytes: &[u8]) -> bool {
         self.stage == LoginStage::Auth
@@ -137,7 +139,7 @@ impl Login {
         let mut response = self.response.clone().filter(|_| self.stage == LoginStage::Auth)?;
         let claimed = response::capabilities(&response);
         let plugin = Response::parse(&response, claimed)?.plugin.filter(|_| claimed.has(Capabilities::PLUGIN_AUTH))?;
-        response.splice(plugin, NO_PLUGIN.iter().copied());
+        response.splice(plugin, UNKNOWN_PLUGIN.iter().copied());
         let needed = claimed.and(self.offered.understood()).without(Capabilities::SSL);
         let ssl_request = self.ssl_request.filter(|_| self.node_tls);
         Some(LoginAttempt { phase: FailoverPhase::Greeting, ssl_request, needed, response, received: Vec::new() })

@@ -25,6 +25,9 @@ pub(crate) const RULES: Rules = Rules {
 pub(crate) const CLIENT: Capabilities =
     Capabilities(0x09ff_a685).without(Capabilities::SSL).without(Capabilities::CONNECT_WITH_DB);
 
+/// CLIENT_MYSQL of MariaDB, whose clients and servers leave it unset; CLIENT_LONG_PASSWORD of MySQL.
+pub(crate) const CLIENT_MYSQL: Capabilities = Capabilities(1);
+
 /// Replaces RSA: only [`encrypt`] produces what this key decrypts.
 pub(crate) struct TestKey;
 
@@ -70,7 +73,7 @@ impl Server {
             // 8.5: compression, no session tracking, no TLS unless configured.
             Self::TiDb => 0x051b_a6af,
             Self::MySql => 0xdfff_ffff,
-            // Bit 0 is clear: the filler has MariaDB's capabilities.
+            // CLIENT_MYSQL is unset: the filler has MariaDB's capabilities.
             Self::MariaDb => 0x81ff_fffe,
         };
         let bits = Capabilities(bits).without(Capabilities::SSL);
