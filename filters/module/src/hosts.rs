@@ -1,7 +1,7 @@
 //! The nodes of each group as one worker knows them: the control plane's nodes, joined with Envoy's endpoints.
 //!
 //! Nodes and endpoints arrive separately ([`crate::live_config`], and the hooks of the load-balancing policy). The
-//! control plane decides which nodes exist and which state each has; an endpoint of no such node gets no session.
+//! control plane decides which nodes exist and which state each has; an endpoint of no known node gets no session.
 //! Envoy's endpoints add weight and priority; a node without a healthy endpoint gets no new session.
 
 use std::cell::{Cell, RefCell};
@@ -122,10 +122,11 @@ impl WorkerHosts {
             let all = self.sources.borrow();
             all.iter().filter(|(group, sources)| has_changed(group, sources)).map(|(group, _)| group.clone()).collect()
         };
+        // Not `any`, which would stop before all groups are rebuilt.
         changed.iter().filter(|group| self.rebuild(group)).count() > 0
     }
 
-    /// Builds the hosts of a group from its sources. True: as [`Self::set_hosts`].
+    /// Builds the hosts of a group from its sources. Returns the result of [`Self::set_hosts`].
     fn rebuild(&self, group: &str) -> bool {
         let hosts = {
             let mut all = self.sources.borrow_mut();
@@ -144,8 +145,8 @@ impl WorkerHosts {
     }
 
     /// The nodes of a group that may get new sessions, by endpoint: those that are in service both in the control
-    /// plane's nodes and in Envoy's endpoints. These two arrive one after the other, so when one node replaces another,
-    /// no node may be in service in both for a moment. Then the endpoints alone decide.
+    /// plane's nodes and in Envoy's endpoints. These two arrive one after the other, so while one node replaces
+    /// another, it can happen that no node is in service in both. Then the endpoints alone decide.
     pub(crate) fn open_nodes(&self, group: &str) -> HashMap<String, Rc<WorkerNode>> {
         self.with_hosts(|all| {
             let hosts = all.get(group).map_or(&[][..], Vec::as_slice);
@@ -196,8 +197,8 @@ fn own_quota(text: Option<&str>) -> Option<Quota> {
     Quota::parse(text?, telemetry::instance())
 }
 
-/// Keeps the base counts and turns of the hosts, unless a weight or a priority has changed. Weights are relative to
-/// each other, so then the counts of all hosts start again.
+/// Keeps the base counts and turn offsets of the hosts, unless a weight or a priority has changed. Weights are relative
+/// to each other, so then the counts of all hosts start again.
 fn copy_bases(hosts: &mut [Host], before: &[Host]) {
     let before: HashMap<&str, &Host> = before.iter().map(|host| (host.endpoint.as_str(), host)).collect();
     let old = |host: &Host| before.get(host.endpoint.as_str()).copied();

@@ -47,15 +47,17 @@ pub(crate) struct MigrationScheduler {
     queue: RefCell<DelayQueue<Weak<Session>>>,
     /// Passes when [`run_due`] has something to do.
     alarm: Deadline,
+    /// How many clients count as held.
     holding: Cell<usize>,
+    /// How many migrations have started while their session was busy, and still have their slot.
     waiting: Cell<usize>,
-    /// A session that was selected for rebalancing could not migrate. Another session may be selected instead.
+    /// A session that was selected for rebalancing could not migrate, so another one may be selected instead.
     needs_replacement: Cell<bool>,
-    /// Sessions whose clients cannot be held yet, since too many others are held, in order.
+    /// Sessions whose clients cannot be held yet, since too many others are held. The first one is next.
     hold_queue: RefCell<VecDeque<Weak<Session>>>,
     /// The states of nodes have changed, and [`apply_node_changes`] has not reacted yet.
     have_nodes_changed: Cell<bool>,
-    /// Sessions whose nodes must be closed.
+    /// Sessions that must be closed, since their nodes are force-closed.
     close_queue: RefCell<VecDeque<Weak<Session>>>,
 }
 
@@ -181,7 +183,8 @@ fn give_up_rebalance(session: &Session, why: MigrationBlocker) -> bool {
     has_given_up
 }
 
-/// Queues a session until its backoffs have passed, or defers its migration until the session is idle.
+/// Queues a session until its backoffs have passed. If it first has to run another statement, defers its migration
+/// until it is idle after that.
 pub(crate) fn enqueue(session: &Rc<Session>) {
     let Some(until) = session.migration.export_backoff.get().retry_at() else {
         return session.migration.defer_until_idle();
@@ -240,6 +243,7 @@ pub(crate) fn run_due(worker: &WorkerContext) {
                 enqueue(&session);
             }
         }
+        // No migration has started.
         limiter().release();
     }
     let queue = scheduler.queue.borrow();

@@ -160,6 +160,7 @@ pub(crate) struct WorkerEvents {
     /// Delays the next attempt to create `events`.
     backoff: Cell<SearchBackoff>,
     targets: RefCell<EventTargets>,
+    /// Whether [`process_events`] is running.
     is_running: Cell<bool>,
 }
 
@@ -280,7 +281,7 @@ fn read_offloaded(offloaded: &dyn OffloadedConn, ends: bool) {
     }
 }
 
-/// Makes the kernel report events of a connection again that were left unread while its client was held.
+/// Triggers a read from a connection whose bytes were left unread while the client was held.
 pub(crate) fn rearm(conn: &Conn) {
     let Some(key) = conn.key() else { return conn.socket.set_readable() };
     if let Some(events) = conn.worker.events.events.get() {

@@ -56,7 +56,7 @@ struct HostCandidate {
     weight: u32,
     /// How many sessions the node had when its weight arrived.
     base_sessions: u64,
-    /// The time of the node's next turn. A turn takes 1 / weight.
+    /// When the node's next turn is due, in virtual time: each choice of the node adds 1 / weight.
     next_turn: Cell<f64>,
 }
 
@@ -86,7 +86,7 @@ struct Choice {
 
 struct LeastSessions {
     group: Arc<str>,
-    /// How many failed nodes a session may try.
+    /// How many nodes may fail before the session gets no other node.
     attempts: usize,
     /// [`live_config::count`] when the candidates were built.
     seen: Cell<u64>,
@@ -114,26 +114,30 @@ impl Policy for LeastSessions {
         // Weights are relative to each other: when a weight or a priority changes, the counts of all nodes start again.
         let is_as_before =
             |old: &HostCandidate, at: Position, weight| (old.weight, old.at.priority) == (weight, at.priority);
-        let same = now
+        let is_unchanged = now
             .iter()
             .all(|&(at, endpoint, weight, _)| before.get(endpoint).is_none_or(|old| is_as_before(old, at, weight)));
-        let start =
-            if same { before.values().map(|old| old.next_turn.get()).fold(f64::INFINITY, f64::min) } else { 0.0 };
+        // Turns are counted from the earliest one, since a new node begins with a first turn that is counted from 0.
+        let start = if is_unchanged {
+            before.values().map(|old| old.next_turn.get()).fold(f64::INFINITY, f64::min)
+        } else {
+            0.0
+        };
         let start = if start.is_finite() { start } else { 0.0 };
         let candidates = now
             .iter()
             .map(|&(at, endpoint, weight, node)| {
                 let node = Rc::clone(node);
                 let (base, due) = match before.get(endpoint) {
-                    Some(old) if same => (old.base_sessions, old.next_turn.get() - start),
+                    Some(old) if is_unchanged => (old.base_sessions, old.next_turn.get() - start),
                     _ => (node.shared.sessions.load(Ordering::Relaxed), first_turn(weight)),
                 };
-                let watched = reachability::monitor(endpoint, &node.shared.name);
+                let monitored_endpoint = reachability::monitor(endpoint, &node.shared.name);
                 HostCandidate {
                     at,
                     endpoint: endpoint.to_owned(),
                     node,
-                    monitored_endpoint: watched,
+                    monitored_endpoint,
                     weight,
                     base_sessions: base,
                     next_turn: Cell::new(due),
@@ -215,15 +219,17 @@ fn endpoints(hosts: &Hosts<'_>) -> Vec<Endpoint> {
 #[derive(Debug, Clone, Copy)]
 struct Load {
     priority: u32,
+    /// The sessions that the node has gained since its weight arrived.
     added: u64,
     weight: u32,
+    /// See [`HostCandidate::next_turn`].
     due: f64,
 }
 
 /// The index of the best node. None in `loads` stands for a node that must not be chosen.
 ///
 /// Only nodes of the lowest priority value count. A node is skipped if another node, even with one more session, would
-/// not have more sessions per weight. Of the remaining nodes, the node with the earliest turn is the best.
+/// not have more sessions per weight than it. Of the remaining nodes, the node with the earliest turn is the best.
 fn least_loaded(loads: impl Iterator<Item = Option<Load>> + Clone) -> Option<usize> {
     let priority = loads.clone().flatten().map(|load| load.priority).min()?;
     let usable = loads.enumerate().filter_map(|(index, load)| Some((index, load?)));

@@ -256,7 +256,8 @@ impl PortProbe {
     fn check(self: &Rc<Self>) -> Option<bool> {
         match self.read() {
             Ok(1..) => Some(true),
-            // The connection was accepted, at least by the kernel, and closed. A node that is gone refuses the next.
+            // The connection was accepted, at least by the kernel, and closed. A node that is gone refuses the next
+            // connection.
             Ok(0) => self.retry(),
             Err(error) => match error.kind() {
                 // There is nothing to read, or the connection is not established yet.
@@ -267,7 +268,8 @@ impl PortProbe {
         }
     }
 
-    /// Sends the PROXY header if it was not sent yet, and reads. The kernel reports an error only once, to either call.
+    /// Sends the PROXY header if it was not sent yet, and reads. The kernel reports an error only once, to
+    /// whichever of the two calls comes first.
     fn read(&self) -> io::Result<usize> {
         let connection = self.connection.borrow();
         let Some(mut connection) = connection.as_ref() else { return Err(ErrorKind::WouldBlock.into()) };

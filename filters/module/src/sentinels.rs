@@ -109,7 +109,7 @@ struct SentinelConnection {
     began: Duration,
 }
 
-/// The sentinel of one node, with its connections.
+/// The sentinel of one node, with its connection and its connection attempts.
 struct Watch {
     endpoint: Arc<MonitoredEndpoint>,
     sentinel: Sentinel,
