@@ -28,7 +28,9 @@ def rust_string_literals(file: str, start: str, end: str) -> tuple[str, ...]:
 def test_label_values_match_the_module() -> None:
     """The control plane drops counts with other label values."""
     proxy_errors = rust_string_literals("mysql-proto/src/error.rs", "pub const fn name(", "\n    }")
-    other_failures = rust_string_literals("module/src/node.rs", "fn login_failure_name(", "proxy_error =>")
+    other_failures = rust_string_literals(
+        "module/src/node.rs", "Self::Error(error) => error.name()", "\n    }"
+    )
     assert (*proxy_errors, *other_failures) == traffic_model.LOGIN_FAILURES
     node = "module/src/node.rs"
     assert rust_string_literals(node, "impl SessionState {", "];") == traffic_model.SESSION_STATES
