@@ -64,10 +64,10 @@ fn expected(bytes: &[u8]) -> (Vec<MessageBoundary>, bool) {
         if there < header.length {
             return (boundaries, false);
         }
-        if header.length < packet::MAX_PAYLOAD {
-            if let Some((prefix, length)) = message.take() {
-                boundaries.push((prefix, length, true));
-            }
+        if header.length < packet::MAX_PAYLOAD
+            && let Some((prefix, length)) = message.take()
+        {
+            boundaries.push((prefix, length, true));
         }
         rest = &payload[there..];
     }

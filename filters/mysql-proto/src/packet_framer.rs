@@ -156,7 +156,7 @@ mod tests {
     fn message(payload: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut chunks = payload.chunks(MAX_PAYLOAD).collect::<Vec<_>>();
-        if payload.len() % MAX_PAYLOAD == 0 {
+        if payload.len().is_multiple_of(MAX_PAYLOAD) {
             chunks.push(&[]);
         }
         for (sequence, chunk) in chunks.into_iter().enumerate() {
