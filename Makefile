@@ -126,12 +126,6 @@ soak: $(READY) $(MODULE) ## run the long tests: millions of packets, 200,000 mig
 	@TIDEVOY_SOAK=1 exec $(BIN)/pytest --capture=no $(addprefix tests/e2e/,module/test_load.py module/test_robustness.py module/test_migration_load.py engine/test_rolling_restart.py decide/test_unhealthy_node_balance.py rollouts/test_killed_leader.py) $(addprefix tests/integration/module/test_,live_config_stress.py large_states.py) $(ARGS)
 	@if $(BIN)/python -m sandbox.tidb_binaries; then TIDEVOY_SOAK=1 $(MAKE) --no-print-directory test-tidb ARGS="--capture=no $(addprefix tests/tidb/test_,kill.py unreachable_nodes.py connection_limit.py)"; else echo "The long tests on real TiDB servers were not run."; fi
 
-# Excludes the tests that need migrations.
-test-switches: $(READY) $(MODULE) ## run the module's tests without offloading, and its tests of traffic without migrations
-	@PYTHON=$(PYTHON) sandbox/install.sh test
-	@TIDEVOY_SWITCHED_OFF=offload $(BIN)/pytest $(MODULE_TESTS)
-	@TIDEVOY_SWITCHED_OFF=migration $(BIN)/pytest $(MODULE_TESTS) -m "not migration"
-
 lock: $(READY) ## lock the newest allowed versions of all dependencies
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras \
 		--generate-hashes --no-header --no-emit-index-url --no-emit-find-links \

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,14 +55,7 @@ SESSION_DEFAULTS: Mapping[str, Any] = {
     "login_limits": LOGIN_LIMITS,
     "access_log": False,
 }
-SWITCHED_OFF = frozenset(os.environ.get("TIDEVOY_SWITCHED_OFF", "").split(",")) - {""}
-"""Parts of the module that are off unless a test says otherwise: `offload`, `migration`."""
-LIVE_DEFAULTS: Mapping[str, Any] = {
-    "group": "",
-    "login_timeout": 20,
-    "idle_timeout": 0,
-    **dict.fromkeys(SWITCHED_OFF, False),
-}
+LIVE_DEFAULTS: Mapping[str, Any] = {"group": "", "login_timeout": 20, "idle_timeout": 0}
 POLICY_DEFAULTS: Mapping[str, Any] = {
     "group": "",
     "moves_per_second": 500,
