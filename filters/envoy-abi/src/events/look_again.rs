@@ -1,10 +1,12 @@
 //! Decides whether to ask for more events right after some were handled.
 //!
-//! An answer without events wastes a system call. An answer with events saves one, because the worker need not wait on
-//! its own epoll descriptor for them.
+//! An answer without events wastes a system call. An answer with events saves one and a turn of Envoy's event loop,
+//! because the worker need not wait on its own epoll descriptor for them.
 
-/// The confidence rises with each answer that has events, and falls with each that has none. So it is high if more than
-/// half of the answers have events, despite a few without.
+/// The confidence falls by one with each answer without events, and rises by this much with each other one. So it is high
+/// if more than a third of the answers have events. Asking only if more than half have cost 1 to 3 % more CPU per query
+/// with 16 and 64 clients.
+const RISE: u8 = 2;
 const MAX_CONFIDENCE: u8 = 8;
 const MIN_CONFIDENCE_TO_ASK: u8 = 2;
 /// With low confidence, one of this many occasions is used as a trial, in case events are frequent again.
@@ -34,7 +36,7 @@ impl LookAgain {
     /// Records whether the answer had events.
     pub(super) fn record(&mut self, has_found_events: bool) {
         self.confidence = if has_found_events {
-            (self.confidence + 1).min(MAX_CONFIDENCE)
+            (self.confidence + RISE).min(MAX_CONFIDENCE)
         } else {
             self.confidence.saturating_sub(1)
         };
@@ -67,6 +69,17 @@ mod tests {
             look.record(false);
             assert!(look.decide(), "most answers have events");
             (0..3).for_each(|_| look.record(true));
+        }
+    }
+
+    #[test]
+    fn asks_while_more_than_a_third_of_the_answers_have_events() {
+        let mut look = LookAgain::new();
+        for round in 0..1000 {
+            for has_events in [true, false, true, false, false] {
+                assert!(look.decide(), "{round}");
+                look.record(has_events);
+            }
         }
     }
 
