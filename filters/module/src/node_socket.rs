@@ -91,7 +91,7 @@ enum NodeStage {
     Connecting,
     /// The module waits for the greeting.
     Greeting,
-    /// The client has got the greeting. When it answers, TLS begins if it is to be used.
+    /// The greeting has gone to the client. If TLS is used, it begins when the client answers.
     AwaitingClient,
     /// TLS is required but not established, so nothing may be sent.
     Blocked,

@@ -106,7 +106,7 @@ impl PortProbes {
     /// Must be called when a client has waited for [`TIMEOUT`].
     pub(crate) fn time_out(&self, address: SocketAddr) {
         if let Some(probe) = self.with_port(address, |port| port.probe.clone()) {
-            // A node that has accepted the connection is slow, but there.
+            // The node has accepted the connection, so it is slow, but not down.
             let is_there = probe.connection.borrow().as_ref().is_some_and(|connection| connection.peer_addr().is_ok());
             probe.finish(is_there || probe.has_just_begun(clock::now()));
         }

@@ -279,10 +279,10 @@ impl Login {
         }
     }
 
-    /// The SSLRequest packet (header and 32 bytes) to send to the node, followed by a TLS handshake, before the first
-    /// `onward` bytes of the client. None if the node's connection uses no TLS.
+    /// The SSLRequest packet (header and 32 bytes) for the node. The caller sends it, and completes the TLS handshake,
+    /// before it sends the first [`Output::onward`] bytes. None: the connection to the node has no TLS.
     ///
-    /// Known once [`Self::on_client_bytes`] has returned the first `onward` bytes.
+    /// The result is valid once [`Self::on_client_bytes`] has returned these bytes.
     #[must_use]
     pub fn node_ssl_request(&self) -> Option<[u8; 36]> {
         self.ssl_request

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from sandbox.tidb_sim.packets import frame
-from tests.support.fake_servers import FakeServer, reset_by_peer, run_fake_server, send_parts
+from tests.support.fake_servers import FakeServer, Handler, reset_by_peer, run_fake_server, send_parts
 from tests.support.module.bootstrap import Host, ModuleConfig
 from tests.support.module.envoy import (
     NO_NODE_ERROR,
@@ -37,7 +37,7 @@ class SwitchableNode:
     """A node whose behavior a test can change."""
 
     def __init__(self) -> None:
-        self.handler: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]] = serve_ok
+        self.handler: Handler = serve_ok
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self.handler(reader, writer)
@@ -238,16 +238,23 @@ async def switch_plugin(reader: asyncio.StreamReader, writer: asyncio.StreamWrit
         writer.write(frame(1, OK_PAYLOAD))
 
 
+async def run_nodes_by_priority(
+    stack: AsyncExitStack, directory: Path, nodes: Mapping[str, Handler]
+) -> tuple[ModuleEnvoy, list[FakeServer]]:
+    """Run an Envoy in front of these nodes. It tries them in their order."""
+    peers = [await stack.enter_async_context(run_fake_server(handler)) for handler in nodes.values()]
+    hosts = [
+        Host(peer.endpoint, name, priority=number)
+        for number, (peer, name) in enumerate(zip(peers, nodes, strict=True))
+    ]
+    return await stack.enter_async_context(run_envoy(directory, hosts)), peers
+
+
 async def test_node_that_is_full_after_its_greeting_is_skipped(tmp_path: Path) -> None:
     full = send_parts(FULL, then_close=True)
     async with AsyncExitStack() as stack:
         nodes = {"late": reject_login_as_full, "full": full, "room": switch_plugin}
-        peers = [await stack.enter_async_context(run_fake_server(handler)) for handler in nodes.values()]
-        hosts = [
-            Host(peer.endpoint, name, priority=number)
-            for number, (peer, name) in enumerate(zip(peers, nodes, strict=True))
-        ]
-        proxy = await stack.enter_async_context(run_envoy(tmp_path, hosts))
+        proxy, peers = await run_nodes_by_priority(stack, tmp_path, nodes)
         for number in range(1, 4):
             client = await proxy.connect()
             assert b"8.0.11-full" in (await with_timeout(client.read_packet()))[1]
@@ -280,12 +287,7 @@ async def close_without_greeting(reader: asyncio.StreamReader, writer: asyncio.S
 async def test_node_that_closes_in_a_login_failover_counts_as_closed(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         nodes = {"late": reject_login_as_full, "closes": close_without_greeting, "room": switch_plugin}
-        peers = [await stack.enter_async_context(run_fake_server(handler)) for handler in nodes.values()]
-        hosts = [
-            Host(peer.endpoint, name, priority=number)
-            for number, (peer, name) in enumerate(zip(peers, nodes, strict=True))
-        ]
-        proxy = await stack.enter_async_context(run_envoy(tmp_path, hosts))
+        proxy, _ = await run_nodes_by_priority(stack, tmp_path, nodes)
         client = await proxy.connect()
         await with_timeout(client.read_packet())
         client.writer.write(login_packet())
