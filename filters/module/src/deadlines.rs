@@ -10,19 +10,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock;
+use crate::panics::{CloseAfterPanic, run_guarded};
 use crate::wakers::{NEVER, NextTurn};
 use crate::worker::Turn;
 
 /// The owner of a deadline.
-pub(crate) trait DeadlineOwner {
+pub(crate) trait DeadlineOwner: CloseAfterPanic {
     /// The deadline has passed. The owner is not called again unless it sets the deadline again.
     fn on_deadline(self: Rc<Self>);
-    /// [`Self::on_deadline`] has panicked: closes the session that the owner serves, if any.
-    fn close_after_panic(&self);
 }
-
-/// The reason that the access log shows for a session that was closed after a panic.
-pub(crate) const PANIC_REASON: &str = "tidevoy_bug";
 
 /// An entry of the queue. Setting a later time leaves the queue unchanged until the earlier time has come. This makes
 /// it cheap to set a session's idle timeout for each command.
@@ -132,13 +128,7 @@ fn insert(queue: &mut BTreeMap<(u64, u64), Rc<Entry>>, entry: Rc<Entry>) {
 }
 
 fn call(owner: Rc<dyn DeadlineOwner>) {
-    let is_done = envoy_abi::guarded("a deadline", false, || {
-        Rc::clone(&owner).on_deadline();
-        true
-    });
-    if !is_done {
-        envoy_abi::guarded("closing after a panic", (), || owner.close_after_panic());
-    }
+    run_guarded("a deadline", &*owner, || Rc::clone(&owner).on_deadline());
 }
 
 impl Deadline {

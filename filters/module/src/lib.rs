@@ -35,6 +35,7 @@ mod node_socket;
 mod nonblocking;
 mod offload;
 mod old_conn;
+mod panics;
 mod policy;
 mod port_probe;
 mod proxy_header;

@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use mysql_proto::login::{FailoverAction, LoginAttempt};
 
-use crate::deadlines::{Deadline, DeadlineOwner, PANIC_REASON};
+use crate::deadlines::{Deadline, DeadlineOwner};
 use crate::hosts::TargetNode;
 use crate::migration_driver::UpstreamSocket;
 use crate::node::{ConnectFailure, WorkerNode};
 use crate::offload::{self, AuxFd};
+use crate::panics::{CloseAfterPanic, PANIC_REASON};
 use crate::reachability::{self, MonitoredEndpoint};
 use crate::session::Session;
 use crate::target_conn::TargetLost;
@@ -177,17 +178,19 @@ impl LoginFailover {
     }
 }
 
+impl CloseAfterPanic for LoginFailover {
+    fn close_after_panic(&self) {
+        if let Some(session) = self.session.upgrade() {
+            session.close_now(PANIC_REASON);
+        }
+    }
+}
+
 impl DeadlineOwner for LoginFailover {
     /// The present target takes too long.
     fn on_deadline(self: Rc<Self>) {
         self.report_failure(self.failure_on_close.get());
         self.fail_over();
-    }
-
-    fn close_after_panic(&self) {
-        if let Some(session) = self.session.upgrade() {
-            session.close_now(PANIC_REASON);
-        }
     }
 }
 
@@ -219,10 +222,6 @@ impl AuxFd for LoginFailover {
                 self.fail_over();
             }
         }
-    }
-
-    fn on_panic(&self) {
-        self.close_after_panic();
     }
 }
 

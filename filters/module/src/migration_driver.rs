@@ -18,11 +18,12 @@ use migration::timeouts::{MigrationStep, MigrationTimeouts};
 use mysql_proto::login::NodeTls;
 use tls::{Stream, TlsError};
 
-use crate::deadlines::{Deadline, DeadlineOwner, PANIC_REASON};
+use crate::deadlines::{Deadline, DeadlineOwner};
 use crate::hosts::TargetNode;
 use crate::node::{BUCKETS, ConnectFailure, Counts, MIGRATION_RESULTS, WorkerNode};
 use crate::offload::{self, AuxFd, OffloadedConn};
 use crate::old_conn::{OldConn, QUIT};
+use crate::panics::{CloseAfterPanic, PANIC_REASON};
 use crate::session::Session;
 use crate::states_memory::ExportGuard;
 use crate::target_conn::{TargetFault, TargetLost};
@@ -368,16 +369,18 @@ impl MigrationDriver {
     }
 }
 
-impl DeadlineOwner for MigrationDriver {
-    /// The present step of the migration takes too long.
-    fn on_deadline(self: Rc<Self>) {
-        self.advance(Migration::on_deadline);
-    }
-
+impl CloseAfterPanic for MigrationDriver {
     fn close_after_panic(&self) {
         if let Some(session) = self.session.upgrade() {
             session.close_now(PANIC_REASON);
         }
+    }
+}
+
+impl DeadlineOwner for MigrationDriver {
+    /// The present step of the migration takes too long.
+    fn on_deadline(self: Rc<Self>) {
+        self.advance(Migration::on_deadline);
     }
 }
 
@@ -395,10 +398,6 @@ impl AuxFd for MigrationDriver {
             Ok(true) => self.advance(Migration::on_target_tls_established),
             Err(TargetLost) => self.on_target_closed(),
         }
-    }
-
-    fn on_panic(&self) {
-        self.close_after_panic();
     }
 }
 

@@ -15,6 +15,7 @@ use crate::clock;
 use crate::deadlines::{Deadline, DeadlineOwner, Deadlines};
 use crate::delay_queue::DelayQueue;
 use crate::migration_driver::{MigrationDriver, MigrationResult};
+use crate::panics::CloseAfterPanic;
 use crate::session::{MigrationBlocker, Session, StartResult};
 use crate::switches;
 use crate::worker::{self, Turn, WorkerContext};
@@ -76,13 +77,15 @@ impl MigrationScheduler {
     }
 }
 
+impl CloseAfterPanic for WorkerContext {
+    fn close_after_panic(&self) {}
+}
+
 /// Handles [`MigrationScheduler::alarm`].
 impl DeadlineOwner for WorkerContext {
     fn on_deadline(self: Rc<Self>) {
         run_due(&self);
     }
-
-    fn close_after_panic(&self) {}
 }
 
 fn limiter() -> MutexGuard<'static, Limiter> {

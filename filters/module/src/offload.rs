@@ -15,6 +15,7 @@ use envoy_abi::socket::{IoOutcome, Socket};
 
 use crate::clock;
 use crate::conn::{Conn, ReadStep};
+use crate::panics::{CloseAfterPanic, run_guarded};
 use crate::switches;
 
 /// How often Envoy reads from an established connection before the connection is offloaded. Offloading takes some
@@ -38,11 +39,9 @@ pub(crate) trait OffloadedConn {
 }
 
 /// A descriptor of the module itself, which Envoy does not know.
-pub(crate) trait AuxFd {
+pub(crate) trait AuxFd: CloseAfterPanic {
     /// The descriptor is readable, writable, or closed by the peer.
     fn on_event(self: Rc<Self>);
-    /// [`Self::on_event`] has panicked. The session that needs the descriptor must end.
-    fn on_panic(&self);
 }
 
 /// The receiver of an event.
@@ -254,13 +253,7 @@ fn process_events(worker_events: &WorkerEvents) {
             }
             Some(EventTarget::AuxFd(aux_fd)) => {
                 if let Some(aux_fd) = aux_fd.upgrade() {
-                    let is_done = envoy_abi::guarded("an event of an auxiliary descriptor", false, || {
-                        Rc::clone(&aux_fd).on_event();
-                        true
-                    });
-                    if !is_done {
-                        envoy_abi::guarded("closing after a panic", (), || aux_fd.on_panic());
-                    }
+                    run_guarded("an event of an auxiliary descriptor", &*aux_fd, || Rc::clone(&aux_fd).on_event());
                 }
             }
             None => {}

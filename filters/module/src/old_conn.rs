@@ -14,6 +14,7 @@ use tls::Stream;
 
 use crate::deadlines::{Deadline, DeadlineOwner};
 use crate::offload::AuxFd;
+use crate::panics::CloseAfterPanic;
 use crate::port_probe::{self, ProbeClient};
 use crate::session::Session;
 use crate::target_conn::TargetConn;
@@ -104,15 +105,17 @@ impl OldConn {
     }
 }
 
+impl CloseAfterPanic for OldConn {
+    fn close_after_panic(&self) {
+        self.finish();
+    }
+}
+
 impl DeadlineOwner for OldConn {
     fn on_deadline(self: Rc<Self>) {
         if let Some(address) = self.address.filter(|_| self.is_closed.get()) {
             self.worker.ports.time_out(address);
         }
-        self.finish();
-    }
-
-    fn close_after_panic(&self) {
         self.finish();
     }
 }
@@ -138,9 +141,5 @@ impl AuxFd for OldConn {
         if ended {
             self.on_closed();
         }
-    }
-
-    fn on_panic(&self) {
-        self.close_after_panic();
     }
 }

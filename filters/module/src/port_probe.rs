@@ -25,6 +25,7 @@ use socket2::Socket;
 
 use self::requests::ProbeRequests;
 use crate::offload::{AuxFd, EventKey, WorkerEvents};
+use crate::panics::CloseAfterPanic;
 use crate::{clock, nonblocking};
 
 /// How long the port may take to answer. Then a waiting client calls [`PortProbes::time_out`].
@@ -307,15 +308,17 @@ impl PortProbe {
     }
 }
 
+impl CloseAfterPanic for PortProbe {
+    /// The sessions that wait for the result have deadlines.
+    fn close_after_panic(&self) {}
+}
+
 impl AuxFd for PortProbe {
     fn on_event(self: Rc<Self>) {
         if let Some(is_there) = self.check() {
             self.finish(is_there);
         }
     }
-
-    /// The sessions that wait for the result have deadlines.
-    fn on_panic(&self) {}
 }
 
 impl Drop for PortProbe {

@@ -10,6 +10,10 @@ struct TestOwner {
     deadline: RefCell<Option<Deadline>>,
 }
 
+impl CloseAfterPanic for TestOwner {
+    fn close_after_panic(&self) {}
+}
+
 impl DeadlineOwner for TestOwner {
     fn on_deadline(self: Rc<Self>) {
         self.calls.set(self.calls.get() + 1);
@@ -19,8 +23,6 @@ impl DeadlineOwner for TestOwner {
             self.deadline.replace(None);
         }
     }
-
-    fn close_after_panic(&self) {}
 }
 
 /// The deadlines of a worker, with the time set by the test.

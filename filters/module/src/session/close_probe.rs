@@ -6,7 +6,8 @@ use std::rc::{Rc, Weak};
 
 use super::node_loss::{self, ClosedBy, Ending, LossEvent, MigrationStage, Reaction, Situation};
 use super::{Session, SessionPhase};
-use crate::deadlines::{Deadline, DeadlineOwner, PANIC_REASON};
+use crate::deadlines::{Deadline, DeadlineOwner};
+use crate::panics::{CloseAfterPanic, PANIC_REASON};
 use crate::port_probe::{self, ProbeClient};
 use crate::worker::WorkerContext;
 use crate::{clock, switches};
@@ -20,18 +21,20 @@ pub(crate) struct CloseProbe {
     deadline: Deadline,
 }
 
+impl CloseAfterPanic for CloseProbe {
+    fn close_after_panic(&self) {
+        if let Some(session) = self.session.upgrade() {
+            session.close_now(PANIC_REASON);
+        }
+    }
+}
+
 impl DeadlineOwner for CloseProbe {
     /// The port has not answered in time.
     fn on_deadline(self: Rc<Self>) {
         // If the request waits for the next probe of that port, this probe gets the same time.
         self.deadline.set(port_probe::TIMEOUT);
         self.worker.ports.time_out(self.address);
-    }
-
-    fn close_after_panic(&self) {
-        if let Some(session) = self.session.upgrade() {
-            session.close_now(PANIC_REASON);
-        }
     }
 }
 

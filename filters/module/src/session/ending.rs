@@ -8,7 +8,8 @@ use mysql_proto::error::ProxyError;
 use super::lifecycle::Event;
 use super::traffic::Traffic;
 use super::{METADATA, Session};
-use crate::deadlines::{Deadline, DeadlineOwner, PANIC_REASON};
+use crate::deadlines::{Deadline, DeadlineOwner};
+use crate::panics::{CloseAfterPanic, PANIC_REASON, run_guarded};
 
 impl Session {
     /// Replaces the deadline.
@@ -52,13 +53,7 @@ impl Session {
     /// Calls `run`, which concerns only this session. After a panic in `run` this session is closed, and not the
     /// session whose hook Envoy has called.
     pub(crate) fn guarded(&self, run: impl FnOnce()) {
-        let is_done = envoy_abi::guarded("a session's turn", false, || {
-            run();
-            true
-        });
-        if !is_done {
-            envoy_abi::guarded("closing after a panic", (), || self.close_now(PANIC_REASON));
-        }
+        run_guarded("a session's turn", self, run);
     }
 
     /// Zero: there is no idle timeout.
@@ -128,15 +123,17 @@ impl Session {
     }
 }
 
+impl CloseAfterPanic for Session {
+    fn close_after_panic(&self) {
+        self.close_now(PANIC_REASON);
+    }
+}
+
 impl DeadlineOwner for Session {
     fn on_deadline(self: Rc<Self>) {
         self.kept_states.drop_expired();
         if self.deadline.borrow().as_ref().is_some_and(Deadline::has_passed) {
             self.handle(Event::TimedOut);
         }
-    }
-
-    fn close_after_panic(&self) {
-        self.close_now(PANIC_REASON);
     }
 }
