@@ -31,3 +31,14 @@ def decode_statement(text: bytes, charset: str) -> str:
         return text.decode()
     except UnicodeDecodeError:
         return text.decode(mariadb_codec(charset), errors="replace")
+
+
+def decode_prepared_text(text: bytes, charset: str) -> str:
+    """Decode the text of a prepared statement as UTF-8, or if that fails, as `charset` in TiDB.
+
+    U+FFFD replaces invalid bytes, as in the states that TiDB exports.
+    """
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return text.decode(tidb_codec(charset), errors="replace")

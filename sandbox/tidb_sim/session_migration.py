@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from sandbox.tidb_sim import export_states
 from sandbox.tidb_sim.builtin_queries import SqlClientInfo
-from sandbox.tidb_sim.charsets import decode_statement, tidb_codec
+from sandbox.tidb_sim.charsets import decode_prepared_text, tidb_codec
 from sandbox.tidb_sim.export_states import StateReadFirst
 from sandbox.tidb_sim.last_statement_state import LastStatementState
 from sandbox.tidb_sim.mariadb_backend import BackendConnection, BackendError
@@ -176,7 +176,7 @@ class SessionMigration:
                 user_variables=await export_states.query_user_variables(self._backend),
                 statements={
                     statement_id: PreparedStatementState(
-                        decode_statement(statement.text, read_first.client_charset),
+                        decode_prepared_text(statement.text, read_first.client_charset),
                         statement.database,
                         statement.name,
                         statement.parameter_types,
@@ -205,8 +205,8 @@ class SessionMigration:
         self, states: SessionStates, token: str | None, result_charset: str, status: int
     ) -> list[bytes]:
         columns = [("Session_states", TYPE_JSON), ("Session_token", TYPE_JSON)]
-        # Like any text, the states are sent in the client's character set; other characters become `?`
-        # (pingcap/tidb pkg/server/internal/column/column.go).
+        # Like any text, the states are sent in the client's character set; other characters become `?`, as in
+        # TiDB 8.5.4 and later (pingcap/tidb pkg/server/internal/column/result_encoder.go).
         codec = tidb_codec(result_charset)
         row = [None if text is None else text.encode(codec, "replace") for text in (states.encode(), token)]
         return result_set(columns, [row], status, deprecate_eof=self._deprecate_eof)

@@ -17,6 +17,7 @@ from tests.support.tidb.sessions import (
     query_rows,
     session_port,
 )
+from tests.support.waiting import wait_until
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,10 @@ CASES = (
     Case(("use mysql",), ("select database()", "select count(*) > 0 from user")),
     Case(("prepare s from 'select ? + v from {t} order by v'", "set @p = 5"), ("execute s using @p",) * 2),
     Case(("prepare s from 'select 1'", "deallocate prepare s"), ("execute s",)),
+    Case(
+        ("set names utf8", "prepare s from 'select hex(?), ''süß?'''", "set @p = 5"),
+        ("execute s using @p",),
+    ),
     Case(
         ("create sequence {t}_s", "select nextval({t}_s)"), ("select lastval({t}_s)", "select lastval({t}_s)")
     ),
@@ -114,3 +119,22 @@ async def test_migrated_session_answers_like_one_that_stayed(
         expected[name] = [run_statement(staying, statement) for statement in statements]
         assert session_port(migrating) != node.port
     assert actual == expected
+
+
+async def test_session_stays_while_the_export_would_lose_its_text(
+    stack: LocalCluster, sessions: TrackedSessions
+) -> None:
+    node = stack.tidb[0]
+    session = sessions.on_node(node)
+    query_rows(session, "set character_set_results = ascii")
+    query_rows(session, "prepare s from 'select hex(''süß'')'")
+    await start_drain(stack, node)
+
+    async def has_stayed() -> bool:
+        return (node.address, "stayed", "states") in await migration_counts(stack)
+
+    await stack.wait_until(has_stayed, "a migration that failed")
+    assert query_rows(session, "execute s") == [("süß".encode().hex().upper(),)]
+    assert session_port(session) == node.port
+    query_rows(session, "deallocate prepare s")
+    await wait_until(lambda: session_port(session) != node.port)

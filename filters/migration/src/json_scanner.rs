@@ -9,6 +9,8 @@ use std::collections::BTreeMap;
 use memchr::memchr2;
 use mysql_proto::secret::SecretBytes;
 
+use crate::text_checker::{TextCheck, TextChecker};
+
 /// Bytes of a key that are compared. All wanted keys are shorter.
 const MAX_KEY_BYTES: usize = 64;
 
@@ -41,8 +43,8 @@ pub(crate) struct ScannedJson {
     pub(crate) is_object: bool,
     /// Some wanted values are missing or incomplete, because `may_keep` refused them.
     pub(crate) is_truncated: bool,
-    pub(crate) is_ascii: bool,
-    pub(crate) is_utf8: bool,
+    /// The text of the whole input.
+    pub(crate) text: TextCheck,
 }
 
 #[derive(Debug)]
@@ -53,31 +55,24 @@ pub(crate) struct JsonScanner {
     /// The key of the current value, if it is wanted.
     current_key: Option<&'static str>,
     result: ScannedJson,
-    utf8: Utf8Checker,
+    text: TextChecker,
 }
 
 impl JsonScanner {
-    pub(crate) const fn new(wanted: &'static [&'static str]) -> Self {
-        let found = ScannedJson {
-            values: BTreeMap::new(),
-            is_object: false,
-            is_truncated: false,
-            is_ascii: false,
-            is_utf8: false,
-        };
+    pub(crate) fn new(wanted: &'static [&'static str]) -> Self {
         Self {
             wanted,
             state: ScanState::Start,
             key: Vec::new(),
             current_key: None,
-            result: found,
-            utf8: Utf8Checker::new(),
+            result: ScannedJson::default(),
+            text: TextChecker::new(),
         }
     }
 
     /// Scans the next bytes. `may_keep` is called with the number of bytes before bytes of a value are kept.
     pub(crate) fn push(&mut self, bytes: &[u8], mut may_keep: impl FnMut(usize) -> bool) {
-        self.utf8.push(bytes);
+        self.text.push(bytes);
         let mut rest = bytes;
         while let Some(&byte) = rest.first() {
             let taken = match self.state {
@@ -99,7 +94,7 @@ impl JsonScanner {
 
     pub(crate) fn finish(mut self) -> ScannedJson {
         self.result.is_object = self.state == ScanState::End;
-        (self.result.is_ascii, self.result.is_utf8) = (self.utf8.is_ascii, self.utf8.is_valid());
+        self.result.text = self.text.finish();
         self.result
     }
 
@@ -196,57 +191,6 @@ fn find_quote_or_backslash(text: &[u8]) -> Option<usize> {
     found.or_else(|| memchr2(b'"', b'\\', rest).map(|at| NEAR + at))
 }
 
-/// Checks whether bytes that arrive in pieces are UTF-8.
-#[derive(Debug)]
-struct Utf8Checker {
-    is_ascii: bool,
-    is_invalid: bool,
-    /// The first bytes of an incomplete character.
-    partial: [u8; 4],
-    length: usize,
-}
-
-impl Utf8Checker {
-    const fn new() -> Self {
-        Self { is_ascii: true, is_invalid: false, partial: [0; 4], length: 0 }
-    }
-
-    const fn is_valid(&self) -> bool {
-        !self.is_invalid && self.length == 0
-    }
-
-    fn push(&mut self, bytes: &[u8]) {
-        if self.is_invalid || self.length == 0 && bytes.is_ascii() {
-            return;
-        }
-        self.is_ascii = false;
-        let mut rest = bytes;
-        while self.length > 0 {
-            let Some((&byte, behind)) = rest.split_first() else { return };
-            rest = behind;
-            self.partial[self.length] = byte;
-            self.length += 1;
-            match std::str::from_utf8(&self.partial[..self.length]) {
-                Ok(_) => self.length = 0,
-                Err(error) if error.error_len().is_none() => {}
-                Err(_) => {
-                    self.is_invalid = true;
-                    return;
-                }
-            }
-        }
-        if let Err(error) = std::str::from_utf8(rest) {
-            let begun = &rest[error.valid_up_to()..];
-            if error.error_len().is_some() {
-                self.is_invalid = true;
-            } else {
-                self.partial[..begun.len()].copy_from_slice(begun);
-                self.length = begun.len();
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -265,7 +209,7 @@ mod tests {
     fn found(json: &str) -> Vec<(&'static str, String)> {
         let of = |size| {
             let scanned = scanned(json.as_bytes(), size);
-            assert!(scanned.is_object && scanned.is_utf8 && !scanned.is_truncated, "{json}");
+            assert!(scanned.is_object && scanned.text.is_utf8 && !scanned.is_truncated, "{json}");
             let text = |value| String::from_utf8(value).expect("text");
             scanned.values.into_iter().map(|(key, value)| (key, text(value.to_vec()))).collect::<Vec<_>>()
         };
@@ -326,21 +270,6 @@ mod tests {
         assert_eq!(scanned.values["found-rows"], b"12345");
     }
 
-    #[test]
-    fn utf8_is_checked_across_pieces() {
-        for size in 1..6 {
-            let of = |json: &[u8]| {
-                let scanned = scanned(json, size);
-                (scanned.is_ascii, scanned.is_utf8)
-            };
-            assert_eq!(of(br#"{"a":"u"}"#), (true, true));
-            assert_eq!(of("{\"a\":\"ü𝄞中\"}".as_bytes()), (false, true));
-            assert_eq!(of(b"{\"a\":\"\xfc\"}"), (false, false));
-            assert_eq!(of(b"{\"a\":\"\xe4\xb8\"}"), (false, false));
-            assert_eq!(of(b"{\"a\":1}\xe4\xb8"), (false, false), "the last character is incomplete");
-        }
-    }
-
     fn json() -> impl Strategy<Value = serde_json::Value> {
         let leaf = prop_oneof![
             Just(serde_json::Value::Null),
@@ -367,8 +296,8 @@ mod tests {
         ) {
             let text = if pretty { serde_json::to_string_pretty(&all) } else { serde_json::to_string(&all) }.expect("JSON");
             let scanned = scanned(text.as_bytes(), size);
-            prop_assert!(scanned.is_object && scanned.is_utf8);
-            prop_assert_eq!(scanned.is_ascii, text.is_ascii());
+            prop_assert!(scanned.is_object && scanned.text.is_utf8);
+            prop_assert_eq!(scanned.text.is_ascii, text.is_ascii());
             for key in WANTED {
                 let value = scanned.values.get(key).map(|raw| serde_json::from_slice(raw).expect("JSON"));
                 prop_assert_eq!(value.as_ref(), all.get(*key));

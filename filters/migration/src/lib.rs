@@ -34,5 +34,6 @@ pub mod state_snapshot;
 pub mod state_summary;
 pub mod target_choice;
 pub mod target_login;
+mod text_checker;
 pub mod timeouts;
 pub mod transaction_start;

@@ -1,11 +1,11 @@
 //! One attempt to migrate one session to one node, step by step.
 //!
-//! The slow steps come first: the target is connected, has TLS and has sent its greeting while the old node still
-//! serves the session. When the session is idle, the client is held, the old node exports the session's states, and the
-//! target restores them. Until [`Effect::Switch`] nothing has changed for the session. A failure before that ends with
-//! [`Effect::Abort`], and the session continues at the old node; if that is impossible, with [`Effect::Lost`].
+//! The slow steps come first: the connection to the target, its greeting and TLS, while the old node still serves the
+//! session. When the session is idle, the client is held, the old node exports the session's states, and the target
+//! restores them. Until [`Effect::Switch`], the session can still stay: the old node undoes the export, and the migration
+//! ends with [`Effect::Abort`]. If the session cannot stay, the migration ends with [`Effect::Lost`].
 //!
-//! The caller executes the effects in order, and reports their results. All times are of one monotonic clock.
+//! The caller executes the effects in order, and reports their results. All times come from one monotonic clock.
 
 mod effect;
 
@@ -30,7 +30,7 @@ enum MigrationPhase {
     /// Like `PreparingTarget`, but the old node is gone, and the client is held.
     PreparingFailover,
     Exporting(StateExport),
-    /// `undo`: the statement that undoes the export at the old node. None: the session cannot continue at the old node.
+    /// `undo`: the statement that undoes the export at the old node. None: the session cannot return to the old node.
     Restoring {
         undo: Option<SecretBytes>,
         /// The target has restored all states.
@@ -41,7 +41,7 @@ enum MigrationPhase {
         answer: StateExport,
         reason: AbortReason,
     },
-    /// The old node still owes the states, which are no longer needed.
+    /// The migration ends for this reason, but the old node still owes the states.
     DiscardingExport {
         answer: StateExport,
         reason: AbortReason,
@@ -139,7 +139,7 @@ impl Migration {
         !matches!(self.phase, MigrationPhase::PreparingTarget | MigrationPhase::Finished)
     }
 
-    /// Whether the attempt continues without the old node.
+    /// Whether the client is held, and the session cannot return to the old node.
     #[must_use]
     pub const fn is_without_old_node(&self) -> bool {
         matches!(self.phase, MigrationPhase::PreparingFailover | MigrationPhase::Restoring { undo: None, .. })
@@ -250,6 +250,10 @@ impl Migration {
         match (exported, reason) {
             (ExportOutcome::ProtocolError, _) | (ExportOutcome::Ok, None) => self.finish(Effect::Lost),
             (ExportOutcome::States(states), None) => self.restore_states(states, closes, now),
+            (ExportOutcome::States(states), Some(_)) if closes && !is_undoing => {
+                self.keep_snapshot(states);
+                self.finish(Effect::Lost)
+            }
             (_, _) if closes => self.finish(Effect::Lost),
             (ExportOutcome::NoToken(mut summary), None) => self.undo_export(&mut summary, AbortReason::NoToken, now),
             (ExportOutcome::Unusable(why, mut summary), None) => {
@@ -261,7 +265,7 @@ impl Migration {
                 self.keep_snapshot(states);
                 effects
             }
-            // This reason replaces the first one: another export would take as long.
+            // This reason replaces the first one: the next export would take as long, and its states be too large again.
             (ExportOutcome::Unusable(why @ UnusableStates::TooLarge, mut summary), Some(_)) if !is_undoing => {
                 self.undo_export(&mut summary, AbortReason::UnusableStates(why), now)
             }
@@ -364,26 +368,34 @@ impl Migration {
                 self.start_step(MigrationStep::Restoring, now);
                 vec![Effect::SendToTarget(login)]
             }
-            Err(_) if closes => self.finish(Effect::Lost),
-            Err(failure) => self.undo_export(&mut states.summary, AbortReason::TargetFailed(failure), now),
+            Err(failure) => {
+                let effects = if closes {
+                    self.finish(Effect::Lost)
+                } else {
+                    self.undo_export(&mut states.summary, AbortReason::TargetFailed(failure), now)
+                };
+                self.keep_snapshot(states);
+                effects
+            }
         }
     }
 
     fn restore_snapshot(&mut self, now: Duration) -> Option<SecretBytes> {
         let snapshot = self.snapshot.take()?;
-        let sent = self.target_login.log_in(&snapshot.states);
+        let login = self.target_login.log_in(&snapshot.states);
         self.wait_timeout = snapshot.states.summary.wait_timeout;
         self.snapshot = Some(snapshot);
         self.phase = MigrationPhase::Restoring { undo: None, is_restored: false };
         self.start_step(MigrationStep::Restoring, now);
-        sent.ok()
+        login.ok()
     }
 
     fn keep_snapshot(&mut self, states: ExportedStates) {
         self.snapshot = Some(StateSnapshot { states, requested_at: self.export_requested_at });
     }
 
-    /// Keeps the session at its node. If the states were exported, the old node first undoes the export.
+    /// Ends the attempt. If the states were exported, the old node first undoes the export. If the session cannot stay
+    /// at its node, it is lost.
     fn abort(&mut self, reason: AbortReason, now: Duration) -> Vec<Effect> {
         match std::mem::replace(&mut self.phase, MigrationPhase::Finished) {
             MigrationPhase::PreparingTarget => vec![Effect::Abort(reason)],

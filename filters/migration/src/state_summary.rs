@@ -21,10 +21,10 @@ const VARIABLES: &str = "sys-vars";
 const DATABASE: &str = "current-db";
 
 /// The keys that [`StateSummary`] is built from: system variables, and everything that [`StateSummary::undo`] restores.
-/// These are the values that `DecodeSessionStates` clears if their key is missing (`SessionVars` in
-/// `pkg/sessionctx/variable/session.go`), such as the number of the last prepared statement: without it, the next
-/// statement would replace the first. If the keys of variables, bindings, prepared statements or sequence values are
-/// missing, TiDB keeps the values.
+/// The latter are the values that TiDB clears if their key is missing (`DecodeSessionStates` in
+/// `pkg/sessionctx/variable/session.go`). For example, without `prepared-stmt-id`, the next prepared statement would get
+/// the ID of the first one. If the keys of variables, bindings, prepared statements or sequence values are missing, TiDB
+/// keeps the values.
 pub(crate) const SUMMARY_KEYS: [&str; 16] = [
     VARIABLES,
     "status",
@@ -44,20 +44,20 @@ pub(crate) const SUMMARY_KEYS: [&str; 16] = [
     "hypo-tiflash-replicas",
 ];
 
-/// Sets a mode in which backslashes escape and text is UTF-8, whatever the node's defaults are. The restored states
-/// then bring back the session's own settings.
+/// Prepares the target for the statement that restores the states: backslashes escape and text is UTF-8, whatever the
+/// node's defaults are. The restored states then bring back the session's own settings.
 #[must_use]
 pub fn preparation_query() -> Vec<u8> {
     query(b"SET @@session.sql_mode='', @@session.character_set_client='utf8mb4'")
 }
 
-/// The statement that restores a small part of the states. `backslashes`: whether they escape in the session's SQL
-/// mode. A doubled quote means the same in all modes.
-fn restore_query(json: &[u8], backslashes: bool) -> SecretBytes {
+/// The statement that restores a small part of the states. `backslash_escapes`: whether backslashes escape in the
+/// session's SQL mode. A doubled quote means the same in all modes.
+fn restore_query(json: &[u8], backslash_escapes: bool) -> SecretBytes {
     let mut text = SecretBytes::with_capacity(json.len() + json.len() / 8 + 32);
     text.extend_from_slice(b"SET SESSION_STATES '");
     for &byte in json {
-        if byte == b'\'' || byte == b'\\' && backslashes {
+        if byte == b'\'' || byte == b'\\' && backslash_escapes {
             text.push(byte);
         }
         text.push(byte);
@@ -69,11 +69,11 @@ fn restore_query(json: &[u8], backslashes: bool) -> SecretBytes {
 /// Replaces non-ASCII characters by escapes, so that no character set changes the JSON.
 fn escape_non_ascii(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
-    for letter in json.chars() {
-        if letter.is_ascii() {
-            text.push(letter);
+    for character in json.chars() {
+        if character.is_ascii() {
+            text.push(character);
         } else {
-            for unit in letter.encode_utf16(&mut [0; 2]) {
+            for unit in character.encode_utf16(&mut [0; 2]) {
                 let _ = write!(text, "\\u{unit:04x}");
             }
         }
@@ -84,15 +84,15 @@ fn escape_non_ascii(json: &str) -> String {
 /// Why states cannot be restored at another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum UnusableStates {
-    /// The states exceed the limit of one session.
+    /// The states or the token exceed the limit of one session.
     TooLarge,
     /// The states exceed what is left of the budget of all sessions.
     OverBudget,
     /// The states are not a JSON object, or the value of a needed key has another type.
     InvalidJson,
-    /// The states have non-ASCII text, and the node converted it for the client to a character set that may not have
-    /// all of its characters.
-    CharacterSet,
+    /// The exported text may have lost characters or bytes: the node converted it to the character set of results, or
+    /// it was not UTF-8 before.
+    LossyText,
 }
 
 /// What a migration needs to know of the states. It is small.
@@ -105,7 +105,7 @@ pub struct StateSummary {
     /// The statement that undoes the export at the old node. The client may still ask for results of its last statement
     /// (ROW_COUNT, FOUND_ROWS, warnings), which the export has replaced. None if they are unknown.
     ///
-    /// If the node converted the states to a character set other than UTF-8, texts of warnings may lose characters.
+    /// If the node converted the states to another character set, texts of warnings may lose characters.
     pub undo: Option<SecretBytes>,
 }
 
@@ -117,7 +117,7 @@ impl std::fmt::Debug for StateSummary {
     }
 }
 
-/// The needed system variables, of some hundreds.
+/// The system variables that are needed, out of several hundred.
 #[derive(Deserialize, Default)]
 struct Variables<'a> {
     #[serde(borrow, default)]
@@ -129,11 +129,12 @@ struct Variables<'a> {
 }
 
 impl Variables<'_> {
-    /// Whether the node sends text as UTF-8, without conversion.
-    fn is_utf8_preserved(&self) -> bool {
-        self.character_set_results
-            .as_ref()
-            .is_none_or(|name| matches!(name.to_ascii_lowercase().as_str(), "" | "utf8mb4" | "binary"))
+    /// Whether the node converts text for the client, and thereby replaces characters by question marks that the
+    /// client's character set lacks. TiDB does not convert to these ones (`FindEncodingTakeUTF8AsNoop` in
+    /// `pkg/parser/charset/encoding.go`, `encoding_latin1.go`).
+    fn is_text_converted(&self) -> bool {
+        let is_kept = |name: &str| matches!(name, "" | "utf8mb4" | "utf8mb3" | "utf8" | "latin1" | "binary");
+        self.character_set_results.as_ref().is_some_and(|name| !is_kept(&name.to_ascii_lowercase()))
     }
 }
 
@@ -144,19 +145,24 @@ impl StateSummary {
             scanned.values.iter().map(|(key, value)| (*key, String::from_utf8_lossy(value))).collect();
         let variables = texts.get(VARIABLES).map_or(Ok(Variables::default()), |text| serde_json::from_str(text));
         let database = texts.get(DATABASE).map_or(Ok(String::new()), |text| serde_json::from_str(text));
+        let text = scanned.text;
         let (Ok(variables), Ok(database), true) = (variables, database, scanned.is_object) else {
-            let why = if scanned.is_ascii { UnusableStates::InvalidJson } else { UnusableStates::CharacterSet };
+            let why = if text.is_ascii { UnusableStates::InvalidJson } else { UnusableStates::LossyText };
             return (Self::default(), Err(why));
         };
-        let is_certain = scanned.is_utf8 && variables.is_utf8_preserved();
-        let summary = Self {
-            wait_timeout: variables.wait_timeout.parse().ok().map(Duration::from_secs),
-            undo: (!scanned.is_truncated && (is_certain || database.is_ascii()))
-                .then(|| undo_query(&texts, &variables))
-                .flatten(),
-            database,
+        let is_converted = variables.is_text_converted();
+        let is_lossless = !text.has_replacement_character
+            && if is_converted { text.is_ascii && !text.has_question_mark } else { text.is_utf8 };
+        let is_database_lossless = is_lossless || database.is_ascii() && !(is_converted && database.contains('?'));
+        let undo = (!scanned.is_truncated && is_database_lossless).then(|| undo_query(&texts, &variables)).flatten();
+        let wait_timeout = variables.wait_timeout.parse().ok().map(Duration::from_secs);
+        let usable = match &undo {
+            _ if !is_lossless => Err(UnusableStates::LossyText),
+            None if scanned.is_truncated => Err(UnusableStates::OverBudget),
+            None => Err(UnusableStates::InvalidJson),
+            Some(_) => Ok(()),
         };
-        (summary, if scanned.is_ascii || is_certain { Ok(()) } else { Err(UnusableStates::CharacterSet) })
+        (Self { database, wait_timeout, undo }, usable)
     }
 }
 
@@ -208,16 +214,24 @@ mod tests {
     }
 
     #[test]
-    fn converted_non_ascii_text_is_unusable() {
-        let states =
-            |set: &str, text: &str| format!(r#"{{"sys-vars":{{"character_set_results":"{set}"}},"x":"{text}"}}"#);
-        assert_eq!(database(&states("utf8mb4", "ü")), Ok(String::new()));
-        assert_eq!(database(&states("", "ü")), Ok(String::new()));
-        assert_eq!(database(r#"{"x":"ü"}"#), Ok(String::new()));
-        assert_eq!(database(&states("gbk", "u")), Ok(String::new()));
-        assert_eq!(database(&states("gbk", "ü")), Err(UnusableStates::CharacterSet));
+    fn text_that_may_have_lost_characters_is_unusable() {
+        let usable = |set: &str, text: &str| {
+            let json = format!(r#"{{"sys-vars":{{"character_set_results":"{set}"}},"x":"{text}"}}"#);
+            summary(json.as_bytes()).1
+        };
+        let lossy = Err(UnusableStates::LossyText);
+        for unconverted in ["utf8mb4", "UTF8MB4", "utf8", "utf8mb3", "latin1", "binary", ""] {
+            assert_eq!(usable(unconverted, "ü?"), Ok(()), "{unconverted}");
+        }
+        assert_eq!(database(r#"{"x":"ü?"}"#), Ok(String::new()));
+        for converted in ["gbk", "gb18030", "ascii", "another"] {
+            assert_eq!(usable(converted, "u"), Ok(()), "{converted}");
+            assert_eq!(usable(converted, "ü"), lossy, "{converted}");
+            assert_eq!(usable(converted, "?"), lossy, "{converted}: it may replace a character");
+        }
+        assert_eq!(usable("utf8mb4", "\u{fffd}"), lossy, "it replaces bytes that were not UTF-8");
         // Bytes that are not UTF-8, as the node sends them.
-        assert_eq!(summary(b"{\"x\":\"\xb9\"}").1, Err(UnusableStates::CharacterSet));
+        assert_eq!(summary(b"{\"x\":\"\xb9\"}").1, lossy);
     }
 
     fn undo(json: &[u8]) -> Option<SecretBytes> {
@@ -250,6 +264,9 @@ mod tests {
         let statement = undo(&json).expect("a statement");
         assert_eq!(&statement[5..], br#"SET SESSION_STATES '{"current-db":"a","found-rows":3}'"#);
         assert_eq!(undo(b"{\"current-db\":\"\xfc\"}"), None, "the database's name is unknown");
+        let gbk = br#"{"sys-vars":{"character_set_results":"gbk"},"current-db":"?"}"#;
+        assert_eq!(undo(gbk), None, "the question mark may replace a character");
+        assert_eq!(undone(r#"{"current-db":"?"}"#), r#"SET SESSION_STATES '{"current-db":"?"}'"#);
         assert_eq!(undo(b"[]"), None);
     }
 
@@ -257,7 +274,8 @@ mod tests {
     fn undo_is_unknown_for_truncated_values() {
         let mut scan = JsonScanner::new(&SUMMARY_KEYS);
         scan.push(br#"{"found-rows":3,"warnings":["long"]}"#, |bytes| bytes < 5);
-        assert_eq!(StateSummary::from_scan(&scan.finish()).0.undo, None);
+        let (summary, usable) = StateSummary::from_scan(&scan.finish());
+        assert_eq!((summary.undo, usable), (None, Err(UnusableStates::OverBudget)));
     }
 
     #[test]

@@ -74,7 +74,7 @@ impl MigrationResult {
                 AbortReason::NoToken => "no_token",
                 AbortReason::UnusableStates(UnusableStates::TooLarge) => "states_too_large",
                 AbortReason::UnusableStates(UnusableStates::OverBudget) => "states_budget",
-                AbortReason::UnusableStates(UnusableStates::InvalidJson | UnusableStates::CharacterSet) => "states",
+                AbortReason::UnusableStates(UnusableStates::InvalidJson | UnusableStates::LossyText) => "states",
                 AbortReason::Cancelled => "cancelled",
             },
         }

@@ -296,6 +296,15 @@ fn shutdown_error_after_the_states_does_not_stop_the_migration() {
     assert_eq!(exporting().on_old_node_bytes(&[error(8146, 1), error(1053, 0)].concat(), at(0)), [Effect::Lost]);
 }
 
+#[test]
+fn late_states_of_a_node_that_closes_can_still_be_restored_elsewhere() {
+    let mut migration = exporting();
+    assert_eq!(migration.on_deadline(at(2)), [Effect::ReleaseSlots]);
+    let both = [exported("{}"), error(1053, 0)].concat();
+    assert_eq!(migration.on_old_node_bytes(&both, at(3)), [Effect::Lost]);
+    assert!(migration.take_snapshot().is_some());
+}
+
 /// States that were exported at `since`, after which the session stayed.
 fn snapshot(since: u64) -> StateSnapshot {
     let mut migration = ready();
