@@ -9,7 +9,7 @@ use rustls::ClientConnection;
 
 use crate::failure::Failure;
 use crate::options::TlsMode;
-use crate::packets::{Packets, packet};
+use crate::packets::{PacketSplitter, packet};
 use crate::response::{Answer, parse_error};
 use crate::target::Target;
 
@@ -40,14 +40,14 @@ pub(crate) enum Step {
 #[derive(Debug)]
 pub(crate) struct Login {
     target: Rc<Target>,
-    packets: Packets,
+    packets: PacketSplitter,
     kept: Vec<u8>,
     greeted: bool,
 }
 
 impl Login {
     pub(crate) fn new(target: Rc<Target>) -> Self {
-        Self { target, packets: Packets::default(), kept: Vec::new(), greeted: false }
+        Self { target, packets: PacketSplitter::default(), kept: Vec::new(), greeted: false }
     }
 
     /// A TLS session that has not begun.

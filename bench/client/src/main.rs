@@ -10,9 +10,9 @@ mod failure;
 mod gaps;
 mod idle;
 mod login;
+mod new_connections;
 mod nonce;
 mod options;
-mod order;
 mod packets;
 mod poller;
 mod question;
@@ -20,12 +20,12 @@ mod record;
 mod response;
 mod schedule;
 mod slice;
+mod slice_request;
 mod slices;
 mod slow;
 mod splits;
 mod statements;
 mod target;
-mod visits;
 
 use std::process::ExitCode;
 

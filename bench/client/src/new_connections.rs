@@ -11,35 +11,34 @@ use crate::response::Answer;
 use crate::statements::Statements;
 use crate::target::Target;
 
-/// The highest number of open connections. Further ones wait after they are due, and this wait counts as part of their
-/// time.
+/// The maximum number of open connections. Further ones begin late, but their latency counts from when they were due.
 const MAX_OPEN: usize = 4096;
 
 /// A new connection, and when it was due.
 #[derive(Debug)]
-struct Visit {
+struct NewConnection {
     connection: Connection,
     due: Instant,
 }
 
 #[derive(Debug)]
-pub(crate) struct Visits {
+pub(crate) struct NewConnections {
     target: Rc<Target>,
     poller: Rc<Poller>,
-    /// The first token of new connections.
-    first: usize,
-    /// By token.
-    visits: Vec<Option<Visit>>,
+    /// The first token of new connections. Smaller tokens belong to other connections.
+    first_token: usize,
+    /// The index is the token minus `first_token`.
+    connections: Vec<Option<NewConnection>>,
     free: Vec<usize>,
 }
 
-impl Visits {
-    pub(crate) fn new(target: Rc<Target>, poller: Rc<Poller>, first: usize) -> Self {
-        Self { target, poller, first, visits: Vec::new(), free: Vec::new() }
+impl NewConnections {
+    pub(crate) fn new(target: Rc<Target>, poller: Rc<Poller>, first_token: usize) -> Self {
+        Self { target, poller, first_token, connections: Vec::new(), free: Vec::new() }
     }
 
     pub(crate) fn open(&self) -> usize {
-        self.visits.len() - self.free.len()
+        self.connections.len() - self.free.len()
     }
 
     /// Whether another connection may begin.
@@ -49,11 +48,11 @@ impl Visits {
 
     pub(crate) fn begin(&mut self, due: Instant, record: &mut Record) {
         let index = self.free.pop().unwrap_or_else(|| {
-            self.visits.push(None);
-            self.visits.len() - 1
+            self.connections.push(None);
+            self.connections.len() - 1
         });
-        match Connection::open(&self.target, &self.poller, self.first + index) {
-            Ok(connection) => self.visits[index] = Some(Visit { connection, due }),
+        match Connection::open(&self.target, &self.poller, self.first_token + index) {
+            Ok(connection) => self.connections[index] = Some(NewConnection { connection, due }),
             Err(failure) => self.fail(index, &failure, record),
         }
     }
@@ -65,14 +64,14 @@ impl Visits {
         statements: &mut Statements,
         record: &mut Record,
     ) {
-        let index = ready.token - self.first;
-        let Some(Some(visit)) = self.visits.get_mut(index) else { return };
-        match visit.advance(ready, scratch, statements) {
+        let index = ready.token - self.first_token;
+        let Some(Some(connection)) = self.connections.get_mut(index) else { return };
+        match connection.advance(ready, scratch, statements) {
             Ok(false) => {}
             Ok(true) => {
-                let due = visit.due;
+                let due = connection.due;
                 self.close(index);
-                record.visited(due, Instant::now());
+                record.connected(due, Instant::now());
             }
             Err(failure) => self.fail(index, &failure, record),
         }
@@ -80,8 +79,8 @@ impl Visits {
 
     /// Drops all connections, which count as failed.
     pub(crate) fn fail_all(&mut self, failure: &Failure, record: &mut Record) {
-        for index in 0..self.visits.len() {
-            if self.visits[index].is_some() {
+        for index in 0..self.connections.len() {
+            if self.connections[index].is_some() {
                 self.fail(index, failure, record);
             }
         }
@@ -93,12 +92,12 @@ impl Visits {
     }
 
     fn close(&mut self, index: usize) {
-        self.visits[index] = None;
+        self.connections[index] = None;
         self.free.push(index);
     }
 }
 
-impl Visit {
+impl NewConnection {
     /// Handles an event. True: the statement is answered, and the connection ends.
     fn advance(&mut self, ready: Ready, scratch: &mut [u8], statements: &mut Statements) -> Result<bool, Failure> {
         let progress = self.connection.handle(ready, scratch, &mut ())?;

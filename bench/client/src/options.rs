@@ -15,7 +15,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run slices of load, each on one of several targets, as ordered on standard input
+    /// Run timed slices of load: each line of standard input (JSON) requests one slice on one target
     Slices(Slices),
     /// Hold idle connections until standard input ends, then send one ping on each
     Idle(Idle),
@@ -47,7 +47,7 @@ pub(crate) struct Account {
     /// For accounts of mysql_native_password
     #[arg(long, default_value = "")]
     pub(crate) password: String,
-    /// Check the server's certificate by these authorities (PEM); without it, any will do
+    /// Verify the server's certificate with these CAs (PEM file); without it, any certificate is accepted
     #[arg(long)]
     pub(crate) ca: Option<PathBuf>,
 }
@@ -93,7 +93,7 @@ impl FromStr for TargetAddress {
 
 #[derive(Debug, Args)]
 pub(crate) struct Slices {
-    /// HOST:PORT, or HOST:PORT,tls=none|mysql|first; orders name targets by their index in this list, from 0 on
+    /// HOST:PORT, or HOST:PORT,tls=none|mysql|first; requests name targets by their index in this list, from 0 on
     #[arg(long = "target", required = true)]
     pub(crate) targets: Vec<TargetAddress>,
     #[command(flatten)]
@@ -104,9 +104,9 @@ pub(crate) struct Slices {
     /// Each {} becomes a random number, the same for all {} of one statement
     #[arg(long, default_value = "select 1")]
     pub(crate) statement: String,
-    /// The greatest random number; the least is 1
+    /// Random numbers range from 1 to this
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
-    pub(crate) numbers: u64,
+    pub(crate) max_number: u64,
     /// Seconds to wait for outstanding answers when a slice's time is over
     #[arg(long, default_value_t = 10.0, value_parser = positive)]
     pub(crate) patience: f64,
@@ -132,7 +132,7 @@ pub(crate) struct Nonce {
     /// Sessions at a time
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) parallel: u32,
-    /// The share of the sessions that end by a reset, most of them within an answer
+    /// The share of the sessions that end by a reset, most of them in the middle of an answer
     #[arg(long, default_value_t = 0.3, value_parser = share)]
     pub(crate) kill: f64,
     /// Seed for the random numbers, to repeat a run
@@ -173,7 +173,7 @@ pub(crate) struct Slow {
 fn positive(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(number) if number > 0.0 && number <= 1e9 => Ok(number),
-        _ => Err("must be a number above 0".into()),
+        _ => Err("must be above 0 and at most 1e9".into()),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Finds the packets in the bytes of a server, wherever the bytes are cut, without keeping any bytes.
+//! Splits the bytes of a server into packets, wherever the bytes are cut, without storing payloads.
 
 use mysql_proto::packet::{Header, HeaderReader};
 
@@ -20,9 +20,9 @@ impl Piece<'_> {
     }
 }
 
-/// The position within the current packet.
+/// Splits a byte stream into pieces of packets.
 #[derive(Debug, Default)]
-pub(crate) struct Packets {
+pub(crate) struct PacketSplitter {
     header: HeaderReader,
     current: Option<Current>,
 }
@@ -34,32 +34,29 @@ struct Current {
     at: usize,
 }
 
-impl Packets {
+impl PacketSplitter {
     /// Takes the next piece from `bytes`. None: there are no more bytes.
     pub(crate) fn next<'a>(&mut self, bytes: &mut &'a [u8]) -> Option<Piece<'a>> {
         let Current { sequence, length, at } = match self.current {
-            Some(current) if bytes.is_empty() => {
-                self.current = Some(current);
-                return None;
-            }
+            Some(_) if bytes.is_empty() => return None,
             Some(current) => current,
             None => {
                 let header = self.header.read(bytes)?;
                 Current { sequence: header.sequence, length: header.length, at: 0 }
             }
         };
-        let (now, rest) = bytes.split_at(bytes.len().min(length - at));
+        let (piece, rest) = bytes.split_at(bytes.len().min(length - at));
         *bytes = rest;
-        let then = at + now.len();
-        self.current = (then < length).then_some(Current { sequence, length, at: then });
-        if now.is_empty() && length > 0 {
+        let end = at + piece.len();
+        self.current = (end < length).then_some(Current { sequence, length, at: end });
+        if piece.is_empty() && length > 0 {
             return None;
         }
-        Some(Piece { sequence, length, at, bytes: now })
+        Some(Piece { sequence, length, at, bytes: piece })
     }
 }
 
-/// A packet with this payload, which has less than 16 MiB.
+/// A packet with this payload, which must be smaller than 2^24 - 1 bytes.
 pub(crate) fn packet(sequence: u8, payload: &[u8]) -> Vec<u8> {
     let mut bytes = Header { length: payload.len(), sequence }.bytes().to_vec();
     bytes.extend(payload);
@@ -79,7 +76,7 @@ mod tests {
 
     /// Sequence number, length and payload of each packet.
     fn collect<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<(u8, usize, Vec<u8>)> {
-        let mut packets = Packets::default();
+        let mut packets = PacketSplitter::default();
         let (mut found, mut kept) = (Vec::new(), Vec::new());
         for mut bytes in pieces {
             while let Some(piece) = packets.next(&mut bytes) {

@@ -49,7 +49,7 @@ impl Record {
     }
 
     /// Records a new connection that has logged in and has run its statement.
-    pub(crate) fn visited(&mut self, due: Instant, now: Instant) {
+    pub(crate) fn connected(&mut self, due: Instant, now: Instant) {
         self.new_connections.push(now - due);
         self.last_answered = Some(now);
     }
@@ -99,7 +99,7 @@ mod tests {
         record.sent(after(500));
         record.answered(start, after(12_345));
         record.answered(after(500), after(1_000_500));
-        record.visited(start, after(2_000_000));
+        record.connected(start, after(2_000_000));
         record.failed(&Failure::Closed);
         let result = record.to_json();
         assert_eq!(result["latencies_us"].to_string(), "[12.3,1000.0]");

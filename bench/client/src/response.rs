@@ -7,7 +7,7 @@ use mysql_proto::lenenc;
 use mysql_proto::packet::MAX_PAYLOAD;
 
 use crate::failure::Failure;
-use crate::packets::{Packets, Piece};
+use crate::packets::{PacketSplitter, Piece};
 
 const OK: u8 = 0x00;
 const EOF: u8 = 0xfe;
@@ -52,7 +52,7 @@ enum Phase {
 /// The current response on a connection.
 #[derive(Debug)]
 pub(crate) struct Response {
-    packets: Packets,
+    packets: PacketSplitter,
     phase: Phase,
     /// The sequence number of the current or the next packet.
     sequence: u8,
@@ -74,7 +74,7 @@ enum Kind {
 impl Response {
     pub(crate) fn new() -> Self {
         Self {
-            packets: Packets::default(),
+            packets: PacketSplitter::default(),
             phase: Phase::First,
             sequence: 1,
             rows: 0,

@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use crate::connection::{Connection, SCRATCH};
 use crate::crowd::{self, LoginOptions};
 use crate::failure::Failure;
+use crate::new_connections::NewConnections;
 use crate::options::Server;
-use crate::order::{Order, Pace};
 use crate::poller::{Events, Poller, Ready};
 use crate::record::Record;
 use crate::response::Answer;
 use crate::schedule::Schedule;
+use crate::slice_request::{Pace, SliceRequest};
 use crate::statements::Statements;
 use crate::target::Target;
-use crate::visits::Visits;
 
 /// An open connection.
 struct Client {
@@ -33,7 +33,7 @@ pub(crate) struct Site {
     clients: Vec<Option<Client>>,
     /// The tokens of clients without an outstanding answer. The client that is idle for the longest time is first.
     idle: VecDeque<usize>,
-    visits: Visits,
+    new_connections: NewConnections,
 }
 
 struct Slice<'a> {
@@ -58,35 +58,35 @@ impl Site {
             .into_iter()
             .map(|connection| Some(Client { connection, due: None }))
             .collect();
-        let visits = Visits::new(target, Rc::clone(&poller), connections);
-        Ok(Self { poller, idle: (0..connections).collect(), clients, visits })
+        let new_connections = NewConnections::new(target, Rc::clone(&poller), connections);
+        Ok(Self { poller, idle: (0..connections).collect(), clients, new_connections })
     }
 
     /// Runs a slice. `patience`: how long outstanding answers may take when the time of the slice is over.
     pub(crate) fn run(
         &mut self,
-        order: &Order,
+        request: &SliceRequest,
         patience: Duration,
         statements: &mut Statements,
         record: &mut Record,
     ) -> Result<(), Failure> {
         let (poller, mut events, mut scratch) = (Rc::clone(&self.poller), Events::new(), vec![0; SCRATCH]);
-        if order.pace == Pace::FullSpeed && !self.clients.is_empty() && self.clients.iter().all(Option::is_none) {
+        if request.pace == Pace::FullSpeed && !self.clients.is_empty() && self.clients.iter().all(Option::is_none) {
             record.failed(&Failure::Unsent);
         }
         self.remove_ended(&mut events, &mut scratch, record)?;
         let start = Instant::now();
-        let end = start + order.time;
+        let end = start + request.duration;
         let mut slice = Slice {
             site: self,
             statements,
             record,
-            full_speed: order.pace == Pace::FullSpeed,
-            statement_schedule: match order.pace {
+            full_speed: request.pace == Pace::FullSpeed,
+            statement_schedule: match request.pace {
                 Pace::AtRate(rate) => Some(Schedule::new(start, rate)),
                 Pace::FullSpeed | Pace::Never => None,
             },
-            connection_schedule: order.new_connections.map(|rate| Schedule::new(start, rate)),
+            connection_schedule: request.new_connections.map(|rate| Schedule::new(start, rate)),
             end,
             last: end - Duration::from_nanos(1),
             outstanding: 0,
@@ -150,22 +150,23 @@ impl Slice<'_> {
                 self.send_statement(index, due, now);
             }
         }
-        while self.site.visits.has_room() {
+        while self.site.new_connections.has_room() {
             let Some(due) = take(&mut self.connection_schedule, by) else { break };
             self.record.sent(now);
-            self.site.visits.begin(due, self.record);
+            self.site.new_connections.begin(due, self.record);
         }
     }
 
     /// When the next statement or connection has to be begun, at most the end of the slice.
     fn next(&self) -> Instant {
         let statement = self.statement_schedule.as_ref().filter(|_| !self.site.idle.is_empty()).map(Schedule::next);
-        let connection = self.connection_schedule.as_ref().filter(|_| self.site.visits.has_room()).map(Schedule::next);
+        let connection =
+            self.connection_schedule.as_ref().filter(|_| self.site.new_connections.has_room()).map(Schedule::next);
         statement.into_iter().chain(connection).fold(self.end, Instant::min)
     }
 
     fn is_over(&self, now: Instant) -> bool {
-        now >= self.end && self.outstanding == 0 && self.site.visits.open() == 0
+        now >= self.end && self.outstanding == 0 && self.site.new_connections.open() == 0
     }
 
     fn send_statement(&mut self, index: usize, due: Instant, now: Instant) {
@@ -183,7 +184,7 @@ impl Slice<'_> {
     fn on_ready(&mut self, ready: Ready, scratch: &mut [u8]) {
         let index = ready.token;
         let Some(slot) = self.site.clients.get_mut(index) else {
-            return self.site.visits.on_ready(ready, scratch, self.statements, self.record);
+            return self.site.new_connections.on_ready(ready, scratch, self.statements, self.record);
         };
         let Some(client) = slot else { return };
         match client.connection.handle(ready, scratch, &mut ()) {
@@ -218,7 +219,7 @@ impl Slice<'_> {
                 self.site.drop_client(index, failure, self.record);
             }
         }
-        self.site.visits.fail_all(failure, self.record);
+        self.site.new_connections.fail_all(failure, self.record);
         while take(&mut self.statement_schedule, self.last).is_some()
             || take(&mut self.connection_schedule, self.last).is_some()
         {

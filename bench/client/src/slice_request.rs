@@ -1,4 +1,4 @@
-//! The order for one slice, a line of JSON.
+//! The request for one slice of load, a line of JSON.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -7,16 +7,17 @@ use serde_json::{Map, Value};
 
 use crate::failure::Failure;
 
+/// The allowed lengths of a slice.
 const SECONDS: RangeInclusive<f64> = 1e-6..=3600.0;
-/// Events per second.
+/// The allowed rates, per second.
 const RATES: RangeInclusive<f64> = 1e-4..=1e7;
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Order {
+pub(crate) struct SliceRequest {
     /// The index of the target.
     pub(crate) target: usize,
-    /// The time during which statements and connections become due.
-    pub(crate) time: Duration,
+    /// How long statements and connections become due.
+    pub(crate) duration: Duration,
     pub(crate) pace: Pace,
     /// New connections per second. None: no new connections.
     pub(crate) new_connections: Option<f64>,
@@ -32,30 +33,28 @@ pub(crate) enum Pace {
     Never,
 }
 
-impl Order {
-    /// Reads an order for `targets` targets with `connections` open connections each.
+impl SliceRequest {
+    /// Reads a request for `targets` targets with `connections` open connections each.
     pub(crate) fn read(line: &[u8], targets: usize, connections: usize) -> Result<Self, Failure> {
         Self::parse(line, targets, connections).map_err(|reason| {
             let shown = &line[..line.len().min(200)];
-            Failure::Setting(format!(
-                "the order \"{}\" cannot be followed: {reason}",
-                shown.trim_ascii().escape_ascii()
-            ))
+            Failure::Setting(format!("the request \"{}\" is invalid: {reason}", shown.trim_ascii().escape_ascii()))
         })
     }
 
     fn parse(line: &[u8], targets: usize, connections: usize) -> Result<Self, String> {
-        let order: Map<String, Value> = serde_json::from_slice(line).map_err(|error| error.to_string())?;
-        if let Some(key) = order.keys().find(|key| !["target", "seconds", "rate", "new_connections"].contains(&&***key))
+        let request: Map<String, Value> = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+        if let Some(key) =
+            request.keys().find(|key| !["target", "seconds", "rate", "new_connections"].contains(&&***key))
         {
             return Err(format!("{key:?} is unknown"));
         }
-        let target = order.get("target").and_then(Value::as_u64).unwrap_or(u64::MAX);
+        let target = request.get("target").and_then(Value::as_u64).unwrap_or(u64::MAX);
         if target >= targets as u64 {
             return Err(format!("target must be a number from 0 to {}", targets - 1));
         }
-        let seconds = number(&order, "seconds", SECONDS)?.ok_or("it has no seconds")?;
-        let pace = match number_or_zero(&order, "rate")? {
+        let seconds = number(&request, "seconds", SECONDS)?.ok_or("it has no seconds")?;
+        let pace = match number_or_zero(&request, "rate")? {
             None => Pace::FullSpeed,
             Some(0.0) => Pace::Never,
             Some(_) if connections == 0 => return Err("rate must be 0 without --connections".into()),
@@ -63,16 +62,16 @@ impl Order {
         };
         Ok(Self {
             target: target as usize,
-            time: Duration::from_secs_f64(seconds),
+            duration: Duration::from_secs_f64(seconds),
             pace,
-            new_connections: number_or_zero(&order, "new_connections")?.filter(|&rate| rate > 0.0),
+            new_connections: number_or_zero(&request, "new_connections")?.filter(|&rate| rate > 0.0),
         })
     }
 }
 
 /// None: the key is absent or null.
-fn number(order: &Map<String, Value>, key: &str, range: RangeInclusive<f64>) -> Result<Option<f64>, String> {
-    match order.get(key) {
+fn number(request: &Map<String, Value>, key: &str, range: RangeInclusive<f64>) -> Result<Option<f64>, String> {
+    match request.get(key) {
         None | Some(Value::Null) => Ok(None),
         Some(value) => match value.as_f64() {
             Some(number) if range.contains(&number) => Ok(Some(number)),
@@ -81,37 +80,37 @@ fn number(order: &Map<String, Value>, key: &str, range: RangeInclusive<f64>) -> 
     }
 }
 
-fn number_or_zero(order: &Map<String, Value>, key: &str) -> Result<Option<f64>, String> {
-    if order.get(key).and_then(Value::as_f64) == Some(0.0) {
+fn number_or_zero(request: &Map<String, Value>, key: &str) -> Result<Option<f64>, String> {
+    if request.get(key).and_then(Value::as_f64) == Some(0.0) {
         return Ok(Some(0.0));
     }
-    number(order, key, RATES).map_err(|reason| format!("{reason}, or 0"))
+    number(request, key, RATES).map_err(|reason| format!("{reason}, or 0"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn read(line: &str) -> Result<Order, Failure> {
-        Order::read(line.as_bytes(), 2, 16)
+    fn read(line: &str) -> Result<SliceRequest, Failure> {
+        SliceRequest::read(line.as_bytes(), 2, 16)
     }
 
     #[test]
     fn orders_are_read_with_and_without_rates() {
-        let order = Order {
+        let request = SliceRequest {
             target: 1,
-            time: Duration::from_millis(30),
+            duration: Duration::from_millis(30),
             pace: Pace::AtRate(6000.0),
             new_connections: Some(300.0),
         };
         let line = r#"{"target": 1, "seconds": 0.03, "rate": 6000.0, "new_connections": 300}"#;
-        assert_eq!(read(line).expect("an order"), order);
+        assert_eq!(read(line).expect("an request"), request);
         let line = r#"{"target": 1, "seconds": 0.03, "rate": null, "new_connections": null}"#;
-        let plain = Order { pace: Pace::FullSpeed, new_connections: None, ..order };
-        assert_eq!(read(line).expect("an order"), plain);
-        assert_eq!(read(r#"{"target": 1, "seconds": 0.03}"#).expect("an order"), plain);
+        let plain = SliceRequest { pace: Pace::FullSpeed, new_connections: None, ..request };
+        assert_eq!(read(line).expect("an request"), plain);
+        assert_eq!(read(r#"{"target": 1, "seconds": 0.03}"#).expect("an request"), plain);
         let line = r#"{"target": 1, "seconds": 0.03, "rate": 0, "new_connections": 0}"#;
-        assert_eq!(read(line).expect("an order"), Order { pace: Pace::Never, ..plain });
+        assert_eq!(read(line).expect("an request"), SliceRequest { pace: Pace::Never, ..plain });
     }
 
     #[test]
@@ -131,9 +130,10 @@ mod tests {
             (r#"{"target": 0, "seconds": 1, "rates": 1}"#, "\"rates\" is unknown"),
         ] {
             let failure = read(line).expect_err(line).to_string();
-            assert!(failure.contains(message) && failure.contains("cannot be followed"), "{failure}");
+            assert!(failure.contains(message) && failure.contains("is invalid"), "{failure}");
         }
-        let failure = Order::read(br#"{"target": 0, "seconds": 1, "rate": 5}"#, 1, 0).expect_err("no connections");
+        let failure =
+            SliceRequest::read(br#"{"target": 0, "seconds": 1, "rate": 5}"#, 1, 0).expect_err("no connections");
         assert!(failure.to_string().contains("without --connections"), "{failure}");
     }
 }

@@ -1,4 +1,4 @@
-//! Runs slices of load, each on one of several targets, as ordered on standard input.
+//! Runs slices of load, each on one of several targets, as requested on standard input.
 //!
 //! All connections stay open during the whole run, so a slice costs only its statements, and compared slices differ
 //! only in their targets.
@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 
 use crate::failure::Failure;
 use crate::options::Slices;
-use crate::order::Order;
 use crate::record::Record;
 use crate::slice::Site;
+use crate::slice_request::SliceRequest;
 use crate::statements::Statements;
 
 pub(crate) fn run(options: &Slices) -> Result<(), Failure> {
@@ -21,7 +21,7 @@ pub(crate) fn run(options: &Slices) -> Result<(), Failure> {
     for target in &options.targets {
         sites.push(Site::open(&target.server(&options.account), connections)?);
     }
-    let mut statements = Statements::new(&options.statement, options.numbers);
+    let mut statements = Statements::new(&options.statement, options.max_number);
     let mut record = Record::new();
     let patience = Duration::from_secs_f64(options.patience);
     print(&json!({"ready": true}))?;
@@ -34,9 +34,9 @@ pub(crate) fn run(options: &Slices) -> Result<(), Failure> {
         if length == 0 {
             return Ok(());
         }
-        let order = Order::read(&line, sites.len(), connections)?;
+        let request = SliceRequest::read(&line, sites.len(), connections)?;
         record.clear();
-        sites[order.target].run(&order, patience, &mut statements, &mut record)?;
+        sites[request.target].run(&request, patience, &mut statements, &mut record)?;
         print(&record.to_json())?;
     }
 }

@@ -16,11 +16,11 @@ pub(crate) struct Statements {
 }
 
 impl Statements {
-    /// Each `{}` of a statement becomes the same random number from 1 to `numbers`.
-    pub(crate) fn new(text: &str, numbers: u64) -> Self {
+    /// Each `{}` of a statement becomes the same random number from 1 to `max_number`.
+    pub(crate) fn new(text: &str, max_number: u64) -> Self {
         let mut rng = fastrand::Rng::with_seed(SEED);
         let count = if text.contains(PLACEHOLDER) { POOL } else { 1 };
-        let mut statement = || text.replace(PLACEHOLDER, &rng.u64(1..=numbers).to_string());
+        let mut statement = || text.replace(PLACEHOLDER, &rng.u64(1..=max_number).to_string());
         let packets = (0..count).map(|_| query(&statement())).collect();
         Self { packets, next: 0 }
     }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 /// The program at work, ended with the test.
 struct Slices {
     child: Child,
-    orders: Option<ChildStdin>,
+    requests: Option<ChildStdin>,
     answers: BufReader<ChildStdout>,
 }
 
@@ -26,8 +26,8 @@ impl Slices {
         }
         let pipes = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = pipes.spawn().expect("it runs");
-        let (orders, answers) = (child.stdin.take(), BufReader::new(child.stdout.take().expect("its output")));
-        Self { child, orders, answers }
+        let (requests, answers) = (child.stdin.take(), BufReader::new(child.stdout.take().expect("its output")));
+        Self { child, requests, answers }
     }
 
     /// The same with all logged in.
@@ -43,18 +43,18 @@ impl Slices {
         serde_json::from_str(&line).expect("JSON")
     }
 
-    fn send(&mut self, order: &str) {
-        writeln!(self.orders.as_mut().expect("its input"), "{order}").expect("it listens");
+    fn send(&mut self, request: &str) {
+        writeln!(self.requests.as_mut().expect("its input"), "{request}").expect("it listens");
     }
 
-    fn run(&mut self, order: &Value) -> Value {
-        self.send(&order.to_string());
+    fn run(&mut self, request: &Value) -> Value {
+        self.send(&request.to_string());
         self.line()
     }
 
     /// Its exit code, and what it complains of.
     fn end(mut self) -> (Option<i32>, String) {
-        drop(self.orders.take());
+        drop(self.requests.take());
         let mut message = String::new();
         self.child.stderr.take().expect("its errors").read_to_string(&mut message).expect("text");
         (self.child.wait().expect("its end").code(), message)
@@ -87,10 +87,10 @@ fn all_ask_at_full_speed_and_the_end_of_input_is_the_end() {
 
 #[test]
 fn statements_and_connections_keep_to_their_rates() {
-    let mut slices = Slices::ready(&[start(Fault::None)], "--connections 4 --statement do{} --numbers 9");
+    let mut slices = Slices::ready(&[start(Fault::None)], "--connections 4 --statement do{} --max-number 9");
     for (rate, new_connections) in [(500.0, 0.0), (500.0, 100.0), (0.0, 100.0), (0.0, 0.0)] {
-        let order = json!({"target": 0, "seconds": 0.2, "rate": rate, "new_connections": new_connections});
-        let found = slices.run(&order);
+        let request = json!({"target": 0, "seconds": 0.2, "rate": rate, "new_connections": new_connections});
+        let found = slices.run(&request);
         let expected = ((rate * 0.2) as usize, (new_connections * 0.2) as usize);
         assert_eq!((count(&found, "latencies_us"), count(&found, "new_connections_us")), expected, "{found}");
         assert_eq!(found["errors"], 0, "{found}");
@@ -164,12 +164,12 @@ fn all_must_log_in() {
 }
 
 #[test]
-fn an_order_that_cannot_be_followed_is_told() {
-    for order in ["nothing", r#"{"target": 1, "seconds": 1}"#] {
+fn invalid_request_is_reported() {
+    for request in ["nothing", r#"{"target": 1, "seconds": 1}"#] {
         let mut slices = Slices::ready(&[start(Fault::None)], "--connections 1");
-        slices.send(order);
+        slices.send(request);
         let (code, message) = slices.end();
-        assert!(message.contains("cannot be followed"), "{message}");
+        assert!(message.contains("is invalid"), "{message}");
         assert_eq!((code, message.lines().count()), (Some(1), 1));
     }
 }

@@ -86,7 +86,7 @@ impl FilterFactory for Part {
 }
 
 impl SocketFactory for Part {
-    fn socket(&self, socket: Socket) -> Option<Box<dyn TransportSocket>> {
+    fn create(&self, socket: Socket) -> Option<Box<dyn TransportSocket>> {
         let panicking = self.next();
         reach("new", &panicking);
         Some(Box::new(Plain { socket: Some(socket), panicking }))

@@ -9,13 +9,13 @@ unsafe extern "C" {
     fn __interceptor_free(data: *mut c_void);
 }
 
-struct Sanitized;
+struct AsanAllocator;
 
 #[global_allocator]
-static ALLOCATOR: Sanitized = Sanitized;
+static ALLOCATOR: AsanAllocator = AsanAllocator;
 
-// SAFETY: these are C's functions of the same names, which the sanitizer provides.
-unsafe impl GlobalAlloc for Sanitized {
+// SAFETY: the sanitizer's versions of posix_memalign and free, which have the same contracts.
+unsafe impl GlobalAlloc for AsanAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let mut out = core::ptr::null_mut();
         let alignment = layout.align().max(size_of::<*const c_void>());

@@ -8,6 +8,8 @@
 //! When Envoy destroys an object, its handles become no-ops, so a module may keep clones of them anywhere. Handles stay
 //! on the thread of their worker.
 
+#[cfg(tidevoy_sanitized)]
+mod asan_allocator;
 mod buffer;
 mod descriptor;
 pub mod events;
@@ -19,8 +21,6 @@ pub mod log;
 pub mod module;
 pub mod policy;
 pub mod runtime;
-#[cfg(tidevoy_sanitized)]
-mod sanitized;
 pub mod socket;
 pub mod socket_options;
 mod sys;

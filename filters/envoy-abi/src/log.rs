@@ -21,7 +21,7 @@ pub fn enabled(level: Level) -> bool {
     unsafe { sys::log_enabled(level as u32) }
 }
 
-/// Writes one line; `file` and `line`: its place in the source.
+/// Writes one message. `file`, `line`: where in the source it is.
 pub fn write(level: Level, text: &str, file: &str, line: u32) {
     // SAFETY: Envoy copies both texts before it returns.
     unsafe {

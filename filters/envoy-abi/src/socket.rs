@@ -24,8 +24,8 @@ pub enum Io {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
     pub io: Io,
-    /// More may be readable now. False: Envoy calls again for more bytes or the end of the stream. Only a reset that
-    /// arrived with these bytes may be reported late, by the next write.
+    /// Bytes or the end of the stream may be left: read again. False: nothing is left, and Envoy reports what follows.
+    /// Exception: if a reset arrived with these bytes, only the next write may report it.
     pub more: bool,
 }
 
@@ -47,7 +47,7 @@ impl IoOutcome {
         Self { close: false, bytes, end_of_stream: false }
     }
 
-    /// Closes the connection; `bytes` before the close are still passed on.
+    /// Closes the connection after `bytes` were processed.
     #[must_use]
     pub const fn close(bytes: usize) -> Self {
         Self { close: true, bytes, end_of_stream: false }
@@ -72,7 +72,7 @@ pub enum Closed {
 /// Creates the sockets of one listener or cluster. Called on all workers, concurrently.
 pub trait SocketFactory: Send + Sync {
     /// Creates the socket of a new connection. It cannot be used before [`TransportSocket::on_attached`].
-    fn socket(&self, socket: Socket) -> Option<Box<dyn TransportSocket>>;
+    fn create(&self, envoy: Socket) -> Option<Box<dyn TransportSocket>>;
 }
 
 /// The socket of one connection. Hooks may run inside one another, such as a close within a read.
@@ -82,7 +82,7 @@ pub trait TransportSocket {
     /// The TCP connection is established. An upstream socket must call [`Socket::raise_connected`] before the connect
     /// timeout.
     fn on_connected(&self);
-    /// The descriptor may be readable. Read until [`Io::WouldBlock`], or call [`Socket::set_readable`].
+    /// The descriptor may be readable. Read until [`Received::more`] is false, or call [`Socket::set_readable`].
     fn read(&self) -> IoOutcome;
     /// There may be bytes to write, or room for them. `end`: no more bytes follow those in the write buffer.
     fn write(&self, end: bool) -> IoOutcome;
@@ -98,20 +98,22 @@ pub trait TransportSocket {
     }
 }
 
-/// Envoy's side of a socket. Its methods do nothing after Envoy has closed the socket.
+/// Envoy's side of a socket. After Envoy has closed the socket, reads and writes fail; after Envoy has destroyed it,
+/// all methods do nothing.
 #[derive(Clone)]
 pub struct Socket(Rc<Handle>);
 
 struct Handle {
     envoy: Cell<Envoy>,
-    /// Envoy's descriptor; -1 before it is known, and when Envoy closes it, because the number may then be reused.
+    /// Envoy's descriptor. -1 before it is known and after [`TransportSocket::on_closed`], since the number may then be
+    /// reused.
     descriptor: Cell<i32>,
 }
 
 impl Socket {
-    fn with<T>(&self, gone: T, call: impl FnOnce(Envoy) -> T) -> T {
+    fn with<T>(&self, default: T, call: impl FnOnce(Envoy) -> T) -> T {
         let envoy = self.0.envoy.get();
-        if envoy.is_null() { gone } else { call(envoy) }
+        if envoy.is_null() { default } else { call(envoy) }
     }
 
     /// Reads from the descriptor.
@@ -123,8 +125,8 @@ impl Socket {
         }
     }
 
-    /// Like [`Self::receive`], if an event has reported whether the connection `ends`: that costs less than to ask with
-    /// each read.
+    /// Like [`Self::receive`], for a caller that learns from events whether the connection `ends`. This is cheaper, since
+    /// not each read asks the kernel.
     #[must_use]
     pub fn receive_with_end(&self, into: &mut [u8], ends: bool) -> Received {
         match self.0.descriptor.get() {
@@ -135,7 +137,7 @@ impl Socket {
 
     /// Lends Envoy's descriptor, while it is open.
     pub fn with_descriptor<T>(&self, run: impl FnOnce(BorrowedFd<'_>) -> T) -> Option<T> {
-        // SAFETY: Envoy closes it only after a hook that sets it to -1 here.
+        // SAFETY: Envoy calls a hook before it closes the descriptor, and that hook stores -1.
         self.descriptor().map(|fd| run(unsafe { BorrowedFd::borrow_raw(fd) }))
     }
 
@@ -191,7 +193,7 @@ impl Socket {
         self.with(0, |socket| unsafe { sys::socket_write_buffer_length(socket) })
     }
 
-    /// Lends at most 16 pieces of the write buffer to `take`, and removes the number of bytes that `take` returns. Only
+    /// Lends at most 16 pieces of the write buffer to `take`, then removes as many bytes as `take` returns. Only
     /// within [`TransportSocket::write`]. Returns that number.
     pub fn take_from_write_buffer(&self, take: impl FnOnce(&mut dyn Iterator<Item = &[u8]>) -> usize) -> usize {
         self.with(0, |socket| {
@@ -300,7 +302,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_new(factory: Ours,
     let factory = unsafe { &*factory.cast::<SocketFactoryHandle>() };
     guarded("transport_socket_new", core::ptr::null(), || {
         let handle = Rc::new(Handle { envoy: Cell::new(envoy), descriptor: Cell::new(-1) });
-        match factory.socket(Socket(Rc::clone(&handle))) {
+        match factory.create(Socket(Rc::clone(&handle))) {
             Some(socket) => Box::into_raw(Box::new(HeldSocket { handle, socket })).cast_const().cast(),
             None => core::ptr::null(),
         }
@@ -310,7 +312,7 @@ unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_new(factory: Ours,
 #[unsafe(no_mangle)]
 unsafe extern "C" fn envoy_dynamic_module_on_transport_socket_destroy(ours: Ours) {
     if !ours.is_null() {
-        // SAFETY: created by `new`, and alive until the next line but one.
+        // SAFETY: created by `new`, and alive until `destroyed` below.
         let handle = &unsafe { held(ours) }.handle;
         handle.envoy.set(core::ptr::null_mut());
         handle.descriptor.set(-1);

@@ -93,7 +93,7 @@ fn check(tracker: &Tracker, recorded: &RecordingObserver) {
 
 fuzz_target!(|input: &[u8]| {
     let Some((head, rest)) = input.split_first_chunk() else { return };
-    // A compressed session is not tracked, so compression stays possible only for 1 of 256 first bytes.
+    // A compressed session is not tracked, so compression is kept only if the first byte is 0xff.
     let mut capabilities = Capabilities(u32::from_le_bytes(*head)).with(Capabilities::PROTOCOL_41);
     if head[0] != 0xff {
         capabilities = capabilities.without(Capabilities::COMPRESS).without(Capabilities::ZSTD_COMPRESSION);
@@ -108,5 +108,5 @@ fuzz_target!(|input: &[u8]| {
     for (from_node, pieces) in &turns {
         pieces.iter().for_each(|piece| feed(&mut tracker, *from_node, piece, &mut ()));
     }
-    assert_eq!(fuzz::held(), before, "a tracker allocates no memory");
+    assert_eq!(fuzz::held(), before, "the tracker has allocated memory");
 });

@@ -1,4 +1,4 @@
-//! Answers to COM_PING. A TiDB server that shuts down answers with error 1053, but serves all other commands for a
+//! Answers to COM_PING. A TiDB server that is shutting down answers with error 1053, but serves all other commands for a
 //! while (pingcap/tidb `pkg/server/conn.go`, `graceful-wait-before-shutdown`). A client would take the error for the
 //! end of its connection; the module takes it as the signal to migrate.
 
@@ -18,8 +18,8 @@ pub enum PingOutcome {
     Incomplete,
     /// The node's answer, for the client.
     Complete(Vec<u8>),
-    /// The node shuts down. A client whose session migrates gets the OK packet `hidden` instead of `original`.
-    ShuttingDown { hidden: Vec<u8>, original: Vec<u8> },
+    /// The node is shutting down. A client whose session migrates gets the OK packet `ok` instead of the node's `error`.
+    ShuttingDown { ok: Vec<u8>, error: Vec<u8> },
 }
 
 /// Collects one answer.
@@ -30,15 +30,10 @@ impl PingReply {
     /// Takes bytes of the node, but none after the answer. Returns how many were taken, and the result. `status`: the
     /// session's current status flags, for an answer that replaces the node's.
     pub fn receive(&mut self, bytes: &[u8], status: u16) -> (usize, PingOutcome) {
-        let mut taken = 0;
-        for wanted in [HEADER, usize::MAX] {
-            let whole = if wanted == HEADER { HEADER } else { self.packet_length() };
-            let piece = whole.saturating_sub(self.0.len()).min(bytes.len() - taken);
-            self.0.extend_from_slice(&bytes[taken..taken + piece]);
-            taken += piece;
-            if self.0.len() < whole {
-                return (taken, PingOutcome::Incomplete);
-            }
+        let header = self.take(bytes, HEADER);
+        let taken = header + self.take(&bytes[header..], self.packet_length());
+        if self.0.len() < self.packet_length() {
+            return (taken, PingOutcome::Incomplete);
         }
         let packet = std::mem::take(&mut self.0);
         if error::code(&packet[HEADER..]) != Some(SERVER_SHUTDOWN) {
@@ -47,10 +42,17 @@ impl PingReply {
         let [low, high] = (status & SESSION_FLAGS).to_le_bytes();
         let payload = [0, 0, 0, low, high, 0, 0];
         let header = Header { length: payload.len(), sequence: packet[HEADER - 1] };
-        (taken, PingOutcome::ShuttingDown { hidden: [&header.bytes()[..], &payload].concat(), original: packet })
+        (taken, PingOutcome::ShuttingDown { ok: [&header.bytes()[..], &payload].concat(), error: packet })
     }
 
-    /// The length of the packet with its header, or of the header until it is complete.
+    /// Takes bytes until `length` bytes of the packet are there. Returns how many were taken.
+    fn take(&mut self, bytes: &[u8], length: usize) -> usize {
+        let taken = length.saturating_sub(self.0.len()).min(bytes.len());
+        self.0.extend_from_slice(&bytes[..taken]);
+        taken
+    }
+
+    /// The length of the packet with its header. While the header is incomplete, only that of the header.
     fn packet_length(&self) -> usize {
         HEADER + Header::parse(&self.0).map_or(0, |header| header.length)
     }
@@ -73,11 +75,11 @@ mod tests {
     }
 
     fn shutting_down() -> PingOutcome {
-        PingOutcome::ShuttingDown { hidden: ok(), original: error(1053) }
+        PingOutcome::ShuttingDown { ok: ok(), error: error(1053) }
     }
 
     #[test]
-    fn only_the_shutdown_error_is_hidden() {
+    fn only_the_shutdown_error_is_replaced() {
         let mut reply = PingReply::default();
         assert_eq!(reply.receive(&error(1053), AUTOCOMMIT), (error(1053).len(), shutting_down()));
         assert_eq!(reply.receive(&ok(), AUTOCOMMIT), (ok().len(), PingOutcome::Complete(ok())));
@@ -85,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn hidden_answer_has_only_flags_of_the_session() {
+    fn ok_packet_has_only_flags_of_the_session() {
         const NO_INDEX_USED: u16 = 0x20;
         let answer = PingReply::default().receive(&error(1053), AUTOCOMMIT | NO_INDEX_USED).1;
         assert_eq!(answer, shutting_down());

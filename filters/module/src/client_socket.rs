@@ -62,7 +62,7 @@ impl ClientSocketFactory {
 }
 
 impl SocketFactory for ClientSocketFactory {
-    fn socket(&self, socket: Socket) -> Option<Box<dyn TransportSocket>> {
+    fn create(&self, socket: Socket) -> Option<Box<dyn TransportSocket>> {
         let conn = Conn::new(WorkerContext::current(), socket);
         conn.allow_direct();
         Some(Box::new(ClientSocket(Rc::new(ClientConn {

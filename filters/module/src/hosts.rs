@@ -34,7 +34,7 @@ pub(crate) struct Host {
     pub(crate) endpoint: String,
     pub(crate) state: String,
     /// The node's remaining sessions must be closed.
-    pub(crate) is_force_closed: bool,
+    pub(crate) must_close_sessions: bool,
     /// None: the control plane does not know the release.
     pub(crate) version: Option<Release>,
     /// The node's share of new sessions; 0: none.
@@ -171,7 +171,7 @@ impl WorkerHosts {
         for host in &hosts {
             host.node.shared.set_endpoint(&host.endpoint);
             host.node.set_draining(host.state == STATE_DRAINING);
-            host.node.is_force_closed.set(host.is_force_closed);
+            host.node.must_close_sessions.set(host.must_close_sessions);
             if host.version.is_some() {
                 host.node.version.set(host.version);
             }
@@ -219,7 +219,7 @@ impl Host {
             node: worker_node,
             endpoint: node.endpoint.clone(),
             state: node.state.clone(),
-            is_force_closed: node.close,
+            must_close_sessions: node.close,
             version: Release::parse(&node.version),
             weight: endpoint.map_or(0, |endpoint| endpoint.weight),
             priority: endpoint.map_or(u32::MAX, |endpoint| endpoint.priority),

@@ -59,8 +59,8 @@ pub(crate) const PINNED_BY_TRANSACTION: usize = 0;
 pub(crate) const PINNED_BY_CURSOR: usize = 1;
 pub(crate) const PINNED_BY_LONG_DATA: usize = 2;
 pub(crate) const PINNED_AS_OPAQUE: usize = 3;
-/// The client has sent BEGIN within an open transaction, which commits that one: the session may never be outside of a
-/// transaction.
+/// The client has sent BEGIN within an open transaction, which commits the open one. Such a session may never be outside
+/// of a transaction.
 pub(crate) const PINNED_BY_ENDLESS_TRANSACTIONS: usize = 4;
 
 /// How migrations end: result and reason. See `MigrationResult::metric_reason`.
@@ -229,12 +229,12 @@ struct NodeCounts {
     retired: Arc<Counts>,
 }
 
-/// A node, by the name that the control plane gives it. All workers share this state. The empty name stands for
+/// A node, identified by the name that the control plane gives it. All workers share this state. The empty name stands for
 /// sessions without a node.
 #[derive(Debug, Default)]
 pub(crate) struct SharedNode {
     pub(crate) name: String,
-    /// The sessions of all workers that use the node, or are connecting or migrating to it.
+    /// The number of sessions, in all workers, that use the node, or are connecting or migrating to it.
     pub(crate) sessions: AtomicU64,
     counts: Mutex<NodeCounts>,
     /// How many sessions rebalancing is to migrate from the node.
@@ -257,13 +257,13 @@ impl SharedNode {
         }
     }
 
-    /// The node gets no new sessions for this time, or until it greets. Call it through [`crate::ejection::eject`],
-    /// which never ejects the last usable node of a group.
+    /// Ejects the node: it gets no new sessions for `duration`, or until it sends a greeting. Call this through
+    /// [`crate::ejection::eject`], which never ejects the last usable node of a group.
     pub(crate) fn eject(&self, reason: EjectReason, duration: Duration) {
         self.ejection.begin(reason, duration, clock::now());
     }
 
-    /// The node works, or has another endpoint.
+    /// Called when the node works again, or has another endpoint.
     pub(crate) fn end_ejection(&self) {
         self.ejection.end();
     }
@@ -361,7 +361,7 @@ pub(crate) struct WorkerNode {
     /// When the node itself has announced its shutdown.
     shutdown_announced_at: Cell<Option<Duration>>,
     /// The node's remaining sessions must be closed.
-    pub(crate) is_force_closed: Cell<bool>,
+    pub(crate) must_close_sessions: Cell<bool>,
     /// The node's release, as last published by the control plane.
     pub(crate) version: Cell<Option<Release>>,
     /// The node has more sessions than its share, and this Envoy has to migrate some of them.

@@ -66,7 +66,7 @@ impl NodeSocketFactory {
 }
 
 impl SocketFactory for NodeSocketFactory {
-    fn socket(&self, socket: Socket) -> Option<Box<dyn TransportSocket>> {
+    fn create(&self, socket: Socket) -> Option<Box<dyn TransportSocket>> {
         let (session, node) = WorkerContext::current().sessions.take_connecting()?;
         let conn = Conn::new(Rc::clone(&session.worker), socket);
         session.pair_with(&conn);

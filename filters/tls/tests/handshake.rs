@@ -1,6 +1,6 @@
 //! Which handshakes succeed, which fail, and the error texts. Both ends are in memory.
 
-#![allow(clippy::unwrap_used)] // In a test, a panic is the report.
+#![allow(clippy::unwrap_used)] // A panic fails the test.
 
 mod support;
 
@@ -9,9 +9,9 @@ use std::fs;
 use support::{Authority, Link, Valid, openssl};
 use tls::{ClientSide, NodeSide, PeerRules, ReceiveResult, Verify};
 
-fn failure(server: &ClientSide, node: &NodeSide, name: &str) -> String {
-    let client = node.connect(name).unwrap();
-    let mut link = Link { server: server.accept(), client, at_server: vec![], at_client: vec![] };
+fn failure(client_side: &ClientSide, node_side: &NodeSide, name: &str) -> String {
+    let client = node_side.connect(name).unwrap();
+    let mut link = Link { server: client_side.accept(), client, at_server: vec![], at_client: vec![] };
     let error = link.settle().expect_err("the handshake must fail").to_string();
     // The failing end sent an alert, so both ends have failed, and report that again.
     assert!(link.server.receive(b"", &mut |_| {}).is_err());

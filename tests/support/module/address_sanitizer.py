@@ -1,7 +1,7 @@
 """The module built with AddressSanitizer, in stock Envoy.
 
-The allocator of filters/envoy-abi/src/sanitized.rs checks the module's memory. Envoy's memory is not checked,
-because Envoy is built without the sanitizer.
+The allocator of filters/envoy-abi/src/asan_allocator.rs checks the module's memory. Envoy's memory is not
+checked, because Envoy is built without the sanitizer.
 """
 
 from __future__ import annotations

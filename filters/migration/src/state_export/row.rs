@@ -11,7 +11,7 @@ use crate::json_scanner::JsonScanner;
 use crate::restore::{OverBudget, RestoreBuilder};
 use crate::state_summary::{SUMMARY_KEYS, StateSummary, UnusableStates};
 
-/// Maximum bytes of a token, which is sent in a login packet. A token that is signed with RSA has 500 to 900.
+/// Maximum bytes of a token, which is sent in a login packet. A token that is signed with RSA is 500 to 900 bytes long.
 const MAX_TOKEN: usize = 64 * 1024;
 /// Bytes of scanned values that are kept even if the budget is used up. Without them the export could not be undone.
 const ALWAYS_KEPT: usize = 64 * 1024;
@@ -33,7 +33,7 @@ impl LengthReader {
     }
 
     /// Whether the first byte does not begin an integer.
-    const fn is_none(&self) -> bool {
+    const fn is_invalid(&self) -> bool {
         self.bytes[0] == NULL || self.bytes[0] == 0xff
     }
 }
@@ -84,7 +84,7 @@ impl Row {
                         self.begin(length);
                         Some(RowField::Json(length))
                     }
-                    None if length.is_none() => return false,
+                    None if length.is_invalid() => return false,
                     None => None,
                 },
                 RowField::TokenLength(length) => match length.push(byte) {
@@ -96,23 +96,23 @@ impl Row {
                         Some(RowField::Token(length))
                     }
                     None if byte == NULL && length.count == 1 => Some(RowField::Finished),
-                    None if length.is_none() => return false,
+                    None if length.is_invalid() => return false,
                     None => None,
                 },
-                RowField::Json(to_come) => {
-                    taken = within(rest, *to_come);
-                    *to_come -= taken as u64;
-                    let is_last = *to_come == 0;
+                RowField::Json(remaining) => {
+                    taken = within(rest, *remaining);
+                    *remaining -= taken as u64;
+                    let is_last = *remaining == 0;
                     self.json(&rest[..taken]);
                     is_last.then(|| RowField::TokenLength(LengthReader::default()))
                 }
-                RowField::Token(to_come) => {
-                    taken = within(rest, *to_come);
-                    *to_come -= taken as u64;
+                RowField::Token(remaining) => {
+                    taken = within(rest, *remaining);
+                    *remaining -= taken as u64;
                     if self.statement.is_ok() {
                         self.token.extend_from_slice(&rest[..taken]);
                     }
-                    (*to_come == 0).then_some(RowField::Finished)
+                    (*remaining == 0).then_some(RowField::Finished)
                 }
                 RowField::Finished => return false,
             };
@@ -169,7 +169,7 @@ impl Row {
     }
 }
 
-/// How many of `bytes` belong to a field that still lacks `to_come` bytes.
-fn within(bytes: &[u8], to_come: u64) -> usize {
-    usize::try_from(to_come).map_or(bytes.len(), |to_come| to_come.min(bytes.len()))
+/// How many of `bytes` belong to a field that still lacks `remaining` bytes.
+fn within(bytes: &[u8], remaining: u64) -> usize {
+    usize::try_from(remaining).map_or(bytes.len(), |remaining| remaining.min(bytes.len()))
 }

@@ -12,7 +12,7 @@ fn host(hosts: &WorkerHosts, group: &str, name: &str) -> Host {
         node: hosts.nodes.get(group, name),
         endpoint: format!("127.0.0.1:{}", 4000 + u16::from(name.as_bytes()[name.len() - 1])),
         state: "active".to_owned(),
-        is_force_closed: false,
+        must_close_sessions: false,
         version: None,
         weight: 1,
         priority: 0,

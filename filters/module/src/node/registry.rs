@@ -79,7 +79,7 @@ impl WorkerNodes {
             shared,
             is_marked_draining: Cell::new(false),
             shutdown_announced_at: Cell::new(None),
-            is_force_closed: Cell::new(false),
+            must_close_sessions: Cell::new(false),
             version: Cell::new(None),
             has_surplus: Cell::new(false),
         })

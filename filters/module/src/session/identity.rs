@@ -1,11 +1,11 @@
-//! The identity of a session: user, database and options. With these the module logs in at another node for the
-//! session.
+//! The identity of a session: user, database and options. With these the module logs in at another node on
+//! behalf of the client.
 //!
-//! COM_CHANGE_USER and COM_SET_OPTION change the identity. If the client has all earlier responses, the module collects
-//! such a command before it forwards the command, so that it can parse or reject it.
+//! COM_CHANGE_USER and COM_SET_OPTION change the identity. If no response is outstanding, the module first collects
+//! the whole command, so that it can parse or reject the command.
 //!
-//! In a session that has migrated, the authentication response in COM_CHANGE_USER belongs to the greeting of another
-//! node. The module removes this response, so that the present node requests a new one.
+//! In a session that has migrated, the authentication response in COM_CHANGE_USER was computed from the greeting of
+//! another node. The module removes this response, so that the current node requests a new one.
 
 use std::cell::RefCell;
 
@@ -26,7 +26,7 @@ const MAX_CHANGE_BYTES: usize = 2 * MAX_CHANGE_USER_BYTES;
 pub(crate) struct SessionIdentity {
     /// None: the module cannot log in for the session at another node.
     current: RefCell<Option<Box<Identity>>>,
-    /// The bytes that were sent to the node since the begin of a command that changes the identity.
+    /// The bytes that were sent to the node since the start of a command that changes the identity.
     change_command: RefCell<SecretBytes>,
     /// The received part of a command that changes the identity. The command is forwarded when it is complete.
     partial_command: RefCell<SecretBytes>,
@@ -88,8 +88,8 @@ impl SessionIdentity {
 }
 
 impl Session {
-    /// Collects a command that changes the identity. Returns the bytes to forward instead of `bytes`: none, until the
-    /// command is complete. None: `bytes` do not belong to such a command, and are forwarded unchanged.
+    /// Collects a command that changes the identity. Some: the bytes to forward instead of `bytes`, empty until the command
+    /// is complete. None: `bytes` do not belong to such a command, and are forwarded unchanged.
     ///
     /// # Errors
     /// Why the module rejects the command.
@@ -100,13 +100,13 @@ impl Session {
                 return Ok(None);
             }
             if !may_change_identity(bytes) {
-                return check_size(bytes).map(|()| None);
+                return check_change_user_size(bytes).map(|()| None);
             }
         }
         command.extend_from_slice(bytes);
         if !may_change_identity(&command) {
             let bytes = std::mem::take(&mut *command);
-            return check_size(&bytes).map(|()| Some(bytes));
+            return check_change_user_size(&bytes).map(|()| Some(bytes));
         }
         let Some(header) = Header::parse(&command).filter(|header| command.len() >= HEADER + header.length) else {
             return Ok(Some(SecretBytes::default()));
@@ -134,13 +134,13 @@ impl Session {
 }
 
 /// Rejects a change of user whose header announces too many bytes.
-fn check_size(bytes: &[u8]) -> Result<(), ProxyError> {
+fn check_change_user_size(bytes: &[u8]) -> Result<(), ProxyError> {
     let is_too_long = bytes.get(HEADER) == Some(&CHANGE_USER)
         && Header::parse(bytes).is_some_and(|header| header.length > MAX_CHANGE_USER_BYTES);
     if is_too_long { Err(ProxyError::AttributesTooLarge) } else { Ok(()) }
 }
 
-/// Whether `bytes` may be the begin of a command that changes the identity and is not too long.
+/// Whether `bytes` may be the start of a command that changes the identity and is not too long.
 fn may_change_identity(bytes: &[u8]) -> bool {
     match bytes.get(HEADER) {
         Some(&command) => {
@@ -180,7 +180,7 @@ mod tests {
             (MAX_CHANGE_USER_BYTES + 1, CHANGE_USER, Err(ProxyError::AttributesTooLarge)),
             (MAX_CHANGE_USER_BYTES + 1, SET_OPTION, Ok(())),
         ] {
-            assert_eq!(check_size(&[&header(length)[..], &[command]].concat()), expected);
+            assert_eq!(check_change_user_size(&[&header(length)[..], &[command]].concat()), expected);
         }
     }
 }

@@ -126,7 +126,7 @@ impl Session {
 
     /// Whether the session must be closed with all remaining sessions of its node.
     pub(crate) fn is_on_force_closed_node(&self) -> bool {
-        self.is_on_draining_node() && self.is_node(|node| node.is_force_closed.get())
+        self.is_on_draining_node() && self.is_node(|node| node.must_close_sessions.get())
     }
 
     /// Ends the session, since its node must be closed. The client gets an error, unless it has got only a part of a

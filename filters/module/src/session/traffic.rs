@@ -189,8 +189,8 @@ impl Session {
         let (packet, is_shutting_down) = match answer {
             PingOutcome::Incomplete => return (taken, None),
             PingOutcome::Complete(packet) => (packet, false),
-            PingOutcome::ShuttingDown { hidden, .. } if migration_scheduler::is_possible() => (hidden, true),
-            PingOutcome::ShuttingDown { original, .. } => (original, true),
+            PingOutcome::ShuttingDown { ok, .. } if migration_scheduler::is_possible() => (ok, true),
+            PingOutcome::ShuttingDown { error, .. } => (error, true),
         };
         if self.is_node(|node| node.record_shutdown_announcement(is_shutting_down)) {
             migration_scheduler::on_nodes_changed(&self.worker);

@@ -51,7 +51,7 @@ impl Login {
     /// Processes an SSLRequest or response.
     fn on_first_client_packet(&mut self, payload: SecretBytes, key: &dyn PasswordKey, out: &mut Output) -> LoginStep {
         let claimed = response::capabilities(&payload);
-        // The first packet's capabilities count. Before protocol 4.1 the shortest response had 5 bytes.
+        // The capabilities of the client's first packet apply. Before protocol 4.1 the shortest response had 5 bytes.
         let old = !self.claimed.unwrap_or(claimed).has(Capabilities::PROTOCOL_41);
         if old && payload.len() >= 5 {
             return rejected(ProxyError::TooOld);
