@@ -36,11 +36,11 @@ REAL_TIDB = $(if $(findstring --fake-tidb,$(ARGS)),,$(or $(findstring --tidb-bin
 	$(shell $(BIN)/python -m sandbox.tidb_binaries >/dev/null 2>&1 && echo yes)))
 
 .DEFAULT_GOAL := help
-.PHONY: help run ci test test-tidb lint audit fmt bench fuzz matrix soak lock clean
+.PHONY: help run ci test test-tidb lint audit fmt bench fuzz matrix soak test-switches lock clean
 .PHONY: packages-for-tests clients test-rust lint-python lint-rust test-python
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 run: $(READY) $(MODULE) ## start a whole cluster on this machine; Ctrl-C stops it
 	@PYTHON=$(PYTHON) sandbox/install.sh $(if $(REAL_TIDB),python,run)
@@ -125,6 +125,13 @@ soak: $(READY) $(MODULE) ## run the long tests: millions of packets, 200,000 mig
 	@PYTHON=$(PYTHON) sandbox/install.sh test
 	@TIDEVOY_SOAK=1 exec $(BIN)/pytest --capture=no $(addprefix tests/e2e/,module/test_load.py module/test_robustness.py module/test_migration_load.py engine/test_rolling_restart.py decide/test_unhealthy_node_balance.py rollouts/test_killed_leader.py) $(addprefix tests/integration/module/test_,live_config_stress.py large_states.py) $(ARGS)
 	@if $(BIN)/python -m sandbox.tidb_binaries; then TIDEVOY_SOAK=1 $(MAKE) --no-print-directory test-tidb ARGS="--capture=no $(addprefix tests/tidb/test_,kill.py unreachable_nodes.py connection_limit.py)"; else echo "The long tests on real TiDB servers were not run."; fi
+
+MODULE_TESTS := --numprocesses=3 --dist=loadfile tests/integration/module
+
+test-switches: $(READY) $(MODULE) ## run the module's tests with offloading switched off, and with migrations switched off
+	@PYTHON=$(PYTHON) sandbox/install.sh test
+	@TIDEVOY_SWITCHED_OFF=offload $(BIN)/pytest $(MODULE_TESTS) -m "not needs_offload"
+	@TIDEVOY_SWITCHED_OFF=migration $(BIN)/pytest $(MODULE_TESTS) -m "not needs_migration"
 
 lock: $(READY) ## lock the newest allowed versions of all dependencies
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --all-extras \

@@ -24,6 +24,8 @@ from tests.support.module.envoy import deny_logins, run_envoy, with_timeout
 from tests.support.tidb_sim_clients import RawClient
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.needs_migration
+
 MANY = 32
 MAX_PROBES = 4
 """If many sessions end, Envoy opens at most this many connections to check whether their node listens."""

@@ -39,7 +39,7 @@ MAX_ITERATION_BYTES = 192 * 1024
 OVERHEAD_BYTES = 24 * MIB
 """Memory that Envoy may use in addition to the states: socket buffers, unused pages of its heap."""
 TIMEOUT_SECONDS = 900.0 if SOAK else 60.0
-pytestmark = pytest.mark.timeout(TIMEOUT_SECONDS + 60)
+pytestmark = [pytest.mark.timeout(TIMEOUT_SECONDS + 60), pytest.mark.needs_migration]
 
 
 @dataclass

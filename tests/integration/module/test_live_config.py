@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from sandbox.mariadb import MariaDb
 from tests.support.fake_servers import FakeServer, run_fake_server
 from tests.support.migration.fleet import run_fleet
@@ -122,6 +124,7 @@ async def test_a_node_is_available_while_the_files_disagree(tmp_path: Path) -> N
             await wait_until(is_used)
 
 
+@pytest.mark.needs_migration
 async def test_live_config_drain_migrates_sessions_of_all_workers(tmp_path: Path, mariadb: MariaDb) -> None:
     async with run_fleet(tmp_path, mariadb, drained=[1], workers=4) as fleet:
         for _ in range(12):
@@ -134,6 +137,7 @@ async def test_live_config_drain_migrates_sessions_of_all_workers(tmp_path: Path
         await fleet.wait_session_counts(0, 12)
 
 
+@pytest.mark.needs_migration
 async def test_worker_applies_change_after_the_session_that_wakes_it_ended(
     tmp_path: Path, mariadb: MariaDb
 ) -> None:

@@ -87,6 +87,7 @@ async def connect_with_saved_states(nodes: MigratingFleet) -> RawClient:
 
 
 @pytest.mark.usefixtures("network")
+@pytest.mark.needs_migration
 async def test_unreachable_node_is_ejected_and_its_sessions_end(
     tmp_path: Path, mariadb: MariaDb, signing: SessionCertificate
 ) -> None:

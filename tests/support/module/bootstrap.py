@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,7 +56,14 @@ SESSION_DEFAULTS: Mapping[str, Any] = {
     "login_limits": LOGIN_LIMITS,
     "access_log": False,
 }
-LIVE_DEFAULTS: Mapping[str, Any] = {"group": "", "login_timeout": 20, "idle_timeout": 0}
+SWITCHED_OFF = frozenset(os.environ.get("TIDEVOY_SWITCHED_OFF", "").split(",")) - {""}
+"""Parts of the module that are off unless a test says otherwise: `offload`, `migration`."""
+LIVE_DEFAULTS: Mapping[str, Any] = {
+    "group": "",
+    "login_timeout": 20,
+    "idle_timeout": 0,
+    **dict.fromkeys(SWITCHED_OFF, False),
+}
 POLICY_DEFAULTS: Mapping[str, Any] = {
     "group": "",
     "moves_per_second": 500,
