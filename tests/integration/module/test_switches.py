@@ -37,11 +37,11 @@ from tests.support.module.forwarding import (
 from tests.support.tidb_sim_clients import RawClient, error_code
 from tests.support.waiting import assert_never, wait_until
 
-SESSIONS = 4
-MAX_STATEMENT_BYTES, MAX_RESULT_BYTES = 100_000, 300_000
 # The tests begin with both parts switched on.
 pytestmark = [pytest.mark.needs_migration, pytest.mark.needs_offload]
 
+SESSIONS = 4
+MAX_STATEMENT_BYTES, MAX_RESULT_BYTES = 100_000, 300_000
 SWITCHES = 6
 """How often offloading is switched off and on again under traffic."""
 STAY_SECONDS = 0.5
