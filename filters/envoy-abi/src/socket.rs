@@ -125,8 +125,8 @@ impl Socket {
         }
     }
 
-    /// Like [`Self::receive`], for a caller that learns from events whether the connection `ends`. This is cheaper, since
-    /// not each read asks the kernel.
+    /// Like [`Self::receive`], for a caller that learns from events whether the connection `ends`. This is cheaper,
+    /// since not each read asks the kernel.
     #[must_use]
     pub fn receive_with_end(&self, into: &mut [u8], ends: bool) -> Received {
         match self.0.descriptor.get() {

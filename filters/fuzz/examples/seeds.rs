@@ -8,8 +8,8 @@ use fuzz::parties;
 use fuzz::script::{self, FULL, NODE, RAW};
 use mysql_proto::capability::Capabilities;
 use mysql_proto::greeting::Greeting;
+use mysql_proto::handshake_response::{self, HEAD, HandshakeResponse};
 use mysql_proto::packet::{HEADER, Header};
-use mysql_proto::response::{self, HEAD, Response};
 use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
@@ -72,7 +72,7 @@ type Shape = (Vec<(bool, u8, usize)>, bool);
 fn add_exchanges(packets: &[Packet], seeds: &mut Seeds, seen: &mut HashSet<Shape>) {
     let [greeting, login, ..] = packets else { return };
     let offered = Greeting::parse(&greeting.payload).map_or_else(Capabilities::default, |it| it.capabilities);
-    let capabilities = response::capabilities(&login.payload).and(offered);
+    let capabilities = handshake_response::capabilities(&login.payload).and(offered);
     let begins = |packet: &Packet| !packet.from_node && packet.sequence == 0;
     let Some(first) = packets.iter().position(begins) else { return };
     for exchange in packets[first..].chunk_by(|_, next| !begins(next)) {
@@ -142,7 +142,7 @@ const RULES: u8 = 1 | 1 << 2 | 1 << 5;
 fn add_logins(packets: &[Packet], seeds: &mut Seeds, seen: &mut HashSet<Capabilities>) {
     let end = packets.iter().position(|packet| !packet.from_node && packet.sequence == 0).unwrap_or(packets.len());
     let [greeting, response, rest @ ..] = &packets[..end] else { return };
-    if !seen.insert(response::capabilities(&response.payload)) {
+    if !seen.insert(handshake_response::capabilities(&response.payload)) {
         return;
     }
     for (client_tls, node_tls) in [(false, false), (true, false), (false, true), (true, true)] {
@@ -154,7 +154,7 @@ fn add_logins(packets: &[Packet], seeds: &mut Seeds, seen: &mut HashSet<Capabili
         }
         script::write(&mut seed, NODE, &offered);
         if let Some(head) = response.payload.first_chunk::<HEAD>().filter(|_| client_tls) {
-            let request = response::ssl_request(*head, response::capabilities(head));
+            let request = handshake_response::ssl_request(*head, handshake_response::capabilities(head));
             script::write(&mut seed, 0, &request[HEADER..]);
         }
         for packet in std::iter::once(response).chain(rest) {
@@ -204,7 +204,7 @@ fn main() -> Result<(), Error> {
         first.add("greeting", node.packet(0));
         let wanted = Capabilities::SSL.0.to_le_bytes();
         greeting.add("greeting", [&wanted[..], node.bytes].concat());
-        if Response::parse(client.bytes, response::capabilities(client.bytes)).is_some() {
+        if HandshakeResponse::parse(client.bytes, handshake_response::capabilities(client.bytes)).is_some() {
             response.add("response", [b"\x06\0secret", client.bytes].concat());
         }
     }

@@ -6,9 +6,9 @@ use fuzz::parties::{KEY, PEM};
 use fuzz::script::{self, Cut, RAW};
 use libfuzzer_sys::fuzz_target;
 use mysql_proto::error::ProxyError;
+use mysql_proto::handshake_response;
 use mysql_proto::login::{ClientTls, Compression, Login, NodeTls, Output, Progress, Rules};
 use mysql_proto::packet::{HEADER, Header};
-use mysql_proto::response;
 
 fn rules(byte: u8) -> Rules {
     Rules {
@@ -213,7 +213,7 @@ fn check_memory(rules: Rules, wire: &[(bool, Vec<u8>)]) {
             received += piece.len();
             let held = fuzz::held() - before;
             assert!(
-                held <= 2 * received + 1024 && held <= 4 * (response::MAX_RESPONSE_BYTES + 1024),
+                held <= 2 * received + 1024 && held <= 4 * (handshake_response::MAX_RESPONSE_BYTES + 1024),
                 "{held} bytes held of {received}"
             );
             assert!(!is_end(progress) || held == 0, "a finished login holds {held} bytes");

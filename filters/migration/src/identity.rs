@@ -2,9 +2,9 @@
 
 use mysql_proto::capability::Capabilities;
 use mysql_proto::change_user::ChangeUser;
+use mysql_proto::handshake_response::{self, HandshakeResponse};
 use mysql_proto::lenenc;
 use mysql_proto::login::SESSION_TOKEN_PLUGIN;
-use mysql_proto::response::{self, Response};
 use mysql_proto::secret::SecretBytes;
 
 /// The user, collation, attributes and capabilities of a session.
@@ -30,10 +30,10 @@ impl Identity {
     /// payload is cut short.
     #[must_use]
     pub fn from_handshake_response(payload: &[u8], agreed: Capabilities) -> Option<Self> {
-        let head = payload.first_chunk::<{ response::HEAD }>()?;
-        let claimed = response::capabilities(payload);
-        let parts = Response::parse(payload, claimed)?;
-        let user = payload[response::HEAD..].split(|&byte| byte == 0).next()?;
+        let head = payload.first_chunk::<{ handshake_response::HEAD }>()?;
+        let claimed = handshake_response::capabilities(payload);
+        let parts = HandshakeResponse::parse(payload, claimed)?;
+        let user = payload[handshake_response::HEAD..].split(|&byte| byte == 0).next()?;
         let attributes = match &parts.plugin {
             Some(_) if claimed.has(Capabilities::CONNECT_ATTRS) => &payload[parts.attributes.clone()],
             _ => &[],
@@ -112,8 +112,8 @@ impl Identity {
     /// The first 32 bytes of the login at another node, which are also the SSLRequest's payload. `tls`: whether the
     /// connection uses TLS.
     #[must_use]
-    pub fn handshake_head(&self, tls: bool) -> [u8; response::HEAD] {
-        let mut head = [0; response::HEAD];
+    pub fn handshake_head(&self, tls: bool) -> [u8; handshake_response::HEAD] {
+        let mut head = [0; handshake_response::HEAD];
         head[..4].copy_from_slice(&self.login_capabilities(tls).0.to_le_bytes());
         head[4..8].copy_from_slice(&self.largest_packet.to_le_bytes());
         head[8] = self.collation;
@@ -192,15 +192,15 @@ mod tests {
             let identity = Identity::from_handshake_response(&login(claimed), AGREED).expect("a login");
             let token = vec![b't'; 500];
             let payload = identity.handshake_response(&token, "now", false);
-            let capabilities = response::capabilities(&payload);
-            let parts = Response::parse(&payload, capabilities).expect("a response");
+            let capabilities = handshake_response::capabilities(&payload);
+            let parts = HandshakeResponse::parse(&payload, capabilities).expect("a response");
             assert_eq!(&payload[parts.auth], &token);
             let plugin = parts.plugin.expect("a plugin");
             assert_eq!(&payload[plugin.clone()], SESSION_TOKEN_PLUGIN);
             assert_eq!(&payload[plugin.end + 1..], ATTRIBUTES);
             assert_eq!(&payload[4..9], &login(claimed)[4..9]);
             assert!(payload.windows(5).any(|found| found == b"now\0t"));
-            assert!(payload[response::HEAD..].starts_with(b"root\0"));
+            assert!(payload[handshake_response::HEAD..].starts_with(b"root\0"));
             assert!(capabilities.has(AGREED) && !capabilities.has(Capabilities::SSL));
         }
     }
@@ -208,8 +208,11 @@ mod tests {
     #[test]
     fn handshake_claims_tls_if_requested() {
         let identity = Identity::from_handshake_response(&login(AGREED), AGREED).expect("a login");
-        assert!(response::capabilities(&identity.handshake_head(true)).has(Capabilities::SSL));
-        assert_eq!(identity.handshake_head(true)[4..], identity.handshake_response(b"t", "", true)[4..response::HEAD]);
+        assert!(handshake_response::capabilities(&identity.handshake_head(true)).has(Capabilities::SSL));
+        assert_eq!(
+            identity.handshake_head(true)[4..],
+            identity.handshake_response(b"t", "", true)[4..handshake_response::HEAD]
+        );
     }
 
     #[test]
@@ -225,7 +228,7 @@ mod tests {
         let mut identity = Identity::from_handshake_response(&login(AGREED), AGREED).expect("a login");
         assert!(identity.apply_change_user(b"\x11other\0\x02xxdb\0\x2d\0mysql_native_password\0\x03\x01a\0"));
         let payload = identity.handshake_response(b"t", "db", false);
-        assert!(payload[response::HEAD..].starts_with(b"other\0"));
+        assert!(payload[handshake_response::HEAD..].starts_with(b"other\0"));
         assert_eq!(payload[8], 45);
         assert!(payload.ends_with(b"\0\x03\x01a\0"));
         assert!(identity.apply_change_user(b"\x11third\0\0\0"));

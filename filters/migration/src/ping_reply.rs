@@ -1,5 +1,5 @@
-//! Answers to COM_PING. A TiDB server that is shutting down answers with error 1053, but serves all other commands for a
-//! while (pingcap/tidb `pkg/server/conn.go`, `graceful-wait-before-shutdown`). A client would take the error for the
+//! Answers to COM_PING. A TiDB server that is shutting down answers with error 1053, but serves all other commands for
+//! a while (pingcap/tidb `pkg/server/conn.go`, `graceful-wait-before-shutdown`). A client would take the error for the
 //! end of its connection; the module takes it as the signal to migrate.
 
 use mysql_proto::error;
@@ -18,7 +18,8 @@ pub enum PingOutcome {
     Incomplete,
     /// The node's answer, for the client.
     Complete(Vec<u8>),
-    /// The node is shutting down. A client whose session migrates gets the OK packet `ok` instead of the node's `error`.
+    /// The node is shutting down. A client whose session migrates gets the OK packet `ok` instead of the node's
+    /// `error`.
     ShuttingDown { ok: Vec<u8>, error: Vec<u8> },
 }
 

@@ -2,8 +2,8 @@
 //!
 //! The slow steps come first: the connection to the target, its greeting and TLS, while the old node still serves the
 //! session. When the session is idle, the client is held, the old node exports the session's states, and the target
-//! restores them. Until [`Effect::Switch`], the session can still stay: the old node undoes the export, and the migration
-//! ends with [`Effect::Abort`]. If the session cannot stay, the migration ends with [`Effect::Lost`].
+//! restores them. Until [`Effect::Switch`], the session can still stay: the old node undoes the export, and the
+//! migration ends with [`Effect::Abort`]. If the session cannot stay, the migration ends with [`Effect::Lost`].
 //!
 //! The caller executes the effects in order, and reports their results. All times come from one monotonic clock.
 
@@ -265,7 +265,8 @@ impl Migration {
                 self.keep_snapshot(states);
                 effects
             }
-            // This reason replaces the first one: the next export would take as long, and its states be too large again.
+            // This reason replaces the first one: the next export would take as long, and its states be too large
+            // again.
             (ExportOutcome::Unusable(why @ UnusableStates::TooLarge, mut summary), Some(_)) if !is_undoing => {
                 self.undo_export(&mut summary, AbortReason::UnusableStates(why), now)
             }

@@ -22,9 +22,9 @@ const DATABASE: &str = "current-db";
 
 /// The keys that [`StateSummary`] is built from: system variables, and everything that [`StateSummary::undo`] restores.
 /// The latter are the values that TiDB clears if their key is missing (`DecodeSessionStates` in
-/// `pkg/sessionctx/variable/session.go`). For example, without `prepared-stmt-id`, the next prepared statement would get
-/// the ID of the first one. If the keys of variables, bindings, prepared statements or sequence values are missing, TiDB
-/// keeps the values.
+/// `pkg/sessionctx/variable/session.go`). For example, without `prepared-stmt-id`, the next prepared statement would
+/// get the ID of the first one. If the keys of variables, bindings, prepared statements or sequence values are missing,
+/// TiDB keeps the values.
 pub(crate) const SUMMARY_KEYS: [&str; 16] = [
     VARIABLES,
     "status",

@@ -12,8 +12,8 @@ use std::rc::Rc;
 use mysql_proto::capability::Capabilities;
 use mysql_proto::error;
 use mysql_proto::greeting::{self, Greeting};
+use mysql_proto::handshake_response;
 use mysql_proto::login::NodeTls;
-use mysql_proto::response;
 use mysql_proto::secret::SecretBytes;
 
 use crate::identity::Identity;
@@ -195,7 +195,7 @@ impl TargetLogin {
         if message.sequence != 0 {
             return Err(LoginFailure::ProtocolError);
         }
-        let needed = response::capabilities(&self.identity.handshake_head(false));
+        let needed = handshake_response::capabilities(&self.identity.handshake_head(false));
         if !greeting.capabilities.understood().has(needed) {
             return Err(LoginFailure::MissingCapabilities);
         }

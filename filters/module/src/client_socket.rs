@@ -10,7 +10,7 @@ use mysql_proto::error::ProxyError;
 use mysql_proto::login::{ClientTls, Compression, NodeTls, Output, Progress, Rules};
 use mysql_proto::packet::HEADER;
 use mysql_proto::secret;
-use tls::{ClientSide, PeerRules, RsaPasswordKey};
+use tls::{PeerRules, RsaPasswordKey, TlsAcceptor};
 
 use crate::config;
 use crate::conn::{Conn, ReadError, ReadStep};
@@ -28,7 +28,7 @@ static PASSWORD_KEY: OnceLock<Arc<RsaPasswordKey>> = OnceLock::new();
 struct ClientSocketOptions {
     client_tls: ClientTls,
     compression: Compression,
-    certificate: Option<Arc<ClientSide>>,
+    certificate: Option<Arc<TlsAcceptor>>,
     password_key: Arc<RsaPasswordKey>,
 }
 
@@ -43,7 +43,7 @@ impl ClientSocketFactory {
             None
         } else {
             let rules = PeerRules { min_version: config.min_version, crl: non_empty_path(&config.crl) };
-            let loaded = ClientSide::load(&config.cert, &config.key, non_empty_path(&config.client_ca), rules);
+            let loaded = TlsAcceptor::load(&config.cert, &config.key, non_empty_path(&config.client_ca), rules);
             Some(Arc::new(loaded.map_err(|error| error.to_string())?))
         };
         let password_key = match non_empty_path(&config.rsa_key) {

@@ -15,8 +15,8 @@ use crate::node::WorkerNode;
 pub(crate) enum EjectReason {
     /// The node refuses TCP connections, or does not answer connection attempts.
     Connect,
-    /// The node accepted the connection, but closed it before its greeting was complete, or sent no greeting in time. For
-    /// a login that fails over to the node, this includes the time until it answers the login.
+    /// The node accepted the connection, but closed it before its greeting was complete, or sent no greeting in time.
+    /// For a login that fails over to the node, this includes the time until it answers the login.
     Closed,
     /// The node's greeting is an error that concerns every login.
     Error,

@@ -59,8 +59,8 @@ pub(crate) const PINNED_BY_TRANSACTION: usize = 0;
 pub(crate) const PINNED_BY_CURSOR: usize = 1;
 pub(crate) const PINNED_BY_LONG_DATA: usize = 2;
 pub(crate) const PINNED_AS_OPAQUE: usize = 3;
-/// The client has sent BEGIN within an open transaction, which commits the open one. Such a session may never be outside
-/// of a transaction.
+/// The client has sent BEGIN within an open transaction, which commits the open one. Such a session may never be
+/// outside of a transaction.
 pub(crate) const PINNED_BY_ENDLESS_TRANSACTIONS: usize = 4;
 
 /// How migrations end: result and reason. See `MigrationResult::metric_reason`.
@@ -229,8 +229,8 @@ struct NodeCounts {
     retired: Arc<Counts>,
 }
 
-/// A node, identified by the name that the control plane gives it. All workers share this state. The empty name stands for
-/// sessions without a node.
+/// A node, identified by the name that the control plane gives it. All workers share this state. The empty name stands
+/// for sessions without a node.
 #[derive(Debug, Default)]
 pub(crate) struct SharedNode {
     pub(crate) name: String,

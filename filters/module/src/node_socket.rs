@@ -11,7 +11,7 @@ use mysql_proto::error::ProxyError;
 use mysql_proto::login::{FirstPacket, Login, NodeTls, Output, Progress, TOO_MANY_CONNECTIONS, first_packet};
 use mysql_proto::packet::{HEADER, Header};
 use mysql_proto::secret;
-use tls::{NodeSide, PeerRules, Stream};
+use tls::{PeerRules, Stream, TlsConnector};
 
 use crate::conn::{Conn, ReadError, ReadStep};
 use crate::ejection;
@@ -27,7 +27,7 @@ use crate::{config, proxy_header, sentinels};
 /// The options that all node sockets of a cluster share.
 struct NodeSocketOptions {
     node_tls: NodeTls,
-    tls: Option<Arc<NodeSide>>,
+    tls: Option<Arc<TlsConnector>>,
     proxy_protocol: config::ProxyProtocol,
     allow_cleartext_backend: bool,
     /// How long one ejection of a node lasts.
@@ -50,7 +50,7 @@ impl NodeSocketFactory {
         } else {
             let pair = non_empty_path(&config.cert).zip(non_empty_path(&config.key));
             let rules = PeerRules { min_version: config.min_version, crl: non_empty_path(&config.crl) };
-            let loaded = NodeSide::load(non_empty_path(&config.ca), config.verify, pair, rules);
+            let loaded = TlsConnector::load(non_empty_path(&config.ca), config.verify, pair, rules);
             Some(Arc::new(loaded.map_err(|error| error.to_string())?))
         };
         let shared = Arc::new(NodeSocketOptions {
@@ -465,14 +465,14 @@ impl UpstreamSocket for NodeConn {
     }
 
     fn create_tls(&self, name: &str) -> Option<Result<Stream, tls::TlsError>> {
-        self.options.tls.as_ref().map(|side| create_tls_stream(side, name))
+        self.options.tls.as_ref().map(|connector| create_tls_stream(connector, name))
     }
 }
 
 /// Creates a TLS stream to the node of that name, `host:port`.
-fn create_tls_stream(side: &NodeSide, name: &str) -> Result<Stream, tls::TlsError> {
+fn create_tls_stream(connector: &TlsConnector, name: &str) -> Result<Stream, tls::TlsError> {
     let host = name.rsplit_once(':').map_or(name, |(host, _)| host);
-    side.connect(host.trim_start_matches('[').trim_end_matches(']'))
+    connector.connect(host.trim_start_matches('[').trim_end_matches(']'))
 }
 
 impl Drop for NodeSocket {

@@ -53,7 +53,8 @@ impl StopSignal {
     }
 }
 
-/// Checks files from a thread. A drop stops the thread but does not wait for its end, since a worker may drop the value.
+/// Checks files from a thread. A drop stops the thread but does not wait for its end, since a worker may drop the
+/// value.
 pub(crate) struct Refresher {
     stop: Arc<StopSignal>,
 }

@@ -95,8 +95,8 @@ impl WorkerContext {
     }
 }
 
-/// The time limit of a turn, after which the worker has to handle other events. Each kind of work does at least one step
-/// in a turn, so that all of them advance.
+/// The time limit of a turn, after which the worker has to handle other events. Each kind of work does at least one
+/// step in a turn, so that all of them advance.
 pub(crate) struct Turn {
     end: Instant,
 }

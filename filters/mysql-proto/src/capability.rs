@@ -24,7 +24,7 @@ impl Capabilities {
     pub const ZSTD_COMPRESSION: Self = Self(1 << 26);
     pub const QUERY_ATTRIBUTES: Self = Self(1 << 27);
     /// Both kinds of the compressed protocol.
-    pub const ANY_COMPRESSION: Self = Self::COMPRESS.with(Self::ZSTD_COMPRESSION);
+    pub const COMPRESSION: Self = Self::COMPRESS.with(Self::ZSTD_COMPRESSION);
 
     /// The capabilities that a server understands if it offers `self`. TiDB understands two more, offered or not
     /// (`pkg/parser/mysql/const.go`, `pkg/server/conn.go`).

@@ -4,8 +4,8 @@
 //! ("COM_CHANGE_USER", dev.mysql.com). Everything after the database is optional.
 
 use crate::error::ProxyError;
+use crate::handshake_response::{self, MAX_ATTRIBUTES_BYTES};
 use crate::login::SESSION_TOKEN_PLUGIN;
-use crate::response::{self, MAX_ATTRIBUTES_BYTES};
 
 /// The first payload byte of the command.
 pub const CHANGE_USER: u8 = 0x11;
@@ -49,7 +49,7 @@ impl<'a> ChangeUser<'a> {
         if self.plugin == SESSION_TOKEN_PLUGIN {
             return Err(ProxyError::SessionTokenPlugin);
         }
-        if response::exceeds_attribute_limit(self.attributes) {
+        if handshake_response::exceeds_attribute_limit(self.attributes) {
             return Err(ProxyError::AttributesTooLarge);
         }
         Ok(())

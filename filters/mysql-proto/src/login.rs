@@ -15,8 +15,8 @@ mod tests;
 use crate::capability::Capabilities;
 use crate::error::{self, ProxyError};
 use crate::greeting::{self, Greeting};
+use crate::handshake_response::{HEAD, HandshakeResponse};
 use crate::packet::{HEADER, Header};
-use crate::response::{HEAD, Response};
 use crate::secret::SecretBytes;
 pub use failover::{FailoverAction, LoginAttempt, TOO_MANY_CONNECTIONS};
 use packet_reader::{PacketProgress, PacketReader};
@@ -128,9 +128,9 @@ pub struct Login {
     node_tls_due: bool,
     plugin: Plugin,
     salt: Vec<u8>,
-    password: ExpectedPassword,
+    expected_password: ExpectedPassword,
     /// A response that is held back until the password for it arrives.
-    held_response: Option<(SecretBytes, Response)>,
+    held_response: Option<(SecretBytes, HandshakeResponse)>,
     /// The client's response without its authentication data.
     response: Option<Vec<u8>>,
 }
@@ -187,7 +187,7 @@ impl Login {
             node_tls_due: false,
             plugin: Plugin::Hash,
             salt: Vec::new(),
-            password: ExpectedPassword::No,
+            expected_password: ExpectedPassword::No,
             held_response: None,
             response: None,
         }
@@ -367,7 +367,7 @@ impl Login {
         let exposable =
             self.rules.client_tls != ClientTls::Disabled && !self.node_tls && !self.rules.allow_cleartext_backend;
         if exposable || self.rules.compression == Compression::Off {
-            capabilities.without(Capabilities::ANY_COMPRESSION)
+            capabilities.without(Capabilities::COMPRESSION)
         } else {
             capabilities
         }

@@ -90,7 +90,7 @@ fn respond(exchange: &mut LoginExchange, case: &Case, claimed: Capabilities, aut
 
 fn check_response(exchange: &mut LoginExchange, case: &Case, expected: &[u8]) {
     let payload = exchange.receive_as_node();
-    let ssl = mysql_proto::response::capabilities(&payload).has(Capabilities::SSL);
+    let ssl = mysql_proto::handshake_response::capabilities(&payload).has(Capabilities::SSL);
     assert_eq!(ssl, case.node_tls);
     assert_eq!(exchange.login.node_ssl_request().is_some(), case.node_tls);
     assert_eq!(payload[4..], expected[4..]);
@@ -322,7 +322,7 @@ fn offered_compression_is_passed_to_the_node() {
         exchange.send_client_packet(&response(CLIENT.with(asked), b"", "mysql_native_password"));
         let request = exchange.login.node_ssl_request().expect("the node has TLS");
         let payload = exchange.receive_as_node();
-        for capabilities in [&payload, &request[4..]].map(mysql_proto::response::capabilities) {
+        for capabilities in [&payload, &request[4..]].map(mysql_proto::handshake_response::capabilities) {
             assert_eq!(capabilities.and(both), asked);
         }
         let progress = exchange.send_node_packet(OK);
@@ -343,7 +343,7 @@ fn node_gets_the_capabilities_of_the_clients_ssl_request() {
     exchange.send_client_packet(&inside);
     let request = exchange.login.node_ssl_request().expect("the node has TLS");
     assert_eq!(request[4..], head(claimed));
-    assert_eq!(mysql_proto::response::capabilities(&exchange.receive_as_node()), claimed);
+    assert_eq!(mysql_proto::handshake_response::capabilities(&exchange.receive_as_node()), claimed);
     let progress = exchange.send_node_packet(OK);
     let Progress::Established(agreed) = progress else { panic!("{progress:?}") };
     assert!(agreed.has(Capabilities::SSL));

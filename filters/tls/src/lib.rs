@@ -1,16 +1,16 @@
 //! TLS of the module's two sockets. No I/O except that certificates and keys are read from files.
 //!
-//! * [`ClientSide`] accepts connections of clients, [`NodeSide`] connects to TiDB. Both reload their files when these
-//!   change, without effect on existing connections.
+//! * [`TlsAcceptor`] accepts connections of clients, [`TlsConnector`] connects to TiDB. Both reload their files when
+//! these change, without effect on existing connections.
 //! * [`Stream`] is one connection of either side.
 //! * [`RsaPasswordKey`] decrypts the password of a client without TLS (`caching_sha2_password`).
 
 #![forbid(unsafe_code)]
 
+mod acceptor;
 mod buffer;
-mod client;
+mod connector;
 mod error;
-mod node;
 mod password;
 mod peer_rules;
 mod pem;
@@ -19,9 +19,9 @@ mod rotating;
 mod stream;
 mod verify;
 
-pub use client::ClientSide;
+pub use acceptor::TlsAcceptor;
+pub use connector::{TlsConnector, Verify};
 pub use error::{Peer, TlsError};
-pub use node::{NodeSide, Verify};
 pub use password::RsaPasswordKey;
 pub use peer_rules::{MinVersion, PeerRules};
 pub use stream::{ReceiveResult, Stream};

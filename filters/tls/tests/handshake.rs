@@ -7,11 +7,11 @@ mod support;
 use std::fs;
 
 use support::{Authority, Link, Valid, openssl};
-use tls::{ClientSide, NodeSide, PeerRules, ReceiveResult, Verify};
+use tls::{PeerRules, ReceiveResult, TlsAcceptor, TlsConnector, Verify};
 
-fn failure(client_side: &ClientSide, node_side: &NodeSide, name: &str) -> String {
-    let client = node_side.connect(name).unwrap();
-    let mut link = Link { server: client_side.accept(), client, at_server: vec![], at_client: vec![] };
+fn failure(acceptor: &TlsAcceptor, connector: &TlsConnector, name: &str) -> String {
+    let client = connector.connect(name).unwrap();
+    let mut link = Link { server: acceptor.accept(), client, at_server: vec![], at_client: vec![] };
     let error = link.settle().expect_err("the handshake must fail").to_string();
     // The failing end sent an alert, so both ends have failed, and report that again.
     assert!(link.server.receive(b"", &mut |_| {}).is_err());
@@ -22,7 +22,7 @@ fn failure(client_side: &ClientSide, node_side: &NodeSide, name: &str) -> String
 #[test]
 fn both_ends_send_before_and_after_the_handshake() {
     let ca = Authority::new();
-    let mut link = Link::new(&ca.client_side(), &ca.node_side(Verify::Full));
+    let mut link = Link::new(&ca.acceptor(), &ca.connector(Verify::Full));
     link.client.send(b"early ");
     link.server.send(b"early too ");
     link.client.send(b"and more");
@@ -35,7 +35,7 @@ fn both_ends_send_before_and_after_the_handshake() {
 #[test]
 fn close_is_reported_after_all_data() {
     let ca = Authority::new();
-    let mut link = Link::new(&ca.client_side(), &ca.node_side(Verify::Full));
+    let mut link = Link::new(&ca.acceptor(), &ca.connector(Verify::Full));
     link.assert_works();
     link.at_client.clear();
     link.server.send(b"the final data");
@@ -59,8 +59,8 @@ fn close_is_reported_after_all_data() {
 fn names_and_addresses_are_verified_according_to_the_mode() {
     let ca = Authority::new();
     let names = ["tidb-0.tidb.svc", "*.example.com", "10.1.2.3", "fd00::7"];
-    let server = ca.issue("node", &names, Valid::Now).client_side(None).unwrap();
-    let full = ca.node_side(Verify::Full);
+    let server = ca.issue("node", &names, Valid::Now).acceptor(None).unwrap();
+    let full = ca.connector(Verify::Full);
     for good in ["tidb-0.tidb.svc", "TiDB-0.tidb.svc", "a.example.com", "10.1.2.3", "fd00::7", "[fd00::7]"] {
         let mut link = Link::new(&server, &full);
         link.client = full.connect(good).unwrap();
@@ -70,7 +70,7 @@ fn names_and_addresses_are_verified_according_to_the_mode() {
         let text = failure(&server, &full, bad);
         assert!(text.contains("tls.backend.verify to ca") || text.contains("BadCertificate"), "{text}");
         for loose in [Verify::Ca, Verify::None] {
-            let node = ca.node_side(loose);
+            let node = ca.connector(loose);
             let mut link = Link::new(&server, &node);
             link.client = node.connect(bad).unwrap();
             link.assert_works();
@@ -86,9 +86,9 @@ fn unknown_ca_and_wrong_validity_are_rejected() {
     let (ca, other) = (Authority::new(), Authority::new());
     for verify in [Verify::Full, Verify::Ca] {
         for (valid, authority) in [(Valid::Past, &ca), (Valid::Future, &ca), (Valid::Now, &other)] {
-            let server = authority.issue("bad", &["localhost"], valid).client_side(None).unwrap();
-            failure(&server, &ca.node_side(verify), "localhost");
-            Link::new(&server, &ca.node_side(Verify::None)).assert_works();
+            let server = authority.issue("bad", &["localhost"], valid).acceptor(None).unwrap();
+            failure(&server, &ca.connector(verify), "localhost");
+            Link::new(&server, &ca.connector(Verify::None)).assert_works();
         }
     }
 }
@@ -96,11 +96,11 @@ fn unknown_ca_and_wrong_validity_are_rejected() {
 #[test]
 fn rejecting_end_reports_the_reason_and_sends_an_alert() {
     let (ca, other) = (Authority::new(), Authority::new());
-    let expired = ca.issue("expired", &["localhost"], Valid::Past).client_side(None).unwrap();
+    let expired = ca.issue("expired", &["localhost"], Valid::Past).acceptor(None).unwrap();
     for (server, expected) in
-        [(&expired, "renew the TiDB server's certificate"), (&other.client_side(), "set tls.backend.ca")]
+        [(&expired, "renew the TiDB server's certificate"), (&other.acceptor(), "set tls.backend.ca")]
     {
-        let mut link = Link::new(server, &ca.node_side(Verify::Full));
+        let mut link = Link::new(server, &ca.connector(Verify::Full));
         let hello = support::carry(&mut link.client, usize::MAX, &mut link.server, &mut link.at_server);
         assert_eq!(hello.unwrap(), ReceiveResult::Open);
         let error = support::carry(&mut link.server, usize::MAX, &mut link.client, &mut link.at_client);
@@ -117,20 +117,20 @@ fn rejecting_end_reports_the_reason_and_sends_an_alert() {
 #[test]
 fn clients_need_a_certificate_of_the_client_ca() {
     let (ca, other) = (Authority::new(), Authority::new());
-    let server = ca.issue("server", &["localhost"], Valid::Now).client_side(Some(&ca.ca)).unwrap();
+    let server = ca.issue("server", &["localhost"], Valid::Now).acceptor(Some(&ca.ca)).unwrap();
     let mine = ca.issue("mine", &["client"], Valid::Now);
-    let node = NodeSide::load(Some(&ca.ca), Verify::Full, Some(mine.paths()), PeerRules::default()).unwrap();
+    let node = TlsConnector::load(Some(&ca.ca), Verify::Full, Some(mine.paths()), PeerRules::default()).unwrap();
     // The second connection resumes the session of the first.
     for _ in 0..2 {
         Link::new(&server, &node).assert_works();
     }
-    let text = failure(&server, &ca.node_side(Verify::Full), "localhost");
+    let text = failure(&server, &ca.connector(Verify::Full), "localhost");
     assert!(text.contains("must present a certificate"), "{text}");
     for (pair, expected) in [
         (other.issue("theirs", &["client"], Valid::Now), "tls.client.client_ca"),
         (ca.issue("old", &["client"], Valid::Past), "issue the client's certificate again"),
     ] {
-        let node = NodeSide::load(Some(&ca.ca), Verify::Full, Some(pair.paths()), PeerRules::default()).unwrap();
+        let node = TlsConnector::load(Some(&ca.ca), Verify::Full, Some(pair.paths()), PeerRules::default()).unwrap();
         let text = failure(&server, &node, "localhost");
         assert!(text.contains(expected), "{text}");
     }
@@ -164,13 +164,13 @@ fn every_kind_of_key_works_in_every_encoding() {
         let path = ca.path(key);
         assert!(fs::read_to_string(&path).unwrap().contains(block));
         openssl(&["req", "-x509", "-new", "-key", key, "-subj", "/CN=x", "-out", "cert"], ca.directory.path());
-        let server = ClientSide::load(&ca.path("cert"), &path, Some(&ca.path("cert")), PeerRules::default()).unwrap();
-        let node = NodeSide::load(None, Verify::None, None, PeerRules::default()).unwrap();
+        let server = TlsAcceptor::load(&ca.path("cert"), &path, Some(&ca.path("cert")), PeerRules::default()).unwrap();
+        let node = TlsConnector::load(None, Verify::None, None, PeerRules::default()).unwrap();
         // The server requires a client's certificate, and `node` has none.
         assert!(failure(&server, &node, "localhost").contains("certificate"));
-        let server = ClientSide::load(&ca.path("cert"), &path, None, PeerRules::default()).unwrap();
+        let server = TlsAcceptor::load(&ca.path("cert"), &path, None, PeerRules::default()).unwrap();
         Link::new(&server, &node).assert_works();
-        NodeSide::load(None, Verify::None, Some((&ca.path("cert"), &path)), PeerRules::default()).unwrap();
+        TlsConnector::load(None, Verify::None, Some((&ca.path("cert"), &path)), PeerRules::default()).unwrap();
     }
 }
 
@@ -209,8 +209,8 @@ fn errors_name_the_unusable_file() {
     ];
     for (cert, key, name, expected) in cases {
         let errors = [
-            ClientSide::load(&cert, &key, None, PeerRules::default()).err().unwrap(),
-            NodeSide::load(Some(&ca.ca), Verify::Full, Some((&cert, &key)), PeerRules::default()).err().unwrap(),
+            TlsAcceptor::load(&cert, &key, None, PeerRules::default()).err().unwrap(),
+            TlsConnector::load(Some(&ca.ca), Verify::Full, Some((&cert, &key)), PeerRules::default()).err().unwrap(),
         ];
         for error in errors {
             let text = format!("{error} {error:?}");
@@ -218,29 +218,30 @@ fn errors_name_the_unusable_file() {
             assert!(!text.contains("secret") && !text.contains("c2VjcmV0"), "{text}");
         }
     }
-    let text = ClientSide::load(&good.cert, &good.key, Some(&ca.path("empty")), PeerRules::default())
+    let text = TlsAcceptor::load(&good.cert, &good.key, Some(&ca.path("empty")), PeerRules::default())
         .err()
         .unwrap()
         .to_string();
     assert!(text.contains("empty has no certificate"), "{text}");
     let text =
-        NodeSide::load(Some(&ca.path("empty")), Verify::Ca, None, PeerRules::default()).err().unwrap().to_string();
+        TlsConnector::load(Some(&ca.path("empty")), Verify::Ca, None, PeerRules::default()).err().unwrap().to_string();
     assert!(text.contains("empty has no certificate"), "{text}");
 }
 
 #[test]
 fn without_a_ca_the_certificates_of_the_system_are_used() {
     let ca = Authority::new();
-    let node = NodeSide::load(None, Verify::Full, None, PeerRules::default()).expect("ca-certificates are installed");
-    failure(&ca.client_side(), &node, "localhost");
+    let node =
+        TlsConnector::load(None, Verify::Full, None, PeerRules::default()).expect("ca-certificates are installed");
+    failure(&ca.acceptor(), &node, "localhost");
 }
 
 #[test]
 fn bytes_other_than_tls_are_rejected_with_an_alert() {
     let ca = Authority::new();
-    let side = ca.client_side();
+    let acceptor = ca.acceptor();
     for garbage in [&b"GET / HTTP/1.0\r\n\r\n"[..], &[0; 64], &[0xff; 70_000]] {
-        let mut server = side.accept();
+        let mut server = acceptor.accept();
         let text = server.receive(garbage, &mut |_| {}).unwrap_err().to_string();
         assert!(text.contains("the received bytes are not TLS"), "{text}");
         assert_eq!(server.outgoing().first(), Some(&21), "an alert record");

@@ -24,8 +24,8 @@ fn resident() -> usize {
 #[test]
 fn idle_connection_takes_little_memory() {
     let ca = Authority::new();
-    let server = ca.issue("server", &["localhost"], Valid::Now).client_side(None).unwrap();
-    let node = ca.node_side(Verify::Full);
+    let server = ca.issue("server", &["localhost"], Valid::Now).acceptor(None).unwrap();
+    let node = ca.connector(Verify::Full);
     let connection = || {
         let mut link = Link::new(&server, &node);
         link.settle().unwrap();

@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use support::{Authority, Valid};
-use tls::{ClientSide, MinVersion, NodeSide, PeerRules, ReceiveResult, Stream, TlsError, Verify};
+use tls::{MinVersion, PeerRules, ReceiveResult, Stream, TlsAcceptor, TlsConnector, TlsError, Verify};
 
 const VERSIONS: [&str; 2] = ["-tls1_2", "-tls1_3"];
 
@@ -72,12 +72,12 @@ fn s_client(
     length: usize,
 ) -> (String, Result<(), TlsError>) {
     let pair = ca.issue("server", &["localhost", "127.0.0.1"], Valid::Now);
-    let side = pair.client_side(client_ca.then_some(&*ca.ca)).unwrap();
-    s_client_to(&side, ca, arguments, input, length)
+    let acceptor = pair.acceptor(client_ca.then_some(&*ca.ca)).unwrap();
+    s_client_to(&acceptor, ca, arguments, input, length)
 }
 
 fn s_client_to(
-    side: &ClientSide,
+    acceptor: &TlsAcceptor,
     ca: &Authority,
     arguments: &[&str],
     input: &[u8],
@@ -107,7 +107,7 @@ fn s_client_to(
             drop(stdin);
         });
         let (mut socket, _) = listener.accept().unwrap();
-        let mut stream = side.accept();
+        let mut stream = acceptor.accept();
         let mut echoed = 0;
         let outcome = pump(&mut socket, &mut stream, |stream, plain| {
             stream.send(plain);
@@ -144,11 +144,11 @@ fn s_client_may_update_its_keys() {
     let ca = Authority::new();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let side = ca.client_side();
+    let acceptor = ca.acceptor();
     let mut program = spawn(&["s_client", "-connect", &address, "-tls1_3", "-CAfile", "ca.pem"], &ca);
     let mut stdin = program.0.stdin.take().unwrap();
     let (mut socket, _) = listener.accept().unwrap();
-    let mut stream = side.accept();
+    let mut stream = acceptor.accept();
     // s_client looks for commands at the beginning of each read, so each line is sent after the previous one arrived.
     stdin.write_all(b"first line\n").unwrap();
     let mut seen = String::new();
@@ -249,7 +249,7 @@ fn both_versions_connect_to_s_server() {
     for version in VERSIONS {
         for name in ["localhost", "127.0.0.1"] {
             let (_program, mut socket) = s_server(&ca, &[version, "-WWW"]);
-            let mut stream = ca.node_side(Verify::Full).connect(name).unwrap();
+            let mut stream = ca.connector(Verify::Full).connect(name).unwrap();
             stream.send(b"GET /large HTTP/1.0\r\n\r\n");
             let mut received = Vec::new();
             pump(&mut socket, &mut stream, |_, plain| {
@@ -273,7 +273,7 @@ fn s_server_receives_the_configured_certificate() {
         for (pair, good) in [(Some(mine.paths()), true), (Some(theirs.paths()), false), (None, false)] {
             let demand = [version, "-rev", "-Verify", "1", "-verify_return_error", "-CAfile", "ca.pem"];
             let (_program, mut socket) = s_server(&ca, &demand);
-            let node = NodeSide::load(Some(&ca.ca), Verify::Full, pair, PeerRules::default()).unwrap();
+            let node = TlsConnector::load(Some(&ca.ca), Verify::Full, pair, PeerRules::default()).unwrap();
             let mut stream = node.connect("localhost").unwrap();
             stream.send(b"abc\n");
             let mut received = Vec::new();
@@ -298,10 +298,10 @@ const TLS13: PeerRules<'_> = PeerRules { min_version: MinVersion::Tls13, crl: No
 fn s_client_below_the_minimum_version_is_rejected() {
     let ca = Authority::new();
     let pair = ca.issue("server", &["localhost", "127.0.0.1"], Valid::Now);
-    let side = ClientSide::load(&pair.cert, &pair.key, None, TLS13).unwrap();
-    let (_, outcome) = s_client_to(&side, &ca, &["-tls1_3"], b"abc\n", 4);
+    let acceptor = TlsAcceptor::load(&pair.cert, &pair.key, None, TLS13).unwrap();
+    let (_, outcome) = s_client_to(&acceptor, &ca, &["-tls1_3"], b"abc\n", 4);
     outcome.unwrap();
-    let (text, outcome) = s_client_to(&side, &ca, &["-tls1_2"], b"abc\n", 4);
+    let (text, outcome) = s_client_to(&acceptor, &ca, &["-tls1_2"], b"abc\n", 4);
     let error = outcome.unwrap_err().to_string();
     assert!(error.contains("tls.client.min_version"), "{error}");
     assert!(text.contains("protocol version"), "{text}");
@@ -313,7 +313,7 @@ fn s_server_below_the_minimum_version_is_rejected() {
     ca.issue("node", &["localhost"], Valid::Now);
     for (version, good) in [("-tls1_3", true), ("-tls1_2", false)] {
         let (_program, mut socket) = s_server(&ca, &[version, "-rev"]);
-        let node = NodeSide::load(Some(&ca.ca), Verify::Full, None, TLS13).unwrap();
+        let node = TlsConnector::load(Some(&ca.ca), Verify::Full, None, TLS13).unwrap();
         let mut stream = node.connect("localhost").unwrap();
         stream.send(b"abc\n");
         let outcome = pump(&mut socket, &mut stream, |_, plain| plain.ends_with(b"\n"));

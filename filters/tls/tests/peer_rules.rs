@@ -8,26 +8,26 @@ use std::fs;
 use std::path::Path;
 
 use support::{Authority, Link, Pair, Valid};
-use tls::{ClientSide, NodeSide, PeerRules, TlsError, Verify};
+use tls::{PeerRules, TlsAcceptor, TlsConnector, TlsError, Verify};
 
 fn rules(crl: &Path) -> PeerRules<'_> {
     PeerRules { crl: Some(crl), ..PeerRules::default() }
 }
 
-fn failure(server: &ClientSide, node: &NodeSide) -> String {
+fn failure(server: &TlsAcceptor, node: &TlsConnector) -> String {
     Link::new(server, node).settle().expect_err("the handshake must fail").to_string()
 }
 
 /// The error at the module's end of a connection to a node.
-fn failure_of_node_side(server: &ClientSide, node: &NodeSide) -> String {
+fn failure_of_connector(server: &TlsAcceptor, node: &TlsConnector) -> String {
     let mut link = Link::new(server, node);
     link.settle().expect_err("the handshake must fail");
     link.client.receive(b"", &mut |_| {}).expect_err("it stays failed").to_string()
 }
 
-/// A [`NodeSide`] that plays a client with a certificate.
-fn client(ca: &Authority, pair: &Pair) -> NodeSide {
-    NodeSide::load(Some(&ca.ca), Verify::Full, Some(pair.paths()), PeerRules::default()).unwrap()
+/// A [`TlsConnector`] that plays a client with a certificate.
+fn client(ca: &Authority, pair: &Pair) -> TlsConnector {
+    TlsConnector::load(Some(&ca.ca), Verify::Full, Some(pair.paths()), PeerRules::default()).unwrap()
 }
 
 #[test]
@@ -36,17 +36,17 @@ fn revoked_client_certificate_is_rejected_after_a_refresh() {
     let server = ca.issue("server", &["localhost"], Valid::Now);
     let [good, bad] = ["good", "bad"].map(|name| ca.issue(name, &["client"], Valid::Now));
     let crl = ca.revoke("crl.pem", &[]);
-    let side = ClientSide::load(&server.cert, &server.key, Some(&ca.ca), rules(&crl)).unwrap();
+    let acceptor = TlsAcceptor::load(&server.cert, &server.key, Some(&ca.ca), rules(&crl)).unwrap();
     // `resumes` resumes its session in the second connection. That must fail once its certificate is revoked.
     let resumes = client(&ca, &bad);
     for node in [&client(&ca, &good), &client(&ca, &bad), &resumes] {
-        Link::new(&side, node).assert_works();
+        Link::new(&acceptor, node).assert_works();
     }
     ca.revoke("crl.pem", &[&bad]);
-    assert!(side.refresh().unwrap());
-    Link::new(&side, &client(&ca, &good)).assert_works();
+    assert!(acceptor.refresh().unwrap());
+    Link::new(&acceptor, &client(&ca, &good)).assert_works();
     for node in [&client(&ca, &bad), &resumes] {
-        let text = failure(&side, node);
+        let text = failure(&acceptor, node);
         assert!(text.contains("is in tls.client.crl"), "{text}");
     }
 }
@@ -57,27 +57,27 @@ fn revoked_node_certificate_is_rejected_with_and_without_a_name_check() {
     let [good, bad] = ["good", "bad"].map(|name| ca.issue(name, &["localhost"], Valid::Now));
     let crl = ca.revoke("crl.pem", &[&bad]);
     for verify in [Verify::Full, Verify::Ca] {
-        let node = NodeSide::load(Some(&ca.ca), verify, None, rules(&crl)).unwrap();
-        Link::new(&good.client_side(None).unwrap(), &node).assert_works();
-        let text = failure_of_node_side(&bad.client_side(None).unwrap(), &node);
+        let node = TlsConnector::load(Some(&ca.ca), verify, None, rules(&crl)).unwrap();
+        Link::new(&good.acceptor(None).unwrap(), &node).assert_works();
+        let text = failure_of_connector(&bad.acceptor(None).unwrap(), &node);
         assert!(text.contains("is in tls.backend.crl"), "{text}");
     }
     let other_name = ca.issue("elsewhere", &["elsewhere.test"], Valid::Now);
-    let node = NodeSide::load(Some(&ca.ca), Verify::Ca, None, rules(&crl)).unwrap();
-    Link::new(&other_name.client_side(None).unwrap(), &node).assert_works();
+    let node = TlsConnector::load(Some(&ca.ca), Verify::Ca, None, rules(&crl)).unwrap();
+    Link::new(&other_name.acceptor(None).unwrap(), &node).assert_works();
     // The files of a certificate and its key, which come between the CA's and the revocation list's, are not mistaken
     // for these.
     let mine = ca.issue("mine", &["client"], Valid::Now);
-    let node = NodeSide::load(Some(&ca.ca), Verify::Full, Some(mine.paths()), rules(&crl)).unwrap();
-    Link::new(&good.client_side(Some(&ca.ca)).unwrap(), &node).assert_works();
+    let node = TlsConnector::load(Some(&ca.ca), Verify::Full, Some(mine.paths()), rules(&crl)).unwrap();
+    Link::new(&good.acceptor(Some(&ca.ca)).unwrap(), &node).assert_works();
 }
 
 #[test]
 fn certificate_of_a_ca_without_a_revocation_list_is_rejected() {
     let (ca, other) = (Authority::new(), Authority::new());
     let crl = other.revoke("crl.pem", &[]);
-    let node = NodeSide::load(Some(&ca.ca), Verify::Full, None, rules(&crl)).unwrap();
-    let text = failure_of_node_side(&ca.client_side(), &node);
+    let node = TlsConnector::load(Some(&ca.ca), Verify::Full, None, rules(&crl)).unwrap();
+    let text = failure_of_connector(&ca.acceptor(), &node);
     assert!(text.contains("tls.backend.crl needs a list of each CA"), "{text}");
 }
 
@@ -85,7 +85,7 @@ fn certificate_of_a_ca_without_a_revocation_list_is_rejected() {
 fn unusable_revocation_lists_are_rejected_and_the_old_one_stays() {
     let ca = Authority::new();
     let server = ca.issue("server", &["localhost"], Valid::Now);
-    let load = |crl: &Path| ClientSide::load(&server.cert, &server.key, Some(&ca.ca), rules(crl));
+    let load = |crl: &Path| TlsAcceptor::load(&server.cert, &server.key, Some(&ca.ca), rules(crl));
     let missing = ca.path("missing.pem");
     assert!(matches!(load(&missing), Err(TlsError::Read { path, .. }) if path == missing));
     for (text, expected) in [
@@ -97,15 +97,15 @@ fn unusable_revocation_lists_are_rejected_and_the_old_one_stays() {
         fs::write(&crl, text).unwrap();
         let error = load(&crl).err().unwrap().to_string();
         assert!(error.contains(expected) && error.contains("bad.pem"), "{error}");
-        let error = NodeSide::load(Some(&ca.ca), Verify::Ca, None, rules(&crl)).err().unwrap().to_string();
+        let error = TlsConnector::load(Some(&ca.ca), Verify::Ca, None, rules(&crl)).err().unwrap().to_string();
         assert!(error.contains(expected) && error.contains("bad.pem"), "{error}");
     }
     let bad = ca.issue("bad", &["client"], Valid::Now);
     let crl = ca.revoke("crl.pem", &[&bad]);
-    let side = load(&crl).unwrap();
+    let acceptor = load(&crl).unwrap();
     fs::write(&crl, "no list").unwrap();
-    assert!(side.refresh().is_err());
-    assert!(failure(&side, &client(&ca, &bad)).contains("tls.client.crl"));
+    assert!(acceptor.refresh().is_err());
+    assert!(failure(&acceptor, &client(&ca, &bad)).contains("tls.client.crl"));
 }
 
 #[test]
@@ -113,8 +113,8 @@ fn revocation_list_without_verification_is_rejected() {
     let ca = Authority::new();
     let server = ca.issue("server", &["localhost"], Valid::Now);
     let crl = ca.revoke("crl.pem", &[]);
-    let error = ClientSide::load(&server.cert, &server.key, None, rules(&crl)).err().unwrap();
+    let error = TlsAcceptor::load(&server.cert, &server.key, None, rules(&crl)).err().unwrap();
     assert!(error.to_string().contains("certificates of the client are not verified"), "{error}");
-    let error = NodeSide::load(None, Verify::None, None, rules(&crl)).err().unwrap();
+    let error = TlsConnector::load(None, Verify::None, None, rules(&crl)).err().unwrap();
     assert!(error.to_string().contains("certificates of the TiDB server are not verified"), "{error}");
 }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use support::{Authority, Link, Valid};
-use tls::{ClientSide, NodeSide, PeerRules, TlsError, Verify};
+use tls::{PeerRules, TlsAcceptor, TlsConnector, TlsError, Verify};
 
 /// Replaces a file atomically under the same name.
 fn replace(path: &Path, text: &str) {
@@ -21,9 +21,9 @@ fn replace(path: &Path, text: &str) {
 }
 
 /// Whether a connection for this name gets a certificate for it.
-fn serves(side: &ClientSide, ca: &Authority, name: &str) -> bool {
-    let node = ca.node_side(Verify::Full);
-    let mut link = Link::new(side, &node);
+fn serves(acceptor: &TlsAcceptor, ca: &Authority, name: &str) -> bool {
+    let node = ca.connector(Verify::Full);
+    let mut link = Link::new(acceptor, &node);
     link.client = node.connect(name).unwrap();
     link.settle().is_ok()
 }
@@ -32,11 +32,11 @@ fn serves(side: &ClientSide, ca: &Authority, name: &str) -> bool {
 fn rotations_under_load_do_not_disturb_connections() {
     let ca = Authority::new();
     let pair = ca.issue("server", &["localhost"], Valid::Now);
-    let side = pair.client_side(None).unwrap();
-    let node = ca.node_side(Verify::Full);
-    let mut old = Link::new(&side, &node);
+    let acceptor = pair.acceptor(None).unwrap();
+    let node = ca.connector(Verify::Full);
+    let mut old = Link::new(&acceptor, &node);
     old.assert_works();
-    let mut halfway = Link::new(&side, &node);
+    let mut halfway = Link::new(&acceptor, &node);
     support::carry(&mut halfway.client, 100, &mut halfway.server, &mut halfway.at_server).map(drop).unwrap();
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -45,7 +45,7 @@ fn rotations_under_load_do_not_disturb_connections() {
                 scope.spawn(|| {
                     let mut connections = 0;
                     while !done.load(Ordering::Relaxed) {
-                        let mut link = Link::new(&side, &node);
+                        let mut link = Link::new(&acceptor, &node);
                         link.assert_works();
                         link.assert_works();
                         connections += 1;
@@ -59,12 +59,12 @@ fn rotations_under_load_do_not_disturb_connections() {
             let (cert, key) = ca.issue_text(&["localhost", &name], Valid::Now);
             replace(&pair.cert, &cert);
             // Between the two renames the files do not match. That is reported once, and the old pair stays in use.
-            assert!(matches!(side.refresh(), Err(TlsError::Mismatch { .. })));
-            assert!(!side.refresh().unwrap());
+            assert!(matches!(acceptor.refresh(), Err(TlsError::Mismatch { .. })));
+            assert!(!acceptor.refresh().unwrap());
             replace(&pair.key, &key);
-            assert!(side.refresh().unwrap());
-            assert!(!side.refresh().unwrap());
-            assert!(serves(&side, &ca, &name));
+            assert!(acceptor.refresh().unwrap());
+            assert!(!acceptor.refresh().unwrap());
+            assert!(serves(&acceptor, &ca, &name));
             old.assert_works();
         }
         done.store(true, Ordering::Relaxed);
@@ -91,11 +91,11 @@ fn replaced_directory_link_is_noticed() {
     for file in ["tls.crt", "tls.key"] {
         symlink(Path::new("..data").join(file), ca.path(file)).unwrap();
     }
-    let side = ClientSide::load(&ca.path("tls.crt"), &ca.path("tls.key"), None, PeerRules::default()).unwrap();
-    assert!(serves(&side, &ca, "first") && !serves(&side, &ca, "second"));
+    let acceptor = TlsAcceptor::load(&ca.path("tls.crt"), &ca.path("tls.key"), None, PeerRules::default()).unwrap();
+    assert!(serves(&acceptor, &ca, "first") && !serves(&acceptor, &ca, "second"));
     version("second");
-    assert!(side.refresh().unwrap());
-    assert!(serves(&side, &ca, "second") && !serves(&side, &ca, "first"));
+    assert!(acceptor.refresh().unwrap());
+    assert!(serves(&acceptor, &ca, "second") && !serves(&acceptor, &ca, "first"));
 }
 
 #[test]
@@ -103,28 +103,28 @@ fn error_is_reported_once_and_the_old_certificate_stays() {
     let ca = Authority::new();
     let pair = ca.issue("server", &["localhost"], Valid::Now);
     let (cert, key) = (fs::read_to_string(&pair.cert).unwrap(), fs::read_to_string(&pair.key).unwrap());
-    let side = pair.client_side(None).unwrap();
+    let acceptor = pair.acceptor(None).unwrap();
     let half = &cert[..cert.len() / 2];
     for bad in ["", half, "no certificate"] {
         for _ in 0..2 {
             fs::write(&pair.cert, bad).unwrap();
-            side.refresh().expect_err("the bad content is new, or follows a good one");
+            acceptor.refresh().expect_err("the bad content is new, or follows a good one");
             for _ in 0..3 {
-                assert!(!side.refresh().unwrap());
+                assert!(!acceptor.refresh().unwrap());
                 // The same content is written again.
                 replace(&pair.cert, bad);
             }
-            assert!(serves(&side, &ca, "localhost"));
+            assert!(serves(&acceptor, &ca, "localhost"));
             fs::write(&pair.cert, &cert).unwrap();
-            assert!(!side.refresh().unwrap(), "the current content is back");
+            assert!(!acceptor.refresh().unwrap(), "the current content is back");
         }
     }
     fs::remove_file(&pair.key).unwrap();
-    assert!(matches!(side.refresh(), Err(TlsError::Read { path, .. }) if path == pair.key));
-    assert!(!side.refresh().unwrap());
+    assert!(matches!(acceptor.refresh(), Err(TlsError::Read { path, .. }) if path == pair.key));
+    assert!(!acceptor.refresh().unwrap());
     fs::write(&pair.key, &key).unwrap();
-    assert!(!side.refresh().unwrap());
-    assert!(serves(&side, &ca, "localhost"));
+    assert!(!acceptor.refresh().unwrap());
+    assert!(serves(&acceptor, &ca, "localhost"));
 }
 
 #[test]
@@ -132,19 +132,19 @@ fn replaced_client_ca_rejects_old_certificates_and_tickets() {
     let (old, new) = (Authority::new(), Authority::new());
     let bundle = old.path("clients.pem");
     fs::copy(&old.ca, &bundle).unwrap();
-    let side = old.issue("server", &["localhost"], Valid::Now).client_side(Some(&bundle)).unwrap();
+    let acceptor = old.issue("server", &["localhost"], Valid::Now).acceptor(Some(&bundle)).unwrap();
     let node_of = |ca: &Authority| {
         let pair = ca.issue("client", &["client"], Valid::Now);
-        NodeSide::load(Some(&old.ca), Verify::Full, Some(pair.paths()), PeerRules::default()).unwrap()
+        TlsConnector::load(Some(&old.ca), Verify::Full, Some(pair.paths()), PeerRules::default()).unwrap()
     };
     let (of_old, of_new) = (node_of(&old), node_of(&new));
-    Link::new(&side, &of_old).assert_works();
-    assert!(Link::new(&side, &of_new).settle().is_err());
+    Link::new(&acceptor, &of_old).assert_works();
+    assert!(Link::new(&acceptor, &of_new).settle().is_err());
     replace(&bundle, &fs::read_to_string(&new.ca).unwrap());
-    assert!(side.refresh().unwrap());
+    assert!(acceptor.refresh().unwrap());
     // Its session ticket is rejected, too.
-    assert!(Link::new(&side, &of_old).settle().is_err());
-    Link::new(&side, &of_new).assert_works();
+    assert!(Link::new(&acceptor, &of_old).settle().is_err());
+    Link::new(&acceptor, &of_new).assert_works();
 }
 
 #[test]
@@ -153,9 +153,9 @@ fn ca_and_pair_for_nodes_are_reloaded() {
     let ca = old.path("nodes.pem");
     fs::copy(&old.ca, &ca).unwrap();
     let pair = old.issue("client", &["client"], Valid::Now);
-    let node = NodeSide::load(Some(&ca), Verify::Full, Some(pair.paths()), PeerRules::default()).unwrap();
+    let node = TlsConnector::load(Some(&ca), Verify::Full, Some(pair.paths()), PeerRules::default()).unwrap();
     let server = |authority: &Authority| {
-        authority.issue("server", &["localhost"], Valid::Now).client_side(Some(&authority.ca)).unwrap()
+        authority.issue("server", &["localhost"], Valid::Now).acceptor(Some(&authority.ca)).unwrap()
     };
     let (old_server, new_server) = (server(&old), server(&new));
     let mut established = Link::new(&old_server, &node);
@@ -180,13 +180,13 @@ fn change_with_equal_size_and_modification_time_is_noticed() {
     for path in [&pair.cert, &pair.key] {
         touch(path, "2001-01-01");
     }
-    let side = pair.client_side(None).unwrap();
-    assert!(!side.refresh().unwrap());
+    let acceptor = pair.acceptor(None).unwrap();
+    assert!(!acceptor.refresh().unwrap());
     let size = fs::metadata(&pair.cert).unwrap().len() as usize;
     fs::write(&pair.cert, "x".repeat(size)).unwrap();
     touch(&pair.cert, "2001-01-01");
     // Size, modification time and inode are equal. Only the change time differs.
-    side.refresh().expect_err("the file has no certificate");
+    acceptor.refresh().expect_err("the file has no certificate");
 }
 
 fn touch(path: &Path, date: &str) {

@@ -6,7 +6,7 @@ mod support;
 
 use proptest::prelude::*;
 use support::{Authority, Link, carry};
-use tls::{ClientSide, NodeSide, PeerRules, Stream, Verify};
+use tls::{PeerRules, Stream, TlsAcceptor, TlsConnector, Verify};
 
 /// A repeating list of sizes. One of them is always large, or a megabyte would take minutes.
 fn splits() -> impl Strategy<Value = Vec<usize>> {
@@ -36,11 +36,11 @@ fn drain(link: &mut Link, splits: &mut impl Iterator<Item = usize>) {
     }
 }
 
-fn sides() -> (ClientSide, NodeSide) {
+fn sides() -> (TlsAcceptor, TlsConnector) {
     let ca = Authority::new();
-    let server = ca.issue("server", &["localhost"], support::Valid::Now).client_side(Some(&ca.ca)).unwrap();
+    let server = ca.issue("server", &["localhost"], support::Valid::Now).acceptor(Some(&ca.ca)).unwrap();
     let pair = ca.issue("client", &["client"], support::Valid::Now);
-    (server, NodeSide::load(Some(&ca.ca), Verify::Full, Some(pair.paths()), PeerRules::default()).unwrap())
+    (server, TlsConnector::load(Some(&ca.ca), Verify::Full, Some(pair.paths()), PeerRules::default()).unwrap())
 }
 
 #[test]
@@ -95,7 +95,7 @@ proptest! {
     #[test]
     fn damage_never_gives_plaintext(position in any::<prop::sample::Index>(), bit in 0..8_u32, splits in splits()) {
         let ca = Authority::new();
-        let mut link = Link::new(&ca.client_side(), &ca.node_side(Verify::Full));
+        let mut link = Link::new(&ca.acceptor(), &ca.connector(Verify::Full));
         link.settle().unwrap();
         let sent = bytes(50_000, 1);
         link.client.send(&sent);
@@ -116,7 +116,7 @@ proptest! {
     #[test]
     fn garbage_in_a_handshake_does_no_harm(garbage in prop::collection::vec(any::<u8>(), 0..2000), after in 0..3000_usize, splits in splits()) {
         let ca = Authority::new();
-        let link = Link::new(&ca.client_side(), &ca.node_side(Verify::Full));
+        let link = Link::new(&ca.acceptor(), &ca.connector(Verify::Full));
         let (mut server, mut client) = (link.server, link.client);
         let mut splits = splits.into_iter().cycle();
         let (mut passed, mut ignored) = (0, Vec::new());

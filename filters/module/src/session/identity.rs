@@ -88,8 +88,8 @@ impl SessionIdentity {
 }
 
 impl Session {
-    /// Collects a command that changes the identity. Some: the bytes to forward instead of `bytes`, empty until the command
-    /// is complete. None: `bytes` do not belong to such a command, and are forwarded unchanged.
+    /// Collects a command that changes the identity. Some: the bytes to forward instead of `bytes`, empty until the
+    /// command is complete. None: `bytes` do not belong to such a command, and are forwarded unchanged.
     ///
     /// # Errors
     /// Why the module rejects the command.

@@ -10,8 +10,8 @@ use super::{FirstPacket, Login, LoginStage, Side, first_packet};
 use crate::capability::Capabilities;
 use crate::error;
 use crate::greeting::Greeting;
+use crate::handshake_response::{self, HandshakeResponse};
 use crate::packet::{HEADER, Header};
-use crate::response::{self, Response};
 
 /// ER_CON_COUNT_ERROR: the server is full.
 pub const TOO_MANY_CONNECTIONS: u16 = 1040;
@@ -137,8 +137,9 @@ impl Login {
     #[must_use]
     pub fn failover_attempt(&self) -> Option<LoginAttempt> {
         let mut response = self.response.clone().filter(|_| self.stage == LoginStage::Auth)?;
-        let claimed = response::capabilities(&response);
-        let plugin = Response::parse(&response, claimed)?.plugin.filter(|_| claimed.has(Capabilities::PLUGIN_AUTH))?;
+        let claimed = handshake_response::capabilities(&response);
+        let plugin =
+            HandshakeResponse::parse(&response, claimed)?.plugin.filter(|_| claimed.has(Capabilities::PLUGIN_AUTH))?;
         response.splice(plugin, UNKNOWN_PLUGIN.iter().copied());
         let needed = claimed.and(self.offered.understood()).without(Capabilities::SSL);
         let ssl_request = self.ssl_request.filter(|_| self.node_tls);

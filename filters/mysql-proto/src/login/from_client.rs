@@ -4,8 +4,8 @@ use super::password::{self, Plugin, SESSION_TOKEN_PLUGIN};
 use super::{ClientTls, ExpectedPassword, Login, LoginStage, LoginStep, Output, PasswordKey, Progress, rejected};
 use crate::capability::Capabilities;
 use crate::error::ProxyError;
+use crate::handshake_response::{self, HEAD, HandshakeResponse};
 use crate::packet::Header;
-use crate::response::{self, HEAD, Response};
 use crate::secret::SecretBytes;
 
 impl Login {
@@ -14,7 +14,7 @@ impl Login {
         if header.sequence != self.client_next {
             return rejected(ProxyError::BadPacket);
         }
-        if header.length > response::MAX_RESPONSE_BYTES {
+        if header.length > handshake_response::MAX_RESPONSE_BYTES {
             return rejected(ProxyError::PacketTooLarge);
         }
         Ok(())
@@ -30,13 +30,13 @@ impl Login {
         if self.stage == LoginStage::Response && self.held_response.is_none() {
             return self.on_first_client_packet(payload, key, out);
         }
-        match self.password {
+        match self.expected_password {
             ExpectedPassword::No => self.send_to_node(&payload, out),
             ExpectedPassword::OrRequest(request) if payload == [request] => self.send_public_key(key, out),
             _ => {
                 let password =
                     if password::is_password(&payload) { self.decrypt_password(key, &payload)? } else { payload };
-                self.password = ExpectedPassword::No;
+                self.expected_password = ExpectedPassword::No;
                 match self.held_response.take() {
                     Some((held, response)) => {
                         return self.forward_response(held, Some((&response, &password)), out);
@@ -50,7 +50,7 @@ impl Login {
 
     /// Processes an SSLRequest or response.
     fn on_first_client_packet(&mut self, payload: SecretBytes, key: &dyn PasswordKey, out: &mut Output) -> LoginStep {
-        let claimed = response::capabilities(&payload);
+        let claimed = handshake_response::capabilities(&payload);
         // The capabilities of the client's first packet apply. Before protocol 4.1 the shortest response had 5 bytes.
         let old = !self.claimed.unwrap_or(claimed).has(Capabilities::PROTOCOL_41);
         if old && payload.len() >= 5 {
@@ -72,12 +72,12 @@ impl Login {
         if self.client_head.is_none() && self.rules.client_tls == ClientTls::Required {
             return rejected(ProxyError::TlsRequired);
         }
-        let Some(response) = Response::parse(&payload, claimed) else {
+        let Some(response) = HandshakeResponse::parse(&payload, claimed) else {
             return rejected(ProxyError::BadPacket);
         };
         // Some clients (PHP's mysqlnd) compress after the OK packet if they asked for it, even if the server did not
         // offer it. The node would not understand their packets.
-        let wanted = claimed.with(response::capabilities(&payload)).and(Capabilities::ANY_COMPRESSION);
+        let wanted = claimed.with(handshake_response::capabilities(&payload)).and(Capabilities::COMPRESSION);
         if !self.offered.has(wanted) {
             return rejected(ProxyError::CompressionNotOffered);
         }
@@ -85,7 +85,7 @@ impl Login {
             return rejected(ProxyError::SessionTokenPlugin);
         }
         if claimed.has(Capabilities::CONNECT_ATTRS)
-            && response::exceeds_attribute_limit(&payload[response.attributes.clone()])
+            && handshake_response::exceeds_attribute_limit(&payload[response.attributes.clone()])
         {
             return rejected(ProxyError::AttributesTooLarge);
         }
@@ -115,7 +115,7 @@ impl Login {
     fn forward_response(
         &mut self,
         payload: SecretBytes,
-        auth: Option<(&Response, &[u8])>,
+        auth: Option<(&HandshakeResponse, &[u8])>,
         out: &mut Output,
     ) -> LoginStep {
         let mut payload = match auth {
@@ -134,13 +134,13 @@ impl Login {
                 return rejected(ProxyError::NodeTlsFailed);
             }
             self.node_tls_due = true;
-            response::claim(&mut payload, claimed.with(Capabilities::SSL));
-            self.ssl_request = Some(response::ssl_request(self.client_head.unwrap_or(head), claimed));
+            handshake_response::set_capabilities(&mut payload, claimed.with(Capabilities::SSL));
+            self.ssl_request = Some(handshake_response::ssl_request(self.client_head.unwrap_or(head), claimed));
             self.node_next = 2;
         } else {
-            response::claim(&mut payload, claimed.without(Capabilities::SSL));
+            handshake_response::set_capabilities(&mut payload, claimed.without(Capabilities::SSL));
         }
-        let parsed = Response::parse(&payload, response::capabilities(&payload));
+        let parsed = HandshakeResponse::parse(&payload, handshake_response::capabilities(&payload));
         self.response = parsed.and_then(|response| Some(response.with_auth(&payload, b"")?.to_vec()));
         self.stage = LoginStage::Auth;
         self.send_to_node(&payload, out);
@@ -156,6 +156,6 @@ impl Login {
         let mut payload = vec![0x01];
         payload.extend(key.public_pem());
         self.send_to_client(&payload, &mut out.back);
-        self.password = ExpectedPassword::Yes;
+        self.expected_password = ExpectedPassword::Yes;
     }
 }

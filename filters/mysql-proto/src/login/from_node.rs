@@ -63,7 +63,7 @@ impl Login {
 
     /// Processes what the node sends between the client's response and OK.
     fn on_auth_packet(&mut self, payload: &[u8]) -> LoginStep {
-        self.password = ExpectedPassword::No;
+        self.expected_password = ExpectedPassword::No;
         self.turn = Side::Client;
         let sha2 = self.plugin == Plugin::HashThenPassword;
         match payload {
@@ -82,7 +82,7 @@ impl Login {
             [0x01, 0x04] if sha2 => {
                 self.check_clear_text()?;
                 if self.must_decrypt_passwords() {
-                    self.password = ExpectedPassword::OrRequest(password::KEY_FOR_HASH_THEN_PASSWORD);
+                    self.expected_password = ExpectedPassword::OrRequest(password::KEY_FOR_HASH_THEN_PASSWORD);
                 }
                 Ok(())
             }
@@ -106,7 +106,7 @@ impl Login {
             self.check_clear_text()?;
         }
         if self.plugin == Plugin::Password && self.must_decrypt_passwords() {
-            self.password = ExpectedPassword::OrRequest(password::KEY_FOR_PASSWORD);
+            self.expected_password = ExpectedPassword::OrRequest(password::KEY_FOR_PASSWORD);
         }
         Ok(())
     }

@@ -11,7 +11,7 @@ use rcgen::{
     KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SanType, SerialNumber, date_time_ymd,
 };
 use tempfile::TempDir;
-use tls::{ClientSide, NodeSide, PeerRules, ReceiveResult, Stream, TlsError, Verify};
+use tls::{PeerRules, ReceiveResult, Stream, TlsAcceptor, TlsConnector, TlsError, Verify};
 
 /// A directory with a CA, and the certificates that it issues.
 pub(crate) struct Authority {
@@ -105,19 +105,19 @@ impl Authority {
     }
 
     /// Accepts clients, with a certificate for `localhost`.
-    pub(crate) fn client_side(&self) -> ClientSide {
-        self.issue("server", &["localhost"], Valid::Now).client_side(None).unwrap()
+    pub(crate) fn acceptor(&self) -> TlsAcceptor {
+        self.issue("server", &["localhost"], Valid::Now).acceptor(None).unwrap()
     }
 
     /// Connects to nodes, and trusts this CA.
-    pub(crate) fn node_side(&self, verify: Verify) -> NodeSide {
-        NodeSide::load(Some(&self.ca), verify, None, PeerRules::default()).unwrap()
+    pub(crate) fn connector(&self, verify: Verify) -> TlsConnector {
+        TlsConnector::load(Some(&self.ca), verify, None, PeerRules::default()).unwrap()
     }
 }
 
 impl Pair {
-    pub(crate) fn client_side(&self, client_ca: Option<&Path>) -> Result<ClientSide, TlsError> {
-        ClientSide::load(&self.cert, &self.key, client_ca, PeerRules::default())
+    pub(crate) fn acceptor(&self, client_ca: Option<&Path>) -> Result<TlsAcceptor, TlsError> {
+        TlsAcceptor::load(&self.cert, &self.key, client_ca, PeerRules::default())
     }
 
     pub(crate) fn paths(&self) -> (&Path, &Path) {
@@ -142,7 +142,7 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(crate) fn new(server: &ClientSide, client: &NodeSide) -> Self {
+    pub(crate) fn new(server: &TlsAcceptor, client: &TlsConnector) -> Self {
         let client = client.connect("localhost").unwrap();
         Self { server: server.accept(), client, at_server: Vec::new(), at_client: Vec::new() }
     }

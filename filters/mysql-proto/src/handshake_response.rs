@@ -25,7 +25,7 @@ const EXTENDED: Range<usize> = 28..HEAD;
 
 /// The byte ranges of the fields that the proxy reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Response {
+pub struct HandshakeResponse {
     /// The authentication data, without length or NUL.
     pub auth: Range<usize>,
     /// The authentication data with its length or NUL.
@@ -46,7 +46,7 @@ enum Form {
     Nul,
 }
 
-impl Response {
+impl HandshakeResponse {
     /// Finds the fields of `payload`, whose layout depends on `capabilities`. None if the user name or the
     /// authentication data is incomplete.
     ///
@@ -135,7 +135,7 @@ pub fn capabilities(payload: &[u8]) -> Capabilities {
 
 /// Sets the capabilities in a response or SSLRequest of at least [`HEAD`] bytes. Clears the MariaDB capabilities that
 /// the tracker does not support.
-pub fn claim(payload: &mut [u8], capabilities: Capabilities) {
+pub fn set_capabilities(payload: &mut [u8], capabilities: Capabilities) {
     payload[..4].copy_from_slice(&capabilities.0.to_le_bytes());
     if !capabilities.has(MYSQL) {
         clear_unsupported(&mut payload[EXTENDED]);
@@ -149,7 +149,7 @@ pub fn ssl_request(head: [u8; HEAD], capabilities: Capabilities) -> [u8; packet:
     let header = packet::Header { length: HEAD, sequence: 1 };
     whole[..packet::HEADER].copy_from_slice(&header.bytes());
     whole[packet::HEADER..].copy_from_slice(&head);
-    claim(&mut whole[packet::HEADER..], capabilities.with(Capabilities::SSL));
+    set_capabilities(&mut whole[packet::HEADER..], capabilities.with(Capabilities::SSL));
     whole
 }
 
@@ -187,12 +187,12 @@ mod tests {
                     (capabilities, b"plug\0\x00")
                 };
                 let whole = payload(capabilities, field, rest);
-                let response = Response::parse(&whole, capabilities).expect("a response");
+                let response = HandshakeResponse::parse(&whole, capabilities).expect("a response");
                 assert_eq!(&whole[response.auth.clone()], b"abc");
                 assert_eq!(&whole[response.plugin.clone().expect("a plugin")], b"plug");
                 assert_eq!(&whole[response.attributes.clone()], b"\x00");
                 let other = response.with_auth(&whole, b"secret\0").expect("it fits");
-                let changed = Response::parse(&other, capabilities).expect("a response");
+                let changed = HandshakeResponse::parse(&other, capabilities).expect("a response");
                 assert!(other[changed.auth.clone()].starts_with(b"secret"));
                 assert_eq!(&other[changed.plugin.expect("a plugin")], b"plug");
                 assert!(other.ends_with(rest));
@@ -203,11 +203,11 @@ mod tests {
     #[test]
     fn auth_data_over_255_bytes_needs_a_lenenc_length() {
         let whole = payload(LENENC, b"\x00", b"");
-        let response = Response::parse(&whole, LENENC).expect("a response");
+        let response = HandshakeResponse::parse(&whole, LENENC).expect("a response");
         let other = response.with_auth(&whole, &[7; 300]).expect("it fits");
-        assert_eq!(Response::parse(&other, LENENC).expect("a response").auth.len(), 300);
+        assert_eq!(HandshakeResponse::parse(&other, LENENC).expect("a response").auth.len(), 300);
         let short = BASE.with(Capabilities::SECURE_CONNECTION);
-        let response = Response::parse(&whole, short).expect("a response");
+        let response = HandshakeResponse::parse(&whole, short).expect("a response");
         assert_eq!(response.with_auth(&whole, &[7; 300]), None);
     }
 
@@ -216,20 +216,20 @@ mod tests {
         let with_database = LENENC.with(Capabilities::CONNECT_WITH_DB);
         for (capabilities, rest) in [(LENENC, &b""[..]), (with_database, b""), (with_database, b"db")] {
             let whole = payload(capabilities, b"\x00", rest);
-            let response = Response::parse(&whole, capabilities).expect("a response");
+            let response = HandshakeResponse::parse(&whole, capabilities).expect("a response");
             assert_eq!((response.plugin, response.attributes.end), (None, whole.len()));
         }
         let whole = payload(LENENC, b"", b"");
-        assert!(Response::parse(&whole, LENENC).expect("a response").auth.is_empty());
+        assert!(HandshakeResponse::parse(&whole, LENENC).expect("a response").auth.is_empty());
     }
 
     #[test]
     fn with_auth_adds_missing_auth_data() {
         for capabilities in [LENENC, BASE.with(Capabilities::SECURE_CONNECTION), BASE] {
             let whole = payload(capabilities, b"", b"");
-            let response = Response::parse(&whole, capabilities).expect("a response");
+            let response = HandshakeResponse::parse(&whole, capabilities).expect("a response");
             let other = response.with_auth(&whole, b"abc").expect("it fits");
-            let changed = Response::parse(&other, capabilities).expect("a response");
+            let changed = HandshakeResponse::parse(&other, capabilities).expect("a response");
             assert_eq!(&other[changed.auth], b"abc");
         }
     }
@@ -238,11 +238,11 @@ mod tests {
     fn incomplete_auth_data_is_rejected() {
         let huge = b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff";
         for auth in [&b"\x05abc"[..], b"\xfc\x00", b"\xff", huge] {
-            assert_eq!(Response::parse(&payload(LENENC, auth, b""), LENENC), None, "{auth:?}");
+            assert_eq!(HandshakeResponse::parse(&payload(LENENC, auth, b""), LENENC), None, "{auth:?}");
         }
         let no_nul = &payload(LENENC, b"", b"")[..HEAD + 4];
-        assert_eq!(Response::parse(no_nul, LENENC), None);
-        assert_eq!(Response::parse(&[0; HEAD], LENENC), None);
+        assert_eq!(HandshakeResponse::parse(no_nul, LENENC), None);
+        assert_eq!(HandshakeResponse::parse(&[0; HEAD], LENENC), None);
     }
 
     #[test]

@@ -25,11 +25,11 @@ pub enum Verify {
 }
 
 /// The CA and, if nodes ask for one, a certificate and its key. Shared by all workers.
-pub struct NodeSide {
+pub struct TlsConnector {
     config: Rotating<Arc<ClientConfig>>,
 }
 
-impl NodeSide {
+impl TlsConnector {
     /// `ca`: the CA certificates for nodes, PEM; None: those of the system at this time. `pair`: the certificate that
     /// nodes get, with its intermediates, and its key, PEM. `rules`: other requirements; revocation lists need a
     /// verified chain.

@@ -13,11 +13,11 @@ use crate::rotating::Rotating;
 use crate::{MinVersion, Peer, PeerRules, Stream, TlsError};
 
 /// The certificate, its key and, if clients need certificates, their CA. Shared by all workers.
-pub struct ClientSide {
+pub struct TlsAcceptor {
     config: Rotating<Arc<ServerConfig>>,
 }
 
-impl ClientSide {
+impl TlsAcceptor {
     /// `cert`: the certificate and its intermediates, PEM. `key`: its private key, PEM. `client_ca`: if given, each
     /// client must present a certificate that chains to one of its certificates. `rules`: other requirements;
     /// revocation lists need a `client_ca`.
