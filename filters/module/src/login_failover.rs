@@ -170,7 +170,6 @@ impl LoginFailover {
         }
         conn.replace_connection(tls);
         session.resume_login();
-        session.with_login(mysql_proto::login::Login::on_switched_node);
         if let Some(node) = &*self.target_node.borrow() {
             node.node.shared.end_ejection();
         }

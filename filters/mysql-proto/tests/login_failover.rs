@@ -48,7 +48,6 @@ fn login_continues_at_another_node_with_its_own_salt() {
     let switch = frame(2, &switch(PLUGIN, OTHER_SALT));
     assert_eq!(attempt.receive(&switch[..9]), FailoverAction::Wait);
     assert_eq!(attempt.receive(&switch[9..]), FailoverAction::Answer(switch.clone()));
-    login.on_switched_node();
     let mut out = Output::default();
     assert_eq!(login.on_node_bytes(&switch, &mut out), (switch.len(), Progress::More));
     assert_eq!(out.onward, switch);

@@ -6,7 +6,7 @@
 //! authentication plugin that no account has. That node then asks the client to authenticate with its own salt
 //! ("Protocol::AuthSwitchRequest", dev.mysql.com), and the login continues as usual.
 
-use super::{FirstPacket, Login, LoginStage, Side, first_packet};
+use super::{FirstPacket, Login, LoginStage, first_packet};
 use crate::capability::Capabilities;
 use crate::error;
 use crate::greeting::Greeting;
@@ -35,7 +35,7 @@ pub enum FailoverAction {
     /// The node lacks a capability that the client and the first node agreed on, or offers no TLS although the first
     /// node's connection uses it.
     MissingCapability,
-    /// The node answered the login: call [`Login::on_switched_node`], then [`Login::on_node_bytes`] with these bytes.
+    /// The node answered the login: call [`Login::on_node_bytes`] with these bytes.
     Answer(Vec<u8>),
 }
 
@@ -144,12 +144,6 @@ impl Login {
         let needed = claimed.and(self.offered.understood()).without(Capabilities::SSL);
         let ssl_request = self.ssl_request.filter(|_| self.node_tls);
         Some(LoginAttempt { phase: FailoverPhase::Greeting, ssl_request, needed, response, received: Vec::new() })
-    }
-
-    /// From now on the node is the one of a [`LoginAttempt`].
-    pub fn on_switched_node(&mut self) {
-        self.node_next = self.answer_sequence();
-        self.turn = Side::Node;
     }
 
     /// The sequence number of the node's answer to the client's response.

@@ -41,11 +41,25 @@ fn session_is_busy_until_the_end_of_a_result_set() {
 #[test]
 fn prepare_response_without_definitions_is_not_tracked() {
     let optional = NEW.with(Capabilities::OPTIONAL_RESULTSET_METADATA);
-    let reply = |columns| message(&[0, 1, 0, 0, 0, columns, 0, 0, 0, 0, 0, 0, 0]);
-    let script = [Client(command(Prepare, b"SELECT 1")), Node(reply(1))];
-    play(optional, &script, &[started(Prepare)], Opaque, Some(PinReason::Opaque));
-    let script = [Client(command(Prepare, b"DO 1")), Node(reply(0))];
+    let reply = |columns, parameters| message(&[0, 1, 0, 0, 0, columns, 0, parameters, 0, 0, 0, 0, 0]);
+    for (columns, parameters) in [(1, 0), (0, 1), (1, 1)] {
+        let script = [Client(command(Prepare, b"SELECT ?")), Node(reply(columns, parameters))];
+        play(optional, &script, &[started(Prepare)], Opaque, Some(PinReason::Opaque));
+    }
+    let script = [Client(command(Prepare, b"DO 1")), Node(reply(0, 0))];
     play(optional, &script, &done(Prepare, CommandOutcome::Ok), Idle, None);
+}
+
+#[test]
+fn ping_reply_is_due_only_when_all_earlier_commands_are_answered() {
+    let mut tracker = Tracker::new(NEW);
+    assert!(!tracker.owes_ping_reply());
+    tracker.on_client_bytes(&[query(), command(Ping, b"")].concat(), &mut ());
+    assert!(!tracker.owes_ping_reply());
+    tracker.on_node_bytes(&ok(AUTOCOMMIT), &mut ());
+    assert!(tracker.owes_ping_reply());
+    tracker.on_node_bytes(&ok(AUTOCOMMIT), &mut ());
+    assert!(!tracker.owes_ping_reply());
 }
 
 #[test]
