@@ -1,7 +1,7 @@
 //! TLS of the module's two sockets. No I/O except that certificates and keys are read from files.
 //!
 //! * [`TlsAcceptor`] accepts connections of clients, [`TlsConnector`] connects to TiDB. Both reload their files when
-//! these change, without effect on existing connections.
+//!   these change, without effect on existing connections.
 //! * [`Stream`] is one connection of either side.
 //! * [`RsaPasswordKey`] decrypts the password of a client without TLS (`caching_sha2_password`).
 
