@@ -194,15 +194,15 @@ class LoadClient:
 
     @asynccontextmanager
     async def slices(
-        self, targets: Sequence[LoadTarget], *, connections: int, statement: str = "", numbers: int = 1
+        self, targets: Sequence[LoadTarget], *, connections: int, statement: str = "", max_number: int = 1
     ) -> AsyncIterator[SliceRunner]:
         """Keep `connections` logged-in connections to each target open, and load one target at a time.
 
-        All `{}` in a statement become the same random number from 1 to `numbers`. `targets` determine the TLS
-        mode, not the login options.
+        All `{}` in a statement become the same random number from 1 to `max_number`. `targets` determine the
+        TLS mode, not the login options.
         """
         options = [option for target in targets for option in ("--target", str(target))]
-        options += [*self._login.account_options(), *_options(connections=connections, numbers=numbers)]
+        options += [*self._login.account_options(), *_options(connections=connections, max_number=max_number)]
         options += ["--statement", statement] if statement else []
         process = await self._start_subcommand("slices", options, stdin=asyncio.subprocess.PIPE)
         try:
@@ -283,7 +283,8 @@ class LoadClient:
 
 def _options(**values: float | None) -> list[str]:
     """Return command line options for all values except None."""
-    return [text for name, value in values.items() if value is not None for text in (f"--{name}", str(value))]
+    options = [(f"--{name.replace('_', '-')}", value) for name, value in values.items() if value is not None]
+    return [text for name, value in options for text in (name, str(value))]
 
 
 async def _read_result(child: asyncio.subprocess.Process) -> LoadClientResult:

@@ -88,7 +88,7 @@ async def _profile_proxy(
         [proxy.target],
         connections=workload.clients,
         statement=workload.statement,
-        numbers=workload.highest_id,
+        max_number=workload.highest_id,
     ) as slices:
         perf = ChildProcess(
             "perf",

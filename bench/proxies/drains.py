@@ -64,7 +64,7 @@ async def measure(
             httpx2.AsyncClient(base_url=proxy.api, trust_env=False, timeout=10.0) as api,
             bench.client.keep_idle(proxy.target.port, connections=sessions) as idle_results,
             bench.client.slices(
-                [proxy.target], connections=_CLIENTS, statement=POINT_SELECT, numbers=ROWS // 2
+                [proxy.target], connections=_CLIENTS, statement=POINT_SELECT, max_number=ROWS // 2
             ) as slices,
         ):
             bench.pin_clients(slices.pid)

@@ -99,7 +99,7 @@ async def measure(
         [proxy.target for proxy in proxies.values()],
         connections=workload.clients,
         statement=workload.statement,
-        numbers=workload.highest_id,
+        max_number=workload.highest_id,
     ) as slices:
         bench.pin_clients(slices.pid)
         targets = {name: (index, proxy) for index, (name, proxy) in enumerate(proxies.items())}

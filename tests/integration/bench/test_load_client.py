@@ -55,7 +55,7 @@ async def test_reads_large_results(client: LoadClient, mariadb: MariaDb) -> None
 async def test_statements_keep_their_rate(client: LoadClient, mariadb: MariaDb) -> None:
     statement = "select seq from mysql.seq_1_to_2000 where seq between {} and {}+99"
     async with client.slices(
-        [LoadTarget(mariadb.port)], connections=32, statement=statement, numbers=1000
+        [LoadTarget(mariadb.port)], connections=32, statement=statement, max_number=1000
     ) as slices:
         assert len((await slices.run(0, 1.0, rate=400)).latencies) == pytest.approx(400, abs=1)
         assert len((await slices.run(0, 0.05, rate=6000)).latencies) == pytest.approx(300, abs=1)
