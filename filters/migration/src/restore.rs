@@ -36,6 +36,12 @@ impl RestoreStatement {
         &self.pieces
     }
 
+    /// The memory that is reserved for the statement, in bytes.
+    #[must_use]
+    pub fn reserved_bytes(&self) -> usize {
+        self.reservation.borrow().bytes()
+    }
+
     /// Marks the statement as not needed by a migration. False: the budget has no room for that
     /// ([`Reservation::retain`]).
     #[must_use]

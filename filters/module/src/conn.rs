@@ -33,7 +33,7 @@ pub(crate) enum ReadStep {
 pub(crate) enum ReadError {
     /// The peer has violated TLS. An alert was sent to it.
     Tls(TlsError),
-    /// The replies could not be sent: the connection is broken.
+    /// Unsent bytes could not be sent, because the connection is broken. What the peer sent before is decrypted.
     Broken,
 }
 

@@ -42,9 +42,6 @@ pub(crate) struct NodeSocketFactory {
 impl NodeSocketFactory {
     pub(crate) fn new(config: config::NodeSocketConfig) -> Result<Self, String> {
         let ejection = config.ejection();
-        if !envoy_abi::module::validating() {
-            sentinels::configure(config.sentinels, config.proxy_protocol);
-        }
         let tls = if config.tls == NodeTls::Disabled {
             None
         } else {
@@ -53,15 +50,19 @@ impl NodeSocketFactory {
             let loaded = TlsConnector::load(non_empty_path(&config.ca), config.verify, pair, rules);
             Some(Arc::new(loaded.map_err(|error| error.to_string())?))
         };
-        let shared = Arc::new(NodeSocketOptions {
+        // Only now, since Envoy keeps the old cluster if the files cannot be loaded.
+        if !envoy_abi::module::validating() {
+            sentinels::configure(config.sentinels, config.proxy_protocol);
+        }
+        let options = Arc::new(NodeSocketOptions {
             node_tls: config.tls,
             tls: tls.clone(),
             proxy_protocol: config.proxy_protocol,
             allow_cleartext_backend: config.allow_cleartext_backend,
             ejection,
         });
-        let _refresher = tls.map(|side| Refresher::new("new connections to nodes", move || side.refresh()));
-        Ok(Self { options: shared, _refresher })
+        let _refresher = tls.map(|connector| Refresher::new("new connections to nodes", move || connector.refresh()));
+        Ok(Self { options, _refresher })
     }
 }
 
@@ -93,7 +94,7 @@ enum NodeStage {
     Greeting,
     /// The greeting has gone to the client. If TLS is used, it begins when the client answers.
     AwaitingClient,
-    /// TLS is required but not established, so nothing may be sent.
+    /// TLS could not begin, so nothing may be sent.
     Blocked,
     /// Bytes are relayed in both directions.
     Open,
@@ -167,18 +168,21 @@ impl NodeConn {
     fn receive_tls(&self, ciphertext: &[u8], passed: &mut usize) -> ReadStep {
         let may_hold_states = self.session.migration.is_client_held();
         self.conn.worker.buffers.with_scratch(|plain| {
-            let is_closed = match self.conn.decrypt(ciphertext, plain) {
-                Ok(is_closed) => is_closed,
-                Err(ReadError::Tls(error)) => return self.on_tls_error(&error, passed),
-                Err(ReadError::Broken) => return self.on_node_closed(true, passed),
+            let result = self.conn.decrypt(ciphertext, plain);
+            let step = if let Err(ReadError::Tls(error)) = &result {
+                self.on_tls_error(error, passed)
+            } else if plain.is_empty() {
+                ReadStep::Continue
+            } else {
+                self.receive_plain(plain, passed)
             };
-            let step = if plain.is_empty() { ReadStep::Continue } else { self.receive_plain(plain, passed) };
             if may_hold_states {
                 secret::wipe(plain); // the shared buffer may contain states
             }
-            match step {
-                ReadStep::Continue if is_closed => self.on_node_closed(false, passed),
-                step => step,
+            match (step, result) {
+                (ReadStep::Continue, Ok(true)) => self.on_node_closed(false, passed),
+                (ReadStep::Continue, Err(ReadError::Broken)) => self.on_node_closed(true, passed),
+                (step, _) => step,
             }
         })
     }
@@ -284,14 +288,14 @@ impl NodeConn {
         // If TLS cannot begin, nothing may be sent.
         self.stage.set(NodeStage::Blocked);
         if let Some(request) = self.session.with_login(|login| login.node_ssl_request()).flatten() {
-            let Some(side) = &self.options.tls else { return Ok(()) };
+            let Some(connector) = &self.options.tls else { return Ok(()) };
             // The login has checked the bytes that were read so far. This checks for bytes that the kernel still holds.
             if self.conn.socket.with_descriptor(has_unread_bytes) == Some(true) {
                 self.session.report_data_before_tls();
                 self.session.close(ProxyError::NodeTlsFailed);
                 return Ok(());
             }
-            let stream = create_tls_stream(side, &self.node.shared.name)?;
+            let stream = create_tls_stream(connector, &self.node.shared.name)?;
             let _ = self.conn.write_or_queue(&request);
             self.conn.start_tls(stream);
             self.session.with_login(Login::on_node_tls_started);
@@ -334,6 +338,11 @@ impl TransportSocket for NodeSocket {
             return IoOutcome::close(0);
         }
         let outcome = self.0.conn.write(end);
+        if outcome.close && self.0.is_established() {
+            // The node may have sent an error before the connection broke. The read hook closes the connection.
+            self.0.conn.close_after_reading();
+            return IoOutcome::open(outcome.bytes);
+        }
         if outcome.bytes > 0 {
             self.0.session.on_quiescent();
         }
@@ -369,7 +378,7 @@ impl TransportSocket for NodeSocket {
             ConnectFailure::Error => "the node greeted with an error",
             ConnectFailure::Full => "the node takes no more connections",
             ConnectFailure::Invalid => "the node did not greet as a MySQL server",
-            _ => "the node closed before its greeting, or had none in time",
+            _ => "the node closed before its greeting, or did not greet in time",
         }
     }
 }

@@ -339,6 +339,10 @@ mod tests {
         fn on_probe_result(self: Rc<Self>, _: bool) {}
     }
 
+    impl CloseAfterPanic for TestClient {
+        fn close_after_panic(&self) {}
+    }
+
     fn request(client: &Rc<TestClient>) -> ProbeRequests {
         let mut requests = ProbeRequests::default();
         requests.add(Rc::downgrade(&(Rc::clone(client) as Rc<dyn ProbeClient>)), false);

@@ -31,7 +31,7 @@ pub(crate) struct WorkerStates {
 const TURN_BYTES: usize = 128 * 1024;
 const MIN_READ: usize = 4 * 1024;
 
-/// Exists as long as a session is held whose node may send states.
+/// Exists while the module holds a client whose node may send states.
 pub(crate) struct ExportGuard(Rc<Cell<usize>>);
 
 impl WorkerStates {
@@ -69,15 +69,20 @@ pub(crate) fn used() -> usize {
 }
 
 /// Keeps the states of a session. If there is no room, the oldest states that this worker keeps are dropped; their
-/// sessions then end if their nodes fail. False: there is still no room when the worker keeps no other states.
+/// sessions then end if their nodes fail. False: there is no room, since other workers keep too many states.
 pub(crate) fn retain(session: &Rc<Session>, statement: &Rc<RestoreStatement>) -> bool {
     let retained = &session.worker.states.retained;
+    let mut freed = 0;
     while !statement.retain() {
+        if freed >= statement.reserved_bytes() {
+            return false; // others took what was freed
+        }
         let oldest = retained.borrow_mut().pop_front();
         let Some((oldest, session)) = oldest else { return false };
-        if oldest.strong_count() > 0
+        if let Some(oldest) = oldest.upgrade()
             && let Some(session) = session.upgrade()
         {
+            freed += oldest.reserved_bytes();
             session.kept_states.set(None);
         }
     }

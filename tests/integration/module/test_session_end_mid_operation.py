@@ -395,6 +395,49 @@ async def test_client_receives_error_if_the_node_ends_the_login(
         await proxy.wait_no_sessions(node.endpoint)
 
 
+@pytest.mark.parametrize("with_tls", [False, True], ids=["plain", "TLS"])
+@pytest.mark.parametrize("how", ["FIN", "RST"])
+async def test_client_receives_error_of_a_node_that_ends_while_envoy_holds_bytes_for_it(
+    tmp_path: Path, node_context: ssl.SSLContext, with_tls: bool, how: str
+) -> None:
+    """A node rejects a packet that is too large without reading it, so its kernel may send a RST."""
+    error = frame(1, err(1153, "Got a packet bigger than 'max_allowed_packet' bytes", "08S01"))
+    may_reject = asyncio.Event()
+
+    async def reject_unread(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        transport = writer.transport
+        assert isinstance(transport, asyncio.Transport)
+        if with_tls:
+            link = await greet_with_tls(RawClient(reader, writer), node_context)
+            sequence, _ = await link.read_packet()
+            await link.write(frame(sequence + 1, OK_PAYLOAD))
+        else:
+            await accept_login(reader, writer)
+        transport.pause_reading()
+        await may_reject.wait()
+        if with_tls:
+            await link.write(error)
+        else:
+            writer.write(error)
+        close_or_reset(writer, how)
+
+    config = ModuleConfig(node=NODE_TLS if with_tls else {})
+    async with (
+        run_fake_server(reject_unread) as node,
+        run_envoy(tmp_path, [node.endpoint], config) as proxy,
+    ):
+        client = await connect_logged_in(proxy)
+        client.writer.write((0xFFFFFE).to_bytes(3, "little") + b"\0\x03")
+        await send_until_buffered(
+            proxy,
+            client.writer,
+            lambda: client.writer.write(bytes(PIECE_BYTES)),
+            "cluster.tidb.upstream_cx_tx_bytes_buffered",
+        )
+        may_reject.set()
+        assert await read_to_end(client) == error
+
+
 @pytest.mark.parametrize("how", ["FIN", "RST"])
 async def test_client_receives_error_if_the_node_ends_before_its_login(tmp_path: Path, how: str) -> None:
     greeting_forwarded = asyncio.Event()

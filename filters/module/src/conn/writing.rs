@@ -79,9 +79,7 @@ impl Conn {
             Io::WouldBlock => 0,
             Io::Broken => {
                 // Envoy's hooks have to close this connection. Its last event may already be handled, so trigger them.
-                self.sending.is_broken.set(true);
-                self.onload();
-                self.socket.set_readable();
+                self.close_after_reading();
                 self.socket.set_writable();
                 bytes.len()
             }
@@ -92,6 +90,13 @@ impl Conn {
             self.socket.set_writable();
         }
         taken
+    }
+
+    /// A write has failed: makes the read hook close the connection after it has read what the peer sent before.
+    pub(crate) fn close_after_reading(&self) {
+        self.sending.is_broken.set(true);
+        self.onload();
+        self.socket.set_readable();
     }
 
     /// While offloading is switched off, bytes are sent directly only to offloaded connections. Only a migrating

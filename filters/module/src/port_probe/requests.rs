@@ -2,8 +2,10 @@
 
 use std::rc::{Rc, Weak};
 
+use crate::panics::{CloseAfterPanic, run_guarded};
+
 /// A client that requests a probe.
-pub(crate) trait ProbeClient {
+pub(crate) trait ProbeClient: CloseAfterPanic {
     fn on_probe_result(self: Rc<Self>, is_there: bool);
 }
 
@@ -35,7 +37,7 @@ impl ProbeRequests {
     }
 
     /// Whether no client waits any more. Removes clients that are gone until one is found that still waits, so that
-    /// thousands of calls, one for each client, take no more steps in total than there are clients.
+    /// thousands of calls, one for each client, take at most twice as many steps in total as there are clients.
     pub(super) fn is_abandoned(&mut self) -> bool {
         [&mut self.resets, &mut self.others].into_iter().all(|clients| {
             while clients.last().is_some_and(|client| client.strong_count() == 0) {
@@ -45,10 +47,11 @@ impl ProbeRequests {
         })
     }
 
+    /// Tells all clients the result, even if one of them panics.
     pub(super) fn answer(self, is_there: bool) {
         for client in self.resets.into_iter().chain(self.others) {
             if let Some(client) = client.upgrade() {
-                client.on_probe_result(is_there);
+                run_guarded("the result of a probe", &*client, || Rc::clone(&client).on_probe_result(is_there));
             }
         }
     }
@@ -62,6 +65,10 @@ mod tests {
 
     impl ProbeClient for TestClient {
         fn on_probe_result(self: Rc<Self>, _: bool) {}
+    }
+
+    impl CloseAfterPanic for TestClient {
+        fn close_after_panic(&self) {}
     }
 
     #[test]
