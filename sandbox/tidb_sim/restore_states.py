@@ -66,9 +66,7 @@ class StateRestorer:
 
     async def _set_variables(self, variables: Mapping[str, str]) -> None:
         """Set all variables at once. Skip variables that MariaDB rejects (TiDB warns about them)."""
-        # autocommit comes last, because it may end a transaction, and some variables cannot be set within
-        # one.
-        names = sorted(filter(_WORD.fullmatch, variables), key=lambda name: (name == "autocommit", name))
+        names = sorted(filter(_WORD.fullmatch, variables), key=_restore_order)
         assignments = [f"SESSION {name} = {_system_variable_expression(variables[name])}" for name in names]
         if not assignments:
             return
@@ -114,6 +112,15 @@ class StateRestorer:
             parameter_types=statement.parameter_types if has_types else b"",
             backend_knows_types=not (has_types and statement.parameter_types),
         )
+
+
+def _restore_order(name: str) -> tuple[bool, bool, str]:
+    """Sort autocommit last, because it may end a transaction, and some variables cannot be set within one.
+
+    TiDB sets the others in random order. If it sets a character set after the collation, it also sets that
+    character set's default collation (pkg/sessionctx/variable/sysvar.go), so sort these two in that order.
+    """
+    return (name == "autocommit", not name.startswith("collation_"), name)
 
 
 def variable_expression(variable: UserVariable) -> str:

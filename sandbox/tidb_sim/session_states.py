@@ -80,8 +80,11 @@ class SessionStates:
 
     @property
     def is_complete(self) -> bool:
-        """Whether these are the states of a whole session. A proxy may also restore a few states alone."""
-        return self.system_variables is not None or self.statements is not None
+        """Whether these are the states of a whole session. A proxy may also restore a few states alone.
+
+        A proxy never restores the SQL mode alone.
+        """
+        return self.statements is not None or "sql_mode" in (self.system_variables or {})
 
     def encode(self) -> str:
         """Return the JSON without empty values, with the blanks and key order of TiDB's type JSON."""

@@ -28,6 +28,7 @@ pub mod quota;
 pub mod rate_limit;
 pub mod restore;
 pub mod sentinel;
+mod session_variables;
 pub mod state_export;
 pub mod state_machine;
 pub mod state_snapshot;

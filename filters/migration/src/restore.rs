@@ -1,4 +1,4 @@
-//! The statements that restore a session's states at another node. They are built while the states arrive.
+//! The statements that restore a session's states at another node. The longest is built while the states arrive.
 //!
 //! The JSON is escaped directly into the packets to send; there is no other copy. The packets are stored in pieces, so
 //! that no bytes are copied when they grow. Each piece is reserved in the budget before it is allocated.
@@ -10,7 +10,7 @@ use mysql_proto::packet::{HEADER, Header, MAX_PAYLOAD};
 use mysql_proto::secret::SecretBytes;
 
 use crate::budget::Reservation;
-use crate::state_summary::preparation_query;
+use crate::state_summary::RestoreFrame;
 
 /// Maximum bytes of a piece.
 pub const MAX_PIECE_BYTES: usize = 64 * 1024;
@@ -23,7 +23,10 @@ const ESCAPE_CHUNK_BYTES: usize = 256;
 
 const QUERY_PREFIX: &[u8] = b"\x03SET SESSION_STATES '";
 
-/// `SET SESSION_STATES` and the statement before it (`preparation_query`), as packets.
+/// The number of statements in a [`RestoreStatement`]. The node answers each.
+pub(crate) const RESTORE_STATEMENTS: u8 = 3;
+
+/// `SET SESSION_STATES` and the statements before and after it, as packets.
 pub struct RestoreStatement {
     pieces: Vec<SecretBytes>,
     reservation: RefCell<Reservation>,
@@ -101,14 +104,13 @@ impl RestoreBuilder {
             sequence: 0,
         };
         builder.add_piece(0)?;
-        builder.pieces[0].extend_from_slice(&preparation_query());
         builder.begin_packet()?;
         builder.write(QUERY_PREFIX)?;
         Ok(builder)
     }
 
-    /// Adds the next bytes of the JSON. A doubled quote means the same in all SQL modes; [`preparation_query`] sets a
-    /// mode in which backslashes escape.
+    /// Adds the next bytes of the JSON. A doubled quote means the same in all SQL modes; the preparation sets a mode in
+    /// which backslashes escape.
     pub(crate) fn push(&mut self, json: &[u8]) -> Result<(), OverBudget> {
         let mut escaped = [0; 2 * ESCAPE_CHUNK_BYTES];
         for chunk in json.chunks(ESCAPE_CHUNK_BYTES) {
@@ -129,7 +131,8 @@ impl RestoreBuilder {
         Ok(())
     }
 
-    pub(crate) fn finish(mut self) -> Result<RestoreStatement, OverBudget> {
+    /// Adds the statements before and after.
+    pub(crate) fn finish(mut self, frame: RestoreFrame) -> Result<RestoreStatement, OverBudget> {
         self.write(b"'")?;
         if self.payload == MAX_PAYLOAD {
             self.begin_packet()?;
@@ -138,6 +141,12 @@ impl RestoreBuilder {
         let header = Header { length: self.payload, sequence: self.sequence.wrapping_sub(1) };
         self.pieces[piece][at..at + HEADER].copy_from_slice(&header.bytes());
         self.reservation.shrink_to(self.allocated);
+        let (preparation, completion) = (SecretBytes::from(frame.preparation), frame.completion);
+        if !self.reservation.grow(preparation.capacity() + completion.capacity()) {
+            return Err(OverBudget);
+        }
+        self.pieces.insert(0, preparation);
+        self.pieces.push(completion);
         Ok(RestoreStatement { pieces: self.pieces, reservation: RefCell::new(self.reservation) })
     }
 
@@ -202,18 +211,33 @@ pub(crate) mod tests {
     use crate::budget::{Budget, MemoryLimits};
     use crate::messages::query;
 
+    /// The packets between those of the preparation and of the completion.
+    pub(crate) fn framed_bytes(statement: &RestoreStatement) -> Vec<u8> {
+        let pieces = statement.pieces();
+        pieces[1..pieces.len() - 1].iter().flat_map(|piece| piece.iter().copied()).collect()
+    }
+
+    fn frame() -> RestoreFrame {
+        RestoreFrame { preparation: query(b"SET @@x=1"), completion: query(b"SET SESSION_STATES '{}'").into() }
+    }
+
     /// Builds a statement from JSON in pieces.
     pub(crate) fn statement(json: &[u8]) -> RestoreStatement {
         let mut builder = RestoreBuilder::new(json.len(), MemoryLimits::default().budget.reservation()).expect("room");
         for piece in json.chunks(70_001) {
             builder.push(piece).expect("room");
         }
-        builder.finish().expect("room")
+        builder.finish(frame()).expect("room")
     }
 
     /// The bytes of all packets.
-    pub(crate) fn bytes_of(statement: &RestoreStatement) -> Vec<u8> {
+    fn bytes_of(statement: &RestoreStatement) -> Vec<u8> {
         statement.pieces().iter().flat_map(|piece| piece.iter().copied()).collect()
+    }
+
+    /// The packets of the statement `text` and of the statements before and after it.
+    fn framed(text: &[u8]) -> Vec<u8> {
+        [&frame().preparation[..], &query(text), &frame().completion].concat()
     }
 
     fn expected(json: &[u8]) -> Vec<u8> {
@@ -222,7 +246,7 @@ pub(crate) mod tests {
             text.extend(std::iter::repeat_n(byte, if matches!(byte, b'\'' | b'\\') { 2 } else { 1 }));
         }
         text.push(b'\'');
-        [preparation_query(), query(&text)].concat()
+        framed(&text)
     }
 
     #[test]
@@ -240,7 +264,7 @@ pub(crate) mod tests {
             let mut json = alphabet.repeat(length / alphabet.len() + 1);
             json.truncate(length);
             let whole = [&QUERY_PREFIX[1..], &json, b"'"].concat();
-            assert!(bytes_of(&statement(&json)) == [preparation_query(), query(&whole)].concat(), "{length}");
+            assert!(bytes_of(&statement(&json)) == framed(&whole), "{length}");
         }
     }
 
@@ -250,7 +274,7 @@ pub(crate) mod tests {
             let budget = Budget::new(1 << 20);
             let mut builder = RestoreBuilder::new(length, budget.reservation()).expect("room");
             builder.push(&vec![byte; length]).expect("room");
-            let statement = builder.finish().expect("room");
+            let statement = builder.finish(frame()).expect("room");
             let allocated: usize = statement.pieces().iter().map(SecretBytes::capacity).sum();
             let used: usize = statement.pieces().iter().map(|piece| piece.len()).sum();
             assert_eq!(budget.used(), allocated);

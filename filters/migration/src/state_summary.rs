@@ -10,15 +10,17 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use mysql_proto::secret::SecretBytes;
-use serde::Deserialize;
 use serde_json::value::RawValue;
 use zeroize::Zeroizing;
 
 use crate::json_scanner::ScannedJson;
 use crate::messages::query;
+use crate::session_variables::SessionVariables;
 
 const VARIABLES: &str = "sys-vars";
 const DATABASE: &str = "current-db";
+/// The ID of the prepared statement that was prepared last.
+const LAST_PREPARED: &str = "prepared-stmt-id";
 
 /// The keys that [`StateSummary`] is built from: system variables, and everything that [`StateSummary::undo`] restores.
 /// The latter are the values that TiDB clears if their key is missing (`DecodeSessionStates` in
@@ -39,17 +41,10 @@ pub(crate) const SUMMARY_KEYS: [&str; 16] = [
     "last-insert-id",
     "warnings",
     "rs-group",
-    "prepared-stmt-id",
+    LAST_PREPARED,
     "hypo-indexes",
     "hypo-tiflash-replicas",
 ];
-
-/// Prepares the target for the statement that restores the states: backslashes escape and text is UTF-8, whatever the
-/// node's defaults are. The restored states then bring back the session's own settings.
-#[must_use]
-pub fn preparation_query() -> Vec<u8> {
-    query(b"SET @@session.sql_mode='', @@session.character_set_client='utf8mb4'")
-}
 
 /// The statement that restores a small part of the states. `backslash_escapes`: whether backslashes escape in the
 /// session's SQL mode. A doubled quote means the same in all modes.
@@ -93,6 +88,8 @@ pub enum UnusableStates {
     /// The exported text may have lost characters or bytes: the node converted it to the character set of results, or
     /// it was not UTF-8 before.
     LossyText,
+    /// TiDB would restore a variable or a prepared statement with another effect ([`crate::session_variables`]).
+    Unrestorable,
 }
 
 /// What a migration needs to know of the states. It is small.
@@ -117,33 +114,20 @@ impl std::fmt::Debug for StateSummary {
     }
 }
 
-/// The system variables that are needed, out of several hundred.
-#[derive(Deserialize, Default)]
-struct Variables<'a> {
-    #[serde(borrow, default)]
-    sql_mode: Cow<'a, str>,
-    #[serde(borrow, default)]
-    character_set_results: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
-    wait_timeout: Cow<'a, str>,
-}
-
-impl Variables<'_> {
-    /// Whether the node converts text for the client, and thereby replaces characters by question marks that the
-    /// client's character set lacks. TiDB does not convert to these ones (`FindEncodingTakeUTF8AsNoop` in
-    /// `pkg/parser/charset/encoding.go`, `encoding_latin1.go`).
-    fn is_text_converted(&self) -> bool {
-        let is_kept = |name: &str| matches!(name, "" | "utf8mb4" | "utf8mb3" | "utf8" | "latin1" | "binary");
-        self.character_set_results.as_ref().is_some_and(|name| !is_kept(&name.to_ascii_lowercase()))
-    }
+/// The statements that the target runs before and after the restore of all states.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct RestoreFrame {
+    pub(crate) preparation: Vec<u8>,
+    /// Sets some variables again, which the restore of all states may have changed.
+    pub(crate) completion: SecretBytes,
 }
 
 impl StateSummary {
     /// Builds a summary from the values of [`SUMMARY_KEYS`]. Err: the states cannot be restored at another node.
-    pub(crate) fn from_scan(scanned: &ScannedJson) -> (Self, Result<(), UnusableStates>) {
+    pub(crate) fn from_scan(scanned: &ScannedJson) -> (Self, Result<RestoreFrame, UnusableStates>) {
         let texts: BTreeMap<&str, Cow<'_, str>> =
             scanned.values.iter().map(|(key, value)| (*key, String::from_utf8_lossy(value))).collect();
-        let variables = texts.get(VARIABLES).map_or(Ok(Variables::default()), |text| serde_json::from_str(text));
+        let variables = texts.get(VARIABLES).map_or(Ok(SessionVariables::default()), |text| serde_json::from_str(text));
         let database = texts.get(DATABASE).map_or(Ok(String::new()), |text| serde_json::from_str(text));
         let text = scanned.text;
         let (Ok(variables), Ok(database), true) = (variables, database, scanned.is_object) else {
@@ -154,25 +138,37 @@ impl StateSummary {
         let is_lossless = !text.has_replacement_character
             && if is_converted { text.is_ascii && !text.has_question_mark } else { text.is_utf8 };
         let is_database_lossless = is_lossless || database.is_ascii() && !(is_converted && database.contains('?'));
-        let undo = (!scanned.is_truncated && is_database_lossless).then(|| undo_query(&texts, &variables)).flatten();
-        let wait_timeout = variables.wait_timeout.parse().ok().map(Duration::from_secs);
-        let usable = match &undo {
+        let partial_restore = |variables_to_set| {
+            let json = partial_states(&texts, variables_to_set).filter(|_| !scanned.is_truncated)?;
+            Some(restore_query(json.as_bytes(), variables.has_backslash_escapes()))
+        };
+        let undo = partial_restore(variables.after_export()).filter(|_| is_database_lossless);
+        let completion = partial_restore(variables.after_restore());
+        let has_prepared_statements = texts.contains_key(LAST_PREPARED);
+        let frame = match completion {
             _ if !is_lossless => Err(UnusableStates::LossyText),
+            _ if variables.has_unrestorable(has_prepared_statements) => Err(UnusableStates::Unrestorable),
             None if scanned.is_truncated => Err(UnusableStates::OverBudget),
             None => Err(UnusableStates::InvalidJson),
-            Some(_) => Ok(()),
+            Some(completion) => Ok(RestoreFrame { preparation: variables.preparation_query(), completion }),
         };
-        (Self { database, wait_timeout, undo }, usable)
+        (Self { database, wait_timeout: variables.wait_timeout(), undo }, frame)
     }
 }
 
-fn undo_query(texts: &BTreeMap<&str, Cow<'_, str>>, variables: &Variables<'_>) -> Option<SecretBytes> {
+/// The states that [`StateSummary::undo`] restores, with these variables, in ASCII. None: they are invalid.
+fn partial_states(
+    texts: &BTreeMap<&str, Cow<'_, str>>,
+    variables: BTreeMap<&'static str, &str>,
+) -> Option<Zeroizing<String>> {
+    let variables = serde_json::value::to_raw_value(&variables).ok().filter(|_| !variables.is_empty());
     let kept = texts.iter().filter(|(key, _)| **key != VARIABLES);
     let kept: Result<BTreeMap<&str, &RawValue>, _> =
         kept.map(|(key, text)| Ok((*key, serde_json::from_str(text)?))).collect::<serde_json::Result<_>>();
-    let json = Zeroizing::new(serde_json::to_string(&kept.ok()?).ok()?);
-    let json = Zeroizing::new(escape_non_ascii(&json));
-    Some(restore_query(json.as_bytes(), !variables.sql_mode.contains("NO_BACKSLASH_ESCAPES")))
+    let mut states = kept.ok()?;
+    states.extend(variables.as_deref().map(|variables| (VARIABLES, variables)));
+    let json = Zeroizing::new(serde_json::to_string(&states).ok()?);
+    Some(Zeroizing::new(escape_non_ascii(&json)))
 }
 
 #[cfg(test)]
@@ -180,7 +176,7 @@ mod tests {
     use super::*;
     use crate::json_scanner::JsonScanner;
 
-    fn summary(json: &[u8]) -> (StateSummary, Result<(), UnusableStates>) {
+    fn summary(json: &[u8]) -> (StateSummary, Result<RestoreFrame, UnusableStates>) {
         let mut scan = JsonScanner::new(&SUMMARY_KEYS);
         scan.push(json, |_| true);
         StateSummary::from_scan(&scan.finish())
@@ -188,7 +184,7 @@ mod tests {
 
     fn database(json: &str) -> Result<String, UnusableStates> {
         let (summary, usable) = summary(json.as_bytes());
-        usable.map(|()| summary.database)
+        usable.map(|_| summary.database)
     }
 
     #[test]
@@ -217,7 +213,7 @@ mod tests {
     fn text_that_may_have_lost_characters_is_unusable() {
         let usable = |set: &str, text: &str| {
             let json = format!(r#"{{"sys-vars":{{"character_set_results":"{set}"}},"x":"{text}"}}"#);
-            summary(json.as_bytes()).1
+            summary(json.as_bytes()).1.map(drop)
         };
         let lossy = Err(UnusableStates::LossyText);
         for unconverted in ["utf8mb4", "UTF8MB4", "utf8", "utf8mb3", "latin1", "binary", ""] {
@@ -231,7 +227,7 @@ mod tests {
         }
         assert_eq!(usable("utf8mb4", "\u{fffd}"), lossy, "it replaces bytes that were not UTF-8");
         // Bytes that are not UTF-8, as the node sends them.
-        assert_eq!(summary(b"{\"x\":\"\xb9\"}").1, lossy);
+        assert_eq!(summary(b"{\"x\":\"\xb9\"}").1.map(drop), lossy);
     }
 
     fn undo(json: &[u8]) -> Option<SecretBytes> {
@@ -271,11 +267,39 @@ mod tests {
     }
 
     #[test]
+    fn undo_restores_the_isolation_level_that_the_export_uses_up() {
+        let json = r#"{"sys-vars":{"tx_isolation_one_shot":"SERIALIZABLE","collation_connection":"b"},"found-rows":3}"#;
+        let kept = r#"{"found-rows":3,"sys-vars":{"tx_isolation_one_shot":"SERIALIZABLE"}}"#;
+        assert_eq!(undone(json), format!("SET SESSION_STATES '{kept}'"));
+    }
+
+    #[test]
+    fn completion_restores_the_summary_and_sets_variables_again() {
+        let completion = |json: &str| {
+            let frame = summary(json.as_bytes()).1.expect("usable");
+            String::from_utf8(frame.completion[5..].to_vec()).expect("text")
+        };
+        assert_eq!(
+            completion(r#"{"sys-vars":{"collation_connection":"utf8mb4_general_ci","x":"y"},"found-rows":3,"y":{}}"#),
+            r#"SET SESSION_STATES '{"found-rows":3,"sys-vars":{"collation_connection":"utf8mb4_general_ci"}}'"#
+        );
+        assert_eq!(completion(r#"{"found-rows":3}"#), r#"SET SESSION_STATES '{"found-rows":3}'"#);
+    }
+
+    #[test]
+    fn states_that_tidb_would_restore_differently_are_unusable() {
+        let timestamp = br#"{"sys-vars":{"tx_read_ts":"2026-11-27"}}"#;
+        assert_eq!(summary(timestamp).1.map(drop), Err(UnusableStates::Unrestorable));
+        let modes = br#"{"sys-vars":{"sql_mode":"NO_BACKSLASH_ESCAPES"},"prepared-stmt-id":1}"#;
+        assert_eq!(summary(modes).1.map(drop), Err(UnusableStates::Unrestorable));
+    }
+
+    #[test]
     fn undo_is_unknown_for_truncated_values() {
         let mut scan = JsonScanner::new(&SUMMARY_KEYS);
         scan.push(br#"{"found-rows":3,"warnings":["long"]}"#, |bytes| bytes < 5);
         let (summary, usable) = StateSummary::from_scan(&scan.finish());
-        assert_eq!((summary.undo, usable), (None, Err(UnusableStates::OverBudget)));
+        assert_eq!((summary.undo, usable.map(drop)), (None, Err(UnusableStates::OverBudget)));
     }
 
     #[test]

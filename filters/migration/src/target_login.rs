@@ -18,7 +18,7 @@ use mysql_proto::secret::SecretBytes;
 
 use crate::identity::Identity;
 use crate::messages::{Message, MessageReader, packets};
-use crate::restore::RestoreStatement;
+use crate::restore::{RESTORE_STATEMENTS, RestoreStatement};
 use crate::state_export::ExportedStates;
 
 /// What the caller does.
@@ -64,10 +64,8 @@ enum TargetLoginPhase {
     Ready,
     /// The node processes the login.
     Login,
-    /// The node processes the statement before `SET SESSION_STATES`.
-    Preparing,
-    /// The node processes `SET SESSION_STATES`.
-    Restoring,
+    /// The node runs the statements of the restore, of which it still owes this many answers.
+    Restoring(u8),
     Finished,
 }
 
@@ -142,7 +140,7 @@ impl TargetLogin {
     /// Whether the login has succeeded. Meaningless after a failure.
     #[must_use]
     pub const fn is_logged_in(&self) -> bool {
-        matches!(self.phase, TargetLoginPhase::Preparing | TargetLoginPhase::Restoring | TargetLoginPhase::Finished)
+        matches!(self.phase, TargetLoginPhase::Restoring(_) | TargetLoginPhase::Finished)
     }
 
     fn read(&mut self, bytes: &[u8]) -> Result<Vec<LoginAction>, LoginFailure> {
@@ -165,19 +163,16 @@ impl TargetLogin {
             TargetLoginPhase::Greeting => self.on_greeting(message).map(Some),
             TargetLoginPhase::Login => {
                 self.expect_ok(message, LoginFailure::Denied)?;
-                self.phase = TargetLoginPhase::Preparing;
+                self.phase = TargetLoginPhase::Restoring(RESTORE_STATEMENTS);
                 self.sequence = 1;
                 Ok(self.restore_statement.take().map(LoginAction::RestoreStates))
             }
-            TargetLoginPhase::Preparing => {
+            TargetLoginPhase::Restoring(answers) => {
                 self.expect_ok(message, LoginFailure::RestoreRejected)?;
-                self.phase = TargetLoginPhase::Restoring;
-                Ok(None)
-            }
-            TargetLoginPhase::Restoring => {
-                self.expect_ok(message, LoginFailure::RestoreRejected)?;
-                self.phase = TargetLoginPhase::Finished;
-                Ok(Some(LoginAction::Restored))
+                let is_last = answers <= 1;
+                self.phase =
+                    if is_last { TargetLoginPhase::Finished } else { TargetLoginPhase::Restoring(answers - 1) };
+                Ok(is_last.then_some(LoginAction::Restored))
             }
             // A node that shuts down may send an error before the login.
             TargetLoginPhase::Ready => {
@@ -279,7 +274,8 @@ pub(crate) mod tests {
         assert_eq!(login[3], 1);
         let Ok(actions) = target_login.receive(&packets(OK, 2)) else { panic!("denied") };
         assert_eq!(actions, [LoginAction::RestoreStates(exported().statement)]);
-        assert_eq!(target_login.receive(&[packets(OK, 1), packets(OK, 1)].concat()), Ok(vec![LoginAction::Restored]));
+        assert_eq!(target_login.receive(&packets(OK, 1).repeat(2)), Ok(vec![]));
+        assert_eq!(target_login.receive(&packets(OK, 1)), Ok(vec![LoginAction::Restored]));
     }
 
     #[test]
@@ -294,8 +290,7 @@ pub(crate) mod tests {
         feed(&mut target_login, &greeting(OFFERED));
         target_login.log_in(&exported()).expect("the node is ready");
         feed(&mut target_login, &packets(OK, 2));
-        feed(&mut target_login, &packets(OK, 1));
-        feed(&mut target_login, &packets(OK, 1));
+        feed(&mut target_login, &packets(OK, 1).repeat(3));
         assert_eq!(seen.len(), 3);
         assert_eq!(seen.last(), Some(&LoginAction::Restored));
     }
@@ -376,7 +371,8 @@ pub(crate) mod tests {
         let mut target_login = ready_login();
         target_login.log_in(&exported()).expect("the node is ready");
         assert_eq!(target_login.receive(&error(1045, 2)), Err(LoginFailure::Denied(1045)));
-        for answers in [vec![error(1064, 1)], vec![packets(OK, 1), error(1146, 1)]] {
+        let ok = packets(OK, 1);
+        for answers in [vec![error(1064, 1)], vec![ok.clone(), error(1146, 1)], vec![ok.clone(), ok, error(1064, 1)]] {
             let mut target_login = ready_login();
             target_login.log_in(&exported()).expect("the node is ready");
             target_login.receive(&packets(OK, 2)).expect("logged in");
@@ -401,10 +397,7 @@ pub(crate) mod tests {
         let mut target_login = ready_login();
         target_login.log_in(&exported()).expect("the node is ready");
         target_login.receive(&packets(OK, 2)).expect("logged in");
-        assert_eq!(
-            target_login.receive(&[packets(OK, 1), packets(OK, 1), packets(OK, 1)].concat()),
-            Err(LoginFailure::ProtocolError)
-        );
+        assert_eq!(target_login.receive(&packets(OK, 1).repeat(4)), Err(LoginFailure::ProtocolError));
     }
 
     #[test]

@@ -74,7 +74,9 @@ impl MigrationResult {
                 AbortReason::NoToken => "no_token",
                 AbortReason::UnusableStates(UnusableStates::TooLarge) => "states_too_large",
                 AbortReason::UnusableStates(UnusableStates::OverBudget) => "states_budget",
-                AbortReason::UnusableStates(UnusableStates::InvalidJson | UnusableStates::LossyText) => "states",
+                AbortReason::UnusableStates(
+                    UnusableStates::InvalidJson | UnusableStates::LossyText | UnusableStates::Unrestorable,
+                ) => "states",
                 AbortReason::Cancelled => "cancelled",
             },
         }

@@ -127,12 +127,12 @@ impl Row {
     /// The outcome, after the last byte. None: the row is invalid.
     pub(super) fn finish(self) -> Option<ExportOutcome> {
         let RowField::Finished = self.field else { return None };
-        let (summary, usable) = StateSummary::from_scan(&self.scan.finish());
-        Some(match (self.statement, usable) {
+        let (summary, frame) = StateSummary::from_scan(&self.scan.finish());
+        Some(match (self.statement, frame) {
             (Err(unusable), _) => ExportOutcome::Unusable(unusable, summary),
             (Ok(_), _) if self.token.is_empty() => ExportOutcome::NoToken(summary),
             (Ok(_), Err(unusable)) => ExportOutcome::Unusable(unusable, summary),
-            (Ok(builder), Ok(())) => match builder?.finish() {
+            (Ok(builder), Ok(frame)) => match builder?.finish(frame) {
                 Ok(statement) => {
                     ExportOutcome::States(ExportedStates { statement: Rc::new(statement), token: self.token, summary })
                 }

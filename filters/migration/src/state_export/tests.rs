@@ -5,7 +5,7 @@ use mysql_proto::lenenc;
 use super::*;
 use crate::budget::Budget;
 use crate::messages::packets;
-use crate::restore::tests::{bytes_of, statement};
+use crate::restore::tests::{framed_bytes, statement};
 use crate::state_machine::Effect;
 use crate::state_snapshot::StateSnapshot;
 use crate::target_login::LoginAction;
@@ -79,7 +79,7 @@ fn states_and_token_are_read_however_bytes_are_split() {
         let bytes = result(deprecate_eof, &row_of(&json, Some(&token)));
         for size in [1, 3, 100, bytes.len()] {
             let states = states(taken(deprecate_eof, &bytes, size));
-            assert!(bytes_of(&states.statement) == bytes_of(&statement(&json)));
+            assert!(framed_bytes(&states.statement) == framed_bytes(&statement(&json)));
             assert_eq!((states.token.len(), &*states.summary.database), (500, "d"));
             assert_eq!(&states.summary.undo.expect("the undo is known")[5..], UNDO);
         }
@@ -93,7 +93,7 @@ fn row_may_be_longer_than_a_packet() {
         let json = large(length);
         let bytes = result(true, &row_of(&json, Some(b"t")));
         let states = states(within(&limits, true, &bytes, 1 << 20));
-        assert!(bytes_of(&states.statement) == bytes_of(&statement(&json)));
+        assert!(framed_bytes(&states.statement) == framed_bytes(&statement(&json)));
     }
 }
 

@@ -8,6 +8,8 @@ use crate::messages::packets;
 use crate::target_login::{self, tests::error};
 
 const OK: &[u8] = &[0, 0, 0, 2, 0, 0, 0];
+/// The answers to all statements of a restore.
+const RESTORED: [&[u8]; 3] = [b"\x07\0\0\x01\0\0\0\x02\0\0\0"; 3];
 const EOF: &[u8] = &[0xfe, 0, 0, 2, 0];
 const DEFINITION: &[u8] = b"\x03def\0\0\0\x0eSession_states\0\x0c\x2e\0\0\0\0\0\xf5\0\0\0\0\0";
 
@@ -68,7 +70,7 @@ fn restoring() -> Migration {
 fn session_migrates_after_login_and_restore() {
     let mut migration = restoring();
     assert!(matches!(migration.on_target_bytes(&packets(OK, 2), at(0))[..], [Effect::RestoreStates(_)]));
-    assert_eq!(migration.on_target_bytes(&[packets(OK, 1), packets(OK, 1)].concat(), at(0)), [Effect::Switch]);
+    assert_eq!(migration.on_target_bytes(&RESTORED.concat(), at(0)), [Effect::Switch]);
     assert!(migration.is_client_held());
     migration.on_switched();
     assert!(!migration.is_client_held() && migration.deadline().is_none());
@@ -77,7 +79,7 @@ fn session_migrates_after_login_and_restore() {
 /// Passes the answers of the target to the login and the restore.
 const COMPLETE_LOGIN: fn(&mut Migration) -> Vec<Effect> = |migration| {
     assert!(matches!(migration.on_target_bytes(&packets(OK, 2), at(0))[..], [Effect::RestoreStates(_)]));
-    migration.on_target_bytes(&[packets(OK, 1), packets(OK, 1)].concat(), at(0))
+    migration.on_target_bytes(&RESTORED.concat(), at(0))
 };
 
 #[test]
@@ -216,7 +218,7 @@ fn memory_is_reserved_as_long_as_the_states_exist() {
     assert!((200_000..220_000).contains(&used), "{used}");
     let effects = migration.on_target_bytes(&packets(OK, 2), at(0));
     assert_eq!(memory.budget.used(), used, "there is only one copy");
-    migration.on_target_bytes(&[packets(OK, 1), packets(OK, 1)].concat(), at(0));
+    migration.on_target_bytes(&RESTORED.concat(), at(0));
     let snapshot = migration.take_snapshot();
     drop((migration, effects));
     assert_eq!(memory.budget.used(), used);
@@ -288,7 +290,7 @@ fn shutdown_error_after_the_states_does_not_stop_the_migration() {
     let both = [exported("{}"), error(1053, 0)].concat();
     assert!(matches!(migration.on_old_node_bytes(&both, at(0))[..], [Effect::SendToTarget(_)]));
     assert!(matches!(migration.on_target_bytes(&packets(OK, 2), at(0))[..], [Effect::RestoreStates(_)]));
-    assert_eq!(migration.on_target_bytes(&[packets(OK, 1), packets(OK, 1)].concat(), at(0)), [Effect::Switch]);
+    assert_eq!(migration.on_target_bytes(&RESTORED.concat(), at(0)), [Effect::Switch]);
 
     let mut migration = exporting();
     assert!(matches!(migration.on_old_node_bytes(&both, at(0))[..], [Effect::SendToTarget(_)]));
@@ -326,7 +328,7 @@ fn session_fails_over_with_its_snapshot() {
     assert!(migration.is_client_held());
     assert!(matches!(migration.on_target_bytes(&greeting(), at(4))[..], [Effect::SendToTarget(_)]));
     assert!(matches!(migration.on_target_bytes(&packets(OK, 2), at(4))[..], [Effect::RestoreStates(_)]));
-    assert_eq!(migration.on_target_bytes(&[packets(OK, 1), packets(OK, 1)].concat(), at(4)), [Effect::Switch]);
+    assert_eq!(migration.on_target_bytes(&RESTORED.concat(), at(4)), [Effect::Switch]);
 
     let lost: [fn(&mut Migration) -> Vec<Effect>; 3] = [
         |migration| migration.on_target_lost(at(4)),

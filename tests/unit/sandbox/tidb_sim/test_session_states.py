@@ -66,7 +66,8 @@ def test_parses_partial_states() -> None:
     states = SessionStates.parse('{"affected-rows": 3, "found-rows": 7, "rs-group": "default"}')
     assert states == SessionStates(affected_rows=3, found_rows=7)
     assert not states.is_complete
-    assert SessionStates.parse('{"sys-vars": {}}').is_complete
+    assert SessionStates.parse('{"sys-vars": {"sql_mode": ""}}').is_complete
+    assert not SessionStates.parse('{"sys-vars": {"collation_connection": "utf8mb4_bin"}}').is_complete
     assert SessionStates.parse('{"prepared-stmts": {}}').is_complete
 
 
