@@ -74,13 +74,10 @@ impl Identity {
     fn parse_change_user(&self, payload: &[u8]) -> Option<Self> {
         let change = ChangeUser::parse(payload)?;
         let mut changed = Self { user: change.user.into(), attributes: Box::default(), ..self.clone() };
-        if let Some(collation) = change.collation {
-            // A login has only one byte for the collation, and the node ignores a larger one anyway (pingcap/tidb
-            // `pkg/server/conn.go`).
-            changed.collation = u8::try_from(u16::from_le_bytes(collation)).unwrap_or(self.collation);
-            if self.capabilities.has(Capabilities::CONNECT_ATTRS) {
-                changed.attributes = change.attributes.into();
-            }
+        // The collation stays that of the login, because TiDB ignores this one (`handleChangeUser` in
+        // `pkg/server/conn.go`).
+        if change.collation.is_some() && self.capabilities.has(Capabilities::CONNECT_ATTRS) {
+            changed.attributes = change.attributes.into();
         }
         Some(changed)
     }
@@ -229,12 +226,10 @@ mod tests {
         assert!(identity.apply_change_user(b"\x11other\0\x02xxdb\0\x2d\0mysql_native_password\0\x03\x01a\0"));
         let payload = identity.handshake_response(b"t", "db", false);
         assert!(payload[handshake_response::HEAD..].starts_with(b"other\0"));
-        assert_eq!(payload[8], 45);
+        assert_eq!(payload[8], 46, "the collation is that of the login");
         assert!(payload.ends_with(b"\0\x03\x01a\0"));
         assert!(identity.apply_change_user(b"\x11third\0\0\0"));
-        assert_eq!(identity.handshake_response(b"t", "", false)[8], 45);
-        assert!(identity.apply_change_user(b"\x11fourth\0\0\0\x2d\x01"));
-        assert_eq!(identity.handshake_response(b"t", "", false)[8], 45, "a larger collation does not fit");
+        assert!(identity.handshake_response(b"t", "", false).ends_with(b"tidb_session_token\0\0"), "no attributes");
         for broken in [&b""[..], b"\x11", b"\x11user", b"\x11user\0\x09x"] {
             assert!(!identity.clone().apply_change_user(broken), "{broken:?}");
         }

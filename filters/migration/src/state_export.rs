@@ -57,7 +57,7 @@ pub enum ExportOutcome {
     NoToken(StateSummary),
     /// The states cannot be restored at another node.
     Unusable(UnusableStates, StateSummary),
-    /// The node's error code. The session continues as if there had been no export.
+    /// The node's error code. The session continues, but its `ROW_COUNT()` may have become 0.
     Rejected(u16),
     /// Not an answer to an export. It is unknown what the next bytes of the node belong to.
     ProtocolError,

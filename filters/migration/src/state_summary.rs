@@ -210,6 +210,11 @@ mod tests {
     }
 
     #[test]
+    fn invalid_values_of_needed_keys_are_unusable() {
+        assert_eq!(summary(br#"{"found-rows":x}"#).1.map(drop), Err(UnusableStates::InvalidJson));
+    }
+
+    #[test]
     fn text_that_may_have_lost_characters_is_unusable() {
         let usable = |set: &str, text: &str| {
             let json = format!(r#"{{"sys-vars":{{"character_set_results":"{set}"}},"x":"{text}"}}"#);

@@ -120,7 +120,8 @@ impl TargetConn {
 
     /// Reads and decrypts all received bytes, and appends them to `plain`. Ok(true), once: TLS is established.
     pub(crate) fn receive(&self, plain: &mut Vec<u8>) -> Result<bool, TargetLost> {
-        self.flush()?;
+        // The node may have sent an error before the connection broke, so a failed write is reported after the reads.
+        let flushed = self.flush();
         loop {
             let open = self.worker.buffers.with_buffer(|buffer| match (&self.connection).read(buffer) {
                 Ok(0) => Err(TargetLost),
@@ -134,6 +135,7 @@ impl TargetConn {
                 break;
             }
         }
+        flushed?;
         let is_established = self.tls.borrow().as_ref().is_some_and(|stream| !stream.is_handshaking());
         Ok(is_established && !self.is_tls_reported.replace(true))
     }

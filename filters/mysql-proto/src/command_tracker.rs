@@ -160,7 +160,7 @@ impl CommandTracker {
             Some(PinReason::Transaction)
         } else if self.statements.any(CURSOR) {
             Some(PinReason::Cursor)
-        } else if self.statements.any(LONG_DATA) || self.is_error_ambiguous {
+        } else if self.statements.any(LONG_DATA) || self.is_error_ambiguous || self.may_reject_data() {
             Some(PinReason::LongData)
         } else {
             None

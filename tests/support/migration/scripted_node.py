@@ -68,6 +68,8 @@ class NodeConnection:
         """Whether its session states were requested."""
         self.logged_in_by_token = False
         """Whether the session has logged in with a session token, and its states were not restored yet."""
+        self.awaits_completion = False
+        """Whether all states were restored, and some of them will be set once more."""
 
     async def open(self, tls: ssl.SSLContext | None) -> None:
         """Create reader and writer, with TLS if `tls` is set. Raises OSError if the handshake fails."""
@@ -319,12 +321,16 @@ class ScriptedNode:
             return await self._pass_gate("export", connection, answer)
         if text.startswith(b"SET SESSION_STATES"):
             self._restore(connection, command[1:].decode())
-            if not connection.logged_in_by_token:
-                return await self._pass_gate("undo", connection, OK_PACKET)
-            connection.logged_in_by_token = False
-            continues = await self._pass_gate("states", connection, OK_PACKET)
-            self.migration_completed.set()
-            return continues
+            if connection.logged_in_by_token:
+                connection.logged_in_by_token, connection.awaits_completion = False, True
+                connection.send(OK_PACKET)
+                return True
+            if connection.awaits_completion:
+                connection.awaits_completion = False
+                continues = await self._pass_gate("states", connection, OK_PACKET)
+                self.migration_completed.set()
+                return continues
+            return await self._pass_gate("undo", connection, OK_PACKET)
         if text.startswith(b"SET @@session.sql_mode=''"):
             return await self._pass_gate("prepare", connection, OK_PACKET)
         if command[0] == MySqlCommand.PING:

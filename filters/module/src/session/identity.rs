@@ -68,14 +68,13 @@ impl SessionIdentity {
             IdentityChange::Failed | IdentityChange::Done => self.change_command.take(),
         };
         let mut identity = self.current.borrow_mut();
-        let is_whole = Header::parse(&packet).is_some_and(|header| HEADER + header.length <= packet.len());
+        let end = HEADER + Header::parse(&packet).map_or(0, |header| header.length);
+        let is_whole = (HEADER + 1..=packet.len()).contains(&end);
         let is_known = match (identity.as_mut(), packet.get(HEADER)) {
             (Some(_), _) if change == IdentityChange::Failed => true,
-            (Some(identity), Some(&CHANGE_USER)) if is_whole => {
-                let end = HEADER + Header::parse(&packet).map_or(0, |header| header.length);
-                identity.apply_change_user(&packet[HEADER..end])
-            }
-            (Some(identity), Some(&SET_OPTION)) if is_whole => {
+            (Some(identity), Some(&CHANGE_USER)) if is_whole => identity.apply_change_user(&packet[HEADER..end]),
+            // What follows may be another command that changes the identity.
+            (Some(identity), Some(&SET_OPTION)) if is_whole && end == packet.len() => {
                 identity.allow_multi_statements(packet.get(HEADER + 1) == Some(&0));
                 true
             }

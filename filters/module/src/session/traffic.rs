@@ -126,6 +126,7 @@ impl Session {
             let (mut traffic, node) = (self.traffic.borrow_mut(), self.node.borrow());
             let (Some(traffic), Some(assigned)) = (&mut *traffic, &*node) else { return Ok(()) };
             traffic.has_client_sent_last = true;
+            traffic.idle_since = None;
             traffic.bytes_from_client += bytes.len() as u64;
             assigned.node.counts.bytes_to_node.add(bytes.len() as u64);
             traffic.track(assigned, |tracker, recorder| tracker.on_client_bytes(bytes, recorder));
