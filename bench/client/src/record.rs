@@ -1,4 +1,5 @@
-//! The results of a slice. Recording takes only nanoseconds: memory is allocated before, and text is made afterwards.
+//! The results of a slice. Recording an answer takes only nanoseconds: memory for the answers of about a second is
+//! allocated before, and numbers become text afterwards.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use crate::failure::{Failure, FailureCounts};
 
 /// The number of answers for which memory is allocated in advance: more than arrive in a second.
 const ANSWERS: usize = 1 << 20;
-const CONNECTS: usize = 1 << 16;
+const NEW_CONNECTIONS: usize = 1 << 16;
 
 #[derive(Debug)]
 pub(crate) struct Record {
@@ -23,7 +24,7 @@ impl Record {
     pub(crate) fn new() -> Self {
         Self {
             latencies: touched(ANSWERS),
-            new_connections: touched(CONNECTS),
+            new_connections: touched(NEW_CONNECTIONS),
             failures: FailureCounts::default(),
             first_sent: None,
             last_answered: None,

@@ -20,7 +20,7 @@ use crate::target::Target;
 /// An open connection.
 struct Client {
     connection: Connection,
-    /// When the statement was due whose answer is outstanding. None: no answer is outstanding.
+    /// When the statement was due that now waits for its answer. None: no answer is outstanding.
     ///
     /// `connection` counts an answer as soon as it is complete, even if later bytes of the same read are invalid.
     due: Option<Instant>,
@@ -31,7 +31,7 @@ pub(crate) struct Site {
     poller: Rc<Poller>,
     /// By token. None: the connection has failed.
     clients: Vec<Option<Client>>,
-    /// The tokens of clients without an outstanding answer. The client that is idle for the longest time is first.
+    /// The tokens of clients without an outstanding answer. The client that has been idle longest is first.
     idle: VecDeque<usize>,
     new_connections: NewConnections,
 }

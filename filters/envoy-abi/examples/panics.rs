@@ -1,5 +1,6 @@
-//! A module for tests. The hook after which its configuration is named panics every second time; the other hooks do
-//! little. `tests/integration/module/test_panics.py` builds it and loads it into a real Envoy.
+//! A module for tests. The hook after which its configuration is named panics at every second call, or on every second
+//! connection if it belongs to a filter or a socket; `configuration` always panics. The other hooks do little.
+//! `tests/integration/module/test_panics.py` builds it and loads it into a real Envoy.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -52,7 +53,7 @@ impl Part {
         Self { panicking: name.to_owned(), turn: AtomicBool::new(false) }
     }
 
-    /// The hook that panics this time; empty every other time.
+    /// The hook that panics this time. Empty: none.
     fn next(&self) -> String {
         if self.turn.fetch_xor(true, Ordering::Relaxed) { self.panicking.clone() } else { String::new() }
     }

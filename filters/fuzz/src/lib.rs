@@ -1,7 +1,7 @@
 //! Shared by the fuzz targets: inputs that are conversations, ways to split them, and a count of memory.
 //!
 //! * [`script`] is the format of a conversation in a fuzzer's input.
-//! * [`parties`] plays clients and nodes of a login.
+//! * [`parties`] builds the messages of a login.
 
 pub mod script;
 

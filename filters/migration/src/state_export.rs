@@ -40,7 +40,7 @@ pub struct ExportedStates {
     pub summary: StateSummary,
 }
 
-/// Hides both, because they must not be logged.
+/// Hides the statement and the token, which must not be logged.
 impl std::fmt::Debug for ExportedStates {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "States({:?}, token of {} bytes)", self.statement, self.token.len())
@@ -51,7 +51,7 @@ impl std::fmt::Debug for ExportedStates {
 #[derive(Debug, PartialEq, Eq)]
 pub enum ExportOutcome {
     States(ExportedStates),
-    /// The answer to a statement without a result.
+    /// OK, after [`StateExport::awaiting_ok`].
     Ok,
     /// The row has no token: the node has no certificate to sign one with.
     NoToken(StateSummary),
@@ -78,7 +78,7 @@ enum ExportPhase {
     Finished,
 }
 
-/// Reads the answer.
+/// Reads the answer to an export, or to a statement without a result.
 #[derive(Debug)]
 pub struct StateExport {
     phase: ExportPhase,
@@ -162,7 +162,7 @@ impl StateExport {
         }
     }
 
-    /// Whether bytes follow the answer. A node sends unrequested bytes when it closes.
+    /// Whether more bytes came together with the end of the answer. A node sends unrequested bytes when it closes.
     #[must_use]
     pub const fn has_trailing_bytes(&self) -> bool {
         self.has_trailing_bytes
@@ -171,7 +171,8 @@ impl StateExport {
     /// Processes payload bytes of a message. False: the message is invalid.
     fn push(&mut self, bytes: &[u8]) -> bool {
         if let (PartialMessage::None, Some(&first)) = (&self.message, bytes.first()) {
-            // No row begins with these bytes (`mysql_proto::lenenc`), unless it takes several packets.
+            // A row begins with a length (`mysql_proto::lenenc`): never with ff, and with fe only if the row takes
+            // several packets.
             let is_short = !matches!(self.phase, ExportPhase::Row) || first == 0xff || self.is_end(first);
             self.message =
                 if is_short { PartialMessage::Short(Vec::new()) } else { PartialMessage::Row(Row::new(&self.limits)) };

@@ -1,4 +1,5 @@
-//! Recognizes usual statements that begin a transaction in TiDB, and commit the open one.
+//! Recognizes the usual statements that begin a transaction in TiDB. Such a statement also commits a transaction that
+//! is open.
 //!
 //! The result only explains why a session cannot migrate. The client's statements are forwarded unchanged.
 

@@ -51,7 +51,7 @@ fn main() {
                 time
             });
             let each = time.as_nanos() as f64 / packets as f64;
-            println!("{ROWS} rows of {size} bytes, received in {received}: {each:.2} ns a packet");
+            println!("{ROWS} rows of {size} bytes, read {received} bytes at a time: {each:.2} ns a packet");
         }
     }
     let (bytes, packets) = result(1, 120);

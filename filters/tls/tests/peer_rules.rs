@@ -14,13 +14,13 @@ fn rules(crl: &Path) -> PeerRules<'_> {
     PeerRules { crl: Some(crl), ..PeerRules::default() }
 }
 
-fn failure(server: &TlsAcceptor, node: &TlsConnector) -> String {
-    Link::new(server, node).settle().expect_err("the handshake must fail").to_string()
+fn failure_at_acceptor(acceptor: &TlsAcceptor, connector: &TlsConnector) -> String {
+    Link::new(acceptor, connector).settle().expect_err("the handshake must fail").to_string()
 }
 
 /// The error at the module's end of a connection to a node.
-fn failure_of_connector(server: &TlsAcceptor, node: &TlsConnector) -> String {
-    let mut link = Link::new(server, node);
+fn failure_at_connector(acceptor: &TlsAcceptor, connector: &TlsConnector) -> String {
+    let mut link = Link::new(acceptor, connector);
     link.settle().expect_err("the handshake must fail");
     link.client.receive(b"", &mut |_| {}).expect_err("it stays failed").to_string()
 }
@@ -37,16 +37,16 @@ fn revoked_client_certificate_is_rejected_after_a_refresh() {
     let [good, bad] = ["good", "bad"].map(|name| ca.issue(name, &["client"], Valid::Now));
     let crl = ca.revoke("crl.pem", &[]);
     let acceptor = TlsAcceptor::load(&server.cert, &server.key, Some(&ca.ca), rules(&crl)).unwrap();
-    // `resumes` resumes its session in the second connection. That must fail once its certificate is revoked.
+    // `resumes` offers its ticket in its second connection, which must not bypass the revocation.
     let resumes = client(&ca, &bad);
-    for node in [&client(&ca, &good), &client(&ca, &bad), &resumes] {
-        Link::new(&acceptor, node).assert_works();
+    for connector in [&client(&ca, &good), &client(&ca, &bad), &resumes] {
+        Link::new(&acceptor, connector).assert_works();
     }
     ca.revoke("crl.pem", &[&bad]);
     assert!(acceptor.refresh().unwrap());
     Link::new(&acceptor, &client(&ca, &good)).assert_works();
-    for node in [&client(&ca, &bad), &resumes] {
-        let text = failure(&acceptor, node);
+    for connector in [&client(&ca, &bad), &resumes] {
+        let text = failure_at_acceptor(&acceptor, connector);
         assert!(text.contains("is in tls.client.crl"), "{text}");
     }
 }
@@ -57,27 +57,26 @@ fn revoked_node_certificate_is_rejected_with_and_without_a_name_check() {
     let [good, bad] = ["good", "bad"].map(|name| ca.issue(name, &["localhost"], Valid::Now));
     let crl = ca.revoke("crl.pem", &[&bad]);
     for verify in [Verify::Full, Verify::Ca] {
-        let node = TlsConnector::load(Some(&ca.ca), verify, None, rules(&crl)).unwrap();
-        Link::new(&good.acceptor(None).unwrap(), &node).assert_works();
-        let text = failure_of_connector(&bad.acceptor(None).unwrap(), &node);
+        let connector = TlsConnector::load(Some(&ca.ca), verify, None, rules(&crl)).unwrap();
+        Link::new(&good.acceptor(None).unwrap(), &connector).assert_works();
+        let text = failure_at_connector(&bad.acceptor(None).unwrap(), &connector);
         assert!(text.contains("is in tls.backend.crl"), "{text}");
     }
     let other_name = ca.issue("elsewhere", &["elsewhere.test"], Valid::Now);
-    let node = TlsConnector::load(Some(&ca.ca), Verify::Ca, None, rules(&crl)).unwrap();
-    Link::new(&other_name.acceptor(None).unwrap(), &node).assert_works();
-    // The files of a certificate and its key, which come between the CA's and the revocation list's, are not mistaken
-    // for these.
+    let connector = TlsConnector::load(Some(&ca.ca), Verify::Ca, None, rules(&crl)).unwrap();
+    Link::new(&other_name.acceptor(None).unwrap(), &connector).assert_works();
+    // The list of files has two more between the CA and the revocation list: the connector's certificate and its key.
     let mine = ca.issue("mine", &["client"], Valid::Now);
-    let node = TlsConnector::load(Some(&ca.ca), Verify::Full, Some(mine.paths()), rules(&crl)).unwrap();
-    Link::new(&good.acceptor(Some(&ca.ca)).unwrap(), &node).assert_works();
+    let connector = TlsConnector::load(Some(&ca.ca), Verify::Full, Some(mine.paths()), rules(&crl)).unwrap();
+    Link::new(&good.acceptor(Some(&ca.ca)).unwrap(), &connector).assert_works();
 }
 
 #[test]
 fn certificate_of_a_ca_without_a_revocation_list_is_rejected() {
     let (ca, other) = (Authority::new(), Authority::new());
     let crl = other.revoke("crl.pem", &[]);
-    let node = TlsConnector::load(Some(&ca.ca), Verify::Full, None, rules(&crl)).unwrap();
-    let text = failure_of_connector(&ca.acceptor(), &node);
+    let connector = TlsConnector::load(Some(&ca.ca), Verify::Full, None, rules(&crl)).unwrap();
+    let text = failure_at_connector(&ca.acceptor(), &connector);
     assert!(text.contains("tls.backend.crl needs a list of each CA"), "{text}");
 }
 
@@ -105,7 +104,7 @@ fn unusable_revocation_lists_are_rejected_and_the_old_one_stays() {
     let acceptor = load(&crl).unwrap();
     fs::write(&crl, "no list").unwrap();
     assert!(acceptor.refresh().is_err());
-    assert!(failure(&acceptor, &client(&ca, &bad)).contains("tls.client.crl"));
+    assert!(failure_at_acceptor(&acceptor, &client(&ca, &bad)).contains("tls.client.crl"));
 }
 
 #[test]

@@ -92,20 +92,33 @@ proptest! {
 
     #[test]
     fn held_memory_is_bounded_by_the_bytes_received(
-        pieces in prop::collection::vec((any::<bool>(), prop::collection::vec(any::<u8>(), 0..3000)), 0..20),
+        sizes in prop::collection::vec(1_usize..3000, 1..20),
+        is_node_sending: bool,
+        next in prop::collection::vec(any::<u8>(), 1..3000),
     ) {
         let mut login = Login::new(RULES);
         let mut out = Output::default();
         login.on_node_bytes(&greeting(true), &mut out);
         let mut received = 0;
-        for (client, bytes) in pieces {
-            received += bytes.len();
-            if client {
-                login.on_client_bytes(&bytes, &NoKey, &mut out);
-            } else {
-                login.on_node_bytes(&bytes, &mut out);
+        let response = largest_response();
+        let whole = [&response[..], &packet(3, &next)].concat();
+        let mut rest = &whole[..];
+        for size in sizes.into_iter().cycle() {
+            let (piece, behind) = rest.split_at(size.min(rest.len()));
+            rest = behind;
+            received += piece.len();
+            login.on_client_bytes(piece, &NoKey, &mut out);
+            if is_node_sending {
+                received += 1;
+                login.on_node_bytes(&[0], &mut out);
             }
-            prop_assert!(login.held_bytes() <= 2 * received + 1024);
+            let held = login.held_bytes();
+            prop_assert!(held <= 2 * received + 1024, "{held} bytes after {received}");
+            if rest.is_empty() {
+                break;
+            }
+            let is_collecting = !is_node_sending || received < 4;
+            prop_assert!(!is_collecting || held >= piece.len().min(received), "{held} bytes after {received}");
         }
     }
 }

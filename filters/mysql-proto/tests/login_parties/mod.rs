@@ -25,7 +25,8 @@ pub(crate) const RULES: Rules = Rules {
 pub(crate) const CLIENT: Capabilities =
     Capabilities(0x09ff_a685).without(Capabilities::SSL).without(Capabilities::CONNECT_WITH_DB);
 
-/// CLIENT_MYSQL of MariaDB, whose clients and servers leave it unset; CLIENT_LONG_PASSWORD of MySQL.
+/// Bit 0. In MySQL it is CLIENT_LONG_PASSWORD. In MariaDB it is CLIENT_MYSQL, which MariaDB's own clients and servers
+/// leave unset.
 pub(crate) const CLIENT_MYSQL: Capabilities = Capabilities(1);
 
 /// Replaces RSA: only [`encrypt`] produces what this key decrypts.
