@@ -266,6 +266,8 @@ impl NodeConn {
     /// The node has closed or reset (`is_reset`) the connection. A session that cannot continue at another node ends at
     /// once, without waiting for more bytes of the client. A client whose login is not complete gets an error.
     fn on_node_closed(&self, is_reset: bool, passed: &mut usize) -> ReadStep {
+        // Everything is read, and a session that fails over needs no more writes to this node.
+        self.conn.forget_failed_write();
         if self.session.probe_node(is_reset) {
             return ReadStep::Wait; // a probe or a migration decides whether the session continues at another node
         }

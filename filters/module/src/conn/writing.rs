@@ -99,6 +99,11 @@ impl Conn {
         self.socket.set_readable();
     }
 
+    /// After the end of the connection was read, the failed write does not decide any more what follows.
+    pub(crate) fn forget_failed_write(&self) {
+        self.sending.is_broken.set(false);
+    }
+
     /// While offloading is switched off, bytes are sent directly only to offloaded connections. Only a migrating
     /// session has such connections then.
     fn may_send_directly(&self) -> bool {
