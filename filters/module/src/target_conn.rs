@@ -16,8 +16,9 @@ use crate::nonblocking;
 use crate::unread::has_unread_bytes;
 use crate::worker::WorkerContext;
 
-/// How many pieces of states are sent before the worker handles other events, since encrypting and copying takes time.
-const PIECES_PER_TURN: usize = 2;
+/// About how many bytes of states are sent before the worker handles other events, since encrypting and copying takes
+/// time.
+const BYTES_PER_TURN: usize = 128 * 1024;
 
 /// The node has closed the connection, cannot be reached, or has violated TLS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -192,8 +193,12 @@ impl TargetConn {
     /// Sends a few pieces, if there is room. True: no piece is left.
     fn send_pieces(&self, unsent: &mut UnsentStates) -> Result<bool, TargetLost> {
         let statement = Rc::clone(&unsent.statement);
-        let mut has_room = true;
-        for piece in statement.pieces().iter().skip(unsent.piece).take(PIECES_PER_TURN) {
+        let (mut has_room, mut bytes) = (true, 0);
+        for piece in statement.pieces().iter().skip(unsent.piece) {
+            if bytes >= BYTES_PER_TURN {
+                break;
+            }
+            bytes += piece.len();
             let has_tls = self.tls.borrow_mut().as_mut().map(|stream| stream.send(piece)).is_some();
             has_room = if has_tls {
                 unsent.sent = piece.len();
