@@ -81,7 +81,7 @@ async def test_keeps_system_variables(source: TidbSim, target: TidbSim) -> None:
         "set lc_time_names = 'de_DE'",
         "set group_concat_max_len = 77777",
         "set sql_select_limit = 1",
-        "set names utf8mb4 collate utf8mb4_unicode_ci",
+        "set names utf8mb4",
         "set character_set_results = NULL",
         "set sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES'",
         "set autocommit = 0",
@@ -104,6 +104,21 @@ async def test_keeps_system_variables(source: TidbSim, target: TidbSim) -> None:
             # Migrate back, so that the export runs with these modes, too.
             async with migrated_session(other, source) as back:
                 assert await back.rows(query) == before
+
+
+async def test_restored_collation_is_the_default_until_it_is_set_again(
+    source: TidbSim, target: TidbSim
+) -> None:
+    collation = "select @@collation_connection"
+    async with raw_session(source, "set names utf8mb4 collate utf8mb4_unicode_ci") as client:
+        states, token = await client.export_states()
+        async with raw_connection(target) as other:
+            await other.login_by_token(token)
+            await other.set_states(states)
+            assert await other.rows(collation) == [("utf8mb4_general_ci",)]
+            await other.set_states({"sys-vars": {"collation_connection": "utf8mb4_unicode_ci"}})
+            assert await other.rows(collation) == [("utf8mb4_unicode_ci",)]
+    assert target.node.violations == []
 
 
 async def test_parses_literal_by_mode_of_new_session(source: TidbSim, target: TidbSim) -> None:
