@@ -137,7 +137,7 @@ impl Socket {
 
     /// Lends Envoy's descriptor, while it is open.
     pub fn with_descriptor<T>(&self, run: impl FnOnce(BorrowedFd<'_>) -> T) -> Option<T> {
-        // SAFETY: Envoy calls a hook before it closes the descriptor, and that hook stores -1.
+        // SAFETY: the descriptor is open, because it is forgotten in the hook that Envoy calls before closing it.
         self.descriptor().map(|fd| run(unsafe { BorrowedFd::borrow_raw(fd) }))
     }
 

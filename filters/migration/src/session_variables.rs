@@ -17,34 +17,35 @@ const NO_BACKSLASH_ESCAPES: &str = "NO_BACKSLASH_ESCAPES";
 
 /// The system variables that are needed, out of several hundred. None: the states do not contain the variable.
 #[derive(Deserialize, Default)]
+#[serde(default)]
 pub(crate) struct SessionVariables<'a> {
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     sql_mode: Cow<'a, str>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     character_set_results: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     wait_timeout: Cow<'a, str>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     collation_connection: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     collation_database: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     collation_server: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     transaction_isolation: Option<Cow<'a, str>>,
     /// The isolation level of the next transaction only.
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     tx_isolation_one_shot: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     tx_read_ts: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
+    #[serde(borrow)]
     tidb_snapshot: Option<Cow<'a, str>>,
 }
 
 impl SessionVariables<'_> {
-    /// Whether the node converts text for the client, and thereby replaces characters by question marks that the
-    /// client's character set lacks. TiDB does not convert to these ones (`FindEncodingTakeUTF8AsNoop` in
-    /// `pkg/parser/charset/encoding.go`, `encoding_latin1.go`).
+    /// Whether the node converts text for the client. Where the client's character set lacks a character, the node then
+    /// sends a question mark. TiDB converts text for all character sets but those that are listed here
+    /// (`FindEncodingTakeUTF8AsNoop` in `pkg/parser/charset/encoding.go`, `encoding_latin1.go`).
     pub(crate) fn is_text_converted(&self) -> bool {
         let is_kept = |name: &str| matches!(name, "" | "utf8mb4" | "utf8mb3" | "utf8" | "latin1" | "binary");
         self.character_set_results.as_ref().is_some_and(|name| !is_kept(&name.to_ascii_lowercase()))
@@ -72,8 +73,8 @@ impl SessionVariables<'_> {
             || has_prepared_statements && !self.has_backslash_escapes()
     }
 
-    /// Prepares the target for the restore, whatever its defaults are: text is UTF-8 and backslashes escape. The SQL
-    /// mode and the collation are the session's, since they determine the meaning of prepared statements.
+    /// The statement that prepares the target for the restore, whatever the target's defaults are. It sets the session's
+    /// SQL mode and collation, which determine the meaning of prepared statements. Text is UTF-8, and backslashes escape.
     pub(crate) fn preparation_query(&self) -> Vec<u8> {
         let modes: Vec<_> = self.modes().filter(|mode| *mode != NO_BACKSLASH_ESCAPES && is_word(mode)).collect();
         let mut text =
