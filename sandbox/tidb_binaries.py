@@ -24,6 +24,7 @@ _RELEASE_PATTERN = re.compile(r"v(\d+)\.(\d+)\.(\d+)")
 _RELEASE_LINE_PATTERN = re.compile(r"^Release Version:\s*(\S+)", re.MULTILINE)
 _VERSION_TIMEOUT_SECONDS = 20.0
 _TIKV = "tikv-server"
+_TIDB_PREFIX = "tidb-server-"
 _STORE_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
     _TIKV: (
         *("--addr={address}", "--status-addr={status_address}", "--pd-endpoints={pd}"),
@@ -95,6 +96,27 @@ class StoreProgram:
 
 
 @dataclass(frozen=True, slots=True)
+class TidbRelease:
+    """A `tidb-server`. `version`: such as `v8.5.3`; empty if it is unknown.
+
+    `reports_version`: whether the program knows its version. Builds without TiDB's Makefile do not.
+    """
+
+    program: Path
+    version: str
+    reports_version: bool
+
+    @classmethod
+    def of(cls, program: Path) -> Self:
+        """Return the release that the name of the program or of its folder contains, else that of `-V`."""
+        reported = read_version(program)
+        for name in (program.name.removeprefix(_TIDB_PREFIX), program.parent.name):
+            if _RELEASE_PATTERN.fullmatch(name):
+                return cls(program, name, name == reported)
+        return cls(program, reported, True)
+
+
+@dataclass(frozen=True, slots=True)
 class TidbBinaries:
     """The programs of a TiDB cluster."""
 
@@ -135,6 +157,25 @@ def require_binaries(
     if binaries is None:
         raise BinariesMissing(NO_BINARIES_MESSAGE)
     return binaries
+
+
+def find_tidb_releases(binaries: TidbBinaries) -> list[TidbRelease]:
+    """Return all known releases of `tidb-server`, oldest first.
+
+    These are `binaries.tidb`, the programs `tidb-server-vX.Y.Z` in its folder, and all releases of TiUP.
+    """
+    folder = binaries.tidb.parent
+    programs = [*folder.glob(f"{_TIDB_PREFIX}v*"), binaries.tidb]
+    if _RELEASE_PATTERN.fullmatch(folder.name):
+        programs += folder.parent.glob("v*/tidb-server")
+    unique = {program.resolve(): program for program in reversed(programs) if _is_program(program)}
+    releases = {}
+    for program in unique.values():
+        release = TidbRelease.of(program)
+        match = _RELEASE_PATTERN.match(release.version)
+        if match is not None:
+            releases[tuple(map(int, match.groups()))] = release
+    return [releases[number] for number in sorted(releases)]
 
 
 def read_version(program: Path) -> str:

@@ -14,7 +14,7 @@ from sandbox.ports import Ports
 from sandbox.server import Server, launch_all
 from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb import Tidb
-from sandbox.tidb_binaries import TidbBinaries
+from sandbox.tidb_binaries import TidbBinaries, TidbRelease
 from sandbox.tidb_servers import PdServer, StoreServer, TidbServer
 
 _TIKV_ONLY_VARIABLES = (
@@ -30,12 +30,13 @@ class TidbCluster(Cluster):
     """PD, the store and TiDB servers. The user root has no password.
 
     `options` are keyword arguments of `Cluster`. All TiDB servers use `certificate` for TLS and to sign
-    session tokens, so sessions can migrate between them.
+    session tokens, so sessions can migrate between them. `release` is that of new TiDB servers.
     """
 
     def __init__(self, directory: Path, ports: Ports, binaries: TidbBinaries, **options: Any) -> None:
         super().__init__(directory, ports, **options)
         self.binaries = binaries
+        self.release = TidbRelease.of(binaries.tidb)
         self.certificate = SessionCertificate.load_or_create(self.directory / "certificate")
         self.pd = PdServer(self.directory, binaries.pd, *self.node_ports("pd"))
         self.store = StoreServer(self.directory, binaries.store, *self.node_ports("store"), pd=self.pd)
@@ -111,7 +112,7 @@ class TidbCluster(Cluster):
             self.directory,
             port,
             status_port,
-            program=self.binaries.tidb,
+            release=self.release,
             certificate=self.certificate,
             bootstrap_sql=self._write_bootstrap_sql(),
             **options,

@@ -13,8 +13,10 @@ import httpx2
 from sandbox.server import Server, accepts_connections, http_client, http_responds
 from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb import Tidb
-from sandbox.tidb_binaries import StoreProgram
+from sandbox.tidb_binaries import StoreProgram, TidbRelease
 
+_MYSQL_VERSION = "8.0.11"
+"""The version of MySQL in TiDB's greeting (pkg/parser/mysql/const.go)."""
 _VIOLATION_TEXTS = ("invalid sequence", "malformed packet", "panic")
 """TiDB's log texts for protocol violations (pkg/server/internal/packetio.go) and panics."""
 
@@ -144,7 +146,7 @@ class StoreServer(DependencyServer):
 
 
 class TidbServer(Tidb, RealServer):
-    """One real TiDB server.
+    """One real TiDB server. Changes of `release`, which upgrade it, and of `labels` apply at its next start.
 
     `certificate` signs session tokens, and is the server's TLS certificate.
     `bootstrap_sql` is a file of statements that the first server of a new cluster runs once.
@@ -161,13 +163,14 @@ class TidbServer(Tidb, RealServer):
         port: int,
         status_port: int,
         *,
-        program: Path,
+        release: TidbRelease,
         certificate: SessionCertificate,
         bootstrap_sql: Path,
         **options: Any,
     ) -> None:
         super().__init__(directory, port, status_port, **options)
-        self._program = program
+        self.release = release
+        self.labels: dict[str, str] = {}
         self._certificate = certificate
         self._bootstrap_sql = bootstrap_sql
         self._started_with: tuple[str | None, list[str]] | None = None
@@ -175,8 +178,12 @@ class TidbServer(Tidb, RealServer):
     def configuration(self) -> str:
         temporary = str(self._temporary_directory)
         cert, key = str(self._certificate.cert), str(self._certificate.key)
+        version = self.release.version
+        # Only for a build without a version: otherwise TiDB derives the second from the first.
+        versions = {"tidb-release-version": version, "server-version": f"{_MYSQL_VERSION}-TiDB-{version}"}
         return to_toml(
             {
+                **({} if self.release.reports_version else versions),
                 "host": "127.0.0.1",
                 "advertise-address": "127.0.0.1",
                 "port": self.port,
@@ -200,11 +207,12 @@ class TidbServer(Tidb, RealServer):
                     "ssl-key": key,
                 },
                 "tikv-client": {"grpc-connection-count": 1},
+                "labels": self.labels,
             }
         )
 
     def command(self) -> list[str]:
-        return [str(self._program), f"--config={self.config_file}", *self.arguments]
+        return [str(self.release.program), f"--config={self.config_file}", *self.arguments]
 
     def has_changed_settings(self) -> bool:
         return (self.configuration(), self.command()) != self._started_with

@@ -14,6 +14,7 @@ from sandbox.tidb_binaries import (
     BinariesMissing,
     StoreProgram,
     find_binaries,
+    find_tidb_releases,
     read_version,
     require_binaries,
 )
@@ -83,6 +84,33 @@ def test_uses_newest_tiup_release_that_has_all_programs(tmp_path: Path) -> None:
     binaries = find_binaries(environment=environment)
     assert binaries is not None
     assert {path.parent.name for path in (binaries.tidb, binaries.pd, binaries.store.program)} == {"v8.5.10"}
+
+
+def test_finds_releases_by_name_before_version_output(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, *ALL)
+    write_program(folder / "tidb-server", "Release Version: v8.4.0-placeholder")
+    write_program(folder / "tidb-server-v7.5.3", "Release Version: None")
+    write_program(folder / "tidb-server-v8.1.2", "Release Version: v8.1.2")
+    write_program(folder / "tidb-server-v8.1", "Release Version: None")
+    binaries = find_binaries(folder, environment={})
+    assert binaries is not None
+    releases = find_tidb_releases(binaries)
+    assert [(release.version, release.reports_version) for release in releases] == [
+        ("v7.5.3", False),
+        ("v8.1.2", True),
+        ("v8.4.0-placeholder", True),
+    ]
+    # A link with a release in its name names the release of the program.
+    (folder / "tidb-server-v8.5.3").symlink_to("tidb-server")
+    assert [release.version for release in find_tidb_releases(binaries)] == ["v7.5.3", "v8.1.2", "v8.5.3"]
+
+
+def test_finds_all_releases_of_tiup(tmp_path: Path) -> None:
+    environment = write_tiup_home(tmp_path, tidb="v8.5.3 v7.5.3 v8.5.10", pd="v8.5.3", tikv="v8.5.3")
+    binaries = find_binaries(environment=environment)
+    assert binaries is not None
+    releases = find_tidb_releases(binaries)
+    assert [release.version for release in releases] == ["v7.5.3", "v8.5.3", "v8.5.10"]
 
 
 def test_other_store_replaces_tikv(tmp_path: Path) -> None:
