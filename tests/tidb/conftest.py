@@ -100,6 +100,6 @@ def sessions(stack: LocalCluster, database: str) -> Iterator[TrackedSessions]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Extend the timeout of the first test, which starts the cluster. TiKV starts slowly on a slow disk."""
-    tidb_items = [item for item in items if item.path.parent.name == "tidb"]
+    tidb_items = [item for item in items if "tidb" in item.path.parts[-3:-1]]
     if tidb_items:
         tidb_items[0].add_marker(pytest.mark.timeout(_CLUSTER_START_TIMEOUT_SECONDS))

@@ -2,143 +2,84 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
-
-import pymysql
+from functools import partial
 
 from sandbox.local_cluster import LocalCluster
-from tests.support.tidb.node_operations import migration_counts, start_drain
-from tests.support.tidb.sessions import (
-    Connection,
-    TrackedSessions,
-    connect_directly,
-    query_rows,
-    session_port,
-)
+from sandbox.tidb import Tidb
+from tests.support.tidb.node_operations import migration_counts, start_drain, wait_for_migrations
+from tests.support.tidb.session_state_cases import CASES, compare_with_staying_sessions
+from tests.support.tidb.sessions import TrackedSessions, connect_directly, query_rows, session_port
 from tests.support.waiting import wait_until
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """Statements before the migration, and queries after it; {t} is a table of this case."""
-
-    before: tuple[str, ...]
-    after: tuple[str, ...]
-
-
-CASES = (
-    Case(("insert into {t} (v) values (10), (20)",), ("select last_insert_id(), row_count()",)),
-    Case(("select last_insert_id(18446744073709551615)",), ("select last_insert_id(), @@identity",)),
-    Case(("update {t} set v = v + 1",), ("select row_count(), found_rows()", "select row_count()")),
-    Case(("select * from {t}",), ("select found_rows(), row_count()",)),
-    Case(("select sql_calc_found_rows * from {t} limit 1",), ("select found_rows()",)),
-    Case(("select cast('12x' as unsigned), 1 / 0",), ("show warnings", "show warnings")),
-    Case(
-        ("select cast('ü' as unsigned)",), ("select @@warning_count, @@error_count", "show count(*) warnings")
-    ),
-    Case(("set no_such_variable = 1",), ("show errors", "select @@error_count")),
-    Case(("set @a = 7, @b = 1.50, @c = 'ü', @d = null, @e = 1e3",), ("select @a, @b, @c, @d, @e, @f",)),
-    Case(("set @b = x'00ff27'",), ("select hex(@b), length(@b)",)),
-    Case(("set sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES'",), ("select @@sql_mode", "select '\\'")),
-    Case(("set time_zone = '+05:30'", "set timestamp = 1000"), ("select now(), @@time_zone",)),
-    Case(("set names gbk",), ("select @@character_set_client, @@collation_connection",)),
-    # TiDB restores character sets and collations in random order.
-    *[
-        Case(
-            (f"set names utf8mb4 collate utf8mb4_general_ci /* {number} */",),
-            ("select 'a' = 'A', @@collation_connection, @@character_set_connection",),
-        )
-        for number in range(8)
-    ],
-    Case(
-        ("set names utf8mb4 collate utf8mb4_general_ci", "prepare s from 'select ''a'' = ''A'''"),
-        ("execute s",),
-    ),
-    Case(
-        (
-            "set sql_mode = 'ANSI_QUOTES,PIPES_AS_CONCAT'",
-            "prepare s from 'select ''a'' || ''b'', \"v\" from {t}'",
-        ),
-        ("execute s", "select @@sql_mode"),
-    ),
-    Case(("set wait_timeout = 0",), ("select @@wait_timeout",)),
-    Case(("set autocommit = 0",), ("select @@autocommit",)),
-    Case(("set session transaction isolation level read committed",), ("select @@tx_isolation",)),
-    Case(("set transaction isolation level read committed",), ("select @@tx_isolation_one_shot",)),
-    Case(("use mysql",), ("select database()", "select count(*) > 0 from user")),
-    Case(("prepare s from 'select ? + v from {t} order by v'", "set @p = 5"), ("execute s using @p",) * 2),
-    Case(("prepare s from 'select 1'", "deallocate prepare s"), ("execute s",)),
-    Case(
-        ("set names utf8", "prepare s from 'select hex(?), ''süß?'''", "set @p = 5"),
-        ("execute s using @p",),
-    ),
-    Case(
-        ("create sequence {t}_s", "select nextval({t}_s)"), ("select lastval({t}_s)", "select lastval({t}_s)")
-    ),
-    Case(("set rand_seed1 = 11, rand_seed2 = 22", "select rand()"), ("select rand(), rand()",)),
-    Case(("set sql_select_limit = 2",), ("select v from {t} order by v",)),
-    Case(("set group_concat_max_len = 4",), ("select group_concat(v) from {t}",)),
-    Case(
-        ("set max_execution_time = 1234, tidb_mem_quota_query = 99999999",), ("select @@max_execution_time",)
-    ),
-    Case(
-        ("create session binding for select v from {t} using select /*+ use_index({t}) */ v from {t}",),
-        ("select v from {t} order by v", "select v from {t}", "select @@last_plan_from_binding"),
-    ),
-)
-
-
-def run_statement(connection: Connection, statement: str) -> list[tuple[Any, ...]]:
-    """Return the rows of a statement, or code and text of its error."""
-    try:
-        return query_rows(connection, statement)
-    except pymysql.MySQLError as error:
-        return [error.args]
 
 
 async def test_migrated_session_answers_like_one_that_stayed(
     stack: LocalCluster, sessions: TrackedSessions, database: str
 ) -> None:
     node = stack.tidb[0]
-    # Tables have the same names in both databases, so that error messages are equal.
-    databases = [f"{database}_{kind}" for kind in ("migrated", "stayed")]
-    with connect_directly(node) as root:
-        for database_name in databases:
-            query_rows(root, f"create database {database_name}")
-            for number, case in enumerate(CASES):
-                if "{t}" in "".join(case.before + case.after):
-                    query_rows(
-                        root,
-                        f"create table {database_name}.t{number} (id int auto_increment primary key, v int)",
-                    )
-                    query_rows(root, f"insert into {database_name}.t{number} (v) values (1), (2), (3)")
-    pairs = []
-    for number, case in enumerate(CASES):
-        migrating, staying = sessions.on_node(node), sessions.direct(node)
-        # `on_node` has run this query in the migrating session, so run it in both sessions.
-        assert session_port(staying) == node.port
-        for session, database_name in zip((migrating, staying), databases, strict=True):
-            query_rows(session, f"use {database_name}")
-            for statement in case.before:
-                with suppress(pymysql.MySQLError):
-                    query_rows(session, statement.format(t=f"t{number}"))
-        pairs.append((number, case, migrating, staying))
-    await start_drain(stack, node)
 
-    async def have_all_migrated() -> bool:
-        return (await migration_counts(stack)).get((node.address, "moved", "ok"), 0) >= len(CASES)
+    async def drain(migrations: int) -> None:
+        await start_drain(stack, node)
+        await wait_for_migrations(stack, node, migrations)
 
-    await stack.wait_until(have_all_migrated, f"{len(CASES)} migrations")
-    actual, expected = {}, {}
-    for number, case, migrating, staying in pairs:
-        name = "; ".join(case.before)
-        statements = [statement.format(t=f"t{number}") for statement in case.after]
-        actual[name] = [run_statement(migrating, statement) for statement in statements]
-        expected[name] = [run_statement(staying, statement) for statement in statements]
-        assert session_port(migrating) != node.port
+    actual, expected = await compare_with_staying_sessions(CASES, node, sessions, database, drain)
     assert actual == expected
+
+
+HOLDING_STATEMENTS = {
+    "transaction": ("begin", "select 1", "commit"),
+    "autocommit off": ("set autocommit = 0", "select * from t", "rollback"),
+    "temporary table": ("create temporary table x (id int)", "insert into x values (1)", "drop table x"),
+    "user lock": ("select get_lock('held', 1)", "select is_used_lock('held')", "select release_lock('held')"),
+    "snapshot": ("set tidb_snapshot = now(6) - interval 1 second", "select 1", "set tidb_snapshot = ''"),
+}
+"""Statements that keep a session on its node: what begins, continues and ends it, by what it holds."""
+
+
+async def test_session_migrates_when_it_holds_nothing_any_more(
+    stack: LocalCluster, sessions: TrackedSessions
+) -> None:
+    node = stack.tidb[0]
+    held = {}
+    query_rows(sessions.direct(node), "create table t (id int)")
+    for name, (begin, _, _) in HOLDING_STATEMENTS.items():
+        held[name] = sessions.on_node(node)
+        query_rows(held[name], begin)
+        query_rows(held[name], HOLDING_STATEMENTS[name][1])
+    moving = sessions.on_node(node)
+    await start_drain(stack, node)
+    await wait_for_migrations(stack, node, 1)
+    assert session_port(moving) != node.port
+    for name, (_, statement, _) in HOLDING_STATEMENTS.items():
+        query_rows(held[name], statement)
+        assert session_port(held[name]) == node.port, name
+    for name, (_, _, end) in HOLDING_STATEMENTS.items():
+        query_rows(held[name], end)
+    await wait_for_migrations(stack, node, 1 + len(held))
+
+
+async def test_migration_replaces_the_roles_of_a_session_by_its_default_roles(
+    stack: LocalCluster, sessions: TrackedSessions
+) -> None:
+    """Documented in docs/concepts/session-migration.md: TiDB does not export roles."""
+    node = stack.tidb[0]
+    session = sessions.on_node(node)
+    query_rows(session, "create role if not exists reader, writer")
+    query_rows(session, "grant reader, writer to root@'%'")
+    query_rows(session, "set default role reader to root@'%'")
+    query_rows(session, "set role writer")
+
+    def has_default_role(other: Tidb) -> bool:
+        with connect_directly(other) as connection:
+            return query_rows(connection, "select current_role()") == [("`reader`@`%`",)]
+
+    try:
+        for other in stack.tidb:  # each server reloads its privileges independently
+            await wait_until(partial(has_default_role, other))
+        await start_drain(stack, node)
+        await wait_for_migrations(stack, node, 1)
+        assert query_rows(session, "select current_role()") == [("`reader`@`%`",)]
+    finally:
+        query_rows(session, "drop role reader, writer")
 
 
 async def test_session_stays_while_its_states_cannot_be_restored(

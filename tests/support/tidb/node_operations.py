@@ -51,6 +51,15 @@ async def migration_counts(stack: LocalCluster) -> dict[tuple[str, str, str], in
     }
 
 
+async def wait_for_migrations(stack: LocalCluster, node: Tidb, count: int) -> None:
+    """Wait until this many sessions have migrated away from a node."""
+
+    async def is_reached() -> bool:
+        return (await migration_counts(stack)).get((node.address, "moved", "ok"), 0) >= count
+
+    await stack.wait_until(is_reached, f"{count} migrations from {node.address}", _TIMEOUT_SECONDS)
+
+
 async def wait_until_can_log_in(nodes: Sequence[Tidb], user: str, password: str = "") -> None:
     """Wait until a new user can log in at all nodes: each reloads its privileges independently."""
     await wait_until(lambda: all(can_log_in(node, user, password) for node in nodes))

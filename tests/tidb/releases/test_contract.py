@@ -1,7 +1,7 @@
-"""The simulated TiDB server (sandbox/tidb_sim) behaves like a real server wherever Tidevoy relies on TiDB.
+"""The simulated TiDB server (sandbox/tidb_sim) behaves like each release wherever Tidevoy relies on TiDB.
 
 So tests with simulated servers are valid for TiDB. tests/support/tidb/tidb_behaviors.py excludes the intended
-differences.
+differences, and release_differences.py names those of older releases.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ import pytest_asyncio
 
 from sandbox.cluster import FakeCluster
 from sandbox.ports import Ports
+from sandbox.tidb_binaries import TidbRelease
 from sandbox.tidb_cluster import TidbCluster
 from tests.support.tidb import tidb_behaviors
-from tests.support.tidb.global_variables import GlobalVariables
+from tests.support.tidb.global_variables import restoring_variables
+from tests.support.tidb.release_differences import DIFFERENCES
 from tests.support.tidb.tidb_behaviors import Behavior
 from tests.tidb.conftest import GRACEFUL_WAIT
+from tests.tidb.releases.conftest import node_of
 
 MAX_CONNECTIONS = 2
 BEHAVIORS: tuple[Behavior, ...] = (
@@ -39,10 +42,10 @@ BEHAVIORS: tuple[Behavior, ...] = (
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def simulated_cluster(
-    tmp_path_factory: pytest.TempPathFactory, shared_cluster: TidbCluster
+    tmp_path_factory: pytest.TempPathFactory, mixed_cluster: TidbCluster
 ) -> AsyncIterator[FakeCluster]:
     """Run two simulated servers with the real servers' certificate; the second accepts MAX_CONNECTIONS."""
-    files = shared_cluster.certificate
+    files = mixed_cluster.certificate
     tls = ("--tls-cert", str(files.cert), "--tls-key", str(files.key))
     signing = ("--session-token-signing-cert", str(files.cert), "--session-token-signing-key", str(files.key))
     with Ports() as ports:
@@ -62,33 +65,44 @@ async def simulated_cluster(
 
 @pytest.mark.parametrize("behavior", BEHAVIORS, ids=lambda behavior: behavior.__name__)
 async def test_simulated_server_behaves_like_tidb(
-    behavior: Behavior, cluster: TidbCluster, simulated_cluster: FakeCluster
+    behavior: Behavior, mixed_cluster: TidbCluster, release: TidbRelease, simulated_cluster: FakeCluster
 ) -> None:
-    real, simulated = await asyncio.gather(behavior(cluster.tidb[0]), behavior(simulated_cluster.tidb[0]))
+    node = node_of(mixed_cluster, release)
+    real, simulated = await asyncio.gather(behavior(node), behavior(simulated_cluster.tidb[0]))
+    difference = DIFFERENCES.get(behavior.__name__)
+    if difference is not None and difference.applies_to(release.version):
+        simulated = difference.older_result(simulated)
     assert simulated == real
 
 
 async def test_simulated_server_registers_like_tidb(
-    cluster: TidbCluster, simulated_cluster: FakeCluster
+    mixed_cluster: TidbCluster, release: TidbRelease, simulated_cluster: FakeCluster
 ) -> None:
-    real = await tidb_behaviors.registration(cluster, cluster.tidb[0])
+    node = node_of(mixed_cluster, release)
+    real = await tidb_behaviors.registration(mixed_cluster, node)
     assert await tidb_behaviors.registration(simulated_cluster, simulated_cluster.tidb[0]) == real
 
 
 async def test_full_simulated_server_rejects_like_tidb(
-    cluster: TidbCluster, simulated_cluster: FakeCluster, global_variables: GlobalVariables
+    mixed_cluster: TidbCluster, release: TidbRelease, simulated_cluster: FakeCluster
 ) -> None:
-    global_variables.set("max_connections", MAX_CONNECTIONS, cluster.tidb[0])
-    real = await tidb_behaviors.full_server(cluster.tidb[0], MAX_CONNECTIONS)
+    node = node_of(mixed_cluster, release)
+    async with restoring_variables(mixed_cluster) as variables:
+        variables.set("max_connections", MAX_CONNECTIONS, node)
+        real = await tidb_behaviors.full_server(node, MAX_CONNECTIONS)
     assert await tidb_behaviors.full_server(simulated_cluster.tidb[1], MAX_CONNECTIONS) == real
 
 
 async def test_simulated_server_shuts_down_like_tidb(
-    cluster: TidbCluster, simulated_cluster: FakeCluster
+    mixed_cluster: TidbCluster, release: TidbRelease, simulated_cluster: FakeCluster
 ) -> None:
-    node = simulated_cluster.new_node()
-    await node.launch()
-    real, simulated = await asyncio.gather(
-        tidb_behaviors.graceful_shutdown(cluster.tidb[2]), tidb_behaviors.graceful_shutdown(node)
-    )
+    node = node_of(mixed_cluster, release)
+    simulated_node = simulated_cluster.new_node()
+    await simulated_node.launch()
+    try:
+        real, simulated = await asyncio.gather(
+            tidb_behaviors.graceful_shutdown(node), tidb_behaviors.graceful_shutdown(simulated_node)
+        )
+    finally:
+        await node.restart()
     assert simulated == real

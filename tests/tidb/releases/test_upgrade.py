@@ -1,0 +1,96 @@
+"""Rollouts upgrade real servers from release to release under load, unnoticed by clients."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.migration.stopwatch import run_stopwatch, slowest_ms, stop_stopwatch
+from bench.sysbench import RunningSysbench, SysbenchLoad, make_table
+from sandbox.local_cluster import LocalCluster
+from sandbox.tidb import Tidb
+from sandbox.tidb_binaries import TidbBinaries
+from sandbox.tidb_cluster import TidbCluster
+from sandbox.tidb_servers import TidbServer
+from tests.support.controlplane.cli_process import start_tidevoy
+from tests.support.e2e.restart_action import ACTION, CommandRun, RestartCommand, get_rollout
+from tests.support.tidb.node_operations import migration_counts
+from tests.tidb.conftest import GRACEFUL_WAIT, NODES
+from tests.tidb.releases.conftest import known_releases
+
+THREADS = 32
+ROWS = 10_000
+TRANSACTIONS_PER_SECOND = 30
+"""A moderate load: the servers, their store and all clients share this machine."""
+_ROLLOUT_TIMEOUT_SECONDS = 400
+
+
+@pytest.mark.timeout(1800)
+async def test_rollouts_upgrade_servers_release_by_release(tmp_path: Path, tidb_bin: TidbBinaries) -> None:
+    releases = known_releases()
+    first, *later = releases
+    if not later:
+        pytest.skip(f"there is only one release of TiDB, {first.version}")
+    binaries = replace(tidb_bin, tidb=first.program)
+
+    async def upgrade(node: Tidb, run: CommandRun) -> str:
+        assert isinstance(node, TidbServer)
+        node.release = next(release for release in releases if release.version == run.version)
+        await node.restart()
+        return "done"
+
+    async with (
+        RestartCommand(tmp_path / "action").serving() as restarter,
+        TidbCluster.start(tmp_path / "tidb", binaries, nodes=NODES, graceful_wait=GRACEFUL_WAIT) as cluster,
+        LocalCluster.start(
+            tmp_path / "stack", cluster=cluster, settings={"rollouts": restarter.settings}
+        ) as stack,
+    ):
+        restarter.nodes, restarter.default_behavior = lambda: stack.tidb, upgrade
+        await make_table(stack.tidb[0].port, tmp_path / "table", rows=ROWS)
+        load = SysbenchLoad(ROWS, THREADS, rate=TRANSACTIONS_PER_SECOND)
+        async with (
+            run_stopwatch(stack.sql_port, tmp_path / "stopwatch", interval=0.01) as stopwatch,
+            load.running(stack.sql_port, tmp_path / "load") as sysbench,
+        ):
+            for release in later:
+                await run_rollout(stack, release.version, sysbench)
+                versions = {node["version"] for node in (await stack.nodes()).values()}
+                assert versions == {release.version}
+            counts = await sysbench.stop()
+            statements = await stop_stopwatch(stopwatch)
+        migrations = await migration_counts(stack)
+        print(
+            f"\n{' -> '.join(release.version for release in releases)}: {counts};"
+            f" slowest statement of an idle session {slowest_ms(statements):.0f} ms; {migrations}"
+        )
+        assert (counts.errors, counts.reconnects) == (0, 0)
+        assert counts.transactions > 0
+        assert stack.violations() == []
+
+
+async def run_rollout(stack: LocalCluster, version: str, sysbench: RunningSysbench) -> dict[str, Any]:
+    """Upgrade all nodes with `tidevoy rollout`. Return the rollout, in which no session was cut."""
+    command = await start_tidevoy(
+        stack.control_plane.api_url,
+        *("rollout", "start", "--nodes", "all", "--action", ACTION, "--version", version),
+        *("--healthy-for", "2s", "--wait", "--json"),
+    )
+    try:
+        async with asyncio.timeout(_ROLLOUT_TIMEOUT_SECONDS):
+            stdout, stderr = (text.decode() for text in await command.communicate())
+    finally:
+        if command.returncode is None:
+            command.kill()
+            await command.wait()
+    sysbench.raise_if_ended()
+    assert command.returncode == 0, (stdout, stderr, await stack.nodes())
+    (rollout,) = (await stack.api.get("/v1/rollouts")).raise_for_status().json()["rollouts"][:1]
+    details = await get_rollout(stack.api, rollout["id"])
+    assert [step["terminated_sessions"] for step in details["steps"]] == [0] * len(stack.tidb)
+    assert min(step["migrated_sessions"] for step in details["steps"]) > 0
+    return details
