@@ -1,6 +1,6 @@
 """Compares the answers of two sessions that execute the same statements.
 
-One session migrates. The other, the control session, is connected directly to MariaDB.
+One session migrates. The other, the control session, is connected directly to MariaDB or to a TiDB server.
 """
 
 from __future__ import annotations
@@ -89,10 +89,17 @@ def query_command(statement: str, codec: str = "utf-8") -> SentCommand:
     return SentCommand(MySqlCommand.QUERY, statement.encode(codec))
 
 
+def mariadb_sequence(count: int) -> str:
+    """Return the table of MariaDB's sequence engine with the numbers from 1 to `count`."""
+    return f"mysql.seq_1_to_{count}"
+
+
 class SessionPair:
     """A migrating session and a control session that execute the same commands.
 
-    `wait_others_migrate` returns when other sessions have arrived at a node or left a node.
+    `wait_others_migrate` returns when other sessions have arrived at a node or left a node. `sequence`
+    returns a table expression with the numbers from 1 to its argument in a column `seq`. `normalize` removes
+    from an answer what may differ between the sessions.
     """
 
     def __init__(
@@ -101,13 +108,12 @@ class SessionPair:
         control: ComparedSession,
         rng: Random,
         wait_others_migrate: Callable[[], Awaitable[None]],
+        sequence: Callable[[int], str] = mariadb_sequence,
+        normalize: Callable[[Answer], Answer] = lambda answer: answer,
     ) -> None:
-        self.migrating, self.control, self.rng, self._wait_others_migrate = (
-            migrating,
-            control,
-            rng,
-            wait_others_migrate,
-        )
+        self.migrating, self.control, self.rng = migrating, control, rng
+        self.sequence = sequence
+        self._wait_others_migrate, self._normalize = wait_others_migrate, normalize
         self.statement_count = 0
         self._name_count = 0
 
@@ -196,6 +202,7 @@ class SessionPair:
         )
         if not command.compares_types:
             actual, control = keep_column_names(actual), keep_column_names(control)
+        actual, control = self._normalize(actual), self._normalize(control)
         if actual != control:
             difference = f"{answer!r:.1500}\nand not\n{expected!r:.1500}"
             raise AnswerMismatch(f"{command.command}, {command.body[:200]!r}:\n{difference}")
@@ -246,6 +253,34 @@ def _column_name(definition: bytes) -> bytes:
 
 Activity = Callable[[SessionPair], Awaitable[None]]
 PIN_REASONS = ("transaction", "cursor", "long_data", "opaque", "endless_transactions")
+
+
+async def run_activities(
+    pair: SessionPair,
+    activities: Mapping[Activity, int],
+    statements: int,
+    single_activity: Activity | None = None,
+) -> Counter[str]:
+    """Run random activities until the sessions have executed this many statements each.
+
+    `activities`: weights. `single_activity` runs once, after half of the statements. Return the number of
+    runs by name. Raises AnswerMismatch.
+    """
+    runs: Counter[str] = Counter()
+    # Without a cache of numbers in each TiDB server, the numbers do not depend on the server.
+    auto_ids = "/*T![auto_id_cache] auto_id_cache 1 */"
+    await pair.run(f"create table t (id int auto_increment primary key, v longtext) {auto_ids}")
+    while pair.statement_count < statements:
+        (activity,) = pair.rng.choices(list(activities), list(activities.values()))
+        if single_activity is not None and pair.statement_count > statements / 2:
+            activity, single_activity = single_activity, None
+        runs[activity.__name__] += 1
+        try:
+            await activity(pair)
+        except Exception as error:
+            error.add_note(f"statement {pair.statement_count}, {activity.__name__}")
+            raise
+    return runs
 
 
 @dataclass(frozen=True)
@@ -341,32 +376,17 @@ class DifferentialTrial:
             pair = SessionPair(
                 migrating, ComparedSession(control, control_database, {}), rng, wait_others_migrate
             )
-            activities: Counter[str] = Counter()
             await pair.run("use {db}")
-            await pair.run("create table t (id int auto_increment primary key, v longtext)")
-            while pair.statement_count < per_client:
-                (activity,) = rng.choices(list(self.activities), list(self.activities.values()))
-                if (
-                    number == 0
-                    and self.single_activity.__name__ not in activities
-                    and pair.statement_count > per_client / 2
-                ):
-                    activity = self.single_activity
-                activities[activity.__name__] += 1
-                await self._run_activity(activity, pair, number)
+            single_activity = self.single_activity if number == 0 else None
+            try:
+                activities = await run_activities(pair, self.activities, per_client, single_activity)
+            except Exception as error:
+                error.add_note(f"seed {self.seed}, client {number}")
+                raise
             await end.wait()
             await end.wait()
             await pair.migrating.client.quit()
         return pair.statement_count, activities
-
-    async def _run_activity(self, activity: Activity, pair: SessionPair, number: int) -> None:
-        try:
-            await activity(pair)
-        except Exception as error:
-            error.add_note(
-                f"seed {self.seed}, client {number}, statement {pair.statement_count}, {activity.__name__}"
-            )
-            raise
 
     async def _keep_draining(self, nodes: MigratingFleet, stopped: asyncio.Event) -> int:
         """Drain one node after the other until `stopped` is set. Return the number of drains.

@@ -24,8 +24,9 @@ def random_size(rng: Random) -> int:
     return int(2 ** (rng.random() ** 2 * 20))
 
 
-def random_statement(rng: Random) -> str:
+def random_statement(pair: SessionPair) -> str:
     """Return a statement that can be executed at any point, possibly with an error."""
+    rng = pair.rng
     number, word = rng.randrange(1, 40), rng.choice(TEXTS)
     return rng.choice(
         (
@@ -39,7 +40,7 @@ def random_statement(rng: Random) -> str:
             f"set @a = '{word}', @n = {number}",
             "select @a, @n, hex(@a)",
             f"select repeat('{number}', {random_size(rng)}), {number}",
-            f"select seq, repeat('x', seq) from mysql.seq_1_to_{random_size(rng) % 1500 + 1}",
+            f"select seq, repeat('x', seq) from {pair.sequence(random_size(rng) % 1500 + 1)}",
             "select database(), @@autocommit, @@sql_mode, @@time_zone",
             "do 1",
             rng.choice(FAILING_STATEMENTS),
@@ -48,17 +49,15 @@ def random_statement(rng: Random) -> str:
 
 
 async def one_statement(pair: SessionPair) -> None:
-    await pair.run(random_statement(pair.rng))
+    await pair.run(random_statement(pair))
 
 
 async def pipelined(pair: SessionPair) -> None:
-    await pair.send(
-        *(query_command(random_statement(pair.rng)) for _ in range(pair.rng.choice((2, 2, 2, 3, 5))))
-    )
+    await pair.send(*(query_command(random_statement(pair)) for _ in range(pair.rng.choice((2, 2, 2, 3, 5)))))
 
 
 async def multi_statement(pair: SessionPair) -> None:
-    await pair.run("; ".join(random_statement(pair.rng) for _ in range(pair.rng.randrange(2, 6))))
+    await pair.run("; ".join(random_statement(pair) for _ in range(pair.rng.randrange(2, 6))))
 
 
 async def long_statement(pair: SessionPair) -> None:
@@ -68,19 +67,19 @@ async def long_statement(pair: SessionPair) -> None:
 
 async def long_rows(pair: SessionPair) -> None:
     count = pair.rng.randrange(1, 12)
-    await pair.run(f"select seq, repeat(char(96 + seq), 100000) from mysql.seq_1_to_{count}")
+    await pair.run(f"select seq, repeat(char(96 + seq), 100000) from {pair.sequence(count)}")
 
 
 async def multi_packet_values(pair: SessionPair) -> None:
     """Read rows and send a statement that each take more than one packet."""
     size = MAX_PACKET_PAYLOAD + pair.rng.randrange(1 << 20)
-    await pair.run(f"select seq, repeat(seq, {size}) from mysql.seq_1_to_2", "select 1")
+    await pair.run(f"select seq, repeat(seq, {size}) from {pair.sequence(2)}", "select 1")
     await pair.run(f"select length('{'w' * size}')", "select 2")
 
 
 async def transaction(pair: SessionPair) -> None:
     begin = pair.rng.choice(("begin", "start transaction", "set autocommit = 0"))
-    await pair.run(begin, *(random_statement(pair.rng) for _ in range(pair.rng.randrange(5))))
+    await pair.run(begin, *(random_statement(pair) for _ in range(pair.rng.randrange(5))))
     await pair.run(pair.rng.choice(("commit", "rollback", "begin", "create or replace table u (id int)")))
     await pair.run("rollback", "set autocommit = 1")
 
@@ -88,7 +87,7 @@ async def transaction(pair: SessionPair) -> None:
 async def temporary_table(pair: SessionPair) -> None:
     await pair.run("create temporary table x (id int primary key, v text)")
     for number in range(pair.rng.randrange(3)):
-        await pair.run(f"insert into x values ({number}, 'x')", random_statement(pair.rng))
+        await pair.run(f"insert into x values ({number}, 'x')", random_statement(pair))
     await pair.run("select * from x order by id", "drop temporary table x")
 
 
@@ -101,7 +100,7 @@ async def load_data(pair: SessionPair) -> None:
 
 
 async def named_lock(pair: SessionPair) -> None:
-    await pair.run("select get_lock('{db}', 0)", random_statement(pair.rng), "select release_lock('{db}')")
+    await pair.run("select get_lock('{db}', 0)", random_statement(pair), "select release_lock('{db}')")
 
 
 LAST_STATEMENT_CASES = (
@@ -148,8 +147,8 @@ async def session_variables(pair: SessionPair) -> None:
         )
     )
     session = "session " if setting.startswith("transaction") else ""
-    await pair.run(f"set {session}{setting}", random_statement(pair.rng), "select from_unixtime(0), '\\\\'")
-    await pair.run(f"select group_concat(seq) from mysql.seq_1_to_{random_size(pair.rng) % 600 + 1}")
+    await pair.run(f"set {session}{setting}", random_statement(pair), "select from_unixtime(0), '\\\\'")
+    await pair.run(f"select group_concat(seq) from {pair.sequence(random_size(pair.rng) % 600 + 1)}")
     await pair.run(f"set {session}{reset}")
 
 
@@ -165,9 +164,7 @@ async def character_sets(pair: SessionPair) -> None:
 
 async def named_statement(pair: SessionPair) -> None:
     await pair.run("prepare p from 'select ?, ''in it'', count(*) from t'", "set @p = 5")
-    await pair.run(
-        random_statement(pair.rng), "execute p using @p", random_statement(pair.rng), "execute p using @n"
-    )
+    await pair.run(random_statement(pair), "execute p using @p", random_statement(pair), "execute p using @n")
     await pair.run("deallocate prepare p", "execute p using @p")
 
 
@@ -191,7 +188,7 @@ async def prepared(pair: SessionPair) -> None:
         await pair.send(pair.statement_command(MySqlCommand.STMT_RESET, name))
     if rng.random() < 0.2:
         await pair.send(
-            pair.statement_command(MySqlCommand.STMT_CLOSE, name), query_command(random_statement(rng))
+            pair.statement_command(MySqlCommand.STMT_CLOSE, name), query_command(random_statement(pair))
         )
         await pair.execute(name, 1, b"x", None)
         for side in (pair.migrating, pair.control):
@@ -199,7 +196,7 @@ async def prepared(pair: SessionPair) -> None:
 
 
 async def cursor(pair: SessionPair) -> None:
-    name = await pair.prepare(f"select seq, repeat('c', seq) from mysql.seq_1_to_{pair.rng.randrange(1, 50)}")
+    name = await pair.prepare(f"select seq, repeat('c', seq) from {pair.sequence(pair.rng.randrange(1, 50))}")
     await pair.execute(name, flags=1)
     for _ in range(pair.rng.randrange(5)):
         fetch = pair.statement_command(MySqlCommand.STMT_FETCH, name, fetch_body(0, 15))
@@ -226,7 +223,7 @@ async def other_command(pair: SessionPair) -> None:
 
 async def multi_statements_off(pair: SessionPair) -> None:
     await pair.send(SentCommand(MySqlCommand.SET_OPTION, b"\1\0"))
-    await pair.run("select 1; select 2", random_statement(pair.rng))
+    await pair.run("select 1; select 2", random_statement(pair))
     await pair.send(SentCommand(MySqlCommand.SET_OPTION, b"\0\0"))
     await pair.run("select 1; select 2")
 
