@@ -1,13 +1,13 @@
 //! Secret bytes: passwords, tokens and session states.
 
 use std::fmt;
+use std::hint::black_box;
 use std::ops::{Deref, DerefMut};
-
-use zeroize::Zeroize;
 
 /// Bytes that are overwritten when they are dropped, and never printed.
 ///
-/// Growing moves them to new memory and overwrites the old, where `Vec` would leave a copy.
+/// Growing moves them to new memory and overwrites the old, where `Vec` would leave a copy. So the memory behind the
+/// bytes, up to the capacity, holds none of them.
 #[derive(Clone, Default)]
 pub struct SecretBytes(Vec<u8>);
 
@@ -34,7 +34,7 @@ impl SecretBytes {
 
     pub fn truncate(&mut self, length: usize) {
         if let Some(dropped) = self.0.get_mut(length..) {
-            dropped.zeroize();
+            wipe(dropped);
         }
         self.0.truncate(length);
     }
@@ -54,7 +54,7 @@ impl SecretBytes {
         if needed > self.0.capacity() {
             let mut grown = Vec::with_capacity(needed.max(2 * self.0.capacity()));
             grown.extend_from_slice(&self.0);
-            self.0.zeroize();
+            wipe(&mut self.0);
             self.0 = grown;
         }
     }
@@ -62,7 +62,7 @@ impl SecretBytes {
 
 impl Drop for SecretBytes {
     fn drop(&mut self) {
-        self.0.zeroize();
+        wipe(&mut self.0);
     }
 }
 
@@ -114,9 +114,12 @@ impl<T: AsRef<[u8]> + ?Sized> PartialEq<T> for SecretBytes {
 
 impl Eq for SecretBytes {}
 
-/// Overwrites bytes in a buffer that will be reused.
+/// Overwrites bytes, also if nothing reads them afterwards.
+///
+/// The crate `zeroize` writes each byte on its own. For large session states, that takes longer than receiving them.
 pub fn wipe(bytes: &mut [u8]) {
-    bytes.zeroize();
+    bytes.fill(0);
+    black_box(bytes); // as if it read them; otherwise the compiler could remove the writes
 }
 
 #[cfg(test)]
