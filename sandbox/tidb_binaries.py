@@ -99,7 +99,7 @@ class StoreProgram:
 class TidbRelease:
     """A `tidb-server`. `version`: such as `v8.5.3`; empty if it is unknown.
 
-    `reports_version`: whether the program knows its version. Builds without TiDB's Makefile do not.
+    `reports_version`: whether `-V` prints `version`. A build without TiDB's Makefile prints another one.
     """
 
     program: Path

@@ -85,7 +85,10 @@ class TidbCluster(Cluster):
             await launch_all(servers[1:])
 
     async def restore(self, nodes: int) -> None:
-        """Undo all changes to PD, the store and the first `nodes` TiDB servers; stop other TiDB servers."""
+        """Restore processes and settings of PD, the store and `nodes` TiDB servers; stop other TiDB servers.
+
+        Data, global variables and accounts stay, and so does the release of each server.
+        """
         for server in self.servers():
             if server.is_running:
                 server.process.send_signal(signal.SIGCONT)
@@ -102,7 +105,7 @@ class TidbCluster(Cluster):
 
     async def _restore_node(self, node: Tidb) -> None:
         assert isinstance(node, TidbServer)
-        node.graceful_wait, node.arguments = self.graceful_wait, self._arguments
+        node.graceful_wait, node.arguments, node.labels = self.graceful_wait, self._arguments, {}
         # A running server that does not serve is shutting down.
         if not node.is_running or node.has_changed_settings() or not await node.is_serving():
             await node.restart()

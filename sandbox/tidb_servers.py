@@ -179,7 +179,7 @@ class TidbServer(Tidb, RealServer):
         temporary = str(self._temporary_directory)
         cert, key = str(self._certificate.cert), str(self._certificate.key)
         version = self.release.version
-        # Only for a build without a version: otherwise TiDB derives the second from the first.
+        # Only for a build without a version. Other builds have both.
         versions = {"tidb-release-version": version, "server-version": f"{_MYSQL_VERSION}-TiDB-{version}"}
         return to_toml(
             {

@@ -11,6 +11,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -99,7 +100,10 @@ def sessions(stack: LocalCluster, database: str) -> Iterator[TrackedSessions]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Extend the timeout of the first test, which starts the cluster. TiKV starts slowly on a slow disk."""
-    tidb_items = [item for item in items if "tidb" in item.path.parts[-3:-1]]
-    if tidb_items:
-        tidb_items[0].add_marker(pytest.mark.timeout(_CLUSTER_START_TIMEOUT_SECONDS))
+    """Extend the timeout of each directory's first test, which starts a cluster: TiKV may start slowly."""
+    first_items: dict[Path, pytest.Item] = {}
+    for item in items:
+        if "tidb" in item.path.parts[-3:-1]:
+            first_items.setdefault(item.path.parent, item)
+    for item in first_items.values():
+        item.add_marker(pytest.mark.timeout(_CLUSTER_START_TIMEOUT_SECONDS))

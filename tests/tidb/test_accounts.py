@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,27 +17,38 @@ import pytest
 from sandbox.local_cluster import LocalCluster
 from sandbox.tidb import Tidb
 from sandbox.tidb_cluster import TidbCluster
-from tests.support.tidb.node_operations import migration_counts, start_drain
-from tests.support.tidb.sessions import Connection, connect, connect_directly, query_rows, session_port
+from tests.support.tidb.node_operations import (
+    migration_counts,
+    start_drain,
+    wait_until_can_log_in,
+)
+from tests.support.tidb.sessions import (
+    Connection,
+    TrackedSessions,
+    connect_directly,
+    query_rows,
+    session_port,
+)
 from tests.support.waiting import wait_until
 from tests.tidb.conftest import STACK_SETTINGS
 
 PASSWORD = "correct horse"
 MOVED, DENIED = ("moved", "ok"), ("stayed", "denied")
-_MAX_ATTEMPTS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """`options`: of CREATE USER. `changes`: statements of root after the login; {user} is the account.
+    """An account, and a change of it after the login.
 
-    `result`: of the session's migration, if the connection to the node has TLS. `plain_result`: if it has
-    none; None: no login is possible then.
+    `options`: of CREATE USER. `change`: a statement of root; {user} is the account. Afterwards, no client
+    without TLS can log in with the old password and run a statement. `result`: of the session's migration if
+    the connection to the node has TLS. `plain_result`: the same without TLS; None if a login is impossible
+    then.
     """
 
     user: str
     options: str = f"identified by '{PASSWORD}'"
-    changes: str = ""
+    change: str = ""
     result: tuple[str, str] = MOVED
     plain_result: tuple[str, str] | None = MOVED
 
@@ -50,44 +61,31 @@ ACCOUNTS = (
     Account("native"),
     Account("sha2", f"identified with caching_sha2_password by '{PASSWORD}'", plain_result=None),
     Account("needs_tls", f"identified by '{PASSWORD}' require ssl", plain_result=None),
-    Account("new_password", changes="alter user {user} identified by 'another one'"),
-    Account("new_plugin", changes="alter user {user} identified with caching_sha2_password by 'new'"),
-    Account("expired", changes="alter user {user} password expire"),
-    Account("other_limits", changes="revoke all privileges on *.* from {user}"),
-    Account("later_tls", changes="alter user {user} require ssl", plain_result=DENIED),
-    Account("locked", changes="alter user {user} account lock", result=DENIED, plain_result=DENIED),
-    Account("dropped", changes="drop user {user}", result=DENIED, plain_result=DENIED),
-    Account("renamed", changes="rename user {user} to renamed_to@'%'", result=DENIED, plain_result=DENIED),
+    Account("new_password", change="alter user {user} identified by 'another one'"),
+    Account("new_plugin", change="alter user {user} identified with caching_sha2_password by 'new'"),
+    Account("expired", change="alter user {user} password expire"),
+    Account("later_tls", change="alter user {user} require ssl", plain_result=DENIED),
+    Account("locked", change="alter user {user} account lock", result=DENIED, plain_result=DENIED),
+    Account("dropped", change="drop user {user}", result=DENIED, plain_result=DENIED),
+    Account("renamed", change="rename user {user} to renamed_to@'%'", result=DENIED, plain_result=DENIED),
 )
 
 
 @pytest.fixture
 async def root(cluster: TidbCluster) -> AsyncIterator[Connection]:
     """Yield a connection that has created all accounts. Drop them at the end."""
-    users = [account.name for account in ACCOUNTS]
+    names = ", ".join([*(account.name for account in ACCOUNTS), "renamed_to@'%'"])
+    any_certificate = ssl.create_default_context()
+    any_certificate.check_hostname, any_certificate.verify_mode = False, ssl.CERT_NONE
     with connect_directly(cluster.tidb[0]) as connection:
-        for account in ACCOUNTS:
-            query_rows(connection, f"create user {account.name} {account.options}")
-        # Each server reloads its privileges independently.
-        for node in cluster.tidb:
-            await wait_until(partial(_knows_all_accounts, node))
-        yield connection
-        query_rows(connection, f"drop user if exists {', '.join(users)}, renamed_to@'%'")
-
-
-def _knows_all_accounts(node: Tidb) -> bool:
-    try:
-        for account in ACCOUNTS:
-            connect_directly(node, user=account.user, password=PASSWORD, ssl=_unverified()).close()
-    except pymysql.err.OperationalError:
-        return False
-    return True
-
-
-def _unverified() -> ssl.SSLContext:
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
+        try:
+            for account in ACCOUNTS:
+                query_rows(connection, f"create user {account.name} {account.options}")
+            for account in ACCOUNTS:
+                await wait_until_can_log_in(cluster.tidb, account.user, PASSWORD, ssl=any_certificate)
+            yield connection
+        finally:
+            query_rows(connection, f"drop user if exists {names}")
 
 
 @pytest.mark.parametrize("has_tls", [True, False], ids=["tls", "plain"])
@@ -95,42 +93,45 @@ async def test_account_decides_whether_its_session_migrates(
     tmp_path: Path, cluster: TidbCluster, root: Connection, has_tls: bool
 ) -> None:
     mode: dict[str, Any] = {"mode": "required", "verify": "none"} if has_tls else {"mode": "disabled"}
-    results = {
-        account: account.result if has_tls else account.plain_result
-        for account in ACCOUNTS
-        if has_tls or account.plain_result is not None
-    }
+    results = {account: account.result if has_tls else account.plain_result for account in ACCOUNTS}
+    results = {account: result for account, result in results.items() if result is not None}
     settings = {**STACK_SETTINGS, "tls": {"backend": mode}}
     node = cluster.tidb[0]
     async with LocalCluster.start(tmp_path / "stack", cluster=cluster, settings=settings) as stack:
-        with ExitStack() as open_sessions:
+        with closing(TrackedSessions(stack, None)) as tracked:
             sessions = {
-                account: open_sessions.enter_context(_log_in(stack, account, node)) for account in results
+                account: tracked.on_node(node, user=account.user, password=PASSWORD) for account in results
             }
             for account in results:
-                if account.changes:
-                    query_rows(root, account.changes.format(user=account.name))
+                if account.change:
+                    query_rows(root, account.change.format(user=account.name))
+            # Each server reloads its privileges independently.
+            for account in results:
+                if account.change:
+                    await wait_until(partial(is_change_known, account, cluster))
             await start_drain(stack, node)
-            expected = Counter(results.values())
+            expected = Counter((node.address, *result) for result in results.values() if result is not None)
 
             async def are_counted() -> bool:
                 counts = await migration_counts(stack)
-                return all(
-                    counts.get((node.address, *result), 0) >= count
-                    for result, count in expected.items()
-                    if result is not None
-                )
+                return all(counts.get(key, 0) >= count for key, count in expected.items())
 
             await stack.wait_until(are_counted, f"{expected}", 30.0)
+            assert set(await migration_counts(stack)) == set(expected)
             moved = {account for account, session in sessions.items() if session_port(session) != node.port}
             assert moved == {account for account, result in results.items() if result == MOVED}
+        assert stack.violations() == []
 
 
-def _log_in(stack: LocalCluster, account: Account, node: Tidb) -> Connection:
-    """Log in through Envoy. Return a session on this node."""
-    for _ in range(_MAX_ATTEMPTS):
-        session = connect(stack.sql_port, user=account.user, password=PASSWORD)
-        if session_port(session) == node.port:
-            return session
-        session.close()
-    raise AssertionError(f"none of {_MAX_ATTEMPTS} sessions is on {node.address}")
+def is_change_known(account: Account, cluster: TidbCluster) -> bool:
+    """Return whether no server lets a client with the old login run a statement."""
+    return not any(can_query(server, account.user) for server in cluster.tidb)
+
+
+def can_query(server: Tidb, user: str) -> bool:
+    try:
+        with connect_directly(server, user=user, password=PASSWORD, ssl_disabled=True) as connection:
+            query_rows(connection, "select 1")
+    except pymysql.MySQLError:
+        return False
+    return True

@@ -5,22 +5,28 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
-import pymysql
 import pytest
 
 from sandbox.local_cluster import LocalCluster
 from sandbox.ports import Ports
+from sandbox.server import sends_mysql_greeting
 from sandbox.tidb import Tidb
 from sandbox.tidb_cluster import TidbCluster
 from sandbox.tidb_servers import TidbServer
 from tests.support.tidb.global_variables import GlobalVariables
 from tests.support.tidb.node_operations import wait_for_state
-from tests.support.tidb.sessions import connect, connect_directly, query_rows, query_value, session_port
+from tests.support.tidb.sessions import (
+    TrackedSessions,
+    connect,
+    connect_directly,
+    query_rows,
+    session_port,
+)
 
 LOAD_THREADS = 3
 NEW_SESSIONS = 60
@@ -43,25 +49,19 @@ def keep_busy(node: Tidb) -> Iterator[None]:
     """Run expensive queries at a node, past Envoy."""
     stopped = threading.Event()
 
-    def run_queries(connection: Any) -> None:
-        with suppress(pymysql.MySQLError, OSError):  # killed at the end
+    def run_queries() -> None:
+        with connect_directly(node) as connection:
             while not stopped.is_set():
                 query_rows(connection, _BUSY_QUERY)
 
-    connections = [connect_directly(node) for _ in range(LOAD_THREADS)]
-    ids = [query_value(connection, "select connection_id()") for connection in connections]
-    threads = [threading.Thread(target=run_queries, args=(connection,)) for connection in connections]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        stopped.set()
-        with closing(connect_directly(node)) as root:
-            for id_ in ids:
-                query_rows(root, f"kill tidb {id_}")
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor() as threads:
+        queries = [threads.submit(run_queries) for _ in range(LOAD_THREADS)]
+        try:
+            yield
+        finally:
+            stopped.set()
+    for query in queries:
+        query.result()
 
 
 @pytest.mark.timeout(240)
@@ -76,20 +76,21 @@ async def test_server_that_is_busy_with_other_work_gets_fewer_sessions(
     async with LocalCluster.start(tmp_path / "stack", cluster=cluster, settings=settings) as stack:
         with keep_busy(busy):
 
-            async def has_smaller_share() -> bool:
+            async def have_envoys_smaller_share() -> bool:
                 node = (await stack.api.get(f"/v1/nodes/{busy.address}")).raise_for_status().json()
                 (cpu,) = (factor for factor in node["explanation"]["factors"] if factor["name"] == "cpu")
-                return cpu["share"] is not None and bool(cpu["share"] <= MAX_SHARE)
+                (envoy,) = (await stack.api.get("/v1/envoys")).raise_for_status().json()["envoys"]
+                is_applied = envoy["acked_version"] == envoy["published_version"]
+                return cpu["share"] is not None and cpu["share"] <= MAX_SHARE and is_applied
 
-            await stack.wait_until(has_smaller_share, "a smaller share of the busy node", _TIMEOUT_SECONDS)
+            await stack.wait_until(have_envoys_smaller_share, "a smaller share", _TIMEOUT_SECONDS)
             nodes = await stack.nodes()
             assert nodes[busy.address]["state"] == "active"
             cpu = {address: node["metrics"]["cpu"] for address, node in nodes.items()}
             assert cpu.pop(busy.address) > 2 * max(cpu.values())
-            sessions = [connect(stack.sql_port) for _ in range(NEW_SESSIONS)]
-            ports = Counter(session_port(session) for session in sessions)
-            for session in sessions:
-                session.close()
+            with closing(TrackedSessions(stack, None)) as sessions:
+                opened = [sessions.through_envoy() for _ in range(NEW_SESSIONS)]
+                ports = Counter(map(session_port, opened))
             # By its share of 0.5, it would get a fifth instead of a third.
             assert ports[busy.port] <= NEW_SESSIONS / 4, ports
 
@@ -102,12 +103,17 @@ async def test_settings_that_change_while_servers_run_change_no_share(
 
         async def measured_at() -> list[datetime]:
             nodes = (await stack.nodes()).values()
-            return [datetime.fromisoformat(node["metrics"]["at"]) for node in nodes if node["metrics"]["cpu"]]
+            return [
+                datetime.fromisoformat(node["metrics"]["at"])
+                for node in nodes
+                if node["metrics"]["cpu"] is not None
+            ]
 
         async def are_known() -> bool:
             return len(await measured_at()) == len(stack.tidb)
 
         await stack.wait_until(are_known, "metrics of all nodes", 30.0)
+        before = await weights(stack)
         for name, value in CHANGED_SETTINGS.items():
             global_variables.set(name, value)
         changed_at = datetime.now(UTC)
@@ -118,8 +124,13 @@ async def test_settings_that_change_while_servers_run_change_no_share(
         await stack.wait_until(are_newer, "later metrics", 30.0)
         nodes = (await stack.nodes()).values()
         assert {node["state"] for node in nodes} == {"active"}
-        assert len({node["published_weight"] for node in nodes}) == 1
+        assert await weights(stack) == before
         assert {node["migration_blockers"] == [] for node in nodes} == {True}
+
+
+async def weights(stack: LocalCluster) -> dict[str, int]:
+    """Return the weights that Envoys get, by address."""
+    return {address: node["published_weight"] for address, node in (await stack.nodes()).items()}
 
 
 async def test_labels_in_the_configuration_of_tidb_select_group_and_zone(
@@ -138,9 +149,10 @@ async def test_labels_in_the_configuration_of_tidb_select_group_and_zone(
             await wait_for_state(stack, labelled, "active")
             node = (await stack.nodes())[labelled.address]
             assert (node["labels"], node["group"], node["zone"]) == (labelled.labels, "olap", "a")
-            in_group = [connect(olap_port) for _ in range(3)]
-            in_default_group = [connect(stack.sql_port) for _ in range(12)]
-            assert {session_port(session) for session in in_group} == {labelled.port}
-            assert labelled.port not in {session_port(session) for session in in_default_group}
-            for session in in_group + in_default_group:
-                session.close()
+            # A node is active shortly before Envoy has its endpoint.
+            await stack.wait_until(lambda: sends_mysql_greeting(olap_port), "a greeting for the group")
+            with closing(connect(olap_port)) as session:
+                assert session_port(session) == labelled.port
+            with closing(TrackedSessions(stack, None)) as sessions:
+                used_ports = {session_port(sessions.through_envoy()) for _ in range(12)}
+                assert labelled.port not in used_ports

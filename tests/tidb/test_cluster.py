@@ -8,11 +8,12 @@ from tests.support.tidb.sessions import TrackedSessions, query_rows, query_value
 
 
 async def test_nodes_are_discovered_in_pd(stack: LocalCluster) -> None:
-    nodes = await stack.nodes()
+    # A server that another test has added and stopped is still registered in PD.
+    nodes = {address: node for address, node in (await stack.nodes()).items() if node["state"] == "active"}
     assert set(nodes) == {node.address for node in stack.tidb}
     for node in stack.tidb:
         node_view = nodes[node.address]
-        assert (node_view["state"], node_view["source"]) == ("active", "pd")
+        assert node_view["source"] == "pd"
         assert node_view["status_address"] == node.status_url.removeprefix("http://")
         assert node_view["version"]
 

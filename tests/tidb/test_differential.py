@@ -17,11 +17,14 @@ from tests.support.tidb.differential import TidbTrial
 STATEMENTS, MIGRATIONS, CLIENTS = (200_000, 2_000, 32) if SOAK else (3_000, 30, 12)
 
 
-@pytest.mark.timeout(3600)
-async def test_migrating_sessions_give_the_same_answers(stack: LocalCluster, database: str) -> None:
+EXPECTED_RESULTS = {("moved", "ok"), *(("stayed", reason) for reason in ("refused", "states", "slow"))}
+"""Results of migrations. Sessions with temporary tables and locks, and with lossy texts, stay."""
+
+
+@pytest.mark.timeout(3600 if SOAK else 300)
+async def test_migrating_sessions_get_the_same_answers(stack: LocalCluster, database: str) -> None:
     trial = TidbTrial(ACTIVITIES, statements=STATEMENTS, clients=CLIENTS, seed=choose_seed())
     result = await trial.run(stack, stack.tidb[0], database)
     print(result)
-    assert result.statements >= STATEMENTS
     assert result.migrations["moved", "ok"] >= MIGRATIONS
-    assert ("lost", "lost") not in result.migrations
+    assert set(result.migrations) <= EXPECTED_RESULTS

@@ -55,10 +55,11 @@ class RestartCommand:
     """Executes each run of the command: the behavior that a test has set for the node, or `default_behavior`.
 
     With `continues_when_killed`, a restart continues after the command is killed, as if another machine
-    executed the restart. Otherwise the restart is canceled.
+    executed the restart. Otherwise the restart is canceled. `timeout`: of a run, in seconds.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, timeout: int = 60) -> None:
+        self._timeout = timeout
         self._directory = directory
         self._script = directory / "restart.py"
         self._log = directory / "runs.log"
@@ -100,7 +101,7 @@ class RestartCommand:
             "{address}",
             "{version}",
         ]
-        return {"actions": {ACTION: {"command": command, "timeout": 60}}}
+        return {"actions": {ACTION: {"command": command, "timeout": self._timeout}}}
 
     def set_behavior(self, address: str, behavior: RestartBehavior) -> None:
         """Set the behavior of the next runs for this node."""

@@ -98,8 +98,8 @@ class SessionPair:
     """A migrating session and a control session that execute the same commands.
 
     `wait_others_migrate` returns when other sessions have arrived at a node or left a node. `sequence`
-    returns a table expression with the numbers from 1 to its argument in a column `seq`. `normalize` removes
-    from an answer what may differ between the sessions.
+    returns a table expression with the numbers from 1 to its argument in a column `seq`. `normalize` gets a
+    command and its answer, and removes from the answer what may differ between the sessions.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class SessionPair:
         rng: Random,
         wait_others_migrate: Callable[[], Awaitable[None]],
         sequence: Callable[[int], str] = mariadb_sequence,
-        normalize: Callable[[Answer], Answer] = lambda answer: answer,
+        normalize: Callable[[SentCommand, Answer], Answer] = lambda command, answer: answer,
     ) -> None:
         self.migrating, self.control, self.rng = migrating, control, rng
         self.sequence = sequence
@@ -202,7 +202,7 @@ class SessionPair:
         )
         if not command.compares_types:
             actual, control = keep_column_names(actual), keep_column_names(control)
-        actual, control = self._normalize(actual), self._normalize(control)
+        actual, control = (self._normalize(command, parts) for parts in (actual, control))
         if actual != control:
             difference = f"{answer!r:.1500}\nand not\n{expected!r:.1500}"
             raise AnswerMismatch(f"{command.command}, {command.body[:200]!r}:\n{difference}")

@@ -13,10 +13,11 @@ from random import Random
 
 from sandbox.local_cluster import LocalCluster, WaitTimeout
 from sandbox.tidb import Tidb
-from sandbox.tidb_sim.packets import Capability
+from sandbox.tidb_sim.packets import Capability, MySqlCommand
 from tests.support.migration.differential import (
     Activity,
     ComparedSession,
+    SentCommand,
     SessionPair,
     database_names,
     run_activities,
@@ -38,20 +39,22 @@ def recursive_sequence(count: int) -> str:
     return f"(with recursive numbers as ({numbers}) select seq from numbers order by seq) as sequence"
 
 
-def without_known_differences(answer: Answer) -> Answer:
+def without_known_differences(command: SentCommand, answer: Answer) -> Answer:
     """Return the answer without what a migration may change.
 
-    * The columns' flag NOT_NULL: for a prepared statement, it depends on the parameters of the execution
-      whose plan is in the plan cache. This cache is empty after a migration.
+    * The columns' flag NOT_NULL, for an execution of a prepared statement: it depends on the parameters of
+      the execution whose plan is in the plan cache. This cache is empty after a migration.
     * The affected rows of a command that is no statement, such as COM_PING: TiDB sends those of the last
       statement. After a query these are 0, but the restored session has -1, which is ROW_COUNT().
     """
+    is_execution = command.command == MySqlCommand.STMT_EXECUTE or command.body.startswith(b"execute")
+    is_statement = command.command in (MySqlCommand.QUERY, MySqlCommand.STMT_EXECUTE)
     parts: list[AnswerPart] = []
     for part in answer:
         match part:
-            case RowsAnswer():
+            case RowsAnswer() if is_execution:
                 parts.append(replace(part, columns=tuple(map(_nullable, part.columns))))
-            case OkAnswer(affected=affected) if affected == _MINUS_ONE:
+            case OkAnswer(affected=affected) if affected == _MINUS_ONE and not is_statement:
                 parts.append(replace(part, affected=0))
             case _:
                 parts.append(part)
@@ -88,7 +91,7 @@ class TidbTrial:
     """Clients run random activities through Envoy while one node after the other is drained.
 
     Each client runs the same statements, in a database of its own, in a session directly at `control`.
-    `seed` determines the statements, but not when sessions migrate. `statements`: the least number of
+    `seed` determines the statements, but not when sessions migrate. `statements`: minimum number of
     statements of all clients together.
     """
 
@@ -99,32 +102,32 @@ class TidbTrial:
 
     async def run(self, stack: LocalCluster, control: Tidb, prefix: str) -> TidbTrialResult:
         """Run the trial in databases whose names start with `prefix`. Raises an ExceptionGroup."""
-        started_at, stopped = time.monotonic(), asyncio.Event()
+        started_at, drains = time.monotonic(), _Drains(stack, self.clients)
         before = await _migrations(stack)
         with closing(connect_directly(control)) as root:
             for number in range(self.clients):
                 for database in _databases(prefix, number):
                     query_rows(root, f"create database {database}")
         async with asyncio.TaskGroup() as group:
-            drains = group.create_task(self._keep_draining(stack, stopped))
+            draining = group.create_task(drains.keep_draining())
             clients = [
-                group.create_task(self._run_client(stack, control, prefix, number))
+                group.create_task(self._run_client(stack, control, prefix, number, drains))
                 for number in range(self.clients)
             ]
             results = await asyncio.gather(*clients)
-            stopped.set()
-        migrations = Counter(await _migrations(stack))
+            draining.cancel()
+        migrations = await _migrations(stack)
         migrations.subtract(before)
         return TidbTrialResult(
             sum(statements for statements, _ in results),
             +migrations,
-            drains.result(),
+            drains.count,
             time.monotonic() - started_at,
             sum((activities for _, activities in results), Counter[str]()),
         )
 
     async def _run_client(
-        self, stack: LocalCluster, control: Tidb, prefix: str, number: int
+        self, stack: LocalCluster, control: Tidb, prefix: str, number: int, drains: _Drains
     ) -> tuple[int, Counter[str]]:
         """Run one client. Return the number of its statements, and its activities."""
         capabilities = CAPABILITIES | Capability.LOCAL_FILES
@@ -135,7 +138,9 @@ class TidbTrial:
             _session(control.port, capabilities, control_database) as staying,
         ):
             rng = Random(f"{self.seed} {number}")
-            pair = SessionPair(migrating, staying, rng, _yield, recursive_sequence, without_known_differences)
+            pair = SessionPair(
+                migrating, staying, rng, drains.wait_next, recursive_sequence, without_known_differences
+            )
             try:
                 runs = await run_activities(pair, self.activities, -(-self.statements // self.clients))
             except Exception as error:
@@ -143,21 +148,39 @@ class TidbTrial:
                 raise
         return pair.statement_count, runs
 
-    async def _keep_draining(self, stack: LocalCluster, stopped: asyncio.Event) -> int:
-        """Drain one node after the other until `stopped` is set. Return the number of drains."""
-        drains, drained = 0, stack.tidb[0]
-        while not stopped.is_set():
-            drained = random.choice([node for node in stack.tidb if node is not drained])
-            await start_drain(stack, drained)
-            drains += 1
+
+class _Drains:
+    """Drains one node after the other."""
+
+    def __init__(self, stack: LocalCluster, clients: int) -> None:
+        self._stack = stack
+        self._started = asyncio.Event()
+        # Waiting clients are in the middle of a statement and cannot migrate, so not all may wait.
+        self._waiting_clients = asyncio.Semaphore(clients // 2)
+        self.count = 0
+
+    async def keep_draining(self) -> None:
+        """Run until the task is cancelled."""
+        drained = self._stack.tidb[0]
+        while True:
+            drained = random.choice([node for node in self._stack.tidb if node is not drained])
+            await start_drain(self._stack, drained)
+            self.count += 1
+            self._started.set()
+            self._started = asyncio.Event()
 
             async def is_empty(node: Tidb = drained) -> bool:
-                return stopped.is_set() or (await stack.nodes())[node.address]["sessions"] == 0
+                return bool((await self._stack.nodes())[node.address]["sessions"] == 0)
 
             with suppress(WaitTimeout):
-                await stack.wait_until(is_empty, "an empty node", _MAX_DRAIN_SECONDS)
-            (await stack.api.post(f"/v1/nodes/{drained.address}/undrain")).raise_for_status()
-        return drains
+                await self._stack.wait_until(is_empty, "an empty node", _MAX_DRAIN_SECONDS)
+            (await self._stack.api.post(f"/v1/nodes/{drained.address}/undrain")).raise_for_status()
+
+    async def wait_next(self) -> None:
+        """Wait until another drain has started, unless too many clients wait already."""
+        if not self._waiting_clients.locked():
+            async with self._waiting_clients:
+                await self._started.wait()
 
 
 @asynccontextmanager
@@ -170,16 +193,11 @@ async def _session(port: int, capabilities: Capability, database: str) -> AsyncI
         client.writer.transport.abort()
 
 
-async def _yield() -> None:
-    """Give other clients a turn in the middle of a statement."""
-    await asyncio.sleep(0)
-
-
 def _databases(prefix: str, number: int) -> list[str]:
     return [f"{prefix}_{name}" for name in database_names(number)]
 
 
-async def _migrations(stack: LocalCluster) -> dict[tuple[str, str], int]:
+async def _migrations(stack: LocalCluster) -> Counter[tuple[str, str]]:
     """Return the number of migrations by result and reason."""
     counts: Counter[tuple[str, str]] = Counter()
     for (_, result, reason), count in (await migration_counts(stack)).items():

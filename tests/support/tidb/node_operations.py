@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pymysql
 
@@ -60,15 +61,15 @@ async def wait_for_migrations(stack: LocalCluster, node: Tidb, count: int) -> No
     await stack.wait_until(is_reached, f"{count} migrations from {node.address}", _TIMEOUT_SECONDS)
 
 
-async def wait_until_can_log_in(nodes: Sequence[Tidb], user: str, password: str = "") -> None:
+async def wait_until_can_log_in(nodes: Sequence[Tidb], user: str, password: str = "", **options: Any) -> None:
     """Wait until a new user can log in at all nodes: each reloads its privileges independently."""
-    await wait_until(lambda: all(can_log_in(node, user, password) for node in nodes))
+    await wait_until(lambda: all(can_log_in(node, user, password, **options) for node in nodes))
 
 
-def can_log_in(node: Tidb, user: str, password: str = "") -> bool:
-    """Return whether the user can log in at this node."""
+def can_log_in(node: Tidb, user: str, password: str = "", **options: Any) -> bool:
+    """Return whether the user can log in at this node. `options` are those of `connect`."""
     try:
-        connect_directly(node, user=user, password=password).close()
+        connect_directly(node, user=user, password=password, **options).close()
     except pymysql.err.OperationalError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""In what older releases of TiDB differ from the simulated server, which behaves like the newest release."""
+"""How older releases of TiDB differ from the simulated server, which behaves like the newest release."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ANSWER_TO_A_KILLED_SLEEP = (
 
 @dataclass(frozen=True, slots=True)
 class ReleaseDifference:
-    """`first_release`: the first tested release without the difference, such as (8, 5).
+    """`first_release`: the first tested release without the difference, such as (8, 5). `text`: Markdown.
 
     `older_result` returns what older releases do from what the simulated server does.
     """

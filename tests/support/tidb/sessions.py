@@ -50,23 +50,23 @@ def session_port(connection: Connection) -> int:
 class TrackedSessions:
     """Opens connections to one database, and closes them at the end."""
 
-    def __init__(self, stack: LocalCluster, database: str) -> None:
+    def __init__(self, stack: LocalCluster, database: str | None) -> None:
         self._stack = stack
         self._database = database
         self._open = ExitStack()
 
-    def through_envoy(self) -> Connection:
-        """Open a session through Envoy."""
-        return self._tracked(connect(self._stack.sql_port, self._database))
+    def through_envoy(self, **options: Any) -> Connection:
+        """Open a session through Envoy. `options` are those of `connect`."""
+        return self._tracked(connect(self._stack.sql_port, self._database, **options))
 
     def direct(self, node: Tidb) -> Connection:
         """Open a session at a node without Envoy."""
         return self._tracked(connect_directly(node, self._database))
 
-    def on_node(self, node: Tidb) -> Connection:
-        """Open a session through Envoy that is on this node."""
+    def on_node(self, node: Tidb, **options: Any) -> Connection:
+        """Open a session through Envoy that is on this node. `options` are those of `connect`."""
         for _ in range(_MAX_ATTEMPTS):
-            connection = self.through_envoy()
+            connection = self.through_envoy(**options)
             if session_port(connection) == node.port:
                 return connection
         raise AssertionError(f"none of {_MAX_ATTEMPTS} sessions is on {node.address}")

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import date
 from functools import cache
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from sandbox.tidb_cluster import TidbCluster
 from tests.support.tidb.node_operations import drain
 from tests.support.tidb.release_differences import differences_of
 from tests.support.tidb.release_page import render_page
-from tests.tidb.conftest import GRACEFUL_WAIT, STACK_SETTINGS
+from tests.tidb.conftest import GRACEFUL_WAIT
 
 PAGE_VARIABLE = "TIDEVOY_RELEASE_PAGE"
 
@@ -43,34 +44,36 @@ def known_releases() -> tuple[TidbRelease, ...]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test once for each release that its argument means; without any, fixtures report that."""
+    """Parametrize `release`, `newer` and `upgrade`. Without TiDB, the fixture `tidb_bin` fails the test."""
     releases = known_releases()
-    arguments = {"release": releases or (None,), "older": releases[:-1], "newer": releases[1:]}
-    for argument, chosen in arguments.items():
-        if argument in metafunc.fixturenames:
-            names = [release.version if release is not None else "none" for release in chosen]
-            metafunc.parametrize(argument, chosen, ids=names, scope="session")
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Write the page of releases to the file that the environment names."""
-    file = os.environ.get(PAGE_VARIABLE)
-    binaries = find_binaries()
-    if not file or binaries is None:
-        return
-    results = [
-        (report.nodeid, outcome)
-        for outcome in ("passed", "failed", "error")
-        for report in terminalreporter.stats.get(outcome, ())
-    ]
-    versions = {
-        "PD": read_version(binaries.pd),
-        binaries.store.program.name: read_version(binaries.store.program),
+    parameters: dict[str, dict[str, Any]] = {
+        "release": {release.version: release for release in releases} or {"none": None},
+        "newer": {release.version: release for release in releases[1:]},
+        "upgrade": {f"{old.version}-{new.version}": (old, new) for old, new in combinations(releases, 2)},
     }
+    for argument, values in parameters.items():
+        if argument in metafunc.fixturenames:
+            metafunc.parametrize(argument, list(values.values()), ids=list(values), scope="session")
+
+
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int) -> None:
+    """Write the page of releases to the file that the environment names, if all tests have run."""
+    file, stats = os.environ.get(PAGE_VARIABLE), terminalreporter.stats
+    if not file or exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        return
+    binaries = find_binaries()
+    if binaries is None or "deselected" in stats:
+        return
+    store = binaries.store.program
+    versions = {"PD": read_version(binaries.pd), store.name: read_version(store)}
+    results = [
+        (report.nodeid, outcome == "passed")
+        for outcome in ("passed", "failed", "error")
+        for report in stats.get(outcome, ())
+    ]
     names = [release.version for release in known_releases()]
     differences = [(name, text) for name in names for text in differences_of(name)]
-    page = render_page(results, names, versions, date.today(), differences)
-    Path(file).write_text(page)
+    Path(file).write_text(render_page(results, names, versions, date.today(), differences))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -88,14 +91,10 @@ async def mixed_cluster(
 
 
 @pytest.fixture
-async def stack(
-    tmp_path_factory: pytest.TempPathFactory, mixed_cluster: TidbCluster
-) -> AsyncIterator[LocalCluster]:
-    """Run a control plane and an Envoy in front of `mixed_cluster`; all nodes are active."""
-    directory = tmp_path_factory.mktemp("stack")
-    async with LocalCluster.start(directory, cluster=mixed_cluster, settings=STACK_SETTINGS) as started:
-        yield started
-        assert started.violations() == []
+async def cluster(mixed_cluster: TidbCluster) -> AsyncIterator[TidbCluster]:
+    """Yield `mixed_cluster`; restore it after the test. The fixture `stack` is in front of it, too."""
+    yield mixed_cluster
+    await mixed_cluster.restore(len(known_releases()))
 
 
 def node_of(cluster: Cluster, release: TidbRelease) -> Tidb:

@@ -65,9 +65,9 @@ async def simulated_cluster(
 
 @pytest.mark.parametrize("behavior", BEHAVIORS, ids=lambda behavior: behavior.__name__)
 async def test_simulated_server_behaves_like_tidb(
-    behavior: Behavior, mixed_cluster: TidbCluster, release: TidbRelease, simulated_cluster: FakeCluster
+    behavior: Behavior, cluster: TidbCluster, release: TidbRelease, simulated_cluster: FakeCluster
 ) -> None:
-    node = node_of(mixed_cluster, release)
+    node = node_of(cluster, release)
     real, simulated = await asyncio.gather(behavior(node), behavior(simulated_cluster.tidb[0]))
     difference = DIFFERENCES.get(behavior.__name__)
     if difference is not None and difference.applies_to(release.version):
@@ -76,33 +76,30 @@ async def test_simulated_server_behaves_like_tidb(
 
 
 async def test_simulated_server_registers_like_tidb(
-    mixed_cluster: TidbCluster, release: TidbRelease, simulated_cluster: FakeCluster
+    cluster: TidbCluster, release: TidbRelease, simulated_cluster: FakeCluster
 ) -> None:
-    node = node_of(mixed_cluster, release)
-    real = await tidb_behaviors.registration(mixed_cluster, node)
+    node = node_of(cluster, release)
+    real = await tidb_behaviors.registration(cluster, node)
     assert await tidb_behaviors.registration(simulated_cluster, simulated_cluster.tidb[0]) == real
 
 
 async def test_full_simulated_server_rejects_like_tidb(
-    mixed_cluster: TidbCluster, release: TidbRelease, simulated_cluster: FakeCluster
+    cluster: TidbCluster, release: TidbRelease, simulated_cluster: FakeCluster
 ) -> None:
-    node = node_of(mixed_cluster, release)
-    async with restoring_variables(mixed_cluster) as variables:
+    node = node_of(cluster, release)
+    async with restoring_variables(cluster) as variables:
         variables.set("max_connections", MAX_CONNECTIONS, node)
         real = await tidb_behaviors.full_server(node, MAX_CONNECTIONS)
     assert await tidb_behaviors.full_server(simulated_cluster.tidb[1], MAX_CONNECTIONS) == real
 
 
 async def test_simulated_server_shuts_down_like_tidb(
-    mixed_cluster: TidbCluster, release: TidbRelease, simulated_cluster: FakeCluster
+    cluster: TidbCluster, release: TidbRelease, simulated_cluster: FakeCluster
 ) -> None:
-    node = node_of(mixed_cluster, release)
+    node = node_of(cluster, release)
     simulated_node = simulated_cluster.new_node()
     await simulated_node.launch()
-    try:
-        real, simulated = await asyncio.gather(
-            tidb_behaviors.graceful_shutdown(node), tidb_behaviors.graceful_shutdown(simulated_node)
-        )
-    finally:
-        await node.restart()
+    real, simulated = await asyncio.gather(
+        tidb_behaviors.graceful_shutdown(node), tidb_behaviors.graceful_shutdown(simulated_node)
+    )
     assert simulated == real

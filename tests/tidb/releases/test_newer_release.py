@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from uuid import uuid4
 
 import pytest
 
@@ -12,7 +11,6 @@ from sandbox.tidb_binaries import TidbRelease
 from tests.support.tidb.node_operations import (
     migration_counts,
     start_drain,
-    undrain,
     wait_for_migrations,
 )
 from tests.support.tidb.session_state_cases import CASES, compare_with_staying_sessions
@@ -22,23 +20,19 @@ from tests.tidb.releases.conftest import drain_all_except, known_releases, node_
 pytestmark = pytest.mark.timeout(600)  # the first test starts the cluster
 
 
-async def test_sessions_keep_their_state_on_newer_releases(stack: LocalCluster, older: TidbRelease) -> None:
-    node, releases = node_of(stack.cluster, older), known_releases()
-    for newer in releases[releases.index(older) + 1 :]:
-        await drain_all_except(stack, node, node_of(stack.cluster, newer))
+async def test_sessions_keep_their_state_on_newer_releases(
+    stack: LocalCluster, upgrade: tuple[TidbRelease, TidbRelease], database: str
+) -> None:
+    node, newer_node = (node_of(stack.cluster, release) for release in upgrade)
+    await drain_all_except(stack, node, newer_node)
 
-        async def migrate(count: int) -> None:
-            before = (await migration_counts(stack)).get((node.address, "moved", "ok"), 0)
-            await start_drain(stack, node)
-            await wait_for_migrations(stack, node, before + count)
+    async def migrate(count: int) -> None:
+        await start_drain(stack, node)
+        await wait_for_migrations(stack, node, count)
 
-        with closing(TrackedSessions(stack, "test")) as sessions:
-            actual, expected = await compare_with_staying_sessions(
-                CASES, node, sessions, f"test_{uuid4().hex[:12]}", migrate
-            )
-        assert actual == expected, f"{older.version} -> {newer.version}"
-        for other in stack.tidb:
-            await undrain(stack, other)
+    with closing(TrackedSessions(stack, database)) as sessions:
+        actual, expected = await compare_with_staying_sessions(CASES, node, sessions, database, migrate)
+    assert actual == expected
 
 
 async def test_sessions_do_not_move_to_older_releases(stack: LocalCluster, newer: TidbRelease) -> None:
