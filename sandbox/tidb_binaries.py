@@ -106,6 +106,12 @@ class TidbRelease:
     version: str
     reports_version: bool
 
+    @property
+    def number(self) -> tuple[int, int, int]:
+        """The release as a number, such as (8, 5, 3); zeros if it is unknown."""
+        match = _RELEASE_PATTERN.match(self.version)
+        return (int(match[1]), int(match[2]), int(match[3])) if match else (0, 0, 0)
+
     @classmethod
     def of(cls, program: Path) -> Self:
         """Return the release that the name of the program or of its folder contains, else that of `-V`."""
@@ -169,13 +175,8 @@ def find_tidb_releases(binaries: TidbBinaries) -> list[TidbRelease]:
     if _RELEASE_PATTERN.fullmatch(folder.name):
         programs += folder.parent.glob("v*/tidb-server")
     unique = {program.resolve(): program for program in reversed(programs) if _is_program(program)}
-    releases = {}
-    for program in unique.values():
-        release = TidbRelease.of(program)
-        match = _RELEASE_PATTERN.match(release.version)
-        if match is not None:
-            releases[tuple(map(int, match.groups()))] = release
-    return [releases[number] for number in sorted(releases)]
+    releases = {release.number: release for release in map(TidbRelease.of, unique.values())}
+    return [releases[number] for number in sorted(releases) if any(number)]
 
 
 def read_version(program: Path) -> str:

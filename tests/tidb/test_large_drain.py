@@ -22,7 +22,7 @@ from tests.support.waiting import wait_until
 
 SESSIONS = 3_000 if SOAK else 300
 STATEMENTS_PER_SECOND = 500
-LOAD_SECONDS = 40.0 if SOAK else 8.0
+LOAD_SECONDS = 90.0 if SOAK else 12.0
 """Longer than the drain."""
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sandbox.tidb_binaries import TidbRelease
+
 _ANSWER_TO_A_KILLED_SLEEP = (
     b"\x01\x00\x00\x01\x01"
     b"\x1f\x00\x00\x02\x03def\x00\x00\x00\tsleep(30)\x00\x0c?\x00\x15\x00\x00\x00\x08\x80\x00\x00\x00\x00"
@@ -18,7 +20,7 @@ _ANSWER_TO_A_KILLED_SLEEP = (
 
 @dataclass(frozen=True, slots=True)
 class ReleaseDifference:
-    """`first_release`: the first tested release without the difference, such as (8, 5). `text`: Markdown.
+    """`first_release`: the first tested release without the difference, such as (8, 5). `text`: in Markdown.
 
     `older_result` returns what older releases do from what the simulated server does.
     """
@@ -27,10 +29,9 @@ class ReleaseDifference:
     text: str
     older_result: Callable[[Any], Any]
 
-    def applies_to(self, version: str) -> bool:
-        """Return whether a release, such as `v8.1.2`, has the difference."""
-        major, minor, *_ = version.removeprefix("v").split(".")
-        return (int(major), int(minor)) < self.first_release
+    def applies_to(self, release: TidbRelease) -> bool:
+        """Return whether a release has the difference."""
+        return release.number < self.first_release
 
 
 def _older_status_page(page: dict[str, Any]) -> dict[str, Any]:
@@ -60,6 +61,6 @@ DIFFERENCES: Mapping[str, ReleaseDifference] = {
 """By name of the behavior in `tidb_behaviors`."""
 
 
-def differences_of(version: str) -> list[str]:
+def differences_of(release: TidbRelease) -> list[str]:
     """Return the texts of the differences of a release."""
-    return [difference.text for difference in DIFFERENCES.values() if difference.applies_to(version)]
+    return [difference.text for difference in DIFFERENCES.values() if difference.applies_to(release)]

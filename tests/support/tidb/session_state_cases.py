@@ -24,12 +24,13 @@ ERROR = "error"
 class Case:
     """Statements before the migration, and queries after it; {t} is a table of this case.
 
-    `has_errors`: whether some of them are meant to fail.
+    `has_errors`: whether some of them are meant to fail. `since`: the first release that knows them.
     """
 
     before: tuple[str, ...]
     after: tuple[str, ...]
     has_errors: bool = False
+    since: tuple[int, int] = (0, 0)
 
 
 CASES = (
@@ -96,6 +97,7 @@ CASES = (
             "set resource group {t}_group",
         ),
         ("select current_resource_group()",),
+        since=(7, 1),
     ),
     Case(
         ("set tidb_snapshot = now(6) - interval 1 second", "set tidb_snapshot = ''"),

@@ -32,6 +32,7 @@ from sandbox.tidb_cluster import TidbCluster
 from tests.support.tidb.node_operations import drain
 from tests.support.tidb.release_differences import differences_of
 from tests.support.tidb.release_page import render_page
+from tests.support.tidb.sessions import connect_directly, query_rows
 from tests.tidb.conftest import GRACEFUL_WAIT
 
 PAGE_VARIABLE = "TIDEVOY_RELEASE_PAGE"
@@ -67,13 +68,21 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int) -> None:
     store = binaries.store.program
     versions = {"PD": read_version(binaries.pd), store.name: read_version(store)}
     results = [
-        (report.nodeid, outcome == "passed")
+        (report.nodeid, "" if outcome == "passed" else describe_failure(report))
         for outcome in ("passed", "failed", "error")
         for report in stats.get(outcome, ())
     ]
     names = [release.version for release in known_releases()]
-    differences = [(name, text) for name in names for text in differences_of(name)]
+    differences = [
+        (release.version, text) for release in known_releases() for text in differences_of(release)
+    ]
     Path(file).write_text(render_page(results, names, versions, date.today(), differences))
+
+
+def describe_failure(report: Any) -> str:
+    """Return the first line of a failed test's error."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(report.longrepr if crash is None else crash.message).partition("\n")[0] or "failed"
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -87,6 +96,9 @@ async def mixed_cluster(
         for release in later:
             cluster.release = release
             await cluster.new_node().launch()
+        with connect_directly(cluster.tidb[-1]) as root:
+            # It is on by default, but not in a cluster that was upgraded from a release without it.
+            query_rows(root, "set global tidb_enable_resource_control = on")
         yield cluster
 
 
