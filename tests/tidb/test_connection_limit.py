@@ -24,6 +24,7 @@ from tests.support.tidb.global_variables import GlobalVariables
 from tests.support.tidb.node_operations import drain, wait_until_can_log_in
 from tests.support.tidb.sessions import connect_directly, query_value
 from tests.support.waiting import wait_until
+from tests.tidb.conftest import STACK_SETTINGS
 
 TOO_MANY_CONNECTIONS_PACKET = b"\x17\x00\x00\x00\xff\x10\x04Too many connections"
 
@@ -88,17 +89,17 @@ async def test_full_node_is_skipped_if_others_have_room(
 
 
 async def test_password_is_checked_after_skipping_a_full_node(
-    stack: LocalCluster, global_variables: GlobalVariables, database: str
+    tmp_path: Path, cluster: TidbCluster, global_variables: GlobalVariables, database: str
 ) -> None:
-    full = stack.tidb[0]
+    full = cluster.tidb[0]
     with connect_directly(full) as connection:
         connection.query(f"create user {database} identified with mysql_native_password by 'right'")
-    await wait_until_can_log_in(stack.tidb, database, "right")
-    await wait_no_sessions(full)
-    global_variables.set("max_connections", 1, full)
+    await wait_until_can_log_in(cluster.tidb, database, "right")
+    # Otherwise, a check could find the node full and take it out of service before the logins.
+    settings = {**STACK_SETTINGS, "health": {"sql": {"interval": 60}}}
 
-    async def log_in(password: str) -> str:
-        options = {"host": "127.0.0.1", "port": stack.sql_port, "user": database, "password": password}
+    async def log_in(port: int, password: str) -> str:
+        options = {"host": "127.0.0.1", "port": port, "user": database, "password": password}
         try:
             connection = await asyncmy.connect(**options)
         except asyncmy.errors.OperationalError as error:
@@ -106,14 +107,18 @@ async def test_password_is_checked_after_skipping_a_full_node(
         await connection.ensure_closed()
         return "ok"
 
-    # This connection takes the only place.
-    with connect_directly(full):
-        for password, expected in (("right", "ok"), ("wrong", "1045")):
-            assert Counter(await asyncio.gather(*(log_in(password) for _ in range(30)))) == {expected: 30}
+    async with LocalCluster.start(tmp_path / "stack", cluster=cluster, settings=settings) as stack:
+        await wait_no_sessions(full)
+        global_variables.set("max_connections", 1, full)
+        # This connection takes the only place.
+        with connect_directly(full):
+            for password, expected in (("right", "ok"), ("wrong", "1045")):
+                results = await asyncio.gather(*(log_in(stack.sql_port, password) for _ in range(30)))
+                assert Counter(results) == {expected: 30}
 
-    async def was_skipped() -> bool:
-        page = (await stack.envoy.get("/stats/prometheus?filter=^tidevoy")).text
-        series = re.findall(r"^envoy_tidevoy_connect_failures\S*", page, re.MULTILINE)
-        return any('reason="full"' in line and full.address in line for line in series)
+        async def was_skipped() -> bool:
+            page = (await stack.envoy.get("/stats/prometheus?filter=^tidevoy")).text
+            series = re.findall(r"^envoy_tidevoy_connect_failures\S*", page, re.MULTILINE)
+            return any('reason="full"' in line and full.address in line for line in series)
 
-    await wait_until(was_skipped)
+        await wait_until(was_skipped)
