@@ -16,7 +16,7 @@ from sandbox.local_cluster import LocalCluster
 from sandbox.mariadb import MariaDb
 from sandbox.session_certificate import SessionCertificate
 from sandbox.tidb import Tidb
-from tests.support.controlplane.cli_process import run_tidevoy, start_tidevoy
+from tests.support.controlplane.cli_process import run_tidevoy, start_tidevoy, wait_for_result
 from tests.support.e2e.cluster import get_events, run_cluster
 from tests.support.e2e.restart_action import (
     NEW_VERSION,
@@ -76,16 +76,10 @@ async def test_rollout_upgrades_all_nodes_under_load(
                     *("rollout", "start", "--nodes", "all", "--action", "restart", "--version", NEW_VERSION),
                     *("--healthy-for", "1s", "--wait"),
                 )
-                try:
-                    async with asyncio.timeout(ROLLOUT_TIMEOUT_SECONDS):
-                        stdout, stderr = (text.decode() for text in await command.communicate())
-                finally:
-                    if command.returncode is None:
-                        command.kill()
-                        await command.wait()
+                result = await wait_for_result(command, ROLLOUT_TIMEOUT_SECONDS)
                 clients.raise_if_ended()
                 totals = await clients.stop()
-            assert command.returncode == 0, (stdout, stderr, await stack.nodes())
+            assert result.exit_code == 0, (result, await stack.nodes())
             assert (totals.errors, totals.reconnects) == (0, 0)
             assert totals.transactions > 0
             nodes = await stack.nodes()
@@ -101,10 +95,12 @@ async def test_rollout_upgrades_all_nodes_under_load(
             assert min(migrated_counts) > 0, migrated_counts
             for node in stack.tidb:
                 assert re.search(
-                    rf"^{node.address} +done .*{OLD_VERSION} -> {NEW_VERSION}", stdout, re.MULTILINE
-                ), stdout
-                assert f"tidevoy: {node.address} draining" in stderr
-            assert stdout.splitlines()[-1].startswith(f"rollout {name} (restart to {NEW_VERSION}, all, by ")
+                    rf"^{node.address} +done .*{OLD_VERSION} -> {NEW_VERSION}", result.stdout, re.MULTILINE
+                ), result.stdout
+                assert f"tidevoy: {node.address} draining" in result.stderr
+            assert result.stdout.splitlines()[-1].startswith(
+                f"rollout {name} (restart to {NEW_VERSION}, all, by "
+            )
             assert [event["subject"] for event in await get_events(stack, "rollout.done")] == [name]
 
 

@@ -42,10 +42,10 @@ async def start_tidevoy(url: str, *arguments: str, **environ: str) -> asyncio.su
     )
 
 
-async def wait_for_result(process: asyncio.subprocess.Process) -> CliResult:
-    """Wait for a started command and return its result."""
+async def wait_for_result(process: asyncio.subprocess.Process, seconds: float = 60.0) -> CliResult:
+    """Wait for a started command and return its result. Kill it after `seconds`, and raise TimeoutError."""
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(seconds):
             out, err = await process.communicate()
     finally:
         if process.returncode is None:

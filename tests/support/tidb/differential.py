@@ -70,7 +70,7 @@ def _nullable(definition: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class TidbTrialResult:
-    """`statements`: of all migrating sessions. `migrations`: by result and reason."""
+    """`statements`: how many all migrating sessions ran. `migrations`: counts by result and reason."""
 
     statements: int
     migrations: Mapping[tuple[str, str], int]

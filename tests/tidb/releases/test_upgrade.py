@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from sandbox.tidb import Tidb
 from sandbox.tidb_binaries import TidbBinaries
 from sandbox.tidb_cluster import TidbCluster
 from sandbox.tidb_servers import TidbServer
-from tests.support.controlplane.cli_process import start_tidevoy
+from tests.support.controlplane.cli_process import start_tidevoy, wait_for_result
 from tests.support.e2e.restart_action import ACTION, CommandRun, RestartCommand, get_rollout
 from tests.support.tidb.node_operations import migration_counts
 from tests.tidb.conftest import GRACEFUL_WAIT, NODES
@@ -84,15 +83,9 @@ async def run_rollout(stack: LocalCluster, version: str, sysbench: RunningSysben
         *("rollout", "start", "--nodes", "all", "--action", ACTION, "--version", version),
         *("--healthy-for", "2s", "--wait", "--json"),
     )
-    try:
-        async with asyncio.timeout(_ROLLOUT_TIMEOUT_SECONDS):
-            stdout, stderr = (text.decode() for text in await command.communicate())
-    finally:
-        if command.returncode is None:
-            command.kill()
-            await command.wait()
+    result = await wait_for_result(command, _ROLLOUT_TIMEOUT_SECONDS)
     sysbench.raise_if_ended()
-    assert command.returncode == 0, (stdout, stderr, await stack.nodes())
+    assert result.exit_code == 0, (result, await stack.nodes())
     (rollout,) = [
         rollout
         for rollout in (await stack.api.get("/v1/rollouts")).raise_for_status().json()["rollouts"]
