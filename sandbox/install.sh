@@ -7,6 +7,7 @@
 #   tidb    for `make test-tidb`, in addition to `run`; the user installs PD, TiKV and TiDB
 #   bench   for `make bench`, in addition to `run`
 # For root, it installs the packages and starts no service. For other users, it prints the missing packages.
+# It discards output in variables: in some containers only root can write to /dev/null.
 set -eu
 PATH="$PATH:/usr/sbin:/sbin"
 python="${PYTHON:-python3}"
@@ -14,13 +15,13 @@ rust="${RUST:-}" # The oldest sufficient version of Rust.
 
 missing=""
 need() { # need COMMAND PACKAGE
-    command -v "$1" >/dev/null 2>&1 || missing="$missing $2"
+    path="$(command -v "$1")" || missing="$missing $2"
 }
 
 need_driver() { # need_driver PACKAGE COMMAND..., where COMMAND fails without PACKAGE
     package="$1"
     shift
-    "$@" >/dev/null 2>&1 || missing="$missing $package"
+    output="$("$@" 2>&1)" || missing="$missing $package"
 }
 
 # The packages to compile and run the clients of the driver tests. mysqlclient is C source and needs the headers of
@@ -39,11 +40,12 @@ need_for_clients() {
     need_driver libdbd-mariadb-perl perl -MDBD::MariaDB -e 1
     need ruby ruby
     need_driver ruby-mysql2 ruby -rmysql2 -e ''
-    missing="$missing$("$python" -c '
+    headers="$("$python" -c '
 import os, sys, sysconfig
 header = os.path.join(sysconfig.get_path("include"), "Python.h")
 if sys.base_prefix == "/usr" and not os.path.exists(header):
-    print(" python%d.%d-dev" % sys.version_info[:2])' 2>/dev/null)" || true
+    print(" python%d.%d-dev" % sys.version_info[:2])' 2>&1)" || headers=""
+    missing="$missing$headers"
 }
 
 find_missing() {
@@ -52,7 +54,7 @@ find_missing() {
         need cc "gcc libc6-dev"
         return
     fi
-    "$python" -c 'import ensurepip, venv' >/dev/null 2>&1 || missing=" python3-venv"
+    output="$("$python" -c 'import ensurepip, venv' 2>&1)" || missing=" python3-venv"
     case "$1" in
     python) return ;;
     run | test | tidb | bench) ;;
@@ -97,7 +99,9 @@ is_at_least() { # is_at_least MINIMUM VERSION
 }
 
 check_rust() {
-    found="$(command -v cargo >/dev/null 2>&1 && rustc --version 2>/dev/null | cut -d ' ' -f 2)" || found=""
+    found=""
+    if path="$(command -v cargo)"; then found="$(rustc --version 2>&1)" || found=""; fi
+    found="$(echo "$found" | cut -d ' ' -f 2)"
     is_at_least "$rust" "$found" && return
     echo "make needs Rust $rust or newer to build the module for Envoy, but found ${found:-none}; install it," \
         "for example with rustup (installing a wheel of tidevoy needs no Rust)" >&2
@@ -106,7 +110,8 @@ check_rust() {
 
 # Only the tests of one driver need Go, so missing Go is no error. Go 1.21 and newer download Go 1.24.
 check_go() {
-    found="$(go version 2>/dev/null | cut -d ' ' -f 3)" || found=""
+    found="$(go version 2>&1)" || found=""
+    found="$(echo "$found" | cut -d ' ' -f 3)"
     is_at_least 1.21 "${found#go}" && return
     echo "The tests with go-sql-driver need Go 1.24 or newer, but found ${found:-none}; they are skipped until it" \
         "is installed (see go.dev/doc/install)" >&2
@@ -117,7 +122,7 @@ if [ "${1:-}" = test ]; then check_go; fi
 find_missing "${1:-}"
 [ -n "$missing" ] || exit 0
 [ "$(id -u)" = 0 ] || fail_missing " and only root can install them"
-command -v apt-get >/dev/null 2>&1 || fail_missing " and there is no apt-get here"
+path="$(command -v apt-get)" || fail_missing " and there is no apt-get here"
 
 # Packages start their services during installation unless policy-rc.d forbids it (invoke-rc.d(8)). An existing
 # policy-rc.d is restored afterwards.
